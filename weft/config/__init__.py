@@ -1,0 +1,1 @@
+"""Frozen settings. Nothing here imports anything else of weft."""

@@ -1,0 +1,134 @@
+"""Settings of the engine: which model, how it is loaded, how much memory it takes, how it schedules.
+
+Zero or "auto" stands for a value that `resolve` fills in from the model and the machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.config.options import option
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    # model
+    model: str = option(
+        "",
+        "model folder or Hugging Face hub id; the bundled weft-nano if not given",
+        group="model",
+        elsewhere=("model_path",),
+    )
+    revision: str = option("", "branch, tag or commit on the hub", group="model")
+    dtype: str = option(
+        "auto",
+        "type of weights and computation; auto takes the model's",
+        group="model",
+        everyday=True,
+        choices=("auto", "float32", "bfloat16", "float16"),
+    )
+    load_format: str = option(
+        "auto", "dummy makes random weights of the model's shape", group="model", choices=("auto", "dummy")
+    )
+    context_length: int = option(
+        0,
+        "longest prompt and completion together, in tokens; 0 takes the model's",
+        group="model",
+        everyday=True,
+        low=0,
+        elsewhere=("max_model_len", "ctx_size", "num_ctx", "max_seq_len"),
+    )
+    seed: int = option(0, "seed of requests that give none", group="model", everyday=True, elsewhere=("random_seed",))
+
+    # device
+    device: str = option("auto", "where to run", group="device", everyday=True, choices=("auto", "cpu", "cuda"))
+    threads: int = option(
+        0, "CPU threads for the model; 0 takes all physical cores", group="device", everyday=True, low=0, high=1024
+    )
+    attention_backend: str = option("auto", "implementation of paged attention", group="device")
+
+    # memory
+    kv_tokens: int = option(
+        0,
+        "size of the KV cache in tokens; 0 takes it from --memory-fraction",
+        group="memory",
+        everyday=True,
+        low=0,
+        elsewhere=("max_total_tokens", "num_gpu_blocks_override"),
+    )
+    memory_fraction: float = option(
+        0.0,
+        "part of the free memory that weights and KV cache may take; 0 decides by device",
+        group="memory",
+        everyday=True,
+        low=0.0,
+        high=1.0,
+        elsewhere=("mem_fraction_static", "gpu_memory_utilization"),
+    )
+    page_size: int = option(
+        16,
+        "tokens per page of the KV cache",
+        group="memory",
+        everyday=True,
+        low=1,
+        high=1024,
+        elsewhere=("block_size",),
+    )
+    prefix_cache: bool = option(
+        True,
+        "keep and share the KV of equal prefixes",
+        group="memory",
+        everyday=True,
+        elsewhere=("disable_radix_cache", "enable_prefix_caching", "no_enable_prefix_caching"),
+    )
+
+    # scheduling
+    max_running_requests: int = option(
+        0,
+        "requests that decode together; 0 decides by KV size",
+        group="scheduling",
+        everyday=True,
+        low=0,
+        elsewhere=("max_num_seqs", "parallel"),
+    )
+    max_queued_requests: int = option(
+        4096, "requests that may wait; more are refused with 503", group="scheduling", everyday=True, low=0
+    )
+    chunked_prefill_size: int = option(
+        0,
+        "longest piece of a prompt in one step, in tokens; 0 decides by device, -1 never cuts",
+        group="scheduling",
+        everyday=True,
+        low=-1,
+        elsewhere=("max_num_batched_tokens", "long_prefill_token_threshold"),
+    )
+    max_prefill_tokens: int = option(16384, "prompt tokens in one step", group="scheduling", low=1)
+    schedule_policy: str = option(
+        "fcfs",
+        "order of waiting requests",
+        group="scheduling",
+        everyday=True,
+        choices=("fcfs", "lpm"),
+        elsewhere=("scheduling_policy",),
+    )
+    mixed_chunk: bool = option(
+        False,
+        "let running requests decode in the same step as a prefill",
+        group="scheduling",
+        everyday=True,
+        elsewhere=("enable_mixed_chunk",),
+    )
+    overlap: bool = option(
+        True,
+        "plan the next step while the device runs this one",
+        group="scheduling",
+        everyday=True,
+        elsewhere=("disable_overlap_schedule", "async_scheduling"),
+    )
+    schedule_conservativeness: float = option(
+        1.0,
+        "above 1 admits fewer requests, below 1 more (and retracts more often)",
+        group="scheduling",
+        low=0.0,
+        high=10.0,
+    )

@@ -1,0 +1,280 @@
+"""One definition of each setting: a dataclass field that is also a command-line option, an environment variable and a
+key of the configuration file. The command line goes before the environment, that before the file, that before the
+default.
+
+    context_length: int = option(0, "longest prompt and completion together", group="model", everyday=True)
+
+is `--context-length N` (also `--context_length`), `WEFT_CONTEXT_LENGTH=N`, and `context_length = N` in the TOML file
+that `--config FILE` (or `WEFT_CONFIG`) names. A switch is `--overlap on` or `--overlap off`, in short `--overlap` or
+`--no-overlap`. Knows nothing of what the settings mean.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, ClassVar, NoReturn, Protocol, TypeAlias, TypeVar
+
+Value: TypeAlias = str | int | float | bool
+
+SWITCH_WORDS = {"on": True, "true": True, "yes": True, "1": True, "off": False, "false": False, "no": False, "0": False}
+ENV_PREFIX = "WEFT_"
+
+
+class SettingsError(ValueError):
+    """The user's settings cannot be used; the message is one paragraph: which, why, and what would do."""
+
+
+class Config(Protocol):
+    """Any dataclass whose fields are made by `option`."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+C = TypeVar("C", bound=Config)
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    group: str,
+    everyday: bool = False,
+    choices: tuple[str, ...] = (),
+    low: float | None = None,
+    high: float | None = None,
+    elsewhere: tuple[str, ...] = (),
+) -> Any:
+    """A dataclass field that users can set; its type is that of `default`.
+
+    `everyday` options stand in the short `--help`; numbers lie in `low`..`high`; `elsewhere` are the names of the same
+    thing in other engines, so that an error can point from there to here.
+    """
+    spec = Option("", default, help, group, everyday, choices, low, high, elsewhere)
+    return field(default=default, metadata={"option": spec})
+
+
+@dataclass(frozen=True)
+class Option:
+    name: str  # of the field
+    default: Value
+    help: str
+    group: str
+    everyday: bool
+    choices: tuple[str, ...]
+    low: float | None
+    high: float | None
+    elsewhere: tuple[str, ...]
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def env(self) -> str:
+        return ENV_PREFIX + self.name.upper()
+
+    @property
+    def is_switch(self) -> bool:
+        return isinstance(self.default, bool)
+
+    def from_text(self, text: str, source: str) -> Value:
+        """The value that `text` writes. Raises SettingsError, which names `source`: the flag or variable as given."""
+        if self.is_switch:
+            if text.lower() not in SWITCH_WORDS:
+                raise SettingsError(f"{source} is {text!r}; on or off is expected")
+            return SWITCH_WORDS[text.lower()]
+        try:
+            return self.checked(type(self.default)(text), source)
+        except SettingsError:
+            raise
+        except ValueError as exc:
+            kind = "a whole number" if isinstance(self.default, int) else "a number"
+            raise SettingsError(f"{source} is {text!r}; {kind} is expected") from exc
+
+    def from_toml(self, value: object, source: str) -> Value:
+        """`value` of a TOML file, if its type fits. Raises SettingsError."""
+        if isinstance(self.default, float) and type(value) is int:
+            value = float(value)
+        if type(value) is not type(self.default):
+            kinds = {str: "a text", bool: "true or false", int: "a whole number", float: "a number"}
+            raise SettingsError(f"{source} is {value!r}; {kinds[type(self.default)]} is expected")
+        return self.checked(value, source)
+
+    def checked(self, value: Value, source: str) -> Value:
+        if self.choices and value not in self.choices:
+            hint = did_you_mean(str(value), self.choices)
+            raise SettingsError(f"{source} is {value!r}; one of {', '.join(self.choices)} is expected{hint}")
+        if isinstance(value, int | float):
+            low, high = self.low, self.high
+            if not ((low is None or value >= low) and (high is None or value <= high)):  # NaN fails, too
+                bounds = f"at least {low:,g}" if high is None else f"{low:,g} to {high:,g}"
+                raise SettingsError(f"{source} is {value}; {bounds} is expected")
+        return value
+
+
+def options_of(config: type[Config]) -> list[Option]:
+    """The options that are fields of `config`, in order."""
+    specs = [(item.name, item.metadata["option"]) for item in fields(config)]
+    return [Option(**{**vars(spec), "name": name}) for name, spec in specs]
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A suffix for an error message, or nothing if no known word is near."""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+class Settings:
+    """What the user has set, from all sources."""
+
+    def __init__(self, values: Mapping[str, Value]) -> None:
+        self._values = values
+
+    def make(self, config: type[C]) -> C:
+        """A `config` with what the user has set, and defaults for the rest."""
+        return config(**{item.name: self._values[item.name] for item in fields(config) if item.name in self._values})
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise SettingsError(message.removeprefix("argument "))
+
+
+class Command:
+    """The options of one command: the fields of some dataclasses, and `--config`. `positional` needs no flag."""
+
+    def __init__(self, name: str, about: str, *configs: type[Config], positional: str = "") -> None:
+        self._name = name
+        self._about = about
+        self._positional = positional
+        self._options = {option.name: option for config in configs for option in options_of(config)}
+        assert len(self._options) == sum(len(fields(config)) for config in configs), "two fields of one name"
+
+    @property
+    def groups(self) -> list[str]:
+        return list(dict.fromkeys(option.group for option in self._options.values()))
+
+    def help(self, section: str = "") -> str:
+        """The help text: everyday options, those of one group, or "all". Raises SettingsError for other sections."""
+        if section and section not in ("all", *self.groups):
+            raise SettingsError(f"--help {section}: there is help on all, {', '.join(self.groups)}")
+        if section:
+            shown = {name for name, option in self._options.items() if section in ("all", option.group)}
+        else:
+            shown = {name for name, option in self._options.items() if option.everyday}
+        return self._parser(shown).format_help()
+
+    def read(self, argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
+        """What the user has set. Raises SettingsError."""
+        written = self._command_line(argv)
+        path = written.pop("config", "") or environ.get(ENV_PREFIX + "CONFIG", "")
+        values = self._file(Path(path)) if path else {}
+        for name, option in self._options.items():
+            if environ.get(option.env):
+                values[name] = option.from_text(environ[option.env], option.env)
+        for name, text in written.items():
+            values[name] = self._options[name].from_text(text, self._options[name].flag)
+        return Settings(values)
+
+    def _command_line(self, argv: Sequence[str]) -> dict[str, str]:
+        parsed, unknown = self._parser(set()).parse_known_args(self._normalized(argv))
+        for word in unknown:
+            if word.startswith("-"):
+                raise SettingsError(f"unknown option {word.partition('=')[0]}{self._hint(word)}")
+        if unknown:
+            raise SettingsError(f"unexpected argument {unknown[0]!r}")
+        written: dict[str, str] = {name: text for name, text in vars(parsed).items() if text is not None}
+        if "positional" in written:
+            if self._positional in written:
+                raise SettingsError(f"{self._positional} is given twice: {written['positional']!r} and by option")
+            written[self._positional] = written.pop("positional")
+        return written
+
+    def _file(self, path: Path) -> dict[str, Value]:
+        import tomllib
+
+        try:
+            content = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as exc:
+            raise SettingsError(f"cannot read the configuration file {path}: {exc.strerror}") from exc
+        except ValueError as exc:
+            raise SettingsError(f"the configuration file {path} is no valid TOML: {exc}") from exc
+        values = {}
+        for key, value in content.items():
+            name = key.replace("-", "_")
+            if name not in self._options:
+                raise SettingsError(f"unknown key {key!r} in {path}{did_you_mean(name, self._options)}")
+            values[name] = self._options[name].from_toml(value, f"{key} in {path}")
+        return values
+
+    def _hint(self, word: str) -> str:
+        name = word.lstrip("-").partition("=")[0].replace("-", "_")
+        for option in self._options.values():
+            if name in option.elsewhere:
+                return f"; here it is {option.flag}"
+        hint = did_you_mean(name.removeprefix("no_"), [*self._options, "config", "help"])
+        return hint.replace("mean ", "mean --").replace("_", "-") or f"; {self._name} --help all lists the options"
+
+    def _normalized(self, argv: Sequence[str]) -> list[str]:
+        """`argv` with the many ways to write a switch made one, `--flag=word`, and underscores in flags made dashes."""
+        switches = {option.flag for option in self._options.values() if option.is_switch}
+        words: list[str] = []
+        pending = list(argv)
+        while pending:
+            word = pending.pop(0)
+            if word == "--":
+                return [*words, word, *pending]
+            flag, equals, text = word.partition("=")
+            if flag.startswith("--"):
+                flag = flag.replace("_", "-")
+            if not equals and flag in switches:
+                follows = bool(pending) and pending[0].lower() in SWITCH_WORDS
+                flag, equals, text = flag, "=", pending.pop(0) if follows else "on"
+            elif not equals and flag.startswith("--no-") and "--" + flag[5:] in switches:
+                flag, equals, text = "--" + flag[5:], "=", "off"
+            words.append(flag + equals + text)
+        return words
+
+    def _parser(self, shown: set[str]) -> argparse.ArgumentParser:
+        usage = (
+            f"{self._name} [{self._positional.upper()}] [options]" if self._positional else f"{self._name} [options]"
+        )
+        epilog = (
+            f"All options: --help all; one group: --help {'|'.join(self.groups)}. Each option is also an environment "
+            "variable (WEFT_KV_TOKENS) and a key of the TOML file that --config names (kv_tokens = 4096)."
+        )
+        parser = _Parser(
+            usage=usage,
+            description=self._about,
+            epilog=epilog,
+            add_help=False,
+            allow_abbrev=False,
+            formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=30, width=110),
+        )
+        if self._positional:
+            text = self._options[self._positional].help
+            parser.add_argument("positional", nargs="?", metavar=self._positional.upper(), help=text)
+        groups = {name: parser.add_argument_group(name) for name in self.groups}
+        for option in self._options.values():
+            text = _described(option) if option.name in shown and option.name != self._positional else argparse.SUPPRESS
+            groups[option.group].add_argument(option.flag, metavar=_metavar(option), help=text)
+        parser.add_argument("--config", metavar="FILE", help="TOML file with settings")
+        return parser
+
+
+def _metavar(option: Option) -> str:
+    if option.is_switch:
+        return "on|off"
+    if option.choices:
+        return "|".join(option.choices)
+    return {int: "N", float: "X", str: "TEXT"}[type(option.default)]
+
+
+def _described(option: Option) -> str:
+    default = {True: "on", False: "off"}[option.default] if isinstance(option.default, bool) else option.default
+    text = option.help if default in ("", 0) else f"{option.help} [{default}]"
+    return text.replace("%", "%%")

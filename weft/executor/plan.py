@@ -1,0 +1,153 @@
+"""One step as the device sees it: the Plan that goes in, the Result that comes out, and the Runner between them.
+
+The scheduler makes Plans and never sees a tensor; the runner executes them and never sees a request. Everything here is
+numpy arrays, so a Plan can be recorded, replayed, simulated, and broadcast to other ranks. Sizes: R requests in the
+step, T tokens (the sum of `lens`), S requests that sample a token (the number of true entries in `samples`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray: TypeAlias = NDArray[np.int32]
+LongArray: TypeAlias = NDArray[np.int64]
+FloatArray: TypeAlias = NDArray[np.float32]
+BoolArray: TypeAlias = NDArray[np.bool_]
+
+LAST_SAMPLED = -1  # in Plan.tokens: the token sampled last for this row, which only the device knows
+
+
+class ForwardMode(IntEnum):
+    EXTEND = 0  # prompts, or chunks of them, behind what the cache already holds
+    DECODE = 1  # one token for each request
+    MIXED = 2  # both
+
+
+@dataclass(frozen=True, slots=True)
+class TableWrites:
+    """Changes of the row table that do not follow from a plan's own slots: cached prefixes, re-pointed duplicates.
+
+    Applied in order, before the plan. Row `rows[i]` holds `slots` (the next `lens[i]` of them) from `starts[i]` on.
+    """
+
+    rows: IntArray  # [W]
+    starts: IntArray  # [W]
+    lens: IntArray  # [W]
+    slots: IntArray  # [sum of lens]
+
+
+@dataclass(frozen=True, slots=True)
+class LogitBias:
+    """Values added to single logits, -inf to forbid a token (min_new_tokens)."""
+
+    index: IntArray  # [B] which sampling request, 0..S-1
+    tokens: IntArray  # [B]
+    values: FloatArray  # [B]
+
+
+@dataclass(frozen=True, slots=True)
+class Penalties:
+    """Penalties on tokens seen before, for P of the S sampling requests.
+
+    `history` is each request's prompt and known output, one after the other; `offsets[i]:offsets[i + 1]` is request i's,
+    and its output begins at `output_starts[i]` (an index into `history`). Where the request's last token is still on the
+    device (`LAST_SAMPLED`), the runner adds it as one more output token.
+    """
+
+    index: IntArray  # [P] which sampling request
+    frequency: FloatArray  # [P]
+    presence: FloatArray  # [P]
+    repetition: FloatArray  # [P]
+    history: IntArray  # [H]
+    offsets: IntArray  # [P + 1]
+    output_starts: IntArray  # [P]
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Which sampling requests want log probabilities, and of how many of the likeliest tokens."""
+
+    index: IntArray  # [L]
+    num_top: IntArray  # [L], 0: of the sampled token only
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the S requests that sample choose their token. Noise is a function of (seed, position, token id) alone."""
+
+    temperature: FloatArray  # [S], 0: greedy
+    top_p: FloatArray  # [S], 1: off
+    top_k: IntArray  # [S], 0: off
+    min_p: FloatArray  # [S], 0: off
+    seeds: LongArray  # [S]
+    positions: IntArray  # [S] position in its sequence of the token to be sampled
+    bias: LogitBias | None = None
+    penalties: Penalties | None = None
+    logprobs: Logprobs | None = None
+
+    @property
+    def is_greedy(self) -> bool:
+        return not self.temperature.any()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All that a device needs to know about one step."""
+
+    step: int
+    mode: ForwardMode
+    rows: IntArray  # [R] row of each request in the row table
+    starts: IntArray  # [R] tokens already in the cache
+    lens: IntArray  # [R] tokens to run in this step
+    tokens: IntArray  # [T] ids; LAST_SAMPLED: the token sampled last for this row
+    slots: IntArray  # [T] where to write K and V
+    samples: BoolArray  # [R] whether the request samples a token after this step (false: a middle chunk)
+    sampling: Sampling  # of the S that do
+    table: TableWrites | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class TopLogprobs:
+    """Log probabilities (natural logarithm, after bias and penalties, before temperature) for L requests."""
+
+    logprob: FloatArray  # [L] of the sampled token
+    top_ids: IntArray  # [L, K], K the largest num_top of the step
+    top_logprobs: FloatArray  # [L, K], in falling order
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one step gave."""
+
+    tokens: IntArray  # [S]
+    invalid: BoolArray | None = None  # [S] the logits were not finite: the request must end with an error
+    logprobs: TopLogprobs | None = None
+
+
+class Step(Protocol):
+    """A launched step."""
+
+    def result(self) -> Result:
+        """Wait for the step to end and return its result. Raises what the device raised."""
+        ...
+
+    def done(self) -> bool:
+        """Whether `result` would return at once."""
+        ...
+
+
+class Runner(Protocol):
+    """Executes plans, in the order in which they are launched: a later plan may read what an earlier one writes."""
+
+    def launch(self, plan: Plan) -> Step:
+        """Start the step; return without waiting for it. At most `loop depth + 1` steps are in flight."""
+        ...

@@ -1,0 +1,1 @@
+"""Looking after the books: who owns each page, and whether the sums hold."""

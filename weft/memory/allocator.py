@@ -1,0 +1,57 @@
+"""Hands out pages of KV slots (SGLang: TokenToKVPoolAllocator, and its paged twin; a page of one slot is no special
+case). Knows nothing of who holds a page: `accounting/audit.py` does."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray: TypeAlias = NDArray[np.int32]
+
+
+class OutOfPages(Exception):
+    """More pages were asked for than are free."""
+
+
+class PageAllocator:
+    """A stack of free pages. Taking or returning n pages is one slice."""
+
+    def __init__(self, num_pages: int, page_size: int) -> None:
+        assert num_pages > 0
+        assert page_size > 0
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self._free = np.arange(num_pages - 1, -1, -1, dtype=np.int32)  # the top of the stack is at the end
+        self.num_free = num_pages
+
+    def alloc(self, n: int) -> IntArray:
+        """Take n pages [n]. Raises OutOfPages if fewer are free; then nothing has been taken."""
+        if n > self.num_free:
+            raise OutOfPages(f"{n} pages asked for, {self.num_free} of {self.num_pages} are free")
+        self.num_free -= n
+        return self._free[self.num_free : self.num_free + n].copy()
+
+    def free(self, pages: IntArray) -> None:
+        """Return pages [n]. Each must have been taken, and not been returned since."""
+        end = self.num_free + len(pages)
+        assert end <= self.num_pages, "a page was freed twice"
+        self._free[self.num_free : end] = pages
+        self.num_free = end
+
+    def free_pages(self) -> IntArray:
+        """The free pages [num_free], for the audit."""
+        return self._free[: self.num_free].copy()
+
+
+def slots_of(pages: IntArray, page_size: int) -> IntArray:
+    """The slots [n * page_size] of pages [n], in order."""
+    if page_size == 1:
+        return pages
+    offsets = np.arange(page_size, dtype=np.int32)
+    return (pages[:, None] * page_size + offsets).ravel().astype(np.int32, copy=False)
+
+
+def num_pages_for(num_tokens: int, page_size: int) -> int:
+    return -(-num_tokens // page_size)

@@ -1,0 +1,287 @@
+"""A radix tree over token sequences in whole pages: the prefix cache.
+
+Each node holds a piece of sequence as packed bytes (token ids, and the numbers of its pages); its children are keyed by
+the bytes of their first page, so that a step down is one dict lookup and one memcmp. Eviction takes leaves in the order
+of last use from a heap that lives across calls and is put right lazily: its cost grows with what is evicted, not with
+the tree. Source: RadixAttention, arXiv:2312.07104, section 3.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+
+import numpy as np
+
+from weft.memory.allocator import IntArray, OutOfPages
+from weft.memory.prefix_cache import NO_PAGES, TOKEN_BYTES, Inserted, Match
+
+PAGE_BYTES = 4  # of a page number in Node.pages
+
+
+class Node:
+    """A piece of sequence below `parent`."""
+
+    __slots__ = ("children", "is_queued", "key", "locks", "pages", "parent", "serial", "used")
+
+    def __init__(self, key: bytes, pages: bytes, parent: Node | None, used: int, serial: int) -> None:
+        self.key = key  # token ids, int32 each
+        self.pages = pages  # page numbers, int32 each
+        self.parent = parent
+        self.children: dict[bytes, Node] = {}
+        self.used = used  # when it was last used, in calls of the tree
+        self.serial = serial  # breaks ties between nodes of one path, so that eviction is deterministic
+        self.locks = 0
+        self.is_queued = False  # stands in the eviction heap
+
+
+class Root(Node):
+    """The top of one namespace: an empty piece. It goes when its last child goes."""
+
+    __slots__ = ("namespace",)
+
+    def __init__(self, namespace: str) -> None:
+        super().__init__(b"", b"", None, 0, 0)
+        self.namespace = namespace
+
+
+class RadixCache:
+    shares = True
+
+    def __init__(self, page_size: int) -> None:
+        self.page_size = page_size
+        self.evictable_pages = 0
+        self.protected_pages = 0
+        self.total_evicted_pages = 0
+        self._step = page_size * TOKEN_BYTES  # bytes of one page of a key
+        self._clock = 0
+        self._serial = 0
+        self._roots: dict[str, Root] = {}
+        self._heap: list[tuple[int, int, Node]] = []
+
+    # Lookup
+
+    def match(self, namespace: str, tokens: bytes) -> Match:
+        node, length = self._walk(self._root(namespace), tokens)
+        return Match(node, length // TOKEN_BYTES, self.pages_of(node))
+
+    def peek(self, namespace: str, tokens: bytes) -> int:
+        node: Node | None = self._roots.get(namespace)
+        if node is None:
+            return 0
+        at, end, step = 0, self._aligned(tokens), self._step
+        while at < end:
+            child = node.children.get(tokens[at : at + step])
+            if child is None:
+                break
+            shared = self._shared(tokens, at, end, child.key)
+            at += shared
+            if shared < len(child.key):
+                break
+            node = child
+        return at // TOKEN_BYTES
+
+    def pages_of(self, handle: Node) -> IntArray:
+        node: Node | None = handle
+        pieces = []
+        while node is not None and node.key:
+            pieces.append(node.pages)
+            node = node.parent
+        if not pieces:
+            return NO_PAGES
+        if len(pieces) == 1:
+            return np.frombuffer(pieces[0], dtype=np.int32)
+        pieces.reverse()
+        return np.frombuffer(b"".join(pieces), dtype=np.int32)
+
+    # Change
+
+    def insert(self, namespace: str, tokens: bytes, pages: IntArray) -> Inserted:
+        end = self._aligned(tokens)
+        node, at = self._walk(self._root(namespace), tokens)
+        if at < end:
+            first = at // self._step
+            piece = np.ascontiguousarray(pages[first : end // self._step], dtype=np.int32).tobytes()
+            assert len(piece) // PAGE_BYTES == (end - at) // self._step, "fewer pages than the sequence has"
+            leaf = self._new_node(tokens[at:end], piece, node)
+            node.children[leaf.key[: self._step]] = leaf
+            self.evictable_pages += len(piece) // PAGE_BYTES
+            self._queue(leaf)
+            node = leaf
+        return Inserted(node, end // TOKEN_BYTES, at // TOKEN_BYTES)
+
+    def lock(self, handle: Node) -> None:
+        node: Node | None = handle
+        while node is not None and node.key:
+            if not node.locks:
+                self._protect(len(node.pages) // PAGE_BYTES)
+            node.locks += 1
+            node = node.parent
+
+    def unlock(self, handle: Node) -> None:
+        node: Node | None = handle
+        while node is not None and node.key:
+            assert node.locks > 0, "unlocked more often than locked"
+            node.locks -= 1
+            if not node.locks:
+                self._protect(-(len(node.pages) // PAGE_BYTES))
+                if not node.children:
+                    self._queue(node)
+            node = node.parent
+
+    def evict(self, num_pages: int) -> IntArray:
+        if num_pages > self.evictable_pages:
+            raise OutOfPages(f"{num_pages} pages to evict, {self.evictable_pages} are cached and unlocked")
+        pieces: list[bytes] = []
+        missing = num_pages
+        while missing > 0:
+            used, _, node = heapq.heappop(self._heap)
+            node.is_queued = False
+            if node.children or node.locks:
+                continue  # no evictable leaf any more; it comes back when it is one
+            if node.used != used:
+                self._queue(node)  # used since: back in at its true age
+                continue
+            held = len(node.pages) // PAGE_BYTES
+            taken = min(held, missing)
+            pieces.append(node.pages[(held - taken) * PAGE_BYTES :])
+            missing -= taken
+            if taken < held:
+                self._trim(node, held - taken)
+            else:
+                self._remove(node)
+        self.evictable_pages -= num_pages
+        self.total_evicted_pages += num_pages
+        return np.frombuffer(b"".join(pieces), dtype=np.int32)
+
+    def reset(self) -> IntArray:
+        assert not self.protected_pages, "a locked cache cannot be dropped"
+        pages = self.owned_pages()
+        self._roots.clear()
+        self._heap.clear()
+        self.evictable_pages = 0
+        return pages
+
+    # Looking on
+
+    def nodes(self) -> Iterator[Node]:
+        """Every node but the roots, parents first."""
+        stack: list[Node] = list(self._roots.values())
+        while stack:
+            node = stack.pop()
+            if node.key:
+                yield node
+            stack.extend(node.children.values())
+
+    def owned_pages(self) -> IntArray:
+        return np.frombuffer(b"".join(node.pages for node in self.nodes()), dtype=np.int32)
+
+    def check(self) -> None:
+        """Assert the tree's own invariants: keys, sums, locks, and that every evictable leaf is queued."""
+        evictable = protected = 0
+        for node in self.nodes():
+            parent = node.parent
+            assert parent is not None
+            assert parent.children[node.key[: self._step]] is node
+            assert len(node.key) % self._step == 0
+            assert len(node.key) // self._step == len(node.pages) // PAGE_BYTES
+            assert not parent.key or parent.locks >= node.locks, "a locked node has a parent that is locked less"
+            assert parent.used >= node.used, "a node was used after its parent"
+            if node.locks:
+                protected += len(node.pages) // PAGE_BYTES
+            else:
+                evictable += len(node.pages) // PAGE_BYTES
+                assert node.children or node.is_queued, "an evictable leaf is not queued"
+        assert evictable == self.evictable_pages
+        assert protected == self.protected_pages
+
+    # Inside
+
+    def _root(self, namespace: str) -> Root:
+        root = self._roots.get(namespace)
+        if root is None:
+            root = self._roots[namespace] = Root(namespace)
+        return root
+
+    def _aligned(self, tokens: bytes) -> int:
+        return len(tokens) // self._step * self._step
+
+    def _walk(self, root: Node, tokens: bytes) -> tuple[Node, int]:
+        """Follow `tokens` down from a root, as used now; split the last node where they part.
+
+        Returns the node where the shared part ends, and its length in bytes.
+        """
+        self._clock += 1
+        now, step, end = self._clock, self._step, self._aligned(tokens)
+        node, at = root, 0
+        root.used = now
+        while at < end:
+            child = node.children.get(tokens[at : at + step])
+            if child is None:
+                break
+            shared = self._shared(tokens, at, end, child.key)
+            at += shared
+            if shared < len(child.key):
+                child = self._split(child, shared)
+                child.used = now
+                return child, at
+            child.used = now
+            node = child
+        return node, at
+
+    def _shared(self, tokens: bytes, at: int, end: int, key: bytes) -> int:
+        """Bytes that `tokens[at:end]` and `key` share, in whole pages. The first page is known to be shared."""
+        length = min(len(key), end - at)
+        if tokens[at : at + length] == (key if length == len(key) else key[:length]):
+            return length
+        step = self._step
+        same, differ = 1, length // step  # in pages: the first `same` are equal, the first `differ` are not
+        while differ - same > 1:
+            middle = (same + differ) // 2
+            if tokens[at + same * step : at + middle * step] == key[same * step : middle * step]:
+                same = middle
+            else:
+                differ = middle
+        return same * step
+
+    def _split(self, node: Node, cut: int) -> Node:
+        """Put a new node above `node` that takes the first `cut` bytes of its key. Returns the new one."""
+        parent = node.parent
+        assert parent is not None
+        cut_pages = cut // self._step * PAGE_BYTES
+        upper = self._new_node(node.key[:cut], node.pages[:cut_pages], parent)
+        upper.used, upper.locks = node.used, node.locks
+        parent.children[upper.key[: self._step]] = upper
+        node.key, node.pages, node.parent = node.key[cut:], node.pages[cut_pages:], upper
+        upper.children[node.key[: self._step]] = node
+        return upper
+
+    def _new_node(self, key: bytes, pages: bytes, parent: Node) -> Node:
+        self._serial += 1
+        return Node(key, pages, parent, self._clock, self._serial)
+
+    def _queue(self, node: Node) -> None:
+        if not node.is_queued:
+            node.is_queued = True
+            heapq.heappush(self._heap, (node.used, node.serial, node))
+
+    def _protect(self, pages: int) -> None:
+        self.evictable_pages -= pages
+        self.protected_pages += pages
+
+    def _trim(self, leaf: Node, pages: int) -> None:
+        """Keep the first `pages` pages of a leaf."""
+        leaf.key = leaf.key[: pages * self._step]
+        leaf.pages = leaf.pages[: pages * PAGE_BYTES]
+        self._queue(leaf)
+
+    def _remove(self, leaf: Node) -> None:
+        parent = leaf.parent
+        assert parent is not None
+        del parent.children[leaf.key[: self._step]]
+        if parent.children or parent.locks:
+            return
+        if isinstance(parent, Root):
+            self._roots.pop(parent.namespace, None)
+        else:
+            self._queue(parent)

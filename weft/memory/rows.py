@@ -1,0 +1,44 @@
+"""Which slot holds each token of each running request (SGLang: ReqToTokenPool).
+
+The runner keeps a copy of this table on its device and follows it from the plans. What a plan does not say by itself
+(a cached prefix, duplicates re-pointed to the tree's pages) is logged here until the next plan takes it along.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from weft.memory.allocator import IntArray
+
+Write = tuple[int, int, IntArray]  # row, first position, slots
+
+
+class RowTable:
+    def __init__(self, num_rows: int, max_len: int) -> None:
+        self.num_rows = num_rows
+        self.max_len = max_len
+        self.slots: IntArray = np.zeros((num_rows, max_len), dtype=np.int32)  # [row, position]
+        self._free = list(range(num_rows - 1, -1, -1))
+        self._writes: list[Write] = []
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def alloc(self) -> int:
+        """Take a row. The caller has looked at `num_free`."""
+        return self._free.pop()
+
+    def free(self, row: int) -> None:
+        assert row not in self._free, "a row was freed twice"
+        self._free.append(row)
+
+    def point(self, row: int, start: int, slots: IntArray) -> None:
+        """Let row hold `slots` [n] from position `start` on, and tell the runner with the next plan."""
+        self.slots[row, start : start + len(slots)] = slots
+        self._writes.append((row, start, slots))
+
+    def take_writes(self) -> list[Write]:
+        """What was pointed since the last call, in order."""
+        writes, self._writes = self._writes, []
+        return writes

@@ -1,0 +1,1 @@
+"""What crosses a process boundary: plain values, encoded as msgpack, that import nothing else of weft."""

@@ -1,0 +1,112 @@
+"""How the next token of one request is chosen, and when the request is finished.
+
+A value that users build (`weft.SamplingParams`), that HTTP requests are translated to, and that travels to the
+engine unchanged. It checks its own ranges and knows nothing of models beyond the vocabulary size it is given.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+MAX_N = 64
+MAX_STOP_STRINGS = 64
+MAX_STOP_LEN = 1_024
+MAX_STOP_TOKEN_IDS = 1_024
+MAX_LOGIT_BIAS = 4_096
+MAX_LOGPROBS = 64
+
+
+class InvalidParam(ValueError):
+    """A value that the user gave is out of range. `param` is the field's name as the user knows it."""
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Sampling parameters of one request. The defaults are those of the OpenAI API, except `max_new_tokens`."""
+
+    max_new_tokens: int | None = None  # None: as many as the context allows
+    min_new_tokens: int = 0  # end-of-sequence and stop tokens cannot be sampled before
+    temperature: float = 1.0  # 0 is greedy
+    top_p: float = 1.0
+    top_k: int = -1  # -1 and 0: off
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}  # token id -> added to its logit
+    seed: int | None = None  # the same seed gives the same tokens, whatever the batch
+    n: int = 1  # completions of the same prompt
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop: bool = False  # keep the matched stop string or stop token in the text
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    logprobs: int | None = None  # None: none; k: log probability of the sampled token and of the k likeliest
+
+    def check(self, vocab_size: int) -> None:
+        """Raise `InvalidParam` for the first value out of range, naming the value and what is allowed."""
+        self._check_lengths()
+        self._check_numbers()
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise InvalidParam("stop", f"{len(self.stop)} stop strings; at most {MAX_STOP_STRINGS} are allowed")
+        for text in self.stop:
+            if not 0 < len(text) <= MAX_STOP_LEN:
+                raise InvalidParam(
+                    "stop", f"a stop string has {len(text)} characters; 1 to {MAX_STOP_LEN:,} are allowed"
+                )
+        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+            raise InvalidParam(
+                "stop_token_ids", f"{len(self.stop_token_ids):,} ids; at most {MAX_STOP_TOKEN_IDS:,} are allowed"
+            )
+        _check_token_ids("stop_token_ids", self.stop_token_ids, vocab_size)
+        if len(self.logit_bias) > MAX_LOGIT_BIAS:
+            raise InvalidParam(
+                "logit_bias", f"{len(self.logit_bias):,} entries; at most {MAX_LOGIT_BIAS:,} are allowed"
+            )
+        _check_token_ids("logit_bias", tuple(self.logit_bias), vocab_size)
+        for token, bias in self.logit_bias.items():
+            _in_range(f"logit_bias[{token}]", bias, -100.0, 100.0)
+
+    def _check_lengths(self) -> None:
+        if self.max_new_tokens is not None and self.max_new_tokens < 1:
+            raise InvalidParam("max_tokens", f"max_tokens is {self.max_new_tokens}; it must be at least 1")
+        if self.min_new_tokens < 0:
+            raise InvalidParam("min_tokens", f"min_tokens is {self.min_new_tokens}; it must be at least 0")
+        if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
+            raise InvalidParam(
+                "min_tokens", f"min_tokens is {self.min_new_tokens}, above max_tokens ({self.max_new_tokens})"
+            )
+        if not 1 <= self.n <= MAX_N:
+            raise InvalidParam("n", f"n is {self.n}; 1 to {MAX_N} are allowed")
+        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
+            raise InvalidParam("logprobs", f"logprobs is {self.logprobs}; 0 to {MAX_LOGPROBS} are allowed")
+
+    def _check_numbers(self) -> None:
+        _in_range("temperature", self.temperature, 0.0, 2.0)
+        _in_range("top_p", self.top_p, 0.0, 1.0)
+        if self.top_p == 0.0:
+            raise InvalidParam("top_p", "top_p is 0; it must be above 0 and at most 1")
+        if self.top_k < -1 or self.top_k >= 2**31:
+            raise InvalidParam("top_k", f"top_k is {self.top_k}; -1 or 0 (off) or a positive number is allowed")
+        _in_range("min_p", self.min_p, 0.0, 1.0)
+        _in_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _in_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _in_range("repetition_penalty", self.repetition_penalty, 0.01, 10.0)
+        if self.seed is not None and not -(2**63) <= self.seed < 2**63:
+            raise InvalidParam("seed", f"seed is {self.seed}; a 64-bit integer is allowed")
+
+
+def _in_range(param: str, value: float, low: float, high: float) -> None:
+    if not math.isfinite(value) or not low <= value <= high:
+        raise InvalidParam(param, f"{param} is {value}; {low:g} to {high:g} are allowed")
+
+
+def _check_token_ids(param: str, ids: tuple[int, ...], vocab_size: int) -> None:
+    for token in ids:
+        if not 0 <= token < vocab_size:
+            raise InvalidParam(param, f"{param} has token id {token}; 0 to {vocab_size - 1:,} are allowed")

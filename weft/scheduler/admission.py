@@ -1,0 +1,147 @@
+"""Which waiting requests a prefill batch takes: the budgets of one pass (SGLang: PrefillAdder).
+
+Three budgets: memory (`rem_total_tokens`, `cur_rem_tokens`), the tokens of one step (`rem_input_tokens`), and the
+length of a chunk (`rem_chunk_tokens`). Memory is promised with foresight: each request will also need pages for what it
+is going to generate. For the running ones that is an expectation, Σ min(tokens left, CLIP_MAX_NEW_TOKENS) ·
+new_token_ratio; a decode step for which it turns out too small retracts.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from weft.scheduler.kv import KvMemory
+from weft.scheduler.request import Request
+
+CLIP_MAX_NEW_TOKENS = 4096  # a request is not expected to generate more
+
+
+class AddResult(Enum):
+    CONTINUE = "continue"  # there is room for more
+    NO_TOKEN = "no_token"  # memory is used up
+    OTHER = "other"  # a budget of this step is used up
+
+
+class PrefillAdder:
+    """The budgets of one pass, and what was picked under them.
+
+    `reserved` are tokens that running requests are expected to need; `mixed_tokens` and `mixed_kv` what decode requests
+    that join this very step take of its tokens and of memory; `is_alone`: nothing runs and no chunk is open.
+    """
+
+    def __init__(
+        self,
+        kv: KvMemory,
+        *,
+        reserved: float,
+        mixed_tokens: int,
+        mixed_kv: int,
+        max_prefill_tokens: int,
+        chunked_prefill_size: int | None,
+        is_alone: bool,
+    ) -> None:
+        self._kv = kv
+        self._total_offset = mixed_kv + reserved
+        self._current_offset = mixed_kv
+        self.rem_input_tokens = max_prefill_tokens - mixed_tokens
+        self.rem_chunk_tokens = None if chunked_prefill_size is None else chunked_prefill_size - mixed_tokens
+        self._is_alone = is_alone
+        self.can_run: list[Request] = []
+        self.new_chunked_req: Request | None = None
+        self.hit_tokens = 0
+        self.input_tokens = 0
+
+    @property
+    def rem_total_tokens(self) -> float:
+        """Memory left, with what is expected to be generated taken off."""
+        return self._kv.available - self._total_offset
+
+    @property
+    def cur_rem_tokens(self) -> int:
+        """Memory left for this very step."""
+        return self._kv.available - self._current_offset
+
+    def budget_state(self) -> AddResult:
+        if self.rem_total_tokens <= 0 or self.cur_rem_tokens <= 0:
+            return AddResult.NO_TOKEN
+        if self.rem_input_tokens <= 0 or (self.rem_chunk_tokens is not None and self.rem_chunk_tokens <= 0):
+            return AddResult.OTHER
+        return AddResult.CONTINUE
+
+    def add_chunked_req(self, request: Request) -> Request | None:
+        """Go on with the open chunk as far as the budgets allow. Returns it while its prompt is unfinished.
+
+        Where memory allows no progress it is left out of the batch and waits for running requests to end.
+        """
+        assert self.rem_chunk_tokens is not None
+        rest = request.remaining_prefill
+        if rest <= self.rem_chunk_tokens and self._kv.ceil(rest) <= self.cur_rem_tokens:
+            self._take(request, rest, reserve=self._expected_new(request))
+            return None
+        cut = self._floor(min(self.rem_chunk_tokens, self.cur_rem_tokens))
+        if 0 < cut < rest:
+            self._take(request, cut, reserve=0)
+        return request
+
+    def add_one_req(self, request: Request, *, has_chunked_req: bool) -> AddResult:
+        """Take a waiting, matched request if the budgets allow, whole or its first chunk.
+
+        Its prefix is locked if it is taken. Memory is tested again under the lock, for locking makes the prefix
+        unevictable.
+        """
+        extend = request.remaining_prefill
+        # A request that runs alone may use all there is: that it fits was made sure at arrival.
+        reserve = 0 if self._is_alone and not self.can_run else self._expected_new(request)
+        if not self._fits(extend, reserve):
+            return AddResult.NO_TOKEN
+        self._kv.lock(request)
+        result = self._add_locked(request, extend, reserve, has_chunked_req)
+        if result is not None:
+            self._kv.unlock(request)
+            return result
+        return self.budget_state()
+
+    def _add_locked(self, request: Request, extend: int, reserve: int, has_chunked_req: bool) -> AddResult | None:
+        """Take the request, or say why not."""
+        if not self._fits(extend, reserve):
+            return AddResult.NO_TOKEN
+        if self.rem_chunk_tokens is None:
+            # Without chunks a prompt runs whole: the first of a batch may exceed the step's budget.
+            if self.can_run and self._kv.ceil(extend) > self.rem_input_tokens:
+                return AddResult.OTHER
+            self._take(request, extend, reserve)
+            return None
+        limit = min(self.rem_chunk_tokens, self.rem_input_tokens)
+        if extend <= limit:
+            self._take(request, extend, reserve)
+            return None
+        cut = self._floor(limit)
+        if cut <= 0 or has_chunked_req:
+            return AddResult.OTHER  # at most one prompt is open
+        self._take(request, cut, reserve=0)
+        self.new_chunked_req = request
+        return None
+
+    def _fits(self, extend: int, reserve: int) -> bool:
+        if not reserve and self._is_alone and not self.can_run:
+            return self._kv.ceil(extend) <= self.rem_total_tokens
+        return self._kv.ceil(extend) + self._kv.page_size + reserve < self.rem_total_tokens
+
+    def _take(self, request: Request, extend: int, reserve: int) -> None:
+        charged = self._kv.ceil(extend)
+        self._total_offset += charged + self._kv.page_size + reserve
+        self._current_offset += charged
+        self.rem_input_tokens -= charged
+        if self.rem_chunk_tokens is not None:
+            self.rem_chunk_tokens -= charged
+        self.hit_tokens += request.kv_len
+        self.input_tokens += extend
+        request.extend_end = request.kv_len + extend
+        self.can_run.append(request)
+
+    def _floor(self, num_tokens: int) -> int:
+        return num_tokens // self._kv.page_size * self._kv.page_size
+
+    @staticmethod
+    def _expected_new(request: Request) -> int:
+        return min(request.max_len - request.fill_len, CLIP_MAX_NEW_TOKENS)

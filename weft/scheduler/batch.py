@@ -1,0 +1,54 @@
+"""The batch of one step, and the set of requests that decode.
+
+(SGLang has one ScheduleBatch for both. Here a Batch is what one step runs and is never changed afterwards; the running
+batch is an array of rows.)
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from weft.executor.plan import BoolArray, ForwardMode, IntArray, Plan
+from weft.scheduler.request import Columns, Request
+
+NO_ROWS = np.empty(0, dtype=np.int32)
+
+
+class RunningBatch:
+    """The rows that decode, in the order in which they began to."""
+
+    def __init__(self) -> None:
+        self.rows: IntArray = NO_ROWS  # [n]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def merge(self, rows: list[int]) -> None:
+        if rows:
+            self.rows = np.concatenate([self.rows, np.array(rows, dtype=np.int32)])
+
+    def filter(self, leaving: IntArray) -> None:
+        """Take rows out, as far as they are in."""
+        if len(leaving) and len(self.rows):
+            self.rows = self.rows[~np.isin(self.rows, leaving)]
+
+
+class Batch:
+    """What one step runs: prefilled requests first, then decoding rows. R requests, S of them sample a token."""
+
+    __slots__ = ("mode", "plan", "prefills", "rows", "sample_epochs", "sample_rows")
+
+    def __init__(
+        self, mode: ForwardMode, prefills: list[Request], rows: IntArray, samples: BoolArray, columns: Columns
+    ) -> None:
+        self.mode = mode
+        self.prefills = prefills  # in the order of the first rows
+        self.rows = rows  # [R]
+        self.sample_rows: IntArray = rows[samples]  # [S]
+        self.sample_epochs: IntArray = columns.epoch[self.sample_rows]  # [S]
+        self.plan: Plan
+
+    def is_live(self, columns: Columns) -> BoolArray:
+        """[S] whether each sampling request still has its row."""
+        live: BoolArray = columns.epoch[self.sample_rows] == self.sample_epochs
+        return live

@@ -1,0 +1,170 @@
+"""What a request does with KV memory: find its prefix, take a row and pages, leave what it computed to the cache.
+
+Puts rows, allocator and prefix cache together, so that the rest of the scheduler says what happens and not how pages
+move. Steps run on the device in the order in which they are launched; therefore what a launched step will write may be
+shared, and what it will read may be freed, before it has run: whoever uses those slots next does so in a later step.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from weft.executor.plan import IntArray, TableWrites
+from weft.memory.allocator import PageAllocator, num_pages_for, slots_of
+from weft.memory.prefix_cache import NO_PAGES, TOKEN_BYTES, Inserted, PrefixCache
+from weft.memory.rows import RowTable
+from weft.scheduler.request import NO_ROW, Columns, Request, RequestState
+
+
+class KvMemory:
+    def __init__(self, rows: RowTable, allocator: PageAllocator, cache: PrefixCache, columns: Columns) -> None:
+        self.rows = rows
+        self.allocator = allocator
+        self.cache = cache
+        self.columns = columns
+        self.page_size = allocator.page_size
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that the pool holds."""
+        return self.allocator.num_pages * self.page_size
+
+    @property
+    def available(self) -> int:
+        """Tokens that could be allocated now: free, or cached and evictable."""
+        return (self.allocator.num_free + self.cache.evictable_pages) * self.page_size
+
+    def ceil(self, num_tokens: int) -> int:
+        """Tokens that the pages for `num_tokens` hold."""
+        return num_pages_for(num_tokens, self.page_size) * self.page_size
+
+    # A waiting request
+
+    def match(self, request: Request) -> None:
+        """Find the cached prefix of a waiting request. At least its last token is left to compute."""
+        found = self.cache.match(request.namespace, request.packed[: (request.fill_len - 1) * TOKEN_BYTES])
+        request.handle, request.prefix_pages = found.handle, found.pages
+        request.cached_len = request.kv_len = found.length
+
+    def lock(self, request: Request) -> None:
+        """Keep the matched prefix from eviction."""
+        self.cache.lock(request.handle)
+        request.is_locked = True
+
+    def unlock(self, request: Request) -> None:
+        if request.is_locked:
+            self.cache.unlock(request.handle)
+            request.is_locked = False
+
+    # A request with a row
+
+    def take_row(self, request: Request) -> None:
+        """Give a locked request a row that begins with its cached prefix."""
+        request.row = self.rows.alloc()
+        self.columns.fill(request)
+        if request.cached_len:
+            self.rows.point(request.row, 0, slots_of(request.prefix_pages, self.page_size))
+        request.prefix_pages = NO_PAGES
+
+    def extend(self, request: Request) -> IntArray:
+        """Allocate the slots [extend_len] of the tokens that the planned step computes.
+
+        A prefill starts on a page border: cached prefixes and all chunks but the last are whole pages.
+        """
+        assert request.kv_len % self.page_size == 0
+        pages = self._alloc(num_pages_for(request.extend_len, self.page_size))
+        slots = slots_of(pages, self.page_size)[: request.extend_len]
+        self.rows.slots[request.row, request.kv_len : request.extend_end] = slots
+        return slots
+
+    def decode_pages(self, rows: IntArray) -> int:
+        """New pages that the next decode step of `rows` takes: one for each whose next token begins a page."""
+        return int(np.count_nonzero((self.columns.seq_len[rows] - 1) % self.page_size == 0))
+
+    def extend_by_one(self, rows: IntArray) -> IntArray:
+        """Allocate one slot [n] for each of n decoding rows, at their position `seq_len - 1`."""
+        positions = self.columns.seq_len[rows] - 1
+        starts_page = positions % self.page_size == 0
+        slots: IntArray = self.rows.slots[rows, positions - 1] + 1
+        slots[starts_page] = self._alloc(int(np.count_nonzero(starts_page))) * self.page_size
+        self.rows.slots[rows, positions] = slots
+        return slots
+
+    def num_computed(self, request: Request) -> int:
+        """Tokens of a row that have K and V, or are given them by a launched step."""
+        if request.state is RequestState.DECODING:
+            return int(self.columns.seq_len[request.row]) - 1
+        return request.kv_len
+
+    def share(self, request: Request) -> None:
+        """Put the computed tokens of a row into the cache, as far as they fill pages, and go on holding them there
+        (SGLang: cache_unfinished_req).
+
+            0 ....... cached_len ....... present ....... length
+            | locked already | computed twice | new in the tree |
+
+        What another request has put there meanwhile is used instead of the row's own pages, which are freed.
+        """
+        before = request.cached_len
+        inserted = self._insert(request)
+        if inserted.present > before:
+            theirs = self.cache.pages_of(inserted.handle)
+            theirs = theirs[before // self.page_size : inserted.present // self.page_size]
+            self.rows.point(request.row, before, slots_of(theirs, self.page_size))
+        self.cache.lock(inserted.handle)
+        self.unlock(request)
+        request.handle, request.cached_len, request.is_locked = inserted.handle, inserted.length, True
+
+    def release(self, request: Request, *, keep: bool = True) -> None:
+        """Take row and pages from a request (SGLang: cache_finished_req). With `keep`, what it computed stays in the
+        cache, unlocked."""
+        if keep:
+            request.cached_len = self._insert(request).length
+        self.allocator.free(self.held_pages(request))
+        self.unlock(request)
+        self.columns.clear(request.row)
+        self.rows.free(request.row)
+        request.row, request.handle = NO_ROW, None
+        request.kv_len = request.cached_len = 0
+
+    def held_pages(self, request: Request) -> IntArray:
+        """Pages that a request with a row holds besides the cache's."""
+        return self._pages(request.row, request.cached_len, self.num_computed(request))
+
+    def reset_cache(self) -> None:
+        """Empty the prefix cache. Nothing may be locked."""
+        self.allocator.free(self.cache.reset())
+
+    def take_writes(self) -> TableWrites | None:
+        """What the next plan has to tell the runner about rows."""
+        writes = self.rows.take_writes()
+        if not writes:
+            return None
+        rows, starts, slots = zip(*writes, strict=True)
+        return TableWrites(
+            rows=np.array(rows, dtype=np.int32),
+            starts=np.array(starts, dtype=np.int32),
+            lens=np.array([len(s) for s in slots], dtype=np.int32),
+            slots=np.concatenate(slots),
+        )
+
+    def _insert(self, request: Request) -> Inserted:
+        """Offer the computed tokens whose ids are known to the cache; free the row's duplicates of what it has."""
+        page_size, row, before = self.page_size, request.row, request.cached_len
+        num_tokens = min(self.num_computed(request), int(self.columns.known_len[row])) // page_size * page_size
+        pages = self._pages(row, 0, num_tokens)
+        inserted = self.cache.insert(request.namespace, self.columns.packed(row, num_tokens), pages)
+        if inserted.present > before:
+            self.allocator.free(pages[before // page_size : inserted.present // page_size])
+        return inserted
+
+    def _pages(self, row: int, start: int, end: int) -> IntArray:
+        """The pages of positions start..end of a row; start is on a page border."""
+        return self.rows.slots[row, start : end : self.page_size] // self.page_size
+
+    def _alloc(self, num_pages: int) -> IntArray:
+        """Allocate pages, evicting what the free ones lack. Admission and decode checks have made sure that it fits."""
+        missing = num_pages - self.allocator.num_free
+        if missing > 0:
+            self.allocator.free(self.cache.evict(missing))
+        return self.allocator.alloc(num_pages)

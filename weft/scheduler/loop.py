@@ -1,0 +1,69 @@
+"""One loop with a depth: choose a step, launch it, commit the oldest.
+
+Depth 0 waits for each step before it plans the next. Depth 1 overlaps: while the device runs step n, step n+1 is
+planned and launched; its input tokens are on the device, the scheduler learns them one step late.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from weft.executor.plan import Runner, Step
+from weft.messages.replies import StepOutput
+from weft.scheduler.batch import Batch
+from weft.scheduler.scheduler import Scheduler
+
+
+class Loop:
+    """`clock` gives seconds; `on_failure` is told of an exception that a step raised."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        *,
+        clock: Callable[[], float],
+        depth: int,
+        on_failure: Callable[[Exception], None],
+    ) -> None:
+        self._scheduler = scheduler
+        self._runner = runner
+        self._clock = clock
+        self._depth = depth
+        self._on_failure = on_failure
+        self._in_flight: deque[tuple[Batch, Step]] = deque()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a call of `step` would do anything."""
+        return bool(self._in_flight) or self._scheduler.has_work
+
+    def step(self) -> StepOutput | None:
+        """Launch the next step, if there is one, and commit the oldest when enough are in flight."""
+        in_flight = self._in_flight
+        batch = self._scheduler.get_next_batch_to_run(self._clock(), in_flight=bool(in_flight))
+        if batch is not None:
+            in_flight.append((batch, self._runner.launch(batch.plan)))
+        if len(in_flight) > self._depth or (batch is None and in_flight):
+            return self._commit(*in_flight.popleft())
+        return self._scheduler.take_finished()
+
+    def _commit(self, batch: Batch, step: Step) -> StepOutput | None:
+        try:
+            result = step.result()
+        except Exception as exc:
+            self._on_failure(exc)
+            self._drain()
+            self._scheduler.process_batch_failure(batch, "the model failed on this request's step")
+            return self._scheduler.take_finished()
+        return self._scheduler.process_batch_result(batch, result)
+
+    def _drain(self) -> None:
+        """Wait for steps that were launched behind a failed one. What they computed is worth nothing."""
+        while self._in_flight:
+            _, step = self._in_flight.popleft()
+            try:
+                step.result()
+            except Exception as exc:
+                self._on_failure(exc)

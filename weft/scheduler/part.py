@@ -1,0 +1,54 @@
+"""Four moments in the life of a request, for everything optional.
+
+A feature that some requests use and most do not is a Part: it keeps its own state per request, overrides the moments
+that it needs, and stands in the one ordered list of parts (`service/worker.py`). The core asks the parts at these
+moments and knows nothing else of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from weft.executor.plan import LogitBias, Logprobs, Penalties, Result
+from weft.messages.replies import TokenLogprobs
+from weft.scheduler.batch import Batch
+from weft.scheduler.request import Columns, Request
+
+
+class Verdict(Enum):
+    READY = "ready"
+    WAIT = "wait"  # not in this pass; others may go before
+
+
+@dataclass(slots=True)
+class SamplingExtras:
+    """What parts add to the sampling of one step. Indices count the sampling requests, 0..S-1."""
+
+    biases: list[LogitBias] = field(default_factory=list)
+    penalties: Penalties | None = None
+    logprobs: Logprobs | None = None
+
+
+@dataclass(slots=True)
+class StepReplies:
+    """What parts add to the replies of one step."""
+
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+
+class Part:
+    """Override what is needed. No moment may wait for anything."""
+
+    def admit(self, request: Request) -> Verdict:
+        """The request could be admitted in this pass: may it?"""
+        return Verdict.READY
+
+    def prepare(self, batch: Batch, columns: Columns, extras: SamplingExtras) -> None:
+        """The batch is about to be launched: add what its sampling needs."""
+
+    def commit(self, batch: Batch, columns: Columns, result: Result, replies: StepReplies) -> None:
+        """The result of a batch has come. Requests that left since are in `batch`, but not `batch.is_live`."""
+
+    def release(self, request: Request) -> None:
+        """The request gives up its row: finished, aborted or retracted. Forget what belongs to the row."""

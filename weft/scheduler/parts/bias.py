@@ -1,0 +1,51 @@
+"""Values added to single logits: `logit_bias`, and `min_new_tokens` (which forbids the tokens that would end it)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from weft.executor.plan import FloatArray, IntArray, LogitBias
+from weft.scheduler.batch import Batch
+from weft.scheduler.part import Part, SamplingExtras
+from weft.scheduler.request import Columns, Request
+
+
+class Bias(Part):
+    """Keeps, by row, the tokens and values of requests with a bias, and the ending tokens of those with a minimum."""
+
+    def __init__(self, eos_token_ids: tuple[int, ...]) -> None:
+        self._eos = eos_token_ids
+        self._fixed: dict[int, tuple[IntArray, FloatArray]] = {}
+        self._ending: dict[int, tuple[IntArray, int]] = {}  # and the sequence length from which they are allowed
+
+    def prepare(self, batch: Batch, columns: Columns, extras: SamplingExtras) -> None:
+        for request in batch.prefills:
+            self._enter(request)
+        if not (self._fixed or self._ending):
+            return
+        for i, row in enumerate(batch.sample_rows.tolist()):
+            if row in self._fixed:
+                extras.biases.append(_bias(i, *self._fixed[row]))
+            if row in self._ending:
+                tokens, min_len = self._ending[row]
+                if columns.seq_len[row] <= min_len:
+                    extras.biases.append(_bias(i, tokens, np.full(len(tokens), -np.inf, dtype=np.float32)))
+
+    def release(self, request: Request) -> None:
+        self._fixed.pop(request.row, None)
+        self._ending.pop(request.row, None)
+
+    def _enter(self, request: Request) -> None:
+        sampling = request.sampling
+        if sampling.logit_bias:
+            tokens = np.fromiter(sampling.logit_bias, dtype=np.int32)
+            self._fixed[request.row] = tokens, np.fromiter(sampling.logit_bias.values(), dtype=np.float32)
+        if sampling.min_new_tokens:
+            ending = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else set(self._eos))
+            if ending:
+                tokens = np.array(sorted(ending), dtype=np.int32)
+                self._ending[request.row] = tokens, request.prompt_len + sampling.min_new_tokens
+
+
+def _bias(index: int, tokens: IntArray, values: FloatArray) -> LogitBias:
+    return LogitBias(index=np.full(len(tokens), index, dtype=np.int32), tokens=tokens, values=values)

@@ -1,0 +1,160 @@
+"""One request as the scheduler knows it, and the columns that hold the numbers of those that have a row.
+
+What a decode step touches lives in `Columns`, one entry a row, so that a step over hundreds of requests is a handful of
+vector operations. What is needed when a request comes, goes or waits lives in `Request`.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import numpy as np
+
+from weft.executor.plan import FloatArray, IntArray, LongArray
+from weft.memory.prefix_cache import NO_PAGES, Handle
+from weft.messages.requests import GenerateRequest
+from weft.messages.sampling import SamplingParams
+
+NO_ROW = -1
+
+
+class RequestState(Enum):
+    WAITING = "waiting"  # in the queue: new, or retracted
+    PREFILLING = "prefilling"  # has a row; its prompt is being computed
+    DECODING = "decoding"  # has a row; part of the running batch
+    FINISHED = "finished"
+
+
+class Request:
+    """A request from arrival to its final reply.
+
+    The tokens of a waiting request are in `packed`; those of one with a row are in `Columns.tokens`. Positions count
+    from the first token of the prompt:
+
+        0 ......... cached_len ......... kv_len ......... fill_len
+        | the tree's pages | its own pages | not computed yet |
+    """
+
+    __slots__ = (
+        "admitted_s",
+        "arrival",
+        "arrival_s",
+        "cached_len",
+        "cached_tokens",
+        "extend_end",
+        "fill_len",
+        "group",
+        "handle",
+        "id",
+        "is_locked",
+        "kv_len",
+        "max_len",
+        "namespace",
+        "packed",
+        "prefix_pages",
+        "prompt_len",
+        "retractions",
+        "rid",
+        "row",
+        "sampling",
+        "seed",
+        "state",
+    )
+
+    def __init__(self, message: GenerateRequest, *, max_len: int, seed: int, arrival: int, arrival_s: float) -> None:
+        self.id = message.id
+        self.rid = message.rid
+        self.group = message.group
+        self.namespace = message.cache_salt
+        self.sampling: SamplingParams = message.sampling
+        self.seed = seed
+        self.arrival = arrival  # number of its arrival: the order of first come, first served
+        self.arrival_s = arrival_s
+        self.admitted_s = -1.0  # when it first got a row
+        self.state = RequestState.WAITING
+
+        self.packed = message.input_ids  # int32 [fill_len]: the prompt, and after a retraction the output so far
+        self.prompt_len = len(message.input_ids) // 4
+        self.max_len = max_len  # prompt and output together
+
+        self.row = NO_ROW
+        self.fill_len = self.prompt_len  # tokens to compute before the next one can be sampled
+        self.kv_len = 0  # tokens computed, or being computed by a launched step, before decoding
+        self.extend_end = 0  # kv_len after the step that is being planned
+        self.cached_len = 0  # tokens of its row that the prefix cache owns
+        self.prefix_pages: IntArray = NO_PAGES  # [cached_len / page size], between match and admission
+        self.handle: Handle = None  # where they end in the cache
+        self.is_locked = False
+        self.cached_tokens = 0  # of the prompt, found in the cache at first admission
+        self.retractions = 0
+
+    @property
+    def remaining_prefill(self) -> int:
+        return self.fill_len - self.kv_len
+
+    @property
+    def extend_len(self) -> int:
+        """Tokens that the planned step computes for it."""
+        return self.extend_end - self.kv_len
+
+
+class Columns:
+    """The numbers of requests that have a row, indexed by row. Written by the scheduler's files only.
+
+    For a decoding request `seq_len` counts every token up to the one sampled last, known or still on the device, and
+    the first `seq_len - 1` of them have their K and V in the cache (or are given them by a launched step).
+    """
+
+    def __init__(self, num_rows: int, max_len: int) -> None:
+        def ints() -> IntArray:
+            return np.zeros(num_rows, dtype=np.int32)
+
+        def floats() -> FloatArray:
+            return np.zeros(num_rows, dtype=np.float32)
+
+        self.tokens: IntArray = np.zeros((num_rows, max_len), dtype=np.int32)  # [row, position] ids that are known
+        self.epoch = ints()  # how often the row has been given up: tells a result for its former request
+        self.ids: LongArray = np.zeros(num_rows, dtype=np.int64)  # Request.id
+        self.requests = np.empty(num_rows, dtype=object)  # Request, or None
+        self.seq_len = ints()
+        self.known_len = ints()  # tokens whose ids are known
+        self.prompt_len = ints()
+        self.max_len = ints()  # seq_len at which the request ends by length
+        self.stops_at_eos = np.zeros(num_rows, dtype=np.bool_)
+        self.has_stop_ids = np.zeros(num_rows, dtype=np.bool_)
+
+        self.temperature = floats()
+        self.top_p = floats()
+        self.top_k = ints()
+        self.min_p = floats()
+        self.seed: LongArray = np.zeros(num_rows, dtype=np.int64)
+
+    def fill(self, request: Request) -> None:
+        """Enter a request that has just got its row."""
+        row, sampling = request.row, request.sampling
+        self.tokens[row, : request.fill_len] = np.frombuffer(request.packed, dtype=np.int32)
+        self.ids[row] = request.id
+        self.requests[row] = request
+        self.seq_len[row] = self.known_len[row] = request.fill_len
+        self.prompt_len[row] = request.prompt_len
+        self.max_len[row] = request.max_len
+        self.stops_at_eos[row] = not sampling.ignore_eos
+        self.has_stop_ids[row] = bool(sampling.stop_token_ids)
+        self.temperature[row] = sampling.temperature
+        self.top_p[row] = sampling.top_p
+        self.top_k[row] = max(sampling.top_k, 0)
+        self.min_p[row] = sampling.min_p
+        self.seed[row] = request.seed
+
+    def clear(self, row: int) -> None:
+        """The request has left its row: results for it that are still to come count no more."""
+        self.epoch[row] += 1
+        self.requests[row] = None
+
+    def packed(self, row: int, length: int) -> bytes:
+        """The first `length` token ids of a row, packed."""
+        return self.tokens[row, :length].tobytes()
+
+    def num_output(self, row: int) -> int:
+        """Output tokens whose ids are known."""
+        return int(self.known_len[row] - self.prompt_len[row])
