@@ -1,8 +1,8 @@
 """A runner without a model whose output depends on every token that came before, as a model's does.
 
-Each slot stores a hash of the tokens up to its own; the next token is a function of the hash of the last one. The runner
-reads that hash through its own row table, as attention reads K and V: if a page was shared, freed, evicted or re-pointed
-wrongly, the outputs differ from `expected_output`, which looks only at the prompt.
+Each slot stores a hash of the tokens up to its own; the next token is a function of the hash of the last one. The
+runner reads that hash through its own row table, as attention reads K and V: if a page was shared, freed, evicted or
+re-pointed wrongly, the outputs differ from `expected_output`, which looks only at the prompt.
 """
 
 from __future__ import annotations

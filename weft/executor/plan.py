@@ -54,9 +54,9 @@ class LogitBias:
 class Penalties:
     """Penalties on tokens seen before, for P of the S sampling requests.
 
-    `history` is each request's prompt and known output, one after the other; `offsets[i]:offsets[i + 1]` is request i's,
-    and its output begins at `output_starts[i]` (an index into `history`). Where the request's last token is still on the
-    device (`LAST_SAMPLED`), the runner adds it as one more output token.
+    `history` is each request's prompt and known output, one after the other; `offsets[i]:offsets[i + 1]` is request
+    i's, and its output begins at `output_starts[i]` (an index into `history`). Where `lacks_last[i]`, the request's
+    last output token is not in it, for only the device knows it yet: the runner adds it.
     """
 
     index: IntArray  # [P] which sampling request
@@ -66,6 +66,7 @@ class Penalties:
     history: IntArray  # [H]
     offsets: IntArray  # [P + 1]
     output_starts: IntArray  # [P]
+    lacks_last: BoolArray  # [P]
 
 
 @dataclass(frozen=True, slots=True)

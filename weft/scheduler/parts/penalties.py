@@ -38,6 +38,7 @@ class PenaltiesPart(Part):
             history=np.concatenate(histories),
             offsets=offsets,
             output_starts=offsets[:-1] + columns.prompt_len[list(rows)],
+            lacks_last=columns.known_len[list(rows)] < columns.seq_len[list(rows)] - 1,
         )
 
     def release(self, request: Request) -> None:

@@ -1,0 +1,195 @@
+"""The radix tree against a naive twin that keeps every page of every sequence in a dict."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from weft.memory.allocator import OutOfPages
+from weft.memory.prefix_cache import NoPrefixCache
+from weft.memory.radix import RadixCache
+
+
+def pack(tokens: list[int]) -> bytes:
+    return np.array(tokens, dtype=np.int32).tobytes()
+
+
+def pages(*numbers: int) -> np.ndarray:
+    return np.array(numbers, dtype=np.int32)
+
+
+def test_a_sequence_is_found_in_whole_pages() -> None:
+    tree = RadixCache(page_size=4)
+    tree.insert("", pack([1, 2, 3, 4, 5, 6, 7, 8, 9]), pages(10, 11))
+    found = tree.match("", pack([1, 2, 3, 4, 5, 6, 7, 99]))
+    assert found.length == 4
+    assert found.pages.tolist() == [10]
+    assert tree.match("", pack([1, 2, 3, 4, 5, 6, 7, 8, 9])).pages.tolist() == [10, 11]
+
+
+def test_namespaces_never_share() -> None:
+    tree = RadixCache(page_size=1)
+    tree.insert("a", pack([1, 2, 3]), pages(0, 1, 2))
+    assert tree.match("b", pack([1, 2, 3])).length == 0
+    assert tree.match("a", pack([1, 2, 3])).length == 3
+
+
+def test_insert_says_what_was_there_before() -> None:
+    tree = RadixCache(page_size=1)
+    tree.insert("", pack([1, 2, 3]), pages(0, 1, 2))
+    inserted = tree.insert("", pack([1, 2, 8, 9]), pages(5, 6, 7, 8))
+    assert inserted.present == 2
+    assert inserted.length == 4
+    assert tree.pages_of(inserted.handle).tolist() == [0, 1, 7, 8]
+
+
+def test_eviction_takes_the_least_recently_used_from_their_ends() -> None:
+    tree = RadixCache(page_size=1)
+    tree.insert("", pack([1, 2, 3]), pages(0, 1, 2))
+    tree.insert("", pack([5, 6, 7]), pages(5, 6, 7))
+    tree.match("", pack([1, 2, 3]))
+    assert tree.evict(2).tolist() == [6, 7]
+    assert tree.match("", pack([5, 6, 7])).length == 1
+    assert tree.evict(1).tolist() == [2]
+
+
+def test_a_locked_path_is_never_evicted() -> None:
+    tree = RadixCache(page_size=1)
+    handle = tree.insert("", pack([1, 2, 3]), pages(0, 1, 2)).handle
+    tree.insert("", pack([1, 2, 4]), pages(0, 1, 3))
+    tree.lock(handle)
+    assert tree.evictable_pages == 1
+    with pytest.raises(OutOfPages):
+        tree.evict(2)
+    assert tree.evictable_pages == 1
+    assert tree.evict(1).tolist() == [3]
+    tree.unlock(handle)
+    assert sorted(tree.evict(3).tolist()) == [0, 1, 2]
+    assert list(tree.nodes()) == []
+
+
+def test_a_lock_survives_the_split_of_its_node() -> None:
+    tree = RadixCache(page_size=1)
+    handle = tree.insert("", pack([1, 2, 3, 4]), pages(0, 1, 2, 3)).handle
+    tree.lock(handle)
+    tree.match("", pack([1, 2]))
+    tree.check()
+    assert tree.protected_pages == 4
+    tree.unlock(handle)
+    tree.check()
+    assert tree.evictable_pages == 4
+
+
+def test_peek_finds_what_match_finds_and_changes_nothing() -> None:
+    tree = RadixCache(page_size=2)
+    tree.insert("", pack([1, 2, 3, 4, 5, 6]), pages(0, 1, 2))
+    before = len(list(tree.nodes()))
+    assert tree.peek("", pack([1, 2, 3, 4, 9, 9])) == 4
+    assert tree.peek("other", pack([1, 2])) == 0
+    assert len(list(tree.nodes())) == before
+
+
+def test_the_cache_that_holds_nothing_leaves_every_page_to_its_owner() -> None:
+    cache = NoPrefixCache(page_size=1)
+    inserted = cache.insert("", pack([1, 2]), pages(0, 1))
+    assert (inserted.length, inserted.present) == (0, 0)
+    assert cache.match("", pack([1, 2])).length == 0
+    with pytest.raises(OutOfPages):
+        cache.evict(1)
+
+
+class TreeAgainstDict(RuleBasedStateMachine):
+    """The twin maps (namespace, prefix of whole pages) to the page that holds its last page of tokens."""
+
+    @initialize(page_size=st.sampled_from([1, 2, 3]))
+    def start(self, page_size: int) -> None:
+        self.tree = RadixCache(page_size)
+        self.page_size = page_size
+        self.twin: dict[tuple[str, tuple[int, ...]], int] = {}
+        self.next_page = 0
+        self.locks: list[tuple[object, str, tuple[int, ...]]] = []
+
+    tokens = st.lists(st.integers(0, 2), max_size=12)
+    namespaces = st.sampled_from(["", "salt"])
+
+    def prefixes(self, tokens: list[int]) -> list[tuple[int, ...]]:
+        ends = range(self.page_size, len(tokens) + 1, self.page_size)
+        return [tuple(tokens[:end]) for end in ends]
+
+    def cached(self, namespace: str, tokens: list[int]) -> list[int]:
+        found = []
+        for prefix in self.prefixes(tokens):
+            if (namespace, prefix) not in self.twin:
+                break
+            found.append(self.twin[namespace, prefix])
+        return found
+
+    @rule(namespace=namespaces, tokens=tokens)
+    def match(self, namespace: str, tokens: list[int]) -> None:
+        expected = self.cached(namespace, tokens)
+        assert self.tree.peek(namespace, pack(tokens)) == len(expected) * self.page_size
+        found = self.tree.match(namespace, pack(tokens))
+        assert found.pages.tolist() == expected
+        assert found.length == len(expected) * self.page_size
+
+    @rule(namespace=namespaces, tokens=tokens)
+    def insert(self, namespace: str, tokens: list[int]) -> None:
+        prefixes = self.prefixes(tokens)
+        present = len(self.cached(namespace, tokens))
+        fresh = list(range(self.next_page, self.next_page + len(prefixes)))
+        self.next_page += len(prefixes)
+        inserted = self.tree.insert(namespace, pack(tokens), pages(*fresh))
+        assert inserted.present == present * self.page_size
+        assert inserted.length == len(prefixes) * self.page_size
+        for prefix, page in list(zip(prefixes, fresh, strict=True))[present:]:
+            self.twin[namespace, prefix] = page
+
+    @rule(namespace=namespaces, tokens=tokens)
+    def lock(self, namespace: str, tokens: list[int]) -> None:
+        found = self.tree.match(namespace, pack(tokens))
+        self.tree.lock(found.handle)
+        self.locks.append((found.handle, namespace, tuple(tokens[: found.length])))
+
+    @precondition(lambda self: self.locks)
+    @rule(data=st.data())
+    def unlock(self, data: st.DataObject) -> None:
+        handle, _, _ = self.locks.pop(data.draw(st.integers(0, len(self.locks) - 1)))
+        self.tree.unlock(handle)
+
+    @rule(num_pages=st.integers(0, 6))
+    def evict(self, num_pages: int) -> None:
+        if num_pages > self.tree.evictable_pages:
+            with pytest.raises(OutOfPages):
+                self.tree.evict(num_pages)
+            return
+        gone = self.tree.evict(num_pages).tolist()
+        assert len(gone) == num_pages
+        owner = {page: key for key, page in self.twin.items()}
+        for page in gone:
+            del self.twin[owner[page]]
+
+    @rule()
+    def reset_when_unlocked(self) -> None:
+        if not self.locks:
+            assert sorted(self.tree.reset().tolist()) == sorted(self.twin.values())
+            self.twin.clear()
+
+    @invariant()
+    def sums_hold(self) -> None:
+        self.tree.check()
+        assert sorted(self.tree.owned_pages().tolist()) == sorted(self.twin.values())
+        locked = {
+            (namespace, tokens[:end])
+            for _, namespace, tokens in self.locks
+            for end in range(self.page_size, len(tokens) + 1, self.page_size)
+        }
+        assert locked <= set(self.twin), "a locked page was evicted"
+        # What is protected may be more than what is locked for as long as a node spans both.
+        assert self.tree.protected_pages >= len(locked)
+
+
+TreeAgainstDict.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+test_tree_against_dict = TreeAgainstDict.TestCase

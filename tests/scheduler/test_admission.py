@@ -1,0 +1,149 @@
+"""PrefillAdder's arithmetic, in numbers that can be checked by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from weft.memory.allocator import PageAllocator
+from weft.memory.prefix_cache import NO_PAGES
+from weft.memory.radix import RadixCache
+from weft.memory.rows import RowTable
+from weft.messages.requests import GenerateRequest
+from weft.messages.sampling import SamplingParams
+from weft.scheduler.admission import CLIP_MAX_NEW_TOKENS, AddResult, PrefillAdder
+from weft.scheduler.kv import KvMemory
+from weft.scheduler.request import Columns, Request
+
+
+def make_kv(num_pages: int, page_size: int) -> KvMemory:
+    columns = Columns(8, 8192)
+    return KvMemory(RowTable(8, 8192), PageAllocator(num_pages, page_size), RadixCache(page_size), columns)
+
+
+def make_request(kv: KvMemory, prompt_len: int, max_new: int, first: int = 0) -> Request:
+    packed = np.arange(first, first + prompt_len, dtype=np.int32).tobytes()
+    message = GenerateRequest(id=first, rid=str(first), input_ids=packed, sampling=SamplingParams())
+    request = Request(message, max_len=prompt_len + max_new, seed=0, arrival=0, arrival_s=0.0)
+    kv.match(request)
+    return request
+
+
+def make_adder(kv: KvMemory, **changes: object) -> PrefillAdder:
+    values = {
+        "reserved": 0.0,
+        "mixed_tokens": 0,
+        "mixed_kv": 0,
+        "max_prefill_tokens": 1000,
+        "chunked_prefill_size": None,
+        "is_alone": False,
+        **changes,
+    }
+    return PrefillAdder(kv, **values)  # type: ignore[arg-type]
+
+
+def test_a_request_needs_strictly_less_than_what_is_left() -> None:
+    kv = make_kv(num_pages=100, page_size=4)
+    # 10 -> 12 tokens of pages, + one page, + 20 to generate = 36
+    request = make_request(kv, 10, 20)
+    assert make_adder(kv, reserved=364.0).add_one_req(request, has_chunked_req=False) is AddResult.NO_TOKEN
+    assert make_adder(kv, reserved=363.0).add_one_req(request, has_chunked_req=False) is not AddResult.NO_TOKEN
+    assert kv.cache.protected_pages == 0
+
+
+def test_what_is_taken_is_charged_in_whole_pages() -> None:
+    kv = make_kv(num_pages=100, page_size=4)
+    adder = make_adder(kv, chunked_prefill_size=64)
+    assert adder.add_one_req(make_request(kv, 10, 20), has_chunked_req=False) is AddResult.CONTINUE
+    assert adder.rem_total_tokens == 400 - (12 + 4 + 20)
+    assert adder.cur_rem_tokens == 400 - 12
+    assert adder.rem_input_tokens == 1000 - 12
+    assert adder.rem_chunk_tokens == 64 - 12
+
+
+def test_expected_output_is_clipped() -> None:
+    kv = make_kv(num_pages=6000, page_size=1)
+    adder = make_adder(kv)
+    adder.add_one_req(make_request(kv, 10, 7000), has_chunked_req=False)
+    assert adder.rem_total_tokens == 6000 - (10 + 1 + CLIP_MAX_NEW_TOKENS)
+
+
+def test_mixed_decode_tokens_count_against_every_budget() -> None:
+    kv = make_kv(num_pages=100, page_size=4)
+    adder = make_adder(kv, mixed_tokens=3, mixed_kv=8, reserved=10.0, chunked_prefill_size=64)
+    assert adder.rem_input_tokens == 997
+    assert adder.rem_chunk_tokens == 61
+    assert adder.rem_total_tokens == 400 - 18
+    assert adder.cur_rem_tokens == 400 - 8
+
+
+def test_memory_is_tested_again_when_the_prefix_is_locked() -> None:
+    kv = make_kv(num_pages=30, page_size=1)
+    shared = np.arange(20, dtype=np.int32)
+    kv.cache.insert("", shared.tobytes(), kv.allocator.alloc(20))
+    request = make_request(kv, 22, 15)
+    assert request.kv_len == 20
+    # 10 free + 20 evictable = 30: 2 + 1 + 15 fit. Locked, the prefix cannot be evicted: 10 are left.
+    adder = make_adder(kv)
+    assert adder.add_one_req(request, has_chunked_req=False) is AddResult.NO_TOKEN
+    assert not request.is_locked
+    assert kv.cache.protected_pages == 0
+
+
+def test_a_prompt_is_cut_down_to_whole_pages() -> None:
+    kv = make_kv(num_pages=100, page_size=4)
+    adder = make_adder(kv, chunked_prefill_size=30)
+    first, second = make_request(kv, 9, 5), make_request(kv, 50, 5, first=100)
+    assert adder.add_one_req(first, has_chunked_req=False) is AddResult.CONTINUE
+    assert adder.add_one_req(second, has_chunked_req=False) is AddResult.CONTINUE  # 30 - 12 = 18 -> 16
+    assert second.extend_len == 16
+    assert adder.new_chunked_req is second
+    assert adder.rem_chunk_tokens == 2
+    third = make_request(kv, 9, 5, first=200)
+    assert adder.add_one_req(third, has_chunked_req=True) is AddResult.OTHER
+    assert not third.is_locked
+
+
+def test_there_is_never_a_second_open_prompt() -> None:
+    kv = make_kv(num_pages=100, page_size=1)
+    adder = make_adder(kv, chunked_prefill_size=30)
+    assert adder.add_one_req(make_request(kv, 50, 5), has_chunked_req=True) is AddResult.OTHER
+    assert adder.new_chunked_req is None
+
+
+def test_without_chunks_only_the_first_prompt_may_exceed_the_budget_of_a_step() -> None:
+    kv = make_kv(num_pages=400, page_size=1)
+    adder = make_adder(kv, max_prefill_tokens=30)
+    assert adder.add_one_req(make_request(kv, 50, 5), has_chunked_req=False) is AddResult.OTHER
+    assert len(adder.can_run) == 1
+    adder = make_adder(kv, max_prefill_tokens=60)
+    assert adder.add_one_req(make_request(kv, 40, 5), has_chunked_req=False) is AddResult.CONTINUE
+    assert adder.add_one_req(make_request(kv, 40, 5, first=100), has_chunked_req=False) is AddResult.OTHER
+    assert len(adder.can_run) == 1
+
+
+def test_an_open_chunk_goes_on_as_far_as_the_budgets_allow() -> None:
+    kv = make_kv(num_pages=10, page_size=4)
+    request = make_request(kv, 38, 1)
+    adder = make_adder(kv, chunked_prefill_size=16)
+    assert adder.add_chunked_req(request) is request
+    assert request.extend_len == 16
+    request.kv_len = 32
+    adder = make_adder(kv, chunked_prefill_size=16)
+    assert adder.add_chunked_req(request) is None
+    assert request.extend_len == 6
+    adder = make_adder(kv, chunked_prefill_size=16, mixed_kv=36)  # one page is left, and two are needed
+    assert adder.add_chunked_req(request) is request
+    assert request.extend_len == 4
+    adder = make_adder(kv, chunked_prefill_size=16, mixed_kv=40)
+    assert adder.add_chunked_req(request) is request
+    assert adder.can_run == []
+
+
+def test_a_request_that_runs_alone_may_use_all_there_is() -> None:
+    kv = make_kv(num_pages=10, page_size=4)
+    request = make_request(kv, 38, 2)
+    assert make_adder(kv).add_one_req(request, has_chunked_req=False) is AddResult.NO_TOKEN
+    adder = make_adder(kv, is_alone=True)
+    adder.add_one_req(request, has_chunked_req=False)
+    assert adder.can_run == [request]
+    assert request.prefix_pages is NO_PAGES

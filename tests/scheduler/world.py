@@ -1,0 +1,132 @@
+"""A scheduler with an oracle for a model, the requests that were sent to it, and what came back."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tests.scheduler.oracle_runner import OracleRunner, expected_output
+from weft.messages.replies import Finish, StepOutput
+from weft.messages.requests import GenerateRequest
+from weft.messages.sampling import SamplingParams
+from weft.scheduler.loop import Loop
+from weft.scheduler.part import Part
+from weft.scheduler.request import NO_ROW, Request, RequestState
+from weft.scheduler.scheduler import Scheduler
+from weft.scheduler.settings import SchedulerSettings
+
+VOCAB = 300
+EOS = 3
+
+
+class World:
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        depth: int = 0,
+        fail_steps: set[int] | None = None,
+        parts: tuple[Part, ...] = (),
+    ) -> None:
+        self.settings = settings
+        self.scheduler = Scheduler(settings, parts)
+        num_slots = settings.num_pages * settings.page_size
+        self.runner = OracleRunner(
+            num_slots, settings.max_running_requests, settings.context_length, VOCAB, fail_steps or set()
+        )
+        self.time = 0.0
+        self.failures: list[Exception] = []
+        self.loop = Loop(
+            self.scheduler, self.runner, clock=lambda: self.time, depth=depth, on_failure=self.failures.append
+        )
+        self.sent: dict[int, GenerateRequest] = {}
+        self.outputs: dict[int, list[int]] = {}
+        self.finished: dict[int, Finish] = {}
+        self.num_steps = 0
+
+    def send(self, prompt: list[int], **sampling: object) -> int:
+        id = len(self.sent)
+        packed = np.array(prompt, dtype=np.int32).tobytes()
+        salt = sampling.pop("salt", "")
+        request = GenerateRequest(
+            id=id, rid=f"r{id}", input_ids=packed, sampling=SamplingParams(**sampling), cache_salt=str(salt)
+        )
+        self.sent[id] = request
+        self.outputs[id] = []
+        self.scheduler.add_request(request, self.time)
+        return id
+
+    def request(self, id: int) -> Request:
+        return self.scheduler.requests[id]
+
+    def step(self, check: bool = True) -> None:
+        self.time += 1.0
+        self.num_steps += 1
+        output = self.loop.step()
+        if output is not None:
+            self.receive(output)
+        if check:
+            self.check()
+
+    def receive(self, output: StepOutput) -> None:
+        ids = np.frombuffer(output.ids, dtype=np.int64).tolist()
+        tokens = np.frombuffer(output.tokens, dtype=np.int32).tolist()
+        for id, token in zip(ids, tokens, strict=True):
+            assert id not in self.finished, "a token after the final word"
+            self.outputs[id].append(token)
+        for finish in output.finished:
+            assert finish.id not in self.finished, "two final words"
+            self.finished[finish.id] = finish
+
+    def run_dry(self, check: bool = True) -> None:
+        idle = 0
+        while self.loop.has_work:
+            before = (sum(map(len, self.outputs.values())), len(self.finished), self.runner.num_tokens_run)
+            self.step(check)
+            after = (sum(map(len, self.outputs.values())), len(self.finished), self.runner.num_tokens_run)
+            idle = idle + 1 if before == after else 0
+            assert idle < 5, "there is work, and nothing happens"
+
+    def check(self) -> None:
+        """Design.md section 6, 1 to 5."""
+        scheduler, kv = self.scheduler, self.scheduler.kv
+        scheduler.audit()
+        kv.cache.check()
+        with_row = [r for r in scheduler.requests.values() if r.row != NO_ROW]
+        assert kv.rows.num_free + len(with_row) == kv.rows.num_rows
+        assert len({r.row for r in with_row}) == len(with_row)
+        waiting = list(scheduler.waiting_queue)
+        assert len(waiting) + len(with_row) == len(scheduler.requests)
+        assert all(r.state is RequestState.WAITING and not r.is_locked for r in waiting)
+        open_prompts = [r for r in with_row if r.state is RequestState.PREFILLING and r.kv_len < r.fill_len]
+        assert open_prompts == ([scheduler.chunked_req] if scheduler.chunked_req else [])
+        locked = set()
+        for request in with_row:
+            node = request.handle if kv.cache.shares else None
+            while node is not None and node.key:
+                locked.add(id(node))
+                node = node.parent
+        if kv.cache.shares:
+            assert locked == {id(node) for node in kv.cache.nodes() if node.locks}
+
+    def check_idle(self) -> None:
+        kv = self.scheduler.kv
+        assert not self.scheduler.requests
+        assert not len(self.scheduler.running_batch)
+        assert self.scheduler.chunked_req is None
+        assert kv.cache.protected_pages == 0
+        assert kv.rows.num_free == kv.rows.num_rows
+        assert kv.available == kv.capacity
+        assert set(self.finished) == set(self.sent)
+
+    def check_outputs(self) -> None:
+        for id, request in self.sent.items():
+            finish = self.finished[id]
+            prompt = np.frombuffer(request.input_ids, dtype=np.int32).tolist()
+            max_new = request.sampling.max_new_tokens or self.scheduler.max_len - len(prompt)
+            eos = set(request.sampling.stop_token_ids) | (set() if request.sampling.ignore_eos else {EOS})
+            expected = expected_output(prompt, max_new, VOCAB, eos)
+            output = self.outputs[id]
+            assert output == expected[: len(output)], f"request {id} differs from a run on its own"
+            if finish.reason in ("stop", "length"):
+                assert output == expected
+                assert finish.reason == ("stop" if expected[-1] in eos else "length")
+                assert finish.completion_tokens == len(output)

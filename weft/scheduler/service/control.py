@@ -1,0 +1,85 @@
+"""Control requests: one handler for each type of message, in one table.
+
+To add one: a message and its reply in `messages/control.py`, a handler here, a line in `HANDLERS`.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias, get_args
+
+from weft.messages.codec import FromEngine, ToEngine
+from weft.messages.control import (
+    FlushCache,
+    FlushCacheReply,
+    FreezeGC,
+    FreezeGCReply,
+    GetState,
+    GetStateReply,
+    Shutdown,
+)
+from weft.messages.requests import Abort, GenerateRequest
+
+if TYPE_CHECKING:
+    from weft.scheduler.service.engine import Engine
+
+Handler: TypeAlias = Callable[["Engine", Any], FromEngine | None]
+
+
+def generate(engine: Engine, message: GenerateRequest) -> None:
+    engine.scheduler.add_request(message, engine.clock())
+
+
+def abort(engine: Engine, message: Abort) -> None:
+    engine.scheduler.abort(message)
+
+
+def flush_cache(engine: Engine, message: FlushCache) -> FromEngine | None:
+    """Flush now if the engine is idle, else wait for that as long as the message says."""
+    engine.flushes.append((engine.clock() + message.timeout_s, message.call))
+    return None
+
+
+def get_state(engine: Engine, message: GetState) -> FromEngine:
+    return GetStateReply(call=message.call, stats=engine.stats())
+
+
+def freeze_gc(engine: Engine, message: FreezeGC) -> FromEngine:
+    gc.collect()
+    gc.freeze()
+    return FreezeGCReply(call=message.call, frozen_objects=gc.get_freeze_count())
+
+
+def shutdown(engine: Engine, message: Shutdown) -> None:
+    engine.stop_at = engine.clock() + message.drain_s
+
+
+HANDLERS: dict[type, Handler] = {
+    GenerateRequest: generate,
+    Abort: abort,
+    FlushCache: flush_cache,
+    GetState: get_state,
+    FreezeGC: freeze_gc,
+    Shutdown: shutdown,
+}
+
+_unhandled = set(get_args(ToEngine)) - set(HANDLERS)
+assert not _unhandled, f"messages without a handler: {_unhandled}"
+
+
+def answer_flushes(engine: Engine) -> list[FromEngine]:
+    """Replies to flushes that can be answered now: done, or out of time."""
+    replies: list[FromEngine] = []
+    waiting = []
+    for deadline, call in engine.flushes:
+        if engine.scheduler.flush_cache():
+            replies.append(FlushCacheReply(call=call, success=True))
+        elif engine.clock() >= deadline:
+            stats = engine.stats()
+            reason = f"{stats.num_running} requests are running and {stats.num_waiting} wait; the cache is in use"
+            replies.append(FlushCacheReply(call=call, success=False, message=reason))
+        else:
+            waiting.append((deadline, call))
+    engine.flushes = waiting
+    return replies
