@@ -13,14 +13,14 @@ from weft.scheduler.settings import SchedulerSettings
 
 def random_settings(rng: random.Random) -> SchedulerSettings:
     page_size = rng.choice([1, 1, 2, 3, 4, 8, 16])
-    num_pages = rng.choice([60, 100, 200, 300]) // page_size + rng.choice([3, 6])
+    num_pages = rng.choice([60, 100, 200, 300, 500]) // page_size + rng.choice([3, 6])
     chunk = rng.choice([None, page_size, 2 * page_size, 16, 33])
     if chunk is not None:
         chunk = max(chunk, page_size)
     return SchedulerSettings(
         num_pages=num_pages,
         page_size=page_size,
-        max_running_requests=rng.choice([1, 2, 6, 12]),
+        max_running_requests=rng.choice([1, 2, 6, 12, 24]),
         context_length=rng.choice([40, 90, 160]),
         vocab_size=VOCAB,
         eos_token_ids=(EOS,),
@@ -46,9 +46,10 @@ def run_random(seed: int, num_requests: int = 40) -> World:
     fails = {rng.randrange(5, 200) for _ in range(3)} if rng.random() < 0.2 else set()
     world = World(settings, depth=rng.choice([0, 1, 2]), fail_steps=fails)
     families = [[rng.randrange(VOCAB) for _ in range(60)] for _ in range(3)]
+    crowd = rng.choice([2, 10, 40])  # as long as fewer wait, others come
     sent = 0
     while sent < num_requests or world.loop.has_work:
-        if sent < num_requests and rng.random() < 0.4:
+        if sent < num_requests and len(world.scheduler.waiting_queue) < crowd and rng.random() < 0.4:
             for _ in range(rng.choice([1, 1, 2, 8])):
                 longest = world.scheduler.max_len * rng.choice([1, 1, 2, 4]) // 4
                 prompt = random_prompt(rng, families, longest)
@@ -68,7 +69,7 @@ def run_random(seed: int, num_requests: int = 40) -> World:
         if rng.random() < 0.001:
             world.scheduler.abort(Abort(all=True))
         world.step()
-        assert world.num_steps < 20_000, "no end in sight"
+        assert world.num_steps < 500 * num_requests, "no end in sight"
     world.run_dry()
     world.step()
     world.check_idle()

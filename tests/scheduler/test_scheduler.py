@@ -12,10 +12,11 @@ from tests.scheduler.oracle_runner import OracleRunner, OracleStep
 from tests.scheduler.world import EOS, VOCAB, World
 from weft.executor.plan import ForwardMode, Plan, Result, TopLogprobs
 from weft.messages.requests import Abort
+from weft.scheduler.part import Part, Verdict
 from weft.scheduler.parts.bias import Bias
 from weft.scheduler.parts.logprobs import LogprobsPart
 from weft.scheduler.parts.penalties import PenaltiesPart
-from weft.scheduler.request import RequestState
+from weft.scheduler.request import Request, RequestState
 from weft.scheduler.settings import SchedulerSettings
 
 
@@ -125,6 +126,29 @@ def test_a_request_that_ends_by_length_runs_no_extra_step_under_overlap() -> Non
     world.send([1, 2, 3], max_new_tokens=4, ignore_eos=True)
     world.run_dry()
     assert [plan.num_tokens for plan in world.plans] == [3, 1, 1, 1]
+
+
+class Patience(Part):
+    """Lets no request with an odd number in before it is told to."""
+
+    def __init__(self) -> None:
+        self.is_over = False
+
+    def admit(self, request: Request) -> Verdict:
+        return Verdict.WAIT if request.id % 2 and not self.is_over else Verdict.READY
+
+
+def test_a_part_can_make_a_request_wait_and_others_go_before() -> None:
+    patience = Patience()
+    world = World(settings(), parts=(patience,))
+    ids = [world.send([i], max_new_tokens=3, ignore_eos=True) for i in range(4)]
+    for _ in range(4):
+        world.step()
+    assert sorted(world.finished) == ids[::2]
+    patience.is_over = True
+    world.run_dry()
+    world.check_idle()
+    world.check_outputs()
 
 
 # The prefix cache

@@ -18,7 +18,7 @@ from weft.executor.plan import (
 )
 from weft.scheduler.batch import NO_ROWS, Batch
 from weft.scheduler.kv import KvMemory
-from weft.scheduler.part import Part, SamplingExtras
+from weft.scheduler.part import Moments, SamplingExtras
 from weft.scheduler.request import Request
 
 
@@ -77,10 +77,10 @@ def mix_with_running(extend: Work, decode: Work) -> Work:
 class Planner:
     """Makes batches with their plans. Numbers the steps."""
 
-    def __init__(self, kv: KvMemory, parts: Sequence[Part]) -> None:
+    def __init__(self, kv: KvMemory, moments: Moments) -> None:
         self._kv = kv
         self._columns = kv.columns
-        self._prepare = [part.prepare for part in parts if type(part).prepare is not Part.prepare]
+        self._moments = moments
         self.num_steps = 0
 
     def make_batch(self, prefills: list[Request], decode_rows: IntArray = NO_ROWS) -> Batch:
@@ -105,7 +105,7 @@ class Planner:
     def _sampling(self, batch: Batch, positions: IntArray) -> Sampling:
         columns, rows = self._columns, batch.sample_rows
         extras = SamplingExtras()
-        for prepare in self._prepare:
+        for prepare in self._moments.prepare:
             prepare(batch, columns, extras)
         return Sampling(
             temperature=columns.temperature[rows],

@@ -24,7 +24,7 @@ from weft.scheduler.admission import CLIP_MAX_NEW_TOKENS, AddResult, PrefillAdde
 from weft.scheduler.batch import Batch, RunningBatch
 from weft.scheduler.commit import commit
 from weft.scheduler.kv import KvMemory
-from weft.scheduler.part import Part, StepReplies, Verdict
+from weft.scheduler.part import Moments, Part, StepReplies, Verdict
 from weft.scheduler.planner import Planner
 from weft.scheduler.policy import POLICIES, PrefixSharing
 from weft.scheduler.queue import WaitingQueue
@@ -42,8 +42,8 @@ class Scheduler:
         rows = RowTable(num_rows, settings.context_length)
         self.kv = KvMemory(rows, PageAllocator(settings.num_pages, page_size), cache, self.columns)
         self.counters = Counters()
-        self._parts = parts
-        self._planner = Planner(self.kv, parts)
+        self._moments = Moments(parts)
+        self._planner = Planner(self.kv, self._moments)
         self._policy = POLICIES[settings.policy]
         self._is_eos: BoolArray = np.zeros(settings.vocab_size, dtype=np.bool_)
         self._is_eos[list(settings.eos_token_ids)] = True
@@ -142,8 +142,8 @@ class Scheduler:
 
     def _leave(self, request: Request, *, keep: bool = True) -> None:
         """Take a request out of its row, and so out of the batch."""
-        for part in self._parts:
-            part.release(request)
+        for release in self._moments.release:
+            release(request)
         if request is self.chunked_req:
             self.chunked_req = None
         self.running_batch.filter(np.array([request.row], dtype=np.int32))
@@ -229,7 +229,7 @@ class Scheduler:
             if len(picked) >= self.kv.rows.num_free:
                 self.batch_is_full = True
                 break
-            if any(part.admit(request) is Verdict.WAIT for part in self._parts):
+            if any(admit(request) is Verdict.WAIT for admit in self._moments.admit):
                 continue
             self.kv.match(request)
             if sharing.defers(request):
@@ -341,8 +341,8 @@ class Scheduler:
     def process_batch_result(self, batch: Batch, result: Result) -> StepOutput | None:
         """Take in what a step sampled. Returns the reply to the front, if there is something to tell."""
         replies = StepReplies()
-        for part in self._parts:
-            part.commit(batch, self.columns, result, replies)
+        for take in self._moments.commit:
+            take(batch, self.columns, result, replies)
         outcome = commit(self.columns, batch, result, self._is_eos)
         self.counters.num_generated_tokens += len(outcome.tokens)
         for end in outcome.ends:
@@ -398,6 +398,11 @@ class Scheduler:
             return False
         self.kv.reset_cache()
         return True
+
+    def forget_history(self) -> None:
+        """Start counting anew, with an empty cache. No request is open."""
+        self.counters = Counters()
+        self.flush_cache()
 
     def stats(self) -> Stats:
         kv, counters = self.kv, self.counters
