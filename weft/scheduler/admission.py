@@ -122,6 +122,10 @@ class PrefillAdder:
         self.new_chunked_req = request
         return None
 
+    def needed_tokens(self, request: Request) -> int:
+        """Memory that a request needs to be admitted while others run."""
+        return self._kv.ceil(request.remaining_prefill) + self._kv.page_size + self._expected_new(request)
+
     def _fits(self, extend: int, reserve: int) -> bool:
         if not reserve and self._is_alone and not self.can_run:
             return self._kv.ceil(extend) <= self.rem_total_tokens

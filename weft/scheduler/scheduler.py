@@ -23,6 +23,7 @@ from weft.messages.requests import Abort, GenerateRequest
 from weft.scheduler.admission import CLIP_MAX_NEW_TOKENS, AddResult, PrefillAdder
 from weft.scheduler.batch import Batch, RunningBatch
 from weft.scheduler.commit import commit
+from weft.scheduler.events import Diary, Event, EventKind, Stop
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.part import Moments, Part, StepReplies, Verdict
 from weft.scheduler.planner import Planner
@@ -42,6 +43,8 @@ class Scheduler:
         rows = RowTable(num_rows, settings.context_length)
         self.kv = KvMemory(rows, PageAllocator(settings.num_pages, page_size), cache, self.columns)
         self.counters = Counters()
+        self.diary = Diary()
+        self._now = 0.0  # as of the last call that told
         self._moments = Moments(parts)
         self._planner = Planner(self.kv, self._moments)
         self._policy = POLICIES[settings.policy]
@@ -62,13 +65,16 @@ class Scheduler:
 
     def add_request(self, message: GenerateRequest, now: float) -> None:
         """Queue a request. One that can never run, or finds the queue full, ends here with an error."""
+        self._now = now
         if message.id in self.requests:
             self.counters.num_refused += 1
             return
         number = self.counters.num_requests
         self.counters.num_requests += 1
         problem, status = self._problem(message)
+        self._note(message, EventKind.ARRIVED, f"{len(message.input_ids) // TOKEN_BYTES:,} prompt tokens")
         if problem:
+            self._note(message, EventKind.FINISHED, f"refused: {problem}")
             self._finished.append(Finish(id=message.id, reason="error", message=problem, status=status))
             return
         sampling, prompt_len = message.sampling, len(message.input_ids) // TOKEN_BYTES
@@ -83,7 +89,7 @@ class Scheduler:
         for id in list(self.requests) if message.all else message.ids:
             request = self.requests.get(id)
             if request is not None:
-                self._finish(request, "abort", message=message.message, status=499)
+                self._finish(request, "abort", message=message.message)
 
     def _problem(self, message: GenerateRequest) -> tuple[str, int]:
         """Why a request cannot be taken and the HTTP status that says so, or an empty string."""
@@ -124,6 +130,9 @@ class Scheduler:
             self._leave(request, keep=keep)
         request.state = RequestState.FINISHED
         del self.requests[request.id]
+        self._note(
+            request, EventKind.FINISHED, f"{reason}, {num_output:,} tokens" + (f": {message}" if message else "")
+        )
         self.counters.num_aborted += reason == "abort"
         self._finished.append(
             Finish(
@@ -158,8 +167,9 @@ class Scheduler:
         With `in_flight` (the result of the last step is not known yet) None may also mean that the next step depends on
         that result: commit it, then ask again.
         """
+        self._now = now
         self._merge_last_batch()
-        batch = self.get_new_batch_prefill(now)
+        batch = self.get_new_batch_prefill()
         if batch is None:
             batch = self.update_running_batch(in_flight=in_flight)
         self.last_batch = batch
@@ -183,27 +193,30 @@ class Scheduler:
         self.running_batch.merge(joining)
         self.last_batch = None
 
-    def get_new_batch_prefill(self, now: float) -> Batch | None:
+    def get_new_batch_prefill(self) -> Batch | None:
         """Admit waiting requests as far as memory and the budgets of a step allow. None if nothing can run.
 
         The open chunk goes first, also when the batch is full: it holds its row, and only its progress gives it back.
         """
-        if (self.batch_is_full or not self.waiting_queue) and self.chunked_req is None:
-            return None
-        if not self.kv.rows.num_free and self.chunked_req is None:
-            self.batch_is_full = True
-            return None
+        if self.chunked_req is None:
+            if not self.waiting_queue:
+                return None
+            if self.batch_is_full or not self.kv.rows.num_free:
+                self._note_pass(Stop.FULL if self.batch_is_full else Stop.NO_ROW)
+                self.batch_is_full = True
+                return None
         decode_rows = self._rows_to_mix()
         adder = self._new_adder(decode_rows)
         sharing = PrefixSharing(self.kv.cache)
         if self.chunked_req is not None:
             sharing.picked(self.chunked_req)
-            self.chunked_req = adder.add_chunked_req(self.chunked_req)
+            chunked, self.chunked_req = self.chunked_req, adder.add_chunked_req(self.chunked_req)
+            self._note(chunked, EventKind.CHUNK, _piece(chunked) if adder.can_run else "no KV memory to go on")
         picked = self._pick_waiting(adder, sharing) if not self.batch_is_full else []
         if not adder.can_run:
             return None
         for request in picked:
-            self._admit(request, now)
+            self._admit(request)
         if adder.new_chunked_req is not None:
             assert self.chunked_req is None, "two prompts are open"
             self.chunked_req = adder.new_chunked_req
@@ -228,11 +241,14 @@ class Scheduler:
         for request in self._policy(self.waiting_queue, self.kv.cache):
             if len(picked) >= self.kv.rows.num_free:
                 self.batch_is_full = True
+                self._note_pass(Stop.NO_ROW, request)
                 break
             if any(admit(request) is Verdict.WAIT for admit in self._moments.admit):
+                self._note(request, EventKind.HELD, "not ready yet")
                 continue
             self.kv.match(request)
             if sharing.defers(request):
+                self._note(request, EventKind.DEFERRED, "another request of this step computes its prefix")
                 continue
             num_before = len(adder.can_run)
             result = adder.add_one_req(request, has_chunked_req=self.chunked_req is not None)
@@ -243,14 +259,26 @@ class Scheduler:
                 # Full only if something can be served: else admission would stay shut for ever.
                 self.batch_is_full = bool(adder.can_run) or len(self.running_batch) > 0
             if result is not AddResult.CONTINUE:
+                self._note_stop(result, request, adder, was_picked=len(adder.can_run) > num_before)
                 break
         return picked
 
-    def _admit(self, request: Request, now: float) -> None:
+    def _note_stop(self, result: AddResult, request: Request, adder: PrefillAdder, *, was_picked: bool) -> None:
+        """Write down why the walk over the queue ended."""
+        if was_picked:
+            self._note_pass(Stop.BUDGET if result is AddResult.OTHER else Stop.NO_TOKEN)
+        elif result is AddResult.OTHER:
+            self._note_pass(Stop.BUDGET, request)
+        else:
+            needed = adder.needed_tokens(request)
+            self._note_pass(Stop.NO_TOKEN, request, needed=needed, available=int(adder.rem_total_tokens))
+
+    def _admit(self, request: Request) -> None:
         """Give a picked request its row."""
         self.waiting_queue.remove(request)
+        self._note(request, EventKind.ADMITTED, f"{request.cached_len:,} tokens cached, {_piece(request)}")
         if request.admitted_s < 0:
-            request.admitted_s = now
+            request.admitted_s = self._now
             request.cached_tokens = request.cached_len
             self.counters.num_prompt_tokens += request.prompt_len
             self.counters.num_cached_tokens += request.cached_len
@@ -329,6 +357,7 @@ class Scheduler:
         becomes part of what is prefilled."""
         known = int(self.columns.known_len[request.row])
         request.packed = self.columns.packed(request.row, known)
+        self._note(request, EventKind.RETRACTED, f"no KV memory for the next step; {known:,} tokens to be found again")
         self._leave(request)
         request.fill_len = known
         request.state = RequestState.WAITING
@@ -387,6 +416,14 @@ class Scheduler:
         return StepOutput(finished=finished) if finished else None
 
     # Looking on
+
+    def _note(self, request: Request | GenerateRequest, kind: EventKind, detail: str) -> None:
+        self.diary.note(request.id, request.rid, Event(self._now, self._planner.num_steps, kind, detail))
+
+    def _note_pass(self, stop: Stop, at: Request | None = None, *, needed: int = 0, available: int = 0) -> None:
+        id = -1 if at is None else at.id
+        step = self._planner.num_steps
+        self.diary.note_pass(self._now, step, stop, id, needed, available, len(self.waiting_queue))
 
     @property
     def has_work(self) -> bool:
@@ -451,6 +488,11 @@ class Counters:
         self.num_prefilled_tokens = 0  # computed, retracted requests counted again
         self.num_generated_tokens = 0
         self.num_retractions = 0
+
+
+def _piece(request: Request) -> str:
+    """The part of its prompt that the planned step computes."""
+    return f"computes {request.kv_len:,} to {request.extend_end:,} of {request.fill_len:,}"
 
 
 def _mix(seed: int, number: int) -> int:

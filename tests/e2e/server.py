@@ -1,0 +1,85 @@
+"""A real server as a child process, for tests: the bundled model, on a free port."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+
+START_TIMEOUT_S = 120.0
+SMALL = ("--kv-tokens", "8192", "--max-running-requests", "16", "--threads", "1")
+
+
+class Server:
+    """`weft serve` with `options`; everything it prints is in `lines`."""
+
+    def __init__(self, *options: str) -> None:
+        command = [sys.executable, "-m", "weft", "serve", "--port", "0", *SMALL, *options]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+        self.lines: list[str] = []
+        self._url = threading.Event()
+        self.url = ""
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        if not self._url.wait(START_TIMEOUT_S) or not self.url:
+            self.process.kill()
+            raise AssertionError("the server did not start:\n" + "\n".join(self.lines))
+        self.engine = self._find_engine()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.lines.append(line.rstrip("\n"))
+            if found := re.search(r"ready in .* (http://\S+)", line):
+                self.url = found[1]
+                self._url.set()
+        self._url.set()
+
+    def _find_engine(self) -> psutil.Process:
+        (engine,) = [p for p in psutil.Process(self.process.pid).children() if "worker" in " ".join(p.cmdline())]
+        return engine
+
+    def get(self, path: str) -> Any:
+        with urllib.request.urlopen(self.url + path, timeout=30) as answer:
+            return json.load(answer)
+
+    def post(self, path: str, **body: object) -> Any:
+        request = urllib.request.Request(
+            self.url + path, data=json.dumps(body).encode(), headers={"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            return json.load(answer) if "json" in answer.headers["Content-Type"] else answer.read().decode()
+
+    def load(self) -> dict[str, Any]:
+        """The engine's own numbers, as it answers them now."""
+        (load,) = self.get("/v1/loads")["loads"]
+        return dict(load)
+
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
+        """Send a signal and wait for the end. Returns the exit status."""
+        if self.process.poll() is None:
+            self.process.send_signal(how)
+        status = self.process.wait(30)
+        self._reader.join(5)
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+        return status
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:
+    """Look again and again until it holds; false if it never does."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return condition()
