@@ -128,6 +128,18 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
+def asked_help(argv: Sequence[str]) -> str | None:
+    """The section that `-h`, `--help` or `--help SECTION` asks for; "" for the short help, None for none."""
+    for word, following in zip(argv, [*argv[1:], ""], strict=False):
+        if word == "--":
+            return None
+        if word in ("-h", "--help"):
+            return "" if following.startswith("-") else following
+        if word.startswith("--help="):
+            return word.removeprefix("--help=")
+    return None
+
+
 class Settings:
     """What the user has set, from all sources."""
 

@@ -17,6 +17,7 @@ from weft.memory.allocator import IntArray, OutOfPages
 from weft.memory.prefix_cache import NO_PAGES, TOKEN_BYTES, Inserted, Match
 
 PAGE_BYTES = 4  # of a page number in Node.pages
+INT32 = np.dtype(np.int32)  # made once: numpy takes longer to look the type up than to wrap a short sequence
 
 
 class Node:
@@ -74,10 +75,10 @@ class RadixCache:
             child = node.children.get(tokens[at : at + step])
             if child is None:
                 break
-            shared = self._shared(tokens, at, end, child.key)
-            at += shared
-            if shared < len(child.key):
+            if not tokens.startswith(child.key, at):
+                at += self._shared(tokens, at, end, child.key)
                 break
+            at += len(child.key)
             node = child
         return at // TOKEN_BYTES
 
@@ -90,9 +91,9 @@ class RadixCache:
         if not pieces:
             return NO_PAGES
         if len(pieces) == 1:
-            return np.frombuffer(pieces[0], dtype=np.int32)
+            return np.frombuffer(pieces[0], INT32)
         pieces.reverse()
-        return np.frombuffer(b"".join(pieces), dtype=np.int32)
+        return np.frombuffer(b"".join(pieces), INT32)
 
     # Change
 
@@ -112,22 +113,26 @@ class RadixCache:
 
     def lock(self, handle: Node) -> None:
         node: Node | None = handle
+        num_bytes = 0  # of page numbers that were not protected before
         while node is not None and node.key:
             if not node.locks:
-                self._protect(len(node.pages) // PAGE_BYTES)
+                num_bytes += len(node.pages)
             node.locks += 1
             node = node.parent
+        self._protect(num_bytes // PAGE_BYTES)
 
     def unlock(self, handle: Node) -> None:
         node: Node | None = handle
+        num_bytes = 0
         while node is not None and node.key:
             assert node.locks > 0, "unlocked more often than locked"
             node.locks -= 1
             if not node.locks:
-                self._protect(-(len(node.pages) // PAGE_BYTES))
+                num_bytes += len(node.pages)
                 if not node.children:
                     self._queue(node)
             node = node.parent
+        self._protect(-(num_bytes // PAGE_BYTES))
 
     def evict(self, num_pages: int) -> IntArray:
         if num_pages > self.evictable_pages:
@@ -219,20 +224,21 @@ class RadixCache:
             child = node.children.get(tokens[at : at + step])
             if child is None:
                 break
-            shared = self._shared(tokens, at, end, child.key)
-            at += shared
-            if shared < len(child.key):
+            if not tokens.startswith(child.key, at):
+                shared = self._shared(tokens, at, end, child.key)
                 child = self._split(child, shared)
                 child.used = now
-                return child, at
+                return child, at + shared
+            at += len(child.key)
             child.used = now
             node = child
         return node, at
 
     def _shared(self, tokens: bytes, at: int, end: int, key: bytes) -> int:
-        """Bytes that `tokens[at:end]` and `key` share, in whole pages. The first page is known to be shared."""
+        """Bytes that `tokens[at:end]` and `key` share, in whole pages. The first page is known to be shared, and that
+        `tokens` does not hold all of `key`."""
         length = min(len(key), end - at)
-        if tokens[at : at + length] == (key if length == len(key) else key[:length]):
+        if length < len(key) and tokens[at : at + length] == key[:length]:
             return length
         step = self._step
         same, differ = 1, length // step  # in pages: the first `same` are equal, the first `differ` are not

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias, get_args
+from typing import Any, Protocol, TypeAlias, get_args
 
 from weft.messages.codec import FromEngine, ToEngine
 from weft.messages.control import (
@@ -18,13 +18,25 @@ from weft.messages.control import (
     GetState,
     GetStateReply,
     Shutdown,
+    Stats,
 )
 from weft.messages.requests import Abort, GenerateRequest
+from weft.scheduler.scheduler import Scheduler
 
-if TYPE_CHECKING:
-    from weft.scheduler.service.engine import Engine
 
-Handler: TypeAlias = Callable[["Engine", Any], FromEngine | None]
+class Engine(Protocol):
+    """What handlers need of `service/engine.py`."""
+
+    scheduler: Scheduler
+    flushes: list[tuple[float, int]]  # deadline and call of flushes that wait for an idle engine
+    stop_at: float | None
+
+    def clock(self) -> float: ...
+
+    def stats(self) -> Stats: ...
+
+
+Handler: TypeAlias = Callable[[Any, Any], FromEngine | None]
 
 
 def generate(engine: Engine, message: GenerateRequest) -> None:

@@ -1,0 +1,47 @@
+# Sourced by scripts/serve and scripts/test: makes .venv and installs weft into it, when that has not been done yet or
+# pyproject.toml, constraints.txt or the kind of installation has changed since. POSIX sh; needs no compiler.
+#
+#   prepare_environment EXTRAS     "" or "[dev]"
+#
+# On Linux, pip's torch brings the CUDA libraries (some 3 GB). Without a GPU, the build for CPUs does the same with a
+# fifth of the size: set PIP_EXTRA_INDEX_URL to the package index for CPUs that the PyTorch site names, before the first
+# start. WEFT_PYTHON names another Python.
+
+fail() {
+    printf '%s: %s\n' "$(basename "$0")" "$1" >&2
+    exit 2
+}
+
+find_python() {
+    for name in "${WEFT_PYTHON:-}" python3 python3.11 python3.12 python3.13 python; do
+        [ -n "$name" ] || continue
+        if "$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then
+            printf '%s\n' "$name"
+            return
+        fi
+    done
+    fail "weft needs Python 3.11 or newer, and none was found; install one, or name it: WEFT_PYTHON=/path/to/python3"
+}
+
+make_venv() {
+    python=$(find_python) || exit 2
+    "$python" -c 'import ensurepip, venv' >/dev/null 2>&1 || fail "$python cannot make virtual environments: install \
+its venv package (on Debian and Ubuntu: apt install python3-venv), or name another Python: WEFT_PYTHON=/path/to/python3"
+    "$python" -m venv .venv || fail "$python -m venv .venv failed"
+}
+
+prepare_environment() {
+    extras=$1
+    [ -x .venv/bin/python ] && .venv/bin/python -c '' 2>/dev/null || { rm -rf .venv && make_venv; }
+    # A [dev] installation serves as well as a plain one.
+    sum=$(cat pyproject.toml constraints.txt | cksum)
+    stamp=.venv/weft-installed
+    found=$(cat "$stamp" 2>/dev/null || true)
+    case "$found" in
+        "$sum $extras" | "$sum [dev]") return ;;
+    esac
+    echo "installing weft$extras and what it needs into .venv ..." >&2
+    .venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".$extras" >&2 ||
+        fail "pip could not install weft; its reason stands above"
+    printf '%s\n' "$sum $extras" >"$stamp"
+}

@@ -1,0 +1,132 @@
+"""The least scheduler that drives a runner: hands out slots at random, never frees one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from weft.config.engine import EngineConfig
+from weft.config.model import ModelConfig, RopeConfig
+from weft.executor.build import load_runner
+from weft.executor.plan import ForwardMode as Mode
+from weft.executor.plan import IntArray, Logprobs, Plan, Result, Sampling, Step, TableWrites
+from weft.executor.runner import TorchRunner
+
+KV_TOKENS, MAX_ROWS, CONTEXT = 640, 8, 128
+
+# The smallest model for tests that need one but do not care which.
+MODEL = ModelConfig(
+    architecture="LlamaForCausalLM",
+    name="smallest",
+    vocab_size=61,
+    hidden_size=16,
+    num_layers=2,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=8,
+    intermediate_size=24,
+    max_position=CONTEXT,
+    norm_eps=1e-5,
+    rope=RopeConfig(),
+    dtype="float32",
+)
+
+
+class Turn(NamedTuple):
+    """What one request does in a step: run `tokens` behind what its row holds, and sample or not."""
+
+    row: int
+    tokens: list[int]
+    samples: bool = True
+
+
+def ints(values: Iterable[Any]) -> IntArray:
+    return np.array(list(values), dtype=np.int32)
+
+
+def sampling(positions: Iterable[int], **changes: Any) -> Sampling:
+    """Greedy for each of the positions, but for the `changes`."""
+    where = ints(positions)
+    num = len(where)
+    values: dict[str, Any] = {
+        "temperature": np.zeros(num, np.float32),
+        "top_p": np.ones(num, np.float32),
+        "top_k": np.zeros(num, np.int32),
+        "min_p": np.zeros(num, np.float32),
+        "seeds": np.arange(num, dtype=np.int64),
+        "positions": where,
+    }
+    return Sampling(**{**values, **changes})
+
+
+@dataclass
+class Driver:
+    runner: TorchRunner
+    vocab_size: int
+    free: list[int]
+    slots: dict[int, list[int]] = field(default_factory=dict)
+    writes: list[tuple[int, int, list[int]]] = field(default_factory=list)
+
+    def share(self, source: int, target: int, num: int) -> None:
+        """Let row `target` begin with the first `num` tokens that were computed for row `source`."""
+        self.slots[target] = self.slots[source][:num]
+        self.writes.append((target, 0, self.slots[target]))
+
+    def plan(self, *turns: Turn) -> Plan:
+        starts = [len(self.slots.setdefault(turn.row, [])) for turn in turns]
+        new = [[self.free.pop() for _ in turn.tokens] for turn in turns]
+        for turn, slots in zip(turns, new, strict=True):
+            self.slots[turn.row] = self.slots[turn.row] + slots
+        ends = [len(self.slots[turn.row]) for turn in turns if turn.samples]
+        everything = Logprobs(ints(range(len(ends))), ints([self.vocab_size] * len(ends)))
+        return Plan(
+            step=0,
+            mode=Mode.DECODE if all(len(turn.tokens) == 1 for turn in turns) else Mode.MIXED,
+            rows=ints(turn.row for turn in turns),
+            starts=ints(starts),
+            lens=ints(len(turn.tokens) for turn in turns),
+            tokens=ints(token for turn in turns for token in turn.tokens),
+            slots=ints(slot for slots in new for slot in slots),
+            samples=np.array([turn.samples for turn in turns], dtype=np.bool_),
+            sampling=sampling(ends, logprobs=everything),
+            table=self._table(),
+        )
+
+    def launch(self, *turns: Turn) -> Step:
+        return self.runner.launch(self.plan(*turns))
+
+    def run(self, *turns: Turn) -> torch.Tensor:
+        """Log probabilities of the requests that sample: [S, vocab]."""
+        return full_logprobs(self.launch(*turns).result())
+
+    def _table(self) -> TableWrites | None:
+        writes, self.writes = self.writes, []
+        if not writes:
+            return None
+        rows, starts, slots = zip(*writes, strict=True)
+        return TableWrites(ints(rows), ints(starts), ints(len(s) for s in slots), ints(x for s in slots for x in s))
+
+
+def full_logprobs(result: Result) -> torch.Tensor:
+    assert result.logprobs is not None
+    ids, values = result.logprobs.top_ids, result.logprobs.top_logprobs
+    return torch.zeros(values.shape).scatter_(1, torch.from_numpy(ids).long(), torch.from_numpy(values))
+
+
+def make_driver(model: ModelConfig = MODEL, folder: Path | None = None, dtype: str = "auto") -> Driver:
+    """A runner with the weights in `folder`, or with random ones."""
+    runner = load_runner(
+        EngineConfig(dtype=dtype, threads=1, device="cpu", load_format="auto" if folder else "dummy"),
+        model,
+        folder=folder or Path(),
+        kv_tokens=KV_TOKENS,
+        page_size=1,
+        max_rows=MAX_ROWS,
+        context_length=CONTEXT,
+    )
+    return Driver(runner, model.vocab_size, np.random.default_rng(0).permutation(KV_TOKENS).tolist())

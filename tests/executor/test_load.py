@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests.executor.driver import MODEL
+from weft.config.model import BadCheckpoint, ModelConfig, ModelNotFound
+from weft.executor.weights.load import load_weights, randomize
+from weft.models.registry import make_model
+
+
+def make(config: ModelConfig = MODEL) -> dict[str, torch.Tensor]:
+    return dict(make_model(config, device=torch.device("cpu")).weights())
+
+
+def checkpoint(config: ModelConfig = MODEL) -> dict[str, torch.Tensor]:
+    weights = make(config)
+    randomize(iter(weights.items()))
+    return {name: tensor.clone() for name, tensor in weights.items()}
+
+
+def load(folder: Path, config: ModelConfig = MODEL) -> dict[str, torch.Tensor]:
+    model = make_model(config, device=torch.device("cpu"))
+    load_weights(model.weights(), folder)
+    return dict(model.weights())
+
+
+def assert_same(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert actual.keys() == expected.keys()
+    assert all(torch.equal(actual[name], expected[name]) for name in expected)
+
+
+def test_random_weights_are_the_same_each_time_and_differ_by_name():
+    first = checkpoint()
+    assert_same(checkpoint(), first)
+    assert not torch.equal(first["model.layers.0.mlp.up_proj.weight"], first["model.layers.1.mlp.up_proj.weight"])
+    assert first["model.norm.weight"].eq(1).all()
+
+
+def test_one_file(tmp_path):
+    save_file(checkpoint(), tmp_path / "model.safetensors")
+    assert_same(load(tmp_path), checkpoint())
+
+
+def test_several_files_with_an_index(tmp_path):
+    """A file that the index does not name is left alone."""
+    names = sorted(checkpoint())
+    index = {name: f"part-{i % 3}.safetensors" for i, name in enumerate(names)}
+    for file in set(index.values()):
+        save_file({name: checkpoint()[name] for name in names if index[name] == file}, tmp_path / file)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    save_file({"other.weight": torch.ones(1)}, tmp_path / "consolidated.safetensors")
+    assert_same(load(tmp_path), checkpoint())
+
+
+def test_weights_are_converted_to_the_dtype_of_the_model(tmp_path):
+    save_file(checkpoint(), tmp_path / "model.safetensors")
+    converted = {name: tensor.bfloat16() for name, tensor in checkpoint().items()}
+    assert_same(load(tmp_path, replace(MODEL, dtype="bfloat16")), converted)
+
+
+def test_a_tied_head_and_old_buffers_in_the_checkpoint_are_ignored(tmp_path):
+    tied = replace(MODEL, tie_embeddings=True)
+    extra = {"lm_head.weight": torch.ones(3), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
+    save_file({**checkpoint(tied), **extra}, tmp_path / "model.safetensors")
+    assert_same(load(tmp_path, tied), checkpoint(tied))
+
+
+def test_everything_that_does_not_fit_is_named_in_one_error(tmp_path):
+    tensors = checkpoint()
+    del tensors["model.norm.weight"]
+    tensors["model.layers.2.mlp.up_proj.weight"] = torch.ones(1)
+    tensors["lm_head.weight"] = torch.ones(61, 8)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(BadCheckpoint) as error:
+        load(tmp_path)
+    assert "1 missing: model.norm.weight;" in str(error.value)
+    assert "1 unexpected: model.layers.2.mlp.up_proj.weight;" in str(error.value)
+    assert "1 of another shape: lm_head.weight [61, 8] instead of [61, 16])" in str(error.value)
+
+
+def test_long_lists_of_names_are_cut(tmp_path):
+    save_file({"model.norm.weight": torch.ones(16)}, tmp_path / "model.safetensors")
+    with pytest.raises(BadCheckpoint, match=r"\d+ missing: (\S+, ){5}\.\.\.\)"):
+        load(tmp_path)
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    save_file(checkpoint(), tmp_path / "model.safetensors")
+    whole = (tmp_path / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(BadCheckpoint, match=r"model\.safetensors is damaged"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({}, "has no weights in"),
+        ({"pytorch_model.bin": "x"}, "only pickled ones, .* never read"),
+        ({"model.safetensors.index.json": '{"weight_map": {"a": "m-1.safetensors"}}'}, "lacks 1 of its 1 weight files"),
+        ({"model.safetensors.index.json": "{}"}, "index.json is damaged"),
+    ],
+)
+def test_a_folder_without_weights_says_what_is_wrong(tmp_path, files, message):
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    with pytest.raises((ModelNotFound, BadCheckpoint), match=message):
+        load(tmp_path)
+
+
+def test_an_index_cannot_point_out_of_its_folder(tmp_path):
+    save_file(checkpoint(), tmp_path / "model.safetensors")
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    index = {"weight_map": {"lm_head.weight": "../model.safetensors"}}
+    (inner / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelNotFound, match="lacks 1 of its 1"):
+        load(inner)

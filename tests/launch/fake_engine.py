@@ -1,0 +1,89 @@
+"""An engine process without a model: it speaks the channel, and every request gets the token "a" now and then.
+
+FAKE_ENGINE says how it behaves: a list of words with values, "load_s=2 token_s=0.01 refuse crash stubborn".
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import zmq
+
+from weft.config.process import EngineArgs
+from weft.messages.channel import Receiver, Sender
+from weft.messages.codec import decode_to_engine
+from weft.messages.control import EngineFailed, EngineReady
+from weft.messages.replies import Finish, StepOutput
+from weft.messages.requests import Abort, GenerateRequest
+
+TOKEN = 64  # "a" in the tiny model's tokenizer
+
+
+def main() -> None:
+    args = EngineArgs.from_json(sys.stdin.buffer.readline())
+    behaviour = dict(word.partition("=")[::2] for word in os.environ.get("FAKE_ENGINE", "").split())
+    if "FAKE_PID_FILE" in os.environ:
+        Path(os.environ["FAKE_PID_FILE"]).write_text(str(os.getpid()))
+    if "stubborn" not in behaviour:
+        threading.Thread(target=end_with_parent, daemon=True).start()
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    sender = Sender(context, args.from_engine)
+    receiver = Receiver(context, args.to_engine, decode_to_engine)
+    time.sleep(float(behaviour.get("load_s", 0)))
+    if "crash" in behaviour:
+        sys.exit(7)
+    if "refuse" in behaviour or "fail" in behaviour:
+        sender.send(EngineFailed(message="the weights are made of wool", user_error="refuse" in behaviour))
+        sender.close(linger_s=1.0)
+        context.term()
+        os._exit(1)
+    sender.send(
+        EngineReady(
+            model_summary="fake",
+            vocab_size=258,
+            context_length=args.config.context_length,
+            max_prompt_tokens=args.config.context_length - 1,
+            kv_tokens=args.config.kv_tokens,
+            page_size=args.config.page_size,
+            startup=[("weights", "1 byte loaded", 0.01)],
+        )
+    )
+    serve(sender, receiver, float(behaviour.get("token_s", 0.001)))
+
+
+def serve(sender: Sender, receiver: Receiver, token_s: float) -> None:
+    left: dict[int, int] = {}  # tokens that each request is still to get
+    while True:
+        if not left:
+            receiver.wait(3600)
+        for message in receiver.drain():
+            if isinstance(message, GenerateRequest):
+                left[message.id] = message.sampling.max_new_tokens or 1
+            elif isinstance(message, Abort):
+                for number in left if message.all else set(message.ids) & set(left):
+                    sender.send(StepOutput(finished=[Finish(id=number, reason="abort", message=message.message)]))
+                left = {} if message.all else {number: n for number, n in left.items() if number not in message.ids}
+        if left:
+            time.sleep(token_s)
+            ids = np.array(list(left), dtype=np.int64)
+            left = {number: n - 1 for number, n in left.items()}
+            finished = [Finish(id=number, reason="length") for number, n in left.items() if n == 0]
+            sender.send(
+                StepOutput(ids=ids.tobytes(), tokens=np.full(len(ids), TOKEN, np.int32).tobytes(), finished=finished)
+            )
+            left = {number: n for number, n in left.items() if n > 0}
+
+
+def end_with_parent() -> None:
+    while os.read(0, 4096):
+        pass
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""The command line before anything runs: help that costs nothing, and one paragraph for what the user can mend."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import weft
+from tests.launch.tiny_model import write_safetensors, write_tiny_model
+from weft.launch import cli
+
+HEAVY = ("torch", "numpy", "starlette", "uvicorn", "tokenizers", "zmq", "msgspec")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write_tiny_model(tmp_path / "tiny")
+
+
+def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """The one line on standard error of a command that ends with status 2."""
+    assert cli.main(argv) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("weft: ")
+    assert captured.err.count("\n") == 1
+    return captured.err.removeprefix("weft: ").rstrip("\n")
+
+
+def loaded_by(*argv: str) -> set[str]:
+    """The heavy modules that `weft` with `argv` has imported when it ends."""
+    code = (
+        "import sys\nfrom weft.launch.cli import main\n"
+        f"try: main({list(argv)})\nexcept SystemExit: pass\n"
+        f"print('loaded', *(name for name in {HEAVY} if name in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.splitlines()[-1].split()[1:])
+
+
+@pytest.mark.parametrize("verb", ["serve", "chat", "generate", "doctor"])
+def test_help_of_every_verb_imports_nothing_heavy(verb: str) -> None:
+    assert loaded_by(verb, "--help") == set()
+
+
+def test_refusal_imports_nothing_that_loads_models() -> None:
+    assert "torch" not in loaded_by("serve", "/nowhere", "--port", "0")
+
+
+def test_import_of_the_package_is_instant() -> None:
+    code = f"import sys, weft\nprint([name for name in {HEAVY} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_public_names_are_found_when_asked_for() -> None:
+    assert weft.SamplingParams(max_new_tokens=3).max_new_tokens == 3
+    assert set(dir(weft)) >= {"LLM", "SamplingParams", "Output", "__version__"}
+    with pytest.raises(AttributeError, match="no attribute 'Loom'"):
+        _ = weft.Loom
+
+
+def test_version_has_one_source(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == cli.main(["version"]) == 0
+    assert capsys.readouterr().out == f"weft {weft.__version__}\n" * 2
+    pyproject = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    assert "weft.__version__" in pyproject
+    assert weft.__version__ not in pyproject
+
+
+def test_bare_command_shows_the_verbs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 0
+    shown = capsys.readouterr().out
+    assert all(verb in shown for verb in cli.VERBS)
+
+
+@pytest.mark.parametrize("verb", ["serve", "chat", "generate", "doctor"])
+def test_help_is_short_and_all_is_longer(capsys: pytest.CaptureFixture[str], verb: str) -> None:
+    assert cli.main([verb, "--help"]) == 0
+    short = capsys.readouterr().out
+    assert cli.main([verb, "--help", "all"]) == 0
+    assert len(capsys.readouterr().out) > len(short)
+
+
+def test_unknown_verb_and_option(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "did you mean serve?" in refused(capsys, "sevre")
+    assert "did you mean --port?" in refused(capsys, "serve", "--prot", "1")
+    assert "here it is --context-length" in refused(capsys, "serve", "--max-model-len", "1")
+
+
+def test_wrong_path(capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(capsys, "serve", "/no/where", "--port", "0") == "there is no folder /no/where"
+
+
+def test_folder_without_config(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert "has no config.json" in refused(capsys, "serve", str(tmp_path), "--port", "0")
+
+
+def test_broken_config(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+    (model / "config.json").write_text('{"architectures": [')
+    assert "config.json cannot be read" in refused(capsys, "serve", str(model), "--port", "0")
+
+
+def test_unsupported_architecture(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path / "m", architectures=["LoomForCausalLM"], auto_map={"a": "b"})
+    message = refused(capsys, "serve", str(folder), "--port", "0")
+    assert "LoomForCausalLM" in message
+    assert "supported are LlamaForCausalLM" in message
+    assert "never run" in message
+
+
+def test_missing_tokenizer(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+    (model / "tokenizer.json").unlink()
+    assert "no tokenizer.json" in refused(capsys, "serve", str(model), "--port", "0")
+
+
+def test_pickled_weights(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+    (model / "model.safetensors").rename(model / "pytorch_model.bin")
+    assert "never read" in refused(capsys, "serve", str(model), "--port", "0")
+
+
+@pytest.mark.parametrize("kept", [0, 5, 60, -4])
+def test_half_downloaded_weights(capsys: pytest.CaptureFixture[str], model: Path, kept: int) -> None:
+    path = model / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:kept])
+    assert "not downloaded to its end" in refused(capsys, "serve", str(model), "--port", "0")
+
+
+def test_missing_shard(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    write_safetensors(model / "model-1.safetensors", {"a": [1]})
+    assert "model-2.safetensors" in refused(capsys, "serve", str(model), "--port", "0")
+
+
+def test_weights_do_not_matter_for_random_ones(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+    (model / "model.safetensors").unlink()
+    options = ("--load-format", "dummy", "--context-length", "999999")
+    assert "--context-length is 999,999" in refused(capsys, "serve", str(model), "--port", "0", *options)
+
+
+def test_too_little_memory(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+    message = refused(capsys, "serve", str(model), "--port", "0", "--kv-tokens", "900000000000")
+    assert "does not fit into memory" in message
+    assert "Lower --kv-tokens" in message
+
+
+def test_port_in_use_names_who_has_it(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        message = refused(capsys, "serve", str(model), "--port", str(port))
+    assert re.match(rf"port {port} on 127.0.0.1 is taken by \S+ \(pid \d+\); stop it, or choose another", message)
+
+
+def test_host_that_is_not_ours(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+    assert "no address of this machine" in refused(capsys, "serve", str(model), "--host", "192.0.2.1", "--port", "0")
+
+
+def test_debug_level_shows_where_it_happened(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["serve", "/nowhere", "--port", "0", "--log-level", "debug"]) == 2
+    error = capsys.readouterr().err
+    assert "Traceback" in error
+    assert error.endswith("weft: there is no folder /nowhere\n")
+
+
+def test_python_m_weft_is_weft() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "weft", "serve", "/nowhere", "--port", "0"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "weft: there is no folder /nowhere\n")
+
+
+def test_chat_without_a_server_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+        assert f"no server answers at 127.0.0.1:{port}" in refused(
+            capsys, "chat", "--url", f"http://127.0.0.1:{port}/v1"
+        )
+
+
+def test_generate_wants_one_source_of_prompts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "either --prompt TEXT or --input FILE" in refused(capsys, "generate")

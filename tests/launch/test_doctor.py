@@ -1,0 +1,90 @@
+"""What the doctor finds in good and bad model folders, without loading one."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.launch.tiny_model import write_safetensors, write_tiny_model
+from weft.launch import cli
+
+SHAPES = {
+    "model.embed_tokens.weight": [258, 16],
+    "model.norm.weight": [16],
+    "model.layers.0.input_layernorm.weight": [16],
+    "model.layers.0.post_attention_layernorm.weight": [16],
+    "model.layers.0.self_attn.q_proj.weight": [16, 16],
+    "model.layers.0.self_attn.k_proj.weight": [8, 16],
+    "model.layers.0.self_attn.v_proj.weight": [8, 16],
+    "model.layers.0.self_attn.o_proj.weight": [16, 16],
+    "model.layers.0.mlp.gate_proj.weight": [32, 16],
+    "model.layers.0.mlp.up_proj.weight": [32, 16],
+    "model.layers.0.mlp.down_proj.weight": [16, 32],
+}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = write_tiny_model(tmp_path / "tiny")
+    write_safetensors(folder / "model.safetensors", SHAPES)
+    return folder
+
+
+def examine(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, dict[str, tuple[str, str]]]:
+    """The exit status, and mark and text of each check by its name."""
+    status = cli.main(["doctor", *argv])
+    lines = [line.split(maxsplit=2) for line in capsys.readouterr().out.splitlines()]
+    return status, {words[1]: (words[0], words[2]) for words in lines if words[0] in ("ok", "warn", "FAIL")}
+
+
+def test_good_model_on_this_machine(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+    status, found = examine(capsys, str(model), "--port", "0")
+    assert status == 0, found
+    assert {"cpu", "memory", "torch", "packages", "model", "weights", "tokenizer", "chat", "fit"} <= found.keys()
+    assert found["weights"][1].startswith("11 tensors")
+
+
+def test_missing_folder_ends_the_list(capsys: pytest.CaptureFixture[str]) -> None:
+    status, found = examine(capsys, "/nowhere", "--port", "0")
+    assert status == 1
+    assert found["model"] == ("FAIL", "there is no folder /nowhere")
+    assert "weights" not in found
+
+
+def test_missing_tensor_is_named(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+    shapes = {name: shape for name, shape in SHAPES.items() if "up_proj" not in name}
+    write_safetensors(model / "model.safetensors", shapes)
+    status, found = examine(capsys, str(model), "--port", "0")
+    assert status == 1
+    assert found["weights"] == ("FAIL", "1 tensor is missing: model.layers.0.mlp.up_proj.weight")
+
+
+def test_tensor_of_another_shape_is_named(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+    write_safetensors(model / "model.safetensors", {**SHAPES, "model.norm.weight": [17]})
+    status, found = examine(capsys, str(model), "--port", "0")
+    assert status == 1
+    assert found["weights"][1] == "1 tensor is of another shape than config.json says: model.norm.weight"
+
+
+def test_damaged_weights_and_tokenizer_are_both_told(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+    (model / "model.safetensors").write_bytes(b"\0" * 100)
+    (model / "tokenizer.json").write_text("{}")
+    status, found = examine(capsys, str(model), "--port", "0")
+    assert status == 1
+    assert found["weights"][0] == found["tokenizer"][0] == "FAIL"
+
+
+def test_taken_port_and_missing_template_are_warnings(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+    (model / "tokenizer_config.json").unlink()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        status, found = examine(capsys, str(model), "--port", str(taken.getsockname()[1]))
+    assert status == 0
+    assert found["port"][0] == found["chat"][0] == "warn"
+
+
+def test_model_that_does_not_fit(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+    status, found = examine(capsys, str(model), "--port", "0", "--kv-tokens", "900000000000")
+    assert status == 1
+    assert found["fit"][0] == "FAIL"

@@ -1,0 +1,153 @@
+"""`weft.LLM` with everything real but the model: outputs, order, errors, interruption."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.launch.oracle_llm import EOS, VOCAB, oracle_llm
+from tests.launch.tiny_model import write_tiny_model
+from tests.scheduler.oracle_runner import OracleRunner, OracleStep, expected_output
+from weft import LLM, SamplingParams
+from weft.config.options import SettingsError
+from weft.executor.plan import Plan
+from weft.messages.sampling import InvalidParam
+
+GREEDY = SamplingParams(max_new_tokens=12, temperature=0.0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture
+def llm(folder: Path) -> LLM:
+    return oracle_llm(folder)[0]
+
+
+def expected(ids: list[int], max_new: int = 12) -> list[int]:
+    return expected_output(ids, max_new, VOCAB, {EOS})
+
+
+def test_outputs_come_in_the_order_of_the_prompts(llm: LLM) -> None:
+    prompts = ["one", "seventeen", "a", "fourteen and some more"]
+    outputs = llm.generate(prompts, GREEDY)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        ids = llm.tokenizer.encode(prompt)
+        assert output.token_ids == expected(ids)
+        assert output.prompt_tokens == len(ids)
+        assert output.completion_tokens == len(output.token_ids)
+        assert output.text == llm.tokenizer.decode([t for t in output.token_ids if t != EOS])
+        assert output.finish_reason == ("stop" if output.token_ids[-1] == EOS else "length")
+
+
+def test_one_text_or_one_list_of_ids_is_one_prompt(llm: LLM) -> None:
+    (by_text,) = llm.generate("hello", GREEDY)
+    (by_ids,) = llm.generate(llm.tokenizer.encode("hello"), GREEDY)
+    assert by_text.token_ids == by_ids.token_ids
+
+
+def test_many_prompts_as_ids(llm: LLM) -> None:
+    outputs = llm.generate([[1, 2, 3], [4, 5]], GREEDY)
+    assert [output.token_ids for output in outputs] == [expected([1, 2, 3]), expected([4, 5])]
+
+
+def test_parameters_for_each_prompt(llm: LLM) -> None:
+    outputs = llm.generate([[1], [1]], [SamplingParams(max_new_tokens=1), SamplingParams(max_new_tokens=3)])
+    assert [output.completion_tokens for output in outputs] == [1, 3]
+    with pytest.raises(InvalidParam, match="1 sampling parameters for 2 prompts"):
+        llm.generate([[1], [1]], [GREEDY])
+
+
+def test_n_completions_stand_together(llm: LLM) -> None:
+    outputs = llm.generate([[1, 2], [3]], SamplingParams(max_new_tokens=4, n=2))
+    assert [output.prompt_tokens for output in outputs] == [2, 2, 1, 1]
+
+
+def test_second_time_finds_the_prompt_in_the_cache(llm: LLM) -> None:
+    prompt = list(range(64))
+    (first,) = llm.generate(prompt, GREEDY)
+    (second,) = llm.generate(prompt, GREEDY)
+    assert (first.cached_tokens, second.cached_tokens) == (0, 48)
+    assert first.token_ids == second.token_ids
+
+
+def test_more_prompts_than_the_queue_holds(folder: Path) -> None:
+    llm, _ = oracle_llm(folder, max_queued_requests=3)
+    prompts = [[n % 200, n // 200] for n in range(50)]
+    outputs = llm.generate(prompts, GREEDY)
+    assert [output.token_ids for output in outputs] == [expected(ids) for ids in prompts]
+
+
+def test_prompt_that_does_not_fit_is_refused_and_the_rest_ends(llm: LLM) -> None:
+    with pytest.raises(InvalidParam, match="the context of 256 tokens"):
+        llm.generate([[1, 2], [1] * 300], GREEDY)
+    (output,) = llm.generate([1, 2], GREEDY)
+    assert output.token_ids == expected([1, 2])
+
+
+def test_without_strictness_a_refused_prompt_has_an_output_that_says_why(llm: LLM) -> None:
+    prompts = [llm.prompt([1, 2], GREEDY), llm.prompt([1] * 300, GREEDY), InvalidParam("line", "nonsense")]
+    outputs = dict(llm.complete(prompts, strict=False))
+    assert outputs[0][0].token_ids == expected([1, 2])
+    assert outputs[1][0].finish_reason == "error"
+    assert "300 tokens" in outputs[1][0].error
+    assert outputs[2][0].error == "nonsense"
+
+
+def test_stream_gives_the_same_in_pieces(llm: LLM) -> None:
+    deltas = list(llm.stream([1, 2, 3], GREEDY))
+    assert [token for delta in deltas for token in delta.token_ids] == expected([1, 2, 3])
+    assert [delta.end is not None for delta in deltas] == [False] * (len(deltas) - 1) + [True]
+    assert len(deltas) > 3
+
+
+def test_leaving_a_stream_early_aborts_it(llm: LLM) -> None:
+    for _ in llm.stream([1, 2, 3], SamplingParams(max_new_tokens=200, ignore_eos=True)):
+        break
+    llm.generate([9], GREEDY)
+    assert not llm._engine.has_work
+
+
+def test_interrupt_waits_for_the_end_of_the_step_and_leaves_the_engine_usable(folder: Path) -> None:
+    llm, runner = oracle_llm(folder)
+
+    class Interrupting(OracleRunner):
+        def launch(self, plan: Plan) -> OracleStep:
+            if plan.step == 5:
+                os.kill(os.getpid(), signal.SIGINT)
+            return super().launch(plan)
+
+    runner.__class__ = Interrupting
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([[1], [2], [3]], SamplingParams(max_new_tokens=100, ignore_eos=True))
+    assert signal.getsignal(signal.SIGINT) is before
+    (output,) = llm.generate([4, 5], GREEDY)
+    assert output.token_ids == expected([4, 5])
+    assert not llm._engine.has_work
+
+
+def test_chat_goes_through_the_template(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    ids = llm.tokenizer.encode("user: Hi\nassistant:", add_special_tokens=False)
+    assert llm.chat_ids(messages) == ids
+    (output,) = llm.chat(messages, GREEDY)
+    assert output.token_ids == expected(ids)
+    assert len(llm.chat([messages, messages], GREEDY)) == 2
+
+
+def test_model_without_template_cannot_chat(tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path / "tiny")
+    (folder / "tokenizer_config.json").unlink()
+    with pytest.raises(SettingsError, match="no chat template"):
+        oracle_llm(folder)[0].chat([{"role": "user", "content": "Hi"}])
+
+
+def test_unknown_setting_is_named() -> None:
+    with pytest.raises(SettingsError, match="kv_token"):
+        LLM("/nowhere", kv_token=5)

@@ -1,0 +1,178 @@
+"""The two processes from start to end, with an engine that has no model: readiness, drain, crashes, nothing left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.launch.server_process import ServerProcess, StreamError, eventually, is_alive
+from tests.launch.tiny_model import write_tiny_model
+
+ENDLESS = 200  # tokens; the context of the tiny model has 256
+SLOW = "token_s=0.1"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+def assert_nothing_left(server: ServerProcess) -> None:
+    assert not is_alive(server.engine_pid)
+    assert server.socket_folders == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_idle_server_stops_at_once_and_leaves_nothing(model: Path, number: int) -> None:
+    with ServerProcess(model) as server:
+        server.wait_ready()
+        assert server.get("/ready") == 200
+        assert len(server.socket_folders) == 1
+        assert server.socket_folders[0].stat().st_mode & 0o777 == 0o700
+        server.signal(number)
+        assert server.end(8) == 0
+        assert_nothing_left(server)
+        assert server.lines[-1] == "stopped"
+
+
+def test_startup_is_told_in_a_few_timed_lines(model: Path) -> None:
+    with ServerProcess(model) as server:
+        server.wait_ready()
+        text = "\n".join(server.lines)
+        assert "· tiny (" in text
+        assert "kv cache" in text
+        assert "weights     1 byte loaded in 0.0 s" in text
+        assert f"http://127.0.0.1:{server.port} " in server.lines[-1]
+        assert len(server.lines) <= 12
+
+
+def test_http_answers_that_it_is_not_ready_while_loading(model: Path) -> None:
+    with ServerProcess(model, behaviour="load_s=3") as server:
+        assert eventually(lambda: server.get("/ready") == 503)
+        with pytest.raises(StreamError, match="503"):
+            next(server.stream(1))
+        server.wait_ready()
+        assert server.get("/ready") == 200
+
+
+def test_signal_while_loading_stops_at_once(model: Path) -> None:
+    with ServerProcess(model, behaviour="load_s=60") as server:
+        assert eventually(lambda: server.get("/ready") == 503)
+        server.signal(signal.SIGINT)
+        assert server.end(8) == 0
+        assert_nothing_left(server)
+
+
+def test_drain_lets_open_streams_end_and_takes_nothing_new(model: Path) -> None:
+    with ServerProcess(model, behaviour=SLOW) as server:
+        stream = server.wait_ready().stream(15)
+        next(stream)
+        server.signal(signal.SIGTERM)
+        assert eventually(lambda: server.get("/ready") == 503, 1)
+        with pytest.raises(StreamError, match="503"):
+            next(server.stream(1))
+        assert len("".join(stream)) == 14
+        assert server.end(8) == 0
+        assert_nothing_left(server)
+        assert any(line.startswith("stopping: 1 open request, 10 s left") for line in server.lines)
+
+
+def test_what_outlasts_the_drain_ends_with_an_error(model: Path) -> None:
+    with ServerProcess(model, "--drain-s", "0.5", behaviour=SLOW) as server:
+        stream = server.wait_ready().stream(ENDLESS)
+        next(stream)
+        server.signal(signal.SIGINT)
+        with pytest.raises(StreamError, match="stopped"):
+            list(stream)
+        assert server.end(8) == 0
+        assert_nothing_left(server)
+
+
+def test_second_signal_ends_open_streams_at_once(model: Path) -> None:
+    with ServerProcess(model, "--drain-s", "60", behaviour=SLOW) as server:
+        stream = server.wait_ready().stream(ENDLESS)
+        next(stream)
+        server.signal(signal.SIGINT)
+        assert eventually(lambda: server.get("/ready") == 503)
+        began = time.monotonic()
+        server.signal(signal.SIGINT)
+        with pytest.raises(StreamError, match="stopped"):
+            list(stream)
+        assert server.end(8) == 0
+        assert time.monotonic() - began < 8
+        assert_nothing_left(server)
+
+
+def test_killed_engine_ends_every_stream_and_the_server(model: Path) -> None:
+    with ServerProcess(model, behaviour=SLOW) as server:
+        stream = server.wait_ready().stream(ENDLESS)
+        next(stream)
+        os.kill(server.engine_pid, signal.SIGKILL)
+        began = time.monotonic()
+        with pytest.raises(StreamError, match="engine has stopped"):
+            list(stream)
+        assert time.monotonic() - began < 5
+        assert server.end(8) == 1
+        assert_nothing_left(server)
+        assert server.lines[-1].startswith("weft: The engine process was killed (SIGKILL)")
+
+
+def test_killed_engine_ends_a_draining_server(model: Path) -> None:
+    with ServerProcess(model, "--drain-s", "60", behaviour=SLOW) as server:
+        stream = server.wait_ready().stream(ENDLESS)
+        next(stream)
+        server.signal(signal.SIGINT)
+        assert eventually(lambda: server.get("/ready") == 503)
+        os.kill(server.engine_pid, signal.SIGKILL)
+        with pytest.raises(StreamError, match="engine has stopped"):
+            list(stream)
+        assert server.end(8) == 1
+
+
+def test_killed_front_takes_the_engine_with_it_and_the_next_start_cleans_up(model: Path) -> None:
+    with ServerProcess(model) as server:
+        server.wait_ready()
+        engine = server.engine_pid
+        server.process.kill()
+        assert eventually(lambda: not is_alive(engine), 5)
+        from weft.launch.engine_process import _remove_stale
+
+        server.process.wait()
+        assert len(server.socket_folders) == 1
+        _remove_stale(server.tmp)
+        assert server.socket_folders == []
+
+
+def test_engine_that_does_not_hang_up_is_killed(model: Path) -> None:
+    with ServerProcess(model, behaviour="stubborn") as server:
+        server.wait_ready().signal(signal.SIGINT)
+        assert server.end(8) == 0
+        assert_nothing_left(server)
+
+
+@pytest.mark.parametrize(("behaviour", "status"), [("refuse", 2), ("fail", 1)])
+def test_reason_of_an_engine_that_cannot_start_is_the_last_word(model: Path, behaviour: str, status: int) -> None:
+    with ServerProcess(model, behaviour=behaviour) as server:
+        assert server.end() == status
+        assert server.lines[-1] == "weft: the weights are made of wool"
+        assert_nothing_left(server)
+
+
+def test_engine_that_ends_without_a_word_is_explained(model: Path) -> None:
+    with ServerProcess(model, behaviour="crash") as server:
+        assert server.end() == 1
+        assert "ended with exit status 7" in server.lines[-1]
+        assert_nothing_left(server)
+
+
+def test_two_servers_do_not_disturb_each_other(model: Path) -> None:
+    with ServerProcess(model) as one, ServerProcess(model, behaviour=SLOW) as other:
+        one.wait_ready()
+        stream = other.wait_ready().stream(5)
+        one.signal(signal.SIGTERM)
+        assert one.end(8) == 0
+        assert len("".join(stream)) == 5

@@ -1,0 +1,183 @@
+"""`weft generate` and `weft chat` with everything real but the model or the terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launch.oracle_llm import oracle_llm
+from tests.launch.server_process import ServerProcess
+from tests.launch.tiny_model import write_tiny_model
+from weft.launch import cli
+from weft.launch.chat import Conversation, LocalTalker
+from weft.launch.generate import SamplingOptions
+from weft.launch.remote import RemoteTalker
+from weft.launch.talker import ChatError
+from weft.llm import LLM
+from weft.messages.sampling import SamplingParams
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture
+def llm(folder: Path, monkeypatch: pytest.MonkeyPatch) -> LLM:
+    """The LLM that the verbs get."""
+    llm, _ = oracle_llm(folder)
+    monkeypatch.setattr(LLM, "of", lambda config: llm)
+    return llm
+
+
+def test_prompt_on_the_command_line_is_completed_on_standard_output(
+    llm: LLM, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["generate", "--prompt", "Hi", "--max-tokens", "5", "--temperature", "0"]) == 0
+    (output,) = llm.generate("Hi", SamplingParams(max_new_tokens=5, temperature=0))
+    assert capsys.readouterr().out == output.text + "\n"
+
+
+def test_prompt_as_a_message(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["generate", "--chat", "--prompt", "Hi", "--max-tokens", "5", "--temperature", "0"]) == 0
+    (output,) = llm.chat([{"role": "user", "content": "Hi"}], SamplingParams(max_new_tokens=5, temperature=0))
+    assert capsys.readouterr().out == output.text + "\n"
+
+
+def test_prompt_that_is_too_long_is_the_users_error(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["generate", "--prompt", "x" * 300]) == 2
+    assert capsys.readouterr().err.startswith("weft: the prompt has 300 tokens")
+
+
+def test_lines_are_completed_with_their_own_parameters(llm: LLM, tmp_path: Path) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    lines: list[dict[str, Any]] = [
+        {"id": "a", "prompt": "Hi", "max_tokens": 3},
+        {"id": 7, "messages": [{"role": "user", "content": "Hi"}]},
+        {"input_ids": [1, 2], "n": 2},
+    ]
+    source.write_text("\n\n".join(map(json.dumps, lines)))
+    options = ["--max-tokens", "5", "--temperature", "0"]
+    assert cli.main(["generate", "--input", str(source), "--output", str(target), *options]) == 0
+    written = [json.loads(line) for line in target.read_text().splitlines()]
+    assert sorted((line["index"], line.get("id"), line["completion_tokens"]) for line in written) == [
+        (0, "a", 3),
+        (1, 7, 5),
+        (2, None, 5),
+        (2, None, 5),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ("not json", "cannot be read"),
+        ("[1]", "no JSON object"),
+        ("{}", "one of prompt, messages and input_ids"),
+        ('{"prompt": "x", "input_ids": [1]}', "one of prompt, messages and input_ids"),
+        ('{"prompt": 5}', "Expected `str`"),
+        ('{"prompt": "x", "temprature": 1}', "unknown key 'temprature'"),
+        ('{"prompt": "x", "temperature": 99}', "temperature is 99"),
+    ],
+)
+def test_bad_line_fails_alone(
+    llm: LLM, capsys: pytest.CaptureFixture[str], tmp_path: Path, line: str, error: str
+) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text(f'{line}\n{{"prompt": "x", "max_tokens": 2}}\n')
+    status = cli.main(["generate", "--input", str(source)])
+    outputs = sorted((json.loads(text) for text in capsys.readouterr().out.splitlines()), key=lambda out: out["index"])
+    assert outputs[1]["completion_tokens"] >= 1
+    assert status == 1
+    assert outputs[0]["finish_reason"] == "error"
+    assert error in outputs[0]["error"]
+
+
+class Echo:
+    """Answers with the number of messages; "break" fails, "long" is interrupted after a piece."""
+
+    name = "echo"
+
+    def __init__(self) -> None:
+        self.seen: list[list[dict[str, Any]]] = []
+
+    def answer(self, messages: list[dict[str, Any]]) -> Generator[str, None, None]:
+        self.seen.append([dict(message) for message in messages])
+        if messages[-1]["content"] == "break":
+            raise ChatError("broken")
+        yield f"{len(messages)} "
+        if messages[-1]["content"] == "long":
+            raise KeyboardInterrupt
+        yield "messages\x1b[2J"
+
+
+def converse(monkeypatch: pytest.MonkeyPatch, *lines: str, system: str = "") -> Echo:
+    echo = Echo()
+    monkeypatch.setattr("sys.stdin", io.StringIO("".join(line + "\n" for line in lines)))
+    Conversation(echo, system).run()
+    return echo
+
+
+def roles(messages: list[dict[str, Any]]) -> str:
+    return " ".join(message["role"][0] for message in messages)
+
+
+def test_conversation_remembers(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    echo = converse(monkeypatch, "one", "", "two", system="be kind")
+    assert [roles(seen) for seen in echo.seen] == ["s u", "s u a u"]
+    assert "2 messages" in capsys.readouterr().out
+
+
+def test_answer_cannot_command_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    converse(monkeypatch, "one")
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def test_clear_and_system_begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    echo = converse(monkeypatch, "one", "/clear", "two", "/system be brief", "three", "/system", "four")
+    assert [roles(seen) for seen in echo.seen] == ["u", "u", "s u", "u"]
+    assert echo.seen[2][0]["content"] == "be brief"
+
+
+def test_interrupted_answer_stays_as_far_as_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    echo = converse(monkeypatch, "long", "two", "/exit", "never")
+    assert [message["content"] for message in echo.seen[1]] == ["long", "1 ", "two"]
+    assert len(echo.seen) == 2
+
+
+def test_failed_answer_takes_its_question_back(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    echo = converse(monkeypatch, "break", "two")
+    assert roles(echo.seen[1]) == "u"
+    assert "[broken]" in capsys.readouterr().err
+
+
+def test_local_talker_streams_what_the_model_says(llm: LLM) -> None:
+    params = SamplingParams(max_new_tokens=6, temperature=0)
+    messages = [{"role": "user", "content": "Hi"}]
+    (output,) = llm.chat(messages, params)
+    assert "".join(LocalTalker(llm, params).answer(messages)) == output.text
+    with pytest.raises(ChatError, match="context"):
+        list(LocalTalker(llm, params).answer([{"role": "user", "content": "x" * 300}]))
+
+
+def test_remote_talker_streams_from_a_server(folder: Path) -> None:
+    with ServerProcess(folder) as server:
+        server.wait_ready()
+        talker = RemoteTalker(f"http://127.0.0.1:{server.port}", "", SamplingOptions(max_tokens=7))
+        assert talker.name == "tiny"
+        assert "".join(talker.answer([{"role": "user", "content": "Hi"}])) == "a" * 7
+        with pytest.raises(ChatError, match="context"):
+            list(talker.answer([{"role": "user", "content": "x" * 300}]))
+        server.process.kill()
+        server.process.wait()
+        with pytest.raises(ChatError, match="connection"):
+            list(talker.answer([{"role": "user", "content": "Hi"}]))

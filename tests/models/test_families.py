@@ -1,0 +1,94 @@
+"""Every family gives what transformers gives, however the tokens are cut, cached and batched."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.executor.driver import Turn
+from weft.executor.plan import LAST_SAMPLED
+
+TOLERANCE = 2e-5  # float32 sums of a few hundred terms, in another order
+
+
+def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((actual - expected).abs().max() / expected.abs().max())
+
+
+def rms(x: torch.Tensor) -> float:
+    return float(x.square().mean().sqrt())
+
+
+def test_prefill_of_several_prompts_in_one_step(reference, drive, prompt):
+    prompts = [prompt(0, 37), prompt(1, 2), prompt(2, 61), prompt(3, 1)]
+    actual = drive(reference.folder).run(*[Turn(row, tokens) for row, tokens in enumerate(prompts)])
+    expected = torch.stack([reference.logprobs(tokens)[-1] for tokens in prompts])
+    assert relative_error(actual, expected) < TOLERANCE
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 16, 50])
+def test_prefill_in_chunks(reference, drive, prompt, chunk):
+    tokens = prompt(4, 53)
+    driver = drive(reference.folder)
+    logprobs = [driver.run(Turn(2, tokens[i : i + chunk]))[0] for i in range(0, len(tokens), chunk)]
+    ends = [min(i + chunk, len(tokens)) - 1 for i in range(0, len(tokens), chunk)]
+    assert relative_error(torch.stack(logprobs), reference.logprobs(tokens)[ends]) < TOLERANCE
+
+
+def test_prefix_computed_for_another_row(reference, drive, prompt):
+    first, second = prompt(5, 40), prompt(6, 20)
+    driver = drive(reference.folder)
+    driver.run(Turn(1, first))
+    driver.share(source=1, target=5, num=29)
+    driver.share(source=1, target=6, num=11)
+    actual = driver.run(Turn(5, second), Turn(6, second[:3]))
+    expected = [reference.logprobs(first[:29] + second)[-1], reference.logprobs(first[:11] + second[:3])[-1]]
+    assert relative_error(actual, torch.stack(expected)) < TOLERANCE
+
+
+def test_decode_of_requests_of_different_lengths(reference, drive, prompt):
+    lens = [50, 3, 21, 22, 1]
+    texts = [prompt(10 + i, n + 32) for i, n in enumerate(lens)]
+    driver = drive(reference.folder)
+    driver.run(*[Turn(row, text[:n]) for row, (text, n) in enumerate(zip(texts, lens, strict=True))])
+    steps = [
+        driver.run(*[Turn(row, [text[n + i]]) for row, (text, n) in enumerate(zip(texts, lens, strict=True))])
+        for i in range(32)
+    ]
+    actual = torch.stack(steps, dim=1)  # [R, 32, VOCAB]
+    expected = torch.stack([reference.logprobs(text)[n:] for text, n in zip(texts, lens, strict=True)])
+    assert relative_error(actual, expected) < TOLERANCE
+
+
+def test_decode_beside_prefill_chunks(reference, drive, prompt):
+    decoding, chunked = prompt(20, 30), prompt(21, 48)
+    driver = drive(reference.folder)
+    driver.run(Turn(3, decoding[:24]))
+    actual = [
+        driver.run(Turn(0, chunked[8 * i : 8 * i + 8], i == 5), Turn(3, [decoding[24 + i]]))[-1] for i in range(6)
+    ]
+    assert relative_error(torch.stack(actual), reference.logprobs(decoding)[24:]) < TOLERANCE
+
+
+def test_greedy_tokens_fed_back_on_the_device(reference, drive, prompt):
+    """Steps are launched ahead: only the device knows the tokens that they begin with."""
+    prompts = [prompt(30, 11), prompt(31, 25)]
+    driver = drive(reference.folder)
+    steps = [driver.launch(*[Turn(row, tokens) for row, tokens in enumerate(prompts)])]
+    steps += [driver.launch(Turn(1, [LAST_SAMPLED]), Turn(0, [LAST_SAMPLED])) for _ in range(15)]
+    first, *rest = [step.result().tokens.tolist() for step in steps]
+    actual = [[first[0], *(tokens[1] for tokens in rest)], [first[1], *(tokens[0] for tokens in rest)]]
+    for tokens, generated in zip(prompts, actual, strict=True):
+        expected = reference.logprobs(tokens + generated)[len(tokens) - 1 : -1].argmax(-1)
+        assert generated == expected.tolist()
+
+
+def test_bfloat16_is_as_exact_as_transformers(reference, drive, prompt):
+    texts = [prompt(40 + i, 33) for i in range(6)]
+    driver = drive(reference.folder, dtype="bfloat16")
+    driver.run(*[Turn(row, text[:17]) for row, text in enumerate(texts)])
+    steps = [driver.run(*[Turn(row, [text[17 + i]]) for row, text in enumerate(texts)]) for i in range(16)]
+    actual = torch.stack(steps, dim=1)
+    exact = torch.stack([reference.logprobs(text)[17:] for text in texts])
+    theirs = torch.stack([reference.logprobs(text, rounded=True)[17:] for text in texts])
+    assert 0 < rms(actual - exact) < 1.2 * rms(theirs - exact)

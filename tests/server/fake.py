@@ -1,0 +1,247 @@
+"""A real server on a loopback port in a thread of its own, in front of an engine that is 100 lines of Python.
+
+The engine answers a prompt with what the test wants (`script`), one token of each request a step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+import uvloop
+
+from tests.text.tokens import EOS, byte_tokenizer
+from weft.config.server import ServerConfig
+from weft.messages import control
+from weft.messages.codec import FromEngine, ToEngine, decode_from_engine, decode_to_engine, encode
+from weft.messages.replies import Finish, StepOutput, TokenLogprobs
+from weft.messages.requests import Abort, GenerateRequest
+from weft.server.app import create_app
+from weft.server.info import Readiness, ServerInfo
+from weft.server.serve import make_server
+from weft.text.client import EngineClient
+
+T = TypeVar("T")
+CONTEXT = 2_000
+MODEL = "tiny/byte-model"
+READY = control.EngineReady(
+    model_summary="byte model (0 B)",
+    vocab_size=270,
+    context_length=CONTEXT,
+    max_prompt_tokens=CONTEXT - 1,
+    kv_tokens=8_000,
+    page_size=16,
+    startup=[("weights", "none", 0.0)],
+)
+
+
+def as_bytes(text: str) -> list[int]:
+    return list(text.encode())
+
+
+@dataclass
+class _Running:
+    request: GenerateRequest
+    tokens: list[int]
+    num_done: int = 0
+
+
+@dataclass
+class FakeEngine:
+    """`script(prompt ids)` gives the whole completion; its end is EOS. `deliver` is where answers go."""
+
+    deliver: Callable[[FromEngine], None]
+    script: Callable[[list[int]], list[int]] = lambda ids: as_bytes("Hello, wörld! 🎉")
+    step_s: float = 0.0
+    hold: bool = False  # requests stay queued
+    full: bool = False  # requests are refused, as by a full queue
+    busy: bool = False  # the cache cannot be flushed
+    seen: list[GenerateRequest] = field(default_factory=list)
+    aborted: list[tuple[float, int]] = field(default_factory=list)  # when, id
+    running: dict[int, _Running] = field(default_factory=dict)
+    stepping: bool = False
+
+    def send(self, message: ToEngine) -> None:
+        """As the client's `send`: through the codec, like on the real way."""
+        message = decode_to_engine(encode(message))
+        match message:
+            case GenerateRequest():
+                self.seen.append(message)
+                if self.full:
+                    self.answer(StepOutput(finished=[_end(message, "abort", 503, "The request queue is full.")]))
+                    return
+                prompt = np.frombuffer(message.input_ids, dtype=np.int32).tolist()
+                self.running[message.id] = _Running(message, self.script(prompt))
+                self.start()
+            case Abort():
+                ids = tuple(self.running) if message.all else message.ids
+                self.aborted += [(time.perf_counter(), id) for id in ids]
+                gone = [self.running.pop(id) for id in ids if id in self.running]
+                self.answer(StepOutput(finished=[_end(one.request, "abort", 200, message.message) for one in gone]))
+            case control.FlushCache():
+                self.answer(control.FlushCacheReply(call=message.call, success=not self.busy, message="busy"))
+            case control.GetState():
+                stats = control.Stats(num_running=len(self.running), kv_tokens=8_000, total_prompt_tokens=10)
+                self.answer(control.GetStateReply(call=message.call, stats=stats))
+            case control.FreezeGC():
+                self.answer(control.FreezeGCReply(call=message.call, frozen_objects=7))
+
+    def answer(self, message: FromEngine) -> None:
+        data = encode(message)
+        asyncio.get_running_loop().call_soon(lambda: self.deliver(decode_from_engine(data)))
+
+    def start(self) -> None:
+        if not self.stepping:
+            self.stepping = True
+            self._task = asyncio.get_running_loop().create_task(self.loop())
+
+    async def loop(self) -> None:
+        while self.running:
+            await asyncio.sleep(self.step_s or (0.005 if self.hold else 0))
+            if not self.hold:
+                self.answer(self.step())
+        self.stepping = False
+
+    def step(self) -> StepOutput:
+        ids: list[int] = []
+        tokens: list[int] = []
+        logprobs: list[TokenLogprobs] = []
+        finished: list[Finish] = []
+        for id, one in list(self.running.items()):
+            params = one.request.sampling
+            is_over = one.num_done >= len(one.tokens)
+            token = EOS if is_over else one.tokens[one.num_done]
+            one.num_done += 1
+            ids.append(id)
+            tokens.append(token)
+            if params.logprobs is not None:
+                top = [(token + k) % 256 for k in range(params.logprobs)]
+                values = [-0.5 - k for k in range(params.logprobs)]
+                logprobs.append(TokenLogprobs(id=id, logprob=-0.5, top_ids=top, top_logprobs=values))
+            assert params.max_new_tokens is not None
+            stopped = (is_over and not params.ignore_eos) or token in params.stop_token_ids
+            if stopped or one.num_done >= params.max_new_tokens:
+                finish = _end(one.request, "stop" if stopped else "length", 200, "", one.num_done)
+                finished.append(finish if not stopped else _matched(finish, token))
+                del self.running[id]
+        return StepOutput(
+            ids=np.asarray(ids, dtype=np.int64).tobytes(),
+            tokens=np.asarray(tokens, dtype=np.int32).tobytes(),
+            logprobs=logprobs,
+            finished=finished,
+        )
+
+
+def _end(request: GenerateRequest, reason: Any, status: int, message: str, num_tokens: int = 0) -> Finish:
+    prompt_tokens = len(request.input_ids) // 4
+    return Finish(
+        id=request.id,
+        reason=reason,
+        status=status,
+        message=message,
+        prompt_tokens=prompt_tokens,
+        completion_tokens=num_tokens,
+        cached_tokens=prompt_tokens // 2,
+        queue_s=0.001,
+    )
+
+
+def _matched(finish: Finish, token: int) -> Finish:
+    return msgspec.structs.replace(finish, matched=token)
+
+
+class RunningServer:
+    """The server, the client behind it and the fake engine, all in one event loop in another thread."""
+
+    def __init__(self, config: ServerConfig, **client_options: Any) -> None:
+        self.tokenizer = byte_tokenizer()
+        self.readiness = Readiness()
+        self.engine = FakeEngine(deliver=lambda message: self.client.deliver(message))
+        self.client = EngineClient(self.tokenizer, lambda message: self.engine.send(message), **client_options)
+        self.client.deliver(READY)
+        self.readiness.mark_ready()
+        info = ServerInfo(
+            model_name=MODEL,
+            context_length=CONTEXT,
+            version="0.1.0",
+            started_at=time.time(),
+            settings={"dtype": "auto"},
+        )
+        self.server = make_server(create_app(self.client, self.tokenizer, config, info, self.readiness), config)
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.port = self._socket.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._run)
+
+    def start(self) -> None:
+        self._thread.start()
+        deadline = time.monotonic() + 10
+        while not self.server.started:
+            assert time.monotonic() < deadline, "the server does not start"
+            time.sleep(0.005)
+
+    def stop(self) -> None:
+        self.server.should_exit = True
+        self._thread.join(timeout=15)
+        assert not self._thread.is_alive()
+
+    def call(self, work: Callable[[], T]) -> T:
+        """`work()` in the server's event loop."""
+
+        async def run() -> T:
+            return work()
+
+        return self.wait_for(run())
+
+    def wait_for(self, work: Awaitable[T]) -> T:
+        async def run() -> T:
+            return await work
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(10)
+
+    def reset(self) -> None:
+        """Back to the engine of the beginning."""
+
+        def fresh() -> None:
+            assert not self.engine.running, "requests are left over from the test before"
+            self.engine = FakeEngine(deliver=lambda message: self.client.deliver(message))
+
+        self.call(fresh)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self.server.serve(sockets=[self._socket]))
+        finally:
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.close()
+            self._socket.close()
+
+
+@contextlib.contextmanager
+def running(config: ServerConfig | None = None, **client_options: Any) -> Iterator[RunningServer]:
+    server = RunningServer(config or ServerConfig(drain_s=1.0), **client_options)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def eventually(check: Callable[[], bool], within_s: float = 1.0) -> bool:
+    """Whether `check()` becomes true in time."""
+    deadline = time.monotonic() + within_s
+    while not check():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.005)
+    return True

@@ -1,0 +1,352 @@
+"""What clients get wrong, by mistake or on purpose: always a 4xx in OpenAI's form, and the server goes on."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.fake import CONTEXT, RunningServer, eventually
+
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+HI = {"messages": [{"role": "user", "content": "Hi"}]}
+
+
+def refused(answer: httpx.Response, status: int, *words: str, param: str | None = None) -> None:
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    for word in words:
+        assert word in error["message"]
+    if param is not None:
+        assert error["param"] == param
+    assert "/work" not in answer.text
+    assert "Traceback" not in answer.text
+
+
+@pytest.fixture(autouse=True)
+def server_is_well_afterwards(server: RunningServer, http: httpx.Client) -> Iterator[None]:
+    yield
+    assert eventually(lambda: server.client.num_open == 0)
+    assert http.post(TEXT, json={"prompt": "x"}).status_code == 200
+
+
+def post(http: httpx.Client, path: str, data: bytes, **headers: str) -> httpx.Response:
+    return http.post(path, content=data, headers={"content-type": "application/json"} | headers)
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT, "/generate", "/tokenize", "/detokenize"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(
+            b"",
+            b"{",
+            b"[1]",
+            b"null",
+            b'"text"',
+            b'{"prompt":"\xff"}',
+            b'{"messages":[{"role":"user","content":"\xff"}]}',
+        ),
+        *(b'{"a":' + b"[" * 20_000, b'{"prompt":' + b"[" * 20_000 + b"]" * 20_000 + b"}"),
+        *(b'{"n":' + b"9" * 5_000 + b"}", b'{"prompt":"\\ud800"}', b'{"temperature":NaN}', b"{}"),
+    ],
+    ids=lambda body: body[:20],
+)
+def test_broken_body_is_a_400(http: httpx.Client, path: str, body: bytes) -> None:
+    began = time.perf_counter()
+    refused(post(http, path, body), 400)
+    assert time.perf_counter() - began < 0.5
+
+
+def test_wrong_content_type_is_a_415(http: httpx.Client) -> None:
+    body = json.dumps(HI).encode()
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"):
+        refused(http.post(CHAT, content=body, headers={"content-type": kind}), 415)
+    for kind in ("application/json; charset=utf-8", "Application/JSON", "application/vnd.api+json"):
+        assert http.post(CHAT, content=body, headers={"content-type": kind}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "param"),
+    [
+        *[("temperature", value, "temperature") for value in (-1, 1e30, 2.1, "0.5", True)],
+        *[("top_p", value, "top_p") for value in (2, 0, -0.1)],
+        *[("top_k", value, "top_k") for value in (-5, 2**31, 1.5)],
+        *[("min_p", value, "min_p") for value in (-0.1, 1.1)],
+        *[("frequency_penalty", value, "frequency_penalty") for value in (100, -100)],
+        *[("presence_penalty", value, "presence_penalty") for value in (100, -100)],
+        *[("repetition_penalty", value, "repetition_penalty") for value in (0, -1, 100)],
+        *[("n", value, "n") for value in (0, -1, 65, 20_000, 10**9, 10**18)],
+        *[("max_tokens", value, "max_tokens") for value in (0, -1, 10**9)],
+        *[("min_tokens", value, "min_tokens") for value in (-1, 10**6)],
+        *[("seed", value, "seed") for value in (2**63, "x")],
+        *[("stop", value, "stop") for value in ("", ["a", ""], ["a"] * 1_000, "a" * 1_000_000, "a" * 1_025)],
+        ("stop", 5, "stop"),
+        *[("stop_token_ids", value, "stop_token_ids") for value in ([-1], [270], [1] * 2_000)],
+        ("stop_token_ids", ["1"], "stop_token_ids[0]"),
+        *[("logit_bias", value, "logit_bias") for value in ({"270": 1}, {"-1": 1}, {"a": 1}, {"": 1}, {"1.0": 1})],
+        ("logit_bias", {str(id): 1 for id in range(100_000)}, "logit_bias"),
+        ("logit_bias", {"1": 1000}, "logit_bias[1]"),
+        ("priority", 2**40, "priority"),
+        ("rid", "x" * 129, "rid"),
+        ("rid", "a\r\nb", "rid"),
+        ("cache_salt", "x" * 257, "cache_salt"),
+        ("model", "other", "model"),
+    ],
+)
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_value_out_of_range_names_its_field(
+    http: httpx.Client, server: RunningServer, path: str, field: str, value: object, param: str
+) -> None:
+    answer = http.post(path, json={**HI, "prompt": "x", "max_tokens": 5, field: value})
+    refused(answer, 404 if field == "model" else 400, param=param)
+    assert server.engine.seen == []
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (CHAT, {"logprobs": True, "top_logprobs": 9_999}, "top_logprobs"),
+        (CHAT, {"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+        (CHAT, {"top_logprobs": 2}, "top_logprobs"),
+        (CHAT, {"logprobs": 5}, "logprobs"),
+        (TEXT, {"logprobs": 9_999}, "logprobs"),
+        (TEXT, {"logprobs": -1}, "logprobs"),
+        (TEXT, {"best_of": 3}, "best_of"),
+        (TEXT, {"prompt": []}, "prompt"),
+        (TEXT, {"prompt": ""}, "prompt"),
+        (TEXT, {"prompt": [[]]}, "prompt"),
+        (TEXT, {"prompt": ["a", ""]}, "prompt"),
+        (TEXT, {"prompt": ["a", 1]}, "prompt"),
+        (TEXT, {"prompt": ["a"] * 1_025}, "prompt"),
+        (TEXT, {"prompt": ["a"] * 100_000}, "prompt"),
+        (TEXT, {"prompt": [1] * 1_000_000}, "prompt"),
+        (TEXT, {"prompt": ["a"] * 1_000, "n": 64}, "n"),
+        (TEXT, {"prompt": [-1]}, "prompt"),
+        (TEXT, {"prompt": [270]}, "prompt"),
+        (TEXT, {"prompt": [2**62]}, "prompt"),
+        (TEXT, {"prompt": {"a": 1}}, "prompt"),
+        (CHAT, {"messages": []}, "messages"),
+        (CHAT, {"messages": [HI["messages"][0]] * 16_385}, "messages"),
+        (CHAT, {"messages": [{"role": "pirate", "content": "x"}]}, "messages[0].role"),
+        (CHAT, {"messages": [{"role": "user"}]}, "messages[0].content"),
+        (CHAT, {"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
+        (CHAT, {"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+        (CHAT, {"messages": [{"content": "x"}]}, "messages[0]"),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "file:///"}]}]}, None),
+        (CHAT, {"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+        (CHAT, {"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
+        (CHAT, {"continue_final_message": True}, "continue_final_message"),
+        (CHAT, {"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
+        (CHAT, {"input_ids": []}, "input_ids"),
+        (CHAT, {"input_ids": [300]}, "input_ids"),
+        ("/generate", {"text": "x", "input_ids": [1]}, "text"),
+        ("/generate", {}, "text"),
+        ("/generate", {"input_ids": []}, "prompt"),
+        ("/generate", {"input_ids": [1, [2]]}, "input_ids"),
+        ("/generate", {"text": []}, "text"),
+        ("/generate", {"text": ["a", "b"], "sampling_params": [{}]}, "sampling_params"),
+        ("/generate", {"text": "x", "sampling_params": {"n": 65}}, "n"),
+        ("/generate", {"text": "x", "sampling_params": {"n": 0}}, "n"),
+        ("/generate", {"text": "x", "sampling_params": {"temperature": -1}}, "temperature"),
+        ("/generate", {"text": "x", "rid": ["a", "b"]}, "rid"),
+        ("/generate", {"text": "x", "return_logprob": True, "top_logprobs_num": 9_999}, "logprobs"),
+        ("/tokenize", {}, "prompt"),
+        ("/detokenize", {"tokens": [-1]}, "tokens"),
+        ("/detokenize", {"tokens": [10**6]}, "tokens"),
+        ("/detokenize", {"tokens": [1, [2]]}, "tokens"),
+    ],
+)
+def test_odd_request_names_its_field(
+    http: httpx.Client, server: RunningServer, path: str, body: dict[str, Any], param: str | None
+) -> None:
+    defaults = {CHAT: HI, TEXT: {"prompt": "x"}}.get(path, {})
+    answer = http.post(path, json={**defaults, **body})
+    refused(answer, 400)
+    if param is not None:
+        assert answer.json()["error"]["param"] == param
+    assert server.engine.seen == []
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *[(name, {"type": "object"}) for name in ("json_schema", "structured_outputs", "guided_json", "grammar")],
+        *[(name, "a+") for name in ("regex", "ebnf", "lora_path", "stop_regex", "chat_template", "suffix")],
+        *[(name, 5) for name in ("prompt_logprobs", "truncate_prompt_tokens", "thinking_token_budget")],
+        *[(name, [1]) for name in ("allowed_token_ids", "bad_words", "documents", "logits_processors")],
+        *[(name, True) for name in ("return_hidden_states", "use_beam_search")],
+        ("modalities", ["text", "audio"]),
+        ("prompt_logprobs", 0),
+        ("lora_path", "none"),
+        ("function_call", "auto"),
+    ],
+)
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_what_is_not_there_yet_is_refused_by_name(
+    http: httpx.Client, server: RunningServer, path: str, field: str, value: object
+) -> None:
+    body = {**HI, "prompt": "x"}
+    refused(http.post(path, json={**body, field: value}), 400, f"{field} is not supported yet", param=field)
+    for nothing in (None, False, [], {}, ""):
+        assert http.post(path, json={**body, field: nothing}).status_code == 200
+
+
+def test_other_things_that_are_not_there_yet(http: httpx.Client) -> None:
+    schema = {"response_format": {"type": "json_schema", "json_schema": {}}}
+    refused(http.post(CHAT, json={**HI, **schema}), 400, "response_format", "not supported yet")
+    assert http.post(CHAT, json={**HI, "response_format": {"type": "text"}}).status_code == 200
+    refused(http.post(TEXT, json={"prompt": "x", "echo": True, "logprobs": 1}), 400, "echo", "not supported yet")
+    for name in ("regex", "json_schema", "custom_params"):
+        body = {"text": "x", "sampling_params": {name: "a"}}
+        refused(http.post("/generate", json=body), 400, f"sampling_params.{name} is not supported yet")
+    body = {"text": "x", "return_logprob": True, "logprob_start_len": 0}
+    refused(http.post("/generate", json=body), 400, "logprob_start_len is not supported yet")
+
+
+def test_unknown_fields_are_ignored_and_counted(http: httpx.Client) -> None:
+    def count() -> float:
+        lines = http.get("/metrics").text.splitlines()
+        return next(float(line.split()[1]) for line in lines if line.startswith("weft:unknown_request_fields_total"))
+
+    before = count()
+    assert http.post(CHAT, json={**HI, "no_such_field": 1, "nor_this": [2]}).status_code == 200
+    assert count() == before + 2
+
+
+def test_prompt_beyond_the_context_names_both_numbers(http: httpx.Client) -> None:
+    refused(http.post(TEXT, json={"prompt": [1] * CONTEXT}), 400, "2,000 tokens", "context of 2,000", param="prompt")
+    body = {"prompt": "a" * 1_990, "max_tokens": 11}
+    refused(http.post(TEXT, json=body), 400, "1,990 tokens", "11", "2,000", param="max_tokens")
+    chat = {"messages": [{"role": "user", "content": "a" * CONTEXT}]}
+    refused(http.post(CHAT, json=chat), 400, "context of 2,000", param="messages")
+
+
+def test_endless_text_is_refused_before_it_is_tokenized(http: httpx.Client) -> None:
+    began = time.perf_counter()
+    answer = http.post(TEXT, json={"prompt": "a" * 10_000_000})
+    refused(answer, 400, "10,000,000 characters", "2,000 tokens", param="prompt")
+    assert time.perf_counter() - began < 1.0
+    body = {"messages": [{"role": "user", "content": "a" * 10_000_000}]}
+    refused(http.post(CHAT, json=body), 400, "characters", "2,000 tokens", param="messages")
+
+
+def test_body_over_the_limit_is_a_413(http: httpx.Client) -> None:
+    refused(http.post(CHAT, content=b"x" * 17_000_000, headers={"content-type": "application/json"}), 413, "16 MB")
+
+
+def test_endless_chunked_body_is_cut_off_while_it_comes(server: RunningServer) -> None:
+    sent = 0
+
+    def endless() -> Iterator[bytes]:
+        nonlocal sent
+        while sent < 10**9:
+            sent += 1 << 16
+            yield b"x" * (1 << 16)
+
+    with httpx.Client(base_url=server.url, timeout=10) as http:
+        try:
+            answer = http.post(CHAT, content=endless(), headers={"content-type": "application/json"})
+        except httpx.TransportError:
+            pass  # cut off before the answer was read
+        else:
+            assert answer.status_code == 413
+    assert sent < 10**9
+
+
+def test_large_head_is_refused(server: RunningServer) -> None:
+    with httpx.Client(base_url=server.url) as http:
+        refused(http.get("/version", headers={"x-long": "a" * 40_000}), 431)
+        refused(http.get("/version", headers={f"x-{number}": "a" for number in range(200)}), 431)
+        refused(http.get("/version", params={"q": "a" * 10_000}), 414)
+
+
+@pytest.mark.parametrize("beginning", [b"GET /" + b"a" * 10**6, b"GET / HTTP/1.1\r\nx-long: " + b"a" * 10**6])
+def test_head_without_end_is_cut_off(server: RunningServer, beginning: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
+        try:
+            connection.sendall(beginning)
+            answer = connection.recv(1_000)
+            while connection.recv(1_000):
+                pass
+        except ConnectionError:
+            return
+    assert answer.startswith(b"HTTP/1.1 431") or answer.startswith(b"HTTP/1.1 400")
+
+
+def test_unknown_paths_and_methods_have_the_same_form(http: httpx.Client) -> None:
+    refused(http.get("/no/such/path"), 404)
+    refused(http.post("/v1/chat/completions/"), 404)
+    refused(http.get("//v1/models"), 404)
+    refused(http.get("/V1/models"), 404)
+    refused(http.get(CHAT), 405)
+    refused(http.delete("/v1/models"), 405)
+    refused(http.post("/invocations", json={}), 404)
+    refused(http.request("OPTIONS", CHAT), 405)
+
+
+def test_bug_of_ours_is_a_500_without_details(http: httpx.Client, server: RunningServer) -> None:
+    def script(ids: list[int]) -> list[int]:
+        raise ZeroDivisionError("secret")
+
+    server.engine.script = script
+    answer = http.post(TEXT, json={"prompt": "x"})
+    refused(answer, 500, "internal server error")
+    assert "secret" not in answer.text
+    server.call(lambda: server.client.end_all("clean up"))
+    server.engine.script = lambda ids: ids
+
+
+def test_stop_string_cut_in_the_middle_of_a_character(http: httpx.Client, server: RunningServer) -> None:
+    server.engine.script = lambda ids: list("aö🎉b".encode())
+    answer = http.post(TEXT, json={"prompt": "x", "stop": ["🎉"]}).json()
+    assert answer["choices"][0]["text"] == "aö"
+    answer = http.post(TEXT, json={"prompt": "x", "stop": ["ö🎉"], "include_stop_str_in_output": True}).json()
+    assert answer["choices"][0]["text"] == "aö🎉"
+
+
+def test_strange_text_goes_in_and_out_as_it_is(http: httpx.Client, server: RunningServer) -> None:
+    server.engine.script = lambda ids: ids
+    for text in ("\ufeffx", "a\x00b", "\u202e\u2028", "e\u0301", "\r\n\t", "\U0001f469\u200d\U0001f680"):
+        answer = http.post(TEXT, json={"prompt": text, "max_tokens": 100}).json()
+        assert answer["choices"][0]["text"] == text
+
+
+def test_special_tokens_typed_by_the_user_are_special_tokens(http: httpx.Client, server: RunningServer) -> None:
+    """As everywhere in the field: the tokenizer recognises them."""
+    found = http.post("/tokenize", json={"prompt": "a<|im_end|>"}).json()
+    assert found["tokens"] == [ord("a"), 259]
+
+
+def test_duplicate_names_do_not_collide(http: httpx.Client, server: RunningServer) -> None:
+    server.engine.script = lambda ids: ids
+    found = http.post("/generate", json={"text": ["a", "b"], "rid": ["same", "same"]}).json()
+    assert [(one["text"], one["meta_info"]["id"]) for one in found] == [("a", "same"), ("b", "same")]
+
+
+def test_request_id_is_echoed_if_it_is_harmless(http: httpx.Client, server: RunningServer) -> None:
+    answer = http.post(TEXT, json={"prompt": "x"}, headers={"x-request-id": "abc-1"})
+    assert answer.headers["x-request-id"] == "abc-1"
+    assert answer.json()["id"] == "cmpl-abc-1"
+    assert server.engine.seen[-1].rid == "abc-1"
+    for bad in ("a b", "x" * 129, b"a\x1b[31m", "ä".encode("latin-1"), ""):
+        answer = http.get("/version", headers={"x-request-id": bad})
+        assert answer.status_code in (200, 400)
+        if answer.status_code == 200:
+            assert answer.headers["x-request-id"] != bad
+    refused(http.get("/nowhere", headers={"x-request-id": "e-1"}), 404)
+
+
+def test_slow_client_does_not_hold_up_others(server: RunningServer, http: httpx.Client) -> None:
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+        began = time.perf_counter()
+        assert http.post(TEXT, json={"prompt": "x"}).status_code == 200
+        assert time.perf_counter() - began < 1.0

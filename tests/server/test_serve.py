@@ -1,0 +1,80 @@
+"""The guards of the protocol, and what importing the server costs."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+
+import httpx
+import pytest
+
+from tests.server.fake import RunningServer, eventually, running
+from weft.server import protocol
+from weft.server.serve import run
+
+
+def test_head_that_does_not_come_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "HEAD_TIMEOUT_S", 0.2)
+    with running() as server:
+        for beginning in (b"", b"GET /health HTTP/1.1\r\nhost:"):
+            with socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
+                connection.sendall(beginning)
+                began = time.perf_counter()
+                assert connection.recv(100) == b""
+                assert time.perf_counter() - began < 2.0
+
+
+def test_idle_connection_is_kept_but_every_head_has_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "HEAD_TIMEOUT_S", 0.1)
+    with running() as server, socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
+        for _ in range(3):
+            connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert connection.recv(1_000).startswith(b"HTTP/1.1 200")
+            time.sleep(0.2)
+        connection.sendall(b"GET /health HTTP/1.1\r\nhost:")
+        assert connection.recv(1_000) == b""
+
+
+def test_slow_body_is_no_slow_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "HEAD_TIMEOUT_S", 0.1)
+    with running() as server, socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 14\r\n\r\n")
+        for byte in b'{"prompt":"x"}':
+            time.sleep(0.03)
+            connection.sendall(bytes([byte]))
+        assert connection.recv(100).startswith(b"HTTP/1.1 200")
+
+
+def test_stalled_reader_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "STALL_TIMEOUT_S", 0.2)
+    with running() as server:
+        server.engine.script = lambda ids: [97] * 1_900
+        body = {"prompt": ["x"] * 300, "stream": True, "max_tokens": 1_900, "logprobs": 20}
+        with httpx.Client(base_url=server.url) as http, http.stream("POST", "/v1/completions", json=body):
+            assert eventually(lambda: server.client.num_open == 0, within_s=10.0)
+        assert eventually(lambda: not server.engine.running)
+
+
+def test_answers_do_not_wait_for_acknowledgements(server: RunningServer, http: httpx.Client) -> None:
+    began = time.perf_counter()
+    for _ in range(20):
+        http.get("/version")
+    assert time.perf_counter() - began < 20 * 0.04
+
+
+def test_run_returns_what_main_returns() -> None:
+    async def main() -> int:
+        return 5
+
+    assert run(main()) == 5
+
+
+def test_server_is_imported_without_torch_and_transformers() -> None:
+    code = (
+        "import sys, weft.server.app, weft.server.serve\n"
+        "print(sorted({'torch', 'transformers', 'pydantic', 'openai'} & sys.modules.keys()))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"

@@ -1,0 +1,149 @@
+"""Imports go down only (docs/architecture.md). Every import counts: in functions and under TYPE_CHECKING, too."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+# What the modules below each name may import of ours, besides each other; the longest name that fits a module counts.
+ALLOWED = {
+    "config": set(),
+    "messages": set(),
+    "ops": set(),
+    "observe": {"config"},
+    "parallel": {"config", "observe"},
+    "memory": {"ops", "config"},
+    "grammar": {"config"},
+    "models": {"ops", "parallel", "config"},
+    "executor": {"models", "memory", "ops", "parallel", "config", "observe"},
+    "disagg": {"memory", "messages", "parallel", "config", "observe"},
+    "scheduler": {"executor.plan", "memory", "grammar", "disagg", "messages", "config", "observe"},
+    "text": {"messages", "config", "observe"},
+    "server": {"text", "messages", "config", "observe"},
+    "sim": {"scheduler", "memory", "executor.plan", "messages", "config", "observe"},
+    "bench": {"messages", "config", "llm"},
+}
+UNBOUND = {"", "__main__", "llm", "launch"}  # may import everything; "" is weft/__init__.py
+
+# What runs in the front process, and the pure core, must not pull in torch.
+WITHOUT_TORCH = ("config", "messages", "observe", "memory", "scheduler", "text", "server", "launch")
+WITH_TORCH = {"launch.worker", "launch.build", "memory.pool"}
+TORCH_WHEN_IT_RUNS = {"launch.doctor"}
+
+
+def modules() -> dict[str, Path]:
+    """Name below `weft` -> file."""
+    found = {}
+    for path in sorted((ROOT / "weft").rglob("*.py")):
+        parts = path.relative_to(ROOT / "weft").with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+MODULES = modules()
+
+
+def below(name: str, package: str) -> bool:
+    return name == package or name.startswith(package + ".")
+
+
+def imports(source: str) -> Iterator[tuple[int, str]]:
+    """Line and full dotted name of everything that `source` imports, wherever it does."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, item.name) for item in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, "imports name the whole path"
+            yield from ((node.lineno, f"{node.module}.{item.name}") for item in node.names)
+
+
+def ours(source: str) -> Iterator[tuple[int, str]]:
+    """Line and module below `weft` of every import of ours; `weft` itself gives its version to all."""
+    for line, name in imports(source):
+        if below(name, "weft") and name != "weft.__version__":
+            module = name.removeprefix("weft").removeprefix(".")
+            while module not in MODULES:  # a name inside a module
+                module = module.rpartition(".")[0]
+            yield line, module
+
+
+def violations(module: str, source: str) -> list[str]:
+    """The imports of `module` that the table does not allow."""
+    owners = [name for name in ALLOWED if below(module, name)]
+    if not owners:
+        return [] if module.partition(".")[0] in UNBOUND else [f"{module} is below no name of the table"]
+    owner = max(owners, key=len)
+    allowed = {owner, *ALLOWED[owner]}
+    return [
+        f"weft.{module}, line {line}: imports weft.{target}"
+        for line, target in ours(source)
+        if not any(below(target, name) for name in allowed)
+    ]
+
+
+def test_every_import_goes_down() -> None:
+    found = [line for module, path in MODULES.items() for line in violations(module, path.read_text())]
+    assert not found, "\n".join(found)
+
+
+def test_no_two_modules_import_each_other() -> None:
+    graph = {module: {target for _, target in ours(path.read_text())} - {module} for module, path in MODULES.items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as exc:
+        pytest.fail("a knot: " + " <- ".join(f"weft.{name}" for name in exc.args[1]))
+
+
+def test_front_and_core_have_no_import_of_torch() -> None:
+    found = [
+        f"weft.{module}, line {line}"
+        for module, path in MODULES.items()
+        if module.partition(".")[0] in WITHOUT_TORCH and module not in WITH_TORCH | TORCH_WHEN_IT_RUNS
+        for line, name in imports(path.read_text())
+        if below(name, "torch")
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_importing_front_and_core_leaves_torch_out() -> None:
+    names = [f"weft.{name}" for name in MODULES if name.partition(".")[0] in WITHOUT_TORCH and name not in WITH_TORCH]
+    code = f"import importlib, sys\nfor name in {names}: importlib.import_module(name)\nprint('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert (done.stdout, done.stderr) == ("False\n", "")
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("memory.radix", "from weft.scheduler import request"),
+        ("memory.radix", "def f():\n    import weft.scheduler"),
+        ("memory.radix", "if TYPE_CHECKING:\n    from weft.messages.sampling import SamplingParams"),
+        ("scheduler.loop", "from weft.executor.runner import TorchRunner"),
+        ("config.engine", "from weft import launch"),
+        ("novelty", "import json"),
+    ],
+)
+def test_check_finds(module: str, source: str) -> None:
+    MODULES.setdefault("executor.runner", Path())
+    assert violations(module, source)
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("scheduler.loop", "from weft.executor.plan import Plan"),
+        ("memory.radix", "from weft.memory.rows import Rows\nimport numpy"),
+        ("server", "from weft import __version__"),
+        ("launch.cli", "from weft.scheduler.loop import Loop"),
+    ],
+)
+def test_check_lets_pass(module: str, source: str) -> None:
+    assert not violations(module, source)

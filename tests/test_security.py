@@ -1,0 +1,78 @@
+"""The package holds nothing that runs what it reads: a whole class of holes (code by pickle) cannot come back."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "weft"
+
+FORBIDDEN_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "shelve", "marshal", "joblib"}
+FORBIDDEN_CALLS = {
+    "eval",
+    "exec",
+    "torch.load",
+    "numpy.load",
+    "np.load",
+    "yaml.load",
+    "os.system",
+    "multiprocessing.Pipe",
+    "multiprocessing.Queue",
+}
+FORBIDDEN_METHODS = {"recv_pyobj", "send_pyobj", "recv_serialized", "send_serialized"}
+FORBIDDEN_ARGUMENTS = {"shell", "trust_remote_code", "allow_pickle"}  # unless given as False
+
+
+def violations(source: str) -> list[str]:
+    """What in `source` is forbidden, with line numbers."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, item.name) for item in node.names if item.name.split(".")[0] in FORBIDDEN_MODULES]
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in FORBIDDEN_MODULES:
+            found.append((node.lineno, str(node.module)))
+        elif isinstance(node, ast.Attribute) and node.attr in FORBIDDEN_METHODS:
+            found.append((node.lineno, node.attr))
+        elif isinstance(node, ast.Call):
+            if ast.unparse(node.func) in FORBIDDEN_CALLS:
+                found.append((node.lineno, ast.unparse(node.func)))
+            for keyword in node.keywords:
+                off = isinstance(keyword.value, ast.Constant) and keyword.value.value is False
+                if keyword.arg in FORBIDDEN_ARGUMENTS and not off:
+                    found.append((node.lineno, f"{keyword.arg}="))
+    return [f"line {line}: {what}" for line, what in found]
+
+
+def test_package_runs_nothing_that_it_reads() -> None:
+    files = sorted(PACKAGE.rglob("*.py"))
+    assert files
+    found = {str(path): violations(path.read_text()) for path in files}
+    assert {path: lines for path, lines in found.items() if lines} == {}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle",
+        "from pickle import loads",
+        "def f():\n    import dill.source",
+        "eval('1')",
+        "torch.load(path)",
+        "torch.load(path, weights_only=True)",
+        "socket.recv_pyobj()",
+        "yaml.load(text)",
+        "subprocess.run(line, shell=True)",
+        "AutoModel.from_pretrained(name, trust_remote_code=flag)",
+    ],
+)
+def test_check_finds(source: str) -> None:
+    assert violations(source)
+
+
+@pytest.mark.parametrize(
+    "source", ["model.eval()", "json.loads(text)", "safetensors.torch.load_file(p)", "f(shell=False)"]
+)
+def test_check_lets_pass(source: str) -> None:
+    assert not violations(source)

@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from tests.text.tokens import CHAT_TEMPLATE
+from weft.text import chat_template
+from weft.text.chat_template import ChatTemplate, TemplateError
+
+USER = {"role": "user", "content": "Hi"}
+
+
+def render(source: str, messages: list[dict[str, Any]] | None = None, **options: Any) -> str:
+    return ChatTemplate({"default": source}, {"bos_token": "<bos>"}).render(messages or [USER], **options)
+
+
+def test_conversation_ends_with_the_generation_prompt() -> None:
+    assert render(CHAT_TEMPLATE) == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    assert render(CHAT_TEMPLATE, add_generation_prompt=False) == "<|im_start|>user\nHi<|im_end|>\n"
+
+
+def test_final_message_is_left_open_to_be_continued() -> None:
+    messages = [USER, {"role": "assistant", "content": "end "}]
+    text = render(CHAT_TEMPLATE, messages, continue_final_message=True)
+    assert text == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nend "
+
+
+def test_only_the_assistant_can_be_continued() -> None:
+    with pytest.raises(TemplateError, match="assistant"):
+        render(CHAT_TEMPLATE, continue_final_message=True)
+    with pytest.raises(TemplateError, match="leaves out"):
+        render("nothing", [{"role": "assistant", "content": "x"}], continue_final_message=True)
+
+
+def test_text_parts_are_joined() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert "a\nb<|im_end|>" in render(CHAT_TEMPLATE, [{"role": "user", "content": parts}])
+
+
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", "video", None])
+def test_other_parts_are_refused(kind: str | None) -> None:
+    with pytest.raises(TemplateError, match="not supported by this model") as caught:
+        render(CHAT_TEMPLATE, [USER, {"role": "user", "content": [{"type": kind, "text": "a"}]}])
+    assert caught.value.param == "messages[1].content"
+
+
+def test_missing_content_is_refused_but_for_tool_calls() -> None:
+    with pytest.raises(TemplateError, match="no content"):
+        render(CHAT_TEMPLATE, [{"role": "user", "content": None}])
+    call = {"id": "1", "function": {"name": "f", "arguments": '{"x": [1, "ö"]}'}}
+    source = "{{ messages[0].tool_calls[0].function.arguments.x[1] }}"
+    assert render(source, [{"role": "assistant", "content": None, "tool_calls": [call]}]) == "ö"
+    call["function"]["arguments"] = "{"  # type: ignore[index]
+    with pytest.raises(TemplateError, match="not valid JSON"):
+        render(source, [{"role": "assistant", "content": None, "tool_calls": [call]}])
+
+
+def test_environment_is_that_of_hugging_face() -> None:
+    source = """
+    {%- for n in range(9) %}
+        {%- if n == 2 %}{% continue %}{% endif %}
+        {%- if n == 4 %}{% break %}{% endif %}
+        {{- n }}
+    {%- endfor %}
+    {%- set ns = namespace(a=1) %}
+    {%- set ns.a = 5 %}
+    {{- ns.a }}
+    {%- generation %}G{{ bos_token }}{% endgeneration %}
+    {{- {"k": "ö<"} | tojson }}{{ "%d-%s" | format(7, "x") }}{{ "{:>3}".format(7) }}
+    {{- strftime_now("%Y") | length }}{{ tools is none }}"""
+    assert render(source) == '0135G<bos>{"k": "ö<"}7-x  74True'
+
+
+def test_blocks_leave_no_blank_lines() -> None:
+    assert render("{% if true %}\na\n  {% endif %}\nb\n") == "a\nb"
+
+
+def test_named_template_is_taken_when_there_are_tools() -> None:
+    template = ChatTemplate({"default": "plain", "tool_use": "{{ tools[0].name }}"}, {})
+    assert template.render([USER]) == "plain"
+    assert template.render([USER], tools=[{"name": "f"}]) == "f"
+
+
+def test_developer_is_system_where_the_template_does_not_know_it() -> None:
+    message = {"role": "developer", "content": "x"}
+    assert render("{{ messages[0].role }}", [message]) == "system"
+    assert render("{{ messages[0].role }}{# developer #}", [message]) == "developer"
+
+
+def test_template_refuses_with_its_own_words() -> None:
+    with pytest.raises(TemplateError) as caught:
+        render("{{ raise_exception('roles must alternate') }}")
+    assert str(caught.value) == "roles must alternate"
+
+
+def test_errors_of_the_template_are_the_users_errors() -> None:
+    for source in ("{{ nothing.at_all }}", "{{ 1 / 0 }}", "{{ messages[9].role }}", "{{ 'a' + 1 }}"):
+        with pytest.raises(TemplateError, match="cannot render"):
+            render(source)
+
+
+def test_broken_jinja_is_told_at_start() -> None:
+    with pytest.raises(TemplateError, match="no valid Jinja"):
+        ChatTemplate({"default": "{% if %}"}, {})
+    with pytest.raises(TemplateError, match="no default"):
+        ChatTemplate({"rag": "x"}, {})
+
+
+@pytest.mark.parametrize("name", ["messages", "tools", "bos_token", "add_generation_prompt", "raise_exception"])
+def test_arguments_cannot_shadow_what_is_ours(name: str) -> None:
+    with pytest.raises(TemplateError, match=f"may not set {name}") as caught:
+        render(CHAT_TEMPLATE, kwargs={name: "x"})
+    assert caught.value.param == "chat_template_kwargs"
+
+
+def test_arguments_reach_the_template() -> None:
+    assert render("{{ enable_thinking }}", kwargs={"enable_thinking": False}) == "False"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.__init__.__globals__ }}",
+        "{{ strftime_now.__globals__['json'] }}",
+        "{{ messages.append(1) }}",
+        "{{ messages[0].update({'role': 'x'}) }}",
+        "{{ 'a' * 10000000000 }}",
+        "{{ [0] * 10000000000 }}",
+        "{{ 2 ** 10000000000 }}",
+        "{{ 'x'.ljust(10000000000) }}",
+        "{{ 'x' | center(10000000000) }}",
+        "{{ 'x\ny' | indent(10000000000) }}",
+        "{{ messages | tojson(indent=10000000000) }}",
+        "{{ '%10000000000d' % 1 }}",
+        "{{ '%*d' % (10000000000, 1) }}",
+        "{{ '{:>10000000000}'.format(1) }}",
+        "{{ '{:>{}}'.format(1, 10000000000) }}",
+        "{{ '{0.__class__.__mro__}'.format(1) }}",
+        "{% for i in range(10000000000) %}{% endfor %}",
+        "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+        "{% for i in range(99999) %}{{ 'x' * 9999 }}{% endfor %}",
+        "{% include 'secret' %}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    ],
+)
+def test_sandbox_holds(source: str) -> None:
+    began = time.perf_counter()
+    with pytest.raises(TemplateError):
+        render(source)
+    assert time.perf_counter() - began < 2.0
+
+
+def test_endless_template_is_stopped_and_its_thread_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "RENDER_TIMEOUT_S", 0.1)
+    loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    template = ChatTemplate({"default": "{% if slow %}" + loops + "{% endif %}done"}, {})
+
+    async def main() -> None:
+        hostile = [template.render_async([USER], kwargs={"slow": True}) for _ in range(4)]
+        results = await asyncio.gather(*hostile, return_exceptions=True)
+        assert all(isinstance(result, TemplateError) and "longer than" in str(result) for result in results)
+        monkeypatch.setattr(chat_template, "RENDER_TIMEOUT_S", 2.0)
+        assert await template.render_async([USER]) == "done"
+
+    asyncio.run(main())

@@ -1,0 +1,63 @@
+"""The text of a completion, however its tokens arrive, against the text of all of them at once."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.text.test_stop import naive
+from tests.text.tokens import byte_tokenizer
+from weft.messages.replies import Finish
+from weft.messages.sampling import SamplingParams
+from weft.text.generation import Completion, Delta, Generation
+from weft.text.stop import StopMatcher, compile_stops
+
+TOKENIZER = byte_tokenizer()
+
+
+def completion(params: SamplingParams) -> tuple[Completion, Generation]:
+    matcher = StopMatcher(compile_stops(params.stop), include=params.include_stop) if params.stop else None
+    one = Completion(
+        id=1,
+        choice=0,
+        rid="r",
+        prompt_len=1,
+        params=params,
+        detokenizer=TOKENIZER.detokenizer(),
+        matcher=matcher,
+    )
+    return one, Generation([one], stream=True, on_close=lambda generation: None)
+
+
+@given(
+    steps=st.lists(st.lists(st.sampled_from([*"abö🎉".encode(), 0x80, 0xC3]), max_size=4), max_size=20),
+    stops=st.lists(st.text(st.sampled_from("abö🎉\ufffd"), min_size=1, max_size=3), max_size=3),
+    include=st.booleans(),
+    taken=st.sets(st.integers(0, 20)),
+)
+@settings(max_examples=500, deadline=None)
+def test_text_is_that_of_all_tokens_up_to_the_stop_string(
+    steps: list[list[int]], stops: list[str], include: bool, taken: set[int]
+) -> None:
+    one, generation = completion(SamplingParams(stop=tuple(stops), include_stop=include))
+    deltas: list[Delta] = []
+    ids: list[int] = []
+    for number, step in enumerate(steps):
+        for token in step:
+            if one.stopped_by is None:
+                ids.append(token)
+                one.push(token)
+        if number in taken:
+            deltas += generation.take()
+    one.finish(Finish(id=1, reason="length", completion_tokens=len(ids)))
+    deltas += generation.take()
+    assert generation.take() == []
+
+    everything = bytes(token for step in steps for token in step).decode("utf-8", "replace")
+    text, matched = naive(everything, stops, include) if stops else (everything, None)
+    end = deltas[-1].end
+    assert end is not None
+    assert "".join(delta.text for delta in deltas) == text
+    assert [token for delta in deltas for token in delta.token_ids] == ids
+    assert (end.reason, end.matched) == (("stop", matched) if matched else ("length", None))
+    assert end.completion_tokens == len(ids) == deltas[-1].num_tokens

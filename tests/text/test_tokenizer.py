@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.text.tokens import BOS, EOS, byte_backend, byte_tokenizer, sentencepiece_backend
+from weft.messages.sampling import InvalidParam
+from weft.text.tokenizer import ContextExceeded, Tokenizer, TokenizerError
+
+
+def write(folder: Path, **files: object) -> Path:
+    byte_backend().save(str(folder / "tokenizer.json"))
+    for name, content in files.items():
+        text = content if isinstance(content, str) else json.dumps(content)
+        (folder / name.replace("__", ".")).write_text(text)
+    return folder
+
+
+def test_loads_what_a_model_folder_holds(tmp_path: Path) -> None:
+    config = {"bos_token": "<bos>", "eos_token": {"content": "<eos>", "lstrip": False}, "chat_template": "hello"}
+    tokenizer = Tokenizer.load(write(tmp_path, tokenizer_config__json=config))
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (BOS, EOS)
+    assert tokenizer.vocab_size == 260
+    assert tokenizer.special_ids == {256, 257, 258, 259}
+    assert tokenizer.chat_templates == {"default": "hello"}
+    assert tokenizer.encode("hé") == [ord("h"), 0xC3, 0xA9]
+    assert tokenizer.decode([ord("h"), EOS]) == "h"
+
+
+def test_template_file_wins_over_the_configuration(tmp_path: Path) -> None:
+    config = {"chat_template": [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}]}
+    folder = write(tmp_path, tokenizer_config__json=config)
+    assert Tokenizer.load(folder).chat_templates == {"default": "a", "tool_use": "b"}
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": "c"}))
+    assert Tokenizer.load(folder).chat_templates == {"default": "c"}
+    (folder / "chat_template.jinja").write_text("d")
+    assert Tokenizer.load(folder).chat_templates == {"default": "d"}
+
+
+def test_model_without_configuration_has_no_special_names(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(write(tmp_path))
+    assert tokenizer.eos_token_id is None
+    assert tokenizer.chat_templates == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer.json", "{"),
+        ("tokenizer.json", '{"model": 1}'),
+        ("tokenizer_config.json", "[1]"),
+        ("tokenizer_config.json", "["),
+        ("tokenizer_config.json", '{"bos_token": 5}'),
+        ("tokenizer_config.json", '{"chat_template": [1]}'),
+        ("chat_template.json", "nonsense"),
+    ],
+)
+def test_broken_file_is_named(tmp_path: Path, name: str, content: str) -> None:
+    write(tmp_path)
+    (tmp_path / name).write_text(content)
+    with pytest.raises(TokenizerError, match=name):
+        Tokenizer.load(tmp_path)
+
+
+def test_missing_tokenizer_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json does not exist"):
+        Tokenizer.load(tmp_path)
+
+
+def test_lone_surrogates_are_the_users_fault() -> None:
+    with pytest.raises(InvalidParam, match="Unicode"):
+        byte_tokenizer().encode("\ud800")
+
+
+def test_special_tokens_in_text_become_special_tokens() -> None:
+    assert byte_tokenizer().encode("a<eos>") == [ord("a"), EOS]
+
+
+def test_long_text_does_not_block_the_event_loop() -> None:
+    tokenizer = byte_tokenizer()
+    text = "wörld " * 50_000
+
+    async def main() -> float:
+        job = asyncio.create_task(tokenizer.encode_async([text]))
+        longest, last = 0.0, time.perf_counter()
+        while not job.done():
+            await asyncio.sleep(0.001)
+            now = time.perf_counter()
+            longest, last = max(longest, now - last), now
+        assert await job == [list(text.encode())]
+        assert await tokenizer.decode_async((await job)[0]) == text
+        return longest
+
+    assert asyncio.run(main()) < 0.1
+
+
+def test_bytes_of_tokens_show_parts_of_characters() -> None:
+    tokenizer = byte_tokenizer()
+    assert tokenizer.token_bytes(0xC3) == b"\xc3"
+    assert tokenizer.token_text(0xC3) == "\ufffd"
+    assert tokenizer.token_text(EOS) == "<eos>"
+    assert tokenizer.token_bytes(10**6) == b""
+
+
+def test_bytes_of_sentencepiece_tokens() -> None:
+    tokenizer = Tokenizer(sentencepiece_backend(["▁Hello"]))
+    assert tokenizer.token_bytes(0xC3) == b"\xc3"
+    assert tokenizer.token_bytes(257) == b" Hello"
+
+
+def test_text_beyond_the_context_is_refused_before_the_work() -> None:
+    tokenizer = byte_tokenizer()
+    longest = len("<|im_start|>")
+    assert tokenizer.encode_all(["a" * 10], context_len=10) == [[97] * 10]
+    with pytest.raises(ContextExceeded, match="11 tokens, more than the context of 10"):
+        tokenizer.encode_all(["a", "a" * 11], context_len=10)
+    with pytest.raises(ContextExceeded, match="characters"):
+        tokenizer.encode_all(["a" * (10 * longest + 1)], context_len=10)

@@ -1,0 +1,56 @@
+"""Small tokenizers that tests can count by hand."""
+
+from __future__ import annotations
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from weft.text.tokenizer import _BYTE_OF
+from weft.text.tokenizer import Tokenizer as WeftTokenizer
+
+BOS, EOS, IM_START, IM_END = 256, 257, 258, 259
+SPECIALS = ["<bos>", "<eos>", "<|im_start|>", "<|im_end|>"]
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+_CHAR_OF = {byte: char for char, byte in _BYTE_OF.items()}
+
+
+def byte_backend(merges: list[tuple[bytes, bytes]] | None = None) -> Tokenizer:
+    """Byte-level BPE: ids 0 to 255 are the bytes, then four special tokens, then one token for each merge."""
+
+    def spelled(piece: bytes) -> str:
+        return "".join(_CHAR_OF[byte] for byte in piece)
+
+    vocab = {_CHAR_OF[byte]: byte for byte in range(256)}
+    for number, (left, right) in enumerate(merges or []):
+        vocab[spelled(left + right)] = 256 + len(SPECIALS) + number
+    for number, special in enumerate(SPECIALS):
+        vocab[special] = 256 + number
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=[(spelled(a), spelled(b)) for a, b in merges or []]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(special, special=True) for special in SPECIALS])
+    return backend
+
+
+def byte_tokenizer(merges: list[tuple[bytes, bytes]] | None = None) -> WeftTokenizer:
+    special = {"bos_token": "<bos>", "eos_token": "<eos>"}
+    return WeftTokenizer(byte_backend(merges), special, {"default": CHAT_TEMPLATE})
+
+
+def sentencepiece_backend(pieces: list[str]) -> Tokenizer:
+    """Like Llama 2: pieces with "▁" for space, byte fallback, and a leading space that decoding strips.
+
+    Ids 0 to 255 are the bytes, then the special <s>, then the pieces.
+    """
+    vocab = {f"<0x{byte:02X}>": byte for byte in range(256)}
+    vocab["<s>"] = 256
+    for piece in pieces:
+        vocab[piece] = len(vocab)
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True))
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    backend.add_special_tokens([AddedToken("<s>", special=True)])
+    return backend

@@ -1,0 +1,34 @@
+"""weft, a serving engine for large language models.
+
+    from weft import LLM, SamplingParams
+    print(LLM().generate("def fibonacci(", SamplingParams(max_new_tokens=64))[0].text)
+
+The names are imported when they are first used, so that `import weft` costs nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from weft.llm import LLM, Output
+    from weft.messages.sampling import SamplingParams
+
+__version__ = "0.1.0"
+__all__ = ["LLM", "Output", "SamplingParams", "__version__"]
+
+_HOMES = {"LLM": "weft.llm", "Output": "weft.llm", "SamplingParams": "weft.messages.sampling"}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'weft' has no attribute {name!r}")
+    import importlib
+
+    value: object = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

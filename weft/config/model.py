@@ -1,0 +1,309 @@
+"""The architecture of a model, read from a Hugging Face `config.json` once and said in our own names.
+
+ModelError              the model that the user gave cannot be served; one sentence says why
+├── UnsupportedModel    we know what it is, and do not have it
+├── ModelNotFound       no such folder or hub id, or a file is missing or unreadable
+└── BadCheckpoint       the weights do not fit the architecture
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}  # name -> bytes
+ROPE_SCALINGS = ("default", "linear", "dynamic", "llama3", "yarn")
+
+
+class ModelError(ValueError):
+    """The model that the user gave cannot be served."""
+
+
+class UnsupportedModel(ModelError):
+    """The model is valid, but of a kind that is not implemented."""
+
+
+class ModelNotFound(ModelError):
+    """There is no such model, or a file of it is missing or unreadable."""
+
+
+class BadCheckpoint(ModelError):
+    """The weights do not fit the architecture."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeConfig:
+    """Rotary position embedding: base, and the scaling of its frequencies."""
+
+    theta: float = 10_000.0
+    scaling: str = "default"  # default, linear, llama3, yarn
+    factor: float = 1.0
+    original_max_position: int = 0  # llama3, yarn
+    low_freq_factor: float = 1.0  # llama3
+    high_freq_factor: float = 4.0  # llama3
+    attention_factor: float = 1.0  # yarn
+    beta_fast: float = 32.0  # yarn
+    beta_slow: float = 1.0  # yarn
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """What the model code, the memory sizing and the scheduler need to know of a model."""
+
+    architecture: str  # "Qwen3ForCausalLM"
+    name: str  # last part of the path or hub id
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    max_position: int
+    norm_eps: float
+    rope: RopeConfig
+    dtype: str  # of weights and KV: as stored, until another is chosen
+    tie_embeddings: bool = False
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    sliding_window: int = 0  # tokens that a token sees, itself included; 0: all
+    full_attention_layers: tuple[int, ...] = ()  # layers that see all tokens in spite of the window
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of K and V of one token over all layers, in the model's dtype."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * DTYPES[self.dtype]
+
+    @property
+    def num_parameters(self) -> int:
+        """Weights of the model, without biases and norms."""
+        attention = self.hidden_size * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
+        mlp = 3 * self.hidden_size * self.intermediate_size
+        embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_embeddings else 2)
+        return self.num_layers * (attention + mlp) + embeddings
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of the weights in the model's dtype, without biases and norms."""
+        return self.num_parameters * DTYPES[self.dtype]
+
+    def window(self, layer: int) -> int:
+        """How many tokens a token sees in this layer, itself included; 0: all."""
+        return 0 if layer in self.full_attention_layers else self.sliding_window
+
+    @classmethod
+    def from_folder(cls, folder: Path, name: str = "") -> ModelConfig:
+        """Read `config.json`, and what `generation_config.json` adds to the end-of-sequence tokens."""
+        generation = folder / "generation_config.json"
+        return cls.from_hf(
+            _read_json(folder / "config.json"),
+            name or folder.resolve().name,
+            _read_json(generation) if generation.exists() else {},
+        )
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any], name: str, generation: Mapping[str, Any] | None = None) -> ModelConfig:
+        """Translate a `config.json`. Raises `UnsupportedModel` for what is missing, or not implemented."""
+        architecture = _architecture(config)
+        family = FAMILIES[architecture]
+        if config.get("quantization_config") is not None:
+            method = dict(config["quantization_config"]).get("quant_method", "unknown")
+            raise UnsupportedModel(f"{name} is quantized ({method}); quantized checkpoints are not supported yet")
+        if (activation := _get(config, "hidden_act", str, "silu")) != "silu":
+            raise UnsupportedModel(f"hidden_act is {activation!r}; only 'silu' is supported")
+        num_heads = _size(config, "num_attention_heads")
+        num_layers = _size(config, "num_hidden_layers")
+        hidden_size = _size(config, "hidden_size")
+        max_position = _size(config, "max_position_embeddings")
+        attention_bias = family.has_attention_bias and _get(config, "attention_bias", bool, False)
+        window, full_attention_layers = _sliding_window(config, family, num_layers)
+        rope = _rope(config, max_position)
+        if rope.scaling == "yarn":  # some checkpoints state the length before scaling
+            max_position = max(max_position, int(rope.original_max_position * rope.factor))
+        model = cls(
+            architecture=architecture,
+            name=name,
+            vocab_size=_size(config, "vocab_size"),
+            hidden_size=hidden_size,
+            num_layers=num_layers,
+            num_heads=num_heads,
+            num_kv_heads=_size(config, "num_key_value_heads", num_heads),
+            head_dim=_size(config, "head_dim", family.head_dim or hidden_size // num_heads),
+            intermediate_size=_size(config, "intermediate_size"),
+            max_position=max_position,
+            norm_eps=_get(config, "rms_norm_eps", float),
+            rope=rope,
+            dtype=_dtype(config),
+            tie_embeddings=_get(config, "tie_word_embeddings", bool, False),
+            qkv_bias=family.qkv_bias or attention_bias,
+            o_bias=attention_bias,
+            mlp_bias=family.has_mlp_bias and _get(config, "mlp_bias", bool, False),
+            qk_norm=family.qk_norm,
+            sliding_window=window,
+            full_attention_layers=full_attention_layers,
+            bos_token_id=next(iter(_token_ids(config, "bos_token_id")), None),
+            eos_token_ids=tuple(
+                dict.fromkeys(_token_ids(config, "eos_token_id") + _token_ids(generation or {}, "eos_token_id"))
+            ),
+        )
+        if model.num_heads % model.num_kv_heads or model.head_dim % 2:
+            raise UnsupportedModel(
+                f"{model.num_heads} heads of {model.head_dim} with {model.num_kv_heads} KV heads: the heads must be "
+                "a multiple of the KV heads, and their size even"
+            )
+        return model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """What an architecture means beyond the keys of its `config.json`, and which optional keys it obeys."""
+
+    qkv_bias: bool = False  # always there
+    qk_norm: bool = False
+    has_attention_bias: bool = False  # obeys "attention_bias"
+    has_mlp_bias: bool = False  # obeys "mlp_bias"
+    head_dim: int = 0  # when the key is missing; 0: hidden_size / heads
+    has_window: bool = False  # obeys "sliding_window"
+    window_switch: bool = False  # ... only with "use_sliding_window", and from layer "max_window_layers" on
+
+
+FAMILIES = {
+    "LlamaForCausalLM": Family(has_attention_bias=True, has_mlp_bias=True),
+    "MistralForCausalLM": Family(has_window=True),
+    "Qwen2ForCausalLM": Family(qkv_bias=True, has_window=True, window_switch=True),
+    "Qwen3ForCausalLM": Family(
+        qk_norm=True, has_attention_bias=True, head_dim=128, has_window=True, window_switch=True
+    ),
+}
+
+
+def _architecture(config: Mapping[str, Any]) -> str:
+    architectures = _get(config, "architectures", list)
+    for architecture in architectures:
+        if architecture in FAMILIES:
+            return str(architecture)
+    code = "; its own code (auto_map) is never run" if config.get("auto_map") else ""
+    raise UnsupportedModel(f"architecture {architectures} is not supported{code}; supported are {', '.join(FAMILIES)}")
+
+
+def _sliding_window(config: Mapping[str, Any], family: Family, num_layers: int) -> tuple[int, tuple[int, ...]]:
+    """The window (0: none), and the layers that do without it."""
+    window = _get(config, "sliding_window", int, 0) if family.has_window else 0
+    if family.window_switch and not _get(config, "use_sliding_window", bool, False):
+        window = 0
+    if window <= 0:
+        return 0, ()
+    if not family.window_switch:
+        return window, ()
+    layer_types = _get(config, "layer_types", list, [])
+    if layer_types:
+        return window, tuple(i for i, kind in enumerate(layer_types) if kind == "full_attention")
+    return window, tuple(range(min(_get(config, "max_window_layers", int, 28), num_layers)))
+
+
+def _rope(config: Mapping[str, Any], max_position: int) -> RopeConfig:
+    """From `rope_parameters` (transformers 5), or from `rope_theta` and `rope_scaling`."""
+    values = {**_get(config, "rope_scaling", dict, {}), **_get(config, "rope_parameters", dict, {})}
+    theta = _get(values, "rope_theta", float, _get(config, "rope_theta", float, 10_000.0))
+    scaling = _get(values, "rope_type", str, _get(values, "type", str, "default"))
+    if scaling not in ROPE_SCALINGS:
+        raise UnsupportedModel(f"rope type {scaling!r} is not supported; supported are {', '.join(ROPE_SCALINGS)}")
+    if _get(values, "partial_rotary_factor", float, _get(config, "partial_rotary_factor", float, 1.0)) != 1.0:
+        raise UnsupportedModel("partial_rotary_factor is not 1; partly rotated heads are not supported")
+    if scaling in ("default", "dynamic"):  # dynamic changes nothing up to max_position, and beyond it nobody gets
+        return RopeConfig(theta=theta)
+    factor = _get(values, "factor", float)
+    original = _size(values, "original_max_position_embeddings", max_position)
+    original = _size(config, "original_max_position_embeddings", original)
+    if scaling == "llama3":
+        return RopeConfig(
+            theta=theta,
+            scaling=scaling,
+            factor=factor,
+            original_max_position=original,
+            low_freq_factor=_get(values, "low_freq_factor", float),
+            high_freq_factor=_get(values, "high_freq_factor", float),
+        )
+    if scaling == "yarn":
+        if not _get(values, "truncate", bool, True):
+            raise UnsupportedModel("rope type 'yarn' with truncate false is not supported")
+        return RopeConfig(
+            theta=theta,
+            scaling=scaling,
+            factor=factor,
+            original_max_position=original,
+            attention_factor=_yarn_attention_factor(values, factor),
+            beta_fast=_get(values, "beta_fast", float, 32.0),
+            beta_slow=_get(values, "beta_slow", float, 1.0),
+        )
+    return RopeConfig(theta=theta, scaling=scaling, factor=factor)
+
+
+def _yarn_attention_factor(values: Mapping[str, Any], factor: float) -> float:
+    """Source: YaRN, arXiv:2309.00071, section 3.4; `mscale` is DeepSeek's refinement of it."""
+
+    def temperature(scale: float) -> float:
+        return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    mscale, mscale_all = _get(values, "mscale", float, 0.0), _get(values, "mscale_all_dim", float, 0.0)
+    default = temperature(mscale) / temperature(mscale_all) if mscale and mscale_all else temperature(1.0)
+    return _get(values, "attention_factor", float, default)
+
+
+def _dtype(config: Mapping[str, Any]) -> str:
+    dtype = _get(config, "dtype", str, _get(config, "torch_dtype", str, "float32"))
+    if dtype not in DTYPES:
+        raise UnsupportedModel(f"dtype {dtype!r} is not supported; supported are {', '.join(DTYPES)}")
+    return dtype
+
+
+def _token_ids(config: Mapping[str, Any], key: str) -> tuple[int, ...]:
+    """The ids of a key that holds none, one or several."""
+    value = config.get(key)
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(token, int) for token in ids):
+        raise UnsupportedModel(f"{key} is {value!r}; a token id or a list of them is expected")
+    return tuple(ids)
+
+
+def _size(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    value = _get(config, key, int, default)
+    if value < 1:
+        raise UnsupportedModel(f"{key} is {value}; it must be at least 1")
+    return value
+
+
+def _get(config: Mapping[str, Any], key: str, kind: type[T], default: T | None = None) -> T:
+    """The value of a key, which null and absence leave to the default; without a default it must be there."""
+    value = config.get(key)
+    if value is None:
+        if default is None:
+            raise UnsupportedModel(f"config.json has no {key!r}")
+        return default
+    if kind is float and isinstance(value, int):
+        value = float(value)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise UnsupportedModel(f"{key} is {value!r}; config.json must give it as {kind.__name__}")
+    return value
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelNotFound(f"{path.parent} has no {path.name}: it is not a model folder") from None
+    except (OSError, ValueError) as exc:
+        raise ModelNotFound(f"{path} cannot be read: {exc}") from exc
+    if not isinstance(value, dict):
+        raise ModelNotFound(f"{path} is not a JSON object")
+    return value

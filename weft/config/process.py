@@ -1,0 +1,27 @@
+"""What the engine process is told when it is started: one line of JSON on its standard input.
+
+The launcher keeps that pipe open for as long as it lives: end of file there means that the parent is gone, and the
+engine exits at once.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from weft.config.engine import EngineConfig
+
+
+class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
+    config: EngineConfig  # resolved
+    folder: str  # where the model lies
+    to_engine: str  # ipc addresses; the front binds both, the engine connects
+    from_engine: str
+    log_level: str
+
+    def to_json(self) -> bytes:
+        """One line, without the line break."""
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def from_json(cls, line: bytes | str) -> EngineArgs:
+        return msgspec.json.decode(line, type=cls)

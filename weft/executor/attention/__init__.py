@@ -1,0 +1,1 @@
+"""Attention backends; `executor/backend.py` lists them."""

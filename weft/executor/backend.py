@@ -1,0 +1,44 @@
+"""The seam of attention: what a step tells the backend, and what a backend promises to the models.
+
+A backend owns how K and V are stored and read. To add one: a module in `attention/` and a line in BACKENDS.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Protocol, cast
+
+from torch import Tensor
+
+from weft.config.model import ModelConfig
+from weft.executor.kv_pool import KVPool
+from weft.executor.plan import IntArray
+from weft.models.layers.attention import PagedAttention
+
+BACKENDS = {"torch": "weft.executor.attention.torch_paged:TorchPaged"}
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBatch:
+    """The requests of one step. Lengths are on the host, where they are known, so that planning needs no device."""
+
+    rows: IntArray  # [R] row of each request in the slot table
+    starts: IntArray  # [R] tokens in the cache before this step
+    lens: IntArray  # [R] tokens of this step; request i's stand at sum(lens[:i]) and after
+    slots: Tensor  # [T] int64, where K and V of this step's tokens go
+    table: Tensor  # [max_rows, context_length] int32, slot of each token of each row; this step's are in it
+
+
+class AttentionBackend(PagedAttention, Protocol):
+    def prepare(self, batch: AttentionBatch) -> None:
+        """Plan attention over `batch`, once for all layers. What `forward` gets until the next call belongs to it."""
+        ...
+
+
+def make_backend(name: str, config: ModelConfig, pool: KVPool) -> AttentionBackend:
+    """The backend of that name. Raises ValueError for a name that is not there."""
+    if name not in BACKENDS:
+        raise ValueError(f"attention backend {name!r} is unknown; there are {', '.join(BACKENDS)}")
+    module, _, cls = BACKENDS[name].partition(":")
+    return cast(AttentionBackend, getattr(import_module(module), cls)(config, pool))

@@ -1,0 +1,1 @@
+"""What differs between the devices that a runner can work on."""

@@ -1,0 +1,47 @@
+"""Runs plans on one device: rows and slots in, tokens out. It knows nothing of requests."""
+
+from __future__ import annotations
+
+from concurrent.futures import Executor
+
+import numpy as np
+import torch
+
+from weft.executor.backend import AttentionBackend
+from weft.executor.inputs import RowTable
+from weft.executor.plan import Plan, Result, Step
+from weft.executor.sampler import sample
+from weft.models.registry import Model
+
+
+class TorchRunner:
+    """The `Runner` that computes. All its work is done by `thread` (of which there is one), in the order of launches.
+
+    The arrays of a plan are read when the step runs: they must not change before its result is there. A step that
+    raises (its `result` does) leaves its tokens without K and V; later steps are not affected.
+    """
+
+    def __init__(self, model: Model, attention: AttentionBackend, rows: RowTable, thread: Executor) -> None:
+        self._model = model
+        self._attention = attention
+        self._rows = rows
+        self._thread = thread
+
+    def launch(self, plan: Plan) -> Step:
+        return self._thread.submit(self._run, plan)
+
+    def close(self) -> None:
+        """Finish what is launched and end the thread."""
+        self._thread.shutdown()
+
+    @torch.inference_mode()
+    def _run(self, plan: Plan) -> Result:
+        inputs = self._rows.apply(plan)
+        if plan.num_tokens:
+            self._attention.prepare(inputs.batch)
+            hidden = self._model.forward(inputs.tokens, inputs.positions, self._attention)
+        if not len(inputs.last):
+            return Result(tokens=np.empty(0, np.int32))
+        sampled = sample(self._model.logits(hidden[inputs.last]), plan.sampling, inputs.last_tokens)
+        self._rows.last_tokens[inputs.sampling_rows] = sampled.tokens
+        return sampled.result()

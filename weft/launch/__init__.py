@@ -1,0 +1,1 @@
+"""Commands, and the processes that they start. Nothing heavy is imported before a command needs it."""

@@ -1,0 +1,108 @@
+"""Puts an engine together: model, runner, scheduler. Used by the engine process and by `weft.LLM`."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from weft.config.engine import EngineConfig
+from weft.config.model import ModelConfig
+from weft.config.resolve import size
+from weft.executor.build import load_runner
+from weft.executor.runner import TorchRunner
+from weft.messages.control import EngineReady
+from weft.messages.requests import GenerateRequest
+from weft.messages.sampling import SamplingParams
+from weft.scheduler.service.engine import Engine
+from weft.scheduler.settings import SchedulerSettings
+
+WARM_UP_ID = -1
+
+
+class Built(NamedTuple):
+    engine: Engine
+    runner: TorchRunner
+    ready: EngineReady
+
+
+def build_engine(config: EngineConfig, folder: Path) -> Built:
+    """Load the model in `folder` and generate a token with it. `config` is resolved.
+
+    Raises ModelError for a model that cannot be loaded.
+    """
+    model = replace(ModelConfig.from_folder(folder, Path(config.model).name or folder.name), dtype=config.dtype)
+    began = time.monotonic()
+    runner = load_runner(
+        config,
+        model,
+        folder=folder,
+        kv_tokens=config.kv_tokens,
+        page_size=config.page_size,
+        max_rows=config.max_running_requests,
+        context_length=config.context_length,
+    )
+    loaded = time.monotonic()
+    settings = scheduler_settings(config, model)
+    engine = Engine(settings, runner, clock=time.monotonic, overlap=config.overlap, on_failure=_log_failure)
+    _warm_up(engine)
+    warm = time.monotonic()
+    gc.collect()
+    gc.freeze()
+    ready = EngineReady(
+        model_summary=f"{model.name} ({_count(model.num_parameters)}, {model.dtype})",
+        vocab_size=model.vocab_size,
+        context_length=engine.scheduler.max_len,
+        max_prompt_tokens=engine.scheduler.max_len - 1,
+        kv_tokens=config.kv_tokens,
+        page_size=config.page_size,
+        startup=[
+            ("weights", f"{size(model.weights_bytes)} loaded", loaded - began),
+            ("warm-up", "2 tokens", warm - loaded),
+        ],
+    )
+    return Built(engine, runner, ready)
+
+
+def scheduler_settings(config: EngineConfig, model: ModelConfig) -> SchedulerSettings:
+    """What the scheduler needs of the engine's settings and the model."""
+    chunk = config.chunked_prefill_size
+    return SchedulerSettings(
+        num_pages=config.kv_tokens // config.page_size,
+        page_size=config.page_size,
+        max_running_requests=config.max_running_requests,
+        context_length=config.context_length,
+        vocab_size=model.vocab_size,
+        eos_token_ids=model.eos_token_ids,
+        prefix_cache=config.prefix_cache,
+        policy=config.schedule_policy,
+        max_prefill_tokens=max(config.max_prefill_tokens, config.page_size),
+        chunked_prefill_size=None if chunk < 0 else chunk,
+        mixed_chunk=config.mixed_chunk,
+        max_queued_requests=config.max_queued_requests,
+        schedule_conservativeness=config.schedule_conservativeness,
+        seed=config.seed,
+    )
+
+
+def _warm_up(engine: Engine) -> None:
+    """Generate on the path that will serve: a prefill and a decode step."""
+    prompt = np.zeros(1, dtype=np.int32).tobytes()
+    sampling = SamplingParams(max_new_tokens=2, temperature=0.0, ignore_eos=True)
+    engine.submit(GenerateRequest(id=WARM_UP_ID, rid="warm-up", input_ids=prompt, sampling=sampling))
+    while engine.has_work:
+        engine.step()
+    engine.scheduler.forget_history()
+
+
+def _log_failure(exc: Exception) -> None:
+    logging.getLogger("weft.engine").error("a step failed", exc_info=exc)
+
+
+def _count(num_parameters: int) -> str:
+    return f"{num_parameters / 1e9:.1f} B" if num_parameters >= 5e8 else f"{num_parameters / 1e6:.1f} M"

@@ -1,0 +1,87 @@
+"""What `weft serve` tells the person who started it: a dozen timed lines until it is ready, and how it stops.
+
+    weft 0.1.0 · weft-nano (11.4 M, bfloat16) · cpu, 2 threads
+      kv cache    1.6 GB = 524,288 tokens (page 16) · 256 requests of 2,048 tokens
+      weights     23 MB loaded in 0.1 s
+      warm-up     2 tokens in 0.2 s
+    ready in 2.4 s · http://127.0.0.1:30000  (API /v1, metrics /metrics)
+
+Everything goes to standard error; with a log level above "info" only warnings do.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+
+from weft import __version__
+from weft.config.resolve import count
+from weft.config.server import ServerConfig
+from weft.launch.prepare import Prepared
+from weft.messages.control import EngineReady
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+class Console:
+    def __init__(self, config: ServerConfig, began: float) -> None:
+        """`began`: the clock (time.perf_counter) when the command started."""
+        self._config = config
+        self._began = began
+        self._is_shown = config.log_level in ("debug", "info")
+        self._countdown = ""  # as last shown
+
+    def loading(self, prepared: Prepared) -> None:
+        model, config = prepared.model, prepared.config
+        name = f"{model.name} ({count(model.num_parameters)}, {model.dtype})"
+        threads = f"{config.threads} thread{'s' if config.threads != 1 else ''}"
+        where = f"cpu, {threads}" if config.device == "cpu" else config.device
+        self._print(f"weft {__version__} · {name} · {where}")
+        self._phase("kv cache", str(prepared.sizing))
+        if prepared.sizing.note:
+            self._phase("", f"{prepared.sizing.note} (--kv-tokens, --memory-fraction)")
+
+    def ready(self, ready: EngineReady, port: int) -> None:
+        for phase, what, seconds in ready.startup:
+            self._phase(phase, f"{what} in {seconds:.1f} s")
+        elapsed = time.perf_counter() - self._began
+        self._print(f"ready in {elapsed:.1f} s · {self._url(port)}  (API /v1, metrics /metrics)")
+        if self._config.host not in LOOPBACK and not self._config.api_key:
+            self.warn(
+                f"whoever reaches {self._config.host}:{port} can use this server; --api-key or WEFT_API_KEY shuts it"
+            )
+
+    def draining(self, num_open: int, left_s: float) -> None:
+        """The countdown: one line that is written again and again on a terminal, once elsewhere."""
+        requests = f"{num_open} open request{'s' if num_open != 1 else ''}"
+        text = f"stopping: {requests}, {math.ceil(left_s)} s left (Ctrl-C again ends them now)"
+        if text != self._countdown and sys.stderr.isatty():
+            sys.stderr.write(f"\r\x1b[2K{text}")
+            sys.stderr.flush()
+        elif not self._countdown:
+            self._print(text)
+        self._countdown = text
+
+    def aborting(self, num_open: int) -> None:
+        if self._countdown and sys.stderr.isatty():
+            sys.stderr.write("\n")
+        if num_open:
+            self.warn(f"{num_open} request{'s' if num_open != 1 else ''} ended unfinished")
+
+    def stopped(self) -> None:
+        self._print("stopped")
+
+    def warn(self, text: str) -> None:
+        print(f"warning: {text}", file=sys.stderr, flush=True)
+
+    def _url(self, port: int) -> str:
+        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(self._config.host, self._config.host)
+        return f"http://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{port}"
+
+    def _phase(self, name: str, text: str) -> None:
+        self._print(f"  {name:<11} {text}")
+
+    def _print(self, text: str) -> None:
+        if self._is_shown:
+            print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,124 @@
+"""The engine as a child process: started with a private folder for its sockets, noticed at once when it ends, and never
+left behind.
+
+    launcher ── stdin: one line of JSON, then open for as long as the launcher lives ─▶ engine
+             ◀─ ipc sockets in a folder that only this user can enter (mode 0700) ────▶
+
+It knows nothing of what the two say to each other there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from concurrent.futures import Future
+from pathlib import Path
+from types import TracebackType
+
+from weft.config.process import EngineArgs
+
+COMMAND = (sys.executable, "-m", "weft.launch.worker")
+FOLDER_PREFIX = "weft-"
+LONGEST_PARENT = 60  # the path of a socket may have 103 bytes on some systems
+
+
+class SocketFolder:
+    """A folder for sockets that only this user can enter; it is removed at the end."""
+
+    def __init__(self) -> None:
+        parent = Path(tempfile.gettempdir())
+        if len(bytes(parent)) > LONGEST_PARENT:
+            parent = Path("/tmp")
+        _remove_stale(parent)
+        self.path = Path(tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-", dir=parent))  # mode 0700
+
+    def address(self, name: str) -> str:
+        return f"ipc://{self.path / name}"
+
+    def __enter__(self) -> SocketFolder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _remove_stale(parent: Path) -> None:
+    """Remove the folders of launchers that were killed before they could do it themselves."""
+    for folder in parent.glob(f"{FOLDER_PREFIX}*-*"):
+        pid = folder.name.removeprefix(FOLDER_PREFIX).partition("-")[0]
+        with contextlib.suppress(OSError):
+            if pid.isdigit() and folder.lstat().st_uid == os.getuid() and not _is_alive(int(pid)):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+class EngineProcess:
+    """A running engine. It has a session of its own: Ctrl-C reaches the launcher alone, which stops it in order."""
+
+    def __init__(self, args: EngineArgs) -> None:
+        self._process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, start_new_session=True)
+        self._exit: Future[int] = Future()
+        self._exit.set_running_or_notify_cancel()
+        threading.Thread(target=self._reap, name="engine-reaper", daemon=True).start()
+        assert self._process.stdin is not None
+        self._stdin = self._process.stdin
+        with contextlib.suppress(BrokenPipeError):  # it has ended already: `ended` tells
+            self._stdin.write(args.to_json() + b"\n")
+            self._stdin.flush()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def ended(self) -> int:
+        """Wait for its end. Returns the exit status, or minus the signal that ended it."""
+        return await asyncio.shield(asyncio.wrap_future(self._exit))
+
+    def kill(self) -> None:
+        """End it, and whatever it has started, at once."""
+        if not self._exit.done():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def stop(self, timeout_s: float) -> int:
+        """Hang up, which ends an engine at once; kill it if that takes longer than `timeout_s`. Returns as `ended`."""
+        with contextlib.suppress(OSError):
+            self._stdin.close()
+        try:
+            return self._exit.result(timeout_s)
+        except TimeoutError:
+            self.kill()
+        return self._exit.result()
+
+    def _reap(self) -> None:
+        self._exit.set_result(self._process.wait())
+
+
+def explain_exit(status: int) -> str:
+    """Why an engine ended that said nothing itself. `status` as `EngineProcess.ended` returns it."""
+    if status >= 0:
+        return f"The engine process ended with exit status {status}; what it printed last stands above."
+    if -status == signal.SIGKILL:
+        return (
+            "The engine process was killed (SIGKILL). If nobody did that, the system had no memory left: lower "
+            "--kv-tokens or --memory-fraction."
+        )
+    return f"The engine process was ended by signal {-status} ({signal.strsignal(-status)})."

@@ -1,0 +1,222 @@
+"""A server on this machine: one front process (this one) and one engine process.
+
+    start engine ─▶ answer HTTP (not ready) ─▶ engine ready ─▶ serve ─▶ drain ─▶ stop
+
+In every phase the same few things are waited for together, and the first that happens decides: a signal, the end of the
+engine, the end of HTTP. However it ends, no process and no file is left behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import time
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+import zmq
+import zmq.asyncio
+
+from weft import __version__
+from weft.config.options import SettingsError
+from weft.config.process import EngineArgs
+from weft.config.server import ServerConfig
+from weft.launch.console import Console
+from weft.launch.engine_process import EngineProcess, SocketFolder, explain_exit
+from weft.launch.prepare import Prepared, load_tokenizer
+from weft.messages.channel import AsyncReceiver, Sender
+from weft.messages.codec import FromEngine, decode_from_engine
+from weft.messages.control import EngineFailed
+from weft.observe import log
+from weft.server.app import create_app
+from weft.server.info import Readiness, ServerInfo
+from weft.server.serve import make_server
+from weft.server.serve import run as run_loop
+from weft.text.chat_template import TemplateError
+from weft.text.client import EngineClient
+
+LAST_WORDS_S = 0.5  # for the message of an engine that has ended
+LAST_ANSWERS_S = 3.0  # for errors and ends of streams to reach their clients
+ENGINE_STOP_S = 2.0
+TICK_S = 0.1  # of the countdown
+
+
+class End(NamedTuple):
+    """How the server ended."""
+
+    status: int  # of the process
+    reason: str = ""  # for the person who started it, if it did not end by his will
+
+
+def run(prepared: Prepared, config: ServerConfig, listener: socket.socket, began: float) -> End:
+    """Serve `prepared` on `listener` until a signal or a failure. `began`: the clock when the command started."""
+    log.setup(config.log_level)
+    console = Console(config, began)
+    console.loading(prepared)
+    with SocketFolder() as sockets:
+        args = EngineArgs(
+            config=prepared.config,
+            folder=str(prepared.folder),
+            to_engine=sockets.address("to_engine"),
+            from_engine=sockets.address("from_engine"),
+            log_level=config.log_level,
+        )
+        process = EngineProcess(args)
+        try:
+            return run_loop(_run(prepared, config, listener, console, process, args))
+        finally:
+            process.stop(ENGINE_STOP_S)
+
+
+async def _run(
+    prepared: Prepared,
+    config: ServerConfig,
+    listener: socket.socket,
+    console: Console,
+    process: EngineProcess,
+    args: EngineArgs,
+) -> End:
+    """Put the front together, supervise it, take it apart."""
+    signals = Signals()
+    receiver = AsyncReceiver(zmq.asyncio.Context(), args.from_engine, decode_from_engine, bind=True)
+    sender = Sender(zmq.Context(), args.to_engine, bind=True)
+    tokenizer = load_tokenizer(prepared.folder)
+    client = EngineClient(tokenizer, sender.send, log_requests=config.log_requests)
+    readiness = Readiness()
+    try:
+        http = make_server(create_app(client, tokenizer, config, _info(prepared, config), readiness), config)
+    except (TemplateError, OSError) as exc:
+        raise SettingsError(f"--chat-template is {config.chat_template}, which cannot be used: {exc}") from exc
+    engine = EngineWatch(process, receiver)
+    receiving = asyncio.create_task(client.run(engine.receive))
+    serving = asyncio.create_task(http.serve(sockets=[listener]))
+    try:
+        supervisor = Supervisor(client, readiness, engine, signals, console, config.drain_s)
+        end = await supervisor.run(serving, listener.getsockname()[1])
+    finally:
+        http.should_exit = True
+        await asyncio.wait({serving}, timeout=LAST_ANSWERS_S)
+        http.force_exit = True
+        serving.cancel()
+        receiving.cancel()
+        receiver.close()
+        sender.close()
+    if not end.reason:
+        console.stopped()
+    return end
+
+
+def _info(prepared: Prepared, config: ServerConfig) -> ServerInfo:
+    model = prepared.model
+    return ServerInfo(
+        model_name=config.served_model_name or model.name,
+        context_length=prepared.config.context_length,
+        version=__version__,
+        started_at=time.time(),
+        model_summary=f"{model.name} ({model.architecture}, {prepared.config.dtype})",
+        settings=asdict(prepared.config),
+    )
+
+
+class Signals:
+    """SIGINT, SIGTERM, SIGHUP: the first of them asks to stop, the second to stop at once."""
+
+    def __init__(self) -> None:
+        self.stop = asyncio.Event()
+        self.abort = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            asyncio.get_running_loop().add_signal_handler(number, self._arrived)
+
+    def _arrived(self) -> None:
+        (self.abort if self.stop.is_set() else self.stop).set()
+
+
+class EngineWatch:
+    """Reads from the engine, and knows how it ended."""
+
+    def __init__(self, process: EngineProcess, receiver: AsyncReceiver[FromEngine]) -> None:
+        self._process = process
+        self._receiver = receiver
+        self._failed: asyncio.Future[EngineFailed] = asyncio.get_running_loop().create_future()
+
+    async def receive(self) -> FromEngine:
+        """The next message but `EngineFailed`, which is for `end`."""
+        while True:
+            message = await self._receiver.receive()
+            if not isinstance(message, EngineFailed):
+                return message
+            if not self._failed.done():
+                self._failed.set_result(message)
+
+    async def end(self) -> End:
+        """Wait until the engine has failed or ended, and say why: in its own words, if it had any."""
+        ended = asyncio.create_task(self._process.ended())
+        either: set[asyncio.Future[Any]] = {ended, self._failed}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({self._failed}, timeout=LAST_WORDS_S)
+        if self._failed.done():
+            ended.cancel()
+            failure = self._failed.result()
+            return End(2 if failure.user_error else 1, failure.message)
+        return End(1, explain_exit(ended.result()))
+
+
+class Supervisor:
+    """Follows the server from loading to its end."""
+
+    def __init__(
+        self,
+        client: EngineClient,
+        readiness: Readiness,
+        engine: EngineWatch,
+        signals: Signals,
+        console: Console,
+        drain_s: float,
+    ) -> None:
+        self._client = client
+        self._readiness = readiness
+        self._engine = engine
+        self._signals = signals
+        self._console = console
+        self._drain_s = drain_s
+
+    async def run(self, serving: asyncio.Task[None], port: int) -> End:
+        """Until something ends it. `serving` is HTTP, which nobody but the caller ends."""
+        ready = asyncio.create_task(self._client.wait_ready())
+        stop = asyncio.create_task(self._signals.stop.wait())
+        lost = asyncio.create_task(self._engine.end())
+        tasks: set[asyncio.Task[Any]] = {ready, stop, lost, serving}
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if ready.done():
+                self._readiness.mark_ready()
+                self._console.ready(ready.result(), port)
+                await asyncio.wait(tasks - {ready}, return_when=asyncio.FIRST_COMPLETED)
+            if stop.done():
+                return await self._drain(lost)
+            if lost.done():
+                if self._client.alive:
+                    self._client.engine_lost(lost.result().reason)
+                return lost.result()
+            return End(1, f"the HTTP server has ended: {serving.exception() or 'no reason given'}")
+        finally:
+            for task in (ready, stop, lost):
+                task.cancel()
+
+    async def _drain(self, lost: asyncio.Task[End]) -> End:
+        """Take nothing new, let what is open end for a while, then end it. A second signal ends it at once."""
+        client = self._client
+        self._readiness.drain()
+        abort = asyncio.create_task(self._signals.abort.wait())
+        deadline = time.monotonic() + self._drain_s
+        while client.num_open and not abort.done() and not lost.done() and (left_s := deadline - time.monotonic()) > 0:
+            self._console.draining(client.num_open, left_s)
+            await asyncio.wait({abort, lost}, timeout=min(TICK_S, left_s), return_when=asyncio.FIRST_COMPLETED)
+        abort.cancel()
+        if lost.done():
+            client.engine_lost(lost.result().reason)
+            return lost.result()
+        self._console.aborting(client.num_open)
+        client.end_all("the server has been stopped")
+        return End(0)

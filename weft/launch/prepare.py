@@ -1,0 +1,56 @@
+"""Everything that can be checked and decided about a model before anything heavy is imported or loaded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from weft.config.engine import EngineConfig
+from weft.config.machine import Machine, probe
+from weft.config.model import BadCheckpoint, ModelConfig
+from weft.config.resolve import Sizing, resolve
+from weft.executor.weights.fetch import local_folder
+from weft.launch.checkpoint import check_files
+
+if TYPE_CHECKING:
+    from weft.text.chat_template import ChatTemplate
+    from weft.text.tokenizer import Tokenizer
+
+
+class Prepared(NamedTuple):
+    folder: Path
+    model: ModelConfig  # in the dtype in which it will run
+    config: EngineConfig  # with no "auto" left
+    sizing: Sizing
+
+
+def prepare(config: EngineConfig, machine: Machine | None = None) -> Prepared:
+    """Find the model, check its files, and fit it to the machine. Raises SettingsError or ModelError."""
+    folder = local_folder(config.model, config.revision)
+    check_files(folder, weights=config.load_format != "dummy")
+    model = ModelConfig.from_folder(folder, Path(config.model).name)
+    resolved = resolve(config, model, machine or probe())
+    return Prepared(folder, replace(model, dtype=resolved.config.dtype), resolved.config, resolved.sizing)
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """The model's tokenizer. Raises BadCheckpoint."""
+    from weft.text.tokenizer import Tokenizer, TokenizerError
+
+    try:
+        return Tokenizer.load(folder)
+    except TokenizerError as exc:
+        raise BadCheckpoint(str(exc)) from exc
+
+
+def load_template(tokenizer: Tokenizer) -> ChatTemplate | None:
+    """The model's chat template, if it has one. Raises BadCheckpoint."""
+    from weft.text.chat_template import ChatTemplate, TemplateError
+
+    if not tokenizer.chat_templates:
+        return None
+    try:
+        return ChatTemplate(tokenizer.chat_templates, tokenizer.special_tokens)
+    except TemplateError as exc:
+        raise BadCheckpoint(str(exc)) from exc

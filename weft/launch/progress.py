@@ -1,0 +1,47 @@
+"""How far a long job is: one line of standard error that is written again and again, and nothing if nobody looks."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+INTERVAL_S = 0.2
+
+
+class Progress:
+    """Counts requests and tokens. `total` 0: unknown."""
+
+    def __init__(self, total: int = 0, *, shown: bool = True) -> None:
+        self._is_shown = shown and sys.stderr.isatty()
+        self._total = total
+        self._began = time.perf_counter()
+        self._written = 0.0
+        self.num_requests = 0
+        self.num_tokens = 0
+
+    @property
+    def text(self) -> str:
+        elapsed = max(time.perf_counter() - self._began, 1e-9)
+        total = f" of {self._total:,}" if self._total else ""
+        speed = self.num_tokens / elapsed
+        return (
+            f"{self.num_requests:,}{total} requests, {self.num_tokens:,} tokens in {elapsed:.1f} s, "
+            f"{speed:,.0f} a second"
+        )
+
+    def add(self, num_tokens: int) -> None:
+        """One more request has ended, with so many tokens."""
+        self.num_requests += 1
+        self.num_tokens += num_tokens
+        now = time.perf_counter()
+        if self._is_shown and now >= self._written + INTERVAL_S:
+            self._written = now
+            self._write("")
+
+    def close(self) -> None:
+        if self._is_shown:
+            self._write("\n")
+
+    def _write(self, end: str) -> None:
+        sys.stderr.write(f"\r\x1b[2K{self.text}{end}")
+        sys.stderr.flush()

@@ -1,0 +1,18 @@
+"""What `weft chat` needs of whoever answers."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any, Protocol
+
+
+class ChatError(Exception):
+    """This answer failed; the conversation can go on. The message is for the user."""
+
+
+class Talker(Protocol):
+    name: str
+
+    def answer(self, messages: list[dict[str, Any]]) -> Generator[str, None, None]:
+        """The next answer in pieces of text. Closing it early ends the request. Raises ChatError."""
+        ...

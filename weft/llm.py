@@ -1,0 +1,278 @@
+"""Generation in one process, without a server: tokenizer, client and engine as the server has them, in one thread.
+
+    prompts ─▶ tokenizer ───▶ client ─ inbox ─▶ engine (scheduler, runner)
+    outputs ◀─ detokenizer ◀─ client ◀──────────┘
+
+There is no event loop: whoever waits for an output turns the engine's crank.
+"""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from types import FrameType, TracebackType
+from typing import Any, Protocol, TypeAlias
+
+from weft.config.engine import EngineConfig
+from weft.config.options import SettingsError
+from weft.launch.prepare import Prepared, load_template, load_tokenizer, prepare
+from weft.launch.progress import Progress
+from weft.messages.codec import FromEngine, ToEngine
+from weft.messages.control import EngineReady
+from weft.messages.replies import FinishReason, TokenLogprobs
+from weft.messages.sampling import MAX_N, InvalidParam, SamplingParams
+from weft.text.client import EngineClient
+from weft.text.generation import Delta, Generation, Prompt
+from weft.text.tokenizer import Tokenizer
+
+Message: TypeAlias = dict[str, Any]  # as OpenAI writes it: {"role": "user", "content": "..."}
+Text: TypeAlias = str | Sequence[int]  # a prompt as text or as token ids
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """One completion."""
+
+    text: str
+    token_ids: list[int]  # with the stop token, if one ended it
+    finish_reason: FinishReason
+    matched: str | int | None  # the stop string or stop token that ended it
+    error: str  # why, if the finish reason is "error" or "abort"
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int  # of the prompt, found in the prefix cache
+    logprobs: list[TokenLogprobs]  # one for each token, if asked for
+
+
+class Engine(Protocol):
+    """What is needed of `weft.scheduler.service.engine.Engine`."""
+
+    @property
+    def has_work(self) -> bool: ...
+
+    def submit(self, message: ToEngine) -> FromEngine | None: ...
+
+    def step(self) -> list[FromEngine]: ...
+
+
+class LLM:
+    """A model in this process, loaded and ready.
+
+    `model` is a folder, an id on the Hugging Face hub, or "" for the bundled weft-nano. Settings have the names that
+    they have on the command line: `LLM("Qwen/Qwen3-0.6B", kv_tokens=20_000)`. Raises SettingsError and ModelError for
+    what the user can mend. Not thread-safe.
+    """
+
+    def __init__(self, model: str = "", **settings: Any) -> None:
+        try:
+            config = EngineConfig(model=model, **settings)
+        except TypeError as exc:
+            raise SettingsError(f"LLM: {str(exc).removeprefix('EngineConfig.__init__() ')}") from exc
+        self._load(config)
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> LLM:
+        """An LLM with these settings."""
+        llm = cls.__new__(cls)
+        llm._load(config)
+        return llm
+
+    @classmethod
+    def composed(cls, prepared: Prepared, tokenizer: Tokenizer, engine: Engine, ready: EngineReady) -> LLM:
+        """An LLM of parts that are there already."""
+        llm = cls.__new__(cls)
+        llm._compose(prepared, tokenizer, engine, ready)
+        return llm
+
+    def _load(self, config: EngineConfig) -> None:
+        from weft.launch.build import build_engine
+
+        prepared = prepare(config)
+        tokenizer = load_tokenizer(prepared.folder)
+        built = build_engine(prepared.config, prepared.folder)
+        self._compose(prepared, tokenizer, built.engine, built.ready)
+
+    def _compose(self, prepared: Prepared, tokenizer: Tokenizer, engine: Engine, ready: EngineReady) -> None:
+        self.model = prepared.model
+        self.config = prepared.config
+        self.tokenizer = tokenizer
+        self._template = load_template(tokenizer)
+        self._engine = engine
+        self._inbox: deque[ToEngine] = deque()
+        self._client = EngineClient(tokenizer, self._inbox.append)
+        self._client.deliver(ready)
+        self._numbers = itertools.count()
+        self._window = max(1, prepared.config.max_queued_requests - MAX_N)  # what is open never fills the queue
+
+    def generate(
+        self,
+        prompts: Text | Sequence[Text],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = False,
+    ) -> list[Output]:
+        """Complete one prompt or many, each a text or a list of token ids.
+
+        `params` are for all prompts, or one for each. Returns the outputs in the order of the prompts: with `n` in the
+        parameters, n for each prompt. Raises InvalidParam, and then generates nothing more, for parameters out of
+        range and for prompts that do not fit the context. Ctrl-C aborts what is open.
+        """
+        texts = _each(prompts)
+        if params is None or isinstance(params, SamplingParams):
+            every = [params or SamplingParams()] * len(texts)
+        else:
+            every = list(params)
+            if len(every) != len(texts):
+                raise InvalidParam("params", f"{len(every)} sampling parameters for {len(texts)} prompts")
+        outputs: list[list[Output]] = [[]] * len(texts)
+        bar = Progress(len(texts), shown=progress)
+        for position, completions in self.complete(
+            self.prompt(text, own) for text, own in zip(texts, every, strict=True)
+        ):
+            outputs[position] = completions
+            bar.add(sum(output.completion_tokens for output in completions))
+        bar.close()
+        return [output for completions in outputs for output in completions]
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: SamplingParams | None = None,
+        *,
+        progress: bool = False,
+    ) -> list[Output]:
+        """The assistant's answer to one conversation or to many. Errors as for `generate`."""
+        conversations = [messages] if messages and isinstance(messages[0], dict) else messages
+        return self.generate([self.chat_ids(conversation) for conversation in conversations], params, progress=progress)  # type: ignore[arg-type]
+
+    def chat_ids(self, messages: Iterable[Message]) -> list[int]:
+        """The token ids that a conversation becomes by the model's chat template."""
+        if self._template is None:
+            raise SettingsError(f"{self.model.name} has no chat template; it can only complete texts")
+        return self.tokenizer.encode(self._template.render(list(messages)), add_special_tokens=False)
+
+    def stream(self, prompt: Text, params: SamplingParams | None = None) -> Iterator[Delta]:
+        """Complete one prompt and yield what is new as it comes. Leaving the loop early aborts the rest."""
+        with self._client.submit([self.prompt(prompt, params or SamplingParams())]) as generation:
+            while not generation.ended:
+                self._turn()
+                yield from generation.take()
+
+    def prompt(self, text: Text, params: SamplingParams) -> Prompt:
+        """What `complete` takes."""
+        ids = self.tokenizer.encode(text) if isinstance(text, str) else list(text)
+        return Prompt(ids=ids, params=params, rid=f"llm-{next(self._numbers)}")
+
+    def complete(
+        self, prompts: Iterable[Prompt | InvalidParam], *, strict: bool = True
+    ) -> Iterator[tuple[int, list[Output]]]:
+        """Keep the engine's queue filled from `prompts`; yield (position, outputs) of each as it ends.
+
+        A prompt that cannot be run raises InvalidParam, or, if not `strict`, has one output that says why; what could
+        not even be made a prompt may stand among the prompts as its error. Ctrl-C, and leaving the loop early, abort
+        what is open.
+        """
+        waiting = enumerate(prompts)
+        running: dict[int, Generation] = {}
+        try:
+            while True:
+                while self._client.num_open < self._window and (following := next(waiting, None)) is not None:
+                    position, prompt = following
+                    try:
+                        running[position] = self._submit(prompt)
+                    except InvalidParam as exc:
+                        if strict:
+                            raise
+                        yield position, [_refused(exc)]
+                if not running:
+                    return
+                num_open = self._client.num_open
+                self._turn()
+                if self._client.num_open < num_open:
+                    for position in [position for position, generation in running.items() if generation.ended]:
+                        yield position, [_output(delta) for delta in running.pop(position).take()]
+        finally:
+            for generation in running.values():
+                generation.close()
+
+    def _submit(self, prompt: Prompt | InvalidParam) -> Generation:
+        if isinstance(prompt, InvalidParam):
+            raise prompt
+        return self._client.submit([prompt], stream=False)
+
+    def _turn(self) -> None:
+        """Give the engine what waits for it, let it do one step, and take what comes out."""
+        with HeldInterrupt():
+            while self._inbox:
+                reply = self._engine.submit(self._inbox.popleft())
+                if reply is not None:
+                    self._client.deliver(reply)
+            assert self._engine.has_work or not self._client.num_open, "the engine has forgotten a request"
+            for message in self._engine.step():
+                self._client.deliver(message)
+
+
+class HeldInterrupt:
+    """Within this block Ctrl-C waits for its end: nothing is interrupted in the middle.
+
+    Only the main thread can do this; elsewhere the block does nothing, because Ctrl-C does not reach other threads.
+    """
+
+    def __enter__(self) -> None:
+        self._arrived = False
+        self._is_main = threading.current_thread() is threading.main_thread()
+        if self._is_main:
+            self._before = signal.signal(signal.SIGINT, self._note)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._is_main:
+            signal.signal(signal.SIGINT, self._before)
+            if self._arrived and value is None:
+                raise KeyboardInterrupt
+
+    def _note(self, signum: int, frame: FrameType | None) -> None:
+        self._arrived = True
+
+
+def _each(prompts: Text | Sequence[Text]) -> list[Text]:
+    """A list of prompts, of one or of many."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if prompts and isinstance(prompts[0], int):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _output(delta: Delta) -> Output:
+    assert delta.end is not None
+    return Output(
+        text=delta.text,
+        token_ids=delta.token_ids,
+        finish_reason=delta.end.reason,
+        matched=delta.end.matched,
+        error=delta.end.message,
+        prompt_tokens=delta.end.prompt_tokens,
+        completion_tokens=delta.end.completion_tokens,
+        cached_tokens=delta.end.cached_tokens,
+        logprobs=delta.logprobs,
+    )
+
+
+def _refused(exc: InvalidParam) -> Output:
+    return Output(
+        text="",
+        token_ids=[],
+        finish_reason="error",
+        matched=None,
+        error=str(exc),
+        prompt_tokens=0,
+        completion_tokens=0,
+        cached_tokens=0,
+        logprobs=[],
+    )

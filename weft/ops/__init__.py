@@ -1,0 +1,1 @@
+"""Functions on tensors. Each has a plain torch form, which is its specification; faster twins stand beside it."""

@@ -1,0 +1,41 @@
+"""What stands between the matrix products of a transformer: normalisation, rotary embedding, gated activation."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / rms(x) * weight over the last dimension, computed in float32.
+
+    x [..., H], weight [H] -> [..., H]. Source: arXiv:1910.07467.
+    """
+    return F.rms_norm(x, (x.shape[-1],), weight, eps)
+
+
+def silu_and_mul(x: Tensor) -> Tensor:
+    """silu(gate) * up, of the two halves of the last dimension: [..., 2 I] -> [..., I]."""
+    gate, up = x.chunk(2, dim=-1)
+    return F.silu(gate).mul_(up)
+
+
+def rotary_angles(positions: Tensor, inv_freq: Tensor, scale: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The tables that `apply_rotary` needs for tokens at `positions` [T]: cos and signed sin, each [T, 1, D].
+
+    inv_freq [D / 2], radians per position; `scale` multiplies both tables (yarn). The first half of the sine is
+    negative: that makes the rotation two products and a sum.
+    """
+    angles = positions[:, None].float() * inv_freq
+    cos, sin = angles.cos().mul_(scale), angles.sin().mul_(scale)
+    return torch.cat((cos, cos), -1)[:, None].to(dtype), torch.cat((-sin, sin), -1)[:, None].to(dtype)
+
+
+def apply_rotary(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
+    """Rotate pairs (i, i + D / 2) of each head: x [T, heads, D] with the tables of `rotary_angles`.
+
+    Source: arXiv:2104.09864, in the half-split order of Hugging Face checkpoints.
+    """
+    first, second = x.chunk(2, dim=-1)
+    return torch.addcmul(x * cos, torch.cat((second, first), dim=-1), signed_sin)

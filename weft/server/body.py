@@ -1,0 +1,118 @@
+"""Request bodies: read with a bound, decoded into a struct, with every mistake named by its field.
+
+Unknown fields are ignored and counted. Fields that other engines have and this one has not yet are refused, unless
+their value asks for nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from functools import cache
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+
+from weft.observe.log import EventLog
+from weft.server.errors import ApiError, ClientGone, not_supported
+from weft.server.info import Front
+from weft.server.limits import BODY_TIMEOUT_S
+
+log = EventLog("server")
+T = TypeVar("T", bound=msgspec.Struct)
+
+UNSUPPORTED = frozenset(
+    {"regex", "ebnf", "json_schema", "grammar", "structural_tag", "structured_outputs", "stop_regex", "suffix"}
+    | {"guided_json", "guided_regex", "guided_choice", "guided_grammar", "functions", "function_call"}
+    | {"lora_path", "session_params", "custom_logit_processor", "custom_params", "logits_processors", "watermark"}
+    | {"prompt_logprobs", "token_ids_logprob", "logprob_token_ids", "allowed_token_ids", "bad_words"}
+    | {"use_beam_search", "length_penalty", "beam_width", "truncate_prompt_tokens", "thinking_token_budget"}
+    | {"return_hidden_states", "return_routed_experts", "return_prompt_token_ids", "return_entropy"}
+    | {"documents", "chat_template", "prompt_embeds", "input_embeds", "image_data", "video_data", "audio_data"}
+    | {"audio", "modalities", "kv_transfer_params", "bootstrap_host", "bootstrap_room", "repetition_detection"}
+)
+_NOTHING: tuple[Any, ...] = (None, False, [], {}, "")
+_HARMLESS = {"function_call": "none", "modalities": ["text"], "length_penalty": 1}
+_PLACE = re.compile(r" - at `\$\.?(.*)`$")
+
+
+async def read_json(front: Front, request: Request, type: type[T]) -> T:
+    """The body of `request` as a `type`. Raises `ApiError`."""
+    _require_json(request)
+    body = await read_body(request, int(front.config.max_body_mb * 1_000_000))
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        decoded: T = _decoder(type).decode(body)
+    except msgspec.ValidationError as exc:
+        raise invalid(str(exc)) from exc
+    except RecursionError as exc:
+        raise ApiError(400, "the body is nested too deeply") from exc
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise ApiError(400, f"the body is not valid JSON: {exc}") from exc
+    others = fields.keys() - set(type.__struct_encode_fields__)
+    for name in others & UNSUPPORTED:
+        _require_nothing(name, fields[name])
+    others -= UNSUPPORTED
+    if others:
+        front.client.metrics.unknown_fields(len(others))
+        log.debug("unknown_fields", names=",".join(sorted(others)))
+    return decoded
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The whole body. Raises `ApiError` 413 as soon as it is known to be too large, `ClientGone` if it breaks off."""
+    too_large = ApiError(413, f"the body is larger than the limit of {limit / 1e6:g} MB", code="request_too_large")
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared[:20]) > limit:
+        raise too_large
+    chunks: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            while True:
+                message = await request.receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGone
+                chunk = message.get("body", b"")
+                size += len(chunk)
+                if size > limit:
+                    raise too_large
+                chunks.append(chunk)
+                if not message.get("more_body", False):
+                    return b"".join(chunks)
+    except TimeoutError as exc:
+        raise ApiError(408, f"the body did not arrive within {BODY_TIMEOUT_S:g} s") from exc
+
+
+def invalid(message: str) -> ApiError:
+    """A 400 from msgspec's words: "Expected `int`, got `str` - at `$.n`" blames `n`."""
+    place = _PLACE.search(message)
+    if place is None:
+        return ApiError(400, message)
+    param = place[1]
+    return ApiError(400, f"{param}: {message[: place.start()]}", param=param)
+
+
+def _require_nothing(name: str, raw: msgspec.Raw) -> None:
+    """Refuse a field that is not supported, unless it is there only for completeness."""
+    value = msgspec.json.decode(raw)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)  # 0 may ask for something
+    if value != _HARMLESS.get(name, ...) and (is_number or value not in _NOTHING):
+        raise not_supported(name)
+
+
+def _require_json(request: Request) -> None:
+    """A browser page of another origin can send any body, but not with this type: no request is forged."""
+    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise ApiError(415, "the content type of the body must be application/json")
+
+
+@cache
+def _decoder(type: type[T]) -> msgspec.json.Decoder[T]:
+    return msgspec.json.Decoder(type)
+
+
+def json_bytes(value: Any) -> bytes:
+    return msgspec.json.encode(value)

@@ -1,0 +1,108 @@
+"""Errors as HTTP answers: always `{"error": {"message", "type", "param", "code"}}`, as OpenAI clients expect.
+
+    ApiError            an answer with a status; raised anywhere in a handler
+    ClientGone          the client left while its request was read; there is nobody to answer
+
+Exceptions of other layers are translated here and nowhere else. No message holds a path, an address or a traceback.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from weft.messages.sampling import InvalidParam
+from weft.observe.log import EventLog
+from weft.server.limits import MAX_ERROR_LEN
+from weft.text.client import EngineUnavailable
+from weft.text.tokenizer import ContextExceeded
+
+log = EventLog("server")
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+}
+_RETRY = {"retry-after": "1"}
+
+
+class ApiError(Exception):
+    """Answer with `status` and this message. `param` names the field of the request that is to blame."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.headers = headers
+
+
+class ClientGone(Exception):
+    """The client disconnected before its request was complete."""
+
+
+class ErrorDetail(msgspec.Struct, kw_only=True):
+    message: str
+    type: str
+    param: str | None = None
+    code: str | int | None = None
+
+
+class ErrorBody(msgspec.Struct):
+    error: ErrorDetail
+
+
+def not_supported(param: str) -> ApiError:
+    """For what exists elsewhere but not here: never ignored in silence."""
+    return ApiError(400, f"{param} is not supported yet", param=param, code="unsupported_parameter")
+
+
+def failed(status: int, message: str) -> ApiError:
+    """For a completion that the engine ended with an error."""
+    return ApiError(status, message or "the engine failed", headers=_RETRY if status in (429, 503) else None)
+
+
+def translated(exc: Exception) -> ApiError:
+    """`exc` as the answer that the client gets."""
+    match exc:
+        case ApiError():
+            return exc
+        case ContextExceeded():
+            return ApiError(400, str(exc), param=exc.param, code="context_length_exceeded")
+        case InvalidParam():
+            return ApiError(400, str(exc), param=exc.param)
+        case EngineUnavailable():
+            return ApiError(503, str(exc), headers=_RETRY)
+        case HTTPException():
+            return ApiError(exc.status_code, f"{exc.detail}", headers=exc.headers)
+    log.exception("request_failed", type=type(exc).__name__)
+    return ApiError(500, "internal server error")
+
+
+def error_json(error: ApiError) -> bytes:
+    """The body of an error answer, or the data of an error event."""
+    kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
+    message = error.message if len(error.message) <= MAX_ERROR_LEN else error.message[:MAX_ERROR_LEN] + "..."
+    detail = ErrorDetail(message=message, type=kind, param=error.param, code=error.code or error.status)
+    return msgspec.json.encode(ErrorBody(detail))
+
+
+def error_response(exc: Exception) -> Response:
+    error = translated(exc)
+    return Response(error_json(error), error.status, error.headers, media_type="application/json")

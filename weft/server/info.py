@@ -1,0 +1,76 @@
+"""What the server knows of itself: fixed facts, its readiness, and the parts that handlers work with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from weft.config.server import ServerConfig
+from weft.server.errors import ApiError
+from weft.text.chat_template import ChatTemplate
+from weft.text.client import EngineClient
+from weft.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerInfo:
+    """Facts that do not change while the server runs."""
+
+    model_name: str  # in the API
+    context_length: int
+    version: str
+    started_at: float  # Unix time
+    model_summary: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of the engine, for /server_info; without secrets
+
+
+class Readiness:
+    """Whether new work is accepted. Written by the launcher alone, read by all handlers."""
+
+    def __init__(self) -> None:
+        self._ready = False
+        self._draining = False
+
+    def mark_ready(self) -> None:
+        self._ready = True
+
+    def drain(self) -> None:
+        """Open requests go on, new ones are refused."""
+        self._draining = True
+
+    @property
+    def draining(self) -> bool:
+        return self._draining
+
+    @property
+    def accepting(self) -> bool:
+        return self._ready and not self._draining
+
+
+@dataclass(frozen=True, kw_only=True)
+class Front:
+    """The parts that handlers work with."""
+
+    client: EngineClient
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    config: ServerConfig
+    info: ServerInfo
+    readiness: Readiness
+
+    def require_accepting(self) -> None:
+        """Raise `ApiError` 503 if new work is refused."""
+        if not self.readiness.accepting:
+            what = "shutting down" if self.readiness.draining else "not ready yet"
+            raise ApiError(503, f"the server is {what}", headers={"retry-after": "1"})
+
+    def require_model(self, model: str | None) -> None:
+        """Raise `ApiError` 404 unless `model` is the served one, or not given."""
+        if model and model != self.info.model_name:
+            raise ApiError(
+                404,
+                f"the model {model[:128]!r} does not exist; this server has {self.info.model_name!r}",
+                param="model",
+                code="model_not_found",
+            )

@@ -1,0 +1,169 @@
+"""`POST /v1/completions`: text or token ids, one prompt or a list of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from weft.server.body import json_bytes, read_json
+from weft.server.errors import ApiError, not_supported
+from weft.server.info import Front
+from weft.server.limits import MAX_COMPLETION_LOGPROBS, MAX_PROMPTS
+from weft.server.openai.chat import event
+from weft.server.openai.models import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest, StreamOptions
+from weft.server.openai.translate import (
+    Header,
+    UsageCount,
+    completion_logprobs,
+    encode_mixed,
+    header,
+    prompts,
+    sampling_params,
+)
+from weft.server.stream import Answer
+from weft.text.generation import Delta
+from weft.text.tokenizer import Tokenizer
+
+DEFAULT_MAX_TOKENS = 16  # OpenAI's
+
+
+async def completions(front: Front, request: Request) -> ASGIApp:
+    body = await read_json(front, request, CompletionRequest)
+    front.require_model(body.model)
+    params = sampling_params(
+        body,
+        max_new_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
+        logprobs=_num_logprobs(body),
+    )
+    if body.best_of is not None and body.best_of != params.n:
+        raise ApiError(400, f"best_of is {body.best_of}; only the value of n is supported", param="best_of")
+    params.check(front.client.engine.vocab_size)
+    texts = split_prompt(body.prompt, front.info.context_length)
+    ids = await encode_mixed(front, texts, add_special_tokens=body.add_special_tokens is not False)
+    front.require_accepting()
+    generation = front.client.submit(prompts(front, request, body, ids, params), stream=bool(body.stream))
+    reply = CompletionReply(
+        front.tokenizer,
+        header(front, "cmpl", generation.completions[0].rid),
+        n=params.n,
+        prompt_ids=ids,
+        echo=await _echoes(front, body, texts),
+        options=body.stream_options or StreamOptions(),
+        logprobs=params.logprobs is not None,
+        return_ids=bool(body.return_token_ids),
+    )
+    return Answer(generation, reply)
+
+
+def split_prompt(prompt: str | list[str | int | list[int]], context_len: int) -> list[str | list[int]]:
+    """A prompt field as the list of prompts it stands for: text, ids, or a list of either."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if len(prompt) > max(context_len, MAX_PROMPTS):
+        raise ApiError(
+            400,
+            f"the prompt has {len(prompt):,} items: more than the context of {context_len:,} tokens, "
+            f"and more than the {MAX_PROMPTS:,} prompts allowed",
+            param="prompt",
+        )
+    if prompt and all(isinstance(item, int) for item in prompt):
+        return [[item for item in prompt if isinstance(item, int)]]
+    found = [item for item in prompt if not isinstance(item, int)]
+    if len(found) < len(prompt):
+        raise ApiError(400, "the prompt mixes token ids with texts or lists", param="prompt")
+    if not 0 < len(found) <= MAX_PROMPTS:
+        raise ApiError(400, f"there are {len(found):,} prompts; 1 to {MAX_PROMPTS:,} are allowed", param="prompt")
+    return found
+
+
+async def _echoes(front: Front, body: CompletionRequest, texts: list[str | list[int]]) -> list[str]:
+    """What stands before each completion: the prompt's text if asked for."""
+    if not body.echo:
+        return [""] * len(texts)
+    return [text if isinstance(text, str) else await front.tokenizer.decode_async(text) for text in texts]
+
+
+def _num_logprobs(body: CompletionRequest) -> int | None:
+    if body.logprobs is None:
+        return None
+    if body.echo:
+        raise not_supported("logprobs of the prompt (echo together with logprobs)")
+    if not 0 <= body.logprobs <= MAX_COMPLETION_LOGPROBS:
+        raise ApiError(
+            400, f"logprobs is {body.logprobs}; 0 to {MAX_COMPLETION_LOGPROBS} are allowed", param="logprobs"
+        )
+    return body.logprobs
+
+
+class CompletionReply:
+    """Text completions as bytes. Chunks of plain text are put together from prepared parts."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        header: Header,
+        *,
+        n: int,
+        prompt_ids: Sequence[list[int]],
+        echo: Sequence[str],
+        options: StreamOptions,
+        logprobs: bool,
+        return_ids: bool,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._header = header
+        self._n = n
+        self._prompt_ids = prompt_ids
+        self._echo = echo
+        self._options = options
+        self._logprobs = logprobs
+        self._return_ids = return_ids
+        self._count = UsageCount([len(ids) for ids in prompt_ids], n)
+        self._plain = not (logprobs or return_ids or options.continuous_usage_stats)
+        self._offsets: dict[int, int] = {}  # of choices that have had their first chunk: length of the text so far
+        chunk = json_bytes(Completion(**header._asdict(), choices=[]))
+        self._prefix = b"data: " + chunk.removesuffix(b"]}").replace(b"%", b"%%") + b'{"index":%d,"text":'
+
+    def whole(self, deltas: Sequence[Delta]) -> bytes:
+        answer = Completion(**self._header._asdict(), choices=[self._choice(delta) for delta in deltas])
+        answer.usage = self._count.usage()
+        return json_bytes(answer)
+
+    def events(self, delta: Delta) -> bytes:
+        if self._plain and delta.end is None and delta.choice in self._offsets:
+            self._count.add(delta)
+            text = msgspec.json.encode(delta.text)
+            return self._prefix % delta.choice + text + b',"logprobs":null,"finish_reason":null}]}\n\n'
+        chunk = Completion(**self._header._asdict(), choices=[self._choice(delta)])
+        if self._options.continuous_usage_stats:
+            chunk.usage = self._count.usage()
+        return event(chunk)
+
+    def closing(self) -> bytes:
+        if not self._options.include_usage:
+            return b""
+        return event(Completion(**self._header._asdict(), choices=[], usage=self._count.usage()))
+
+    def _choice(self, delta: Delta) -> CompletionChoice:
+        self._count.add(delta)
+        prompt = delta.choice // self._n
+        first = delta.choice not in self._offsets
+        text = self._echo[prompt] + delta.text if first else delta.text
+        choice = CompletionChoice(index=delta.choice, text=text, logprobs=self._logprobs_of(delta))
+        self._offsets[delta.choice] = self._offsets.get(delta.choice, 0) + len(text)
+        if self._return_ids:
+            choice.token_ids = delta.token_ids
+            if first:
+                choice.prompt_token_ids = self._prompt_ids[prompt]
+        if delta.end is not None:
+            choice.finish_reason = delta.end.reason
+            choice.matched_stop = choice.stop_reason = delta.end.matched
+        return choice
+
+    def _logprobs_of(self, delta: Delta) -> CompletionLogprobs | None:
+        if not self._logprobs:
+            return None
+        return completion_logprobs(self._tokenizer, delta, self._offsets.get(delta.choice, 0))

@@ -1,0 +1,226 @@
+"""What chat and text completions have in common on the way in and out: sampling parameters, names, usage, logprobs."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
+
+from starlette.requests import Request
+
+from weft.messages.replies import TokenLogprobs
+from weft.messages.sampling import MAX_LOGIT_BIAS, SamplingParams
+from weft.server.errors import ApiError, not_supported
+from weft.server.info import Front
+from weft.server.limits import MAX_COMPLETIONS, MAX_RID_LEN, MAX_SALT_LEN, MAX_USER_LEN
+from weft.server.openai.models import (
+    ChatLogprobs,
+    CompletionLogprobs,
+    PromptTokensDetails,
+    SampledRequest,
+    TokenLogprob,
+    TopLogprob,
+    Usage,
+)
+from weft.text.generation import Delta, Prompt
+from weft.text.tokenizer import Tokenizer
+
+V = TypeVar("V")
+
+LOWEST_LOGPROB = -9999.0  # JSON has no infinity
+_DEFAULTS = SamplingParams()
+_TOKEN_ID = re.compile(r"\d{1,10}")
+
+
+def sampling_params(body: SampledRequest, *, max_new_tokens: int | None, logprobs: int | None) -> SamplingParams:
+    """The request's fields as sampling parameters. Ranges are checked when they are submitted."""
+    if body.response_format is not None and body.response_format.type != "text":
+        raise not_supported(f"response_format.type {body.response_format.type[:64]!r}")
+    seed = body.seed if body.seed is not None else body.sampling_seed
+    return SamplingParams(
+        max_new_tokens=max_new_tokens,
+        min_new_tokens=_or(body.min_tokens, 0),
+        temperature=_or(body.temperature, _DEFAULTS.temperature),
+        top_p=_or(body.top_p, _DEFAULTS.top_p),
+        top_k=_or(body.top_k, _DEFAULTS.top_k),
+        min_p=_or(body.min_p, _DEFAULTS.min_p),
+        frequency_penalty=_or(body.frequency_penalty, _DEFAULTS.frequency_penalty),
+        presence_penalty=_or(body.presence_penalty, _DEFAULTS.presence_penalty),
+        repetition_penalty=_or(body.repetition_penalty, _DEFAULTS.repetition_penalty),
+        logit_bias=logit_bias(body.logit_bias),
+        seed=seed,
+        n=_or(body.n, 1),
+        stop=stop_strings(body.stop),
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        include_stop=bool(body.no_stop_trim or body.include_stop_str_in_output),
+        ignore_eos=bool(body.ignore_eos),
+        skip_special_tokens=_or(body.skip_special_tokens, True),
+        logprobs=logprobs,
+    )
+
+
+def _or(value: V | None, default: V) -> V:
+    return default if value is None else value
+
+
+def stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
+    return (stop,) if isinstance(stop, str) else tuple(stop or ())
+
+
+def logit_bias(bias: dict[str, float] | None) -> dict[int, float]:
+    """JSON has only text keys: token ids as digits."""
+    if not bias:
+        return {}
+    if len(bias) > MAX_LOGIT_BIAS:
+        raise ApiError(
+            400, f"{len(bias):,} entries in logit_bias; at most {MAX_LOGIT_BIAS:,} are allowed", param="logit_bias"
+        )
+    for key in bias:
+        if not _TOKEN_ID.fullmatch(key):
+            raise ApiError(400, f"logit_bias has the key {key[:32]!r}; token ids are needed", param="logit_bias")
+    return {int(key): value for key, value in bias.items()}
+
+
+def request_name(request: Request, rid: str | None, request_id: str | None = None) -> str:
+    """The name of a request: given in the body, else in the header, else by `Edge`."""
+    name = rid or request_id
+    if name is None:
+        return str(request.scope["weft.rid"])
+    if len(name) > MAX_RID_LEN or not name.isprintable():
+        raise ApiError(400, f"rid must be at most {MAX_RID_LEN} printable characters", param="rid")
+    return name
+
+
+def prompts(
+    front: Front, request: Request, body: SampledRequest, ids: Sequence[Sequence[int]], params: SamplingParams
+) -> list[Prompt]:
+    """One `Prompt` for each list of ids, all with the same parameters."""
+    check_num_completions(len(ids), params.n)
+    if body.cache_salt and len(body.cache_salt) > MAX_SALT_LEN:
+        raise ApiError(400, f"cache_salt has more than {MAX_SALT_LEN} characters", param="cache_salt")
+    if body.priority is not None and not -(2**31) <= body.priority < 2**31:
+        raise ApiError(400, f"priority is {body.priority}; a 32-bit integer is allowed", param="priority")
+    rid = request_name(request, body.rid, body.request_id)
+    return [
+        Prompt(
+            ids=prompt_ids,
+            params=params,
+            rid=rid,
+            user=(body.user or "")[:MAX_USER_LEN],
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt or "",
+        )
+        for prompt_ids in ids
+    ]
+
+
+def check_num_completions(num_prompts: int, n: int) -> None:
+    if num_prompts * n > MAX_COMPLETIONS:
+        raise ApiError(
+            400,
+            f"{num_prompts:,} prompts with n = {n:,} are more than the {MAX_COMPLETIONS:,} completions allowed",
+            param="n",
+        )
+
+
+async def encode_texts(front: Front, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+    """Ids of each text, off the event loop if there is much to do. Raises `ContextExceeded`."""
+    return await front.tokenizer.encode_async(
+        texts, add_special_tokens=add_special_tokens, context_len=front.info.context_length
+    )
+
+
+async def encode_mixed(
+    front: Front, prompts: Sequence[str | list[int]], *, add_special_tokens: bool
+) -> list[list[int]]:
+    """Ids of prompts some of which are ids already."""
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    encoded = iter(await encode_texts(front, texts, add_special_tokens=add_special_tokens))
+    return [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]
+
+
+class Header(NamedTuple):
+    """What every chunk of an answer repeats."""
+
+    id: str
+    created: int
+    model: str
+
+
+def header(front: Front, prefix: str, rid: str) -> Header:
+    return Header(f"{prefix}-{rid}", int(time.time()), front.info.model_name)
+
+
+class UsageCount:
+    """Tokens of one answer, counted as its deltas pass. A prompt counts once, however many completions it has."""
+
+    def __init__(self, prompt_lens: Sequence[int], n: int) -> None:
+        self._n = n
+        self._prompt_tokens = sum(prompt_lens)
+        self._cached_tokens = 0  # known when a completion has ended
+        self._num_tokens = [0] * (len(prompt_lens) * n)
+
+    def add(self, delta: Delta) -> None:
+        self._num_tokens[delta.choice] = delta.num_tokens
+        if delta.end is not None and delta.choice % self._n == 0:
+            self._cached_tokens += delta.end.cached_tokens
+
+    def usage(self) -> Usage:
+        completion_tokens = sum(self._num_tokens)
+        return Usage(
+            self._prompt_tokens,
+            completion_tokens,
+            self._prompt_tokens + completion_tokens,
+            PromptTokensDetails(self._cached_tokens),
+        )
+
+
+def chat_logprobs(tokenizer: Tokenizer, delta: Delta) -> ChatLogprobs:
+    """With the bytes of each token, because a token need not be a whole character."""
+
+    def entry(token: int, logprob: float) -> TopLogprob:
+        return TopLogprob(tokenizer.token_text(token), _finite(logprob), list(tokenizer.token_bytes(token)))
+
+    content = []
+    for token, found in zip(delta.token_ids, delta.logprobs, strict=False):
+        own = entry(token, found.logprob)
+        top = [entry(*pair) for pair in zip(found.top_ids, found.top_logprobs, strict=True)]
+        content.append(TokenLogprob(own.token, own.logprob, own.bytes, top))
+    return ChatLogprobs(content)
+
+
+def completion_logprobs(tokenizer: Tokenizer, delta: Delta, offset: int) -> CompletionLogprobs:
+    """`offset`: length of the text before the first of these tokens."""
+    result = CompletionLogprobs([], [], [], [])
+    for token, found in zip(delta.token_ids, delta.logprobs, strict=False):
+        name = token_name(tokenizer, token)
+        result.tokens.append(name)
+        result.token_logprobs.append(_finite(found.logprob))
+        result.top_logprobs.append(_top(tokenizer, found, name))
+        result.text_offset.append(offset)
+        offset += len(tokenizer.token_text(token))
+    return result
+
+
+def token_name(tokenizer: Tokenizer, token: int) -> str:
+    """A token as text; as OpenAI writes it ("bytes:\\xe4") if it is no text by itself, so that names stay different."""
+    piece = tokenizer.token_bytes(token)
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+
+
+def _top(tokenizer: Tokenizer, found: TokenLogprobs, name: str) -> dict[str, float]:
+    """The likeliest tokens and the one that was sampled."""
+    top = {
+        token_name(tokenizer, token): _finite(logprob)
+        for token, logprob in zip(found.top_ids, found.top_logprobs, strict=True)
+    }
+    top.setdefault(name, _finite(found.logprob))
+    return top
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, LOWEST_LOGPROB)

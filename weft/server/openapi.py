@@ -1,0 +1,72 @@
+"""`/openapi.json`, generated from the routes and the structs of their bodies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from weft.server.errors import ErrorBody
+
+
+class Operation(Protocol):
+    @property
+    def method(self) -> str: ...
+    @property
+    def path(self) -> str: ...
+    @property
+    def summary(self) -> str: ...
+    @property
+    def body(self) -> type[msgspec.Struct] | None: ...
+    @property
+    def answer(self) -> type[msgspec.Struct] | None: ...
+    @property
+    def is_open(self) -> bool: ...
+
+
+def openapi_document(operations: Sequence[Operation], version: str) -> dict[str, Any]:
+    types = {type for operation in operations for type in (operation.body, operation.answer) if type is not None}
+    ordered: list[type[msgspec.Struct]] = [ErrorBody, *sorted(types, key=lambda type: type.__name__)]
+    schemas, components = msgspec.json.schema_components(ordered, ref_template="#/components/schemas/{name}")
+    schema_of = dict(zip(ordered, schemas, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in operations:
+        paths.setdefault(_template(operation.path), {})[operation.method.lower()] = _describe(operation, schema_of)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "weft", "version": version},
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{"key": []}],
+    }
+
+
+def _describe(operation: Operation, schema_of: dict[type[msgspec.Struct], dict[str, Any]]) -> dict[str, Any]:
+    failure = {"description": "error", "content": _json(schema_of[ErrorBody])}
+    success: dict[str, Any] = {"description": "success"}
+    if operation.answer is not None:
+        success["content"] = _json(schema_of[operation.answer])
+    described: dict[str, Any] = {
+        "summary": operation.summary,
+        "operationId": f"{operation.method.lower()}{operation.path.replace('/', '_').replace(':path', '')}",
+        "responses": {"200": success, "4XX": failure, "5XX": failure},
+    }
+    if operation.body is not None:
+        described["requestBody"] = {"required": True, "content": _json(schema_of[operation.body])}
+    if "{" in operation.path:
+        described["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}]
+    if operation.is_open:
+        described["security"] = []
+    return described
+
+
+def _json(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"application/json": {"schema": schema}}
+
+
+def _template(path: str) -> str:
+    return path.replace(":path}", "}")

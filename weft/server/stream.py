@@ -1,0 +1,114 @@
+"""A generation as an HTTP answer: one JSON body, or server-sent events while it grows.
+
+Bare ASGI, because this is the hot path: one `send` for everything that an engine step brought to a request. What the
+bytes say is the business of a `Reply`; this module knows when to send them, and that a client can go away: its
+disconnect closes the generation at once, whether the answer is a stream or not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+from starlette.types import Receive, Scope, Send
+
+from weft.server.errors import ApiError, error_json, error_response, failed, translated
+from weft.text.generation import Delta, Generation
+
+DONE = b"data: [DONE]\n\n"
+_EVENT_STREAM = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # proxies must not collect events
+]
+
+
+class Reply(Protocol):
+    """The bytes of one answer. Written once per API."""
+
+    def whole(self, deltas: Sequence[Delta]) -> bytes:
+        """The body, from one delta for each completion, in order."""
+
+    def events(self, delta: Delta) -> bytes:
+        """The events for what is new of one completion."""
+
+    def closing(self) -> bytes:
+        """The events after the last completion has ended, before [DONE]."""
+
+
+class Answer:
+    """The ASGI application that answers one request with its generation."""
+
+    def __init__(self, generation: Generation, reply: Reply) -> None:
+        self._generation = generation
+        self._reply = reply
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._generation:
+            watcher = asyncio.create_task(_close_when_gone(receive, self._generation))
+            try:
+                if self._generation.stream:
+                    await self._stream(scope, receive, send)
+                else:
+                    await self._whole(scope, receive, send)
+            finally:
+                watcher.cancel()
+
+    async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
+        deltas = [delta async for batch in self._generation for delta in batch]
+        if self._generation.closed:
+            return
+        failure = _failure(deltas)
+        if failure is not None:
+            await error_response(failure)(scope, receive, send)
+            return
+        body = self._reply.whole(deltas)
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The status is sent with the first events: a request that fails before has its error as the status."""
+        started = False
+        async for deltas in self._generation:
+            failure = _failure(deltas)
+            if failure is not None and not started:
+                await error_response(failure)(scope, receive, send)
+                return
+            if not started:
+                await send({"type": "http.response.start", "status": 200, "headers": _EVENT_STREAM})
+                started = True
+            failure = failure or await self._send_events(deltas, send)
+            if failure is not None:
+                await _finish(send, b"data: " + error_json(failure) + b"\n\n")
+                return
+        if not self._generation.closed:
+            await _finish(send, self._reply.closing())
+
+    async def _send_events(self, deltas: Sequence[Delta], send: Send) -> ApiError | None:
+        try:
+            body = b"".join([self._reply.events(delta) for delta in deltas])
+        except Exception as exc:  # too late for a status: the stream says it
+            return translated(exc)
+        if body:
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+        return None
+
+
+async def _finish(send: Send, last: bytes) -> None:
+    await send({"type": "http.response.body", "body": last + DONE, "more_body": False})
+
+
+async def _close_when_gone(receive: Receive, generation: Generation) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    generation.close()
+
+
+def _failure(deltas: Sequence[Delta]) -> ApiError | None:
+    """The first failure among completions that have ended."""
+    for delta in deltas:
+        if delta.end is not None and delta.end.failed:
+            return failed(delta.end.status, delta.end.message)
+    return None

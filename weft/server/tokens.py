@@ -1,0 +1,109 @@
+"""`/tokenize` and `/detokenize`, in the forms of vLLM and SGLang together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from weft.messages.sampling import InvalidParam
+from weft.server.body import json_bytes, read_json
+from weft.server.errors import ApiError
+from weft.server.info import Front
+from weft.server.limits import MAX_DETOKENIZED, MAX_PROMPTS
+from weft.server.openai.chat import chat_prompt
+from weft.server.openai.models import ChatMessage, ChatRequest
+from weft.server.openai.translate import encode_texts, token_name
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """Either `prompt` or `messages`."""
+
+    model: str | None = None
+    prompt: str | list[str] | None = None
+    messages: list[ChatMessage] | None = None
+    tools: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    model: str | None = None
+    tokens: list[int | list[int]]
+    skip_special_tokens: bool | None = None
+
+
+async def tokenize(front: Front, request: Request) -> ASGIApp:
+    body = await read_json(front, request, TokenizeRequest)
+    front.require_model(body.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise ApiError(400, "give either prompt or messages", param="prompt")
+    if body.messages is not None:
+        ids = await chat_prompt(front, _as_chat(body, body.messages))
+        return _tokenized(front, body, ids, len(ids))
+    texts = [body.prompt] if isinstance(body.prompt, str) else body.prompt or []
+    if len(texts) > MAX_PROMPTS:
+        raise ApiError(400, f"there are {len(texts):,} prompts; at most {MAX_PROMPTS:,} are allowed", param="prompt")
+    special = body.add_special_tokens is not False
+    found = await encode_texts(front, texts, add_special_tokens=special)
+    if isinstance(body.prompt, str):
+        return _tokenized(front, body, found[0], len(found[0]))
+    return _tokenized(front, body, found, [len(ids) for ids in found])
+
+
+async def detokenize(front: Front, request: Request) -> ASGIApp:
+    body = await read_json(front, request, DetokenizeRequest)
+    front.require_model(body.model)
+    if sum(1 if isinstance(item, int) else len(item) for item in body.tokens) > MAX_DETOKENIZED:
+        raise ApiError(400, f"tokens has more than {MAX_DETOKENIZED:,} ids", param="tokens")
+    if len(body.tokens) > 0 and all(isinstance(item, list) for item in body.tokens):
+        texts = [await _decoded(front, item, body) for item in body.tokens if isinstance(item, list)]
+        return _json({"prompt": texts, "text": texts})
+    ids = [item for item in body.tokens if isinstance(item, int)]
+    if len(ids) < len(body.tokens):
+        raise ApiError(400, "tokens mixes ids with lists", param="tokens")
+    text = await _decoded(front, ids, body)
+    return _json({"prompt": text, "text": text})
+
+
+async def _decoded(front: Front, ids: list[int], body: DetokenizeRequest) -> str:
+    size = front.client.engine.vocab_size
+    if ids and not (min(ids) >= 0 and max(ids) < size):
+        raise InvalidParam("tokens", f"tokens has an id outside of 0 to {size - 1:,}")
+    return await front.tokenizer.decode_async(ids, skip_special_tokens=bool(body.skip_special_tokens))
+
+
+def _as_chat(body: TokenizeRequest, messages: list[ChatMessage]) -> ChatRequest:
+    return ChatRequest(
+        messages=messages,
+        tools=body.tools,
+        tool_choice="none",
+        add_special_tokens=body.add_special_tokens,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        chat_template_kwargs=body.chat_template_kwargs,
+    )
+
+
+def _tokenized(
+    front: Front, body: TokenizeRequest, ids: list[int] | list[list[int]], count: int | list[int]
+) -> Response:
+    answer: dict[str, Any] = {"tokens": ids, "count": count, "max_model_len": front.info.context_length}
+    if body.return_token_strs:
+        answer["token_strs"] = [
+            token_name(front.tokenizer, item)
+            if isinstance(item, int)
+            else [token_name(front.tokenizer, token) for token in item]
+            for item in ids
+        ]
+    return _json(answer)
+
+
+def _json(answer: dict[str, Any]) -> Response:
+    return Response(json_bytes(answer), media_type="application/json")

@@ -1,0 +1,413 @@
+"""The front's side of the engine: prompts in, completions out, and the calls that control it.
+
+One `EngineClient` per engine. It numbers requests, sends them, and hands the columns of each `StepOutput` to the
+completions they belong to. It lives on one event loop and is not thread-safe. It opens no socket: `send` takes what
+goes to the engine, `deliver` gets what comes from it, so an in-process engine needs no more than `send=inbox.append`.
+
+Who owns what: the client alone writes the table of open completions; whoever holds a `Generation` takes from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+
+from weft.messages.codec import FromEngine, ToEngine
+from weft.messages.control import (
+    EngineFailed,
+    EngineReady,
+    FlushCache,
+    FlushCacheReply,
+    FreezeGC,
+    FreezeGCReply,
+    GetState,
+    GetStateReply,
+    Stats,
+)
+from weft.messages.replies import Finish, StepOutput
+from weft.messages.requests import Abort, GenerateRequest
+from weft.messages.sampling import InvalidParam, SamplingParams
+from weft.observe.log import EventLog
+from weft.observe.metrics import Metrics
+from weft.text.generation import Completion, Generation, Prompt
+from weft.text.stop import StopMatcher, compile_stops
+from weft.text.tokenizer import ContextExceeded, Tokenizer
+
+MAX_PENDING_TOKENS = 16_384  # that a consumer may leave unread while its request goes on
+CALL_TIMEOUT_S = 10.0
+
+log = EventLog("client")
+R = TypeVar("R", FlushCacheReply, GetStateReply, FreezeGCReply)
+
+
+class EngineUnavailable(Exception):
+    """The engine is not ready yet, or has stopped, or does not answer. The message is for the user."""
+
+
+class EngineClient:
+    """Submits work to one engine and distributes what it answers."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        send: Callable[[ToEngine], None],
+        *,
+        metrics: Metrics | None = None,
+        log_requests: bool = False,
+        max_pending_tokens: int = MAX_PENDING_TOKENS,
+    ) -> None:
+        self.metrics = metrics or Metrics()
+        self.stats = Stats()  # the last that the engine told
+        self.ready: EngineReady | None = None
+        self.lost: str | None = None  # why there is no engine any more
+        self.num_late_tokens = 0  # for requests that had ended here
+        self._tokenizer = tokenizer
+        self._send = send
+        self._log_requests = log_requests
+        self._max_pending_tokens = max_pending_tokens
+        self._numbers = itertools.count(1)
+        self._open: dict[int, Completion] = {}
+        self._by_rid: dict[str, set[int]] = {}
+        self._calls: dict[int, asyncio.Future[FlushCacheReply | GetStateReply | FreezeGCReply]] = {}
+        self._ready_waiters: list[asyncio.Future[None]] = []
+
+    # ---- work
+
+    def submit(self, prompts: Sequence[Prompt], *, stream: bool = True) -> Generation:
+        """Start generating. Nothing is sent unless all prompts are valid.
+
+        Raises `InvalidParam` for what the user got wrong, `EngineUnavailable` if there is no engine to send to.
+        """
+        engine = self.engine
+        checked = [_checked(prompt, engine) for prompt in prompts]
+        completions: list[Completion] = []
+        requests: list[GenerateRequest] = []
+        for prompt, (input_ids, params) in zip(prompts, checked, strict=True):
+            for request in self._requests(prompt, input_ids, params):
+                requests.append(request)
+                completions.append(self._completion(request, len(completions)))
+        generation = Generation(completions, stream=stream, on_close=self._closed)
+        for completion in completions:  # known before anything is sent: an in-process engine may answer at once
+            self._open[completion.id] = completion
+            self._by_rid.setdefault(completion.rid, set()).add(completion.id)
+        for request in requests:
+            self._send(request)
+        return generation
+
+    def abort(self, rid: str) -> int:
+        """Abort all requests named exactly `rid`. They end by the engine's word. Returns how many there were."""
+        ids = tuple(self._by_rid.get(rid, ()))
+        if ids:
+            self._send(Abort(ids=ids))
+        return len(ids)
+
+    def abort_all(self) -> int:
+        """Abort everything that is open. Returns how many there were."""
+        self._send(Abort(all=True))
+        return len(self._open)
+
+    @property
+    def num_open(self) -> int:
+        """Completions that have not ended."""
+        return len(self._open)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the engine has become ready and not stopped since."""
+        return self.ready is not None and self.lost is None
+
+    @property
+    def engine(self) -> EngineReady:
+        """What the engine told when it became ready. Raises `EngineUnavailable` if there is none."""
+        if self.lost is not None:
+            raise EngineUnavailable(f"the engine has stopped: {self.lost}")
+        if self.ready is None:
+            raise EngineUnavailable("the engine is not ready yet")
+        return self.ready
+
+    async def wait_ready(self) -> EngineReady:
+        """Until the engine is ready. Raises `EngineUnavailable` if it fails before."""
+        while self.ready is None and self.lost is None:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._ready_waiters.append(waiter)
+            await waiter
+        return self.engine
+
+    # ---- control
+
+    async def flush_cache(self, timeout_s: float = 0.0) -> FlushCacheReply:
+        """Empty the prefix cache, waiting up to `timeout_s` for the engine to become idle."""
+        return await self._call(
+            lambda call: FlushCache(call=call, timeout_s=timeout_s), FlushCacheReply, timeout_s + CALL_TIMEOUT_S
+        )
+
+    async def get_state(self, timeout_s: float = CALL_TIMEOUT_S) -> Stats:
+        """The engine's numbers as they are now."""
+        reply = await self._call(lambda call: GetState(call=call), GetStateReply, timeout_s)
+        self._keep(reply.stats)
+        return reply.stats
+
+    async def freeze_gc(self) -> int:
+        """Move the engine's objects out of its garbage collector's sight. Returns how many."""
+        reply = await self._call(lambda call: FreezeGC(call=call), FreezeGCReply, CALL_TIMEOUT_S)
+        return reply.frozen_objects
+
+    # ---- what comes from the engine
+
+    async def run(self, receive: Callable[[], Awaitable[FromEngine]]) -> None:
+        """Deliver everything that `receive` brings, for ever. The one task that reads from the engine."""
+        while True:
+            message = await receive()
+            try:
+                self.deliver(message)
+            except Exception:
+                log.exception("message_failed", type=type(message).__name__)
+            await asyncio.sleep(0)  # a flood of messages must not keep consumers from running
+
+    def deliver(self, message: FromEngine) -> None:
+        """One message from the engine."""
+        match message:
+            case StepOutput():
+                self._deliver_step(message)
+            case Stats():
+                self._keep(message)
+            case FlushCacheReply() | GetStateReply() | FreezeGCReply():
+                waiter = self._calls.pop(message.call, None)
+                if waiter is not None and not waiter.done():
+                    waiter.set_result(message)
+            case EngineReady():
+                self.ready = message
+                self._wake_ready()
+            case EngineFailed():
+                self.engine_lost(message.message)
+
+    def engine_lost(self, message: str) -> None:
+        """There is no engine any more: everything open ends with an error, and new work is refused."""
+        if self.lost is None:
+            log.error("engine_lost", reason=message, open=len(self._open))
+            self.lost = message
+        self.end_all(f"the engine has stopped: {message}")
+        for waiter in self._calls.values():
+            if not waiter.done():
+                waiter.set_exception(EngineUnavailable(f"the engine has stopped: {message}"))
+        self._calls.clear()
+        self._wake_ready()
+
+    def end_all(self, message: str, status: int = 503) -> None:
+        """End everything open here and now with an error, without asking the engine (which aborts it too)."""
+        if self._open and self.lost is None:
+            self._send(Abort(ids=tuple(self._open), message=message))
+        for completion in list(self._open.values()):
+            self._end(completion, Finish(id=completion.id, reason="error", message=message, status=status))
+            completion.generation.wake()
+
+    # ---- inside
+
+    def _requests(self, prompt: Prompt, input_ids: bytes, params: SamplingParams) -> list[GenerateRequest]:
+        """The n requests of one prompt. A given seed goes up by one for each, so that they differ."""
+        ids = [next(self._numbers) for _ in range(params.n)]
+        return [
+            GenerateRequest(
+                id=id,
+                rid=prompt.rid,
+                input_ids=input_ids,
+                sampling=msgspec.structs.replace(params, n=1, seed=_wrapped(params.seed, number)),
+                group=f"g{ids[0]}" if len(ids) > 1 else "",
+                user=prompt.user,
+                priority=prompt.priority,
+                cache_salt=prompt.cache_salt,
+            )
+            for number, id in enumerate(ids)
+        ]
+
+    def _completion(self, request: GenerateRequest, choice: int) -> Completion:
+        params = request.sampling
+        matcher = StopMatcher(compile_stops(params.stop), include=params.include_stop) if params.stop else None
+        return Completion(
+            id=request.id,
+            choice=choice,
+            rid=request.rid,
+            prompt_len=len(request.input_ids) // 4,
+            params=params,
+            detokenizer=self._tokenizer.detokenizer(skip_special_tokens=params.skip_special_tokens),
+            matcher=matcher,
+        )
+
+    def _deliver_step(self, step: StepOutput) -> None:
+        """Give each token to its completion, then the ends, then wake whoever waits."""
+        now = time.perf_counter()
+        touched: set[Generation] = set()
+        stop_tokens = {finish.id: finish.matched for finish in step.finished if finish.matched is not None}
+        ids = np.frombuffer(step.ids, dtype=np.int64).tolist()
+        tokens = np.frombuffer(step.tokens, dtype=np.int32).tolist()
+        to_abort = self._push_tokens(zip(ids, tokens, strict=True), stop_tokens, now, touched)
+        for logprobs in step.logprobs:
+            completion = self._open.get(logprobs.id)
+            if completion is not None:
+                completion.push_logprobs(logprobs)
+        for finish in step.finished:
+            completion = self._open.get(finish.id)
+            if completion is not None:
+                self._end(completion, finish)
+                touched.add(completion.generation)
+        to_abort = [id for id in to_abort if id in self._open]
+        if to_abort:
+            self._send(Abort(ids=tuple(to_abort), message="a stop string was found"))
+        for generation in touched:
+            generation.wake()
+
+    def _push_tokens(
+        self,
+        tokens: Iterable[tuple[int, int]],
+        stop_tokens: dict[int, int],
+        now: float,
+        touched: set[Generation],
+    ) -> list[int]:
+        """The hot loop: once per generated token. Returns the ids that a stop string has ended."""
+        find = self._open.get
+        first: list[float] = []
+        gaps: list[float] = []
+        stopped: list[int] = []
+        for id, token in tokens:
+            completion = find(id)
+            if completion is None or completion.stopped_by is not None:
+                self.num_late_tokens += 1
+                continue
+            if completion.last_token_at:
+                gaps.append(now - completion.last_token_at)
+            else:
+                first.append(now - completion.began)
+            completion.last_token_at = now
+            if stop_tokens and stop_tokens.get(id) == token:
+                completion.push_stop(token)
+            else:
+                completion.push(token)
+            if completion.stopped_by is not None:
+                stopped.append(id)
+            elif completion.num_pending > self._max_pending_tokens and completion.generation.stream:
+                self._end_slow(completion)
+            touched.add(completion.generation)
+        self.metrics.time_to_first_token.observe(first)
+        self.metrics.inter_token_latency.observe(gaps)
+        return stopped
+
+    def _end_slow(self, completion: Completion) -> None:
+        """Its reader does not read: give up the request, so that neither memory nor the engine serve nobody."""
+        message = "the client does not read what is generated"
+        self._send(Abort(ids=(completion.id,), message=message))
+        self._end(completion, Finish(id=completion.id, reason="abort", message=message))
+
+    def _end(self, completion: Completion, finish: Finish) -> None:
+        completion.finish(finish)
+        self._forget(completion)
+        assert completion.end is not None
+        self._record(completion, completion.end.reason, completion.end.message, finish.queue_s)
+
+    def _closed(self, generation: Generation) -> None:
+        """The consumer has left: abort what had not ended."""
+        left = [completion for completion in generation.completions if completion.id in self._open]
+        for completion in left:
+            self._forget(completion)
+            self._record(completion, "abort", "the client is gone", 0.0)
+        if left and self.lost is None:
+            self._send(Abort(ids=tuple(completion.id for completion in left), message="the client is gone"))
+
+    def _forget(self, completion: Completion) -> None:
+        del self._open[completion.id]
+        ids = self._by_rid[completion.rid]
+        ids.discard(completion.id)
+        if not ids:
+            del self._by_rid[completion.rid]
+
+    def _record(self, completion: Completion, reason: str, message: str, queue_s: float) -> None:
+        e2e_s = time.perf_counter() - completion.began
+        self.metrics.finished(
+            reason,
+            prompt_tokens=completion.prompt_len,
+            completion_tokens=completion.num_tokens,
+            e2e_s=e2e_s,
+            queue_s=queue_s,
+        )
+        if self._log_requests or reason in ("abort", "error"):
+            log.info(
+                "finished",
+                rid=completion.rid,
+                reason=reason,
+                prompt_tokens=completion.prompt_len,
+                completion_tokens=completion.num_tokens,
+                queue_s=queue_s,
+                e2e_s=e2e_s,
+                message=message or "-",
+            )
+
+    def _keep(self, stats: Stats) -> None:
+        self.stats = stats
+        self.metrics.engine.set(msgspec.structs.asdict(stats))
+
+    def _wake_ready(self) -> None:
+        for waiter in self._ready_waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._ready_waiters.clear()
+
+    async def _call(self, make: Callable[[int], ToEngine], reply: type[R], timeout_s: float) -> R:
+        _ = self.engine
+        call = next(self._numbers)
+        waiter: asyncio.Future[FlushCacheReply | GetStateReply | FreezeGCReply]
+        waiter = self._calls[call] = asyncio.get_running_loop().create_future()
+        self._send(make(call))
+        try:
+            answer = await asyncio.wait_for(waiter, timeout_s)
+        except TimeoutError as exc:
+            raise EngineUnavailable(f"the engine has not answered for {timeout_s:g} s") from exc
+        finally:
+            self._calls.pop(call, None)
+        assert isinstance(answer, reply), f"call {call} got {answer}"
+        return answer
+
+
+def _checked(prompt: Prompt, engine: EngineReady) -> tuple[bytes, SamplingParams]:
+    """The prompt's ids, packed, and its parameters with the length resolved. Raises `InvalidParam`."""
+    prompt.params.check(engine.vocab_size)
+    prompt_len = len(prompt.ids)
+    if prompt_len == 0:
+        raise InvalidParam("prompt", "the prompt is empty; it must have at least 1 token")
+    context = engine.context_length
+    if prompt_len >= context:
+        raise ContextExceeded(
+            "prompt", f"the prompt has {prompt_len:,} tokens; the context of {context:,} tokens leaves no room for it"
+        )
+    if prompt_len > engine.max_prompt_tokens:
+        raise ContextExceeded(
+            "prompt", f"the prompt has {prompt_len:,} tokens; at most {engine.max_prompt_tokens:,} fit the KV cache"
+        )
+    max_new = prompt.params.max_new_tokens
+    if max_new is None:
+        max_new = max(context - prompt_len, 1)
+    elif prompt_len + max_new > context:
+        raise ContextExceeded(
+            "max_tokens",
+            f"the prompt has {prompt_len:,} tokens and max_tokens is {max_new:,}; "
+            f"together they exceed the context of {context:,} tokens",
+        )
+    ids = np.asarray(prompt.ids, dtype=np.int64)
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= engine.vocab_size:
+        raise InvalidParam(
+            "prompt",
+            f"the prompt has token id {low if low < 0 else high}; 0 to {engine.vocab_size - 1:,} are allowed",
+        )
+    params = msgspec.structs.replace(prompt.params, max_new_tokens=max_new)
+    params.check(engine.vocab_size)  # min_tokens against the length just resolved
+    return ids.astype(np.int32).tobytes(), params
+
+
+def _wrapped(seed: int | None, number: int) -> int | None:
+    """`seed + number`, within 64 bits."""
+    return None if seed is None else (seed + number + 2**63) % 2**64 - 2**63

@@ -1,0 +1,229 @@
+"""The completions of one request while they grow: token ids in, `Delta`s of text out.
+
+A `Generation` is what a consumer holds: it iterates over everything that is new since it last looked, so a slow
+consumer gets fewer and larger deltas. The client feeds it; it knows nothing of sockets, HTTP or the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from weft.messages.replies import Finish, FinishReason, TokenLogprobs
+from weft.messages.sampling import SamplingParams
+from weft.text.detokenizer import Detokenizer
+from weft.text.stop import StopMatcher
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prompt:
+    """One prompt to complete `params.n` times. `rid` is a name for logs and aborts; it need not be unique."""
+
+    ids: Sequence[int]
+    params: SamplingParams
+    rid: str
+    user: str = ""
+    priority: int = 0
+    cache_salt: str = ""
+
+
+class End(NamedTuple):
+    """How a completion ended. With a `status` from 400 up it failed, and `message` says why."""
+
+    reason: FinishReason
+    matched: str | int | None  # the stop string or stop token
+    message: str
+    status: int
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    queue_s: float
+    e2e_s: float
+
+    @property
+    def failed(self) -> bool:
+        return self.status >= 400
+
+
+class Delta(NamedTuple):
+    """What is new of one completion. Text may lag behind the ids: half characters and possible stop strings wait."""
+
+    choice: int  # of the completion: prompt number * n + number among the n
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs]  # one for each of `token_ids`, if asked for
+    num_tokens: int  # generated so far, with these
+    end: End | None  # set in the last delta
+
+
+class Completion:
+    """One completion: the text made of its tokens so far, and what of it the consumer has not taken yet."""
+
+    __slots__ = (
+        *("id", "choice", "rid", "prompt_len", "began", "generation"),
+        *("num_tokens", "last_token_at", "stopped_by", "end"),
+        *("_detokenizer", "_matcher", "_num_unchecked", "_show_stop"),
+        *("_texts", "_token_ids", "_logprobs", "_end_taken"),
+    )
+
+    def __init__(
+        self,
+        *,
+        id: int,
+        choice: int,
+        rid: str,
+        prompt_len: int,
+        params: SamplingParams,
+        detokenizer: Detokenizer,
+        matcher: StopMatcher | None,
+    ) -> None:
+        self.id = id
+        self.choice = choice
+        self.rid = rid
+        self.prompt_len = prompt_len
+        self.num_tokens = 0
+        self.began = time.perf_counter()
+        self.last_token_at = 0.0
+        self.stopped_by: str | None = None  # the stop string that ended it here; the engine's last word is awaited
+        self.end: End | None = None
+        self.generation: Generation
+        self._detokenizer = detokenizer
+        self._matcher = matcher
+        self._num_unchecked = params.min_new_tokens  # tokens in which no stop string is looked for
+        self._show_stop = params.include_stop
+        self._texts: list[str] = []
+        self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprobs] = []
+        self._end_taken = False
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens that the consumer has not taken."""
+        return len(self._token_ids)
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self._texts or self._logprobs or (self.end is not None and not self._end_taken))
+
+    def push(self, token: int) -> None:
+        self._token_ids.append(token)
+        self.num_tokens += 1
+        text = self._detokenizer.push(token)
+        if text:
+            self._add(text)
+
+    def push_stop(self, token: int) -> None:
+        """The stop token that ended the completion: part of its ids, of its text only if asked for."""
+        if self._show_stop:
+            self.push(token)
+        else:
+            self._token_ids.append(token)
+            self.num_tokens += 1
+
+    def push_logprobs(self, logprobs: TokenLogprobs) -> None:
+        if len(self._logprobs) < len(self._token_ids):
+            self._logprobs.append(logprobs)
+
+    def finish(self, finish: Finish) -> None:
+        """The engine's last word. A stop string that was found here before outweighs it."""
+        if self.stopped_by is None:
+            text = self._detokenizer.flush()
+            if text:
+                self._add(text)
+        if self._matcher is not None and self.stopped_by is None:
+            text = self._matcher.flush()
+            if text:
+                self._texts.append(text)
+        stopped = self.stopped_by is not None
+        self.end = End(
+            reason="stop" if stopped else finish.reason,
+            matched=self.stopped_by if stopped else finish.matched,
+            message="" if stopped else finish.message,
+            status=200 if stopped else finish.status,
+            prompt_tokens=self.prompt_len,
+            completion_tokens=self.num_tokens,
+            cached_tokens=finish.cached_tokens,
+            queue_s=finish.queue_s,
+            e2e_s=time.perf_counter() - self.began,
+        )
+
+    def take(self) -> Delta:
+        """Everything new. Call only if `has_news`."""
+        texts, token_ids, logprobs = self._texts, self._token_ids, self._logprobs
+        self._texts, self._token_ids, self._logprobs = [], [], []
+        self._end_taken = self.end is not None
+        text = texts[0] if len(texts) == 1 else "".join(texts)
+        return Delta(self.choice, text, token_ids, logprobs, self.num_tokens, self.end)
+
+    def _add(self, text: str) -> None:
+        if self._matcher is not None and self.num_tokens > self._num_unchecked:
+            text = self._matcher.push(text)
+            self.stopped_by = self._matcher.matched
+        if text:
+            self._texts.append(text)
+
+
+class Generation:
+    """All completions of one request, as an asynchronous iterator over lists of deltas.
+
+    With `stream` each list holds what is new; without, there is one list, when all completions have ended. Leaving the
+    `with` block, or `close`, ends in the engine what has not ended yet.
+    """
+
+    def __init__(self, completions: list[Completion], *, stream: bool, on_close: Callable[[Generation], None]) -> None:
+        self.completions = completions
+        self.stream = stream
+        self.closed = False
+        self._on_close = on_close
+        self._waiter: asyncio.Future[None] | None = None
+        for completion in completions:
+            completion.generation = self
+
+    @property
+    def ended(self) -> bool:
+        """Whether every completion has ended, though perhaps not been taken."""
+        return all(completion.end is not None for completion in self.completions)
+
+    def take(self) -> list[Delta]:
+        """What is new now, without waiting."""
+        if self.closed or not (self.stream or self.ended):
+            return []
+        return [completion.take() for completion in self.completions if completion.has_news]
+
+    def wake(self) -> None:
+        """Something may be new: let the consumer look."""
+        if self._waiter is not None and not self._waiter.done() and (self.stream or self.ended):
+            self._waiter.set_result(None)
+
+    def close(self) -> None:
+        """The consumer is gone: abort what is open, forget the rest. May be called at any time, more than once."""
+        if not self.closed:
+            self.closed = True
+            self._on_close(self)
+            if self._waiter is not None and not self._waiter.done():
+                self._waiter.set_result(None)
+
+    def __aiter__(self) -> Generation:
+        return self
+
+    async def __anext__(self) -> list[Delta]:
+        while True:
+            deltas = self.take()
+            if deltas:
+                return deltas
+            if self.closed or self.ended:
+                raise StopAsyncIteration
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+
+    def __enter__(self) -> Generation:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

@@ -1,0 +1,109 @@
+"""Stop strings in a text that arrives in pieces: where the first one ends, and how much can be shown before.
+
+The match is the stop string that ends first, and of several that end there the longest: so it does not depend on how
+the text was cut into pieces. All strings are searched at once (Aho and Corasick, 1975): a character costs the same for
+one stop string as for sixty. The state also tells how much of the text may be the beginning of a stop string: that much
+is held back, never more.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import lru_cache
+
+_CACHED_LEN = 1_024  # automata of longer sets are not worth their memory
+
+
+class StopStrings:
+    """The automaton of a set of stop strings: immutable, shared by all completions that use it.
+
+    A node is a prefix of some stop string; node 0 is the empty one.
+    """
+
+    __slots__ = ("depth", "fail", "first", "next", "word")
+
+    def __init__(self, strings: tuple[str, ...]) -> None:
+        self.next: list[dict[str, int]] = [{}]
+        self.fail = [0]  # the longest proper suffix of the node that is a node too
+        self.depth = [0]
+        self.word = [""]  # the longest stop string that ends here
+        for string in strings:
+            self._add(string)
+        self._link()
+        self.first = frozenset(self.next[0])
+
+    def _add(self, string: str) -> None:
+        node = 0
+        for char in string:
+            child = self.next[node].get(char)
+            if child is None:
+                child = len(self.next)
+                self.next[node][char] = child
+                self.next.append({})
+                self.fail.append(0)
+                self.depth.append(self.depth[node] + 1)
+                self.word.append("")
+            node = child
+        self.word[node] = string
+
+    def _link(self) -> None:
+        queue = deque(self.next[0].values())
+        while queue:
+            node = queue.popleft()
+            for char, child in self.next[node].items():
+                self.fail[child] = self.step(self.fail[node], char)
+                self.word[child] = self.word[child] or self.word[self.fail[child]]
+                queue.append(child)
+
+    def step(self, node: int, char: str) -> int:
+        """The longest suffix of `node + char` that is a node."""
+        while True:
+            child = self.next[node].get(char)
+            if child is not None:
+                return child
+            if node == 0:
+                return 0
+            node = self.fail[node]
+
+
+_cached = lru_cache(maxsize=64)(StopStrings)
+
+
+def compile_stops(strings: tuple[str, ...]) -> StopStrings:
+    """The automaton for `strings`, none of them empty. Small ones are kept for the next request."""
+    return _cached(strings) if sum(map(len, strings)) <= _CACHED_LEN else StopStrings(strings)
+
+
+class StopMatcher:
+    """Finds the first stop string in one completion's text."""
+
+    __slots__ = ("_held", "_include", "_node", "_stops", "matched")
+
+    def __init__(self, stops: StopStrings, *, include: bool) -> None:
+        self._stops = stops
+        self._include = include  # show the stop string itself
+        self._node = 0
+        self._held = ""  # the text of the node: the possible beginning of a stop string
+        self.matched: str | None = None
+
+    def push(self, text: str) -> str:
+        """What can be shown after `text` has come. Once `matched` is set, that was the last."""
+        stops, node = self._stops, self._node
+        if node == 0 and stops.first.isdisjoint(text):
+            return text
+        for position, char in enumerate(text):
+            node = stops.step(node, char)
+            word = stops.word[node]
+            if word:
+                self.matched = word
+                before = self._held + text[: position + 1]
+                return before if self._include else before[: len(before) - len(word)]
+        whole = self._held + text
+        border = len(whole) - stops.depth[node]
+        self._node, self._held = node, whole[border:]
+        return whole[:border]
+
+    def flush(self) -> str:
+        """What was held back, when the text has ended without a match."""
+        held, self._held, self._node = self._held, "", 0
+        return held
