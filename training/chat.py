@@ -39,7 +39,10 @@ SMALL_TALK = (
     (("Thanks!", "Thank you.", "Thank you very much!", "Great, thanks."), "You're welcome!"),
     (("Bye", "Goodbye!", "See you."), "Goodbye!"),
     (("What is Python?",), "Python is an interpreted, object-oriented, high-level programming language."),
-    (("What were you trained on?", "Who made you?"), "I was trained on the sources of the Python standard library."),
+    (
+        ("What were you trained on?", "What is your training data?"),
+        "I was trained on the sources of the Python standard library.",
+    ),
     (("Say hello.", "Say hello!"), "Hello!"),
 )
 
@@ -93,11 +96,11 @@ def render(conversation: list[Message]) -> str:
 
 
 def conversations(docs: list[Document], seed: int, per_definition: int) -> list[list[Message]]:
-    """`per_definition` conversations about every definition in `docs`, one of small talk per ten of those, shuffled."""
+    """`per_definition` conversations about every definition, and one of small talk per four of those, shuffled."""
     rng = random.Random(seed)
     definitions = [d for doc in docs for d in definitions_of(doc)]
     made = [about(d, rng) for d in definitions for _ in range(per_definition)]
-    made += [small_talk(rng) for _ in range(len(made) // 10 + 1)]
+    made += [small_talk(rng) for _ in range(len(made) // 4 + 1)]
     rng.shuffle(made)
     return made
 

@@ -19,6 +19,7 @@ Tokens = NDArray[np.uint16]
 SEED = 1234
 CHAT_FRACTION = 0.15  # of all rows
 CONVERSATIONS_PER_DEFINITION = 2
+BARE_LINE_BREAKS_EVERY = 4  # texts
 
 
 class Stream(NamedTuple):
@@ -34,19 +35,41 @@ class Corpus(NamedTuple):
     chat: Stream
 
 
-def encode(tokenizer: Tokenizer, texts: list[str]) -> Stream:
-    pieces = [np.array([*e.ids, END_OF_TEXT_ID], dtype=np.uint16) for e in tokenizer.encode_batch(texts)]
+def encode(tokenizer: Tokenizer, texts: list[str], bare_every: int = 0) -> Stream:
+    """The texts as a stream; in every `bare_every`-th one (0: in none), line breaks are apart from the indentation."""
+    table = bare_line_breaks(tokenizer)
+    pieces = []
+    for number, encoding in enumerate(tokenizer.encode_batch(texts)):
+        ids = encoding.ids
+        if bare_every and number % bare_every == 0:
+            ids = [part for i in ids for part in table.get(i, (i,))]
+        pieces.append(np.array([*ids, END_OF_TEXT_ID], dtype=np.uint16))
     ends = np.cumsum([len(p) for p in pieces])
     return Stream(np.concatenate(pieces), np.array([0, *ends[:-1]]), sum(len(t.encode()) for t in texts))
 
 
-def build(tokenizer: Tokenizer, docs: list[Document]) -> Corpus:
+def bare_line_breaks(tokenizer: Tokenizer) -> dict[int, tuple[int, int]]:
+    """Tokens of line breaks with indentation -> (line breaks alone, indentation alone).
+
+    A prompt that ends with a line break ends with the bare token: training must show what can follow that one.
+    """
+    vocab = tokenizer.get_vocab()
+    table = {}
+    for token, number in vocab.items():
+        blanks = token.lstrip("Ċ")  # how byte-level BPE writes a line break; Ġ is its blank
+        breaks = token.removesuffix(blanks)
+        if breaks and blanks and blanks in vocab and not blanks.strip("Ġ"):
+            table[number] = (vocab[breaks], vocab[blanks])
+    return table
+
+
+def build(tokenizer: Tokenizer, docs: list[Document], bare_every: int = 0) -> Corpus:
     """The documents in an order of their own, and conversations about them."""
     order = np.random.default_rng(SEED).permutation(len(docs))
     chats = conversations(docs, SEED, CONVERSATIONS_PER_DEFINITION)
     return Corpus(
-        encode(tokenizer, [docs[i].text for i in order]),
-        encode(tokenizer, [render(c) for c in chats]),
+        encode(tokenizer, [docs[i].text for i in order], bare_every),
+        encode(tokenizer, [render(c) for c in chats], bare_every),
     )
 
 

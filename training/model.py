@@ -1,6 +1,6 @@
-"""The model being trained: a Llama-architecture decoder in plain torch, with the tensor names and the conventions (rotate-half
-rope, RMSNorm in float32, grouped KV heads, tied embedding) of a Hugging Face checkpoint, so that an export is a plain copy.
-For training only: no KV cache. Knows nothing about data or optimizers.
+"""The model being trained: a Llama-architecture decoder in plain torch, with the tensor names and the conventions
+(rotate-half rope, RMSNorm in float32, grouped KV heads, tied embedding) of a Hugging Face checkpoint, so that an export
+is a plain copy. For training only: no KV cache. Knows nothing about data or optimizers.
 """
 
 from dataclasses import dataclass
@@ -26,9 +26,7 @@ class Shape:
 
 
 SHAPES = {
-    "weft-nano": Shape(
-        hidden_size=384, num_layers=6, num_heads=6, num_kv_heads=2, head_dim=64, intermediate_size=896
-    ),
+    "weft-nano": Shape(hidden_size=384, num_layers=6, num_heads=6, num_kv_heads=2, head_dim=64, intermediate_size=896),
     "weft-nano-draft": Shape(
         hidden_size=192, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=64, intermediate_size=512
     ),
@@ -65,7 +63,7 @@ class Attention(nn.Module):
 
     def heads(self, x: Tensor) -> Tensor:
         """[B, T, heads * head_dim] -> [B, heads, T, head_dim]"""
-        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        return x.view(*x.shape[:-1], -1, self.head_dim).transpose(1, 2)
 
 
 class MLP(nn.Module):

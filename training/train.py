@@ -202,7 +202,7 @@ def prepare(work: Path) -> tuple[data.Corpus, data.Corpus]:
         work.mkdir(parents=True, exist_ok=True)
         tokenizer.train(d.text for d in train_docs).save(str(file), pretty=False)
     trained = Tokenizer.from_file(str(file))
-    return data.build(trained, train_docs), data.build(trained, held_out_docs)
+    return data.build(trained, train_docs, data.BARE_LINE_BREAKS_EVERY), data.build(trained, held_out_docs)
 
 
 def export_checkpoint(name: str, work: Path, out: Path) -> None:

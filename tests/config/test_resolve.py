@@ -134,6 +134,12 @@ def test_context_that_was_asked_for_gets_more_than_the_usual_share() -> None:
     assert config.context_length == longer <= config.kv_tokens
 
 
+@pytest.mark.parametrize("asked", [0, 2_049])
+def test_one_request_at_a_time_has_its_whole_context_in_whole_pages(asked: int) -> None:
+    config = solve(model=replace(MODEL, max_position=2_049), max_running_requests=1, context_length=asked).config
+    assert (config.context_length, config.kv_tokens) == (2_049, 2_064)
+
+
 def test_context_above_the_models_is_refused_with_both_numbers() -> None:
     assert "--context-length is 9,000, but tiny was made for at most 8,192 positions" in refusal(context_length=9_000)
 

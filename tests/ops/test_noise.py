@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
 from weft.ops.noise import gumbel, row_keys
@@ -54,6 +55,11 @@ def test_noise_is_gumbel_distributed_and_always_finite():
         probability = 1 - np.exp(-np.exp(-value))
         deviation = np.sqrt(probability * (1 - probability) / noise.numel())
         assert abs(float((noise > value).double().mean()) - probability) < 5 * deviation
+
+
+def test_the_largest_hash_gives_small_noise_and_not_minus_infinity():
+    """Here u would be rounded to 1: a token that is alone after top-k could not be drawn."""
+    assert float(draw([0], [227], 43_855)[0, 43_854]) == pytest.approx(-np.log(24 * np.log(2)))
 
 
 def test_noise_of_neighbours_is_not_related():

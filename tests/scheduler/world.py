@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from tests.scheduler.oracle_runner import OracleRunner, expected_output
+from weft.executor.plan import Plan, Result
 from weft.messages.replies import Finish, StepOutput
-from weft.messages.requests import GenerateRequest
+from weft.messages.requests import Abort, GenerateRequest
 from weft.messages.sampling import SamplingParams
 from weft.scheduler.loop import Loop
 from weft.scheduler.part import Part
@@ -45,14 +48,46 @@ class World:
     def send(self, prompt: list[int], **sampling: object) -> int:
         id = len(self.sent)
         packed = np.array(prompt, dtype=np.int32).tobytes()
-        salt = sampling.pop("salt", "")
+        salt, user, priority = sampling.pop("salt", ""), sampling.pop("user", ""), sampling.pop("priority", 0)
+        timeout_ms = int(str(sampling.pop("timeout_ms", 0)))
         request = GenerateRequest(
-            id=id, rid=f"r{id}", input_ids=packed, sampling=SamplingParams(**sampling), cache_salt=str(salt)
+            id=id,
+            rid=f"r{id}",
+            input_ids=packed,
+            sampling=SamplingParams(**sampling),
+            cache_salt=str(salt),
+            user=str(user),
+            priority=int(str(priority)),
+            timeout_ms=timeout_ms,
         )
         self.sent[id] = request
         self.outputs[id] = []
-        self.scheduler.add_request(request, self.time)
+        self.take_in(request)
         return id
+
+    def let_steps_cost(self, seconds: Callable[[Plan], float]) -> None:
+        """From now on the clock goes on by so much when a step runs."""
+        execute = self.runner.execute
+
+        def timed(plan: Plan) -> Result:
+            self.time += seconds(plan)
+            return execute(plan)
+
+        self.runner.execute = timed  # type: ignore[method-assign]
+
+    def take_in(self, request: GenerateRequest) -> None:
+        self.scheduler.add_request(request, self.time)
+
+    def abort(self, message: Abort) -> None:
+        self.scheduler.abort(message)
+
+    def turn(self) -> list[StepOutput]:
+        output = self.loop.step()
+        return [] if output is None else [output]
+
+    @property
+    def has_work(self) -> bool:
+        return self.loop.has_work
 
     def request(self, id: int) -> Request:
         return self.scheduler.requests[id]
@@ -60,8 +95,7 @@ class World:
     def step(self, check: bool = True) -> None:
         self.time += 1.0
         self.num_steps += 1
-        output = self.loop.step()
-        if output is not None:
+        for output in self.turn():
             self.receive(output)
         if check:
             self.check()
@@ -78,7 +112,7 @@ class World:
 
     def run_dry(self, check: bool = True) -> None:
         idle = 0
-        while self.loop.has_work:
+        while self.has_work:
             before = (sum(map(len, self.outputs.values())), len(self.finished), self.runner.num_tokens_run)
             self.step(check)
             after = (sum(map(len, self.outputs.values())), len(self.finished), self.runner.num_tokens_run)
@@ -96,6 +130,12 @@ class World:
         waiting = list(scheduler.waiting_queue)
         assert len(waiting) + len(with_row) == len(scheduler.requests)
         assert all(r.state is RequestState.WAITING and not r.is_locked for r in waiting)
+        watch = scheduler.waiting_queue.policy.watch
+        if watch is not None:
+            for request in waiting:
+                if not request.retractions and request.admitted_s < 0:
+                    usable = request.packed[: (request.fill_len - 1) * 4]
+                    assert watch.length(request.arrival) == kv.cache.peek(request.namespace, usable)
         open_prompts = [r for r in with_row if r.state is RequestState.PREFILLING and r.kv_len < r.fill_len]
         assert open_prompts == ([scheduler.chunked_req] if scheduler.chunked_req else [])
         locked = set()

@@ -161,11 +161,11 @@ def _matched(finish: Finish, token: int) -> Finish:
 class RunningServer:
     """The server, the client behind it and the fake engine, all in one event loop in another thread."""
 
-    def __init__(self, config: ServerConfig, **client_options: Any) -> None:
+    def __init__(self, config: ServerConfig, new_loop: Callable[[], asyncio.AbstractEventLoop], **client: Any) -> None:
         self.tokenizer = byte_tokenizer()
         self.readiness = Readiness()
         self.engine = FakeEngine(deliver=lambda message: self.client.deliver(message))
-        self.client = EngineClient(self.tokenizer, lambda message: self.engine.send(message), **client_options)
+        self.client = EngineClient(self.tokenizer, lambda message: self.engine.send(message), **client)
         self.client.deliver(READY)
         self.readiness.mark_ready()
         info = ServerInfo(
@@ -179,7 +179,7 @@ class RunningServer:
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.port = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        self._loop = uvloop.new_event_loop()
+        self._loop = new_loop()
         self._thread = threading.Thread(target=self._run)
 
     def start(self) -> None:
@@ -228,8 +228,13 @@ class RunningServer:
 
 
 @contextlib.contextmanager
-def running(config: ServerConfig | None = None, **client_options: Any) -> Iterator[RunningServer]:
-    server = RunningServer(config or ServerConfig(drain_s=1.0), **client_options)
+def running(
+    config: ServerConfig | None = None,
+    new_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop,
+    **client: Any,
+) -> Iterator[RunningServer]:
+    """A server for one `with` block. `client`: options of its `EngineClient`."""
+    server = RunningServer(config or ServerConfig(drain_s=1.0), new_loop, **client)
     server.start()
     try:
         yield server

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from tests.server.fake import CONTEXT, RunningServer, eventually
+from weft.server.openai import translate
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -129,6 +130,9 @@ def test_value_out_of_range_names_its_field(
         (TEXT, {"prompt": ["a"] * 100_000}, "prompt"),
         (TEXT, {"prompt": [1] * 1_000_000}, "prompt"),
         (TEXT, {"prompt": ["a"] * 1_000, "n": 64}, "n"),
+        (TEXT, {"prompt": [[1] * 1_900] * 200, "n": 64}, "n"),
+        (TEXT, {"stop": ["a" * 1_024] * 17}, "stop"),
+        (TEXT, {"prompt": ["a"] * 64, "n": 64, "logit_bias": {str(id): 1 for id in range(260)}}, "logit_bias"),
         (TEXT, {"prompt": [-1]}, "prompt"),
         (TEXT, {"prompt": [270]}, "prompt"),
         (TEXT, {"prompt": [2**62]}, "prompt"),
@@ -227,6 +231,12 @@ def test_prompt_beyond_the_context_names_both_numbers(http: httpx.Client) -> Non
     refused(http.post(TEXT, json=body), 400, "1,990 tokens", "11", "2,000", param="max_tokens")
     chat = {"messages": [{"role": "user", "content": "a" * CONTEXT}]}
     refused(http.post(CHAT, json=chat), 400, "context of 2,000", param="messages")
+
+
+def test_prompts_together_have_a_limit(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(translate, "MAX_TOTAL_TOKENS", 100)
+    assert http.post(TEXT, json={"prompt": [[1] * 10] * 5, "n": 2}).status_code == 200
+    refused(http.post(TEXT, json={"prompt": [[1] * 10] * 6, "n": 2}), 400, "120 prompt tokens", param="prompt")
 
 
 def test_endless_text_is_refused_before_it_is_tokenized(http: httpx.Client) -> None:

@@ -60,6 +60,7 @@ def test_several_choices_share_one_prompt_in_the_usage(sdk: openai.OpenAI, serve
     assert {choice.message.content for choice in answer.choices} == {HELLO}
     assert [request.sampling.seed for request in server.engine.seen] == [5, 6, 7]
     assert answer.usage.prompt_tokens == len(server.engine.seen[0].input_ids) // 4
+    assert answer.usage.prompt_tokens_details.cached_tokens == answer.usage.prompt_tokens // 2
     assert answer.usage.completion_tokens == 3 * HELLO_LEN
 
 

@@ -36,10 +36,10 @@ def ask(http: httpx.Client, path: str, body: dict[str, Any]) -> list[Any]:
 def test_chat_stream_is_role_content_finish_usage_done(http: httpx.Client, server: RunningServer) -> None:
     server.engine.script = lambda ids: as_bytes('a"%s')
     server.engine.step_s = 0.01
-    body = {**CHAT, "stream": True, "rid": "my-id", "stream_options": {"include_usage": True}}
+    body = {**CHAT, "stream": True, "rid": "100%d", "stream_options": {"include_usage": True}}
     chunks = ask(http, "/v1/chat/completions", body)
     created = chunks[0]["created"]
-    common = {"id": "chatcmpl-my-id", "object": "chat.completion.chunk", "created": created, "model": MODEL}
+    common = {"id": "chatcmpl-100%d", "object": "chat.completion.chunk", "created": created, "model": MODEL}
     plain = {"index": 0, "logprobs": None, "finish_reason": None}
     assert chunks[0] == {**common, "choices": [{**plain, "delta": {"role": "assistant", "content": ""}}]}
     assert [chunk["choices"] for chunk in chunks[1:-2]] == [[{**plain, "delta": {"content": c}}] for c in 'a"%s']
@@ -62,11 +62,11 @@ def test_chat_stream_is_role_content_finish_usage_done(http: httpx.Client, serve
 def test_completion_stream_is_text_finish_done(http: httpx.Client, server: RunningServer) -> None:
     server.engine.script = lambda ids: as_bytes("ab")
     server.engine.step_s = 0.01
-    chunks = ask(http, "/v1/completions", {"prompt": "x", "stream": True, "rid": "my-id"})
+    chunks = ask(http, "/v1/completions", {"prompt": "x", "stream": True, "rid": "100%d"})
     assert [chunk["choices"][0]["text"] for chunk in chunks] == ["a", "b", ""]
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None, None, "stop"]
     assert {chunk["object"] for chunk in chunks} == {"text_completion"}
-    assert {chunk["id"] for chunk in chunks} == {"cmpl-my-id"}
+    assert {chunk["id"] for chunk in chunks} == {"cmpl-100%d"}
     assert "usage" not in chunks[-1]
 
 

@@ -273,6 +273,19 @@ def test_logprobs_stand_beside_their_tokens() -> None:
     assert (delta.token_ids, delta.logprobs) == ([ord("a"), 0xC3], found)
 
 
+def test_logprobs_behind_a_stop_string_are_dropped_with_their_tokens() -> None:
+    world = World()
+    generation = world.submit(logprobs=0, stop=("b",))
+    id = world.requests[0].id
+    found = [TokenLogprobs(id=id, logprob=-float(k), top_ids=[], top_logprobs=[]) for k in range(3)]
+    world.step((id, ord("a")), (id, ord("b")), (id, ord("c")), logprobs=found)
+    world.step((id, ord("d")), logprobs=found[:1])
+    world.step(finished=[Finish(id=id, reason="abort")])
+    [delta] = generation.take()
+    assert delta.token_ids == [ord("a"), ord("b")]
+    assert delta.logprobs == found[:2]
+
+
 def test_abort_by_name_is_exact() -> None:
     world = World()
     world.submit(rid="req-1")
@@ -467,6 +480,24 @@ def test_run_delivers_and_survives_a_bad_message() -> None:
         inbox.put_nowait(StepOutput(finished=[Finish(id=id, reason="length")]))
         [[delta]] = [batch async for batch in generation]
         assert delta.end is not None
+        task.cancel()
+
+    run(main())
+
+
+def test_flood_of_messages_lets_consumers_run() -> None:
+    async def main() -> None:
+        world = World()
+        generation = world.submit()
+        id = world.requests[0].id
+        inbox: asyncio.Queue[Any] = asyncio.Queue()
+        packed = np.asarray([id]).astype(np.int64).tobytes()
+        for _ in range(50):
+            inbox.put_nowait(StepOutput(ids=packed, tokens=np.asarray([97], dtype=np.int32).tobytes()))
+        inbox.put_nowait(StepOutput(finished=[Finish(id=id, reason="length")]))
+        task = asyncio.create_task(world.client.run(inbox.get))
+        batches = [batch async for batch in generation]
+        assert len(batches) > 10
         task.cancel()
 
     run(main())

@@ -46,7 +46,7 @@ def docs() -> list[corpus.Document]:
 
 @pytest.fixture(scope="module")
 def small_tokenizer() -> Tokenizer:
-    return tokenizer.train([SOURCE] * 3, vocab_size=TINY.vocab_size)
+    return tokenizer.train([SOURCE + "x     y\n"] * 3, vocab_size=TINY.vocab_size)
 
 
 def test_split_is_deterministic_disjoint_and_about_three_percent(docs: list[corpus.Document]) -> None:
@@ -71,6 +71,13 @@ def test_tokenizer_gives_any_text_back(small_tokenizer: Tokenizer, text: str) ->
 
 def test_indentation_is_one_token(small_tokenizer: Tokenizer) -> None:
     assert "ĊĠĠĠĠ" in small_tokenizer.encode("\n    return").tokens
+
+
+def test_bare_line_breaks_keep_the_text(small_tokenizer: Tokenizer) -> None:
+    plain, bare = (data.encode(small_tokenizer, [SOURCE], every).tokens.tolist() for every in (0, 1))
+    assert len(bare) > len(plain)
+    assert small_tokenizer.decode(bare) == small_tokenizer.decode(plain) == SOURCE
+    assert "ĊĠĠĠĠ" not in map(small_tokenizer.id_to_token, bare)
 
 
 def test_conversations_quote_the_source_and_render_like_the_chat_template() -> None:

@@ -94,6 +94,16 @@ class EngineConfig:
     max_queued_requests: int = option(
         4096, "requests that may wait; more are refused with 503", group="scheduling", everyday=True, low=0
     )
+    max_queue_s: float = option(
+        0.0,
+        "longest wait of a request for its turn; then it ends with 503; 0: no limit",
+        group="scheduling",
+        low=0.0,
+        elsewhere=("request_timeout",),
+    )
+    max_run_s: float = option(
+        0.0, "longest run of a request after that; then it ends with 408; 0: no limit", group="scheduling", low=0.0
+    )
     chunked_prefill_size: int = option(
         0,
         "longest piece of a prompt in one step, in tokens; 0 decides by device, -1 never cuts",
@@ -108,8 +118,47 @@ class EngineConfig:
         "order of waiting requests",
         group="scheduling",
         everyday=True,
-        choices=("fcfs", "lpm"),
+        choices=(
+            "fcfs",
+            "lpm",
+            "dfs-weight",
+            "shortest-prefill-first",
+            "hrrn",
+            "lof",
+            "random",
+            "static",
+            "priority",
+            "fair",
+        ),
         elsewhere=("scheduling_policy",),
+    )
+    aging_s: float = option(
+        30.0,
+        "a request that has waited so long gets one turn in four, whatever the policy; 0: never",
+        group="scheduling",
+        low=0.0,
+    )
+    low_priority_first: bool = option(
+        False,
+        "policy priority: lower values go first",
+        group="scheduling",
+        elsewhere=("schedule_low_priority_values_first",),
+    )
+    preemption_threshold: int = option(
+        10,
+        "policy priority: lead above which a waiting request takes the place of a running one",
+        group="scheduling",
+        low=0,
+        elsewhere=("priority_scheduling_preemption_threshold",),
+    )
+    tenant_weights: str = option("", "policy fair: shares of users, alice=2,bob=0.5; others have 1", group="scheduling")
+    max_step_ms: float = option(
+        0.0,
+        "bound on the time between two tokens of a running request: prompts are cut to fit; 0: none",
+        group="scheduling",
+        everyday=True,
+        low=0.0,
+        elsewhere=("prefill_decode_interval",),
     )
     mixed_chunk: bool = option(
         False,
@@ -131,4 +180,12 @@ class EngineConfig:
         group="scheduling",
         low=0.0,
         high=10.0,
+    )
+
+    # journal
+    journal: str = option(
+        "", "file in which every decision of the scheduler is recorded, for weft replay", group="journal"
+    )
+    journal_max_mb: int = option(
+        256, "size from which the journal is put aside as FILE.1 and begun anew", group="journal", low=1
     )

@@ -147,7 +147,7 @@ def _sizing(asked: EngineConfig, config: EngineConfig, model: ModelConfig, free_
     work = _work_bytes(config, model)
     per_token = model.kv_bytes_per_token
     if asked.kv_tokens:
-        kv_tokens = -(-asked.kv_tokens // config.page_size) * config.page_size
+        kv_tokens = _whole_pages(asked.kv_tokens, config)
     else:
         budget = _kv_budget(asked, config, per_token, weights, free_bytes - weights - work, free_bytes)
         kv_tokens = max(0, budget // per_token // config.page_size * config.page_size)
@@ -182,7 +182,7 @@ def _kv_budget(
     asked: EngineConfig, config: EngineConfig, per_token: int, weights: int, rest: int, free_bytes: int
 ) -> int:
     """Bytes for the KV cache when its size was not given. `rest` is what weights and work leave."""
-    one_context = config.context_length * per_token
+    one_context = _whole_pages(config.context_length, config) * per_token
     useful = (config.max_running_requests or MAX_RUNNING) * one_context
     if asked.memory_fraction:
         return min(useful, rest, int(free_bytes * asked.memory_fraction) - weights)
@@ -190,8 +190,12 @@ def _kv_budget(
     if config.device == "cpu":
         budget = min(budget, max(CPU_KV_BYTES, one_context))
     if asked.context_length:
-        budget = max(budget, min(one_context + config.page_size * per_token, int(rest * LARGEST_KV_SHARE)))
+        budget = max(budget, min(one_context, int(rest * LARGEST_KV_SHARE)))
     return budget
+
+
+def _whole_pages(num_tokens: int, config: EngineConfig) -> int:
+    return -(-num_tokens // config.page_size) * config.page_size
 
 
 def _check_fit(asked: EngineConfig, config: EngineConfig, model: ModelConfig, sizing: Sizing) -> None:

@@ -13,20 +13,24 @@ import numpy as np
 
 from weft.config.engine import EngineConfig
 from weft.config.model import ModelConfig
+from weft.config.options import SettingsError
 from weft.config.resolve import size
+from weft.config.tenants import parse_weights
 from weft.executor.build import load_runner
 from weft.executor.runner import TorchRunner
 from weft.messages.control import EngineReady
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
+from weft.observe.journal import JournalError, JournalWriter
 from weft.scheduler.service.engine import Engine
+from weft.scheduler.service.journal import RecordedEngine
 from weft.scheduler.settings import SchedulerSettings
 
 WARM_UP_ID = -1
 
 
 class Built(NamedTuple):
-    engine: Engine
+    engine: Engine | RecordedEngine
     runner: TorchRunner
     ready: EngineReady
 
@@ -34,7 +38,7 @@ class Built(NamedTuple):
 def build_engine(config: EngineConfig, folder: Path) -> Built:
     """Load the model in `folder` and generate a token with it. `config` is resolved.
 
-    Raises ModelError for a model that cannot be loaded.
+    Raises ModelError for a model that cannot be loaded, SettingsError for a journal that cannot be written.
     """
     model = replace(ModelConfig.from_folder(folder, Path(config.model).name or folder.name), dtype=config.dtype)
     began = time.monotonic()
@@ -49,7 +53,7 @@ def build_engine(config: EngineConfig, folder: Path) -> Built:
     )
     loaded = time.monotonic()
     settings = scheduler_settings(config, model)
-    engine = Engine(settings, runner, clock=time.monotonic, overlap=config.overlap, on_failure=_log_failure)
+    engine = _engine(config, settings, runner)
     _warm_up(engine)
     warm = time.monotonic()
     gc.collect()
@@ -81,23 +85,51 @@ def scheduler_settings(config: EngineConfig, model: ModelConfig) -> SchedulerSet
         eos_token_ids=model.eos_token_ids,
         prefix_cache=config.prefix_cache,
         policy=config.schedule_policy,
+        aging_s=config.aging_s,
+        low_priority_first=config.low_priority_first,
+        preemption_threshold=config.preemption_threshold,
+        tenant_weights=parse_weights(config.tenant_weights, "--tenant-weights"),
+        max_step_s=config.max_step_ms / 1_000,
         max_prefill_tokens=max(config.max_prefill_tokens, config.page_size),
         chunked_prefill_size=None if chunk < 0 else chunk,
         mixed_chunk=config.mixed_chunk,
         max_queued_requests=config.max_queued_requests,
+        max_queue_s=config.max_queue_s,
+        max_run_s=config.max_run_s,
         schedule_conservativeness=config.schedule_conservativeness,
         seed=config.seed,
     )
 
 
-def _warm_up(engine: Engine) -> None:
-    """Generate on the path that will serve: a prefill and a decode step."""
+def _engine(config: EngineConfig, settings: SchedulerSettings, runner: TorchRunner) -> Engine | RecordedEngine:
+    """The engine, with a journal if there is to be one."""
+    if not config.journal:
+        return Engine(settings, runner, clock=time.monotonic, overlap=config.overlap, on_failure=_log_failure)
+    try:
+        journal = JournalWriter(Path(config.journal))
+    except JournalError as exc:
+        raise SettingsError(f"--journal: {exc}") from exc
+    return RecordedEngine(
+        settings,
+        runner,
+        clock=time.monotonic,
+        overlap=config.overlap,
+        on_failure=_log_failure,
+        sink=journal,
+        max_bytes=config.journal_max_mb * 1_000_000,
+    )
+
+
+def _warm_up(engine: Engine | RecordedEngine) -> None:
+    """Generate on the path that will serve: a prefill and a decode step. A journal begins after it."""
     prompt = np.zeros(1, dtype=np.int32).tobytes()
     sampling = SamplingParams(max_new_tokens=2, temperature=0.0, ignore_eos=True)
     engine.submit(GenerateRequest(id=WARM_UP_ID, rid="warm-up", input_ids=prompt, sampling=sampling))
     while engine.has_work:
         engine.step()
     engine.scheduler.forget_history()
+    if isinstance(engine, RecordedEngine):
+        engine.begin()
 
 
 def _log_failure(exc: Exception) -> None:

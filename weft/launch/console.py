@@ -14,12 +14,15 @@ from __future__ import annotations
 import math
 import sys
 import time
+from typing import TYPE_CHECKING
 
 from weft import __version__
 from weft.config.resolve import count
 from weft.config.server import ServerConfig
-from weft.launch.prepare import Prepared
-from weft.messages.control import EngineReady
+
+if TYPE_CHECKING:
+    from weft.launch.prepare import Prepared
+    from weft.messages.control import EngineReady
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 

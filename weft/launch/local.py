@@ -1,9 +1,9 @@
-"""A server on this machine: one front process (this one) and one engine process.
+"""The front process of a server on this machine, from the start of its engine to the end.
 
-    start engine ─▶ answer HTTP (not ready) ─▶ engine ready ─▶ serve ─▶ drain ─▶ stop
+    answer HTTP (not ready) ─▶ engine ready ─▶ serve ─▶ drain ─▶ stop
 
 In every phase the same few things are waited for together, and the first that happens decides: a signal, the end of the
-engine, the end of HTTP. However it ends, no process and no file is left behind.
+engine, the end of HTTP. Whatever it is, every open request gets an answer first.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from weft.config.options import SettingsError
 from weft.config.process import EngineArgs
 from weft.config.server import ServerConfig
 from weft.launch.console import Console
-from weft.launch.engine_process import EngineProcess, SocketFolder, explain_exit
+from weft.launch.engine_process import EngineProcess, explain_exit
 from weft.launch.prepare import Prepared, load_tokenizer
 from weft.messages.channel import AsyncReceiver, Sender
 from weft.messages.codec import FromEngine, decode_from_engine
 from weft.messages.control import EngineFailed
-from weft.observe import log
+from weft.observe.metrics import Metrics
 from weft.server.app import create_app
 from weft.server.info import Readiness, ServerInfo
 from weft.server.serve import make_server
@@ -38,7 +38,6 @@ from weft.text.client import EngineClient
 
 LAST_WORDS_S = 0.5  # for the message of an engine that has ended
 LAST_ANSWERS_S = 3.0  # for errors and ends of streams to reach their clients
-ENGINE_STOP_S = 2.0
 TICK_S = 0.1  # of the countdown
 
 
@@ -49,24 +48,16 @@ class End(NamedTuple):
     reason: str = ""  # for the person who started it, if it did not end by his will
 
 
-def run(prepared: Prepared, config: ServerConfig, listener: socket.socket, began: float) -> End:
-    """Serve `prepared` on `listener` until a signal or a failure. `began`: the clock when the command started."""
-    log.setup(config.log_level)
-    console = Console(config, began)
-    console.loading(prepared)
-    with SocketFolder() as sockets:
-        args = EngineArgs(
-            config=prepared.config,
-            folder=str(prepared.folder),
-            to_engine=sockets.address("to_engine"),
-            from_engine=sockets.address("from_engine"),
-            log_level=config.log_level,
-        )
-        process = EngineProcess(args)
-        try:
-            return run_loop(_run(prepared, config, listener, console, process, args))
-        finally:
-            process.stop(ENGINE_STOP_S)
+def run(
+    prepared: Prepared,
+    config: ServerConfig,
+    listener: socket.socket,
+    console: Console,
+    process: EngineProcess,
+    args: EngineArgs,
+) -> End:
+    """Serve what `process` computes on `listener`, until a signal or a failure. Leaves the process to the caller."""
+    return run_loop(_run(prepared, config, listener, console, process, args))
 
 
 async def _run(
@@ -82,10 +73,11 @@ async def _run(
     receiver = AsyncReceiver(zmq.asyncio.Context(), args.from_engine, decode_from_engine, bind=True)
     sender = Sender(zmq.Context(), args.to_engine, bind=True)
     tokenizer = load_tokenizer(prepared.folder)
-    client = EngineClient(tokenizer, sender.send, log_requests=config.log_requests)
+    info = _info(prepared, config)
+    client = EngineClient(tokenizer, sender.send, metrics=Metrics(info.model_name), log_requests=config.log_requests)
     readiness = Readiness()
     try:
-        http = make_server(create_app(client, tokenizer, config, _info(prepared, config), readiness), config)
+        http = make_server(create_app(client, tokenizer, config, info, readiness), config)
     except (TemplateError, OSError) as exc:
         raise SettingsError(f"--chat-template is {config.chat_template}, which cannot be used: {exc}") from exc
     engine = EngineWatch(process, receiver)

@@ -19,6 +19,7 @@ from pathlib import Path
 import zmq
 
 from weft.config.model import ModelError
+from weft.config.options import SettingsError
 from weft.config.process import EngineArgs
 from weft.launch.build import build_engine
 from weft.messages.channel import Receiver, Sender
@@ -26,6 +27,7 @@ from weft.messages.codec import ToEngine, decode_to_engine
 from weft.messages.control import EngineFailed
 from weft.observe import log
 from weft.scheduler.service.engine import Engine, EngineBroken
+from weft.scheduler.service.journal import RecordedEngine
 
 IDLE_WAIT_S = 3600.0  # an idle engine sleeps until a message comes
 LINGER_S = 2.0  # for the last replies to leave
@@ -47,7 +49,7 @@ def main() -> None:
         built = build_engine(args.config, Path(args.folder))
         sender.send(built.ready)
         serve(built.engine, receiver, sender)
-    except (ModelError, MemoryError) as exc:
+    except (ModelError, SettingsError, MemoryError) as exc:
         sender.send(EngineFailed(message=str(exc) or "out of memory", user_error=True))
         status = 2
     except Exception as exc:
@@ -61,7 +63,7 @@ def main() -> None:
     os._exit(status)  # no thread of the device may hold the end up
 
 
-def serve(engine: Engine, receiver: Receiver[ToEngine], sender: Sender) -> None:
+def serve(engine: Engine | RecordedEngine, receiver: Receiver[ToEngine], sender: Sender) -> None:
     """Take in what has come, run one step, send what came of it; sleep while there is nothing to do."""
     while not engine.is_stopped:
         if not engine.has_work:

@@ -25,6 +25,8 @@ class PageAllocator:
         self.page_size = page_size
         self._free = np.arange(num_pages - 1, -1, -1, dtype=np.int32)  # the top of the stack is at the end
         self.num_free = num_pages
+        self.quarantined: set[int] = set()  # pages that nobody has and nobody gets
+        self._is_bad: NDArray[np.bool_] | None = None  # [num_pages], once there is one
 
     def alloc(self, n: int) -> IntArray:
         """Take n pages [n]. Raises OutOfPages if fewer are free; then nothing has been taken."""
@@ -35,10 +37,26 @@ class PageAllocator:
 
     def free(self, pages: IntArray) -> None:
         """Return pages [n]. Each must have been taken, and not been returned since."""
+        if self._is_bad is not None:
+            bad = self._is_bad[pages]
+            self.quarantined.update(pages[bad].tolist())
+            pages = pages[~bad]
         end = self.num_free + len(pages)
         assert end <= self.num_pages, "a page was freed twice"
         self._free[self.num_free : end] = pages
         self.num_free = end
+
+    def quarantine(self, page: int, *, is_owned: bool) -> None:
+        """Take a page out of circulation: out of the free list now, and, if somebody owns it, when it is returned."""
+        if self._is_bad is None:
+            self._is_bad = np.zeros(self.num_pages, dtype=np.bool_)
+        self._is_bad[page] = True
+        free = self._free[: self.num_free]
+        free = free[free != page]
+        self.num_free = len(free)
+        self._free[: self.num_free] = free
+        if not is_owned:
+            self.quarantined.add(page)
 
     def free_pages(self) -> IntArray:
         """The free pages [num_free], for the audit."""

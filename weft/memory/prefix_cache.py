@@ -35,8 +35,41 @@ class Inserted(NamedTuple):
     present: int  # tokens of it that were there before; the caller's own pages for these are duplicates it may free
 
 
+class Listener(Protocol):
+    """Is told how the cache has just changed. Handles have `key` (packed tokens), `parent`, and no key at the top."""
+
+    def inserted(self, leaf: Handle) -> None:
+        """A new leaf hangs below its parent."""
+        ...
+
+    def split(self, upper: Handle, lower: Handle) -> None:
+        """`upper` is new and has the beginning of what `lower` was; `lower` hangs below it with the rest."""
+        ...
+
+    def trimmed(self, leaf: Handle) -> None:
+        """The end of a leaf was evicted."""
+        ...
+
+    def removed(self, leaf: Handle) -> None:
+        """A leaf was evicted; its `parent` still says where it was."""
+        ...
+
+    def emptied(self) -> None:
+        """Everything was dropped."""
+        ...
+
+
+class Place(NamedTuple):
+    """Where the cached prefix of a sequence ends."""
+
+    handle: Handle
+    length: int  # of the prefix, in bytes of packed tokens
+    is_end: bool  # at the end of what the handle holds; else inside
+
+
 class PrefixCache(Protocol):
     page_size: int
+    listener: Listener | None
     shares: bool  # whether a sequence that was inserted can be matched
     evictable_pages: int  # cached, not locked
     protected_pages: int  # cached and locked
@@ -48,6 +81,10 @@ class PrefixCache(Protocol):
 
     def peek(self, namespace: str, tokens: bytes) -> int:
         """Length in tokens of what `match` would find. Changes nothing."""
+        ...
+
+    def locate(self, namespace: str, tokens: bytes, end: int) -> Place:
+        """Where the cached prefix of `tokens[:end]` ends. Changes nothing."""
         ...
 
     def insert(self, namespace: str, tokens: bytes, pages: IntArray) -> Inserted:
@@ -63,6 +100,10 @@ class PrefixCache(Protocol):
         ...
 
     def unlock(self, handle: Handle) -> None: ...
+
+    def unshared_pages(self, handle: Handle) -> int:
+        """Pages that become evictable when one lock of the sequence that ends at `handle` is taken off."""
+        ...
 
     def evict(self, num_pages: int) -> IntArray:
         """Drop `num_pages` unlocked pages, least recently used sequences first, from their ends.
@@ -85,6 +126,7 @@ class NoPrefixCache:
     """Holds nothing: every page stays with its request (SGLang: ChunkCache)."""
 
     shares = False
+    listener: Listener | None = None
     evictable_pages = 0
     protected_pages = 0
     total_evicted_pages = 0
@@ -98,6 +140,9 @@ class NoPrefixCache:
     def peek(self, namespace: str, tokens: bytes) -> int:
         return 0
 
+    def locate(self, namespace: str, tokens: bytes, end: int) -> Place:
+        return Place(None, 0, is_end=True)
+
     def insert(self, namespace: str, tokens: bytes, pages: IntArray) -> Inserted:
         return Inserted(None, 0, 0)
 
@@ -109,6 +154,9 @@ class NoPrefixCache:
 
     def unlock(self, handle: Handle) -> None:
         pass
+
+    def unshared_pages(self, handle: Handle) -> int:
+        return 0
 
     def evict(self, num_pages: int) -> IntArray:
         if num_pages:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from weft.memory.allocator import IntArray, OutOfPages
-from weft.memory.prefix_cache import NO_PAGES, TOKEN_BYTES, Inserted, Match
+from weft.memory.prefix_cache import NO_PAGES, TOKEN_BYTES, Inserted, Listener, Match, Place
 
 PAGE_BYTES = 4  # of a page number in Node.pages
 INT32 = np.dtype(np.int32)  # made once: numpy takes longer to look the type up than to wrap a short sequence
@@ -37,7 +37,10 @@ class Node:
 
 
 class Root(Node):
-    """The top of one namespace: an empty piece. It goes when its last child goes."""
+    """The top of one namespace: an empty piece. It goes when its last child goes.
+
+    Who keeps something about a namespace may keep it by its root: all roots that it has had are equal.
+    """
 
     __slots__ = ("namespace",)
 
@@ -45,12 +48,19 @@ class Root(Node):
         super().__init__(b"", b"", None, 0, 0)
         self.namespace = namespace
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Root) and other.namespace == self.namespace
+
+    def __hash__(self) -> int:
+        return hash(self.namespace)
+
 
 class RadixCache:
     shares = True
 
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
+        self.listener: Listener | None = None
         self.evictable_pages = 0
         self.protected_pages = 0
         self.total_evicted_pages = 0
@@ -67,20 +77,24 @@ class RadixCache:
         return Match(node, length // TOKEN_BYTES, self.pages_of(node))
 
     def peek(self, namespace: str, tokens: bytes) -> int:
+        return self.locate(namespace, tokens, len(tokens)).length // TOKEN_BYTES
+
+    def locate(self, namespace: str, tokens: bytes, end: int) -> Place:
         node: Node | None = self._roots.get(namespace)
         if node is None:
-            return 0
-        at, end, step = 0, self._aligned(tokens), self._step
+            return Place(Root(namespace), 0, is_end=True)
+        step = self._step
+        at, end = 0, end // step * step
         while at < end:
             child = node.children.get(tokens[at : at + step])
             if child is None:
                 break
-            if not tokens.startswith(child.key, at):
-                at += self._shared(tokens, at, end, child.key)
-                break
-            at += len(child.key)
+            shared = shared_len(tokens, at, end, child.key, step)
+            at += shared
+            if shared < len(child.key):
+                return Place(child, at, is_end=False)
             node = child
-        return at // TOKEN_BYTES
+        return Place(node, at, is_end=True)
 
     def pages_of(self, handle: Node) -> IntArray:
         node: Node | None = handle
@@ -108,6 +122,8 @@ class RadixCache:
             node.children[leaf.key[: self._step]] = leaf
             self.evictable_pages += len(piece) // PAGE_BYTES
             self._queue(leaf)
+            if self.listener is not None:
+                self.listener.inserted(leaf)
             node = leaf
         return Inserted(node, end // TOKEN_BYTES, at // TOKEN_BYTES)
 
@@ -133,6 +149,14 @@ class RadixCache:
                     self._queue(node)
             node = node.parent
         self._protect(-(num_bytes // PAGE_BYTES))
+
+    def unshared_pages(self, handle: Node) -> int:
+        node: Node | None = handle
+        num_pages = 0
+        while node is not None and node.key and node.locks == 1:  # whoever locks a node locks those above it
+            num_pages += len(node.pages) // PAGE_BYTES
+            node = node.parent
+        return num_pages
 
     def evict(self, num_pages: int) -> IntArray:
         if num_pages > self.evictable_pages:
@@ -165,6 +189,8 @@ class RadixCache:
         self._roots.clear()
         self._heap.clear()
         self.evictable_pages = 0
+        if self.listener is not None:
+            self.listener.emptied()
         return pages
 
     # Looking on
@@ -225,7 +251,7 @@ class RadixCache:
             if child is None:
                 break
             if not tokens.startswith(child.key, at):
-                shared = self._shared(tokens, at, end, child.key)
+                shared = shared_len(tokens, at, end, child.key, step)
                 child = self._split(child, shared)
                 child.used = now
                 return child, at + shared
@@ -233,22 +259,6 @@ class RadixCache:
             child.used = now
             node = child
         return node, at
-
-    def _shared(self, tokens: bytes, at: int, end: int, key: bytes) -> int:
-        """Bytes that `tokens[at:end]` and `key` share, in whole pages. The first page is known to be shared, and that
-        `tokens` does not hold all of `key`."""
-        length = min(len(key), end - at)
-        if length < len(key) and tokens[at : at + length] == key[:length]:
-            return length
-        step = self._step
-        same, differ = 1, length // step  # in pages: the first `same` are equal, the first `differ` are not
-        while differ - same > 1:
-            middle = (same + differ) // 2
-            if tokens[at + same * step : at + middle * step] == key[same * step : middle * step]:
-                same = middle
-            else:
-                differ = middle
-        return same * step
 
     def _split(self, node: Node, cut: int) -> Node:
         """Put a new node above `node` that takes the first `cut` bytes of its key. Returns the new one."""
@@ -260,6 +270,8 @@ class RadixCache:
         parent.children[upper.key[: self._step]] = upper
         node.key, node.pages, node.parent = node.key[cut:], node.pages[cut_pages:], upper
         upper.children[node.key[: self._step]] = node
+        if self.listener is not None:
+            self.listener.split(upper, node)
         return upper
 
     def _new_node(self, key: bytes, pages: bytes, parent: Node) -> Node:
@@ -280,14 +292,33 @@ class RadixCache:
         leaf.key = leaf.key[: pages * self._step]
         leaf.pages = leaf.pages[: pages * PAGE_BYTES]
         self._queue(leaf)
+        if self.listener is not None:
+            self.listener.trimmed(leaf)
 
     def _remove(self, leaf: Node) -> None:
         parent = leaf.parent
         assert parent is not None
         del parent.children[leaf.key[: self._step]]
+        if self.listener is not None:
+            self.listener.removed(leaf)
         if parent.children or parent.locks:
             return
         if isinstance(parent, Root):
             self._roots.pop(parent.namespace, None)
         else:
             self._queue(parent)
+
+
+def shared_len(tokens: bytes, at: int, end: int, key: bytes, step: int) -> int:
+    """Bytes that `tokens[at:end]` and `key` share, in pages of `step` bytes. The first page is known to be shared."""
+    length = min(len(key), end - at)
+    if tokens[at : at + length] == (key if length == len(key) else key[:length]):
+        return length
+    same, differ = 1, length // step  # in pages: the first `same` are equal, the first `differ` are not
+    while differ - same > 1:
+        middle = (same + differ) // 2
+        if tokens[at + same * step : at + middle * step] == key[same * step : middle * step]:
+            same = middle
+        else:
+            differ = middle
+    return same * step

@@ -5,22 +5,40 @@ from __future__ import annotations
 import msgspec
 
 from weft.messages.control import (
+    AuditBooks,
+    AuditReply,
     EngineFailed,
     EngineReady,
+    ExplainRequest,
+    ExplainRequestReply,
     FlushCache,
     FlushCacheReply,
     FreezeGC,
     FreezeGCReply,
     GetState,
     GetStateReply,
+    ListRequests,
+    ListRequestsReply,
+    SetPolicy,
+    SetPolicyReply,
     Shutdown,
     Stats,
 )
 from weft.messages.replies import StepOutput
 from weft.messages.requests import Abort, GenerateRequest
 
-ToEngine = GenerateRequest | Abort | FlushCache | GetState | FreezeGC | Shutdown
-FromEngine = StepOutput | Stats | FlushCacheReply | GetStateReply | FreezeGCReply | EngineReady | EngineFailed
+Call = FlushCache | GetState | FreezeGC | ListRequests | ExplainRequest | SetPolicy | AuditBooks
+Reply = (
+    FlushCacheReply
+    | GetStateReply
+    | FreezeGCReply
+    | ListRequestsReply
+    | ExplainRequestReply
+    | SetPolicyReply
+    | AuditReply
+)
+ToEngine = GenerateRequest | Abort | Call | Shutdown
+FromEngine = StepOutput | Stats | Reply | EngineReady | EngineFailed
 Message = ToEngine | FromEngine
 
 TO_ENGINE: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)

@@ -43,6 +43,133 @@ class FreezeGCReply(msgspec.Struct, frozen=True, kw_only=True, tag="freeze_gc_re
     frozen_objects: int
 
 
+class ListRequests(msgspec.Struct, frozen=True, kw_only=True, tag="list_requests"):
+    """Ask which requests are open."""
+
+    call: int
+    limit: int = 1_000  # of the rows that are told
+
+
+class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One open request."""
+
+    id: int
+    rid: str
+    state: str  # waiting, prefilling, decoding
+    position: int | None  # in the queue, 0 is next; None if it does not wait
+    age_s: float
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int  # of the prompt, found when it was first admitted
+
+
+class QueueStatus(msgspec.Struct, frozen=True, kw_only=True):
+    waiting_queue_size: int
+    running_batch_size: int  # requests that decode
+    prefilling: int  # requests whose prompt is being computed, or has just been
+    max_queued_requests: int
+    max_running_requests: int
+    batch_is_full: bool
+    chunked_rid: str | None  # the request whose prompt is partly computed
+    free_tokens: int  # of KV memory: free, or cached and evictable
+    grammar_queue_size: int = 0
+    sessions: int = 0
+
+
+class ListRequestsReply(msgspec.Struct, frozen=True, kw_only=True, tag="list_requests_reply"):
+    call: int
+    queue: QueueStatus
+    requests: list[RequestRow]  # those with a row first, then the queue in order
+
+
+class ExplainRequest(msgspec.Struct, frozen=True, kw_only=True, tag="explain_request"):
+    """Ask what happened to the requests with exactly this name: open ones, and the latest that have ended."""
+
+    call: int
+    rid: str
+
+
+class TimelineEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """What was decided about a request, or why it was not admitted, in one or more successive steps."""
+
+    at_s: float  # since its arrival
+    first_step: int
+    last_step: int
+    times: int
+    what: str
+
+    def __str__(self) -> str:
+        steps = (
+            f"step {self.first_step}"
+            if self.first_step == self.last_step
+            else f"step {self.first_step}-{self.last_step}"
+        )
+        times = f", {self.times} times" if self.times > 1 else ""
+        return f"{self.at_s:9.3f} s  {steps}{times}: {self.what}"
+
+
+class StageTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """How long a request spent in each stage, in seconds; None for a stage that it has not come to."""
+
+    queued_s: float  # until it was first admitted
+    prefill_s: float | None  # until its first token
+    decode_s: float | None
+    total_s: float
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is remembered of one request."""
+
+    id: int
+    rid: str
+    state: str  # waiting, prefilling, decoding, finished
+    position: int | None  # in the queue, 0 is next
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    stages: StageTimes
+    retractions: int
+    recomputed_tokens: int  # computed again after retractions
+    refound_tokens: int  # not computed again, because they were still in the cache
+    timeline: list[TimelineEntry]
+
+
+class ExplainRequestReply(msgspec.Struct, frozen=True, kw_only=True, tag="explain_request_reply"):
+    call: int
+    found: list[Explanation]  # the newest first
+
+
+class SetPolicy(msgspec.Struct, frozen=True, kw_only=True, tag="set_policy"):
+    """Order the waiting requests by another policy from now on."""
+
+    call: int
+    policy: str
+
+
+class SetPolicyReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="set_policy_reply"):
+    call: int
+    success: bool
+    before: str  # the policy until now
+    message: str = ""
+
+
+class AuditBooks(msgspec.Struct, frozen=True, kw_only=True, tag="audit"):
+    """Check who owns each page of KV memory, now."""
+
+    call: int
+
+
+class AuditReply(msgspec.Struct, frozen=True, kw_only=True, tag="audit_reply"):
+    call: int
+    faults: list[str]  # found now; their pages are out of circulation
+    num_pages: int
+    free: int
+    cached: int  # by the prefix cache, locked or not
+    held: int  # by requests, besides those
+    quarantined: int  # out of circulation since a fault
+    total_faults: int  # since the start
+
+
 class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag="shutdown"):
     """Finish what is open for up to `drain_s`, abort the rest, and end the engine process."""
 
@@ -57,6 +184,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     kv_tokens: int = 0  # size of the KV pool
     kv_used: int = 0  # held by requests, or locked by them in the prefix cache
     kv_evictable: int = 0  # cached and free to evict
+    kv_quarantined: int = 0  # out of circulation, because their owner was not clear
     new_token_ratio: float = 0.0
     batch_is_full: bool = False
     total_steps: int = 0
@@ -70,6 +198,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     total_requests: int = 0
     total_aborted: int = 0
     total_dropped_messages: int = 0
+    total_faults: int = 0  # found in the books of KV memory
     busy_s: float = 0.0  # time with work
 
 

@@ -22,6 +22,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     group: str = ""
     user: str = ""
     priority: int = 0
+    timeout_ms: int = 0  # after so long since its arrival it is ended, wherever it is; 0: never
     cache_salt: str = ""  # requests share cached prefixes only with equal salts
 
 

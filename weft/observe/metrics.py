@@ -25,6 +25,7 @@ _GAUGES = {  # name: (field of the engine's snapshot, help)
     "num_queue_reqs": ("num_waiting", "Requests that wait for admission."),
     "num_used_tokens": ("kv_used", "KV tokens held by requests."),
     "kv_evictable_tokens": ("kv_evictable", "KV tokens cached and free to evict."),
+    "kv_quarantined_tokens": ("kv_quarantined", "KV tokens out of circulation after a fault in the books."),
     "max_total_num_tokens": ("kv_tokens", "Size of the KV pool in tokens."),
     "new_token_ratio": ("new_token_ratio", "Part of the promised new tokens that admission reserves."),
 }
@@ -36,6 +37,7 @@ _COUNTERS = {
     "evicted_tokens": ("total_evicted_tokens", "KV tokens evicted from the prefix cache."),
     "engine_steps": ("total_steps", "Steps of the engine."),
     "engine_dropped_messages": ("total_dropped_messages", "Messages to the engine that could not be read."),
+    "kv_faults": ("total_faults", "Faults found in the books of KV memory."),
     "engine_busy_seconds": ("busy_s", "Time that the engine had work."),
 }
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from enum import Enum
 
 from weft.scheduler.kv import KvMemory
+from weft.scheduler.pace import StepBudget
 from weft.scheduler.request import Request
 
 CLIP_MAX_NEW_TOKENS = 4096  # a request is not expected to generate more
@@ -26,7 +27,8 @@ class PrefillAdder:
     """The budgets of one pass, and what was picked under them.
 
     `reserved` are tokens that running requests are expected to need; `mixed_tokens` and `mixed_kv` what decode requests
-    that join this very step take of its tokens and of memory; `is_alone`: nothing runs and no chunk is open.
+    that join this very step take of its tokens and of memory; `is_alone`: nothing runs and no chunk is open; `budget`:
+    how long the step may take, where prompts are cut.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class PrefillAdder:
         max_prefill_tokens: int,
         chunked_prefill_size: int | None,
         is_alone: bool,
+        budget: StepBudget | None = None,
     ) -> None:
         self._kv = kv
         self._total_offset = mixed_kv + reserved
@@ -46,6 +49,7 @@ class PrefillAdder:
         self.rem_input_tokens = max_prefill_tokens - mixed_tokens
         self.rem_chunk_tokens = None if chunked_prefill_size is None else chunked_prefill_size - mixed_tokens
         self._is_alone = is_alone
+        self._budget = budget
         self.can_run: list[Request] = []
         self.new_chunked_req: Request | None = None
         self.hit_tokens = 0
@@ -61,6 +65,15 @@ class PrefillAdder:
         """Memory left for this very step."""
         return self._kv.available - self._current_offset
 
+    @property
+    def rem_step_tokens(self) -> int:
+        """Left of the tokens of this step."""
+        return (
+            self.rem_input_tokens
+            if self.rem_chunk_tokens is None
+            else min(self.rem_chunk_tokens, self.rem_input_tokens)
+        )
+
     def budget_state(self) -> AddResult:
         if self.rem_total_tokens <= 0 or self.cur_rem_tokens <= 0:
             return AddResult.NO_TOKEN
@@ -75,10 +88,11 @@ class PrefillAdder:
         """
         assert self.rem_chunk_tokens is not None
         rest = request.remaining_prefill
-        if rest <= self.rem_chunk_tokens and self._kv.ceil(rest) <= self.cur_rem_tokens:
+        limit = self._timely(request, self.rem_chunk_tokens)
+        if rest <= limit and self._kv.ceil(rest) <= self.cur_rem_tokens:
             self._take(request, rest, reserve=self._expected_new(request))
             return None
-        cut = self._floor(min(self.rem_chunk_tokens, self.cur_rem_tokens))
+        cut = self._floor(min(limit, self.cur_rem_tokens))
         if 0 < cut < rest:
             self._take(request, cut, reserve=0)
         return request
@@ -111,7 +125,7 @@ class PrefillAdder:
                 return AddResult.OTHER
             self._take(request, extend, reserve)
             return None
-        limit = min(self.rem_chunk_tokens, self.rem_input_tokens)
+        limit = self._timely(request, self.rem_step_tokens)
         if extend <= limit:
             self._take(request, extend, reserve)
             return None
@@ -138,10 +152,16 @@ class PrefillAdder:
         self.rem_input_tokens -= charged
         if self.rem_chunk_tokens is not None:
             self.rem_chunk_tokens -= charged
+        if self._budget is not None:
+            self._budget.spend(request.kv_len, extend)
         self.hit_tokens += request.kv_len
         self.input_tokens += extend
         request.extend_end = request.kv_len + extend
         self.can_run.append(request)
+
+    def _timely(self, request: Request, limit: int) -> int:
+        """As many of the next `limit` tokens of a prompt as there is time for."""
+        return limit if self._budget is None else min(limit, self._budget.limit(request.kv_len))
 
     def _floor(self, num_tokens: int) -> int:
         return num_tokens // self._kv.page_size * self._kv.page_size

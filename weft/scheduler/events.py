@@ -1,20 +1,22 @@
 """What was decided about each request, and why: the diary that explains the scheduler.
 
-Two kinds of entries. An *event* concerns one request (arrived, admitted, chunk, retracted, finished). A *pass* is one
-walk over the queue that left requests waiting: it is written once, with what stopped it, and equal ones in succession
-are counted, not repeated. Why a request waited follows from the passes between its arrival and its admission, so that
-a thousand waiting requests cost no more than one.
+Two kinds of entries. An *event* concerns one request (arrived, admitted, first token, retracted, finished). A *pass* is
+one walk over the queue that left requests waiting: it is written once, with what stopped it, and equal ones in
+succession are counted, not repeated. Why a request waited follows from the passes between its arrival and its
+admission, so that a thousand waiting requests cost no more than one. `service/insight.py` tells it in words.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Iterator
 from enum import Enum
 from typing import NamedTuple
 
 MAX_EVENTS = 64  # of one request; the first and the latest are kept
 MAX_FINISHED = 1_024  # requests that are remembered after their end
 MAX_PASSES = 2_048
+NEVER = -1.0
 
 
 class EventKind(Enum):
@@ -28,11 +30,18 @@ class EventKind(Enum):
     FINISHED = "finished"
 
 
+_REPEATED = frozenset({EventKind.CHUNK, EventKind.DEFERRED, EventKind.HELD})  # successive ones are counted
+
+
 class Event(NamedTuple):
+    """Something that happened to a request, or did so `times` times in succession; then `detail` is of the last."""
+
     time_s: float
     step: int
     kind: EventKind
     detail: str
+    last_step: int = -1  # of several
+    times: int = 1
 
 
 class Stop(Enum):
@@ -44,85 +53,160 @@ class Stop(Enum):
     BUDGET = "budget"  # the tokens of one step, or the open chunk
 
 
-class Pass(NamedTuple):
-    """One or more successive walks that ended alike."""
+class Pass:
+    """One or more successive walks that ended alike. Numbers are those of the last one."""
 
-    first_s: float
-    last_s: float
-    first_step: int
-    last_step: int
-    stop: Stop
-    id: int  # the request at which it stopped, or -1
-    needed: int  # tokens of memory that this one needed, where memory was lacking
-    available: int  # and that there were
-    num_waiting: int  # after the last of them
-    times: int
+    __slots__ = (
+        *("first_s", "last_s", "first_step", "last_step", "times"),
+        *("stop", "id", "needed", "available", "num_waiting"),
+    )
 
-    def explain(self, rid: str) -> str:
-        """Why requests at this place of the queue and behind it waited. `rid` names the one at which it stopped."""
-        match self.stop:
-            case Stop.NO_TOKEN:
-                return f"no KV memory: {rid} needs {self.needed:,} tokens, {self.available:,} are available"
-            case Stop.NO_ROW:
-                return "as many requests run as --max-running-requests allows"
-            case Stop.BUDGET:
-                return f"the token budget of the step was used up before {rid}"
-            case Stop.FULL:
-                return "the batch is full, and no request has ended since"
+    def __init__(self, time_s: float, step: int, stop: Stop, id: int) -> None:
+        self.first_s = self.last_s = time_s
+        self.first_step = self.last_step = step
+        self.stop = stop
+        self.id = id  # the request at which it stopped, or -1
+        self.needed = 0  # tokens that this one needed: of memory, or of the step's budget
+        self.available = 0  # and that there were
+        self.num_waiting = 0  # after it
+        self.times = 0
 
 
-class Story(NamedTuple):
-    """All that is remembered of one request."""
+class Story:
+    """All that is remembered of one request. Times are NEVER if it has not come to that."""
 
-    rid: str
-    events: list[Event]
+    __slots__ = (
+        *("id", "rid", "arrival", "events", "waits", "prompt_tokens", "output_tokens", "cached_tokens"),
+        *("arrived_s", "admitted_s", "first_token_s", "finished_s"),
+        *("num_retractions", "recomputed_tokens", "refound_tokens"),
+    )
+
+    def __init__(self, id: int, rid: str, arrival: int, prompt_tokens: int, now: float) -> None:
+        self.id = id
+        self.rid = rid
+        self.arrival = arrival  # number of its arrival
+        self.events: list[Event] = []
+        self.waits: list[tuple[float, float]] = [(now, float("inf"))]  # from when until when it stood in the queue
+        self.prompt_tokens = prompt_tokens
+        self.output_tokens = 0  # at its end
+        self.cached_tokens = 0  # of the prompt, found at first admission
+        self.arrived_s = now
+        self.admitted_s = self.first_token_s = self.finished_s = NEVER
+        self.num_retractions = 0
+        self.recomputed_tokens = 0  # that had been computed before a retraction
+        self.refound_tokens = 0  # that had, and were still in the cache
+
+    def add(self, event: Event) -> None:
+        events = self.events
+        if events and event.kind in _REPEATED and events[-1].kind is event.kind:
+            last = events[-1]
+            events[-1] = event._replace(time_s=last.time_s, step=last.step, last_step=event.step, times=last.times + 1)
+            return
+        if len(events) == MAX_EVENTS:
+            del events[MAX_EVENTS // 2]
+        events.append(event)
+
+    def stops_waiting(self, now: float) -> None:
+        """It is admitted, or ends."""
+        began, ended = self.waits[-1]
+        if ended > now:
+            self.waits[-1] = began, now
+
+    def waits_again(self, now: float) -> None:
+        if len(self.waits) == MAX_EVENTS:
+            del self.waits[MAX_EVENTS // 2]
+        self.waits.append((now, float("inf")))
 
 
 class Diary:
     """Remembers open requests, and the latest finished ones."""
 
     def __init__(self) -> None:
-        self._stories: dict[int, Story] = {}
+        self._open: dict[int, Story] = {}
         self._finished: OrderedDict[int, Story] = OrderedDict()
-        self.passes: deque[Pass] = deque(maxlen=MAX_PASSES)
+        self._passes: deque[Pass] = deque(maxlen=MAX_PASSES)
 
-    def note(self, id: int, rid: str, event: Event) -> None:
-        """Write an event of a request."""
-        story = self._stories.get(id)
-        if story is None:
-            story = self._stories[id] = Story(rid, [])
-        events = story.events
-        if events and events[-1].kind is event.kind and event.kind in (EventKind.DEFERRED, EventKind.HELD):
-            return  # still
-        if len(events) == MAX_EVENTS:
-            del events[MAX_EVENTS // 2]
-        events.append(event)
-        if event.kind is EventKind.FINISHED:
-            self._finished[id] = self._stories.pop(id)
-            if len(self._finished) > MAX_FINISHED:
-                self._finished.popitem(last=False)
+    # Written by the scheduler
+
+    def arrived(
+        self, id: int, rid: str, arrival: int, prompt_tokens: int, num_before: int, now: float, step: int
+    ) -> None:
+        story = self._open[id] = Story(id, rid, arrival, prompt_tokens, now)
+        others = f"; {num_before:,} requests wait before it" if num_before else ""
+        story.add(Event(now, step, EventKind.ARRIVED, f"{prompt_tokens:,} prompt tokens{others}"))
+
+    def note(self, id: int, event: Event) -> None:
+        """Write an event of an open request."""
+        self._open[id].add(event)
+
+    def admitted(self, id: int, found: int, fill_len: int, piece: str, now: float, step: int) -> None:
+        """`found` of the `fill_len` tokens that it has are cached; `piece` says what the step computes of the rest."""
+        story = self._open[id]
+        story.stops_waiting(now)
+        if story.admitted_s == NEVER:
+            story.admitted_s = now
+            story.cached_tokens = found
+            detail = f"{found:,} tokens cached, {piece}"
+        else:
+            story.refound_tokens += found
+            story.recomputed_tokens += fill_len - found
+            detail = f"again: of its {fill_len:,} tokens {found:,} are still cached, {fill_len - found:,} to compute"
+        story.add(Event(now, step, EventKind.ADMITTED, detail))
+
+    def first_token(self, id: int, now: float, step: int) -> None:
+        story = self._open[id]
+        story.first_token_s = now
+        story.add(Event(now, step, EventKind.FIRST_TOKEN, ""))
+
+    def retracted(self, id: int, detail: str, now: float, step: int) -> None:
+        story = self._open[id]
+        story.num_retractions += 1
+        story.waits_again(now)
+        story.add(Event(now, step, EventKind.RETRACTED, detail))
+
+    def finished(self, id: int, detail: str, output_tokens: int, now: float, step: int) -> None:
+        story = self._open.pop(id)
+        story.stops_waiting(now)
+        story.finished_s = now
+        story.output_tokens = output_tokens
+        story.add(Event(now, step, EventKind.FINISHED, detail))
+        self._finished[id] = story
+        self._finished.move_to_end(id)
+        if len(self._finished) > MAX_FINISHED:
+            self._finished.popitem(last=False)
 
     def note_pass(
         self, time_s: float, step: int, stop: Stop, id: int, needed: int, available: int, num_waiting: int
     ) -> None:
-        """Write a walk that left requests waiting."""
-        last = self.passes[-1] if self.passes else None
-        if last is not None and last.stop is stop and last.id == id:
-            self.passes[-1] = last._replace(
-                last_s=time_s,
-                last_step=step,
-                needed=needed,
-                available=available,
-                num_waiting=num_waiting,
-                times=last.times + 1,
-            )
-            return
-        self.passes.append(Pass(time_s, time_s, step, step, stop, id, needed, available, num_waiting, 1))
+        """Write a walk that left requests waiting. One that did not begin, because nothing has changed since the last,
+        counts with the last."""
+        passes = self._passes
+        if passes and (stop is Stop.FULL or (passes[-1].stop is stop and passes[-1].id == id)):
+            last = passes[-1]
+            last.last_s, last.last_step = time_s, step
+        else:
+            last = Pass(time_s, step, stop, id)
+            passes.append(last)
+        if stop is not Stop.FULL:
+            last.needed, last.available = needed, available
+        last.num_waiting = num_waiting
+        last.times += 1
+
+    # Read by whoever explains
+
+    def stories(self) -> Iterator[Story]:
+        """Open requests, then finished ones, the newest first each."""
+        yield from reversed(self._open.values())
+        yield from reversed(self._finished.values())
 
     def story(self, id: int) -> Story | None:
-        return self._stories.get(id) or self._finished.get(id)
+        return self._open.get(id) or self._finished.get(id)
 
     def name(self, id: int) -> str:
         """The rid of a request, as far as it is remembered."""
         story = self.story(id)
         return story.rid if story else f"request {id}"
+
+    def passes(self, since_s: float, until_s: float) -> list[Pass]:
+        """The passes in a span of time, oldest first."""
+        return [one for one in self._passes if one.last_s >= since_s and one.first_s <= until_s]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from weft.executor.plan import IntArray, TableWrites
+from weft.memory.accounting.ledger import Ledger
 from weft.memory.allocator import PageAllocator, num_pages_for, slots_of
 from weft.memory.prefix_cache import NO_PAGES, TOKEN_BYTES, Inserted, PrefixCache
 from weft.memory.rows import RowTable
@@ -22,12 +23,13 @@ class KvMemory:
         self.allocator = allocator
         self.cache = cache
         self.columns = columns
+        self.ledger = Ledger(allocator, cache)
         self.page_size = allocator.page_size
 
     @property
     def capacity(self) -> int:
-        """Tokens that the pool holds."""
-        return self.allocator.num_pages * self.page_size
+        """Tokens that the pool holds, without pages that are out of circulation."""
+        return (self.allocator.num_pages - len(self.allocator.quarantined)) * self.page_size
 
     @property
     def available(self) -> int:
@@ -73,6 +75,7 @@ class KvMemory:
         """
         assert request.kv_len % self.page_size == 0
         pages = self._alloc(num_pages_for(request.extend_len, self.page_size))
+        self.ledger.took(pages, request.id)
         slots = slots_of(pages, self.page_size)[: request.extend_len]
         self.rows.slots[request.row, request.kv_len : request.extend_end] = slots
         return slots
@@ -86,7 +89,9 @@ class KvMemory:
         positions = self.columns.seq_len[rows] - 1
         starts_page = positions % self.page_size == 0
         slots: IntArray = self.rows.slots[rows, positions - 1] + 1
-        slots[starts_page] = self._alloc(int(np.count_nonzero(starts_page))) * self.page_size
+        pages = self._alloc(int(np.count_nonzero(starts_page)))
+        self.ledger.took(pages, self.columns.ids[rows[starts_page]])
+        slots[starts_page] = pages * self.page_size
         self.rows.slots[rows, positions] = slots
         return slots
 
@@ -120,7 +125,9 @@ class KvMemory:
         cache, unlocked."""
         if keep:
             request.cached_len = self._insert(request).length
-        self.allocator.free(self.held_pages(request))
+        held = self.held_pages(request)
+        self.ledger.gave(len(held))
+        self.allocator.free(held)
         self.unlock(request)
         self.columns.clear(request.row)
         self.rows.free(request.row)
@@ -156,6 +163,7 @@ class KvMemory:
         inserted = self.cache.insert(request.namespace, self.columns.packed(row, num_tokens), pages)
         if inserted.present > before:
             self.allocator.free(pages[before // page_size : inserted.present // page_size])
+        self.ledger.gave((inserted.length - before) // page_size)
         return inserted
 
     def _pages(self, row: int, start: int, end: int) -> IntArray:

@@ -32,7 +32,8 @@ class Loop:
         self._clock = clock
         self._depth = depth
         self._on_failure = on_failure
-        self._in_flight: deque[tuple[Batch, Step]] = deque()
+        self._in_flight: deque[tuple[Batch, Step, float]] = deque()  # and when it was launched
+        self._done_s = 0.0  # when the result of the last step came
 
     @property
     def has_work(self) -> bool:
@@ -42,14 +43,22 @@ class Loop:
     def step(self) -> StepOutput | None:
         """Launch the next step, if there is one, and commit the oldest when enough are in flight."""
         in_flight = self._in_flight
-        batch = self._scheduler.get_next_batch_to_run(self._clock(), in_flight=bool(in_flight))
+        now = self._clock()
+        batch = self._scheduler.get_next_batch_to_run(now, in_flight=bool(in_flight))
         if batch is not None:
-            in_flight.append((batch, self._runner.launch(batch.plan)))
+            in_flight.append((batch, self._runner.launch(batch.plan), now))
         if len(in_flight) > self._depth or (batch is None and in_flight):
             return self._commit(*in_flight.popleft())
         return self._scheduler.take_finished()
 
-    def _commit(self, batch: Batch, step: Step) -> StepOutput | None:
+    def settle(self) -> list[StepOutput]:
+        """Wait for everything in flight and commit it."""
+        outputs = []
+        while self._in_flight:
+            outputs.append(self._commit(*self._in_flight.popleft()))
+        return [output for output in outputs if output is not None]
+
+    def _commit(self, batch: Batch, step: Step, launched_s: float) -> StepOutput | None:
         try:
             result = step.result()
         except Exception as exc:
@@ -57,12 +66,14 @@ class Loop:
             self._drain()
             self._scheduler.process_batch_failure(batch, "the model failed on this request's step")
             return self._scheduler.take_finished()
-        return self._scheduler.process_batch_result(batch, result)
+        began_s, self._done_s = max(launched_s, self._done_s), self._clock()
+        self._scheduler.pace.observe(batch, self._done_s - began_s)
+        return self._scheduler.process_batch_result(batch, result, self._done_s)
 
     def _drain(self) -> None:
         """Wait for steps that were launched behind a failed one. What they computed is worth nothing."""
         while self._in_flight:
-            _, step = self._in_flight.popleft()
+            _, step, _ = self._in_flight.popleft()
             try:
                 step.result()
             except Exception as exc:

@@ -77,11 +77,11 @@ def mix_with_running(extend: Work, decode: Work) -> Work:
 class Planner:
     """Makes batches with their plans. Numbers the steps."""
 
-    def __init__(self, kv: KvMemory, moments: Moments) -> None:
+    def __init__(self, kv: KvMemory, moments: Moments, first_step: int = 0) -> None:
         self._kv = kv
         self._columns = kv.columns
         self._moments = moments
-        self.num_steps = 0
+        self.num_steps = first_step
 
     def make_batch(self, prefills: list[Request], decode_rows: IntArray = NO_ROWS) -> Batch:
         """The next step: prefills, decoding rows, or both."""

@@ -1,32 +1,154 @@
-"""Requests that wait, in the order of their arrival; retracted ones before all others."""
+"""Requests that wait, and who of them is looked at first.
+
+Requests that were taken back go before all others, as they came (unless the policy ranks them). Then the policy
+decides, but not alone: of the requests that have waited longer than `aging_s`, the oldest gets every fourth turn. So no
+policy starves anybody: once a request is overdue, at most three others that never ran are admitted before it for each
+one that is older, whatever comes later.
+"""
 
 from __future__ import annotations
 
+import heapq
 from bisect import insort
 from collections.abc import Iterator
 
+import numpy as np
+
+from weft.executor.plan import IntArray
+from weft.memory.prefix_cache import TOKEN_BYTES, PrefixCache
+from weft.memory.watch import Watch
+from weft.memory.weights import Weights
+from weft.scheduler.policy import Policy
 from weft.scheduler.request import Request
+from weft.scheduler.waiting import Waiting
+
+TURNS = 4  # one of so many admissions is for the oldest that is overdue
 
 
 class WaitingQueue:
-    def __init__(self) -> None:
-        self._new: dict[int, Request] = {}  # by id; a dict keeps the order and drops from the middle in O(1)
-        self._resumed: list[Request] = []  # retracted: few, sorted by arrival
+    """`aging_s`: after so many seconds a request is overdue; 0: never."""
+
+    def __init__(self, policy: Policy, cache: PrefixCache, aging_s: float = 0.0) -> None:
+        self._cache = cache
+        self._aging_s = aging_s
+        self._waiting = Waiting()
+        self._resumed: list[Request] = []  # taken back: few, sorted by arrival
+        self._since_overdue = 0  # admissions since the last that was an overdue request's turn
+        self._turns: set[int] = set()  # whom the last order gave such a turn, by id
+        self.use(policy)
 
     def __len__(self) -> int:
-        return len(self._new) + len(self._resumed)
+        return len(self._waiting) + len(self._resumed)
 
     def __iter__(self) -> Iterator[Request]:
+        """As they came; those that were taken back before all others."""
         yield from self._resumed
-        yield from self._new.values()
+        yield from self._waiting
+
+    def retractions_of_first(self, now: float) -> int:
+        """How often the first of all was taken back."""
+        first = next(self.order(now), None) if self._resumed else None
+        return 0 if first is None else first.retractions
+
+    def use(self, policy: Policy) -> None:
+        """Order by this policy from now on."""
+        self.policy = policy
+        cache = self._cache
+        if policy.reads_cache and cache.shares:
+            policy.weights = Weights() if policy.weighs else None
+            policy.watch = Watch(cache, self._waiting.set_cached_len, policy.weights)
+        cache.listener = policy.watch
+        for request in self._waiting:
+            self._introduce(request)
+
+    # Requests come and go
 
     def append(self, request: Request) -> None:
-        self._new[request.id] = request
+        self._waiting.append(request)
+        self._introduce(request)
 
     def resume(self, request: Request) -> None:
-        """Take a retracted request back. It keeps the place that its arrival gave it, before all that never ran."""
+        """Take a request back. It keeps the place that its arrival gave it, before all that never ran."""
         insort(self._resumed, request, key=lambda other: other.arrival)
 
+    def admit(self, request: Request) -> None:
+        """The request has got a row: it waits no more."""
+        never_ran = self._take_out(request)
+        if request.id in self._turns:
+            self._since_overdue = 0
+        elif never_ran or not self.policy.resumes_first:
+            self._since_overdue += 1
+        self.policy.admitted(request)
+
     def remove(self, request: Request) -> None:
-        if self._new.pop(request.id, None) is None:
+        """The request ends while it waits."""
+        if self._take_out(request):
+            self.policy.dropped(request)
+
+    def is_overdue(self, request: Request, now: float) -> bool:
+        return 0 < self._aging_s <= now - request.arrival_s
+
+    # Who is next
+
+    def order(self, now: float) -> Iterator[Request]:
+        """The waiting requests, best first. Lazy: it may be left at any request."""
+        policy = self.policy
+        lines = self._waiting.lines()
+        fresh = policy.order(self._waiting, lines, now)
+        overdue: Iterator[Request]
+        if policy.resumes_first:
+            yield from self._resumed
+            overdue = map(self._waiting.at, lines[: self._num_overdue(lines, now)].tolist())
+        else:
+            ranked = sorted(self._resumed, key=policy.rank)
+            fresh = heapq.merge(ranked, fresh, key=policy.rank)
+            resumed = (request for request in self._resumed if self.is_overdue(request, now))
+            old = map(self._waiting.at, lines[: self._num_overdue(lines, now)].tolist())
+            overdue = heapq.merge(resumed, old, key=lambda request: request.arrival)
+        yield from self._in_turns(overdue, fresh)
+
+    def _in_turns(self, overdue: Iterator[Request], fresh: Iterator[Request]) -> Iterator[Request]:
+        """`fresh`, with the next of `overdue` at every fourth place."""
+        seen: set[int] = set()
+        turns: set[int] = set()
+        self._turns = turns
+        since = self._since_overdue
+        for request in fresh:
+            if since >= TURNS - 1:
+                oldest = next((old for old in overdue if old.id not in seen), None)
+                if oldest is not None:
+                    seen.add(oldest.id)
+                    turns.add(oldest.id)
+                    since = 0
+                    yield oldest
+            if request.id not in seen:
+                seen.add(request.id)
+                since += 1
+                yield request
+
+    def _num_overdue(self, lines: IntArray, now: float) -> int:
+        """The first so many of `lines` have waited too long."""
+        if not self._aging_s or not self.policy.ages:
+            return 0
+        return int(np.searchsorted(self._waiting.arrival_s[lines], now - self._aging_s, side="right"))
+
+    # Inside
+
+    def _introduce(self, request: Request) -> None:
+        """Tell the policy of a waiting request."""
+        arrival = request.arrival
+        if self.policy.watch is not None:
+            end = (request.fill_len - 1) * TOKEN_BYTES  # at least the last token is left to compute
+            length = self.policy.watch.add(arrival, request.namespace, request.packed, end)
+            self._waiting.set_cached_len(arrival, length)
+        self._waiting.set_tag(arrival, self.policy.arrived(request))
+
+    def _take_out(self, request: Request) -> bool:
+        """Returns whether it had never run."""
+        if request not in self._waiting:
             self._resumed.remove(request)
+            return False
+        self._waiting.remove(request)
+        if self.policy.watch is not None:
+            self.policy.watch.remove(request.arrival)
+        return True

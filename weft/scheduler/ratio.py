@@ -5,6 +5,12 @@ Starts high, falls with every decode step that fits in memory, and is raised by 
 
 from __future__ import annotations
 
+import numpy as np
+
+from weft.executor.plan import IntArray
+from weft.scheduler.admission import CLIP_MAX_NEW_TOKENS
+from weft.scheduler.request import Columns
+
 INIT_RATIO = 0.7
 MIN_FACTOR = 0.14
 DECAY_STEPS = 600
@@ -27,6 +33,21 @@ class NewTokenRatio:
         expected = (num_decoded + RETRACT_DECODE_STEPS * num_requests) / (max_new + 1)
         self.current = min(1.0, expected)
 
+    def learn(self, columns: Columns, kept: IntArray) -> None:
+        """Requests were retracted, and the rows `kept` go on."""
+        self.raise_after_retraction(
+            num_decoded=int((columns.known_len[kept] - columns.prompt_len[kept]).sum()),
+            num_requests=len(kept),
+            max_new=int((columns.max_len[kept] - columns.prompt_len[kept]).sum()),
+        )
+
     def reset(self) -> None:
         """Nothing runs."""
         self.current = self.init
+
+
+def expected_tokens(columns: Columns, rows: IntArray, ratio: float) -> float:
+    """Tokens that running requests are expected to generate yet. One that ignores EOS will go to its end."""
+    left = np.minimum(columns.max_len[rows] - columns.seq_len[rows], CLIP_MAX_NEW_TOKENS)
+    at_eos = int(left[columns.stops_at_eos[rows]].sum())  # whole numbers: the same sum on every machine
+    return int(left.sum()) - at_eos + at_eos * ratio

@@ -52,6 +52,7 @@ class Request:
         "namespace",
         "packed",
         "prefix_pages",
+        "priority",
         "prompt_len",
         "retractions",
         "rid",
@@ -59,12 +60,15 @@ class Request:
         "sampling",
         "seed",
         "state",
+        "user",
     )
 
     def __init__(self, message: GenerateRequest, *, max_len: int, seed: int, arrival: int, arrival_s: float) -> None:
         self.id = message.id
         self.rid = message.rid
         self.group = message.group
+        self.user = message.user
+        self.priority = message.priority
         self.namespace = message.cache_salt
         self.sampling: SamplingParams = message.sampling
         self.seed = seed

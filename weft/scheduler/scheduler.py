@@ -7,7 +7,8 @@ fit in memory, requests are taken back to the queue; their output is kept.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -20,45 +21,62 @@ from weft.memory.rows import RowTable
 from weft.messages.control import Stats
 from weft.messages.replies import Finish, FinishReason, StepOutput
 from weft.messages.requests import Abort, GenerateRequest
-from weft.scheduler.admission import CLIP_MAX_NEW_TOKENS, AddResult, PrefillAdder
+from weft.scheduler.admission import AddResult, PrefillAdder
 from weft.scheduler.batch import Batch, RunningBatch
 from weft.scheduler.commit import commit
+from weft.scheduler.counters import Counters
+from weft.scheduler.deadlines import Deadlines
 from weft.scheduler.events import Diary, Event, EventKind, Stop
 from weft.scheduler.kv import KvMemory
+from weft.scheduler.pace import Pace
 from weft.scheduler.part import Moments, Part, StepReplies, Verdict
 from weft.scheduler.planner import Planner
-from weft.scheduler.policy import POLICIES, PrefixSharing
+from weft.scheduler.policy import PrefixSharing, Scene, make_policy
+from weft.scheduler.preemption import Preemption
 from weft.scheduler.queue import WaitingQueue
-from weft.scheduler.ratio import RETRACT_DECODE_STEPS, NewTokenRatio
+from weft.scheduler.ratio import NewTokenRatio, expected_tokens
+from weft.scheduler.refusal import refusal
 from weft.scheduler.request import NO_ROW, Columns, Request, RequestState
+from weft.scheduler.retraction import careful_ratio, retract
+from weft.scheduler.seeds import seed_of
 from weft.scheduler.settings import SchedulerSettings
 
 
 class Scheduler:
-    def __init__(self, settings: SchedulerSettings, parts: Sequence[Part] = ()) -> None:
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        parts: Sequence[Part] = (),
+        *,
+        counters: Counters | None = None,
+        first_step: int = 0,
+    ) -> None:
         self.settings = settings
         page_size, num_rows = settings.page_size, settings.max_running_requests
         cache: PrefixCache = RadixCache(page_size) if settings.prefix_cache else NoPrefixCache(page_size)
         self.columns = Columns(num_rows, settings.context_length)
         rows = RowTable(num_rows, settings.context_length)
         self.kv = KvMemory(rows, PageAllocator(settings.num_pages, page_size), cache, self.columns)
-        self.counters = Counters()
+        self.counters = counters or Counters()
         self.diary = Diary()
         self._now = 0.0  # as of the last call that told
         self._moments = Moments(parts)
-        self._planner = Planner(self.kv, self._moments)
-        self._policy = POLICIES[settings.policy]
+        self._planner = Planner(self.kv, self._moments, first_step)
         self._is_eos: BoolArray = np.zeros(settings.vocab_size, dtype=np.bool_)
         self._is_eos[list(settings.eos_token_ids)] = True
         self.max_len = min(settings.context_length, self.kv.capacity)
 
         self.requests: dict[int, Request] = {}  # every open request, by id
-        self.waiting_queue = WaitingQueue()
         self.running_batch = RunningBatch()
+        self.pace = Pace(settings.max_step_s, page_size, self.columns, self.running_batch)
+        self._scene = Scene(settings, self.columns, self.running_batch)
+        self.waiting_queue = WaitingQueue(make_policy(settings.policy, self._scene), cache, settings.aging_s)
+        self._preemption = Preemption(self.waiting_queue, self.kv, self.running_batch, self._moments, self._new_adder)
         self.last_batch: Batch | None = None  # ran last; its prefills are not in the running batch yet
         self.chunked_req: Request | None = None  # the one whose prompt is partly computed
         self.batch_is_full = False  # nothing can be admitted before something ends
         self.new_token_ratio = NewTokenRatio(settings.schedule_conservativeness)
+        self._deadlines = Deadlines(max_queue_s=settings.max_queue_s, max_run_s=settings.max_run_s)
         self._finished: list[Finish] = []  # since the last output
 
     # Requests come and go
@@ -71,18 +89,28 @@ class Scheduler:
             return
         number = self.counters.num_requests
         self.counters.num_requests += 1
-        problem, status = self._problem(message)
-        self._note(message, EventKind.ARRIVED, f"{len(message.input_ids) // TOKEN_BYTES:,} prompt tokens")
-        if problem:
-            self._note(message, EventKind.FINISHED, f"refused: {problem}")
-            self._finished.append(Finish(id=message.id, reason="error", message=problem, status=status))
+        sampling, prompt_len, num_waiting = (
+            message.sampling,
+            len(message.input_ids) // TOKEN_BYTES,
+            len(self.waiting_queue),
+        )
+        self.diary.arrived(message.id, message.rid, number, prompt_len, num_waiting, now, self.num_steps)
+        refused = refusal(
+            message,
+            vocab_size=self.settings.vocab_size,
+            max_len=self.max_len,
+            queue_is_full=num_waiting >= self.settings.max_queued_requests,
+        )
+        if refused is not None:
+            self.diary.finished(message.id, f"refused: {refused.message}", 0, now, self.num_steps)
+            self._finished.append(Finish(id=message.id, reason="error", message=refused.message, status=refused.status))
             return
-        sampling, prompt_len = message.sampling, len(message.input_ids) // TOKEN_BYTES
         max_len = self.max_len if sampling.max_new_tokens is None else prompt_len + sampling.max_new_tokens
-        seed = _mix(self.settings.seed, number) if sampling.seed is None else sampling.seed
+        seed = seed_of(self.settings.seed, number) if sampling.seed is None else sampling.seed
         request = Request(message, max_len=max_len, seed=seed, arrival=number, arrival_s=now)
         self.requests[request.id] = request
         self.waiting_queue.append(request)
+        self._deadlines.arrived(request, message.timeout_ms)
 
     def abort(self, message: Abort) -> None:
         """End requests in whatever state they are. Unknown ids are ignored: they have just finished."""
@@ -90,26 +118,6 @@ class Scheduler:
             request = self.requests.get(id)
             if request is not None:
                 self._finish(request, "abort", message=message.message)
-
-    def _problem(self, message: GenerateRequest) -> tuple[str, int]:
-        """Why a request cannot be taken and the HTTP status that says so, or an empty string."""
-        prompt = np.frombuffer(message.input_ids[: len(message.input_ids) // 4 * 4], dtype=np.int32)
-        if not len(prompt):
-            return "the prompt is empty", 400
-        low, high = int(prompt.min()), int(prompt.max())
-        if low < 0 or high >= self.settings.vocab_size:
-            bad = low if low < 0 else high
-            return f"the prompt has token id {bad}; 0 to {self.settings.vocab_size - 1:,} are allowed", 400
-        new = message.sampling.max_new_tokens or 1
-        if len(prompt) + new > self.max_len:
-            return (
-                f"the prompt has {len(prompt):,} tokens and {new:,} are to be generated; "
-                f"together at most {self.max_len:,} fit",
-                400,
-            )
-        if len(self.waiting_queue) >= self.settings.max_queued_requests:
-            return "The request queue is full.", 503
-        return "", 200
 
     def _finish(
         self,
@@ -130,9 +138,8 @@ class Scheduler:
             self._leave(request, keep=keep)
         request.state = RequestState.FINISHED
         del self.requests[request.id]
-        self._note(
-            request, EventKind.FINISHED, f"{reason}, {num_output:,} tokens" + (f": {message}" if message else "")
-        )
+        detail = f"{reason}, {num_output:,} tokens" + (f": {message}" if message else "")
+        self.diary.finished(request.id, detail, num_output, self._now, self.num_steps)
         self.counters.num_aborted += reason == "abort"
         self._finished.append(
             Finish(
@@ -153,6 +160,7 @@ class Scheduler:
         """Take a request out of its row, and so out of the batch."""
         for release in self._moments.release:
             release(request)
+        self.waiting_queue.policy.left(request)
         if request is self.chunked_req:
             self.chunked_req = None
         self.running_batch.filter(np.array([request.row], dtype=np.int32))
@@ -168,12 +176,20 @@ class Scheduler:
         that result: commit it, then ask again.
         """
         self._now = now
+        for late in self._deadlines.expired(self.requests, now):
+            self._finish(late.request, "abort", message=late.message, status=late.status)
         self._merge_last_batch()
-        batch = self.get_new_batch_prefill()
+        if victims := self._preemption.victims(now, self.chunked_req, self.new_token_ratio.current):
+            if in_flight:
+                return None
+            for victim in victims:
+                self._take_back(victim, "a request of a far higher priority takes its place")
+        batch = None if self.pace.decode_is_due() else self.get_new_batch_prefill()
         if batch is None:
             batch = self.update_running_batch(in_flight=in_flight)
         self.last_batch = batch
         if batch is not None:
+            self.pace.planned(batch)
             self.counters.num_steps += 1
             self.counters.num_prefill_steps += bool(batch.prefills)
         return batch
@@ -233,12 +249,13 @@ class Scheduler:
             max_prefill_tokens=settings.max_prefill_tokens,
             chunked_prefill_size=settings.chunked_prefill_size,
             is_alone=not len(self.running_batch) and self.chunked_req is None,
+            budget=self.pace.budget(mixes=len(decode_rows) > 0),
         )
 
     def _pick_waiting(self, adder: PrefillAdder, sharing: PrefixSharing) -> list[Request]:
         """Walk the queue in the policy's order and add what fits, up to the first that does not."""
         picked: list[Request] = []
-        for request in self._policy(self.waiting_queue, self.kv.cache):
+        for request in self.waiting_queue.order(self._now):
             if len(picked) >= self.kv.rows.num_free:
                 self.batch_is_full = True
                 self._note_pass(Stop.NO_ROW, request)
@@ -249,6 +266,8 @@ class Scheduler:
             self.kv.match(request)
             if sharing.defers(request):
                 self._note(request, EventKind.DEFERRED, "another request of this step computes its prefix")
+                if sharing.num_deferred == sharing.MAX_DEFERRED:
+                    break
                 continue
             num_before = len(adder.can_run)
             result = adder.add_one_req(request, has_chunked_req=self.chunked_req is not None)
@@ -268,29 +287,30 @@ class Scheduler:
         if was_picked:
             self._note_pass(Stop.BUDGET if result is AddResult.OTHER else Stop.NO_TOKEN)
         elif result is AddResult.OTHER:
-            self._note_pass(Stop.BUDGET, request)
+            self._note_pass(Stop.BUDGET, request, needed=request.remaining_prefill, available=adder.rem_step_tokens)
         else:
             needed = adder.needed_tokens(request)
             self._note_pass(Stop.NO_TOKEN, request, needed=needed, available=int(adder.rem_total_tokens))
 
     def _admit(self, request: Request) -> None:
         """Give a picked request its row."""
-        self.waiting_queue.remove(request)
-        self._note(request, EventKind.ADMITTED, f"{request.cached_len:,} tokens cached, {_piece(request)}")
+        self.diary.admitted(
+            request.id, request.cached_len, request.fill_len, _piece(request), self._now, self.num_steps
+        )
         if request.admitted_s < 0:
             request.admitted_s = self._now
+            self._deadlines.admitted(request)
             request.cached_tokens = request.cached_len
             self.counters.num_prompt_tokens += request.prompt_len
             self.counters.num_cached_tokens += request.cached_len
         self.kv.take_row(request)
+        self.waiting_queue.admit(request)
         request.state = RequestState.PREFILLING
 
     def _expected_tokens(self) -> float:
-        """Tokens that the running requests are expected to generate yet. One that ignores EOS will go to its end."""
-        columns, rows = self.columns, self.running_batch.rows
-        left = np.minimum(columns.max_len[rows] - columns.seq_len[rows], CLIP_MAX_NEW_TOKENS)
-        ratio = np.where(columns.stops_at_eos[rows], self.new_token_ratio.current, 1.0)
-        return float(left @ ratio)
+        """Tokens that the running requests are expected to generate yet."""
+        ratio = careful_ratio(self.new_token_ratio.current, self.waiting_queue.retractions_of_first(self._now))
+        return expected_tokens(self.columns, self.running_batch.rows, ratio)
 
     def _unfinished(self, rows: IntArray) -> IntArray:
         """Rows without those that will end by length with the token that is being sampled."""
@@ -327,37 +347,22 @@ class Scheduler:
     def _retract(self, rows: IntArray) -> IntArray:
         """Take requests back to the queue until the others can decode for a while. Returns the others.
 
-        The one with the longest output stays; among equals the one with the shortest prompt. If it still lacks memory,
-        the open chunk holds it and goes back too.
+        If the one that is kept still lacks memory, the open chunk holds it and goes back too.
         """
-        columns = self.columns
-        num_output = columns.known_len[rows] - columns.prompt_len[rows]
-        order = np.lexsort((columns.prompt_len[rows], -num_output))
-        num_kept = len(rows)
-        while num_kept > 1 and (num_kept == len(rows) or not self._has_room(rows[order[:num_kept]])):
-            num_kept -= 1
-            self._take_back(columns.requests[rows[order[num_kept]]])
-        kept: IntArray = rows[np.sort(order[:num_kept])]
+        kept = retract(self.kv, rows, self.waiting_queue.policy.rank, self._take_back)
         if not self._decode_fits(kept):
             assert self.chunked_req is not None, "a request that fits alone has no memory"
             self._take_back(self.chunked_req)
-        self.new_token_ratio.raise_after_retraction(
-            num_decoded=int((columns.known_len[kept] - columns.prompt_len[kept]).sum()),
-            num_requests=num_kept,
-            max_new=int((columns.max_len[kept] - columns.prompt_len[kept]).sum()),
-        )
+        self.new_token_ratio.learn(self.columns, kept)
         return kept
 
-    def _has_room(self, rows: IntArray) -> bool:
-        needed = max(self.kv.decode_pages(rows) * self.settings.page_size, len(rows) * RETRACT_DECODE_STEPS)
-        return needed <= self.kv.available
-
-    def _take_back(self, request: Request) -> None:
+    def _take_back(self, request: Request, why: str = "no KV memory for the next step") -> None:
         """Retract: what is computed goes into the cache, so that resuming is a hit while space lasts; the output so far
         becomes part of what is prefilled."""
         known = int(self.columns.known_len[request.row])
         request.packed = self.columns.packed(request.row, known)
-        self._note(request, EventKind.RETRACTED, f"no KV memory for the next step; {known:,} tokens to be found again")
+        detail = f"{why}; {known:,} tokens to be found again"
+        self.diary.retracted(request.id, detail, self._now, self.num_steps)
         self._leave(request)
         request.fill_len = known
         request.state = RequestState.WAITING
@@ -367,13 +372,17 @@ class Scheduler:
 
     # Results
 
-    def process_batch_result(self, batch: Batch, result: Result) -> StepOutput | None:
+    def process_batch_result(self, batch: Batch, result: Result, now: float | None = None) -> StepOutput | None:
         """Take in what a step sampled. Returns the reply to the front, if there is something to tell."""
+        self._now = self._now if now is None else now
         replies = StepReplies()
         for take in self._moments.commit:
             take(batch, self.columns, result, replies)
         outcome = commit(self.columns, batch, result, self._is_eos)
         self.counters.num_generated_tokens += len(outcome.tokens)
+        for request in batch.prefills:
+            if request.row != NO_ROW and self.columns.num_output(request.row) == 1:
+                self.diary.first_token(request.id, self._now, batch.plan.step)
         for end in outcome.ends:
             request = self.columns.requests[end.row]
             if end.reason == "error":
@@ -391,20 +400,22 @@ class Scheduler:
         return self.take_finished()
 
     def process_batch_failure(self, batch: Batch, message: str) -> None:
-        """A step failed on the device: its requests end with an error, and nothing computed is trusted any more.
+        """A step failed on the device: its requests end with an error. No step is in flight."""
+        self.recompute(set(self.columns.ids[batch.rows].tolist()), message, "a step failed on the device")
 
-        No step is in flight. All others are taken back and computed anew.
+    def recompute(self, failed: set[int], message: str, why: str) -> None:
+        """Trust nothing that was computed: end the requests with the ids `failed` with an error, compute others anew.
+
+        No step is in flight.
         """
         self.last_batch = None
-        failed = {int(row) for row in batch.rows}
         for request in list(self.requests.values()):
-            if request.row == NO_ROW:
-                continue
-            if request.row in failed:
+            if request.id in failed:
                 self._finish(request, "error", message=message, status=500, keep=False)
-            else:
+            elif request.row != NO_ROW:
                 request.packed = self.columns.packed(request.row, int(self.columns.known_len[request.row]))
                 request.fill_len = len(request.packed) // TOKEN_BYTES
+                self.diary.retracted(request.id, f"{why}: all is computed anew", self._now, self.num_steps)
                 self._leave(request, keep=False)
                 request.state = RequestState.WAITING
                 self.waiting_queue.resume(request)
@@ -417,17 +428,28 @@ class Scheduler:
 
     # Looking on
 
-    def _note(self, request: Request | GenerateRequest, kind: EventKind, detail: str) -> None:
-        self.diary.note(request.id, request.rid, Event(self._now, self._planner.num_steps, kind, detail))
+    def _note(self, request: Request, kind: EventKind, detail: str) -> None:
+        self.diary.note(request.id, Event(self._now, self.num_steps, kind, detail))
 
     def _note_pass(self, stop: Stop, at: Request | None = None, *, needed: int = 0, available: int = 0) -> None:
         id = -1 if at is None else at.id
-        step = self._planner.num_steps
+        step = self.num_steps
         self.diary.note_pass(self._now, step, stop, id, needed, available, len(self.waiting_queue))
 
     @property
     def has_work(self) -> bool:
         return bool(self.requests)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that have been planned: the number of the next one."""
+        return self._planner.num_steps
+
+    def set_policy(self, name: str) -> None:
+        """Order the waiting requests by this policy from now on. Raises UnknownPolicy."""
+        self.waiting_queue.use(make_policy(name, self._scene))
+        self.settings = replace(self.settings, policy=name)
+        self.batch_is_full = False  # another first one may fit
 
     def flush_cache(self) -> bool:
         """Empty the prefix cache. Only when no request is open."""
@@ -439,11 +461,11 @@ class Scheduler:
     def forget_history(self) -> None:
         """Start counting anew, with an empty cache. No request is open."""
         self.counters = Counters()
+        self.diary = Diary()
         self.flush_cache()
 
     def stats(self) -> Stats:
-        kv, counters = self.kv, self.counters
-        page_size = self.settings.page_size
+        kv, counters, page_size = self.kv, self.counters, self.settings.page_size
         evictable = kv.cache.evictable_pages * page_size
         return Stats(
             num_running=len(self.requests) - len(self.waiting_queue),
@@ -453,53 +475,22 @@ class Scheduler:
             kv_evictable=evictable,
             new_token_ratio=self.new_token_ratio.current,
             batch_is_full=self.batch_is_full,
-            total_steps=counters.num_steps,
-            total_prefill_steps=counters.num_prefill_steps,
-            total_prompt_tokens=counters.num_prompt_tokens,
-            total_cached_tokens=counters.num_cached_tokens,
-            total_prefilled_tokens=counters.num_prefilled_tokens,
-            total_generated_tokens=counters.num_generated_tokens,
-            total_retractions=counters.num_retractions,
             total_evicted_tokens=kv.cache.total_evicted_pages * page_size,
-            total_requests=counters.num_requests,
-            total_aborted=counters.num_aborted,
+            kv_quarantined=len(kv.allocator.quarantined) * page_size,
+            **counters.totals(),
         )
 
     def audit(self) -> None:
         """Check the books: every page has one owner. Raises BrokenBooks. Cost: proportional to the pool."""
-        held = {request.rid: self.kv.held_pages(request) for request in self._with_row()}
-        audit(self.kv.allocator, self.kv.cache, held)
+        audit(self.kv.allocator, self.kv.cache, self.held_pages())
+        assert not self.kv.ledger.imbalance, f"the ledger is off by {self.kv.ledger.imbalance} pages"
 
-    def _with_row(self) -> Iterable[Request]:
-        return (request for request in self.requests.values() if request.row != NO_ROW)
-
-
-class Counters:
-    """What has happened since the start."""
-
-    def __init__(self) -> None:
-        self.num_steps = 0
-        self.num_prefill_steps = 0
-        self.num_requests = 0
-        self.num_refused = 0
-        self.num_aborted = 0
-        self.num_prompt_tokens = 0  # of admitted requests
-        self.num_cached_tokens = 0  # of these, found in the prefix cache
-        self.num_prefilled_tokens = 0  # computed, retracted requests counted again
-        self.num_generated_tokens = 0
-        self.num_retractions = 0
+    def held_pages(self) -> dict[str, IntArray]:
+        """The pages that each request with a row owns by itself, by its name."""
+        requests = [request for request in self.requests.values() if request.row != NO_ROW]
+        return {f"{request.rid} (request {request.id})": self.kv.held_pages(request) for request in requests}
 
 
 def _piece(request: Request) -> str:
     """The part of its prompt that the planned step computes."""
     return f"computes {request.kv_len:,} to {request.extend_end:,} of {request.fill_len:,}"
-
-
-def _mix(seed: int, number: int) -> int:
-    """A seed for the request with this number: splitmix64, as a signed 64-bit integer."""
-    mask = (1 << 64) - 1
-    z = (seed + (number + 1) * 0x9E3779B97F4A7C15) & mask
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
-    z ^= z >> 31
-    return z - (1 << 64) if z >> 63 else z

@@ -15,10 +15,17 @@ class SchedulerSettings:
     eos_token_ids: tuple[int, ...] = ()
     prefix_cache: bool = True
     policy: str = "fcfs"
+    aging_s: float = 0.0  # who has waited so long gets turns of its own, whatever the policy; 0: nobody
+    low_priority_first: bool = False
+    preemption_threshold: int = 10  # lead in priority above which a waiting request takes a running one's place
+    tenant_weights: tuple[tuple[str, float], ...] = ()  # user and share, for the policy "fair"; others have 1
+    max_step_s: float = 0.0  # bound on the time between two tokens of a running request; 0: none
     max_prefill_tokens: int = 16_384
     chunked_prefill_size: int | None = None  # None: prompts are never cut
     mixed_chunk: bool = False
     max_queued_requests: int = 4_096
+    max_queue_s: float = 0.0  # longest wait for the first admission; 0: none
+    max_run_s: float = 0.0  # longest run after it; 0: none
     schedule_conservativeness: float = 1.0
     seed: int = 0
 

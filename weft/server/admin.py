@@ -58,7 +58,9 @@ async def abort_request(front: Front, request: Request) -> ASGIApp:
 
 
 async def freeze_gc(front: Front, request: Request) -> ASGIApp:
-    return _json({"frozen_objects": await front.client.freeze_gc()})
+    frozen = await front.client.freeze_gc()
+    log.info("freeze_gc", rid=request.scope["weft.rid"], frozen_objects=frozen)
+    return _json({"frozen_objects": frozen})
 
 
 async def models(front: Front, request: Request) -> ASGIApp:

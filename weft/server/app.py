@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from weft.config.server import ServerConfig
 from weft.observe.log import EventLog
-from weft.server import admin, health, native, tokens
+from weft.server import admin, health, insight, native, policy, tokens
 from weft.server.auth import Access, Keys
 from weft.server.body import json_bytes
 from weft.server.edge import Edge
@@ -96,7 +96,11 @@ OPERATIONS = (
     _get("/v1/loads", admin.loads, "How busy the engine is"),
     _post("/flush_cache", admin.flush_cache, "Empty the prefix cache", access="admin"),
     _post("/abort_request", admin.abort_request, "Abort requests", body=admin.AbortRequest, access="admin"),
+    _post("/set_policy", policy.set_policy, "Switch the policy", body=policy.PolicyRequest, access="admin"),
     _post("/freeze_gc", admin.freeze_gc, "Freeze the engine's garbage collector", access="admin"),
+    _get("/requests", insight.list_requests, "The queue and the open requests", access="admin"),
+    _get("/requests/{rid:path}", insight.explain_request, "What happened to a request, and why", access="admin"),
+    _post("/audit", insight.audit, "Check who owns each page of KV memory", access="admin"),
     _get("/", health.hello, "Hello"),
 )
 
@@ -133,7 +137,7 @@ def create_app(
             app,
             allow_origins=origins,
             allow_methods=["GET", "POST", "PUT"],
-            allow_headers=["authorization", "content-type", "x-api-key", "x-request-id"],
+            allow_headers=["authorization", "content-type", "x-api-key", "x-request-id", "x-request-timeout-ms"],
             expose_headers=["x-request-id"],
         )
     return app

@@ -13,12 +13,14 @@ from weft.server.body import json_bytes
 from weft.server.errors import ApiError, failed
 from weft.server.info import Front
 from weft.server.limits import HEALTH_TIMEOUT_S
+from weft.text.client import EngineUnavailable
 from weft.text.generation import Prompt
 
 
 async def health(front: Front, request: Request) -> ASGIApp:
-    """Liveness: 200 as long as the engine has not stopped."""
-    _ = front.client.engine
+    """Liveness: 200 as long as the engine has not stopped, also while it loads."""
+    if front.client.lost is not None:
+        raise EngineUnavailable(f"the engine has stopped: {front.client.lost}")
     return Response()
 
 

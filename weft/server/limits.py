@@ -5,6 +5,9 @@ from __future__ import annotations
 
 MAX_PROMPTS = 1_024  # in one request
 MAX_COMPLETIONS = 4_096  # prompts * n
+MAX_TOTAL_TOKENS = 16_000_000  # of all prompts, each n times: what is sent to the engine
+MAX_TOTAL_STOP_LEN = 16_384  # characters of all different stop strings
+MAX_TOTAL_LOGIT_BIAS = 1_000_000  # entries, those of each prompt n times
 MAX_MESSAGES = 16_384  # of one conversation
 MAX_TOOLS = 1_024
 MAX_CHAT_LOGPROBS = 20  # OpenAI's own limit of `top_logprobs`
@@ -13,6 +16,7 @@ MAX_DETOKENIZED = 1_000_000  # ids
 MAX_RID_LEN = 128
 MAX_USER_LEN = 256  # longer ones are cut
 MAX_SALT_LEN = 256
+MAX_TIMEOUT_MS = 86_400_000  # of one request: a day
 MAX_ERROR_LEN = 1_000  # characters of a message in an error body
 
 MAX_URL_BYTES = 8_192

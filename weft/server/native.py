@@ -17,11 +17,12 @@ from weft.server.info import Front
 from weft.server.limits import MAX_PROMPTS, MAX_SALT_LEN
 from weft.server.openai.translate import (
     LOWEST_LOGPROB,
-    check_num_completions,
     encode_mixed,
     logit_bias,
     request_name,
     stop_strings,
+    submit,
+    timeout_ms,
 )
 from weft.server.stream import Answer
 from weft.text.generation import Delta, End, Prompt
@@ -79,6 +80,7 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     top_logprobs_num: int | list[int] | None = None
     return_text_in_logprobs: bool | None = None
     priority: int | None = None
+    timeout_ms: int | None = None
     cache_salt: str | None = None
     model: str | None = None
 
@@ -92,7 +94,6 @@ async def generate(front: Front, request: Request) -> ASGIApp:
     top = _spread("top_logprobs_num", body.top_logprobs_num or 0, len(sources))
     _refuse_prompt_logprobs(body)
     params = [_params(*fields) for fields in zip(sampling, with_logprobs, top, strict=True)]
-    check_num_completions(len(sources), max(one.n for one in params))
     for one in params:
         one.check(front.client.engine.vocab_size)
     rids = _rids(request, body.rid, len(sources))
@@ -106,11 +107,11 @@ async def generate(front: Front, request: Request) -> ASGIApp:
             rid=rid,
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
+            timeout_ms=timeout_ms(request, body.timeout_ms),
         )
         for one_ids, one, rid in zip(ids, params, rids, strict=True)
     ]
-    front.require_accepting()
-    generation = front.client.submit(prompts, stream=bool(body.stream))
+    generation = submit(front, prompts, stream=bool(body.stream))
     reply = NativeReply(
         front.tokenizer,
         rids=[completion.rid for completion in generation.completions],

@@ -58,7 +58,8 @@ def _describe(operation: Operation, schema_of: dict[type[msgspec.Struct], dict[s
     if operation.body is not None:
         described["requestBody"] = {"required": True, "content": _json(schema_of[operation.body])}
     if "{" in operation.path:
-        described["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}]
+        name = operation.path.partition("{")[2].partition("}")[0].removesuffix(":path")
+        described["parameters"] = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}}]
     if operation.is_open:
         described["security"] = []
     return described

@@ -18,16 +18,25 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
-from weft.messages.codec import FromEngine, ToEngine
+from weft.messages.codec import FromEngine, Reply, ToEngine
 from weft.messages.control import (
+    AuditBooks,
+    AuditReply,
     EngineFailed,
     EngineReady,
+    ExplainRequest,
+    ExplainRequestReply,
+    Explanation,
     FlushCache,
     FlushCacheReply,
     FreezeGC,
     FreezeGCReply,
     GetState,
     GetStateReply,
+    ListRequests,
+    ListRequestsReply,
+    SetPolicy,
+    SetPolicyReply,
     Stats,
 )
 from weft.messages.replies import Finish, StepOutput
@@ -36,14 +45,14 @@ from weft.messages.sampling import InvalidParam, SamplingParams
 from weft.observe.log import EventLog
 from weft.observe.metrics import Metrics
 from weft.text.generation import Completion, Generation, Prompt
-from weft.text.stop import StopMatcher, compile_stops
+from weft.text.stop import StopMatcher, StopStrings, compile_stops
 from weft.text.tokenizer import ContextExceeded, Tokenizer
 
-MAX_PENDING_TOKENS = 16_384  # that a consumer may leave unread while its request goes on
+MAX_PENDING_TOKENS = 4_096  # that a consumer may leave unread while its request goes on
 CALL_TIMEOUT_S = 10.0
 
 log = EventLog("client")
-R = TypeVar("R", FlushCacheReply, GetStateReply, FreezeGCReply)
+R = TypeVar("R", bound=Reply)
 
 
 class EngineUnavailable(Exception):
@@ -74,7 +83,7 @@ class EngineClient:
         self._numbers = itertools.count(1)
         self._open: dict[int, Completion] = {}
         self._by_rid: dict[str, set[int]] = {}
-        self._calls: dict[int, asyncio.Future[FlushCacheReply | GetStateReply | FreezeGCReply]] = {}
+        self._calls: dict[int, asyncio.Future[Reply]] = {}
         self._ready_waiters: list[asyncio.Future[None]] = []
 
     # ---- work
@@ -88,10 +97,11 @@ class EngineClient:
         checked = [_checked(prompt, engine) for prompt in prompts]
         completions: list[Completion] = []
         requests: list[GenerateRequest] = []
+        automata = {stop: compile_stops(stop) for stop in {params.stop for _, params in checked} if stop}
         for prompt, (input_ids, params) in zip(prompts, checked, strict=True):
             for request in self._requests(prompt, input_ids, params):
                 requests.append(request)
-                completions.append(self._completion(request, len(completions)))
+                completions.append(self._completion(request, len(completions), automata.get(params.stop)))
         generation = Generation(completions, stream=stream, on_close=self._closed)
         for completion in completions:  # known before anything is sent: an in-process engine may answer at once
             self._open[completion.id] = completion
@@ -153,10 +163,27 @@ class EngineClient:
         self._keep(reply.stats)
         return reply.stats
 
+    async def set_policy(self, policy: str) -> SetPolicyReply:
+        """Order the waiting requests by another policy."""
+        return await self._call(lambda call: SetPolicy(call=call, policy=policy), SetPolicyReply, CALL_TIMEOUT_S)
+
     async def freeze_gc(self) -> int:
         """Move the engine's objects out of its garbage collector's sight. Returns how many."""
         reply = await self._call(lambda call: FreezeGC(call=call), FreezeGCReply, CALL_TIMEOUT_S)
         return reply.frozen_objects
+
+    async def list_requests(self, limit: int) -> ListRequestsReply:
+        """The engine's queue and its open requests, at most `limit` of them."""
+        return await self._call(lambda call: ListRequests(call=call, limit=limit), ListRequestsReply, CALL_TIMEOUT_S)
+
+    async def explain(self, rid: str) -> list[Explanation]:
+        """What happened to the requests with exactly this name, open or among the latest that ended, newest first."""
+        reply = await self._call(lambda call: ExplainRequest(call=call, rid=rid), ExplainRequestReply, CALL_TIMEOUT_S)
+        return reply.found
+
+    async def audit(self) -> AuditReply:
+        """Let the engine check who owns each page of its KV memory."""
+        return await self._call(lambda call: AuditBooks(call=call), AuditReply, CALL_TIMEOUT_S)
 
     # ---- what comes from the engine
 
@@ -177,15 +204,15 @@ class EngineClient:
                 self._deliver_step(message)
             case Stats():
                 self._keep(message)
-            case FlushCacheReply() | GetStateReply() | FreezeGCReply():
-                waiter = self._calls.pop(message.call, None)
-                if waiter is not None and not waiter.done():
-                    waiter.set_result(message)
             case EngineReady():
                 self.ready = message
                 self._wake_ready()
             case EngineFailed():
                 self.engine_lost(message.message)
+            case _:  # a reply to a call
+                waiter = self._calls.pop(message.call, None)
+                if waiter is not None and not waiter.done():
+                    waiter.set_result(message)
 
     def engine_lost(self, message: str) -> None:
         """There is no engine any more: everything open ends with an error, and new work is refused."""
@@ -222,13 +249,13 @@ class EngineClient:
                 user=prompt.user,
                 priority=prompt.priority,
                 cache_salt=prompt.cache_salt,
+                timeout_ms=prompt.timeout_ms,
             )
             for number, id in enumerate(ids)
         ]
 
-    def _completion(self, request: GenerateRequest, choice: int) -> Completion:
+    def _completion(self, request: GenerateRequest, choice: int, stops: StopStrings | None) -> Completion:
         params = request.sampling
-        matcher = StopMatcher(compile_stops(params.stop), include=params.include_stop) if params.stop else None
         return Completion(
             id=request.id,
             choice=choice,
@@ -236,7 +263,7 @@ class EngineClient:
             prompt_len=len(request.input_ids) // 4,
             params=params,
             detokenizer=self._tokenizer.detokenizer(skip_special_tokens=params.skip_special_tokens),
-            matcher=matcher,
+            matcher=None if stops is None else StopMatcher(stops, include=params.include_stop),
         )
 
     def _deliver_step(self, step: StepOutput) -> None:
@@ -359,7 +386,7 @@ class EngineClient:
     async def _call(self, make: Callable[[int], ToEngine], reply: type[R], timeout_s: float) -> R:
         _ = self.engine
         call = next(self._numbers)
-        waiter: asyncio.Future[FlushCacheReply | GetStateReply | FreezeGCReply]
+        waiter: asyncio.Future[Reply]
         waiter = self._calls[call] = asyncio.get_running_loop().create_future()
         self._send(make(call))
         try:

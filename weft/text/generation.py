@@ -28,6 +28,7 @@ class Prompt:
     user: str = ""
     priority: int = 0
     cache_salt: str = ""
+    timeout_ms: int = 0  # the engine ends it after so long; 0: never
 
 
 class End(NamedTuple):

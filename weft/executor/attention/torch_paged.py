@@ -33,19 +33,19 @@ class DecodeGroup(NamedTuple):
     mask: Tensor | None  # [G, 1, 1, L] true where not padding; None: nothing is padded
 
 
-class ExtendBlock(NamedTuple):
-    """Some successive queries of one request, and the keys that the last of them sees."""
+class Extend(NamedTuple):
+    """A request that gets several tokens."""
 
-    start: int  # queries stand at start:stop in the step
+    start: int  # its queries stand at start:stop in the step
     stop: int
-    slots: Tensor  # [L]
+    slots: Tensor  # [L] slots of what they see, themselves included
 
 
 class Work(NamedTuple):
     """What the layers with one window have to do in this step."""
 
     groups: list[DecodeGroup]
-    blocks: list[ExtendBlock]
+    extends: list[Extend]
 
 
 class TorchPaged:
@@ -60,7 +60,7 @@ class TorchPaged:
     def prepare(self, batch: AttentionBatch) -> None:
         self._slots = batch.slots
         self._work = {
-            window: Work(list(self._decode_groups(batch, window)), list(_extend_blocks(batch, window)))
+            window: Work(list(self._decode_groups(batch, window)), list(_extends(batch, window)))
             for window in self._masks
         }
 
@@ -68,15 +68,15 @@ class TorchPaged:
         keys, values = self._pool.k[layer], self._pool.v[layer]
         keys.index_copy_(0, self._slots, k)
         values.index_copy_(0, self._slots, v)
-        groups, blocks = self._work[self._windows[layer]]
+        groups, extends = self._work[self._windows[layer]]
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
-        for tokens, slots, padding in groups:
+        for tokens, slots, mask in groups:
             k, v = keys.index_select(0, slots), values.index_select(0, slots)
-            out[tokens] = _decode(q[tokens], k, v, padding)
-        mask = self._masks[self._windows[layer]]
-        for start, stop, slots in blocks:
+            out[tokens] = _decode(q[tokens], k, v, mask)
+        causal = self._masks[self._windows[layer]]
+        for start, stop, slots in extends:
             k, v = keys.index_select(0, slots), values.index_select(0, slots)
-            out[start:stop] = _extend(q[start:stop], k, v, mask)
+            _extend(q[start:stop], k, v, causal, out[start:stop])
         return out
 
     def _decode_groups(self, batch: AttentionBatch, window: int) -> Iterator[DecodeGroup]:
@@ -117,6 +117,10 @@ class CausalMask:
         self._window = window
         self._mask = torch.empty(QUERY_BLOCK, 0, dtype=dtype, device=device)
 
+    def first_seen(self, query: int) -> int:
+        """The first key that a query sees."""
+        return max(query + 1 - self._window, 0) if self._window else 0
+
     def corner(self, num_queries: int, num_keys: int) -> Tensor:
         """[num_queries, num_keys], a view"""
         if num_keys > self._mask.shape[1]:
@@ -142,16 +146,12 @@ def _cut(lens: IntArray, max_tokens: int) -> Iterator[tuple[int, int]]:
         begin = end
 
 
-def _extend_blocks(batch: AttentionBatch, window: int) -> Iterator[ExtendBlock]:
-    token_starts = np.cumsum(batch.lens) - batch.lens
+def _extends(batch: AttentionBatch, window: int) -> Iterator[Extend]:
+    stops = np.cumsum(batch.lens)
     for request in np.flatnonzero(batch.lens > 1):
-        row, cached, num = int(batch.rows[request]), int(batch.starts[request]), int(batch.lens[request])
-        token = int(token_starts[request])
-        slots = batch.table[row, : cached + num].long()
-        for begin in range(0, num, QUERY_BLOCK):
-            end = min(begin + QUERY_BLOCK, num)
-            first = max(cached + begin + 1 - window, 0) if window else 0
-            yield ExtendBlock(token + begin, token + end, slots[first : cached + end])
+        cached, num, stop = int(batch.starts[request]), int(batch.lens[request]), int(stops[request])
+        first = max(cached + 1 - window, 0) if window else 0
+        yield Extend(stop - num, stop, batch.table[int(batch.rows[request]), first : cached + num].long())
 
 
 def _lookup(batch: AttentionBatch, rows: IntArray, columns: IntArray) -> Tensor:
@@ -170,10 +170,18 @@ def _decode(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     return F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask).reshape(num, heads, head_dim)
 
 
-def _extend(q: Tensor, k: Tensor, v: Tensor, mask: CausalMask) -> Tensor:
-    """q [n, heads, D], k and v [L, kv_heads, D] -> [n, heads, D]; the last query stands at the last key."""
+def _extend(q: Tensor, k: Tensor, v: Tensor, mask: CausalMask, out: Tensor) -> None:
+    """q [n, heads, D], k and v [L, kv_heads, D] -> out [n, heads, D]; the last query stands at the last key."""
+    num, cached = len(q), len(k) - len(q)
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
-    out = F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask.corner(q.shape[2], k.shape[2]), enable_gqa=q.shape[1] != k.shape[1]
-    )
-    return out[0].transpose(0, 1)
+    for begin in range(0, num, QUERY_BLOCK):
+        end = min(begin + QUERY_BLOCK, num)
+        seen = slice(mask.first_seen(cached + begin), cached + end)
+        block = F.scaled_dot_product_attention(
+            q[:, :, begin:end],
+            k[:, :, seen],
+            v[:, :, seen],
+            attn_mask=mask.corner(end - begin, seen.stop - seen.start),
+            enable_gqa=q.shape[1] != k.shape[1],
+        )
+        out[begin:end] = block[0].transpose(0, 1)

@@ -1,17 +1,31 @@
-"""The sum that must always hold: free + cached + held by requests = all pages, and each page is owned once."""
+"""The sum that must always hold: free + cached + held by requests (+ quarantined) = all pages, each owned once."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 
 from weft.memory.allocator import IntArray, PageAllocator
 from weft.memory.prefix_cache import PrefixCache
 
+FREE, CACHE, QUARANTINE = "the free list", "the prefix cache", "the quarantine"
+MAX_FAULTS = 1_000  # that are told one by one
+
 
 class BrokenBooks(AssertionError):
     """A page is owned twice, or by nobody. The message names pages and owners."""
+
+
+class Fault(NamedTuple):
+    """A page that has not exactly one owner."""
+
+    page: int
+    owners: list[str]
+
+    def __str__(self) -> str:
+        return f"page {self.page} is owned by {' and '.join(self.owners) or 'nobody'}"
 
 
 def audit(allocator: PageAllocator, cache: PrefixCache, held: Mapping[str, IntArray]) -> None:
@@ -19,16 +33,28 @@ def audit(allocator: PageAllocator, cache: PrefixCache, held: Mapping[str, IntAr
 
     Raises BrokenBooks. Cost: proportional to the pool.
     """
-    owners: dict[str, IntArray] = {"the free list": allocator.free_pages(), "the prefix cache": cache.owned_pages()}
-    owners.update(held)
-    count = np.zeros(allocator.num_pages, dtype=np.int32)
+    for fault in find_faults(allocator, cache, held):
+        raise BrokenBooks(str(fault))
+    counted, cached = cache.evictable_pages + cache.protected_pages, len(cache.owned_pages())
+    if counted != cached:
+        raise BrokenBooks(f"the prefix cache counts {counted} pages and holds {cached}")
+
+
+def find_faults(allocator: PageAllocator, cache: PrefixCache, held: Mapping[str, IntArray]) -> list[Fault]:
+    """The pages that have not exactly one owner, at most MAX_FAULTS. Raises BrokenBooks for one outside of the pool."""
+    owners: dict[str, IntArray] = {
+        FREE: allocator.free_pages(),
+        CACHE: cache.owned_pages(),
+        QUARANTINE: np.array(sorted(allocator.quarantined), dtype=np.int32),
+        **held,
+    }
     for name, pages in owners.items():
         if len(pages) and not (int(pages.min()) >= 0 and int(pages.max()) < allocator.num_pages):
             raise BrokenBooks(f"{name} has a page outside of the pool")
-        np.add.at(count, pages, 1)
-    for page in np.flatnonzero(count != 1)[:8].tolist():
-        names = [name for name, pages in owners.items() if page in pages]
-        raise BrokenBooks(f"page {page} is owned by {' and '.join(names) or 'nobody'}")
-    cached = cache.evictable_pages + cache.protected_pages
-    if cached != len(owners["the prefix cache"]):
-        raise BrokenBooks(f"the prefix cache counts {cached} pages and holds {len(owners['the prefix cache'])}")
+    count = np.bincount(np.concatenate(list(owners.values())), minlength=allocator.num_pages)
+    found = np.flatnonzero(count != 1)[:MAX_FAULTS]
+    names: dict[int, list[str]] = {page: [] for page in found.tolist()}
+    for name, pages in owners.items() if names else ():
+        for page in pages[np.isin(pages, found)].tolist():
+            names[page].append(name)
+    return [Fault(page, names[page]) for page in names]

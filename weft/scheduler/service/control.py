@@ -11,17 +11,26 @@ from typing import Any, Protocol, TypeAlias, get_args
 
 from weft.messages.codec import FromEngine, ToEngine
 from weft.messages.control import (
+    AuditBooks,
+    ExplainRequest,
+    ExplainRequestReply,
     FlushCache,
     FlushCacheReply,
     FreezeGC,
     FreezeGCReply,
     GetState,
     GetStateReply,
+    ListRequests,
+    ListRequestsReply,
+    SetPolicy,
+    SetPolicyReply,
     Shutdown,
     Stats,
 )
 from weft.messages.requests import Abort, GenerateRequest
+from weft.scheduler.policy import UnknownPolicy
 from weft.scheduler.scheduler import Scheduler
+from weft.scheduler.service import insight
 
 
 class Engine(Protocol):
@@ -29,6 +38,7 @@ class Engine(Protocol):
 
     scheduler: Scheduler
     flushes: list[tuple[float, int]]  # deadline and call of flushes that wait for an idle engine
+    audits: list[int]  # calls of audits that are to be made
     stop_at: float | None
 
     def clock(self) -> float: ...
@@ -63,6 +73,33 @@ def freeze_gc(engine: Engine, message: FreezeGC) -> FromEngine:
     return FreezeGCReply(call=message.call, frozen_objects=gc.get_freeze_count())
 
 
+def list_requests(engine: Engine, message: ListRequests) -> FromEngine:
+    return ListRequestsReply(
+        call=message.call,
+        queue=insight.get_queue_status(engine.scheduler),
+        requests=insight.list_requests(engine.scheduler, engine.clock(), message.limit),
+    )
+
+
+def explain_request(engine: Engine, message: ExplainRequest) -> FromEngine:
+    found = insight.trace_request_flow(engine.scheduler, message.rid, engine.clock())
+    return ExplainRequestReply(call=message.call, found=found)
+
+
+def set_policy(engine: Engine, message: SetPolicy) -> FromEngine:
+    before = engine.scheduler.settings.policy
+    try:
+        engine.scheduler.set_policy(message.policy)
+    except UnknownPolicy as exc:
+        return SetPolicyReply(call=message.call, success=False, before=before, message=str(exc))
+    return SetPolicyReply(call=message.call, success=True, before=before)
+
+
+def audit_books(engine: Engine, message: AuditBooks) -> None:
+    """Answered after the next step, when nothing is in flight."""
+    engine.audits.append(message.call)
+
+
 def shutdown(engine: Engine, message: Shutdown) -> None:
     engine.stop_at = engine.clock() + message.drain_s
 
@@ -73,6 +110,10 @@ HANDLERS: dict[type, Handler] = {
     FlushCache: flush_cache,
     GetState: get_state,
     FreezeGC: freeze_gc,
+    ListRequests: list_requests,
+    ExplainRequest: explain_request,
+    SetPolicy: set_policy,
+    AuditBooks: audit_books,
     Shutdown: shutdown,
 }
 

@@ -32,6 +32,7 @@ from weft.server.openai.translate import (
     header,
     prompts,
     sampling_params,
+    submit,
 )
 from weft.server.stream import Answer
 from weft.text.generation import Delta
@@ -46,9 +47,8 @@ async def chat_completions(front: Front, request: Request) -> ASGIApp:
     params.check(front.client.engine.vocab_size)  # before the work of rendering
     try:
         ids = body.input_ids if body.input_ids is not None else await chat_prompt(front, body)
-        front.require_accepting()
         [prompt] = prompts(front, request, body, [ids], params)
-        generation = front.client.submit([prompt], stream=bool(body.stream))
+        generation = submit(front, [prompt], stream=bool(body.stream))
     except InvalidParam as exc:
         if exc.param == "prompt":  # as text and client call it
             exc.param = "messages" if body.input_ids is None else "input_ids"

@@ -22,6 +22,7 @@ from weft.server.openai.translate import (
     header,
     prompts,
     sampling_params,
+    submit,
 )
 from weft.server.stream import Answer
 from weft.text.generation import Delta
@@ -43,8 +44,7 @@ async def completions(front: Front, request: Request) -> ASGIApp:
     params.check(front.client.engine.vocab_size)
     texts = split_prompt(body.prompt, front.info.context_length)
     ids = await encode_mixed(front, texts, add_special_tokens=body.add_special_tokens is not False)
-    front.require_accepting()
-    generation = front.client.submit(prompts(front, request, body, ids, params), stream=bool(body.stream))
+    generation = submit(front, prompts(front, request, body, ids, params), stream=bool(body.stream))
     reply = CompletionReply(
         front.tokenizer,
         header(front, "cmpl", generation.completions[0].rid),

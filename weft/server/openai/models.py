@@ -52,6 +52,7 @@ class SampledRequest(msgspec.Struct, kw_only=True):
     user: str | None = None
     cache_salt: str | None = None
     priority: int | None = None
+    timeout_ms: int | None = None
     rid: str | None = None
     request_id: str | None = None
 

@@ -13,7 +13,16 @@ from weft.messages.replies import TokenLogprobs
 from weft.messages.sampling import MAX_LOGIT_BIAS, SamplingParams
 from weft.server.errors import ApiError, not_supported
 from weft.server.info import Front
-from weft.server.limits import MAX_COMPLETIONS, MAX_RID_LEN, MAX_SALT_LEN, MAX_USER_LEN
+from weft.server.limits import (
+    MAX_COMPLETIONS,
+    MAX_RID_LEN,
+    MAX_SALT_LEN,
+    MAX_TIMEOUT_MS,
+    MAX_TOTAL_LOGIT_BIAS,
+    MAX_TOTAL_STOP_LEN,
+    MAX_TOTAL_TOKENS,
+    MAX_USER_LEN,
+)
 from weft.server.openai.models import (
     ChatLogprobs,
     CompletionLogprobs,
@@ -23,7 +32,7 @@ from weft.server.openai.models import (
     TopLogprob,
     Usage,
 )
-from weft.text.generation import Delta, Prompt
+from weft.text.generation import Delta, Generation, Prompt
 from weft.text.tokenizer import Tokenizer
 
 V = TypeVar("V")
@@ -96,7 +105,6 @@ def prompts(
     front: Front, request: Request, body: SampledRequest, ids: Sequence[Sequence[int]], params: SamplingParams
 ) -> list[Prompt]:
     """One `Prompt` for each list of ids, all with the same parameters."""
-    check_num_completions(len(ids), params.n)
     if body.cache_salt and len(body.cache_salt) > MAX_SALT_LEN:
         raise ApiError(400, f"cache_salt has more than {MAX_SALT_LEN} characters", param="cache_salt")
     if body.priority is not None and not -(2**31) <= body.priority < 2**31:
@@ -110,18 +118,47 @@ def prompts(
             user=(body.user or "")[:MAX_USER_LEN],
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
+            timeout_ms=timeout_ms(request, body.timeout_ms),
         )
         for prompt_ids in ids
     ]
 
 
-def check_num_completions(num_prompts: int, n: int) -> None:
-    if num_prompts * n > MAX_COMPLETIONS:
-        raise ApiError(
-            400,
-            f"{num_prompts:,} prompts with n = {n:,} are more than the {MAX_COMPLETIONS:,} completions allowed",
-            param="n",
-        )
+def timeout_ms(request: Request, given: int | None) -> int:
+    """After how long a request is to be ended: as its body says, else its header X-Request-Timeout-Ms; 0 for never."""
+    if given is None:
+        text = request.headers.get("x-request-timeout-ms")
+        if text is None:
+            return 0
+        given = int(text) if text.isdecimal() and len(text) < 12 else 0
+    if not 1 <= given <= MAX_TIMEOUT_MS:
+        raise ApiError(400, f"timeout_ms must be 1 to {MAX_TIMEOUT_MS:,}", param="timeout_ms")
+    return given
+
+
+def submit(front: Front, prompts: Sequence[Prompt], *, stream: bool) -> Generation:
+    """Start generating, if new work is accepted and the request is no larger than it may be.
+
+    The limits hold for what it grows to: a body that is small can ask for very much.
+    """
+    front.require_accepting()
+    totals = [
+        ("n", "completions", sum(one.params.n for one in prompts), MAX_COMPLETIONS),
+        ("prompt", "prompt tokens", sum(len(one.ids) * one.params.n for one in prompts), MAX_TOTAL_TOKENS),
+        ("stop", "characters of stop strings", _stop_len({one.params.stop for one in prompts}), MAX_TOTAL_STOP_LEN),
+        (
+            *("logit_bias", "entries of logit_bias"),
+            *(sum(len(one.params.logit_bias) * one.params.n for one in prompts), MAX_TOTAL_LOGIT_BIAS),
+        ),
+    ]
+    for param, what, total, limit in totals:
+        if total > limit:
+            raise ApiError(400, f"the request has {total:,} {what} in all; {limit:,} are allowed", param=param)
+    return front.client.submit(prompts, stream=stream)
+
+
+def _stop_len(sets: set[tuple[str, ...]]) -> int:
+    return sum(len(string) for strings in sets for string in strings)
 
 
 async def encode_texts(front: Front, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:

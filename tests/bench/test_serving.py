@@ -1,0 +1,134 @@
+"""The load generator against a server of forty lines: any OpenAI server, and every way in which one can break."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from weft.bench.http import HttpError, Server, events
+from weft.bench.serving import Load, Outcome, run
+
+LOAD = Load(num_requests=6, input_len=5, output_len=4)
+
+
+class Fake:
+    """Answers every completion with its tokens, an event each."""
+
+    def __init__(self, status: int = 200, breaks_off: bool = False, is_chunked: bool = True) -> None:
+        self.bodies: list[dict[str, Any]] = []
+        self.num_open = self.most_open = 0
+        self._status, self._breaks_off, self._is_chunked = status, breaks_off, is_chunked
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        lines = dict(line.lower().split(": ", 1) for line in head.splitlines()[1:] if line)
+        body = await reader.readexactly(int(lines["content-length"]))
+        self.num_open += 1
+        self.most_open = max(self.most_open, self.num_open)
+        coding = "Transfer-Encoding: chunked\r\n" if self._is_chunked else ""
+        writer.write(f"HTTP/1.1 {self._status} Whatever\r\n{coding}\r\n".encode())
+        async for piece in self._answer(head, body):
+            writer.write(b"%x\r\n%s\r\n" % (len(piece), piece) if self._is_chunked else piece)
+        if not self._breaks_off and self._is_chunked:
+            writer.write(b"0\r\n\r\n")
+        self.num_open -= 1
+        writer.close()
+
+    async def _answer(self, head: str, body: bytes) -> AsyncIterator[bytes]:
+        if head.startswith("GET /v1/models"):
+            yield b'{"data": [{"id": "some-model"}]}'
+            return
+        self.bodies.append(json.loads(body))
+        if self._status != 200:
+            yield b"overloaded"
+            return
+        for _ in range(self.bodies[-1]["max_tokens"]):
+            await asyncio.sleep(0.002)
+            event = json.dumps({"choices": [{"text": "x"}]}).encode()
+            yield b"data: " + event[:7]  # an event in two pieces
+            yield event[7:] + b"\n\n"
+        if not self._breaks_off:
+            yield b'data: {"choices": [], "usage": {"completion_tokens": 4}}\n\ndata: [DONE]\n\n'
+
+
+@asynccontextmanager
+async def served(fake: Fake) -> AsyncIterator[Server]:
+    server = await asyncio.start_server(fake.serve, "127.0.0.1", 0)
+    async with server:
+        yield Server(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/", api_key="k")
+
+
+def measure(fake: Fake, load: Load) -> Outcome:
+    async def go() -> Outcome:
+        async with served(fake) as server:
+            return await run(server, load)
+
+    return asyncio.run(go())
+
+
+@pytest.mark.parametrize("is_chunked", [True, False])
+def test_times_of_every_token_are_taken(is_chunked: bool) -> None:
+    outcome = measure(Fake(is_chunked=is_chunked), LOAD)
+    assert len(outcome.answered) == 6
+    for call in outcome.answered:
+        assert call.num_output == 4
+        assert len(call.itl_s) == 3
+        assert 0 < call.ttft_s < call.e2e_s
+    assert outcome.output_per_s == pytest.approx(24 / outcome.total_s)
+
+
+def test_prompts_differ_behind_what_is_shared() -> None:
+    fake = Fake()
+    measure(fake, replace(LOAD, input_len=20, shared_len=8))
+    prompts = [tuple(body["prompt"]) for body in fake.bodies]
+    assert {len(prompt) for prompt in prompts} == {20}
+    assert len({prompt[:8] for prompt in prompts}) == 1
+    assert len(set(prompts)) == 6
+    assert {body["model"] for body in fake.bodies} == {"some-model"}
+
+
+def test_no_more_requests_are_open_than_asked_for() -> None:
+    fake = Fake()
+    measure(fake, replace(LOAD, concurrency=2))
+    assert fake.most_open == 2
+
+
+def test_requests_come_at_the_rate_however_slow_the_answers_are() -> None:
+    sent = [call.sent_s for call in measure(Fake(), replace(LOAD, rate=100.0)).calls]
+    assert sorted(sent) == sent
+    assert 0.005 < sent[-1] - sent[0] < 0.5
+
+
+@pytest.mark.parametrize("fake", [Fake(status=503), Fake(breaks_off=True)], ids=["refused", "broken off"])
+def test_failed_requests_are_counted_and_do_not_stop_the_others(fake: Fake) -> None:
+    load = replace(LOAD, model="m")
+    if fake._status == 503:
+        outcome = measure(fake, load)
+        assert not outcome.answered
+        assert "503" in outcome.calls[0].error
+        assert "overloaded" in outcome.calls[0].error
+    else:
+        outcome = measure(fake, load)
+        assert all(call.error for call in outcome.calls)
+
+
+def test_unreachable_server_is_an_error() -> None:
+    with pytest.raises(HttpError, match="cannot reach"):
+        asyncio.run(run(Server("http://127.0.0.1:9"), LOAD))
+
+
+def test_events_are_found_across_pieces() -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        for piece in (b"da", b"ta: one\n\n: comment\ndata:two\n", b"\ndata: three\n\n"):
+            yield piece
+
+    async def go() -> list[bytes]:
+        return [data async for data in events(pieces())]
+
+    assert asyncio.run(go()) == [b"one", b"two", b"three"]

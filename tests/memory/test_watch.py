@@ -1,0 +1,151 @@
+"""Watched sequences against their plain twin: look every one of them up again after each change."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from weft.memory.radix import Node, RadixCache, Root
+from weft.memory.watch import Watch
+from weft.memory.weights import Weights
+
+
+def pack(tokens: list[int]) -> bytes:
+    return np.array(tokens, dtype=np.int32).tobytes()
+
+
+class Scene:
+    """A tree, some watched sequences, and what the watch has told of them."""
+
+    def __init__(self, page_size: int) -> None:
+        self.tree = RadixCache(page_size)
+        self.told: dict[int, int] = {}
+        self.weights = Weights()
+        self.watch = Watch(self.tree, self.told.__setitem__, self.weights)
+        self.tree.listener = self.watch
+        self.sequences: dict[int, tuple[str, bytes]] = {}
+        self.num_pages = 0
+
+    def add(self, number: int, tokens: list[int], namespace: str = "") -> None:
+        packed = pack(tokens)
+        self.sequences[number] = namespace, packed
+        self.told[number] = self.watch.add(number, namespace, packed, len(packed))
+
+    def remove(self, number: int) -> None:
+        del self.sequences[number], self.told[number]
+        self.watch.remove(number)
+
+    def insert(self, tokens: list[int], namespace: str = "") -> object:
+        first, self.num_pages = self.num_pages, self.num_pages + len(tokens)
+        pages = np.arange(first, first + len(tokens), dtype=np.int32)
+        return self.tree.insert(namespace, pack(tokens), pages).handle
+
+    def check(self) -> None:
+        for number, (namespace, packed) in self.sequences.items():
+            assert self.told[number] == self.watch.length(number) == self.tree.peek(namespace, packed)
+        self.check_weights()
+
+    def check_weights(self) -> None:
+        """Weights are the numbers of sequences below, and the walk visits heavier children first, below to above."""
+        ends = {n: self.tree.locate(s, packed, len(packed)).handle for n, (s, packed) in self.sequences.items()}
+        weight: dict[Node, int] = {}
+        for node in ends.values():
+            while node is not None:
+                weight[node] = weight.get(node, 0) + 1
+                node = node.parent
+        order = list(self.weights.heaviest_first())
+        assert len(order) == len(set(order)) == len(weight)
+        assert all(self.weights.of(node) == weight[node] for node in order)
+        assert sorted(n for node in order for n in self.watch.ending_at(node)) == sorted(self.sequences)
+        place = {node: i for i, node in enumerate(order)}
+        siblings: dict[object, list[Node]] = {}
+        for node in order:
+            siblings.setdefault(node.parent, []).append(node)
+            if not isinstance(node, Root):
+                assert place[node] < place[node.parent]
+        for children in siblings.values():
+            weights = [weight[node] for node in children]
+            assert weights == sorted(weights, reverse=True)
+
+
+def test_a_watched_sequence_follows_what_is_inserted_and_evicted() -> None:
+    scene = Scene(page_size=2)
+    scene.add(1, [1, 2, 3, 4, 5, 6])
+    scene.add(2, [1, 2, 9, 9])
+    scene.insert([1, 2, 3, 4])
+    assert scene.told == {1: 4, 2: 2}
+    scene.insert([1, 2, 3, 4, 5, 6, 7, 8])
+    assert scene.told == {1: 6, 2: 2}
+    scene.check()
+    scene.tree.evict(2)
+    assert scene.told == {1: 4, 2: 2}
+    scene.tree.evict(2)
+    assert scene.told == {1: 0, 2: 0}
+    scene.check()
+
+
+def test_a_split_moves_nobody_and_what_comes_behind_it_is_seen() -> None:
+    scene = Scene(page_size=1)
+    scene.insert([1, 2, 3, 4])
+    scene.add(1, [1, 2, 8, 8])
+    scene.tree.match("", pack([1, 2]))
+    assert scene.told == {1: 2}
+    scene.insert([1, 2, 8, 7])
+    assert scene.told == {1: 3}
+    scene.check()
+
+
+def test_a_namespace_that_was_dropped_and_comes_back_is_still_watched() -> None:
+    scene = Scene(page_size=1)
+    scene.add(1, [1, 2, 3], "salt")
+    scene.insert([1, 2], "salt")
+    scene.tree.evict(2)
+    assert scene.told == {1: 0}
+    scene.insert([1], "salt")
+    assert scene.told == {1: 1}
+    scene.insert([1, 2, 3])
+    assert scene.told == {1: 1}
+    scene.check()
+
+
+def test_a_cache_that_is_emptied_leaves_everybody_with_nothing() -> None:
+    scene = Scene(page_size=1)
+    scene.insert([1, 2, 3])
+    scene.add(1, [1, 2, 5])
+    scene.tree.reset()
+    assert scene.told == {1: 0}
+    scene.insert([1, 2])
+    assert scene.told == {1: 2}
+    scene.check()
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_random_changes_keep_every_length_and_weight_true(seed: int) -> None:
+    rng = random.Random(seed)
+    scene = Scene(page_size=rng.choice([1, 2, 3]))
+    locked: list[object] = []
+    for number in range(250):
+        tokens = [rng.randrange(3) for _ in range(rng.randrange(1, 16))]
+        namespace = rng.choice(["", "", "salt"])
+        what = rng.random()
+        if what < 0.35:
+            scene.add(number, tokens, namespace)
+        elif what < 0.5 and scene.sequences:
+            scene.remove(rng.choice(list(scene.sequences)))
+        elif what < 0.75:
+            handle = scene.insert(tokens, namespace)
+            if rng.random() < 0.2:
+                scene.tree.lock(handle)
+                locked.append(handle)
+        elif what < 0.85:
+            scene.tree.match(namespace, pack(tokens))
+        elif what < 0.9 and locked:
+            scene.tree.unlock(locked.pop())
+        elif what < 0.99:
+            scene.tree.evict(min(rng.randrange(1, 12), scene.tree.evictable_pages))
+        elif not locked:
+            scene.tree.reset()
+        scene.check()
+        scene.tree.check()

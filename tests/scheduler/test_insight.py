@@ -1,0 +1,187 @@
+"""Where requests are, what happened to them, and why, in scenes that can be counted by hand."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from tests.scheduler.test_scheduler import Patience, settings
+from tests.scheduler.world import World
+from weft.messages.control import Explanation
+from weft.scheduler.events import MAX_EVENTS, MAX_FINISHED, MAX_PASSES
+from weft.scheduler.service import insight
+
+
+def explain(world: World, id: int) -> Explanation:
+    explained = insight.explain(world.scheduler, id, world.time)
+    assert explained is not None
+    return explained
+
+
+def told(world: World, id: int) -> list[str]:
+    return [entry.what for entry in explain(world, id).timeline]
+
+
+def test_the_story_of_a_request_has_its_stages() -> None:
+    world = World(settings(chunked_prefill_size=16))
+    world.time = 100.0
+    id = world.send(list(range(20)), max_new_tokens=4, ignore_eos=True)
+    world.run_dry()
+    one = explain(world, id)
+    assert one.state == "finished"
+    assert [entry.what for entry in one.timeline] == [
+        "arrived: 20 prompt tokens",
+        "admitted: 0 tokens cached, computes 0 to 16 of 20",
+        "chunk: computes 16 to 20 of 20",
+        "first token",
+        "finished: length, 4 tokens",
+    ]
+    assert (one.stages.queued_s, one.stages.prefill_s, one.stages.decode_s) == (1.0, 1.0, 3.0)
+    assert one.stages.total_s == 5.0
+    assert (one.prompt_tokens, one.output_tokens) == (20, 4)
+
+
+def test_a_request_that_waits_for_memory_is_told_how_much_and_for_whom() -> None:
+    world = World(settings(num_pages=100, schedule_conservativeness=1.0))
+    world.send(list(range(60)), max_new_tokens=30, ignore_eos=True)
+    world.step()
+    ids = [world.send(list(range(80 * i, 80 * i + 20)), max_new_tokens=20) for i in range(1, 4)]
+    for _ in range(5):
+        world.step()
+    (waits,) = [what for what in told(world, ids[0]) if what.startswith("waits")]
+    assert waits == "waits: no KV memory: it needs 41 tokens, 11 are available"
+    (waits,) = [what for what in told(world, ids[2]) if what.startswith("waits")]
+    assert waits == ("waits: no KV memory: r1 needs 41 tokens, 11 are available; 2 that came before it waited, too")
+    entry = explain(world, ids[2]).timeline[-1]
+    assert (entry.first_step, entry.last_step, entry.times) == (1, 5, 5)
+    assert explain(world, ids[2]).position == 2
+    assert str(entry).endswith("s  step 1-5, 5 times: " + waits)
+
+
+def test_a_request_that_waits_for_a_row_is_told_the_limit() -> None:
+    world = World(settings(max_running_requests=1))
+    world.send([1], max_new_tokens=9, ignore_eos=True)
+    waiting = world.send([2], max_new_tokens=2)
+    for _ in range(4):
+        world.step()
+    assert told(world, waiting)[-1] == "waits: 1 requests run, as many as --max-running-requests allows"
+    world.run_dry()
+    assert "waits" not in told(world, waiting)[-1]
+    assert explain(world, waiting).stages.queued_s > 5
+
+
+def test_a_request_behind_a_long_prompt_is_told_of_the_budget() -> None:
+    world = World(settings(chunked_prefill_size=16))
+    world.send(list(range(50)), max_new_tokens=2)
+    behind = world.send(list(range(100, 140)), max_new_tokens=2)
+    world.step()
+    world.step()
+    assert told(world, behind)[-1] == "waits: the tokens of the step were used up before it"
+    for _ in range(2):
+        world.step()
+    assert told(world, behind)[-1].startswith("admitted")
+
+
+def test_a_retraction_tells_what_had_to_be_computed_again() -> None:
+    world = World(settings(num_pages=90, schedule_conservativeness=0.0))
+    ids = [world.send(list(range(20 * i, 20 * i + 10)), max_new_tokens=40) for i in range(3)]
+    world.run_dry()
+    stories = [explain(world, id) for id in ids]
+    retracted = [one for one in stories if one.retractions]
+    assert retracted
+    for one in retracted:
+        words = [entry.what for entry in one.timeline]
+        again = [what for what in words if what.startswith("admitted: again: of its")]
+        assert len(again) == one.retractions
+        assert one.recomputed_tokens > 0
+        assert any(what.startswith("retracted: no KV memory for the next step") for what in words)
+    assert sum(one.retractions for one in stories) == world.scheduler.stats().total_retractions
+
+
+def test_a_request_that_a_part_holds_is_told_so_and_steps_are_counted() -> None:
+    world = World(settings(), parts=(Patience(),))
+    world.send([0], max_new_tokens=8, ignore_eos=True)
+    held = world.send([1], max_new_tokens=3)
+    for _ in range(6):
+        world.step()
+    entry = explain(world, held).timeline[-1]
+    assert entry.what == "held: not ready yet"
+    assert entry.times == 6
+
+
+def test_requests_of_the_same_name_are_all_told_the_newest_first() -> None:
+    world = World(settings())
+    world.send([1], max_new_tokens=1)
+    world.run_dry()
+    world.sent.clear()
+    world.finished.clear()
+    world.send([1], max_new_tokens=9, ignore_eos=True)
+    world.step()
+    found = insight.trace_request_flow(world.scheduler, "r0", world.time)
+    assert [one.state for one in found] == ["prefilling", "finished"]
+    assert insight.trace_request_flow(world.scheduler, "r", world.time) == []
+
+
+def test_the_queue_and_its_rows_are_listed_in_order() -> None:
+    world = World(settings(max_running_requests=2))
+    for i in range(5):
+        world.send([i, 1], max_new_tokens=9, ignore_eos=True)
+    for _ in range(3):
+        world.step()
+    rows = insight.list_requests(world.scheduler, world.time, limit=4)
+    assert [(row.rid, row.state, row.position) for row in rows] == [
+        ("r0", "decoding", None),
+        ("r1", "decoding", None),
+        ("r2", "waiting", 0),
+        ("r3", "waiting", 1),
+    ]
+    assert (rows[0].output_tokens, rows[0].age_s, rows[2].output_tokens) == (3, 3.0, 0)
+    status = insight.get_queue_status(world.scheduler)
+    assert (status.waiting_queue_size, status.running_batch_size, status.prefilling) == (3, 2, 0)
+    assert status.batch_is_full
+    assert status.max_queued_requests == 4_096
+
+
+def test_looking_on_changes_no_decision() -> None:
+    plain, watched = World(settings(policy="lpm", num_pages=90)), World(settings(policy="lpm", num_pages=90))
+    for world in (plain, watched):
+        for i in range(12):
+            world.send([*range(i % 3 * 40, i % 3 * 40 + 20), i], max_new_tokens=20)
+        while world.has_work:
+            world.step()
+            if world is watched:
+                insight.list_requests(world.scheduler, world.time, 100)
+                insight.trace_request_flow(world.scheduler, "r5", world.time)
+    assert plain.outputs == watched.outputs
+    assert plain.time == watched.time
+
+
+def test_the_memory_of_the_diary_is_bounded() -> None:
+    world = World(settings(context_length=400, chunked_prefill_size=1, max_running_requests=1))
+    id = world.send(list(range(1, 200)), max_new_tokens=1)
+    world.run_dry(check=False)
+    story = world.scheduler.diary.story(id)
+    assert story is not None
+    assert len(story.events) < 8
+    for _ in range(MAX_FINISHED + 50):
+        world.send([1], max_new_tokens=1)
+        world.step(check=False)
+    world.run_dry(check=False)
+    assert sum(1 for _ in world.scheduler.diary.stories()) == MAX_FINISHED
+    for i in range(3 * MAX_EVENTS):
+        story.waits_again(float(i))
+    assert len(story.waits) == MAX_EVENTS
+    assert world.scheduler.diary._passes.maxlen == MAX_PASSES
+    assert insight.explain(world.scheduler, id, 0.0) is None
+
+
+def test_stage_times_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    world = World(settings())
+    id = world.send([1], max_new_tokens=3, ignore_eos=True)
+    world.run_dry()
+    with caplog.at_level(logging.INFO, "weft"):
+        insight.log_request_processing_time(world.scheduler, id, world.time)
+    (record,) = caplog.records
+    assert record.getMessage() == "processing_time"
+    assert record.fields == {"rid": "r0", "queued_s": 1.0, "prefill_s": 0.0, "decode_s": 2.0, "total_s": 3.0}  # type: ignore[attr-defined]

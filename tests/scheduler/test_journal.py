@@ -1,0 +1,277 @@
+"""The decision journal: recorded while serving, replayed without a model, compared bit for bit."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from tests.scheduler.recorded import RecordedWorld
+from tests.scheduler.test_scheduler import settings
+from tests.scheduler.world import World
+from weft.launch.cli import main
+from weft.memory.allocator import PageAllocator
+from weft.messages.control import FlushCache, GetState
+from weft.messages.requests import Abort
+from weft.observe.journal import MAGIC, JournalError, JournalReader, JournalWriter
+from weft.scheduler.admission import PrefillAdder
+from weft.scheduler.service.replay import BadJournal, Replay
+
+MIXED: dict[str, object] = {"mixed_chunk": True, "page_size": 4, "num_pages": 28, "context_length": 110}
+
+
+def busy_world(depth: int = 0, fail_steps: set[int] | None = None, **changes: object) -> RecordedWorld:
+    """A world with chunks, retractions, aborts and a full queue behind it."""
+    values = {"num_pages": 150, "schedule_conservativeness": 0.0, "chunked_prefill_size": 16, **changes}
+    world = RecordedWorld(settings(**values), depth, fail_steps)
+    rng = random.Random(7)
+    for _ in range(30):
+        world.send([rng.randrange(300) for _ in range(rng.randrange(1, 60))], max_new_tokens=rng.randrange(1, 60))
+        world.step()
+        if rng.random() < 0.1:
+            world.abort(Abort(ids=(rng.randrange(len(world.sent)),)))
+    world.tell(GetState(call=1))
+    world.tell(FlushCache(call=2, timeout_s=3.0))
+    world.run_dry()
+    return world
+
+
+# The file
+
+
+def test_a_file_gives_back_its_records(tmp_path: Path) -> None:
+    writer = JournalWriter(tmp_path / "j")
+    records = [os.urandom(n) for n in (0, 1, 100, 70_000)]
+    for record in records:
+        writer.append(record)
+    writer.flush()
+    with JournalReader(tmp_path / "j") as reader:
+        assert list(reader) == records
+    assert reader.num_lost_bytes == 0
+    assert (tmp_path / "j").stat().st_mode & 0o777 == 0o600
+    writer.close()
+
+
+@pytest.mark.parametrize("cut", [1, 5, 8, 12])
+def test_a_file_that_was_cut_off_gives_what_is_whole(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "j"
+    writer = JournalWriter(path)
+    writer.append(b"first")
+    writer.append(b"second")
+    writer.flush()
+    writer.close()
+    path.write_bytes(path.read_bytes()[:-cut])
+    with JournalReader(path) as reader:
+        assert list(reader) == [b"first"]
+    assert reader.num_lost_bytes == 14 - cut
+
+
+def test_damage_ends_the_file_and_is_no_record(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    path.write_bytes(MAGIC + b"\xff" * 4_000)
+    assert list(JournalReader(path)) == []
+    path.write_bytes(b"something else")
+    with pytest.raises(JournalError, match="no journal"):
+        JournalReader(path)
+    with pytest.raises(JournalError, match="cannot read"):
+        JournalReader(tmp_path / "none")
+
+
+def test_what_was_there_before_is_kept_as_file_1(tmp_path: Path) -> None:
+    for text in (b"old", b"new"):
+        writer = JournalWriter(tmp_path / "j")
+        writer.append(text)
+        writer.flush()
+        writer.close()
+    assert list(JournalReader(tmp_path / "j")) == [b"new"]
+    assert list(JournalReader(tmp_path / "j.1")) == [b"old"]
+
+
+def test_a_disk_that_fails_ends_the_journal_and_nothing_else(tmp_path: Path) -> None:
+    with pytest.raises(JournalError, match="cannot write"):
+        JournalWriter(tmp_path / "no" / "j")
+    writer = JournalWriter(tmp_path / "j")
+    os.close(writer._file)
+    writer._file = os.open("/dev/full", os.O_WRONLY)
+    for _ in range(3):
+        writer.append(b"x" * 100)
+        writer.flush()
+    assert writer._file < 0
+
+
+# Replay
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+@pytest.mark.parametrize(
+    "changes", [{}, {"mixed_chunk": True, "page_size": 4, "num_pages": 28, "context_length": 110}, {"policy": "lpm"}]
+)
+def test_a_replay_decides_the_same_bit_for_bit(depth: int, changes: dict[str, object]) -> None:
+    world = busy_world(depth, **changes)
+    stats = world.scheduler.stats()
+    assert stats.total_retractions
+    assert stats.total_aborted
+    replay = Replay(world.records, check=True)
+    assert replay.run(), replay.difference
+    assert replay.num_steps == stats.total_steps
+    assert replay.engine.scheduler.stats() == stats
+    assert not replay.engine.has_work
+
+
+def test_failed_steps_are_replayed_as_failures() -> None:
+    world = busy_world(1, fail_steps={3, 20})
+    assert len(world.failures) == 2
+    replay = Replay(world.records)
+    assert replay.run(), replay.difference
+    assert replay.engine.scheduler.stats() == world.scheduler.stats()
+
+
+def test_a_replay_ends_well_wherever_the_journal_was_cut_off() -> None:
+    world = busy_world(1)
+    for end in (1, 2, 50, 101, 102, 103, 104, 105, len(world.records) - 1):
+        replay = Replay(world.records[:end])
+        assert replay.run(), replay.difference
+
+
+@pytest.mark.parametrize("field", ["rows", "num_rows", "num_tokens", "slots"])
+def test_a_replay_stops_at_the_first_decision_that_differs(field: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = busy_world()
+    if field == "slots":
+        alloc = PageAllocator.alloc
+        monkeypatch.setattr(PageAllocator, "alloc", lambda self, n: alloc(self, n)[::-1])
+    elif field == "num_tokens":
+        monkeypatch.setattr(PrefillAdder, "_floor", lambda self, n: min(n, 15))
+    elif field == "rows":
+        monkeypatch.setattr("weft.memory.rows.RowTable.alloc", lambda self: self._free.pop(0))
+    else:
+        monkeypatch.setattr(PrefillAdder, "_fits", lambda self, extend, reserve: self._is_alone and not self.can_run)
+    replay = Replay(world.records)
+    assert not replay.run()
+    assert replay.difference is not None
+    assert replay.difference.field == field
+    assert replay.difference.recorded != replay.difference.now
+    assert replay.difference.step == replay.step
+
+
+def test_an_input_that_is_asked_for_at_another_time_is_a_difference() -> None:
+    world = busy_world()
+    at = next(i for i, record in enumerate(world.records) if record.startswith(b"\x92\xa1m"))
+    replay = Replay([*world.records[: at + 1], *world.records[at + 2 :]])
+    assert not replay.run()
+    assert replay.difference is not None
+    assert (replay.difference.field, replay.difference.now) == ("next event", "reads the clock")
+
+
+def test_a_journal_begins_anew_when_the_engine_is_idle_and_each_part_is_replayed_alone() -> None:
+    world = RecordedWorld(settings(num_pages=100), depth=1, max_bytes=4_000)
+    parts: list[list[bytes]] = []
+    world.records.rotate = lambda: (parts.append(list(world.records)), world.records.clear())  # type: ignore[method-assign,assignment]
+    for number in range(6):
+        for i in range(8):
+            world.send(list(range(i, i + 30)), max_new_tokens=8)
+            world.step()
+        world.run_dry()
+        world.step()
+        assert len(parts) == number + 1
+    parts.append(list(world.records))
+    first_steps = []
+    for part in parts:
+        replay = Replay(part, check=True)
+        assert replay.run(), replay.difference
+        first_steps.append(replay.began.first_step)
+    assert first_steps == sorted(set(first_steps))
+    assert world.scheduler.stats().total_requests == 48
+    world.check_idle()
+    world.check_outputs()
+
+
+def test_a_journal_that_is_twice_too_large_pauses_until_the_engine_is_idle() -> None:
+    world = RecordedWorld(settings(num_pages=190, context_length=190), max_bytes=4_000)
+    world.send([1], max_new_tokens=150, ignore_eos=True)
+    for _ in range(140):
+        world.step()
+    assert 8_000 < sum(map(len, world.records)) < 9_000
+    paused = Replay(list(world.records))
+    assert paused.run(), paused.difference
+    assert paused.is_paused
+    world.run_dry()
+    world.send([1], max_new_tokens=5)
+    world.run_dry()
+    replay = Replay(world.records)
+    assert replay.run()
+    assert replay.num_requests == 1
+
+
+def test_the_failure_of_the_core_is_recorded_and_happens_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(World, "check", lambda self: None)
+
+    def bump(self: PageAllocator, pages: np.ndarray) -> None:
+        raise AssertionError(f"a page was freed twice: {pages.tolist()}")
+
+    world = RecordedWorld(settings(prefix_cache=False))
+    world.send([1, 2, 3], max_new_tokens=5)
+    world.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(PageAllocator, "free", bump)
+        with pytest.raises(AssertionError, match="freed twice"):
+            world.run_dry()
+        again = Replay(world.records)
+        assert again.run()
+        assert again.broke is not None
+        assert "freed twice" in again.broke
+    mended = Replay(world.records)
+    assert not mended.run()
+    assert mended.difference is not None
+    assert "raises AssertionError" in mended.difference.recorded
+
+
+def test_a_journal_of_another_format_is_refused() -> None:
+    world = busy_world()
+    with pytest.raises(BadJournal, match="does not begin"):
+        Replay(world.records[1:])
+    began = Replay(world.records).began
+    with pytest.raises(BadJournal, match="format is 99"):
+        Replay([msgspec.msgpack.encode(msgspec.structs.replace(began, version=99))])
+    with pytest.raises(BadJournal, match="empty"):
+        Replay([])
+
+
+# The command
+
+
+def test_the_command_replays_a_file_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    world = busy_world(1)
+    world.write(tmp_path / "j")
+    assert main(["replay", str(tmp_path / "j")]) == 0
+    assert "every decision is as recorded" in capsys.readouterr().out
+    assert main(["replay", str(tmp_path / "j"), "--until", "12"]) == 0
+    assert "step 12: " in capsys.readouterr().out
+    assert main(["replay", str(tmp_path / "j"), "--rid", "r5"]) == 0
+    told = capsys.readouterr().out
+    assert "r5 (request 5): finished" in told
+    assert "first token" in told
+
+
+def test_the_command_ends_with_1_at_a_difference_and_2_without_a_journal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = busy_world()
+    world.write(tmp_path / "j")
+    monkeypatch.setattr(PrefillAdder, "_floor", lambda self, n: min(n, 15))
+    assert main(["replay", str(tmp_path / "j")]) == 1
+    assert "the first difference is at step" in capsys.readouterr().out
+    (tmp_path / "other").write_text("nothing")
+    assert main(["replay", str(tmp_path / "other")]) == 2
+    assert "no journal" in capsys.readouterr().err
+    assert main(["replay"]) == 2
+
+
+def test_replay_needs_no_torch() -> None:
+    code = "import weft.launch.replay, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

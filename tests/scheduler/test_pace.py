@@ -1,0 +1,154 @@
+"""The bound on the time between two tokens, on a clock that goes on when a step runs."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.scheduler.test_scheduler import settings
+from tests.scheduler.world import World
+from weft.executor.plan import Plan
+from weft.messages.replies import StepOutput
+from weft.scheduler.pace import StepBudget
+from weft.scheduler.step_cost import Load, StepCost
+
+A, B, C = 0.002, 0.0004, 1e-6  # seconds for a step, a token, a pair
+
+
+def seconds(plan: Plan) -> float:
+    load = Load.of(plan)
+    return A + B * load.tokens + C * load.pairs
+
+
+class Streams(World):
+    """Remembers the longest time between two tokens of each request, from its second on."""
+
+    def __init__(self, depth: int = 0, **changes: object) -> None:
+        super().__init__(settings(**{"num_pages": 4_000, "context_length": 2_000, **changes}), depth)
+        self.let_steps_cost(seconds)
+        self.last: dict[int, float] = {}
+        self.longest: dict[int, float] = {}
+
+    def receive(self, output: StepOutput) -> None:
+        before = {id: len(tokens) for id, tokens in self.outputs.items()}
+        super().receive(output)
+        for id, tokens in self.outputs.items():
+            if len(tokens) > before[id]:
+                if id in self.last:
+                    self.longest[id] = max(self.longest.get(id, 0.0), self.time - self.last[id])
+                self.last[id] = self.time
+
+    def step(self, check: bool = False) -> None:
+        self.num_steps += 1
+        for output in self.turn():
+            self.receive(output)
+
+    def learn(self) -> None:
+        """Let it see some steps, as a server does in its first seconds."""
+        for length in (30, 200, 400, 100):
+            self.send([length] * length, max_new_tokens=6, ignore_eos=True)
+            self.run_dry(check=False)
+        self.longest.clear()
+        self.last.clear()
+
+
+def test_the_cost_of_steps_is_learnt_from_those_that_ran() -> None:
+    cost, rng = StepCost(), random.Random(0)
+    for _ in range(200):
+        start, length, rows = rng.randrange(2_000), rng.randrange(1, 500), rng.randrange(1, 50)
+        prefill = Load(length, length * start + length * (length + 1) // 2)
+        decode = Load(rows, rows * rng.randrange(10, 1_000))
+        for load, has_prefill in ((prefill, True), (decode, False)):
+            took = (A + B * load.tokens + C * load.pairs) * rng.uniform(0.95, 1.05)
+            cost.observe(load, took, has_prefill=has_prefill)
+    assert cost.seconds(Load(300, 300 * 500)) == pytest.approx(A + B * 300 + C * 150_000, rel=0.05)
+    assert cost.coefficients() == pytest.approx((A, B, C), rel=0.2)
+
+
+def test_coefficients_are_never_negative_whatever_is_measured() -> None:
+    rng = random.Random(1)
+    for _ in range(50):
+        cost = StepCost()
+        for _ in range(rng.randrange(1, 12)):
+            load = Load(rng.randrange(1, 100), rng.randrange(1, 10_000))
+            cost.observe(load, rng.choice([0.0, -1.0, float("nan"), rng.random()]), has_prefill=rng.random() < 0.5)
+        assert min(cost.coefficients()) >= 0
+
+
+def test_a_disturbed_step_is_not_taken_at_its_word_and_a_lasting_change_is() -> None:
+    cost = StepCost()
+    for tokens in range(10, 60):
+        cost.observe(Load(tokens, tokens), 0.01 + 0.001 * tokens, has_prefill=True)
+        cost.observe(Load(8, 80), 0.02, has_prefill=False)
+    usual = cost.seconds(Load(30, 30))
+    cost.observe(Load(30, 30), 100.0, has_prefill=True)
+    assert cost.seconds(Load(30, 30)) < 1.3 * usual
+    for tokens in list(range(10, 60)) * 6:
+        cost.observe(Load(tokens, tokens), 3 * (0.01 + 0.001 * tokens), has_prefill=True)
+    assert cost.seconds(Load(30, 30)) == pytest.approx(3 * usual, rel=0.2)
+
+
+@pytest.mark.parametrize("start", [0, 500, 10_000])
+def test_a_budget_gives_the_most_tokens_that_fit_into_its_time(start: int) -> None:
+    budget = StepBudget(0.05, (B, C), max_tokens=1_000, min_tokens=0)
+    n = budget.limit(start)
+    assert B * n + C * n * (start + n / 2) <= 0.05 < B * (n + 1) + C * (n + 1) * (start + (n + 1) / 2)
+    budget.spend(start, n)
+    assert budget.limit(start) == 0
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("depth", [0, 1])
+def test_streams_do_not_freeze_while_long_prompts_keep_coming(mixed: bool, depth: int) -> None:
+    longest = {}
+    for bound_s in (0.0, 0.05):
+        world = Streams(depth, max_step_s=bound_s, chunked_prefill_size=1_000, mixed_chunk=mixed)
+        world.learn()
+        stream = world.send([1, 2, 3], max_new_tokens=150, ignore_eos=True)
+        while not world.outputs[stream]:
+            world.step()
+        while stream not in world.finished:
+            if len(world.scheduler.waiting_queue) < 2:
+                world.send([len(world.sent)] * 900, max_new_tokens=4, ignore_eos=True)
+            world.step()
+        longest[bound_s] = max(world.longest.values())
+        world.run_dry(check=False)
+        world.check_outputs()
+    assert longest[0.0] > 0.35
+    a_decode_step = A + 4 * B + 4 * C * 900
+    assert longest[0.05] <= 0.05 + (2 if depth else 1) * a_decode_step
+
+
+def test_without_running_requests_prompts_take_whole_steps() -> None:
+    world = Streams(max_step_s=0.02, chunked_prefill_size=1_000)
+    world.learn()
+    world.send([7] * 900, max_new_tokens=2, ignore_eos=True)
+    steps = world.num_steps
+    while not world.outputs[len(world.sent) - 1]:
+        world.step()
+    assert world.num_steps - steps == 1
+
+
+def test_prompts_go_on_however_small_the_bound_is() -> None:
+    world = Streams(max_step_s=1e-6, chunked_prefill_size=1_000)
+    world.learn()
+    world.send([1, 2], max_new_tokens=400, ignore_eos=True)
+    world.step()
+    late = world.send([7] * 300, max_new_tokens=2, ignore_eos=True)
+    for _ in range(2 * 300 // 16 + 6):
+        world.step()
+    assert world.outputs[late]
+
+
+def test_before_anything_is_known_steps_grow_with_what_has_been_measured() -> None:
+    world = Streams(max_step_s=10.0, chunked_prefill_size=1_000)
+    world.send([1, 2], max_new_tokens=100, ignore_eos=True)
+    world.step()
+    world.send([7] * 900, max_new_tokens=2, ignore_eos=True)
+    lens = []
+    launch = world.runner.launch
+    world.runner.launch = lambda plan: (lens.append(plan.num_tokens), launch(plan))[1]  # type: ignore[method-assign]
+    while sum(lens) < 900:
+        world.step()
+    assert [n for n in lens if n > 1][:4] == [64, 128, 256, 452]

@@ -1,0 +1,368 @@
+"""Each policy's order against its plain twin, and what no policy may do: starve somebody."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from tests.scheduler.test_random_schedules import random_prompt, run_random
+from tests.scheduler.test_scheduler import settings
+from tests.scheduler.world import VOCAB, World
+from weft.config.engine import EngineConfig
+from weft.config.options import SettingsError, options_of
+from weft.config.tenants import parse_weights
+from weft.messages.control import SetPolicy, SetPolicyReply
+from weft.scheduler.policies.fair import DECODE_COST, QUANTUM, Fair
+from weft.scheduler.policy import POLICIES, UnknownPolicy
+from weft.scheduler.queue import TURNS
+from weft.scheduler.request import Request, RequestState
+from weft.scheduler.service.control import HANDLERS
+
+Key = Callable[[World, Request], float]
+
+
+def cached(world: World, request: Request) -> int:
+    usable = request.packed[: (request.fill_len - 1) * 4]
+    return world.scheduler.kv.cache.peek(request.namespace, usable)
+
+
+TWINS: dict[str, Key] = {
+    "fcfs": lambda world, request: request.arrival,
+    "lpm": lambda world, request: -cached(world, request),
+    "shortest-prefill-first": lambda world, request: request.fill_len - cached(world, request),
+    "hrrn": lambda world, request: (request.arrival_s - world.time) / (request.fill_len - cached(world, request)),
+    "lof": lambda world, request: -(request.max_len - request.prompt_len),
+    "priority": lambda world, request: -request.priority,
+}
+
+
+def order(world: World) -> list[int]:
+    return [request.id for request in world.scheduler.waiting_queue.order(world.time)]
+
+
+def busy_world(policy: str, seed: int = 0, num_waiting: int = 200, **changes: object) -> World:
+    """Some requests have run, more wait; some prefixes are cached, some are evicted."""
+    rng = random.Random(seed)
+    world = World(settings(**{"policy": policy, "num_pages": 300, "page_size": rng.choice([1, 4]), **changes}))
+    families = [[rng.randrange(VOCAB) for _ in range(60)] for _ in range(4)]
+    for number in range(num_waiting):
+        world.send(
+            random_prompt(rng, families, 90),
+            max_new_tokens=rng.randrange(1, 20),
+            priority=rng.randrange(3),
+            user=rng.choice("abc"),
+            salt=rng.choice(["", "", "other"]),
+        )
+        if number < num_waiting // 2 or number % 10 == 0:
+            world.step()
+    return world
+
+
+@pytest.mark.parametrize("policy", list(TWINS))
+@pytest.mark.parametrize("seed", range(3))
+def test_the_order_is_that_of_a_sort_which_looks_every_prefix_up(policy: str, seed: int) -> None:
+    world = busy_world(policy, seed)
+    for _ in range(10):
+        world.step()
+        fresh = [request for request in world.scheduler.waiting_queue if not request.retractions]
+        by_twin = sorted(fresh, key=lambda request: (TWINS[policy](world, request), request.arrival))
+        assert len(by_twin) > 100
+        ids = {request.id for request in fresh}
+        assert [id for id in order(world) if id in ids] == [request.id for request in by_twin]
+
+
+@pytest.mark.parametrize("policy", list(POLICIES))
+def test_every_policy_looks_at_each_waiting_request_once(policy: str) -> None:
+    world = busy_world(policy, aging_s=30.0)
+    while policy == "static" and not order(world):
+        world.step()
+    waiting = [request.id for request in world.scheduler.waiting_queue]
+    assert sorted(order(world)) == sorted(waiting)
+    assert len(waiting) > 50
+
+
+def test_the_heaviest_branch_of_the_tree_goes_first_and_stays_together() -> None:
+    world = World(settings(policy="dfs-weight", max_running_requests=1, page_size=1))
+    stems = [[10 + i] * 20 for i in range(3)]
+    for stem in stems:
+        world.send(stem, max_new_tokens=1)
+    world.run_dry()
+    ids = {i: [] for i in range(3)}
+    for number, i in enumerate([0, 1, 2, 1, 2, 2, 0, 2]):
+        ids[i].append(world.send([*stems[i], 100 + number], max_new_tokens=1))
+    cold = world.send([200, 201], max_new_tokens=1)
+    assert order(world)[:4] == ids[2]
+    assert sorted(order(world)[4:8]) == sorted(ids[0] + ids[1])
+    assert order(world)[-1] == cold
+
+
+def test_the_random_order_depends_on_the_seed_alone() -> None:
+    orders = []
+    for seed in (3, 3, 4):
+        world = World(settings(policy="random", seed=seed))
+        for number in range(50):
+            world.send([number], max_new_tokens=1)
+        orders.append(order(world))
+    assert orders[0] == orders[1]
+    assert orders[0] != orders[2]
+    assert orders[0] != sorted(orders[0])
+
+
+def test_a_static_batch_waits_for_its_slowest_request() -> None:
+    world = World(settings(policy="static", max_running_requests=3))
+    batch = [world.send([i, 1], max_new_tokens=n, ignore_eos=True) for i, n in enumerate([2, 4, 12])]
+    world.step()
+    late = world.send([9, 9], max_new_tokens=2, ignore_eos=True)
+    while batch[2] not in world.finished:
+        assert world.request(late).state is RequestState.WAITING
+        world.step()
+    world.run_dry()
+    assert world.finished[late].reason == "length"
+    world.check_outputs()
+
+
+# Nobody is starved
+
+
+def crowd(world: World, hot: list[int], number: int) -> int:
+    """A request that every policy but the fair ones prefers to `lonely`."""
+    tail = [number % VOCAB, number // VOCAB]
+    return world.send([*hot, *tail], max_new_tokens=6, ignore_eos=True, priority=30, user=f"u{number}")
+
+
+def lonely(world: World) -> int:
+    return world.send([5] * 40, max_new_tokens=1, ignore_eos=True, user="lonely")
+
+
+@pytest.mark.parametrize("policy", ["lpm", "dfs-weight", "shortest-prefill-first", "lof", "priority"])
+def test_without_aging_endless_competition_starves(policy: str) -> None:
+    world, hot = World(settings(policy=policy, max_running_requests=2)), list(range(100, 120))
+    world.send(hot, max_new_tokens=1)
+    world.run_dry()
+    for number in range(4):
+        crowd(world, hot, number)
+    victim = lonely(world)
+    for number in range(4, 200):
+        while len(world.scheduler.waiting_queue) < 5:
+            crowd(world, hot, number)
+        world.step(check=False)
+    assert world.request(victim).admitted_s < 0
+
+
+@pytest.mark.parametrize("policy", list(POLICIES))
+@pytest.mark.parametrize("seed", range(2))
+def test_who_is_overdue_is_admitted_after_at_most_four_times_as_many_as_are_older(policy: str, seed: int) -> None:
+    """The bound of every policy: 4 · (older ones that wait + 1) admissions from the moment at which it is overdue."""
+    rng = random.Random(seed)
+    world = World(settings(policy=policy, max_running_requests=2, aging_s=25.0, preemption_threshold=5))
+    hot = list(range(100, 120))
+    passed: dict[int, int] = {}  # admissions since it was overdue
+    bound: dict[int, int] = {}
+    admitted: set[int] = set()
+    for number in range(500):
+        while len(world.scheduler.waiting_queue) < 8:
+            crowd(world, hot, number)
+        if rng.random() < 0.02 and len(world.scheduler.waiting_queue) < 14:
+            lonely(world)
+        waiting = {r.id: r for r in world.scheduler.waiting_queue if r.admitted_s < 0}
+        for id, request in waiting.items():
+            if id not in bound and world.time + 1 - request.arrival_s >= 25.0:
+                older = sum(other.arrival < request.arrival for other in world.scheduler.waiting_queue)
+                bound[id], passed[id] = TURNS * (older + 1), 0
+        world.step(check=False)
+        now_admitted = {id for id in waiting if id in world.finished or world.request(id).admitted_s >= 0}
+        for id in bound:
+            if id in waiting and id not in admitted:
+                passed[id] += len(now_admitted - {id})
+                assert passed[id] <= bound[id]
+        admitted |= now_admitted
+    assert len(admitted) > 50
+    assert any(id in admitted for id in bound) or policy in ("fcfs", "static", "fair", "hrrn", "random")
+    world.run_dry(check=False)
+    world.check_idle()
+    world.check_outputs()
+
+
+# Priority
+
+
+def test_a_higher_class_goes_first_and_a_lower_one_if_it_is_to() -> None:
+    for low_first in (False, True):
+        world = World(settings(policy="priority", max_running_requests=1, low_priority_first=low_first))
+        world.send([1], max_new_tokens=3, ignore_eos=True, priority=2)
+        world.step()
+        ids = [world.send([2 + i], max_new_tokens=1, priority=p) for i, p in enumerate([1, 3, 2, 3])]
+        expected = [ids[0], ids[2], ids[1], ids[3]] if low_first else [ids[1], ids[3], ids[2], ids[0]]
+        assert order(world) == expected
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_far_higher_priority_takes_the_place_of_a_running_request_that_goes_on_later(depth: int) -> None:
+    world = World(settings(policy="priority", max_running_requests=2, preemption_threshold=10), depth=depth)
+    low = [world.send([i, i], max_new_tokens=40, ignore_eos=True, priority=p) for i, p in enumerate([0, 5])]
+    for _ in range(10):
+        world.step()
+    near = world.send([20], max_new_tokens=2, ignore_eos=True, priority=10)
+    for _ in range(3):
+        world.step()
+    assert near not in world.finished
+    high = world.send([30], max_new_tokens=2, ignore_eos=True, priority=11)
+    for _ in range(6):
+        world.step()
+    assert high in world.finished
+    world.run_dry()
+    assert [world.finished[id].retractions for id in low] == [1, 0]
+    assert world.scheduler.counters.num_retractions == 1
+    prefilled = world.scheduler.counters.num_prefilled_tokens - sum(
+        finish.prompt_tokens - finish.cached_tokens for finish in world.finished.values()
+    )
+    assert prefilled <= 2  # what the preempted one had computed was still in the cache
+    world.check_idle()
+    world.check_outputs()
+
+
+def test_nobody_is_preempted_in_vain() -> None:
+    world = World(settings(policy="priority", num_pages=100, context_length=100, preemption_threshold=0))
+    world.send([1], max_new_tokens=60, ignore_eos=True, priority=9)
+    low = world.send([2], max_new_tokens=25, ignore_eos=True, priority=0)
+    world.step()
+    world.step()
+    world.send([3] * 60, max_new_tokens=30, ignore_eos=True, priority=5)  # more than the low one holds
+    for _ in range(5):
+        world.step()
+    assert world.request(low).row >= 0
+    world.run_dry()
+    assert not world.scheduler.counters.num_retractions
+    world.check_outputs()
+
+
+def test_a_long_prompt_of_a_low_class_does_not_hold_the_steps_of_a_high_one() -> None:
+    world = World(settings(policy="priority", chunked_prefill_size=8, preemption_threshold=10))
+    low = world.send([1] * 120, max_new_tokens=3, ignore_eos=True)
+    world.step()
+    world.step()
+    high = world.send([2, 3], max_new_tokens=2, ignore_eos=True, priority=50)
+    world.step()
+    assert len(world.outputs[high]) == 1
+    world.run_dry()
+    assert world.finished[low].retractions == 1
+    world.check_outputs()
+
+
+# Fairness
+
+
+def served_tokens(world: World, user: str) -> int:
+    ids = [id for id, request in world.sent.items() if request.user == user]
+    return sum(len(world.outputs[id]) for id in ids)
+
+
+def fair_world(**changes: object) -> World:
+    return World(settings(policy="fair", max_running_requests=2, prefix_cache=False, **changes))
+
+
+@pytest.mark.parametrize(("weights", "share"), [((), 1.0), ((("a", 3.0),), 3.0)])
+def test_tenants_that_always_want_more_get_service_by_weight(
+    weights: tuple[tuple[str, float], ...], share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weft.scheduler.policies.fair.QUANTUM", 0.0)
+    world, rng = fair_world(tenant_weights=weights), random.Random(0)
+    for number in range(1_500):
+        waiting = [request.user for request in world.scheduler.waiting_queue]
+        while waiting.count("a") < 3:
+            world.send([number % VOCAB] * rng.randrange(1, 9), max_new_tokens=5, ignore_eos=True, user="a")
+            waiting.append("a")
+        while waiting.count("b") < 30:  # ten times as many: it makes no difference
+            world.send([number % VOCAB] * rng.randrange(1, 9), max_new_tokens=5, ignore_eos=True, user="b")
+            waiting.append("b")
+        world.step(check=False)
+    assert served_tokens(world, "a") / served_tokens(world, "b") == pytest.approx(share, rel=0.1)
+
+
+def test_a_tenant_saves_nothing_up_while_it_is_away() -> None:
+    world = fair_world()
+    for _ in range(40):
+        world.send([1, 2], max_new_tokens=20, ignore_eos=True, user="busy")
+    for _ in range(200):
+        world.step(check=False)
+    policy = world.scheduler.waiting_queue.policy
+    assert isinstance(policy, Fair)
+    world.send([3], max_new_tokens=20, ignore_eos=True, user="late")
+    busy = policy.service("busy")
+    assert policy.service("late") == pytest.approx(busy, abs=60)
+    assert busy > DECODE_COST * 20 * 10
+
+
+def test_the_cache_may_buy_a_bounded_lead() -> None:
+    world = World(settings(policy="fair", max_running_requests=1, num_pages=200))
+    hot = list(range(100, 140))
+    world.send(hot, max_new_tokens=1, user="warm")
+    world.run_dry()
+    cold = world.send([1, 2], max_new_tokens=1, user="cold")
+    warm = world.send([*hot, 7], max_new_tokens=1, user="warm")
+    assert order(world) == [warm, cold]
+    policy = world.scheduler.waiting_queue.policy
+    assert isinstance(policy, Fair)
+    policy._service[policy._numbers["warm"]] += QUANTUM + 1
+    assert order(world) == [cold, warm]
+
+
+def test_idle_tenants_are_forgotten() -> None:
+    world = fair_world()
+    for number in range(300):
+        world.send([1], max_new_tokens=1, user=f"u{number}")
+        world.run_dry(check=False)
+    policy = world.scheduler.waiting_queue.policy
+    assert isinstance(policy, Fair)
+    assert len(policy._numbers) < 20
+
+
+def test_weights_of_tenants_are_read_and_mistakes_are_named() -> None:
+    assert parse_weights(" alice=2, bob = 0.5,", "--tenant-weights") == (("alice", 2.0), ("bob", 0.5))
+    assert parse_weights("", "--tenant-weights") == ()
+    for bad in ("alice", "alice=", "=2", "alice=-1", "alice=inf"):
+        with pytest.raises(SettingsError, match="--tenant-weights"):
+            parse_weights(bad, "--tenant-weights")
+
+
+# Choosing and switching
+
+
+def test_the_command_line_offers_every_policy() -> None:
+    (option,) = [option for option in options_of(EngineConfig) if option.name == "schedule_policy"]
+    assert option.choices == tuple(POLICIES)
+
+
+def test_an_unknown_policy_is_refused_and_the_known_ones_are_named() -> None:
+    world = World(settings())
+    with pytest.raises(UnknownPolicy, match=r"'magic'.*fcfs, lpm"):
+        world.scheduler.set_policy("magic")
+    assert world.scheduler.settings.policy == "fcfs"
+
+
+def test_a_control_message_switches_the_policy_of_those_that_wait() -> None:
+    world = World(settings(max_running_requests=1))
+    world.send([1], max_new_tokens=9, ignore_eos=True)
+    world.step()
+    ids = [world.send([2] * n, max_new_tokens=1) for n in (5, 3, 4)]
+    assert order(world) == ids
+
+    class Engine:
+        scheduler = world.scheduler
+
+    reply = HANDLERS[SetPolicy](Engine(), SetPolicy(call=1, policy="shortest-prefill-first"))  # type: ignore[arg-type]
+    assert reply == SetPolicyReply(call=1, success=True, before="fcfs")
+    assert order(world) == [ids[1], ids[2], ids[0]]
+    bad = HANDLERS[SetPolicy](Engine(), SetPolicy(call=2, policy="magic"))  # type: ignore[arg-type]
+    assert isinstance(bad, SetPolicyReply)
+    assert not bad.success
+    assert "hrrn" in bad.message
+    world.run_dry()
+    world.check_outputs()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_switching_all_the_time_breaks_nothing(seed: int) -> None:
+    run_random(2_000 + seed, switches=True)

@@ -1,0 +1,172 @@
+"""Routes that tell what the engine does, and requests with a deadline, over HTTP to a fake engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.fake import RunningServer, running
+from weft.config.server import ServerConfig
+from weft.messages import control
+from weft.messages.codec import ToEngine
+from weft.messages.replies import Finish, StepOutput
+from weft.messages.requests import GenerateRequest
+
+ROW = control.RequestRow(
+    id=3,
+    rid="a/b",
+    state="waiting",
+    position=14,
+    age_s=0.5,
+    prompt_tokens=10,
+    output_tokens=0,
+    cached_tokens=0,
+)
+QUEUE = control.QueueStatus(
+    waiting_queue_size=15,
+    running_batch_size=2,
+    prefilling=0,
+    max_queued_requests=4_096,
+    max_running_requests=2,
+    batch_is_full=True,
+    chunked_rid=None,
+    free_tokens=2_900,
+)
+ENTRY = control.TimelineEntry(
+    at_s=0.2, first_step=812, last_step=930, times=118, what="waits: no KV memory: r17 needs 3,100 tokens"
+)
+EXPLANATION = control.Explanation(
+    id=3,
+    rid="a/b",
+    state="waiting",
+    position=14,
+    prompt_tokens=10,
+    output_tokens=0,
+    cached_tokens=0,
+    stages=control.StageTimes(queued_s=0.5, prefill_s=None, decode_s=None, total_s=0.5),
+    retractions=0,
+    recomputed_tokens=0,
+    refound_tokens=0,
+    timeline=[ENTRY],
+)
+
+
+@pytest.fixture
+def telling(server: RunningServer) -> RunningServer:
+    """A server whose engine answers questions about itself."""
+    engine = server.engine
+    send = engine.send
+
+    def answer(message: ToEngine) -> None:
+        match message:
+            case control.ListRequests():
+                rows = [ROW] * min(message.limit, 15)
+                engine.answer(control.ListRequestsReply(call=message.call, queue=QUEUE, requests=rows))
+            case control.ExplainRequest():
+                found = [EXPLANATION] if message.rid == ROW.rid else []
+                engine.answer(control.ExplainRequestReply(call=message.call, found=found))
+            case control.AuditBooks():
+                engine.answer(
+                    control.AuditReply(
+                        call=message.call,
+                        faults=["page 7 is owned by nobody"],
+                        num_pages=10,
+                        free=5,
+                        cached=2,
+                        held=2,
+                        quarantined=1,
+                        total_faults=1,
+                    )
+                )
+            case _:
+                send(message)
+
+    engine.send = answer  # type: ignore[method-assign]
+    return server
+
+
+def test_open_requests_are_listed_with_the_queue(telling: RunningServer, http: httpx.Client) -> None:
+    answer = http.get("/requests").json()
+    assert answer["queue"]["waiting_queue_size"] == 15
+    assert answer["queue"]["free_tokens"] == 2_900
+    assert answer["requests"][0] == {
+        "id": 3,
+        "rid": "a/b",
+        "state": "waiting",
+        "position": 14,
+        "age_s": 0.5,
+        "prompt_tokens": 10,
+        "output_tokens": 0,
+        "cached_tokens": 0,
+    }
+    assert len(http.get("/requests?limit=2").json()["requests"]) == 2
+    assert http.get("/requests?limit=0").status_code == 400
+    assert http.get("/requests?limit=x").status_code == 400
+
+
+def test_a_request_is_explained_by_its_exact_name(telling: RunningServer, http: httpx.Client) -> None:
+    (one,) = http.get("/requests/a/b").json()["requests"]
+    assert one["position"] == 14
+    assert one["stages"]["queued_s"] == 0.5
+    assert one["timeline"][0]["times"] == 118
+    assert one["text"] == [
+        "    0.200 s  step 812-930, 118 times: waits: no KV memory: r17 needs 3,100 tokens",
+    ]
+    missing = http.get("/requests/a")
+    assert missing.status_code == 404
+    assert "'a'" in missing.json()["error"]["message"]
+
+
+def test_the_books_are_audited_on_demand(telling: RunningServer, http: httpx.Client) -> None:
+    answer = http.post("/audit").json()
+    assert answer["faults"] == ["page 7 is owned by nobody"]
+    assert (answer["free"], answer["cached"], answer["held"], answer["quarantined"]) == (5, 2, 2, 1)
+    assert "call" not in answer
+
+
+def test_insight_needs_the_administration_key() -> None:
+    with running(ServerConfig(admin_api_key="secret", drain_s=1.0)) as server:
+        for method, path in (("GET", "/requests"), ("GET", "/requests/x"), ("POST", "/audit")):
+            assert httpx.request(method, server.url + path).status_code == 403
+
+
+# Deadlines
+
+
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "x"},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]},
+    "/generate": {"text": "x"},
+}
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_timeout_goes_to_the_engine_from_the_body_or_the_header(
+    server: RunningServer, http: httpx.Client, path: str
+) -> None:
+    assert http.post(path, json=BODIES[path] | {"timeout_ms": 1_500}).status_code == 200
+    assert http.post(path, json=BODIES[path], headers={"X-Request-Timeout-Ms": "2500"}).status_code == 200
+    assert http.post(path, json=BODIES[path]).status_code == 200
+    assert [request.timeout_ms for request in server.engine.seen] == [1_500, 2_500, 0]
+    for bad in ({"timeout_ms": 0}, {"timeout_ms": -1}, {"timeout_ms": 10**12}):
+        assert http.post(path, json=BODIES[path] | bad).json()["error"]["param"] == "timeout_ms"
+    assert http.post(path, json=BODIES[path], headers={"X-Request-Timeout-Ms": "soon"}).status_code == 400
+
+
+@pytest.mark.parametrize(("status", "retry"), [(503, "1"), (408, None)])
+def test_a_request_whose_time_is_over_has_that_status(
+    server: RunningServer, http: httpx.Client, status: int, retry: str | None
+) -> None:
+    def end(message: ToEngine) -> None:
+        assert isinstance(message, GenerateRequest)
+        finish = Finish(id=message.id, reason="abort", status=status, message="the request waited for 2 s")
+        server.engine.answer(StepOutput(finished=[finish]))
+
+    server.engine.send = end  # type: ignore[method-assign]
+    for stream in (False, True):
+        answer = http.post("/v1/completions", json={"prompt": "x", "stream": stream})
+        assert answer.status_code == status
+        assert answer.json()["error"]["message"] == "the request waited for 2 s"
+        assert answer.headers.get("retry-after") == retry

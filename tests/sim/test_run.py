@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from weft.scheduler.settings import SchedulerSettings
+from weft.sim.cost import Cost
+from weft.sim.run import DONE, OPEN, REFUSED, simulate
+from weft.sim.synthetic import Traffic, at_once, synthetic
+from weft.sim.trace import EOS, OUTPUT, Arrival, Segment
+
+SETTINGS = SchedulerSettings(
+    num_pages=4_000,
+    page_size=16,
+    max_running_requests=8,
+    context_length=2_048,
+    vocab_size=1_000,
+    eos_token_ids=(EOS,),
+    chunked_prefill_size=512,
+)
+STEP = Cost(1.0, 0.0, 0.0)  # every step takes a second
+
+
+def one(time_s: float, output_len: int, key: int = 0, **more: int) -> Arrival:
+    return Arrival(time_s, (Segment(key, 20),), output_len, 100)._replace(**more)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_lone_request_takes_a_step_for_each_token(overlap: bool) -> None:
+    record = simulate(SETTINGS, STEP, [one(3.0, 5)], overlap=overlap)
+    assert (record.sent_s[0], record.first_s[0], record.end_s[0]) == (3.0, 4.0, 8.0)
+    assert (record.prompt_len[0], record.output_len[0], record.state[0]) == (20, 5, DONE)
+    assert record.gaps.percentile(50) == pytest.approx(1.0, rel=0.01)
+
+
+def test_cost_counts_tokens_context_and_samples() -> None:
+    cost = Cost(10.0, 1.0, 0.01, 100.0)
+    record = simulate(SETTINGS, cost, [one(0.0, 2)], overlap=False)
+    prefill = 10 + 20 * 1 + 20 * 0.01 + 100
+    decode = 10 + 1 + 21 * 0.01 + 100
+    assert record.first_s[0] == pytest.approx(prefill)
+    assert record.end_s[0] == pytest.approx(prefill + decode)
+
+
+def test_the_scheduler_does_not_know_the_output_length() -> None:
+    record = simulate(SETTINGS, STEP, [one(0.0, 7, key=1), one(0.0, 100, key=2), one(0.0, 300, key=3)])
+    assert record.output_len.tolist() == [7, 100, 100]  # the last is cut by max_new_tokens
+
+
+def test_requests_run_together() -> None:
+    record = simulate(SETTINGS, STEP, at_once([(20, 10)] * 8), overlap=False)
+    assert set(record.end_s.tolist()) == {10.0}
+    assert record.meter.mean_rows == 8
+
+
+def test_equal_prefixes_are_computed_once() -> None:
+    shared = Segment(1, 320)
+    arrivals = [Arrival(100.0 * i, (shared, Segment(10 + i, 16)), 2, 2) for i in range(3)]
+    assert simulate(SETTINGS, STEP, arrivals).cached_len.tolist() == [0, 320, 320]
+
+
+def test_next_turn_comes_after_the_answer_and_finds_it_in_the_cache() -> None:
+    first = one(0.0, 12)
+    second = Arrival(5.0, (*first.prompt, Segment(OUTPUT, 12), Segment(9, 30)), 3, 100, after=0)
+    record = simulate(SETTINGS, STEP, [first, second], overlap=False)
+    assert record.end_s[0] == 12.0
+    assert record.sent_s[1] == 17.0
+    assert record.cached_len[1] == 16  # of 31 tokens with K and V the whole pages
+
+
+def test_turn_of_a_refused_request_still_comes() -> None:
+    too_long = Arrival(0.0, (Segment(0, 5_000),), 1, 1)
+    record = simulate(SETTINGS, STEP, [too_long, one(1.0, 2, after=0)])
+    assert record.state.tolist() == [REFUSED, DONE]
+
+
+def test_time_jumps_over_idle_stretches() -> None:
+    record = simulate(SETTINGS, STEP, [one(0.0, 2), one(1e6, 2, key=1)])
+    assert record.end_s[1] == 1e6 + 2
+    assert record.meter.busy_s < 10
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("policy", ["fcfs", "lpm"])
+def test_every_request_gets_its_output_when_memory_is_short(policy: str, overlap: bool) -> None:
+    traffic = Traffic(
+        requests=80,
+        rate=30.0,
+        input_len="uniform:10:150",
+        output_len="uniform:100:200",
+        max_tokens=200,
+        prefixes=4,
+        prefix_len=40,
+        turns=2,
+        think=1.0,
+    )
+    arrivals = list(synthetic(traffic))
+    settings = replace(SETTINGS, num_pages=60, max_running_requests=32, policy=policy, schedule_conservativeness=0.0)
+    record = simulate(settings, Cost(0.01, 1e-4, 1e-6), arrivals, overlap=overlap)
+    fits = np.array([arrival.prompt_len + 200 <= 60 * 16 for arrival in arrivals])
+    expected = np.array([arrival.output_len for arrival in arrivals])
+    assert not (record.state == OPEN).any()
+    assert ((record.state == DONE) == fits).all()
+    assert (record.output_len[fits] == expected[fits]).all()
+    assert record.retractions.sum() > 0
+    assert record.evicted_tokens > 0
+    assert (record.first_s[fits] > record.sent_s[fits]).all()
+
+
+def test_a_simulation_repeats_itself() -> None:
+    traffic = Traffic(requests=60, rate=20.0, prefixes=5, turns=2, output_len="20")
+    settings = replace(SETTINGS, num_pages=2_000, context_length=16_384)
+    first, again = (simulate(settings, Cost(0.01, 1e-4, 1e-6), synthetic(traffic)) for _ in range(2))
+    assert (first.end_s == again.end_s).all()
+    assert first.meter.num_steps == again.meter.num_steps

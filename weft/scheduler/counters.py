@@ -1,0 +1,35 @@
+"""What has happened since the start, in numbers that only grow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class Counters:
+    num_steps: int = 0
+    num_prefill_steps: int = 0
+    num_requests: int = 0  # that arrived; also the number of the next one
+    num_refused: int = 0
+    num_aborted: int = 0
+    num_prompt_tokens: int = 0  # of admitted requests
+    num_cached_tokens: int = 0  # of these, found in the prefix cache
+    num_prefilled_tokens: int = 0  # computed, retracted requests counted again
+    num_generated_tokens: int = 0
+    num_retractions: int = 0
+    num_faults: int = 0  # found in the books of memory
+
+    def totals(self) -> dict[str, int]:
+        """By the names that they have in `Stats`."""
+        return {
+            "total_steps": self.num_steps,
+            "total_prefill_steps": self.num_prefill_steps,
+            "total_prompt_tokens": self.num_prompt_tokens,
+            "total_cached_tokens": self.num_cached_tokens,
+            "total_prefilled_tokens": self.num_prefilled_tokens,
+            "total_generated_tokens": self.num_generated_tokens,
+            "total_retractions": self.num_retractions,
+            "total_requests": self.num_requests,
+            "total_aborted": self.num_aborted,
+            "total_faults": self.num_faults,
+        }

@@ -1,0 +1,30 @@
+"""Classes of requests: the higher priority goes first, and takes the place of running ones that are far below it.
+
+Within a class those that were taken back go first, then all as they came. Memory that runs out is taken from the lowest
+class. How room is made for a waiting request is in `preemption.py`.
+"""
+
+from __future__ import annotations
+
+from weft.executor.plan import IntArray, LongArray
+from weft.scheduler.policy import Policy, Scene
+from weft.scheduler.request import Request
+from weft.scheduler.waiting import Waiting
+
+
+class Priority(Policy):
+    resumes_first = False
+    preempts = True
+
+    def __init__(self, scene: Scene) -> None:
+        super().__init__(scene)
+        self._sign = 1 if scene.settings.low_priority_first else -1
+
+    def key(self, waiting: Waiting, lines: IntArray, now: float) -> LongArray:
+        return waiting.priority[lines] * self._sign
+
+    def rank(self, request: Request) -> int:
+        return request.priority * self._sign
+
+    def may_preempt(self, waiting: Request, running: Request) -> bool:
+        return self.rank(running) - self.rank(waiting) > self.scene.settings.preemption_threshold

@@ -1,0 +1,74 @@
+"""Whom to take back when running requests outgrow memory, so that little work is lost and none is hit again and again.
+
+What a retracted request has computed stays in the prefix cache. Only what the others then take of it is lost, from its
+end; the rest is a hit when it resumes. So a victim costs what is taken (and one prefill step), and it helps by what no
+other request shares with it. The cheapest gives all that is missing at once; who has been hit before counts as dearer;
+among equals it is the one that came last.
+
+Against thrashing: a request that resumes is admitted the more carefully the more often it was taken back, until all
+that run are promised all that they may generate (`careful_ratio`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+from weft.executor.plan import IntArray
+from weft.memory.allocator import num_pages_for
+from weft.scheduler.kv import KvMemory
+from weft.scheduler.ratio import RETRACT_DECODE_STEPS
+from weft.scheduler.request import Request
+
+RESUME_COST = 32  # of a victim, in tokens, besides those that it must compute again: a prefill step
+MIN_RATIO = 1 / 16
+
+Rank = Callable[[Request], int]  # requests of a higher one are taken back before those of a lower
+
+
+def retract(kv: KvMemory, rows: IntArray, rank: Rank, take_back: Callable[[Request], None]) -> IntArray:
+    """Take back at least one of the decoding `rows`, until the others have room for a while. Returns the others.
+
+    The last one is kept, also without room.
+    """
+    kept = rows
+    while len(kept) > 1 and (len(kept) == len(rows) or _missing(kv, kept) > 0):
+        missing = max(_missing(kv, kept), kv.page_size)
+        victim = cheapest((kv.columns.requests[row] for row in kept), kv, missing, rank)
+        kept = kept[kept != victim.row]
+        take_back(victim)
+    return kept
+
+
+def cheapest(requests: Iterable[Request], kv: KvMemory, missing: int, rank: Rank) -> Request:
+    """Who is to be taken back if `missing` tokens are needed."""
+    return min(requests, key=lambda request: (-rank(request), _cost(kv, request, missing), -request.arrival))
+
+
+def freed_tokens(kv: KvMemory, request: Request) -> int:
+    """Tokens of memory that become available if this request is taken back."""
+    own = num_pages_for(kv.num_computed(request) - request.cached_len, kv.page_size)
+    return (own + kv.cache.unshared_pages(request.handle)) * kv.page_size
+
+
+def careful_ratio(ratio: float, retractions: int) -> float:
+    """The part of their outputs for which running requests need memory before one that was retracted so often resumes:
+    the usual, twice that, four times..., soon all."""
+    if not retractions:
+        return ratio
+    return min(1.0, max(ratio, MIN_RATIO) * 2.0**retractions)
+
+
+def _cost(kv: KvMemory, request: Request, missing: int) -> float:
+    """Tokens lost per token gained."""
+    gained = min(freed_tokens(kv, request), missing)
+    if not gained:
+        return math.inf
+    partial_page = kv.num_computed(request) % kv.page_size  # cannot stay in the cache
+    return (gained + partial_page + RESUME_COST) / gained * (1 + request.retractions)
+
+
+def _missing(kv: KvMemory, rows: IntArray) -> int:
+    """Tokens that the next steps of `rows` lack."""
+    needed = max(kv.decode_pages(rows) * kv.page_size, len(rows) * RETRACT_DECODE_STEPS)
+    return needed - kv.available

@@ -1,0 +1,206 @@
+"""Where requests are, what happened to them, and why: the scheduler's diary in words.
+
+Only looks on. `explain` costs a few milliseconds with thousands of requests in memory, and nothing when nobody asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from weft.messages.control import Explanation, QueueStatus, RequestRow, StageTimes, TimelineEntry
+from weft.observe.log import EventLog
+from weft.scheduler.events import NEVER, Event, Pass, Stop, Story
+from weft.scheduler.request import NO_ROW, Request
+from weft.scheduler.scheduler import Scheduler
+
+MAX_PASSES_TOLD = 48  # of one request; the latest
+
+log = EventLog("scheduler")
+
+
+def get_queue_status(scheduler: Scheduler) -> QueueStatus:
+    """The queue and the batch in numbers."""
+    num_with_row = len(scheduler.requests) - len(scheduler.waiting_queue)
+    return QueueStatus(
+        waiting_queue_size=len(scheduler.waiting_queue),
+        running_batch_size=len(scheduler.running_batch),
+        prefilling=num_with_row - len(scheduler.running_batch),
+        max_queued_requests=scheduler.settings.max_queued_requests,
+        max_running_requests=scheduler.settings.max_running_requests,
+        batch_is_full=scheduler.batch_is_full,
+        chunked_rid=scheduler.chunked_req.rid if scheduler.chunked_req else None,
+        free_tokens=scheduler.kv.available,
+    )
+
+
+def list_requests(scheduler: Scheduler, now: float, limit: int) -> list[RequestRow]:
+    """Open requests: those with a row by arrival, then the queue in its order."""
+    running = [request for request in scheduler.requests.values() if request.row != NO_ROW]
+    running.sort(key=lambda request: request.arrival)
+    rows = [_row(scheduler, request, None, now) for request in running[:limit]]
+    for position, request in enumerate(list_waiting(scheduler, now)):
+        if len(rows) == limit:
+            break
+        rows.append(_row(scheduler, request, position, now))
+    return rows
+
+
+def list_waiting(scheduler: Scheduler, now: float) -> Iterator[Request]:
+    """The queue, the next first."""
+    return scheduler.waiting_queue.order(now)
+
+
+def trace_request_flow(scheduler: Scheduler, rid: str, now: float) -> list[Explanation]:
+    """All requests with exactly this name that are open or remembered, the newest first."""
+    found = [story for story in scheduler.diary.stories() if story.rid == rid]
+    found.sort(key=lambda story: -story.arrival)
+    return [_explained(scheduler, story, now) for story in found]
+
+
+def explain(scheduler: Scheduler, id: int, now: float) -> Explanation | None:
+    """What happened to one request, with the reason of every pass in which it waited."""
+    story = scheduler.diary.story(id)
+    return None if story is None else _explained(scheduler, story, now)
+
+
+def stage_times(story: Story, now: float) -> StageTimes:
+    """How long a request took for each stage so far."""
+    end = now if story.finished_s == NEVER else story.finished_s
+    admitted = end if story.admitted_s == NEVER else story.admitted_s
+    first = end if story.first_token_s == NEVER else story.first_token_s
+    return StageTimes(
+        queued_s=admitted - story.arrived_s,
+        prefill_s=None if story.admitted_s == NEVER else first - admitted,
+        decode_s=None if story.first_token_s == NEVER else end - first,
+        total_s=end - story.arrived_s,
+    )
+
+
+def log_request_processing_time(scheduler: Scheduler, id: int, now: float) -> None:
+    """Write the stages of a request to the log."""
+    story = scheduler.diary.story(id)
+    if story is not None:
+        stages = stage_times(story, now)
+        log.info(
+            "processing_time",
+            rid=story.rid,
+            queued_s=stages.queued_s,
+            prefill_s=stages.prefill_s,
+            decode_s=stages.decode_s,
+            total_s=stages.total_s,
+        )
+
+
+def _row(scheduler: Scheduler, request: Request, position: int | None, now: float) -> RequestRow:
+    return RequestRow(
+        id=request.id,
+        rid=request.rid,
+        state=request.state.value,
+        position=position,
+        age_s=now - request.arrival_s,
+        prompt_tokens=request.prompt_len,
+        output_tokens=_num_output(scheduler, request),
+        cached_tokens=request.cached_tokens,
+    )
+
+
+def _num_output(scheduler: Scheduler, request: Request) -> int:
+    if request.row == NO_ROW:
+        return request.fill_len - request.prompt_len
+    return scheduler.columns.num_output(request.row)
+
+
+def _explained(scheduler: Scheduler, story: Story, now: float) -> Explanation:
+    request = scheduler.requests.get(story.id)
+    if request is not None and request.arrival != story.arrival:
+        request = None  # another with the same number
+    position = None
+    if request is not None and request.row == NO_ROW:
+        position = next(i for i, other in enumerate(list_waiting(scheduler, now)) if other is request)
+    entries = [_event_entry(story, event) for event in story.events] + list(_waiting_entries(scheduler, story))
+    entries.sort(key=lambda entry: (entry.first_step, entry.at_s))
+    return Explanation(
+        id=story.id,
+        rid=story.rid,
+        state="finished" if request is None else request.state.value,
+        position=position,
+        prompt_tokens=story.prompt_tokens,
+        output_tokens=story.output_tokens if request is None else _num_output(scheduler, request),
+        cached_tokens=story.cached_tokens,
+        stages=stage_times(story, now),
+        retractions=story.num_retractions,
+        recomputed_tokens=story.recomputed_tokens,
+        refound_tokens=story.refound_tokens,
+        timeline=entries,
+    )
+
+
+def _event_entry(story: Story, event: Event) -> TimelineEntry:
+    return TimelineEntry(
+        at_s=event.time_s - story.arrived_s,
+        first_step=event.step,
+        last_step=max(event.step, event.last_step),
+        times=event.times,
+        what=f"{event.kind.value}: {event.detail}" if event.detail else event.kind.value,
+    )
+
+
+def _waiting_entries(scheduler: Scheduler, story: Story) -> Iterator[TimelineEntry]:
+    """The passes that left it waiting. A pass at whose very time it was admitted did not."""
+    found = [(until_s, one) for since_s, until_s in story.waits for one in scheduler.diary.passes(since_s, until_s)]
+    passes = [one for until_s, one in found if one.first_s < until_s][-MAX_PASSES_TOLD:]
+    if not passes:
+        return
+    others = _Others(scheduler, story)
+    for one in passes:
+        num_before = others.num_before(max(one.first_s, story.arrived_s))
+        before = f"; {num_before:,} that came before it waited, too" if num_before else ""
+        yield TimelineEntry(
+            at_s=max(one.first_s - story.arrived_s, 0.0),
+            first_step=one.first_step,
+            last_step=one.last_step,
+            times=one.times,
+            what=_reason(scheduler, one, story) + before,
+        )
+
+
+class _Others:
+    """When the requests that came before this one waited."""
+
+    def __init__(self, scheduler: Scheduler, story: Story) -> None:
+        waits = [wait for other in scheduler.diary.stories() if other.arrival < story.arrival for wait in other.waits]
+        self._waits = np.array(waits, dtype=np.float64).reshape(-1, 2)
+
+    def num_before(self, time_s: float) -> int:
+        """How many of them waited at that time."""
+        return int(np.count_nonzero((self._waits[:, 0] <= time_s) & (self._waits[:, 1] > time_s)))
+
+
+def _reason(scheduler: Scheduler, one: Pass, story: Story) -> str:
+    """Why requests at the place where this pass stopped, and behind it, waited."""
+    name = "it" if one.id == story.id else scheduler.diary.name(one.id)
+    match one.stop:
+        case Stop.NO_TOKEN if one.id < 0:
+            return "waits: no KV memory was left behind those admitted in the same step"
+        case Stop.NO_TOKEN:
+            return f"waits: no KV memory: {name} needs {one.needed:,} tokens, {one.available:,} are available"
+        case Stop.NO_ROW:
+            limit = scheduler.settings.max_running_requests
+            return f"waits: {limit} requests run, as many as --max-running-requests allows"
+        case Stop.BUDGET if one.id < 0:
+            return "waits: the token budget of the step was used up by those admitted in it"
+        case Stop.BUDGET if one.available <= 0:
+            return f"waits: the tokens of the step were used up before {name}"
+        case Stop.BUDGET if scheduler.settings.chunked_prefill_size is not None and one.needed > one.available:
+            return (
+                f"waits: {name} has {one.needed:,} tokens to compute, the step has {one.available:,} left, "
+                "and at most one prompt is open"
+            )
+        case Stop.BUDGET:
+            return (
+                f"waits: the token budget of the step has {one.available:,} left, {name} has {one.needed:,} to compute"
+            )
+        case Stop.FULL:
+            return "waits: the batch is full, and no request has ended since"

@@ -1,0 +1,347 @@
+"""The decision journal: everything that enters the core, and a digest of everything that it decides.
+
+The scheduler is pure: what it decides follows from its settings, the messages, the results of steps and the readings of
+the clock. `RecordedEngine` is an engine that writes these down, in their order, while it serves; `Replay`
+(`replay.py`) runs the same core over them and compares. Nothing is recorded twice, and nothing that the core works out
+by itself is recorded at all, except digests.
+
+    Began     settings: an idle engine with an empty cache
+    Submitted a message                       ┐
+    Turned    a call of Engine.step           │
+    Read      the clock                       │ inputs
+    Sampled   the result of a step, or        │
+    Failed    its exception                   ┘
+    Launched  digest of a batch               ┐ decisions
+    Answered  digest of what went out         ┘
+    Broke     the exception with which the core or its invariants broke
+    Paused    the file is full and the engine not idle: nothing more is recorded until it is
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
+
+import msgspec
+import numpy as np
+
+from weft import __version__
+from weft.executor.plan import BoolArray, FloatArray, IntArray, LongArray, Plan, Result, Runner, Sampling, Step
+from weft.messages.codec import FromEngine, ToEngine
+from weft.messages.replies import StepOutput
+from weft.scheduler.counters import Counters
+from weft.scheduler.scheduler import Scheduler
+from weft.scheduler.service.engine import Engine
+from weft.scheduler.settings import SchedulerSettings
+
+VERSION = 1  # of the records
+
+
+class Began(msgspec.Struct, frozen=True, array_like=True, tag="began"):
+    version: int
+    weft: str
+    unix_s: float
+    depth: int  # of the loop
+    settings: SchedulerSettings
+    counters: Counters  # as they go on from before
+    first_step: int
+
+
+class Submitted(msgspec.Struct, frozen=True, array_like=True, tag="m"):
+    message: ToEngine
+
+
+class Turned(msgspec.Struct, frozen=True, array_like=True, tag="t"):
+    pass
+
+
+class Read(msgspec.Struct, frozen=True, array_like=True, tag="c"):
+    now: float
+
+
+class Launched(msgspec.Struct, frozen=True, array_like=True, tag="b"):
+    """A batch: its size in clear, its arrays as CRC-32."""
+
+    step: int
+    mode: int
+    num_rows: int
+    num_tokens: int
+    rows: int
+    starts: int
+    lens: int
+    tokens: int
+    slots: int
+    samples: int
+    table: int
+    sampling: int
+
+
+class Sampled(msgspec.Struct, frozen=True, array_like=True, tag="r"):
+    """A result. Log probabilities are left out: nothing is decided by them."""
+
+    step: int
+    tokens: bytes  # int32 [S]
+    invalid: bytes = b""  # bool [S], or nothing
+
+    def result(self) -> Result:
+        invalid = np.frombuffer(self.invalid, dtype=np.bool_) if self.invalid else None
+        return Result(tokens=np.frombuffer(self.tokens, dtype=np.int32), invalid=invalid)
+
+
+class Failed(msgspec.Struct, frozen=True, array_like=True, tag="f"):
+    step: int
+    message: str
+    at_launch: bool = False
+
+
+class Answered(msgspec.Struct, frozen=True, array_like=True, tag="o"):
+    """A StepOutput: its size in clear, its content as CRC-32."""
+
+    num_tokens: int
+    num_finished: int
+    content: int
+
+
+class Broke(msgspec.Struct, frozen=True, array_like=True, tag="e"):
+    exception: str
+
+
+class Paused(msgspec.Struct, frozen=True, array_like=True, tag="p"):
+    pass
+
+
+Record: TypeAlias = (
+    Began | Submitted | Turned | Read | Launched | Sampled | Failed | Answered | Broke | Paused  # the order of above
+)
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Sink(Protocol):
+    """Where records go: `observe.journal.JournalWriter`."""
+
+    num_bytes: int
+
+    def append(self, record: bytes) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def rotate(self) -> None: ...
+
+
+class RecordedEngine:
+    """An engine that keeps a journal from `begin` on. To its users it is an Engine."""
+
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        runner: Runner,
+        *,
+        clock: Callable[[], float],
+        overlap: int,
+        on_failure: Callable[[Exception], None],
+        sink: Sink,
+        max_bytes: int,
+    ) -> None:
+        self._recorder = Recorder(sink, max_bytes)
+        self._engine = Engine(
+            settings,
+            RecordedRunner(runner, self._recorder),
+            clock=self._recorder.clock(clock),
+            overlap=overlap,
+            on_failure=on_failure,
+        )
+
+    @property
+    def scheduler(self) -> Scheduler:
+        return self._engine.scheduler
+
+    @property
+    def has_work(self) -> bool:
+        return self._engine.has_work
+
+    @property
+    def is_stopped(self) -> bool:
+        return self._engine.is_stopped
+
+    def begin(self) -> None:
+        """Begin to record. The engine is idle; it loses its prefix cache, for a replay begins without one."""
+        self._engine.start_over()
+        self._recorder.begin(self._engine)
+
+    def submit(self, message: ToEngine) -> FromEngine | None:
+        self._recorder.write(Submitted(message))
+        try:
+            return self._engine.submit(message)
+        except Exception as exc:
+            self.broke(exc)
+            raise
+
+    def step(self) -> list[FromEngine]:
+        recorder = self._recorder
+        recorder.write(Turned())
+        try:
+            replies = self._engine.step()
+        except Exception as exc:
+            self.broke(exc)
+            raise
+        for reply in replies:
+            if isinstance(reply, StepOutput):
+                recorder.write(answered(reply))
+        if not self._engine.has_work:
+            recorder.flush()  # it may be long until the next step
+        if recorder.is_full:
+            if self._engine.can_start_over:
+                recorder.rotate()
+                self.begin()
+            else:
+                recorder.pause_if_twice_as_full()
+        return replies
+
+    def broke(self, exc: Exception) -> None:
+        """Write down how it ended."""
+        self._recorder.write(Broke(describe(exc)))
+        self._recorder.flush()
+
+
+class Recorder:
+    """Writes records, while there is something to record."""
+
+    def __init__(self, sink: Sink, max_bytes: int) -> None:
+        self._sink = sink
+        self._max_bytes = max_bytes
+        self._is_on = False
+
+    @property
+    def is_full(self) -> bool:
+        return self._sink.num_bytes >= self._max_bytes
+
+    def begin(self, engine: Engine) -> None:
+        scheduler = engine.scheduler
+        self._is_on = True
+        self.write(
+            Began(
+                version=VERSION,
+                weft=__version__,
+                unix_s=time.time(),
+                depth=engine.depth,
+                settings=scheduler.settings,
+                counters=scheduler.counters,
+                first_step=scheduler.num_steps,
+            )
+        )
+        self._sink.flush()
+
+    def write(self, record: Record) -> None:
+        if self._is_on:
+            self._sink.append(_encode(record))
+
+    def flush(self) -> None:
+        self._sink.flush()
+
+    def rotate(self) -> None:
+        self._sink.rotate()
+
+    def pause_if_twice_as_full(self) -> None:
+        if self._is_on and self._sink.num_bytes >= 2 * self._max_bytes:
+            self.write(Paused())
+            self._sink.flush()
+            self._is_on = False
+
+    def clock(self, clock: Callable[[], float]) -> Callable[[], float]:
+        """`clock`, with every reading recorded."""
+
+        def read() -> float:
+            now = clock()
+            self.write(Read(now))
+            return now
+
+        return read
+
+
+class RecordedRunner:
+    """A runner whose plans and results are recorded. A plan is with the kernel before the device sees it."""
+
+    def __init__(self, runner: Runner, recorder: Recorder) -> None:
+        self._runner = runner
+        self._recorder = recorder
+
+    def launch(self, plan: Plan) -> Step:
+        self._recorder.write(launched(plan))
+        self._recorder.flush()
+        try:
+            step = self._runner.launch(plan)
+        except Exception as exc:
+            self._recorder.write(Failed(plan.step, describe(exc), at_launch=True))
+            raise
+        return _RecordedStep(step, plan.step, self._recorder)
+
+
+class _RecordedStep:
+    def __init__(self, step: Step, number: int, recorder: Recorder) -> None:
+        self._step = step
+        self._number = number
+        self._recorder = recorder
+
+    def result(self) -> Result:
+        try:
+            result = self._step.result()
+        except Exception as exc:
+            self._recorder.write(Failed(self._number, describe(exc)))
+            raise
+        invalid = b"" if result.invalid is None else result.invalid.tobytes()
+        self._recorder.write(Sampled(self._number, result.tokens.tobytes(), invalid))
+        return result
+
+    def done(self) -> bool:
+        return self._step.done()
+
+
+def describe(exc: Exception) -> str:
+    return f"{type(exc).__name__}: {exc}"
+
+
+def launched(plan: Plan) -> Launched:
+    """The record of a batch."""
+    table = plan.table
+    return Launched(
+        plan.step,
+        plan.mode,
+        len(plan.rows),
+        len(plan.tokens),
+        _crc(plan.rows),
+        _crc(plan.starts),
+        _crc(plan.lens),
+        _crc(plan.tokens),
+        _crc(plan.slots),
+        _crc(plan.samples),
+        0 if table is None else _crc(table.rows, table.starts, table.lens, table.slots),
+        _sampling_crc(plan.sampling),
+    )
+
+
+def answered(output: StepOutput) -> Answered:
+    """The record of what went out, without log probabilities."""
+    content = zlib.crc32(output.tokens, zlib.crc32(output.ids))
+    if output.finished:
+        content = zlib.crc32(_encode(output.finished), content)
+    return Answered(len(output.tokens) // 4, len(output.finished), content)
+
+
+def _sampling_crc(sampling: Sampling) -> int:
+    crc = _crc(sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p, sampling.seeds, sampling.positions)
+    if (bias := sampling.bias) is not None:
+        crc ^= _crc(bias.index, bias.tokens, bias.values)
+    if (seen := sampling.penalties) is not None:
+        crc ^= _crc(seen.index, seen.frequency, seen.presence, seen.repetition, seen.history, seen.lacks_last)
+    if (asked := sampling.logprobs) is not None:
+        crc ^= _crc(asked.index, asked.num_top)
+    return crc
+
+
+def _crc(*arrays: IntArray | LongArray | FloatArray | BoolArray) -> int:
+    crc = 0
+    for array in arrays:
+        crc = zlib.crc32(np.ascontiguousarray(array).data, crc)
+    return crc

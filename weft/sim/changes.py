@@ -1,0 +1,86 @@
+"""Who is better off with other settings, and who is worse off: the same requests in two runs, one by one."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from weft.sim.report import e2e_of
+from weft.sim.run import Record
+from weft.sim.table import number, table
+
+SAME = 0.01  # an end-to-end time that changes by less than this share is the same
+NUM_WORST = 10
+
+
+class Change(NamedTuple):
+    """One request in both runs."""
+
+    number: int  # its place in the trace
+    tenant: int
+    prompt_len: int
+    output_len: int
+    before_s: float  # end to end
+    after_s: float
+
+
+class Changes(NamedTuple):
+    num_better: int
+    num_worse: int
+    num_same: int
+    num_lost: int  # finished in one of the runs only
+    worst: list[Change]  # those that lose most time, most first
+
+
+def changes(before: Record, after: Record) -> Changes:
+    """What becomes of each request of a trace when the run is `after` instead of `before`."""
+    n = min(len(before), len(after))
+    old, new = e2e_of(before)[:n], e2e_of(after)[:n]
+    both = ~np.isnan(old) & ~np.isnan(new)
+    delta = np.where(both, new - old, 0.0)
+    matters = np.abs(delta) > SAME * np.where(both, old, 0.0)
+    better, worse = matters & (delta < 0), matters & (delta > 0)
+    order = np.argsort(-delta, kind="stable")[:NUM_WORST]
+    return Changes(
+        num_better=int(better.sum()),
+        num_worse=int(worse.sum()),
+        num_same=int((both & ~matters).sum()),
+        num_lost=int((np.isnan(old) != np.isnan(new)).sum()),
+        worst=[
+            Change(
+                i,
+                int(after.tenant[i]),
+                int(after.prompt_len[i]),
+                int(after.output_len[i]),
+                float(old[i]),
+                float(new[i]),
+            )
+            for i in order.tolist()
+            if worse[i]
+        ],
+    )
+
+
+def describe(name: str, base: str, found: Changes) -> str:
+    """In lines."""
+    lost = f", {found.num_lost:,} end in one of them only" if found.num_lost else ""
+    lines = [
+        f"{name} against {base}: {found.num_better:,} requests end sooner, {found.num_worse:,} later, "
+        f"{found.num_same:,} within {SAME:.0%}{lost}"
+    ]
+    if found.worst:
+        header = ["worst", "prompt", "output", "E2E before", "after", "change"]
+        rows = [
+            [
+                f"#{change.number} (tenant {change.tenant})",
+                f"{change.prompt_len:,}",
+                f"{change.output_len:,}",
+                f"{number(change.before_s)} s",
+                f"{number(change.after_s)} s",
+                f"+{number(change.after_s - change.before_s)} s",
+            ]
+            for change in found.worst
+        ]
+        lines.append(table(header, rows))
+    return "\n".join(lines)

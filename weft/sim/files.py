@@ -1,0 +1,77 @@
+"""Traces from files, in two published layouts, told apart by their first character.
+
+BurstGPT (arXiv:2401.17644), CSV; requests that failed have no response tokens and are left out:
+
+    Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
+    5,ChatGPT,472,18,490,Conversation log
+
+Mooncake (arXiv:2407.00079), JSON lines; milliseconds, and an id for each block of 512 prompt tokens, equal for equal
+blocks behind equal blocks:
+
+    {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 48, ...]}
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Iterator
+from itertools import chain
+
+from weft.config.options import SettingsError
+from weft.sim.trace import Arrival, Segment
+
+BLOCK_LEN = 512
+
+
+def read_trace(name: str, *, max_tokens: int, speed: float = 1.0) -> Iterator[Arrival]:
+    """The arrivals in a file; `speed` 2 lets them come twice as fast. Raises SettingsError, also while it is read.
+
+    What users allowed is not in these files: `max_new_tokens` is `max_tokens`, or the output's length if that is more.
+    """
+    try:
+        with open(name, encoding="utf-8-sig", newline="") as file:
+            first = file.readline()
+            lines = chain([first], file)
+            arrivals = _mooncake(lines) if first.lstrip().startswith("{") else _burst_gpt(lines)
+            yield from _in_order(name, arrivals, max_tokens, speed)
+    except (OSError, UnicodeDecodeError) as exc:
+        raise SettingsError(f"cannot read the trace {name}: {exc}") from exc
+
+
+def _in_order(name: str, arrivals: Iterator[Arrival], max_tokens: int, speed: float) -> Iterator[Arrival]:
+    """Times from 0 on, not falling. Raises SettingsError for a line that is no request."""
+    began, number = 0.0, 0
+    before = 0.0
+    try:
+        for number, arrival in enumerate(arrivals):
+            began = began if number else arrival.time_s
+            before = max(before, (arrival.time_s - began) / speed)
+            allowed = max(max_tokens, arrival.output_len)
+            yield arrival._replace(time_s=before, max_new_tokens=allowed)
+    except (LookupError, TypeError, ValueError) as exc:
+        raise SettingsError(
+            f"{name}: what follows request {number} is neither BurstGPT's CSV nor Mooncake's JSON lines ({exc!r})"
+        ) from exc
+
+
+def _burst_gpt(lines: Iterable[str]) -> Iterator[Arrival]:
+    for key, line in enumerate(csv.DictReader(lines)):
+        prompt_len, output_len = int(float(line["Request tokens"])), int(float(line["Response tokens"]))
+        if prompt_len > 0 and output_len > 0:
+            segment = Segment(key, prompt_len)
+            yield Arrival(float(line["Timestamp"]), (segment,), output_len, output_len, tenant=line["Model"])
+
+
+def _mooncake(lines: Iterable[str]) -> Iterator[Arrival]:
+    for line in filter(str.strip, lines):
+        request = json.loads(line)
+        prompt_len, output_len, ids = request["input_length"], request["output_length"], request["hash_ids"]
+        if prompt_len <= 0 or output_len <= 0:
+            continue
+        blocks, rest = divmod(prompt_len, BLOCK_LEN)
+        lens = [BLOCK_LEN] * blocks + [rest] * (rest > 0)
+        if len(ids) != len(lens):
+            raise ValueError(f"{len(ids)} hash_ids for {prompt_len:,} tokens")
+        prompt = tuple(map(Segment, ids, lens))
+        yield Arrival(request["timestamp"] / 1e3, prompt, output_len, output_len)

@@ -1,0 +1,45 @@
+"""The times between tokens, of which a long simulation has hundreds of millions: a histogram with logarithmic bins."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+DoubleArray = NDArray[np.float64]
+
+SHORTEST_S = 1e-7
+BINS_PER_E = 100  # bins are 1 % wide: so exact are the percentiles
+NUM_BINS = 2_600  # up to 2e4 s
+FLUSH_LEN = 1 << 18
+
+
+class Gaps:
+    def __init__(self) -> None:
+        self._counts = np.zeros(NUM_BINS, dtype=np.int64)
+        self._pending: list[DoubleArray] = []
+        self._num_pending = 0
+
+    def add(self, gaps: DoubleArray) -> None:
+        """Take in times [n] in seconds; NaN (there was no token before) does not count."""
+        self._pending.append(gaps)
+        self._num_pending += len(gaps)
+        if self._num_pending >= FLUSH_LEN:
+            self._flush()
+
+    def percentile(self, percent: float) -> float:
+        """Seconds that so many percent of the gaps do not exceed; NaN if there are none."""
+        self._flush()
+        total = np.cumsum(self._counts)
+        if not total[-1]:
+            return float("nan")
+        found = int(np.searchsorted(total, percent / 100 * total[-1]))
+        return SHORTEST_S * float(np.exp((found + 0.5) / BINS_PER_E))
+
+    def _flush(self) -> None:
+        if not self._pending:
+            return
+        gaps = np.concatenate(self._pending)
+        gaps = np.maximum(gaps[~np.isnan(gaps)], SHORTEST_S)
+        bins = np.minimum((np.log(gaps / SHORTEST_S) * BINS_PER_E).astype(np.int64), NUM_BINS - 1)
+        self._counts += np.bincount(bins, minlength=NUM_BINS)
+        self._pending, self._num_pending = [], 0

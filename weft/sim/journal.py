@@ -1,0 +1,83 @@
+"""Real traffic as a trace: the requests in a journal (`weft serve --journal FILE`), when they came, and how long their
+outputs became.
+
+A journal holds what entered the core; how a request ended follows from that. So the journal is replayed, and a tap
+between the replay and its engine notes requests and final words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from weft.messages.codec import FromEngine, ToEngine
+from weft.messages.replies import Finish, StepOutput
+from weft.messages.requests import GenerateRequest
+from weft.scheduler.scheduler import Scheduler
+from weft.scheduler.service.engine import Engine
+from weft.scheduler.service.replay import Replay
+from weft.scheduler.settings import SchedulerSettings
+from weft.sim.trace import Arrival
+
+
+class Journal(NamedTuple):
+    settings: SchedulerSettings  # of the engine that wrote it
+    arrivals: list[Arrival]  # with their prompts as they were; outputs will be fillers
+    num_left_out: int  # requests that were refused or aborted, or open at the end, or had no token
+
+
+def read_journal(records: Iterable[bytes]) -> Journal:
+    """Raises BadJournal. From the first decision on that this version would not take, requests are left out."""
+    replay = Replay(records)
+    tap = _Tap(replay, replay.engine)
+    replay.engine = tap  # type: ignore[assignment]  # it uses no more of an engine than there is here
+    replay.run()
+    settings = replay.began.settings
+    arrivals = [
+        _arrival(time_s - tap.sent[0][0], message, finish.completion_tokens, settings.context_length)
+        for time_s, message in tap.sent
+        if (finish := tap.finished.get(message.id)) is not None
+        and finish.reason in ("stop", "length")
+        and finish.completion_tokens
+    ]
+    return Journal(settings, arrivals, len(tap.sent) - len(arrivals))
+
+
+class _Tap:
+    """The engine of a replay, listened to."""
+
+    def __init__(self, replay: Replay, engine: Engine) -> None:
+        self.sent: list[tuple[float, GenerateRequest]] = []
+        self.finished: dict[int, Finish] = {}
+        self._replay = replay
+        self._engine = engine
+
+    @property
+    def scheduler(self) -> Scheduler:
+        return self._engine.scheduler
+
+    def submit(self, message: ToEngine) -> FromEngine | None:
+        if isinstance(message, GenerateRequest):
+            self.sent.append((self._replay.last_s, message))
+        return self._engine.submit(message)
+
+    def step(self) -> list[FromEngine]:
+        replies = self._engine.step()
+        for reply in replies:
+            if isinstance(reply, StepOutput):
+                self.finished.update((finish.id, finish) for finish in reply.finished)
+        return replies
+
+
+def _arrival(time_s: float, message: GenerateRequest, output_len: int, context_length: int) -> Arrival:
+    sampling, prompt_len = message.sampling, len(message.input_ids) // 4
+    return Arrival(
+        time_s=max(time_s, 0.0),
+        prompt=message.input_ids,
+        output_len=output_len,
+        max_new_tokens=sampling.max_new_tokens or context_length - prompt_len,
+        tenant=message.user,
+        priority=message.priority,
+        ignore_eos=False if output_len < (sampling.max_new_tokens or 0) else sampling.ignore_eos,
+        salt=message.cache_salt,
+    )

@@ -1,0 +1,41 @@
+"""Curves of one or several runs, with matplotlib, which is not a dependency."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from weft.config.options import SettingsError
+from weft.sim.report import e2e_of, ttft_of
+from weft.sim.run import Record
+
+PERCENTS = np.linspace(0.5, 99.5, 199)
+
+
+def plot(name: str, labels: Sequence[str], records: Sequence[Record]) -> None:
+    """Write an image: how many requests have at most so long a TTFT, ITL and E2E. Raises SettingsError."""
+    try:
+        from matplotlib.figure import Figure  # type: ignore[import-not-found, unused-ignore]
+    except ImportError as exc:
+        raise SettingsError("--plot needs matplotlib: pip install 'weft[bench]'") from exc
+    figure = Figure(figsize=(12, 4), layout="constrained")
+    for axes, title in zip(figure.subplots(1, 3), ("TTFT", "ITL", "E2E"), strict=True):
+        for label, record in zip(labels, records, strict=True):
+            axes.plot(_curve(record, title), PERCENTS, label=label)
+        axes.set(title=title, xlabel="seconds", ylabel="% at most", xscale="log")
+        axes.grid(alpha=0.3)
+    axes.legend()
+    try:
+        figure.savefig(name)
+    except (OSError, ValueError) as exc:
+        raise SettingsError(f"cannot write {name}: {exc}") from exc
+
+
+def _curve(record: Record, title: str) -> list[float]:
+    """Seconds at PERCENTS."""
+    if title == "ITL":
+        return [record.gaps.percentile(percent) for percent in PERCENTS.tolist()]
+    values = ttft_of(record) if title == "TTFT" else e2e_of(record)
+    values = values[~np.isnan(values)]
+    return np.percentile(values, PERCENTS).tolist() if len(values) else [float("nan")] * len(PERCENTS)

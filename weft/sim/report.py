@@ -1,0 +1,176 @@
+"""What a run was worth: rates, percentiles, hits, fairness, goodput."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.sim.run import DONE, REFUSED, DoubleArray, Record
+from weft.sim.table import number, table
+
+Percentiles: TypeAlias = tuple[float, float, float]
+PERCENTS = (50, 90, 99)
+
+
+class Slo(NamedTuple):
+    """What a request must keep to count as good: time to the first token, and mean time between tokens."""
+
+    ttft_s: float = float("inf")
+    itl_s: float = float("inf")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """Figures of one run. Times in seconds; percentiles are p50, p90, p99 of finished requests, of `itl_s` of all
+    tokens."""
+
+    requests: int
+    refused: int
+    duration_s: float  # from the first arrival to the last token
+    requests_per_s: float
+    output_per_s: float  # tokens
+    total_per_s: float  # prompt and output tokens
+    ttft_s: Percentiles
+    itl_s: Percentiles
+    e2e_s: Percentiles
+    hit_rate: float  # prompt tokens found in the cache
+    retractions: int
+    evicted_tokens: int
+    row_use: float  # rows that decode, of all rows, while any does
+    device_use: float  # time in which the device is busy
+    fairness: float  # Jain's index over tenants, 1: all are served at the same speed
+    good_per_s: float  # requests that kept the SLO
+    good_share: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: what never happened is null."""
+        return {name: _plain(value) for name, value in asdict(self).items()}
+
+
+def summarize(record: Record, slo: Slo) -> Summary:
+    done = record.state == DONE
+    num_done = int(done.sum())
+    ends = record.end_s[done]
+    duration = max(float(ends.max() - np.nanmin(record.sent_s)), 1e-9) if num_done else float("nan")
+    prompt, output = int(record.prompt_len[done].sum()), int(record.output_len[done].sum())
+    ttft, e2e = ttft_of(record), e2e_of(record)
+    good = done & (ttft <= slo.ttft_s) & ~(mean_itl_of(record) > slo.itl_s)
+    meter = record.meter
+    return Summary(
+        requests=len(record),
+        refused=int((record.state == REFUSED).sum()),
+        duration_s=duration,
+        requests_per_s=num_done / duration,
+        output_per_s=output / duration,
+        total_per_s=(prompt + output) / duration,
+        ttft_s=percentiles(ttft[done]),
+        itl_s=(record.gaps.percentile(50), record.gaps.percentile(90), record.gaps.percentile(99)),
+        e2e_s=percentiles(e2e[done]),
+        hit_rate=int(record.cached_len[done].sum()) / max(prompt, 1),
+        retractions=int(record.retractions.sum()),
+        evicted_tokens=record.evicted_tokens,
+        row_use=meter.mean_rows / max(record.num_rows, 1),
+        device_use=meter.busy_s / duration,
+        fairness=fairness(record),
+        good_per_s=int(good.sum()) / duration,
+        good_share=int(good.sum()) / max(len(record), 1),
+    )
+
+
+def ttft_of(record: Record) -> DoubleArray:
+    """[N] seconds to the first token."""
+    return record.first_s - record.sent_s
+
+
+def e2e_of(record: Record) -> DoubleArray:
+    """[N] seconds to the last token; NaN for requests that were refused."""
+    return np.where(record.state == DONE, record.end_s - record.sent_s, np.nan)
+
+
+def mean_itl_of(record: Record) -> DoubleArray:
+    """[N] mean seconds between the tokens of a request; NaN for those of one token."""
+    gaps = (record.output_len - 1).astype(np.float64)
+    return (record.end_s - record.first_s) / np.where(gaps > 0, gaps, np.nan)
+
+
+def fairness(record: Record) -> float:
+    """Jain's index of the speeds at which tenants were served: (sum x)^2 / (n sum x^2).
+
+    A tenant's speed is its output tokens, divided by the time that its requests spent here. So who asks for more does
+    not look better served, and who waits longer does look worse. Source: Jain, Chiu and Hawe, DEC-TR-301 (1984).
+    """
+    done = record.state == DONE
+    if not done.any():
+        return float("nan")
+    tenants = record.tenant[done]
+    present = np.bincount(tenants, weights=(record.end_s - record.sent_s)[done])
+    tokens = np.bincount(tenants, weights=record.output_len[done])
+    speeds = tokens[present > 0] / present[present > 0]
+    return float(speeds.sum() ** 2 / (len(speeds) * (speeds**2).sum())) if len(speeds) else float("nan")
+
+
+def percentiles(values: NDArray[np.float64]) -> Percentiles:
+    values = values[~np.isnan(values)]
+    if not len(values):
+        return (float("nan"),) * 3
+    p50, p90, p99 = np.percentile(values, PERCENTS).tolist()
+    return p50, p90, p99
+
+
+# Tables
+
+
+def describe(summary: Summary) -> str:
+    """One run, in lines."""
+    times = [
+        [name, *(_seconds(value) for value in values)]
+        for name, values in (("TTFT", summary.ttft_s), ("ITL", summary.itl_s), ("E2E", summary.e2e_s))
+    ]
+    facts = [
+        f"{summary.requests:,} requests in {_seconds(summary.duration_s)}, {summary.refused:,} refused",
+        f"throughput   {number(summary.requests_per_s)} requests/s, {number(summary.output_per_s)} output tokens/s, "
+        f"{number(summary.total_per_s)} with prompts",
+        f"goodput      {number(summary.good_per_s)} requests/s ({summary.good_share:.1%})",
+        f"cache        {summary.hit_rate:.1%} of prompt tokens hit, {summary.evicted_tokens:,} tokens evicted",
+        f"retractions  {summary.retractions:,}",
+        f"utilisation  {summary.row_use:.1%} of rows, device busy {summary.device_use:.1%} of the time",
+        f"fairness     {summary.fairness:.3f} (Jain, over tenants)",
+    ]
+    return "\n".join([*facts, "", table(["", "p50", "p90", "p99"], times)])
+
+
+COLUMNS = ["", "req/s", "tok/s", "TTFT p50", "p99", "ITL p50", "p99", "E2E p50", "p99", "hits", "retr.", "rows", "fair"]
+
+
+def compare(names: Sequence[str], summaries: Sequence[Summary]) -> str:
+    """A table with a row for each run."""
+    rows = [
+        [
+            name,
+            number(each.requests_per_s),
+            number(each.output_per_s),
+            *(_seconds(values[i]) for values in (each.ttft_s, each.itl_s, each.e2e_s) for i in (0, 2)),
+            f"{each.hit_rate:.1%}",
+            f"{each.retractions:,}",
+            f"{each.row_use:.1%}",
+            f"{each.fairness:.3f}",
+            f"{each.good_share:.1%}",
+        ]
+        for name, each in zip(names, summaries, strict=True)
+    ]
+    return table([*COLUMNS, "good"], rows)
+
+
+def _seconds(value: float) -> str:
+    """Seconds for people: 3.40 s, 52.1 ms."""
+    return f"{number(value)} s" if not value < 1 else f"{number(1e3 * value)} ms"
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, tuple):
+        return dict(zip(("p50", "p90", "p99"), map(_plain, value), strict=True))
+    return None if isinstance(value, float) and not np.isfinite(value) else value

@@ -1,0 +1,196 @@
+"""Traces that are drawn: arrivals by a random process, lengths by a distribution, shared prefixes, chats, tenants.
+
+Everything follows from the seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.config.options import SettingsError, option
+from weft.sim.trace import OUTPUT, Arrival, Prompt, Segment
+
+BLOCK_LEN = 4_096  # conversations that are drawn together
+BURST_SHAPE = 0.1  # of the Gamma distribution of gaps: their coefficient of variation is 1 / sqrt(shape), about 3
+DEFAULT_SIGMA = 1.0  # of log-normal lengths; that of conversations with chatbots lies about there
+LOUD = 1.0  # tenant k sends 1 / (k + 1) ** LOUD as much as the first
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """Options of synthetic traffic."""
+
+    requests: int = option(
+        1_000, "how many; of a trace file: at most so many, 0 for all", group="traffic", everyday=True, low=0
+    )
+    arrivals: str = option(
+        "poisson",
+        "process of arrivals; burst has gaps that vary three times as much",
+        group="traffic",
+        everyday=True,
+        choices=("poisson", "burst", "constant"),
+    )
+    rate: float = option(
+        10.0, "arrivals a second (of chats: first turns); 0: all at once", group="traffic", everyday=True, low=0.0
+    )
+    input_len: str = option(
+        "lognormal:512",
+        "tokens of a prompt: N, uniform:LOW:HIGH, lognormal:MEAN or lognormal:MEAN:SIGMA",
+        group="traffic",
+        everyday=True,
+    )
+    output_len: str = option("lognormal:128", "tokens of a completion, likewise", group="traffic", everyday=True)
+    max_tokens: int = option(
+        2_048, "max_new_tokens of each request, all that the scheduler knows", group="traffic", everyday=True, low=1
+    )
+    prefixes: int = option(0, "shared prefixes, drawn by Zipf's law", group="traffic", everyday=True, low=0)
+    prefix_len: int = option(512, "tokens of a shared prefix, before the prompt", group="traffic", everyday=True, low=1)
+    zipf: float = option(1.1, "exponent: the k-th prefix is used 1/k^s as often", group="traffic", low=0.0)
+    turns: int = option(1, "mean turns of a chat; each contains the ones before", group="traffic", everyday=True, low=1)
+    think: float = option(10.0, "mean seconds from an answer to the next turn", group="traffic", low=0.0)
+    tenants: int = option(1, "users; the k-th sends 1/k as much as the first", group="traffic", everyday=True, low=1)
+    traffic_seed: int = option(0, "seed of everything that is drawn", group="traffic", low=0)
+
+
+class Lengths(NamedTuple):
+    """A distribution of lengths in tokens."""
+
+    kind: str  # fixed, uniform, lognormal
+    first: float  # the length, the lowest, the mean
+    second: float = 0.0  # -, the highest, sigma
+
+    @classmethod
+    def parse(cls, text: str, flag: str) -> Lengths:
+        """Read N, uniform:LOW:HIGH, lognormal:MEAN[:SIGMA]. Raises SettingsError."""
+        kind, *numbers = text.split(":") if ":" in text else ("fixed", text)
+        try:
+            values = [float(number) for number in numbers]
+        except ValueError:
+            values = []
+        if kind == "lognormal" and len(values) == 1:
+            values.append(DEFAULT_SIGMA)
+        expected = {"fixed": 1, "uniform": 2, "lognormal": 2}.get(kind)
+        if len(values) != expected or values[0] < 1 or (kind == "uniform" and values[1] < values[0]):
+            raise SettingsError(f"{flag} is {text!r}; N, uniform:LOW:HIGH or lognormal:MEAN[:SIGMA] is expected")
+        return cls(kind, *values)
+
+    def draw(self, rng: np.random.Generator, n: int) -> list[int]:
+        if self.kind == "fixed":
+            return [int(self.first)] * n
+        if self.kind == "uniform":
+            return rng.integers(int(self.first), int(self.second) + 1, n).tolist()  # type: ignore[no-any-return]
+        sigma = self.second
+        drawn = rng.lognormal(np.log(self.first) - sigma**2 / 2, sigma, n)
+        return np.maximum(1, np.rint(drawn)).astype(np.int64).tolist()  # type: ignore[no-any-return]
+
+
+def synthetic(traffic: Traffic, first_key: int = 0) -> Iterator[Arrival]:
+    """The trace that `traffic` describes. Prompts of another `first_key` (by more than `requests`) share nothing."""
+    source = _Source(traffic, first_key)
+    number = 0
+    while number < traffic.requests:
+        for conversation in source.block(min(BLOCK_LEN, traffic.requests - number)):
+            previous: Arrival | None = None
+            for turn in conversation:
+                if number == traffic.requests:
+                    return
+                arrival = source.arrival(turn, number, previous)
+                yield arrival
+                previous, number = arrival, number + 1
+
+
+def at_once(lengths: Iterable[tuple[int, int]], *, first_key: int = 0) -> list[Arrival]:
+    """Requests that come at once, with exactly these lengths (input, output) and nothing in common."""
+    return [
+        Arrival(0.0, (Segment(first_key + i, input_len),), output_len, output_len, ignore_eos=True)
+        for i, (input_len, output_len) in enumerate(lengths)
+    ]
+
+
+class _Turn(NamedTuple):
+    time_s: float
+    input_len: int
+    output_len: int
+    prefix: int  # number of the shared prefix, -1: none
+    tenant: int
+
+
+class _Source:
+    """Draws conversations in blocks."""
+
+    def __init__(self, traffic: Traffic, first_key: int) -> None:
+        self._traffic = traffic
+        self._first_key = first_key
+        self._rng = np.random.default_rng(traffic.traffic_seed)
+        self._input = Lengths.parse(traffic.input_len, "--input-len")
+        self._output = Lengths.parse(traffic.output_len, "--output-len")
+        self._prefixes = _zipf(traffic.prefixes, traffic.zipf)
+        self._tenants = _zipf(traffic.tenants, LOUD)
+        self._now = 0.0
+
+    def block(self, n: int) -> Iterator[list[_Turn]]:
+        """The next n conversations."""
+        rng, traffic = self._rng, self._traffic
+        starts = (self._now + np.cumsum(self._gaps(n))).tolist()
+        self._now = starts[-1]
+        num_turns = rng.integers(1, 2 * traffic.turns, n).tolist()
+        total = sum(num_turns)
+        inputs, outputs = self._input.draw(rng, total), self._output.draw(rng, total)
+        thinks = rng.exponential(traffic.think, total).tolist()
+        prefixes, tenants = _draw(rng, self._prefixes, n), _draw(rng, self._tenants, n)
+        at = 0
+        for i in range(n):
+            yield [
+                _Turn(thinks[j] if j > at else starts[i], inputs[j], outputs[j], prefixes[i], tenants[i])
+                for j in range(at, at + num_turns[i])
+            ]
+            at += num_turns[i]
+
+    def arrival(self, turn: _Turn, number: int, previous: Arrival | None) -> Arrival:
+        traffic = self._traffic
+        before: Prompt = ()
+        if previous is not None:
+            assert not isinstance(previous.prompt, bytes)
+            before = (*previous.prompt, Segment(OUTPUT, previous.output_len))
+        elif turn.prefix >= 0:
+            before = (Segment(self._first_key + turn.prefix, traffic.prefix_len),)
+        own = Segment(self._first_key + traffic.prefixes + number, turn.input_len)
+        return Arrival(
+            time_s=turn.time_s,
+            prompt=(*before, own),
+            output_len=min(turn.output_len, traffic.max_tokens),
+            max_new_tokens=traffic.max_tokens,
+            tenant=f"tenant-{turn.tenant}",
+            after=-1 if previous is None else number - 1,
+        )
+
+    def _gaps(self, n: int) -> NDArray[np.float64]:
+        """Seconds between arrivals."""
+        rng, rate = self._rng, self._traffic.rate
+        if rate == 0:
+            return np.zeros(n)
+        if self._traffic.arrivals == "constant":
+            return np.full(n, 1 / rate)
+        if self._traffic.arrivals == "burst":
+            return rng.gamma(BURST_SHAPE, 1 / (rate * BURST_SHAPE), n)
+        return rng.exponential(1 / rate, n)
+
+
+def _zipf(n: int, exponent: float) -> NDArray[np.float64]:
+    """[n] cumulative probabilities of Zipf's law."""
+    total = np.cumsum(1 / np.arange(1, n + 1, dtype=np.float64) ** exponent)
+    shares: NDArray[np.float64] = total / total[-1:]
+    return shares
+
+
+def _draw(rng: np.random.Generator, cumulative: NDArray[np.float64], n: int) -> list[int]:
+    """n numbers by their cumulative probabilities; -1 if there are none."""
+    if not len(cumulative):
+        return [-1] * n
+    drawn = np.searchsorted(cumulative, rng.random(n), side="right")
+    return np.minimum(drawn, len(cumulative) - 1).tolist()  # type: ignore[no-any-return]

@@ -1,0 +1,87 @@
+"""What arrives: a trace is an iterable of `Arrival`, in the order of time. Where it comes from (a generator, a file, a
+journal) is nobody else's business.
+
+A prompt is written as segments, and becomes token ids only when it is sent: two prompts share a prefix as far as they
+begin with equal segments.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+EOS = 0  # the token that ends an output in simulation
+FILLER = 1  # every other token of an output
+FIRST_TOKEN = 2  # of prompts
+OUTPUT = -1  # key of a segment that repeats an output: of an earlier turn of a chat
+
+
+class Segment(NamedTuple):
+    """A piece of prompt. Segments of one key begin with the same tokens, segments of different keys differ at once."""
+
+    key: int  # 0 and up, or OUTPUT
+    length: int
+
+
+Prompt: TypeAlias = tuple[Segment, ...]
+AnyPrompt: TypeAlias = Prompt | bytes  # bytes: the token ids themselves, int32 each
+
+
+class Arrival(NamedTuple):
+    """One request of a trace. Its number is its place in the trace.
+
+    `time_s` counts from the beginning of the trace; or, for a request that comes `after` another one (the next turn of
+    a chat), from the end of that one. Such a request stands anywhere behind the one that it waits for.
+    """
+
+    time_s: float
+    prompt: AnyPrompt
+    output_len: int  # how long its output will be: hidden from the scheduler
+    max_new_tokens: int  # what the scheduler is told
+    tenant: str = ""
+    after: int = -1
+    priority: int = 0
+    ignore_eos: bool = False  # the output ends at max_new_tokens, and the scheduler knows
+    salt: str = ""  # prefixes are shared only with equal salts
+
+    @property
+    def prompt_len(self) -> int:
+        prompt = self.prompt
+        return len(prompt) // 4 if isinstance(prompt, bytes) else sum(segment.length for segment in prompt)
+
+
+class TokenSource:
+    """Turns prompts into packed token ids, at the speed of a copy.
+
+    A segment is its key, written as the first two tokens, and then a stretch of one long random table. (Segments of one
+    token can only tell `vocab_size` keys apart.)
+    """
+
+    TABLE_LEN = 1 << 18
+
+    def __init__(self, vocab_size: int) -> None:
+        self._base = vocab_size - FIRST_TOKEN
+        table = np.random.default_rng(0).integers(FIRST_TOKEN, vocab_size, self.TABLE_LEN, dtype=np.int32)
+        self._table = table.tobytes()
+
+    def pack(self, prompt: AnyPrompt) -> bytes:
+        """The prompt's token ids, int32 each."""
+        if isinstance(prompt, bytes):
+            return prompt
+        return b"".join([self._segment(*segment) for segment in prompt])
+
+    def _segment(self, key: int, length: int) -> bytes:
+        if key == OUTPUT:
+            return struct.pack("<i", FILLER) * (length - 1) + struct.pack("<i", EOS)
+        high, low = divmod(key, self._base)
+        head = struct.pack("<ii", FIRST_TOKEN + low, FIRST_TOKEN + high % self._base)
+        start = key * 2_654_435_761 % self.TABLE_LEN * 4
+        rest = (length - 2) * 4
+        if rest <= 0:
+            return head[: length * 4]
+        body = self._table[start : start + rest]
+        while len(body) < rest:
+            body += self._table[: rest - len(body)]
+        return head + body
