@@ -10,7 +10,10 @@ from tests.scheduler.test_scheduler import Patience, settings
 from tests.scheduler.world import World
 from weft.messages.control import Explanation
 from weft.scheduler.events import MAX_EVENTS, MAX_FINISHED, MAX_PASSES
+from weft.scheduler.policy import POLICIES
 from weft.scheduler.service import insight
+
+KEPT = " (of 40 free; others are promised to running requests)"
 
 
 def explain(world: World, id: int) -> Explanation:
@@ -50,9 +53,11 @@ def test_a_request_that_waits_for_memory_is_told_how_much_and_for_whom() -> None
     for _ in range(5):
         world.step()
     (waits,) = [what for what in told(world, ids[0]) if what.startswith("waits")]
-    assert waits == "waits: no KV memory: it needs 41 tokens, 11 are available"
+    assert waits == "waits: no KV memory: it needs 41 tokens, 11 are available" + KEPT
     (waits,) = [what for what in told(world, ids[2]) if what.startswith("waits")]
-    assert waits == ("waits: no KV memory: r1 needs 41 tokens, 11 are available; 2 that came before it waited, too")
+    assert (
+        waits == f"waits: no KV memory: r1 needs 41 tokens, 11 are available{KEPT}; 2 that came before it waited, too"
+    )
     entry = explain(world, ids[2]).timeline[-1]
     assert (entry.first_step, entry.last_step, entry.times) == (1, 5, 5)
     assert explain(world, ids[2]).position == 2
@@ -65,7 +70,7 @@ def test_a_request_that_waits_for_a_row_is_told_the_limit() -> None:
     waiting = world.send([2], max_new_tokens=2)
     for _ in range(4):
         world.step()
-    assert told(world, waiting)[-1] == "waits: 1 requests run, as many as --max-running-requests allows"
+    assert told(world, waiting)[-1] == "waits: as many requests run as --max-running-requests allows (1)"
     world.run_dry()
     assert "waits" not in told(world, waiting)[-1]
     assert explain(world, waiting).stages.queued_s > 5
@@ -143,11 +148,12 @@ def test_the_queue_and_its_rows_are_listed_in_order() -> None:
     assert status.max_queued_requests == 4_096
 
 
-def test_looking_on_changes_no_decision() -> None:
-    plain, watched = World(settings(policy="lpm", num_pages=90)), World(settings(policy="lpm", num_pages=90))
+@pytest.mark.parametrize("policy", POLICIES)
+def test_looking_on_changes_no_decision(policy: str) -> None:
+    plain, watched = (World(settings(policy=policy, num_pages=90, aging_s=6.0)) for _ in range(2))
     for world in (plain, watched):
         for i in range(12):
-            world.send([*range(i % 3 * 40, i % 3 * 40 + 20), i], max_new_tokens=20)
+            world.send([*range(i % 3 * 40, i % 3 * 40 + 20), i], max_new_tokens=20, user="ab"[i % 2], priority=i % 4)
         while world.has_work:
             world.step()
             if world is watched:
@@ -170,7 +176,7 @@ def test_the_memory_of_the_diary_is_bounded() -> None:
     world.run_dry(check=False)
     assert sum(1 for _ in world.scheduler.diary.stories()) == MAX_FINISHED
     for i in range(3 * MAX_EVENTS):
-        story.waits_again(float(i))
+        story.waits_again(float(i), i)
     assert len(story.waits) == MAX_EVENTS
     assert world.scheduler.diary._passes.maxlen == MAX_PASSES
     assert insight.explain(world.scheduler, id, 0.0) is None

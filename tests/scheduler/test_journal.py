@@ -17,7 +17,7 @@ from tests.scheduler.test_scheduler import settings
 from tests.scheduler.world import World
 from weft.launch.cli import main
 from weft.memory.allocator import PageAllocator
-from weft.messages.control import FlushCache, GetState
+from weft.messages.control import FlushCache, GetState, SetPolicy
 from weft.messages.requests import Abort
 from weft.observe.journal import MAGIC, JournalError, JournalReader, JournalWriter
 from weft.scheduler.admission import PrefillAdder
@@ -37,6 +37,7 @@ def busy_world(depth: int = 0, fail_steps: set[int] | None = None, **changes: ob
         if rng.random() < 0.1:
             world.abort(Abort(ids=(rng.randrange(len(world.sent)),)))
     world.tell(GetState(call=1))
+    world.tell(SetPolicy(call=3, policy="lpm"))
     world.tell(FlushCache(call=2, timeout_s=3.0))
     world.run_dry()
     return world
@@ -176,6 +177,7 @@ def test_a_journal_begins_anew_when_the_engine_is_idle_and_each_part_is_replayed
         for i in range(8):
             world.send(list(range(i, i + 30)), max_new_tokens=8)
             world.step()
+        world.tell(SetPolicy(call=number, policy=["lpm", "fcfs"][number % 2]))
         world.run_dry()
         world.step()
         assert len(parts) == number + 1

@@ -95,7 +95,7 @@ def test_a_budget_gives_the_most_tokens_that_fit_into_its_time(start: int) -> No
     n = budget.limit(start)
     assert B * n + C * n * (start + n / 2) <= 0.05 < B * (n + 1) + C * (n + 1) * (start + (n + 1) / 2)
     budget.spend(start, n)
-    assert budget.limit(start) == 0
+    assert budget.limit(start + n) == 0
 
 
 @pytest.mark.parametrize("mixed", [False, True])

@@ -90,7 +90,7 @@ def test_nobody_is_retracted_again_and_again_and_little_is_computed_twice(seed: 
     world = World(settings(page_size=rng.choice([1, 1, 2]), **changes), depth=rng.choice([0, 1]))
     for _ in range(60):
         prompt = [rng.randrange(300) for _ in range(rng.randrange(1, 30))]
-        world.send(prompt, max_new_tokens=rng.randrange(20, 85), ignore_eos=True)
+        world.send(prompt, max_new_tokens=rng.randrange(20, 85))
     world.run_dry(check=False)
     counters = world.scheduler.counters
     assert counters.num_retractions

@@ -6,7 +6,7 @@ import pytest
 
 from weft.config.options import SettingsError
 from weft.sim.files import read_trace
-from weft.sim.trace import Arrival, Segment
+from weft.sim.trace import Arrival, Prompt, Segment
 
 BURST_GPT = """Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
 5,ChatGPT,472,18,490,Conversation log
@@ -17,6 +17,11 @@ BURST_GPT = """Timestamp,Model,Request tokens,Response tokens,Total tokens,Log T
 MOONCAKE = """{"timestamp": 1000, "input_length": 1100, "output_length": 52, "hash_ids": [0, 1, 2]}
 {"timestamp": 3500, "input_length": 1024, "output_length": 7, "hash_ids": [0, 9]}
 """
+
+
+def segments(arrival: Arrival) -> Prompt:
+    assert not isinstance(arrival.prompt, bytes)
+    return arrival.prompt
 
 
 def write(tmp_path: Path, text: str) -> str:
@@ -32,7 +37,7 @@ def test_burst_gpt_gives_its_requests_without_those_that_failed(tmp_path: Path) 
         (40, 1087, 230, 230, "ChatGPT"),
         (113, 417, 276, 276, "GPT-4"),
     ]
-    assert len({a.prompt[0].key for a in arrivals}) == 3
+    assert len({segments(a)[0].key for a in arrivals}) == 3
 
 
 def test_mooncake_gives_blocks_of_512_tokens(tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ SETTINGS = SchedulerSettings(
 STEP = Cost(1.0, 0.0, 0.0)  # every step takes a second
 
 
-def one(time_s: float, output_len: int, key: int = 0, **more: int) -> Arrival:
-    return Arrival(time_s, (Segment(key, 20),), output_len, 100)._replace(**more)
+def one(time_s: float, output_len: int, key: int = 0, after: int = -1) -> Arrival:
+    return Arrival(time_s, (Segment(key, 20),), output_len, 100, after=after)
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -63,7 +63,7 @@ def test_equal_prefixes_are_computed_once() -> None:
 
 def test_next_turn_comes_after_the_answer_and_finds_it_in_the_cache() -> None:
     first = one(0.0, 12)
-    second = Arrival(5.0, (*first.prompt, Segment(OUTPUT, 12), Segment(9, 30)), 3, 100, after=0)
+    second = Arrival(5.0, (Segment(0, 20), Segment(OUTPUT, 12), Segment(9, 30)), 3, 100, after=0)
     record = simulate(SETTINGS, STEP, [first, second], overlap=False)
     assert record.end_s[0] == 12.0
     assert record.sent_s[1] == 17.0

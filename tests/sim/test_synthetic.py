@@ -7,9 +7,14 @@ import pytest
 
 from weft.config.options import SettingsError
 from weft.sim.synthetic import Lengths, Traffic, synthetic
-from weft.sim.trace import OUTPUT, TokenSource
+from weft.sim.trace import OUTPUT, Arrival, Prompt, TokenSource
 
 MANY = Traffic(requests=3_000, rate=10.0, input_len="uniform:10:20", output_len="5")
+
+
+def segments(arrival: Arrival) -> Prompt:
+    assert not isinstance(arrival.prompt, bytes)
+    return arrival.prompt
 
 
 def test_the_seed_decides_everything() -> None:
@@ -55,8 +60,8 @@ def test_unreadable_length_names_its_option(text: str) -> None:
 
 def test_prefixes_are_shared_by_zipfs_law() -> None:
     arrivals = list(synthetic(replace(MANY, prefixes=10, prefix_len=64, zipf=1.0)))
-    assert all(arrival.prompt[0].length == 64 for arrival in arrivals)
-    counts = np.bincount([arrival.prompt[0].key for arrival in arrivals])
+    assert all(segments(arrival)[0].length == 64 for arrival in arrivals)
+    counts = np.bincount([segments(arrival)[0].key for arrival in arrivals])
     assert len(counts) == 10
     assert counts[0] / counts[1] == pytest.approx(2, rel=0.25)
 
@@ -70,7 +75,7 @@ def test_next_turn_contains_the_previous_one_and_its_answer() -> None:
     for number, arrival in later:
         before = arrivals[arrival.after]
         assert arrival.after < number
-        assert arrival.prompt[: len(before.prompt) + 1] == (*before.prompt, (OUTPUT, before.output_len))
+        assert segments(arrival)[: len(before.prompt) + 1] == (*segments(before), (OUTPUT, before.output_len))
         assert tokens.pack(arrival.prompt).startswith(tokens.pack(before.prompt))
         assert arrival.tenant == before.tenant
 
@@ -83,5 +88,5 @@ def test_output_is_no_longer_than_the_scheduler_is_told() -> None:
 
 def test_traces_with_other_first_keys_share_nothing() -> None:
     traffic = replace(MANY, requests=50, prefixes=3)
-    keys = [{s.key for a in synthetic(traffic, first_key=key) for s in a.prompt} for key in (0, 1_000)]
+    keys = [{s.key for a in synthetic(traffic, first_key=key) for s in segments(a)} for key in (0, 1_000)]
     assert not keys[0] & keys[1]

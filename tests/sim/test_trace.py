@@ -14,7 +14,8 @@ def source() -> TokenSource:
 
 
 def ids(packed: bytes) -> list[int]:
-    return np.frombuffer(packed, dtype=np.int32).tolist()
+    tokens: list[int] = np.frombuffer(packed, dtype=np.int32).tolist()
+    return tokens
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 100, TokenSource.TABLE_LEN + 5])

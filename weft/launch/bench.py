@@ -282,11 +282,16 @@ def bench_serving(settings: Settings) -> int:
 def bench_batching(settings: Settings) -> int:
     options, config = settings.make(BatchingBench), settings.make(EngineConfig)
     scenes = batching.scenes(options.mix, options.scale)
+
+    def mixes(policy: str) -> bool:
+        """A static batch that decoded before it is complete would stay incomplete."""
+        return config.mixed_chunk and policy != batching.STATIC
+
     if options.simulate:
         cost, summary = read_cost(options.cost), f"simulated, --cost {options.cost}"
 
         def play(scene: batching.Scene, policy: str) -> Record:
-            return simulate(_simulated(scene, policy, mixed_chunk=config.mixed_chunk), cost, at_once(scene.lengths))
+            return simulate(_simulated(scene, policy, mixed_chunk=mixes(policy)), cost, at_once(scene.lengths))
     else:
         testbed = Testbed.of(config)
         summary = testbed.summary
@@ -294,7 +299,7 @@ def bench_batching(settings: Settings) -> int:
         def play(scene: batching.Scene, policy: str) -> Record:
             num_rows = min(scene.num_rows, testbed.settings.max_running_requests)
             arrivals = at_once(scene.lengths, first_key=testbed.new_key)
-            return testbed.play(arrivals, policy=policy, max_running_requests=num_rows)
+            return testbed.play(arrivals, policy=policy, max_running_requests=num_rows, mixed_chunk=mixes(policy))
 
     comparisons = batching.compare(scenes, lambda scene, policy: _trial(play(scene, policy)))
     rows = [

@@ -42,6 +42,7 @@ def build_engine(config: EngineConfig, folder: Path) -> Built:
     """
     model = replace(ModelConfig.from_folder(folder, Path(config.model).name or folder.name), dtype=config.dtype)
     began = time.monotonic()
+    journal = _journal(config)
     runner = load_runner(
         config,
         model,
@@ -53,7 +54,7 @@ def build_engine(config: EngineConfig, folder: Path) -> Built:
     )
     loaded = time.monotonic()
     settings = scheduler_settings(config, model)
-    engine = _engine(config, settings, runner)
+    engine = _engine(config, settings, runner, journal)
     _warm_up(engine)
     warm = time.monotonic()
     gc.collect()
@@ -101,14 +102,19 @@ def scheduler_settings(config: EngineConfig, model: ModelConfig) -> SchedulerSet
     )
 
 
-def _engine(config: EngineConfig, settings: SchedulerSettings, runner: TorchRunner) -> Engine | RecordedEngine:
-    """The engine, with a journal if there is to be one."""
-    if not config.journal:
-        return Engine(settings, runner, clock=time.monotonic, overlap=config.overlap, on_failure=_log_failure)
+def _journal(config: EngineConfig) -> JournalWriter | None:
     try:
-        journal = JournalWriter(Path(config.journal))
+        return JournalWriter(Path(config.journal)) if config.journal else None
     except JournalError as exc:
         raise SettingsError(f"--journal: {exc}") from exc
+
+
+def _engine(
+    config: EngineConfig, settings: SchedulerSettings, runner: TorchRunner, journal: JournalWriter | None
+) -> Engine | RecordedEngine:
+    """The engine, with a journal if there is to be one."""
+    if journal is None:
+        return Engine(settings, runner, clock=time.monotonic, overlap=config.overlap, on_failure=_log_failure)
     return RecordedEngine(
         settings,
         runner,

@@ -105,8 +105,8 @@ def describe_request(one: Explanation) -> Iterator[str]:
     )
     if one.retractions:
         yield (
-            f"  retracted {one.retractions} times: {one.recomputed_tokens:,} tokens computed again, "
-            f"{one.refound_tokens:,} still cached"
+            f"  retractions: {one.retractions}; after them {one.recomputed_tokens:,} tokens were computed again, "
+            f"{one.refound_tokens:,} were still cached"
         )
     yield from (f"  {entry}" for entry in one.timeline)
 

@@ -27,10 +27,9 @@ class RunningBatch:
         if rows:
             self.rows = np.concatenate([self.rows, np.array(rows, dtype=np.int32)])
 
-    def filter(self, leaving: IntArray) -> None:
-        """Take rows out, as far as they are in."""
-        if len(leaving) and len(self.rows):
-            self.rows = self.rows[~np.isin(self.rows, leaving)]
+    def remove(self, row: int) -> None:
+        """Take a row out, if it is in."""
+        self.rows = self.rows[self.rows != row]
 
 
 class Batch:

@@ -58,7 +58,7 @@ class Pass:
 
     __slots__ = (
         *("first_s", "last_s", "first_step", "last_step", "times"),
-        *("stop", "id", "needed", "available", "num_waiting"),
+        *("stop", "id", "needed", "available", "free"),
     )
 
     def __init__(self, time_s: float, step: int, stop: Stop, id: int) -> None:
@@ -68,8 +68,16 @@ class Pass:
         self.id = id  # the request at which it stopped, or -1
         self.needed = 0  # tokens that this one needed: of memory, or of the step's budget
         self.available = 0  # and that there were
-        self.num_waiting = 0  # after it
+        self.free = 0  # tokens of memory that were free or evictable, some of them kept for running requests
         self.times = 0
+
+
+class Wait(NamedTuple):
+    """A span in which a request stood in the queue."""
+
+    since_s: float
+    until_s: float
+    since_step: int
 
 
 class Story:
@@ -81,12 +89,12 @@ class Story:
         *("num_retractions", "recomputed_tokens", "refound_tokens"),
     )
 
-    def __init__(self, id: int, rid: str, arrival: int, prompt_tokens: int, now: float) -> None:
+    def __init__(self, id: int, rid: str, arrival: int, prompt_tokens: int, now: float, step: int) -> None:
         self.id = id
         self.rid = rid
         self.arrival = arrival  # number of its arrival
         self.events: list[Event] = []
-        self.waits: list[tuple[float, float]] = [(now, float("inf"))]  # from when until when it stood in the queue
+        self.waits = [Wait(now, float("inf"), step)]
         self.prompt_tokens = prompt_tokens
         self.output_tokens = 0  # at its end
         self.cached_tokens = 0  # of the prompt, found at first admission
@@ -108,14 +116,13 @@ class Story:
 
     def stops_waiting(self, now: float) -> None:
         """It is admitted, or ends."""
-        began, ended = self.waits[-1]
-        if ended > now:
-            self.waits[-1] = began, now
+        if self.waits[-1].until_s > now:
+            self.waits[-1] = self.waits[-1]._replace(until_s=now)
 
-    def waits_again(self, now: float) -> None:
+    def waits_again(self, now: float, step: int) -> None:
         if len(self.waits) == MAX_EVENTS:
             del self.waits[MAX_EVENTS // 2]
-        self.waits.append((now, float("inf")))
+        self.waits.append(Wait(now, float("inf"), step))
 
 
 class Diary:
@@ -131,8 +138,8 @@ class Diary:
     def arrived(
         self, id: int, rid: str, arrival: int, prompt_tokens: int, num_before: int, now: float, step: int
     ) -> None:
-        story = self._open[id] = Story(id, rid, arrival, prompt_tokens, now)
-        others = f"; {num_before:,} requests wait before it" if num_before else ""
+        story = self._open[id] = Story(id, rid, arrival, prompt_tokens, now, step)
+        others = f"; {num_before:,} before it in the queue" if num_before else ""
         story.add(Event(now, step, EventKind.ARRIVED, f"{prompt_tokens:,} prompt tokens{others}"))
 
     def note(self, id: int, event: Event) -> None:
@@ -161,7 +168,7 @@ class Diary:
     def retracted(self, id: int, detail: str, now: float, step: int) -> None:
         story = self._open[id]
         story.num_retractions += 1
-        story.waits_again(now)
+        story.waits_again(now, step)
         story.add(Event(now, step, EventKind.RETRACTED, detail))
 
     def finished(self, id: int, detail: str, output_tokens: int, now: float, step: int) -> None:
@@ -175,9 +182,7 @@ class Diary:
         if len(self._finished) > MAX_FINISHED:
             self._finished.popitem(last=False)
 
-    def note_pass(
-        self, time_s: float, step: int, stop: Stop, id: int, needed: int, available: int, num_waiting: int
-    ) -> None:
+    def note_pass(self, time_s: float, step: int, stop: Stop, id: int, needed: int, available: int, free: int) -> None:
         """Write a walk that left requests waiting. One that did not begin, because nothing has changed since the last,
         counts with the last."""
         passes = self._passes
@@ -188,8 +193,7 @@ class Diary:
             last = Pass(time_s, step, stop, id)
             passes.append(last)
         if stop is not Stop.FULL:
-            last.needed, last.available = needed, available
-        last.num_waiting = num_waiting
+            last.needed, last.available, last.free = needed, available, free
         last.times += 1
 
     # Read by whoever explains

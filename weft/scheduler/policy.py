@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.executor.plan import IntArray, LongArray
+from weft.executor.plan import BoolArray, IntArray, LongArray
 from weft.memory.prefix_cache import TOKEN_BYTES, PrefixCache
 from weft.memory.watch import Watch
 from weft.memory.weights import Weights
@@ -40,7 +40,7 @@ class Policy:
     reads_cache = False  # whether `Waiting.cached_len` is kept true
     weighs = False  # whether `weights` are kept
     resumes_first = True  # requests that were taken back go before all others; else `rank` says where
-    preempts = False  # whether running requests make room for waiting ones; `may_preempt` says which
+    preempts = False  # whether running requests make room for waiting ones; `far_below` says which
     ages = True  # whether waiting long can bring a request to the front; in vain where the order is that of arrival
 
     def __init__(self, scene: Scene) -> None:
@@ -60,9 +60,9 @@ class Policy:
         """Class of a request; lower ones go first, and are retracted last."""
         return 0
 
-    def may_preempt(self, waiting: Request, running: Request) -> bool:
-        """Whether a waiting request is so far above a running one that it may take its place."""
-        return False
+    def far_below(self, waiting: Request, rows: IntArray) -> BoolArray:
+        """[n] whether the running `rows` [n] are so far below a waiting request that it may take their place."""
+        return np.zeros(len(rows), dtype=np.bool_)
 
     def arrived(self, request: Request) -> int:
         """The request begins to wait. Returns its `Waiting.tag`."""
@@ -84,7 +84,7 @@ class Fcfs(Policy):
     ages = False
 
     def order(self, waiting: Waiting, lines: IntArray, now: float) -> Iterator[Request]:
-        return map(waiting.at, lines.tolist())
+        return map(waiting.at, lines)
 
 
 class LongestPrefix(Policy):
@@ -141,7 +141,7 @@ class DepthFirst(Policy):
 
     def order(self, waiting: Waiting, lines: IntArray, now: float) -> Iterator[Request]:
         if self.watch is None or self.weights is None:
-            return map(waiting.at, lines.tolist())
+            return map(waiting.at, lines)
         ends = map(self.watch.ending_at, self.weights.heaviest_first())
         return (waiting.numbered(number) for numbers in ends for number in numbers)
 
@@ -155,7 +155,7 @@ class Static(Policy):
         columns, rows = self.scene.columns, self.scene.running.rows
         if (columns.seq_len[rows] > columns.prompt_len[rows] + 1).any():
             return iter(())
-        return map(waiting.at, lines.tolist())
+        return map(waiting.at, lines)
 
 
 POLICIES: dict[str, type[Policy] | str] = {

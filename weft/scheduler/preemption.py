@@ -42,20 +42,17 @@ class Preemption:
         """Who must go, so that the first that waits can come in; empty if nobody must, or if it does not help."""
         if not self._queue.policy.preempts or not self._queue:
             return []
-        running = [self._kv.columns.requests[row] for row in self._running.rows.tolist()]
-        candidates = running if chunked_req is None else [*running, chunked_req]
         first = next(self._queue.order(now), None)
         if first is None:
             return []
-        below = [request for request in candidates if self._is_far_below(request, first, now)]
-        if not below or any(admit(first) is Verdict.WAIT for admit in self._moments.admit):
+        rows = self._running.rows
+        if chunked_req is not None:  # it has the next step, so nobody else's place would help
+            rows = np.array([chunked_req.row], dtype=np.int32)
+        rows = rows[self._queue.policy.far_below(first, rows)]
+        if not len(rows) or any(admit(first) is Verdict.WAIT for admit in self._moments.admit):
             return []
-        if chunked_req is not None:  # it has the next step
-            return [chunked_req] if chunked_req in below else []
-        return self._enough(below, first, ratio)
-
-    def _is_far_below(self, request: Request, first: Request, now: float) -> bool:
-        return self._queue.policy.may_preempt(first, request) and not self._queue.is_overdue(request, now)
+        below = [request for request in self._kv.columns.requests[rows] if not self._queue.is_overdue(request, now)]
+        return below if chunked_req is not None else self._enough(below, first, ratio)
 
     def _enough(self, below: list[Request], first: Request, ratio: float) -> list[Request]:
         """The lowest and cheapest of `below`, as many as `first` needs; none if all are not enough."""

@@ -98,12 +98,12 @@ class WaitingQueue:
         overdue: Iterator[Request]
         if policy.resumes_first:
             yield from self._resumed
-            overdue = map(self._waiting.at, lines[: self._num_overdue(lines, now)].tolist())
+            overdue = map(self._waiting.at, lines[: self._num_overdue(lines, now)])
         else:
             ranked = sorted(self._resumed, key=policy.rank)
             fresh = heapq.merge(ranked, fresh, key=policy.rank)
             resumed = (request for request in self._resumed if self.is_overdue(request, now))
-            old = map(self._waiting.at, lines[: self._num_overdue(lines, now)].tolist())
+            old = map(self._waiting.at, lines[: self._num_overdue(lines, now)])
             overdue = heapq.merge(resumed, old, key=lambda request: request.arrival)
         yield from self._in_turns(overdue, fresh)
 

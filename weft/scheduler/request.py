@@ -123,6 +123,7 @@ class Columns:
         self.seq_len = ints()
         self.known_len = ints()  # tokens whose ids are known
         self.prompt_len = ints()
+        self.priority: LongArray = np.zeros(num_rows, dtype=np.int64)
         self.max_len = ints()  # seq_len at which the request ends by length
         self.stops_at_eos = np.zeros(num_rows, dtype=np.bool_)
         self.has_stop_ids = np.zeros(num_rows, dtype=np.bool_)
@@ -141,6 +142,7 @@ class Columns:
         self.requests[row] = request
         self.seq_len[row] = self.known_len[row] = request.fill_len
         self.prompt_len[row] = request.prompt_len
+        self.priority[row] = request.priority
         self.max_len[row] = request.max_len
         self.stops_at_eos[row] = not sampling.ignore_eos
         self.has_stop_ids[row] = bool(sampling.stop_token_ids)

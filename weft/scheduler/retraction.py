@@ -3,7 +3,7 @@
 What a retracted request has computed stays in the prefix cache. Only what the others then take of it is lost, from its
 end; the rest is a hit when it resumes. So a victim costs what is taken (and one prefill step), and it helps by what no
 other request shares with it. The cheapest gives all that is missing at once; who has been hit before counts as dearer;
-among equals it is the one that came last.
+among equals it is the one that has least to lose, then the one that came last.
 
 Against thrashing: a request that resumes is admitted the more carefully the more often it was taken back, until all
 that run are promised all that they may generate (`careful_ratio`).
@@ -42,7 +42,12 @@ def retract(kv: KvMemory, rows: IntArray, rank: Rank, take_back: Callable[[Reque
 
 def cheapest(requests: Iterable[Request], kv: KvMemory, missing: int, rank: Rank) -> Request:
     """Who is to be taken back if `missing` tokens are needed."""
-    return min(requests, key=lambda request: (-rank(request), _cost(kv, request, missing), -request.arrival))
+
+    def key(request: Request) -> tuple[int, float, int, int]:
+        freed = freed_tokens(kv, request)
+        return -rank(request), _cost(kv, request, min(freed, missing)), freed, -request.arrival
+
+    return min(requests, key=key)
 
 
 def freed_tokens(kv: KvMemory, request: Request) -> int:
@@ -59,9 +64,8 @@ def careful_ratio(ratio: float, retractions: int) -> float:
     return min(1.0, max(ratio, MIN_RATIO) * 2.0**retractions)
 
 
-def _cost(kv: KvMemory, request: Request, missing: int) -> float:
+def _cost(kv: KvMemory, request: Request, gained: int) -> float:
     """Tokens lost per token gained."""
-    gained = min(freed_tokens(kv, request), missing)
     if not gained:
         return math.inf
     partial_page = kv.num_computed(request) % kv.page_size  # cannot stay in the cache

@@ -89,11 +89,7 @@ class Scheduler:
             return
         number = self.counters.num_requests
         self.counters.num_requests += 1
-        sampling, prompt_len, num_waiting = (
-            message.sampling,
-            len(message.input_ids) // TOKEN_BYTES,
-            len(self.waiting_queue),
-        )
+        prompt_len, num_waiting = len(message.input_ids) // TOKEN_BYTES, len(self.waiting_queue)
         self.diary.arrived(message.id, message.rid, number, prompt_len, num_waiting, now, self.num_steps)
         refused = refusal(
             message,
@@ -105,6 +101,7 @@ class Scheduler:
             self.diary.finished(message.id, f"refused: {refused.message}", 0, now, self.num_steps)
             self._finished.append(Finish(id=message.id, reason="error", message=refused.message, status=refused.status))
             return
+        sampling = message.sampling
         max_len = self.max_len if sampling.max_new_tokens is None else prompt_len + sampling.max_new_tokens
         seed = seed_of(self.settings.seed, number) if sampling.seed is None else sampling.seed
         request = Request(message, max_len=max_len, seed=seed, arrival=number, arrival_s=now)
@@ -163,7 +160,7 @@ class Scheduler:
         self.waiting_queue.policy.left(request)
         if request is self.chunked_req:
             self.chunked_req = None
-        self.running_batch.filter(np.array([request.row], dtype=np.int32))
+        self.running_batch.remove(request.row)
         self.kv.release(request, keep=keep)
         self.batch_is_full = False
 
@@ -434,7 +431,7 @@ class Scheduler:
     def _note_pass(self, stop: Stop, at: Request | None = None, *, needed: int = 0, available: int = 0) -> None:
         id = -1 if at is None else at.id
         step = self.num_steps
-        self.diary.note_pass(self._now, step, stop, id, needed, available, len(self.waiting_queue))
+        self.diary.note_pass(self._now, step, stop, id, needed, available, self.kv.available)
 
     @property
     def has_work(self) -> bool:

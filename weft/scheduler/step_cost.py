@@ -56,6 +56,7 @@ class StepCost:
         self._decodes = Sums()
         self._num = [0, 0]  # measured decode steps, steps with prompts
         self._fitted: tuple[float, float, float] | None = None
+        self._is_stale = False  # there are newer measurements than the fit
 
     @property
     def is_known(self) -> bool:
@@ -65,16 +66,17 @@ class StepCost:
         """A step has taken so long."""
         if not (math.isfinite(seconds) and seconds > 0):
             return
-        if self.is_known:
-            seconds = min(seconds, MAX_SURPRISE * max(self.seconds(load), 1e-4))
+        if self._fitted is not None and self.is_known:
+            a, b, c = self._fitted
+            seconds = min(seconds, MAX_SURPRISE * max(a + b * load.tokens + c * load.pairs, 1e-4))
         row = [value / unit for value, unit in zip((1, *load), self.UNITS, strict=True)]
         (self._prefills if has_prefill else self._decodes).add(row, seconds, 1 / max(seconds, 1e-4))
         self._num[has_prefill] += 1
-        self._fitted = None
+        self._is_stale = True
 
     def coefficients(self) -> tuple[float, float, float]:
         """a, b, c: seconds for a step, a token, a pair. None is negative."""
-        if self._fitted is None:
+        if self._fitted is None or self._is_stale:
             matrix = [
                 [x + y for x, y in zip(*rows, strict=True)]
                 for rows in zip(self._prefills.matrix, self._decodes.matrix, strict=True)
@@ -82,6 +84,7 @@ class StepCost:
             vector = [x + y for x, y in zip(self._prefills.vector, self._decodes.vector, strict=True)]
             a, b, c = (x / unit for x, unit in zip(_not_negative(matrix, vector), self.UNITS, strict=True))
             self._fitted = a, b, c
+            self._is_stale = False
         return self._fitted
 
     def seconds(self, load: Load) -> float:

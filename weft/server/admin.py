@@ -109,7 +109,7 @@ async def server_info(front: Front, request: Request) -> ASGIApp:
             "page_size": engine.page_size,
             "startup": engine.startup,
             "server": server,
-            "engine": dict(front.info.settings),
+            "engine": {key: value for key, value in front.info.settings.items() if key != "journal"},
             "internal_states": [await _load(front)],
         }
     )

@@ -6,7 +6,7 @@ class. How room is made for a waiting request is in `preemption.py`.
 
 from __future__ import annotations
 
-from weft.executor.plan import IntArray, LongArray
+from weft.executor.plan import BoolArray, IntArray, LongArray
 from weft.scheduler.policy import Policy, Scene
 from weft.scheduler.request import Request
 from weft.scheduler.waiting import Waiting
@@ -26,5 +26,7 @@ class Priority(Policy):
     def rank(self, request: Request) -> int:
         return request.priority * self._sign
 
-    def may_preempt(self, waiting: Request, running: Request) -> bool:
-        return self.rank(running) - self.rank(waiting) > self.scene.settings.preemption_threshold
+    def far_below(self, waiting: Request, rows: IntArray) -> BoolArray:
+        ranks = self.scene.columns.priority[rows] * self._sign
+        is_far: BoolArray = ranks - self.rank(waiting) > self.scene.settings.preemption_threshold
+        return is_far

@@ -48,8 +48,12 @@ def list_requests(scheduler: Scheduler, now: float, limit: int) -> list[RequestR
 
 
 def list_waiting(scheduler: Scheduler, now: float) -> Iterator[Request]:
-    """The queue, the next first."""
-    return scheduler.waiting_queue.order(now)
+    """The queue, the next first; then those whose turn the policy does not tell yet."""
+    seen: set[int] = set()
+    for request in scheduler.waiting_queue.order(now):
+        seen.add(request.id)
+        yield request
+    yield from (request for request in scheduler.waiting_queue if request.id not in seen)
 
 
 def trace_request_flow(scheduler: Scheduler, rid: str, now: float) -> list[Explanation]:
@@ -149,19 +153,20 @@ def _event_entry(story: Story, event: Event) -> TimelineEntry:
 
 def _waiting_entries(scheduler: Scheduler, story: Story) -> Iterator[TimelineEntry]:
     """The passes that left it waiting. A pass at whose very time it was admitted did not."""
-    found = [(until_s, one) for since_s, until_s in story.waits for one in scheduler.diary.passes(since_s, until_s)]
-    passes = [one for until_s, one in found if one.first_s < until_s][-MAX_PASSES_TOLD:]
-    if not passes:
+    found = [(wait, one) for wait in story.waits for one in scheduler.diary.passes(wait.since_s, wait.until_s)]
+    found = [(wait, one) for wait, one in found if one.first_s < wait.until_s][-MAX_PASSES_TOLD:]
+    if not found:
         return
     others = _Others(scheduler, story)
-    for one in passes:
-        num_before = others.num_before(max(one.first_s, story.arrived_s))
+    for wait, one in found:
+        at_s, first_step = max(one.first_s, wait.since_s), max(one.first_step, wait.since_step)
+        num_before = others.num_before(at_s)
         before = f"; {num_before:,} that came before it waited, too" if num_before else ""
         yield TimelineEntry(
-            at_s=max(one.first_s - story.arrived_s, 0.0),
-            first_step=one.first_step,
-            last_step=one.last_step,
-            times=one.times,
+            at_s=at_s - story.arrived_s,
+            first_step=first_step,
+            last_step=max(one.last_step, first_step),
+            times=min(one.times, one.last_step - first_step + 1) if first_step > one.first_step else one.times,
             what=_reason(scheduler, one, story) + before,
         )
 
@@ -171,7 +176,7 @@ class _Others:
 
     def __init__(self, scheduler: Scheduler, story: Story) -> None:
         waits = [wait for other in scheduler.diary.stories() if other.arrival < story.arrival for wait in other.waits]
-        self._waits = np.array(waits, dtype=np.float64).reshape(-1, 2)
+        self._waits = np.array(waits, dtype=np.float64).reshape(-1, 3)
 
     def num_before(self, time_s: float) -> int:
         """How many of them waited at that time."""
@@ -185,10 +190,14 @@ def _reason(scheduler: Scheduler, one: Pass, story: Story) -> str:
         case Stop.NO_TOKEN if one.id < 0:
             return "waits: no KV memory was left behind those admitted in the same step"
         case Stop.NO_TOKEN:
-            return f"waits: no KV memory: {name} needs {one.needed:,} tokens, {one.available:,} are available"
+            kept = (
+                f" (of {one.free:,} free; others are promised to running requests)" if one.free > one.available else ""
+            )
+            available = max(one.available, 0)
+            return f"waits: no KV memory: {name} needs {one.needed:,} tokens, {available:,} are available{kept}"
         case Stop.NO_ROW:
             limit = scheduler.settings.max_running_requests
-            return f"waits: {limit} requests run, as many as --max-running-requests allows"
+            return f"waits: as many requests run as --max-running-requests allows ({limit})"
         case Stop.BUDGET if one.id < 0:
             return "waits: the token budget of the step was used up by those admitted in it"
         case Stop.BUDGET if one.available <= 0:
