@@ -23,7 +23,7 @@ QUESTION = [{"role": "user", "content": "What does os.path.join do?"}]
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    server = Server("--overlap")
+    server = Server("--overlap", "on")
     yield server
     assert server.stop() == 0
 

@@ -54,6 +54,25 @@ def test_generate_answers_a_batch_with_a_list(http: httpx.Client, server: Runnin
     assert [answer["meta_info"]["id"] for answer in answers] == ["c-0", "c-1"]
 
 
+@pytest.mark.parametrize("path", ["/generate", "/v1/completions"])
+def test_extra_key_keeps_caches_apart_as_cache_salt_does(http: httpx.Client, server: RunningServer, path: str) -> None:
+    server.engine.script = lambda ids: as_bytes("a")
+    prompt = {"text": "x"} if path == "/generate" else {"prompt": "x"}
+    keys: list[dict[str, str]] = [
+        {},
+        {"cache_salt": "a"},
+        {"extra_key": "a"},
+        {"extra_key": "b"},
+        {"cache_salt": "a", "extra_key": "b"},
+    ]
+    for key in keys:
+        assert http.post(path, json=prompt | key).status_code == 200
+    salts = [request.cache_salt for request in server.engine.seen[-len(keys) :]]
+    assert salts[0] == ""
+    assert len(set(salts)) == len(keys)
+    assert http.post(path, json=prompt | {"extra_key": "x" * 1000}).status_code == 400
+
+
 def test_generate_returns_logprobs(http: httpx.Client, server: RunningServer) -> None:
     server.engine.script = lambda ids: as_bytes("a")
     body = {"text": "x", "return_logprob": True, "top_logprobs_num": 2, "return_text_in_logprobs": True}

@@ -154,16 +154,13 @@ def test_without_stream_everything_comes_once_all_have_ended() -> None:
     run(main())
 
 
-def test_n_is_n_requests_of_one_group_with_seeds_of_their_own() -> None:
+def test_n_is_n_requests_with_seeds_of_their_own() -> None:
     world = World()
     world.submit(n=3, seed=7)
     world.submit(n=2, seed=2**63 - 1)
     world.submit()
     assert [request.sampling.n for request in world.requests] == [1] * 6
     assert [request.sampling.seed for request in world.requests] == [7, 8, 9, 2**63 - 1, -(2**63), None]
-    groups = [request.group for request in world.requests]
-    assert groups[0] == groups[1] == groups[2] != groups[3] == groups[4]
-    assert groups[5] == ""
     assert len({request.id for request in world.requests}) == 6
 
 
@@ -296,6 +293,19 @@ def test_abort_by_name_is_exact() -> None:
     assert world.client.abort("req") == 0
     [abort] = world.aborts
     assert set(abort.ids) == {first, third}
+
+
+def test_abort_by_the_name_of_a_batch_ends_all_its_members() -> None:
+    world = World()
+    prompts = [Prompt(ids=[1], params=SamplingParams(n=2), rid=f"batch-{i}", group="batch") for i in range(2)]
+    world.client.submit(prompts)
+    world.submit(rid="batch-10")
+    members = {request.id for request in world.requests[:4]}
+    assert world.client.abort("batch-1") == 2
+    assert world.client.abort("batch") == 4
+    assert set(world.aborts[-1].ids) == members
+    world.step(finished=[Finish(id=id, reason="abort") for id in members])
+    assert world.client.abort("batch") == 0
 
 
 def test_aborted_request_ends_by_the_engines_word() -> None:

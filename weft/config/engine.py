@@ -168,8 +168,8 @@ class EngineConfig:
         elsewhere=("enable_mixed_chunk",),
     )
     overlap: bool = option(
-        True,
-        "plan the next step while the device runs this one",
+        False,
+        "plan the next step while the device runs this one; gains nothing where both share the cores",
         group="scheduling",
         everyday=True,
         elsewhere=("disable_overlap_schedule", "async_scheduling"),

@@ -11,15 +11,14 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """Generate one completion of one prompt.
 
     `id` is the sender's own number for it, unique among its open requests: every reply carries it. `rid` is the name
-    that the user gave or was given; two requests may have the same. A completion with n > 1 is n requests of one
-    `group`: they share the prompt through the prefix cache.
+    that the user gave or was given; two requests may have the same. A completion with n > 1 is n requests: they share
+    the prompt through the prefix cache.
     """
 
     id: int
     rid: str
     input_ids: bytes  # int32 [prompt_len], packed
     sampling: SamplingParams
-    group: str = ""
     user: str = ""
     priority: int = 0
     timeout_ms: int = 0  # after so long since its arrival it is ended, wherever it is; 0: never

@@ -52,7 +52,6 @@ class PrefillAdder:
         self._budget = budget
         self.can_run: list[Request] = []
         self.new_chunked_req: Request | None = None
-        self.hit_tokens = 0
         self.input_tokens = 0
 
     @property
@@ -154,7 +153,6 @@ class PrefillAdder:
             self.rem_chunk_tokens -= charged
         if self._budget is not None:
             self._budget.spend(request.kv_len, extend)
-        self.hit_tokens += request.kv_len
         self.input_tokens += extend
         request.extend_end = request.kv_len + extend
         self.can_run.append(request)

@@ -10,7 +10,7 @@ class Counters:
     num_steps: int = 0
     num_prefill_steps: int = 0
     num_requests: int = 0  # that arrived; also the number of the next one
-    num_refused: int = 0
+    num_refused: int = 0  # messages with the number of an open request
     num_aborted: int = 0
     num_prompt_tokens: int = 0  # of admitted requests
     num_cached_tokens: int = 0  # of these, found in the prefix cache
@@ -32,4 +32,5 @@ class Counters:
             "total_requests": self.num_requests,
             "total_aborted": self.num_aborted,
             "total_faults": self.num_faults,
+            "total_dropped_messages": self.num_refused,
         }

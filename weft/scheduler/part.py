@@ -1,7 +1,7 @@
 """Four moments in the life of a request, for everything optional.
 
 A feature that some requests use and most do not is a Part: it keeps its own state per request, overrides the moments
-that it needs, and stands in the one ordered list of parts (`service/worker.py`). The core asks the parts at these
+that it needs, and stands in the one ordered list of parts (`service/engine.py`). The core asks the parts at these
 moments and knows nothing else of them.
 """
 

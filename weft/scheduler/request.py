@@ -43,7 +43,6 @@ class Request:
         "cached_tokens",
         "extend_end",
         "fill_len",
-        "group",
         "handle",
         "id",
         "is_locked",
@@ -66,7 +65,6 @@ class Request:
     def __init__(self, message: GenerateRequest, *, max_len: int, seed: int, arrival: int, arrival_s: float) -> None:
         self.id = message.id
         self.rid = message.rid
-        self.group = message.group
         self.user = message.user
         self.priority = message.priority
         self.namespace = message.cache_salt

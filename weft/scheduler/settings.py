@@ -1,4 +1,4 @@
-"""What the scheduler needs to know, as plain numbers. Made from the engine's settings by `service/worker.py`."""
+"""What the scheduler needs to know, as plain numbers. Made from the engine's settings by `launch/build.py`."""
 
 from __future__ import annotations
 

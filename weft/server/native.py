@@ -14,9 +14,10 @@ from weft.messages.sampling import MAX_N, SamplingParams
 from weft.server.body import json_bytes, read_json
 from weft.server.errors import ApiError, not_supported
 from weft.server.info import Front
-from weft.server.limits import MAX_PROMPTS, MAX_SALT_LEN
+from weft.server.limits import MAX_PROMPTS
 from weft.server.openai.translate import (
     LOWEST_LOGPROB,
+    cache_salt,
     encode_mixed,
     logit_bias,
     request_name,
@@ -82,6 +83,7 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     priority: int | None = None
     timeout_ms: int | None = None
     cache_salt: str | None = None
+    extra_key: str | None = None
     model: str | None = None
 
 
@@ -97,16 +99,16 @@ async def generate(front: Front, request: Request) -> ASGIApp:
     for one in params:
         one.check(front.client.engine.vocab_size)
     rids = _rids(request, body.rid, len(sources))
-    if body.cache_salt and len(body.cache_salt) > MAX_SALT_LEN:
-        raise ApiError(400, f"cache_salt has more than {MAX_SALT_LEN} characters", param="cache_salt")
+    salt = cache_salt(body.cache_salt, body.extra_key)
     ids = await encode_mixed(front, sources, add_special_tokens=True)
     prompts = [
         Prompt(
             ids=one_ids,
             params=one,
             rid=rid,
+            group=body.rid if isinstance(body.rid, str) else "",
             priority=body.priority or 0,
-            cache_salt=body.cache_salt or "",
+            cache_salt=salt,
             timeout_ms=timeout_ms(request, body.timeout_ms),
         )
         for one_ids, one, rid in zip(ids, params, rids, strict=True)

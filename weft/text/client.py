@@ -82,7 +82,7 @@ class EngineClient:
         self._max_pending_tokens = max_pending_tokens
         self._numbers = itertools.count(1)
         self._open: dict[int, Completion] = {}
-        self._by_rid: dict[str, set[int]] = {}
+        self._by_name: dict[str, set[int]] = {}  # rids and groups
         self._calls: dict[int, asyncio.Future[Reply]] = {}
         self._ready_waiters: list[asyncio.Future[None]] = []
 
@@ -101,18 +101,20 @@ class EngineClient:
         for prompt, (input_ids, params) in zip(prompts, checked, strict=True):
             for request in self._requests(prompt, input_ids, params):
                 requests.append(request)
-                completions.append(self._completion(request, len(completions), automata.get(params.stop)))
+                completions.append(self._completion(request, prompt, len(completions), automata.get(params.stop)))
         generation = Generation(completions, stream=stream, on_close=self._closed)
         for completion in completions:  # known before anything is sent: an in-process engine may answer at once
             self._open[completion.id] = completion
-            self._by_rid.setdefault(completion.rid, set()).add(completion.id)
+            for name in {completion.rid, completion.group} - {""}:
+                self._by_name.setdefault(name, set()).add(completion.id)
         for request in requests:
             self._send(request)
         return generation
 
     def abort(self, rid: str) -> int:
-        """Abort all requests named exactly `rid`. They end by the engine's word. Returns how many there were."""
-        ids = tuple(self._by_rid.get(rid, ()))
+        """Abort all requests whose rid or group is exactly `rid`. They end by the engine's word. Returns how many there
+        were."""
+        ids = tuple(self._by_name.get(rid, ()))
         if ids:
             self._send(Abort(ids=ids))
         return len(ids)
@@ -238,28 +240,29 @@ class EngineClient:
 
     def _requests(self, prompt: Prompt, input_ids: bytes, params: SamplingParams) -> list[GenerateRequest]:
         """The n requests of one prompt. A given seed goes up by one for each, so that they differ."""
-        ids = [next(self._numbers) for _ in range(params.n)]
         return [
             GenerateRequest(
-                id=id,
+                id=next(self._numbers),
                 rid=prompt.rid,
                 input_ids=input_ids,
                 sampling=msgspec.structs.replace(params, n=1, seed=_wrapped(params.seed, number)),
-                group=f"g{ids[0]}" if len(ids) > 1 else "",
                 user=prompt.user,
                 priority=prompt.priority,
                 cache_salt=prompt.cache_salt,
                 timeout_ms=prompt.timeout_ms,
             )
-            for number, id in enumerate(ids)
+            for number in range(params.n)
         ]
 
-    def _completion(self, request: GenerateRequest, choice: int, stops: StopStrings | None) -> Completion:
+    def _completion(
+        self, request: GenerateRequest, prompt: Prompt, choice: int, stops: StopStrings | None
+    ) -> Completion:
         params = request.sampling
         return Completion(
             id=request.id,
             choice=choice,
             rid=request.rid,
+            group=prompt.group,
             prompt_len=len(request.input_ids) // 4,
             params=params,
             detokenizer=self._tokenizer.detokenizer(skip_special_tokens=params.skip_special_tokens),
@@ -347,10 +350,11 @@ class EngineClient:
 
     def _forget(self, completion: Completion) -> None:
         del self._open[completion.id]
-        ids = self._by_rid[completion.rid]
-        ids.discard(completion.id)
-        if not ids:
-            del self._by_rid[completion.rid]
+        for name in {completion.rid, completion.group} - {""}:
+            ids = self._by_name[name]
+            ids.discard(completion.id)
+            if not ids:
+                del self._by_name[name]
 
     def _record(self, completion: Completion, reason: str, message: str, queue_s: float) -> None:
         e2e_s = time.perf_counter() - completion.began

@@ -20,11 +20,13 @@ from weft.text.stop import StopMatcher
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
-    """One prompt to complete `params.n` times. `rid` is a name for logs and aborts; it need not be unique."""
+    """One prompt to complete `params.n` times. `rid` is a name for logs and aborts; it need not be unique. `group` is
+    a second name, shared by the prompts of a batch: aborting it aborts them all."""
 
     ids: Sequence[int]
     params: SamplingParams
     rid: str
+    group: str = ""
     user: str = ""
     priority: int = 0
     cache_salt: str = ""
@@ -64,7 +66,7 @@ class Completion:
     """One completion: the text made of its tokens so far, and what of it the consumer has not taken yet."""
 
     __slots__ = (
-        *("id", "choice", "rid", "prompt_len", "began", "generation"),
+        *("id", "choice", "rid", "group", "prompt_len", "began", "generation"),
         *("num_tokens", "last_token_at", "stopped_by", "end"),
         *("_detokenizer", "_matcher", "_num_unchecked", "_show_stop"),
         *("_texts", "_token_ids", "_logprobs", "_end_taken"),
@@ -76,6 +78,7 @@ class Completion:
         id: int,
         choice: int,
         rid: str,
+        group: str,
         prompt_len: int,
         params: SamplingParams,
         detokenizer: Detokenizer,
@@ -84,6 +87,7 @@ class Completion:
         self.id = id
         self.choice = choice
         self.rid = rid
+        self.group = group
         self.prompt_len = prompt_len
         self.num_tokens = 0
         self.began = time.perf_counter()

@@ -51,6 +51,7 @@ class SampledRequest(msgspec.Struct, kw_only=True):
     response_format: ResponseFormat | None = None
     user: str | None = None
     cache_salt: str | None = None
+    extra_key: str | None = None
     priority: int | None = None
     timeout_ms: int | None = None
     rid: str | None = None

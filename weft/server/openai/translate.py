@@ -105,8 +105,7 @@ def prompts(
     front: Front, request: Request, body: SampledRequest, ids: Sequence[Sequence[int]], params: SamplingParams
 ) -> list[Prompt]:
     """One `Prompt` for each list of ids, all with the same parameters."""
-    if body.cache_salt and len(body.cache_salt) > MAX_SALT_LEN:
-        raise ApiError(400, f"cache_salt has more than {MAX_SALT_LEN} characters", param="cache_salt")
+    salt = cache_salt(body.cache_salt, body.extra_key)
     if body.priority is not None and not -(2**31) <= body.priority < 2**31:
         raise ApiError(400, f"priority is {body.priority}; a 32-bit integer is allowed", param="priority")
     rid = request_name(request, body.rid, body.request_id)
@@ -117,11 +116,20 @@ def prompts(
             rid=rid,
             user=(body.user or "")[:MAX_USER_LEN],
             priority=body.priority or 0,
-            cache_salt=body.cache_salt or "",
+            cache_salt=salt,
             timeout_ms=timeout_ms(request, body.timeout_ms),
         )
         for prompt_ids in ids
     ]
+
+
+def cache_salt(salt: str | None, extra_key: str | None) -> str:
+    """One name for the part of the prefix cache that a request may share. SGLang's `extra_key` does the same as
+    `cache_salt`; who gives both shares with those that give both."""
+    for param, value in (("cache_salt", salt), ("extra_key", extra_key)):
+        if value and len(value) > MAX_SALT_LEN:
+            raise ApiError(400, f"{param} has more than {MAX_SALT_LEN} characters", param=param)
+    return f"{salt or ''}\x1f{extra_key}" if extra_key else salt or ""
 
 
 def timeout_ms(request: Request, given: int | None) -> int:
