@@ -97,11 +97,11 @@ class RadixCache:
         return Place(node, at, is_end=True)
 
     def pages_of(self, handle: Node) -> IntArray:
-        node: Node | None = handle
+        node, above = handle, handle.parent
         pieces = []
-        while node is not None and node.key:
+        while above is not None:
             pieces.append(node.pages)
-            node = node.parent
+            node, above = above, above.parent
         if not pieces:
             return NO_PAGES
         if len(pieces) == 1:
@@ -128,26 +128,26 @@ class RadixCache:
         return Inserted(node, end // TOKEN_BYTES, at // TOKEN_BYTES)
 
     def lock(self, handle: Node) -> None:
-        node: Node | None = handle
+        node, above = handle, handle.parent
         num_bytes = 0  # of page numbers that were not protected before
-        while node is not None and node.key:
+        while above is not None:  # a root is not locked
             if not node.locks:
                 num_bytes += len(node.pages)
             node.locks += 1
-            node = node.parent
+            node, above = above, above.parent
         self._protect(num_bytes // PAGE_BYTES)
 
     def unlock(self, handle: Node) -> None:
-        node: Node | None = handle
+        node, above = handle, handle.parent
         num_bytes = 0
-        while node is not None and node.key:
-            assert node.locks > 0, "unlocked more often than locked"
-            node.locks -= 1
-            if not node.locks:
+        while above is not None:
+            locks = node.locks = node.locks - 1
+            assert locks >= 0, "unlocked more often than locked"
+            if not locks:
                 num_bytes += len(node.pages)
                 if not node.children:
                     self._queue(node)
-            node = node.parent
+            node, above = above, above.parent
         self._protect(-(num_bytes // PAGE_BYTES))
 
     def unshared_pages(self, handle: Node) -> int:
