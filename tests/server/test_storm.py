@@ -47,7 +47,7 @@ def test_nothing_is_left_after_an_abort_storm(server: RunningServer) -> None:
     assert len(set(kinds)) == 4
     assert eventually(lambda: not server.engine.running, within_s=2.0)
     assert server.client.num_open == 0
-    assert server.client._by_rid == {}
+    assert server.client._by_name == {}
     assert server.client._calls == {}
     assert len(server.engine.seen) >= NUM_CLIENTS
     server.reset()

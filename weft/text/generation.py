@@ -78,7 +78,7 @@ class Completion:
         id: int,
         choice: int,
         rid: str,
-        group: str,
+        group: str = "",
         prompt_len: int,
         params: SamplingParams,
         detokenizer: Detokenizer,
