@@ -42,7 +42,9 @@ def model_name(client: openai.OpenAI) -> str:
 
 
 def test_a_chat_turn_gives_text_and_stops(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(model=model_name(client), messages=QUESTION, temperature=0, max_tokens=400)
+    answer = client.chat.completions.create(
+        model=model_name(client), messages=[{"role": "user", "content": "Who are you?"}], temperature=0, max_tokens=400
+    )
     choice = answer.choices[0]
     assert choice.message.content
     assert choice.finish_reason == "stop"
