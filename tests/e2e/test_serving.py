@@ -23,7 +23,8 @@ QUESTION = [{"role": "user", "content": "What does os.path.join do?"}]
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    server = Server("--overlap", "on")
+    # In float32, for in bfloat16 a prompt that is found in the cache may round otherwise and turn a near tie.
+    server = Server("--overlap", "on", "--dtype", "float32")
     yield server
     assert server.stop() == 0
 
@@ -153,8 +154,7 @@ def test_greedy_text_does_not_depend_on_the_batch(client: openai.OpenAI) -> None
     alone = [complete(prompt) for prompt in prompts]
     with concurrent.futures.ThreadPoolExecutor(12) as pool:
         together = list(pool.map(complete, prompts))
-    # bfloat16 rounds differently in products of other sizes, which may turn a near tie; most must agree.
-    assert sum(a == b for a, b in zip(alone, together, strict=True)) >= 9
+    assert together == alone
 
 
 def raw_stream(server: Server, **body: object) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
