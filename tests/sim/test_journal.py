@@ -33,9 +33,10 @@ class Records(list[bytes]):
         pass
 
 
-def record() -> Records:
-    """The journal of an engine that serves TRAFFIC."""
+def record(clock_s: float = 0.0) -> Records:
+    """The journal of an engine that serves TRAFFIC, on a clock that says `clock_s` when it begins."""
     records, clock, lengths = Records(), VirtualClock(), TrueLengths()
+    clock.wait_until(clock_s)
     engine = RecordedEngine(
         SETTINGS,
         CostRunner(COST, clock, lengths),
@@ -61,6 +62,12 @@ def test_journal_gives_the_requests_that_were_served() -> None:
     assert {arrival.tenant for arrival in journal.arrivals} == {"tenant-0"}
     times = [arrival.time_s for arrival in journal.arrivals]
     assert times == sorted(times)
+
+
+def test_times_count_from_the_first_arrival_whatever_the_clock_said() -> None:
+    late = read_journal(record(clock_s=10_000.0)).arrivals
+    assert late[0].time_s < 1.0
+    assert late[-1].time_s < 60.0
 
 
 def test_journal_can_be_simulated_with_other_settings() -> None:

@@ -57,9 +57,10 @@ class _Tap:
         return self._engine.scheduler
 
     def submit(self, message: ToEngine) -> FromEngine | None:
-        if isinstance(message, GenerateRequest):
+        reply = self._engine.submit(message)
+        if isinstance(message, GenerateRequest):  # whose arrival was the last reading of the clock
             self.sent.append((self._replay.last_s, message))
-        return self._engine.submit(message)
+        return reply
 
     def step(self) -> list[FromEngine]:
         replies = self._engine.step()
