@@ -14,7 +14,7 @@ import numpy as np
 from weft.config.engine import EngineConfig
 from weft.config.model import ModelConfig
 from weft.config.options import SettingsError
-from weft.config.resolve import size
+from weft.config.resolve import count, size
 from weft.config.tenants import parse_weights
 from weft.executor.build import load_runner
 from weft.executor.runner import TorchRunner
@@ -60,7 +60,7 @@ def build_engine(config: EngineConfig, folder: Path) -> Built:
     gc.collect()
     gc.freeze()
     ready = EngineReady(
-        model_summary=f"{model.name} ({_count(model.num_parameters)}, {model.dtype})",
+        model_summary=f"{model.name} ({count(model.num_parameters)}, {model.dtype})",
         vocab_size=model.vocab_size,
         context_length=engine.scheduler.max_len,
         max_prompt_tokens=engine.scheduler.max_len - 1,
@@ -140,7 +140,3 @@ def _warm_up(engine: Engine | RecordedEngine) -> None:
 
 def _log_failure(exc: Exception) -> None:
     logging.getLogger("weft.engine").error("a step failed", exc_info=exc)
-
-
-def _count(num_parameters: int) -> str:
-    return f"{num_parameters / 1e9:.1f} B" if num_parameters >= 5e8 else f"{num_parameters / 1e6:.1f} M"
