@@ -1,0 +1,209 @@
+"""The C structures of `program.h` for ctypes, in the same order. A test compares the sizes of both sides."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_float, c_int64, c_void_p
+from enum import IntEnum
+
+
+class OpKind(IntEnum):
+    PACK_WEIGHT = 0
+    UNPACK_WEIGHT = 1
+    EMBED = 2
+    NORM = 3
+    LINEAR = 4
+    ROTARY_STORE = 5
+    ATTENTION = 6
+    ARGMAX = 7
+    MASK = 8
+    DRAW = 9
+
+
+class WeightFormat(IntEnum):
+    F32 = 0
+    BF16 = 1
+    I8 = 2
+    I4 = 3
+
+
+class KvFormat(IntEnum):
+    F32 = 0
+    BF16 = 1
+    I8 = 2
+
+
+class Epilogue(IntEnum):
+    STORE = 0
+    ADD = 1
+    GATED_SILU = 2
+
+
+PANEL = 32  # outputs of a panel
+IN_STEP = 64  # inputs are padded to a multiple of this
+
+
+class Step(ctypes.Structure):
+    _fields_ = (
+        ("num_tokens", c_int64),
+        ("num_requests", c_int64),
+        ("tokens", c_void_p),
+        ("positions", c_void_p),
+        ("slots", c_void_p),
+        ("rows", c_void_p),
+        ("starts", c_void_p),
+        ("lens", c_void_p),
+        ("table", c_void_p),
+        ("table_stride", c_int64),
+    )
+
+
+class Op(ctypes.Structure):
+    _fields_ = (("kind", c_int64), ("args", c_void_p))
+
+
+class Weight(ctypes.Structure):
+    _fields_ = (
+        ("format", c_int64),
+        ("in_size", c_int64),
+        ("out_size", c_int64),
+        ("padded_in", c_int64),
+        ("group", c_int64),
+        ("panels", c_void_p),
+        ("scales", c_void_p),
+        ("sums", c_void_p),
+    )
+
+
+class PackArgs(ctypes.Structure):
+    _fields_ = (
+        ("weight", c_void_p),
+        ("matrix", c_void_p),
+        ("matrix_is_bf16", c_int64),
+        ("num_rows", c_int64),
+        ("first_row", c_int64),
+        ("interleave", c_int64),
+    )
+
+
+class EmbedArgs(ctypes.Structure):
+    _fields_ = (("weight", c_void_p), ("out", c_void_p))
+
+
+class NormArgs(ctypes.Structure):
+    _fields_ = (
+        ("x", c_void_p),
+        ("weight", c_void_p),
+        ("out", c_void_p),
+        ("size", c_int64),
+        ("x_stride", c_int64),
+        ("out_stride", c_int64),
+        ("eps", c_float),
+    )
+
+
+class LinearArgs(ctypes.Structure):
+    _fields_ = (
+        ("weight", c_void_p),
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("norm_weight", c_void_p),
+        ("eps", c_float),
+        ("bias", c_void_p),
+        ("epilogue", c_int64),
+        ("y", c_void_p),
+        ("y_stride", c_int64),
+        ("scratch", c_void_p),
+    )
+
+
+class KvCache(ctypes.Structure):
+    _fields_ = (
+        ("format", c_int64),
+        ("kv_heads", c_int64),
+        ("head_dim", c_int64),
+        ("k", c_void_p),
+        ("v", c_void_p),
+        ("k_scale", c_void_p),
+        ("v_scale", c_void_p),
+    )
+
+
+class RotaryStoreArgs(ctypes.Structure):
+    _fields_ = (
+        ("cache", c_void_p),
+        ("qkv", c_void_p),
+        ("qkv_stride", c_int64),
+        ("heads", c_int64),
+        ("q_norm", c_void_p),
+        ("k_norm", c_void_p),
+        ("eps", c_float),
+        ("rotary_dim", c_int64),
+        ("cos", c_void_p),
+        ("sin", c_void_p),
+    )
+
+
+class AttentionArgs(ctypes.Structure):
+    _fields_ = (
+        ("cache", c_void_p),
+        ("q", c_void_p),
+        ("q_stride", c_int64),
+        ("out", c_void_p),
+        ("heads", c_int64),
+        ("window", c_int64),
+        ("scale", c_float),
+    )
+
+
+class ArgmaxArgs(ctypes.Structure):
+    _fields_ = (
+        ("logits", c_void_p),
+        ("vocab_size", c_int64),
+        ("stride", c_int64),
+        ("tokens", c_void_p),
+        ("peaks", c_void_p),
+    )
+
+
+class MaskArgs(ctypes.Structure):
+    _fields_ = (
+        ("logits", c_void_p),
+        ("vocab_size", c_int64),
+        ("stride", c_int64),
+        ("masks", c_void_p),
+        ("mask_stride", c_int64),
+        ("rows", c_void_p),
+    )
+
+
+class DrawArgs(ctypes.Structure):
+    _fields_ = (
+        ("logits", c_void_p),
+        ("vocab_size", c_int64),
+        ("stride", c_int64),
+        ("rows", c_void_p),
+        ("peaks", c_void_p),
+        ("temperature", c_void_p),
+        ("top_k", c_void_p),
+        ("top_p", c_void_p),
+        ("min_p", c_void_p),
+        ("keys", c_void_p),
+        ("tokens", c_void_p),
+    )
+
+
+STRUCTURES: tuple[type[ctypes.Structure], ...] = (
+    *(Step, Op, Weight, PackArgs, EmbedArgs, NormArgs, LinearArgs),
+    *(KvCache, RotaryStoreArgs, AttentionArgs, ArgmaxArgs, MaskArgs, DrawArgs),
+)
+KIND_OF = {
+    EmbedArgs: OpKind.EMBED,
+    NormArgs: OpKind.NORM,
+    LinearArgs: OpKind.LINEAR,
+    RotaryStoreArgs: OpKind.ROTARY_STORE,
+    AttentionArgs: OpKind.ATTENTION,
+    ArgmaxArgs: OpKind.ARGMAX,
+    MaskArgs: OpKind.MASK,
+    DrawArgs: OpKind.DRAW,
+}

@@ -1,0 +1,171 @@
+"""Compiles the kernel library: every instruction set of this architecture into one shared object.
+
+`python -m weft.ops.cpp.build` puts it beside the sources, as an installation does; else `find_or_build` makes it at
+first use in the user's cache. The file is named after its sources, so an old one is never taken for a new one, and two
+processes that build at once both end with a whole file.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+SOURCES = Path(__file__).parent
+COMPILERS = ("c++", "g++", "clang++")
+COMMON = ("-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-fno-math-errno")
+AVX512 = ("-DWEFT_ISA_AVX512", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mf16c")
+
+
+class InstructionSet(NamedTuple):
+    """One of the sets that the library holds; the name is also its namespace in C++."""
+
+    name: str
+    flags: tuple[str, ...]
+
+
+X86 = (  # the best first
+    InstructionSet("avx512_bf16", (*AVX512, "-DWEFT_VNNI", "-mavx512vnni", "-DWEFT_BF16", "-mavx512bf16")),
+    InstructionSet("avx512_vnni", (*AVX512, "-DWEFT_VNNI", "-mavx512vnni")),
+    InstructionSet("avx512", AVX512),
+    InstructionSet("avx2", ("-DWEFT_ISA_AVX2", "-mavx2", "-mfma", "-mf16c")),
+)
+PORTABLE = InstructionSet("portable", ())
+# avx512_bf16 with its instructions computed by others: for tests on processors without them.
+EMULATED = InstructionSet("emulated_bf16", (*AVX512, "-DWEFT_VNNI", "-mavx512vnni", "-DWEFT_BF16", "-DWEFT_EMULATE"))
+
+
+class CannotBuild(Exception):
+    """There is no library and none can be made; the text says why."""
+
+
+def find_or_build() -> Path:
+    """The library that came with the installation, else that of the user's cache, made now if need be.
+
+    Raises `CannotBuild`.
+    """
+    installed = SOURCES / library_name()
+    if installed.exists():
+        return installed
+    folder = cache_folder()
+    cached = folder / library_name()
+    if _is_ours(cached):
+        return cached
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with _locked(folder / "lock"):
+            if not _is_ours(cached):
+                build(cached)
+            return cached
+    except OSError:  # the cache cannot be written: a folder of this process's own does as well, once
+        private = Path(tempfile.mkdtemp(prefix="weft-kernels-"))
+        try:
+            return build(private / library_name())
+        except CannotBuild:
+            shutil.rmtree(private, ignore_errors=True)
+            raise
+
+
+def library_name() -> str:
+    digest = hashlib.sha256(repr((instruction_sets(), COMMON)).encode())
+    for path in sorted((*SOURCES.glob("*.h"), *SOURCES.glob("*.cpp"))):
+        digest.update(path.name.encode() + path.read_bytes())
+    return f"weft-kernels-{platform.machine()}-{digest.hexdigest()[:16]}.so"
+
+
+def cache_folder() -> Path:
+    base = os.environ.get("WEFT_CACHE") or os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")
+    return Path(base) / "weft" / "kernels"
+
+
+def instruction_sets() -> tuple[InstructionSet, ...]:
+    return (*X86, PORTABLE) if platform.machine() in ("x86_64", "AMD64") else (PORTABLE,)
+
+
+def build(target: Path, sets: Sequence[InstructionSet] | None = None) -> Path:
+    """Compile into `target`. Sets that the compiler does not know are left out. Raises `CannotBuild`."""
+    compiler = find_compiler()
+    with tempfile.TemporaryDirectory(prefix="weft-build-") as folder:
+        objects = {}
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            wanted = instruction_sets() if sets is None else sets
+            for one, result in zip(wanted, pool.map(lambda one: _compile(compiler, one, Path(folder)), wanted), strict=True):
+                if isinstance(result, Path):
+                    objects[one.name] = result
+                elif one == PORTABLE:
+                    raise CannotBuild(f"{compiler[0]} failed: {result}")
+        made = Path(folder) / "library.so"
+        listed = " ".join(f"SET({name})" for name in objects)
+        parts = (str(SOURCES / "library.cpp"), *map(str, objects.values()), f"-DWEFT_SETS={listed}")
+        _run((*compiler, *COMMON, "-shared", *parts, "-o", str(made), "-static-libgcc"))
+        temporary = target.with_suffix(f".{os.getpid()}")
+        shutil.copy(made, temporary)
+        os.replace(temporary, target)
+    return target
+
+
+def find_compiler() -> tuple[str, ...]:
+    """The command that compiles C++: $CXX, one of the usual names, or the compiler of the package ziglang."""
+    named = os.environ.get("CXX")
+    for name in (named,) if named else COMPILERS:
+        if shutil.which(name):
+            return (name,)
+    if named:
+        raise CannotBuild(f"CXX names {named}, which is not there")
+    if (Path(sysconfig.get_path("purelib")) / "ziglang").exists():
+        return (sys.executable, "-m", "ziglang", "c++")
+    raise CannotBuild(f"no C++ compiler was found ({', '.join(COMPILERS)}, or pip install ziglang)")
+
+
+def _compile(compiler: tuple[str, ...], one: InstructionSet, folder: Path) -> Path | str:
+    """Returns the object file, or what the compiler said."""
+    made = folder / f"{one.name}.o"
+    source = str(SOURCES / "kernels.cpp")
+    try:
+        _run((*compiler, *COMMON, f"-DWEFT_NAMESPACE={one.name}", *one.flags, "-c", source, "-o", str(made)))
+    except CannotBuild as exc:
+        return str(exc)
+    return made
+
+
+def _run(command: Sequence[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    except (OSError, subprocess.TimeoutExpired) as exc:
+        raise CannotBuild(f"{command[0]} could not be run: {exc}") from exc
+    if done.returncode:
+        raise CannotBuild("\n".join(done.stderr.strip().splitlines()[:5]) or f"exit status {done.returncode}")
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether the file is there, and nobody else can have put it there."""
+    try:
+        status = path.stat()
+    except OSError:
+        return False
+    return status.st_uid == os.getuid() and not status.st_mode & 0o022
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+if __name__ == "__main__":
+    try:
+        print(build(SOURCES / library_name()))
+    except CannotBuild as problem:
+        sys.exit(f"the kernel library was not built, weft will use torch: {problem}")

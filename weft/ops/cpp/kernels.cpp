@@ -1,0 +1,42 @@
+// All kernels of one instruction set. Compiled once for each, with WEFT_NAMESPACE as its name and the macros of simd.h.
+//
+// Nothing here may be a template or inline function of the standard library: the linker keeps one copy of such a
+// function for all instruction sets, and that copy may use instructions that the processor at hand lacks.
+
+#include <cmath>
+
+#include "program.h"
+#include "team.h"
+
+#include "simd.h"
+
+#include "weights.h"
+#include "norm.h"
+#include "linear.h"
+#include "rotary.h"
+#include "attention.h"
+#include "sampling.h"
+
+#define JOIN_(a, b) a##b
+#define JOIN(a, b) JOIN_(a, b)
+
+namespace weft {
+
+using Kernel = void (*)(const void* args, const Step& step, Team& team);
+
+template <class Args, void (*function)(const Args&, const Step&, Team&)>
+static void call(const void* args, const Step& step, Team& team) {
+  function(*static_cast<const Args*>(args), step, team);
+}
+
+#define KERNEL(function, Args) call<Args, WEFT_NAMESPACE::function>
+
+extern const Kernel JOIN(kernels_, WEFT_NAMESPACE)[kNumOps];
+const Kernel JOIN(kernels_, WEFT_NAMESPACE)[kNumOps] = {
+    KERNEL(pack_weight, PackArgs),   KERNEL(unpack_weight, PackArgs),       KERNEL(embed, EmbedArgs),
+    KERNEL(norm, NormArgs),          KERNEL(linear, LinearArgs),            KERNEL(rotary_store, RotaryStoreArgs),
+    KERNEL(attention, AttentionArgs), KERNEL(argmax, ArgmaxArgs),           KERNEL(mask, MaskArgs),
+    KERNEL(draw, DrawArgs),
+};
+
+}  // namespace weft

@@ -1,0 +1,200 @@
+// What crosses from Python to the kernels: a program is an array of operations, and a step says what they run on. All
+// plain C structures; `abi.py` holds the same ones for ctypes, and a test compares their sizes.
+//
+// A program is recorded once and runs at every step: one call, one team of threads, a barrier after each operation.
+// Matrices are row-major float32 [rows, columns], unless said otherwise; strides count elements.
+#pragma once
+
+#include <cstdint>
+
+namespace weft {
+
+// One step: T tokens of R requests. Request r has lens[r] tokens, which stand after those of the requests before it; the
+// first of them has starts[r] tokens of its sequence before it, which are in the cache. T = sum of lens.
+struct Step {
+  int64_t num_tokens;
+  int64_t num_requests;
+  const int64_t* tokens;     // [T] ids
+  const int64_t* positions;  // [T]
+  const int64_t* slots;      // [T] where K and V of each token go
+  const int32_t* rows;       // [R] line of each request in `table`
+  const int32_t* starts;     // [R]
+  const int32_t* lens;       // [R]
+  const int32_t* table;      // [.., table_stride] slot of each token of a request; this step's are in it
+  int64_t table_stride;
+};
+
+enum OpKind : int64_t {
+  kPackWeight = 0,
+  kUnpackWeight = 1,
+  kEmbed = 2,
+  kNorm = 3,
+  kLinear = 4,
+  kRotaryStore = 5,
+  kAttention = 6,
+  kArgmax = 7,
+  kMask = 8,
+  kDraw = 9,
+  kNumOps = 10,
+};
+
+struct Op {
+  int64_t kind;
+  const void* args;  // the structure of that kind
+};
+
+// ---------------------------------------------------------------- weights
+
+// How the elements of a weight [out, in] are kept. All formats consist of panels of kPanel outputs: panel p holds outputs
+// p kPanel and after, of all inputs. The last panel is filled up with zeros, and so are the inputs up to a multiple of
+// kInStep: `in` below is the number without, `padded_in` with them.
+//
+//   kF32   [panel][in][kPanel] float
+//   kBf16  [panel][in / 2][kPanel][2]: neighbouring inputs are together, as dot_pairs wants them
+//   kI8    [panel][in / 4][kPanel][4] signed bytes; w = byte * scales[out]
+//   kI4    [panel][in / 8][kPanel][4] bytes: the low half holds inputs 8 i .. 8 i + 3, the high half 8 i + 4 .. 8 i + 7,
+//          each 0..15; w = (nibble - 8) * scales[panel][in / group][kPanel]
+enum WeightFormat : int64_t { kF32 = 0, kBf16 = 1, kI8 = 2, kI4 = 3 };
+
+constexpr int kPanel = 32;   // outputs of a panel
+constexpr int kInStep = 64;  // inputs are padded to a multiple of this; also of `group`
+
+struct Weight {
+  int64_t format;
+  int64_t in;
+  int64_t out;
+  int64_t padded_in;
+  int64_t group;  // kI4: inputs that share a scale, 32 or 64
+  void* panels;
+  float* scales;  // kI8 [padded out]; kI4 [panel][padded_in / group][kPanel]
+  int32_t* sums;  // kI8 [padded out]: sum of the bytes of each output times 128, for kernels with unsigned activations
+};
+
+// Rows of a plain matrix into (or out of) a weight, quantised as its format says. `source` has `num_rows` rows of `in`
+// elements. Row i goes to output first_row + i, or, if `interleave` is 2, panels are spread: output panel j of this
+// matrix is panel 2 j + first_row / kPanel of the weight (so that gate and up of one unit are in neighbouring panels).
+struct PackArgs {
+  const Weight* weight;
+  void* matrix;          // [num_rows, in] float or bf16, read by kPackWeight, written (as float) by kUnpackWeight
+  int64_t matrix_is_bf16;
+  int64_t num_rows;
+  int64_t first_row;
+  int64_t interleave;  // 1 or 2
+};
+
+// out[t] = row tokens[t] of the weight, as float. Reads Step.tokens.
+struct EmbedArgs {
+  const Weight* weight;
+  float* out;  // [T, in]
+};
+
+// out = x / rms(x) * weight, over rows of `size`.
+struct NormArgs {
+  const float* x;
+  const float* weight;
+  float* out;
+  int64_t size;
+  int64_t x_stride;
+  int64_t out_stride;
+  float eps;
+};
+
+enum Epilogue : int64_t {
+  kStore = 0,     // y = W x + bias
+  kAdd = 1,       // y += W x + bias
+  kGatedSilu = 2  // y = silu(gate) * up, for a weight whose panels alternate between gate and up (out counts both)
+};
+
+// y = epilogue(W norm(x) + bias) for the num_tokens rows of x.
+struct LinearArgs {
+  const Weight* weight;
+  const float* x;
+  int64_t x_stride;
+  const float* norm_weight;  // [in], or null: no norm
+  float eps;
+  const float* bias;  // [padded out], panels in the weight's order, or null
+  int64_t epilogue;
+  float* y;
+  int64_t y_stride;
+  void* scratch;  // max_tokens * (4 padded_in + 64 + 4 padded_in / group) bytes, shared by all threads, 64-byte aligned
+};
+
+// ---------------------------------------------------------------- attention
+
+enum KvFormat : int64_t { kKvF32 = 0, kKvBf16 = 1, kKvI8 = 2 };
+
+// K and V of one layer: [slots, kv_heads, head_dim]; kKvI8 with a scale for each slot and head.
+struct KvCache {
+  int64_t format;
+  int64_t kv_heads;
+  int64_t head_dim;
+  void* k;
+  void* v;
+  float* k_scale;  // [slots, kv_heads]
+  float* v_scale;
+};
+
+// Each row of qkv is [heads + 2 kv_heads, head_dim]. Normalise the heads of q and k (if there are weights for it), rotate
+// them in the half-split order, write q back and k and v to the cache at Step.slots.
+struct RotaryStoreArgs {
+  const KvCache* cache;
+  float* qkv;  // [T, qkv_stride]
+  int64_t qkv_stride;
+  int64_t heads;
+  const float* q_norm;  // [head_dim] or null
+  const float* k_norm;
+  float eps;
+  int64_t rotary_dim;  // the first rotary_dim of head_dim are rotated
+  const float* cos;    // [positions, rotary_dim / 2]
+  const float* sin;
+};
+
+// Attention of each token of the step to the cached tokens of its request and those of the step up to itself.
+struct AttentionArgs {
+  const KvCache* cache;
+  const float* q;  // [T, q_stride], rows [heads, head_dim]
+  int64_t q_stride;
+  float* out;  // [T, heads * head_dim]
+  int64_t heads;
+  int64_t window;  // tokens that a query sees, itself included; 0: all
+  float scale;
+};
+
+// ---------------------------------------------------------------- sampling; rows of logits [S, stride], S = num_tokens
+
+// For each row its largest logit and the first token that has it. A row with a NaN gets NaN as its peak.
+struct ArgmaxArgs {
+  const float* logits;
+  int64_t vocab_size;
+  int64_t stride;
+  int64_t* tokens;  // [S]
+  float* peaks;     // [S]
+};
+
+// Logits whose bit is 0 become -inf. Bit t of row s is masks[s * mask_stride + t / 32] >> (t % 32).
+struct MaskArgs {
+  float* logits;
+  int64_t vocab_size;
+  int64_t stride;
+  const int32_t* masks;
+  int64_t mask_stride;
+  const int64_t* rows;  // [S] which row of the logits each mask is for
+};
+
+// Draw one token per row: softmax of (logits / temperature), cut by top-k, then top-p of what is left, then min-p, then
+// the maximum of logit + Gumbel noise, which is a function of the row's key and the token alone (ops/noise.py).
+struct DrawArgs {
+  const float* logits;
+  int64_t vocab_size;
+  int64_t stride;
+  const int64_t* rows;  // [S] rows of the logits
+  const float* peaks;   // [S] the largest logit of each
+  const float* temperature;
+  const int32_t* top_k;  // 0: off
+  const float* top_p;    // 1: off
+  const float* min_p;    // 0: off
+  const int32_t* keys;   // [S, 2] of ops/noise.py
+  int64_t* tokens;       // [S]
+};
+
+}  // namespace weft

@@ -1,0 +1,374 @@
+// Vectors of floats, for four instruction sets, one per compilation:
+//
+//   WEFT_ISA_AVX512   16 lanes; with WEFT_BF16 also dot products of bfloat16 pairs, with WEFT_VNNI of 8-bit integers
+//   WEFT_ISA_AVX2      8 lanes (with FMA and F16C)
+//   neither            4 lanes, in the vector extensions of GCC and Clang: any processor
+//
+// Kernels are written once against these names. Everything is in a namespace of the instruction set and has internal
+// linkage, so that no function built for one processor is ever called on another.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#if defined(WEFT_ISA_AVX512) || defined(WEFT_ISA_AVX2)
+#include <immintrin.h>
+#endif
+
+#define WEFT_INLINE static inline __attribute__((always_inline))
+
+using bf16 = uint16_t;  // the upper half of a float
+
+namespace weft {
+namespace WEFT_NAMESPACE {
+
+// ---------------------------------------------------------------- scalars
+
+WEFT_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+WEFT_INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+WEFT_INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+WEFT_INLINE float to_float(bf16 x) {
+  uint32_t bits = uint32_t(x) << 16;
+  float value;
+  memcpy(&value, &bits, 4);
+  return value;
+}
+
+// Nearest, ties to even; a NaN stays one.
+WEFT_INLINE bf16 to_bf16(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, 4);
+  if ((bits & 0x7fffffff) > 0x7f800000) return bf16((bits >> 16) | 0x40);
+  return bf16((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+#if defined(WEFT_ISA_AVX512)
+// ---------------------------------------------------------------- 16 lanes
+
+constexpr int kLanes = 16;
+using F32 = __m512;
+using I32 = __m512i;
+using Pairs = __m512i;  // 32 bf16: lane i holds elements 2i (low half) and 2i + 1
+
+WEFT_INLINE __mmask16 first(int n) { return __mmask16(n >= 16 ? 0xffff : n <= 0 ? 0 : (1u << n) - 1); }
+
+WEFT_INLINE F32 zero() { return _mm512_setzero_ps(); }
+WEFT_INLINE F32 all(float x) { return _mm512_set1_ps(x); }
+WEFT_INLINE F32 load(const float* p) { return _mm512_loadu_ps(p); }
+WEFT_INLINE F32 load(const float* p, int n) { return _mm512_maskz_loadu_ps(first(n), p); }  // the first n, else 0
+WEFT_INLINE void store(float* p, F32 x) { _mm512_storeu_ps(p, x); }
+WEFT_INLINE void store(float* p, F32 x, int n) { _mm512_mask_storeu_ps(p, first(n), x); }
+WEFT_INLINE F32 add(F32 a, F32 b) { return _mm512_add_ps(a, b); }
+WEFT_INLINE F32 sub(F32 a, F32 b) { return _mm512_sub_ps(a, b); }
+WEFT_INLINE F32 mul(F32 a, F32 b) { return _mm512_mul_ps(a, b); }
+WEFT_INLINE F32 div(F32 a, F32 b) { return _mm512_div_ps(a, b); }
+WEFT_INLINE F32 larger(F32 a, F32 b) { return _mm512_max_ps(a, b); }
+WEFT_INLINE F32 smaller(F32 a, F32 b) { return _mm512_min_ps(a, b); }
+WEFT_INLINE F32 magnitude(F32 a) { return _mm512_abs_ps(a); }
+WEFT_INLINE F32 muladd(F32 a, F32 b, F32 c) { return _mm512_fmadd_ps(a, b, c); }    // a b + c
+WEFT_INLINE F32 negmuladd(F32 a, F32 b, F32 c) { return _mm512_fnmadd_ps(a, b, c); }  // c - a b
+WEFT_INLINE float sum(F32 a) { return _mm512_reduce_add_ps(a); }
+WEFT_INLINE float largest(F32 a) { return _mm512_reduce_max_ps(a); }
+WEFT_INLINE F32 first_or(F32 a, int n, float other) { return _mm512_mask_mov_ps(all(other), first(n), a); }
+
+WEFT_INLINE F32 round_nearest(F32 a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+WEFT_INLINE F32 times_power_of_two(F32 a, F32 n) { return _mm512_scalef_ps(a, n); }
+
+WEFT_INLINE F32 load_bf16(const bf16* p) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
+}
+WEFT_INLINE void store_bf16(bf16* p, F32 x) {
+#if defined(WEFT_BF16) && !defined(WEFT_EMULATE)
+  _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(x));
+#else
+  __m512i bits = _mm512_castps_si512(x);
+  __m512i odd_bit = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd_bit);
+  __mmask16 is_nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+  rounded = _mm512_mask_or_epi32(rounded, is_nan, bits, _mm512_set1_epi32(0x400000));
+  _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
+#endif
+}
+WEFT_INLINE F32 load_i8(const int8_t* p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+}
+// Round to nearest, limit to -128..127.
+WEFT_INLINE void store_i8(int8_t* p, F32 x) {
+  _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x)));
+}
+
+WEFT_INLINE Pairs load_pairs(const bf16* p) { return _mm512_loadu_si512(p); }
+WEFT_INLINE F32 evens(Pairs x) { return _mm512_castsi512_ps(_mm512_slli_epi32(x, 16)); }
+WEFT_INLINE F32 odds(Pairs x) { return _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(int(0xffff0000)))); }
+
+WEFT_INLINE I32 zero_i32() { return _mm512_setzero_si512(); }
+WEFT_INLINE I32 all_i32(int32_t x) { return _mm512_set1_epi32(x); }
+WEFT_INLINE I32 load_i32(const int32_t* p) { return _mm512_loadu_si512(p); }
+WEFT_INLINE void store_i32(int32_t* p, I32 x) { _mm512_storeu_si512(p, x); }
+WEFT_INLINE I32 sub_i32(I32 a, I32 b) { return _mm512_sub_epi32(a, b); }
+WEFT_INLINE F32 to_f32(I32 a) { return _mm512_cvtepi32_ps(a); }
+
+// ---------------------------------------------------------------- 8 lanes
+#elif defined(WEFT_ISA_AVX2)
+
+constexpr int kLanes = 8;
+using F32 = __m256;
+using I32 = __m256i;
+using Pairs = __m256i;  // 16 bf16
+
+WEFT_INLINE __m256i first(int n) {
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+
+WEFT_INLINE F32 zero() { return _mm256_setzero_ps(); }
+WEFT_INLINE F32 all(float x) { return _mm256_set1_ps(x); }
+WEFT_INLINE F32 load(const float* p) { return _mm256_loadu_ps(p); }
+WEFT_INLINE F32 load(const float* p, int n) { return _mm256_maskload_ps(p, first(n)); }
+WEFT_INLINE void store(float* p, F32 x) { _mm256_storeu_ps(p, x); }
+WEFT_INLINE void store(float* p, F32 x, int n) { _mm256_maskstore_ps(p, first(n), x); }
+WEFT_INLINE F32 add(F32 a, F32 b) { return _mm256_add_ps(a, b); }
+WEFT_INLINE F32 sub(F32 a, F32 b) { return _mm256_sub_ps(a, b); }
+WEFT_INLINE F32 mul(F32 a, F32 b) { return _mm256_mul_ps(a, b); }
+WEFT_INLINE F32 div(F32 a, F32 b) { return _mm256_div_ps(a, b); }
+WEFT_INLINE F32 larger(F32 a, F32 b) { return _mm256_max_ps(a, b); }
+WEFT_INLINE F32 smaller(F32 a, F32 b) { return _mm256_min_ps(a, b); }
+WEFT_INLINE F32 magnitude(F32 a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
+WEFT_INLINE F32 muladd(F32 a, F32 b, F32 c) { return _mm256_fmadd_ps(a, b, c); }
+WEFT_INLINE F32 negmuladd(F32 a, F32 b, F32 c) { return _mm256_fnmadd_ps(a, b, c); }
+WEFT_INLINE float sum(F32 a) {
+  __m128 x = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+  return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
+}
+WEFT_INLINE float largest(F32 a) {
+  __m128 x = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  x = _mm_max_ps(x, _mm_movehl_ps(x, x));
+  return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
+}
+WEFT_INLINE F32 first_or(F32 a, int n, float other) {
+  return _mm256_blendv_ps(all(other), a, _mm256_castsi256_ps(first(n)));
+}
+
+WEFT_INLINE F32 round_nearest(F32 a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+// n in -126..127
+WEFT_INLINE F32 times_power_of_two(F32 a, F32 n) {
+  __m256i exponent = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
+  return _mm256_mul_ps(a, _mm256_castsi256_ps(exponent));
+}
+
+WEFT_INLINE F32 load_bf16(const bf16* p) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16));
+}
+WEFT_INLINE void store_bf16(bf16* p, F32 x) {
+  __m256i bits = _mm256_castps_si256(x);
+  __m256i odd_bit = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd_bit);
+  __m256i nan = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+  rounded = _mm256_blendv_epi8(rounded, nan, _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)));
+  __m256i halves = _mm256_srli_epi32(rounded, 16);
+  halves = _mm256_permute4x64_epi64(_mm256_packus_epi32(halves, halves), 0x08);
+  _mm_storeu_si128((__m128i*)p, _mm256_castsi256_si128(halves));
+}
+WEFT_INLINE F32 load_i8(const int8_t* p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+}
+WEFT_INLINE void store_i8(int8_t* p, F32 x) {
+  __m256i rounded = _mm256_cvtps_epi32(x);
+  __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(rounded), _mm256_extracti128_si256(rounded, 1));
+  _mm_storel_epi64((__m128i*)p, _mm_packs_epi16(words, words));
+}
+
+WEFT_INLINE Pairs load_pairs(const bf16* p) { return _mm256_loadu_si256((const __m256i*)p); }
+WEFT_INLINE F32 evens(Pairs x) { return _mm256_castsi256_ps(_mm256_slli_epi32(x, 16)); }
+WEFT_INLINE F32 odds(Pairs x) {
+  return _mm256_castsi256_ps(_mm256_and_si256(x, _mm256_set1_epi32(int(0xffff0000))));
+}
+
+WEFT_INLINE I32 zero_i32() { return _mm256_setzero_si256(); }
+WEFT_INLINE I32 all_i32(int32_t x) { return _mm256_set1_epi32(x); }
+WEFT_INLINE I32 load_i32(const int32_t* p) { return _mm256_loadu_si256((const __m256i*)p); }
+WEFT_INLINE void store_i32(int32_t* p, I32 x) { _mm256_storeu_si256((__m256i*)p, x); }
+WEFT_INLINE I32 sub_i32(I32 a, I32 b) { return _mm256_sub_epi32(a, b); }
+WEFT_INLINE F32 to_f32(I32 a) { return _mm256_cvtepi32_ps(a); }
+
+// ---------------------------------------------------------------- 4 lanes
+#else
+
+constexpr int kLanes = 4;
+typedef float F32 __attribute__((vector_size(16)));
+typedef int32_t I32 __attribute__((vector_size(16)));
+typedef uint32_t U32 __attribute__((vector_size(16)));
+using Pairs = U32;  // 8 bf16
+
+WEFT_INLINE F32 zero() { return F32{}; }
+WEFT_INLINE F32 all(float x) { return F32{x, x, x, x}; }
+WEFT_INLINE F32 load(const float* p) {
+  F32 x;
+  memcpy(&x, p, sizeof x);
+  return x;
+}
+WEFT_INLINE F32 load(const float* p, int n) {
+  F32 x{};
+  for (int i = 0; i < n && i < 4; i++) x[i] = p[i];
+  return x;
+}
+WEFT_INLINE void store(float* p, F32 x) { memcpy(p, &x, sizeof x); }
+WEFT_INLINE void store(float* p, F32 x, int n) {
+  for (int i = 0; i < n && i < 4; i++) p[i] = x[i];
+}
+WEFT_INLINE F32 add(F32 a, F32 b) { return a + b; }
+WEFT_INLINE F32 sub(F32 a, F32 b) { return a - b; }
+WEFT_INLINE F32 mul(F32 a, F32 b) { return a * b; }
+WEFT_INLINE F32 div(F32 a, F32 b) { return a / b; }
+WEFT_INLINE F32 larger(F32 a, F32 b) { return a > b ? a : b; }
+WEFT_INLINE F32 smaller(F32 a, F32 b) { return a < b ? a : b; }
+WEFT_INLINE F32 magnitude(F32 a) { return (F32)((U32)a & 0x7fffffffu); }
+WEFT_INLINE F32 muladd(F32 a, F32 b, F32 c) { return a * b + c; }
+WEFT_INLINE F32 negmuladd(F32 a, F32 b, F32 c) { return c - a * b; }
+WEFT_INLINE float sum(F32 a) { return (a[0] + a[1]) + (a[2] + a[3]); }
+WEFT_INLINE float largest(F32 a) {
+  float x = a[0] > a[1] ? a[0] : a[1], y = a[2] > a[3] ? a[2] : a[3];
+  return x > y ? x : y;
+}
+WEFT_INLINE F32 first_or(F32 a, int n, float other) {
+  for (int i = n < 0 ? 0 : n; i < 4; i++) a[i] = other;
+  return a;
+}
+
+WEFT_INLINE F32 round_nearest(F32 a) {
+  for (int i = 0; i < 4; i++) a[i] = __builtin_rintf(a[i]);
+  return a;
+}
+// n in -126..127
+WEFT_INLINE F32 times_power_of_two(F32 a, F32 n) {
+  return a * (F32)((__builtin_convertvector(n, I32) + 127) << 23);
+}
+
+WEFT_INLINE F32 load_bf16(const bf16* p) { return F32{to_float(p[0]), to_float(p[1]), to_float(p[2]), to_float(p[3])}; }
+WEFT_INLINE void store_bf16(bf16* p, F32 x) {
+  for (int i = 0; i < 4; i++) p[i] = to_bf16(x[i]);
+}
+WEFT_INLINE F32 load_i8(const int8_t* p) { return F32{float(p[0]), float(p[1]), float(p[2]), float(p[3])}; }
+WEFT_INLINE void store_i8(int8_t* p, F32 x) {
+  for (int i = 0; i < 4; i++) {
+    float y = __builtin_rintf(x[i]);
+    p[i] = int8_t(y > 127 ? 127 : y < -128 ? -128 : y);
+  }
+}
+
+WEFT_INLINE Pairs load_pairs(const bf16* p) {
+  Pairs x;
+  memcpy(&x, p, sizeof x);
+  return x;
+}
+WEFT_INLINE F32 evens(Pairs x) { return (F32)(x << 16); }
+WEFT_INLINE F32 odds(Pairs x) { return (F32)(x & 0xffff0000u); }
+
+WEFT_INLINE I32 zero_i32() { return I32{}; }
+WEFT_INLINE I32 all_i32(int32_t x) { return I32{x, x, x, x}; }
+WEFT_INLINE I32 load_i32(const int32_t* p) {
+  I32 x;
+  memcpy(&x, p, sizeof x);
+  return x;
+}
+WEFT_INLINE void store_i32(int32_t* p, I32 x) { memcpy(p, &x, sizeof x); }
+WEFT_INLINE I32 sub_i32(I32 a, I32 b) { return a - b; }
+WEFT_INLINE F32 to_f32(I32 a) { return __builtin_convertvector(a, F32); }
+
+#endif
+
+// ---------------------------------------------------------------- products of small types
+
+#if defined(WEFT_BF16)
+// acc + low a * low b + high a * high b in each lane. WEFT_EMULATE computes the same without the instruction, so that
+// the kernels which use it can be tested on any processor.
+WEFT_INLINE F32 dot_pairs(F32 acc, Pairs a, Pairs b) {
+#if defined(WEFT_EMULATE)
+  return muladd(odds(a), odds(b), muladd(evens(a), evens(b), acc));
+#else
+  return _mm512_dpbf16_ps(acc, (__m512bh)a, (__m512bh)b);
+#endif
+}
+#endif
+
+// Sums of four products of bytes in each lane: `activation` holds 4 bytes a lane, `weight` 4 signed bytes a lane.
+// kUnsignedActivations: the activations of `dot4` are x + 128 as unsigned bytes; else x in -127..127, and the weights too.
+#if defined(WEFT_ISA_AVX512) && defined(WEFT_VNNI)
+constexpr bool kUnsignedActivations = true;
+WEFT_INLINE I32 dot4(I32 acc, I32 activation, I32 weight) { return _mm512_dpbusd_epi32(acc, activation, weight); }
+// `weight` is unsigned, 0..15; `activation` signed.
+WEFT_INLINE I32 dot4_nibbles(I32 acc, I32 activation, I32 weight) { return _mm512_dpbusd_epi32(acc, weight, activation); }
+#elif defined(WEFT_ISA_AVX512)
+constexpr bool kUnsignedActivations = true;
+WEFT_INLINE I32 dot4(I32 acc, I32 activation, I32 weight) {
+  const __m512i low = _mm512_set1_epi16(0xff);  // even and odd bytes as 16 bit, so that nothing saturates
+  __m512i a = _mm512_and_si512(activation, low), b = _mm512_srai_epi16(_mm512_slli_epi16(weight, 8), 8);
+  __m512i c = _mm512_srli_epi16(activation, 8), d = _mm512_srai_epi16(weight, 8);
+  return _mm512_add_epi32(acc, _mm512_add_epi32(_mm512_madd_epi16(a, b), _mm512_madd_epi16(c, d)));
+}
+WEFT_INLINE I32 dot4_nibbles(I32 acc, I32 activation, I32 weight) {
+  __m512i words = _mm512_maddubs_epi16(weight, activation);  // at most 2 * 15 * 127
+  return _mm512_add_epi32(acc, _mm512_madd_epi16(words, _mm512_set1_epi16(1)));
+}
+#elif defined(WEFT_ISA_AVX2)
+constexpr bool kUnsignedActivations = false;
+WEFT_INLINE I32 dot4(I32 acc, I32 activation, I32 weight) {
+  __m256i words = _mm256_maddubs_epi16(_mm256_sign_epi8(weight, weight), _mm256_sign_epi8(activation, weight));
+  return _mm256_add_epi32(acc, _mm256_madd_epi16(words, _mm256_set1_epi16(1)));  // at most 2 * 127 * 127: no saturation
+}
+WEFT_INLINE I32 dot4_nibbles(I32 acc, I32 activation, I32 weight) {
+  __m256i words = _mm256_maddubs_epi16(weight, activation);
+  return _mm256_add_epi32(acc, _mm256_madd_epi16(words, _mm256_set1_epi16(1)));
+}
+#else
+constexpr bool kUnsignedActivations = false;
+WEFT_INLINE I32 dot4(I32 acc, I32 activation, I32 weight) {
+  for (int k = 0; k < 4; k++) acc += ((activation << (24 - 8 * k)) >> 24) * ((weight << (24 - 8 * k)) >> 24);
+  return acc;
+}
+WEFT_INLINE I32 dot4_nibbles(I32 acc, I32 activation, I32 weight) { return dot4(acc, activation, weight); }
+#endif
+
+// The low and high halves of bytes, 0..15 each.
+WEFT_INLINE I32 low_nibbles(I32 bytes) {
+#if defined(WEFT_ISA_AVX512)
+  return _mm512_and_si512(bytes, _mm512_set1_epi8(15));
+#elif defined(WEFT_ISA_AVX2)
+  return _mm256_and_si256(bytes, _mm256_set1_epi8(15));
+#else
+  return bytes & 0x0f0f0f0f;
+#endif
+}
+WEFT_INLINE I32 high_nibbles(I32 bytes) {
+#if defined(WEFT_ISA_AVX512)
+  return _mm512_and_si512(_mm512_srli_epi16(bytes, 4), _mm512_set1_epi8(15));
+#elif defined(WEFT_ISA_AVX2)
+  return _mm256_and_si256(_mm256_srli_epi16(bytes, 4), _mm256_set1_epi8(15));
+#else
+  return (I32)((U32)bytes >> 4) & 0x0f0f0f0f;
+#endif
+}
+
+// ---------------------------------------------------------------- functions
+
+// e^x with a relative error below 2e-7, for x limited to -87.3..88.3 (so never quite 0). Powers of two are taken out first;
+// what remains, at most ln 2 / 2, is given to the Taylor polynomial.
+WEFT_INLINE F32 exponential(F32 x) {
+  F32 limited = smaller(larger(x, all(-87.3f)), all(88.3f));
+  F32 n = round_nearest(mul(limited, all(1.44269504f)));
+  F32 r = negmuladd(n, all(0.693145752f), limited);
+  r = negmuladd(n, all(1.42860677e-6f), r);
+  F32 p = all(1.0f / 720);
+  p = muladd(p, r, all(1.0f / 120));
+  p = muladd(p, r, all(1.0f / 24));
+  p = muladd(p, r, all(1.0f / 6));
+  p = muladd(p, r, all(0.5f));
+  p = muladd(p, r, all(1.0f));
+  p = muladd(p, r, all(1.0f));
+  return times_power_of_two(p, n);
+}
+
+WEFT_INLINE F32 silu(F32 x) { return div(x, add(all(1.0f), exponential(sub(zero(), x)))); }
+
+}  // namespace WEFT_NAMESPACE
+}  // namespace weft
