@@ -1,5 +1,6 @@
 # Sourced by scripts/serve and scripts/test: makes .venv and installs weft into it, when that has not been done yet or
-# pyproject.toml, constraints.txt or the kind of installation has changed since. POSIX sh; needs no compiler.
+# pyproject.toml, constraints.txt or the kind of installation has changed since. POSIX sh. With a C++ compiler the kernel
+# library is built, too.
 #
 #   prepare_environment EXTRAS     "" or "[dev]"
 #
@@ -43,5 +44,6 @@ prepare_environment() {
     echo "installing weft$extras and what it needs into .venv ..." >&2
     .venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".$extras" >&2 ||
         fail "pip could not install weft; its reason stands above"
+    .venv/bin/python -m weft.ops.cpp.build >/dev/null || true # without a compiler, torch computes
     printf '%s\n' "$sum $extras" >"$stamp"
 }

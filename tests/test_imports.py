@@ -25,10 +25,10 @@ ALLOWED = {
     "models": {"ops", "parallel", "config"},
     "executor": {"models", "memory", "ops", "parallel", "config", "observe"},
     "disagg": {"memory", "messages", "parallel", "config", "observe"},
-    "scheduler": {"executor.plan", "memory", "grammar", "disagg", "messages", "config", "observe"},
+    "scheduler": {"executor.plan", "executor.control", "memory", "grammar", "disagg", "messages", "config", "observe"},
     "text": {"messages", "config", "observe"},
     "server": {"text", "messages", "config", "observe"},
-    "sim": {"scheduler", "memory", "executor.plan", "messages", "config", "observe"},
+    "sim": {"scheduler", "memory", "executor.plan", "executor.control", "messages", "config", "observe"},
     "bench": {"messages", "config", "llm"},
 }
 UNBOUND = {"", "__main__", "llm", "launch"}  # may import everything; "" is weft/__init__.py

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,24 @@ FORBIDDEN_CALLS = {
     "multiprocessing.Queue",
 }
 FORBIDDEN_METHODS = {"recv_pyobj", "send_pyobj", "recv_serialized", "send_serialized"}
+KINDS = {
+    ".py",
+    ".typed",
+    ".json",
+    ".jinja",
+    ".safetensors",
+    ".cpp",
+    ".h",
+    ".html",
+    ".css",
+    ".js",
+    ".svg",
+    ".md",
+    ".txt",
+}
+RUNS = re.compile(
+    r"\b(?:eval|exec)\s*\(|new Function\s*\(|\bpickle\b|torch\.load|recv_pyobj|\bdill\b|\bmarshal\b|auto_map"
+)
 FORBIDDEN_ARGUMENTS = {"shell", "trust_remote_code", "allow_pickle"}  # unless given as False
 
 
@@ -45,9 +65,27 @@ def violations(source: str) -> list[str]:
     return [f"line {line}: {what}" for line, what in found]
 
 
+def wheel_files() -> list[Path]:
+    """What a wheel of this tree holds: all modules, and the data that pyproject.toml names."""
+    project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())
+    patterns = project["tool"]["setuptools"]["package-data"]["weft"]
+    data = {path for pattern in patterns for path in PACKAGE.glob(pattern) if path.is_file()}
+    return sorted(data | set(PACKAGE.rglob("*.py")))
+
+
+def test_case_43_the_wheel_holds_no_file_that_could_be_run_when_it_is_read() -> None:
+    files = wheel_files()
+    assert {path.name for path in files} >= {"py.typed", "__init__.py", "tokenizer.json", "model.safetensors"}
+    assert {path.suffix for path in files} <= KINDS
+    for path in files:
+        if path.suffix not in (".py", ".safetensors"):
+            found = RUNS.findall(path.read_text("utf-8"))
+            assert not found, path
+
+
 def test_package_runs_nothing_that_it_reads() -> None:
-    files = sorted(PACKAGE.rglob("*.py"))
-    assert files
+    files = [path for path in wheel_files() if path.suffix == ".py"]
+    assert len(files) > 100
     found = {str(path): violations(path.read_text()) for path in files}
     assert {path: lines for path, lines in found.items() if lines} == {}
 

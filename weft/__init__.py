@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from weft.llm import LLM, Output
-    from weft.messages.sampling import SamplingParams
+    from weft.messages.sampling import Grammar, SamplingParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "Output", "SamplingParams", "__version__"]
+__all__ = ["LLM", "Grammar", "Output", "SamplingParams", "__version__"]
 
-_HOMES = {"LLM": "weft.llm", "Output": "weft.llm", "SamplingParams": "weft.messages.sampling"}
+_HOMES = {
+    **dict.fromkeys(("LLM", "Output"), "weft.llm"),
+    **dict.fromkeys(("Grammar", "SamplingParams"), "weft.messages.sampling"),
+}
 
 
 def __getattr__(name: str) -> object:

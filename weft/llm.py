@@ -21,6 +21,7 @@ from weft.config.engine import EngineConfig
 from weft.config.options import SettingsError
 from weft.launch.prepare import Prepared, load_template, load_tokenizer, prepare
 from weft.launch.progress import Progress
+from weft.messages.bell import Bell
 from weft.messages.codec import FromEngine, ToEngine
 from weft.messages.control import EngineReady
 from weft.messages.replies import FinishReason, TokenLogprobs
@@ -53,6 +54,9 @@ class Engine(Protocol):
 
     @property
     def has_work(self) -> bool: ...
+
+    @property
+    def wait_s(self) -> float: ...
 
     def submit(self, message: ToEngine) -> FromEngine | None: ...
 
@@ -94,14 +98,17 @@ class LLM:
         prepared = prepare(config)
         tokenizer = load_tokenizer(prepared.folder)
         built = build_engine(prepared.config, prepared.folder)
-        self._compose(prepared, tokenizer, built.engine, built.ready)
+        self._compose(prepared, tokenizer, built.engine, built.ready, built.bell)
 
-    def _compose(self, prepared: Prepared, tokenizer: Tokenizer, engine: Engine, ready: EngineReady) -> None:
+    def _compose(
+        self, prepared: Prepared, tokenizer: Tokenizer, engine: Engine, ready: EngineReady, bell: Bell | None = None
+    ) -> None:
         self.model = prepared.model
         self.config = prepared.config
         self.tokenizer = tokenizer
         self._template = load_template(tokenizer)
         self._engine = engine
+        self._bell = bell or Bell()
         self._inbox: deque[ToEngine] = deque()
         self._client = EngineClient(tokenizer, self._inbox.append)
         self._client.deliver(ready)
@@ -214,6 +221,8 @@ class LLM:
             assert self._engine.has_work or not self._client.num_open, "the engine has forgotten a request"
             for message in self._engine.step():
                 self._client.deliver(message)
+        if self._client.num_open and not self._inbox and self._engine.has_work:
+            self._bell.wait(min(self._engine.wait_s, 1.0))  # nothing can go on before
 
 
 class HeldInterrupt:

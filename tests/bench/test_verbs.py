@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from weft.config.options import SettingsError
-from weft.launch import bench as verb
 from weft.launch.bench import bench
+from weft.launch.benches import prediction
 from weft.launch.sim import sim
 
 TRAFFIC = ["--requests", "40", "--rate", "20", "--input-len", "uniform:20:60", "--output-len", "uniform:2:20"]
@@ -132,7 +132,7 @@ def test_bench_offline_says_when_requests_do_not_fit() -> None:
 def test_bench_prediction_compares_a_real_run_with_its_simulation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verb, "CALIBRATION", [[(20, 3)], [(30, 4)] * 3])
+    monkeypatch.setattr(prediction, "CALIBRATION", [[(20, 3)], [(30, 4)] * 3])
     path = tmp_path / "out.json"
     words = ["--requests", "5", "--rate", "0", "--input-len", "20", "--output-len", "3", "--json", str(path)]
     assert bench(["prediction", *SMALL_ENGINE, *words]) == 0

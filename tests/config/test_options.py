@@ -183,7 +183,9 @@ def test_names_of_other_engines_are_not_names_of_ours() -> None:
 
 def test_engine_arguments_survive_the_pipe() -> None:
     config = EngineConfig(model="a/b", context_length=100, memory_fraction=0.5, overlap=False)
-    args = EngineArgs(config=config, folder="/m", to_engine="ipc:///t", from_engine="ipc:///f", log_level="debug")
+    args = EngineArgs(
+        config=config, folder="/m", to_engine="ipc:///t", from_engine="ipc:///f", rpc="ipc:///r", log_level="debug"
+    )
     line = args.to_json()
     assert b"\n" not in line
     assert EngineArgs.from_json(line) == args

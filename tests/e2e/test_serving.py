@@ -143,7 +143,20 @@ def test_errors_are_the_sdks_own(client: openai.OpenAI) -> None:
 # Behaviour
 
 
-def test_greedy_text_does_not_depend_on_the_batch(client: openai.OpenAI) -> None:
+def test_a_forced_call_is_valid_however_weak_the_model(client: openai.OpenAI) -> None:
+    city = {"properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"], "additionalProperties": False}
+    parameters = {"type": "object", **city}
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": parameters}}]
+    options = {"model": model_name(client), "messages": QUESTION, "tools": tools, "tool_choice": "required"}
+    for seed in range(3):
+        answer = client.chat.completions.create(**options, parallel_tool_calls=False, seed=seed, max_tokens=200)
+        [call] = answer.choices[0].message.tool_calls
+        assert call.function.name == "weather"
+        assert json.loads(call.function.arguments)["city"] in ("Oslo", "Rome")
+        assert answer.choices[0].finish_reason == "tool_calls"
+
+
+def test_case_44_greedy_text_does_not_depend_on_the_batch(client: openai.OpenAI) -> None:
     name = model_name(client)
     prompts = [f"def function_{i}(a, b):\n" for i in range(12)]
 
@@ -165,7 +178,7 @@ def raw_stream(server: Server, **body: object) -> tuple[http.client.HTTPConnecti
     return connection, connection.getresponse()
 
 
-def test_a_client_that_leaves_frees_its_memory(server: Server) -> None:
+def test_case_10_a_client_that_leaves_frees_its_memory(server: Server) -> None:
     connection, answer = raw_stream(server, prompt=CODE, max_tokens=1900, stream=True, ignore_eos=True)
     answer.readline()
     assert wait_until(lambda: server.load()["num_used_tokens"] > 0)
@@ -176,7 +189,7 @@ def test_a_client_that_leaves_frees_its_memory(server: Server) -> None:
     assert time.monotonic() - left < 5  # a second is the goal; the machine may be busy
 
 
-def test_abort_by_name_ends_that_request_only(server: Server) -> None:
+def test_case_12_abort_by_name_ends_that_request_only(server: Server) -> None:
     streams = [
         raw_stream(server, prompt=CODE, max_tokens=1500, stream=True, ignore_eos=True, rid=rid)
         for rid in ("req-1", "req-10")
@@ -196,7 +209,7 @@ def test_abort_by_name_ends_that_request_only(server: Server) -> None:
     assert wait_until(lambda: server.load()["num_used_tokens"] == 0)
 
 
-def test_an_abort_storm_ends_with_no_slot_in_use(server: Server) -> None:
+def test_case_11_an_abort_storm_ends_with_no_slot_in_use(server: Server) -> None:
     rng = random.Random(0)
     golden = server.post("/generate", text=CODE, sampling_params={"temperature": 0, "max_new_tokens": 12})["text"]
 

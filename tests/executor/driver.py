@@ -118,10 +118,11 @@ def full_logprobs(result: Result) -> torch.Tensor:
     return torch.zeros(values.shape).scatter_(1, torch.from_numpy(ids).long(), torch.from_numpy(values))
 
 
-def make_driver(model: ModelConfig = MODEL, folder: Path | None = None, dtype: str = "auto") -> Driver:
-    """A runner with the weights in `folder`, or with random ones."""
+def make_driver(model: ModelConfig = MODEL, folder: Path | None = None, **settings: Any) -> Driver:
+    """A runner with the weights in `folder`, or with random ones; torch computes if `settings` do not say otherwise."""
+    settings = {"kernels": "torch", "threads": 1, **settings}
     runner = load_runner(
-        EngineConfig(dtype=dtype, threads=1, device="cpu", load_format="auto" if folder else "dummy"),
+        EngineConfig(device="cpu", load_format="auto" if folder else "dummy", **settings),
         model,
         folder=folder or Path(),
         kv_tokens=KV_TOKENS,

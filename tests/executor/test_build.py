@@ -19,7 +19,7 @@ def test_the_pool_has_just_the_slots_asked_for_in_the_dtype_of_the_engine():
     driver = make_driver(replace(MODEL, dtype="float32"), dtype="bfloat16")
     pool = driver.runner._attention._pool
     assert (pool.num_slots, len(pool.k), pool.v[1].dtype) == (KV_TOKENS, MODEL.num_layers, torch.bfloat16)
-    assert driver.runner._model.embedding.weight.dtype == torch.bfloat16
+    assert driver.runner._model.embedding.matrix.weight.dtype == torch.bfloat16
     driver.runner.close()
 
 
@@ -28,12 +28,6 @@ def test_a_model_that_cannot_be_loaded_leaves_no_thread_behind(tmp_path):
     with pytest.raises(ModelNotFound, match="no weights"):
         load_runner(EngineConfig(), MODEL, folder=tmp_path, **ROOM)
     assert threading.active_count() == before
-
-
-def test_an_unknown_attention_backend_is_refused():
-    engine = EngineConfig(load_format="dummy", attention_backend="flash")
-    with pytest.raises(ValueError, match="'flash' is unknown; there are torch"):
-        load_runner(engine, MODEL, folder=Path(), **ROOM)
 
 
 def test_the_pool_consists_of_whole_pages():

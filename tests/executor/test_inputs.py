@@ -59,6 +59,13 @@ def test_table_writes_come_before_the_plan_and_in_order():
     assert table.slots[1].tolist() == [0, 0, 0, 5, 6, 0, 0, 0, 0, 0]
 
 
+def test_table_writes_may_be_empty():
+    table = RowTable(6, 10, CPU)
+    table.apply(replace(PLAN, table=TableWrites(ints([1, 3]), ints([4, 5]), ints([0, 2]), ints([8, 9]))))
+    assert table.slots[3, 5:7].tolist() == [8, 9]
+    assert not table.slots[1].any()
+
+
 def test_plan_may_consist_of_table_writes_alone():
     table = RowTable(6, 10, CPU)
     nothing = ints([])

@@ -5,9 +5,11 @@ import pytest
 import torch
 
 from tests.executor.driver import ints, sampling
-from weft.executor.plan import LogitBias, Logprobs, Penalties
-from weft.executor.sampler import sample, threshold
+from weft.executor.plan import LogitBias, Logprobs, Mask, Penalties, Sampling
+from weft.executor.sampler import Sampled
+from weft.executor.sampler import sample as sample_by
 from weft.ops.noise import gumbel, row_keys
+from weft.ops.sampling import TorchChoose, threshold
 
 NONE = torch.zeros(0, dtype=torch.int64)
 
@@ -18,6 +20,10 @@ def floats(values) -> np.ndarray:
 
 def logits(rows: int, vocab: int, seed: int = 0, spread: float = 2.0) -> torch.Tensor:
     return spread * torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed))
+
+
+def sample(x: torch.Tensor, how: Sampling, last: torch.Tensor) -> Sampled:
+    return sample_by(TorchChoose(), x, how, last)
 
 
 def tokens(x: torch.Tensor, positions=None, last=NONE, **changes) -> list[int]:
@@ -224,3 +230,24 @@ def test_large_vocabulary_is_drawn_from_in_blocks():
     ]
     assert together == alone
     assert together[3] in x[3].topk(40).indices
+
+
+def test_a_mask_is_obeyed_by_its_rows_and_log_probabilities_are_taken_behind_it() -> None:
+    x = logits(4, 70)
+    x[1, 3] = x[3, 3] = 90.0  # nobody would choose anything else
+    words = np.zeros((2, 3), dtype=np.int32)
+    words[0, 0], words[1, 2] = np.uint32(1 << 31 | 1 << 5).view(np.int32), 1 << 3  # tokens 5 and 31; 67
+    mask = Mask(index=ints([1, 3]), words=words)
+    asked = Logprobs(index=ints([1, 3]), num_top=ints([3, 1]))
+    for temperature in (0.0, 1.0):
+        how = sampling(range(4), temperature=floats([temperature] * 4), mask=mask, logprobs=asked)
+        result = sample(x.clone(), how, NONE).result()
+        free = tokens(x, temperature=floats([temperature] * 4))
+        assert result.tokens[[0, 2]].tolist() == [free[0], free[2]]
+        assert result.tokens[1] in (5, 31)
+        assert result.tokens[3] == 67
+        assert result.invalid is None
+        assert result.logprobs is not None
+        assert set(result.logprobs.top_ids[0, :2].tolist()) == {5, 31}
+        assert np.exp(result.logprobs.top_logprobs[0]).sum() == pytest.approx(1.0)
+        assert result.logprobs.logprob[1] == pytest.approx(0.0)

@@ -11,6 +11,8 @@ from weft.executor.attention import torch_paged
 from weft.executor.attention.torch_paged import TorchPaged
 from weft.executor.backend import AttentionBatch, make_backend
 from weft.executor.kv_pool import KVPool
+from weft.models.layers.attention import Heads
+from weft.models.layers.rope import Rope
 
 CPU = torch.device("cpu")
 SLOTS, ROWS, CONTEXT = 4_096, 16, 400
@@ -39,7 +41,7 @@ class Scene:
         )
         self.starts, self.lens, self.window = starts, lens, window
         generator = torch.Generator().manual_seed(0)
-        self.pool = KVPool(self.config, SLOTS, CPU)
+        self.pool = KVPool(self.config, SLOTS, CPU, torch.float32)
         self.pool.k[0].fill_(torch.nan)
         self.pool.v[0].fill_(torch.nan)
         table = torch.full((ROWS, CONTEXT), SLOTS - 1, dtype=torch.int32)  # stale: somebody else's slot
@@ -55,13 +57,16 @@ class Scene:
             self.pool.k[0][mine[:start]] = self.k[-1][:start]
             self.pool.v[0][mine[:start]] = self.v[-1][:start]
             slots.append(mine[start:].long())
-        self.batch = AttentionBatch(rows.int().numpy(), ints(starts), ints(lens), torch.cat(slots), table)
+        slots = torch.cat(slots)
+        still = torch.zeros_like(slots)  # at position 0 nothing is rotated
+        self.batch = AttentionBatch(rows.int().numpy(), ints(starts), ints(lens), still, slots, table)
 
     def run(self) -> torch.Tensor:
         backend = make_backend("torch", self.config, self.pool)
         backend.prepare(self.batch)
         new = [[x[start:] for x, start in zip(side, self.starts, strict=True)] for side in (self.k, self.v)]
-        return backend.forward(torch.cat(self.q), torch.cat(new[0]), torch.cat(new[1]), 0)
+        qkv = torch.cat([torch.cat(self.q), torch.cat(new[0]), torch.cat(new[1])], dim=1).flatten(1)
+        return backend.forward(qkv, Heads(Rope(self.config), None, None), 0).view(len(qkv), -1, 8)
 
     def expected(self) -> np.ndarray:
         sides = zip(self.q, self.k, self.v, strict=True)
@@ -123,4 +128,4 @@ def test_groups_are_similar_in_length_and_small(monkeypatch):
 
 def test_unknown_backend_is_refused_with_the_list():
     with pytest.raises(ValueError, match="'flash' is unknown; there are torch"):
-        make_backend("flash", MODEL, KVPool(MODEL, 16, CPU))
+        make_backend("flash", MODEL, KVPool(MODEL, 16, CPU, torch.float32))

@@ -1,6 +1,7 @@
 """An engine process without a model: it speaks the channel, and every request gets the token "a" now and then.
 
-FAKE_ENGINE says how it behaves: a list of words with values, "load_s=2 token_s=0.01 refuse crash stubborn".
+FAKE_ENGINE says how it behaves: a list of words with values, "load_s=2 token_s=0.01 refuse crash stubborn stuck". One
+that is stuck stands still in the first step.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ import numpy as np
 import zmq
 
 from weft.config.process import EngineArgs
+from weft.launch.pulse import Heart
 from weft.messages.channel import Receiver, Sender
 from weft.messages.codec import decode_to_engine
 from weft.messages.control import EngineFailed, EngineReady
 from weft.messages.replies import Finish, StepOutput
-from weft.messages.requests import Abort, GenerateRequest
+from weft.messages.requests import Abort, BatchGenerate, GenerateRequest
 
 TOKEN = 64  # "a" in the tiny model's tokenizer
 
@@ -53,23 +55,31 @@ def main() -> None:
             startup=[("weights", "1 byte loaded", 0.01)],
         )
     )
-    serve(sender, receiver, float(behaviour.get("token_s", 0.001)))
+    heart = Heart(context, args.from_engine)
+    heart.start()
+    if "stuck" in behaviour:
+        receiver.wait(3600)
+        with heart:
+            time.sleep(3600)
+    serve(sender, receiver, heart, float(behaviour.get("token_s", 0.001)))
 
 
-def serve(sender: Sender, receiver: Receiver, token_s: float) -> None:
+def serve(sender: Sender, receiver: Receiver, heart: Heart, token_s: float) -> None:
     left: dict[int, int] = {}  # tokens that each request is still to get
     while True:
         if not left:
             receiver.wait(3600)
         for message in receiver.drain():
-            if isinstance(message, GenerateRequest):
-                left[message.id] = message.sampling.max_new_tokens or 1
+            if isinstance(message, GenerateRequest | BatchGenerate):
+                work = [message] if isinstance(message, GenerateRequest) else message.members()
+                left |= {one.id: one.sampling.max_new_tokens or 1 for one in work}
             elif isinstance(message, Abort):
                 for number in left if message.all else set(message.ids) & set(left):
                     sender.send(StepOutput(finished=[Finish(id=number, reason="abort", message=message.message)]))
                 left = {} if message.all else {number: n for number, n in left.items() if number not in message.ids}
         if left:
-            time.sleep(token_s)
+            with heart:
+                time.sleep(token_s)
             ids = np.array(list(left), dtype=np.int64)
             left = {number: n - 1 for number, n in left.items()}
             finished = [Finish(id=number, reason="length") for number, n in left.items() if n == 0]

@@ -67,7 +67,7 @@ def test_signal_while_loading_stops_at_once(model: Path) -> None:
         assert_nothing_left(server)
 
 
-def test_drain_lets_open_streams_end_and_takes_nothing_new(model: Path) -> None:
+def test_case_34_drain_lets_open_streams_end_and_takes_nothing_new(model: Path) -> None:
     with ServerProcess(model, behaviour=SLOW) as server:
         stream = server.wait_ready().stream(15)
         next(stream)
@@ -81,7 +81,7 @@ def test_drain_lets_open_streams_end_and_takes_nothing_new(model: Path) -> None:
         assert any(line.startswith("stopping: 1 open request, 10 s left") for line in server.lines)
 
 
-def test_what_outlasts_the_drain_ends_with_an_error(model: Path) -> None:
+def test_case_34_what_outlasts_the_drain_ends_with_an_error(model: Path) -> None:
     with ServerProcess(model, "--drain-s", "0.5", behaviour=SLOW) as server:
         stream = server.wait_ready().stream(ENDLESS)
         next(stream)
@@ -92,7 +92,7 @@ def test_what_outlasts_the_drain_ends_with_an_error(model: Path) -> None:
         assert_nothing_left(server)
 
 
-def test_second_signal_ends_open_streams_at_once(model: Path) -> None:
+def test_case_34_second_signal_ends_open_streams_at_once(model: Path) -> None:
     with ServerProcess(model, "--drain-s", "60", behaviour=SLOW) as server:
         stream = server.wait_ready().stream(ENDLESS)
         next(stream)
@@ -107,7 +107,7 @@ def test_second_signal_ends_open_streams_at_once(model: Path) -> None:
         assert_nothing_left(server)
 
 
-def test_killed_engine_ends_every_stream_and_the_server(model: Path) -> None:
+def test_case_35_killed_engine_ends_every_stream_and_the_server(model: Path) -> None:
     with ServerProcess(model, behaviour=SLOW) as server:
         stream = server.wait_ready().stream(ENDLESS)
         next(stream)
@@ -119,6 +119,20 @@ def test_killed_engine_ends_every_stream_and_the_server(model: Path) -> None:
         assert server.end(8) == 1
         assert_nothing_left(server)
         assert server.lines[-1].startswith("weft: The engine process was killed (SIGKILL)")
+
+
+def test_case_35_who_comes_before_the_killed_engine_is_missed_is_answered_and_the_server_ends(model: Path) -> None:
+    with ServerProcess(model, behaviour=SLOW) as server:
+        server.wait_ready()
+        engine = server.engine_pid
+        os.kill(engine, signal.SIGKILL)
+        assert eventually(lambda: not is_alive(engine), 5)
+        began = time.monotonic()
+        with pytest.raises(StreamError, match="engine has stopped"):
+            list(server.stream(ENDLESS))
+        assert server.end(8) == 1
+        assert time.monotonic() - began < 8
+        assert_nothing_left(server)
 
 
 def test_killed_engine_ends_a_draining_server(model: Path) -> None:
@@ -133,7 +147,7 @@ def test_killed_engine_ends_a_draining_server(model: Path) -> None:
         assert server.end(8) == 1
 
 
-def test_killed_front_takes_the_engine_with_it_and_the_next_start_cleans_up(model: Path) -> None:
+def test_case_34_killed_front_takes_the_engine_with_it_and_the_next_start_cleans_up(model: Path) -> None:
     with ServerProcess(model) as server:
         server.wait_ready()
         engine = server.engine_pid
@@ -169,7 +183,7 @@ def test_engine_that_ends_without_a_word_is_explained(model: Path) -> None:
         assert_nothing_left(server)
 
 
-def test_two_servers_do_not_disturb_each_other(model: Path) -> None:
+def test_case_41_two_servers_do_not_disturb_each_other(model: Path) -> None:
     with ServerProcess(model) as one, ServerProcess(model, behaviour=SLOW) as other:
         one.wait_ready()
         stream = other.wait_ready().stream(5)

@@ -30,7 +30,7 @@ def test_a_sequence_is_found_in_whole_pages() -> None:
     assert tree.match("", pack([1, 2, 3, 4, 5, 6, 7, 8, 9])).pages.tolist() == [10, 11]
 
 
-def test_namespaces_never_share() -> None:
+def test_case_28_namespaces_never_share() -> None:
     tree = RadixCache(page_size=1)
     tree.insert("a", pack([1, 2, 3]), pages(0, 1, 2))
     assert tree.match("b", pack([1, 2, 3])).length == 0
@@ -56,7 +56,7 @@ def test_eviction_takes_the_least_recently_used_from_their_ends() -> None:
     assert tree.evict(1).tolist() == [2]
 
 
-def test_a_locked_path_is_never_evicted() -> None:
+def test_case_29_a_locked_path_is_never_evicted() -> None:
     tree = RadixCache(page_size=1)
     handle = tree.insert("", pack([1, 2, 3]), pages(0, 1, 2)).handle
     tree.insert("", pack([1, 2, 4]), pages(0, 1, 3))
@@ -111,6 +111,7 @@ class TreeAgainstDict(RuleBasedStateMachine):
         self.twin: dict[tuple[str, tuple[int, ...]], int] = {}
         self.next_page = 0
         self.locks: list[tuple[object, str, tuple[int, ...]]] = []
+        self.holds: list[tuple[object, str, tuple[int, ...]]] = []
 
     tokens = st.lists(st.integers(0, 2), max_size=12)
     namespaces = st.sampled_from(["", "salt"])
@@ -159,6 +160,18 @@ class TreeAgainstDict(RuleBasedStateMachine):
         handle, _, _ = self.locks.pop(data.draw(st.integers(0, len(self.locks) - 1)))
         self.tree.unlock(handle)
 
+    @rule(namespace=namespaces, tokens=tokens)
+    def hold(self, namespace: str, tokens: list[int]) -> None:
+        found = self.tree.match(namespace, pack(tokens))
+        self.tree.hold(found.handle)
+        self.holds.append((found.handle, namespace, tuple(tokens[: found.length])))
+
+    @precondition(lambda self: self.holds)
+    @rule(data=st.data())
+    def let_go(self, data: st.DataObject) -> None:
+        handle, _, _ = self.holds.pop(data.draw(st.integers(0, len(self.holds) - 1)))
+        self.tree.let_go(handle)
+
     @rule(num_pages=st.integers(0, 6))
     def evict(self, num_pages: int) -> None:
         if num_pages > self.tree.evictable_pages:
@@ -173,7 +186,7 @@ class TreeAgainstDict(RuleBasedStateMachine):
 
     @rule()
     def reset_when_unlocked(self) -> None:
-        if not self.locks:
+        if not self.locks and not self.holds:
             assert sorted(self.tree.reset().tolist()) == sorted(self.twin.values())
             self.twin.clear()
 
@@ -181,15 +194,42 @@ class TreeAgainstDict(RuleBasedStateMachine):
     def sums_hold(self) -> None:
         self.tree.check()
         assert sorted(self.tree.owned_pages().tolist()) == sorted(self.twin.values())
-        locked = {
-            (namespace, tokens[:end])
-            for _, namespace, tokens in self.locks
-            for end in range(self.page_size, len(tokens) + 1, self.page_size)
-        }
+        locked, held = (
+            {
+                (namespace, tokens[:end])
+                for _, namespace, tokens in paths
+                for end in range(self.page_size, len(tokens) + 1, self.page_size)
+            }
+            for paths in (self.locks, self.holds)
+        )
         assert locked <= set(self.twin), "a locked page was evicted"
+        assert held <= set(self.twin), "a held page was evicted"
         # What is protected may be more than what is locked for as long as a node spans both.
         assert self.tree.protected_pages >= len(locked)
+        assert self.tree.protected_pages + self.tree.held_pages >= len(locked | held)
 
 
 TreeAgainstDict.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 test_tree_against_dict = TreeAgainstDict.TestCase
+
+
+class Colliding(bytes):
+    """Tokens whose every piece has the same hash."""
+
+    def __getitem__(self, place: slice) -> Colliding:  # type: ignore[override]
+        return Colliding(bytes(self)[place])
+
+    def __hash__(self) -> int:
+        return 7
+
+
+def test_case_30_equal_hashes_of_other_tokens_are_no_match() -> None:
+    tree = RadixCache(page_size=2)
+    for first in range(8):
+        tokens = Colliding(pack([first, 1, 2, 3]))
+        tree.insert("", tokens, pages(2 * first, 2 * first + 1))
+    for first in range(8):
+        found = tree.match("", Colliding(pack([first, 1, 2, 3])))
+        assert found.pages.tolist() == [2 * first, 2 * first + 1]
+    assert tree.match("", Colliding(pack([9, 1, 2, 3]))).length == 0
+    assert tree.match("", Colliding(pack([3, 1, 9, 3]))).length == 2

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,13 +19,14 @@ def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return make_reference(request.param, folder, "30KB" if request.param == "qwen3" else "1GB")
 
 
-@pytest.fixture
-def drive() -> Iterator[Callable[..., Driver]]:
-    """Load a model: `drive(folder, dtype="auto")` -> Driver."""
+@pytest.fixture(params=["torch", "auto"])
+def drive(request: pytest.FixtureRequest) -> Iterator[Callable[..., Driver]]:
+    """Load a model, computed by torch or by the best CPU kernels here: `drive(folder, **settings of the engine)`."""
     drivers: list[Driver] = []
 
-    def load(folder: Path, dtype: str = "auto") -> Driver:
-        drivers.append(make_driver(ModelConfig.from_folder(folder), folder, dtype))
+    def load(folder: Path, **settings: Any) -> Driver:
+        settings = {"kernels": request.param, **settings}
+        drivers.append(make_driver(ModelConfig.from_folder(folder), folder, **settings))
         return drivers[-1]
 
     yield load

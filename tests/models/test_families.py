@@ -92,3 +92,22 @@ def test_bfloat16_is_as_exact_as_transformers(reference, drive, prompt):
     exact = torch.stack([reference.logprobs(text)[17:] for text in texts])
     theirs = torch.stack([reference.logprobs(text, rounded=True)[17:] for text in texts])
     assert 0 < rms(actual - exact) < 1.2 * rms(theirs - exact)
+
+
+@pytest.mark.parametrize(
+    ("settings", "bound"),
+    [
+        pytest.param({"quantize": "int8"}, 0.15, id="int8"),
+        pytest.param({"quantize": "int4"}, 0.8, id="int4"),
+        pytest.param({"kv_dtype": "int8", "kernels": "auto"}, 0.04, id="KV int8"),
+    ],
+)
+def test_fewer_bits_cost_little(reference, drive, prompt, settings, bound):
+    """The error of log probabilities, in parts of how much they vary (nothing in common would be 1.4). These random
+    weights multiply every error; what it is on a trained model stands in docs/cpu.md."""
+    texts = [prompt(50 + i, 25) for i in range(6)]
+    driver = drive(reference.folder, **settings)
+    first = driver.run(*[Turn(row, text[:17]) for row, text in enumerate(texts)])
+    steps = [first] + [driver.run(*[Turn(row, [text[17 + i]]) for row, text in enumerate(texts)]) for i in range(8)]
+    exact = torch.stack([reference.logprobs(text)[16:] for text in texts], dim=1)
+    assert rms(torch.stack(steps) - exact) < bound * float(exact.std())

@@ -1,12 +1,14 @@
 """Random schedules for as long as one likes: `python -m tests.scheduler.long_run --requests 100000`.
 
 Every world has other settings (page size, memory, chunks, policy, overlap, mixing); every invariant is checked after
-every step, every output is compared with what the request gives on its own. A failure names the seed of its world.
+every step, every output is compared with what the request gives on its own. In every third world are sessions, and
+what they remember is compared, too. A failure names the seed of its world.
 """
 
 from __future__ import annotations
 
 import argparse
+import logging
 import time
 from collections import Counter
 
@@ -19,6 +21,7 @@ def main() -> None:
     parser.add_argument("--per-world", type=int, default=500, help="requests with the same settings")
     parser.add_argument("--seed", type=int, default=1_000, help="seed of the first world")
     args = parser.parse_args()
+    logging.getLogger("weft").setLevel(logging.ERROR)
 
     began, totals, seed = time.monotonic(), Counter[str](), args.seed
     while totals["requests"] < args.requests:
@@ -39,6 +42,7 @@ def main() -> None:
             aborted=stats.total_aborted,
             failed_steps=len(world.failures),
             refused=sum(finish.status in (400, 503) for finish in world.finished.values()),
+            **{f"sessions {what}": count for what, count in world.talked.items()},
         )
         seed += 1
         if totals["worlds"] % 20 == 0:

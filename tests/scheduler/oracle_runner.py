@@ -11,29 +11,37 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from weft.executor.control import (
+    DeviceReply,
+    DeviceRequest,
+    Pending,
+    ReleaseMemory,
+    ResumeMemory,
+    UpdateFromDisk,
+)
 from weft.executor.plan import LAST_SAMPLED, Plan, Result
 
 MASK = (1 << 61) - 1
 
 
-def extend_hash(before: int, token: int) -> int:
-    return (before * 1_000_003 + token * 7_919 + 12_345) & MASK
+def extend_hash(before: int, token: int, weights: int = 0) -> int:
+    return (before * 1_000_003 + token * 7_919 + 12_345 + weights) & MASK
 
 
 def next_token(state: int, vocab_size: int) -> int:
     return (state ^ (state >> 17)) % vocab_size
 
 
-def expected_output(prompt: list[int], max_new: int, vocab_size: int, eos: set[int]) -> list[int]:
+def expected_output(prompt: list[int], max_new: int, vocab_size: int, eos: set[int], weights: int = 0) -> list[int]:
     state, output = 0, []
     for token in prompt:
-        state = extend_hash(state, token)
+        state = extend_hash(state, token, weights)
     while len(output) < max_new:
         token = next_token(state, vocab_size)
         output.append(token)
         if token in eos:
             break
-        state = extend_hash(state, token)
+        state = extend_hash(state, token, weights)
     return output
 
 
@@ -52,6 +60,20 @@ class OracleStep:
         return True
 
 
+class OracleWork:
+    """Is carried out when its end is seen."""
+
+    def __init__(self, runner: OracleRunner, request: DeviceRequest, patience: int) -> None:
+        self._runner, self._request, self._patience = runner, request, patience
+
+    def done(self) -> bool:
+        self._patience -= 1
+        return self._patience < 0
+
+    def result(self) -> DeviceReply:
+        return self._runner.carry_out(self._request)
+
+
 @dataclass
 class OracleRunner:
     """Executes lazily, when the result is asked for: the latest that a device could."""
@@ -67,11 +89,33 @@ class OracleRunner:
         self.table = np.zeros((self.num_rows, self.max_len), dtype=np.int32)
         self.last = np.zeros(self.num_rows, dtype=np.int32)
         self.num_tokens_run = 0
+        self.weights = 0  # other ones give other outputs
+        self.patience = 0  # how often work is asked for in vain whether it is done
+        self._released: set[str] = set()
 
     def launch(self, plan: Plan) -> OracleStep:
         return OracleStep(self, plan, fails=plan.step in self.fail_steps)
 
+    def control(self, request: DeviceRequest) -> Pending:
+        return OracleWork(self, request, self.patience)
+
+    def carry_out(self, request: DeviceRequest) -> DeviceReply:
+        """Weights are named by a number; memory that is released is forgotten."""
+        ok, changed = True, False
+        match request:
+            case UpdateFromDisk(folder):
+                ok = changed = folder.isdecimal()
+                self.weights = int(folder) if ok else self.weights
+            case ReleaseMemory(tags):
+                self._released |= set(tags)
+                self.state[:] = -1
+            case ResumeMemory(tags):
+                self._released -= set(tags)
+        message = "" if ok else "there are no such weights"
+        return DeviceReply(ok=ok, message=message, kv_is_stale=changed, released=tuple(sorted(self._released)))
+
     def execute(self, plan: Plan) -> Result:
+        assert not self._released, "a step runs without its memory"
         self._follow_table(plan)
         assert len(set(plan.slots.tolist())) == len(plan.slots), "two tokens of one step share a slot"
         sampled, at = [], 0
@@ -81,7 +125,7 @@ class OracleRunner:
             for i in range(at, at + length):
                 token = int(plan.tokens[i])
                 token = int(self.last[row]) if token == LAST_SAMPLED else token
-                state = extend_hash(state, token)
+                state = extend_hash(state, token, self.weights)
                 states.append((int(plan.slots[i]), state))
             at += length
             sampled.append((row, next_token(state, self.vocab_size)))

@@ -7,10 +7,12 @@ import tempfile
 from pathlib import Path
 
 from tests.scheduler.world import World
+from weft.grammar.protocol import Grammars
 from weft.messages.codec import ToEngine
 from weft.messages.replies import StepOutput
 from weft.messages.requests import Abort, GenerateRequest
 from weft.observe.journal import JournalWriter
+from weft.scheduler.service.blocker import Barrier
 from weft.scheduler.service.journal import RecordedEngine
 from weft.scheduler.settings import SchedulerSettings
 
@@ -32,7 +34,13 @@ class RecordedWorld(World):
     """As a World, but messages and steps go through an engine that records them."""
 
     def __init__(
-        self, settings: SchedulerSettings, depth: int = 0, fail_steps: set[int] | None = None, max_bytes: int = 1 << 40
+        self,
+        settings: SchedulerSettings,
+        depth: int = 0,
+        fail_steps: set[int] | None = None,
+        max_bytes: int = 1 << 40,
+        barrier: Barrier | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         super().__init__(settings, depth, fail_steps)
         self.records = Records()
@@ -44,8 +52,10 @@ class RecordedWorld(World):
             on_failure=self.failures.append,
             sink=self.records,
             max_bytes=max_bytes,
+            barrier=barrier,
+            grammars=grammars,
         )
-        self.engine.begin()
+        self.engine.start_over()
         self.scheduler = self.engine.scheduler
 
     @property

@@ -30,7 +30,7 @@ def test_a_request_that_runs_too_long_ends_with_408_in_every_state(state: str, d
         steps(world, 6)
         while depth and world.loop._in_flight:
             world.receive(world.loop._commit(*world.loop._in_flight.popleft()))  # type: ignore[arg-type]
-        world.scheduler._take_back(world.request(id))
+        world.scheduler.take_back(world.request(id))
         assert world.request(id).state is RequestState.WAITING
         world.time = 8.5
     else:
@@ -77,7 +77,7 @@ def test_a_request_that_was_taken_back_is_not_ended_for_waiting() -> None:
     world = World(settings(max_queue_s=3.0))
     id = world.send([1, 2], max_new_tokens=5, ignore_eos=True)
     steps(world, 2)
-    world.scheduler._take_back(world.request(id))
+    world.scheduler.take_back(world.request(id))
     world.time = 50.0
     world.run_dry()
     assert world.finished[id].reason == "length"
@@ -114,4 +114,4 @@ def test_deadlines_of_ended_requests_are_forgotten() -> None:
     for _ in range(3 * MAX_STALE):
         world.abort(Abort(ids=(world.send([1], timeout_ms=10**9),)))
         world.step(check=False)
-    assert len(world.scheduler._deadlines._heap) <= MAX_STALE + 1
+    assert len(world.scheduler.deadlines._heap) <= MAX_STALE + 1

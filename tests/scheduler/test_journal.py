@@ -18,9 +18,19 @@ from tests.scheduler.world import World
 from weft.launch.cli import main
 from weft.memory.allocator import PageAllocator
 from weft.messages.control import FlushCache, GetState, SetPolicy
-from weft.messages.requests import Abort
+from weft.messages.flow import (
+    Block,
+    ContinueGeneration,
+    Dropped,
+    HealthCheck,
+    PauseGeneration,
+    Rpc,
+    Unblock,
+)
+from weft.messages.requests import Abort, BatchGenerate
 from weft.observe.journal import MAGIC, JournalError, JournalReader, JournalWriter
 from weft.scheduler.admission import PrefillAdder
+from weft.scheduler.service.blocker import Alone
 from weft.scheduler.service.replay import BadJournal, Replay
 
 MIXED: dict[str, object] = {"mixed_chunk": True, "page_size": 4, "num_pages": 28, "context_length": 110}
@@ -94,7 +104,7 @@ def test_what_was_there_before_is_kept_as_file_1(tmp_path: Path) -> None:
     assert list(JournalReader(tmp_path / "j.1")) == [b"old"]
 
 
-def test_a_disk_that_fails_ends_the_journal_and_nothing_else(tmp_path: Path) -> None:
+def test_case_38_a_disk_that_fails_ends_the_journal_and_nothing_else(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match="cannot write"):
         JournalWriter(tmp_path / "no" / "j")
     writer = JournalWriter(tmp_path / "j")
@@ -158,6 +168,43 @@ def test_a_replay_stops_at_the_first_decision_that_differs(field: str, monkeypat
     assert replay.difference.field == field
     assert replay.difference.recorded != replay.difference.now
     assert replay.difference.step == replay.step
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_what_controls_the_flow_of_work_is_replayed_with_the_answers_of_the_barrier(depth: int) -> None:
+    arrivals = iter([False, False, True])
+    barrier = Alone()
+    barrier.poll = lambda: next(arrivals)  # type: ignore[method-assign]
+    world = RecordedWorld(settings(chunked_prefill_size=8), depth, barrier=barrier)
+    world.tell(HealthCheck(call=1))
+    world.step()
+    members = [world.send(list(range(i, i + 20)), max_new_tokens=9) for i in range(3)]
+    batch = [msgspec.structs.replace(world.sent[id], id=id + 10, input_ids=b"") for id in members]
+    prompt = world.sent[0].input_ids
+    world.tell(BatchGenerate(prompts=[prompt], requests=batch, prompt_of=[0, 0, 5]))
+    for id in members:
+        world.sent[id + 10], world.outputs[id + 10], world.prompts[id + 10] = world.sent[id], [], world.prompts[0]
+    for message in (
+        *(Block(call=2), Abort(names=("r2",)), PauseGeneration(call=3, mode="retract"), HealthCheck(call=4)),
+        *(Rpc(call=5, method="flush_cache"), Unblock(call=6), Dropped(num=3), ContinueGeneration(call=7)),
+        *(Rpc(call=8, method="set_policy", params={"policy": "lpm"}), PauseGeneration(call=9, mode="in_place")),
+        *(GetState(call=10), ContinueGeneration(call=11), Rpc(call=12, method="none"), PauseGeneration(call=13)),
+        ContinueGeneration(call=14),
+    ):
+        world.tell(message)
+        world.step()
+        world.step()
+    world.run_dry()
+    assert next(arrivals, None) is None
+    replay = Replay(world.records, check=True)
+    assert replay.run(), replay.difference
+    assert replay.num_requests == 6
+    assert replay.engine.scheduler.stats() == world.scheduler.stats()
+    at = next(i for i, record in enumerate(world.records) if record.startswith(b"\x92\xa1g"))
+    other = Replay([*world.records[:at], *world.records[at + 1 :]])
+    assert not other.run()
+    assert other.difference is not None
+    assert other.difference.now == "asks whether all engines have arrived"
 
 
 def test_an_input_that_is_asked_for_at_another_time_is_a_difference() -> None:

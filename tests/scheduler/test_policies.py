@@ -264,7 +264,7 @@ def fair_world(**changes: object) -> World:
 
 
 @pytest.mark.parametrize(("weights", "share"), [((), 1.0), ((("a", 3.0),), 3.0)])
-def test_tenants_that_always_want_more_get_service_by_weight(
+def test_case_29_tenants_that_always_want_more_get_service_by_weight(
     weights: tuple[tuple[str, float], ...], share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("weft.scheduler.policies.fair.QUANTUM", 0.0)

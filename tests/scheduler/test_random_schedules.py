@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from tests.scheduler.recorded import RecordedWorld
+from tests.scheduler.talk import Talk, with_sessions
 from tests.scheduler.world import EOS, VOCAB
 from weft.launch.cli import main
 from weft.memory.accounting.audit import BrokenBooks
@@ -57,13 +59,16 @@ def random_prompt(rng: random.Random, families: list[list[int]], longest: int) -
 
 def run_random(seed: int, num_requests: int = 40, *, switches: bool = False) -> RecordedWorld:
     """Run a random world to its end. If it breaks, its journal is in the file that the exception names. `switches`: the
-    policy changes again and again."""
+    policy changes again and again. In every third world some requests belong to sessions."""
     rng = random.Random(seed)
     settings = random_settings(rng)
+    talks = random.Random(f"sessions of {seed}") if seed % 3 == 0 else None
+    if talks is not None:
+        settings = with_sessions(settings, talks)
     fails = {rng.randrange(5, 200) for _ in range(3)} if rng.random() < 0.2 else set()
     world = RecordedWorld(settings, depth=rng.choice([0, 1, 2]), fail_steps=fails)
     try:
-        drive(world, rng, num_requests, switches)
+        drive(world, rng, num_requests, switches, talks)
     except Exception as exc:
         path = world.write_failure(exc, f"weft-world-{seed}-")
         exc.add_note(f"its journal: weft replay {path} --check")
@@ -71,8 +76,15 @@ def run_random(seed: int, num_requests: int = 40, *, switches: bool = False) -> 
     return world
 
 
-def drive(world: RecordedWorld, rng: random.Random, num_requests: int, switches: bool = False) -> None:
+def drive(
+    world: RecordedWorld,
+    rng: random.Random,
+    num_requests: int,
+    switches: bool = False,
+    talks: random.Random | None = None,
+) -> None:
     """Send random requests and aborts, and look that all ends well."""
+    talk = None if talks is None else Talk(world, talks)
     families = [[rng.randrange(VOCAB) for _ in range(60)] for _ in range(3)]
     crowd = rng.choice([2, 10, 40])  # as long as fewer wait, others come
     if world.settings.max_step_s:
@@ -97,6 +109,8 @@ def drive(world: RecordedWorld, rng: random.Random, num_requests: int, switches:
                     timeout_ms=rng.choice([0, 0, 0, 0, 0, 0, 0, 5_000, 20_000, 60_000]),
                 )
                 sent += 1
+        if talk is not None and sent < num_requests:
+            talk.act()
         if rng.random() < 0.02 and world.sent:
             world.abort(Abort(ids=(rng.randrange(len(world.sent)),)))
         if rng.random() < 0.001:
@@ -106,6 +120,9 @@ def drive(world: RecordedWorld, rng: random.Random, num_requests: int, switches:
         world.step()
         assert world.num_steps < 500 * num_requests, "no end in sight"
     world.run_dry()
+    if talk is not None:
+        talk.end()
+        world.talked = talk.count
     world.step()
     world.check_idle()
     world.check_outputs()
@@ -142,6 +159,7 @@ def test_a_broken_invariant_leaves_a_journal_that_breaks_it_again(
 
 def test_the_random_schedules_reach_what_they_are_meant_to() -> None:
     reached = dict.fromkeys(["retractions", "evictions", "hits", "aborted", "refused", "failed", "late"], 0)
+    talked = Counter[str]()
     for seed in range(60):
         world = run_random(seed)
         stats = world.scheduler.stats()
@@ -152,4 +170,7 @@ def test_the_random_schedules_reach_what_they_are_meant_to() -> None:
         reached["refused"] += sum(finish.status in (400, 503) for finish in world.finished.values())
         reached["late"] += sum(finish.reason == "abort" and finish.status >= 400 for finish in world.finished.values())
         reached["failed"] += len(world.failures)
+        talked += world.talked
     assert min(reached.values()) > 20, reached
+    for what in ("opened", "closed", "expired", "appended", "branched", "stopped", "refused", "dropped"):
+        assert talked[what] > 5, talked

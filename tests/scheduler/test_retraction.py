@@ -32,7 +32,7 @@ def test_taking_back_a_request_frees_what_no_other_shares_with_it() -> None:
         request = world.request(id)
         before = kv.available
         expected = freed_tokens(kv, request)
-        world.scheduler._take_back(request)
+        world.scheduler.take_back(request)
         assert kv.available == before + expected
     assert world.finished == {}
     world.run_dry()
@@ -83,7 +83,7 @@ def test_a_retraction_leaves_room_for_a_while() -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_nobody_is_retracted_again_and_again_and_little_is_computed_twice(seed: int) -> None:
+def test_case_32_nobody_is_retracted_again_and_again_and_little_is_computed_twice(seed: int) -> None:
     """Memory for a fifth of what is asked for, and a scheduler that promises nothing: the worst case for thrashing."""
     rng = random.Random(seed)
     changes = {"num_pages": 240, "context_length": 120, "max_running_requests": 10, "schedule_conservativeness": 0.0}

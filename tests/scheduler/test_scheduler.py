@@ -166,7 +166,7 @@ def test_a_cached_prefix_is_not_computed_again() -> None:
     world.check_outputs()
 
 
-def test_another_salt_shares_nothing() -> None:
+def test_case_28_another_salt_shares_nothing() -> None:
     world = World(settings())
     prompt = list(range(30, 50))
     world.send(prompt, max_new_tokens=1)
@@ -200,7 +200,7 @@ def test_longest_prefix_match_goes_first_under_lpm() -> None:
     world.run_dry()
 
 
-def test_flush_empties_the_cache_only_when_idle() -> None:
+def test_case_33_flush_empties_the_cache_only_when_idle() -> None:
     world = World(settings())
     id = world.send(list(range(30)), max_new_tokens=5, ignore_eos=True)
     world.step()
@@ -215,7 +215,7 @@ def test_flush_empties_the_cache_only_when_idle() -> None:
 # Memory
 
 
-def test_a_retracted_request_keeps_its_output_and_resumes_first() -> None:
+def test_case_32_a_retracted_request_keeps_its_output_and_resumes_first() -> None:
     world = World(settings(num_pages=100, context_length=100, schedule_conservativeness=0.0))
     ids = [world.send([i], max_new_tokens=60, ignore_eos=False) for i in range(4)]
     while not world.scheduler.counters.num_retractions:
@@ -281,7 +281,7 @@ def test_pages_for_the_next_decode_step_follow_the_known_rule(page_size: int) ->
 # What cannot be served
 
 
-def test_a_request_that_can_never_fit_is_refused_with_both_numbers() -> None:
+def test_case_32_a_request_that_can_never_fit_is_refused_with_both_numbers() -> None:
     world = World(settings(num_pages=50))
     id = world.send(list(range(40)), max_new_tokens=20)
     world.step()
@@ -331,7 +331,7 @@ def test_abort_ends_a_request_in_every_state(state: str, depth: int) -> None:
             world.step()
         while depth and world.loop._in_flight:
             world.receive(world.loop._commit(*world.loop._in_flight.popleft()))  # type: ignore[arg-type]
-        world.scheduler._take_back(world.request(id))
+        world.scheduler.take_back(world.request(id))
     elif state == "finished":
         world.run_dry()
     world.scheduler.abort(Abort(ids=(id,), message="enough"))
@@ -355,7 +355,7 @@ def test_abort_is_exact() -> None:
 # Faults
 
 
-def test_a_failed_step_ends_its_own_requests_and_no_other() -> None:
+def test_case_36_a_failed_step_ends_its_own_requests_and_no_other() -> None:
     world = World(settings(max_running_requests=2), fail_steps={3})
     first = [world.send([i, 1], max_new_tokens=8, ignore_eos=True) for i in range(2)]
     later = world.send([9, 9], max_new_tokens=4)
@@ -368,7 +368,7 @@ def test_a_failed_step_ends_its_own_requests_and_no_other() -> None:
     world.check_outputs()
 
 
-def test_others_go_on_with_the_same_output_after_a_failed_prefill() -> None:
+def test_case_36_others_go_on_with_the_same_output_after_a_failed_prefill() -> None:
     world = World(settings(), depth=1, fail_steps={4})
     survivor = world.send([1, 2, 3], max_new_tokens=10, ignore_eos=True)
     for _ in range(4):
@@ -390,7 +390,7 @@ class PoisonedRunner(OracleRunner):
         return Result(tokens=result.tokens, invalid=invalid)
 
 
-def test_logits_that_are_not_finite_end_that_request_alone() -> None:
+def test_case_36_logits_that_are_not_finite_end_that_request_alone() -> None:
     world = World(settings())
     world.runner.__class__ = PoisonedRunner
     bad = world.send([1, 2], max_new_tokens=5, ignore_eos=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
@@ -11,6 +12,7 @@ from weft.executor.plan import Plan, Result
 from weft.messages.replies import Finish, StepOutput
 from weft.messages.requests import Abort, GenerateRequest
 from weft.messages.sampling import SamplingParams
+from weft.messages.sessions import SessionParams
 from weft.scheduler.loop import Loop
 from weft.scheduler.part import Part
 from weft.scheduler.request import NO_ROW, Request, RequestState
@@ -41,19 +43,31 @@ class World:
             self.scheduler, self.runner, clock=lambda: self.time, depth=depth, on_failure=self.failures.append
         )
         self.sent: dict[int, GenerateRequest] = {}
+        self.prompts: dict[int, list[int]] = {}  # whole ones, with the history of a session
         self.outputs: dict[int, list[int]] = {}
         self.finished: dict[int, Finish] = {}
         self.num_steps = 0
+        self.talked = Counter[str]()  # what happened to sessions
 
-    def send(self, prompt: list[int], **sampling: object) -> int:
+    def send(
+        self,
+        prompt: list[int],
+        *,
+        session: SessionParams | None = None,
+        whole: list[int] | None = None,
+        **sampling: object,
+    ) -> int:
+        """Send a request. `whole` is the prompt that it is to have, with the history of its `session`."""
         id = len(self.sent)
+        self.prompts[id] = prompt if whole is None else whole
         packed = np.array(prompt, dtype=np.int32).tobytes()
         salt, user, priority = sampling.pop("salt", ""), sampling.pop("user", ""), sampling.pop("priority", 0)
         timeout_ms = int(str(sampling.pop("timeout_ms", 0)))
         request = GenerateRequest(
             id=id,
-            rid=f"r{id}",
+            rid=str(sampling.pop("rid", f"r{id}")),
             input_ids=packed,
+            session=session,
             sampling=SamplingParams(**sampling),
             cache_salt=str(salt),
             user=str(user),
@@ -125,7 +139,7 @@ class World:
         scheduler.audit()
         kv.cache.check()
         with_row = [r for r in scheduler.requests.values() if r.row != NO_ROW]
-        assert kv.rows.num_free + len(with_row) == kv.rows.num_rows
+        assert kv.rows.num_used == len(with_row)
         assert len({r.row for r in with_row}) == len(with_row)
         waiting = list(scheduler.waiting_queue)
         assert len(waiting) + len(with_row) == len(scheduler.requests)
@@ -133,7 +147,7 @@ class World:
         watch = scheduler.waiting_queue.policy.watch
         if watch is not None:
             for request in waiting:
-                if not request.retractions and request.admitted_s < 0:
+                if not request.retractions and request.admitted_s < 0 and request.id >= 0:  # below 0: of the engine
                     usable = request.packed[: (request.fill_len - 1) * 4]
                     assert watch.length(request.arrival) == kv.cache.peek(request.namespace, usable)
         open_prompts = [r for r in with_row if r.state is RequestState.PREFILLING and r.kv_len < r.fill_len]
@@ -146,6 +160,13 @@ class World:
                 node = node.parent
         if kv.cache.shares:
             assert locked == {id(node) for node in kv.cache.nodes() if node.locks}
+            held = Counter[int]()
+            for hold in kv.holds:
+                node = hold.handle
+                while node.key:
+                    held[id(node)] += 1
+                    node = node.parent
+            assert held == {id(node): node.holds for node in kv.cache.nodes() if node.holds}
 
     def check_idle(self) -> None:
         kv = self.scheduler.kv
@@ -160,7 +181,7 @@ class World:
     def check_outputs(self) -> None:
         for id, request in self.sent.items():
             finish = self.finished[id]
-            prompt = np.frombuffer(request.input_ids, dtype=np.int32).tolist()
+            prompt = self.prompts[id]
             max_new = request.sampling.max_new_tokens or self.scheduler.max_len - len(prompt)
             eos = set(request.sampling.stop_token_ids) | (set() if request.sampling.ignore_eos else {EOS})
             expected = expected_output(prompt, max_new, VOCAB, eos)

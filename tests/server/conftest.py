@@ -7,6 +7,7 @@ import openai
 import pytest
 
 from tests.server.fake import RunningServer, running
+from weft.config.server import ServerConfig
 
 
 @pytest.fixture(scope="session")
@@ -42,3 +43,22 @@ def shared_sdk(shared_server: RunningServer) -> Iterator[openai.OpenAI]:
 @pytest.fixture
 def sdk(server: RunningServer, shared_sdk: openai.OpenAI) -> openai.OpenAI:
     return shared_sdk
+
+
+@pytest.fixture(scope="session")
+def shared_tool_server() -> Iterator[RunningServer]:
+    with running(ServerConfig(drain_s=1.0, tool_call_parser="hermes", reasoning_parser="qwen3")) as server:
+        yield server
+
+
+@pytest.fixture
+def tool_server(shared_tool_server: RunningServer) -> RunningServer:
+    """A server whose model writes calls as Hermes and reasoning as Qwen 3, with a fresh fake engine."""
+    shared_tool_server.reset()
+    return shared_tool_server
+
+
+@pytest.fixture
+def tool_sdk(tool_server: RunningServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{tool_server.url}/v1", api_key="none", max_retries=0, timeout=10) as client:
+        yield client

@@ -19,11 +19,12 @@ import numpy as np
 import uvloop
 
 from tests.text.tokens import EOS, byte_tokenizer
+from weft.config.limits import Limits
 from weft.config.server import ServerConfig
-from weft.messages import control
+from weft.messages import control, flow, sessions
 from weft.messages.codec import FromEngine, ToEngine, decode_from_engine, decode_to_engine, encode
 from weft.messages.replies import Finish, StepOutput, TokenLogprobs
-from weft.messages.requests import Abort, GenerateRequest
+from weft.messages.requests import Abort, BatchGenerate, GenerateRequest
 from weft.server.app import create_app
 from weft.server.info import Readiness, ServerInfo
 from weft.server.serve import make_server
@@ -81,11 +82,28 @@ class FakeEngine:
                 prompt = np.frombuffer(message.input_ids, dtype=np.int32).tolist()
                 self.running[message.id] = _Running(message, self.script(prompt))
                 self.start()
+            case BatchGenerate():
+                for member in message.members():
+                    self.send(member)
             case Abort():
                 ids = tuple(self.running) if message.all else message.ids
                 self.aborted += [(time.perf_counter(), id) for id in ids]
                 gone = [self.running.pop(id) for id in ids if id in self.running]
                 self.answer(StepOutput(finished=[_end(one.request, "abort", 200, message.message) for one in gone]))
+            case flow.HealthCheck():
+                self.answer(flow.HealthCheckReply(call=message.call, success=True))
+            case flow.Block() | flow.Unblock():
+                state = "blocked" if isinstance(message, flow.Block) else "unblocked"
+                self.answer(flow.InputReply(call=message.call, state=state, held_requests=0))
+            case flow.PauseGeneration():
+                self.answer(flow.GenerationReply(call=message.call, paused=message.mode, num_requests=0))
+            case flow.ContinueGeneration():
+                self.answer(flow.GenerationReply(call=message.call, paused="", num_requests=0))
+            case flow.Rpc():
+                known = message.method == "echo"
+                wrong = "" if known else "there is no method; there are echo"
+                reply = flow.RpcReply(call=message.call, success=known, result=message.params, message=wrong)
+                self.answer(reply)
             case control.FlushCache():
                 self.answer(control.FlushCacheReply(call=message.call, success=not self.busy, message="busy"))
             case control.GetState():
@@ -93,6 +111,10 @@ class FakeEngine:
                 self.answer(control.GetStateReply(call=message.call, stats=stats))
             case control.FreezeGC():
                 self.answer(control.FreezeGCReply(call=message.call, frozen_objects=7))
+            case sessions.OpenSession():
+                self.answer(sessions.OpenSessionReply(call=message.call, session_id=message.session_id, success=True))
+            case sessions.CloseSession():
+                self.answer(sessions.CloseSessionReply(call=message.call, session_id=message.session_id, success=True))
 
     def answer(self, message: FromEngine) -> None:
         data = encode(message)
@@ -161,7 +183,13 @@ def _matched(finish: Finish, token: int) -> Finish:
 class RunningServer:
     """The server, the client behind it and the fake engine, all in one event loop in another thread."""
 
-    def __init__(self, config: ServerConfig, new_loop: Callable[[], asyncio.AbstractEventLoop], **client: Any) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        new_loop: Callable[[], asyncio.AbstractEventLoop],
+        limits: Limits | None = None,
+        **client: Any,
+    ) -> None:
         self.tokenizer = byte_tokenizer()
         self.readiness = Readiness()
         self.engine = FakeEngine(deliver=lambda message: self.client.deliver(message))
@@ -175,7 +203,8 @@ class RunningServer:
             started_at=time.time(),
             settings={"dtype": "auto"},
         )
-        self.server = make_server(create_app(self.client, self.tokenizer, config, info, self.readiness), config)
+        app = create_app(self.client, self.tokenizer, config, info, self.readiness, limits)
+        self.server = make_server(app, config, limits, self.client.metrics.refused)
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.port = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
@@ -231,10 +260,11 @@ class RunningServer:
 def running(
     config: ServerConfig | None = None,
     new_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop,
+    limits: Limits | None = None,
     **client: Any,
 ) -> Iterator[RunningServer]:
     """A server for one `with` block. `client`: options of its `EngineClient`."""
-    server = RunningServer(config or ServerConfig(drain_s=1.0), new_loop, **client)
+    server = RunningServer(config or ServerConfig(drain_s=1.0), new_loop, limits, **client)
     server.start()
     try:
         yield server

@@ -12,11 +12,11 @@ import httpx
 import pytest
 
 from tests.server.fake import CONTEXT, RunningServer, eventually
-from weft.server.openai import translate
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
 HI = {"messages": [{"role": "user", "content": "Hi"}]}
+DEFAULTS: dict[str, dict[str, Any]] = {CHAT: HI, TEXT: {"prompt": "x"}}
 
 
 def refused(answer: httpx.Response, status: int, *words: str, param: str | None = None) -> None:
@@ -60,13 +60,13 @@ def post(http: httpx.Client, path: str, data: bytes, **headers: str) -> httpx.Re
     ],
     ids=lambda body: body[:20],
 )
-def test_broken_body_is_a_400(http: httpx.Client, path: str, body: bytes) -> None:
+def test_case_01_broken_body_is_a_400(http: httpx.Client, path: str, body: bytes) -> None:
     began = time.perf_counter()
     refused(post(http, path, body), 400)
     assert time.perf_counter() - began < 0.5
 
 
-def test_wrong_content_type_is_a_415(http: httpx.Client) -> None:
+def test_case_01_wrong_content_type_is_a_415(http: httpx.Client) -> None:
     body = json.dumps(HI).encode()
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"):
         refused(http.post(CHAT, content=body, headers={"content-type": kind}), 415)
@@ -74,41 +74,81 @@ def test_wrong_content_type_is_a_415(http: httpx.Client) -> None:
         assert http.post(CHAT, content=body, headers={"content-type": kind}).status_code == 200
 
 
+def refuse_field(http: httpx.Client, server: RunningServer, path: str, field: str, value: object, param: str) -> None:
+    answer = http.post(path, json={**HI, "prompt": "x", "max_tokens": 5, field: value})
+    refused(answer, 404 if field == "model" else 400, param=param)
+    assert server.engine.seen == []
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *[("temperature", value) for value in (-1, 1e30, 2.1, "0.5", True)],
+        *[("top_p", value) for value in (2, 0, -0.1)],
+        *[("top_k", value) for value in (-5, 2**31, 1.5)],
+        *[("min_p", value) for value in (-0.1, 1.1)],
+        *[("frequency_penalty", value) for value in (100, -100)],
+        *[("presence_penalty", value) for value in (100, -100)],
+        *[("repetition_penalty", value) for value in (0, -1, 100)],
+        *[("seed", value) for value in (2**63, "x")],
+    ],
+)
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_case_03_number_out_of_range_names_its_field(
+    http: httpx.Client, server: RunningServer, path: str, field: str, value: object
+) -> None:
+    refuse_field(http, server, path, field, value, field)
+
+
+@pytest.mark.parametrize("value", [b"NaN", b"Infinity", b"-Infinity", b"1e999"])
+@pytest.mark.parametrize("field", [b"temperature", b"top_p", b"frequency_penalty", b"repetition_penalty"])
+def test_case_03_no_number_reaches_the_sampler_that_is_none(
+    http: httpx.Client, server: RunningServer, field: bytes, value: bytes
+) -> None:
+    refused(post(http, TEXT, b'{"prompt":"x","%s":%s}' % (field, value)), 400)
+    assert server.engine.seen == []
+
+
+@pytest.mark.parametrize("value", [0, -1, 65, 20_000, 10**9, 10**18])
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_case_04_too_many_completions_are_refused(
+    http: httpx.Client, server: RunningServer, path: str, value: int
+) -> None:
+    refuse_field(http, server, path, "n", value, "n")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [*[("max_tokens", value) for value in (0, -1, 10**9)], *[("min_tokens", value) for value in (-1, 10**6)]],
+)
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_case_05_impossible_lengths_are_refused(
+    http: httpx.Client, server: RunningServer, path: str, field: str, value: int
+) -> None:
+    refuse_field(http, server, path, field, value, field)
+
+
 @pytest.mark.parametrize(
     ("field", "value", "param"),
     [
-        *[("temperature", value, "temperature") for value in (-1, 1e30, 2.1, "0.5", True)],
-        *[("top_p", value, "top_p") for value in (2, 0, -0.1)],
-        *[("top_k", value, "top_k") for value in (-5, 2**31, 1.5)],
-        *[("min_p", value, "min_p") for value in (-0.1, 1.1)],
-        *[("frequency_penalty", value, "frequency_penalty") for value in (100, -100)],
-        *[("presence_penalty", value, "presence_penalty") for value in (100, -100)],
-        *[("repetition_penalty", value, "repetition_penalty") for value in (0, -1, 100)],
-        *[("n", value, "n") for value in (0, -1, 65, 20_000, 10**9, 10**18)],
-        *[("max_tokens", value, "max_tokens") for value in (0, -1, 10**9)],
-        *[("min_tokens", value, "min_tokens") for value in (-1, 10**6)],
-        *[("seed", value, "seed") for value in (2**63, "x")],
-        *[("stop", value, "stop") for value in ("", ["a", ""], ["a"] * 1_000, "a" * 1_000_000, "a" * 1_025)],
-        ("stop", 5, "stop"),
         *[("stop_token_ids", value, "stop_token_ids") for value in ([-1], [270], [1] * 2_000)],
         ("stop_token_ids", ["1"], "stop_token_ids[0]"),
         *[("logit_bias", value, "logit_bias") for value in ({"270": 1}, {"-1": 1}, {"a": 1}, {"": 1}, {"1.0": 1})],
         ("logit_bias", {str(id): 1 for id in range(100_000)}, "logit_bias"),
         ("logit_bias", {"1": 1000}, "logit_bias[1]"),
-        ("priority", 2**40, "priority"),
-        ("rid", "x" * 129, "rid"),
-        ("rid", "a\r\nb", "rid"),
-        ("cache_salt", "x" * 257, "cache_salt"),
-        ("model", "other", "model"),
     ],
 )
 @pytest.mark.parametrize("path", [CHAT, TEXT])
-def test_value_out_of_range_names_its_field(
+def test_case_14_token_ids_outside_of_the_vocabulary_are_refused(
     http: httpx.Client, server: RunningServer, path: str, field: str, value: object, param: str
 ) -> None:
-    answer = http.post(path, json={**HI, "prompt": "x", "max_tokens": 5, field: value})
-    refused(answer, 404 if field == "model" else 400, param=param)
-    assert server.engine.seen == []
+    refuse_field(http, server, path, field, value, param)
+
+
+@pytest.mark.parametrize("value", ["", ["a", ""], ["a"] * 1_000, "a" * 1_000_000, "a" * 1_025, 5])
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_case_15_stop_strings_have_bounds(http: httpx.Client, server: RunningServer, path: str, value: object) -> None:
+    refuse_field(http, server, path, "stop", value, "stop")
 
 
 @pytest.mark.parametrize(
@@ -120,6 +160,38 @@ def test_value_out_of_range_names_its_field(
         (CHAT, {"logprobs": 5}, "logprobs"),
         (TEXT, {"logprobs": 9_999}, "logprobs"),
         (TEXT, {"logprobs": -1}, "logprobs"),
+        ("/generate", {"text": "x", "return_logprob": True, "top_logprobs_num": 9_999}, "top_logprobs_num"),
+        ("/generate", {"text": ["x", "y"], "return_logprob": True, "top_logprobs_num": [1, 999]}, "top_logprobs_num"),
+    ],
+)
+def test_case_16_too_many_logprobs_are_refused(
+    http: httpx.Client, server: RunningServer, path: str, body: dict[str, Any], param: str
+) -> None:
+    refused(http.post(path, json={**DEFAULTS.get(path, {}), **body}), 400, param=param)
+    assert server.engine.seen == []
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("priority", 2**40),
+        ("rid", "x" * 129),
+        ("rid", "a\r\nb"),
+        ("cache_salt", "x" * 257),
+        ("timeout_ms", 10**12),
+        ("model", "other"),
+    ],
+)
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_names_and_numbers_beside_sampling_have_bounds_too(
+    http: httpx.Client, server: RunningServer, path: str, field: str, value: object
+) -> None:
+    refuse_field(http, server, path, field, value, field)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
         (TEXT, {"best_of": 3}, "best_of"),
         (TEXT, {"prompt": []}, "prompt"),
         (TEXT, {"prompt": ""}, "prompt"),
@@ -161,18 +233,16 @@ def test_value_out_of_range_names_its_field(
         ("/generate", {"text": "x", "sampling_params": {"n": 0}}, "n"),
         ("/generate", {"text": "x", "sampling_params": {"temperature": -1}}, "temperature"),
         ("/generate", {"text": "x", "rid": ["a", "b"]}, "rid"),
-        ("/generate", {"text": "x", "return_logprob": True, "top_logprobs_num": 9_999}, "logprobs"),
         ("/tokenize", {}, "prompt"),
         ("/detokenize", {"tokens": [-1]}, "tokens"),
         ("/detokenize", {"tokens": [10**6]}, "tokens"),
         ("/detokenize", {"tokens": [1, [2]]}, "tokens"),
     ],
 )
-def test_odd_request_names_its_field(
+def test_case_22_odd_request_names_its_field(
     http: httpx.Client, server: RunningServer, path: str, body: dict[str, Any], param: str | None
 ) -> None:
-    defaults = {CHAT: HI, TEXT: {"prompt": "x"}}.get(path, {})
-    answer = http.post(path, json={**defaults, **body})
+    answer = http.post(path, json={**DEFAULTS.get(path, {}), **body})
     refused(answer, 400)
     if param is not None:
         assert answer.json()["error"]["param"] == param
@@ -182,8 +252,7 @@ def test_odd_request_names_its_field(
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        *[(name, {"type": "object"}) for name in ("json_schema", "structured_outputs", "guided_json", "grammar")],
-        *[(name, "a+") for name in ("regex", "ebnf", "lora_path", "stop_regex", "chat_template", "suffix")],
+        *[(name, "a+") for name in ("lora_path", "stop_regex", "chat_template", "suffix")],
         *[(name, 5) for name in ("prompt_logprobs", "truncate_prompt_tokens", "thinking_token_budget")],
         *[(name, [1]) for name in ("allowed_token_ids", "bad_words", "documents", "logits_processors")],
         *[(name, True) for name in ("return_hidden_states", "use_beam_search")],
@@ -204,11 +273,9 @@ def test_what_is_not_there_yet_is_refused_by_name(
 
 
 def test_other_things_that_are_not_there_yet(http: httpx.Client) -> None:
-    schema = {"response_format": {"type": "json_schema", "json_schema": {}}}
-    refused(http.post(CHAT, json={**HI, **schema}), 400, "response_format", "not supported yet")
     assert http.post(CHAT, json={**HI, "response_format": {"type": "text"}}).status_code == 200
     refused(http.post(TEXT, json={"prompt": "x", "echo": True, "logprobs": 1}), 400, "echo", "not supported yet")
-    for name in ("regex", "json_schema", "custom_params"):
+    for name in ("stop_regex", "custom_params"):
         body = {"text": "x", "sampling_params": {name: "a"}}
         refused(http.post("/generate", json=body), 400, f"sampling_params.{name} is not supported yet")
     body = {"text": "x", "return_logprob": True, "logprob_start_len": 0}
@@ -225,7 +292,7 @@ def test_unknown_fields_are_ignored_and_counted(http: httpx.Client) -> None:
     assert count() == before + 2
 
 
-def test_prompt_beyond_the_context_names_both_numbers(http: httpx.Client) -> None:
+def test_case_05_prompt_beyond_the_context_names_both_numbers(http: httpx.Client) -> None:
     refused(http.post(TEXT, json={"prompt": [1] * CONTEXT}), 400, "2,000 tokens", "context of 2,000", param="prompt")
     body = {"prompt": "a" * 1_990, "max_tokens": 11}
     refused(http.post(TEXT, json=body), 400, "1,990 tokens", "11", "2,000", param="max_tokens")
@@ -233,13 +300,7 @@ def test_prompt_beyond_the_context_names_both_numbers(http: httpx.Client) -> Non
     refused(http.post(CHAT, json=chat), 400, "context of 2,000", param="messages")
 
 
-def test_prompts_together_have_a_limit(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(translate, "MAX_TOTAL_TOKENS", 100)
-    assert http.post(TEXT, json={"prompt": [[1] * 10] * 5, "n": 2}).status_code == 200
-    refused(http.post(TEXT, json={"prompt": [[1] * 10] * 6, "n": 2}), 400, "120 prompt tokens", param="prompt")
-
-
-def test_endless_text_is_refused_before_it_is_tokenized(http: httpx.Client) -> None:
+def test_case_05_endless_text_is_refused_before_it_is_tokenized(http: httpx.Client) -> None:
     began = time.perf_counter()
     answer = http.post(TEXT, json={"prompt": "a" * 10_000_000})
     refused(answer, 400, "10,000,000 characters", "2,000 tokens", param="prompt")
@@ -248,11 +309,11 @@ def test_endless_text_is_refused_before_it_is_tokenized(http: httpx.Client) -> N
     refused(http.post(CHAT, json=body), 400, "characters", "2,000 tokens", param="messages")
 
 
-def test_body_over_the_limit_is_a_413(http: httpx.Client) -> None:
+def test_case_06_body_over_the_limit_is_a_413(http: httpx.Client) -> None:
     refused(http.post(CHAT, content=b"x" * 17_000_000, headers={"content-type": "application/json"}), 413, "16 MB")
 
 
-def test_endless_chunked_body_is_cut_off_while_it_comes(server: RunningServer) -> None:
+def test_case_06_endless_chunked_body_is_cut_off_while_it_comes(server: RunningServer) -> None:
     sent = 0
 
     def endless() -> Iterator[bytes]:
@@ -271,7 +332,7 @@ def test_endless_chunked_body_is_cut_off_while_it_comes(server: RunningServer) -
     assert sent < 10**9
 
 
-def test_large_head_is_refused(server: RunningServer) -> None:
+def test_case_07_large_head_is_refused(server: RunningServer) -> None:
     with httpx.Client(base_url=server.url) as http:
         refused(http.get("/version", headers={"x-long": "a" * 40_000}), 431)
         refused(http.get("/version", headers={f"x-{number}": "a" for number in range(200)}), 431)
@@ -279,7 +340,7 @@ def test_large_head_is_refused(server: RunningServer) -> None:
 
 
 @pytest.mark.parametrize("beginning", [b"GET /" + b"a" * 10**6, b"GET / HTTP/1.1\r\nx-long: " + b"a" * 10**6])
-def test_head_without_end_is_cut_off(server: RunningServer, beginning: bytes) -> None:
+def test_case_07_head_without_end_is_cut_off(server: RunningServer, beginning: bytes) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
         try:
             connection.sendall(beginning)
@@ -291,7 +352,20 @@ def test_head_without_end_is_cut_off(server: RunningServer, beginning: bytes) ->
     assert answer.startswith(b"HTTP/1.1 431") or answer.startswith(b"HTTP/1.1 400")
 
 
-def test_unknown_paths_and_methods_have_the_same_form(http: httpx.Client) -> None:
+@pytest.mark.parametrize(
+    "junk",
+    [b"\x16\x03\x01\x02\x00\x01\x00\x01", b"SSH-2.0-scan\r\n\r\n", b"\0" * 4_096, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"],
+)
+def test_case_37_what_a_port_scanner_sends_is_refused_and_harms_nobody(server: RunningServer, junk: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
+        connection.sendall(junk)
+        connection.shutdown(socket.SHUT_WR)
+        answer = connection.recv(1_000)
+    assert answer == b"" or answer.startswith(b"HTTP/1.1 4")
+    assert httpx.get(f"{server.url}/health").status_code == 200
+
+
+def test_case_25_unknown_paths_and_methods_have_the_same_form(http: httpx.Client) -> None:
     refused(http.get("/no/such/path"), 404)
     refused(http.post("/v1/chat/completions/"), 404)
     refused(http.get("//v1/models"), 404)
@@ -314,7 +388,7 @@ def test_bug_of_ours_is_a_500_without_details(http: httpx.Client, server: Runnin
     server.engine.script = lambda ids: ids
 
 
-def test_stop_string_cut_in_the_middle_of_a_character(http: httpx.Client, server: RunningServer) -> None:
+def test_case_15_stop_string_is_found_in_the_middle_of_a_character(http: httpx.Client, server: RunningServer) -> None:
     server.engine.script = lambda ids: list("aö🎉b".encode())
     answer = http.post(TEXT, json={"prompt": "x", "stop": ["🎉"]}).json()
     assert answer["choices"][0]["text"] == "aö"
@@ -322,26 +396,26 @@ def test_stop_string_cut_in_the_middle_of_a_character(http: httpx.Client, server
     assert answer["choices"][0]["text"] == "aö🎉"
 
 
-def test_strange_text_goes_in_and_out_as_it_is(http: httpx.Client, server: RunningServer) -> None:
+def test_case_23_strange_text_goes_in_and_out_as_it_is(http: httpx.Client, server: RunningServer) -> None:
     server.engine.script = lambda ids: ids
     for text in ("\ufeffx", "a\x00b", "\u202e\u2028", "e\u0301", "\r\n\t", "\U0001f469\u200d\U0001f680"):
         answer = http.post(TEXT, json={"prompt": text, "max_tokens": 100}).json()
         assert answer["choices"][0]["text"] == text
 
 
-def test_special_tokens_typed_by_the_user_are_special_tokens(http: httpx.Client, server: RunningServer) -> None:
+def test_case_23_special_tokens_typed_by_the_user_are_special_tokens(http: httpx.Client, server: RunningServer) -> None:
     """As everywhere in the field: the tokenizer recognises them."""
     found = http.post("/tokenize", json={"prompt": "a<|im_end|>"}).json()
     assert found["tokens"] == [ord("a"), 259]
 
 
-def test_duplicate_names_do_not_collide(http: httpx.Client, server: RunningServer) -> None:
+def test_case_12_duplicate_names_do_not_collide(http: httpx.Client, server: RunningServer) -> None:
     server.engine.script = lambda ids: ids
     found = http.post("/generate", json={"text": ["a", "b"], "rid": ["same", "same"]}).json()
     assert [(one["text"], one["meta_info"]["id"]) for one in found] == [("a", "same"), ("b", "same")]
 
 
-def test_request_id_is_echoed_if_it_is_harmless(http: httpx.Client, server: RunningServer) -> None:
+def test_case_40_request_id_is_echoed_if_it_is_harmless(http: httpx.Client, server: RunningServer) -> None:
     answer = http.post(TEXT, json={"prompt": "x"}, headers={"x-request-id": "abc-1"})
     assert answer.headers["x-request-id"] == "abc-1"
     assert answer.json()["id"] == "cmpl-abc-1"
@@ -354,7 +428,7 @@ def test_request_id_is_echoed_if_it_is_harmless(http: httpx.Client, server: Runn
     refused(http.get("/nowhere", headers={"x-request-id": "e-1"}), 404)
 
 
-def test_slow_client_does_not_hold_up_others(server: RunningServer, http: httpx.Client) -> None:
+def test_case_08_slow_client_does_not_hold_up_others(server: RunningServer, http: httpx.Client) -> None:
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
         began = time.perf_counter()

@@ -76,6 +76,7 @@ def telling(server: RunningServer) -> RunningServer:
                         free=5,
                         cached=2,
                         held=2,
+                        rows=1,
                         quarantined=1,
                         total_faults=1,
                     )
@@ -100,6 +101,8 @@ def test_open_requests_are_listed_with_the_queue(telling: RunningServer, http: h
         "prompt_tokens": 10,
         "output_tokens": 0,
         "cached_tokens": 0,
+        "session": "",
+        "why": "",
     }
     assert len(http.get("/requests?limit=2").json()["requests"]) == 2
     assert http.get("/requests?limit=0").status_code == 400

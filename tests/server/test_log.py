@@ -1,24 +1,13 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
-from collections.abc import Iterator
 
 import pytest
 
+from weft.observe.call import Call, current
 from weft.observe.log import MAX_VALUE_LEN, EventLog, escaped, setup
-
-
-@pytest.fixture
-def lines() -> Iterator[io.StringIO]:
-    root = logging.getLogger()
-    before = (root.handlers[:], root.level, logging.getLogger("weft").level)
-    stream = io.StringIO()
-    setup("info", stream)
-    yield stream
-    root.handlers[:] = before[0]
-    root.setLevel(before[1])
-    logging.getLogger("weft").setLevel(before[2])
 
 
 def test_event_is_one_line_of_fields(lines: io.StringIO) -> None:
@@ -46,7 +35,7 @@ def test_event_is_one_line_of_fields(lines: io.StringIO) -> None:
         "\ud800",
     ],
 )
-def test_no_value_can_forge_a_line(lines: io.StringIO, hostile: str) -> None:
+def test_case_40_no_value_can_forge_a_line(lines: io.StringIO, hostile: str) -> None:
     EventLog("server").info("event", rid=hostile, after=1)
     text = lines.getvalue()
     assert len(text.splitlines()) == 1
@@ -82,3 +71,46 @@ def test_level_is_kept(lines: io.StringIO) -> None:
     EventLog("server").debug("hidden")
     logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")
     assert lines.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    "hostile", ["a\nb", "\x1b[31m", '"}\n{"level":"error"', "\u2028", "\x7f", "\x9b", "\ud800", "ü", "a" * 9_999]
+)
+def test_case_40_no_value_can_forge_a_line_of_json(lines: io.StringIO, hostile: str) -> None:
+    setup("info", lines, "json")
+    EventLog("server").info("event", rid=hostile, level="forged", number=3, seconds=0.123456789, nothing=None)
+    text = lines.getvalue()
+    assert len(text.splitlines()) == 1
+    assert text.removesuffix("\n").isprintable()
+    assert text.isascii()
+    found = json.loads(text)
+    assert (found["level"], found["component"], found["event"]) == ("info", "server", "event")
+    assert found["rid"] == hostile or (found["rid"] == hostile[:MAX_VALUE_LEN] + "...")
+    assert (found["number"], found["seconds"], found["nothing"]) == (3, 0.123457, None)
+
+
+def test_json_has_the_traceback_in_the_same_line(lines: io.StringIO) -> None:
+    setup("info", lines, "json")
+    try:
+        raise ValueError("a\x1b[31m\nforged")
+    except ValueError:
+        EventLog("server").exception("failed", limit=float("inf"))
+    logging.getLogger("other").warning("bad %s", "a\nb")
+    failed, foreign = map(json.loads, lines.getvalue().splitlines())
+    assert "ValueError: a\x1b[31m\nforged" in failed["traceback"]
+    assert failed["limit"] == "inf"
+    assert foreign["event"] == "bad a\nb"
+
+
+def test_line_carries_the_name_of_the_request_that_is_worked_on(lines: io.StringIO) -> None:
+    token = current.set(Call("r-7", 0.0))
+    try:
+        EventLog("server").info("one")
+        EventLog("server").info("other", rid="own")
+    finally:
+        current.reset(token)
+    EventLog("server").info("none")
+    one, other, none = lines.getvalue().splitlines()
+    assert one.endswith(" one rid=r-7")
+    assert other.endswith(" other rid=own")
+    assert none.endswith(" none")

@@ -111,14 +111,10 @@ def test_cache_is_flushed_only_while_idle(http: httpx.Client, server: RunningSer
         assert http.post(f"/flush_cache?timeout={wrong}").status_code == 400
 
 
-def test_abort_of_unknown_and_of_all(http: httpx.Client, server: RunningServer) -> None:
+def test_case_12_abort_of_unknown_and_of_all(http: httpx.Client, server: RunningServer) -> None:
     assert http.post("/abort_request", json={"rid": "unknown"}).json() == {"aborted": 0}
     assert http.post("/abort_request", json={"abort_all": True}).json() == {"aborted": 0}
     assert http.post("/abort_request", json={}).status_code == 400
-
-
-def test_garbage_collector_can_be_frozen(http: httpx.Client) -> None:
-    assert http.post("/freeze_gc").json() == {"frozen_objects": 7}
 
 
 def test_information_holds_no_secrets_and_no_paths(http: httpx.Client) -> None:
@@ -231,9 +227,9 @@ def test_metrics_count_requests_tokens_and_latencies() -> None:
     assert values["http_requests_active",] == 1  # this one
     assert values["max_total_num_tokens", "m"] == 8_000
     assert values["prompt_tokens_total", "m"] == 10
-    assert values["time_to_first_token_seconds_count", "m"] == 2
-    assert values["inter_token_latency_seconds_count", "m"] == 6
-    assert values["e2e_request_latency_seconds_count", "m"] == 3
+    assert values["time_to_first_token_seconds_count", "0", "m"] == 2
+    assert values["inter_token_latency_seconds_count", "0", "m"] == 6
+    assert values["e2e_request_latency_seconds_count", "0", "m"] == 3
     assert values["prompt_tokens_histogram_sum", "m"] == 2 + 2 + 1
     assert values["generation_tokens_histogram_bucket", "4.0", "m"] == 3
     assert values["generation_tokens_histogram_bucket", "2.0", "m"] == 1

@@ -9,16 +9,14 @@ import sys
 import time
 
 import httpx
-import pytest
 
 from tests.server.fake import eventually, running
-from weft.server import protocol
+from weft.config.limits import Limits
 from weft.server.serve import run
 
 
-def test_head_that_does_not_come_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "HEAD_TIMEOUT_S", 0.2)
-    with running() as server:
+def test_case_08_head_that_does_not_come_is_cut_off() -> None:
+    with running(limits=Limits(head_timeout_s=0.2)) as server:
         for beginning in (b"", b"GET /health HTTP/1.1\r\nhost:"):
             with socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
                 connection.sendall(beginning)
@@ -27,9 +25,12 @@ def test_head_that_does_not_come_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> 
                 assert time.perf_counter() - began < 2.0
 
 
-def test_idle_connection_is_kept_but_every_head_has_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "HEAD_TIMEOUT_S", 0.1)
-    with running() as server, socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
+def test_idle_connection_is_kept_but_every_head_has_its_time() -> None:
+    limits = Limits(head_timeout_s=0.1)
+    with (
+        running(limits=limits) as server,
+        socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection,
+    ):
         for _ in range(3):
             connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
             assert connection.recv(1_000).startswith(b"HTTP/1.1 200")
@@ -38,9 +39,12 @@ def test_idle_connection_is_kept_but_every_head_has_its_time(monkeypatch: pytest
         assert connection.recv(1_000) == b""
 
 
-def test_slow_body_is_no_slow_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "HEAD_TIMEOUT_S", 0.1)
-    with running() as server, socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
+def test_slow_body_is_no_slow_head() -> None:
+    limits = Limits(head_timeout_s=0.1)
+    with (
+        running(limits=limits) as server,
+        socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection,
+    ):
         connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 14\r\n\r\n")
         for byte in b'{"prompt":"x"}':
             time.sleep(0.03)
@@ -48,9 +52,8 @@ def test_slow_body_is_no_slow_head(monkeypatch: pytest.MonkeyPatch) -> None:
         assert connection.recv(100).startswith(b"HTTP/1.1 200")
 
 
-def test_stalled_reader_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "STALL_TIMEOUT_S", 0.2)
-    with running() as server:
+def test_case_09_stalled_reader_is_cut_off() -> None:
+    with running(limits=Limits(stall_timeout_s=0.2)) as server:
         server.engine.script = lambda ids: [97] * 1_900
         body = {"prompt": ["x"] * 300, "stream": True, "max_tokens": 1_900, "logprobs": 20}
         with httpx.Client(base_url=server.url) as http, http.stream("POST", "/v1/completions", json=body):

@@ -101,7 +101,7 @@ def test_generate_streams_the_whole_text_again_and_again(http: httpx.Client, ser
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/generate"])
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("hold", [True, False])
-def test_disconnect_aborts_within_a_second(server: RunningServer, path: str, stream: bool, hold: bool) -> None:
+def test_case_10_disconnect_aborts_within_a_second(server: RunningServer, path: str, stream: bool, hold: bool) -> None:
     server.engine.script = lambda ids: [97] * 1_000
     server.engine.hold = hold  # queued, or generating
     server.engine.step_s = 0.01
@@ -135,7 +135,7 @@ class _impatient:
         pass
 
 
-def test_disconnect_of_a_batch_aborts_all_of_it(server: RunningServer) -> None:
+def test_case_10_disconnect_of_a_batch_aborts_all_of_it(server: RunningServer) -> None:
     server.engine.hold = True
     body = {"prompt": ["a", "b"], "n": 2}
     with httpx.Client(base_url=server.url) as http, _impatient(http, "/v1/completions", body):
@@ -161,7 +161,8 @@ def test_error_inside_a_stream_is_an_event_and_then_done(server: RunningServer, 
             "type": "service_unavailable_error",
             "param": None,
             "code": 503,
-        }
+        },
+        "request_id": answer.headers["x-request-id"],
     }
     assert eventually(lambda: not server.engine.running)
 

@@ -1,5 +1,11 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
+
+from weft.messages.requests import BatchGenerate, GenerateRequest
+from weft.messages.sampling import SamplingParams
 from weft.scheduler.service.journal import RecordedEngine
 from weft.scheduler.settings import SchedulerSettings
 from weft.sim.cost import Cost, CostRunner, TrueLengths, VirtualClock
@@ -46,7 +52,7 @@ def record(clock_s: float = 0.0) -> Records:
         sink=records,
         max_bytes=1 << 30,
     )
-    engine.begin()
+    engine.start_over()
     Run(engine, clock, TokenSource(SETTINGS.vocab_size), lengths).play(synthetic(TRAFFIC))
     return records
 
@@ -62,6 +68,30 @@ def test_journal_gives_the_requests_that_were_served() -> None:
     assert {arrival.tenant for arrival in journal.arrivals} == {"tenant-0"}
     times = [arrival.time_s for arrival in journal.arrivals]
     assert times == sorted(times)
+
+
+def test_members_of_a_batch_are_arrivals_of_their_own() -> None:
+    records, clock, lengths = Records(), VirtualClock(), TrueLengths()
+    engine = RecordedEngine(
+        replace(SETTINGS, eos_token_ids=()),
+        CostRunner(COST, clock, lengths),
+        clock=clock,
+        overlap=0,
+        on_failure=lambda exc: None,
+        sink=records,
+        max_bytes=1 << 30,
+    )
+    engine.start_over()
+    prompts = [np.arange(n, dtype=np.int32).tobytes() for n in (3, 5)]
+    sampling = [SamplingParams(max_new_tokens=2, seed=id) for id in range(3)]
+    members = [GenerateRequest(id=id, rid=f"r{id}", sampling=sampling[id], user=f"u{id}") for id in range(3)]
+    for id, place in enumerate((0, 1, 1)):
+        lengths.add(id, len(prompts[place]) // 4 + 2)
+    engine.submit(BatchGenerate(prompts=prompts, requests=members, prompt_of=[0, 1, 1]))
+    while engine.has_work:
+        engine.step()
+    arrivals = read_journal(records).arrivals
+    assert [(one.tenant, one.prompt) for one in arrivals] == [(f"u{id}", prompts[id > 0]) for id in range(3)]
 
 
 def test_times_count_from_the_first_arrival_whatever_the_clock_said() -> None:

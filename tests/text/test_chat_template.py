@@ -110,7 +110,7 @@ def test_broken_jinja_is_told_at_start() -> None:
 
 
 @pytest.mark.parametrize("name", ["messages", "tools", "bos_token", "add_generation_prompt", "raise_exception"])
-def test_arguments_cannot_shadow_what_is_ours(name: str) -> None:
+def test_case_21_arguments_cannot_shadow_what_is_ours(name: str) -> None:
     with pytest.raises(TemplateError, match=f"may not set {name}") as caught:
         render(CHAT_TEMPLATE, kwargs={name: "x"})
     assert caught.value.param == "chat_template_kwargs"
@@ -147,14 +147,14 @@ def test_arguments_reach_the_template() -> None:
         "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     ],
 )
-def test_sandbox_holds(source: str) -> None:
+def test_case_21_sandbox_holds(source: str) -> None:
     began = time.perf_counter()
     with pytest.raises(TemplateError):
         render(source)
     assert time.perf_counter() - began < 2.0
 
 
-def test_endless_template_is_stopped_and_its_thread_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_case_21_endless_template_is_stopped_and_its_thread_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_template, "RENDER_TIMEOUT_S", 0.1)
     loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     template = ChatTemplate({"default": "{% if slow %}" + loops + "{% endif %}done"}, {})

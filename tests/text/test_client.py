@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from collections.abc import Coroutine
 from typing import Any
 
@@ -21,7 +22,7 @@ from weft.messages.control import (
     Stats,
 )
 from weft.messages.replies import Finish, StepOutput, TokenLogprobs
-from weft.messages.requests import Abort, GenerateRequest
+from weft.messages.requests import Abort, BatchGenerate, GenerateRequest
 from weft.messages.sampling import InvalidParam, SamplingParams
 from weft.text.client import EngineClient, EngineUnavailable
 from weft.text.generation import Delta, Generation, Prompt
@@ -46,7 +47,14 @@ class World:
 
     @property
     def requests(self) -> list[GenerateRequest]:
-        return [message for message in self.sent if isinstance(message, GenerateRequest)]
+        """Alone, and in batches."""
+        found: list[GenerateRequest] = []
+        for message in self.sent:
+            if isinstance(message, BatchGenerate):
+                found += message.members()
+            elif isinstance(message, GenerateRequest):
+                found.append(message)
+        return found
 
     @property
     def aborts(self) -> list[Abort]:
@@ -207,7 +215,7 @@ def test_stop_string_over_token_borders_ends_here_and_aborts_there() -> None:
     world.say(id, "text ö")
     assert texts(generation.take()) == ["text "]
     world.say(id, "ND and more")
-    assert world.aborts == [Abort(ids=(id,), message="a stop string was found")]
+    assert world.aborts == [Abort(ids=(id,), output_lens=(9,), message="a stop string was found")]  # ö is two
     assert generation.take() == []  # the engine's numbers are awaited
     world.say(id, "late")
     world.step(finished=[Finish(id=id, reason="abort", cached_tokens=1)])
@@ -513,16 +521,31 @@ def test_flood_of_messages_lets_consumers_run() -> None:
     run(main())
 
 
-def test_late_output_for_a_request_that_ended_is_counted_and_ignored() -> None:
+def test_case_13_late_output_for_a_request_that_ended_is_counted_and_ignored() -> None:
     world = World()
     world.step((99, 1), finished=[Finish(id=99, reason="stop")])
     assert world.client.num_late_tokens == 1
 
 
+def test_case_13_a_second_end_and_masses_of_late_tokens_change_nothing_and_fill_no_log(lines: io.StringIO) -> None:
+    world = World()
+    generation = world.submit()
+    id = world.requests[0].id
+    world.step((id, 97), finished=[Finish(id=id, reason="length")])
+    [first] = generation.take()
+    for _ in range(1_000):
+        world.step((id, 98), finished=[Finish(id=id, reason="stop")])
+    assert first.end is not None
+    assert first.end.reason == "length"
+    assert generation.take() == []
+    assert (world.client.num_open, world.client.num_late_tokens) == (0, 1_000)
+    assert lines.getvalue().count("\n") <= 1
+
+
 def test_engine_that_answers_inside_send_is_served() -> None:
     def send(message: ToEngine) -> None:
-        assert isinstance(message, GenerateRequest)
-        client.deliver(StepOutput(finished=[Finish(id=message.id, reason="length")]))
+        assert isinstance(message, BatchGenerate)
+        client.deliver(StepOutput(finished=[Finish(id=member.id, reason="length") for member in message.members()]))
 
     client = EngineClient(byte_tokenizer(), send)
     client.deliver(READY)

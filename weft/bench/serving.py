@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from weft.bench.http import HttpError, Server, events
+from weft.bench.workloads import Job
 
 FIRST_ID, LAST_ID = 100, 1_000  # token ids of prompts: every vocabulary has them, and they are no control tokens
 
@@ -30,6 +31,7 @@ class Load:
     shared_len: int = 0  # tokens with which every prompt begins
     model: str = ""  # "": the first that the server names
     seed: int = 0
+    jobs: Sequence[Job] = ()  # these instead of `num_requests` of one length
 
 
 @dataclass
@@ -78,10 +80,11 @@ async def run(server: Server, load: Load) -> Outcome:
     """Send a load and wait for its end. Raises HttpError if the server cannot be reached at all."""
     model = load.model or (await server.get_json("/v1/models"))["data"][0]["id"]
     rng = random.Random(load.seed)
-    head = _ids(rng, load.shared_len)
-    prompts = [head + _ids(rng, load.input_len - len(head)) for _ in range(load.num_requests)]
-    bodies = [_body(model, prompt, load.output_len) for prompt in prompts]
-    gate = asyncio.Semaphore(load.concurrency or load.num_requests)
+    own_len = load.input_len - load.shared_len
+    jobs = load.jobs or [Job(load.shared_len, own_len, load.output_len)] * load.num_requests
+    head = _ids(rng, max(job.shared_len for job in jobs))
+    bodies = [_body(model, head[: job.shared_len] + _ids(rng, job.own_len), job.output_len) for job in jobs]
+    gate = asyncio.Semaphore(load.concurrency or len(jobs))
     began = time.perf_counter()
 
     async def one(body: dict[str, Any]) -> Call:

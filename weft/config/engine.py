@@ -27,8 +27,21 @@ class EngineConfig:
         everyday=True,
         choices=("auto", "float32", "bfloat16", "float16"),
     )
+    quantize: str = option(
+        "none",
+        "keep weights in fewer bits: int8 (one scale per output) or int4 (one per 64 inputs); embeddings in int8",
+        group="model",
+        everyday=True,
+        choices=("none", "int8", "int4"),
+        elsewhere=("quantization",),
+    )
     load_format: str = option(
         "auto", "dummy makes random weights of the model's shape", group="model", choices=("auto", "dummy")
+    )
+    weights_root: str = option(
+        "",
+        "folder below which POST /update_weights_from_disk may read; the parent of the model's folder if not given",
+        group="model",
     )
     context_length: int = option(
         0,
@@ -45,7 +58,15 @@ class EngineConfig:
     threads: int = option(
         0, "CPU threads for the model; 0 takes all physical cores", group="device", everyday=True, low=0, high=1024
     )
-    attention_backend: str = option("auto", "implementation of paged attention", group="device")
+    kernels: str = option(
+        "auto",
+        "who computes on a CPU: auto takes our kernels for the best instruction set where they can be had, else torch",
+        group="device",
+        choices=("auto", "torch", "avx512_bf16", "avx512_vnni", "avx512", "avx2", "portable"),
+    )
+    attention_backend: str = option(
+        "auto", "implementation of paged attention, where torch computes", group="device", choices=("auto", "torch")
+    )
 
     # memory
     kv_tokens: int = option(
@@ -64,6 +85,14 @@ class EngineConfig:
         low=0.0,
         high=1.0,
         elsewhere=("mem_fraction_static", "gpu_memory_utilization"),
+    )
+    kv_dtype: str = option(
+        "auto",
+        "type of the KV cache; auto takes that of the model",
+        group="memory",
+        everyday=True,
+        choices=("auto", "bf16", "fp32", "int8"),
+        elsewhere=("kv_cache_dtype",),
     )
     page_size: int = option(
         16,
@@ -93,6 +122,13 @@ class EngineConfig:
     )
     max_queued_requests: int = option(
         4096, "requests that may wait; more are refused with 503", group="scheduling", everyday=True, low=0
+    )
+    max_queued_tokens: int = option(
+        0,
+        "prompt tokens of requests that wait; more are refused with 503; 0: no limit",
+        group="scheduling",
+        low=0,
+        elsewhere=("max_num_queued_tokens",),
     )
     max_queue_s: float = option(
         0.0,
@@ -152,6 +188,18 @@ class EngineConfig:
         elsewhere=("priority_scheduling_preemption_threshold",),
     )
     tenant_weights: str = option("", "policy fair: shares of users, alice=2,bob=0.5; others have 1", group="scheduling")
+    recv_interval: int = option(
+        1,
+        "look for new messages whenever steps have counted so much; 1: at every step",
+        group="scheduling",
+        low=1,
+        elsewhere=("scheduler_recv_interval",),
+    )
+    recv_weights: str = option(
+        "extend=1000,mixed=1000",
+        "what a step counts for --recv-interval, by its mode; others count 1",
+        group="scheduling",
+    )
     max_step_ms: float = option(
         0.0,
         "bound on the time between two tokens of a running request: prompts are cut to fit; 0: none",
@@ -181,6 +229,27 @@ class EngineConfig:
         low=0.0,
         high=10.0,
     )
+
+    # profile
+    profile_dir: str = option(
+        "", "folder for the traces of POST /start_profile; without it there are only tables", group="profile"
+    )
+
+    # sessions
+    max_sessions: int = option(256, "sessions that may be open; no more are opened", group="sessions", low=0)
+    max_session_turns: int = option(1_000, "requests that a session remembers", group="sessions", low=1)
+    max_session_tokens: int = option(
+        131_072, "tokens that a session remembers, all its turns together", group="sessions", low=1
+    )
+    session_timeout_s: float = option(
+        600.0, "a session without a request for so long is closed; 0: never", group="sessions", low=0.0
+    )
+
+    # structured output
+    grammar_timeout_s: float = option(
+        5.0, "a grammar that takes longer to compile is refused", group="grammar", low=0.1, high=600.0
+    )
+    grammar_cache_mb: int = option(64, "memory for compiled grammars", group="grammar", low=0)
 
     # journal
     journal: str = option(

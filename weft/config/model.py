@@ -69,6 +69,8 @@ class ModelConfig:
     norm_eps: float
     rope: RopeConfig
     dtype: str  # of weights and KV: as stored, until another is chosen
+    kv_dtype: str = ""  # of KV, where it is another: also int8
+    quantize: str = ""  # bits that weights are kept in, where they are fewer: int8, int4
     tie_embeddings: bool = False
     qkv_bias: bool = False
     o_bias: bool = False
@@ -81,21 +83,34 @@ class ModelConfig:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of K and V of one token over all layers, in the model's dtype."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * DTYPES[self.dtype]
+        """Bytes of K and V of one token over all layers."""
+        head = self.head_dim + 4 if self.kv_dtype == "int8" else self.head_dim * DTYPES[self.kv_dtype or self.dtype]
+        return 2 * self.num_layers * self.num_kv_heads * head  # int8: with a float32 scale
 
     @property
     def num_parameters(self) -> int:
         """Weights of the model, without biases and norms."""
-        attention = self.hidden_size * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
-        mlp = 3 * self.hidden_size * self.intermediate_size
-        embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_embeddings else 2)
-        return self.num_layers * (attention + mlp) + embeddings
+        return self._num_layer_parameters + self._num_embedding_parameters
 
     @property
     def weights_bytes(self) -> int:
-        """Bytes of the weights in the model's dtype, without biases and norms."""
+        """Bytes of the weights as they are kept, without biases, norms and scales."""
+        embeddings, layers = self._num_embedding_parameters, self._num_layer_parameters
+        match self.quantize:
+            case "int8":
+                return embeddings + layers
+            case "int4":
+                return embeddings + layers // 2
         return self.num_parameters * DTYPES[self.dtype]
+
+    @property
+    def _num_layer_parameters(self) -> int:
+        attention = self.hidden_size * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
+        return self.num_layers * (attention + 3 * self.hidden_size * self.intermediate_size)
+
+    @property
+    def _num_embedding_parameters(self) -> int:
+        return self.vocab_size * self.hidden_size * (1 if self.tie_embeddings else 2)
 
     def window(self, layer: int) -> int:
         """How many tokens a token sees in this layer, itself included; 0: all."""

@@ -16,7 +16,9 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
     folder: str  # where the model lies
     to_engine: str  # ipc addresses; the front binds both, the engine connects
     from_engine: str
+    rpc: str  # ipc address that the engine binds, for RPC clients
     log_level: str
+    log_format: str = "text"
 
     def to_json(self) -> bytes:
         """One line, without the line break."""

@@ -35,6 +35,8 @@ MIN_CONTEXT = 512  # a context that is cut to fit does not become shorter
 # from some length on. On a CPU that is at about 256 rows, and 512 take 0.1 s (weft-nano) to 1.2 s (a 0.6 B).
 CHUNK_LEN = {"cpu": 512, "cuda": 2048}
 
+KV_DTYPES = {"auto": "", "bf16": "bfloat16", "fp32": "float32", "int8": "int8"}
+
 LIBRARY_BYTES = {"cpu": 400_000_000, "cuda": 800_000_000}  # torch, its context and its own workspaces
 
 
@@ -72,7 +74,7 @@ def resolve(config: EngineConfig, model: ModelConfig, machine: Machine) -> Resol
     Raises SettingsError for settings that contradict each other or the model, and for too little memory.
     """
     device = _device(config.device, machine)
-    model = replace(model, dtype=_dtype(config.dtype, model.dtype, device))
+    model = kept_as(config, replace(model, dtype=_dtype(config.dtype, model.dtype, device)))
     filled = replace(
         config,
         device=device,
@@ -92,6 +94,16 @@ def resolve(config: EngineConfig, model: ModelConfig, machine: Machine) -> Resol
         max_running_requests=running,
     )
     return Resolved(filled, sizing)
+
+
+def kept_as(config: EngineConfig, model: ModelConfig) -> ModelConfig:
+    """The model with the types that the settings choose for weights and KV."""
+    return replace(
+        model,
+        dtype=model.dtype if config.dtype == "auto" else config.dtype,
+        kv_dtype=KV_DTYPES[config.kv_dtype],
+        quantize="" if config.quantize == "none" else config.quantize,
+    )
 
 
 def size(num_bytes: float) -> str:

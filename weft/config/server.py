@@ -13,17 +13,31 @@ class ServerConfig:
     port: int = option(30000, "port to listen on; 0 takes a free one", group="server", everyday=True, low=0, high=65535)
     served_model_name: str = option("", "name in the API; the model's own if not given", group="server", everyday=True)
     api_key: str = option("", "key that every request must carry (better: WEFT_API_KEY)", group="server", everyday=True)
+    api_key_file: str = option("", "file with such keys, one per line; # begins a comment", group="server")
     admin_api_key: str = option(
-        "", "key of the administration routes; without it they answer on loopback only", group="server"
+        "", "key of the administration routes; with no key at all they answer on loopback only", group="server"
     )
+    admin_api_key_file: str = option("", "file with such keys, one per line; # begins a comment", group="server")
+    open_metrics: bool = option(False, "let /metrics be read without a key", group="server")
     cors_origins: str = option(
         "", "origins allowed by CORS, separated by commas", group="server", elsewhere=("allowed_origins",)
     )
-    max_body_mb: float = option(16.0, "largest request body", group="server", low=0.001, high=1024.0)
     drain_s: float = option(
         10.0, "time that open requests get when the server is stopped", group="server", low=0.0, high=3600.0
     )
     chat_template: str = option("", "file with a Jinja chat template, instead of the model's", group="server")
+    tool_call_parser: str = option(
+        "auto",
+        "how the model writes tool calls; auto looks into its chat template (docs/tools.md)",
+        group="server",
+        choices=("auto", "none", "hermes", "llama3", "mistral", "deepseek", "pythonic"),
+    )
+    reasoning_parser: str = option(
+        "auto",
+        "how the model marks its reasoning; auto looks into its chat template (docs/tools.md)",
+        group="server",
+        choices=("auto", "none", "deepseek_r1", "qwen3", "mistral", "kimi"),
+    )
     log_level: str = option(
         "info",
         "what is logged",
@@ -32,6 +46,38 @@ class ServerConfig:
         choices=("debug", "info", "warning", "error"),
         elsewhere=("uvicorn_log_level",),
     )
+    log_format: str = option("text", "how a line of the log is written", group="server", choices=("text", "json"))
     log_requests: bool = option(
         False, "one log line per finished request", group="server", everyday=True, elsewhere=("enable_log_requests",)
+    )
+    metrics_compat: str = option(
+        "none",
+        "tell the metrics also by the names that another engine has for them",
+        group="server",
+        choices=("none", "sglang", "vllm"),
+    )
+    otlp_endpoint: str = option(
+        "",
+        "where traces go (OTLP over HTTP, http://127.0.0.1:4318/v1/traces); needs weft[trace]",
+        group="server",
+        elsewhere=("otlp_traces_endpoint",),
+    )
+    step_timeout_s: float = option(
+        300.0,
+        "an engine that has computed at one step for so long hangs; 0: never",
+        group="server",
+        low=0.0,
+        elsewhere=("watchdog_timeout",),
+    )
+    hang_timeout_s: float = option(
+        30.0,
+        "time that open requests get when the engine hangs, before they end with an error",
+        group="server",
+        low=0.0,
+    )
+    on_hang: str = option(
+        "exit",
+        "what follows then: exit ends the server with status 1, wait lets the engine recover",
+        group="server",
+        choices=("exit", "wait"),
     )

@@ -26,6 +26,7 @@ class AttentionBatch:
     rows: IntArray  # [R] row of each request in the slot table
     starts: IntArray  # [R] tokens in the cache before this step
     lens: IntArray  # [R] tokens of this step; request i's stand at sum(lens[:i]) and after
+    positions: Tensor  # [T] int64
     slots: Tensor  # [T] int64, where K and V of this step's tokens go
     table: Tensor  # [max_rows, context_length] int32, slot of each token of each row; this step's are in it
 

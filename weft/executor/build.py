@@ -3,20 +3,46 @@
 from __future__ import annotations
 
 from concurrent.futures import Executor
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from weft.config.engine import EngineConfig
-from weft.config.model import ModelConfig
-from weft.executor.backend import make_backend
+from weft.config.model import ModelConfig, ModelError
+from weft.config.resolve import kept_as
+from weft.executor.attention.cpp_paged import CppPaged
+from weft.executor.backend import AttentionBackend, make_backend
 from weft.executor.device.cpu import worker_thread
 from weft.executor.inputs import RowTable
 from weft.executor.kv_pool import KVPool
+from weft.executor.recorded import RecordedModel
 from weft.executor.runner import TorchRunner
+from weft.executor.weights.keeper import Keeper, Kept
 from weft.executor.weights.load import load_weights, randomize
-from weft.models.registry import make_model
+from weft.executor.weights.root import WeightsRoot, default_root
+from weft.models.registry import Model, make_model
+from weft.observe.log import EventLog
+from weft.ops.cpp.abi import WeightFormat
+from weft.ops.cpp.library import Library, Unavailable, load
+from weft.ops.cpp.ops import CppOps
+from weft.ops.cpp.sampling import CppChoose
+from weft.ops.plain import PlainOps
+from weft.ops.protocol import Ops
+from weft.ops.sampling import Choose, TorchChoose
+
+BITS = {"": 0, "int8": 8, "int4": 4}
+FORMATS = {  # of weights that our kernels read
+    "float32": WeightFormat.F32,
+    "bfloat16": WeightFormat.BF16,
+    "int8": WeightFormat.I8,
+    "int4": WeightFormat.I4,
+}
+
+log = EventLog("engine")
+
+
+class KernelsUnavailable(ModelError):
+    """Kernels that were asked for by name cannot be had."""
 
 
 def load_runner(
@@ -52,14 +78,45 @@ def _load(
     context_length: int,
     thread: Executor,
 ) -> TorchRunner:
-    if engine.dtype != "auto":
-        config = replace(config, dtype=engine.dtype)
+    config = kept_as(engine, config)
     device = torch.device("cpu" if engine.device == "auto" else engine.device)
-    model = make_model(config, device=device)
+    pool = KVPool(config, kv_tokens, device, getattr(torch, config.kv_dtype or config.dtype))
+    library = cpu_kernels(engine, config, device)
+    model: Model
+    attention: AttentionBackend
+    choose: Choose
+    ops: Ops
+    if library is None:
+        ops = PlainOps(getattr(torch, config.dtype), device, BITS[config.quantize])
+        model = make_model(config, ops)
+        backend = "torch" if engine.attention_backend == "auto" else engine.attention_backend
+        attention = make_backend(backend, config, pool)
+        choose = TorchChoose()
+    else:
+        ops = recording = CppOps(library, FORMATS[config.quantize or config.dtype])
+        attention = paged = CppPaged(config, pool, recording, context_length)
+        model = RecordedModel(make_model(config, recording), recording, paged)
+        choose = CppChoose(library)
     if engine.load_format == "dummy":
         randomize(model.weights())
     else:
         load_weights(model.weights(), folder)
-    pool = KVPool(config, kv_tokens, device)
-    attention = make_backend("torch" if engine.attention_backend == "auto" else engine.attention_backend, config, pool)
-    return TorchRunner(model, attention, RowTable(max_rows, context_length, device), thread)
+    kept = Kept(model, config, ops.kept, pool.tensors, device)
+    source = None if engine.load_format == "dummy" else folder.resolve()
+    root = WeightsRoot(Path(engine.weights_root).expanduser() if engine.weights_root else default_root(folder))
+    keeper = Keeper(kept, source, root)
+    return TorchRunner(model, attention, choose, RowTable(max_rows, context_length, device), keeper, thread)
+
+
+def cpu_kernels(engine: EngineConfig, config: ModelConfig, device: torch.device) -> Library | None:
+    """The kernel library, if it is to compute. Raises `ModelError` if it was asked for by name and cannot."""
+    wants_torch = engine.kernels == "torch" or engine.attention_backend != "auto"
+    if device.type != "cpu" or wants_torch or (config.quantize or config.dtype) not in FORMATS:
+        return None
+    try:
+        return load("" if engine.kernels == "auto" else engine.kernels)
+    except Unavailable as exc:
+        if engine.kernels != "auto":
+            raise KernelsUnavailable(f"--kernels is {engine.kernels}, but {exc}") from exc
+        log.warning(f"torch computes, several times slower than our own kernels would: {exc}")
+        return None

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from weft.executor.backend import AttentionBatch
@@ -31,6 +30,7 @@ class RowTable:
     def __init__(self, max_rows: int, context_length: int, device: torch.device) -> None:
         self.slots = torch.zeros(max_rows, context_length, dtype=torch.int32, device=device)
         self.last_tokens = torch.zeros(max_rows, dtype=torch.int64, device=device)
+        self._flat_slots = self.slots.view(-1)
 
     def apply(self, plan: Plan) -> Inputs:
         """Write the plan's slots into the table and lay out its tokens."""
@@ -38,52 +38,52 @@ class RowTable:
         assert int(plan.lens.sum()) == plan.num_tokens == len(plan.slots), "lens, tokens and slots disagree"
         if plan.table is not None:
             self._write(plan.table)
-        positions = _ranges(plan.starts, plan.lens)
-        rows = np.repeat(plan.rows, plan.lens)
-        self._scatter(rows, positions, plan.slots)
-        tokens = self._tokens(plan.tokens, rows)
-        last = self._to_device(np.cumsum(plan.lens, dtype=np.int64)[plan.samples] - 1)
+        rows, positions, ends = _layout(plan.rows, plan.starts, plan.lens)
+        given, places, slots, where, of_row, last, sampling_rows = self._to_device(
+            *(plan.tokens, positions, plan.slots, self._where(rows, positions), rows),
+            *(ends[plan.samples] - 1, plan.rows[plan.samples]),
+        )
+        self._flat_slots.index_copy_(0, where, slots.int())
+        tokens = given
+        if plan.tokens.min(initial=0) == LAST_SAMPLED:
+            tokens = torch.where(given == LAST_SAMPLED, self.last_tokens.take(of_row), given)
         return Inputs(
             tokens=tokens,
-            positions=self._to_device(positions),
-            batch=AttentionBatch(plan.rows, plan.starts, plan.lens, self._to_device(plan.slots), self.slots),
+            positions=places,
+            batch=AttentionBatch(plan.rows, plan.starts, plan.lens, places, slots, self.slots),
             last=last,
-            sampling_rows=self._to_device(plan.rows[plan.samples]),
-            last_tokens=tokens[last],
+            sampling_rows=sampling_rows,
+            last_tokens=tokens.take(last),
         )
 
     def _write(self, writes: TableWrites) -> None:
         """Where two writes meet the later one counts: a scatter has no order, so the earlier ones are left out."""
-        rows, columns = np.repeat(writes.rows, writes.lens), _ranges(writes.starts, writes.lens)
-        if len(writes.rows) > 1:
-            place = rows.astype(np.int64) * self.slots.shape[1] + columns
-            _, from_end = np.unique(place[::-1], return_index=True)
-            keep = len(place) - 1 - from_end
-            self._scatter(rows[keep], columns[keep], writes.slots[keep])
-        else:
-            self._scatter(rows, columns, writes.slots)
+        rows, columns, _ = _layout(writes.rows, writes.starts, writes.lens)
+        where, slots = self._where(rows, columns), writes.slots
+        if len(set(writes.rows.tolist())) < len(writes.rows):
+            _, from_end = np.unique(where[::-1], return_index=True)
+            keep = len(where) - 1 - from_end
+            where, slots = where[keep], slots[keep]
+        index, values = self._to_device(where, slots)
+        self._flat_slots.index_copy_(0, index, values.int())
 
-    def _scatter(self, rows: IntArray, columns: LongArray, slots: IntArray) -> None:
+    def _where(self, rows: IntArray, columns: IntArray | LongArray) -> LongArray:
+        """Places in the table, counted from its beginning."""
         max_rows, context_length = self.slots.shape
         assert rows.max(initial=0) < max_rows, "a row beyond the table"
         assert columns.max(initial=0) < context_length, "a token beyond the context length"
-        place = rows.astype(np.int64) * context_length + columns
-        self.slots.view(-1)[self._to_device(place)] = torch.tensor(slots, dtype=torch.int32, device=self.slots.device)
+        return rows.astype(np.int64) * context_length + columns
 
-    def _tokens(self, tokens: IntArray, rows: IntArray) -> Tensor:
-        """Tokens [T], those sampled last filled in."""
-        filled = self._to_device(tokens)
-        unknown = np.flatnonzero(tokens == LAST_SAMPLED)
-        if len(unknown):
-            filled[self._to_device(unknown)] = self.last_tokens[self._to_device(rows[unknown])]
-        return filled
-
-    def _to_device(self, array: NDArray[np.integer]) -> Tensor:
-        """As int64."""
-        return torch.from_numpy(array.astype(np.int64)).to(self.slots.device)
+    def _to_device(self, *arrays: IntArray | LongArray) -> tuple[Tensor, ...]:
+        """As int64, in one transfer."""
+        packed = torch.from_numpy(np.concatenate(arrays, dtype=np.int64)).to(self.slots.device)
+        return packed.split_with_sizes([len(array) for array in arrays])
 
 
-def _ranges(starts: IntArray, lens: IntArray) -> LongArray:
-    """starts[0], starts[0] + 1, ... (lens[0] of them), starts[1], ..."""
-    shift = starts.astype(np.int64) - (np.cumsum(lens, dtype=np.int64) - lens)
-    return np.repeat(shift, lens) + np.arange(int(lens.sum()))
+def _layout(rows: IntArray, starts: IntArray, lens: IntArray) -> tuple[IntArray, IntArray | LongArray, LongArray]:
+    """Row and position of each token: starts[0], starts[0] + 1, ... (lens[0] of them), starts[1], ...; and where the
+    tokens of each request end."""
+    if (lens == 1).all():
+        return rows, starts, np.arange(1, len(lens) + 1)
+    ends = np.cumsum(lens, dtype=np.int64)
+    return np.repeat(rows, lens), np.repeat(starts - (ends - lens), lens) + np.arange(ends[-1]), ends

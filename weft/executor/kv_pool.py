@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import torch
+from torch import Tensor
 
 from weft.config.model import ModelConfig
 
 
 class KVPool:
-    """K and V of `num_slots` tokens for every layer."""
+    """K and V of `num_slots` tokens for every layer, [slots, kv_heads, head_dim]; in int8 with a scale for each slot
+    and head."""
 
-    def __init__(self, config: ModelConfig, num_slots: int, device: torch.device) -> None:
+    def __init__(self, config: ModelConfig, num_slots: int, device: torch.device, dtype: torch.dtype) -> None:
         shape = (num_slots, config.num_kv_heads, config.head_dim)
-        dtype = getattr(torch, config.dtype)
-        # Zeros, not empty: a page that nobody has written yet takes no memory, and holds no NaN.
-        self.k = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]
-        self.v = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]
+        num_scaled = config.num_layers if dtype == torch.int8 else 0
+        self.k = [_zeros(shape, dtype, device) for _ in range(config.num_layers)]
+        self.v = [_zeros(shape, dtype, device) for _ in range(config.num_layers)]
+        self.k_scale = [_zeros(shape[:2], torch.float32, device) for _ in range(num_scaled)]
+        self.v_scale = [_zeros(shape[:2], torch.float32, device) for _ in range(num_scaled)]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [*self.k, *self.v, *self.k_scale, *self.v_scale]
 
     @property
     def num_slots(self) -> int:
         return len(self.k[0])
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros that take no memory until they are written to: torch.zeros writes them, numpy asks the system for them."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)

@@ -14,6 +14,8 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from weft.executor.control import DeviceRequest, Pending
+
 IntArray: TypeAlias = NDArray[np.int32]
 LongArray: TypeAlias = NDArray[np.int64]
 FloatArray: TypeAlias = NDArray[np.float32]
@@ -70,6 +72,17 @@ class Penalties:
 
 
 @dataclass(frozen=True, slots=True)
+class Mask:
+    """What M of the S sampling requests may choose from: token t if bit t % 32 of its word t // 32 is 1.
+
+    A token without a bit (from 32 W on) is forbidden.
+    """
+
+    index: IntArray  # [M] which sampling request
+    words: IntArray  # [M, W]
+
+
+@dataclass(frozen=True, slots=True)
 class Logprobs:
     """Which sampling requests want log probabilities, and of how many of the likeliest tokens."""
 
@@ -89,6 +102,7 @@ class Sampling:
     positions: IntArray  # [S] position in its sequence of the token to be sampled
     bias: LogitBias | None = None
     penalties: Penalties | None = None
+    mask: Mask | None = None
     logprobs: Logprobs | None = None
 
     @property
@@ -118,7 +132,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class TopLogprobs:
-    """Log probabilities (natural logarithm, after bias and penalties, before temperature) for L requests."""
+    """Log probabilities (natural logarithm, after bias, penalties and mask, before temperature) for L requests."""
 
     logprob: FloatArray  # [L] of the sampled token
     top_ids: IntArray  # [L, K], K the largest num_top of the step
@@ -151,4 +165,9 @@ class Runner(Protocol):
 
     def launch(self, plan: Plan) -> Step:
         """Start the step; return without waiting for it. At most `loop depth + 1` steps are in flight."""
+        ...
+
+    def control(self, request: DeviceRequest) -> Pending:
+        """Begin work that is no step; return without waiting for it. Only while no step is in flight, and none may be
+        launched before it is done."""
         ...

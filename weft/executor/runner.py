@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Executor
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from typing import TypeVar
 
 import numpy as np
 import torch
 
 from weft.executor.backend import AttentionBackend
+from weft.executor.control import DeviceRequest, Pending
 from weft.executor.inputs import RowTable
 from weft.executor.plan import Plan, Result, Step
 from weft.executor.sampler import sample
+from weft.executor.weights.keeper import Keeper
 from weft.models.registry import Model
+from weft.ops.sampling import Choose
+
+T = TypeVar("T")
 
 
 class TorchRunner:
@@ -21,14 +28,31 @@ class TorchRunner:
     raises (its `result` does) leaves its tokens without K and V; later steps are not affected.
     """
 
-    def __init__(self, model: Model, attention: AttentionBackend, rows: RowTable, thread: Executor) -> None:
+    def __init__(
+        self,
+        model: Model,
+        attention: AttentionBackend,
+        choose: Choose,
+        rows: RowTable,
+        keeper: Keeper,
+        thread: Executor,
+    ) -> None:
         self._model = model
         self._attention = attention
+        self._choose = choose
         self._rows = rows
+        self._keeper = keeper
         self._thread = thread
 
     def launch(self, plan: Plan) -> Step:
         return self._thread.submit(self._run, plan)
+
+    def control(self, request: DeviceRequest) -> Pending:
+        return self._thread.submit(self._keeper.do, request)
+
+    def apart(self, work: Callable[[], T]) -> Future[T]:
+        """Let the runner's thread do `work`, behind the steps that are launched and before any other."""
+        return self._thread.submit(work)
 
     def close(self) -> None:
         """Finish what is launched and end the thread."""
@@ -42,6 +66,7 @@ class TorchRunner:
             hidden = self._model.forward(inputs.tokens, inputs.positions, self._attention)
         if not len(inputs.last):
             return Result(tokens=np.empty(0, np.int32))
-        sampled = sample(self._model.logits(hidden[inputs.last]), plan.sampling, inputs.last_tokens)
+        logits = self._model.logits(hidden[inputs.last])
+        sampled = sample(self._choose, logits, plan.sampling, inputs.last_tokens)
         self._rows.last_tokens[inputs.sampling_rows] = sampled.tokens
         return sampled.result()

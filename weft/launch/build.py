@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import time
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,17 +13,26 @@ import numpy as np
 from weft.config.engine import EngineConfig
 from weft.config.model import ModelConfig
 from weft.config.options import SettingsError
-from weft.config.resolve import count, size
+from weft.config.recv import parse_recv_weights
+from weft.config.resolve import count, kept_as, size
 from weft.config.tenants import parse_weights
 from weft.executor.build import load_runner
+from weft.executor.device.profile import ProfiledRunner
+from weft.executor.plan import ForwardMode
 from weft.executor.runner import TorchRunner
+from weft.grammar.llg import LlgCompiler
+from weft.grammar.pool import GrammarPool
+from weft.grammar.trial import TrialProcess
+from weft.messages.bell import Bell
 from weft.messages.control import EngineReady
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
+from weft.observe import garbage
 from weft.observe.journal import JournalError, JournalWriter
+from weft.scheduler.counters import Counters
 from weft.scheduler.service.engine import Engine
 from weft.scheduler.service.journal import RecordedEngine
-from weft.scheduler.settings import SchedulerSettings
+from weft.scheduler.settings import SchedulerSettings, SessionLimits
 
 WARM_UP_ID = -1
 
@@ -33,6 +41,7 @@ class Built(NamedTuple):
     engine: Engine | RecordedEngine
     runner: TorchRunner
     ready: EngineReady
+    bell: Bell  # rings when there is something to do that no message has told
 
 
 def build_engine(config: EngineConfig, folder: Path) -> Built:
@@ -40,7 +49,7 @@ def build_engine(config: EngineConfig, folder: Path) -> Built:
 
     Raises ModelError for a model that cannot be loaded, SettingsError for a journal that cannot be written.
     """
-    model = replace(ModelConfig.from_folder(folder, Path(config.model).name or folder.name), dtype=config.dtype)
+    model = kept_as(config, ModelConfig.from_folder(folder, Path(config.model).name or folder.name))
     began = time.monotonic()
     journal = _journal(config)
     runner = load_runner(
@@ -54,11 +63,13 @@ def build_engine(config: EngineConfig, folder: Path) -> Built:
     )
     loaded = time.monotonic()
     settings = scheduler_settings(config, model)
-    engine = _engine(config, settings, runner, journal)
+    traces = Path(config.profile_dir) if config.profile_dir else None
+    profiled = ProfiledRunner(runner, traces, has_gpu=config.device == "cuda")
+    bell = Bell()
+    engine = _engine(config, settings, profiled, journal, _grammars(config, model, folder, bell))
     _warm_up(engine)
     warm = time.monotonic()
-    gc.collect()
-    gc.freeze()
+    garbage.freeze()
     ready = EngineReady(
         model_summary=f"{model.name} ({count(model.num_parameters)}, {model.dtype})",
         vocab_size=model.vocab_size,
@@ -71,7 +82,7 @@ def build_engine(config: EngineConfig, folder: Path) -> Built:
             ("warm-up", "2 tokens", warm - loaded),
         ],
     )
-    return Built(engine, runner, ready)
+    return Built(engine, runner, ready, bell)
 
 
 def scheduler_settings(config: EngineConfig, model: ModelConfig) -> SchedulerSettings:
@@ -95,11 +106,24 @@ def scheduler_settings(config: EngineConfig, model: ModelConfig) -> SchedulerSet
         chunked_prefill_size=None if chunk < 0 else chunk,
         mixed_chunk=config.mixed_chunk,
         max_queued_requests=config.max_queued_requests,
+        max_queued_tokens=config.max_queued_tokens,
         max_queue_s=config.max_queue_s,
         max_run_s=config.max_run_s,
         schedule_conservativeness=config.schedule_conservativeness,
+        sessions=SessionLimits(
+            max_sessions=config.max_sessions,
+            max_turns=config.max_session_turns,
+            max_tokens=config.max_session_tokens,
+            timeout_s=config.session_timeout_s,
+        ),
         seed=config.seed,
     )
+
+
+def recv_weights(config: EngineConfig) -> dict[ForwardMode, int]:
+    """What steps count for `--recv-interval`, by their mode."""
+    given = parse_recv_weights(config.recv_weights, [mode.name.lower() for mode in ForwardMode], "--recv-weights")
+    return {mode: given.get(mode.name.lower(), 1) for mode in ForwardMode}
 
 
 def _journal(config: EngineConfig) -> JournalWriter | None:
@@ -109,12 +133,36 @@ def _journal(config: EngineConfig) -> JournalWriter | None:
         raise SettingsError(f"--journal: {exc}") from exc
 
 
+def _grammars(config: EngineConfig, model: ModelConfig, folder: Path, bell: Bell) -> GrammarPool:
+    """The grammar service. Nothing is loaded before the first grammar comes."""
+    vocabulary = folder / "tokenizer.json", model.vocab_size, model.eos_token_ids
+    return GrammarPool(
+        partial(LlgCompiler, *vocabulary, config.threads),
+        eos_token_ids=model.eos_token_ids,
+        max_bytes=config.grammar_cache_mb * 1_000_000,
+        make_trial=partial(TrialProcess, *vocabulary, config.grammar_timeout_s),
+        ring=bell.ring,
+    )
+
+
 def _engine(
-    config: EngineConfig, settings: SchedulerSettings, runner: TorchRunner, journal: JournalWriter | None
+    config: EngineConfig,
+    settings: SchedulerSettings,
+    runner: ProfiledRunner,
+    journal: JournalWriter | None,
+    grammars: GrammarPool,
 ) -> Engine | RecordedEngine:
     """The engine, with a journal if there is to be one."""
     if journal is None:
-        return Engine(settings, runner, clock=time.monotonic, overlap=config.overlap, on_failure=_log_failure)
+        return Engine(
+            settings,
+            runner,
+            clock=time.monotonic,
+            overlap=config.overlap,
+            on_failure=_log_failure,
+            profiler=runner,
+            grammars=grammars,
+        )
     return RecordedEngine(
         settings,
         runner,
@@ -123,6 +171,8 @@ def _engine(
         on_failure=_log_failure,
         sink=journal,
         max_bytes=config.journal_max_mb * 1_000_000,
+        profiler=runner,
+        grammars=grammars,
     )
 
 
@@ -133,9 +183,7 @@ def _warm_up(engine: Engine | RecordedEngine) -> None:
     engine.submit(GenerateRequest(id=WARM_UP_ID, rid="warm-up", input_ids=prompt, sampling=sampling))
     while engine.has_work:
         engine.step()
-    engine.scheduler.forget_history()
-    if isinstance(engine, RecordedEngine):
-        engine.begin()
+    engine.start_over(Counters(), 0)
 
 
 def _log_failure(exc: Exception) -> None:

@@ -6,11 +6,12 @@
       warm-up     2 tokens in 0.2 s
     ready in 2.4 s · http://127.0.0.1:30000  (API /v1, metrics /metrics)
 
-Everything goes to standard error; with a log level above "info" only warnings do.
+Everything goes to standard error; with a log level above "info" only warnings do. Where the log is JSON, so are they.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 import time
@@ -19,18 +20,21 @@ from typing import TYPE_CHECKING
 from weft import __version__
 from weft.config.resolve import count
 from weft.config.server import ServerConfig
+from weft.observe.log import EventLog
 
 if TYPE_CHECKING:
     from weft.launch.prepare import Prepared
     from weft.messages.control import EngineReady
 
+log = EventLog("serve")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class Console:
-    def __init__(self, config: ServerConfig, began: float) -> None:
-        """`began`: the clock (time.perf_counter) when the command started."""
+    def __init__(self, config: ServerConfig, began: float, *, is_shut: bool) -> None:
+        """`began`: the clock (time.perf_counter) when the command started. `is_shut`: users need a key."""
         self._config = config
+        self._is_shut = is_shut
         self._began = began
         self._is_shown = config.log_level in ("debug", "info")
         self._countdown = ""  # as last shown
@@ -50,7 +54,7 @@ class Console:
             self._phase(phase, f"{what} in {seconds:.1f} s")
         elapsed = time.perf_counter() - self._began
         self._print(f"ready in {elapsed:.1f} s · {self._url(port)}  (API /v1, metrics /metrics)")
-        if self._config.host not in LOOPBACK and not self._config.api_key:
+        if self._config.host not in LOOPBACK and not self._is_shut:
             self.warn(
                 f"whoever reaches {self._config.host}:{port} can use this server; --api-key or WEFT_API_KEY shuts it"
             )
@@ -59,7 +63,7 @@ class Console:
         """The countdown: one line that is written again and again on a terminal, once elsewhere."""
         requests = f"{num_open} open request{'s' if num_open != 1 else ''}"
         text = f"stopping: {requests}, {math.ceil(left_s)} s left (Ctrl-C again ends them now)"
-        if text != self._countdown and sys.stderr.isatty():
+        if text != self._countdown and sys.stderr.isatty() and self._config.log_format == "text":
             sys.stderr.write(f"\r\x1b[2K{text}")
             sys.stderr.flush()
         elif not self._countdown:
@@ -76,7 +80,10 @@ class Console:
         self._print("stopped")
 
     def warn(self, text: str) -> None:
-        print(f"warning: {text}", file=sys.stderr, flush=True)
+        if self._config.log_format == "json":
+            log.warning("console", text=text)
+        else:
+            _say(f"warning: {text}")
 
     def _url(self, port: int) -> str:
         host = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(self._config.host, self._config.host)
@@ -86,5 +93,15 @@ class Console:
         self._print(f"  {name:<11} {text}")
 
     def _print(self, text: str) -> None:
-        if self._is_shown:
-            print(text, file=sys.stderr, flush=True)
+        if not self._is_shown:
+            return
+        if self._config.log_format == "json":
+            log.info("console", text=" ".join(text.split()))
+        else:
+            _say(text)
+
+
+def _say(text: str) -> None:
+    """A line that is lost if its disk is full or its reader gone; that must not end a server."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)

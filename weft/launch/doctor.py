@@ -126,6 +126,7 @@ def _sockets() -> str:
 def installation_checks() -> Iterator[tuple[str, Check]]:
     yield "python", lambda: f"{platform.python_version()} ({sys.executable})"
     yield "torch", _torch
+    yield "kernels", _kernels
     yield "packages", _packages
 
 
@@ -134,6 +135,17 @@ def _torch() -> str:
 
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "for CPU"
     return f"{torch.__version__}, build {build}, uses {torch.backends.cpu.get_cpu_capability()}"
+
+
+def _kernels() -> str:
+    """Which kernels compute on the CPU; the library is built if need be, as a server would."""
+    from weft.ops.cpp.library import Unavailable, load
+
+    try:
+        library = load()
+    except Unavailable as exc:
+        raise Caution(f"torch computes on the CPU, several times slower than our own kernels: {exc}") from exc
+    return f"{library.instruction_set} ({library.path})"
 
 
 def _packages() -> str:
@@ -196,9 +208,11 @@ def _weights(folder: Path, model: ModelConfig) -> str:
 
     from weft.launch.checkpoint import read_headers
     from weft.models.registry import make_model
+    from weft.ops.plain import PlainOps
 
     found = {name: tensor.shape for name, tensor in read_headers(folder).items()}
-    wanted = {weight.name: tuple(weight.target.shape) for weight in make_model(model, torch.device("meta")).weights()}
+    empty = make_model(model, PlainOps(torch.bfloat16, torch.device("meta")))
+    wanted = {weight.name: weight.shape for weight in empty.weights()}
     missing = [name for name in wanted if name not in found]
     misshapen = [name for name, shape in wanted.items() if found.get(name, shape) != shape]
     if missing:

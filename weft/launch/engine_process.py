@@ -26,6 +26,7 @@ from weft.config.process import EngineArgs
 
 COMMAND = (sys.executable, "-m", "weft.launch.worker")
 FOLDER_PREFIX = "weft-"
+RPC_SOCKET = "rpc"  # name of its address in the folder
 LONGEST_PARENT = 60  # the path of a socket may have 103 bytes on some systems
 
 

@@ -19,6 +19,8 @@ import zmq
 import zmq.asyncio
 
 from weft import __version__
+from weft.config.keys import KeyDigests
+from weft.config.limits import Limits
 from weft.config.options import SettingsError
 from weft.config.process import EngineArgs
 from weft.config.server import ServerConfig
@@ -28,17 +30,23 @@ from weft.launch.prepare import Prepared, load_tokenizer
 from weft.messages.channel import AsyncReceiver, Sender
 from weft.messages.codec import FromEngine, decode_from_engine
 from weft.messages.control import EngineFailed
+from weft.observe import garbage
+from weft.observe.log import EventLog
 from weft.observe.metrics import Metrics
+from weft.observe.trace import Tracer
 from weft.server.app import create_app
 from weft.server.info import Readiness, ServerInfo
 from weft.server.serve import make_server
 from weft.server.serve import run as run_loop
 from weft.text.chat_template import TemplateError
 from weft.text.client import EngineClient
+from weft.text.pulse import TICK_S as PULSE_S
 
 LAST_WORDS_S = 0.5  # for the message of an engine that has ended
 LAST_ANSWERS_S = 3.0  # for errors and ends of streams to reach their clients
 TICK_S = 0.1  # of the countdown
+
+log = EventLog("serve")
 
 
 class End(NamedTuple):
@@ -51,18 +59,24 @@ class End(NamedTuple):
 def run(
     prepared: Prepared,
     config: ServerConfig,
+    limits: Limits,
+    digests: KeyDigests,
+    tracer: Tracer,
     listener: socket.socket,
     console: Console,
     process: EngineProcess,
     args: EngineArgs,
 ) -> End:
     """Serve what `process` computes on `listener`, until a signal or a failure. Leaves the process to the caller."""
-    return run_loop(_run(prepared, config, listener, console, process, args))
+    return run_loop(_run(prepared, config, limits, digests, tracer, listener, console, process, args))
 
 
 async def _run(
     prepared: Prepared,
     config: ServerConfig,
+    limits: Limits,
+    digests: KeyDigests,
+    tracer: Tracer,
     listener: socket.socket,
     console: Console,
     process: EngineProcess,
@@ -74,17 +88,27 @@ async def _run(
     sender = Sender(zmq.Context(), args.to_engine, bind=True)
     tokenizer = load_tokenizer(prepared.folder)
     info = _info(prepared, config)
-    client = EngineClient(tokenizer, sender.send, metrics=Metrics(info.model_name), log_requests=config.log_requests)
+    client = EngineClient(
+        tokenizer,
+        sender.send,
+        metrics=Metrics(info.model_name, config.metrics_compat),
+        tracer=tracer,
+        log_requests=config.log_requests,
+        max_pending_tokens=limits.max_pending_tokens,
+        step_timeout_s=config.step_timeout_s,
+    )
+    client.metrics.processes.add("engine", process.pid)
     readiness = Readiness()
     try:
-        http = make_server(create_app(client, tokenizer, config, info, readiness), config)
+        app = create_app(client, tokenizer, config, info, readiness, limits, digests)
+        http = make_server(app, config, limits, client.metrics.refused)
     except (TemplateError, OSError) as exc:
         raise SettingsError(f"--chat-template is {config.chat_template}, which cannot be used: {exc}") from exc
     engine = EngineWatch(process, receiver)
     receiving = asyncio.create_task(client.run(engine.receive))
     serving = asyncio.create_task(http.serve(sockets=[listener]))
     try:
-        supervisor = Supervisor(client, readiness, engine, signals, console, config.drain_s)
+        supervisor = Supervisor(client, readiness, engine, signals, console, config)
         end = await supervisor.run(serving, listener.getsockname()[1])
     finally:
         http.should_exit = True
@@ -164,24 +188,26 @@ class Supervisor:
         engine: EngineWatch,
         signals: Signals,
         console: Console,
-        drain_s: float,
+        config: ServerConfig,
     ) -> None:
         self._client = client
         self._readiness = readiness
         self._engine = engine
         self._signals = signals
         self._console = console
-        self._drain_s = drain_s
+        self._config = config
 
     async def run(self, serving: asyncio.Task[None], port: int) -> End:
         """Until something ends it. `serving` is HTTP, which nobody but the caller ends."""
         ready = asyncio.create_task(self._client.wait_ready())
         stop = asyncio.create_task(self._signals.stop.wait())
         lost = asyncio.create_task(self._engine.end())
-        tasks: set[asyncio.Task[Any]] = {ready, stop, lost, serving}
+        hung = asyncio.create_task(self._watch_pulse())
+        tasks: set[asyncio.Task[Any]] = {ready, stop, lost, hung, serving}
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if ready.done():
+                garbage.freeze()  # imports and tokenizer stay
                 self._readiness.mark_ready()
                 self._console.ready(ready.result(), port)
                 await asyncio.wait(tasks - {ready}, return_when=asyncio.FIRST_COMPLETED)
@@ -191,17 +217,42 @@ class Supervisor:
                 if self._client.alive:
                     self._client.engine_lost(lost.result().reason)
                 return lost.result()
+            if hung.done():
+                self._client.engine_lost(hung.result().reason)
+                return hung.result()
             return End(1, f"the HTTP server has ended: {serving.exception() or 'no reason given'}")
         finally:
-            for task in (ready, stop, lost):
+            for task in (ready, stop, lost, hung):
                 task.cancel()
+
+    async def _watch_pulse(self) -> End:
+        """Look whether the engine hangs. What is open then ends with an error in time; whether the server ends, too, is
+        a setting."""
+        client, config = self._client, self._config
+        await client.wait_ready()
+        told, hung_s = "", 0.0
+        while True:
+            await asyncio.sleep(PULSE_S)
+            client.pulse.tick()
+            hang = client.pulse.hang
+            client.metrics.responds(not hang)
+            if hang and not told:
+                log.error("engine_hangs", reason=hang, open=client.num_open)
+            elif told and not hang:
+                log.warning("engine_recovered", after_s=hung_s)
+            hung_s = hung_s + PULSE_S if told and hang else 0.0
+            told = hang
+            if hang and hung_s >= config.hang_timeout_s:
+                if config.on_hang == "exit":
+                    return End(1, f"{hang}; the server ends (--on-hang)")
+                client.end_all(hang)
 
     async def _drain(self, lost: asyncio.Task[End]) -> End:
         """Take nothing new, let what is open end for a while, then end it. A second signal ends it at once."""
         client = self._client
         self._readiness.drain()
         abort = asyncio.create_task(self._signals.abort.wait())
-        deadline = time.monotonic() + self._drain_s
+        deadline = time.monotonic() + self._config.drain_s
         while client.num_open and not abort.done() and not lost.done() and (left_s := deadline - time.monotonic()) > 0:
             self._console.draining(client.num_open, left_s)
             await asyncio.wait({abort, lost}, timeout=min(TICK_S, left_s), return_when=asyncio.FIRST_COMPLETED)

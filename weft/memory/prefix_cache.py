@@ -2,7 +2,8 @@
 
 Token sequences are packed int32 bytes: Python compares and slices those faster than any list or array. Sequences of
 different namespaces (another salt, another adapter) never share. The cache owns the pages that it holds; the ones on a
-locked path are never evicted.
+locked path are never evicted, nor are those on a held one, which whoever holds it lets go when memory is needed
+(`holds.py`).
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ class PrefixCache(Protocol):
     page_size: int
     listener: Listener | None
     shares: bool  # whether a sequence that was inserted can be matched
-    evictable_pages: int  # cached, not locked
+    evictable_pages: int  # cached, neither locked nor held
+    held_pages: int  # cached, held and not locked
     protected_pages: int  # cached and locked
     total_evicted_pages: int  # since the start
 
@@ -101,20 +103,26 @@ class PrefixCache(Protocol):
 
     def unlock(self, handle: Handle) -> None: ...
 
+    def hold(self, handle: Handle) -> None:
+        """Protect as `lock` does, but counted apart, until as many calls of `let_go`."""
+        ...
+
+    def let_go(self, handle: Handle) -> None: ...
+
     def unshared_pages(self, handle: Handle) -> int:
-        """Pages that become evictable when one lock of the sequence that ends at `handle` is taken off."""
+        """Pages that become evictable, or held, when one lock of the sequence that ends at `handle` is taken off."""
         ...
 
     def evict(self, num_pages: int) -> IntArray:
-        """Drop `num_pages` unlocked pages, least recently used sequences first, from their ends.
+        """Drop `num_pages` evictable pages, least recently used sequences first, from their ends.
 
-        Returns them [num_pages]; they belong to the caller. Raises OutOfPages if fewer are unlocked; then nothing has
+        Returns them [num_pages]; they belong to the caller. Raises OutOfPages if there are fewer; then nothing has
         been dropped.
         """
         ...
 
     def reset(self) -> IntArray:
-        """Drop everything. Nothing may be locked. Returns the pages; they belong to the caller."""
+        """Drop everything. Nothing may be locked or held. Returns the pages; they belong to the caller."""
         ...
 
     def owned_pages(self) -> IntArray:
@@ -128,6 +136,7 @@ class NoPrefixCache:
     shares = False
     listener: Listener | None = None
     evictable_pages = 0
+    held_pages = 0
     protected_pages = 0
     total_evicted_pages = 0
 
@@ -153,6 +162,12 @@ class NoPrefixCache:
         pass
 
     def unlock(self, handle: Handle) -> None:
+        pass
+
+    def hold(self, handle: Handle) -> None:
+        pass
+
+    def let_go(self, handle: Handle) -> None:
         pass
 
     def unshared_pages(self, handle: Handle) -> int:

@@ -23,7 +23,7 @@ INT32 = np.dtype(np.int32)  # made once: numpy takes longer to look the type up 
 class Node:
     """A piece of sequence below `parent`."""
 
-    __slots__ = ("children", "is_queued", "key", "locks", "pages", "parent", "serial", "used")
+    __slots__ = ("children", "holds", "is_queued", "key", "locks", "pages", "parent", "serial", "used")
 
     def __init__(self, key: bytes, pages: bytes, parent: Node | None, used: int, serial: int) -> None:
         self.key = key  # token ids, int32 each
@@ -33,6 +33,7 @@ class Node:
         self.used = used  # when it was last used, in calls of the tree
         self.serial = serial  # breaks ties between nodes of one path, so that eviction is deterministic
         self.locks = 0
+        self.holds = 0
         self.is_queued = False  # stands in the eviction heap
 
 
@@ -62,6 +63,7 @@ class RadixCache:
         self.page_size = page_size
         self.listener: Listener | None = None
         self.evictable_pages = 0
+        self.held_pages = 0
         self.protected_pages = 0
         self.total_evicted_pages = 0
         self._step = page_size * TOKEN_BYTES  # bytes of one page of a key
@@ -129,26 +131,55 @@ class RadixCache:
 
     def lock(self, handle: Node) -> None:
         node, above = handle, handle.parent
-        num_bytes = 0  # of page numbers that were not protected before
+        evictable = held = 0  # bytes of page numbers that were so before
         while above is not None:  # a root is not locked
             if not node.locks:
-                num_bytes += len(node.pages)
+                if node.holds:
+                    held += len(node.pages)
+                else:
+                    evictable += len(node.pages)
             node.locks += 1
             node, above = above, above.parent
-        self._protect(num_bytes // PAGE_BYTES)
+        self._protect(evictable // PAGE_BYTES, held // PAGE_BYTES)
 
     def unlock(self, handle: Node) -> None:
         node, above = handle, handle.parent
-        num_bytes = 0
+        evictable = held = 0
         while above is not None:
             locks = node.locks = node.locks - 1
             assert locks >= 0, "unlocked more often than locked"
             if not locks:
+                if node.holds:
+                    held += len(node.pages)
+                else:
+                    evictable += len(node.pages)
+                    if not node.children:
+                        self._queue(node)
+            node, above = above, above.parent
+        self._protect(-(evictable // PAGE_BYTES), -(held // PAGE_BYTES))
+
+    def hold(self, handle: Node) -> None:
+        node, above = handle, handle.parent
+        num_bytes = 0  # of page numbers that were evictable before
+        while above is not None:
+            if not node.holds and not node.locks:
+                num_bytes += len(node.pages)
+            node.holds += 1
+            node, above = above, above.parent
+        self._hold(num_bytes // PAGE_BYTES)
+
+    def let_go(self, handle: Node) -> None:
+        node, above = handle, handle.parent
+        num_bytes = 0
+        while above is not None:
+            holds = node.holds = node.holds - 1
+            assert holds >= 0, "let go more often than held"
+            if not holds and not node.locks:
                 num_bytes += len(node.pages)
                 if not node.children:
                     self._queue(node)
             node, above = above, above.parent
-        self._protect(-(num_bytes // PAGE_BYTES))
+        self._hold(-(num_bytes // PAGE_BYTES))
 
     def unshared_pages(self, handle: Node) -> int:
         node: Node | None = handle
@@ -166,7 +197,7 @@ class RadixCache:
         while missing > 0:
             used, _, node = heapq.heappop(self._heap)
             node.is_queued = False
-            if node.children or node.locks:
+            if node.children or node.locks or node.holds:
                 continue  # no evictable leaf any more; it comes back when it is one
             if node.used != used:
                 self._queue(node)  # used since: back in at its true age
@@ -185,6 +216,7 @@ class RadixCache:
 
     def reset(self) -> IntArray:
         assert not self.protected_pages, "a locked cache cannot be dropped"
+        assert not self.held_pages, "a held cache cannot be dropped"
         pages = self.owned_pages()
         self._roots.clear()
         self._heap.clear()
@@ -209,7 +241,7 @@ class RadixCache:
 
     def check(self) -> None:
         """Assert the tree's own invariants: keys, sums, locks, and that every evictable leaf is queued."""
-        evictable = protected = 0
+        evictable = held = protected = 0
         for node in self.nodes():
             parent = node.parent
             assert parent is not None
@@ -217,13 +249,17 @@ class RadixCache:
             assert len(node.key) % self._step == 0
             assert len(node.key) // self._step == len(node.pages) // PAGE_BYTES
             assert not parent.key or parent.locks >= node.locks, "a locked node has a parent that is locked less"
+            assert not parent.key or parent.holds >= node.holds, "a held node has a parent that is held less"
             assert parent.used >= node.used, "a node was used after its parent"
             if node.locks:
                 protected += len(node.pages) // PAGE_BYTES
+            elif node.holds:
+                held += len(node.pages) // PAGE_BYTES
             else:
                 evictable += len(node.pages) // PAGE_BYTES
                 assert node.children or node.is_queued, "an evictable leaf is not queued"
         assert evictable == self.evictable_pages
+        assert held == self.held_pages
         assert protected == self.protected_pages
 
     # Inside
@@ -266,7 +302,7 @@ class RadixCache:
         assert parent is not None
         cut_pages = cut // self._step * PAGE_BYTES
         upper = self._new_node(node.key[:cut], node.pages[:cut_pages], parent)
-        upper.used, upper.locks = node.used, node.locks
+        upper.used, upper.locks, upper.holds = node.used, node.locks, node.holds
         parent.children[upper.key[: self._step]] = upper
         node.key, node.pages, node.parent = node.key[cut:], node.pages[cut_pages:], upper
         upper.children[node.key[: self._step]] = node
@@ -283,9 +319,15 @@ class RadixCache:
             node.is_queued = True
             heapq.heappush(self._heap, (node.used, node.serial, node))
 
-    def _protect(self, pages: int) -> None:
+    def _protect(self, evictable: int, held: int) -> None:
+        """So many pages that were evictable or held are locked now."""
+        self.evictable_pages -= evictable
+        self.held_pages -= held
+        self.protected_pages += evictable + held
+
+    def _hold(self, pages: int) -> None:
         self.evictable_pages -= pages
-        self.protected_pages += pages
+        self.held_pages += pages
 
     def _trim(self, leaf: Node, pages: int) -> None:
         """Keep the first `pages` pages of a leaf."""
@@ -301,7 +343,7 @@ class RadixCache:
         del parent.children[leaf.key[: self._step]]
         if self.listener is not None:
             self.listener.removed(leaf)
-        if parent.children or parent.locks:
+        if parent.children or parent.locks or parent.holds:
             return
         if isinstance(parent, Root):
             self._roots.pop(parent.namespace, None)

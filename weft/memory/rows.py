@@ -14,16 +14,24 @@ Write = tuple[int, int, IntArray]  # row, first position, slots
 
 
 class RowTable:
-    def __init__(self, num_rows: int, max_len: int) -> None:
+    """`limit`: so many rows may be in use; it may be changed, and those above it are used to their end."""
+
+    def __init__(self, num_rows: int, max_len: int, limit: int | None = None) -> None:
         self.num_rows = num_rows
+        self.limit = num_rows if limit is None else limit
         self.max_len = max_len
         self.slots: IntArray = np.zeros((num_rows, max_len), dtype=np.int32)  # [row, position]
         self._free = list(range(num_rows - 1, -1, -1))
         self._writes: list[Write] = []
 
     @property
+    def num_used(self) -> int:
+        return self.num_rows - len(self._free)
+
+    @property
     def num_free(self) -> int:
-        return len(self._free)
+        """Rows that may be taken now."""
+        return max(self.limit - self.num_used, 0)
 
     def alloc(self) -> int:
         """Take a row. The caller has looked at `num_free`."""

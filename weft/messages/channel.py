@@ -1,29 +1,42 @@
-"""Typed ends of the ZeroMQ sockets between the front and the engine.
+"""Typed ends of the ZeroMQ sockets between the front and the engine, and of the engine's RPC socket.
 
-One PUSH/PULL pair in each direction, on `ipc` sockets in a private folder. An end that receives drops what is no
-message, and counts it: whatever arrives on a socket, nobody is harmed.
+One PUSH/PULL pair in each direction, and a ROUTER to which any number of RPC clients connect, on `ipc` sockets in a
+private folder. An end that receives drops what is no message, and counts it: whatever arrives on a socket, nobody is
+harmed.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import partial
 from typing import Generic, TypeVar
 
 import zmq
 import zmq.asyncio
 
-from weft.messages.codec import BadMessage, Message, encode
+from weft.messages.bell import Bell
+from weft.messages.codec import BadMessage, FromEngine, Message, decode_from_engine, decode_to_engine, encode
+from weft.messages.flow import Rpc, RpcReply
 
 M = TypeVar("M")
 MAX_MESSAGE_BYTES = 256 << 20
+FIRST_PEER_MS = 2_000  # for the connection of a peer that has told that it is there
+MAX_RPC_BYTES = 1 << 20  # of a call
 
 
-def _open(context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str, bind: bool) -> zmq.Socket[bytes]:
+def _open(
+    context: zmq.Context[zmq.Socket[bytes]],
+    kind: int,
+    address: str,
+    bind: bool,
+    max_bytes: int = MAX_MESSAGE_BYTES,
+) -> zmq.Socket[bytes]:
     socket = context.socket(kind)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.setsockopt(zmq.RCVHWM, 0)
-    socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+    socket.setsockopt(zmq.MAXMSGSIZE, max_bytes)
     if bind:
         socket.bind(address)
     else:
@@ -32,13 +45,24 @@ def _open(context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str, bind
 
 
 class Sender:
-    """The sending end. Never blocks: messages queue without bound, flow control is the receiver's queue limit."""
+    """The sending end. Does not block: messages queue without bound, flow control is the receiver's queue limit.
+
+    Only the first message may have to wait for the peer's connection. What is sent later to a peer that has gone is
+    dropped and counted: it does not come back, and who watches the other process tells those who wait for its answers.
+    """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, *, bind: bool = False) -> None:
         self._socket = _open(context, zmq.PUSH, address, bind)
+        self._has_met = False  # a peer
+        self.num_unsent = 0
 
     def send(self, message: Message) -> None:
-        self._socket.send(encode(message), copy=True)
+        if not self._has_met:
+            self._has_met = bool(self._socket.poll(FIRST_PEER_MS, zmq.POLLOUT))
+        try:
+            self._socket.send(encode(message), zmq.NOBLOCK, copy=True)
+        except zmq.Again:
+            self.num_unsent += 1
 
     def close(self, linger_s: float = 0.0) -> None:
         self._socket.close(linger=int(linger_s * 1000))
@@ -79,6 +103,81 @@ class Receiver(Generic[M]):
 
     def close(self) -> None:
         self._socket.close(linger=0)
+
+
+class RpcSocket:
+    """The engine's end of RPC: any number of clients connect, and each gets the replies to its own calls."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
+        self._socket = _open(context, zmq.ROUTER, address, True, MAX_RPC_BYTES)
+        self.num_dropped = 0
+
+    def drain(self, limit: int) -> list[tuple[Rpc, Callable[[FromEngine], None]]]:
+        """The calls that have arrived, at most `limit`, each with the function that answers it; without waiting."""
+        calls: list[tuple[Rpc, Callable[[FromEngine], None]]] = []
+        for _ in range(limit):
+            try:
+                client, *parts = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            call = self._decoded(parts)
+            if call is None:
+                self.num_dropped += 1
+            else:
+                calls.append((call, partial(self._reply, client)))
+        return calls
+
+    def close(self, linger_s: float = 0.0) -> None:
+        self._socket.close(linger=int(linger_s * 1000))
+
+    def _decoded(self, parts: list[bytes]) -> Rpc | None:
+        try:
+            message = decode_to_engine(parts[0]) if len(parts) == 1 else None
+        except BadMessage:
+            return None
+        return message if isinstance(message, Rpc) else None
+
+    def _reply(self, client: bytes, reply: FromEngine) -> None:
+        """A client that has gone gets nothing, and nobody waits for it."""
+        self._socket.send_multipart([client, encode(reply)])
+
+
+class RpcCaller:
+    """The other end: one call at a time."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
+        self._socket = _open(context, zmq.DEALER, address, False)
+        self._num_calls = 0
+
+    def call(self, message: Rpc, timeout_s: float) -> RpcReply | None:
+        """The reply; None if there is none in time. `message.call` is replaced by a number of its own."""
+        self._num_calls += 1
+        self._socket.send(encode(Rpc(call=self._num_calls, method=message.method, params=message.params)))
+        while self._socket.poll(int(timeout_s * 1000)):
+            reply = decode_from_engine(self._socket.recv())
+            if isinstance(reply, RpcReply) and reply.call == self._num_calls:
+                return reply
+        return None
+
+    def close(self) -> None:
+        self._socket.close(linger=0)
+
+
+class Sleeper:
+    """Sleeps until something has arrived at one of several receiving ends."""
+
+    def __init__(self, *ends: Receiver[M] | RpcSocket | Bell) -> None:
+        self._poller = zmq.Poller()
+        self._bells = [end for end in ends if isinstance(end, Bell)]
+        for end in ends:
+            self._poller.register(end._socket, zmq.POLLIN)
+
+    def wait(self, timeout_s: float) -> bool:
+        """At most `timeout_s`, in whole milliseconds, rounded up. True if something has arrived."""
+        came = bool(self._poller.poll(math.ceil(timeout_s * 1000)))
+        for bell in self._bells:
+            bell.hush()
+        return came
 
 
 class AsyncReceiver(Generic[M]):

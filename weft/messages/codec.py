@@ -7,6 +7,8 @@ import msgspec
 from weft.messages.control import (
     AuditBooks,
     AuditReply,
+    ConfigureLogging,
+    ConfigureLoggingReply,
     EngineFailed,
     EngineReady,
     ExplainRequest,
@@ -15,19 +17,86 @@ from weft.messages.control import (
     FlushCacheReply,
     FreezeGC,
     FreezeGCReply,
+    GetInternalState,
+    GetInternalStateReply,
     GetState,
     GetStateReply,
+    Heartbeat,
     ListRequests,
     ListRequestsReply,
+    SetInternalState,
+    SetInternalStateReply,
     SetPolicy,
     SetPolicyReply,
     Shutdown,
+    SlowDown,
+    SlowDownReply,
+    StartProfile,
+    StartProfileReply,
     Stats,
+    StopProfile,
+    StopProfileReply,
+)
+from weft.messages.flow import (
+    Block,
+    ContinueGeneration,
+    Dropped,
+    GenerationReply,
+    HealthCheck,
+    HealthCheckReply,
+    InputReply,
+    PauseGeneration,
+    Rpc,
+    RpcReply,
+    Unblock,
 )
 from weft.messages.replies import StepOutput
-from weft.messages.requests import Abort, GenerateRequest
+from weft.messages.requests import Abort, BatchGenerate, GenerateRequest
+from weft.messages.sessions import CloseSession, CloseSessionReply, OpenSession, OpenSessionReply
+from weft.messages.weights import (
+    DestroyWeightsUpdateGroup,
+    GetWeightsByName,
+    GetWeightsByNameReply,
+    InitWeightsUpdateGroup,
+    ReleaseMemoryOccupation,
+    ResumeMemoryOccupation,
+    UpdateWeightsFromDisk,
+    UpdateWeightsFromDistributed,
+    UpdateWeightsFromTensor,
+    WeightsReply,
+)
 
-Call = FlushCache | GetState | FreezeGC | ListRequests | ExplainRequest | SetPolicy | AuditBooks
+Call = (
+    FlushCache
+    | GetState
+    | FreezeGC
+    | ListRequests
+    | ExplainRequest
+    | SetPolicy
+    | AuditBooks
+    | SlowDown
+    | StartProfile
+    | StopProfile
+    | GetInternalState
+    | SetInternalState
+    | ConfigureLogging
+    | OpenSession
+    | CloseSession
+    | HealthCheck
+    | Block
+    | Unblock
+    | PauseGeneration
+    | ContinueGeneration
+    | Rpc
+    | UpdateWeightsFromDisk
+    | UpdateWeightsFromTensor
+    | UpdateWeightsFromDistributed
+    | InitWeightsUpdateGroup
+    | DestroyWeightsUpdateGroup
+    | GetWeightsByName
+    | ReleaseMemoryOccupation
+    | ResumeMemoryOccupation
+)
 Reply = (
     FlushCacheReply
     | GetStateReply
@@ -36,9 +105,23 @@ Reply = (
     | ExplainRequestReply
     | SetPolicyReply
     | AuditReply
+    | SlowDownReply
+    | StartProfileReply
+    | StopProfileReply
+    | GetInternalStateReply
+    | SetInternalStateReply
+    | ConfigureLoggingReply
+    | OpenSessionReply
+    | CloseSessionReply
+    | HealthCheckReply
+    | InputReply
+    | GenerationReply
+    | RpcReply
+    | WeightsReply
+    | GetWeightsByNameReply
 )
-ToEngine = GenerateRequest | Abort | Call | Shutdown
-FromEngine = StepOutput | Stats | Reply | EngineReady | EngineFailed
+ToEngine = GenerateRequest | BatchGenerate | Abort | Call | Dropped | Shutdown
+FromEngine = StepOutput | Stats | Heartbeat | Reply | EngineReady | EngineFailed
 Message = ToEngine | FromEngine
 
 TO_ENGINE: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
@@ -59,7 +142,7 @@ def decode_to_engine(data: bytes) -> ToEngine:
     """The message in `data`. Raises `BadMessage` for anything else."""
     try:
         return TO_ENGINE.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise BadMessage(str(exc)) from exc
 
 
@@ -67,5 +150,5 @@ def decode_from_engine(data: bytes) -> FromEngine:
     """The message in `data`. Raises `BadMessage` for anything else."""
     try:
         return FROM_ENGINE.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise BadMessage(str(exc)) from exc

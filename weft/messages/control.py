@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import Literal, TypeAlias
+
 import msgspec
 
 
@@ -61,6 +63,8 @@ class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     output_tokens: int
     cached_tokens: int  # of the prompt, found when it was first admitted
+    session: str = ""  # to which it belongs
+    why: str = ""  # it is held back, if it is
 
 
 class QueueStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,6 +78,11 @@ class QueueStatus(msgspec.Struct, frozen=True, kw_only=True):
     free_tokens: int  # of KV memory: free, or cached and evictable
     grammar_queue_size: int = 0
     sessions: int = 0
+    queued_tokens: int = 0  # prompt tokens of waiting requests that never ran
+    max_queued_tokens: int = 0  # 0: no limit
+    input_state: str = "unblocked"  # or blocked, global_unblock_barrier
+    held_requests: int = 0  # waiting ones that came since the input was blocked
+    paused: str = ""  # how generation was paused, if it is
 
 
 class ListRequestsReply(msgspec.Struct, frozen=True, kw_only=True, tag="list_requests_reply"):
@@ -166,8 +175,105 @@ class AuditReply(msgspec.Struct, frozen=True, kw_only=True, tag="audit_reply"):
     free: int
     cached: int  # by the prefix cache, locked or not
     held: int  # by requests, besides those
+    rows: int  # of the row table, taken by requests
     quarantined: int  # out of circulation since a fault
     total_faults: int  # since the start
+
+
+class SlowDown(msgspec.Struct, frozen=True, kw_only=True, tag="slow_down"):
+    """Let every step of the engine take at least so long, from now on. None: as fast as it can."""
+
+    call: int
+    step_s: float | None
+
+
+class SlowDownReply(msgspec.Struct, frozen=True, kw_only=True, tag="slow_down_reply"):
+    call: int
+    before_s: float | None  # how long it was until now
+
+
+class StartProfile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="start_profile"):
+    """Record what the device does in the next steps."""
+
+    call: int
+    num_steps: int | None = None  # then it stops by itself; None: when it is told to, or at the profiler's own limit
+    activities: list[str] = []  # CPU, GPU; none: all that the device has
+    record_shapes: bool = False
+    with_stack: bool = False
+    profile_memory: bool = False
+    folder: str = ""  # for the trace, below the one that the engine was given
+    prefix: str = ""  # of the trace's name
+
+
+class StartProfileReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="start_profile_reply"):
+    call: int
+    success: bool
+    trace: str = ""  # where it will lie, below the profiler's folder; nothing if none is written
+    message: str = ""
+
+
+class StopProfile(msgspec.Struct, frozen=True, kw_only=True, tag="stop_profile"):
+    """Stop recording, if it has not stopped by itself, and ask for the report. Ask again while it is being written."""
+
+    call: int
+
+
+class StopProfileReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="stop_profile_reply"):
+    call: int
+    state: Literal["none", "writing", "done", "failed"]
+    num_steps: int = 0  # that were recorded
+    trace: str = ""  # below the profiler's folder
+    table: str = ""  # the operations that took most, as text
+    message: str = ""
+
+
+Setting: TypeAlias = bool | int | float | str | None
+
+
+class GetInternalState(msgspec.Struct, frozen=True, kw_only=True, tag="get_internal_state"):
+    """Ask for the settings that can change while the engine runs, and for what else is in force now."""
+
+    call: int
+
+
+class GetInternalStateReply(msgspec.Struct, frozen=True, kw_only=True, tag="get_internal_state_reply"):
+    call: int
+    settings: dict[str, Setting]  # that `SetInternalState` takes, with their values
+    state: dict[str, Setting]  # what follows from them and from other control requests
+    stats: Stats
+
+
+class SetInternalState(msgspec.Struct, frozen=True, kw_only=True, tag="set_internal_state"):
+    """Change settings while the engine runs: all of these, or none if one of them cannot be."""
+
+    call: int
+    settings: dict[str, Setting]
+
+
+class SetInternalStateReply(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="set_internal_state_reply"
+):
+    call: int
+    success: bool
+    before: dict[str, Setting] = {}  # values until now of those that were changed
+    name: str = ""  # the setting that is to blame
+    message: str = ""
+
+
+class ConfigureLogging(msgspec.Struct, frozen=True, kw_only=True, tag="configure_logging"):
+    """Log from this level up: debug, info, warning, error."""
+
+    call: int
+    log_level: str
+
+
+class ConfigureLoggingReply(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="configure_logging_reply"
+):
+    call: int
+    success: bool
+    before: str  # the level until now
+    message: str = ""
 
 
 class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag="shutdown"):
@@ -180,10 +286,15 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     """State of the engine: gauges, and counters (`total_*`) since its start."""
 
     num_running: int = 0
+    max_running_requests: int = 0
     num_waiting: int = 0
+    num_waiting_tokens: int = 0  # prompt tokens of those that never ran
+    num_grammar_queue: int = 0  # of the waiting ones, those whose grammar is being compiled
     kv_tokens: int = 0  # size of the KV pool
     kv_used: int = 0  # held by requests, or locked by them in the prefix cache
     kv_evictable: int = 0  # cached and free to evict
+    kv_held: int = 0  # cached, kept for sessions until memory is needed
+    num_sessions: int = 0  # that are open
     kv_quarantined: int = 0  # out of circulation, because their owner was not clear
     new_token_ratio: float = 0.0
     batch_is_full: bool = False
@@ -197,9 +308,22 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     total_evicted_tokens: int = 0
     total_requests: int = 0
     total_aborted: int = 0
-    total_dropped_messages: int = 0
+    total_queue_full: int = 0  # requests refused because the queue was full
+    total_dropped_messages: int = 0  # that could not be read
+    total_unknown_messages: int = 0  # that nobody handles
+    total_duplicate_requests: int = 0  # with the number of an open one
+    total_grammars: int = 0  # that requests have asked for
+    total_grammar_hits: int = 0  # of these, found in the cache
+    total_grammar_refused: int = 0  # and invalid, or too much to compile
     total_faults: int = 0  # found in the books of KV memory
     busy_s: float = 0.0  # time with work
+
+
+class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="heartbeat"):
+    """The engine's process lives. Sent by a thread of its own, twice a second, also while a step runs."""
+
+    step_s: float  # for how long the present step has run; 0 between steps
+    idle_s: float  # for how long the process has used (nearly) no processor time
 
 
 class EngineReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):

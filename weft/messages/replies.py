@@ -30,7 +30,15 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     completion_tokens: int = 0
     cached_tokens: int = 0  # of the prompt, found in the prefix cache when it was first admitted
     queue_s: float = 0.0  # from arrival in the scheduler to first admission
+    prefill_s: float = 0.0  # from there to the first token
     retractions: int = 0
+
+
+class Warned(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """Something that the user of a request is to know. It comes before its first token."""
+
+    id: int  # of the request
+    text: str
 
 
 class StepOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="step"):
@@ -44,3 +52,4 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     tokens: bytes = b""  # int32 [n], packed
     logprobs: list[TokenLogprobs] = []
     finished: list[Finish] = []
+    warnings: list[Warned] = []

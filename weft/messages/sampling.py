@@ -7,6 +7,7 @@ engine unchanged. It checks its own ranges and knows nothing of models beyond th
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import msgspec
 
@@ -16,6 +17,8 @@ MAX_STOP_LEN = 1_024
 MAX_STOP_TOKEN_IDS = 1_024
 MAX_LOGIT_BIAS = 4_096
 MAX_LOGPROBS = 64
+MAX_GRAMMAR_LEN = 4_000_000
+MAX_CHOICES = 100_000
 
 
 class InvalidParam(ValueError):
@@ -24,6 +27,38 @@ class InvalidParam(ValueError):
     def __init__(self, param: str, message: str) -> None:
         super().__init__(message)
         self.param = param
+
+
+GrammarKind = Literal["json_schema", "regex", "choice", "ebnf", "structural_tag"]
+
+
+class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What an output may be. `text` is a JSON schema (kind json_schema), a regular expression, a JSON list of strings
+    (choice), a grammar as Lark or GBNF (ebnf) write it, or a structural tag as JSON."""
+
+    kind: GrammarKind
+    text: str
+    strict: bool = False  # refuse what cannot be enforced, instead of leaving it out with a warning
+
+    def __str__(self) -> str:
+        return f"{self.kind} of {len(self.text):,} characters"
+
+    def check(self) -> None:
+        """Raise `InvalidParam` for what needs no compiler to see."""
+        if not 0 < len(self.text) <= MAX_GRAMMAR_LEN:
+            raise InvalidParam(
+                self.kind, f"the grammar has {len(self.text):,} characters; 1 to {MAX_GRAMMAR_LEN:,} are allowed"
+            )
+        if self.kind != "choice":
+            return
+        try:
+            choices = msgspec.json.decode(self.text, type=list[str])
+        except msgspec.DecodeError as exc:
+            raise InvalidParam("choice", f"the choices are no list of strings: {exc}") from exc
+        if not 0 < len(choices) <= MAX_CHOICES or not all(choices):
+            raise InvalidParam(
+                "choice", f"{len(choices):,} choices; 1 to {MAX_CHOICES:,} are allowed, and none may be empty"
+            )
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -47,11 +82,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     logprobs: int | None = None  # None: none; k: log probability of the sampled token and of the k likeliest
+    grammar: Grammar | None = None  # what the output must be
 
     def check(self, vocab_size: int) -> None:
         """Raise `InvalidParam` for the first value out of range, naming the value and what is allowed."""
         self._check_lengths()
         self._check_numbers()
+        if self.grammar is not None:
+            self.grammar.check()
         if len(self.stop) > MAX_STOP_STRINGS:
             raise InvalidParam("stop", f"{len(self.stop)} stop strings; at most {MAX_STOP_STRINGS} are allowed")
         for text in self.stop:

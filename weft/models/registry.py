@@ -5,16 +5,15 @@ To add a model: its class and a line here; in `config/model.py` a line of `FAMIL
 
 from __future__ import annotations
 
-from functools import partial
 from importlib import import_module
 from typing import Protocol, cast
 
-import torch
 from torch import Tensor
 
 from weft.config.model import ModelConfig, UnsupportedModel
 from weft.models.layers.attention import PagedAttention
 from weft.models.layers.weight import Weights
+from weft.ops.protocol import Ops
 
 MODELS = {
     "LlamaForCausalLM": "weft.models.llama:Llama",
@@ -26,11 +25,12 @@ MODELS = {
 
 class Model(Protocol):
     def forward(self, tokens: Tensor, positions: Tensor, attention: PagedAttention) -> Tensor:
-        """Run the tokens of one step: tokens [T] and positions [T] (int64) -> final hidden states [T, hidden]."""
+        """Run the tokens of one step: tokens [T] and positions [T] (int64) -> hidden states [T, hidden], as the last
+        layer leaves them, before the final norm."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [S, hidden] of the tokens that need logits -> [S, vocab], float32"""
+        """Hidden states [S, hidden] of the tokens that need logits -> [S, vocab], float32."""
         ...
 
     def weights(self) -> Weights:
@@ -38,12 +38,11 @@ class Model(Protocol):
         ...
 
 
-def make_model(config: ModelConfig, device: torch.device) -> Model:
-    """A model in `config.dtype` whose weights have no content yet. Raises `UnsupportedModel`."""
+def make_model(config: ModelConfig, ops: Ops) -> Model:
+    """A model whose weights have no content yet. Raises `UnsupportedModel`."""
     if config.architecture not in MODELS:
         raise UnsupportedModel(
             f"architecture {config.architecture!r} is not supported; supported are {', '.join(MODELS)}"
         )
     module, _, name = MODELS[config.architecture].partition(":")
-    empty = partial(torch.empty, dtype=getattr(torch, config.dtype), device=device)
-    return cast(Model, getattr(import_module(module), name)(config, empty))
+    return cast(Model, getattr(import_module(module), name)(config, ops))

@@ -1,17 +1,22 @@
-"""Logging: one line per event, `time level component event key=value ...`, on the standard library's loggers.
+"""Logging: one line per event, `time level component event key=value ...` or JSON, on the standard library's loggers.
 
 A value can hold whatever a user sent: control characters are escaped and long values cut, so that no request can write
-a line of its own or paint the terminal.
+a line of its own or paint the terminal. What is logged while an HTTP request is worked on carries its name (`call.py`).
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 import time
 from typing import TextIO
 
+from weft.observe import call
+
 MAX_VALUE_LEN = 256
+SELDOM_S = 60.0  # between two lines of an event that may come in masses
+LEVELS = ("debug", "info", "warning", "error")
 _ESCAPES = {code: f"\\x{code:02x}" for code in (*range(0x20), 0x22, 0x5C, *range(0x7F, 0xA0))} | {
     ord("\n"): "\\n",
     ord("\r"): "\\r",
@@ -40,6 +45,7 @@ class EventLog:
 
     def __init__(self, component: str) -> None:
         self._logger = logging.getLogger(f"weft.{component}")
+        self._seldom: dict[str, tuple[float, int]] = {}  # event: when it was last written, how often it came since
 
     def debug(self, event: str, **fields: object) -> None:
         self._write(logging.DEBUG, event, fields)
@@ -53,13 +59,28 @@ class EventLog:
     def error(self, event: str, **fields: object) -> None:
         self._write(logging.ERROR, event, fields)
 
+    def seldom(self, event: str, **fields: object) -> None:
+        """A warning about what may come in masses: at most one a minute, with how many there were since the last."""
+        written_at, num = self._seldom.get(event, (-SELDOM_S, 0))
+        now = time.monotonic()
+        if now - written_at >= SELDOM_S:
+            self.warning(event, times=num + 1, **fields)
+            written_at, num = now, -1
+        self._seldom[event] = written_at, num + 1
+
     def exception(self, event: str, **fields: object) -> None:
         """As `error`, with the traceback of the exception that is being handled."""
-        self._logger.error(event, extra={"fields": fields}, exc_info=True)
+        self._logger.error(event, extra={"fields": _named(fields)}, exc_info=True)
 
     def _write(self, level: int, event: str, fields: dict[str, object]) -> None:
         if self._logger.isEnabledFor(level):
-            self._logger.log(level, event, extra={"fields": fields})
+            self._logger.log(level, event, extra={"fields": _named(fields)})
+
+
+def _named(fields: dict[str, object]) -> dict[str, object]:
+    """`fields`, with the name of the request that is being worked on in front, if there is one."""
+    rid = call.rid()
+    return {"rid": rid, **fields} if rid else fields
 
 
 class LineFormatter(logging.Formatter):
@@ -80,16 +101,58 @@ class LineFormatter(logging.Formatter):
         return line
 
 
+class JsonFormatter(logging.Formatter):
+    """A record as one line of JSON in ASCII: what stands below `fields` is never taken for more than a value."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = getattr(record, "fields", None)
+        line: dict[str, object] = {
+            "time": f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(record.created))}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "component": record.name.removeprefix("weft."),
+            "event": record.getMessage()[:2_000],
+        }
+        line |= {key: _plain(value) for key, value in (fields or {}).items() if key not in line}
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=True).replace("\x7f", "\\u007f")
+
+
+def _plain(value: object, max_len: int = MAX_VALUE_LEN) -> object:
+    """`value` as JSON has it; texts are cut. JSON has no infinity: it becomes a text."""
+    if isinstance(value, bool | int) or value is None:
+        return value
+    if isinstance(value, float) and abs(value) < float("inf"):
+        return float(f"{value:.6g}")
+    text = str(value)
+    return text if len(text) <= max_len else text[:max_len] + "..."
+
+
+FORMATS = {"text": LineFormatter, "json": JsonFormatter}
+
 _TRACE_ESCAPES = {code: text for code, text in _ESCAPES.items() if code not in (0x22, 0x5C)}
 
 
-def setup(level: str = "info", stream: TextIO | None = None) -> None:
-    """Log everything from `level` up to `stream` (standard error if not given), other libraries from warning up."""
+def setup(level: str = "info", stream: TextIO | None = None, format: str = "text") -> None:
+    """Log everything from `level` up to `stream` (standard error if not given), other libraries from warning up.
+
+    `format` is one of `FORMATS`.
+    """
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(LineFormatter())
+    handler.setFormatter(FORMATS[format]())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
-    logging.getLogger("weft").setLevel(level.upper())
+    set_level(level)
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):  # what clients send wrong is not worth a line each
         logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def set_level(level: str) -> None:
+    """Log our own events from this one of `LEVELS` up."""
+    logging.getLogger("weft").setLevel(level.upper())
+
+
+def get_level() -> str:
+    """From which one of `LEVELS` up our own events are logged."""
+    return logging.getLevelName(logging.getLogger("weft").getEffectiveLevel()).lower()

@@ -21,19 +21,25 @@ def silu_and_mul(x: Tensor) -> Tensor:
     return F.silu(gate).mul_(up)
 
 
-def rotary_angles(positions: Tensor, inv_freq: Tensor, scale: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The tables that `apply_rotary` needs for tokens at `positions` [T]: cos and signed sin, each [T, 1, D].
+def rotary_angles(positions: Tensor, inv_freq: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of the angles at `positions` [T], each float32 [T, D / 2].
 
-    inv_freq [D / 2], radians per position; `scale` multiplies both tables (yarn). The first half of the sine is
-    negative: that makes the rotation two products and a sum.
+    inv_freq [D / 2], radians per position; `scale` multiplies both (yarn).
     """
     angles = positions[:, None].float() * inv_freq
-    cos, sin = angles.cos().mul_(scale), angles.sin().mul_(scale)
+    return angles.cos().mul_(scale), angles.sin().mul_(scale)
+
+
+def rotary_tables(cos: Tensor, sin: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """What `apply_rotary` needs: the cosine twice and the sine with both signs, each [T, 1, D].
+
+    The first half of the sine is negative: that makes the rotation two products and a sum.
+    """
     return torch.cat((cos, cos), -1)[:, None].to(dtype), torch.cat((-sin, sin), -1)[:, None].to(dtype)
 
 
 def apply_rotary(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
-    """Rotate pairs (i, i + D / 2) of each head: x [T, heads, D] with the tables of `rotary_angles`.
+    """Rotate pairs (i, i + D / 2) of each head: x [T, heads, D] with `rotary_tables`.
 
     Source: arXiv:2104.09864, in the half-split order of Hugging Face checkpoints.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ class End(NamedTuple):
     row: int
     reason: FinishReason
     matched: int | None = None  # the token that stopped it
+    message: str = ""  # why, for an error
 
 
 class Outcome(NamedTuple):
@@ -26,16 +28,18 @@ class Outcome(NamedTuple):
     ends: list[End]
 
 
-def commit(columns: Columns, batch: Batch, result: Result, is_eos: BoolArray) -> Outcome:
+def commit(columns: Columns, batch: Batch, result: Result, is_eos: BoolArray, others: Sequence[End] = ()) -> Outcome:
     """Append the tokens of requests that still have their row, and say which of these end.
 
     `is_eos` [vocab_size] tells the model's end-of-sequence tokens. A request whose logits were not finite gets no token
-    and ends with an error.
+    and ends with an error. `others` are ends that parts have found; that of a stop token goes before them, and they go
+    before that by length.
     """
     live = batch.is_live(columns)
     ends: list[End] = []
     if result.invalid is not None:
-        ends += [End(row, "error") for row in batch.sample_rows[live & result.invalid].tolist()]
+        invalid = batch.sample_rows[live & result.invalid].tolist()
+        ends += [End(row, "error", message="the model's output was not finite") for row in invalid]
         live &= ~result.invalid
     rows: IntArray = batch.sample_rows[live]
     tokens: IntArray = result.tokens[live]
@@ -50,7 +54,11 @@ def commit(columns: Columns, batch: Batch, result: Result, is_eos: BoolArray) ->
         for i in np.flatnonzero(special).tolist():
             stopped[i] |= int(tokens[i]) in columns.requests[rows[i]].sampling.stop_token_ids
     ended = stopped | (known >= columns.max_len[rows])
+    found = {end.row: end for end in others}
     for i in np.flatnonzero(ended).tolist():
         row = int(rows[i])
-        ends.append(End(row, "stop", int(tokens[i])) if stopped[i] else End(row, "length"))
-    return Outcome(columns.ids[rows], tokens, ends)
+        if stopped[i]:
+            found[row] = End(row, "stop", int(tokens[i]))
+        else:
+            found.setdefault(row, End(row, "length"))
+    return Outcome(columns.ids[rows], tokens, [*ends, *found.values()])

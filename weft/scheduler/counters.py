@@ -10,7 +10,10 @@ class Counters:
     num_steps: int = 0
     num_prefill_steps: int = 0
     num_requests: int = 0  # that arrived; also the number of the next one
-    num_refused: int = 0  # messages with the number of an open request
+    num_duplicates: int = 0  # messages with the number of an open request
+    num_unknown: int = 0  # messages that nobody handles
+    num_unreadable: int = 0  # messages that could not be read
+    num_queue_full: int = 0  # requests refused because the queue was full
     num_aborted: int = 0
     num_prompt_tokens: int = 0  # of admitted requests
     num_cached_tokens: int = 0  # of these, found in the prefix cache
@@ -32,5 +35,8 @@ class Counters:
             "total_requests": self.num_requests,
             "total_aborted": self.num_aborted,
             "total_faults": self.num_faults,
-            "total_dropped_messages": self.num_refused,
+            "total_queue_full": self.num_queue_full,
+            "total_dropped_messages": self.num_unreadable,
+            "total_unknown_messages": self.num_unknown,
+            "total_duplicate_requests": self.num_duplicates,
         }

@@ -8,6 +8,7 @@ only its own limit and `max_run_s` count then.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterator, Mapping
 from enum import IntEnum
 from typing import NamedTuple
@@ -58,6 +59,11 @@ class Deadlines:
         """For the first time."""
         if self._max_run_s:
             self._push(request.admitted_s, request, Limit.RUN, self._max_run_s)
+
+    @property
+    def next_s(self) -> float:
+        """When to look again; infinite if there is no deadline. May be that of a request which has ended."""
+        return self._heap[0].when_s if self._heap else math.inf
 
     def expired(self, requests: Mapping[int, Request], now: float) -> Iterator[Expired]:
         """The requests among the open ones whose time is over. The caller ends each before it takes the next."""

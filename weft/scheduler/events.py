@@ -21,10 +21,13 @@ NEVER = -1.0
 
 class EventKind(Enum):
     ARRIVED = "arrived"
+    SESSION = "session"  # it goes on where an earlier request of its session ended
+    GRAMMAR = "grammar"  # it is being compiled, or ready
     ADMITTED = "admitted"  # whole, or its first chunk
     CHUNK = "chunk"  # another piece of its prompt
     DEFERRED = "deferred"  # its new prefix is being computed by another request of the pass
-    HELD = "held"  # a part of the scheduler lets it wait
+    HELD = "held"  # a part of the scheduler lets it wait, or the input is blocked, or generation paused
+    RELEASED = "released"  # of the last two
     FIRST_TOKEN = "first token"
     RETRACTED = "retracted"
     FINISHED = "finished"
@@ -114,6 +117,11 @@ class Story:
             del events[MAX_EVENTS // 2]
         events.append(event)
 
+    @property
+    def prefill_s(self) -> float:
+        """From its first admission to its first token; 0 without a token."""
+        return 0.0 if self.first_token_s == NEVER else self.first_token_s - self.admitted_s
+
     def stops_waiting(self, now: float) -> None:
         """It is admitted, or ends."""
         if self.waits[-1].until_s > now:
@@ -171,7 +179,18 @@ class Diary:
         story.waits_again(now, step)
         story.add(Event(now, step, EventKind.RETRACTED, detail))
 
-    def finished(self, id: int, detail: str, output_tokens: int, now: float, step: int) -> None:
+    def held(self, id: int, detail: str, now: float, step: int) -> None:
+        """Nobody looks at it until it is released: no pass is the reason why it waits."""
+        story = self._open[id]
+        story.stops_waiting(now)
+        story.add(Event(now, step, EventKind.HELD, detail))
+
+    def released(self, id: int, detail: str, now: float, step: int) -> None:
+        story = self._open[id]
+        story.waits_again(now, step)
+        story.add(Event(now, step, EventKind.RELEASED, detail))
+
+    def finished(self, id: int, detail: str, output_tokens: int, now: float, step: int) -> Story:
         story = self._open.pop(id)
         story.stops_waiting(now)
         story.finished_s = now
@@ -181,6 +200,7 @@ class Diary:
         self._finished.move_to_end(id)
         if len(self._finished) > MAX_FINISHED:
             self._finished.popitem(last=False)
+        return story
 
     def note_pass(self, time_s: float, step: int, stop: Stop, id: int, needed: int, available: int, free: int) -> None:
         """Write a walk that left requests waiting. One that did not begin, because nothing has changed since the last,

@@ -12,6 +12,7 @@ import numpy as np
 from weft.executor.plan import IntArray, TableWrites
 from weft.memory.accounting.ledger import Ledger
 from weft.memory.allocator import PageAllocator, num_pages_for, slots_of
+from weft.memory.holds import Holds
 from weft.memory.prefix_cache import NO_PAGES, TOKEN_BYTES, Inserted, PrefixCache
 from weft.memory.rows import RowTable
 from weft.scheduler.request import NO_ROW, Columns, Request, RequestState
@@ -23,6 +24,7 @@ class KvMemory:
         self.allocator = allocator
         self.cache = cache
         self.columns = columns
+        self.holds = Holds(cache)
         self.ledger = Ledger(allocator, cache)
         self.page_size = allocator.page_size
 
@@ -33,8 +35,9 @@ class KvMemory:
 
     @property
     def available(self) -> int:
-        """Tokens that could be allocated now: free, or cached and evictable."""
-        return (self.allocator.num_free + self.cache.evictable_pages) * self.page_size
+        """Tokens that could be allocated now: free, or cached and evictable, or held for who gives way."""
+        cache = self.cache
+        return (self.allocator.num_free + cache.evictable_pages + cache.held_pages) * self.page_size
 
     def ceil(self, num_tokens: int) -> int:
         """Tokens that the pages for `num_tokens` hold."""
@@ -139,7 +142,8 @@ class KvMemory:
         return self._pages(request.row, request.cached_len, self.num_computed(request))
 
     def reset_cache(self) -> None:
-        """Empty the prefix cache. Nothing may be locked."""
+        """Empty the prefix cache. Nothing may be locked; what is held gives way."""
+        self.holds.lose_all("the cache was emptied")
         self.allocator.free(self.cache.reset())
 
     def take_writes(self) -> TableWrites | None:
@@ -174,5 +178,6 @@ class KvMemory:
         """Allocate pages, evicting what the free ones lack. Admission and decode checks have made sure that it fits."""
         missing = num_pages - self.allocator.num_free
         if missing > 0:
+            self.holds.give_way(missing)
             self.allocator.free(self.cache.evict(missing))
         return self.allocator.alloc(num_pages)

@@ -1,7 +1,8 @@
 """One loop with a depth: choose a step, launch it, commit the oldest.
 
 Depth 0 waits for each step before it plans the next. Depth 1 overlaps: while the device runs step n, step n+1 is
-planned and launched; its input tokens are on the device, the scheduler learns them one step late.
+planned and launched; its input tokens are on the device, the scheduler learns them one step late. Behind a step with a
+mask nothing is planned before its result is known: the next mask depends on it.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ class Loop:
         self._on_failure = on_failure
         self._in_flight: deque[tuple[Batch, Step, float]] = deque()  # and when it was launched
         self._done_s = 0.0  # when the result of the last step came
+        self.num_results = 0  # that have come
+        self.is_stuck = False  # the last call of `step` found nothing to do, though requests are open
 
     @property
     def has_work(self) -> bool:
@@ -44,11 +47,19 @@ class Loop:
         """Launch the next step, if there is one, and commit the oldest when enough are in flight."""
         in_flight = self._in_flight
         now = self._clock()
-        batch = self._scheduler.get_next_batch_to_run(now, in_flight=bool(in_flight))
+        drains = any(batch.plan.sampling.mask is not None for batch, _, _ in in_flight)
+        batch = None if drains else self._scheduler.get_next_batch_to_run(now, in_flight=bool(in_flight))
+        self.is_stuck = batch is None and not in_flight
         if batch is not None:
             in_flight.append((batch, self._runner.launch(batch.plan), now))
         if len(in_flight) > self._depth or (batch is None and in_flight):
             return self._commit(*in_flight.popleft())
+        return self._scheduler.take_finished()
+
+    def rest(self) -> StepOutput | None:
+        """Plan nothing; end what is over its deadline. Nothing is in flight."""
+        self.is_stuck = True
+        self._scheduler.expire(self._clock())
         return self._scheduler.take_finished()
 
     def settle(self) -> list[StepOutput]:
@@ -66,6 +77,7 @@ class Loop:
             self._drain()
             self._scheduler.process_batch_failure(batch, "the model failed on this request's step")
             return self._scheduler.take_finished()
+        self.num_results += 1
         began_s, self._done_s = max(launched_s, self._done_s), self._clock()
         self._scheduler.pace.observe(batch, self._done_s - began_s)
         return self._scheduler.process_batch_result(batch, result, self._done_s)

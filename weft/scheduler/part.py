@@ -1,4 +1,4 @@
-"""Four moments in the life of a request, for everything optional.
+"""Five moments in the life of a request, for everything optional.
 
 A feature that some requests use and most do not is a Part: it keeps its own state per request, overrides the moments
 that it needs, and stands in the one ordered list of parts (`service/engine.py`). The core asks the parts at these
@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from weft.executor.plan import LogitBias, Logprobs, Penalties, Result
-from weft.messages.replies import TokenLogprobs
+from weft.executor.plan import LogitBias, Logprobs, Mask, Penalties, Result
+from weft.messages.replies import FinishReason, TokenLogprobs
 from weft.scheduler.batch import Batch
+from weft.scheduler.commit import End
+from weft.scheduler.kv import KvMemory
 from weft.scheduler.request import Columns, Request
 
 
@@ -28,14 +30,16 @@ class SamplingExtras:
 
     biases: list[LogitBias] = field(default_factory=list)
     penalties: Penalties | None = None
+    mask: Mask | None = None
     logprobs: Logprobs | None = None
 
 
 @dataclass(slots=True)
 class StepReplies:
-    """What parts add to the replies of one step."""
+    """What parts add to the replies of one step, and the requests that they end with its tokens."""
 
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    ends: list[End] = field(default_factory=list)
 
 
 class Part:
@@ -54,6 +58,10 @@ class Part:
     def release(self, request: Request) -> None:
         """The request gives up its row: finished, aborted or retracted. Forget what belongs to the row."""
 
+    def end(self, request: Request, reason: FinishReason, now: float, kv: KvMemory) -> None:
+        """A request that was queued has ended. It holds nothing any more; `packed` has its prompt and output, and the
+        cache what it has computed of them."""
+
 
 class Moments:
     """The parts' methods by moment, without those that a part left as they are: what nobody uses costs nothing."""
@@ -63,3 +71,4 @@ class Moments:
         self.prepare = [part.prepare for part in parts if type(part).prepare is not Part.prepare]
         self.commit = [part.commit for part in parts if type(part).commit is not Part.commit]
         self.release = [part.release for part in parts if type(part).release is not Part.release]
+        self.end = [part.end for part in parts if type(part).end is not Part.end]

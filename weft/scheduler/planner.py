@@ -116,6 +116,7 @@ class Planner:
             positions=positions,
             bias=_join(extras.biases),
             penalties=extras.penalties,
+            mask=extras.mask,
             logprobs=extras.logprobs,
         )
 

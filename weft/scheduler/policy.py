@@ -40,7 +40,8 @@ class Policy:
     reads_cache = False  # whether `Waiting.cached_len` is kept true
     weighs = False  # whether `weights` are kept
     resumes_first = True  # requests that were taken back go before all others; else `rank` says where
-    preempts = False  # whether running requests make room for waiting ones; `far_below` says which
+    preempts = False  # whether running requests make room for waiting ones (`far_below` says which), and, in a full
+    # queue, waiting ones for newcomers; `key` is the rank then, in a new array
     ages = True  # whether waiting long can bring a request to the front; in vain where the order is that of arrival
 
     def __init__(self, scene: Scene) -> None:

@@ -64,7 +64,7 @@ class Preemption:
         kv.unlock(first)
         victims: list[Request] = []
         rest = list(below)
-        while lacking >= 0 or not kv.rows.num_free + len(victims):
+        while lacking >= 0 or kv.rows.num_used - len(victims) >= kv.rows.limit:
             if not rest:
                 return []
             victim = cheapest(rest, kv, max(int(lacking), kv.page_size), self._queue.policy.rank)

@@ -4,6 +4,8 @@ Requests that were taken back go before all others, as they came (unless the pol
 decides, but not alone: of the requests that have waited longer than `aging_s`, the oldest gets every fourth turn. So no
 policy starves anybody: once a request is overdue, at most three others that never ran are admitted before it for each
 one that is older, whatever comes later.
+
+Requests that came while the input was blocked stand in the queue, but nobody looks at them (`hold_back`, `let_in`).
 """
 
 from __future__ import annotations
@@ -35,6 +37,8 @@ class WaitingQueue:
         self._resumed: list[Request] = []  # taken back: few, sorted by arrival
         self._since_overdue = 0  # admissions since the last that was an overdue request's turn
         self._turns: set[int] = set()  # whom the last order gave such a turn, by id
+        self._held_from: int | None = None  # number of the first arrival that is held back
+        self.num_tokens = 0  # of the prompts of all that never ran
         self.use(policy)
 
     def __len__(self) -> int:
@@ -65,7 +69,39 @@ class WaitingQueue:
 
     def append(self, request: Request) -> None:
         self._waiting.append(request)
+        self.num_tokens += request.fill_len
         self._introduce(request)
+
+    def overflow(self, newcomer: Request, max_requests: int, max_tokens: int) -> list[Request]:
+        """Who is refused, now that `newcomer` has been appended to a queue of at most so many requests, and tokens of
+        those that never ran (0: any number; who waits alone may have more).
+
+        Nobody while it fits. Else, under a policy with classes, as many of a lower class as it takes, the lowest and
+        among these the latest first; and the newcomer, if there are none, or if that would not do.
+        """
+        num_over = len(self) - max_requests
+        tokens_over = self.num_tokens - max_tokens if max_tokens and len(self) > 1 else 0
+        losers: list[Request] = []
+        for loser in self._worse(newcomer) if num_over > 0 or tokens_over > 0 else ():
+            losers.append(loser)
+            num_over -= 1
+            tokens_over -= loser.fill_len
+            if num_over <= 0 and tokens_over <= 0:
+                break
+        return losers if num_over <= 0 and tokens_over <= 0 else [newcomer]
+
+    def _worse(self, newcomer: Request) -> Iterator[Request]:
+        """Requests that never ran, of a lower class than the newcomer: the lowest and latest first."""
+        if not self.policy.preempts:
+            return
+        lines = self._waiting.lines()
+        rank, own = self.policy.key(self._waiting, lines, newcomer.arrival_s), self.policy.rank(newcomer)
+        while True:
+            last = len(lines) - 1 - int(np.argmax(rank[::-1]))
+            if rank[last] <= own:
+                return
+            yield self._waiting.at(int(lines[last]))
+            rank[last] = own
 
     def resume(self, request: Request) -> None:
         """Take a request back. It keeps the place that its arrival gave it, before all that never ran."""
@@ -88,13 +124,47 @@ class WaitingQueue:
     def is_overdue(self, request: Request, now: float) -> bool:
         return 0 < self._aging_s <= now - request.arrival_s
 
+    # Holding back
+
+    def hold_back(self, arrival: int) -> None:
+        """Do not look at requests that never ran, from this number of arrival on."""
+        if self._held_from is None:
+            self._held_from = arrival
+
+    def let_in(self) -> None:
+        """Look at all requests again: those that were held back stand where their arrival has put them."""
+        self._held_from = None
+
+    def held(self) -> Iterator[Request]:
+        """The requests that are held back, as they came."""
+        first = self._held_from
+        if first is not None:
+            yield from (request for request in self._waiting if request.arrival >= first)
+
+    @property
+    def has_candidates(self) -> bool:
+        """Whether there is anybody to look at."""
+        if self._held_from is None or self._resumed:
+            return len(self) > 0
+        first = next(iter(self._waiting), None)
+        return first is not None and first.arrival < self._held_from
+
+    def _candidates(self) -> IntArray:
+        """The lines [n] of requests that never ran and are not held back, in the order of arrival."""
+        lines = self._waiting.lines()
+        if self._held_from is None:
+            return lines
+        return lines[: int(np.searchsorted(self._waiting.arrival[lines], self._held_from))]
+
     # Who is next
 
     def order(self, now: float) -> Iterator[Request]:
         """The waiting requests, best first. Lazy: it may be left at any request."""
         policy = self.policy
-        lines = self._waiting.lines()
+        lines = self._candidates()
         fresh = policy.order(self._waiting, lines, now)
+        if self._held_from is not None:  # a policy may walk the tree, and find there what is not in `lines`
+            fresh = (request for request in fresh if request.arrival < (self._held_from or 0))
         overdue: Iterator[Request]
         if policy.resumes_first:
             yield from self._resumed
@@ -149,6 +219,7 @@ class WaitingQueue:
             self._resumed.remove(request)
             return False
         self._waiting.remove(request)
+        self.num_tokens -= request.fill_len
         if self.policy.watch is not None:
             self.policy.watch.remove(request.arrival)
         return True

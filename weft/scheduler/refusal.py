@@ -1,4 +1,4 @@
-"""Requests that are refused on arrival: they could never run, or find the queue full."""
+"""Requests that are refused on arrival, because they could never run. (The queue's limits are in `queue.py`.)"""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ class Refusal(NamedTuple):
     status: int  # as an HTTP status
 
 
-def refusal(message: GenerateRequest, *, vocab_size: int, max_len: int, queue_is_full: bool) -> Refusal | None:
+QUEUE_IS_FULL = Refusal("The request queue is full.", 503)
+
+
+def refusal(message: GenerateRequest, *, vocab_size: int, max_len: int) -> Refusal | None:
     """Why a request cannot be taken. `max_len`: prompt and output together, in tokens."""
     prompt = np.frombuffer(message.input_ids[: len(message.input_ids) // 4 * 4], dtype=np.int32)
     if not len(prompt):
@@ -29,4 +32,4 @@ def refusal(message: GenerateRequest, *, vocab_size: int, max_len: int, queue_is
             f"the prompt has {len(prompt):,} tokens and {new:,} are to be generated; together at most {max_len:,} fit",
             400,
         )
-    return Refusal("The request queue is full.", 503) if queue_is_full else None
+    return None

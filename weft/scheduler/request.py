@@ -6,13 +6,14 @@ vector operations. What is needed when a request comes, goes or waits lives in `
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
 
 import numpy as np
 
 from weft.executor.plan import FloatArray, IntArray, LongArray
 from weft.memory.prefix_cache import NO_PAGES, Handle
-from weft.messages.requests import GenerateRequest
+from weft.messages.requests import Abort, GenerateRequest
 from weft.messages.sampling import SamplingParams
 
 NO_ROW = -1
@@ -28,8 +29,8 @@ class RequestState(Enum):
 class Request:
     """A request from arrival to its final reply.
 
-    The tokens of a waiting request are in `packed`; those of one with a row are in `Columns.tokens`. Positions count
-    from the first token of the prompt:
+    The tokens of a request without a row are in `packed`; those of one with a row are in `Columns.tokens`. Positions
+    count from the first token of the prompt:
 
         0 ......... cached_len ......... kv_len ......... fill_len
         | the tree's pages | its own pages | not computed yet |
@@ -43,6 +44,7 @@ class Request:
         "cached_tokens",
         "extend_end",
         "fill_len",
+        "group",
         "handle",
         "id",
         "is_locked",
@@ -65,6 +67,7 @@ class Request:
     def __init__(self, message: GenerateRequest, *, max_len: int, seed: int, arrival: int, arrival_s: float) -> None:
         self.id = message.id
         self.rid = message.rid
+        self.group = message.group
         self.user = message.user
         self.priority = message.priority
         self.namespace = message.cache_salt
@@ -98,6 +101,15 @@ class Request:
     def extend_len(self) -> int:
         """Tokens that the planned step computes for it."""
         return self.extend_end - self.kv_len
+
+
+def chosen(requests: Mapping[int, Request], message: Abort) -> list[int]:
+    """The ids that `message` is about. Those that it gives itself need not be open."""
+    if message.all:
+        return list(requests)
+    names = set(message.names) - {""}
+    named = [id for id, one in requests.items() if one.rid in names or one.group in names] if names else []
+    return [*message.ids, *named]
 
 
 class Columns:

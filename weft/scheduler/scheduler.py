@@ -35,8 +35,8 @@ from weft.scheduler.policy import PrefixSharing, Scene, make_policy
 from weft.scheduler.preemption import Preemption
 from weft.scheduler.queue import WaitingQueue
 from weft.scheduler.ratio import NewTokenRatio, expected_tokens
-from weft.scheduler.refusal import refusal
-from weft.scheduler.request import NO_ROW, Columns, Request, RequestState
+from weft.scheduler.refusal import QUEUE_IS_FULL, Refusal, refusal
+from weft.scheduler.request import NO_ROW, Columns, Request, RequestState, chosen
 from weft.scheduler.retraction import careful_ratio, retract
 from weft.scheduler.seeds import seed_of
 from weft.scheduler.settings import SchedulerSettings
@@ -52,10 +52,10 @@ class Scheduler:
         first_step: int = 0,
     ) -> None:
         self.settings = settings
-        page_size, num_rows = settings.page_size, settings.max_running_requests
+        page_size, num_rows = settings.page_size, settings.sized_for.max_running_requests
         cache: PrefixCache = RadixCache(page_size) if settings.prefix_cache else NoPrefixCache(page_size)
         self.columns = Columns(num_rows, settings.context_length)
-        rows = RowTable(num_rows, settings.context_length)
+        rows = RowTable(num_rows, settings.context_length, settings.max_running_requests)
         self.kv = KvMemory(rows, PageAllocator(settings.num_pages, page_size), cache, self.columns)
         self.counters = counters or Counters()
         self.diary = Diary()
@@ -76,27 +76,25 @@ class Scheduler:
         self.chunked_req: Request | None = None  # the one whose prompt is partly computed
         self.batch_is_full = False  # nothing can be admitted before something ends
         self.new_token_ratio = NewTokenRatio(settings.schedule_conservativeness)
-        self._deadlines = Deadlines(max_queue_s=settings.max_queue_s, max_run_s=settings.max_run_s)
+        self.deadlines = Deadlines(max_queue_s=settings.max_queue_s, max_run_s=settings.max_run_s)
         self._finished: list[Finish] = []  # since the last output
 
     # Requests come and go
 
-    def add_request(self, message: GenerateRequest, now: float) -> None:
-        """Queue a request. One that can never run, or finds the queue full, ends here with an error."""
+    def add_request(
+        self, message: GenerateRequest, now: float, refused: Refusal | None = None, *, first: bool = False
+    ) -> None:
+        """Queue a request. One that was refused or can never run ends here with an error, as does who has to go when
+        the queue overflows. With `first` it goes before all others, whatever the limits."""
         self._now = now
         if message.id in self.requests:
-            self.counters.num_refused += 1
+            self.counters.num_duplicates += 1
             return
         number = self.counters.num_requests
         self.counters.num_requests += 1
         prompt_len, num_waiting = len(message.input_ids) // TOKEN_BYTES, len(self.waiting_queue)
         self.diary.arrived(message.id, message.rid, number, prompt_len, num_waiting, now, self.num_steps)
-        refused = refusal(
-            message,
-            vocab_size=self.settings.vocab_size,
-            max_len=self.max_len,
-            queue_is_full=num_waiting >= self.settings.max_queued_requests,
-        )
+        refused = refused or refusal(message, vocab_size=self.settings.vocab_size, max_len=self.max_len)
         if refused is not None:
             self.diary.finished(message.id, f"refused: {refused.message}", 0, now, self.num_steps)
             self._finished.append(Finish(id=message.id, reason="error", message=refused.message, status=refused.status))
@@ -106,15 +104,21 @@ class Scheduler:
         seed = seed_of(self.settings.seed, number) if sampling.seed is None else sampling.seed
         request = Request(message, max_len=max_len, seed=seed, arrival=number, arrival_s=now)
         self.requests[request.id] = request
+        self.deadlines.arrived(request, message.timeout_ms)
+        if first:
+            self.waiting_queue.resume(request)
+            return
         self.waiting_queue.append(request)
-        self._deadlines.arrived(request, message.timeout_ms)
+        limits = self.settings.max_queued_requests, self.settings.max_queued_tokens
+        for loser in self.waiting_queue.overflow(request, *limits):
+            self.counters.num_queue_full += 1
+            self._finish(loser, "error", message=QUEUE_IS_FULL.message, status=QUEUE_IS_FULL.status)
 
     def abort(self, message: Abort) -> None:
-        """End requests in whatever state they are. Unknown ids are ignored: they have just finished."""
-        for id in list(self.requests) if message.all else message.ids:
-            request = self.requests.get(id)
-            if request is not None:
-                self._finish(request, "abort", message=message.message)
+        """End requests in whatever state they are. Unknown ones are ignored: they have just finished."""
+        for id in chosen(self.requests, message):
+            if id in self.requests:
+                self._finish(self.requests[id], message.reason, message=message.message, status=message.status)
 
     def _finish(
         self,
@@ -135,8 +139,10 @@ class Scheduler:
             self._leave(request, keep=keep)
         request.state = RequestState.FINISHED
         del self.requests[request.id]
+        for end in self._moments.end:
+            end(request, reason, self._now, self.kv)
         detail = f"{reason}, {num_output:,} tokens" + (f": {message}" if message else "")
-        self.diary.finished(request.id, detail, num_output, self._now, self.num_steps)
+        story = self.diary.finished(request.id, detail, num_output, self._now, self.num_steps)
         self.counters.num_aborted += reason == "abort"
         self._finished.append(
             Finish(
@@ -149,12 +155,14 @@ class Scheduler:
                 completion_tokens=num_output,
                 cached_tokens=request.cached_tokens,
                 queue_s=max(request.admitted_s - request.arrival_s, 0.0),
+                prefill_s=story.prefill_s,
                 retractions=request.retractions,
             )
         )
 
     def _leave(self, request: Request, *, keep: bool = True) -> None:
-        """Take a request out of its row, and so out of the batch."""
+        """Take a request out of its row, and so out of the batch, with all tokens that are known."""
+        request.packed = self.columns.packed(request.row, int(self.columns.known_len[request.row]))
         for release in self._moments.release:
             release(request)
         self.waiting_queue.policy.left(request)
@@ -172,15 +180,13 @@ class Scheduler:
         With `in_flight` (the result of the last step is not known yet) None may also mean that the next step depends on
         that result: commit it, then ask again.
         """
-        self._now = now
-        for late in self._deadlines.expired(self.requests, now):
-            self._finish(late.request, "abort", message=late.message, status=late.status)
-        self._merge_last_batch()
+        self.expire(now)
+        self.merge_last_batch()
         if victims := self._preemption.victims(now, self.chunked_req, self.new_token_ratio.current):
             if in_flight:
                 return None
             for victim in victims:
-                self._take_back(victim, "a request of a far higher priority takes its place")
+                self.take_back(victim, "a request of a far higher priority takes its place")
         batch = None if self.pace.decode_is_due() else self.get_new_batch_prefill()
         if batch is None:
             batch = self.update_running_batch(in_flight=in_flight)
@@ -191,7 +197,13 @@ class Scheduler:
             self.counters.num_prefill_steps += bool(batch.prefills)
         return batch
 
-    def _merge_last_batch(self) -> None:
+    def expire(self, now: float) -> None:
+        """End the requests whose time is over."""
+        self._now = now
+        for late in self.deadlines.expired(self.requests, now):
+            self._finish(late.request, "abort", message=late.message, status=late.status)
+
+    def merge_last_batch(self) -> None:
         """What the last step prefilled goes into the cache; prompts that are done join the running batch."""
         if self.last_batch is None:
             return
@@ -212,7 +224,7 @@ class Scheduler:
         The open chunk goes first, also when the batch is full: it holds its row, and only its progress gives it back.
         """
         if self.chunked_req is None:
-            if not self.waiting_queue:
+            if not self.waiting_queue.has_candidates:
                 return None
             if self.batch_is_full or not self.kv.rows.num_free:
                 self._note_pass(Stop.FULL if self.batch_is_full else Stop.NO_ROW)
@@ -296,7 +308,7 @@ class Scheduler:
         )
         if request.admitted_s < 0:
             request.admitted_s = self._now
-            self._deadlines.admitted(request)
+            self.deadlines.admitted(request)
             request.cached_tokens = request.cached_len
             self.counters.num_prompt_tokens += request.prompt_len
             self.counters.num_cached_tokens += request.cached_len
@@ -346,18 +358,17 @@ class Scheduler:
 
         If the one that is kept still lacks memory, the open chunk holds it and goes back too.
         """
-        kept = retract(self.kv, rows, self.waiting_queue.policy.rank, self._take_back)
+        kept = retract(self.kv, rows, self.waiting_queue.policy.rank, self.take_back)
         if not self._decode_fits(kept):
             assert self.chunked_req is not None, "a request that fits alone has no memory"
-            self._take_back(self.chunked_req)
+            self.take_back(self.chunked_req)
         self.new_token_ratio.learn(self.columns, kept)
         return kept
 
-    def _take_back(self, request: Request, why: str = "no KV memory for the next step") -> None:
+    def take_back(self, request: Request, why: str = "no KV memory for the next step") -> None:
         """Retract: what is computed goes into the cache, so that resuming is a hit while space lasts; the output so far
         becomes part of what is prefilled."""
         known = int(self.columns.known_len[request.row])
-        request.packed = self.columns.packed(request.row, known)
         detail = f"{why}; {known:,} tokens to be found again"
         self.diary.retracted(request.id, detail, self._now, self.num_steps)
         self._leave(request)
@@ -375,7 +386,7 @@ class Scheduler:
         replies = StepReplies()
         for take in self._moments.commit:
             take(batch, self.columns, result, replies)
-        outcome = commit(self.columns, batch, result, self._is_eos)
+        outcome = commit(self.columns, batch, result, self._is_eos, replies.ends)
         self.counters.num_generated_tokens += len(outcome.tokens)
         for request in batch.prefills:
             if request.row != NO_ROW and self.columns.num_output(request.row) == 1:
@@ -383,7 +394,7 @@ class Scheduler:
         for end in outcome.ends:
             request = self.columns.requests[end.row]
             if end.reason == "error":
-                self._finish(request, "error", message="the model's output was not finite", status=500, keep=False)
+                self._finish(request, "error", message=end.message, status=500, keep=False)
             else:
                 self._finish(request, end.reason, matched=end.matched)
         if len(outcome.ids):
@@ -410,10 +421,9 @@ class Scheduler:
             if request.id in failed:
                 self._finish(request, "error", message=message, status=500, keep=False)
             elif request.row != NO_ROW:
-                request.packed = self.columns.packed(request.row, int(self.columns.known_len[request.row]))
-                request.fill_len = len(request.packed) // TOKEN_BYTES
                 self.diary.retracted(request.id, f"{why}: all is computed anew", self._now, self.num_steps)
                 self._leave(request, keep=False)
+                request.fill_len = len(request.packed) // TOKEN_BYTES
                 request.state = RequestState.WAITING
                 self.waiting_queue.resume(request)
         self.kv.reset_cache()
@@ -449,27 +459,23 @@ class Scheduler:
         self.batch_is_full = False  # another first one may fit
 
     def flush_cache(self) -> bool:
-        """Empty the prefix cache. Only when no request is open."""
-        if self.requests:
+        """Empty the prefix cache. Only while no request has a row."""
+        if len(self.requests) > len(self.waiting_queue):
             return False
         self.kv.reset_cache()
         return True
 
-    def forget_history(self) -> None:
-        """Start counting anew, with an empty cache. No request is open."""
-        self.counters = Counters()
-        self.diary = Diary()
-        self.flush_cache()
-
     def stats(self) -> Stats:
         kv, counters, page_size = self.kv, self.counters, self.settings.page_size
-        evictable = kv.cache.evictable_pages * page_size
+        evictable, held = kv.cache.evictable_pages * page_size, kv.cache.held_pages * page_size
         return Stats(
             num_running=len(self.requests) - len(self.waiting_queue),
             num_waiting=len(self.waiting_queue),
+            num_waiting_tokens=self.waiting_queue.num_tokens,
             kv_tokens=kv.capacity,
-            kv_used=kv.capacity - kv.allocator.num_free * page_size - evictable,
+            kv_used=kv.capacity - kv.available,
             kv_evictable=evictable,
+            kv_held=held,
             new_token_ratio=self.new_token_ratio.current,
             batch_is_full=self.batch_is_full,
             total_evicted_tokens=kv.cache.total_evicted_pages * page_size,

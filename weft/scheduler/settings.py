@@ -6,6 +6,16 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
+class SessionLimits:
+    """How much of the engine's memory sessions may take, besides KV that gives way."""
+
+    max_sessions: int = 256
+    max_turns: int = 1_000  # of one session
+    max_tokens: int = 131_072  # of one session, all its turns together
+    timeout_s: float = 600.0  # after so long without a request it is closed; 0: never
+
+
+@dataclass(frozen=True, kw_only=True)
 class SchedulerSettings:
     num_pages: int
     page_size: int
@@ -24,10 +34,18 @@ class SchedulerSettings:
     chunked_prefill_size: int | None = None  # None: prompts are never cut
     mixed_chunk: bool = False
     max_queued_requests: int = 4_096
+    max_queued_tokens: int = 0  # of the prompts of waiting requests; 0: no limit
     max_queue_s: float = 0.0  # longest wait for the first admission; 0: none
     max_run_s: float = 0.0  # longest run after it; 0: none
     schedule_conservativeness: float = 1.0
+    sessions: SessionLimits = SessionLimits()
     seed: int = 0
+    started_with: SchedulerSettings | None = None  # if they have been changed since
+
+    @property
+    def sized_for(self) -> SchedulerSettings:
+        """The settings that tables and the device's memory were laid out for."""
+        return self.started_with or self
 
     def __post_init__(self) -> None:
         if self.chunked_prefill_size is not None and self.chunked_prefill_size < self.page_size:

@@ -12,16 +12,18 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp
 
+from weft.observe import garbage
 from weft.observe.log import EventLog
 from weft.server.body import json_bytes, read_json
 from weft.server.errors import ApiError
 from weft.server.info import Front
-from weft.server.limits import SCRAPE_TIMEOUT_S
+from weft.server.loads import load_of, refresh
 from weft.server.openai.models import Model, ModelList
-from weft.text.client import EngineUnavailable
 
 log = EventLog("admin")
+OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
 MAX_FLUSH_TIMEOUT_S = 600.0
+PATHS = ("journal", "profile_dir", "weights_root")  # settings that are not told
 
 
 class AbortRequest(msgspec.Struct, kw_only=True):
@@ -58,9 +60,10 @@ async def abort_request(front: Front, request: Request) -> ASGIApp:
 
 
 async def freeze_gc(front: Front, request: Request) -> ASGIApp:
-    frozen = await front.client.freeze_gc()
-    log.info("freeze_gc", rid=request.scope["weft.rid"], frozen_objects=frozen)
-    return _json({"frozen_objects": frozen})
+    """Freeze the garbage collectors of the engine and of this process."""
+    engine, here = await front.client.freeze_gc(), garbage.freeze()
+    log.info("freeze_gc", frozen_objects=engine, front_frozen_objects=here)
+    return _json({"frozen_objects": engine, "front_frozen_objects": here})
 
 
 async def models(front: Front, request: Request) -> ASGIApp:
@@ -88,6 +91,7 @@ async def model_info(front: Front, request: Request) -> ASGIApp:
             "context_length": front.info.context_length,
             "vocab_size": engine.vocab_size,
             "has_chat_template": front.template is not None,
+            "weight_version": front.client.weight_version,
         }
     )
 
@@ -95,7 +99,7 @@ async def model_info(front: Front, request: Request) -> ASGIApp:
 async def server_info(front: Front, request: Request) -> ASGIApp:
     """Settings and numbers. Keys and paths are left out."""
     engine = front.client.engine
-    hidden = {"api_key", "admin_api_key", "chat_template"}
+    hidden = {"api_key", "api_key_file", "admin_api_key", "admin_api_key_file", "chat_template", "otlp_endpoint"}
     server = {key: value for key, value in dataclasses.asdict(front.config).items() if key not in hidden}
     return _json(
         {
@@ -103,52 +107,27 @@ async def server_info(front: Front, request: Request) -> ASGIApp:
             "served_model_name": front.info.model_name,
             "uptime_s": round(time.time() - front.info.started_at, 3),
             "accepting": front.readiness.accepting,
+            "weight_version": front.client.weight_version,
+            "released": front.client.released,
             "context_length": front.info.context_length,
             "max_prompt_tokens": engine.max_prompt_tokens,
             "max_total_num_tokens": engine.kv_tokens,
             "page_size": engine.page_size,
             "startup": engine.startup,
+            "open_completions": front.client.num_open,
             "server": server,
-            "engine": {key: value for key, value in front.info.settings.items() if key != "journal"},
-            "internal_states": [await _load(front)],
+            "limits": dataclasses.asdict(front.limits),
+            "engine": {key: value for key, value in front.info.settings.items() if key not in PATHS},
+            "internal_states": [await load_of(front)],
         }
     )
 
 
-async def loads(front: Front, request: Request) -> ASGIApp:
-    """How busy the engine is, for routers."""
-    return _json({"timestamp": time.time(), "version": front.info.version, "loads": [await _load(front)]})
-
-
 async def metrics(front: Front, request: Request) -> ASGIApp:
-    await _refresh(front)
+    await refresh(front)
+    if "application/openmetrics-text" in request.headers.get("accept", ""):  # only there exemplars have a place
+        return Response(front.client.metrics.render_open(), media_type=OPEN_METRICS)
     return Response(front.client.metrics.render(), media_type="text/plain; version=0.0.4")
-
-
-async def _load(front: Front) -> dict[str, Any]:
-    await _refresh(front)
-    stats, gauges = front.client.stats, front.client.metrics.engine
-    return {
-        "dp_rank": 0,
-        "num_running_reqs": stats.num_running,
-        "num_waiting_reqs": stats.num_waiting,
-        "num_total_reqs": stats.num_running + stats.num_waiting,
-        "num_used_tokens": stats.kv_used,
-        "max_total_num_tokens": stats.kv_tokens,
-        "token_usage": round(gauges.token_usage, 4),
-        "cache_hit_rate": round(gauges.cache_hit_rate, 4),
-        "gen_throughput": round(gauges.gen_throughput, 2),
-        "last_gen_throughput": round(gauges.gen_throughput, 2),
-        "stats": msgspec.to_builtins(stats),
-    }
-
-
-async def _refresh(front: Front) -> None:
-    """Fresh numbers if the engine has them at once; else the last it sent."""
-    try:
-        await front.client.get_state(SCRAPE_TIMEOUT_S)
-    except EngineUnavailable:
-        log.debug("no_fresh_stats")
 
 
 def _json(answer: Any) -> Response:

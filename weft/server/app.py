@@ -15,18 +15,27 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from weft.config.keys import KeyDigests, read_keys
+from weft.config.limits import Limits
 from weft.config.server import ServerConfig
 from weft.observe.log import EventLog
-from weft.server import admin, health, insight, native, policy, tokens
+from weft.server import admin, control, flow, health, insight, loads, native, policy, profile, sessions, tokens, weights
+from weft.server.anthropic import messages
+from weft.server.anthropic import models as anthropic
 from weft.server.auth import Access, Keys
 from weft.server.body import json_bytes
 from weft.server.edge import Edge
 from weft.server.errors import ClientGone, error_response
 from weft.server.info import Front, Readiness, ServerInfo
+from weft.server.ollama import routes as ollama
+from weft.server.ollama.models import ChatBody, GenerateBody, ShowBody
 from weft.server.openai import chat, completions, models
+from weft.server.openai.responses import routes as responses
+from weft.server.openai.responses.models import ResponsesRequest
 from weft.server.openapi import openapi_document
 from weft.text.chat_template import ChatTemplate, TemplateError
 from weft.text.client import EngineClient
+from weft.text.parsers.formats import find_formats
 from weft.text.tokenizer import Tokenizer
 
 log = EventLog("server")
@@ -70,6 +79,22 @@ OPERATIONS = (
         body=models.CompletionRequest,
         answer=models.Completion,
     ),
+    _post("/v1/messages", messages.messages, "Continue a conversation (Anthropic)", body=anthropic.MessagesRequest),
+    _post(
+        *("/v1/messages/count_tokens", messages.count_tokens, "Count the tokens of a conversation (Anthropic)"),
+        body=anthropic.CountRequest,
+        answer=anthropic.TokenCount,
+    ),
+    _post("/v1/responses", responses.create, "Create a response", body=ResponsesRequest),
+    _get("/v1/responses/{id}", responses.retrieve, "A stored response"),
+    Operation(method="DELETE", path="/v1/responses/{id}", handler=responses.delete, summary="Forget a stored response"),
+    _post("/v1/responses/{id}/cancel", responses.cancel, "Cancel a background response"),
+    _post("/api/chat", ollama.chat, "Continue a conversation (Ollama)", body=ChatBody),
+    _post("/api/generate", ollama.generate, "Continue a text (Ollama)", body=GenerateBody),
+    _get("/api/tags", ollama.tags, "The model that is served (Ollama)"),
+    _get("/api/ps", ollama.ps, "The model that is loaded (Ollama)"),
+    _post("/api/show", ollama.show, "Facts about the model (Ollama)", body=ShowBody),
+    _get("/api/version", ollama.version, "Version of weft (Ollama)"),
     _get("/v1/models", admin.models, "The model that is served", answer=models.ModelList),
     _get("/v1/models/{id:path}", admin.model, "One model", answer=models.Model),
     _post("/generate", native.generate, "Continue texts or token ids (SGLang)", body=native.GenerateBody),
@@ -80,27 +105,92 @@ OPERATIONS = (
         summary="The same as POST",
         body=native.GenerateBody,
     ),
+    _post("/open_session", sessions.open_session, "Open a session (SGLang)", body=sessions.OpenSessionBody),
+    _post("/close_session", sessions.close_session, "Close a session (SGLang)", body=sessions.CloseSessionBody),
     _post("/tokenize", tokens.tokenize, "Text or messages to token ids", body=tokens.TokenizeRequest),
     _post("/v1/tokenize", tokens.tokenize, "Text or messages to token ids", body=tokens.TokenizeRequest),
     _post("/detokenize", tokens.detokenize, "Token ids to text", body=tokens.DetokenizeRequest),
     _post("/v1/detokenize", tokens.detokenize, "Token ids to text", body=tokens.DetokenizeRequest),
+    _get("/tokenizer_info", tokens.tokenizer_info, "Special tokens and chat template"),
     _get("/health", health.health, "Is the engine alive?", access="open"),
     _get("/ready", health.ready, "Is new work accepted?", access="open"),
     _get("/health_generate", health.health_generate, "Generate one token"),
     _get("/version", health.version, "Version of weft"),
-    _get("/metrics", admin.metrics, "Metrics for Prometheus"),
+    _get("/metrics", admin.metrics, "Metrics for Prometheus", access="metrics"),
     _get("/model_info", admin.model_info, "Facts about the model"),
     _get("/get_model_info", admin.model_info, "Facts about the model"),
     _get("/server_info", admin.server_info, "Settings and state"),
     _get("/get_server_info", admin.server_info, "Settings and state"),
-    _get("/v1/loads", admin.loads, "How busy the engine is"),
+    _get("/v1/loads", loads.loads, "How busy the engine is"),
+    _get("/get_load", loads.get_load, "How busy the engine is, in short"),
     _post("/flush_cache", admin.flush_cache, "Empty the prefix cache", access="admin"),
     _post("/abort_request", admin.abort_request, "Abort requests", body=admin.AbortRequest, access="admin"),
     _post("/set_policy", policy.set_policy, "Switch the policy", body=policy.PolicyRequest, access="admin"),
-    _post("/freeze_gc", admin.freeze_gc, "Freeze the engine's garbage collector", access="admin"),
+    _post("/freeze_gc", admin.freeze_gc, "Freeze the garbage collectors", access="admin"),
+    _post("/slow_down", control.slow_down, "Let steps take longer", body=control.SlowDownRequest, access="admin"),
+    _get("/get_internal_state", control.get_internal_state, "Settings that can be changed", access="admin"),
+    _post(
+        *("/set_internal_state", control.set_internal_state, "Change settings while running"),
+        body=control.StateRequest,
+        access="admin",
+    ),
+    _post(
+        *("/configure_logging", control.configure_logging, "Change what is logged"),
+        body=control.LoggingRequest,
+        access="admin",
+    ),
+    _post(
+        "/start_profile", profile.start_profile, "Record the next steps", body=profile.ProfileRequest, access="admin"
+    ),
+    _post("/stop_profile", profile.stop_profile, "Stop recording, for a table and a trace", access="admin"),
+    _post(
+        *("/update_weights_from_disk", weights.update_weights_from_disk, "Load other weights from a folder"),
+        body=weights.FromDisk,
+        access="admin",
+    ),
+    _post(
+        *("/update_weights_from_tensor", weights.update_weights_from_tensor, "Replace some weights"),
+        body=weights.FromTensor,
+        access="admin",
+    ),
+    _post(
+        *("/update_weights_from_distributed", weights.update_weights_from_distributed, "Receive some weights"),
+        body=weights.FromDistributed,
+        access="admin",
+    ),
+    _post(
+        *("/init_weights_update_group", weights.init_weights_update_group, "Join a group that weights come from"),
+        body=weights.InitGroup,
+        access="admin",
+    ),
+    _post(
+        *("/destroy_weights_update_group", weights.destroy_weights_update_group, "Leave such a group"),
+        body=weights.DestroyGroup,
+        access="admin",
+    ),
+    _post(
+        *("/get_weights_by_name", weights.get_weights_by_name, "The first rows of a weight"),
+        body=weights.ByName,
+        access="admin",
+    ),
+    _post(
+        *("/release_memory_occupation", weights.release_memory_occupation, "Give memory back to the system"),
+        body=weights.Tags,
+        access="admin",
+    ),
+    _post(
+        *("/resume_memory_occupation", weights.resume_memory_occupation, "Use that memory again"),
+        body=weights.Tags,
+        access="admin",
+    ),
     _get("/requests", insight.list_requests, "The queue and the open requests", access="admin"),
     _get("/requests/{rid:path}", insight.explain_request, "What happened to a request, and why", access="admin"),
     _post("/audit", insight.audit, "Check who owns each page of KV memory", access="admin"),
+    _post("/block", flow.block, "Hold back new requests", access="admin"),
+    _post("/unblock", flow.unblock, "Let requests in again", access="admin"),
+    _post("/pause_generation", flow.pause_generation, "Run no step", body=flow.PauseRequest, access="admin"),
+    _post("/continue_generation", flow.continue_generation, "Go on after a pause", access="admin"),
+    _post("/rpc", flow.rpc, "Call a method of the engine by name", body=flow.RpcRequest, access="admin"),
     _get("/", health.hello, "Hello"),
 )
 
@@ -111,11 +201,16 @@ def create_app(
     config: ServerConfig,
     info: ServerInfo,
     readiness: Readiness,
+    limits: Limits | None = None,
+    digests: KeyDigests | None = None,
 ) -> ASGIApp:
-    """The application that serves one engine.
+    """The application that serves one engine. The keys are those of `config` unless they are given.
 
     Raises `TemplateError` or `OSError` if the chat template of `config` cannot be used.
     """
+    limits = limits or Limits()
+    if digests is None:
+        digests, config = read_keys(config)
     front = Front(
         client=client,
         tokenizer=tokenizer,
@@ -123,6 +218,8 @@ def create_app(
         config=config,
         info=info,
         readiness=readiness,
+        limits=limits,
+        formats=find_formats(config.tool_call_parser, config.reasoning_parser, load_sources(tokenizer, config)),
     )
     operations = (*OPERATIONS, _openapi(info.version))
     router = Starlette(
@@ -130,23 +227,31 @@ def create_app(
         exception_handlers={HTTPException: _http_error},
     )
     router.router.redirect_slashes = False
-    app: ASGIApp = Edge(router, Keys(config), client.metrics, _Routes(operations).find)
     origins = [origin.strip() for origin in config.cors_origins.split(",") if origin.strip()]
+    keys = Keys(digests, open_metrics=config.open_metrics, origins=origins)
+    app: ASGIApp = Edge(router, keys, client.metrics, limits, _Routes(operations).find)
     if origins:
         app = CORSMiddleware(
             app,
             allow_origins=origins,
-            allow_methods=["GET", "POST", "PUT"],
+            allow_methods=["GET", "POST", "PUT", "DELETE"],
             allow_headers=["authorization", "content-type", "x-api-key", "x-request-id", "x-request-timeout-ms"],
             expose_headers=["x-request-id"],
         )
     return app
 
 
+def load_sources(tokenizer: Tokenizer, config: ServerConfig) -> list[str]:
+    """The sources of the chat templates in use. Raises `OSError`."""
+    if config.chat_template:
+        return [Path(config.chat_template).read_text("utf-8")]
+    return list(tokenizer.chat_templates.values())
+
+
 def load_template(tokenizer: Tokenizer, config: ServerConfig) -> ChatTemplate | None:
     """The template of the settings, else the model's own. A broken one of the model only takes the chat away."""
     if config.chat_template:
-        source = Path(config.chat_template).read_text("utf-8")
+        [source] = load_sources(tokenizer, config)
         return ChatTemplate({"default": source}, tokenizer.special_tokens)
     if not tokenizer.chat_templates:
         return None

@@ -17,14 +17,13 @@ from starlette.requests import Request
 from weft.observe.log import EventLog
 from weft.server.errors import ApiError, ClientGone, not_supported
 from weft.server.info import Front
-from weft.server.limits import BODY_TIMEOUT_S
+from weft.server.limits import check_body, over
 
 log = EventLog("server")
 T = TypeVar("T", bound=msgspec.Struct)
 
 UNSUPPORTED = frozenset(
-    {"regex", "ebnf", "json_schema", "grammar", "structural_tag", "structured_outputs", "stop_regex", "suffix"}
-    | {"guided_json", "guided_regex", "guided_choice", "guided_grammar", "functions", "function_call"}
+    {"stop_regex", "suffix", "functions", "function_call", "guided_whitespace_pattern"}
     | {"lora_path", "session_params", "custom_logit_processor", "custom_params", "logits_processors", "watermark"}
     | {"prompt_logprobs", "token_ids_logprob", "logprob_token_ids", "allowed_token_ids", "bad_words"}
     | {"use_beam_search", "length_penalty", "beam_width", "truncate_prompt_tokens", "thinking_token_budget"}
@@ -40,7 +39,8 @@ _PLACE = re.compile(r" - at `\$\.?(.*)`$")
 async def read_json(front: Front, request: Request, type: type[T]) -> T:
     """The body of `request` as a `type`. Raises `ApiError`."""
     _require_json(request)
-    body = await read_body(request, int(front.config.max_body_mb * 1_000_000))
+    limits = front.limits
+    body = await read_body(request, int(limits.max_body_mb * 1_000_000), limits.body_timeout_s)
     try:
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         decoded: T = _decoder(type).decode(body)
@@ -50,6 +50,7 @@ async def read_json(front: Front, request: Request, type: type[T]) -> T:
         raise ApiError(400, "the body is nested too deeply") from exc
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise ApiError(400, f"the body is not valid JSON: {exc}") from exc
+    check_body(limits, decoded)
     others = fields.keys() - set(type.__struct_encode_fields__)
     for name in others & UNSUPPORTED:
         _require_nothing(name, fields[name])
@@ -60,16 +61,16 @@ async def read_json(front: Front, request: Request, type: type[T]) -> T:
     return decoded
 
 
-async def read_body(request: Request, limit: int) -> bytes:
+async def read_body(request: Request, limit: int, timeout_s: float) -> bytes:
     """The whole body. Raises `ApiError` 413 as soon as it is known to be too large, `ClientGone` if it breaks off."""
-    too_large = ApiError(413, f"the body is larger than the limit of {limit / 1e6:g} MB", code="request_too_large")
+    too_large = over("max_body_mb", f"the body is larger than the limit of {limit / 1e6:g} MB", status=413)
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared[:20]) > limit:
         raise too_large
     chunks: list[bytes] = []
     size = 0
     try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
+        async with asyncio.timeout(timeout_s):
             while True:
                 message = await request.receive()
                 if message["type"] == "http.disconnect":
@@ -82,7 +83,7 @@ async def read_body(request: Request, limit: int) -> bytes:
                 if not message.get("more_body", False):
                     return b"".join(chunks)
     except TimeoutError as exc:
-        raise ApiError(408, f"the body did not arrive within {BODY_TIMEOUT_S:g} s") from exc
+        raise over("body_timeout_s", f"the body did not arrive within {timeout_s:g} s", status=408) from exc
 
 
 def invalid(message: str) -> ApiError:

@@ -1,4 +1,5 @@
-"""What every request passes on its way in and out, routed or not: its name, the size of its head, its key, the metrics.
+"""What every request passes on its way in and out, routed or not: its name, the size of its head, its key, the metrics,
+and the audit line of an administrative call.
 
     client ─▶ CORS ─▶ Edge ─▶ router ─▶ Endpoint ─▶ handler
 
@@ -9,37 +10,39 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import uuid
+import time
 from collections.abc import Callable
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from weft.config.limits import Limits
+from weft.observe.call import Call, current, is_safe_name, new_name
 from weft.observe.log import EventLog
 from weft.observe.metrics import Metrics
 from weft.server.auth import Access, Keys
 from weft.server.errors import ApiError, error_response
-from weft.server.limits import (
-    LINGER_BYTES,
-    LINGER_S,
-    MAX_HEADER_BYTES,
-    MAX_HEADERS,
-    MAX_RID_LEN,
-    MAX_URL_BYTES,
-)
+from weft.server.limits import LINGER_BYTES, LINGER_S, over
 
 log = EventLog("server")
+audit = EventLog("audit")
 
 
 class Edge:
     """The outermost application. `route_of` gives a path's template and who may use it; unknown paths are "other"."""
 
     def __init__(
-        self, app: ASGIApp, keys: Keys, metrics: Metrics, route_of: Callable[[str], tuple[str, Access]]
+        self,
+        app: ASGIApp,
+        keys: Keys,
+        metrics: Metrics,
+        limits: Limits,
+        route_of: Callable[[str], tuple[str, Access]],
     ) -> None:
         self._app = app
         self._keys = keys
         self._metrics = metrics
+        self._limits = limits
         self._route_of = route_of
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -47,17 +50,16 @@ class Edge:
             await _refuse_other(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        rid = _request_id(headers)
-        scope["weft.rid"] = rid
+        call = Call(self._name(headers), time.perf_counter(), headers.get("traceparent", ""))
+        current.set(call)  # for this request alone: each has a task of its own
+        scope["weft.rid"] = call.rid
         route, access = self._route_of(scope["path"])
         method = scope["method"] if scope["method"] in _METHODS else "other"
-        out = _Outgoing(send, rid)
+        out = _Outgoing(send, call)
         self._metrics.http_began(route, method)
         try:
-            refusal = _oversized(scope) or self._keys.refusal(scope, headers, access)
+            refusal = self._refusal(scope, headers, access)
             if refusal is not None:
-                if access == "admin":
-                    log.warning("admin_refused", rid=rid, path=route, status=refusal.status)
                 await error_response(refusal)(scope, receive, out)
             else:
                 await self._app(scope, receive, out)
@@ -68,7 +70,51 @@ class Edge:
             if not out.status:
                 await answer(scope, receive, out)
         finally:
-            self._metrics.http_ended(route, out.status or 499)  # 499: the client left before its answer
+            status = out.status or 499  # 499: the client left before its answer
+            self._metrics.http_ended(route, status, time.perf_counter() - call.arrived_s)
+            if scope.get("weft.limit"):
+                self._metrics.refused(scope["weft.limit"])
+            if access == "admin":
+                self._audit(scope, headers, method, status)
+
+    def _refusal(self, scope: Scope, headers: Headers, access: Access) -> ApiError | None:
+        if scope.get("weft.crowded") and access in ("user", "admin"):  # health is told whatever happens
+            most = self._limits.max_connections
+            headers_out = {"retry-after": "1", "connection": "close"}
+            message = f"there are more than {most:,} connections"
+            return ApiError(503, message, headers=headers_out, limit="max_connections")
+        return self._oversized(scope) or self._keys.refusal(scope, headers, access)
+
+    def _audit(self, scope: Scope, headers: Headers, method: str, status: int) -> None:
+        """One line for each administrative call, let through or not: what, by whom, and how it ended."""
+        client = scope.get("client")
+        write = audit.info if status < 400 else audit.warning
+        write(
+            "admin_call",
+            method=method,
+            path=scope["path"],
+            key=self._keys.fingerprint(headers),
+            client=client[0] if client else "unix socket",
+            status=status,
+        )
+
+    def _name(self, headers: Headers) -> str:
+        """The client's name for the request, if it is harmless; else a new one."""
+        name = headers.get("x-request-id", "")
+        return name if len(name) <= self._limits.max_rid_len and is_safe_name(name) else new_name()
+
+    def _oversized(self, scope: Scope) -> ApiError | None:
+        limits = self._limits
+        url_len = len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"")
+        if url_len > limits.max_url_bytes:
+            return over("max_url_bytes", f"the URL is longer than {limits.max_url_bytes:,} bytes", status=414)
+        headers = scope["headers"]
+        if len(headers) > limits.max_headers:
+            return over("max_headers", f"there are more than {limits.max_headers} headers", status=431)
+        if sum(len(name) + len(value) for name, value in headers) > limits.max_header_bytes:
+            message = f"the headers are larger than {limits.max_header_bytes:,} bytes"
+            return over("max_header_bytes", message, status=431)
+        return None
 
 
 _METHODS = frozenset(["GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"])
@@ -81,16 +127,20 @@ class _Outgoing:
     would throw the answer away.
     """
 
-    def __init__(self, send: Send, rid: str) -> None:
+    def __init__(self, send: Send, call: Call) -> None:
         self._send = send
-        self._rid = rid.encode("ascii")
+        self._call = call
         self.status = 0
         self.is_early = False
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            headers = [*message.get("headers", ()), (b"x-request-id", self._rid)]
+            headers = [
+                *message.get("headers", ()),
+                (b"x-request-id", self._call.rid.encode("ascii")),
+                (b"x-content-type-options", b"nosniff"),  # what a model wrote is never taken for a page
+            ]
             if self.status == 413:
                 self.is_early = True
                 headers.append((b"connection", b"close"))
@@ -114,26 +164,6 @@ async def _linger(receive: Receive, out: _Outgoing) -> None:
                     break
                 left -= len(message.get("body", b""))
     await out.end()
-
-
-def _request_id(headers: Headers) -> str:
-    """The client's name for the request, if it is harmless; else a new one."""
-    name = headers.get("x-request-id", "")
-    if 0 < len(name) <= MAX_RID_LEN and name.isascii() and name.isprintable() and " " not in name:
-        return name
-    return uuid.uuid4().hex
-
-
-def _oversized(scope: Scope) -> ApiError | None:
-    url_len = len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"")
-    if url_len > MAX_URL_BYTES:
-        return ApiError(414, f"the URL is longer than {MAX_URL_BYTES:,} bytes")
-    headers = scope["headers"]
-    if len(headers) > MAX_HEADERS:
-        return ApiError(431, f"there are more than {MAX_HEADERS} headers")
-    if sum(len(name) + len(value) for name, value in headers) > MAX_HEADER_BYTES:
-        return ApiError(431, f"the headers are larger than {MAX_HEADER_BYTES:,} bytes")
-    return None
 
 
 async def _refuse_other(scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,4 +1,6 @@
-"""Errors as HTTP answers: always `{"error": {"message", "type", "param", "code"}}`, as OpenAI clients expect.
+"""Errors as HTTP answers: `{"error": {"message", "type", "param", "code"}}`, as OpenAI clients expect, but for the
+routes of other APIs, whose clients expect theirs. Beside it stands `request_id`, the name under which the log knows the
+request.
 
     ApiError            an answer with a status; raised anywhere in a handler
     ClientGone          the client left while its request was read; there is nobody to answer
@@ -8,19 +10,21 @@ Exceptions of other layers are translated here and nowhere else. No message hold
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from weft.messages.sampling import InvalidParam
+from weft.observe import call
 from weft.observe.log import EventLog
-from weft.server.limits import MAX_ERROR_LEN
 from weft.text.client import EngineUnavailable
 from weft.text.tokenizer import ContextExceeded
 
 log = EventLog("server")
+MAX_ERROR_LEN = 1_000  # characters of a message
 
 _TYPES = {
     401: "authentication_error",
@@ -31,11 +35,13 @@ _TYPES = {
     429: "rate_limit_error",
     503: "service_unavailable_error",
 }
+_ANTHROPIC_TYPES = _TYPES | {503: "overloaded_error", 504: "timeout_error", 408: "timeout_error"}
 _RETRY = {"retry-after": "1"}
 
 
 class ApiError(Exception):
-    """Answer with `status` and this message. `param` names the field of the request that is to blame."""
+    """Answer with `status` and this message. `param` names the field of the request that is to blame, `limit` the entry
+    of `config.limits.Limits` that it exceeds."""
 
     def __init__(
         self,
@@ -45,6 +51,7 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
+        limit: str = "",
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -52,6 +59,7 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.headers = headers
+        self.limit = limit
 
 
 class ClientGone(Exception):
@@ -67,6 +75,7 @@ class ErrorDetail(msgspec.Struct, kw_only=True):
 
 class ErrorBody(msgspec.Struct):
     error: ErrorDetail
+    request_id: str = ""
 
 
 def not_supported(param: str) -> ApiError:
@@ -99,11 +108,48 @@ def translated(exc: Exception) -> ApiError:
 def error_json(error: ApiError) -> bytes:
     """The body of an error answer, or the data of an error event."""
     kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
-    message = error.message if len(error.message) <= MAX_ERROR_LEN else error.message[:MAX_ERROR_LEN] + "..."
-    detail = ErrorDetail(message=message, type=kind, param=error.param, code=error.code or error.status)
-    return msgspec.json.encode(ErrorBody(detail))
+    detail = ErrorDetail(message=_message(error), type=kind, param=error.param, code=error.code or error.status)
+    return msgspec.json.encode(ErrorBody(detail, call.rid()))
+
+
+def anthropic_error(error: ApiError) -> bytes:
+    """The same for clients of Anthropic's API. Its errors name no field, so the message has to."""
+    kind = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    message = _message(error)
+    if error.param and error.param not in message:
+        message = f"{error.param}: {message}"
+    detail = {"type": kind, "message": message}
+    return msgspec.json.encode({"type": "error", "error": detail, "request_id": call.rid()})
+
+
+def ollama_error(error: ApiError) -> bytes:
+    return msgspec.json.encode({"error": _message(error)})
+
+
+def _message(error: ApiError) -> str:
+    return error.message if len(error.message) <= MAX_ERROR_LEN else error.message[:MAX_ERROR_LEN] + "..."
+
+
+def _form(path: str) -> Callable[[ApiError], bytes]:
+    """How the API that `path` belongs to writes errors."""
+    if path == "/v1/messages" or path.startswith("/v1/messages/"):
+        return anthropic_error
+    return ollama_error if path.startswith("/api/") else error_json
 
 
 def error_response(exc: Exception) -> Response:
-    error = translated(exc)
-    return Response(error_json(error), error.status, error.headers, media_type="application/json")
+    return ErrorAnswer(translated(exc))
+
+
+class ErrorAnswer(Response):
+    """An error as an answer. On its way out it tells the edge which limit was exceeded."""
+
+    def __init__(self, error: ApiError) -> None:
+        super().__init__(error_json(error), error.status, error.headers, media_type="application/json")
+        self._error = error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        error = self._error
+        scope["weft.limit"] = error.limit
+        body = _form(scope["path"])(error)
+        await Response(body, error.status, error.headers, media_type="application/json")(scope, receive, send)

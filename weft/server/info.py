@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from weft.config.limits import Limits
 from weft.config.server import ServerConfig
 from weft.server.errors import ApiError
+from weft.server.openai.responses.store import ResponseStore
 from weft.text.chat_template import ChatTemplate
 from weft.text.client import EngineClient
+from weft.text.parsers.formats import Formats
 from weft.text.tokenizer import Tokenizer
 
 
@@ -58,6 +61,9 @@ class Front:
     config: ServerConfig
     info: ServerInfo
     readiness: Readiness
+    limits: Limits = field(default_factory=Limits)
+    responses: ResponseStore = field(default_factory=ResponseStore)
+    formats: Formats = field(default_factory=Formats)  # in which the model writes calls and reasoning
 
     def require_accepting(self) -> None:
         """Raise `ApiError` 503 if new work is refused."""

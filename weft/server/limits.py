@@ -1,34 +1,129 @@
-"""Every limit of the HTTP side in one place. Those of sampling parameters stand in `messages.sampling`, the size of a
-body and of the queue are settings."""
+"""Holds a decoded body against `config.limits.Limits`, before anything is made of it.
+
+One table says which fields of any body have which limit; whatever route reads a body (`body.read_json`), it is checked
+here. Limits on sums over prompts, which are known only after tokenizing, are checked in `openai/translate.py`; those on
+bytes and times in `edge.py`, `protocol.py` and `body.py`.
+"""
 
 from __future__ import annotations
 
-MAX_PROMPTS = 1_024  # in one request
-MAX_COMPLETIONS = 4_096  # prompts * n
-MAX_TOTAL_TOKENS = 16_000_000  # of all prompts, each n times: what is sent to the engine
-MAX_TOTAL_STOP_LEN = 16_384  # characters of all different stop strings
-MAX_TOTAL_LOGIT_BIAS = 1_000_000  # entries, those of each prompt n times
-MAX_MESSAGES = 16_384  # of one conversation
-MAX_TOOLS = 1_024
-MAX_CHAT_LOGPROBS = 20  # OpenAI's own limit of `top_logprobs`
-MAX_COMPLETION_LOGPROBS = 20  # of `logprobs` in text completions; OpenAI has 5
-MAX_DETOKENIZED = 1_000_000  # ids
-MAX_RID_LEN = 128
-MAX_USER_LEN = 256  # longer ones are cut
-MAX_SALT_LEN = 256
-MAX_TIMEOUT_MS = 86_400_000  # of one request: a day
-MAX_ERROR_LEN = 1_000  # characters of a message in an error body
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-MAX_URL_BYTES = 8_192
-MAX_HEADER_BYTES = 32_768  # all names and values together
-MAX_HEADERS = 128
-MAX_HEAD_BYTES = 131_072  # of a request line and headers that are not complete yet
+import msgspec
 
-HEAD_TIMEOUT_S = 10.0  # for the request line and headers
-BODY_TIMEOUT_S = 60.0  # for the body
-STALL_TIMEOUT_S = 120.0  # a client that takes nothing of an answer for so long is cut off
-KEEP_ALIVE_S = 30.0
+from weft.config.limits import Limits
+from weft.server.errors import ApiError
+
 LINGER_S = 1.0  # an answer that comes before the end of the body is held open, for the client to find it:
 LINGER_BYTES = 64_000_000  # so long, or until so much has come
 HEALTH_TIMEOUT_S = 20.0
 SCRAPE_TIMEOUT_S = 0.5  # for fresh numbers of the engine when metrics are asked for
+
+
+class Bound(NamedTuple):
+    """What one limit means for some fields of a body."""
+
+    limit: str  # field of `Limits`
+    fields: tuple[str, ...]
+    size: Callable[[Any], int]  # of a field's value
+    what: str  # the unit, for the message
+
+
+def _num_prompts(value: Any) -> int:
+    return len(value) if isinstance(value, list) and value and not isinstance(value[0], int) else 1
+
+
+def _num_items(value: Any) -> int:
+    return len(value) if isinstance(value, list) else 1
+
+
+def _num_strings(value: Any) -> int:
+    return len(value) if isinstance(value, list) else 1
+
+
+def _longest(value: Any) -> int:
+    return max(map(len, value), default=0) if isinstance(value, list) else len(value)
+
+
+def _largest(value: Any) -> int:
+    """Of one number or a list of them; true and false ask for no number."""
+    return max((int(one) for one in value), default=0) if isinstance(value, list) else int(value is not True and value)
+
+
+def _num_ids(value: Any) -> int:
+    return sum(len(one) if isinstance(one, list) else 1 for one in value)
+
+
+BOUNDS = (
+    Bound("max_prompts", ("prompt", "text", "input", "input_ids"), _num_prompts, "prompts"),
+    Bound("max_n", ("n", "best_of"), _largest, "completions of a prompt"),
+    Bound("max_messages", ("messages",), len, "messages"),
+    Bound("max_messages", ("items",), _num_items, "items"),  # the input of a response
+    Bound("max_tools", ("tools",), len, "tools"),
+    Bound("max_stop_strings", ("stop", "stop_sequences"), _num_strings, "stop strings"),
+    Bound("max_stop_len", ("stop", "stop_sequences"), _longest, "characters in a stop string"),
+    Bound("max_stop_token_ids", ("stop_token_ids",), len, "ids"),
+    Bound("max_logit_bias", ("logit_bias",), len, "entries"),
+    Bound("max_logprobs", ("logprobs", "top_logprobs", "top_logprobs_num"), _largest, "likeliest tokens"),
+    Bound("max_detokenized", ("tokens",), _num_ids, "ids"),
+    Bound("max_rid_len", ("rid", "request_id"), _longest, "characters"),
+    Bound("max_salt_len", ("cache_salt", "extra_key"), len, "characters"),
+    Bound("max_timeout_ms", ("timeout_ms",), _largest, "milliseconds"),
+)
+_BY_FIELD = {
+    name: tuple(bound for bound in BOUNDS if name in bound.fields)
+    for name in sorted({name for bound in BOUNDS for name in bound.fields})
+}
+_STRUCTURED = frozenset({"messages", "items", "tools"})  # with a bound, and yet inside of them free-form values
+
+
+def check_body(limits: Limits, body: msgspec.Struct) -> None:
+    """Raise `ApiError` for the first field of `body`, or of a struct in it, that is larger than it may be."""
+    for name, told in zip(body.__struct_fields__, body.__struct_encode_fields__, strict=True):
+        value = getattr(body, name)
+        if value is None or isinstance(value, bool):
+            continue
+        for bound in _BY_FIELD.get(name, ()):
+            size, most = bound.size(value), getattr(limits, bound.limit)
+            if size > most:
+                raise over(bound.limit, f"{told} has {size:,} {bound.what}; at most {most:,} are allowed", param=told)
+        if name not in _BY_FIELD or name in _STRUCTURED:
+            _check_inside(limits, told, value)
+
+
+def over(limit: str, message: str, *, param: str | None = None, status: int = 400) -> ApiError:
+    """A refusal that is counted under the name of its limit."""
+    return ApiError(status, message, param=param, limit=limit)
+
+
+def _check_inside(limits: Limits, name: str, value: Any) -> None:
+    """Structs are checked like the body, free-form values for their depth and number."""
+    if isinstance(value, msgspec.Struct):
+        check_body(limits, value)
+    elif isinstance(value, dict):
+        _check_free_form(limits, name, value)
+    elif isinstance(value, list) and value:
+        if isinstance(value[0], msgspec.Struct):
+            for one in value:
+                check_body(limits, one)
+        else:
+            _check_free_form(limits, name, value)
+
+
+def _check_free_form(limits: Limits, name: str, value: Any) -> None:
+    """Level by level, so that neither depth nor number can overrun this function."""
+    level, depth, count = [value], 0, 0
+    while level:
+        depth += 1
+        count += sum(map(len, level))
+        if depth > limits.max_json_depth:
+            raise over("max_json_depth", f"{name} is nested deeper than {limits.max_json_depth} levels", param=name)
+        if count > limits.max_json_values:
+            raise over("max_json_values", f"{name} has more than {limits.max_json_values:,} values", param=name)
+        level = [
+            inner
+            for one in level
+            for inner in (one.values() if isinstance(one, dict) else one)
+            if isinstance(inner, dict | list)
+        ]

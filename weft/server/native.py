@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -10,11 +10,11 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from weft.messages.replies import TokenLogprobs
-from weft.messages.sampling import MAX_N, SamplingParams
+from weft.messages.sampling import SamplingParams
 from weft.server.body import json_bytes, read_json
 from weft.server.errors import ApiError, not_supported
+from weft.server.grammar import grammar_of
 from weft.server.info import Front
-from weft.server.limits import MAX_PROMPTS
 from weft.server.openai.translate import (
     LOWEST_LOGPROB,
     cache_salt,
@@ -25,6 +25,7 @@ from weft.server.openai.translate import (
     submit,
     timeout_ms,
 )
+from weft.server.sessions import SessionFields, session_params
 from weft.server.stream import Answer
 from weft.text.generation import Delta, End, Prompt
 from weft.text.tokenizer import Tokenizer
@@ -52,16 +53,19 @@ class NativeSampling(msgspec.Struct, kw_only=True):
     sampling_seed: int | None = None
     seed: int | None = None
 
-    json_schema: Any = None
-    regex: Any = None
-    ebnf: Any = None
+    json_schema: Any = None  # this and the next: what the answer must be (`server/grammar.py`)
+    regex: str | None = None
+    ebnf: str | None = None
+    choice: list[str] | None = None
     structural_tag: Any = None
+    structured_outputs: dict[str, Any] | None = None
+
     stop_regex: Any = None
     beam_width: Any = None
     custom_params: Any = None
 
 
-_REFUSED = ("json_schema", "regex", "ebnf", "structural_tag", "stop_regex", "beam_width", "custom_params")
+_REFUSED = ("stop_regex", "beam_width", "custom_params")
 _PASSED = (
     *("n", "min_new_tokens", "temperature", "top_p", "top_k", "min_p", "ignore_eos", "skip_special_tokens"),
     *("frequency_penalty", "presence_penalty", "repetition_penalty"),
@@ -84,6 +88,7 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     timeout_ms: int | None = None
     cache_salt: str | None = None
     extra_key: str | None = None
+    session_params: SessionFields | list[SessionFields] | None = None
     model: str | None = None
 
 
@@ -99,6 +104,8 @@ async def generate(front: Front, request: Request) -> ASGIApp:
     for one in params:
         one.check(front.client.engine.vocab_size)
     rids = _rids(request, body.rid, len(sources))
+    fields = _spread("session_params", body.session_params, len(sources))
+    sessions = [session_params(front, own, n=one.n) for own, one in zip(fields, params, strict=True)]
     salt = cache_salt(body.cache_salt, body.extra_key)
     ids = await encode_mixed(front, sources, add_special_tokens=True)
     prompts = [
@@ -109,9 +116,10 @@ async def generate(front: Front, request: Request) -> ASGIApp:
             group=body.rid if isinstance(body.rid, str) else "",
             priority=body.priority or 0,
             cache_salt=salt,
-            timeout_ms=timeout_ms(request, body.timeout_ms),
+            timeout_ms=timeout_ms(front, request, body.timeout_ms),
+            session=session,
         )
-        for one_ids, one, rid in zip(ids, params, rids, strict=True)
+        for one_ids, one, rid, session in zip(ids, params, rids, sessions, strict=True)
     ]
     generation = submit(front, prompts, stream=bool(body.stream))
     reply = NativeReply(
@@ -121,6 +129,7 @@ async def generate(front: Front, request: Request) -> ASGIApp:
         as_list=is_batch or len(generation.completions) > 1,
         logprobs=[bool(one.logprobs is not None) for one in params for _ in range(one.n)],
         with_text=bool(body.return_text_in_logprobs),
+        version=lambda: front.client.weight_version,
     )
     return Answer(generation, reply)
 
@@ -139,8 +148,8 @@ def _sources(body: GenerateBody) -> tuple[Sequence[str | list[int]], bool]:
         if not lists:
             return [ids], False
     batch = body.text if body.text is not None else lists
-    if not 0 < len(batch) <= MAX_PROMPTS:
-        raise ApiError(400, f"there are {len(batch):,} prompts; 1 to {MAX_PROMPTS:,} are allowed", param="text")
+    if not batch:
+        raise ApiError(400, "there is no prompt", param="text")
     return batch, True
 
 
@@ -163,8 +172,6 @@ def _params(body: NativeSampling, with_logprobs: bool, top: int) -> SamplingPara
     for name in _REFUSED:
         if getattr(body, name):
             raise not_supported(f"sampling_params.{name}")
-    if body.n is not None and not 1 <= body.n <= MAX_N:
-        raise ApiError(400, f"n is {body.n}; 1 to {MAX_N} are allowed", param="n")
     given = {name: getattr(body, name) for name in _PASSED if getattr(body, name) is not None}
     return SamplingParams(
         **given,
@@ -175,6 +182,7 @@ def _params(body: NativeSampling, with_logprobs: bool, top: int) -> SamplingPara
         include_stop=bool(body.no_stop_trim),
         seed=body.sampling_seed if body.sampling_seed is not None else body.seed,
         logprobs=top if with_logprobs else None,
+        grammar=grammar_of(body),
     )
 
 
@@ -197,12 +205,14 @@ class NativeReply:
         as_list: bool,
         logprobs: Sequence[bool],
         with_text: bool,
+        version: Callable[[], str],
     ) -> None:
         self._tokenizer = tokenizer
         self._rids = rids
         self._prompt_lens = prompt_lens
         self._as_list = as_list
         self._with_text = with_text
+        self._version = version  # of the weights that compute now
         self._texts = [""] * len(rids)
         self._ids: list[list[int]] = [[] for _ in rids]
         self._logprobs: list[list[TokenLogprobs] | None] = [[] if wanted else None for wanted in logprobs]
@@ -227,10 +237,10 @@ class NativeReply:
         meta: dict[str, Any] = {
             "id": self._rids[choice],
             "finish_reason": None if delta.end is None else _finish_reason(delta.end),
-            "prompt_tokens": self._prompt_lens[choice],
+            "prompt_tokens": self._prompt_lens[choice] if delta.end is None else delta.end.prompt_tokens,
             "completion_tokens": delta.num_tokens,
             "cached_tokens": 0 if delta.end is None else delta.end.cached_tokens,
-            "weight_version": "default",
+            "weight_version": self._version() if delta.end is None else delta.end.weight_version,
         }
         if delta.end is not None:
             meta["e2e_latency"] = delta.end.e2e_s

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 import uvicorn
 from starlette.types import ASGIApp
 
+from weft.config.limits import Limits
 from weft.config.server import ServerConfig
-from weft.server.limits import KEEP_ALIVE_S
-from weft.server.protocol import GuardedProtocol
+from weft.server.protocol import Door, GuardedProtocol
 
 T = TypeVar("T")
 BACKLOG = 2_048
@@ -29,12 +30,21 @@ class HttpServer(uvicorn.Server):
         yield
 
 
-def make_server(app: ASGIApp, config: ServerConfig) -> HttpServer:
-    """The server of `app`. After `should_exit` was set it ends with the last request, at most `drain_s` later."""
+def make_server(
+    app: ASGIApp,
+    config: ServerConfig,
+    limits: Limits | None = None,
+    refused: Callable[[str], None] = lambda limit: None,
+) -> HttpServer:
+    """The server of `app`. After `should_exit` was set it ends with the last request, at most `drain_s` later.
+
+    `refused` is told the name of each limit for which a connection was ended.
+    """
+    limits = limits or Limits()
     return HttpServer(
         uvicorn.Config(
             app,
-            http=GuardedProtocol,
+            http=partial(GuardedProtocol, door=Door(limits, refused)),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
             loop="none",
@@ -43,7 +53,7 @@ def make_server(app: ASGIApp, config: ServerConfig) -> HttpServer:
             server_header=False,
             proxy_headers=False,
             backlog=BACKLOG,
-            timeout_keep_alive=int(KEEP_ALIVE_S),
+            timeout_keep_alive=max(int(limits.keep_alive_s), 1),
             timeout_graceful_shutdown=max(int(config.drain_s), 1),
         )
     )

@@ -8,20 +8,32 @@ disconnect closes the generation at once, whether the answer is a stream or not.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
 from starlette.types import Receive, Scope, Send
 
 from weft.server.errors import ApiError, error_json, error_response, failed, translated
 from weft.text.generation import Delta, Generation
 
-DONE = b"data: [DONE]\n\n"
-_EVENT_STREAM = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
+MAX_WARNINGS_LEN = 2_000  # bytes of the header
+_STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # proxies must not collect events
 ]
+
+
+class Wire(NamedTuple):
+    """How an API writes a stream."""
+
+    content_type: bytes
+    error: Callable[[ApiError], bytes]  # the event that tells of an error
+    end: bytes  # what stands behind everything
+
+
+OPENAI_EVENTS = Wire(
+    b"text/event-stream; charset=utf-8", lambda error: b"data: " + error_json(error) + b"\n\n", b"data: [DONE]\n\n"
+)
 
 
 class Reply(Protocol):
@@ -34,15 +46,16 @@ class Reply(Protocol):
         """The events for what is new of one completion."""
 
     def closing(self) -> bytes:
-        """The events after the last completion has ended, before [DONE]."""
+        """The events after the last completion has ended, before the end of the stream."""
 
 
 class Answer:
     """The ASGI application that answers one request with its generation."""
 
-    def __init__(self, generation: Generation, reply: Reply) -> None:
+    def __init__(self, generation: Generation, reply: Reply, wire: Wire = OPENAI_EVENTS) -> None:
         self._generation = generation
         self._reply = reply
+        self._wire = wire
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._generation:
@@ -65,6 +78,7 @@ class Answer:
             return
         body = self._reply.whole(deltas)
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        headers += self._warnings()
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
@@ -77,14 +91,21 @@ class Answer:
                 await error_response(failure)(scope, receive, send)
                 return
             if not started:
-                await send({"type": "http.response.start", "status": 200, "headers": _EVENT_STREAM})
+                headers = [(b"content-type", self._wire.content_type), *_STREAM_HEADERS, *self._warnings()]
+                await send({"type": "http.response.start", "status": 200, "headers": headers})
                 started = True
             failure = failure or await self._send_events(deltas, send)
             if failure is not None:
-                await _finish(send, b"data: " + error_json(failure) + b"\n\n")
+                await self._finish(send, self._wire.error(failure))
                 return
         if not self._generation.closed:
-            await _finish(send, self._reply.closing())
+            await self._finish(send, self._reply.closing())
+
+    def _warnings(self) -> list[tuple[bytes, bytes]]:
+        """A header with everything that the engine warns of. It has told before the first token."""
+        texts = dict.fromkeys(text for one in self._generation.completions for text in one.warnings)
+        value = "; ".join(texts).encode("ascii", "replace")[:MAX_WARNINGS_LEN]
+        return [(b"x-weft-warnings", value)] if value else []
 
     async def _send_events(self, deltas: Sequence[Delta], send: Send) -> ApiError | None:
         try:
@@ -95,9 +116,8 @@ class Answer:
             await send({"type": "http.response.body", "body": body, "more_body": True})
         return None
 
-
-async def _finish(send: Send, last: bytes) -> None:
-    await send({"type": "http.response.body", "body": last + DONE, "more_body": False})
+    async def _finish(self, send: Send, last: bytes) -> None:
+        await send({"type": "http.response.body", "body": last + self._wire.end, "more_body": False})
 
 
 async def _close_when_gone(receive: Receive, generation: Generation) -> None:

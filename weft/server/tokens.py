@@ -13,8 +13,7 @@ from weft.messages.sampling import InvalidParam
 from weft.server.body import json_bytes, read_json
 from weft.server.errors import ApiError
 from weft.server.info import Front
-from weft.server.limits import MAX_DETOKENIZED, MAX_PROMPTS
-from weft.server.openai.chat import chat_prompt
+from weft.server.openai.conversation import chat_prompt
 from weft.server.openai.models import ChatMessage, ChatRequest
 from weft.server.openai.translate import encode_texts, token_name
 
@@ -48,8 +47,6 @@ async def tokenize(front: Front, request: Request) -> ASGIApp:
         ids = await chat_prompt(front, _as_chat(body, body.messages))
         return _tokenized(front, body, ids, len(ids))
     texts = [body.prompt] if isinstance(body.prompt, str) else body.prompt or []
-    if len(texts) > MAX_PROMPTS:
-        raise ApiError(400, f"there are {len(texts):,} prompts; at most {MAX_PROMPTS:,} are allowed", param="prompt")
     special = body.add_special_tokens is not False
     found = await encode_texts(front, texts, add_special_tokens=special)
     if isinstance(body.prompt, str):
@@ -60,8 +57,6 @@ async def tokenize(front: Front, request: Request) -> ASGIApp:
 async def detokenize(front: Front, request: Request) -> ASGIApp:
     body = await read_json(front, request, DetokenizeRequest)
     front.require_model(body.model)
-    if sum(1 if isinstance(item, int) else len(item) for item in body.tokens) > MAX_DETOKENIZED:
-        raise ApiError(400, f"tokens has more than {MAX_DETOKENIZED:,} ids", param="tokens")
     if len(body.tokens) > 0 and all(isinstance(item, list) for item in body.tokens):
         texts = [await _decoded(front, item, body) for item in body.tokens if isinstance(item, list)]
         return _json({"prompt": texts, "text": texts})
@@ -70,6 +65,20 @@ async def detokenize(front: Front, request: Request) -> ASGIApp:
         raise ApiError(400, "tokens mixes ids with lists", param="tokens")
     text = await _decoded(front, ids, body)
     return _json({"prompt": text, "text": text})
+
+
+async def tokenizer_info(front: Front, request: Request) -> ASGIApp:
+    """What a client needs to tokenize and render as this server does."""
+    templates = front.tokenizer.chat_templates
+    return _json(
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": front.info.context_length,
+            "vocab_size": front.tokenizer.vocab_size,
+            "chat_template": templates.get("default"),
+            **front.tokenizer.special_tokens,
+        }
+    )
 
 
 async def _decoded(front: Front, ids: list[int], body: DetokenizeRequest) -> str:

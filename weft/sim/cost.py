@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from weft.executor.control import NO_DEVICE, DeviceRequest, Pending
 from weft.executor.plan import BoolArray, ForwardMode, IntArray, LongArray, Plan, Result
 from weft.sim.trace import EOS, FILLER
 
@@ -145,3 +146,6 @@ class CostRunner:
         ends = self._lengths.reached(plan.sampling.seeds, plan.sampling.positions)
         tokens = np.where(ends, np.int32(EOS), np.int32(FILLER))
         return CostStep(self._clock, self._free_s, Result(tokens=tokens))
+
+    def control(self, request: DeviceRequest) -> Pending:
+        return NO_DEVICE

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from weft.messages.codec import FromEngine, ToEngine
 from weft.messages.replies import Finish, StepOutput
-from weft.messages.requests import GenerateRequest
+from weft.messages.requests import BatchGenerate, GenerateRequest
 from weft.scheduler.scheduler import Scheduler
 from weft.scheduler.service.engine import Engine
 from weft.scheduler.service.replay import Replay
@@ -58,8 +58,11 @@ class _Tap:
 
     def submit(self, message: ToEngine) -> FromEngine | None:
         reply = self._engine.submit(message)
-        if isinstance(message, GenerateRequest):  # whose arrival was the last reading of the clock
-            self.sent.append((self._replay.last_s, message))
+        match message:  # whose arrival was the last reading of the clock
+            case GenerateRequest():
+                self.sent.append((self._replay.last_s, message))
+            case BatchGenerate():
+                self.sent += [(self._replay.last_s, member) for member in message.members()]
         return reply
 
     def step(self) -> list[FromEngine]:

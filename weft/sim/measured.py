@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from weft.executor.control import DeviceRequest, Pending
 from weft.executor.plan import Plan, Result, Runner, Step
 from weft.sim.cost import Load, Meter
 
@@ -51,6 +52,9 @@ class MeasuredRunner:
 
     def launch(self, plan: Plan) -> MeasuredStep:
         return MeasuredStep(self, self._runner.launch(plan), Load.of(plan), time.perf_counter())
+
+    def control(self, request: DeviceRequest) -> Pending:
+        return self._runner.control(request)
 
     def note(self, load: Load, launched_s: float) -> None:
         now = time.perf_counter()

@@ -17,6 +17,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import psutil
 
+from weft.executor.control import NO_DEVICE, DeviceRequest, Pending
 from weft.executor.plan import IntArray, Plan, Result, Step
 from weft.memory.radix import Node, RadixCache
 from weft.messages.requests import GenerateRequest
@@ -125,6 +126,9 @@ class NoRunner:
 
     def launch(self, plan: Plan) -> Step:
         raise AssertionError("no step is launched here")
+
+    def control(self, request: DeviceRequest) -> Pending:
+        return NO_DEVICE
 
 
 def _scheduler(page_size: int, steps: int, num_waiting: int = NUM_WAITING, policy: str = "fcfs") -> Scheduler:

@@ -33,6 +33,7 @@ from weft.messages.control import (
     FreezeGCReply,
     GetState,
     GetStateReply,
+    Heartbeat,
     ListRequests,
     ListRequestsReply,
     SetPolicy,
@@ -40,11 +41,17 @@ from weft.messages.control import (
     Stats,
 )
 from weft.messages.replies import Finish, StepOutput
-from weft.messages.requests import Abort, GenerateRequest
+from weft.messages.requests import Abort, BatchGenerate, GenerateRequest
 from weft.messages.sampling import InvalidParam, SamplingParams
+from weft.messages.weights import FIRST_VERSION, WeightsReply
+from weft.observe.call import current
 from weft.observe.log import EventLog
 from weft.observe.metrics import Metrics
+from weft.observe.status import StatusLine
+from weft.observe.trace import Tracer
 from weft.text.generation import Completion, Generation, Prompt
+from weft.text.pulse import Pulse
+from weft.text.record import Recorder
 from weft.text.stop import StopMatcher, StopStrings, compile_stops
 from weft.text.tokenizer import ContextExceeded, Tokenizer
 
@@ -68,17 +75,25 @@ class EngineClient:
         send: Callable[[ToEngine], None],
         *,
         metrics: Metrics | None = None,
+        tracer: Tracer | None = None,
         log_requests: bool = False,
         max_pending_tokens: int = MAX_PENDING_TOKENS,
+        step_timeout_s: float = 0.0,
     ) -> None:
         self.metrics = metrics or Metrics()
         self.stats = Stats()  # the last that the engine told
+        self.stats_at = time.monotonic()  # and when
+        self.log_requests = log_requests  # one line per finished request
         self.ready: EngineReady | None = None
         self.lost: str | None = None  # why there is no engine any more
+        self.weight_version = FIRST_VERSION  # of the weights in use
+        self.released: list[str] = []  # memory of the engine that is given back: it takes no work
         self.num_late_tokens = 0  # for requests that had ended here
         self._tokenizer = tokenizer
         self._send = send
-        self._log_requests = log_requests
+        self.pulse = Pulse(step_timeout_s)
+        self._recorder = Recorder(self.metrics, tracer)
+        self._status = StatusLine()
         self._max_pending_tokens = max_pending_tokens
         self._numbers = itertools.count(1)
         self._open: dict[int, Completion] = {}
@@ -99,6 +114,7 @@ class EngineClient:
         requests: list[GenerateRequest] = []
         automata = {stop: compile_stops(stop) for stop in {params.stop for _, params in checked} if stop}
         for prompt, (input_ids, params) in zip(prompts, checked, strict=True):
+            self.metrics.began(prompt.params.n, params.max_new_tokens or 0)
             for request in self._requests(prompt, input_ids, params):
                 requests.append(request)
                 completions.append(self._completion(request, prompt, len(completions), automata.get(params.stop)))
@@ -107,8 +123,7 @@ class EngineClient:
             self._open[completion.id] = completion
             for name in {completion.rid, completion.group} - {""}:
                 self._by_name.setdefault(name, set()).add(completion.id)
-        for request in requests:
-            self._send(request)
+        self._send(requests[0] if len(requests) == 1 else _batch(requests))
         return generation
 
     def abort(self, rid: str) -> int:
@@ -141,6 +156,8 @@ class EngineClient:
             raise EngineUnavailable(f"the engine has stopped: {self.lost}")
         if self.ready is None:
             raise EngineUnavailable("the engine is not ready yet")
+        if hang := self.pulse.hang:
+            raise EngineUnavailable(hang)
         return self.ready
 
     async def wait_ready(self) -> EngineReady:
@@ -155,37 +172,37 @@ class EngineClient:
 
     async def flush_cache(self, timeout_s: float = 0.0) -> FlushCacheReply:
         """Empty the prefix cache, waiting up to `timeout_s` for the engine to become idle."""
-        return await self._call(
+        return await self.call(
             lambda call: FlushCache(call=call, timeout_s=timeout_s), FlushCacheReply, timeout_s + CALL_TIMEOUT_S
         )
 
     async def get_state(self, timeout_s: float = CALL_TIMEOUT_S) -> Stats:
         """The engine's numbers as they are now."""
-        reply = await self._call(lambda call: GetState(call=call), GetStateReply, timeout_s)
+        reply = await self.call(lambda call: GetState(call=call), GetStateReply, timeout_s)
         self._keep(reply.stats)
         return reply.stats
 
     async def set_policy(self, policy: str) -> SetPolicyReply:
         """Order the waiting requests by another policy."""
-        return await self._call(lambda call: SetPolicy(call=call, policy=policy), SetPolicyReply, CALL_TIMEOUT_S)
+        return await self.call(lambda call: SetPolicy(call=call, policy=policy), SetPolicyReply, CALL_TIMEOUT_S)
 
     async def freeze_gc(self) -> int:
         """Move the engine's objects out of its garbage collector's sight. Returns how many."""
-        reply = await self._call(lambda call: FreezeGC(call=call), FreezeGCReply, CALL_TIMEOUT_S)
+        reply = await self.call(lambda call: FreezeGC(call=call), FreezeGCReply, CALL_TIMEOUT_S)
         return reply.frozen_objects
 
     async def list_requests(self, limit: int) -> ListRequestsReply:
         """The engine's queue and its open requests, at most `limit` of them."""
-        return await self._call(lambda call: ListRequests(call=call, limit=limit), ListRequestsReply, CALL_TIMEOUT_S)
+        return await self.call(lambda call: ListRequests(call=call, limit=limit), ListRequestsReply, CALL_TIMEOUT_S)
 
     async def explain(self, rid: str) -> list[Explanation]:
         """What happened to the requests with exactly this name, open or among the latest that ended, newest first."""
-        reply = await self._call(lambda call: ExplainRequest(call=call, rid=rid), ExplainRequestReply, CALL_TIMEOUT_S)
+        reply = await self.call(lambda call: ExplainRequest(call=call, rid=rid), ExplainRequestReply, CALL_TIMEOUT_S)
         return reply.found
 
     async def audit(self) -> AuditReply:
         """Let the engine check who owns each page of its KV memory."""
-        return await self._call(lambda call: AuditBooks(call=call), AuditReply, CALL_TIMEOUT_S)
+        return await self.call(lambda call: AuditBooks(call=call), AuditReply, CALL_TIMEOUT_S)
 
     # ---- what comes from the engine
 
@@ -201,17 +218,24 @@ class EngineClient:
 
     def deliver(self, message: FromEngine) -> None:
         """One message from the engine."""
+        self.pulse.heard()
         match message:
             case StepOutput():
                 self._deliver_step(message)
             case Stats():
                 self._keep(message)
+            case Heartbeat():
+                self.pulse.beat(message)
             case EngineReady():
                 self.ready = message
+                phases = [(phase, seconds) for phase, _, seconds in message.startup]
+                self.metrics.started(phases, message.page_size, message.kv_tokens // message.page_size)
                 self._wake_ready()
             case EngineFailed():
                 self.engine_lost(message.message)
             case _:  # a reply to a call
+                if isinstance(message, WeightsReply):
+                    self.weight_version, self.released = message.weight_version, message.released
                 waiter = self._calls.pop(message.call, None)
                 if waiter is not None and not waiter.done():
                     waiter.set_result(message)
@@ -248,8 +272,10 @@ class EngineClient:
                 sampling=msgspec.structs.replace(params, n=1, seed=_wrapped(params.seed, number)),
                 user=prompt.user,
                 priority=prompt.priority,
+                group=prompt.group,
                 cache_salt=prompt.cache_salt,
                 timeout_ms=prompt.timeout_ms,
+                session=prompt.session,
             )
             for number in range(params.n)
         ]
@@ -258,7 +284,7 @@ class EngineClient:
         self, request: GenerateRequest, prompt: Prompt, choice: int, stops: StopStrings | None
     ) -> Completion:
         params = request.sampling
-        return Completion(
+        completion = Completion(
             id=request.id,
             choice=choice,
             rid=request.rid,
@@ -268,6 +294,11 @@ class EngineClient:
             detokenizer=self._tokenizer.detokenizer(skip_special_tokens=params.skip_special_tokens),
             matcher=None if stops is None else StopMatcher(stops, include=params.include_stop),
         )
+        completion.params = prompt.params
+        completion.latency = self.metrics.latency(request.priority)
+        if (http := current.get()) is not None:
+            completion.arrived_s, completion.traceparent = http.arrived_s, http.traceparent
+        return completion
 
     def _deliver_step(self, step: StepOutput) -> None:
         """Give each token to its completion, then the ends, then wake whoever waits."""
@@ -276,6 +307,9 @@ class EngineClient:
         stop_tokens = {finish.id: finish.matched for finish in step.finished if finish.matched is not None}
         ids = np.frombuffer(step.ids, dtype=np.int64).tolist()
         tokens = np.frombuffer(step.tokens, dtype=np.int32).tolist()
+        for warned in step.warnings:
+            if (completion := self._open.get(warned.id)) is not None:
+                completion.warnings.append(warned.text)
         to_abort = self._push_tokens(zip(ids, tokens, strict=True), stop_tokens, now, touched)
         for logprobs in step.logprobs:
             completion = self._open.get(logprobs.id)
@@ -288,7 +322,8 @@ class EngineClient:
                 touched.add(completion.generation)
         to_abort = [id for id in to_abort if id in self._open]
         if to_abort:
-            self._send(Abort(ids=tuple(to_abort), message="a stop string was found"))
+            lens = tuple(self._open[id].num_tokens for id in to_abort)
+            self._send(Abort(ids=tuple(to_abort), output_lens=lens, message="a stop string was found"))
         for generation in touched:
             generation.wake()
 
@@ -301,8 +336,6 @@ class EngineClient:
     ) -> list[int]:
         """The hot loop: once per generated token. Returns the ids that a stop string has ended."""
         find = self._open.get
-        first: list[float] = []
-        gaps: list[float] = []
         stopped: list[int] = []
         for id, token in tokens:
             completion = find(id)
@@ -310,9 +343,10 @@ class EngineClient:
                 self.num_late_tokens += 1
                 continue
             if completion.last_token_at:
-                gaps.append(now - completion.last_token_at)
+                completion.latency.gaps.append(now - completion.last_token_at)
             else:
-                first.append(now - completion.began)
+                completion.first_token_at = now
+                completion.latency.first_token.observe_one(now - completion.arrived_s, completion.rid)
             completion.last_token_at = now
             if stop_tokens and stop_tokens.get(id) == token:
                 completion.push_stop(token)
@@ -323,28 +357,30 @@ class EngineClient:
             elif completion.num_pending > self._max_pending_tokens and completion.generation.stream:
                 self._end_slow(completion)
             touched.add(completion.generation)
-        self.metrics.time_to_first_token.observe(first)
-        self.metrics.inter_token_latency.observe(gaps)
+        self.metrics.end_step()
         return stopped
 
     def _end_slow(self, completion: Completion) -> None:
         """Its reader does not read: give up the request, so that neither memory nor the engine serve nobody."""
         message = "the client does not read what is generated"
+        self.metrics.refused("max_pending_tokens")
         self._send(Abort(ids=(completion.id,), message=message))
         self._end(completion, Finish(id=completion.id, reason="abort", message=message))
 
     def _end(self, completion: Completion, finish: Finish) -> None:
-        completion.finish(finish)
+        completion.finish(finish, self.weight_version)
         self._forget(completion)
         assert completion.end is not None
-        self._record(completion, completion.end.reason, completion.end.message, finish.queue_s)
+        self._recorder.ended(completion, completion.end, finish, is_told=self.log_requests)
 
     def _closed(self, generation: Generation) -> None:
         """The consumer has left: abort what had not ended."""
         left = [completion for completion in generation.completions if completion.id in self._open]
         for completion in left:
             self._forget(completion)
-            self._record(completion, "abort", "the client is gone", 0.0)
+            completion.finish(Finish(id=completion.id, reason="abort", message="the client is gone"))
+            assert completion.end is not None
+            self._recorder.ended(completion, completion.end, None, is_told=self.log_requests)
         if left and self.lost is None:
             self._send(Abort(ids=tuple(completion.id for completion in left), message="the client is gone"))
 
@@ -356,30 +392,12 @@ class EngineClient:
             if not ids:
                 del self._by_name[name]
 
-    def _record(self, completion: Completion, reason: str, message: str, queue_s: float) -> None:
-        e2e_s = time.perf_counter() - completion.began
-        self.metrics.finished(
-            reason,
-            prompt_tokens=completion.prompt_len,
-            completion_tokens=completion.num_tokens,
-            e2e_s=e2e_s,
-            queue_s=queue_s,
-        )
-        if self._log_requests or reason in ("abort", "error"):
-            log.info(
-                "finished",
-                rid=completion.rid,
-                reason=reason,
-                prompt_tokens=completion.prompt_len,
-                completion_tokens=completion.num_tokens,
-                queue_s=queue_s,
-                e2e_s=e2e_s,
-                message=message or "-",
-            )
-
     def _keep(self, stats: Stats) -> None:
         self.stats = stats
-        self.metrics.engine.set(msgspec.structs.asdict(stats))
+        self.stats_at = time.monotonic()
+        numbers = msgspec.structs.asdict(stats)
+        self.metrics.engine.set(numbers)
+        self._status.take(numbers, time.monotonic())
 
     def _wake_ready(self) -> None:
         for waiter in self._ready_waiters:
@@ -387,13 +405,17 @@ class EngineClient:
                 waiter.set_result(None)
         self._ready_waiters.clear()
 
-    async def _call(self, make: Callable[[int], ToEngine], reply: type[R], timeout_s: float) -> R:
+    async def call(self, make: Callable[[int], ToEngine], reply: type[R], timeout_s: float = CALL_TIMEOUT_S) -> R:
+        """Send the control request that `make` makes with a call's number, and wait for its `reply`.
+
+        Raises `EngineUnavailable` if there is no engine, or no answer in time.
+        """
         _ = self.engine
         call = next(self._numbers)
         waiter: asyncio.Future[Reply]
         waiter = self._calls[call] = asyncio.get_running_loop().create_future()
-        self._send(make(call))
         try:
+            self._send(make(call))
             answer = await asyncio.wait_for(waiter, timeout_s)
         except TimeoutError as exc:
             raise EngineUnavailable(f"the engine has not answered for {timeout_s:g} s") from exc
@@ -401,6 +423,17 @@ class EngineClient:
             self._calls.pop(call, None)
         assert isinstance(answer, reply), f"call {call} got {answer}"
         return answer
+
+
+def _batch(requests: Sequence[GenerateRequest]) -> BatchGenerate:
+    """Several requests as one message; equal prompts stand in it once."""
+    places: dict[bytes, int] = {}
+    prompt_of = [places.setdefault(request.input_ids, len(places)) for request in requests]
+    return BatchGenerate(
+        prompts=list(places),
+        requests=[msgspec.structs.replace(request, input_ids=b"") for request in requests],
+        prompt_of=prompt_of,
+    )
 
 
 def _checked(prompt: Prompt, engine: EngineReady) -> tuple[bytes, SamplingParams]:
@@ -420,7 +453,8 @@ def _checked(prompt: Prompt, engine: EngineReady) -> tuple[bytes, SamplingParams
         )
     max_new = prompt.params.max_new_tokens
     if max_new is None:
-        max_new = max(context - prompt_len, 1)
+        if prompt.session is None:  # else the engine knows how much comes before it
+            max_new = max(context - prompt_len, 1)
     elif prompt_len + max_new > context:
         raise ContextExceeded(
             "max_tokens",

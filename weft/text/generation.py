@@ -14,6 +14,9 @@ from typing import NamedTuple
 
 from weft.messages.replies import Finish, FinishReason, TokenLogprobs
 from weft.messages.sampling import SamplingParams
+from weft.messages.sessions import SessionParams
+from weft.messages.weights import FIRST_VERSION
+from weft.observe.metrics import Latency
 from weft.text.detokenizer import Detokenizer
 from weft.text.stop import StopMatcher
 
@@ -31,6 +34,7 @@ class Prompt:
     priority: int = 0
     cache_salt: str = ""
     timeout_ms: int = 0  # the engine ends it after so long; 0: never
+    session: SessionParams | None = None  # it comes behind the history of this session
 
 
 class End(NamedTuple):
@@ -45,6 +49,7 @@ class End(NamedTuple):
     cached_tokens: int
     queue_s: float
     e2e_s: float
+    weight_version: str = FIRST_VERSION  # of the weights that computed its last token
 
     @property
     def failed(self) -> bool:
@@ -67,7 +72,8 @@ class Completion:
 
     __slots__ = (
         *("id", "choice", "rid", "group", "prompt_len", "began", "generation"),
-        *("num_tokens", "last_token_at", "stopped_by", "end"),
+        *("num_tokens", "first_token_at", "last_token_at", "stopped_by", "end"),
+        *("params", "arrived_s", "traceparent", "latency", "warnings"),
         *("_detokenizer", "_matcher", "_num_unchecked", "_show_stop"),
         *("_texts", "_token_ids", "_logprobs", "_end_taken"),
     )
@@ -91,7 +97,12 @@ class Completion:
         self.prompt_len = prompt_len
         self.num_tokens = 0
         self.began = time.perf_counter()
-        self.last_token_at = 0.0
+        self.first_token_at = self.last_token_at = 0.0
+        self.params = params
+        self.arrived_s = self.began  # when the HTTP request came, if it was one
+        self.traceparent = ""
+        self.latency: Latency
+        self.warnings: list[str] = []  # there before the first token
         self.stopped_by: str | None = None  # the stop string that ended it here; the engine's last word is awaited
         self.end: End | None = None
         self.generation: Generation
@@ -132,7 +143,7 @@ class Completion:
         if len(self._logprobs) < len(self._token_ids):
             self._logprobs.append(logprobs)
 
-    def finish(self, finish: Finish) -> None:
+    def finish(self, finish: Finish, weight_version: str = FIRST_VERSION) -> None:
         """The engine's last word. A stop string that was found here before outweighs it."""
         if self.stopped_by is None:
             text = self._detokenizer.flush()
@@ -148,11 +159,12 @@ class Completion:
             matched=self.stopped_by if stopped else finish.matched,
             message="" if stopped else finish.message,
             status=200 if stopped else finish.status,
-            prompt_tokens=self.prompt_len,
+            prompt_tokens=finish.prompt_tokens or self.prompt_len,  # with the history of its session
             completion_tokens=self.num_tokens,
             cached_tokens=finish.cached_tokens,
             queue_s=finish.queue_s,
             e2e_s=time.perf_counter() - self.began,
+            weight_version=weight_version,
         )
 
     def take(self) -> Delta:

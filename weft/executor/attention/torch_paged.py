@@ -19,6 +19,9 @@ from weft.config.model import ModelConfig
 from weft.executor.backend import AttentionBatch
 from weft.executor.kv_pool import KVPool
 from weft.executor.plan import IntArray
+from weft.models.layers.attention import Heads
+from weft.models.layers.rope import Rope
+from weft.ops.elementwise import apply_rotary, rms_norm, rotary_tables
 
 QUERY_BLOCK = 128  # queries of one request that share a call; keys behind the last of them are left out
 GROUP_BYTES = 1 << 20  # K that one decode call gathers: small enough to be in the cache when it is read again
@@ -50,24 +53,33 @@ class Work(NamedTuple):
 
 class TorchPaged:
     def __init__(self, config: ModelConfig, pool: KVPool) -> None:
+        if pool.k_scale:
+            raise ValueError("attention backend 'torch' cannot read KV in int8")
         self._pool = pool
+        self._heads = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+        self._head_dim = config.head_dim
         self._windows = [config.window(layer) for layer in range(config.num_layers)]
         self._group_tokens = GROUP_BYTES // (pool.k[0][0].numel() * pool.k[0].element_size())
         self._masks = {window: CausalMask(window, pool.k[0].dtype, pool.k[0].device) for window in self._windows}
         self._work: dict[int, Work] = {}  # by window
         self._slots = torch.empty(0)
+        self._positions = torch.empty(0)
+        self._rotations: dict[Rope, tuple[Tensor, Tensor]] = {}  # of this step
 
     def prepare(self, batch: AttentionBatch) -> None:
-        self._slots = batch.slots
+        self._slots, self._positions = batch.slots, batch.positions
+        self._rotations.clear()
         self._work = {
             window: Work(list(self._decode_groups(batch, window)), list(_extends(batch, window)))
             for window in self._masks
         }
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
+    def forward(self, qkv: Tensor, heads: Heads, layer: int) -> Tensor:
+        q, k, v = self._rotated(qkv, heads)
         keys, values = self._pool.k[layer], self._pool.v[layer]
-        keys.index_copy_(0, self._slots, k)
-        values.index_copy_(0, self._slots, v)
+        keys.index_copy_(0, self._slots, k.to(keys.dtype))
+        values.index_copy_(0, self._slots, v.to(values.dtype))
+        q = q.to(keys.dtype)
         groups, extends = self._work[self._windows[layer]]
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         for tokens, slots, mask in groups:
@@ -77,7 +89,17 @@ class TorchPaged:
         for start, stop, slots in extends:
             k, v = keys.index_select(0, slots), values.index_select(0, slots)
             _extend(q[start:stop], k, v, causal, out[start:stop])
-        return out
+        return out.flatten(1).to(qkv.dtype)
+
+    def _rotated(self, qkv: Tensor, heads: Heads) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v [T, heads, D], queries and keys normed and rotated."""
+        q, k, v = qkv.view(len(qkv), -1, self._head_dim).split_with_sizes(self._heads, 1)
+        if heads.q_norm and heads.k_norm:
+            q, k = rms_norm(q, *heads.q_norm), rms_norm(k, *heads.k_norm)
+        if heads.rope not in self._rotations:
+            self._rotations[heads.rope] = rotary_tables(*heads.rope.at(self._positions), qkv.dtype)
+        rotation = self._rotations[heads.rope]
+        return apply_rotary(q, *rotation), apply_rotary(k, *rotation), v
 
     def _decode_groups(self, batch: AttentionBatch, window: int) -> Iterator[DecodeGroup]:
         """Cut the requests with one token, shortest first, where padding or the group would become too large."""

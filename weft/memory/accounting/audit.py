@@ -35,7 +35,8 @@ def audit(allocator: PageAllocator, cache: PrefixCache, held: Mapping[str, IntAr
     """
     for fault in find_faults(allocator, cache, held):
         raise BrokenBooks(str(fault))
-    counted, cached = cache.evictable_pages + cache.protected_pages, len(cache.owned_pages())
+    counted = cache.evictable_pages + cache.held_pages + cache.protected_pages
+    cached = len(cache.owned_pages())
     if counted != cached:
         raise BrokenBooks(f"the prefix cache counts {counted} pages and holds {cached}")
 

@@ -31,5 +31,5 @@ class Ledger:
     def imbalance(self) -> int:
         """Pages that are counted too often, or, below 0, not at all."""
         allocator, cache = self._allocator, self._cache
-        counted = allocator.num_free + len(allocator.quarantined) + cache.evictable_pages + cache.protected_pages
-        return counted + self.num_held - allocator.num_pages
+        cached = cache.evictable_pages + cache.held_pages + cache.protected_pages
+        return allocator.num_free + len(allocator.quarantined) + cached + self.num_held - allocator.num_pages

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from weft.models.layers.weight import Empty, Weight, Weights
-from weft.ops.elementwise import rms_norm
+from weft.models.layers.weight import Weights, vector
+from weft.ops.protocol import Norm, Ops
 
 
-class RMSNorm:
-    def __init__(self, size: int, eps: float, empty: Empty) -> None:
-        self.weight = empty(size)
-        self.eps = eps
+def rms_norm(size: int, eps: float, ops: Ops) -> Norm:
+    return Norm(ops.vector(size), eps)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, self.eps)
 
-    def weights(self, prefix: str) -> Weights:
-        yield Weight(f"{prefix}.weight", self.weight)
+def norm_weights(norm: Norm, prefix: str) -> Weights:
+    yield vector(f"{prefix}.weight", norm.weight)

@@ -12,15 +12,16 @@ from weft.ops.elementwise import rotary_angles
 
 
 class Rope:
-    """Gives the tables that rotate queries and keys; computed once a step, used by every layer."""
+    """The angles that rotate queries and keys."""
 
-    def __init__(self, config: ModelConfig, device: torch.device) -> None:
-        self.inv_freq = inverse_frequencies(config.rope, config.head_dim).to(device)  # [head_dim / 2]
-        self.scale = config.rope.attention_factor
+    def __init__(self, config: ModelConfig) -> None:
+        self._inv_freq = inverse_frequencies(config.rope, config.head_dim)  # [head_dim / 2]
+        self._scale = config.rope.attention_factor
 
-    def __call__(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """positions [T] -> cos and signed sin, each [T, 1, head_dim]"""
-        return rotary_angles(positions, self.inv_freq, self.scale, dtype)
+    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """positions [T] -> cos and sin, float32 [T, head_dim / 2]"""
+        self._inv_freq = self._inv_freq.to(positions.device)
+        return rotary_angles(positions, self._inv_freq, self._scale)
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""How a layer says which tensors of a checkpoint it wants, and where it wants them."""
+"""How a layer says which tensors of a checkpoint it wants, and how it takes and gives them."""
 
 from __future__ import annotations
 
@@ -8,17 +8,38 @@ from typing import NamedTuple, Protocol, TypeAlias
 from torch import Tensor
 
 
+class Put(Protocol):
+    def __call__(self, content: Tensor, start: int = 0) -> None:
+        """Take the content from row `start` on, of any float type. Matrices may come in pieces of `ROW_STEP` rows or
+        multiples of it, all else comes whole."""
+        ...
+
+
+class Get(Protocol):
+    def __call__(self, start: int = 0, stop: int | None = None) -> Tensor:
+        """A copy of rows as they are kept, which may be in fewer bits; whole unless it is a matrix."""
+        ...
+
+
 class Weight(NamedTuple):
     """One tensor of a checkpoint."""
 
     name: str
-    target: Tensor  # to be copied into; often a view of a part of a merged matrix
+    shape: tuple[int, ...]
+    put: Put
+    get: Get
 
 
 Weights: TypeAlias = Iterator[Weight]
 
 
-class Empty(Protocol):
-    """Makes a tensor without content; carries dtype and device through the constructors of a model."""
+def vector(name: str, values: Tensor) -> Weight:
+    """A weight that is kept as it comes."""
 
-    def __call__(self, *size: int) -> Tensor: ...
+    def put(content: Tensor, start: int = 0) -> None:
+        values[start : start + len(content)].copy_(content)
+
+    def get(start: int = 0, stop: int | None = None) -> Tensor:
+        return values[start:stop].clone()
+
+    return Weight(name, tuple(values.shape), put, get)

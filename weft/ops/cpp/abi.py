@@ -18,6 +18,7 @@ class OpKind(IntEnum):
     ARGMAX = 7
     MASK = 8
     DRAW = 9
+    LOGPROBS = 10
 
 
 class WeightFormat(IntEnum):
@@ -182,20 +183,35 @@ class DrawArgs(ctypes.Structure):
         ("logits", c_void_p),
         ("vocab_size", c_int64),
         ("stride", c_int64),
-        ("rows", c_void_p),
         ("peaks", c_void_p),
         ("temperature", c_void_p),
         ("top_k", c_void_p),
         ("top_p", c_void_p),
         ("min_p", c_void_p),
-        ("keys", c_void_p),
+        ("seeds", c_void_p),
+        ("positions", c_void_p),
         ("tokens", c_void_p),
+    )
+
+
+class LogprobsArgs(ctypes.Structure):
+    _fields_ = (
+        ("logits", c_void_p),
+        ("vocab_size", c_int64),
+        ("stride", c_int64),
+        ("rows", c_void_p),
+        ("peaks", c_void_p),
+        ("tokens", c_void_p),
+        ("num_top", c_int64),
+        ("logprobs", c_void_p),
+        ("top_tokens", c_void_p),
+        ("top_logprobs", c_void_p),
     )
 
 
 STRUCTURES: tuple[type[ctypes.Structure], ...] = (
     *(Step, Op, Weight, PackArgs, EmbedArgs, NormArgs, LinearArgs),
-    *(KvCache, RotaryStoreArgs, AttentionArgs, ArgmaxArgs, MaskArgs, DrawArgs),
+    *(KvCache, RotaryStoreArgs, AttentionArgs, ArgmaxArgs, MaskArgs, DrawArgs, LogprobsArgs),
 )
 KIND_OF = {
     EmbedArgs: OpKind.EMBED,
@@ -206,4 +222,5 @@ KIND_OF = {
     ArgmaxArgs: OpKind.ARGMAX,
     MaskArgs: OpKind.MASK,
     DrawArgs: OpKind.DRAW,
+    LogprobsArgs: OpKind.LOGPROBS,
 }

@@ -1,9 +1,397 @@
+// Attention of a step's tokens to what their requests have in the cache, prompts and single tokens alike.
+//
+// The queries of one KV head, `group` for each token, are the rows of two products with a segment of its keys and
+// values:
+//
+//   scores = q k^T,   weights = softmax(scores),   sums = weights v            (attention_softmax.h)
+//
+// A few of them (one token, a short draft) read the cache directly, all KV heads in one go: that takes as long as
+// memory needs to deliver it (attention_direct.h). Many use panels, one KV head at a time (attention_packed.h). Both
+// add in the same order, so a token's result does not depend on which way it was computed, nor on anything else in the
+// step.
+//
+// What stands in slots that a block does not see is not read: in a segment, such keys are replaced by the nearest that
+// it sees, with weight 0. So what another request left there, numbers or not, has no influence.
 #pragma once
+
+#include "gemm.h"
+#include "kv_format.h"
+#include "attention_softmax.h"
+#include "attention_direct.h"
+#include "attention_packed.h"
+#include "attention_plan.h"
 
 namespace weft {
 namespace WEFT_NAMESPACE {
 
-static void attention(const AttentionArgs& args, const Step& step, Team& team) {}
+// Hands out parts of one piece of memory; of none, it counts.
+struct Arena {
+  char* base;
+  int64_t used = 0;
+
+  template <class T>
+  T* take(int64_t count) {
+    T* taken = reinterpret_cast<T*>(base + used);
+    used += ceil_div(count * int64_t(sizeof(T)), 64) * 64;
+    return taken;
+  }
+};
+
+static float* attention_partials = nullptr;  // of the operation that runs, set by thread 0
+
+template <class Kv>
+struct Attention {
+  using Element = typename Kv::Element;
+  using Factor = typename Kv::Factor;
+  static constexpr int64_t kSize = sizeof(Element);
+
+  const AttentionArgs& args;
+  const KvCache& cache;
+  const Shape shape;
+  const int64_t head_dim;
+  const int64_t dims;    // head_dim, padded
+  const int64_t q_size;  // factors of a query, padded
+  const int64_t state;   // floats of one
+  Plan plan;
+
+  // Of this thread:
+  int64_t* offsets;       // [kSegment] bytes from the start of the cache to a segment's keys
+  int64_t* next_offsets;  // of the next segment
+  int64_t* padded_offsets;
+  Factor* q;        // [q_size / kSlab][queries][kSlab], of each KV head
+  float* scores;    // [kSegment / kSlab][queries][kSlab], of each KV head (direct) or of a tile
+  Factor* weights;  // the same
+  float* states;    // [queries], all segments so far
+  float* next;      // [queries], one segment
+  Factor *k_panels, *v_panels;
+  char* gathered;
+  float *k_scales, *v_scales;    // [kv_heads][kSegment]
+  Element *k_padded, *v_padded;  // [kSegment][dims], if head_dim is not dims
+
+  explicit Attention(const AttentionArgs& args)
+      : args(args),
+        cache(*args.cache),
+        shape{cache.kv_heads, args.heads / cache.kv_heads, args.window},
+        head_dim(cache.head_dim),
+        dims(ceil_div(head_dim, kPanel) * kPanel),
+        q_size(ceil_div(dims, kSlab) * kSlab),
+        state(state_size(dims)) {}
+
+  bool is_padded() const { return head_dim != dims; }
+
+  void lay_out(Arena& arena, const Step& step, int threads) {
+    const int64_t direct_rows = shape.kv_heads * kDirectRows;
+    const int64_t rows = most(tokens_of_block(shape) * shape.group, direct_rows);
+    const int64_t score_rows = most(kTileRows, direct_rows);
+    plan.items = arena.take<Item>(most_items(step, shape, threads));
+    offsets = arena.take<int64_t>(kSegment);
+    next_offsets = arena.take<int64_t>(kSegment);
+    padded_offsets = arena.take<int64_t>(kSegment);
+    q = arena.take<Factor>(rows * q_size);
+    scores = arena.take<float>(score_rows * kSegment);
+    weights = Kv::kFactors == 1 ? reinterpret_cast<Factor*>(scores) : arena.take<Factor>(score_rows * kSegment);
+    states = arena.take<float>(rows * state);
+    next = arena.take<float>(score_rows * state);
+    k_panels = arena.take<Factor>(kSegment * dims);
+    v_panels = arena.take<Factor>(kSegment * dims);
+    gathered = arena.take<char>(kSlab * kGatheredStride<Kv>);
+    k_scales = arena.take<float>(Kv::kHasScales ? shape.kv_heads * kSegment : 0);
+    v_scales = arena.take<float>(Kv::kHasScales ? shape.kv_heads * kSegment : 0);
+    k_padded = arena.take<Element>(is_padded() ? kSegment * dims : 0);
+    v_padded = arena.take<Element>(is_padded() ? kSegment * dims : 0);
+  }
+
+  // ---------------------------------------------------------------- a segment
+
+  // `keys` of the sequence that are in a segment, from its start.
+  static Range within(Range keys, int64_t segment) {
+    const int64_t start = segment * kSegment;
+    return {most(least(keys.first - start, kSegment), 0), most(least(keys.last - start, kSegment), 0)};
+  }
+  // Whole slabs.
+  static Range slabs_of(Range keys) { return {keys.first / kSlab * kSlab, ceil_div(keys.last, kSlab) * kSlab}; }
+
+  // Those that the query in this row of a block sees.
+  Range seen_by(const Block& block, int64_t row, int64_t segment) const {
+    const int64_t position = block.position + row / shape.group;
+    return within({shape.window ? position + 1 - shape.window : 0, position + 1}, segment);
+  }
+
+  // Where the keys of a segment are. For those that are not seen: where the nearest one is.
+  void find(const Block& block, int64_t segment, int64_t* to) {
+    const int64_t stride = shape.kv_heads * head_dim * kSize;
+    const Range seen = within(block.seen, segment);
+    const int32_t* from = block.slots + segment * kSegment;
+    for (int64_t i = seen.first; i < seen.last; i++) to[i] = from[i] * stride;
+    for (int64_t i = 0; i < seen.first; i++) to[i] = to[seen.first];
+    for (int64_t i = seen.last; i < kSegment; i++) to[i] = to[seen.last - 1];
+  }
+
+  // Go to an item's segment: its offsets, those of the next one, its scales.
+  void enter(const Block& block, const Item& item, int64_t segment) {
+    if (segment == item.first_segment) {
+      find(block, segment, offsets);
+    } else {
+      memcpy(offsets, next_offsets, kSegment * sizeof(int64_t));
+    }
+    const bool is_last = segment + 1 == item.first_segment + item.num_segments;
+    if (!is_last) find(block, segment + 1, next_offsets);
+    if (is_last) memcpy(next_offsets, offsets, kSegment * sizeof(int64_t));
+  }
+
+  void load_scales(const Block& block, int64_t segment, int64_t first_head, int64_t num_heads) {
+    const Range seen = within(block.seen, segment);
+    for (int64_t i = 0; i < kSegment && Kv::kHasScales; i++) {
+      const int64_t key = most(least(i, seen.last - 1), seen.first);
+      const int64_t at = block.slots[segment * kSegment + key] * shape.kv_heads;
+      for (int64_t h = first_head; h < first_head + num_heads; h++) {
+        k_scales[h * kSegment + i] = cache.k_scale[at + h];
+        v_scales[h * kSegment + i] = cache.v_scale[at + h];
+      }
+    }
+  }
+
+  Rows rows_of(const void* data, int64_t head) const {
+    return {static_cast<const char*>(data) + head * head_dim * kSize, offsets};
+  }
+
+  // The same rows, filled up with zeros to `dims`.
+  Rows padded(Rows rows, Range range, Element* copy) {
+    for (int64_t i = 0; i < kSegment; i++) {
+      padded_offsets[i] = i * dims * kSize;
+      if (i < range.first || i >= range.last) continue;
+      memcpy(copy + i * dims, rows.base + rows.offsets[i], head_dim * kSize);
+      memset(static_cast<void*>(copy + i * dims + head_dim), 0, (dims - head_dim) * kSize);
+    }
+    return {reinterpret_cast<const char*>(copy), padded_offsets};
+  }
+
+  // ---------------------------------------------------------------- queries and results
+
+  // The queries of one KV head, times the scale.
+  void load_queries(const Block& block, int64_t head, Factor* to) {
+    const F32 scale = all(args.scale * kLog2E);
+    for (int64_t row = 0; row < block.rows; row++) {
+      const int64_t token = block.token + row / shape.group;
+      const float* from = args.q + token * args.q_stride + (head * shape.group + row % shape.group) * head_dim;
+      for (int64_t d = 0; d < dims; d += kLanes) {
+        Factor* p = to + d / kSlab * block.rows * kSlab + row * kSlab + d % kSlab;
+        Kv::put_floats(p, mul(load(from + d, int(head_dim - d)), scale));
+      }
+    }
+  }
+
+  void store_results(const Block& block, int64_t head, const float* from) {
+    for (int64_t row = 0; row < block.rows; row++) {
+      const int64_t token = block.token + row / shape.group, query = head * shape.group + row % shape.group;
+      finish<Kv>(from + row * state, dims, args.out + (token * args.heads + query) * head_dim, head_dim);
+    }
+  }
+
+  // A segment's result of a query.
+  float* partial(const Block& block, int64_t head, int64_t row, int64_t segment) const {
+    const int64_t number = (head * block.rows + row) * block.num_segments + segment - block.first_segment;
+    return attention_partials + (block.partials + number) * state;
+  }
+
+  // `next` of a query goes to its partial, or to what it has seen so far.
+  void take_next(const Block& block, int64_t head, int64_t row, int64_t segment, const float* from, float* to) {
+    if (block.partials >= 0) {
+      memcpy(partial(block, head, row, segment), from, state * sizeof(float));
+    } else {
+      merge(to, from, dims);
+    }
+  }
+
+  // ---------------------------------------------------------------- few queries
+
+  void direct(const Item& item, int64_t first_head, int64_t num_heads) {
+    const Block& block = item.block;
+    const int64_t rows = block.rows;
+    for (int64_t h = 0; h < num_heads; h++) load_queries(block, first_head + h, q + h * rows * q_size);
+    for (int64_t i = 0; i < num_heads * rows; i++) clear_state(states + i * state, dims);
+    for (int64_t segment = item.first_segment; segment < item.first_segment + item.num_segments; segment++) {
+      enter(block, item, segment);
+      direct_segment(block, segment, first_head, num_heads);
+      for (int64_t i = 0; i < num_heads * rows; i++) {
+        take_next(block, first_head + i / rows, i % rows, segment, next + i * state, states + i * state);
+      }
+    }
+    for (int64_t h = 0; h < num_heads && block.partials < 0; h++) {
+      store_results(block, first_head + h, states + h * rows * state);
+    }
+  }
+
+  // One segment -> `next`. Slab by slab, all heads of it: they are side by side in memory.
+  void direct_segment(const Block& block, int64_t segment, int64_t first_head, int64_t num_heads) {
+    const int64_t rows = block.rows, size = rows * kSegment, bytes = head_dim * kSize;
+    const Range seen = within(block.seen, segment), slabs = slabs_of(seen);
+    Rows k = rows_of(cache.k, first_head), v = rows_of(cache.v, first_head);
+    const Rows next_keys = {k.base, next_offsets};
+    if (is_padded()) {
+      k = padded(k, slabs, k_padded);
+      v = padded(v, slabs, v_padded);
+    }
+    // The same slab of the next head, the next slab of the first, or what comes after the last.
+    const auto next_of = [&](Rows of, int64_t slab, int64_t h, Rows after) {
+      if (h + 1 < num_heads) return Rows{of.base + (h + 1) * bytes, of.offsets + slab};
+      if (slab + kSlab < slabs.last) return Rows{of.base, of.offsets + slab + kSlab};
+      return after;
+    };
+    for (int64_t slab = slabs.first; slab < slabs.last; slab += kSlab) {
+      const Range keys = {most(seen.first - slab, 0), least(seen.last - slab, kSlab)};
+      for (int64_t h = 0; h < num_heads; h++) {
+        const Rows here = {k.base + h * bytes, k.offsets + slab};
+        const Rows ahead = next_of(k, slab, h, Rows{v.base, v.offsets + slabs.first});
+        for (int64_t first = 0; first < rows; first += kPassRows) {
+          const int64_t num = least(kPassRows, rows - first);
+          direct_scores_of<Kv>(num, q + h * rows * q_size + first * kSlab, rows * kSlab, dims, keys, here, ahead,
+                               gathered, scores + h * size + slab * rows + first * kSlab);
+        }
+      }
+    }
+    load_scales(block, segment, first_head, num_heads);
+    for (int64_t i = 0; i < num_heads * rows; i++) {
+      const int64_t h = i / rows, row = i % rows, at = h * size + row * kSlab, scales = (first_head + h) * kSegment;
+      float* to = next + i * state;
+      memset(to, 0, dims * sizeof(float));
+      softmax<Kv>(scores + at, weights + at, rows * kSlab, slabs, seen_by(block, row, segment), k_scales + scales,
+                  v_scales + scales, to[dims], to[dims + 1]);
+    }
+    for (int64_t slab = slabs.first; slab < slabs.last; slab += kSlab) {
+      const Range keys = {most(seen.first - slab, 0) / Kv::kFactors * Kv::kFactors,
+                          ceil_div(least(seen.last - slab, kSlab), Kv::kFactors) * Kv::kFactors};
+      for (int64_t h = 0; h < num_heads; h++) {
+        const Rows here = {v.base + h * bytes, v.offsets + slab};
+        const Rows ahead = next_of(v, slab, h, next_keys);
+        for (int64_t first = 0; first < rows; first += kPassRows) {
+          const int64_t num = least(kPassRows, rows - first);
+          direct_values_of<Kv>(num, weights + h * size + slab * rows + first * kSlab, keys, dims, here, ahead,
+                               next + (h * rows + first) * state, state);
+        }
+      }
+    }
+  }
+
+  // ---------------------------------------------------------------- many queries
+
+  void packed(const Item& item, int64_t head) {
+    const Block& block = item.block;
+    const int64_t passes = passes_of(block.rows);
+    load_queries(block, head, q);
+    for (int64_t i = 0; i < block.rows; i++) clear_state(states + i * state, dims);
+    for (int64_t segment = item.first_segment; segment < item.first_segment + item.num_segments; segment++) {
+      enter(block, item, segment);
+      pack(block, segment, head);
+      const int64_t products = passes * (kSegment + dims) / kPanel;
+      Upcoming upcoming(rows_of(cache.k, head).base, rows_of(cache.v, head).base, next_offsets, head_dim * kSize,
+                        products);
+      for (int64_t pass = 0; pass < passes; pass++) {
+        const int64_t first = pass_start(block.rows, pass), last = pass_start(block.rows, pass + 1);
+        packed_tile(block, segment, head, first, last - first, upcoming);
+        for (int64_t row = first; row < last; row++) {
+          take_next(block, head, row, segment, next + (row - first) * state, states + row * state);
+        }
+      }
+    }
+    if (block.partials < 0) store_results(block, head, states);
+  }
+
+  void pack(const Block& block, int64_t segment, int64_t head) {
+    const Range slabs = slabs_of(within(block.seen, segment));
+    Rows k = rows_of(cache.k, head), v = rows_of(cache.v, head);
+    if (is_padded()) {
+      k = padded(k, slabs, k_padded);
+      v = padded(v, slabs, v_padded);
+    }
+    pack_keys<Kv>(k, slabs, dims, gathered, k_panels);
+    pack_values<Kv>(v, slabs, dims, v_panels);
+    load_scales(block, segment, head, 1);
+  }
+
+  // One segment of a tile of queries -> `next`.
+  void packed_tile(const Block& block, int64_t segment, int64_t head, int64_t first, int64_t rows,
+                   Upcoming& upcoming) {
+    const Range seen = {seen_by(block, first, segment).first, seen_by(block, first + rows - 1, segment).last};
+    const Range slabs = slabs_of(seen);
+    packed_scores<Kv>(q + first * kSlab, block.rows * kSlab, rows, dims, k_panels, seen, upcoming, scores);
+    for (int64_t row = 0; row < rows; row++) {
+      float* to = next + row * state;
+      const Range mine = seen_by(block, first + row, segment);
+      softmax<Kv>(scores + row * kSlab, weights + row * kSlab, rows * kSlab, slabs, mine, k_scales + head * kSegment,
+                  v_scales + head * kSegment, to[dims], to[dims + 1]);
+    }
+    const Range keys = {slabs.first, ceil_div(seen.last, Kv::kFactors) * Kv::kFactors};
+    packed_values<Kv>(weights, keys, rows, dims, v_panels, upcoming, next, state);
+  }
+
+  // ---------------------------------------------------------------- items
+
+  void run(const Item& item) {
+    const int64_t last_head = item.first_head + item.num_heads;
+    if (item.block.is_direct() && !is_padded()) {
+      direct(item, item.first_head, item.num_heads);
+    } else {
+      for (int64_t head = item.first_head; head < last_head; head++) {
+        if (item.block.is_direct()) {
+          direct(item, head, 1);  // the padded copies have room for one head
+        } else {
+          packed(item, head);
+        }
+      }
+    }
+  }
+
+  // The results of an item's heads, when all their partials are there.
+  void merge_partials(const Item& item) {
+    const Block& block = item.block;
+    for (int64_t head = item.first_head; head < item.first_head + item.num_heads; head++) {
+      for (int64_t row = 0; row < block.rows; row++) {
+        clear_state(states + row * state, dims);
+        for (int64_t s = 0; s < block.num_segments; s++) {
+          merge(states + row * state, partial(block, head, row, block.first_segment + s), dims);
+        }
+      }
+      store_results(block, head, states);
+    }
+  }
+};
+
+template <class Kv>
+static void attention_of(const AttentionArgs& args, const Step& step, Team& team) {
+  Attention<Kv> work(args);
+  Arena counter{nullptr}, arena{nullptr};
+  work.lay_out(counter, step, team.size);
+  arena.base = static_cast<char*>(own_memory(counter.used));
+  work.lay_out(arena, step, team.size);
+  Plan& plan = work.plan;
+  if (!arena.base) plan.items = nullptr;
+  make_plan(step, work.shape, team.size, plan);
+  if (plan.num_partials) {
+    if (team.index == 0) {
+      attention_partials = static_cast<float*>(shared_memory(plan.num_partials * work.state * int64_t(sizeof(float))));
+    }
+    team.barrier();
+  }
+  const bool can_work = plan.items && (attention_partials || !plan.num_partials);
+  for (int64_t i = team.take(); i < plan.num_items && can_work; i = team.take()) {
+    work.run(plan.items[plan.num_items - 1 - i]);
+  }
+  if (!plan.num_partials) return;
+  team.barrier();
+  for (int64_t i = team.take(); i < plan.num_items && can_work; i = team.take()) {
+    const Item& item = plan.items[i];
+    if (item.block.partials >= 0 && item.first_segment == item.block.first_segment) work.merge_partials(item);
+  }
+}
+
+static void attention(const AttentionArgs& args, const Step& step, Team& team) {
+  switch (args.cache->format) {
+    case kKvF32: return attention_of<KvF32>(args, step, team);
+    case kKvBf16: return attention_of<KvBf16>(args, step, team);
+    case kKvI8: return attention_of<KvI8>(args, step, team);
+  }
+}
 
 }  // namespace WEFT_NAMESPACE
 }  // namespace weft

@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -85,8 +86,8 @@ def library_name() -> str:
 
 
 def cache_folder() -> Path:
-    base = os.environ.get("WEFT_CACHE") or os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")
-    return Path(base) / "weft" / "kernels"
+    base = os.environ.get("WEFT_CACHE") or os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "weft" / "kernels"
 
 
 def instruction_sets() -> tuple[InstructionSet, ...]:
@@ -100,29 +101,33 @@ def build(target: Path, sets: Sequence[InstructionSet] | None = None) -> Path:
         objects = {}
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             wanted = instruction_sets() if sets is None else sets
-            for one, result in zip(wanted, pool.map(lambda one: _compile(compiler, one, Path(folder)), wanted), strict=True):
+            for one, result in zip(
+                wanted, pool.map(lambda one: _compile(compiler, one, Path(folder)), wanted), strict=True
+            ):
                 if isinstance(result, Path):
                     objects[one.name] = result
                 elif one == PORTABLE:
                     raise CannotBuild(f"{compiler[0]} failed: {result}")
         made = Path(folder) / "library.so"
         listed = " ".join(f"SET({name})" for name in objects)
-        parts = (str(SOURCES / "library.cpp"), *map(str, objects.values()), f"-DWEFT_SETS={listed}")
+        common = (str(SOURCES / name) for name in ("library.cpp", "team.cpp"))
+        parts = (*common, *map(str, objects.values()), f"-DWEFT_SETS={listed}", "-pthread")
         _run((*compiler, *COMMON, "-shared", *parts, "-o", str(made), "-static-libgcc"))
         temporary = target.with_suffix(f".{os.getpid()}")
         shutil.copy(made, temporary)
+        temporary.chmod(0o755)  # whatever the umask: a file that others can write is not taken from the cache
         os.replace(temporary, target)
     return target
 
 
 def find_compiler() -> tuple[str, ...]:
     """The command that compiles C++: $CXX, one of the usual names, or the compiler of the package ziglang."""
-    named = os.environ.get("CXX")
-    for name in (named,) if named else COMPILERS:
+    named = shlex.split(os.environ.get("CXX", ""))
+    for name in named[:1] or COMPILERS:
         if shutil.which(name):
-            return (name,)
+            return (name, *named[1:])
     if named:
-        raise CannotBuild(f"CXX names {named}, which is not there")
+        raise CannotBuild(f"CXX names {named[0]}, which is not there")
     if (Path(sysconfig.get_path("purelib")) / "ziglang").exists():
         return (sys.executable, "-m", "ziglang", "c++")
     raise CannotBuild(f"no C++ compiler was found ({', '.join(COMPILERS)}, or pip install ziglang)")

@@ -16,6 +16,8 @@
 #include "rotary.h"
 #include "attention.h"
 #include "sampling.h"
+#include "draw.h"
+#include "logprobs.h"
 
 #define JOIN_(a, b) a##b
 #define JOIN(a, b) JOIN_(a, b)
@@ -36,7 +38,7 @@ const Kernel JOIN(kernels_, WEFT_NAMESPACE)[kNumOps] = {
     KERNEL(pack_weight, PackArgs),   KERNEL(unpack_weight, PackArgs),       KERNEL(embed, EmbedArgs),
     KERNEL(norm, NormArgs),          KERNEL(linear, LinearArgs),            KERNEL(rotary_store, RotaryStoreArgs),
     KERNEL(attention, AttentionArgs), KERNEL(argmax, ArgmaxArgs),           KERNEL(mask, MaskArgs),
-    KERNEL(draw, DrawArgs),
+    KERNEL(draw, DrawArgs),          KERNEL(logprobs, LogprobsArgs),
 };
 
 }  // namespace weft

@@ -1,9 +1,274 @@
+// y = epilogue(W norm(x) + bias).
+//
+// Work is cut into items: a unit of panels (one; two for a gate and its up, or for few tokens) times a block of rows.
+// The items of one block come one after another, so that all threads read the same rows:
+//
+//              panels:   unit 0   unit 1   ...                       for a block of rows that stays in the cache:
+//   rows of   block 0    item 0   item 1   ..  items of block 0        for each panel of the unit:
+//   x         block 1    item n   item n+1                               for each piece of k (maybe made floats first):
+//             ..                                                           for each pass of kTileRows rows: tile
+//
+// Many tokens are limited by arithmetic: a piece of a panel is made floats (or bytes) once for all rows of a block. Few
+// are limited by memory: the panel is read as it is. While a thread works, it asks for the panel of its next item.
 #pragma once
+
+#include "activations.h"
+#include "gemm_i4.h"
 
 namespace weft {
 namespace WEFT_NAMESPACE {
 
-static void linear(const LinearArgs& args, const Step& step, Team& team) {}
+constexpr int64_t kPieceBytes = 16 * 1024;      // of a panel, for all rows of a block: about the first-level cache
+constexpr int64_t kBlockBytes = 512 * 1024;     // of rows, for all panels: about the second-level cache
+constexpr int64_t kLinearRows = 96;             // of a block at most: their sums stay in the first-level cache
+constexpr int64_t kRowsAhead = 8;               // rows of y are far apart: ask for their lines before writing them
+constexpr int64_t kOwnActivations = 8 * 1024;   // up to so many inputs in all, each thread makes all rows ready itself
+constexpr int64_t kReadAsTheyAre = 2 * kTileRows;  // up to so many rows, panels are read as they are
+
+struct LinearItem {
+  int64_t panel;
+  int64_t num_panels;
+  int64_t row;
+  int64_t num_rows;
+};
+
+// How a linear is cut.
+struct LinearCut {
+  int64_t num_panels;
+  int64_t unit;  // panels
+  int64_t num_units;
+  int64_t num_rows;
+  int64_t num_blocks;
+
+  WEFT_INLINE LinearItem item(const LinearCut& cut, int64_t index) {
+    const int64_t block = index / cut.num_units, panel = index % cut.num_units * cut.unit;
+    const int64_t row = cut.num_rows * block / cut.num_blocks, end = cut.num_rows * (block + 1) / cut.num_blocks;
+    return {panel, least(cut.unit, cut.num_panels - panel), row, end - row};
+  }
+};
+
+static LinearCut cut_work(const LinearArgs& args, int64_t num_rows, int num_threads) {
+  const Weight& w = *args.weight;
+  LinearCut cut;
+  cut.num_panels = args.epilogue == kGatedSilu ? 2 * ceil_div(w.out / 2, kPanel) : ceil_div(w.out, kPanel);
+  const bool pairs = num_rows <= kFewRows && cut.num_panels >= 8 * num_threads;
+  cut.unit = args.epilogue == kGatedSilu || pairs ? 2 : 1;
+  cut.num_units = ceil_div(cut.num_panels, cut.unit);
+  cut.num_rows = num_rows;
+  const int64_t rows_in_cache = kBlockBytes / (w.padded_in * bytes_of_activation(w));
+  const int64_t rows_of_block = least(most(rows_in_cache, 4 * kTileRows), kLinearRows);
+  const int64_t for_cache = ceil_div(num_rows, rows_of_block);
+  const int64_t for_threads = least(ceil_div(4 * num_threads, cut.num_units), ceil_div(num_rows, 4 * kTileRows));
+  cut.num_blocks = most(for_cache, for_threads);
+  return cut;
+}
+
+// A thread's memory for one item: sums [rows][unit * kPanel] float or int32, and a piece of a panel made ready.
+struct LinearSpace {
+  char* sums;
+  char* piece;
+};
+
+// ---------------------------------------------------------------- products
+
+// Bytes to ask for with each step of k, so that `bytes` a step are there after all passes over these rows.
+WEFT_INLINE int64_t ahead_step(int64_t bytes, int64_t num_rows) {
+  return ceil_div(bytes, passes_of(num_rows) * (kVectorsOfPanel / kTileVectors));
+}
+
+// [k / 2][kPanel][2] bf16 -> [k][kPanel] float
+static void make_floats_of_bf16(const bf16* pairs, int64_t k, float* floats) {
+  for (int64_t i = 0; i < k; i += 2, pairs += 2 * kPanel, floats += 2 * kPanel) {
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectorsOfPanel; v++) {
+      const Pairs both = load_pairs(pairs + 2 * v * kLanes);
+      store(floats + v * kLanes, evens(both));
+      store(floats + kPanel + v * kLanes, odds(both));
+    }
+  }
+}
+
+// sums[num_rows][..] of one panel at `b`, piece by piece of k; or of several panels, if the rows are few.
+template <class Panel>
+static void multiply_panel(const Weight& w, const Activations& x, const LinearItem& item, const char* b,
+                           const char* ahead, typename Panel::C* sums, int64_t num_panels) {
+  using B = typename Panel::B;
+  constexpr int64_t kRowBytes = kPanel * int64_t(sizeof(B));  // of one input
+  constexpr int64_t kPiece = kPieceBytes / kRowBytes;
+  for (int64_t k = 0; k < w.padded_in; k += kPiece) {
+    const char* wanted = k + kPiece < w.padded_in ? b + (k + kPiece) * kRowBytes : ahead;
+    const auto* a = reinterpret_cast<const typename Panel::A*>(x.data) + k / kSlab * x.slab_stride + item.row * kSlab;
+    multiply<Panel>({a, x.slab_stride, least(kPiece, w.padded_in - k), reinterpret_cast<const B*>(b + k * kRowBytes),
+                     w.padded_in * kPanel, sums, item.num_panels * kPanel, k > 0, wanted,
+                     ahead_step(Panel::kInputs * kRowBytes, item.num_rows)},
+                    item.num_rows, num_panels);
+  }
+}
+
+// The same for bf16, made floats first.
+static void multiply_as_floats(const Weight& w, const Activations& x, const LinearItem& item, const char* b,
+                               const char* ahead, const LinearSpace& space, float* sums) {
+  constexpr int64_t kRowBytes = kPanel * 2, kPiece = kPieceBytes / (kPanel * 4);
+  float* floats = reinterpret_cast<float*>(space.piece);
+  for (int64_t k = 0; k < w.padded_in; k += kPiece) {
+    const float* a = reinterpret_cast<const float*>(x.data) + k / kSlab * x.slab_stride + item.row * kSlab;
+    const int64_t num = least(kPiece, w.padded_in - k);
+    const char* wanted = k + kPiece < w.padded_in ? b + (k + kPiece) * kRowBytes : ahead;
+    make_floats_of_bf16(reinterpret_cast<const bf16*>(b + k * kRowBytes), num, floats);
+    multiply<FloatPanel>({a, x.slab_stride, num, floats, 0, sums, item.num_panels * kPanel, k > 0,
+                          wanted, ahead_step(kRowBytes, item.num_rows)},
+                         item.num_rows);
+  }
+}
+
+static void multiply_panel_i4(const Weight& w, const Activations& x, const LinearItem& item, int64_t panel,
+                              const char* b, const char* ahead, const LinearSpace& space, float* sums) {
+  constexpr int64_t kRowBytes = kPanel / 2;
+  for (int64_t r = 0; r < item.num_rows; r++) memset(sums + r * item.num_panels * kPanel, 0, kPanel * 4);
+  const bool direct = item.num_rows <= kReadAsTheyAre;
+  constexpr int64_t kPiece = kPieceBytes / kPanel;
+  for (int64_t k = 0; k < w.padded_in; k += kPiece) {
+    const int64_t num = least(kPiece, w.padded_in - k), group = k / w.group;
+    const NibbleProduct product{
+        reinterpret_cast<const int8_t*>(x.data) + k / kSlab * x.slab_stride + item.row * kSlab,
+        x.slab_stride,
+        num,
+        w.group,
+        direct ? b + k * kRowBytes : space.piece,
+        w.scales + (panel * (w.padded_in / w.group) + group) * kPanel,
+        x.group_sums + group * x.rows + item.row,
+        x.rows,
+        sums,
+        item.num_panels * kPanel,
+        k + kPiece < w.padded_in ? b + (k + kPiece) * kRowBytes : ahead,
+        ahead_step((direct ? 8 : 4) * kRowBytes, item.num_rows),
+    };
+    if (direct) {
+      multiply_i4<false>(product, item.num_rows);
+    } else {
+      make_bytes_of_nibbles(b + k * kRowBytes, num, space.piece);
+      multiply_i4<true>(product, item.num_rows);
+    }
+  }
+}
+
+static void multiply_item(const Weight& w, const Activations& x, const LinearItem& item, int64_t next_panel,
+                          const LinearSpace& space) {
+  const int64_t panel_bytes = bytes_of_panel(w);
+  // Few rows take the panels of a unit together.
+  const int64_t together = item.num_rows <= kFewRows && w.format != kI4 ? item.num_panels : 1;
+  for (int64_t i = 0; i < item.num_panels; i += together) {
+    const char* b = static_cast<const char*>(w.panels) + (item.panel + i) * panel_bytes;
+    const char* ahead = static_cast<const char*>(w.panels) + (next_panel + i) * panel_bytes;
+    char* sums = space.sums + i * kPanel * 4;
+    switch (w.format) {
+      case kF32: multiply_panel<FloatPanel>(w, x, item, b, ahead, (float*)sums, together); break;
+      case kBf16:
+#if defined(WEFT_BF16)
+        multiply_panel<PairPanel>(w, x, item, b, ahead, (float*)sums, together);
+#else
+        if (item.num_rows > kReadAsTheyAre) {
+          multiply_as_floats(w, x, item, b, ahead, space, (float*)sums);
+        } else {
+          multiply_panel<Bf16Panel>(w, x, item, b, ahead, (float*)sums, together);
+        }
+#endif
+        break;
+      case kI8: multiply_panel<BytePanel>(w, x, item, b, ahead, (int32_t*)sums, together); break;
+      default: multiply_panel_i4(w, x, item, item.panel + i, b, ahead, space, (float*)sums);
+    }
+  }
+}
+
+// ---------------------------------------------------------------- epilogue
+
+// W x + bias of one row and kLanes outputs from `output` on, from the sums.
+WEFT_INLINE F32 finished(const LinearArgs& args, const Activations& x, int64_t row, int64_t output, const char* sums) {
+  const Weight& w = *args.weight;
+  F32 value;
+  if (w.format == kI8) {
+    I32 total = load_i32(reinterpret_cast<const int32_t*>(sums));
+    if (kUnsignedActivations) total = sub_i32(total, load_i32(w.sums + output));
+    value = mul(mul(to_f32(total), all(x.scales[row])), load(w.scales + output));
+  } else {
+    value = load(reinterpret_cast<const float*>(sums));
+    if (w.format == kI4) value = mul(value, all(x.scales[row]));
+  }
+  return args.bias ? add(value, load(args.bias + output)) : value;
+}
+
+// The first `valid` elements, if these are fewer than kLanes.
+WEFT_INLINE F32 get(const float* y, int64_t valid) { return valid >= kLanes ? load(y) : load(y, int(valid)); }
+WEFT_INLINE void put(float* y, F32 x, int64_t valid) {
+  if (valid >= kLanes) {
+    store(y, x);
+  } else {
+    store(y, x, int(valid));
+  }
+}
+
+static void write_item(const LinearArgs& args, const Activations& x, const LinearItem& item, const LinearSpace& space) {
+  const int64_t first = item.panel * kPanel, columns = item.num_panels * kPanel;
+  const bool gated = args.epilogue == kGatedSilu;
+  for (int64_t r = 0; r < item.num_rows; r++) {
+    const int64_t row = item.row + r;
+    const char* sums = space.sums + r * columns * 4;
+    if (r + kRowsAhead < item.num_rows) {
+      const float* later = args.y + (row + kRowsAhead) * args.y_stride + (gated ? first / 2 : first);
+      for (int64_t i = 0; i < (gated ? kPanel : columns); i += 16) __builtin_prefetch(later + i, 1);
+    }
+    if (gated) {
+      const int64_t unit = first / 2, valid = args.weight->out / 2 - unit;
+      float* y = args.y + row * args.y_stride + unit;
+      for (int64_t i = 0; i < kPanel && i < valid; i += kLanes) {
+        const F32 gate = finished(args, x, row, first + i, sums + i * 4);
+        const F32 up = finished(args, x, row, first + kPanel + i, sums + (kPanel + i) * 4);
+        put(y + i, mul(silu(gate), up), valid - i);
+      }
+      continue;
+    }
+    float* y = args.y + row * args.y_stride + first;
+    const int64_t valid = args.weight->out - first;
+    for (int64_t i = 0; i < columns && i < valid; i += kLanes) {
+      const F32 value = finished(args, x, row, first + i, sums + i * 4);
+      put(y + i, args.epilogue == kAdd ? add(get(y + i, valid - i), value) : value, valid - i);
+    }
+  }
+}
+
+// ---------------------------------------------------------------- the kernel
+
+static void linear(const LinearArgs& args, const Step& step, Team& team) {
+  const Weight& w = *args.weight;
+  const int64_t num_rows = step.num_tokens;
+  if (num_rows == 0) return;
+  const LinearCut cut = cut_work(args, num_rows, team.size);
+  const bool as_it_is = num_rows == 1 && activation_type(w) == kFloats && !args.norm_weight && w.in == w.padded_in;
+  const bool own = num_rows * w.padded_in <= kOwnActivations;
+
+  const int64_t activation_bytes = own && !as_it_is ? size_of_activations(w, num_rows) : 0;
+  const int64_t sums_bytes = ceil_div(num_rows, cut.num_blocks) * cut.unit * kPanel * 4;
+  char* memory = static_cast<char*>(own_memory(kPieceBytes + sums_bytes + activation_bytes));
+  const LinearSpace space{memory + kPieceBytes, memory};
+  Activations x{(char*)args.x, kSlab, nullptr, nullptr, 1};
+  if (own && memory && !as_it_is) {
+    x = place_activations(w, num_rows, memory + kPieceBytes + sums_bytes);
+    for (int64_t t = 0; t < num_rows; t++) make_ready(args, t, x);
+  } else if (!own && !as_it_is) {
+    x = place_activations(w, num_rows, args.scratch);
+    for (int64_t t; (t = team.take()) < num_rows;) make_ready(args, t, x);
+    team.barrier();
+  }
+  if (!memory) return;
+
+  const int64_t num_items = cut.num_units * cut.num_blocks;
+  for (int64_t index = team.take(), next; index < num_items; index = next) {
+    next = team.take();
+    const LinearItem item = LinearCut::item(cut, index);
+    multiply_item(w, x, item, LinearCut::item(cut, least(next, num_items - 1)).panel, space);
+    write_item(args, x, item, space);
+  }
+}
 
 }  // namespace WEFT_NAMESPACE
 }  // namespace weft

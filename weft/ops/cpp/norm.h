@@ -1,9 +1,38 @@
+// RMSNorm of rows of floats.
 #pragma once
 
 namespace weft {
 namespace WEFT_NAMESPACE {
 
-static void norm(const NormArgs& args, const Step& step, Team& team) {}
+// 1 / sqrt(mean(x x) + eps), summed in an order that depends on the size alone.
+static float inverse_rms(const float* x, int64_t size, float eps) {
+  F32 sums[4] = {zero(), zero(), zero(), zero()};
+  int64_t i = 0;
+  for (; i + 4 * kLanes <= size; i += 4 * kLanes) {
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++) {
+      const F32 value = load(x + i + j * kLanes);
+      sums[j] = muladd(value, value, sums[j]);
+    }
+  }
+  for (; i < size; i += kLanes) {
+    const F32 value = load(x + i, int(least(size - i, kLanes)));
+    sums[0] = muladd(value, value, sums[0]);
+  }
+  return 1 / sqrtf(sum(add(add(sums[0], sums[1]), add(sums[2], sums[3]))) / float(size) + eps);
+}
+
+static void norm(const NormArgs& args, const Step& step, Team& team) {
+  for (int64_t t; (t = team.take()) < step.num_tokens;) {
+    const float* x = args.x + t * args.x_stride;
+    float* out = args.out + t * args.out_stride;
+    const F32 factor = all(inverse_rms(x, args.size, args.eps));
+    for (int64_t i = 0; i < args.size; i += kLanes) {
+      const int n = int(least(args.size - i, kLanes));
+      store(out + i, mul(mul(load(x + i, n), factor), load(args.weight + i, n)), n);
+    }
+  }
+}
 
 }  // namespace WEFT_NAMESPACE
 }  // namespace weft

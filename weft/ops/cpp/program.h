@@ -35,7 +35,8 @@ enum OpKind : int64_t {
   kArgmax = 7,
   kMask = 8,
   kDraw = 9,
-  kNumOps = 10,
+  kLogprobs = 10,
+  kNumOps = 11,
 };
 
 struct Op {
@@ -48,6 +49,10 @@ struct Op {
 // How the elements of a weight [out, in] are kept. All formats consist of panels of kPanel outputs: panel p holds outputs
 // p kPanel and after, of all inputs. The last panel is filled up with zeros, and so are the inputs up to a multiple of
 // kInStep: `in` below is the number without, `padded_in` with them.
+//
+// A gated weight consists of a gate and an up part of n outputs each, n = out / 2. Each part is filled up to whole
+// panels by itself, and their panels alternate: there are 2 ceil(n / kPanel) panels, panel 2 j holds the gates and panel
+// 2 j + 1 the ups of units j kPanel and after. Any other weight has ceil(out / kPanel). "Padded out" is kPanel times that.
 //
 //   kF32   [panel][in][kPanel] float
 //   kBf16  [panel][in / 2][kPanel][2]: neighbouring inputs are together, as dot_pairs wants them
@@ -70,12 +75,12 @@ struct Weight {
   int32_t* sums;  // kI8 [padded out]: sum of the bytes of each output times 128, for kernels with unsigned activations
 };
 
-// Rows of a plain matrix into (or out of) a weight, quantised as its format says. `source` has `num_rows` rows of `in`
-// elements. Row i goes to output first_row + i, or, if `interleave` is 2, panels are spread: output panel j of this
-// matrix is panel 2 j + first_row / kPanel of the weight (so that gate and up of one unit are in neighbouring panels).
+// Rows of a plain matrix into (or out of) a weight, quantised as its format says. All of the weight's memory is zero
+// before the first rows come. Row 0 goes to output first_row, the next ones behind it; if `interleave` is 2, every other
+// panel is left out: gate u of a gated weight is output u / kPanel * 2 kPanel + u % kPanel, its up kPanel more.
 struct PackArgs {
   const Weight* weight;
-  void* matrix;          // [num_rows, in] float or bf16, read by kPackWeight, written (as float) by kUnpackWeight
+  void* matrix;  // [num_rows, in] float or bf16, read by kPackWeight, written (as float) by kUnpackWeight
   int64_t matrix_is_bf16;
   int64_t num_rows;
   int64_t first_row;
@@ -102,10 +107,11 @@ struct NormArgs {
 enum Epilogue : int64_t {
   kStore = 0,     // y = W x + bias
   kAdd = 1,       // y += W x + bias
-  kGatedSilu = 2  // y = silu(gate) * up, for a weight whose panels alternate between gate and up (out counts both)
+  kGatedSilu = 2  // y = silu(gate) * up, for a gated weight; y has out / 2 columns
 };
 
-// y = epilogue(W norm(x) + bias) for the num_tokens rows of x.
+// y = epilogue(W norm(x) + bias) for the num_tokens rows of x. Exactly `out` columns of y (gated: out / 2) are written,
+// for kAdd also read; y must not overlap x. kI8 and kI4 take x (after the norm) in 8 bits, the largest of a row at 127.
 struct LinearArgs {
   const Weight* weight;
   const float* x;
@@ -162,7 +168,7 @@ struct AttentionArgs {
 
 // ---------------------------------------------------------------- sampling; rows of logits [S, stride], S = num_tokens
 
-// For each row its largest logit and the first token that has it. A row with a NaN gets NaN as its peak.
+// For each row its largest logit and the first token that has it. A NaN is larger than all.
 struct ArgmaxArgs {
   const float* logits;
   int64_t vocab_size;
@@ -171,7 +177,8 @@ struct ArgmaxArgs {
   float* peaks;     // [S]
 };
 
-// Logits whose bit is 0 become -inf. Bit t of row s is masks[s * mask_stride + t / 32] >> (t % 32).
+// Logits whose bit is 0 become -inf. Bit t of mask i is masks[i * mask_stride + t / 32] >> (t % 32); there are none for
+// tokens from 32 * mask_stride on, which become -inf, too. Here S counts masks.
 struct MaskArgs {
   float* logits;
   int64_t vocab_size;
@@ -182,19 +189,35 @@ struct MaskArgs {
 };
 
 // Draw one token per row: softmax of (logits / temperature), cut by top-k, then top-p of what is left, then min-p, then
-// the maximum of logit + Gumbel noise, which is a function of the row's key and the token alone (ops/noise.py).
+// the maximum of logit + Gumbel noise, which is a function of seed, position and token alone (ops/noise.py). Rows with
+// temperature 0 or a peak that is not finite keep their token.
 struct DrawArgs {
   const float* logits;
   int64_t vocab_size;
   int64_t stride;
-  const int64_t* rows;  // [S] rows of the logits
-  const float* peaks;   // [S] the largest logit of each
-  const float* temperature;
-  const int32_t* top_k;  // 0: off
-  const float* top_p;    // 1: off
-  const float* min_p;    // 0: off
-  const int32_t* keys;   // [S, 2] of ops/noise.py
-  int64_t* tokens;       // [S]
+  const float* peaks;        // [S] the largest logit of each
+  const float* temperature;  // [S]
+  const int32_t* top_k;      // [S] 0: off
+  const float* top_p;        // [S] 1: off
+  const float* min_p;        // [S] 0: off
+  const int64_t* seeds;      // [S]
+  const int32_t* positions;  // [S]
+  int64_t* tokens;           // [S]
+};
+
+// Natural logarithms of probabilities, for S of the rows: of the row's token, and of the num_top likeliest ones in
+// falling order, the first of equal ones first.
+struct LogprobsArgs {
+  const float* logits;
+  int64_t vocab_size;
+  int64_t stride;
+  const int64_t* rows;    // [S] rows of the logits
+  const float* peaks;     // the largest logit of every row
+  const int64_t* tokens;  // one of every row
+  int64_t num_top;        // at most vocab_size
+  float* logprobs;        // [S]
+  int32_t* top_tokens;    // [S, num_top]
+  float* top_logprobs;    // [S, num_top]
 };
 
 }  // namespace weft

@@ -1,9 +1,69 @@
+// What happens to a token's heads between their projection and attention: norm, rotation, storing of K and V.
 #pragma once
+
+#include "kv_format.h"
 
 namespace weft {
 namespace WEFT_NAMESPACE {
 
-static void rotary_store(const RotaryStoreArgs& args, const Step& step, Team& team) {}
+// x = x / rms(x) * weight
+static void norm_head(float* x, const float* weight, int64_t dim, float eps) {
+  F32 squares = zero();
+  for (int64_t i = 0; i < dim; i += kLanes) {
+    const F32 v = load(x + i, int(dim - i));
+    squares = muladd(v, v, squares);
+  }
+  const F32 scale = all(1 / sqrtf(sum(squares) / float(dim) + eps));
+  for (int64_t i = 0; i < dim; i += kLanes) {
+    const int n = int(dim - i);
+    store(x + i, mul(mul(load(x + i, n), scale), load(weight + i, n)), n);
+  }
+}
+
+// Pairs (i, i + half) are turned by the angle whose cos and sin stand at i.
+static void rotate_head(float* x, const float* cos, const float* sin, int64_t half) {
+  for (int64_t i = 0; i < half; i += kLanes) {
+    const int n = int(half - i);
+    const F32 a = load(x + i, n), b = load(x + half + i, n), c = load(cos + i, n), s = load(sin + i, n);
+    store(x + i, negmuladd(b, s, mul(a, c)), n);
+    store(x + half + i, muladd(a, s, mul(b, c)), n);
+  }
+}
+
+// One head of K or V into its slot.
+static void store_head(const KvCache& cache, void* data, float* scales, int64_t slot, int64_t head, const float* x) {
+  const int64_t at = slot * cache.kv_heads + head, first = at * cache.head_dim;
+  switch (cache.format) {
+    case kKvF32: store_row(x, cache.head_dim, static_cast<float*>(data) + first); break;
+    case kKvBf16: store_row(x, cache.head_dim, static_cast<bf16*>(data) + first); break;
+    case kKvI8: scales[at] = store_row(x, cache.head_dim, static_cast<int8_t*>(data) + first); break;
+  }
+}
+
+static void rotary_store_token(const RotaryStoreArgs& args, const Step& step, int64_t token) {
+  const KvCache& cache = *args.cache;
+  const int64_t dim = cache.head_dim, half = args.rotary_dim / 2, slot = step.slots[token];
+  const float* cos = args.cos + step.positions[token] * half;
+  const float* sin = args.sin + step.positions[token] * half;
+  float* x = args.qkv + token * args.qkv_stride;
+  for (int64_t head = 0; head < args.heads + cache.kv_heads; head++, x += dim) {
+    const bool is_key = head >= args.heads;
+    const float* norm = is_key ? args.k_norm : args.q_norm;
+    if (norm) norm_head(x, norm, dim, args.eps);
+    rotate_head(x, cos, sin, half);
+    if (is_key) store_head(cache, cache.k, cache.k_scale, slot, head - args.heads, x);
+  }
+  for (int64_t head = 0; head < cache.kv_heads; head++, x += dim) {
+    store_head(cache, cache.v, cache.v_scale, slot, head, x);
+  }
+}
+
+static void rotary_store(const RotaryStoreArgs& args, const Step& step, Team& team) {
+  constexpr int64_t kTokens = 4;  // taken at a time
+  for (int64_t first = team.take(kTokens); first < step.num_tokens; first = team.take(kTokens)) {
+    for (int64_t t = first; t < least(first + kTokens, step.num_tokens); t++) rotary_store_token(args, step, t);
+  }
+}
 
 }  // namespace WEFT_NAMESPACE
 }  // namespace weft

@@ -70,6 +70,10 @@ WEFT_INLINE F32 negmuladd(F32 a, F32 b, F32 c) { return _mm512_fnmadd_ps(a, b, c
 WEFT_INLINE float sum(F32 a) { return _mm512_reduce_add_ps(a); }
 WEFT_INLINE float largest(F32 a) { return _mm512_reduce_max_ps(a); }
 WEFT_INLINE F32 first_or(F32 a, int n, float other) { return _mm512_mask_mov_ps(all(other), first(n), a); }
+// Lanes from..to - 1 of a, elsewhere `other`.
+WEFT_INLINE F32 only(F32 a, int from, int to, float other) {
+  return _mm512_mask_mov_ps(all(other), __mmask16(first(to) & ~first(from)), a);
+}
 
 WEFT_INLINE F32 round_nearest(F32 a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 WEFT_INLINE F32 times_power_of_two(F32 a, F32 n) { return _mm512_scalef_ps(a, n); }
@@ -147,6 +151,9 @@ WEFT_INLINE float largest(F32 a) {
 }
 WEFT_INLINE F32 first_or(F32 a, int n, float other) {
   return _mm256_blendv_ps(all(other), a, _mm256_castsi256_ps(first(n)));
+}
+WEFT_INLINE F32 only(F32 a, int from, int to, float other) {
+  return _mm256_blendv_ps(all(other), a, _mm256_castsi256_ps(_mm256_andnot_si256(first(from), first(to))));
 }
 
 WEFT_INLINE F32 round_nearest(F32 a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
@@ -232,6 +239,10 @@ WEFT_INLINE float largest(F32 a) {
 }
 WEFT_INLINE F32 first_or(F32 a, int n, float other) {
   for (int i = n < 0 ? 0 : n; i < 4; i++) a[i] = other;
+  return a;
+}
+WEFT_INLINE F32 only(F32 a, int from, int to, float other) {
+  for (int i = 0; i < 4; i++) a[i] = from <= i && i < to ? a[i] : other;
   return a;
 }
 

@@ -63,8 +63,9 @@ class Books:
             faults=faults,
             num_pages=kv.allocator.num_pages,
             free=kv.allocator.num_free,
-            cached=kv.cache.evictable_pages + kv.cache.protected_pages,
+            cached=kv.cache.evictable_pages + kv.cache.held_pages + kv.cache.protected_pages,
             held=kv.ledger.num_held,
+            rows=kv.rows.num_used,
             quarantined=len(kv.allocator.quarantined),
             total_faults=self._scheduler.counters.num_faults,
         )
@@ -72,7 +73,7 @@ class Books:
     def _gap(self) -> tuple[int, int]:
         scheduler = self._scheduler
         num_with_row = len(scheduler.requests) - len(scheduler.waiting_queue)
-        return scheduler.kv.ledger.imbalance, scheduler.kv.rows.num_free + num_with_row - scheduler.kv.rows.num_rows
+        return scheduler.kv.ledger.imbalance, num_with_row - scheduler.kv.rows.num_used
 
     def _mend(self) -> list[str]:
         allocator = self._scheduler.kv.allocator

@@ -5,43 +5,85 @@ To add one: a message and its reply in `messages/control.py`, a handler here, a 
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias, get_args
 
 from weft.messages.codec import FromEngine, ToEngine
 from weft.messages.control import (
     AuditBooks,
+    ConfigureLogging,
     ExplainRequest,
     ExplainRequestReply,
     FlushCache,
     FlushCacheReply,
     FreezeGC,
     FreezeGCReply,
+    GetInternalState,
     GetState,
     GetStateReply,
     ListRequests,
     ListRequestsReply,
+    SetInternalState,
     SetPolicy,
     SetPolicyReply,
     Shutdown,
+    SlowDown,
+    StartProfile,
     Stats,
+    StopProfile,
 )
-from weft.messages.requests import Abort, GenerateRequest
+from weft.messages.flow import Block, ContinueGeneration, Dropped, HealthCheck, PauseGeneration, Rpc, Unblock
+from weft.messages.requests import Abort, BatchGenerate, GenerateRequest
+from weft.messages.sessions import CloseSession, OpenSession
+from weft.messages.weights import (
+    DestroyWeightsUpdateGroup,
+    GetWeightsByName,
+    InitWeightsUpdateGroup,
+    ReleaseMemoryOccupation,
+    ResumeMemoryOccupation,
+    UpdateWeightsFromDisk,
+    UpdateWeightsFromDistributed,
+    UpdateWeightsFromTensor,
+)
+from weft.observe import garbage
+from weft.scheduler.parts.grammar import GrammarPart
+from weft.scheduler.parts.sessions import Sessions
 from weft.scheduler.policy import UnknownPolicy
 from weft.scheduler.scheduler import Scheduler
-from weft.scheduler.service import insight
+from weft.scheduler.service import flow, grammar, insight, weights
+from weft.scheduler.service import sessions as session_requests
+from weft.scheduler.service.blocker import InputBlocker
+from weft.scheduler.service.device import Device
+from weft.scheduler.service.dispatch import TypeBasedDispatcher
+from weft.scheduler.service.health import HealthChecks
+from weft.scheduler.service.pause import Pause
+from weft.scheduler.service.profile import Profiler, start_profile, stop_profile
+from weft.scheduler.service.rpc import queue_status, rpc
+from weft.scheduler.service.tuning import configure_logging, get_internal_state, set_internal_state, slow_down
 
 
 class Engine(Protocol):
     """What handlers need of `service/engine.py`."""
 
     scheduler: Scheduler
+    sessions: Sessions
+    grammar: GrammarPart
     flushes: list[tuple[float, int]]  # deadline and call of flushes that wait for an idle engine
     audits: list[int]  # calls of audits that are to be made
     stop_at: float | None
+    min_step_s: float  # that whoever calls `step` lets pass from one to the next
+    profiler: Profiler
+    input: InputBlocker
+    pause: Pause
+    device: Device
+    health: HealthChecks
+
+    @property
+    def num_results(self) -> int: ...
 
     def clock(self) -> float: ...
+
+    def settle(self) -> None: ...
 
     def stats(self) -> Stats: ...
 
@@ -50,10 +92,29 @@ Handler: TypeAlias = Callable[[Any, Any], FromEngine | None]
 
 
 def generate(engine: Engine, message: GenerateRequest) -> None:
-    engine.scheduler.add_request(message, engine.clock())
+    _take_in(engine, message, engine.clock())
+
+
+def batch_generate(engine: Engine, message: BatchGenerate) -> None:
+    """Take in each member by itself: a bad one ends with an error, and the others do not notice."""
+    now = engine.clock()
+    for member in message.members():
+        _take_in(engine, member, now)
+
+
+def _take_in(engine: Engine, message: GenerateRequest, now: float) -> None:
+    is_new = message.id not in engine.scheduler.requests
+    if message.session is None or engine.device.refusal is not None:
+        engine.scheduler.add_request(message, now, engine.device.refusal)
+    else:
+        session_requests.generate(engine.sessions, engine.scheduler, message, message.session, now)
+    if is_new:
+        grammar.note_arrival(engine, message, now)
+        flow.note_arrival(engine, message.id, now)
 
 
 def abort(engine: Engine, message: Abort) -> None:
+    engine.sessions.cut(message.ids, message.output_lens)
     engine.scheduler.abort(message)
 
 
@@ -68,17 +129,12 @@ def get_state(engine: Engine, message: GetState) -> FromEngine:
 
 
 def freeze_gc(engine: Engine, message: FreezeGC) -> FromEngine:
-    gc.collect()
-    gc.freeze()
-    return FreezeGCReply(call=message.call, frozen_objects=gc.get_freeze_count())
+    return FreezeGCReply(call=message.call, frozen_objects=garbage.freeze())
 
 
 def list_requests(engine: Engine, message: ListRequests) -> FromEngine:
-    return ListRequestsReply(
-        call=message.call,
-        queue=insight.get_queue_status(engine.scheduler),
-        requests=insight.list_requests(engine.scheduler, engine.clock(), message.limit),
-    )
+    rows = insight.list_requests(engine.scheduler, engine.clock(), message.limit, engine.sessions.session_of)
+    return ListRequestsReply(call=message.call, queue=queue_status(engine), requests=grammar.told(engine, rows))
 
 
 def explain_request(engine: Engine, message: ExplainRequest) -> FromEngine:
@@ -95,6 +151,14 @@ def set_policy(engine: Engine, message: SetPolicy) -> FromEngine:
     return SetPolicyReply(call=message.call, success=True, before=before)
 
 
+def open_session(engine: Engine, message: OpenSession) -> FromEngine:
+    return session_requests.open_session(engine.sessions, message, engine.clock())
+
+
+def close_session(engine: Engine, message: CloseSession) -> FromEngine:
+    return session_requests.close_session(engine.sessions, message, engine.clock())
+
+
 def audit_books(engine: Engine, message: AuditBooks) -> None:
     """Answered after the next step, when nothing is in flight."""
     engine.audits.append(message.call)
@@ -106,6 +170,7 @@ def shutdown(engine: Engine, message: Shutdown) -> None:
 
 HANDLERS: dict[type, Handler] = {
     GenerateRequest: generate,
+    BatchGenerate: batch_generate,
     Abort: abort,
     FlushCache: flush_cache,
     GetState: get_state,
@@ -113,12 +178,35 @@ HANDLERS: dict[type, Handler] = {
     ListRequests: list_requests,
     ExplainRequest: explain_request,
     SetPolicy: set_policy,
+    OpenSession: open_session,
+    CloseSession: close_session,
     AuditBooks: audit_books,
+    SlowDown: slow_down,
+    StartProfile: start_profile,
+    StopProfile: stop_profile,
+    GetInternalState: get_internal_state,
+    SetInternalState: set_internal_state,
+    ConfigureLogging: configure_logging,
+    HealthCheck: flow.health_check,
+    Block: flow.block,
+    Unblock: flow.unblock,
+    PauseGeneration: flow.pause_generation,
+    ContinueGeneration: flow.continue_generation,
+    Rpc: rpc,
+    UpdateWeightsFromDisk: weights.update_weights_from_disk,
+    UpdateWeightsFromTensor: weights.update_weights_from_tensor,
+    UpdateWeightsFromDistributed: weights.update_weights_from_distributed,
+    InitWeightsUpdateGroup: weights.init_weights_update_group,
+    DestroyWeightsUpdateGroup: weights.destroy_weights_update_group,
+    GetWeightsByName: weights.get_weights_by_name,
+    ReleaseMemoryOccupation: weights.release_memory_occupation,
+    ResumeMemoryOccupation: weights.resume_memory_occupation,
+    Dropped: flow.dropped,
     Shutdown: shutdown,
 }
 
-_unhandled = set(get_args(ToEngine)) - set(HANDLERS)
-assert not _unhandled, f"messages without a handler: {_unhandled}"
+DISPATCHER = TypeBasedDispatcher(HANDLERS)
+DISPATCHER.require(get_args(ToEngine))
 
 
 def answer_flushes(engine: Engine) -> list[FromEngine]:

@@ -5,13 +5,14 @@ Only looks on. `explain` costs a few milliseconds with thousands of requests in 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+import msgspec
 import numpy as np
 
 from weft.messages.control import Explanation, QueueStatus, RequestRow, StageTimes, TimelineEntry
 from weft.observe.log import EventLog
-from weft.scheduler.events import NEVER, Event, Pass, Stop, Story
+from weft.scheduler.events import NEVER, Event, EventKind, Pass, Stop, Story
 from weft.scheduler.request import NO_ROW, Request
 from weft.scheduler.scheduler import Scheduler
 
@@ -20,7 +21,7 @@ MAX_PASSES_TOLD = 48  # of one request; the latest
 log = EventLog("scheduler")
 
 
-def get_queue_status(scheduler: Scheduler) -> QueueStatus:
+def get_queue_status(scheduler: Scheduler, num_sessions: int = 0) -> QueueStatus:
     """The queue and the batch in numbers."""
     num_with_row = len(scheduler.requests) - len(scheduler.waiting_queue)
     return QueueStatus(
@@ -32,11 +33,20 @@ def get_queue_status(scheduler: Scheduler) -> QueueStatus:
         batch_is_full=scheduler.batch_is_full,
         chunked_rid=scheduler.chunked_req.rid if scheduler.chunked_req else None,
         free_tokens=scheduler.kv.available,
+        sessions=num_sessions,
+        queued_tokens=scheduler.waiting_queue.num_tokens,
+        max_queued_tokens=scheduler.settings.max_queued_tokens,
+        held_requests=sum(1 for _ in scheduler.waiting_queue.held()),
     )
 
 
-def list_requests(scheduler: Scheduler, now: float, limit: int) -> list[RequestRow]:
-    """Open requests: those with a row by arrival, then the queue in its order."""
+def list_requests(
+    scheduler: Scheduler, now: float, limit: int, session_of: Callable[[int], str] = lambda id: ""
+) -> list[RequestRow]:
+    """Open requests: those with a row by arrival, then the queue in its order.
+
+    `session_of` gives the session of the request with a number.
+    """
     running = [request for request in scheduler.requests.values() if request.row != NO_ROW]
     running.sort(key=lambda request: request.arrival)
     rows = [_row(scheduler, request, None, now) for request in running[:limit]]
@@ -44,7 +54,7 @@ def list_requests(scheduler: Scheduler, now: float, limit: int) -> list[RequestR
         if len(rows) == limit:
             break
         rows.append(_row(scheduler, request, position, now))
-    return rows
+    return [msgspec.structs.replace(row, session=session_of(row.id)) for row in rows]
 
 
 def list_waiting(scheduler: Scheduler, now: float) -> Iterator[Request]:
@@ -107,7 +117,15 @@ def _row(scheduler: Scheduler, request: Request, position: int | None, now: floa
         prompt_tokens=request.prompt_len,
         output_tokens=_num_output(scheduler, request),
         cached_tokens=request.cached_tokens,
+        why=_held_by(scheduler, request),
     )
+
+
+def _held_by(scheduler: Scheduler, request: Request) -> str:
+    """Why nobody looks at it, if the last that happened to it was that it was held back."""
+    story = scheduler.diary.story(request.id)
+    last = story.events[-1] if story else None
+    return last.detail if last and last.kind is EventKind.HELD else ""
 
 
 def _num_output(scheduler: Scheduler, request: Request) -> int:

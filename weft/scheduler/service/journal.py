@@ -8,9 +8,13 @@ by itself is recorded at all, except digests.
     Began     settings: an idle engine with an empty cache
     Submitted a message                       ┐
     Turned    a call of Engine.step           │
-    Read      the clock                       │ inputs
+    Read      the clock                       │
+    Polled    the barrier of a blocked input  │ inputs
     Sampled   the result of a step, or        │
-    Failed    its exception                   ┘
+    Failed    its exception                   │
+    Ended     work for the device, no step    │
+    Readied   what became of a grammar        │
+    Advanced  what became of tokens in theirs ┘
     Launched  digest of a batch               ┐ decisions
     Answered  digest of what went out         ┘
     Broke     the exception with which the core or its invariants broke
@@ -21,19 +25,36 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
 import msgspec
 import numpy as np
 
 from weft import __version__
-from weft.executor.plan import BoolArray, FloatArray, IntArray, LongArray, Plan, Result, Runner, Sampling, Step
+from weft.executor.control import DeviceReply, DeviceRequest, Pending
+from weft.executor.plan import (
+    BoolArray,
+    FloatArray,
+    ForwardMode,
+    IntArray,
+    LongArray,
+    Plan,
+    Result,
+    Runner,
+    Sampling,
+    Step,
+)
+from weft.grammar.protocol import Constraint, Grammars, Key, Move, NoGrammars, Verdict
 from weft.messages.codec import FromEngine, ToEngine
 from weft.messages.replies import StepOutput
+from weft.messages.weights import UpdateWeightsFromTensor
 from weft.scheduler.counters import Counters
 from weft.scheduler.scheduler import Scheduler
+from weft.scheduler.service.blocker import Alone, Barrier
+from weft.scheduler.service.control import DISPATCHER
 from weft.scheduler.service.engine import Engine
+from weft.scheduler.service.profile import Profiler
 from weft.scheduler.settings import SchedulerSettings
 
 VERSION = 1  # of the records
@@ -59,6 +80,12 @@ class Turned(msgspec.Struct, frozen=True, array_like=True, tag="t"):
 
 class Read(msgspec.Struct, frozen=True, array_like=True, tag="c"):
     now: float
+
+
+class Polled(msgspec.Struct, frozen=True, array_like=True, tag="g"):
+    """Whether all engines had arrived at the barrier."""
+
+    have_arrived: bool
 
 
 class Launched(msgspec.Struct, frozen=True, array_like=True, tag="b"):
@@ -96,6 +123,36 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="f"):
     at_launch: bool = False
 
 
+class Ended(msgspec.Struct, frozen=True, array_like=True, tag="d"):
+    """Work for the device that was no step is done: what follows from it. Recorded where its end was seen."""
+
+    ok: bool
+    kv_is_stale: bool
+    is_reloaded: bool
+    released: tuple[str, ...]
+
+    def reply(self) -> DeviceReply:
+        return DeviceReply(
+            ok=self.ok, kv_is_stale=self.kv_is_stale, is_reloaded=self.is_reloaded, released=self.released
+        )
+
+
+class Readied(msgspec.Struct, frozen=True, array_like=True, tag="y"):
+    """A grammar is ready, or, with a `message`, refused."""
+
+    id: int
+    warnings: tuple[str, ...]
+    message: str
+    status: int
+    compile_s: float
+
+
+class Advanced(msgspec.Struct, frozen=True, array_like=True, tag="a"):
+    """What became of the tokens of a step in their grammars. Masks are left out: nothing else is decided by them."""
+
+    moves: tuple[Move, ...]
+
+
 class Answered(msgspec.Struct, frozen=True, array_like=True, tag="o"):
     """A StepOutput: its size in clear, its content as CRC-32."""
 
@@ -113,8 +170,10 @@ class Paused(msgspec.Struct, frozen=True, array_like=True, tag="p"):
 
 
 Record: TypeAlias = (
-    Began | Submitted | Turned | Read | Launched | Sampled | Failed | Answered | Broke | Paused  # the order of above
-)
+    Began
+    | (Submitted | Turned | Read | Polled | Sampled | Failed | Ended | Readied | Advanced)
+    | (Launched | Answered | Broke | Paused)
+)  # in the order of above
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -131,7 +190,7 @@ class Sink(Protocol):
 
 
 class RecordedEngine:
-    """An engine that keeps a journal from `begin` on. To its users it is an Engine."""
+    """An engine that keeps a journal from `start_over` on. To its users it is an Engine."""
 
     def __init__(
         self,
@@ -143,6 +202,9 @@ class RecordedEngine:
         on_failure: Callable[[Exception], None],
         sink: Sink,
         max_bytes: int,
+        profiler: Profiler | None = None,
+        barrier: Barrier | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         self._recorder = Recorder(sink, max_bytes)
         self._engine = Engine(
@@ -151,6 +213,9 @@ class RecordedEngine:
             clock=self._recorder.clock(clock),
             overlap=overlap,
             on_failure=on_failure,
+            profiler=profiler,
+            barrier=RecordedBarrier(barrier or Alone(), self._recorder),
+            grammars=RecordedGrammars(grammars or NoGrammars("this engine compiles no grammars"), self._recorder),
         )
 
     @property
@@ -165,13 +230,26 @@ class RecordedEngine:
     def is_stopped(self) -> bool:
         return self._engine.is_stopped
 
-    def begin(self) -> None:
+    @property
+    def wait_s(self) -> float:
+        return self._engine.wait_s
+
+    @property
+    def last_mode(self) -> ForwardMode | None:
+        return self._engine.last_mode
+
+    @property
+    def min_step_s(self) -> float:
+        return self._engine.min_step_s
+
+    def start_over(self, counters: Counters | None = None, first_step: int | None = None) -> None:
         """Begin to record. The engine is idle; it loses its prefix cache, for a replay begins without one."""
-        self._engine.start_over()
+        self._engine.start_over(counters, first_step)
         self._recorder.begin(self._engine)
 
     def submit(self, message: ToEngine) -> FromEngine | None:
-        self._recorder.write(Submitted(message))
+        if DISPATCHER.find(type(message)) is not None:  # nothing comes of others, and no reader would know them
+            self._recorder.write(Submitted(without_weights(message)))
         try:
             return self._engine.submit(message)
         except Exception as exc:
@@ -194,7 +272,7 @@ class RecordedEngine:
         if recorder.is_full:
             if self._engine.can_start_over:
                 recorder.rotate()
-                self.begin()
+                self.start_over()
             else:
                 recorder.pause_if_twice_as_full()
         return replies
@@ -260,6 +338,50 @@ class Recorder:
         return read
 
 
+class RecordedBarrier:
+    """A barrier whose answers are recorded."""
+
+    def __init__(self, barrier: Barrier, recorder: Recorder) -> None:
+        self._barrier = barrier
+        self._recorder = recorder
+
+    def arrive(self) -> None:
+        self._barrier.arrive()
+
+    def withdraw(self) -> None:
+        self._barrier.withdraw()
+
+    def poll(self) -> bool:
+        have_arrived = self._barrier.poll()
+        self._recorder.write(Polled(have_arrived))
+        return have_arrived
+
+
+class RecordedGrammars:
+    """Grammars whose answers are recorded."""
+
+    def __init__(self, grammars: Grammars, recorder: Recorder) -> None:
+        self._grammars = grammars
+        self._recorder = recorder
+
+    def ask(self, id: int, key: Key) -> None:
+        self._grammars.ask(id, key)
+
+    def cancel(self, id: int) -> None:
+        self._grammars.cancel(id)
+
+    def take(self) -> list[Verdict]:
+        verdicts = self._grammars.take()
+        for one in verdicts:
+            self._recorder.write(Readied(one.id, one.warnings, one.message, one.status, one.compile_s))
+        return verdicts
+
+    def advance(self, constraints: Sequence[Constraint], tokens: Sequence[int]) -> list[Move]:
+        moves = self._grammars.advance(constraints, tokens)
+        self._recorder.write(Advanced(tuple(moves)))
+        return moves
+
+
 class RecordedRunner:
     """A runner whose plans and results are recorded. A plan is with the kernel before the device sees it."""
 
@@ -276,6 +398,25 @@ class RecordedRunner:
             self._recorder.write(Failed(plan.step, describe(exc), at_launch=True))
             raise
         return _RecordedStep(step, plan.step, self._recorder)
+
+    def control(self, request: DeviceRequest) -> Pending:
+        return _RecordedWork(self._runner.control(request), self._recorder)
+
+
+class _RecordedWork:
+    """`done` is not recorded: at a replay it is true where the end was seen."""
+
+    def __init__(self, pending: Pending, recorder: Recorder) -> None:
+        self._pending = pending
+        self._recorder = recorder
+
+    def done(self) -> bool:
+        return self._pending.done()
+
+    def result(self) -> DeviceReply:
+        reply = self._pending.result()
+        self._recorder.write(Ended(reply.ok, reply.kv_is_stale, reply.is_reloaded, reply.released))
+        return reply
 
 
 class _RecordedStep:
@@ -296,6 +437,11 @@ class _RecordedStep:
 
     def done(self) -> bool:
         return self._step.done()
+
+
+def without_weights(message: ToEngine) -> ToEngine:
+    """The message without what is large and decides nothing."""
+    return msgspec.structs.replace(message, content=b"") if isinstance(message, UpdateWeightsFromTensor) else message
 
 
 def describe(exc: Exception) -> str:
@@ -335,6 +481,8 @@ def _sampling_crc(sampling: Sampling) -> int:
         crc ^= _crc(bias.index, bias.tokens, bias.values)
     if (seen := sampling.penalties) is not None:
         crc ^= _crc(seen.index, seen.frequency, seen.presence, seen.repetition, seen.history, seen.lacks_last)
+    if (mask := sampling.mask) is not None:
+        crc ^= _crc(mask.index)
     if (asked := sampling.logprobs) is not None:
         crc ^= _crc(asked.index, asked.num_top)
     return crc

@@ -6,25 +6,33 @@ for an input that is not the recorded one ends the replay: from there on nothing
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
+import numpy as np
 
+from weft.executor.control import DeviceReply, DeviceRequest, Pending
 from weft.executor.plan import Plan, Result, Step
+from weft.grammar.protocol import Constraint, Key, Matcher, Move, Verdict
+from weft.messages.codec import ToEngine
 from weft.messages.replies import StepOutput
-from weft.messages.requests import GenerateRequest
+from weft.messages.requests import BatchGenerate, GenerateRequest
 from weft.scheduler.service.engine import Engine
 from weft.scheduler.service.journal import (
     VERSION,
+    Advanced,
     Answered,
     Began,
     Broke,
+    Ended,
     Failed,
     Launched,
     Paused,
+    Polled,
     Read,
+    Readied,
     Record,
     Sampled,
     Submitted,
@@ -115,7 +123,7 @@ class Replay:
         record = self._script.take()
         match record:
             case Submitted(message):
-                self.num_requests += isinstance(message, GenerateRequest)
+                self.num_requests += num_requests(message)
                 self._guard(lambda: self.engine.submit(message))
             case Turned():
                 self._guard(self._turn)
@@ -173,7 +181,13 @@ class Replay:
         if began.version != VERSION:
             raise BadJournal(f"its format is {began.version} (weft {began.weft} wrote it); this weft reads {VERSION}")
         engine = Engine(
-            began.settings, self._runner, clock=self._clock, overlap=began.depth, on_failure=lambda exc: None
+            began.settings,
+            self._runner,
+            clock=self._clock,
+            overlap=began.depth,
+            on_failure=lambda exc: None,
+            barrier=_Barrier(self._script, self),
+            grammars=_Grammars(self._script, self),
         )
         engine.start_over(began.counters, began.first_step)
         return engine
@@ -183,6 +197,62 @@ class Replay:
         if self.first_s is None:
             self.first_s = self.last_s
         return self.last_s
+
+
+class _Barrier:
+    """Answers as it was recorded."""
+
+    def __init__(self, script: _Script, replay: Replay) -> None:
+        self._script = script
+        self._replay = replay
+
+    def arrive(self) -> None:
+        pass
+
+    def withdraw(self) -> None:
+        pass
+
+    def poll(self) -> bool:
+        return self._script.expect(Polled, self._replay, "asks whether all engines have arrived").have_arrived
+
+
+class _NoMatcher:
+    """Nobody asks it: what became of its tokens is recorded."""
+
+    error, is_complete = "", False
+
+    def fork(self) -> Matcher:
+        return self
+
+    def consume(self, token: int) -> None:
+        pass
+
+
+class _Grammars:
+    """Says what was recorded. Its masks are empty: nothing is decided by them."""
+
+    def __init__(self, script: _Script, replay: Replay) -> None:
+        self._script = script
+        self._replay = replay
+
+    def ask(self, id: int, key: Key) -> None:
+        pass
+
+    def cancel(self, id: int) -> None:
+        pass
+
+    def take(self) -> list[Verdict]:
+        verdicts = []
+        while isinstance(record := self._script.peek(), Readied):
+            self._script.take()
+            constraint = None if record.message else Constraint(_NoMatcher(), np.zeros(1, dtype=np.int32))
+            verdicts.append(
+                Verdict(record.id, constraint, record.warnings, record.message, record.status, record.compile_s)
+            )
+        return verdicts
+
+    def advance(self, constraints: Sequence[Constraint], tokens: Sequence[int]) -> list[Move]:
+        return list(self._script.expect(Advanced, self._replay, "follows grammars").moves)
 
 
 class _Runner:
@@ -200,6 +270,23 @@ class _Runner:
         if isinstance(failed, Failed) and failed.at_launch:
             raise RecordedFailure(self._script.expect(Failed, self._replay, "").message)
         return _Step(self._script, self._replay, plan.step)
+
+    def control(self, request: DeviceRequest) -> Pending:
+        return _Work(self._script, self._replay)
+
+
+class _Work:
+    """Done where its end was seen."""
+
+    def __init__(self, script: _Script, replay: Replay) -> None:
+        self._script = script
+        self._replay = replay
+
+    def done(self) -> bool:
+        return isinstance(self._script.peek(), Ended)
+
+    def result(self) -> DeviceReply:
+        return self._script.expect(Ended, self._replay, "waits for work of the device").reply()
 
 
 class _Step:
@@ -258,6 +345,16 @@ class _Script:
         return record
 
 
+def num_requests(message: ToEngine) -> int:
+    """How many generate requests a message is."""
+    match message:
+        case GenerateRequest():
+            return 1
+        case BatchGenerate():
+            return len(message.requests)
+    return 0
+
+
 def _told(record: Record) -> str:
     """A record in words."""
     match record:
@@ -267,10 +364,18 @@ def _told(record: Record) -> str:
             return "begins another step"
         case Read():
             return "reads the clock"
+        case Polled():
+            return "asks whether all engines have arrived"
         case Launched():
             return f"launches a batch of {record.num_rows} rows"
         case Sampled() | Failed():
             return f"waits for the result of step {record.step}"
+        case Readied():
+            return "learns what became of a grammar"
+        case Advanced():
+            return "follows grammars"
+        case Ended():
+            return "sees the end of work of the device"
         case Answered():
             return f"answers with {record.num_tokens} tokens and {record.num_finished} ends"
         case Broke():

@@ -11,7 +11,6 @@ from starlette.types import ASGIApp
 from weft.server.body import json_bytes, read_json
 from weft.server.errors import ApiError, not_supported
 from weft.server.info import Front
-from weft.server.limits import MAX_COMPLETION_LOGPROBS, MAX_PROMPTS
 from weft.server.openai.chat import event
 from weft.server.openai.models import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest, StreamOptions
 from weft.server.openai.translate import (
@@ -26,7 +25,7 @@ from weft.server.openai.translate import (
 )
 from weft.server.stream import Answer
 from weft.text.generation import Delta
-from weft.text.tokenizer import Tokenizer
+from weft.text.tokenizer import ContextExceeded, Tokenizer
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
@@ -62,20 +61,17 @@ def split_prompt(prompt: str | list[str | int | list[int]], context_len: int) ->
     """A prompt field as the list of prompts it stands for: text, ids, or a list of either."""
     if isinstance(prompt, str):
         return [prompt]
-    if len(prompt) > max(context_len, MAX_PROMPTS):
-        raise ApiError(
-            400,
-            f"the prompt has {len(prompt):,} items: more than the context of {context_len:,} tokens, "
-            f"and more than the {MAX_PROMPTS:,} prompts allowed",
-            param="prompt",
+    if prompt and isinstance(prompt[0], int) and len(prompt) > context_len:
+        raise ContextExceeded(
+            "prompt", f"the prompt has {len(prompt):,} tokens, more than the context of {context_len:,} tokens"
         )
     if prompt and all(isinstance(item, int) for item in prompt):
         return [[item for item in prompt if isinstance(item, int)]]
     found = [item for item in prompt if not isinstance(item, int)]
     if len(found) < len(prompt):
         raise ApiError(400, "the prompt mixes token ids with texts or lists", param="prompt")
-    if not 0 < len(found) <= MAX_PROMPTS:
-        raise ApiError(400, f"there are {len(found):,} prompts; 1 to {MAX_PROMPTS:,} are allowed", param="prompt")
+    if not found:
+        raise ApiError(400, "there is no prompt", param="prompt")
     return found
 
 
@@ -91,10 +87,8 @@ def _num_logprobs(body: CompletionRequest) -> int | None:
         return None
     if body.echo:
         raise not_supported("logprobs of the prompt (echo together with logprobs)")
-    if not 0 <= body.logprobs <= MAX_COMPLETION_LOGPROBS:
-        raise ApiError(
-            400, f"logprobs is {body.logprobs}; 0 to {MAX_COMPLETION_LOGPROBS} are allowed", param="logprobs"
-        )
+    if body.logprobs < 0:
+        raise ApiError(400, f"logprobs is {body.logprobs}; it must be at least 0", param="logprobs")
     return body.logprobs
 
 

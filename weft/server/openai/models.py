@@ -9,16 +9,14 @@ from typing import Any, Literal
 
 import msgspec
 
+from weft.server.sessions import SessionFields
+
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-
-
-class ResponseFormat(msgspec.Struct, kw_only=True):
-    type: str
 
 
 class SampledRequest(msgspec.Struct, kw_only=True):
@@ -48,7 +46,18 @@ class SampledRequest(msgspec.Struct, kw_only=True):
     include_stop_str_in_output: bool | None = None
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
-    response_format: ResponseFormat | None = None
+    response_format: dict[str, Any] | None = None  # this and the next: what the answer must be (`server/grammar.py`)
+    structured_outputs: dict[str, Any] | None = None
+    json_schema: Any = None
+    regex: str | None = None
+    ebnf: str | None = None
+    grammar: str | None = None
+    choice: list[str] | None = None
+    structural_tag: Any = None
+    guided_json: Any = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     user: str | None = None
     cache_salt: str | None = None
     extra_key: str | None = None
@@ -56,6 +65,7 @@ class SampledRequest(msgspec.Struct, kw_only=True):
     timeout_ms: int | None = None
     rid: str | None = None
     request_id: str | None = None
+    session_params: SessionFields | None = None  # of SGLang's /generate
 
 
 class ContentPart(msgspec.Struct, kw_only=True):
@@ -83,6 +93,9 @@ class ChatRequest(SampledRequest, kw_only=True):
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None  # handed to the template
+    separate_reasoning: bool | None = None  # false: reasoning stays in the content
+    include_reasoning: bool | None = None  # false: reasoning is left out
+    stream_reasoning: bool | None = None  # false: reasoning is one event of a stream
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -99,11 +112,16 @@ class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct):
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | msgspec.UnsetType = msgspec.UNSET
 
 
 class TopLogprob(msgspec.Struct):
@@ -130,9 +148,22 @@ class CompletionLogprobs(msgspec.Struct):
     top_logprobs: list[dict[str, float]]
 
 
+class FunctionCall(msgspec.Struct):
+    name: str
+    arguments: str  # a JSON object
+
+
+class ToolCall(msgspec.Struct, kw_only=True):
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
 class ChatAnswer(msgspec.Struct):
     role: Literal["assistant"]
-    content: str
+    content: str | None
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):
@@ -155,9 +186,25 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
+class FunctionDelta(msgspec.Struct):
+    name: str | msgspec.UnsetType = msgspec.UNSET
+    arguments: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class ToolCallDelta(msgspec.Struct, kw_only=True):
+    """The first of a call has its id and name, the others pieces of its arguments."""
+
+    index: int
+    id: str | msgspec.UnsetType = msgspec.UNSET
+    type: Literal["function"] | msgspec.UnsetType = msgspec.UNSET
+    function: FunctionDelta
+
+
 class ChatDelta(msgspec.Struct):
     role: str | msgspec.UnsetType = msgspec.UNSET
     content: str | msgspec.UnsetType = msgspec.UNSET
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[ToolCallDelta] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, kw_only=True):

@@ -10,29 +10,25 @@ from typing import NamedTuple, TypeVar
 from starlette.requests import Request
 
 from weft.messages.replies import TokenLogprobs
-from weft.messages.sampling import MAX_LOGIT_BIAS, SamplingParams
-from weft.server.errors import ApiError, not_supported
+from weft.messages.sampling import SamplingParams
+from weft.observe.call import rename
+from weft.server.errors import ApiError
+from weft.server.grammar import grammar_of
 from weft.server.info import Front
-from weft.server.limits import (
-    MAX_COMPLETIONS,
-    MAX_RID_LEN,
-    MAX_SALT_LEN,
-    MAX_TIMEOUT_MS,
-    MAX_TOTAL_LOGIT_BIAS,
-    MAX_TOTAL_STOP_LEN,
-    MAX_TOTAL_TOKENS,
-    MAX_USER_LEN,
-)
+from weft.server.limits import over
 from weft.server.openai.models import (
     ChatLogprobs,
     CompletionLogprobs,
+    CompletionTokensDetails,
     PromptTokensDetails,
     SampledRequest,
     TokenLogprob,
     TopLogprob,
     Usage,
 )
+from weft.server.sessions import session_params
 from weft.text.generation import Delta, Generation, Prompt
+from weft.text.parsers.output import Output
 from weft.text.tokenizer import Tokenizer
 
 V = TypeVar("V")
@@ -44,8 +40,6 @@ _TOKEN_ID = re.compile(r"\d{1,10}")
 
 def sampling_params(body: SampledRequest, *, max_new_tokens: int | None, logprobs: int | None) -> SamplingParams:
     """The request's fields as sampling parameters. Ranges are checked when they are submitted."""
-    if body.response_format is not None and body.response_format.type != "text":
-        raise not_supported(f"response_format.type {body.response_format.type[:64]!r}")
     seed = body.seed if body.seed is not None else body.sampling_seed
     return SamplingParams(
         max_new_tokens=max_new_tokens,
@@ -66,6 +60,7 @@ def sampling_params(body: SampledRequest, *, max_new_tokens: int | None, logprob
         ignore_eos=bool(body.ignore_eos),
         skip_special_tokens=_or(body.skip_special_tokens, True),
         logprobs=logprobs,
+        grammar=grammar_of(body),
     )
 
 
@@ -81,10 +76,6 @@ def logit_bias(bias: dict[str, float] | None) -> dict[int, float]:
     """JSON has only text keys: token ids as digits."""
     if not bias:
         return {}
-    if len(bias) > MAX_LOGIT_BIAS:
-        raise ApiError(
-            400, f"{len(bias):,} entries in logit_bias; at most {MAX_LOGIT_BIAS:,} are allowed", param="logit_bias"
-        )
     for key in bias:
         if not _TOKEN_ID.fullmatch(key):
             raise ApiError(400, f"logit_bias has the key {key[:32]!r}; token ids are needed", param="logit_bias")
@@ -96,8 +87,9 @@ def request_name(request: Request, rid: str | None, request_id: str | None = Non
     name = rid or request_id
     if name is None:
         return str(request.scope["weft.rid"])
-    if len(name) > MAX_RID_LEN or not name.isprintable():
-        raise ApiError(400, f"rid must be at most {MAX_RID_LEN} printable characters", param="rid")
+    if not name.isprintable():
+        raise ApiError(400, "rid must be printable characters", param="rid")
+    rename(name)
     return name
 
 
@@ -108,16 +100,18 @@ def prompts(
     salt = cache_salt(body.cache_salt, body.extra_key)
     if body.priority is not None and not -(2**31) <= body.priority < 2**31:
         raise ApiError(400, f"priority is {body.priority}; a 32-bit integer is allowed", param="priority")
+    session = session_params(front, body.session_params, n=params.n * len(ids))
     rid = request_name(request, body.rid, body.request_id)
     return [
         Prompt(
             ids=prompt_ids,
             params=params,
             rid=rid,
-            user=(body.user or "")[:MAX_USER_LEN],
+            user=(body.user or "")[: front.limits.max_user_len],
             priority=body.priority or 0,
             cache_salt=salt,
-            timeout_ms=timeout_ms(request, body.timeout_ms),
+            timeout_ms=timeout_ms(front, request, body.timeout_ms),
+            session=session,
         )
         for prompt_ids in ids
     ]
@@ -126,21 +120,21 @@ def prompts(
 def cache_salt(salt: str | None, extra_key: str | None) -> str:
     """One name for the part of the prefix cache that a request may share. SGLang's `extra_key` does the same as
     `cache_salt`; who gives both shares with those that give both."""
-    for param, value in (("cache_salt", salt), ("extra_key", extra_key)):
-        if value and len(value) > MAX_SALT_LEN:
-            raise ApiError(400, f"{param} has more than {MAX_SALT_LEN} characters", param=param)
     return f"{salt or ''}\x1f{extra_key}" if extra_key else salt or ""
 
 
-def timeout_ms(request: Request, given: int | None) -> int:
+def timeout_ms(front: Front, request: Request, given: int | None) -> int:
     """After how long a request is to be ended: as its body says, else its header X-Request-Timeout-Ms; 0 for never."""
     if given is None:
         text = request.headers.get("x-request-timeout-ms")
         if text is None:
             return 0
         given = int(text) if text.isdecimal() and len(text) < 12 else 0
-    if not 1 <= given <= MAX_TIMEOUT_MS:
-        raise ApiError(400, f"timeout_ms must be 1 to {MAX_TIMEOUT_MS:,}", param="timeout_ms")
+    longest = front.limits.max_timeout_ms
+    if given > longest:
+        raise over("max_timeout_ms", f"timeout_ms must be 1 to {longest:,}", param="timeout_ms")
+    if given < 1:
+        raise ApiError(400, f"timeout_ms must be 1 to {longest:,}", param="timeout_ms")
     return given
 
 
@@ -150,19 +144,24 @@ def submit(front: Front, prompts: Sequence[Prompt], *, stream: bool) -> Generati
     The limits hold for what it grows to: a body that is small can ask for very much.
     """
     front.require_accepting()
+    num_bias = sum(len(one.params.logit_bias) * one.params.n for one in prompts)
     totals = [
-        ("n", "completions", sum(one.params.n for one in prompts), MAX_COMPLETIONS),
-        ("prompt", "prompt tokens", sum(len(one.ids) * one.params.n for one in prompts), MAX_TOTAL_TOKENS),
-        ("stop", "characters of stop strings", _stop_len({one.params.stop for one in prompts}), MAX_TOTAL_STOP_LEN),
-        (
-            *("logit_bias", "entries of logit_bias"),
-            *(sum(len(one.params.logit_bias) * one.params.n for one in prompts), MAX_TOTAL_LOGIT_BIAS),
-        ),
+        ("max_completions", "n", "completions", sum(one.params.n for one in prompts)),
+        ("max_total_tokens", "prompt", "prompt tokens", sum(len(one.ids) * one.params.n for one in prompts)),
+        ("max_total_stop_len", "stop", "characters of stop strings", _stop_len({one.params.stop for one in prompts})),
+        ("max_total_logit_bias", "logit_bias", "entries of logit_bias", num_bias),
+        ("max_total_grammar_len", "response_format", "characters of grammars", _grammar_len(prompts)),
     ]
-    for param, what, total, limit in totals:
-        if total > limit:
-            raise ApiError(400, f"the request has {total:,} {what} in all; {limit:,} are allowed", param=param)
+    for limit, param, what, total in totals:
+        most = getattr(front.limits, limit)
+        if total > most:
+            raise over(limit, f"the request has {total:,} {what} in all; {most:,} are allowed", param=param)
     return front.client.submit(prompts, stream=stream)
+
+
+def _grammar_len(prompts: Sequence[Prompt]) -> int:
+    grammars = ((one.params.grammar, one.params.n) for one in prompts)
+    return sum(len(grammar.text) * n for grammar, n in grammars if grammar is not None)
 
 
 def _stop_len(sets: set[tuple[str, ...]]) -> int:
@@ -198,11 +197,14 @@ def header(front: Front, prefix: str, rid: str) -> Header:
 
 
 class UsageCount:
-    """Tokens of one answer, counted as its deltas pass. A prompt counts once, however many completions it has."""
+    """Tokens of one answer, counted as its deltas pass. A prompt counts once, however many completions it has.
+
+    With the history of a session a prompt is longer than what was sent; that is known when its completion has ended.
+    """
 
     def __init__(self, prompt_lens: Sequence[int], n: int) -> None:
         self._n = n
-        self._prompt_tokens = sum(prompt_lens)
+        self._prompt_lens = list(prompt_lens)
         self._cached_tokens = 0  # known when a completion has ended
         self._num_tokens = [0] * (len(prompt_lens) * n)
 
@@ -210,15 +212,22 @@ class UsageCount:
         self._num_tokens[delta.choice] = delta.num_tokens
         if delta.end is not None and delta.choice % self._n == 0:
             self._cached_tokens += delta.end.cached_tokens
+            self._prompt_lens[delta.choice // self._n] = delta.end.prompt_tokens
 
     def usage(self) -> Usage:
-        completion_tokens = sum(self._num_tokens)
+        prompt_tokens, completion_tokens = sum(self._prompt_lens), sum(self._num_tokens)
         return Usage(
-            self._prompt_tokens,
+            prompt_tokens,
             completion_tokens,
-            self._prompt_tokens + completion_tokens,
+            prompt_tokens + completion_tokens,
             PromptTokensDetails(self._cached_tokens),
         )
+
+
+def reasoning_details(tokenizer: Tokenizer, outputs: Sequence[Output]) -> CompletionTokensDetails:
+    """How many tokens were reasoning. Its marks are not among them."""
+    texts = ["".join(output.reasoning_text) for output in outputs]
+    return CompletionTokensDetails(sum(map(len, tokenizer.encode_all(texts, add_special_tokens=False))))
 
 
 def chat_logprobs(tokenizer: Tokenizer, delta: Delta) -> ChatLogprobs:

@@ -1,0 +1,72 @@
+"""What all engines share: commands in, times out.
+
+A command is a line `WORKLOAD SEED`; the answer is a line of JSON with the seconds from submitting all requests to the
+last token. Lines that begin otherwise are the engine's own talk.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from weft.bench.workloads import WORKLOADS, Job
+
+ANSWER = "@@ "
+FIRST_ID, LAST_ID = 100, 30_000
+
+Generate = Callable[[list[list[int]], list[int]], None]  # prompts, and how many tokens to generate for each
+
+
+def serve(generate: Generate) -> None:
+    _answer({"ready": True})
+    for line in sys.stdin:
+        name, seed = line.split()
+        jobs = WORKLOADS[name].jobs
+        prompts = prompts_of(jobs, int(seed))
+        began = time.perf_counter()
+        generate(prompts, [job.output_len for job in jobs])
+        seconds = time.perf_counter() - began
+        _answer({"seconds": seconds, "peak_mb": peak_mb()})
+
+
+def prompts_of(jobs: object, seed: int) -> list[list[int]]:
+    rng = random.Random(seed)
+    listed: list[Job] = list(jobs)  # type: ignore[call-overload]
+    head = _ids(rng, max(job.shared_len for job in listed))
+    return [head[: job.shared_len] + _ids(rng, job.own_len) for job in listed]
+
+
+def peak_mb() -> float:
+    """Of this process and of those that it has started and that are still there."""
+    total = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    for child in _children(os.getpid()):
+        try:
+            status = Path(f"/proc/{child}/status").read_text()
+        except OSError:
+            continue
+        total += sum(int(line.split()[1]) / 1e3 for line in status.splitlines() if line.startswith("VmHWM"))
+    return total
+
+
+def _children(pid: int) -> list[int]:
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            found += [int(child), *_children(int(child))]
+    return found
+
+
+def _ids(rng: random.Random, length: int) -> list[int]:
+    return [rng.randrange(FIRST_ID, LAST_ID) for _ in range(length)]
+
+
+def _answer(content: dict[str, object]) -> None:
+    print(ANSWER + json.dumps(content), flush=True)

@@ -1,0 +1,43 @@
+"""weft, in this process. engine_weft.py FOLDER [options of weft serve]"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+from engine import serve
+
+from weft.config.engine import EngineConfig
+from weft.config.machine import probe
+from weft.config.model import ModelConfig
+from weft.config.options import Command
+from weft.config.resolve import resolve
+from weft.launch.build import build_engine
+from weft.messages.requests import GenerateRequest
+from weft.messages.sampling import SamplingParams
+
+
+def main() -> None:
+    command = Command("engine_weft", "", EngineConfig, positional="model")
+    config = command.read(sys.argv[1:], os.environ).make(EngineConfig)
+    folder = Path(config.model)
+    resolved = resolve(config, ModelConfig.from_folder(folder), probe()).config
+    engine = build_engine(resolved, folder).engine
+    numbers = iter(range(1 << 60))
+
+    def generate(prompts: list[list[int]], lens: list[int]) -> None:
+        for prompt, output_len in zip(prompts, lens, strict=True):
+            number = next(numbers)
+            sampling = SamplingParams(max_new_tokens=output_len, temperature=0.0, ignore_eos=True)
+            ids = np.array(prompt, dtype=np.int32).tobytes()
+            engine.submit(GenerateRequest(id=number, rid=str(number), input_ids=ids, sampling=sampling))
+        while engine.has_work:
+            engine.step()
+
+    serve(generate)
+
+
+if __name__ == "__main__":
+    main()

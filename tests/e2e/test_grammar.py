@@ -1,0 +1,124 @@
+"""Structured output of a real server with the bundled model: every answer has the form that was asked for."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+
+from tests.e2e.server import Server, wait_until
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"enum": ["a", "b", "größe"]}, "maxItems": 3},
+        "mail": {"anyOf": [{"type": "null"}, {"type": "string", "pattern": "^[a-z]{1,5}@[a-z]{2,4}$"}]},
+    },
+    "required": ["name", "age", "tags", "mail"],
+    "additionalProperties": False,
+}
+UNIQUE = {"type": "array", "items": {"type": "integer", "maximum": 9, "minimum": 0}, "uniqueItems": True, "maxItems": 3}
+
+
+@pytest.fixture(scope="module", params=["off", "on"])
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    server = Server("--overlap", request.param, "--mixed-chunk", request.param)
+    yield server
+    assert server.stop() == 0
+
+
+@pytest.fixture
+def http(server: Server) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=60) as http:
+        yield http
+
+
+def chat(http: httpx.Client, **fields: object) -> httpx.Response:
+    body = {"messages": [{"role": "user", "content": "Tell me of Ann."}], "max_tokens": 300, **fields}
+    return http.post("/v1/chat/completions", json=body)
+
+
+def text(answer: httpx.Response) -> str:
+    assert answer.status_code == 200, answer.text
+    [choice] = answer.json()["choices"]
+    assert choice["finish_reason"] == "stop"
+    return str(choice["message"]["content"])
+
+
+def test_every_answer_parses_while_others_write_freely(http: httpx.Client) -> None:
+    asked: list[dict[str, Any]] = []
+    for seed in range(6):
+        asked += [
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "p", "schema": PERSON}}, "seed": seed},
+            {"structured_outputs": {"regex": "[0-9]{3}-[a-f]{2,4}"}, "seed": seed, "logprobs": True, "top_logprobs": 3},
+            {"structured_outputs": {"choice": ["yes", "no", "größe"]}, "seed": seed, "ignore_eos": True},
+            {"ebnf": 'root ::= "<" [a-z] [a-z] ">"', "temperature": 0, "frequency_penalty": 1},
+            {"max_tokens": 30, "seed": seed, "ignore_eos": True},
+        ]
+    with concurrent.futures.ThreadPoolExecutor(10) as pool:
+        answers = list(pool.map(lambda fields: chat(http, **fields), asked))
+    for fields, answer in zip(asked, answers, strict=True):
+        if "response_format" in fields:
+            jsonschema.validate(json.loads(text(answer)), PERSON)
+        elif "ebnf" in fields:
+            assert re.fullmatch("<[a-z]{2}>", text(answer))
+        elif fields.get("structured_outputs", {}).get("regex"):
+            assert re.fullmatch("[0-9]{3}-[a-f]{2,4}", text(answer))
+        elif "structured_outputs" in fields:
+            assert text(answer) in ("yes", "no", "größe")
+        else:
+            assert answer.json()["usage"]["completion_tokens"] == 30
+
+
+def test_n_answers_of_one_prompt_and_a_stream_have_the_form_too(http: httpx.Client) -> None:
+    form = {"structured_outputs": {"json": PERSON}}
+    answer = chat(http, n=4, **form)
+    contents = {choice["message"]["content"] for choice in answer.json()["choices"]}
+    for content in contents:
+        jsonschema.validate(json.loads(content), PERSON)
+    assert len(contents) > 1
+    lines = chat(http, stream=True, **form).text.split("\n\n")
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    pieces = [chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks]
+    jsonschema.validate(json.loads("".join(pieces)), PERSON)
+
+
+def test_max_tokens_cuts_with_reason_length(http: httpx.Client) -> None:
+    [choice] = chat(http, structured_outputs={"regex": "[a-z]{50}"}, max_tokens=3).json()["choices"]
+    assert choice["finish_reason"] == "length"
+    assert re.fullmatch("[a-z]+", choice["message"]["content"])
+
+
+def test_invalid_grammars_are_refused_and_relaxed_ones_told(http: httpx.Client) -> None:
+    for stream in (False, True):
+        answer = chat(http, structured_outputs={"regex": "(a"}, stream=stream)
+        assert answer.status_code == 400
+        assert "unclosed group" in answer.json()["error"]["message"]
+    answer = chat(http, structured_outputs={"json": UNIQUE})
+    assert isinstance(json.loads(text(answer)), list)
+    assert "uniqueItems" in answer.headers["x-weft-warnings"]
+    answer = chat(http, structured_outputs={"json": UNIQUE, "strict": True})
+    assert answer.status_code == 400
+    assert "uniqueItems" in answer.json()["error"]["message"]
+
+
+def test_a_bomb_is_refused_while_others_answer(http: httpx.Client, server: Server) -> None:
+    rules = "start: " + " | ".join(json.dumps(f"value_{i}") for i in range(60_000))
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        bomb = pool.submit(chat, http, structured_outputs={"grammar": rules})
+        assert wait_until(lambda: server.get("/requests")["queue"]["grammar_queue_size"] == 1)
+        [row] = server.get("/requests")["requests"]
+        assert (row["state"], row["why"]) == ("grammar", "its grammar is being compiled")
+        assert text(chat(http, structured_outputs={"choice": ["other"]})) == "other"
+        assert not bomb.done()
+        answer = bomb.result()
+    assert answer.status_code == 400
+    assert "takes longer than 5 s" in answer.json()["error"]["message"]

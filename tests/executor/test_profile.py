@@ -1,0 +1,204 @@
+"""The profiler around a runner: a table, a trace, and steps that do not notice."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.executor.driver import MODEL, Driver, Turn, make_driver
+from weft.executor.device.profile import MAX_STEPS, ProfiledRunner, Report
+from weft.executor.device.profile_report import Event, main, spent_on, tables
+from weft.executor.plan import LAST_SAMPLED
+
+HOW: dict[str, Any] = {
+    "num_steps": None,
+    "activities": [],
+    "record_shapes": False,
+    "with_stack": False,
+    "profile_memory": False,
+    "folder": "",
+    "prefix": "",
+}
+
+
+class Bench:
+    """A small model on a runner that can be profiled."""
+
+    def __init__(self, root: Path | None) -> None:
+        self.driver: Driver = make_driver(MODEL)
+        self.profiled = ProfiledRunner(self.driver.runner, root, has_gpu=False)
+        self.num_steps = 0
+
+    def start(self, **how: Any) -> str:
+        return self.profiled.start(**{**HOW, **how})
+
+    def steps(self, num: int) -> list[int]:
+        """The tokens that they sample."""
+        sampled = []
+        for _ in range(num):
+            token = LAST_SAMPLED if self.num_steps else 5
+            sampled.append(int(self.profiled.launch(self.driver.plan(Turn(0, [token]))).result().tokens[0]))
+            self.num_steps += 1
+        return sampled
+
+    def report(self) -> Report:
+        deadline = time.monotonic() + 30
+        while (report := self.profiled.stop()).state == "writing":
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        return report
+
+    def close(self) -> None:
+        self.driver.runner.close()
+
+
+@pytest.fixture
+def bench(tmp_path: Path):
+    bench = Bench(tmp_path / "traces")
+    yield bench
+    bench.close()
+
+
+def operations(trace: Path) -> list[str]:
+    return [event.get("name", "") for event in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]]
+
+
+def test_steps_are_recorded_between_start_and_stop_and_sample_the_same(bench: Bench, tmp_path: Path) -> None:
+    plain = Bench(None)
+    expected = plain.steps(6)
+    plain.close()
+    got = bench.steps(2)
+    name = bench.start(folder="a/b", prefix="mine", record_shapes=True)
+    got += bench.steps(3)
+    report = bench.report()
+    got += bench.steps(1)
+    assert got == expected
+    assert (report.state, report.num_steps, report.trace) == ("done", 3, name)
+    assert name.startswith("a/b/mine-")
+    assert report.table.startswith("CPU: ")
+    assert "aten::" in report.table
+    assert operations(tmp_path / "traces" / name).count("aten::embedding") == 3
+    assert [path.name for path in (tmp_path / "traces" / "a/b").iterdir()] == [Path(name).name]
+
+
+def test_it_stops_by_itself_after_so_many_steps(bench: Bench, tmp_path: Path) -> None:
+    name = bench.start(num_steps=2)
+    bench.steps(5)
+    report = bench.report()
+    assert report.num_steps == 2
+    assert operations(tmp_path / "traces" / name).count("aten::embedding") == 2
+    assert bench.report() == report  # asked again, it is the same
+
+
+def test_only_one_profile_is_recorded_at_a_time_and_another_may_follow(bench: Bench) -> None:
+    first = bench.start()
+    with pytest.raises(ValueError, match="recording already"):
+        bench.start()
+    bench.steps(1)
+    assert bench.report().state == "done"
+    assert bench.start() != first
+    bench.steps(1)
+    assert bench.report().state == "done"
+
+
+def test_without_a_folder_there_is_a_table_and_no_trace(tmp_path: Path) -> None:
+    bench = Bench(None)
+    assert bench.start(with_stack=True) == ""
+    bench.steps(1)
+    report = bench.report()
+    bench.close()
+    assert (report.state, report.trace) == ("done", "")
+    assert "aten::" in report.table
+    with pytest.raises(ValueError, match="no --profile-dir"):
+        bench.start(folder="x")
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"folder": ".."}, "not below --profile-dir"),
+        ({"folder": "a/../../b"}, "not below --profile-dir"),
+        ({"folder": "/etc"}, "not below --profile-dir"),
+        ({"folder": "link"}, "not below --profile-dir"),
+        ({"folder": "file"}, "cannot be used"),
+        ({"folder": "file/below"}, "cannot be used"),
+        ({"folder": "nul\0"}, "null byte"),
+        ({"prefix": "../x"}, "prefix"),
+        ({"prefix": ".hidden"}, "prefix"),
+        ({"prefix": "x" * 65}, "prefix"),
+        ({"num_steps": 0}, f"1 to {MAX_STEPS}"),
+        ({"num_steps": MAX_STEPS + 1}, f"1 to {MAX_STEPS}"),
+        ({"activities": ["GPU"]}, "this device has CPU"),
+        ({"activities": ["CPU", "MEM"]}, "'MEM'"),
+    ],
+)
+def test_case_27_what_cannot_be_recorded_or_not_there_is_refused(
+    bench: Bench, tmp_path: Path, how: dict[str, Any], message: str
+) -> None:
+    root = tmp_path / "traces"
+    root.mkdir()
+    (root / "link").symlink_to(tmp_path)
+    (root / "file").touch()
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ValueError, match=message):
+        bench.start(**how)
+    assert sorted(tmp_path.rglob("*")) == before
+    assert bench.report().state == "none"
+
+
+def test_a_trace_that_cannot_be_written_is_told_and_harms_nobody(bench: Bench, tmp_path: Path) -> None:
+    bench.start(folder="gone")
+    (tmp_path / "traces" / "gone").rmdir()
+    bench.steps(1)
+    report = bench.report()
+    assert report.state == "failed"
+    assert "the profile could not be made" in report.message
+    assert str(tmp_path) not in report.message
+    bench.steps(1)
+
+
+# The report
+
+
+def span(name: str, ts: float, dur: float, tid: int = 1, cat: str = "cpu_op") -> Event:
+    return Event(ph="X", cat=cat, name=name, pid=1, tid=tid, ts=ts, dur=dur)
+
+
+def test_time_is_counted_for_the_operation_that_spent_it() -> None:
+    spent = spent_on(
+        [
+            span("mm", 30, 40),  # inside of addmm, inside of linear
+            span("linear", 0, 100),
+            span("addmm", 20, 70),
+            span("mm", 100, 10),  # begins where linear ends
+            span("mm", 35, 5, tid=2),  # of another thread
+        ]
+    )
+    assert {name: (one.calls, one.own, one.total) for name, one in spent.items()} == {
+        "linear": (1, 30, 100),
+        "addmm": (1, 30, 70),
+        "mm": (3, 55, 55),
+    }
+
+
+def test_the_table_has_the_ten_that_took_most_of_the_cpu_and_of_the_gpu() -> None:
+    events = [span(f"op{i}", 1_000 * i, 1 + i) for i in range(12)]
+    lines = list(tables([*events, span("step", 0, 50_000, cat="user_annotation")]))
+    assert lines[0] == "CPU: 0.078 ms in 12 operations"
+    assert [line.split()[0] for line in lines[2:]] == [f"op{i}" for i in range(11, 1, -1)]
+    lines = list(tables([*events, span("gemm", 5, 400, cat="kernel"), span("copy", 500, 100, cat="gpu_memcpy")]))
+    assert lines[0] == "GPU: 0.500 ms in 2 operations"
+    assert lines[2].split() == ["gemm", "0.400", "80.0", "0.400", "400.0", "1"]
+    assert lines[5].startswith("CPU: ")
+
+
+def test_a_trace_without_operations_has_an_empty_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "t.json").write_text('{"traceEvents": [{"ph": "M", "name": "process_name", "pid": "x", "args": {}}]}')
+    main(tmp_path / "t.json", tmp_path / "t.gz")
+    assert capsys.readouterr().out.startswith("CPU: 0.000 ms in 0 operations\n")
+    assert operations(tmp_path / "t.gz") == ["process_name"]

@@ -1,0 +1,56 @@
+"""The sockets between the processes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import zmq
+
+from weft.messages.channel import Receiver, Sender
+from weft.messages.codec import decode_to_engine
+from weft.messages.control import GetState
+
+
+def test_who_has_gone_is_not_waited_for_and_what_was_for_him_is_counted(tmp_path: Path) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    address = f"ipc://{tmp_path / 'x'}"
+    sender = Sender(context, address, bind=True)
+    receiver = Receiver(context, address, decode_to_engine)
+    sender.send(GetState(call=1))
+    assert receiver.wait(5)
+    receiver.close()
+    until = time.monotonic() + 5
+    while not sender.num_unsent and time.monotonic() < until:
+        sender.send(GetState(call=2))
+    began = time.monotonic()
+    for _ in range(1_000):
+        sender.send(GetState(call=3))
+    assert sender.num_unsent >= 1_000
+    assert time.monotonic() - began < 1.0
+    sender.close()
+    context.term()
+
+
+def test_the_first_message_waits_for_a_peer_that_is_just_connecting(tmp_path: Path) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    address = f"ipc://{tmp_path / 'x'}"
+    sender = Sender(context, address, bind=True)
+    found: list[int] = []
+
+    def receive() -> None:
+        time.sleep(0.1)
+        receiver = Receiver(context, address, decode_to_engine)
+        if receiver.wait(5):
+            found.extend(message.call for message in receiver.drain() if isinstance(message, GetState))
+        receiver.close()
+
+    thread = threading.Thread(target=receive)
+    thread.start()
+    sender.send(GetState(call=1))
+    thread.join(10)
+    assert found == [1]
+    assert sender.num_unsent == 0
+    sender.close()
+    context.term()

@@ -1,0 +1,57 @@
+"""The kernel library for tests: every instruction set in one file, built once for each state of the sources."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from weft.ops.cpp.build import EMULATED, CannotBuild, build, find_compiler, instruction_sets, library_name
+from weft.ops.cpp.library import Library, Unavailable
+
+DAY_S = 24 * 3600
+SETS = tuple(one.name for one in (*instruction_sets(), EMULATED))
+
+
+@pytest.fixture(scope="session")
+def library_file() -> Path:
+    try:
+        find_compiler()
+    except CannotBuild as problem:
+        pytest.skip(str(problem))
+    folder = Path(tempfile.gettempdir()) / f"weft-test-kernels-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    assert folder.stat().st_uid == os.getuid()
+    assert not folder.stat().st_mode & 0o077
+    made = folder / library_name()
+    if not made.exists():
+        for old in folder.glob("*.so"):
+            if time.time() - old.stat().st_mtime > DAY_S:  # a younger one may be in use by another run
+                old.unlink(missing_ok=True)
+        emulated = (EMULATED,) if len(instruction_sets()) > 1 else ()
+        build(made, sets=(*instruction_sets(), *emulated))
+    return made
+
+
+@pytest.fixture(scope="session")
+def library(library_file: Path) -> Callable[[str], Library]:
+    """The library with one instruction set. It has one choice for all: call this again before using another set."""
+
+    def choose(instruction_set: str = "") -> Library:
+        Library(library_file)  # what cannot be loaded at all is an error, not a missing instruction set
+        try:
+            return Library(library_file, instruction_set)
+        except Unavailable as problem:
+            pytest.skip(str(problem))
+
+    return choose
+
+
+@pytest.fixture(params=SETS)
+def kernels(request: pytest.FixtureRequest, library: Callable[[str], Library]) -> Library:
+    """Once for each instruction set; skipped where the processor lacks it."""
+    return library(request.param)

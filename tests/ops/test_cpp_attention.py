@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import Tensor
+
+from weft.ops.attention import paged_attention, quantize_rows
+from weft.ops.cpp import abi
+from weft.ops.cpp.abi import KvFormat
+from weft.ops.cpp.library import Library
+
+FORMATS = tuple(KvFormat)
+DTYPES = {KvFormat.F32: torch.float32, KvFormat.BF16: torch.bfloat16}
+
+
+@dataclass
+class Cached:
+    """Requests with a random cache: request r has starts[r] tokens in it and lens[r] to run. Their pages stand in any
+    order, and what no request may look at is not a number."""
+
+    starts: Sequence[int]
+    lens: Sequence[int]
+    format: KvFormat = KvFormat.BF16
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 64
+    window: int = 0
+    page_size: int = 16
+    seed: int = 0
+    k: Tensor = field(init=False)
+    v: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        random = torch.Generator().manual_seed(self.seed)
+        stops = [start + num for start, num in zip(self.starts, self.lens, strict=True)]
+        num_pages = [-(-stop // self.page_size) for stop in stops]
+        pages = torch.randperm(sum(num_pages) + 3, generator=random)
+        num_slots = len(pages) * self.page_size
+        self.table = torch.randint(num_slots, (len(stops) + 2, max(num_pages) * self.page_size), generator=random).int()
+        self.rows = torch.randperm(len(stops) + 2, generator=random)[: len(stops)].int()
+        seen = torch.zeros(num_slots, dtype=torch.bool)
+        for row, stop, mine in zip(self.rows, stops, pages[: sum(num_pages)].split_with_sizes(num_pages), strict=True):
+            slots = (mine[:, None] * self.page_size + torch.arange(self.page_size)).flatten()
+            self.table[row, : len(slots)] = slots.int()
+            seen[slots[:stop]] = True
+        self.q = torch.randn(sum(self.lens), self.heads * self.head_dim, generator=random)
+        self.scales = [torch.zeros(0), torch.zeros(0)]
+        k, v = torch.randn(2, num_slots, self.kv_heads, self.head_dim, generator=random)
+        if self.format == KvFormat.I8:
+            (self.k, k_scale), (self.v, v_scale) = quantize_rows(k), quantize_rows(v)
+            self.scales = [k_scale, v_scale]
+            k_scale[~seen], v_scale[~seen] = torch.nan, torch.inf
+        else:
+            self.k, self.v = k.to(DTYPES[self.format]), v.to(DTYPES[self.format])
+            self.k[~seen], self.v[~seen] = torch.nan, torch.inf
+
+    @property
+    def scale(self) -> float:
+        return float(self.head_dim**-0.5)
+
+    def floats(self) -> tuple[Tensor, Tensor]:
+        if self.format == KvFormat.I8:
+            k, v = (x.double() * scale[..., None] for x, scale in zip((self.k, self.v), self.scales, strict=True))
+            return k, v
+        return self.k.double(), self.v.double()
+
+    def expected(self) -> Tensor:
+        q = self.q.double().view(-1, self.heads, self.head_dim)
+        starts, lens = torch.tensor(self.starts), torch.tensor(self.lens)
+        out = paged_attention(
+            q, *self.floats(), self.table, self.rows, starts, lens, window=self.window, scale=self.scale
+        )
+        return out.flatten(1)
+
+    def attend(
+        self, kernels: Library, starts: Sequence[int] | None = None, lens: Sequence[int] | None = None
+    ) -> Tensor:
+        """What the kernel makes of all tokens, or of those that `starts` and `lens` name instead, by request."""
+        first = torch.tensor(self.lens).cumsum(0) - torch.tensor(self.lens)
+        starts = starts or self.starts
+        lens = lens or self.lens
+        begins = [int(f) + start - old for f, start, old in zip(first, starts, self.starts, strict=True)]
+        tokens = torch.cat([torch.arange(begin, begin + num) for begin, num in zip(begins, lens, strict=True)])
+        q = torch.full((len(tokens), self.q.shape[1] + 5), torch.nan)
+        q[:, : self.q.shape[1]] = self.q[tokens]
+        out = torch.full((len(tokens), self.q.shape[1]), torch.nan)
+        pointers = (x.data_ptr() for x in (self.k, self.v, *self.scales))
+        cache = abi.KvCache(self.format, self.kv_heads, self.head_dim, *pointers)
+        args = abi.AttentionArgs(
+            ctypes.addressof(cache), q.data_ptr(), q.shape[1], out.data_ptr(), self.heads, self.window, self.scale
+        )
+        arrays = [torch.tensor(starts).int(), torch.tensor(lens).int()]
+        step = abi.Step(num_tokens=len(tokens), num_requests=len(starts), rows=self.rows.data_ptr())
+        step.starts, step.lens = (x.data_ptr() for x in arrays)
+        step.table, step.table_stride = self.table.data_ptr(), self.table.shape[1]
+        kernels.run_one(args, step)
+        return out
+
+
+def assert_right(kernels: Library, cached: Cached) -> None:
+    expected = cached.expected()
+    in_pairs = cached.format == KvFormat.BF16 and "bf16" in kernels.instruction_set  # queries and weights in bf16, too
+    torch.testing.assert_close(cached.attend(kernels).double(), expected, rtol=0, atol=0.02 if in_pairs else 1e-5)
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_single_tokens_see_all_that_is_cached(kernels: Library, format: KvFormat) -> None:
+    assert_right(kernels, Cached([0, 5, 63, 64, 255, 256, 511, 900], [1] * 8, format))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_prompts_and_single_tokens_share_a_step(kernels: Library, format: KvFormat) -> None:
+    assert_right(kernels, Cached([300, 0, 700, 31, 250], [1, 130, 3, 290, 20], format))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("window", [1, 50, 256, 400])
+def test_a_window_hides_what_is_far(kernels: Library, format: KvFormat, window: int) -> None:
+    assert_right(kernels, Cached([300, 700, 520, 0], [1, 1, 5, 301], format, window=window))
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (3, 3), (7, 1), (15, 5), (16, 2), (64, 2)])
+def test_any_number_of_heads_shares_keys_and_values(kernels: Library, heads: int, kv_heads: int) -> None:
+    assert_right(kernels, Cached([270, 40], [1, 12], heads=heads, kv_heads=kv_heads))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("head_dim", [32, 34, 80, 96, 128, 144, 256])
+def test_any_size_of_head(kernels: Library, format: KvFormat, head_dim: int) -> None:
+    assert_right(kernels, Cached([270, 40, 3], [1, 30, 3], format, head_dim=head_dim))
+
+
+@pytest.mark.parametrize("page_size", [1, 7, 64])
+def test_any_size_of_page(kernels: Library, page_size: int) -> None:
+    assert_right(kernels, Cached([270, 40], [1, 30], page_size=page_size))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("window", [0, 100])
+def test_a_token_does_not_depend_on_how_its_prompt_was_cut(kernels: Library, format: KvFormat, window: int) -> None:
+    cached = Cached([0], [700], format, window=window)
+    whole = cached.attend(kernels)
+    for cuts in ([1, 255, 2, 442], [300, 1, 1, 1, 7, 390], [16, 500, 3]):
+        start = 0
+        for num in cuts:
+            part = cached.attend(kernels, [start], [num])
+            assert torch.equal(part, whole[start : start + num]), (start, num)
+            start += num
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_token_does_not_depend_on_others_nor_on_threads(
+    kernels: Library, format: KvFormat, threads: Callable[[int], None]
+) -> None:
+    cached = Cached([900, 0, 2000, 257, 12, 600], [1, 100, 1, 4, 1, 40], format, heads=6)
+    threads(1)
+    together = cached.attend(kernels).split_with_sizes(list(cached.lens))
+    for num in (2, 3, 40):
+        threads(num)
+        assert torch.equal(cached.attend(kernels), torch.cat(together)), num
+    for request, expected in enumerate(together):
+        alone = Cached([cached.starts[request]], [cached.lens[request]], format, heads=6)
+        alone.k, alone.v, alone.scales, alone.table = cached.k, cached.v, cached.scales, cached.table
+        alone.rows, alone.q = cached.rows[request : request + 1], cached.q.split_with_sizes(list(cached.lens))[request]
+        assert torch.equal(alone.attend(kernels), expected), request
+
+
+def test_requests_without_tokens_are_passed_over(kernels: Library) -> None:
+    cached = Cached([300, 8, 40], [1, 0, 30])
+    torch.testing.assert_close(cached.attend(kernels).double(), cached.expected(), rtol=0, atol=0.02)
+
+
+def test_large_scores_do_not_overflow(kernels: Library) -> None:
+    cached = Cached([500, 0], [1, 60], KvFormat.F32)
+    cached.q *= 1000
+    torch.testing.assert_close(cached.attend(kernels).double(), cached.expected(), rtol=0, atol=1e-2)
+
+
+def test_what_is_not_a_number_stays_with_its_request(kernels: Library) -> None:
+    cached = Cached([300, 300, 0], [1, 1, 40], KvFormat.F32)
+    expected = cached.attend(kernels)
+    cached.v[cached.table[cached.rows[1], 7].long()] = torch.nan
+    out = cached.attend(kernels)
+    assert out[1].isnan().all()
+    assert torch.equal(out[[0, *range(2, 42)]], expected[[0, *range(2, 42)]])

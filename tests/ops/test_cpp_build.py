@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from weft.ops.cpp import abi, build
+from weft.ops.cpp.build import CannotBuild, InstructionSet, find_or_build
+from weft.ops.cpp.library import Library, Unavailable
+
+COMPILER = """#!/bin/sh
+# Writes a line about its task, then what a compiler would write.
+case "$*" in *{refused}*) echo "unknown option {refused}" >&2; exit 1;; esac
+sleep {seconds}
+for last in "$@"; do :; done
+while [ "$1" != -o ]; do case "$1" in -shared|-DWEFT_SETS*) printf '%s ' "$1" >> {log};; esac; shift; done
+echo "made $2" >> {log}
+echo compiled > "$2"
+"""
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine of its own: an empty cache, no installed library, a compiler that writes `log`."""
+    monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("CXX", str(compiler(tmp_path)))
+    monkeypatch.setattr(build, "library_name", lambda: "weft-kernels-test.so")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return tmp_path
+
+
+def compiler(folder: Path, refused: str = "-no-such-option", seconds: float = 0) -> Path:
+    path = folder / "compiler"
+    path.write_text(COMPILER.format(log=folder / "log", refused=refused, seconds=seconds))
+    path.chmod(0o755)
+    return path
+
+
+def links(folder: Path) -> list[str]:
+    """What the compiler wrote about making libraries."""
+    log = folder / "log"
+    return [line for line in log.read_text().splitlines() if "-shared" in line] if log.exists() else []
+
+
+# ---------------------------------------------------------------- what is built
+
+
+def test_both_sides_agree_on_the_size_of_every_structure(library: Callable[[str], Library]):
+    loaded = library("")
+    sizes = [loaded.size_of(index) for index in range(len(abi.STRUCTURES) + 1)]
+    assert sizes == [*map(ctypes.sizeof, abi.STRUCTURES), -1]
+
+
+def test_a_set_that_does_not_exist_is_refused_by_name(library_file: Path):
+    with pytest.raises(Unavailable, match="no avx9000"):
+        Library(library_file, "avx9000")
+
+
+def test_kernels_share_no_function_with_those_of_another_set(tmp_path: Path):
+    """The linker keeps one of several weak functions with the same name, maybe one for another processor."""
+    if not shutil.which("nm"):
+        pytest.skip("no nm")
+    try:
+        found = build.find_compiler()
+    except CannotBuild as problem:
+        pytest.skip(str(problem))
+    made = build._compile(found, InstructionSet("some_set", ()), tmp_path)
+    assert isinstance(made, Path), made
+    listed = subprocess.run(["nm", "-C", made], capture_output=True, text=True, check=True).stdout
+    symbols = [line.split(maxsplit=2)[-2:] for line in listed.splitlines()]
+    assert any(kind == "t" for kind, _ in symbols)
+    shared = [name for kind, name in symbols if kind in "WVu" and "weft::some_set::" not in name]
+    strong = [name for kind, name in symbols if kind in "TDBR"]
+    assert shared == []
+    assert strong == ["weft::kernels_some_set"]
+
+
+# ---------------------------------------------------------------- where it is kept
+
+
+def test_a_library_is_built_once(machine: Path):
+    first = find_or_build()
+    assert first == machine / "cache/weft/kernels/weft-kernels-test.so"
+    assert first.read_text() == "compiled\n"
+    assert find_or_build() == first
+    assert len(links(machine)) == 1
+
+
+def test_two_processes_that_build_at_once_both_succeed(machine: Path):
+    compiler(machine, seconds=0.1)
+    code = (
+        "from weft.ops.cpp import build\n"
+        "build.library_name = lambda: 'weft-kernels-test.so'\n"
+        "print(build.find_or_build().read_text())"
+    )
+    running = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    assert [process.communicate(timeout=60)[0].split() for process in running] == [["compiled"], ["compiled"]]
+    assert len(links(machine)) == 1
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(machine: Path, monkeypatch: pytest.MonkeyPatch):
+    (machine / "a file").touch()
+    monkeypatch.setenv("WEFT_CACHE", str(machine / "a file"))
+    made = find_or_build()
+    assert made.read_text() == "compiled\n"
+    assert made.parent.stat().st_mode & 0o077 == 0
+
+
+def test_a_read_only_cache_serves_what_it_has(machine: Path, monkeypatch: pytest.MonkeyPatch):
+    made = find_or_build()
+    made.parent.chmod(0o500)
+    monkeypatch.setenv("CXX", "/nowhere/c++")
+    assert find_or_build() == made
+    made.parent.chmod(0o700)
+
+
+def test_a_file_that_others_can_write_is_not_loaded(machine: Path):
+    made = find_or_build()
+    for mode in (0o775, 0o757):
+        made.write_text("not ours")
+        made.chmod(mode)
+        assert find_or_build().read_text() == "compiled\n"
+    assert len(links(machine)) == 3
+
+
+def test_a_user_whose_files_a_group_can_write_builds_once_too(machine: Path):
+    before = os.umask(0o002)
+    try:
+        assert find_or_build() == find_or_build()
+        assert len(links(machine)) == 1
+    finally:
+        os.umask(before)
+
+
+# ---------------------------------------------------------------- compilers
+
+
+def test_sets_that_the_compiler_does_not_know_are_left_out(machine: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(build, "instruction_sets", lambda: (*build.X86, build.PORTABLE))
+    compiler(machine, refused="-mavx512bf16")
+    find_or_build()
+    (linked,) = links(machine)
+    assert "-DWEFT_SETS=SET(avx512_vnni) SET(avx512) SET(avx2) SET(portable)" in linked
+
+
+def test_what_the_compiler_says_is_the_reason(machine: Path):
+    compiler(machine, refused="-std=c++17")
+    with pytest.raises(CannotBuild, match=r"unknown option -std=c\+\+17"):
+        find_or_build()
+
+
+def test_the_compiler_may_be_named_with_options(machine: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CXX", f"{machine / 'compiler'} -pipe")
+    assert build.find_compiler() == (str(machine / "compiler"), "-pipe")
+    monkeypatch.setenv("CXX", "/nowhere/c++ -pipe")
+    with pytest.raises(CannotBuild, match="CXX names /nowhere/c"):
+        find_or_build()
+
+
+def test_without_a_compiler_the_reason_names_those_that_were_looked_for(machine: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("CXX")
+    monkeypatch.setenv("PATH", str(machine / "empty"))
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(machine))
+    with pytest.raises(CannotBuild, match=r"no C\+\+ compiler .*g\+\+.*ziglang"):
+        find_or_build()
+    assert not list(machine.glob("weft-kernels-*"))

@@ -1,0 +1,287 @@
+"""The kernels that choose tokens against the torch twin, `weft/ops/sampling.py`, for every instruction set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from tests.ops.conftest import SETS
+from weft.executor.plan import LogitBias, Logprobs, Sampling
+from weft.executor.sampler import sample
+from weft.ops.cpp.library import Library
+from weft.ops.cpp.sampling import CppChoose, argmax
+from weft.ops.noise import gumbel, row_keys
+from weft.ops.sampling import Chosen, TorchChoose
+
+INF = float("inf")
+TWIN = TorchChoose()
+# One lane, odd sizes around vectors, blocks (256) and pieces (4,096), and several pieces.
+SIZES = [1, 2, 7, 31, 33, 255, 257, 1_000, 4_095, 4_097, 9_001]
+
+FILTERS = [  # temperature, top_k, top_p, min_p
+    (1.0, 0, 1.0, 0.0),
+    (0.0, 0, 0.5, 0.5),
+    (0.3, 0, 1.0, 0.0),
+    (1.0, 1, 1.0, 0.0),
+    (1.0, 20, 1.0, 0.0),
+    (2.0, 700, 1.0, 0.0),
+    (1.0, 100_000, 1.0, 0.0),
+    (1.0, 0, 0.9, 0.0),
+    (2.0, 0, 0.999, 0.0),
+    (1.0, 0, 1e-6, 0.0),
+    (0.7, 20, 0.8, 0.0),
+    (1.0, 3_000, 0.6, 0.01),
+    (1.0, 0, 1.0, 0.1),
+    (1.0, 0, 1.0, 1.0),
+    (1e-7, 5, 0.9, 0.0),
+    (1e30, 0, 0.9, 0.0),
+]
+
+
+@dataclass
+class Columns:
+    """`Draws` for tests."""
+
+    temperature: NDArray[np.float32]
+    top_k: NDArray[np.int32]
+    top_p: NDArray[np.float32]
+    min_p: NDArray[np.float32]
+    seeds: NDArray[np.int64]
+    positions: NDArray[np.int32]
+
+    def __getitem__(self, rows: slice) -> Columns:
+        return Columns(**{name: column[rows] for name, column in vars(self).items()})
+
+
+def columns(filters: list[tuple[float, int, float, float]], first_seed: int = 0) -> Columns:
+    """Each row with a seed of its own."""
+    temperature, top_k, top_p, min_p = zip(*filters, strict=True)
+    count = np.arange(len(filters))
+    return Columns(
+        np.array(temperature, np.float32),
+        np.array(top_k, np.int32),
+        np.array(top_p, np.float32),
+        np.array(min_p, np.float32),
+        seeds=(count + first_seed) * 1_234_567_890_123 - 2**62,
+        positions=(count * 7 % 1_000).astype(np.int32),
+    )
+
+
+def logits(rows: int, vocab: int, seed: int = 0, spread: float = 2.0) -> torch.Tensor:
+    return spread * torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed))
+
+
+@cache
+def drawn_by_twin(vocab: int, spread: float) -> tuple[torch.Tensor, Columns, Chosen]:
+    """Each filter on rows without and with ties, and with forbidden tokens."""
+    draws = columns(FILTERS * 3, first_seed=vocab)
+    x = logits(len(draws.seeds), vocab, spread=spread)
+    x[:16] = x[:16].round()
+    x[-16:, ::3] = -INF
+    x[-16:, vocab // 2] = 1.0
+    return x, draws, TWIN.tokens(x, draws)
+
+
+def assert_same(x: torch.Tensor, draws: Columns, actual: Chosen, expected: Chosen) -> None:
+    """Tokens may differ where their scores do not, within the error of a logarithm in float32."""
+    assert torch.equal(actual.peaks, expected.peaks)
+    differ = np.flatnonzero((actual.tokens != expected.tokens).numpy())
+    assert len(differ) < 5
+    for row in differ:
+        keys = torch.from_numpy(row_keys(draws.seeds[[row]], draws.positions[[row]]))
+        scores = (x[row] - x[row].max()).double() / draws.temperature[row] + gumbel(keys, x.shape[1])[0].double()
+        assert abs(float(scores[actual.tokens[row]] - scores[expected.tokens[row]])) < 1e-4
+
+
+@pytest.fixture
+def choose(kernels: Library) -> CppChoose:
+    return CppChoose(kernels)
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("vocab", SIZES)
+def test_argmax_is_the_first_of_the_largest(kernels, vocab):
+    x = logits(5, vocab)
+    x[1] = x[1].round()
+    x[2] = -INF
+    x[3] = 4.0
+    x[4, -1] = INF
+    tokens, peaks = argmax(kernels, x)
+    expected = x.max(dim=-1)
+    assert torch.equal(peaks, expected.values)
+    assert torch.equal(tokens, expected.indices)
+
+
+def test_argmax_reads_rows_with_gaps(kernels):
+    wide = torch.full((3, 100), 50.0)
+    wide[:, :37] = logits(3, 37)
+    assert torch.equal(argmax(kernels, wide[:, :37]).tokens, wide[:, :37].argmax(dim=-1))
+
+
+@pytest.mark.parametrize("place", [0, 100, 4_096, 9_000])
+def test_a_nan_is_the_peak_of_its_row(kernels, place):
+    x = logits(3, 9_001)
+    x[1, place] = float("nan")
+    x[1, 50] = INF
+    tokens, peaks = argmax(kernels, x)
+    assert peaks.isnan().tolist() == [False, True, False]
+    assert int(tokens[1]) == place
+
+
+@pytest.mark.parametrize("vocab", SIZES)
+def test_a_mask_forbids_tokens_of_its_row(choose, vocab):
+    """Masks with a word too few and with one too many; words of nothing but ones or zeros are frequent."""
+    generator = torch.Generator().manual_seed(vocab)
+    for num_words in {max(1, vocab // 32), -(-vocab // 32), -(-vocab // 32) + 1}:
+        x = logits(5, vocab)
+        masks = torch.randint(-(2**31), 2**31 - 1, (3, num_words), generator=generator, dtype=torch.int32)
+        masks[1, ::2], masks[2, ::3] = -1, 0
+        rows = torch.tensor([4, 0, 2])
+        expected = x.clone()
+        TWIN.mask(expected, masks, rows)
+        choose.mask(x, masks, rows)
+        assert torch.equal(x, expected)
+        assert torch.equal(x[[1, 3]], logits(5, vocab)[[1, 3]])
+
+
+@pytest.mark.parametrize("vocab", SIZES)
+def test_every_filter_draws_what_the_twin_draws(choose, vocab):
+    for spread in (0.1, 3.0):
+        x, draws, expected = drawn_by_twin(vocab, spread)
+        assert_same(x, draws, choose.tokens(x, draws), expected)
+
+
+def test_thousands_of_draws_are_those_of_the_twin(library):
+    choose = CppChoose(library(""))
+    for filters in ((1.0, 0, 1.0, 0.0), (0.8, 0, 0.95, 0.0), (1.2, 50, 0.9, 0.02)):
+        draws = columns([filters] * 1_500)
+        x = logits(1_500, 300)
+        assert_same(x, draws, choose.tokens(x, draws), TWIN.tokens(x, draws))
+
+
+def test_tokens_of_equal_logit_are_kept_together(choose):
+    x = torch.tensor([[3.0, 1.0, 3.0, 3.0, 0.0]]).repeat(300, 1)
+    assert set(choose.tokens(x, columns([(1.0, 2, 0.5, 0.0)] * 300)).tokens.tolist()) == {0, 2, 3}
+    x[:] = -7.0
+    assert set(choose.tokens(x, columns([(1.0, 1, 0.1, 1.0)] * 300)).tokens.tolist()) == {0, 1, 2, 3, 4}
+
+
+@pytest.mark.parametrize(("top_k", "top_p"), [(500, 1.0), (0, 0.5), (900, 0.5)])
+@pytest.mark.parametrize("below", [1e-5, 2.0, 300.0])
+def test_the_threshold_is_exact_where_logits_hardly_differ(choose, below, top_k, top_p):
+    """One large logit and a thousand others, each one bit of a float from the next: all in one bin of the histogram."""
+    first = np.float32(-below).view(np.int32)
+    x = torch.from_numpy((first + np.arange(1_001)).astype(np.int32).view(np.float32).copy())
+    x[0] = 0.0
+    x = x[torch.randperm(1_001, generator=torch.Generator().manual_seed(1))].repeat(200, 1)
+    draws = columns([(1.0, top_k, top_p, 0.0)] * 200)
+    assert torch.equal(choose.tokens(x, draws).tokens, TWIN.tokens(x, draws).tokens)
+
+
+def test_draws_follow_the_distribution(library):
+    """Chi-square with 7 degrees of freedom, over the positions of one seed."""
+    x, num = logits(1, 8, spread=1.0), 20_000
+    draws = columns([(0.9, 0, 1.0, 0.0)] * num)
+    draws.seeds[:], draws.positions[:] = 42, np.arange(num)
+    counts = np.bincount(CppChoose(library("")).tokens(x.repeat(num, 1), draws).tokens, minlength=8)
+    expected = (x[0] / 0.9).double().softmax(-1).numpy() * num
+    assert ((counts - expected) ** 2 / expected).sum() < 24.3  # once in a thousand
+
+
+def test_a_draw_depends_on_its_row_alone(choose, threads):
+    """Not on other rows, not on the number of threads, not on whether one or all of them work on the row."""
+    draws = columns(FILTERS)
+    x = logits(len(FILTERS), 9_001, spread=1.0)
+    together = choose.tokens(x, draws).tokens.tolist()
+    for num_threads in (1, 3):
+        threads(num_threads)
+        assert choose.tokens(x, draws).tokens.tolist() == together
+        alone = [int(choose.tokens(x[i : i + 1], draws[i : i + 1]).tokens) for i in range(len(x))]
+        assert alone == together
+
+
+def test_every_instruction_set_draws_the_same(library):
+    draws = columns([one for one in FILTERS if one[0] < 1e30] * 20)
+    x = logits(len(draws.seeds), 2_000, spread=1.0)
+    drawn = []
+    for name in SETS:
+        try:
+            drawn.append(CppChoose(library(name)).tokens(x, draws).tokens.tolist())
+        except pytest.skip.Exception:
+            continue
+    assert len(drawn) > 1
+    assert all(one == drawn[0] for one in drawn)
+
+
+def test_the_sampler_gives_the_same_by_kernels_and_by_torch(choose):
+    """With bias, penalties and log probabilities around the choice."""
+    x, num = logits(4, 500), np.arange(4, dtype=np.int32)
+    results = []
+    for one in (choose, TWIN):
+        bias = LogitBias(num[:2], num[:2] + 100, np.array([50.0, -INF], np.float32))
+        wanted = Logprobs(num[1:], num[1:])
+        draws = columns(FILTERS[:4])
+        how = Sampling(**vars(draws), bias=bias, logprobs=wanted)
+        results.append(sample(one, x.clone(), how, torch.zeros(4, dtype=torch.int64)).result())
+    ours, twins = results
+    assert ours.logprobs is not None
+    assert twins.logprobs is not None
+    assert ours.tokens.tolist() == twins.tokens.tolist()
+    assert ours.invalid is twins.invalid is None
+    assert np.array_equal(ours.logprobs.top_ids, twins.logprobs.top_ids)
+    assert np.allclose(ours.logprobs.top_logprobs, twins.logprobs.top_logprobs, atol=1e-5)
+    assert np.allclose(ours.logprobs.logprob, twins.logprobs.logprob, atol=1e-5)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), INF, -INF])
+def test_a_row_that_is_not_finite_harms_no_other(choose, bad):
+    draws = columns(FILTERS)
+    x = logits(len(FILTERS), 300)
+    good = choose.tokens(x, draws).tokens
+    x[5] = bad
+    x[7, 200:] = bad
+    tokens, peaks = choose.tokens(x, draws)
+    others = [i for i in range(len(FILTERS)) if i not in (5, 7)]
+    assert torch.equal(tokens[others], good[others])
+    assert peaks[others].isfinite().all()
+    assert not peaks[5].isfinite()
+    assert 0 <= int(tokens.min()) <= int(tokens.max()) < 300
+
+
+@pytest.mark.parametrize("vocab", SIZES)
+def test_logprobs_are_those_of_a_log_softmax_in_double(choose, vocab):
+    x = logits(6, vocab, spread=4.0)
+    x[3] = x[3].round()
+    x[4, ::2] = -INF
+    x[4, -1] = 0.0
+    chosen, rows = Chosen(torch.arange(6) % vocab, x.amax(-1)), torch.tensor([5, 0, 3, 4])
+    wide = x[rows].double().log_softmax(-1)
+    for num_top in {0, min(5, vocab), vocab}:
+        logprob, top_ids, top_logprobs = choose.logprobs(x, chosen, rows, num_top)
+        order = wide.sort(dim=-1, descending=True, stable=True)
+        assert torch.allclose(logprob.double(), wide[torch.arange(4), chosen.tokens[rows]], atol=1e-6, rtol=1e-6)
+        assert torch.equal(top_ids.long(), order.indices[:, :num_top])
+        assert torch.allclose(top_logprobs.double(), order.values[:, :num_top], atol=1e-6, rtol=1e-6)
+
+
+def test_logprobs_of_a_row_that_is_not_finite_harm_no_other(choose):
+    x = logits(3, 300)
+    x[0, 5], x[2] = float("nan"), -INF
+    chosen = Chosen(torch.tensor([0, 1, 2]), x.amax(-1))
+    logprob, top_ids, top_logprobs = choose.logprobs(x, chosen, torch.tensor([0, 1, 2]), 4)
+    assert torch.equal(top_ids[1].long(), x[1].topk(4).indices)
+    assert torch.allclose(top_logprobs[1], x[1].log_softmax(-1).topk(4).values, atol=1e-6)
+    assert logprob.isnan().tolist() == [True, False, True]
+    assert 0 <= int(top_ids.min()) <= int(top_ids.max()) < 300

@@ -1,0 +1,347 @@
+"""The flow of work: blocking, pausing, health checks, aborts in every state, and sleeping while nothing can go on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+
+from tests.scheduler.engine_world import EngineWorld, request
+from tests.scheduler.recorded import RecordedWorld
+from tests.scheduler.test_scheduler import settings
+from weft.messages.control import FlushCache, FlushCacheReply
+from weft.messages.flow import (
+    Block,
+    ContinueGeneration,
+    HealthCheck,
+    HealthCheckReply,
+    InputReply,
+    PauseGeneration,
+    Rpc,
+    RpcReply,
+    Unblock,
+)
+from weft.messages.requests import Abort
+from weft.scheduler.counters import Counters
+from weft.scheduler.part import Part, Verdict
+from weft.scheduler.request import Request, RequestState
+from weft.scheduler.service.waits import LONGEST_S, SHORTEST_S
+
+# Blocking
+
+
+class Meeting:
+    """A barrier for two, the other of whom comes when the test says so."""
+
+    def __init__(self) -> None:
+        self.is_here = self.other_is_here = False
+
+    def arrive(self) -> None:
+        self.is_here = True
+
+    def withdraw(self) -> None:
+        self.is_here = False
+
+    def poll(self) -> bool:
+        return self.is_here and self.other_is_here
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_while_the_input_is_blocked_nothing_is_lost_and_what_came_before_goes_on(depth: int) -> None:
+    world = EngineWorld(settings(max_running_requests=2), depth)
+    before = [world.send([i, 5], max_new_tokens=6, ignore_eos=True) for i in range(3)]
+    world.steps(2)
+    assert world.tell(Block(call=1)) == InputReply(call=1, state="blocked", held_requests=0)
+    held = [world.send([i, 6], max_new_tokens=3, ignore_eos=True) for i in range(3)]
+    assert world.tell(Block(call=2)) == InputReply(call=2, state="blocked", held_requests=3)
+    world.steps(20)
+    assert sorted(world.finished) == before
+    assert world.why() == ["the input is blocked until POST /unblock"] * 3
+    flushed = world.tell(FlushCache(call=3))  # control requests work
+    world.step()
+    assert flushed is None
+    assert world.answers(FlushCacheReply) == [FlushCacheReply(call=3, success=True)]
+    assert world.tell(Unblock(call=4)) == InputReply(call=4, state="unblocked", held_requests=0)
+    assert world.tell(Unblock(call=5)) == InputReply(call=5, state="unblocked", held_requests=0)
+    assert world.why() == [""] * 3
+    world.run_dry()
+    assert list(world.finished)[-3:] == held
+    world.check_idle()
+    world.check_outputs()
+
+
+def test_a_held_request_is_explained_obeys_its_deadline_and_can_be_aborted() -> None:
+    world = EngineWorld(settings())
+    world.tell(Block(call=1))
+    late = world.send([1], max_new_tokens=2, timeout_ms=3_000)
+    aborted, kept = (world.send([i], max_new_tokens=2, ignore_eos=True) for i in (2, 3))
+    world.abort(Abort(ids=(aborted,)))
+    world.steps(5)
+    assert world.finished[aborted].reason == "abort"
+    assert (world.finished[late].status, set(world.finished)) == (503, {aborted, late})
+    world.tell(Unblock(call=2))
+    world.run_dry()
+    told = world.tell(Rpc(call=3, method="trace_request_flow", params={"rid": f"r{kept}"}))
+    assert isinstance(told, RpcReply)
+    story = [entry["what"] for entry in told.result[0]["timeline"]]
+    assert story[1:3] == ["held: the input is blocked until POST /unblock", "released: the input is open again"]
+    assert "admitted" in story[3]
+    assert not [line for line in story if line.startswith("waits")]
+    world.check_idle()
+
+
+def test_the_input_opens_when_all_engines_have_arrived_and_the_engine_does_not_spin_for_them() -> None:
+    meeting = Meeting()
+    world = EngineWorld(settings(), barrier=meeting)
+    world.tell(Block(call=1))
+    id = world.send([1, 2], max_new_tokens=2)
+    assert world.tell(Unblock(call=2)) == InputReply(call=2, state="global_unblock_barrier", held_requests=1)
+    world.tell(Block(call=3))
+    assert not meeting.is_here
+    world.tell(Unblock(call=4))
+    world.steps(3)
+    assert not world.finished
+    assert SHORTEST_S <= world.engine.wait_s <= LONGEST_S
+    meeting.other_is_here = True
+    world.run_dry()
+    assert world.finished[id].reason in ("stop", "length")
+    world.check_idle()
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "lpm", "lof", "priority", "fair", "hrrn", "static", "dfs-weight"])
+def test_every_policy_leaves_held_requests_alone_and_takes_them_up_again(policy: str) -> None:
+    world = EngineWorld(settings(policy=policy, aging_s=2.0, max_running_requests=2))
+    for i in range(6):
+        if i == 3:
+            world.tell(Block(call=1))
+        world.send([i, 4, 4, i], max_new_tokens=4, priority=i, user=str(i % 2))
+    world.steps(40)
+    assert sorted(world.finished) == [0, 1, 2]
+    world.tell(Unblock(call=2))
+    world.run_dry()
+    world.check_idle()
+    world.check_outputs()
+
+
+# Pausing
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("mode", ["abort", "retract", "in_place"])
+def test_case_33_a_pause_stops_generation_and_going_on_finishes_what_is_left(mode: str, depth: int) -> None:
+    world = EngineWorld(settings(max_running_requests=3, chunked_prefill_size=8), depth)
+    ids = [world.send(list(range(i, i + 20)), max_new_tokens=8, ignore_eos=True) for i in range(4)]
+    world.steps(6)
+    world.tell(PauseGeneration(call=1, mode=mode))  # type: ignore[arg-type]
+    world.tell(PauseGeneration(call=2, mode=mode))  # type: ignore[arg-type]
+    later = world.send([9, 9], max_new_tokens=2, ignore_eos=True)
+    world.step()
+    num_run = world.runner.num_tokens_run
+    world.steps(5)
+    assert world.runner.num_tokens_run == num_run
+    assert world.engine.wait_s > 0
+    assert set(world.finished) == (set(ids) if mode == "abort" else set())
+    assert all(why == "generation is paused until POST /continue_generation" for why in world.why())
+    rows = {one.row for one in world.scheduler.requests.values()} - {-1}
+    assert bool(rows) == (mode == "in_place")
+    world.tell(FlushCache(call=3))
+    world.step()
+    [flushed] = world.answers(FlushCacheReply)
+    assert flushed.success == (mode != "in_place")
+    world.tell(ContinueGeneration(call=4))
+    world.run_dry()
+    assert world.finished[later].reason == "length"
+    assert {world.finished[id].reason for id in ids} == {"abort" if mode == "abort" else "length"}
+    world.check_idle()
+    world.check_outputs()
+
+
+def test_deadlines_and_aborts_hold_while_generation_is_paused() -> None:
+    world = EngineWorld(settings())
+    late, aborted = world.send([1], max_new_tokens=50, timeout_ms=6_000), world.send([2], max_new_tokens=50)
+    world.steps(2)
+    world.tell(PauseGeneration(call=1, mode="in_place"))
+    world.abort(Abort(ids=(aborted,)))
+    world.step()
+    assert world.finished[aborted].reason == "abort"
+    world.step()
+    assert 0 < world.engine.wait_s <= 6.0  # nothing to do before the deadline
+    world.steps(5)
+    assert world.finished[late].status == 408
+    world.check_idle()
+
+
+# Health checks
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_health_check_is_answered_by_the_next_result_whatever_waits(depth: int) -> None:
+    world = EngineWorld(settings(max_running_requests=2, max_queued_requests=20), depth)
+    for i in range(22):
+        world.send([i], max_new_tokens=30, ignore_eos=True)
+        world.step()
+    num_requests = world.scheduler.stats().total_requests
+    assert world.tell(HealthCheck(call=5)) is None
+    world.step()
+    assert world.answers(HealthCheckReply) == [HealthCheckReply(call=5, success=True)]
+    assert world.scheduler.stats().total_requests == num_requests
+    world.run_dry()
+    world.check_outputs()
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_an_idle_engine_generates_a_token_for_a_health_check_and_shows_it_to_nobody(depth: int) -> None:
+    world = EngineWorld(settings(), depth)
+    world.tell(HealthCheck(call=5))
+    world.tell(HealthCheck(call=6))
+    assert world.has_work
+    world.run_dry()
+    assert [reply.call for reply in world.answers(HealthCheckReply)] == [5, 6]
+    assert world.scheduler.stats().total_generated_tokens == 1
+    assert not world.finished
+    world.check_idle()
+
+
+def test_a_health_check_is_answered_while_blocked_while_paused_and_after_an_abort_of_everything() -> None:
+    world = EngineWorld(settings())
+    world.tell(Block(call=1))
+    world.send([1], max_new_tokens=2, ignore_eos=True)
+    world.tell(HealthCheck(call=2))
+    world.steps(3)
+    assert world.answers(HealthCheckReply) == [HealthCheckReply(call=2, success=True)]
+    world.tell(Unblock(call=3))
+    world.tell(PauseGeneration(call=4, mode="in_place"))
+    paused = world.tell(HealthCheck(call=5))
+    assert paused == HealthCheckReply(call=5, success=True, message="generation is paused")
+    world.tell(ContinueGeneration(call=6))
+    world.run_dry()
+    world.tell(HealthCheck(call=7))
+    world.abort(Abort(all=True))
+    world.steps(3)
+    assert world.answers(HealthCheckReply)[-1].call == 7
+    world.check_idle()
+
+
+def test_a_health_check_of_a_device_that_fails_says_so() -> None:
+    world = EngineWorld(settings(), fail_steps={0})
+    world.tell(HealthCheck(call=1))
+    world.run_dry()
+    [reply] = world.answers(HealthCheckReply)
+    assert (reply.success, reply.message) == (False, "the model failed on this request's step")
+    world.check_idle()
+
+
+# Aborts
+
+STATES: dict[str, Callable[[EngineWorld, int], None]] = {
+    "waiting": lambda world, id: None,
+    "mid-chunk": lambda world, id: world.step(),
+    "running": lambda world, id: world.steps(7),
+    "retracted": lambda world, id: _retract(world, id),
+    "paused": lambda world, id: _pause(world, 7),
+    "paused mid-chunk": lambda world, id: _pause(world, 1),
+    "finished": lambda world, id: world.run_dry(),
+}
+
+
+def _retract(world: EngineWorld, id: int) -> None:
+    world.steps(7)
+    world.engine.settle()
+    world.scheduler.merge_last_batch()
+    world.scheduler.take_back(world.request(id))
+
+
+def _pause(world: EngineWorld, after: int) -> None:
+    world.steps(after)
+    world.tell(PauseGeneration(call=1, mode="in_place"))
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("how", ["id", "rid", "group", "all"])
+@pytest.mark.parametrize("state", [*STATES, "blocked"])
+def test_an_abort_ends_a_request_within_one_step_in_every_state(state: str, how: str, depth: int) -> None:
+    world = EngineWorld(settings(chunked_prefill_size=8, num_pages=200, context_length=100), depth)
+    if state == "blocked":
+        world.tell(Block(call=1))
+    chosen = request(0, list(range(20)), rid="batch-1-0", group="batch-1", max_new_tokens=10, ignore_eos=True)
+    other = request(1, [7] * 9, rid="batch-1-01", group="batch-10", max_new_tokens=12, ignore_eos=True)
+    world.expect(chosen, other)
+    world.take_in(chosen)
+    STATES.get(state, lambda world, id: None)(world, 0)
+    world.take_in(other)
+    names = {"id": {"ids": (0,)}, "rid": {"names": ("batch-1-0",)}, "group": {"names": ("batch-1",)}}
+    world.abort(Abort(**names.get(how, {"all": True}), message="enough"))  # type: ignore[arg-type]
+    world.step()
+    finish = world.finished[0]
+    assert (finish.reason, finish.message) == (("length", "") if state == "finished" else ("abort", "enough"))
+    assert 0 not in world.scheduler.requests
+    assert (1 in world.finished) == (how == "all")
+    world.tell(ContinueGeneration(call=2))
+    world.tell(Unblock(call=3))
+    world.run_dry()
+    world.check_idle()
+    world.check_outputs()
+
+
+def test_names_that_only_begin_alike_and_empty_names_are_not_meant() -> None:
+    world = EngineWorld(settings())
+    for id, rid in enumerate(("req-1", "req-10", "req-1")):
+        world.expect(request(id, [id], rid=rid, max_new_tokens=3))
+        world.take_in(world.sent[id])
+    world.abort(Abort(names=("", "req-1")))
+    world.run_dry()
+    assert [world.finished[id].reason == "abort" for id in range(3)] == [True, False, True]
+
+
+# Sleeping
+
+
+class Slow(Part):
+    """Holds requests until the time has come."""
+
+    def __init__(self) -> None:
+        self.is_over = False
+
+    def admit(self, request: Request) -> Verdict:
+        return Verdict.READY if self.is_over else Verdict.WAIT
+
+
+def test_a_request_that_a_part_holds_does_not_keep_the_engine_busy() -> None:
+    world = EngineWorld(settings())
+    part = Slow()
+    world.scheduler._moments.admit.append(part.admit)
+    assert world.engine.wait_s == math.inf
+    world.send([1, 2], max_new_tokens=2)
+    assert world.engine.wait_s == 0  # something has come
+    slept = 0.0
+    num_steps = 0
+    while slept < 1.0:
+        world.step(check=False)
+        slept += world.engine.wait_s
+        num_steps += 1
+    assert num_steps < 60
+    assert world.scheduler.requests[0].state is RequestState.WAITING
+    part.is_over = True
+    world.run_dry()
+    assert world.engine.wait_s == math.inf
+    world.check_idle()
+
+
+# Beginning anew
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_an_engine_that_starts_over_has_forgotten_or_goes_on(depth: int) -> None:
+    world = RecordedWorld(settings(), depth)
+    world.send([1, 2, 3], max_new_tokens=4)
+    world.run_dry()
+    steps = world.engine.scheduler.num_steps
+    world.engine.start_over()
+    assert (world.engine.scheduler.num_steps, world.engine.scheduler.stats().total_requests) == (steps, 1)
+    assert world.engine.scheduler.diary.story(0) is not None
+    assert world.engine.scheduler.stats().kv_evictable == 0
+    world.engine.start_over(Counters(), 0)
+    assert world.engine.scheduler.stats().total_requests == 0
+    assert world.engine.scheduler.num_steps == 0
+    assert world.engine.scheduler.diary.story(0) is None

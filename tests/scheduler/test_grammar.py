@@ -1,0 +1,392 @@
+"""Structured output in the scheduler: waiting for grammars, masks, ends, retraction, and the journal of it all. The
+grammars are choices, followed by the plain twin; the model is the oracle, which takes what the mask allows."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.scheduler.engine_world import EngineWorld
+from tests.scheduler.oracle_runner import OracleRunner
+from tests.scheduler.recorded import RecordedWorld
+from tests.scheduler.test_scheduler import settings
+from tests.scheduler.world import EOS, VOCAB
+from weft.executor.plan import Plan, Result
+from weft.grammar.choice import ChoiceCompiler, ChoiceMatcher
+from weft.grammar.pool import GrammarPool
+from weft.grammar.protocol import Compiled, Key, Matcher, Words
+from weft.grammar.trial import NoTrial
+from weft.messages.control import ExplainRequest, ListRequests
+from weft.messages.requests import Abort
+from weft.messages.sampling import Grammar
+from weft.scheduler.service.replay import Replay
+
+VOCABULARY = [bytes([token - 4]) if 4 <= token < 260 else b"" for token in range(VOCAB)]
+WORDS = ["yes", "no", "maybe later", "no, and never again, whatever may come"]
+PROMPT = list(range(10, 40))
+
+
+class Gate:
+    """A trial that lasts until the test lets it end."""
+
+    def __init__(self) -> None:
+        self.opened = threading.Event()
+        self.fails: Exception | None = None
+
+    def run(self, key: Key) -> None:
+        assert self.opened.wait(10)
+        if self.fails is not None:
+            raise self.fails
+
+    def close(self) -> None:
+        pass
+
+
+class Bench:
+    """A grammar service, and what of it a test holds in its hands."""
+
+    def __init__(self, compiler: ChoiceCompiler | None = None) -> None:
+        self.gate = Gate()
+        self.gate.opened.set()
+        self.rung = threading.Event()
+        self.compiler = compiler or ChoiceCompiler(VOCABULARY, frozenset({EOS}))
+        self.pool = GrammarPool(
+            lambda: self.compiler,
+            eos_token_ids=[EOS],
+            max_bytes=1_000_000,
+            make_trial=lambda: self.gate,
+            ring=self.rung.set,
+        )
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    bench = Bench()
+    yield bench
+    bench.gate.opened.set()
+    bench.pool.close()
+
+
+def obey_masks(runner: OracleRunner) -> None:
+    """From now on the oracle chooses among what its plan allows."""
+    execute = runner.execute
+
+    def masked(plan: Plan) -> Result:
+        result, mask = execute(plan), plan.sampling.mask
+        if mask is None:
+            return result
+        tokens, rows = result.tokens.copy(), plan.rows[plan.samples]
+        for i, words in zip(mask.index.tolist(), mask.words, strict=True):
+            allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
+            tokens[i] = allowed[tokens[i] % len(allowed)]
+            runner.last[rows[i]] = tokens[i]
+        return Result(tokens=tokens)
+
+    runner.execute = masked  # type: ignore[method-assign]
+
+
+def make_world(bench: Bench, depth: int = 0, **changes: Any) -> EngineWorld:
+    world = EngineWorld(settings(**changes), depth, grammars=bench.pool)
+    obey_masks(world.runner)
+    return world
+
+
+def choice(*texts: str) -> Grammar:
+    return Grammar("choice", json.dumps(texts or WORDS))
+
+
+def until_compiled(world: Any, bench: Bench) -> None:
+    assert bench.rung.wait(10)
+    world.step()
+
+
+def said(world: Any, id: int) -> str:
+    return b"".join(VOCABULARY[token] for token in world.outputs[id]).decode()
+
+
+# Outputs
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+@pytest.mark.parametrize("changes", [{}, {"mixed_chunk": True, "chunked_prefill_size": 16}, {"prefix_cache": False}])
+def test_every_output_is_one_of_the_choices(bench: Bench, depth: int, changes: dict[str, Any]) -> None:
+    world = make_world(bench, depth, **changes)
+    ids = [world.send([*PROMPT, i], grammar=choice(), max_new_tokens=60) for i in range(20)]
+    free = [world.send([*PROMPT, 50 + i], max_new_tokens=9, ignore_eos=True) for i in range(5)]
+    until_compiled(world, bench)
+    world.run_dry()
+    world.check_idle()
+    assert {said(world, id) for id in ids} <= set(WORDS)
+    assert len({said(world, id) for id in ids}) > 1
+    assert {world.finished[id].reason for id in ids} == {"stop"}
+    assert [len(world.outputs[id]) for id in free] == [9] * 5
+
+
+def test_outputs_do_not_depend_on_retraction_chunks_or_overlap(bench: Bench) -> None:
+    def outputs(depth: int, **changes: Any) -> list[list[int]]:
+        world = make_world(bench, depth, **changes)
+        long = choice("no, " + WORDS[3], "not " + WORDS[3])
+        ids = [world.send([*PROMPT, i], grammar=long, max_new_tokens=60) for i in range(12)]
+        bench.rung.wait(10)
+        world.run_dry()
+        retractions.append(world.scheduler.counters.num_retractions)
+        return [world.outputs[id] for id in ids]
+
+    retractions: list[int] = []
+    plain = outputs(0)
+    tight = {"num_pages": 110, "schedule_conservativeness": 0.0, "chunked_prefill_size": 16}
+    assert outputs(0, **tight) == plain
+    assert outputs(1, **tight) == plain
+    assert retractions[0] == 0
+    assert min(retractions[1:]) > 0
+
+
+def test_the_end_token_is_allowed_only_at_the_end_and_a_longer_choice_may_go_on(bench: Bench) -> None:
+    world = make_world(bench)
+    ids = [world.send([*PROMPT, i], grammar=choice("ab", "abcd"), max_new_tokens=60) for i in range(30)]
+    until_compiled(world, bench)
+    world.run_dry()
+    ends = {tuple(world.outputs[id][2:]): world.finished[id].matched for id in ids}
+    assert ends == {(EOS,): EOS, (4 + ord("c"), 4 + ord("d")): None}
+
+
+def test_max_tokens_cuts_with_reason_length_unless_the_grammar_ends_with_that_token(bench: Bench) -> None:
+    world = make_world(bench)
+    cut = world.send(PROMPT, grammar=choice("yes"), max_new_tokens=2)
+    whole = world.send(PROMPT, grammar=choice("yes"), max_new_tokens=3)
+    until_compiled(world, bench)
+    world.run_dry()
+    assert (said(world, cut), world.finished[cut].reason) == ("ye", "length")
+    assert (said(world, whole), world.finished[whole].reason) == ("yes", "stop")
+
+
+class Panicking(ChoiceMatcher):
+    def fork(self) -> ChoiceMatcher:
+        return Panicking(self.vocabulary, self.eos, self.left)
+
+    def consume(self, token: int) -> None:
+        raise ZeroDivisionError
+
+
+class Breaking(ChoiceCompiler):
+    """A library that fails on an exclamation mark."""
+
+    def fill(self, matchers: Any, masks: Words) -> None:
+        if any(b"!" in one.left for one in matchers):
+            raise ValueError("a bug of the library")
+        super().fill(matchers, masks)
+
+
+def test_a_dead_end_or_an_exception_ends_only_that_request() -> None:
+    class DeadEnd(Breaking):
+        def compile(self, key: Key) -> Compiled:
+            compiled = super().compile(key)
+            assert isinstance(compiled.matcher, ChoiceMatcher)
+            if "%" in key.text:
+                return Compiled(Panicking(VOCABULARY, frozenset({EOS}), compiled.matcher.left), compiled.mask, 1)
+            if "?" in key.text:
+                compiled.matcher.vocabulary = [piece if piece != b"?" else b"" for piece in VOCABULARY]
+            return compiled
+
+    bench = Bench(DeadEnd(VOCABULARY, frozenset({EOS})))
+    world = make_world(bench)
+    texts = "yes", "a?", "b!", "c%"
+    good, *bad = (world.send(PROMPT, grammar=choice(text), max_new_tokens=9) for text in texts)
+    while len(bench.pool.cache) < len(texts):
+        world.step()
+    world.run_dry()
+    world.check_idle()
+    assert (said(world, good), world.finished[good].reason) == ("yes", "stop")
+    for id in bad:
+        assert (world.finished[id].reason, world.finished[id].status) == ("error", 500)
+    reasons = [world.finished[id].message.rpartition(": ")[2] for id in bad]
+    assert reasons == ["nothing may follow", "nothing may follow", "ZeroDivisionError"]
+
+
+# Waiting
+
+
+def test_while_a_grammar_compiles_others_run_and_the_engine_sleeps_until_it_is_rung(bench: Bench) -> None:
+    bench.gate.opened.clear()
+    world = make_world(bench)
+    waits = world.send(PROMPT, grammar=choice(), max_new_tokens=60)
+    runs = world.send(PROMPT, max_new_tokens=3, ignore_eos=True)
+    for _ in range(6):
+        world.step()
+    assert world.finished[runs].reason == "length"
+    assert waits not in world.finished
+    assert world.engine.wait_s == math.inf  # nothing is asked again and again
+    reply: Any = world.tell(ListRequests(call=1))
+    assert reply.queue.grammar_queue_size == 1
+    [row] = reply.requests
+    assert (row.state, row.why) == ("grammar", "its grammar is being compiled")
+    bench.gate.opened.set()
+    until_compiled(world, bench)
+    world.run_dry()
+    assert said(world, waits) in WORDS
+    told: Any = world.tell(ExplainRequest(call=2, rid=f"r{waits}"))
+    story = [entry.what for entry in told.found[0].timeline]
+    assert any("choice of 70 characters: it is being compiled" in what for what in story), story
+    assert any(what.startswith("grammar: ready after") for what in story), story
+
+
+def test_a_request_that_is_aborted_while_its_grammar_compiles_holds_nothing(bench: Bench) -> None:
+    bench.gate.opened.clear()
+    world = make_world(bench)
+    gone, stays = (world.send(PROMPT, grammar=choice(), max_new_tokens=60) for _ in range(2))
+    world.step()
+    world.abort(Abort(ids=(gone,)))
+    world.step()
+    assert world.finished[gone].reason == "abort"
+    bench.gate.opened.set()
+    until_compiled(world, bench)
+    world.run_dry()
+    assert said(world, stays) in WORDS
+    world.check_idle()
+    assert not world.engine.grammar.queue
+
+
+def test_an_invalid_grammar_answers_400_with_the_reason(bench: Bench) -> None:
+    world = make_world(bench)
+    bad = world.send(PROMPT, grammar=Grammar("regex", "a+"), max_new_tokens=9)
+    until_compiled(world, bench)
+    again = world.send(PROMPT, grammar=Grammar("regex", "a+"), max_new_tokens=9)
+    world.run_dry()
+    for id in (bad, again):
+        finish = world.finished[id]
+        assert (finish.reason, finish.status) == ("error", 400)
+        assert finish.message == "the grammar is invalid: only choices are compiled here, not regex"
+    assert bench.pool.num_compiled == 1  # what is invalid is remembered
+
+
+def test_without_a_grammar_service_such_requests_are_refused() -> None:
+    world = EngineWorld(settings())
+    id = world.send(PROMPT, grammar=choice(), max_new_tokens=9)
+    world.run_dry()
+    assert (world.finished[id].status, world.finished[id].message) == (400, "this engine compiles no grammars")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_at_random_every_request_gets_one_final_word_and_nothing_is_left(bench: Bench, seed: int) -> None:
+    rng = random.Random(seed)
+    world = make_world(bench, seed % 3, num_pages=120, schedule_conservativeness=0.0, chunked_prefill_size=16)
+    grammars = [choice(), choice("a", "ab"), choice(*(f"{i} and {'so on ' * i}" for i in range(8))), None]
+    grammars.append(Grammar("regex", "a+"))
+    for _ in range(60):
+        prompt = [rng.randrange(300) for _ in range(rng.randrange(1, 40))]
+        world.send(prompt, grammar=rng.choice(grammars), max_new_tokens=rng.randrange(20, 60))
+        if rng.random() < 0.4:
+            world.step()
+        if rng.random() < 0.2:
+            world.abort(Abort(ids=(rng.randrange(len(world.sent)),)))
+    while world.engine.grammar.queue:
+        world.step()
+    world.run_dry()
+    world.check_idle()
+    assert not world.engine.grammar._constraints
+    for id, request in world.sent.items():
+        grammar = request.sampling.grammar
+        if grammar is not None and grammar.kind == "choice" and world.finished[id].reason == "stop":
+            assert said(world, id) in json.loads(grammar.text)
+    stats = world.engine.stats()
+    assert (stats.num_grammar_queue, stats.total_grammars) == (
+        0,
+        sum(1 for one in world.sent.values() if one.sampling.grammar),
+    )
+    assert stats.total_grammar_refused > 0
+
+
+# The journal
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_journal_with_grammars_replays_without_them(bench: Bench, depth: int) -> None:
+    world = RecordedWorld(settings(num_pages=120, schedule_conservativeness=0.0), depth, grammars=bench.pool)
+    obey_masks(world.runner)
+    for i in range(14):
+        world.send([*PROMPT, i], grammar=choice() if i % 3 else None, max_new_tokens=60, ignore_eos=False)
+        world.step()
+    world.send(PROMPT, grammar=Grammar("regex", "a+"), max_new_tokens=9)
+    while len(bench.pool.cache) < 2:
+        world.step()
+    world.abort(Abort(ids=(5,)))
+    world.run_dry()
+    assert world.scheduler.counters.num_retractions
+    replay = Replay(world.records, check=True)
+    assert replay.run(), replay.difference
+    assert replay.num_steps == world.scheduler.num_steps
+
+
+# The service
+
+
+def service(bench: Bench, take: Callable[[], list[Any]], number: int) -> list[Any]:
+    verdicts: list[Any] = []
+    while len(verdicts) < number:
+        assert bench.rung.wait(10)
+        verdicts += take()
+    return verdicts
+
+
+def test_one_grammar_is_compiled_once_however_many_ask(bench: Bench) -> None:
+    bench.gate.opened.clear()
+    key = Key("choice", '["a"]')
+    for number in range(20):
+        bench.pool.ask(number, key)
+    assert bench.pool.take() == []
+    bench.gate.opened.set()
+    verdicts = service(bench, bench.pool.take, 20)
+    assert bench.pool.num_compiled == 1
+    assert sorted(verdict.id for verdict in verdicts) == list(range(20))
+    matchers: list[Matcher] = [verdict.constraint.matcher for verdict in verdicts]
+    assert len({id(matcher) for matcher in matchers}) == 20
+    bench.pool.ask(99, key)
+    assert [verdict.id for verdict in bench.pool.take()] == [99]  # from the cache, at once
+
+
+def test_a_failure_that_is_not_the_grammars_is_not_remembered(bench: Bench) -> None:
+    from weft.grammar.trial import TrialFailed
+
+    key = Key("choice", '["a"]')
+    bench.gate.fails = TrialFailed("too slow")
+    bench.pool.ask(1, key)
+    [verdict] = service(bench, bench.pool.take, 1)
+    assert (verdict.constraint, verdict.status, verdict.message) == (None, 400, "too slow")
+    bench.gate.fails = None
+    bench.pool.ask(2, key)
+    [verdict] = service(bench, bench.pool.take, 1)
+    assert verdict.constraint is not None
+
+
+def test_what_nobody_waits_for_and_has_not_begun_is_not_compiled(bench: Bench) -> None:
+    bench.gate.opened.clear()
+    for id in range(10):
+        bench.pool.ask(id, Key("choice", json.dumps([f"{id}"])))
+    for id in range(10):
+        bench.pool.cancel(id)
+    bench.pool.ask(10, Key("choice", '["x"]'))
+    bench.gate.opened.set()
+    assert [verdict.id for verdict in service(bench, bench.pool.take, 1)] == [10]
+    assert bench.pool.num_compiled <= 3  # two had begun
+
+
+def test_the_cache_is_bounded_in_bytes_and_drops_the_least_recently_used() -> None:
+    bench = Bench()
+    bench.pool = GrammarPool(
+        lambda: bench.compiler, eos_token_ids=[EOS], max_bytes=20_000, make_trial=NoTrial, ring=bench.rung.set
+    )
+    for id in range(60):
+        bench.pool.ask(id, Key("choice", json.dumps([f"{id}" + "x" * 300])))
+        service(bench, bench.pool.take, 1)
+        bench.pool.ask(1_000 + id, Key("choice", json.dumps(["0" + "x" * 300])))
+        assert len(bench.pool.take()) == 1, "the one in use was dropped"
+    assert bench.pool.cache.num_bytes <= 20_000
+    assert 5 < len(bench.pool.cache) < 40
+    assert bench.pool.num_compiled == 60

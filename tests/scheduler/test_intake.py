@@ -1,0 +1,398 @@
+"""Taking messages in: two sources, skipping, dispatch, limits of the queue, batches, calls by name."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import msgspec
+import pytest
+import zmq
+
+from tests.scheduler.engine_world import EngineWorld, request
+from tests.scheduler.test_scheduler import settings
+from weft.config.options import SettingsError
+from weft.config.recv import parse_recv_weights
+from weft.executor.plan import ForwardMode
+from weft.launch import rpc as rpc_client
+from weft.launch.worker import _take_in
+from weft.messages.channel import Receiver, RpcSocket, Sender, Sleeper
+from weft.messages.codec import BadMessage, FromEngine, ToEngine, decode_to_engine
+from weft.messages.control import GetState, GetStateReply
+from weft.messages.flow import Block, Dropped, Rpc, RpcReply
+from weft.messages.requests import Abort, BatchGenerate, GenerateRequest
+from weft.observe.log import EventLog
+from weft.scheduler.service import control
+from weft.scheduler.service.dispatch import IncompleteTable, TypeBasedDispatcher
+from weft.scheduler.service.engine import Engine
+from weft.scheduler.service.intake import MAX_RECV_PER_POLL, Intake, RecvSkipper
+from weft.scheduler.service.rpc import METHODS
+
+# Two sources
+
+
+@pytest.fixture
+def sockets(tmp_path: Path) -> Iterator[Sockets]:
+    found = Sockets(tmp_path)
+    yield found
+    found.close()
+
+
+class Sockets:
+    """Both ends of the front's socket and of the RPC socket."""
+
+    def __init__(self, folder: Path) -> None:
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.folder = folder
+        self.front = Sender(self.context, f"ipc://{folder / 'in'}", bind=True)
+        self.receiver = Receiver(self.context, f"ipc://{folder / 'in'}", decode_to_engine)
+        self.rpc = RpcSocket(self.context, f"ipc://{folder / 'rpc'}")
+        self.sleeper = Sleeper(self.receiver, self.rpc)
+        self.sent: list[FromEngine] = []  # to the front
+        self.intake = Intake(self.receiver, self.sent.append, self.rpc)
+        self._others: list[zmq.Socket[bytes]] = []
+
+    def client(self) -> zmq.Socket[bytes]:
+        socket = self.context.socket(zmq.DEALER)
+        socket.connect(f"ipc://{self.folder / 'rpc'}")
+        self._others.append(socket)
+        return socket
+
+    def serve(self, engine: Engine) -> None:
+        """Once, as the engine process does when something has come."""
+        assert self.sleeper.wait(2.0)
+        _take_in(engine, self.intake)
+        for reply in engine.step():
+            self.intake.send(reply)
+
+    def close(self) -> None:
+        for socket in self._others:
+            socket.close(linger=0)
+        self.front.close()
+        self.receiver.close()
+        self.rpc.close()
+        self.context.term()
+
+
+def test_replies_to_rpc_calls_go_to_who_called_and_all_others_to_the_front(sockets: Sockets) -> None:
+    world = EngineWorld(settings())
+    one, other = sockets.client(), sockets.client()
+    one.send(msgspec.msgpack.encode(Rpc(call=7, method="get_queue_status")))
+    sockets.serve(world.engine)
+    other.send(msgspec.msgpack.encode(Rpc(call=7, method="list_methods")))
+    sockets.serve(world.engine)
+    sockets.front.send(Rpc(call=9, method="get_stats"))
+    sockets.serve(world.engine)
+    assert one.poll(2000)
+    assert other.poll(2000)
+    first = msgspec.msgpack.decode(one.recv(), type=RpcReply)
+    assert (first.call, first.result["max_queued_requests"]) == (7, 4_096)
+    assert "trace_request_flow" in msgspec.msgpack.decode(other.recv(), type=RpcReply).result
+    [to_front] = [reply for reply in sockets.sent if isinstance(reply, RpcReply)]
+    assert (to_front.call, to_front.result["kv_tokens"]) == (9, world.scheduler.kv.capacity)
+
+
+def test_one_poll_takes_no_more_than_its_cap_and_the_rest_comes_with_the_next(sockets: Sockets) -> None:
+    for call in range(MAX_RECV_PER_POLL + 3):
+        sockets.front.send(GetState(call=call))
+    sockets.client().send(msgspec.msgpack.encode(Rpc(call=1, method="get_stats")))
+    taken: list[ToEngine] = []
+    sizes = []
+    while len(taken) < MAX_RECV_PER_POLL + 4:
+        assert sockets.sleeper.wait(2.0)
+        received = sockets.intake.recv_requests()
+        taken += [message for message, _ in received]
+        sizes.append(len(received))
+    assert max(sizes) <= MAX_RECV_PER_POLL + 1  # with the call, which had a poll of its own
+    assert sockets.intake.recv_requests() == []
+    assert [message.call for message in taken if isinstance(message, GetState)] == list(range(MAX_RECV_PER_POLL + 3))
+
+
+def test_case_37_what_no_socket_can_read_is_dropped_counted_and_harms_nobody(sockets: Sockets) -> None:
+    world = EngineWorld(settings())
+    client = sockets.client()
+    deep = b"\x84\xa4type\xa3rpc\xa4call\x01\xa6method\xa1x\xa6params\x81\xa1a" + b"\x91" * 200_000 + b"\x00"
+    for junk in (b"", b"\xff" * 100, b"GET / HTTP/1.1", deep, msgspec.msgpack.encode({"type": "nothing"})):
+        sockets.front._socket.send(junk)
+        client.send(junk)
+    client.send_multipart([b"a", b"b"])
+    client.send(msgspec.msgpack.encode(Abort(all=True)))  # no call: aborts come from the front
+    sockets.front.send(GetState(call=3))
+    while not sockets.sent or world.scheduler.stats().total_dropped_messages < 12:
+        sockets.serve(world.engine)
+    assert world.scheduler.stats().total_dropped_messages == 12
+    assert isinstance(sockets.sent[0], GetStateReply)
+
+
+def test_a_message_that_is_too_deep_is_no_message() -> None:
+    with pytest.raises(BadMessage):
+        decode_to_engine(b"\x81\xa4type" + b"\x91" * 200_000 + b"\x00")
+
+
+# Skipping
+
+
+def test_messages_are_looked_for_when_steps_have_counted_enough_and_always_when_nothing_runs() -> None:
+    skipper = RecvSkipper(4, {ForwardMode.DECODE: 1, ForwardMode.EXTEND: 3})
+    decode, extend = ForwardMode.DECODE, ForwardMode.EXTEND
+    assert [skipper.handle(mode) for mode in [decode] * 8] == [False, False, False, True] * 2
+    assert [skipper.handle(mode) for mode in (extend, decode, extend, extend)] == [False, True, False, True]
+    assert [skipper.handle(mode) for mode in (decode, None, decode)] == [False, True, False]
+    assert all(RecvSkipper().handle(mode) for mode in ForwardMode)
+
+
+def test_a_skipped_poll_leaves_the_messages_where_they_are() -> None:
+    class Source:
+        num_dropped = 0
+        messages: ClassVar[list[ToEngine]] = [GetState(call=1)]
+
+        def drain(self, limit: int) -> list[ToEngine]:
+            taken, self.messages[:] = list(self.messages), []
+            return taken
+
+    intake = Intake(Source(), lambda reply: None, skipper=RecvSkipper(3))
+    polls = [len(intake.recv_requests(ForwardMode.DECODE)) for _ in range(4)]
+    assert polls == [0, 0, 1, 0]
+
+
+def test_weights_of_steps_are_read_or_refused_with_what_is_expected() -> None:
+    assert parse_recv_weights(" decode=2, extend=1000", ["decode", "extend"], "--recv-weights") == {
+        "decode": 2,
+        "extend": 1000,
+    }
+    for wrong in ("decode", "decode=0", "decode=x", "other=1"):
+        with pytest.raises(SettingsError, match=r"--recv-weights: '.*decode, extend"):
+            parse_recv_weights(wrong, ["decode", "extend"], "--recv-weights")
+
+
+# Dispatch
+
+
+def test_a_type_is_dispatched_by_its_nearest_ancestor_which_is_looked_up_once() -> None:
+    class Animal: ...
+
+    class Dog(Animal): ...
+
+    class Puppy(Dog): ...
+
+    class Counted(dict[type, str]):
+        num_reads = 0
+
+        def __contains__(self, kind: object) -> bool:
+            self.num_reads += 1
+            return super().__contains__(kind)
+
+    table = Counted({Animal: "animal", Dog: "dog"})
+    dispatcher = TypeBasedDispatcher(table)
+    assert (dispatcher.find(Puppy), dispatcher.find(Dog), dispatcher.find(Animal)) == ("dog", "dog", "animal")
+    num_reads = table.num_reads
+    assert [dispatcher.find(Puppy) for _ in range(100)] == ["dog"] * 100
+    assert table.num_reads == num_reads
+    assert dispatcher.find(int) is None
+
+
+def test_a_table_that_lacks_a_message_is_refused_at_the_start() -> None:
+    lacking = {kind: handler for kind, handler in control.HANDLERS.items() if kind is not Block}
+    with pytest.raises(IncompleteTable, match=r"without a handler: Block$"):
+        TypeBasedDispatcher(lacking).require(control.HANDLERS)
+
+
+def test_case_13_unknown_messages_and_numbers_that_are_taken_are_counted_and_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = EngineWorld(settings())
+    first = world.send([1, 2], max_new_tokens=3)
+    with caplog.at_level(logging.WARNING, "weft"):
+        for _ in range(50):
+            assert world.tell("what is this?") is None  # type: ignore[arg-type]
+    world.take_in(world.sent[first])
+    world.tell(Dropped(num=4))
+    stats = world.scheduler.stats()
+    assert (stats.total_unknown_messages, stats.total_duplicate_requests, stats.total_dropped_messages) == (50, 1, 4)
+    assert [record.message for record in caplog.records].count("unknown_message") <= 1
+    world.run_dry()
+    world.check_outputs()
+
+
+def test_what_comes_in_masses_is_logged_once_a_minute_with_its_number(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1_000.0
+    monkeypatch.setattr("weft.observe.log.time.monotonic", lambda: now)
+    log = EventLog("masses")
+    with caplog.at_level(logging.WARNING, "weft"):
+        for second in range(130):
+            now = 1_000.0 + second
+            log.seldom("flood")
+    assert [record.fields["times"] for record in caplog.records if record.message == "flood"] == [1, 60, 60]  # type: ignore[attr-defined]
+
+
+# Limits of the queue
+
+
+def test_the_queue_is_limited_in_tokens_too_but_who_waits_alone_may_be_long() -> None:
+    world = EngineWorld(settings(max_queued_tokens=20, max_running_requests=1))
+    world.send([1], max_new_tokens=30, ignore_eos=True)
+    world.step()
+    long, short, over = (world.send([1] * n, max_new_tokens=1) for n in (30, 1, 1))
+    assert long in world.scheduler.requests
+    world.step()
+    assert {id: end.message for id, end in world.finished.items()} == dict.fromkeys(
+        (short, over), "The request queue is full."
+    )
+    assert {end.status for end in world.finished.values()} == {503}
+    world.abort(Abort(ids=(long,)))
+    fit = [world.send([1] * 10, max_new_tokens=1) for _ in range(3)]
+    world.run_dry()
+    assert [world.finished[id].status for id in fit] == [200, 200, 503]
+    stats = world.scheduler.stats()
+    assert (stats.total_queue_full, stats.num_waiting_tokens) == (3, 0)
+    world.check_idle()
+
+
+def test_with_priorities_a_full_queue_refuses_the_worst_that_waits_and_not_the_newcomer() -> None:
+    world = EngineWorld(settings(policy="priority", max_queued_requests=3, max_running_requests=1))
+    world.send([1], max_new_tokens=40, ignore_eos=True, priority=9)
+    world.step()
+    waiting = [world.send([2, i], max_new_tokens=1, priority=priority) for i, priority in enumerate((5, 1, 1))]
+    better, equal, worse = (world.send([3, i], max_new_tokens=1, priority=p) for i, p in enumerate((2, 1, 0)))
+    world.step()
+    # `better` has pushed out the last of the lowest class; after that nobody is below a newcomer of class 1
+    assert set(world.finished) == {waiting[2], equal, worse}
+    assert {end.status for end in world.finished.values()} == {503}
+    world.run_dry()
+    assert world.finished[better].reason in ("stop", "length")
+    world.check_idle()
+
+
+def test_nobody_is_pushed_out_in_vain() -> None:
+    world = EngineWorld(
+        settings(policy="priority", max_queued_tokens=100, max_running_requests=1, context_length=200, num_pages=300)
+    )
+    world.send([1], max_new_tokens=40, ignore_eos=True, priority=9)
+    world.step()
+    low, high = world.send([2] * 50, max_new_tokens=1), world.send([3] * 50, max_new_tokens=1, priority=5)
+    newcomer = world.send([4] * 60, max_new_tokens=1, priority=3)
+    world.step()
+    assert set(world.finished) == {newcomer}  # without `low` it would not fit either
+    assert {low, high} <= set(world.scheduler.requests)
+    world.send([5] * 50, max_new_tokens=1, priority=3)
+    world.step()
+    assert set(world.finished) == {newcomer, low}
+    world.run_dry()
+    world.check_idle()
+
+
+def test_retracted_requests_are_never_refused() -> None:
+    world = EngineWorld(settings(num_pages=100, context_length=100, schedule_conservativeness=0.0, prefix_cache=False))
+    ids = [world.send([i] * 8, max_new_tokens=60, ignore_eos=True) for i in range(4)]
+    world.step()
+    world.scheduler.settings = replace(world.scheduler.settings, max_queued_requests=0)
+    world.run_dry()
+    assert world.scheduler.stats().total_retractions
+    assert {world.finished[id].reason for id in ids} == {"length"}
+    world.check_outputs()
+
+
+# Batches
+
+
+def batch(*members: GenerateRequest) -> BatchGenerate:
+    return BatchGenerate(
+        prompts=[member.input_ids for member in members],
+        requests=[msgspec.structs.replace(member, input_ids=b"") for member in members],
+        prompt_of=list(range(len(members))),
+    )
+
+
+def test_a_batch_is_one_message_whose_members_are_answered_one_by_one() -> None:
+    world = EngineWorld(settings())
+    members = [request(id, prompt, max_new_tokens=3) for id, prompt in enumerate(([1, 2], [], [3], [999], [4, 5]))]
+    message = batch(*members)
+    message.prompt_of[2] = 77  # a prompt that is not there
+    world.expect(*members)
+    assert world.tell(decode_to_engine(msgspec.msgpack.encode(message))) is None
+    world.run_dry()
+    assert {id: end.message for id, end in world.finished.items() if end.status == 400} == {
+        1: "the prompt is empty",
+        2: "the prompt is empty",
+        3: "the prompt has token id 999; 0 to 299 are allowed",
+    }
+    assert {world.finished[id].reason for id in (0, 4)} <= {"stop", "length"}
+    world.check_idle()
+    for id in (1, 2, 3):
+        del world.sent[id]
+    world.check_outputs()
+
+
+def test_a_batch_larger_than_the_queue_is_refused_in_part() -> None:
+    world = EngineWorld(settings(max_queued_requests=2))
+    members = [request(id, [id], max_new_tokens=2) for id in range(4)]
+    world.expect(*members)
+    world.tell(batch(*members))
+    world.run_dry()
+    assert [world.finished[id].status for id in range(4)] == [200, 200, 503, 503]
+
+
+def test_members_of_a_batch_are_held_explained_and_aborted_like_any_other() -> None:
+    world = EngineWorld(settings())
+    world.tell(Block(call=1))
+    world.tell(batch(*(request(id, [id], group="all", max_new_tokens=2) for id in range(3))))
+    assert world.why() == ["the input is blocked until POST /unblock"] * 3
+    world.abort(Abort(names=("all",)))
+    world.step()
+    assert {end.reason for end in world.finished.values()} == {"abort"}
+
+
+# RPC
+
+
+def test_an_rpc_call_reaches_only_what_is_listed_and_says_what_is_wrong() -> None:
+    world = EngineWorld(settings())
+
+    def call(method: str, **params: Any) -> RpcReply:
+        reply = world.tell(Rpc(call=1, method=method, params=params))
+        assert isinstance(reply, RpcReply)
+        return reply
+
+    for name in ("__class__", "step", "submit", "scheduler.abort", ""):
+        assert "there is no method" in call(name).message
+        assert "get_queue_status" in call(name).message
+    assert call("trace_request_flow").message == "trace_request_flow: Object missing required field `rid`"
+    assert "unknown field `what`" in call("get_stats", what=1).message
+    assert "Expected `str`, got `int`" in call("trace_request_flow", rid=1).message
+    assert call("set_policy", policy="magic").success is False
+    assert (call("set_policy", policy="lpm").result, world.scheduler.settings.policy) == ("fcfs", "lpm")
+    assert call("abort").message == "give rid or all"
+    world.send([1, 2], max_new_tokens=2)
+    assert call("flush_cache").result is True  # it waits, and holds nothing yet
+    assert call("abort", rid="r0").result == 1
+    assert call("abort", rid="r0").result == 0
+    assert call("log_request_processing_time", rid="r0").result == 1
+    assert set(call("list_methods").result) == set(METHODS)
+
+
+def test_the_client_finds_the_server_of_this_machine_and_calls_it(
+    sockets: Sockets, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(rpc_client, "running", dict)
+    with pytest.raises(SettingsError, match="no server of this user"):
+        rpc_client.rpc("get_stats")
+    monkeypatch.setattr(rpc_client, "running", lambda: {1: tmp_path, 2: tmp_path})
+    with pytest.raises(SettingsError, match="process id: 1, 2"):
+        rpc_client.rpc("get_stats")
+    with pytest.raises(SettingsError, match="no server with the process id 9; there are 1, 2"):
+        rpc_client.rpc("get_stats", pid=9)
+    with pytest.raises(SettingsError, match=r"not answered for 0\.05 s"):
+        rpc_client.rpc("get_stats", pid=2, timeout_s=0.05)
+    engine = EngineWorld(settings()).engine
+    serving = threading.Thread(target=lambda: [sockets.serve(engine) for _ in range(3)])  # the call given up, and two
+    serving.start()
+    assert rpc_client.rpc("get_queue_status", pid=1)["waiting_queue_size"] == 0
+    with pytest.raises(SettingsError, match="there is no method 'no'"):
+        rpc_client.rpc("no", pid=1)
+    serving.join()

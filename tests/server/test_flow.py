@@ -1,0 +1,83 @@
+"""Routes that control the flow of work: block, pause, calls by name, health; and a batch in one message."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from tests.server.fake import RunningServer, running
+from weft.config.server import ServerConfig
+from weft.messages.codec import ToEngine
+from weft.messages.flow import HealthCheck, PauseGeneration
+from weft.messages.requests import BatchGenerate
+
+
+@pytest.fixture
+def sent(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> list[ToEngine]:
+    """What goes to the engine."""
+    messages: list[ToEngine] = []
+    send = server.client._send
+
+    def spy(message: ToEngine) -> None:
+        messages.append(message)
+        send(message)
+
+    monkeypatch.setattr(server.client, "_send", spy)
+    return messages
+
+
+def test_the_input_is_blocked_and_unblocked(http: httpx.Client) -> None:
+    assert http.post("/block").json() == {"state": "blocked", "held_requests": 0}
+    assert http.post("/unblock").json() == {"state": "unblocked", "held_requests": 0}
+
+
+@pytest.mark.parametrize("mode", ["abort", "retract", "in_place"])
+def test_generation_is_paused_in_three_ways(http: httpx.Client, mode: str) -> None:
+    answer = http.post("/pause_generation", json={"mode": mode})
+    assert answer.json() == {"status": "ok", "paused": mode, "open_requests": 0}
+    assert http.post("/continue_generation").json() == {"status": "ok", "paused": None, "open_requests": 0}
+
+
+def test_a_pause_without_a_mode_aborts_and_an_unknown_mode_names_those_there_are(
+    http: httpx.Client, sent: list[ToEngine]
+) -> None:
+    assert http.post("/pause_generation", json={}).status_code == 200
+    assert [message.mode for message in sent if isinstance(message, PauseGeneration)] == ["abort"]
+    wrong = http.post("/pause_generation", json={"mode": "gently"})
+    assert wrong.status_code == 400
+    assert wrong.json()["error"]["param"] == "mode"
+    assert "abort, retract, in_place" in wrong.json()["error"]["message"]
+
+
+def test_methods_are_called_by_name(http: httpx.Client) -> None:
+    answer = http.post("/rpc", json={"method": "echo", "params": {"a": [1, {"b": None}]}})
+    assert answer.json() == {"result": {"a": [1, {"b": None}]}}
+    assert http.post("/rpc", json={"method": "echo"}).json() == {"result": {}}
+    unknown = http.post("/rpc", json={"method": "__init__"})
+    assert (unknown.status_code, unknown.json()["error"]["param"]) == (400, "method")
+    assert "there are echo" in unknown.json()["error"]["message"]
+    assert http.post("/rpc", json={"params": {}}).status_code == 400
+
+
+def test_health_is_asked_of_the_engine_without_a_request(http: httpx.Client, sent: list[ToEngine]) -> None:
+    assert http.get("/health_generate").status_code == 200
+    assert [type(message) for message in sent] == [HealthCheck]
+
+
+@pytest.mark.parametrize("route", ["/block", "/unblock", "/pause_generation", "/continue_generation", "/rpc"])
+def test_only_the_administrator_controls_the_flow(route: str) -> None:
+    with running(ServerConfig(api_key="user", admin_api_key="admin")) as server:
+        answer = httpx.post(f"{server.url}{route}", json={}, headers={"authorization": "Bearer user"})
+        assert answer.status_code == 403
+
+
+def test_prompts_of_one_request_and_their_completions_travel_in_one_message(
+    http: httpx.Client, sent: list[ToEngine]
+) -> None:
+    answer = http.post("/v1/completions", json={"prompt": ["one", "two"], "n": 3, "max_tokens": 2})
+    assert len(answer.json()["choices"]) == 6
+    [batch] = sent
+    assert isinstance(batch, BatchGenerate)
+    assert (len(batch.prompts), batch.prompt_of) == (2, [0, 0, 0, 1, 1, 1])
+    assert not any(member.input_ids for member in batch.requests)
+    assert [len(member.input_ids) for member in batch.members()] == [12] * 6

@@ -1,0 +1,137 @@
+"""How a request says what its answer must be: the spellings, contradictions, and what the engine is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.fake import RunningServer
+from weft.messages.replies import StepOutput, Warned
+from weft.messages.sampling import MAX_GRAMMAR_LEN, Grammar
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+HI = {"messages": [{"role": "user", "content": "Hi"}], "prompt": "x"}
+SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {}}}
+TAG = {"structures": [{"begin": "<f>", "schema": {}, "end": "</f>"}], "triggers": ["<f"]}
+WRITTEN = '{"type":"object","properties":{"b":{"type":"integer"},"a":{}}}'
+AS_SCHEMA = Grammar("json_schema", WRITTEN)
+AS_OBJECT = Grammar("json_schema", '{"type":"object"}')
+AS_TAG = Grammar("structural_tag", '{"structures":[{"begin":"<f>","end":"</f>","schema":{}}],"triggers":["<f"]}')
+
+
+def response(kind: str, **fields: object) -> dict[str, Any]:
+    return {"response_format": {"type": kind, **fields}}
+
+
+def outputs(**fields: object) -> dict[str, Any]:
+    return {"structured_outputs": fields}
+
+
+SPELLED: list[tuple[dict[str, Any], Grammar | None]] = [
+    (response("text"), None),
+    (response("json_object"), AS_OBJECT),
+    (response("json_object", schema=SCHEMA), AS_SCHEMA),
+    (response("json_schema", json_schema={"name": "n", "schema": SCHEMA}), AS_SCHEMA),
+    (
+        response("json_schema", json_schema={"name": "n", "schema": SCHEMA, "strict": True}),
+        Grammar("json_schema", WRITTEN, strict=True),
+    ),
+    (response("structural_tag", **TAG), AS_TAG),
+    (outputs(json=SCHEMA), AS_SCHEMA),
+    (outputs(json=SCHEMA, strict=True), Grammar("json_schema", WRITTEN, strict=True)),
+    (outputs(json=WRITTEN), AS_SCHEMA),
+    (outputs(regex="a+"), Grammar("regex", "a+")),
+    (outputs(choice=["a", "ß"]), Grammar("choice", '["a","ß"]')),
+    (outputs(grammar="root ::= x"), Grammar("ebnf", "root ::= x")),
+    (outputs(json_object=True), AS_OBJECT),
+    (outputs(json_object=False), None),
+    (outputs(structural_tag=TAG), AS_TAG),
+    ({"json_schema": WRITTEN}, AS_SCHEMA),
+    ({"regex": "a+"}, Grammar("regex", "a+")),
+    ({"ebnf": "root ::= x"}, Grammar("ebnf", "root ::= x")),
+    ({"choice": ["a"]}, Grammar("choice", '["a"]')),
+    ({"structural_tag": TAG}, AS_TAG),
+]
+OF_OPENAI: list[tuple[dict[str, Any], Grammar | None]] = [
+    ({"guided_json": SCHEMA}, AS_SCHEMA),
+    ({"guided_regex": "a+"}, Grammar("regex", "a+")),
+    ({"guided_choice": ["a"]}, Grammar("choice", '["a"]')),
+    ({"guided_grammar": "x"}, Grammar("ebnf", "x")),
+    ({"grammar": "root ::= x"}, Grammar("ebnf", "root ::= x")),
+    ({"guided_json": None, "regex": None, "structured_outputs": None, "response_format": None}, None),
+]
+
+
+@pytest.mark.parametrize(("fields", "grammar"), SPELLED + OF_OPENAI)
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_every_spelling_reaches_the_engine(
+    http: httpx.Client, server: RunningServer, path: str, fields: dict[str, Any], grammar: Grammar | None
+) -> None:
+    answer = http.post(path, json={**HI, **fields})
+    assert answer.status_code == 200, answer.text
+    assert [request.sampling.grammar for request in server.engine.seen] == [grammar]
+
+
+@pytest.mark.parametrize(("fields", "grammar"), [one for one in SPELLED if "response_format" not in one[0]])
+def test_the_native_route_has_them_among_its_sampling_parameters(
+    http: httpx.Client, server: RunningServer, fields: dict[str, Any], grammar: Grammar | None
+) -> None:
+    answer = http.post("/generate", json={"text": "x", "sampling_params": fields})
+    assert answer.status_code == 200, answer.text
+    assert [request.sampling.grammar for request in server.engine.seen] == [grammar]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"regex": "a", "ebnf": "b"}, "ebnf", "regex and ebnf are given; only one"),
+        ({"regex": "a", **response("json_object")}, "response_format", "regex and response_format"),
+        (outputs(regex="a", choice=["b"]), "structured_outputs.choice", "structured_outputs.regex and"),
+        ({"json_schema": {}, **outputs(json=SCHEMA)}, "structured_outputs.json", "json_schema and"),
+        (outputs(json=3), "structured_outputs.json", "structured_outputs.json is '3'; a JSON schema is needed"),
+        ({"json_schema": "{"}, "json_schema", "json_schema is not valid JSON"),
+        (outputs(poem="x"), "structured_outputs", "'poem'; there are json, regex, choice"),
+        (outputs(choice=[]), "structured_outputs.choice", "a list of strings"),
+        (outputs(choice=["a", ""]), "structured_outputs.choice", "a list of strings"),
+        (outputs(choice=["a", 1]), "structured_outputs.choice", "a list of strings"),
+        ({"regex": ""}, "regex", "a regular expression is needed"),
+        (response("json_schema"), "response_format.json_schema.schema", "has no schema"),
+        (response("poem"), "response_format.type", "'poem'; there are text, json_object"),
+        ({"response_format": {}}, "response_format", "an object with a type"),
+        ({"structural_tag": {"structures": []}}, "structural_tag", "triggers"),
+        ({"structural_tag": {**TAG, "triggers": ["<g"]}}, "structural_tag", "must begin with one of the triggers"),
+        ({"regex": "a" * (MAX_GRAMMAR_LEN + 1)}, "regex", "4,000,001 characters; 1 to 4,000,000"),
+        ({"regex": 5}, "regex", "Expected `str | null`"),
+    ],
+)
+def test_what_is_wrong_or_contradicts_itself_is_refused(
+    http: httpx.Client, server: RunningServer, fields: dict[str, Any], param: str, message: str
+) -> None:
+    answer = http.post(CHAT, json={**HI, **fields})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param), error
+    assert message in error["message"]
+    assert server.engine.seen == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", [CHAT, TEXT, "/generate"])
+def test_what_is_not_enforced_stands_in_a_header(
+    http: httpx.Client, server: RunningServer, path: str, stream: bool
+) -> None:
+    start = server.engine.start
+
+    def warn_first() -> None:
+        for id in server.engine.running:
+            server.engine.answer(StepOutput(warnings=[Warned(id=id, text='Unimplemented keys: ["größe"]')]))
+        start()
+
+    server.engine.start = warn_first  # type: ignore[method-assign]
+    try:
+        answer = http.post(path, json={**(HI if path != "/generate" else {"text": "x"}), "stream": stream})
+    finally:
+        server.engine.start = start  # type: ignore[method-assign]
+    assert answer.headers["x-weft-warnings"] == 'Unimplemented keys: ["gr??e"]'
+    assert "x-weft-warnings" not in http.post(path, json=HI if path != "/generate" else {"text": "x"}).headers

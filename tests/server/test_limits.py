@@ -1,0 +1,282 @@
+"""The table of limits: every entry is looked after, can be set, is counted, and stands in docs/limits.md."""
+
+from __future__ import annotations
+
+import re
+import socket
+import time
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.fake import CONTEXT, RunningServer, eventually, running
+from weft.config.limits import Limits
+from weft.config.options import options_of
+from weft.messages import sampling
+from weft.server.limits import BOUNDS
+
+TEXT, CHAT, NATIVE = "/v1/completions", "/v1/chat/completions", "/generate"
+HI = [{"role": "user", "content": "Hi"}]
+DOCUMENT = Path(__file__).parents[2] / "docs" / "limits.md"
+
+
+def refusals(http: httpx.Client, limit: str) -> float:
+    found = re.search(rf'^weft:refused_total{{limit="{limit}"}} (\S+)', http.get("/metrics").text, re.MULTILINE)
+    return float(found[1]) if found else 0.0
+
+
+CASES: list[tuple[str, float, str, dict[str, Any], int]] = [  # limit, its value, path, a body beyond it, status
+    ("max_body_mb", 0.001, TEXT, {"prompt": "a" * 1_100}, 413),
+    ("max_json_depth", 4, CHAT, {"messages": HI, "chat_template_kwargs": {"a": [[[[1]]]]}}, 400),
+    ("max_json_values", 50, CHAT, {"messages": HI, "chat_template_kwargs": {"a": [1] * 60}}, 400),
+    ("max_prompts", 2, TEXT, {"prompt": ["a", "b", "c"]}, 400),
+    ("max_prompts", 2, NATIVE, {"input_ids": [[1], [2], [3]]}, 400),
+    ("max_n", 3, TEXT, {"prompt": "a", "n": 4}, 400),
+    ("max_n", 3, NATIVE, {"text": "a", "sampling_params": {"n": 4}}, 400),
+    ("max_completions", 4, TEXT, {"prompt": ["a", "b"], "n": 3}, 400),
+    ("max_total_tokens", 100, TEXT, {"prompt": [[1] * 10] * 6, "n": 2}, 400),
+    ("max_messages", 2, CHAT, {"messages": HI * 3}, 400),
+    ("max_tools", 1, CHAT, {"messages": HI, "tools": [{}, {}], "tool_choice": "none"}, 400),
+    ("max_stop_strings", 1, TEXT, {"prompt": "a", "stop": ["b", "c"]}, 400),
+    ("max_stop_len", 3, CHAT, {"messages": HI, "stop": ["abcd"]}, 400),
+    ("max_total_stop_len", 5, TEXT, {"prompt": "a", "stop": ["abc", "bcd"]}, 400),
+    ("max_stop_token_ids", 1, TEXT, {"prompt": "a", "stop_token_ids": [1, 2]}, 400),
+    ("max_logit_bias", 1, TEXT, {"prompt": "a", "logit_bias": {"1": 1, "2": 1}}, 400),
+    ("max_total_grammar_len", 5, TEXT, {"prompt": ["a", "b"], "regex": "abc"}, 400),
+    ("max_total_logit_bias", 3, TEXT, {"prompt": ["a", "b"], "logit_bias": {"1": 1, "2": 1}}, 400),
+    ("max_logprobs", 1, TEXT, {"prompt": "a", "logprobs": 2}, 400),
+    ("max_detokenized", 3, "/detokenize", {"tokens": [[1, 2], [3, 4]]}, 400),
+    ("max_rid_len", 8, TEXT, {"prompt": "a", "rid": "123456789"}, 400),
+    ("max_salt_len", 3, TEXT, {"prompt": "a", "cache_salt": "abcd"}, 400),
+    ("max_timeout_ms", 10, TEXT, {"prompt": "a", "timeout_ms": 11}, 400),
+]
+ON_BYTES = {"max_url_bytes", "max_header_bytes", "max_headers"}
+ON_CONNECTIONS = {"max_connections", "head_timeout_s", "body_timeout_s", "stall_timeout_s", "keep_alive_s"}
+CUTS = {"max_user_len", "max_pending_tokens"}  # nobody is refused
+
+
+@pytest.mark.parametrize(("limit", "value", "path", "body", "status"), CASES, ids=[case[0] for case in CASES])
+def test_limit_is_kept_and_counted(limit: str, value: float, path: str, body: dict[str, Any], status: int) -> None:
+    with running(limits=replace(Limits(), **{limit: value})) as server, httpx.Client(base_url=server.url) as http:
+        answer = http.post(path, json=body)
+        assert answer.status_code == status, answer.text
+        assert refusals(http, limit) == 1
+        assert server.engine.seen == []
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "headers", "query", "status"),
+    [
+        ("max_url_bytes", 64, {}, "a" * 100, 414),
+        ("max_headers", 8, {f"x-{number}": "" for number in range(9)}, "", 431),
+        ("max_header_bytes", 512, {"x-long": "a" * 600}, "", 431),
+    ],
+)
+def test_case_07_limits_of_the_head_are_kept_and_counted(
+    limit: str, value: int, headers: dict[str, str], query: str, status: int
+) -> None:
+    with running(limits=replace(Limits(), **{limit: value})) as server, httpx.Client(base_url=server.url) as http:
+        assert http.get(f"/health?{query}", headers=headers).status_code == status
+        assert refusals(http, limit) == 1
+
+
+def test_every_limit_has_a_test() -> None:
+    tested = {case[0] for case in CASES} | ON_BYTES | ON_CONNECTIONS | CUTS
+    assert tested == {field.name for field in fields(Limits)}
+    assert {bound.limit for bound in BOUNDS} <= tested
+
+
+def test_nothing_can_be_set_beyond_what_the_engine_is_made_for() -> None:
+    most = {option.name: option.high for option in options_of(Limits)}
+    assert most["max_n"] == sampling.MAX_N
+    assert most["max_stop_strings"] == sampling.MAX_STOP_STRINGS
+    assert most["max_stop_len"] == sampling.MAX_STOP_LEN
+    assert most["max_stop_token_ids"] == sampling.MAX_STOP_TOKEN_IDS
+    assert most["max_logit_bias"] == sampling.MAX_LOGIT_BIAS
+    assert most["max_logprobs"] == sampling.MAX_LOGPROBS
+
+
+def test_the_document_tells_every_limit_as_it_is() -> None:
+    rows = re.findall(r"^\| `(--[\w-]+)` \| ([\d.,]+) \|", DOCUMENT.read_text("utf-8"), re.MULTILINE)
+    told = {flag: float(number.replace(",", "")) for flag, number in rows}
+    assert told == {option.flag: float(option.default) for option in options_of(Limits)}
+
+
+def test_prompts_together_have_a_limit() -> None:
+    with running(limits=Limits(max_total_tokens=100)) as server, httpx.Client(base_url=server.url) as http:
+        assert http.post(TEXT, json={"prompt": [[1] * 10] * 5, "n": 2}).status_code == 200
+        answer = http.post(TEXT, json={"prompt": [[1] * 10] * 6, "n": 2})
+        assert "120 prompt tokens" in answer.json()["error"]["message"]
+
+
+def test_long_user_is_cut(http: httpx.Client, server: RunningServer) -> None:
+    assert http.post(TEXT, json={"prompt": "x", "user": "u" * 1_000_000}).status_code == 200
+    assert server.engine.seen[-1].user == "u" * Limits().max_user_len
+
+
+@pytest.mark.parametrize("path", [CHAT, "/tokenize"])
+def test_case_02_deep_and_huge_json_is_refused_at_once(http: httpx.Client, server: RunningServer, path: str) -> None:
+    deep = (
+        b'{"chat_template_kwargs":'
+        + b'{"a":' * 400
+        + b"1"
+        + b"}" * 400
+        + b',"messages":[{"role":"user","content":"x"}]}'
+    )
+    deeper = b'{"x":' + b"[" * 20_000 + b"]" * 20_000 + b"}"
+    huge = b'{"max_tokens":' + b"9" * 5_000 + b',"prompt":"x","text":"x","messages":[]}'
+    http.get("/version")
+    for body in (deep, deeper, huge):
+        began = time.perf_counter()
+        answer = http.post(path, content=body, headers={"content-type": "application/json"})
+        assert answer.status_code == 400, answer.text
+        assert time.perf_counter() - began < 0.2
+    assert server.engine.seen == []
+
+
+def test_case_06_a_compressed_body_is_no_way_around(http: httpx.Client) -> None:
+    import gzip
+
+    bomb = gzip.compress(b'{"prompt":"' + b"a" * 10_000_000 + b'"}')
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    assert http.post(TEXT, content=bomb, headers=headers).status_code == 400
+
+
+def test_case_08_slow_body_is_ended_by_its_time() -> None:
+    limits = Limits(body_timeout_s=0.3)
+    with running(limits=limits) as server, httpx.Client(base_url=server.url) as http:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=5) as slow:
+            slow.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{")
+            assert slow.recv(1_000).startswith(b"HTTP/1.1 408")
+        assert refusals(http, "body_timeout_s") == 1
+
+
+def test_case_08_slow_head_is_counted() -> None:
+    with running(limits=Limits(head_timeout_s=0.2)) as server, httpx.Client(base_url=server.url) as http:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=5) as slow:
+            slow.sendall(b"GET / HT")
+            assert slow.recv(1) == b""
+        assert refusals(http, "head_timeout_s") == 1
+
+
+def test_case_09_reader_of_a_whole_answer_that_stops_reading_is_cut_off() -> None:
+    with running(limits=Limits(stall_timeout_s=0.3)) as server:
+        server.engine.script = lambda ids: [97] * 1_900
+        body = b'{"prompt":["a","b","c","d","e","f","g","h"],"n":8,"max_tokens":1900,"logprobs":5}'
+        with socket.socket() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+            connection.connect(("127.0.0.1", server.port))
+            connection.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+            )
+            assert eventually(lambda: server.client.num_open == 0 and server.engine.seen, within_s=20)
+            assert eventually(lambda: not server.server.server_state.connections, within_s=5)
+        with httpx.Client(base_url=server.url) as http:
+            assert refusals(http, "stall_timeout_s") == 1
+
+
+def test_case_31_idle_connections_make_room_for_new_ones() -> None:
+    with running(limits=Limits(max_connections=8)) as server, httpx.Client(base_url=server.url) as http:
+        idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(8)]
+        time.sleep(1.1)
+        assert http.post(TEXT, json={"prompt": "x"}).status_code == 200
+        assert refusals(http, "max_connections") == 8
+        for connection in idle:
+            connection.settimeout(2)
+            assert connection.recv(1) == b""
+            connection.close()
+
+
+def test_case_31_beyond_the_limit_requests_are_told_and_health_answers() -> None:
+    limits = Limits(max_connections=4)
+    with running(limits=limits) as server:
+        server.engine.hold = True
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 14\r\n\r\n" + b'{"prompt":"x"}'
+        busy = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(4)]
+        for connection in busy:
+            connection.sendall(head)
+        assert eventually(lambda: server.client.num_open == 4)
+        refused = httpx.post(f"{server.url}{TEXT}", json={"prompt": "x"})
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        assert refused.json()["error"]["type"] == "service_unavailable_error"
+        began = time.perf_counter()
+        assert httpx.get(f"{server.url}/health").status_code == 200
+        assert time.perf_counter() - began < 1.0
+        crowd = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(200)]  # beyond the last place, too
+        for connection in (*busy, *crowd):
+            connection.close()
+        server.engine.hold = False
+        assert eventually(
+            lambda: server.client.num_open == 0 and not server.server.server_state.connections, within_s=5
+        )
+        assert httpx.post(f"{server.url}{TEXT}", json={"prompt": "x"}).status_code == 200
+
+
+def test_case_31_full_queue_is_told_with_a_time_to_come_back(http: httpx.Client, server: RunningServer) -> None:
+    server.engine.full = True
+    answer = http.post(TEXT, json={"prompt": "x"})
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert "queue is full" in answer.json()["error"]["message"]
+
+
+def test_case_16_the_context_bounds_what_log_probabilities_can_cost(http: httpx.Client, server: RunningServer) -> None:
+    body = {"prompt": [1] * (CONTEXT + 1), "logprobs": 5}
+    assert http.post(TEXT, json=body).json()["error"]["code"] == "context_length_exceeded"
+    assert server.engine.seen == []
+
+
+def test_case_24_nothing_is_fetched_for_a_client(http: httpx.Client, server: RunningServer) -> None:
+    for url in ("http://169.254.169.254/", "file:///etc/passwd", "http://a\\@b", "data:image/png;base64,AA=="):
+        part = {"type": "image_url", "image_url": {"url": url}}
+        answer = http.post(CHAT, json={"messages": [{"role": "user", "content": [part]}]})
+        assert answer.status_code == 400
+    assert server.engine.seen == []
+
+
+@pytest.mark.parametrize("path", [TEXT, "/tokenize"])
+def test_case_04_too_many_prompts_are_refused(http: httpx.Client, server: RunningServer, path: str) -> None:
+    for count in (1_025, 100_000):
+        answer = http.post(path, json={"prompt": ["a"] * count})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
+        assert f"{count:,}" in answer.json()["error"]["message"]
+    assert server.engine.seen == []
+
+
+def test_case_08_many_slow_connections_do_not_slow_down_others() -> None:
+    with running() as server, httpx.Client(base_url=server.url) as http:
+        slow = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(300)]
+        for number, connection in enumerate(slow):
+            connection.sendall(b"POST /v1/completions HTTP/1.1\r\n" if number % 2 else b"G")
+        took = []
+        for _ in range(30):
+            began = time.perf_counter()
+            assert http.post(TEXT, json={"prompt": "x"}).status_code == 200
+            took.append(time.perf_counter() - began)
+        assert sorted(took)[-2] < 0.2
+        for connection in slow:
+            connection.close()
+
+
+def test_case_42_what_a_model_writes_is_never_a_page(http: httpx.Client, server: RunningServer) -> None:
+    script = "<script>alert(1)</script>"
+    server.engine.script = lambda ids: list(script.encode())
+    for path, body in ((TEXT, {"prompt": "x", "max_tokens": 50}), (NATIVE, {"text": "x"}), ("/nowhere", {})):
+        answer = http.post(path, json=body, headers={"origin": "http://evil.example"})
+        assert answer.headers["content-type"] == "application/json"
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert "access-control-allow-origin" not in answer.headers
+        assert "set-cookie" not in answer.headers
+
+
+def test_case_42_a_form_of_another_page_is_no_request(http: httpx.Client, server: RunningServer) -> None:
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"):
+        headers = {"content-type": kind, "origin": "http://evil.example"}
+        for path in (TEXT, "/abort_request"):
+            assert http.post(path, content=b'{"prompt":"x","abort_all":true}', headers=headers).status_code in (
+                403,
+                415,
+            )
+    assert server.engine.seen == []

@@ -1,0 +1,127 @@
+"""Requests made from /openapi.json, right ones and wrong ones: each is answered as the document says, and none with a
+fault of the server."""
+
+from __future__ import annotations
+
+import json
+import types
+import typing
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis.strategies import SearchStrategy
+
+from tests.server.fake import RunningServer
+from weft.messages import codec, control, flow, weights
+from weft.messages.codec import ToEngine
+
+schemathesis = pytest.importorskip("schemathesis")
+
+EXAMPLES = 4  # of each route, right ones and wrong ones
+REPLIES = {
+    flow.Block: flow.InputReply,
+    flow.Unblock: flow.InputReply,
+    flow.PauseGeneration: flow.GenerationReply,
+    flow.ContinueGeneration: flow.GenerationReply,
+    control.AuditBooks: control.AuditReply,
+    **{
+        message: weights.WeightsReply
+        for message in typing.get_args(codec.Call)
+        if message.__module__ == weights.__name__ and message is not weights.GetWeightsByName
+    },
+}
+BY_NAME = {reply.__name__: reply for reply in typing.get_args(codec.Reply)}
+
+
+def something(type_: Any) -> Any:
+    """A value of this type: the least one."""
+    origin = typing.get_origin(type_)
+    if origin in (typing.Union, types.UnionType):
+        return something(typing.get_args(type_)[0])
+    if origin is typing.Literal:
+        return typing.get_args(type_)[0]
+    if isinstance(type_, type) and issubclass(type_, msgspec.Struct):
+        return reply_of(type_)
+    if type_ is bytes:
+        return bytes(4)
+    return (origin or type_)() if type_ is not type(None) else None
+
+
+def reply_of(kind: type[msgspec.Struct], **known: Any) -> Any:
+    """A reply with something in every field that must be given."""
+    hints = typing.get_type_hints(kind)
+    fields = [field.name for field in msgspec.structs.fields(kind) if field.required and field.name not in known]
+    return kind(**known, **{name: something(hints[name]) for name in fields})
+
+
+@pytest.fixture
+def answering(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> RunningServer:
+    """A server whose engine answers every call at once."""
+    send = server.engine.send
+    by_the_fake = {control.GetState, control.FlushCache, flow.HealthCheck, flow.Rpc}
+
+    def answer(message: ToEngine) -> None:
+        if not isinstance(message, codec.Call) or type(message) in by_the_fake:
+            send(message)
+            return
+        kind = REPLIES.get(type(message)) or BY_NAME[f"{type(message).__name__}Reply"]
+        known = {"success": True} if "success" in kind.__struct_fields__ else {}
+        if kind is weights.GetWeightsByNameReply:
+            known |= {"shape": [1], "values": bytes(4)}
+        if kind is control.ConfigureLoggingReply:
+            known["success"] = False  # it would change what these tests log
+        server.engine.answer(reply_of(kind, call=message.call, **known))
+
+    monkeypatch.setattr(server.engine, "send", answer)
+    return server
+
+
+def test_every_route_answers_as_its_document_says(answering: RunningServer) -> None:
+    document = httpx.get(f"{answering.url}/openapi.json").json()
+    right, wrong = schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE
+    statuses: list[int] = []
+    complaints: list[str] = []
+
+    def ask(case: Any) -> None:
+        answer = case.call(base_url=answering.url, timeout=20)
+        statuses.append(answer.status_code)
+        if told := complaint(answer.status_code, answer.text, document, case.operation):
+            complaints.append(f"{case.operation.label} {case.body!r:.300} {case.path_parameters!r:.100}: {told}")
+
+    for found in schemathesis.openapi.from_dict(document).get_all_operations():
+        operation = found.ok()
+        try_out(ask, operation.as_strategy(generation_mode=right))
+        if operation.body or operation.path_parameters:  # else nothing of it can be wrong
+            try_out(ask, operation.as_strategy(generation_mode=wrong))
+    assert not complaints, "\n".join(complaints)
+    assert len(statuses) > 200
+    assert {200, 400} <= set(statuses)
+
+
+def try_out(ask: Callable[[Any], None], cases: SearchStrategy[Any]) -> None:
+    """Ask with some of `cases`, each time the same ones."""
+
+    @settings(
+        max_examples=EXAMPLES, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    )
+    @given(cases)
+    def run(case: Any) -> None:
+        ask(case)
+
+    run()
+
+
+def complaint(status: int, text: str, document: dict[str, Any], operation: Any) -> str:
+    """What is wrong with an answer, or nothing."""
+    documented = document["paths"][operation.path][operation.method.lower()]["responses"]
+    if str(status) not in documented and f"{status // 100}XX" not in documented:
+        return f"{status} is not documented"
+    if status >= 500 and status != 503:
+        return f"a fault of the server: {status} {text[:300]}"
+    if status >= 400 and "error" not in json.loads(text):
+        return f"{status} without an error: {text[:300]}"
+    return ""

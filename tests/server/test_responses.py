@@ -1,0 +1,158 @@
+"""The Responses API with the official SDK."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import openai
+import pytest
+
+from tests.server.fake import MODEL, RunningServer, as_bytes, eventually
+from tests.server.test_tools import CALL, WEATHER, say
+from weft.server.openai.responses.store import STORED_S, ResponseStore
+
+TOOLS: list[Any] = [{"type": "function", "name": "weather", "parameters": WEATHER}]
+
+
+def told(server: RunningServer, text: str) -> list[str]:
+    """Let the engine say `text`. Returns the prompts that it gets."""
+    prompts: list[str] = []
+    server.engine.script = lambda ids: prompts.append(bytes(i for i in ids if i < 256).decode()) or as_bytes(text)
+    return prompts
+
+
+def test_a_response_has_items_and_usage(tool_sdk: openai.OpenAI, tool_server: RunningServer) -> None:
+    prompts = told(tool_server, "<think>Hm.</think>Hello")
+    answer = tool_sdk.responses.create(model=MODEL, input="Hi", instructions="Be kind.", max_output_tokens=99)
+    assert answer.status == "completed"
+    assert answer.id.startswith("resp_")
+    assert answer.output_text == "Hello"
+    assert [item.type for item in answer.output] == ["reasoning", "message"]
+    assert prompts == ["system\nBe kind.\nuser\nHi\nassistant\n"]
+    assert answer.usage.input_tokens_details.cached_tokens > 0
+    assert answer.usage.output_tokens_details.reasoning_tokens == 3
+    assert answer.usage.total_tokens == answer.usage.input_tokens + answer.usage.output_tokens
+
+
+def test_a_response_goes_on_from_a_previous_one(tool_sdk: openai.OpenAI, tool_server: RunningServer) -> None:
+    prompts = told(tool_server, "Hello")
+    first = tool_sdk.responses.create(model=MODEL, input="Hi", instructions="not carried on")
+    tool_sdk.responses.create(model=MODEL, input="More", previous_response_id=first.id)
+    assert prompts[1] == "user\nHi\nassistant\nHello\nuser\nMore\nassistant\n"
+    with pytest.raises(openai.NotFoundError, match="there is no response"):
+        tool_sdk.responses.create(model=MODEL, input="x", previous_response_id="resp_none")
+
+
+def test_a_stream_is_typed_events_in_order(tool_sdk: openai.OpenAI, tool_server: RunningServer) -> None:
+    say(tool_server, f"<think>Hm.</think>Ok.{CALL}")
+    events = list(tool_sdk.responses.create(model=MODEL, input="Hi", tools=TOOLS, stream=True))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    kinds = [event.type for event in events]
+    assert kinds[:2] == ["response.created", "response.in_progress"]
+    assert kinds[-1] == "response.completed"
+    last = events[-1].response
+    assert [item.type for item in last.output] == ["reasoning", "message", "function_call"]
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == "Ok."
+    arguments = "".join(event.delta for event in events if event.type == "response.function_call_arguments.delta")
+    assert arguments == last.output[2].arguments == '{"city": "Oslo"}'
+    assert kinds.count("response.output_item.added") == kinds.count("response.output_item.done") == 3
+
+
+def test_the_sdk_puts_a_stream_together(tool_sdk: openai.OpenAI, tool_server: RunningServer) -> None:
+    say(tool_server, "Hello")
+    with tool_sdk.responses.stream(model=MODEL, input="Hi") as stream:
+        assert stream.get_final_response().output_text == "Hello"
+
+
+def test_calls_and_their_results_are_input(tool_sdk: openai.OpenAI, tool_server: RunningServer) -> None:
+    say(tool_server, CALL)
+    first = tool_sdk.responses.create(model=MODEL, input="Hi", tools=TOOLS)
+    [call] = first.output
+    assert (call.name, call.arguments) == ("weather", '{"city": "Oslo"}')
+    prompts = told(tool_server, "Rain.")
+    result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "wet"}
+    tool_sdk.responses.create(model=MODEL, input=[result], tools=TOOLS, previous_response_id=first.id)
+    own: Any = [{"role": "user", "content": "Hi"}, call.model_dump(exclude_none=True), result]
+    tool_sdk.responses.create(model=MODEL, input=own, tools=TOOLS)
+    assert prompts == ["user\nHi\nassistant\n\ntool\nwet\nassistant\n"] * 2
+
+
+def test_a_stored_response_is_retrieved_and_deleted(tool_sdk: openai.OpenAI, tool_server: RunningServer) -> None:
+    say(tool_server, "Hello")
+    answer = tool_sdk.responses.create(model=MODEL, input="Hi", metadata={"a": "b"})
+    found = tool_sdk.responses.retrieve(answer.id)
+    assert (found.output_text, found.metadata) == ("Hello", {"a": "b"})
+    tool_sdk.responses.delete(answer.id)
+    with pytest.raises(openai.NotFoundError):
+        tool_sdk.responses.retrieve(answer.id)
+    unstored = tool_sdk.responses.create(model=MODEL, input="Hi", store=False)
+    with pytest.raises(openai.NotFoundError):
+        tool_sdk.responses.retrieve(unstored.id)
+
+
+def test_a_background_response_runs_alone(tool_sdk: openai.OpenAI, tool_server: RunningServer) -> None:
+    say(tool_server, "Hello")
+    answer = tool_sdk.responses.create(model=MODEL, input="Hi", background=True)
+    assert answer.status == "queued"
+    assert eventually(lambda: tool_sdk.responses.retrieve(answer.id).status == "completed")
+    assert tool_sdk.responses.retrieve(answer.id).output_text == "Hello"
+
+
+def test_a_background_response_can_be_cancelled(tool_sdk: openai.OpenAI, tool_server: RunningServer) -> None:
+    say(tool_server, "a" * 1_000)
+    tool_server.engine.step_s = 0.005
+    answer = tool_sdk.responses.create(model=MODEL, input="Hi", background=True)
+    time.sleep(0.05)
+    assert tool_sdk.responses.cancel(answer.id).status == "cancelled"
+    assert not tool_server.engine.running
+    done = tool_sdk.responses.create(model=MODEL, input="Hi", max_output_tokens=1)
+    with pytest.raises(openai.BadRequestError, match="only a background response"):
+        tool_sdk.responses.cancel(done.id)
+
+
+def test_length_is_told_as_incomplete(tool_sdk: openai.OpenAI, tool_server: RunningServer) -> None:
+    answer = tool_sdk.responses.create(model=MODEL, input="Hi", max_output_tokens=3)
+    assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+
+
+def test_a_schema_is_handed_to_the_engine(tool_sdk: openai.OpenAI, tool_server: RunningServer) -> None:
+    format: Any = {"type": "json_schema", "name": "n", "schema": {"type": "object"}}
+    tool_sdk.responses.create(model=MODEL, input="Hi", text={"format": format})
+    assert tool_server.engine.seen[0].sampling.grammar.kind == "json_schema"
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"input": [{"type": "computer_call"}]}, "input[0]"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
+        ({"background": True, "stream": True}, "background"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"input": []}, "messages"),
+        ({"input": [{"role": "user", "content": "x"}] * 16_385}, "input"),
+    ],
+)
+def test_what_is_not_there_is_refused_by_name(tool_sdk: openai.OpenAI, options: dict[str, Any], param: str) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        tool_sdk.responses.create(**{"model": MODEL, "input": "Hi", **options})
+    assert caught.value.param == param
+
+
+def test_the_store_forgets_what_is_old_or_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    store = ResponseStore(lambda: now[0])
+    store.put({"id": "a", "text": "x" * 100}, [])
+    now[0] = STORED_S - 1
+    store.put({"id": "b"}, [])
+    assert store.get("a") is not None
+    now[0] = STORED_S + 1
+    assert store.get("a") is None
+    assert store.get("b") is not None
+    monkeypatch.setattr("weft.server.openai.responses.store.MAX_STORED_BYTES", 300)
+    for name in "cde":
+        store.put({"id": name, "text": "x" * 100}, [])
+    assert [name for name in "abcde" if store.get(name)] == ["d", "e"]
+    store.put({"id": "f", "text": "x" * 1_000}, [])
+    assert store.get("f") is None

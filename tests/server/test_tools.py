@@ -1,0 +1,198 @@
+"""Tools and reasoning of chat completions, with the official SDK."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import openai
+import pytest
+
+from tests.server.fake import MODEL, RunningServer, as_bytes
+
+HI = [{"role": "user", "content": "Hi"}]
+WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+TOOLS = [
+    {"type": "function", "function": {"name": "weather", "parameters": WEATHER}},
+    {"type": "function", "function": {"name": "news"}},
+]
+OSLO = {"city": "Oslo"}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+TWO = f'Well.\n{CALL}\n<tool_call>\n{{"name": "news", "arguments": {{}}}}\n</tool_call>'
+
+
+def say(server: RunningServer, text: str) -> None:
+    server.engine.script = lambda ids: as_bytes(text)
+
+
+def ask(sdk: openai.OpenAI, **options: Any) -> Any:
+    return sdk.chat.completions.create(**{"model": MODEL, "messages": HI, "tools": TOOLS, **options})
+
+
+def test_calls_are_told_with_ids_names_and_arguments(tool_sdk: openai.OpenAI, tool_server: RunningServer) -> None:
+    say(tool_server, TWO)
+    [choice] = ask(tool_sdk).choices
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content == "Well.\n"
+    first, second = choice.message.tool_calls
+    assert (first.type, first.function.name, json.loads(first.function.arguments)) == ("function", "weather", OSLO)
+    assert (second.function.name, second.function.arguments) == ("news", "{}")
+    assert first.id.startswith("call_")
+    assert first.id != second.id
+
+
+def test_a_stream_tells_each_name_once_and_arguments_in_pieces(
+    tool_sdk: openai.OpenAI, tool_server: RunningServer
+) -> None:
+    say(tool_server, TWO)
+    tool_server.engine.step_s = 0.0005
+    chunks = list(ask(tool_sdk, stream=True))
+    deltas = [delta for chunk in chunks for delta in chunk.choices[0].delta.tool_calls or ()]
+    begun = [delta for delta in deltas if delta.id]
+    assert [(delta.index, delta.function.name, delta.function.arguments) for delta in begun] == [
+        (0, "weather", ""),
+        (1, "news", ""),
+    ]
+    pieces = [delta.function.arguments for delta in deltas if not delta.id and delta.index == 0]
+    assert len(pieces) > 3
+    assert json.loads("".join(pieces)) == OSLO
+    assert all(delta.function.name is None for delta in deltas if not delta.id)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "Well.\n"
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+
+
+def test_the_sdk_puts_a_stream_together(tool_sdk: openai.OpenAI, tool_server: RunningServer) -> None:
+    say(tool_server, TWO)
+    with tool_sdk.chat.completions.stream(model=MODEL, messages=HI, tools=TOOLS) as stream:
+        [choice] = stream.get_final_completion().choices
+    assert [call.function.name for call in choice.message.tool_calls] == ["weather", "news"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_broken_call_is_text(tool_sdk: openai.OpenAI, tool_server: RunningServer, stream: bool) -> None:
+    broken = '<tool_call>{"name": "unknown", "arguments": {}}</tool_call>'
+    say(tool_server, broken)
+    found = ask(tool_sdk, stream=stream)
+    if stream:
+        chunks = list(found)
+        text, reason = (
+            "".join(one.choices[0].delta.content or "" for one in chunks),
+            chunks[-1].choices[0].finish_reason,
+        )
+    else:
+        text, reason = found.choices[0].message.content, found.choices[0].finish_reason
+    assert (text, reason) == (broken, "stop")
+
+
+def test_only_one_call_if_they_may_not_be_parallel(tool_sdk: openai.OpenAI, tool_server: RunningServer) -> None:
+    say(tool_server, TWO)
+    [choice] = ask(tool_sdk, parallel_tool_calls=False).choices
+    assert [call.function.name for call in choice.message.tool_calls] == ["weather"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_forced_call_is_held_to_its_schema(tool_sdk: openai.OpenAI, tool_server: RunningServer, stream: bool) -> None:
+    say(tool_server, '[{"name": "weather", "parameters": {"city": "Oslo"}}]')
+    choice = {"type": "function", "function": {"name": "weather"}}
+    with tool_sdk.chat.completions.stream(model=MODEL, messages=HI, tools=TOOLS, tool_choice=choice) as events:
+        [found] = events.get_final_completion().choices
+    if not stream:
+        [found] = ask(tool_sdk, tool_choice=choice).choices
+    [call] = found.message.tool_calls
+    assert (call.function.name, json.loads(call.function.arguments)) == ("weather", OSLO)
+    assert found.finish_reason == "tool_calls"
+    grammar = tool_server.engine.seen[-1].sampling.grammar
+    assert grammar.kind == "json_schema"
+    schema = json.loads(grammar.text)
+    assert (schema["minItems"], schema["maxItems"]) == (1, 1)
+    assert schema["items"]["properties"] == {"name": {"const": "weather"}, "parameters": WEATHER}
+
+
+def test_required_allows_every_tool_and_several_calls(tool_sdk: openai.OpenAI, tool_server: RunningServer) -> None:
+    say(tool_server, '[{"name": "news", "parameters": {}}, {"name": "weather", "parameters": {"city": "Oslo"}}]')
+    [choice] = ask(tool_sdk, tool_choice="required").choices
+    assert [call.function.name for call in choice.message.tool_calls] == ["news", "weather"]
+    assert choice.message.content is None
+    schema = json.loads(tool_server.engine.seen[0].sampling.grammar.text)
+    assert [one["properties"]["name"]["const"] for one in schema["items"]["anyOf"]] == ["weather", "news"]
+    assert "maxItems" not in schema
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "a", "parameters": []}}]},
+            "tools[0].function.parameters",
+        ),
+        ({"tools": TOOLS + TOOLS}, "tools"),
+        ({"tool_choice": "sometimes"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "none"}}}, "tool_choice"),
+        ({"tools": [], "tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice"),
+    ],
+)
+def test_wrong_tools_are_refused_by_name(tool_sdk: openai.OpenAI, options: dict[str, Any], param: str) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(tool_sdk, **options)
+    assert caught.value.param == param
+
+
+def test_special_tokens_show_while_calls_are_looked_for(tool_sdk: openai.OpenAI, tool_server: RunningServer) -> None:
+    ask(tool_sdk)
+    ask(tool_sdk, tool_choice="none", extra_body={"separate_reasoning": False})
+    assert [one.sampling.skip_special_tokens for one in tool_server.engine.seen] == [False, True]
+
+
+THOUGHT = "<think>\nIt rains.\n</think>\n\nYes."
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_reasoning_stands_beside_the_answer(tool_sdk: openai.OpenAI, tool_server: RunningServer, stream: bool) -> None:
+    say(tool_server, THOUGHT)
+    options = {"stream_options": {"include_usage": True}} if stream else {}
+    found = ask(tool_sdk, tools=[], stream=stream, **options)
+    if stream:
+        chunks = list(found)
+        deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
+        reasoning = "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas)
+        text, usage = "".join(delta.content or "" for delta in deltas), chunks[-1].usage
+    else:
+        message, usage = found.choices[0].message, found.usage
+        reasoning, text = message.reasoning_content, message.content
+    assert (reasoning, text) == ("It rains.\n", "Yes.")
+    assert usage.completion_tokens_details.reasoning_tokens == len("It rains.\n")
+
+
+def test_reasoning_may_stay_or_be_left_out(tool_sdk: openai.OpenAI, tool_server: RunningServer) -> None:
+    say(tool_server, THOUGHT)
+    [together] = ask(tool_sdk, tools=[], extra_body={"separate_reasoning": False}).choices
+    assert together.message.content == THOUGHT
+    [without] = ask(tool_sdk, tools=[], extra_body={"include_reasoning": False}).choices
+    assert without.message.content == "Yes."
+    assert not hasattr(without.message, "reasoning_content")
+
+
+def test_a_conversation_with_calls_reaches_the_template(tool_sdk: openai.OpenAI, tool_server: RunningServer) -> None:
+    tool_server.engine.script = lambda ids: ids
+    history = [
+        *HI,
+        {
+            "role": "assistant",
+            "content": None,
+            "reasoning": "Hm.",
+            "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "rain"},
+    ]
+    answer = ask(tool_sdk, messages=history, tool_choice="none", extra_body={"separate_reasoning": False})
+    assert "tool\nrain" in answer.choices[0].message.content
+
+
+def test_logprobs_stand_beside_calls(tool_sdk: openai.OpenAI, tool_server: RunningServer) -> None:
+    say(tool_server, CALL)
+    chunks = list(ask(tool_sdk, stream=True, logprobs=True))
+    told = [entry for chunk in chunks if chunk.choices[0].logprobs for entry in chunk.choices[0].logprobs.content]
+    assert bytes(byte for entry in told for byte in entry.bytes).decode() == CALL + "<eos>"

@@ -1,0 +1,249 @@
+"""Runs the phases against a server, does to its engine what a phase says, and audits after each."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from tests.e2e.server import Server
+from tests.soak import behaviour
+from tests.soak.audit import Audit, golden, settled
+from tests.soak.http import Lost, call
+from tests.soak.phases import KILL, PHASES, Phase, arrivals
+from tests.soak.world import World
+
+BUNDLED = Path(__file__).parents[2] / "weft" / "bundled" / "weft-nano"
+OPTIONS = (
+    *("--dtype", "float32", "--max-queued-requests", "40", "--session-timeout-s", "2"),
+    *("--stall-timeout-s", "2", "--body-timeout-s", "3", "--max-pending-tokens", "256"),
+)
+MAX_SIDE_BY_SIDE = 64  # behaviours; who comes beyond that waits here, not in the server
+HEALTH_INTERVAL_S = 0.5
+HEALTH_TIMEOUT_S = 10.0
+END_S = 20.0  # for a server whose engine was killed to end
+WARM_UP_S = 4.0
+
+
+@dataclass
+class PhaseFigures:
+    """What happened in a phase."""
+
+    name: str
+    server: int  # the first is 0; after each kill there is another
+    seconds: float
+    sent: int
+    ends: dict[str, int]
+    tokens: int
+    slowest_health_s: float
+    audit: Audit | None
+
+
+@dataclass
+class Report:
+    seed: int
+    phases: list[PhaseFigures] = field(default_factory=list)
+    kinds: Counter[str] = field(default_factory=Counter)
+    faults: list[str] = field(default_factory=list)
+    num_faults: int = 0
+
+    def fault(self, told: str) -> None:
+        self.faults.append(told)
+        self.num_faults += 1
+
+
+class Life:
+    """One server, from its start to its end."""
+
+    def __init__(self, report: Report, number: int, model: str, options: Sequence[str], scale: float) -> None:
+        self._report = report
+        self._scale = scale
+        self._number = number
+        self._server = Server(*OPTIONS, *options, *([model] if model else []))
+        self._began = time.monotonic()
+        self._front = psutil.Process(self._server.process.pid)
+        self._port = int(self._server.url.rpartition(":")[2])
+        self._folder = str(Path(model).resolve() if model else BUNDLED)
+        self._golden: dict[str, str] = {}
+        self._baseline: Audit | None = None
+        self._num_lines = 0
+
+    async def warm_up(self, seed: str, known: dict[str, str], seconds: float) -> dict[str, str]:
+        """Bring it to the state that it must come back to. `known`: the continuations of the server before, if any."""
+        self._golden = await golden(self._port)
+        if known and known != self._golden:
+            self._report.fault("a new server continues greedily in another way")
+        for phase in PHASES[:-1]:
+            await self._load(phase, max(1.0, seconds / len(PHASES)), f"{seed}/warm-up/{phase.name}")
+        await self._load_profiler(random.Random(f"{seed}/profiler"))
+        self._baseline = await self._audit("warm-up", None)
+        return self._golden
+
+    async def run(self, phase: Phase, seconds: float, seed: str) -> None:
+        figures = await self._load(phase, seconds, seed)
+        figures.audit = await self._audit(phase.name, self._baseline)
+        if await golden(self._port) != self._golden:
+            self._report.fault(f"after {phase.name} greedy text is another")
+        bad = [line for line in self._new_lines() if "Traceback" in line or (" error " in line and not phase.fault)]
+        for line in bad:
+            self._report.fault(f"{phase.name}: the log says {line[:300]}")
+
+    async def kill(self, phase: Phase, seconds: float, seed: str) -> None:
+        """The engine is killed in the middle of it; everybody must be told, and the server must end with the reason."""
+        await self._load(phase, seconds, seed)
+        try:
+            status = await asyncio.to_thread(self._server.process.wait, END_S)
+        except Exception:
+            self._report.fault("kill: the server goes on without its engine")
+        else:
+            if status == 0 or "kill" not in " ".join(self._server.lines[-3:]):
+                self._report.fault(f"kill: the server ends with {status} and the words {self._server.lines[-1]!r}")
+        if any("Traceback" in line for line in self._new_lines()):
+            self._report.fault("kill: there is a traceback in the log")
+
+    def stop(self) -> None:
+        """End it as a user does; status 0 is expected unless it has ended before."""
+        ended = self._server.process.poll() is not None
+        if self._server.stop() != 0 and not ended:
+            self._report.fault("the server does not end with status 0")
+
+    async def _load_profiler(self, rng: random.Random) -> None:
+        """Let the engine load its profiler, which takes memory and a thread that it keeps."""
+        world = self._world(PHASES[0])
+        await asyncio.gather(behaviour.profile(world, rng), *(behaviour.ask(world, rng) for _ in range(3)))
+        self._report.faults += world.ledger.faults
+        self._report.num_faults += world.ledger.num_faults
+
+    def _world(self, phase: Phase) -> World:
+        return World(self._port, self._folder, self._golden, self._server.engine.pid, phase.may, scale=self._scale)
+
+    async def _load(self, phase: Phase, seconds: float, seed: str) -> PhaseFigures:
+        world = self._world(phase)
+        began, slowest = time.monotonic(), [0.0]
+        health = asyncio.ensure_future(self._watch_health(world, phase, slowest))
+        fault = asyncio.ensure_future(self._do(phase, world, seconds, random.Random(f"{seed}/fault")))
+        gate, work = asyncio.Semaphore(MAX_SIDE_BY_SIDE), []
+        for arrival in arrivals(phase, seconds, seed):
+            await asyncio.sleep(max(0.0, began + arrival.at_s - time.monotonic()))
+            await gate.acquire()
+            task = asyncio.ensure_future(arrival.who(world, random.Random(arrival.seed)))
+            task.add_done_callback(lambda _: gate.release())
+            work.append(task)
+        for outcome in await asyncio.gather(*work, fault, return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                world.ledger.fault(f"the driver itself: {outcome!r}")
+        health.cancel()
+        await asyncio.gather(health, return_exceptions=True)
+        return self._booked(phase, world, time.monotonic() - began, slowest[0])
+
+    def _booked(self, phase: Phase, world: World, seconds: float, slowest_s: float) -> PhaseFigures:
+        ledger = world.ledger
+        if ledger.num_open:
+            ledger.fault(f"{ledger.num_open} requests have no end")
+        self._report.kinds += ledger.kinds
+        self._report.num_faults += ledger.num_faults
+        self._report.faults += [f"{phase.name}: {told}" for told in ledger.faults]
+        figures = PhaseFigures(
+            phase.name,
+            self._number,
+            round(seconds, 1),
+            ledger.num_sent,
+            dict(ledger.ends.most_common()),
+            ledger.num_tokens,
+            round(slowest_s, 3),
+            None,
+        )
+        self._report.phases.append(figures)
+        told = f"server {self._number}: {phase.name}, {figures.sent} requests, {self._report.num_faults} faults so far"
+        print(told, file=sys.stderr, flush=True)
+        return figures
+
+    async def _do(self, phase: Phase, world: World, seconds: float, rng: random.Random) -> None:
+        """What happens to the engine."""
+        if phase.fault == "kill":
+            await asyncio.sleep(seconds / 2)
+            world.ledger.killed_at = time.monotonic()
+            world.may |= {"500", "502", "503", "abort"}
+            os.kill(world.engine_pid, signal.SIGKILL)
+        elif phase.fault == "stop":
+            until = time.monotonic() + seconds
+            while time.monotonic() < until:
+                await asyncio.sleep(min(seconds / 4, 3.0) * rng.random())
+                os.kill(world.engine_pid, signal.SIGSTOP)
+                await asyncio.sleep(min(seconds / 2, rng.uniform(0.5, 7.0)))
+                os.kill(world.engine_pid, signal.SIGCONT)
+                await asyncio.sleep(1.0)
+
+    async def _watch_health(self, world: World, phase: Phase, slowest: list[float]) -> None:
+        while True:
+            began = time.monotonic()
+            try:
+                async with asyncio.timeout(HEALTH_TIMEOUT_S):
+                    status, _ = await call(world.port, "GET", "/health")
+            except TimeoutError:
+                world.ledger.fault(f"/health has not answered for {HEALTH_TIMEOUT_S:g} s")
+            except (Lost, OSError) as exc:
+                if phase.fault != "kill":
+                    world.ledger.fault(f"/health: {exc!r}")
+            else:
+                if status != 200 and not phase.fault:
+                    world.ledger.fault(f"/health answers {status}")
+            slowest[0] = max(slowest[0], time.monotonic() - began)
+            await asyncio.sleep(HEALTH_INTERVAL_S)
+
+    async def _audit(self, after: str, baseline: Audit | None) -> Audit:
+        found = await settled(self._port, after, self._began, self._front, self._server.engine, baseline)
+        for fault in found.faults(baseline):
+            self._report.fault(fault)
+        return found
+
+    def _new_lines(self) -> list[str]:
+        found = self._server.lines[self._num_lines :]
+        self._num_lines += len(found)
+        return found
+
+
+async def soak(
+    minutes: float,
+    seed: int,
+    model: str = "",
+    options: Sequence[str] = (),
+    phase_s: float = 20.0,
+    scale: float = 1.0,
+) -> Report:
+    """Phases in turn for so long. The engine is killed after the first round, and in the end.
+
+    A round of phases is begun anew until the time is over, so each of them has run at least once.
+    """
+    report = Report(seed)
+    until = time.monotonic() + minutes * 60
+    phase_s = min(phase_s, minutes * 60 / (len(PHASES) + 3))
+    known: dict[str, str] = {}
+    round_, lives = 0, 0
+    while True:
+        life = Life(report, lives, model, options, scale)
+        lives += 1
+        try:
+            known = await life.warm_up(f"{seed}/{lives}", known, min(WARM_UP_S * 3, phase_s * 2))
+            while True:
+                for phase in PHASES:
+                    if round_ and time.monotonic() > until:
+                        break
+                    await life.run(phase, phase_s, f"{seed}/{round_}/{phase.name}")
+                round_ += 1
+                if round_ == 1 or time.monotonic() > until:
+                    break
+            await life.kill(KILL, min(phase_s, 6.0), f"{seed}/{round_}/kill")
+        finally:
+            life.stop()
+        if time.monotonic() > until:
+            return report

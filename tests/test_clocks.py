@@ -1,0 +1,29 @@
+"""Durations and deadlines are counted by a clock that only goes forward: setting the machine's clock disturbs nobody."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1] / "weft"
+WALL_CLOCKS = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "time.gmtime", "time.localtime"}
+
+# What decides, and what in it tells the time of day to people without deciding anything by it.
+DECIDES = ("scheduler", "memory", "executor", "messages", "text", "server/edge.py", "server/limits.py", "launch")
+TOLD = {
+    "launch/benches/report.py",  # when it was measured
+    "launch/local.py",  # since when the model is served
+    "launch/replay.py",  # when a journal began
+    "scheduler/service/journal.py",  # the same
+    "text/chat_template.py",  # templates that tell the date
+}
+
+
+def test_case_38_nothing_is_decided_by_a_clock_that_can_be_set() -> None:
+    found = {
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in WALL_CLOCKS
+    }
+    assert {path for path in found if path.startswith(DECIDES)} == TOLD

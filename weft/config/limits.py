@@ -1,0 +1,82 @@
+"""Everything that a client can make large, and how large it may become: the one table of limits.
+
+Each field is an option (`--max-n 16`) and the value of `limit` in the metric `weft:refused_total`. Where a limit is
+looked after stands in docs/limits.md. Knows nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.config.options import option
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    # the request as bytes
+    max_body_mb: float = option(16.0, "largest request body", group="limits", low=0.001, high=1024.0)
+    max_url_bytes: int = option(8_192, "longest path with its query", group="limits", low=64, high=1 << 20)
+    max_header_bytes: int = option(
+        32_768, "all names and values of headers together", group="limits", low=512, high=1 << 20
+    )
+    max_headers: int = option(128, "number of headers", group="limits", low=8, high=10_000)
+    max_json_depth: int = option(
+        64, "nesting of free-form values: tools, schemas, template arguments", group="limits", low=4, high=500
+    )
+    max_json_values: int = option(100_000, "values inside of one free-form value", group="limits", low=1)
+
+    # what is asked for
+    max_prompts: int = option(1_024, "prompts in one request", group="limits", low=1)
+    max_n: int = option(64, "completions of one prompt", group="limits", low=1, high=64)
+    max_completions: int = option(4_096, "completions of one request: prompts times n", group="limits", low=1)
+    max_total_tokens: int = option(
+        16_000_000, "prompt tokens of one request, those of each prompt n times", group="limits", low=1
+    )
+    max_messages: int = option(16_384, "messages of one conversation", group="limits", low=1)
+    max_tools: int = option(1_024, "tools of one conversation", group="limits", low=0)
+    max_stop_strings: int = option(64, "stop strings of a request", group="limits", low=0, high=64)
+    max_stop_len: int = option(1_024, "characters of one stop string", group="limits", low=1, high=1_024)
+    max_total_stop_len: int = option(
+        16_384, "characters of all different stop strings of a request", group="limits", low=1
+    )
+    max_stop_token_ids: int = option(1_024, "stop tokens of a request", group="limits", low=0, high=1_024)
+    max_logit_bias: int = option(4_096, "entries of logit_bias", group="limits", low=0, high=4_096)
+    max_total_logit_bias: int = option(
+        1_000_000, "entries of logit_bias in one request, those of each prompt n times", group="limits", low=0
+    )
+    max_total_grammar_len: int = option(
+        16_000_000,
+        "characters of what answers must be, in one request, those of each prompt n times",
+        group="limits",
+        low=1,
+        high=100_000_000,
+    )
+    max_logprobs: int = option(20, "likeliest tokens that are told beside each token", group="limits", low=0, high=64)
+    max_detokenized: int = option(1_000_000, "token ids in one call of /detokenize", group="limits", low=1)
+    max_rid_len: int = option(128, "characters of a request's name", group="limits", low=8, high=128)
+    max_user_len: int = option(256, "characters of the field user; longer ones are cut", group="limits", low=0)
+    max_salt_len: int = option(256, "characters of cache_salt and of extra_key", group="limits", low=0)
+    max_timeout_ms: int = option(86_400_000, "longest timeout_ms that a request may give", group="limits", low=1)
+
+    # connections
+    max_connections: int = option(
+        4_096, "open connections; beyond, idle ones are closed and requests get 503", group="limits", low=1
+    )
+    head_timeout_s: float = option(
+        10.0, "time for a request line and its headers to arrive", group="limits", low=0.1, high=3600.0
+    )
+    body_timeout_s: float = option(60.0, "time for a body to arrive", group="limits", low=0.1, high=3600.0)
+    stall_timeout_s: float = option(
+        120.0, "a client that takes nothing of its answer for so long is cut off", group="limits", low=0.1, high=3600.0
+    )
+    keep_alive_s: float = option(
+        30.0, "an idle connection is closed after so long", group="limits", low=1.0, high=3600.0
+    )
+    max_pending_tokens: int = option(
+        4_096, "tokens that a stream's client may leave unread before its request is ended", group="limits", low=1
+    )
+
+    @property
+    def max_head_bytes(self) -> int:
+        """Of a request line and headers that are not complete yet: nothing complete of this size is let pass."""
+        return self.max_url_bytes + 4 * self.max_header_bytes

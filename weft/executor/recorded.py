@@ -1,0 +1,69 @@
+"""A model that runs as a recorded program: its forward pass is Python once, and one call at every step."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from weft.executor.attention.cpp_paged import CppPaged
+from weft.models.layers.attention import PagedAttention
+from weft.models.layers.weight import Weights
+from weft.models.registry import Model
+from weft.ops.cpp.abi import Step
+from weft.ops.cpp.ops import CppOps
+from weft.ops.cpp.program import Program
+
+FIRST_CAPACITY = 64  # tokens that the first program is recorded for; each later one has room for at least twice as many
+
+
+class RecordedModel:
+    """The `Model` of the CPU kernels around one that is written against `Ops`."""
+
+    def __init__(self, model: Model, ops: CppOps, attention: CppPaged) -> None:
+        self._model, self._ops, self._attention = model, ops, attention
+        self._body: Recorded | None = None
+        self._head: Recorded | None = None
+
+    def forward(self, tokens: Tensor, positions: Tensor, attention: PagedAttention) -> Tensor:
+        assert attention is self._attention, "the program was recorded with another attention"
+        body = self._body
+        if body is None or len(tokens) > body.capacity:
+            body = self._body = self._record_body(_capacity(len(tokens), body))
+        step = self._attention.step
+        step.num_tokens, step.tokens = len(tokens), tokens.data_ptr()
+        body.program.run(self._ops.library, step)
+        return body.output[: len(tokens)]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        head = self._head
+        if head is None or len(hidden) > head.capacity:
+            head = self._head = self._record_head(_capacity(len(hidden), head), hidden.shape[1])
+        head.input[: len(hidden)].copy_(hidden)
+        head.program.run(self._ops.library, Step(num_tokens=len(hidden)))
+        return head.output[: len(hidden)]
+
+    def weights(self) -> Weights:
+        return self._model.weights()
+
+    def _record_body(self, capacity: int) -> Recorded:
+        self._ops.begin(capacity)
+        nothing = torch.empty(0, dtype=torch.int64)  # a program takes tokens and positions from its step
+        output = self._model.forward(nothing, nothing, self._attention)
+        return Recorded(self._ops.finish(), capacity, nothing, output)
+
+    def _record_head(self, capacity: int, hidden_size: int) -> Recorded:
+        self._ops.begin(capacity)
+        hidden = self._ops.recorder.buffer(hidden_size)
+        output = self._model.logits(hidden)
+        return Recorded(self._ops.finish(), capacity, hidden, output)
+
+
+class Recorded:
+    """A program with room for `capacity` rows, what it reads and what it writes."""
+
+    def __init__(self, program: Program, capacity: int, input: Tensor, output: Tensor) -> None:
+        self.program, self.capacity, self.input, self.output = program, capacity, input, output
+
+
+def _capacity(wanted: int, before: Recorded | None) -> int:
+    return max(wanted, FIRST_CAPACITY if before is None else 2 * before.capacity)

@@ -1,0 +1,302 @@
+"""What is done with weights and memory between steps: new weights in, values out, memory back and forth.
+
+New weights are looked at to the end before the first of them is put in: their names, shapes, types and values. They are
+put where the old ones are. If that breaks off all the same, because a file is gone meanwhile, the last folder is loaded
+again; if that fails too, the weights count as released: nothing is computed with them.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from weft.config.model import BadCheckpoint, ModelConfig, ModelError
+from weft.executor.control import (
+    KV_CACHE,
+    TAGS,
+    WEIGHTS,
+    DeviceReply,
+    DeviceRequest,
+    GetWeight,
+    JoinGroup,
+    LeaveGroup,
+    ReceiveWeights,
+    ReleaseMemory,
+    ResumeMemory,
+    UpdateFromDisk,
+    UpdateFromTensors,
+)
+from weft.executor.weights import release
+from weft.executor.weights.load import load_weights, randomize
+from weft.executor.weights.root import WeightsRoot
+from weft.executor.weights.safetensors import BytesContent, FileContent
+from weft.executor.weights.stream import DTYPES, Match, is_finite, matched, put_all, put_tensor, require_finite
+from weft.models.layers.weight import Weight
+from weft.models.registry import Model
+from weft.observe.log import EventLog
+from weft.parallel.update_group import BACKENDS, GroupError, UpdateGroup
+
+MAX_GROUPS = 8
+MAX_VALUES = 4_000_000  # of a weight that are told
+MAY_DIFFER = ("name", "dtype", "kv_dtype", "quantize", "max_position", "bos_token_id", "eos_token_ids")  # of the config
+
+log = EventLog("engine")
+
+
+class Refused(Exception):
+    """The request cannot be carried out; the message says why. Nothing has changed."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Where weights and KV are."""
+
+    model: Model
+    config: ModelConfig
+    weights: Sequence[Tensor]
+    kv_cache: Sequence[Tensor]
+    device: torch.device
+
+
+class Keeper:
+    """Carries out device requests, one at a time, on the thread that also runs the steps."""
+
+    def __init__(self, kept: Kept, source: Path | None, root: WeightsRoot) -> None:
+        """`source` is the folder that the weights came from; None if they are random."""
+        self._kept = kept
+        self._source = source
+        self._root = root
+        self._weights: dict[str, Weight] = {weight.name: weight for weight in kept.model.weights()}
+        self._groups: dict[str, UpdateGroup] = {}
+        self._released: set[str] = set()
+
+    @torch.inference_mode()
+    def do(self, request: DeviceRequest) -> DeviceReply:
+        """Carry it out. Raises nothing: what went wrong stands in the reply."""
+        try:
+            return self._HANDLERS[type(request)](self, request)
+        except (Refused, ModelError, GroupError) as exc:
+            log.info("device_request_refused", request=type(request).__name__, reason=exc)
+            return self._reply(ok=False, message=str(exc))
+        except Exception as exc:
+            log.exception("device_request_failed", request=type(request).__name__)
+            return self._reply(ok=False, message=f"the device failed with {type(exc).__name__}", status=500)
+
+    # New weights
+
+    def _update_from_disk(self, request: UpdateFromDisk) -> DeviceReply:
+        folder = self._root.folder(request.folder)
+        try:
+            with ExitStack() as stack:
+                paths = self._root.weight_files(folder)
+                self._require_same_model(folder)
+                files = [stack.enter_context(FileContent(path, name)) for name, path in paths.items()]
+                found = matched(self._weights, files, f"the weights in {folder} do not fit the model")
+                require_finite(found)
+                return self._put(lambda: put_all(found), found, source=folder)
+        except ModelError as exc:
+            raise Refused(str(exc).replace(str(folder), request.folder[:200])) from exc
+
+    def _update_from_tensors(self, request: UpdateFromTensors) -> DeviceReply:
+        self._require_weights()
+        content = BytesContent(request.content, "what was sent")
+        found = matched(self._weights, [content], "the tensors do not fit the model", whole=False)
+        if not found:
+            raise Refused("there is no tensor")
+        require_finite(found)
+        return self._put(lambda: put_all(found), found)
+
+    def _receive_weights(self, request: ReceiveWeights) -> DeviceReply:
+        """Everything is received before anything is put in, so that a sender that breaks off does no harm."""
+        self._require_weights()
+        group = self._group(request.group)
+        wanted = self._announced(request)
+        tensors = []
+        try:
+            for name, (weight, dtype) in wanted.items():
+                tensors.append(torch.empty(weight.shape, dtype=dtype, device=group.device))
+                group.broadcast(tensors[-1])
+                if not is_finite(tensors[-1]):
+                    raise Refused(f"{name} has values that are not finite")
+        except (GroupError, Refused):
+            self._groups.pop(group.name).close()  # who sends and who receives are no longer at the same tensor
+            raise
+
+        def put() -> None:
+            for (weight, _), tensor in zip(wanted.values(), tensors, strict=True):
+                put_tensor(weight, tensor)
+
+        return self._put(put, tensors)
+
+    def _announced(self, request: ReceiveWeights) -> dict[str, tuple[Weight, torch.dtype]]:
+        """The weights that are going to come, in order, with their types. Raises Refused."""
+        types = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values()}
+        if not request.names or len(set(request.names)) < len(request.names):
+            raise Refused("names must hold at least one weight, and each once")
+        if not len(request.names) == len(request.dtypes) == len(request.shapes):
+            raise Refused("names, dtypes and shapes must be of one length")
+        wanted = {}
+        for name, dtype, shape in zip(request.names, request.dtypes, request.shapes, strict=True):
+            weight = self._weight(name)
+            if shape != weight.shape:
+                raise Refused(f"{name} is announced as {list(shape)} instead of {list(weight.shape)}")
+            if dtype.removeprefix("torch.") not in types:
+                raise Refused(f"{name} is announced as {dtype[:64]!r}; expected is one of {', '.join(types)}")
+            wanted[name] = (weight, types[dtype.removeprefix("torch.")])
+        return wanted
+
+    def _put(
+        self, put: Callable[[], None], content: Sequence[Match] | Sequence[Tensor], *, source: Path | None = None
+    ) -> DeviceReply:
+        """Let content that was looked at go into the model."""
+        try:
+            put()
+        except Exception as exc:
+            log.exception("update_broke_off")
+            reason = f"the new weights broke off while they were put in ({type(exc).__name__})"
+            return self._after_failure(reason)
+        if source is not None:
+            self._source = source
+            self._released.discard(WEIGHTS)
+        num_bytes = sum(one.entry.num_bytes if isinstance(one, Match) else one.nbytes for one in content)
+        return self._reply(kv_is_stale=True, num_tensors=len(content), num_bytes=num_bytes)
+
+    def _after_failure(self, reason: str) -> DeviceReply:
+        """The weights are half old, half new: go back to the last folder."""
+        self._released.add(WEIGHTS)
+        try:
+            self._reload()
+        except Exception:
+            log.exception("reload_failed")
+            message = f"{reason}, and the last folder cannot be loaded either: update_weights_from_disk must mend it"
+            return self._reply(ok=False, message=message, status=500, kv_is_stale=True)
+        message = f"{reason}; those of the last folder are in use again"
+        return self._reply(ok=False, message=message, status=500, kv_is_stale=True, is_reloaded=True)
+
+    def _reload(self) -> None:
+        """Load the weights from where they last came. Raises ModelError, and what the device raises."""
+        if self._source is None:
+            randomize(iter(self._weights.values()))
+        else:
+            load_weights(iter(self._weights.values()), self._source)
+        self._released.discard(WEIGHTS)
+
+    def _require_same_model(self, folder: Path) -> None:
+        """If the folder describes a model, it must be this one. Raises ModelError."""
+        if not (folder / "config.json").exists():
+            return
+        config = ModelConfig.from_folder(folder)
+        names = [one.name for one in fields(config) if one.name not in MAY_DIFFER]
+        other = [name for name in names if getattr(config, name) != getattr(self._kept.config, name)]
+        if other:
+            told = f"{other[0]} is {getattr(config, other[0])}, not {getattr(self._kept.config, other[0])}"
+            raise BadCheckpoint(f"the config.json in {folder} is of another model: {told}")
+
+    # Groups
+
+    def _join_group(self, request: JoinGroup) -> DeviceReply:
+        if request.name in self._groups:
+            raise Refused(f"the group {request.name[:64]!r} is joined already")
+        if len(self._groups) >= MAX_GROUPS:
+            raise Refused(f"{len(self._groups)} groups are joined, no more are allowed; destroy one")
+        if request.backend not in BACKENDS:
+            raise Refused(f"the backend is {request.backend[:64]!r}; there are {', '.join(BACKENDS)}")
+        if BACKENDS[request.backend] == "cuda" and self._kept.device.type != "cuda":
+            raise Refused(f"the backend is {request.backend}, but this engine computes on a CPU: gloo serves there")
+        if not 0 < request.rank < request.world_size:
+            raise Refused(f"the rank is {request.rank}; 1 to {request.world_size - 1} are expected, 0 is the sender")
+        self._groups[request.name] = UpdateGroup(
+            request.name,
+            request.host,
+            request.port,
+            rank=request.rank,
+            world_size=request.world_size,
+            backend=request.backend,
+            timeout_s=request.timeout_s,
+        )
+        return self._reply()
+
+    def _leave_group(self, request: LeaveGroup) -> DeviceReply:
+        self._groups.pop(self._group(request.name).name).close()
+        return self._reply()
+
+    def _group(self, name: str) -> UpdateGroup:
+        if name not in self._groups:
+            there = ", ".join(map(repr, self._groups)) or "none"
+            raise Refused(f"no group {name[:64]!r} is joined; joined are: {there}")
+        return self._groups[name]
+
+    # Values
+
+    def _get_weight(self, request: GetWeight) -> DeviceReply:
+        self._require_weights()
+        weight = self._weight(request.name)
+        num_rows = min(request.num_rows, weight.shape[0])
+        row_size = weight.shape[1] if len(weight.shape) == 2 else 1
+        if num_rows * row_size > MAX_VALUES:
+            raise Refused(f"{num_rows:,} rows of {row_size:,} are more than {MAX_VALUES:,} values")
+        rows = weight.get(0, num_rows) if len(weight.shape) == 2 else weight.get()[:num_rows]
+        values = rows.float().cpu().contiguous()
+        return self._reply(shape=tuple(values.shape), values=values.numpy().tobytes())
+
+    def _weight(self, name: str) -> Weight:
+        if name in self._weights:
+            return self._weights[name]
+        near = difflib.get_close_matches(name[:200], self._weights, n=3, cutoff=0.5) or list(self._weights)[:3]
+        raise Refused(f"there is no weight {name[:200]!r}; there are {', '.join(near)}, and others")
+
+    def _require_weights(self) -> None:
+        if WEIGHTS in self._released:
+            raise Refused("the memory of the weights is released")
+
+    # Memory
+
+    def _release_memory(self, request: ReleaseMemory) -> DeviceReply:
+        self._check_tags(request.tags)
+        if not release.is_offered(self._kept.device):
+            raise Refused("memory can only be released on a CPU under Linux")
+        tensors = {WEIGHTS: self._kept.weights, KV_CACHE: self._kept.kv_cache}
+        num_bytes = 0
+        for tag in request.tags:
+            self._released.add(tag)
+            num_bytes += release.give_back(tensors[tag])
+        return self._reply(num_bytes=num_bytes)
+
+    def _resume_memory(self, request: ResumeMemory) -> DeviceReply:
+        self._check_tags(request.tags)
+        reloads = WEIGHTS in request.tags and WEIGHTS in self._released
+        if reloads:
+            try:
+                self._reload()
+            except ModelError as exc:
+                log.error("reload_failed", reason=exc)
+                raise Refused("the weights cannot be loaded again from where they came; the log says why") from exc
+        self._released -= set(request.tags)
+        return self._reply(is_reloaded=reloads)
+
+    @staticmethod
+    def _check_tags(tags: Sequence[str]) -> None:
+        for tag in tags:
+            if tag not in TAGS:
+                raise Refused(f"the tag {tag[:64]!r} is unknown; there are {', '.join(TAGS)}")
+
+    def _reply(self, *, ok: bool = True, **values: Any) -> DeviceReply:
+        return DeviceReply(ok=ok, released=tuple(sorted(self._released)), **values)
+
+    _HANDLERS: ClassVar[dict[type, Callable[[Keeper, Any], DeviceReply]]] = {
+        UpdateFromDisk: _update_from_disk,
+        UpdateFromTensors: _update_from_tensors,
+        JoinGroup: _join_group,
+        ReceiveWeights: _receive_weights,
+        LeaveGroup: _leave_group,
+        GetWeight: _get_weight,
+        ReleaseMemory: _release_memory,
+        ResumeMemory: _resume_memory,
+    }

@@ -1,0 +1,145 @@
+"""Tensors of safetensors content piece by piece, through one buffer: nothing is ever in memory twice.
+
+What is to be put into a model is matched with what the model wants first, all of it: names, shapes, types. Then it may
+be looked through for values that are not finite, and then put. Whoever does all of that in this order never leaves a
+model half changed by bad content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from weft.config.model import BadCheckpoint
+from weft.executor.weights.safetensors import Content, Entry
+from weft.models.layers.weight import Weight
+from weft.ops.protocol import ROW_STEP
+
+PIECE_BYTES = 8 << 20
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+EXPONENTS = {
+    torch.float64: (torch.int64, 0x7FF0_0000_0000_0000),
+    torch.float32: (torch.int32, 0x7F80_0000),
+    torch.float16: (torch.int16, 0x7C00),
+    torch.bfloat16: (torch.int16, 0x7F80),
+}
+IGNORED = ("rotary_emb.inv_freq",)  # endings of tensors that old checkpoints hold and nobody needs
+TIED_HEAD = "lm_head.weight"
+
+
+class Match(NamedTuple):
+    """A weight of the model, and where its new content lies."""
+
+    weight: Weight
+    content: Content
+    entry: Entry
+
+
+def matched(wanted: dict[str, Weight], contents: Iterable[Content], what: str, *, whole: bool = True) -> list[Match]:
+    """What each tensor of the contents is for. `what` they are is for the error; `whole`: no weight may be missing.
+
+    Raises BadCheckpoint, naming the tensors, if any is missing, unexpected, of another shape or of a type that is none
+    of floating point.
+    """
+    ignored = (*IGNORED,) if TIED_HEAD in wanted else (*IGNORED, TIED_HEAD)
+    found: dict[str, Match] = {}
+    unexpected, misshapen, mistyped = [], [], []
+    for content in contents:
+        for name, entry in content.entries.items():
+            weight = wanted.get(name)
+            if weight is None:
+                if not name.endswith(ignored):
+                    unexpected.append(name)
+            elif entry.shape != weight.shape:
+                misshapen.append(f"{name} {list(entry.shape)} instead of {list(weight.shape)}")
+            elif entry.dtype not in DTYPES:
+                mistyped.append(f"{name} {entry.dtype} instead of one of {', '.join(DTYPES)}")
+            else:
+                found[name] = Match(weight, content, entry)
+    known = found.keys() | {text.partition(" ")[0] for text in misshapen + mistyped}
+    problems = {
+        "missing": [name for name in wanted if name not in known] if whole else [],
+        "unexpected": unexpected,
+        "of another shape": misshapen,
+        "of another type": mistyped,
+    }
+    if any(problems.values()):
+        told = "; ".join(f"{len(names)} {kind}: {_some(names)}" for kind, names in problems.items() if names)
+        raise BadCheckpoint(f"{what} ({told})")
+    return list(found.values())
+
+
+def put_all(matches: Sequence[Match]) -> None:
+    """Give the model the content. Raises BadCheckpoint if it cannot be read any more, which leaves it half changed."""
+    buffer = Buffer()
+    for weight, content, entry in matches:
+        for start, piece in buffer.pieces(content, entry):
+            weight.put(piece, start)
+
+
+def put_tensor(weight: Weight, values: Tensor) -> None:
+    """Give a weight its whole content, piece by piece, so that quantising it takes little memory."""
+    step = _piece_rows(values.nbytes // max(len(values), 1)) if values.dim() == 2 else len(values)
+    for start in range(0, len(values), step):
+        weight.put(values[start : start + step], start)
+
+
+def require_finite(matches: Iterable[Match]) -> None:
+    """Read everything to its end. Raises BadCheckpoint, naming the first tensor that is not finite everywhere."""
+    buffer = Buffer()
+    for _, content, entry in matches:
+        for _, piece in buffer.pieces(content, entry):
+            if not is_finite(piece):
+                raise BadCheckpoint(f"{entry.name} has values that are not finite")
+
+
+def is_finite(values: Tensor) -> bool:
+    """Whether no value is infinite or no number: then not all bits of its exponent are set.
+
+    Numpy is ten times as fast at this as torch, which does it float by float.
+    """
+    if values.device.type != "cpu":
+        return bool(torch.isfinite(values).all())
+    kind, exponent = EXPONENTS[values.dtype]
+    bits = values.view(kind).numpy()
+    return bool(((bits & exponent) != exponent).all())
+
+
+class Buffer:
+    """The memory that all pieces go through."""
+
+    def __init__(self) -> None:
+        self._bytes = torch.empty(0, dtype=torch.uint8)
+
+    def pieces(self, content: Content, entry: Entry) -> Iterator[tuple[int, Tensor]]:
+        """First row and content of each piece of a tensor, in its own type; a piece lives until the next is asked for.
+
+        Matrices come in whole multiples of `ROW_STEP` rows, all else in one piece.
+        """
+        num_rows, row_bytes = 1, entry.num_bytes
+        if len(entry.shape) == 2:
+            num_rows = entry.shape[0]
+            row_bytes = entry.num_bytes // max(num_rows, 1)
+        step = _piece_rows(row_bytes)
+        for start in range(0, num_rows, step):
+            rows = min(step, num_rows - start)
+            piece = self._room(rows * row_bytes)
+            content.read_into(entry.start + start * row_bytes, piece.numpy().data)
+            shape = (rows, *entry.shape[1:]) if len(entry.shape) == 2 else entry.shape
+            yield start, piece.view(DTYPES[entry.dtype]).view(shape)
+
+    def _room(self, num_bytes: int) -> Tensor:
+        if num_bytes > len(self._bytes):
+            self._bytes = torch.empty(num_bytes, dtype=torch.uint8)
+        return self._bytes[:num_bytes]
+
+
+def _piece_rows(row_bytes: int) -> int:
+    return max(PIECE_BYTES // max(row_bytes, 1) // ROW_STEP, 1) * ROW_STEP
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(name[:200] for name in names[:5]) + (", ..." if len(names) > 5 else "")

@@ -1,0 +1,69 @@
+"""Calls the methods of a running engine by name, over the RPC socket of a server on this machine.
+
+It needs neither the server's HTTP side nor a key: whoever may enter the server's private folder may call.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from weft.config.options import SettingsError
+from weft.launch.engine_process import FOLDER_PREFIX, RPC_SOCKET
+from weft.messages.channel import RpcCaller
+from weft.messages.flow import Rpc
+
+TIMEOUT_S = 10.0
+
+
+def running() -> dict[int, Path]:
+    """The servers of this user on this machine: process id of each, and its private folder."""
+    found: dict[int, Path] = {}
+    for parent in dict.fromkeys((Path(tempfile.gettempdir()), Path("/tmp"))):
+        for folder in parent.glob(f"{FOLDER_PREFIX}*-*"):
+            pid = folder.name.removeprefix(FOLDER_PREFIX).partition("-")[0]
+            with suppress(OSError):
+                if pid.isdigit() and folder.stat().st_uid == os.getuid() and (folder / RPC_SOCKET).is_socket():
+                    os.kill(int(pid), 0)
+                    found[int(pid)] = folder
+    return found
+
+
+def rpc(method: str, params: dict[str, Any] | None = None, *, pid: int = 0, timeout_s: float = TIMEOUT_S) -> Any:
+    """Call `method` and return its result, as plain values. `pid` chooses among several servers.
+
+    Raises SettingsError if there is no such server, or if it does not answer, and for a call that it refuses; that
+    error names the methods there are, or what is wrong with the parameters.
+    """
+    folder = _folder(pid)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    caller = RpcCaller(context, f"ipc://{folder / RPC_SOCKET}")
+    try:
+        reply = caller.call(Rpc(call=0, method=method, params=params or {}), timeout_s)
+    finally:
+        caller.close()
+        context.term()
+    if reply is None:
+        raise SettingsError(f"the engine has not answered for {timeout_s:g} s")
+    if not reply.success:
+        raise SettingsError(reply.message)
+    return reply.result
+
+
+def _folder(pid: int) -> Path:
+    servers = running()
+    if not servers:
+        raise SettingsError("no server of this user runs on this machine; weft serve starts one")
+    if pid in servers:
+        return servers[pid]
+    names = ", ".join(map(str, sorted(servers)))
+    if pid:
+        raise SettingsError(f"there is no server with the process id {pid}; there are {names}")
+    if len(servers) > 1:
+        raise SettingsError(f"several servers run on this machine; choose one by its process id: {names}")
+    return next(iter(servers.values()))

@@ -1,0 +1,114 @@
+"""Traces by OpenTelemetry: one span for each completion, with its stages below it, sent when it has ended.
+
+    llm_request ─┬─ tokenize            the HTTP request came ─▶ its prompt is token ids
+                 ├─ api_server_dispatch  ─▶ the engine has it (and its first token came back: both ways are in here)
+                 ├─ prefill_waiting      ─▶ admitted
+                 ├─ prefill_forward      ─▶ first token
+                 └─ decode_loop          ─▶ last token
+
+A W3C `traceparent` of the client makes the span part of his trace. The libraries are an extra; without them
+`make_tracer` says so. Nothing is measured for a trace alone: the times are those of the metrics and the log.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from weft import __version__
+from weft.config.options import SettingsError
+
+STAGE_NAMES = {
+    "tokenize": "tokenize",
+    "dispatch": "api_server_dispatch",
+    "queue": "prefill_waiting",
+    "prefill": "prefill_forward",
+    "decode": "decode_loop",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """One completion that has ended. Times are readings of `time.perf_counter`."""
+
+    rid: str
+    traceparent: str
+    began_s: float
+    ended_s: float
+    stages: Mapping[str, float]  # seconds in each of `STAGE_NAMES` that it came to, in order
+    attributes: Mapping[str, str | int | float | list[str]]
+    error: str  # why it failed; empty if it did not
+
+
+class Tracer(Protocol):
+    def ended(self, trace: Trace) -> None:
+        """Send it. Does not wait."""
+
+    def close(self) -> None:
+        """Send what has not been sent yet, for a moment at most."""
+
+
+class NoTracer:
+    """Tracing is off."""
+
+    def ended(self, trace: Trace) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def make_tracer(endpoint: str, model_name: str) -> Tracer:
+    """A tracer that sends to `endpoint` (OTLP over HTTP), or none without one. Raises SettingsError."""
+    if not endpoint:
+        return NoTracer()
+    if not endpoint.startswith(("http://", "https://")):
+        raise SettingsError(f"--otlp-endpoint is {endpoint!r}; http://HOST:4318/v1/traces is expected")
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError as exc:
+        raise SettingsError("--otlp-endpoint needs the extra weft[trace]: pip install 'weft[trace]'") from exc
+    return OtelTracer(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)), model_name)
+
+
+class OtelTracer:
+    """Makes spans; `processor` (of the OpenTelemetry SDK) takes them away, in a thread of its own."""
+
+    def __init__(self, processor: Any, model_name: str) -> None:
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        self._provider = TracerProvider(resource=Resource.create({"service.name": "weft", "model_name": model_name}))
+        self._provider.add_span_processor(processor)
+        self._tracer = self._provider.get_tracer("weft", __version__)
+        self._propagator = TraceContextTextMapPropagator()
+
+    def ended(self, trace: Trace) -> None:
+        from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
+
+        epoch_ns = time.time_ns() - int(time.perf_counter() * 1e9)
+        parent = self._propagator.extract({"traceparent": trace.traceparent})  # an invalid one counts as none
+        at_ns = epoch_ns + int(trace.began_s * 1e9)
+        span = self._tracer.start_span(
+            "llm_request",
+            context=parent,
+            kind=SpanKind.SERVER,
+            start_time=at_ns,
+            attributes={"gen_ai.request.id": trace.rid, **trace.attributes},
+        )
+        if trace.error:
+            span.set_status(Status(StatusCode.ERROR, trace.error))
+        below = set_span_in_context(span)
+        for stage, seconds in trace.stages.items():
+            child = self._tracer.start_span(STAGE_NAMES[stage], context=below, start_time=at_ns)
+            at_ns += int(seconds * 1e9)
+            child.end(end_time=at_ns)
+        span.end(end_time=epoch_ns + int(trace.ended_s * 1e9))
+
+    def close(self) -> None:
+        self._provider.force_flush(1_000)
+        self._provider.shutdown()

@@ -1,0 +1,135 @@
+// The softmax of attention, a segment of keys at a time.
+//
+// A sequence is cut into segments at multiples of kSegment tokens, wherever its queries, its chunks and its cached
+// prefix begin or end. A segment is computed alone: its weights are 2^(score - the segment's largest score). The
+// segments of a query are then merged in rising order. So a query's result depends on what it sees alone, and whether
+// one thread took its segments one after the other or several took one each makes no difference.
+//
+// Scores and weights of R queries lie as the rows of a product do (gemm.h):
+//
+//            keys 0 .. 63      64 .. 127         kSegment
+//   query 0  ............  |  ............  |  ..            `slab_stride` = R * kSlab from one slab to the next
+//   query 1  ............  |  ............  |  ..
+#pragma once
+
+namespace weft {
+namespace WEFT_NAMESPACE {
+
+constexpr int kSegment = 256;
+constexpr float kNothingSeen = -1e30f;  // the largest score of no key: finite, so that differences are numbers
+constexpr float kLog2E = 1.44269504f;   // scores are multiplied by it, through the queries
+
+struct Range {
+  int64_t first, last;  // last is not in it
+};
+
+// 2^x for x <= 0, with a relative error below 2e-7; 2^-126 for what is smaller; NaN for NaN.
+WEFT_INLINE F32 power_of_two(F32 x) {
+  const F32 limited = larger(all(-126.0f), x);
+  const F32 n = round_nearest(limited);
+  const F32 r = sub(limited, n);
+  F32 p = muladd(all(0.00132647272f), r, all(0.00967151264f));  // the polynomial of least relative error, 1 at 0
+  p = muladd(p, r, all(0.05550733743f));
+  p = muladd(p, r, all(0.2402224209f));
+  p = muladd(p, r, all(0.6931469776f));
+  p = muladd(p, r, all(1.0f));
+  return times_power_of_two(p, n);
+}
+
+constexpr int kChains = 4;  // running maxima and sums of a row, so that none waits for the last
+
+// A slab of one query's scores: multiplied with the scales of the keys, those of keys that are not seen taken out.
+template <class Kv, bool all_seen>
+WEFT_INLINE void limit_slab(float* p, const float* k_scales, Range seen, F32 (&tops)[kChains]) {
+#pragma GCC unroll 4
+  for (int i = 0; i < kSlab; i += kLanes) {
+    F32 x = load(p + i);
+    if (Kv::kHasScales) x = mul(x, load(k_scales + i));
+    if (!all_seen) x = only(x, int(seen.first) - i, int(seen.last) - i, kNothingSeen);
+    if (!all_seen || Kv::kHasScales) store(p + i, x);
+    tops[i / kLanes % kChains] = larger(tops[i / kLanes % kChains], x);
+  }
+}
+
+// A slab of scores -> weights.
+template <class Kv, bool all_seen>
+WEFT_INLINE void weigh_slab(const float* p, typename Kv::Factor* to, const float* v_scales, Range seen, F32 peak,
+                            F32 (&sums)[kChains]) {
+#pragma GCC unroll 4
+  for (int i = 0; i < kSlab; i += kLanes) {
+    F32 x = power_of_two(sub(load(p + i), peak));
+    if (!all_seen) x = only(x, int(seen.first) - i, int(seen.last) - i, 0.0f);
+    sums[i / kLanes % kChains] = add(sums[i / kLanes % kChains], x);
+    if (Kv::kHasScales) x = mul(x, load(v_scales + i));
+    Kv::put_floats(to + i, x);
+  }
+}
+
+// Weights of one query: scores -> weights, both of the slabs that `slabs` (multiples of kSlab) names. The query sees
+// the keys `seen`; the weights of others are 0, whatever their scores are. With scales, those of keys multiply the
+// scores and those of values the weights. Returns the largest score and the sum of the weights without scales.
+template <class Kv>
+static void softmax(float* scores, typename Kv::Factor* weights, int64_t slab_stride, Range slabs, Range seen,
+                    const float* k_scales, const float* v_scales, float& peak, float& total) {
+  F32 tops[kChains], sums[kChains];
+  for (int i = 0; i < kChains; i++) tops[i] = all(kNothingSeen), sums[i] = zero();
+  for (int64_t slab = slabs.first; slab < slabs.last; slab += kSlab) {
+    float* p = scores + slab / kSlab * slab_stride;
+    const Range here = {seen.first - slab, seen.last - slab};
+    if (here.first <= 0 && here.last >= kSlab) {
+      limit_slab<Kv, true>(p, k_scales + slab, here, tops);
+    } else {
+      limit_slab<Kv, false>(p, k_scales + slab, here, tops);
+    }
+  }
+  peak = largest(larger(larger(tops[0], tops[1]), larger(tops[2], tops[3])));
+  for (int64_t slab = slabs.first; slab < slabs.last; slab += kSlab) {
+    const float* p = scores + slab / kSlab * slab_stride;
+    typename Kv::Factor* to = weights + slab / kSlab * slab_stride;
+    const Range here = {seen.first - slab, seen.last - slab};
+    if (here.first <= 0 && here.last >= kSlab) {
+      weigh_slab<Kv, true>(p, to, v_scales + slab, here, all(peak), sums);
+    } else {
+      weigh_slab<Kv, false>(p, to, v_scales + slab, here, all(peak), sums);
+    }
+  }
+  total = sum(add(add(sums[0], sums[1]), add(sums[2], sums[3])));
+}
+
+// ---------------------------------------------------------------- what a query has seen so far
+
+// A row of floats: the sums over values of `dims`, the peak, the sum of weights.
+WEFT_INLINE int64_t state_size(int64_t dims) { return dims + 16; }
+
+static void clear_state(float* state, int64_t dims) {
+  memset(state, 0, state_size(dims) * sizeof(float));
+  state[dims] = kNothingSeen;
+}
+
+// state = both, relative to the larger peak. What has seen nothing changes nothing.
+static __attribute__((noinline)) void merge(float* state, const float* next, int64_t dims) {
+  const float peak = next[dims] > state[dims] ? next[dims] : state[dims];
+  const F32 keep = power_of_two(all(state[dims] - peak)), take = power_of_two(all(next[dims] - peak));
+  for (int64_t d = 0; d < dims; d += kLanes) {
+    store(state + d, muladd(load(state + d), keep, mul(load(next + d), take)));
+  }
+  float totals[kLanes];
+  store(totals, muladd(all(state[dims + 1]), keep, mul(all(next[dims + 1]), take)));
+  state[dims] = peak;
+  state[dims + 1] = totals[0];
+}
+
+// The result of a query: head_dim of the `dims` sums, in the order of the dims.
+template <class Kv>
+static void finish(const float* state, int64_t dims, float* out, int64_t head_dim) {
+  const F32 share = div(all(1.0f), all(state[dims + 1]));
+  for (int64_t d = 0; d < head_dim; d += 2 * kLanes) {
+    F32 a = mul(load(state + d), share), b = mul(load(state + d + kLanes), share);
+    if (Kv::kAlternates) alternate(a, b, a, b);
+    store(out + d, a, int(head_dim - d));
+    store(out + d + kLanes, b, int(head_dim - d - kLanes));
+  }
+}
+
+}  // namespace WEFT_NAMESPACE
+}  // namespace weft

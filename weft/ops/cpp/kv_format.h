@@ -1,0 +1,240 @@
+// How keys and values lie in the cache, and how they become factors of products.
+//
+// A slot of one head is a row of head_dim elements: float, bf16, or signed bytes with one scale. Attention wants keys
+// the other way round, lanes = keys, and values as they are, lanes = dims:
+//
+//   keys:    x[i], lane t = word i of row t           a word is 32 bits: 1 float, 2 bf16 or 4 bytes, neighbouring dims
+//   values:  two vectors for each 2 kLanes dims of a row: the first and the second half of them, but of bf16, where
+//            taking words apart costs least, the even and the odd dims. `finish` puts the result in order.
+//
+// With WEFT_BF16, bf16 stays in pairs, which dot_pairs multiplies: pairs of dims for keys, pairs of rows for values.
+// Scales of bytes are no part of the factors: they multiply whole scores and weights.
+#pragma once
+
+#include "gemm.h"
+
+namespace weft {
+namespace WEFT_NAMESPACE {
+
+using Words = Pairs;  // kLanes times 32 bits
+
+constexpr int kMaxHeadDim = 256;
+
+// ---------------------------------------------------------------- four words of kLanes rows, turned round
+
+#if defined(WEFT_ISA_AVX512)
+
+WEFT_INLINE __m128i sixteen_bytes(const char* p) { return _mm_loadu_si128((const __m128i*)p); }
+WEFT_INLINE Words words_of(F32 x) { return _mm512_castps_si512(x); }
+WEFT_INLINE F32 floats_of(Words x) { return _mm512_castsi512_ps(x); }
+// Words 0..3 of rows 0, 4, 8, 12, side by side.
+WEFT_INLINE Words every_fourth(const char* p, int64_t stride) {
+  __m512i x = _mm512_castsi128_si512(sixteen_bytes(p));
+  x = _mm512_inserti32x4(x, sixteen_bytes(p + 4 * stride), 1);
+  x = _mm512_inserti32x4(x, sixteen_bytes(p + 8 * stride), 2);
+  return _mm512_inserti32x4(x, sixteen_bytes(p + 12 * stride), 3);
+}
+WEFT_INLINE Words low_words(Words a, Words b) { return _mm512_unpacklo_epi32(a, b); }
+WEFT_INLINE Words high_words(Words a, Words b) { return _mm512_unpackhi_epi32(a, b); }
+WEFT_INLINE Words low_doubles(Words a, Words b) { return _mm512_unpacklo_epi64(a, b); }
+WEFT_INLINE Words high_doubles(Words a, Words b) { return _mm512_unpackhi_epi64(a, b); }
+// Byte i of each word as a number.
+template <int i>
+WEFT_INLINE F32 byte_of(Words x) {
+  return to_f32(_mm512_srai_epi32(_mm512_slli_epi32(x, 24 - 8 * i), 24));
+}
+// a0 b0 a1 b1 ..
+WEFT_INLINE void alternate(F32 a, F32 b, F32& low, F32& high) {
+  const __m512i first_half = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  low = _mm512_permutex2var_ps(a, first_half, b);
+  high = _mm512_permutex2var_ps(a, _mm512_add_epi32(first_half, _mm512_set1_epi32(8)), b);
+}
+
+#elif defined(WEFT_ISA_AVX2)
+
+WEFT_INLINE __m128i sixteen_bytes(const char* p) { return _mm_loadu_si128((const __m128i*)p); }
+WEFT_INLINE Words words_of(F32 x) { return _mm256_castps_si256(x); }
+WEFT_INLINE F32 floats_of(Words x) { return _mm256_castsi256_ps(x); }
+WEFT_INLINE Words every_fourth(const char* p, int64_t stride) {
+  return _mm256_inserti128_si256(_mm256_castsi128_si256(sixteen_bytes(p)), sixteen_bytes(p + 4 * stride), 1);
+}
+WEFT_INLINE Words low_words(Words a, Words b) { return _mm256_unpacklo_epi32(a, b); }
+WEFT_INLINE Words high_words(Words a, Words b) { return _mm256_unpackhi_epi32(a, b); }
+WEFT_INLINE Words low_doubles(Words a, Words b) { return _mm256_unpacklo_epi64(a, b); }
+WEFT_INLINE Words high_doubles(Words a, Words b) { return _mm256_unpackhi_epi64(a, b); }
+template <int i>
+WEFT_INLINE F32 byte_of(Words x) {
+  return to_f32(_mm256_srai_epi32(_mm256_slli_epi32(x, 24 - 8 * i), 24));
+}
+WEFT_INLINE void alternate(F32 a, F32 b, F32& low, F32& high) {
+  const __m256 x = _mm256_unpacklo_ps(a, b), y = _mm256_unpackhi_ps(a, b);
+  low = _mm256_permute2f128_ps(x, y, 0x20);
+  high = _mm256_permute2f128_ps(x, y, 0x31);
+}
+
+#else
+
+WEFT_INLINE Words words_of(F32 x) { return (Words)x; }
+WEFT_INLINE F32 floats_of(Words x) { return (F32)x; }
+WEFT_INLINE Words every_fourth(const char* p, int64_t) {
+  Words x;
+  memcpy(&x, p, sizeof x);
+  return x;
+}
+WEFT_INLINE Words low_words(Words a, Words b) { return Words{a[0], b[0], a[1], b[1]}; }
+WEFT_INLINE Words high_words(Words a, Words b) { return Words{a[2], b[2], a[3], b[3]}; }
+WEFT_INLINE Words low_doubles(Words a, Words b) { return Words{a[0], a[1], b[0], b[1]}; }
+WEFT_INLINE Words high_doubles(Words a, Words b) { return Words{a[2], a[3], b[2], b[3]}; }
+template <int i>
+WEFT_INLINE F32 byte_of(Words x) {
+  return to_f32((I32)(x << (24 - 8 * i)) >> 24);
+}
+WEFT_INLINE void alternate(F32 a, F32 b, F32& low, F32& high) {
+  low = F32{a[0], b[0], a[1], b[1]};
+  high = F32{a[2], b[2], a[3], b[3]};
+}
+
+#endif
+
+// x[i], lane t = word i of the row at p + t kStride bytes, for 4 words and kLanes rows.
+//
+//   every_fourth:  x[j] = | row j | row j + 4 | ..    4 words of each; then a 4 x 4 of words is turned in each quarter
+template <int64_t kStride>
+WEFT_INLINE void turn(const char* p, Words (&x)[4]) {
+  const Words a = every_fourth(p, kStride), b = every_fourth(p + kStride, kStride);
+  const Words c = every_fourth(p + 2 * kStride, kStride), d = every_fourth(p + 3 * kStride, kStride);
+  const Words ab_low = low_words(a, b), ab_high = high_words(a, b);
+  const Words cd_low = low_words(c, d), cd_high = high_words(c, d);
+  x[0] = low_doubles(ab_low, cd_low);
+  x[1] = high_doubles(ab_low, cd_low);
+  x[2] = low_doubles(ab_high, cd_high);
+  x[3] = high_doubles(ab_high, cd_high);
+}
+
+// ---------------------------------------------------------------- formats
+
+// Queries and weights are numbers of type Factor; those of kFactors neighbouring dims or rows are multiplied at once.
+struct OneByOne {
+  using Factor = float;
+  using Vector = F32;
+  using Panel = FloatPanel;
+  static constexpr int kFactors = 1;
+  WEFT_INLINE F32 everywhere(const float* p) { return all(*p); }
+  WEFT_INLINE F32 add_product(F32 sum, F32 a, F32 b) { return muladd(a, b, sum); }
+  WEFT_INLINE void put(float* p, F32 x) { store(p, x); }         // a vector, as `key` and `values` give it
+  WEFT_INLINE void put_floats(float* p, F32 x) { store(p, x); }  // kLanes factors
+};
+
+#if defined(WEFT_BF16)
+struct InPairs {
+  using Factor = bf16;
+  using Vector = Pairs;
+  using Panel = PairPanel;
+  static constexpr int kFactors = 2;
+  WEFT_INLINE Pairs everywhere(const bf16* p) { return four_bytes(p); }
+  WEFT_INLINE F32 add_product(F32 sum, Pairs a, Pairs b) { return dot_pairs(sum, a, b); }
+  WEFT_INLINE void put(bf16* p, Pairs x) { _mm512_storeu_si512(p, x); }
+  WEFT_INLINE void put_floats(bf16* p, F32 x) { store_bf16(p, x); }
+};
+#endif
+
+// Each format has: Element, as the cache has them; kDims of a word, which become kDims / kFactors vectors of factors,
+// `key<0>` and after; and `values`, the two vectors of 2 kLanes dims of kFactors rows.
+
+struct KvF32 : OneByOne {
+  using Element = float;
+  static constexpr int kDims = 1;
+  static constexpr bool kHasScales = false;
+  static constexpr bool kAlternates = false;  // the two vectors hold the even and the odd dims
+  template <int i>
+  WEFT_INLINE F32 key(Words x) {
+    return floats_of(x);
+  }
+  WEFT_INLINE void values(const float* row, const float*, F32& a, F32& b) {
+    a = load(row);
+    b = load(row + kLanes);
+  }
+};
+
+struct KvI8 : OneByOne {
+  using Element = int8_t;
+  static constexpr int kDims = 4;
+  static constexpr bool kHasScales = true;
+  static constexpr bool kAlternates = false;
+  template <int i>
+  WEFT_INLINE F32 key(Words x) {
+    return byte_of<i>(x);
+  }
+  WEFT_INLINE void values(const int8_t* row, const int8_t*, F32& a, F32& b) {
+    a = load_i8(row);
+    b = load_i8(row + kLanes);
+  }
+};
+
+#if defined(WEFT_BF16)
+struct KvBf16 : InPairs {
+  using Element = bf16;
+  static constexpr int kDims = 2;
+  static constexpr bool kHasScales = false;
+  static constexpr bool kAlternates = true;
+  template <int i>
+  WEFT_INLINE Pairs key(Words x) {
+    return x;
+  }
+  WEFT_INLINE void values(const bf16* row, const bf16* next, Pairs& a, Pairs& b) {
+    const __mmask32 high_halves = 0xaaaaaaaa;
+    const Pairs x = load_pairs(row), y = load_pairs(next);
+    a = _mm512_mask_blend_epi16(high_halves, x, _mm512_slli_epi32(y, 16));
+    b = _mm512_mask_blend_epi16(high_halves, _mm512_srli_epi32(x, 16), y);
+  }
+};
+#else
+struct KvBf16 : OneByOne {
+  using Element = bf16;
+  static constexpr int kDims = 2;
+  static constexpr bool kHasScales = false;
+  static constexpr bool kAlternates = true;
+  template <int i>
+  WEFT_INLINE F32 key(Words x) {
+    return i ? odds(x) : evens(x);
+  }
+  WEFT_INLINE void values(const bf16* row, const bf16*, F32& a, F32& b) {
+    const Pairs x = load_pairs(row);
+    a = evens(x);
+    b = odds(x);
+  }
+};
+#endif
+
+// ---------------------------------------------------------------- storing
+
+WEFT_INLINE void store_row(const float* x, int64_t dim, float* row) { memcpy(row, x, dim * sizeof(float)); }
+
+WEFT_INLINE void store_row(const float* x, int64_t dim, bf16* row) {
+  int64_t i = 0;
+  for (; i + kLanes <= dim; i += kLanes) store_bf16(row + i, load(x + i));
+  for (; i < dim; i++) row[i] = to_bf16(x[i]);
+}
+
+// Returns the scale: that of a row which is not finite is not finite either.
+WEFT_INLINE float store_row(const float* x, int64_t dim, int8_t* row) {
+  F32 top = zero(), poison = zero();
+  for (int64_t i = 0; i < dim; i += kLanes) {
+    const F32 v = load(x + i, int(dim - i));
+    top = larger(top, magnitude(v));
+    poison = muladd(v, zero(), poison);
+  }
+  const float peak = largest(top);
+  const F32 inverse = all(peak > 1e-30f ? 127 / peak : 0.0f);
+  int64_t i = 0;
+  for (; i + kLanes <= dim; i += kLanes) store_i8(row + i, mul(load(x + i), inverse));
+  if (i < dim) {
+    int8_t rest[kLanes];
+    store_i8(rest, mul(load(x + i, int(dim - i)), inverse));
+    memcpy(row + i, rest, dim - i);
+  }
+  return peak / 127 + sum(poison);
+}
+
+}  // namespace WEFT_NAMESPACE
+}  // namespace weft

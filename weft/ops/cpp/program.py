@@ -1,0 +1,68 @@
+"""Programs: operations recorded once, run at every step with one call.
+
+While a program is recorded, operations write to buffers with room for `capacity` tokens. Nothing is computed; what is
+kept of a buffer is its address. A step then runs the same operations on its own number of tokens.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections import defaultdict
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from weft.ops.cpp.abi import KIND_OF, Op, Step
+from weft.ops.cpp.library import Library
+
+
+class Program:
+    """A list of operations, and all that their addresses point to."""
+
+    def __init__(self, args: Sequence[ctypes.Structure], keep: Sequence[object]) -> None:
+        self._args, self._keep = args, keep
+        self._ops = (Op * len(args))(*(Op(KIND_OF[type(one)], ctypes.addressof(one)) for one in args))
+
+    def run(self, library: Library, step: Step) -> None:
+        """Raises MemoryError."""
+        library.run(ctypes.addressof(self._ops), len(self._ops), step)
+
+
+class Recorder:
+    """Collects operations and hands out buffers. A buffer whose tensor nobody holds any more is handed out again:
+    operations run in the order of recording, so by then all that read it have been recorded."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._args: list[ctypes.Structure] = []
+        self._buffers: list[Tensor] = []
+        self._free: dict[int, list[Tensor]] = defaultdict(list)  # by number of columns
+        self._scratch = torch.empty(0, dtype=torch.uint8)
+        self._scratch_users: list[ctypes.Structure] = []
+
+    def add(self, args: ctypes.Structure) -> None:
+        self._args.append(args)
+
+    def buffer(self, columns: int) -> Tensor:
+        """A float32 tensor [capacity, columns] that is the caller's as long as it is held."""
+        free = self._free[columns]
+        if not free:
+            free.append(torch.empty(self.capacity, columns))
+            self._buffers.append(free[-1])
+        whole = free.pop()
+        handed_out = whole[:]
+        weakref.finalize(handed_out, free.append, whole)
+        return handed_out
+
+    def needs_scratch(self, args: ctypes.Structure, num_bytes: int) -> None:
+        """Let `args.scratch` point to this many bytes, which it shares with all other operations."""
+        if num_bytes > len(self._scratch):
+            self._scratch = torch.empty(num_bytes + 64, dtype=torch.uint8)
+        self._scratch_users.append(args)
+
+    def finish(self) -> Program:
+        for args in self._scratch_users:
+            args.scratch = -(-self._scratch.data_ptr() // 64) * 64
+        return Program(self._args, [self._buffers, self._scratch])

@@ -1,0 +1,97 @@
+"""Choosing tokens by the CPU kernels. Tensors are on the CPU; `../sampling.py` is the specification."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from weft.ops.cpp.abi import ArgmaxArgs, DrawArgs, LogprobsArgs, MaskArgs, Step
+from weft.ops.cpp.library import Library
+from weft.ops.sampling import Chosen, Draws, Likeliest
+
+
+class CppChoose:
+    """`Choose` by the kernels of a library."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+
+    def tokens(self, logits: Tensor, draws: Draws) -> Chosen:
+        tokens, peaks = argmax(self._library, logits)
+        if draws.temperature.any():
+            draw(self._library, logits, peaks, draws, tokens)
+        return Chosen(tokens, peaks)
+
+    def mask(self, logits: Tensor, masks: Tensor, rows: Tensor) -> None:
+        mask(self._library, logits, masks, rows)
+
+    def logprobs(self, logits: Tensor, chosen: Chosen, rows: Tensor, num_top: int) -> Likeliest:
+        return logprobs(self._library, logits, chosen, rows, num_top)
+
+
+def argmax(library: Library, logits: Tensor) -> Chosen:
+    """The first largest logit of each row [S, V], and its token. A NaN is larger than all."""
+    num_rows = len(logits)
+    tokens, peaks = torch.empty(num_rows, dtype=torch.int64), torch.empty(num_rows)
+    args = ArgmaxArgs(*_rows(logits), tokens.data_ptr(), peaks.data_ptr())
+    library.run_one(args, Step(num_rows))
+    return Chosen(tokens, peaks)
+
+
+def draw(library: Library, logits: Tensor, peaks: Tensor, draws: Draws, tokens: Tensor) -> None:
+    """Draw a token for each row [S, V] whose temperature is above 0; `tokens` [S] of the others stay as they are."""
+    columns = (
+        _plain(draws.temperature, np.float32),
+        _plain(draws.top_k, np.int32),
+        _plain(draws.top_p, np.float32),
+        _plain(draws.min_p, np.float32),
+        _plain(draws.seeds, np.int64),
+        _plain(draws.positions, np.int32),
+    )
+    assert all(len(column) == len(logits) for column in (*columns, peaks, tokens))
+    addresses = (column.__array_interface__["data"][0] for column in columns)
+    args = DrawArgs(*_rows(logits), peaks.data_ptr(), *addresses, tokens.data_ptr())
+    library.run_one(args, Step(len(logits)))
+
+
+def mask(library: Library, logits: Tensor, masks: Tensor, rows: Tensor) -> None:
+    """Forbid the tokens whose bit is 0 in `masks` [M, W] (int32), each for one of the `rows` [M] (int64) of logits."""
+    assert len(rows) == len(masks)
+    args = MaskArgs(*_rows(logits), _address(masks, torch.int32), masks.shape[1], _address(rows, torch.int64))
+    library.run_one(args, Step(len(rows)))
+
+
+def logprobs(library: Library, logits: Tensor, chosen: Chosen, rows: Tensor, num_top: int) -> Likeliest:
+    """Log probabilities of the chosen and the `num_top` likeliest tokens of `rows` [L] (int64)."""
+    assert 0 <= num_top <= logits.shape[1]
+    found = Likeliest(
+        logprob=torch.empty(len(rows)),
+        top_ids=torch.empty(len(rows), num_top, dtype=torch.int32),
+        top_logprobs=torch.empty(len(rows), num_top),
+    )
+    read = (_address(rows, torch.int64), chosen.peaks.data_ptr(), chosen.tokens.data_ptr())
+    wrote = (tensor.data_ptr() for tensor in found)
+    library.run_one(LogprobsArgs(*_rows(logits), *read, num_top, *wrote), Step(len(rows)))
+    return found
+
+
+def _rows(logits: Tensor) -> tuple[int, int, int]:
+    """Address, vocabulary, stride."""
+    assert logits.dtype == torch.float32, "logits are float32"
+    assert logits.stride(1) == 1, "a row of logits is in one piece"
+    return logits.data_ptr(), logits.shape[1], logits.stride(0)
+
+
+def _address(tensor: Tensor, dtype: torch.dtype) -> int:
+    assert tensor.dtype == dtype, f"{tensor.dtype} instead of {dtype}"
+    assert tensor.is_contiguous()
+    return tensor.data_ptr()
+
+
+def _plain(array: NDArray[Any], dtype: type[np.generic]) -> NDArray[Any]:
+    """As the kernels read it."""
+    return np.ascontiguousarray(array, dtype=dtype)

@@ -1,0 +1,83 @@
+"""What models are made of: the few functions that read weights, on one kind of device.
+
+A model is written against `Ops` and does not know how weights are kept or who computes. `plain.py` is the specification
+in torch, on any device; `cpp/ops.py` records programs for the CPU kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+ROW_STEP = 64  # content comes in pieces of so many rows, or multiples of it
+
+
+class Norm(NamedTuple):
+    """RMS normalisation: x / rms(x) * weight, in float32. Source: arXiv:1910.07467."""
+
+    weight: Tensor  # [H]
+    eps: float
+
+
+class Matrix(Protocol):
+    """A weight W [out, in] with its bias, made of parts [sizes[i], in] that stand one below the other."""
+
+    sizes: tuple[int, ...]
+
+    @property
+    def kept(self) -> Sequence[Tensor]:
+        """All tensors that it is kept in."""
+        ...
+
+    def put(self, part: int, rows: Tensor, start: int = 0) -> None:
+        """Take the rows [n, in] of a part from row `start` on, a multiple of ROW_STEP, of any float type.
+
+        They may be kept in fewer bits. What is kept stays at its address.
+        """
+        ...
+
+    def get(self, part: int, start: int = 0, stop: int | None = None) -> Tensor:
+        """A copy of rows of a part as they are kept, [n, in]; `start` is a multiple of ROW_STEP."""
+        ...
+
+    def put_bias(self, part: int, values: Tensor) -> None: ...
+
+    def get_bias(self, part: int) -> Tensor: ...
+
+
+class Ops(Protocol):
+    """Activations are [T, size] in the type that suits the device; what a function returns may live only until the end
+    of the step, and what is given as `add` may be overwritten."""
+
+    kept: list[Tensor]  # all tensors that weights are kept in, from their making to the end
+
+    def vector(self, size: int) -> Tensor:
+        """A weight with one dimension, without content yet."""
+        ...
+
+    def matrix(
+        self, in_size: int, sizes: tuple[int, ...], *, bias: bool = False, gated: bool = False, precise: bool = False
+    ) -> Matrix:
+        """A weight without content yet. `gated`: for `gated`, with two parts of one size. `precise`: embeddings and
+        heads, which suffer most from few bits, and get at least eight."""
+        ...
+
+    def embed(self, tokens: Tensor, table: Matrix) -> Tensor:
+        """tokens [T] -> rows of the table, [T, in]"""
+        ...
+
+    def norm(self, x: Tensor, norm: Norm) -> Tensor: ...
+
+    def linear(self, x: Tensor, weight: Matrix, *, norm: Norm | None = None, add: Tensor | None = None) -> Tensor:
+        """(add +) W norm(x) + bias: [T, in] -> [T, out]"""
+        ...
+
+    def gated(self, x: Tensor, weight: Matrix, *, norm: Norm | None = None) -> Tensor:
+        """silu(G norm(x)) * (U norm(x)), G and U the parts of the weight: [T, in] -> [T, out / 2]"""
+        ...
+
+    def logits(self, x: Tensor, weight: Matrix, norm: Norm) -> Tensor:
+        """W norm(x) in float32, which the caller may overwrite: [S, in] -> [S, out]"""
+        ...

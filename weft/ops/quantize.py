@@ -1,0 +1,50 @@
+"""Weights in eight and four bits: the plain twins of what `cpp/` packs.
+
+Both are symmetric. Eight bits have one scale for each output; four bits one for each group of inputs of each output.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+GROUP = 64  # inputs that share a scale in four bits
+
+
+def quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """[out, in] -> int8 [out, in] in -127..127 and float32 scales [out]; a weight is its integer times its scale."""
+    weight = weight.float()
+    scales = weight.abs().amax(dim=1) / 127
+    return _rounded(weight, scales[:, None]).clamp_(-127, 127).to(torch.int8), scales
+
+
+def quantize_int4(weight: Tensor, group: int = GROUP) -> tuple[Tensor, Tensor]:
+    """[out, in] -> int8 [out, in] in -8..7 and float32 scales [out, ceil(in / group)].
+
+    The scale of a group is, of a few below and at the largest weight / 7.5, the one with the least squared error.
+    """
+    out_size, in_size = weight.shape
+    padded = torch.nn.functional.pad(weight.float(), (0, -in_size % group)).view(out_size, -1, group)
+    largest = padded.abs().amax(dim=2) / 7.5
+    best, least = largest, torch.full_like(largest, torch.inf)
+    for part in (1.0, 0.95, 0.9, 0.85, 0.8, 0.75):
+        scales = largest * part
+        error = (_four_bits(padded, scales) * scales[..., None] - padded).square().sum(dim=2)
+        best, least = torch.where(error < least, scales, best), torch.minimum(error, least)
+    integers = _four_bits(padded, best).to(torch.int8).view(out_size, -1)[:, :in_size]
+    return integers.contiguous(), best
+
+
+def dequantize(integers: Tensor, scales: Tensor) -> Tensor:
+    """The float32 weight [out, in] that integers [out, in] and scales [out] or [out, groups] stand for."""
+    if scales.dim() == 1:
+        return integers * scales[:, None]
+    return integers * scales.repeat_interleave(GROUP, dim=1)[:, : integers.shape[1]]
+
+
+def _four_bits(groups: Tensor, scales: Tensor) -> Tensor:
+    return _rounded(groups, scales[..., None]).clamp_(-8, 7)
+
+
+def _rounded(x: Tensor, scales: Tensor) -> Tensor:
+    return (x / torch.where(scales == 0, 1.0, scales)).round_()

@@ -1,0 +1,156 @@
+"""Choosing tokens: what it means (`Choose`), and its specification in torch, on any device.
+
+The order is: temperature · top-k · top-p of what top-k left, renormalised · min-p · a draw. Top-k, top-p and min-p each
+keep the tokens above some logit, so together they are one threshold per row; tokens of equal logit are kept or dropped
+together. The draw takes the maximum of logit + Gumbel noise, and the noise depends on seed, position and token id alone
+(`noise.py`): no row depends on another.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from weft.ops.noise import gumbel, row_keys
+
+FloatArray: TypeAlias = NDArray[np.float32]
+IntArray: TypeAlias = NDArray[np.int32]
+
+BLOCK_SIZE = 1 << 19  # logits that are drawn from together: they stay in the cache from one operation to the next
+FIRST_CANDIDATES = 128  # tokens that are sorted for top-p at first; if their mass is too small, eight times as many
+
+
+class Draws(Protocol):
+    """How each of S rows is drawn from."""
+
+    @property
+    def temperature(self) -> FloatArray: ...  # [S], 0: the largest logit
+    @property
+    def top_k(self) -> IntArray: ...  # [S], 0: off
+    @property
+    def top_p(self) -> FloatArray: ...  # [S], 1: off
+    @property
+    def min_p(self) -> FloatArray: ...  # [S], 0: off
+    @property
+    def seeds(self) -> NDArray[np.int64]: ...  # [S]
+    @property
+    def positions(self) -> IntArray: ...  # [S]
+
+
+class Chosen(NamedTuple):
+    tokens: Tensor  # [S] int64
+    peaks: Tensor  # [S] the largest logit of each row; NaN if one is
+
+
+class Likeliest(NamedTuple):
+    """Natural logarithms of probabilities, before temperature, for L rows."""
+
+    logprob: Tensor  # [L] of the chosen token
+    top_ids: Tensor  # [L, K] int32
+    top_logprobs: Tensor  # [L, K], in falling order
+
+
+class Choose(Protocol):
+    """Logits are float32 [S, V], every row in one piece."""
+
+    def tokens(self, logits: Tensor, draws: Draws) -> Chosen:
+        """One token per row; any at all where the peak is not finite. The logits stay as they are."""
+        ...
+
+    def mask(self, logits: Tensor, masks: Tensor, rows: Tensor) -> None:
+        """Set logits to -inf where a bit is 0: token t of row `rows[i]` has bit t % 32 of masks[i, t // 32].
+
+        masks [M, W] int32, rows [M] int64. Tokens from 32 W on have no bit and are forbidden, too.
+        """
+        ...
+
+    def logprobs(self, logits: Tensor, chosen: Chosen, rows: Tensor, num_top: int) -> Likeliest:
+        """Of the chosen and of the `num_top` likeliest tokens of `rows` [L] (int64)."""
+        ...
+
+
+class TorchChoose:
+    """The specification."""
+
+    def tokens(self, logits: Tensor, draws: Draws) -> Chosen:
+        peaks, tokens = logits.max(dim=-1)  # the first of equal ones; a NaN is the maximum of its row
+        rows = np.flatnonzero(draws.temperature > 0)
+        block_len = max(1, BLOCK_SIZE // logits.shape[1])
+        for begin in range(0, len(rows), block_len):
+            block = rows[begin : begin + block_len]
+            index = on(logits, block)
+            tokens[index] = _draw(logits[index], peaks[index], draws, block)
+        return Chosen(tokens, peaks)
+
+    def mask(self, logits: Tensor, masks: Tensor, rows: Tensor) -> None:
+        bits = (masks[:, :, None] >> torch.arange(32, device=masks.device)) & 1
+        forbidden = bits.flatten(1) == 0
+        behind = (0, logits.shape[1] - forbidden.shape[1])
+        forbidden = torch.nn.functional.pad(forbidden, behind, value=True)  # a negative number of columns is cut off
+        logits[rows] = logits[rows].masked_fill_(forbidden, -torch.inf)
+
+    def logprobs(self, logits: Tensor, chosen: Chosen, rows: Tensor, num_top: int) -> Likeliest:
+        wide = logits[rows]
+        norm = wide.logsumexp(dim=-1, keepdim=True)
+        top = wide.topk(num_top, dim=-1)
+        logprob = (wide.gather(1, chosen.tokens[rows, None]) - norm)[:, 0]
+        return Likeliest(logprob, top.indices.int(), top.values - norm)
+
+
+def _draw(x: Tensor, peaks: Tensor, draws: Draws, rows: NDArray[np.int64]) -> Tensor:
+    """One token for each of `rows`: their logits x [n, V] (overwritten), maxima `peaks` [n]."""
+    temperature = on(x, draws.temperature[rows])
+    x.sub_(peaks[:, None]).div_(temperature[:, None])  # at most 0, however small the temperature
+    cut = threshold(x, draws.top_k[rows], draws.top_p[rows], draws.min_p[rows])
+    if cut is not None:
+        x.masked_fill_(x < cut[:, None], -torch.inf)
+    keys = torch.from_numpy(row_keys(draws.seeds[rows], draws.positions[rows])).to(x.device)
+    return x.add_(gumbel(keys, x.shape[1])).argmax(dim=-1)
+
+
+def threshold(x: Tensor, top_k: IntArray, top_p: FloatArray, min_p: FloatArray) -> Tensor | None:
+    """The smallest logit of each row that top-k, top-p and min-p keep, [n]; None if all keep everything.
+
+    x [n, V] are logits after temperature, with maximum 0. top_k 0, top_p 1 and min_p 0 are off.
+    """
+    with np.errstate(divide="ignore"):
+        lowest = np.log(min_p)
+    top_k = np.where((top_k > 0) & (top_k < x.shape[1]), top_k, 0)
+    cutting = np.flatnonzero((top_k > 0) | (top_p < 1))
+    if not len(cutting):
+        return on(x, lowest) if min_p.any() else None
+    cut, index = on(x, lowest), on(x, cutting)
+    cut[index] = torch.maximum(cut[index], _top_cut(x[index], top_k[cutting], top_p[cutting]))
+    return cut
+
+
+def _top_cut(x: Tensor, top_k: IntArray, top_p: FloatArray) -> Tensor:
+    """`threshold` without min-p, for rows that top-k or top-p cut.
+
+    Only the largest logits are sorted: as many as top-k asks for, and as hold the mass that top-p asks for.
+    """
+    vocab_size = x.shape[1]
+    num = max(int(top_k.max()), FIRST_CANDIDATES if (top_k == 0).any() else 0)
+    limited, k, p = on(x, top_k > 0), on(x, top_k).long(), on(x, top_p)
+    while True:
+        num = min(num, vocab_size)
+        values = x.topk(num, dim=-1).values
+        kth = values.gather(1, (k - 1).clamp_(min=0)[:, None]).masked_fill_(~limited[:, None], -torch.inf)
+        if (top_p >= 1).all():
+            return kth[:, 0]
+        total = x.exp().masked_fill_(x < kth, 0).sum(dim=-1, keepdim=True)
+        mass = values.exp().masked_fill_(values < kth, 0)
+        inside = (mass.cumsum(dim=-1) - mass < p[:, None] * total).sum(dim=-1, keepdim=True)
+        if num == vocab_size or ((inside[:, 0] < num) | limited | (p >= 1)).all():
+            nucleus = values.gather(1, inside.clamp_(min=1) - 1).masked_fill_((p >= 1)[:, None], -torch.inf)
+            return torch.maximum(kth, nucleus)[:, 0]
+        num *= 8
+
+
+def on(like: Tensor, array: NDArray[np.generic]) -> Tensor:
+    """The array on the device of `like`; indices as int64."""
+    return torch.from_numpy(array.astype(np.int64 if array.dtype.kind == "i" else array.dtype)).to(like.device)

@@ -1,0 +1,108 @@
+"""Bodies of Anthropic's Messages API as structs. `null` stands for "not given" everywhere."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+
+class Inner(msgspec.Struct, kw_only=True):
+    """A content block in a result or a system prompt: text, or what is refused."""
+
+    type: str
+    text: str | None = None
+
+
+class Block(msgspec.Struct, kw_only=True):
+    """A content block of any type; which fields it has depends on `type`."""
+
+    type: str
+    text: str | None = None  # text
+    thinking: str | None = None  # thinking
+    id: str | None = None  # tool_use
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: str | None = None  # tool_result
+    content: str | list[Inner] | None = None
+    is_error: bool | None = None
+
+
+class Message(msgspec.Struct, kw_only=True):
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+
+
+class Tool(msgspec.Struct, kw_only=True):
+    name: str
+    type: str | None = None
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+
+
+class ToolChoice(msgspec.Struct, kw_only=True):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(msgspec.Struct, kw_only=True):
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = None
+
+
+class Metadata(msgspec.Struct, kw_only=True):
+    user_id: str | None = None
+
+
+class OutputConfig(msgspec.Struct, kw_only=True):
+    effort: str | None = None  # handed to the template
+    format: dict[str, Any] | None = None
+
+
+class CountRequest(msgspec.Struct, kw_only=True):
+    """What makes the prompt."""
+
+    model: str | None = None
+    messages: list[Message]
+    system: str | list[Inner] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    chat_template_kwargs: dict[str, Any] | None = None  # vLLM's
+
+
+class MessagesRequest(CountRequest, kw_only=True):
+    max_tokens: int
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    stop_sequences: list[str] | None = None
+    metadata: Metadata | None = None
+    output_config: OutputConfig | None = None
+    cache_salt: str | None = None  # vLLM's
+
+
+class Usage(msgspec.Struct):
+    """A prompt's tokens are those that were computed and those that were in the cache."""
+
+    input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+    cache_creation_input_tokens: int = 0
+
+
+class MessageAnswer(msgspec.Struct, kw_only=True):
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: list[dict[str, Any]]
+    stop_reason: str | None = None
+    stop_sequence: str | None = None
+    usage: Usage
+
+
+class TokenCount(msgspec.Struct):
+    input_tokens: int

@@ -1,0 +1,142 @@
+"""A generation as Anthropic's answer: content blocks, whole or as events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from weft.server.anthropic.models import MessageAnswer, Usage
+from weft.server.errors import anthropic_error
+from weft.server.openai.chat import answer_of
+from weft.server.openai.conversation import Conversation
+from weft.server.openai.tools import call_id
+from weft.server.openai.translate import Header
+from weft.server.stream import Wire
+from weft.text.generation import Delta, End
+from weft.text.parsers.events import CallArguments, CallBegin, Event, Reasoning, Text
+
+_ID_LEN = 24
+_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+
+
+def sse(name: str, value: Any) -> bytes:
+    return b"event: %s\ndata: %s\n\n" % (name.encode(), msgspec.json.encode(value))
+
+
+ANTHROPIC_EVENTS = Wire(
+    b"text/event-stream; charset=utf-8",
+    lambda error: b"event: error\ndata: " + anthropic_error(error) + b"\n\n",
+    b"",
+)
+
+
+class MessagesReply:
+    """One answer. A block is open until something of another kind comes."""
+
+    def __init__(self, header: Header, conversation: Conversation) -> None:
+        self._header = header
+        self._conversation = conversation
+        self._num_blocks = 0
+        self._open = ""  # the type of the block that is open
+        self._begun = False
+
+    def whole(self, deltas: Sequence[Delta]) -> bytes:
+        [delta] = deltas
+        assert delta.end is not None
+        message = answer_of(self._conversation.events(delta), _ID_LEN)
+        content: list[dict[str, Any]] = []
+        if message.reasoning_content:
+            content.append({"type": "thinking", "thinking": message.reasoning_content, "signature": ""})
+        if message.content:
+            content.append({"type": "text", "text": message.content})
+        for call in message.tool_calls or ():
+            arguments = msgspec.json.decode(call.function.arguments)
+            content.append(_tool_use(call.id, call.function.name, arguments))
+        answer = self._message(delta.end)
+        answer.content = content
+        answer.stop_reason, answer.stop_sequence = self._stop(delta)
+        return msgspec.json.encode(answer)
+
+    def events(self, delta: Delta) -> bytes:
+        parts = []
+        if not self._begun:
+            self._begun = True
+            parts.append(sse("message_start", {"type": "message_start", "message": self._message(None)}))
+        for found in self._conversation.events(delta):
+            parts += self._event(found)
+        if delta.end is not None:
+            parts += self._close_block()
+            reason, sequence = self._stop(delta)
+            parts.append(
+                sse(
+                    "message_delta",
+                    {
+                        "type": "message_delta",
+                        "delta": {"stop_reason": reason, "stop_sequence": sequence},
+                        "usage": _usage(delta.end, delta.end.prompt_tokens),
+                    },
+                )
+            )
+        return b"".join(parts)
+
+    def closing(self) -> bytes:
+        return sse("message_stop", {"type": "message_stop"})
+
+    def _event(self, found: Event) -> list[bytes]:
+        match found:
+            case Text():
+                parts = self._open_block("text", {"type": "text", "text": ""})
+                return [*parts, self._block_delta({"type": "text_delta", "text": found.text})]
+            case Reasoning():
+                parts = self._open_block("thinking", {"type": "thinking", "thinking": "", "signature": ""})
+                return [*parts, self._block_delta({"type": "thinking_delta", "thinking": found.text})]
+            case CallBegin():
+                parts = self._close_block()
+                return [*parts, *self._open_block("tool_use", _tool_use(call_id(_ID_LEN), found.name, {}))]
+            case CallArguments():
+                return [self._block_delta({"type": "input_json_delta", "partial_json": found.text})]
+
+    def _open_block(self, kind: str, block: dict[str, Any]) -> list[bytes]:
+        if self._open == kind and kind != "tool_use":
+            return []
+        parts = self._close_block()
+        self._open = kind
+        start = {"type": "content_block_start", "index": self._num_blocks, "content_block": block}
+        return [*parts, sse("content_block_start", start)]
+
+    def _close_block(self) -> list[bytes]:
+        if not self._open:
+            return []
+        self._open = ""
+        self._num_blocks += 1
+        return [sse("content_block_stop", {"type": "content_block_stop", "index": self._num_blocks - 1})]
+
+    def _block_delta(self, delta: dict[str, Any]) -> bytes:
+        return sse("content_block_delta", {"type": "content_block_delta", "index": self._num_blocks, "delta": delta})
+
+    def _message(self, end: End | None) -> MessageAnswer:
+        return MessageAnswer(
+            id=self._header.id,
+            model=self._header.model,
+            content=[],
+            usage=_usage(end, len(self._conversation.prompt.ids)),
+        )
+
+    def _stop(self, delta: Delta) -> tuple[str, str | None]:
+        """The reason, and the stop string if that was it."""
+        assert delta.end is not None
+        if isinstance(delta.end.matched, str):
+            return "stop_sequence", delta.end.matched
+        return _REASONS.get(self._conversation.finish_reason(delta), "end_turn"), None
+
+
+def _tool_use(id: str, name: str, input: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "tool_use", "id": f"toolu_{id.removeprefix('call_')}", "name": name, "input": input}
+
+
+def _usage(end: End | None, prompt_len: int) -> Usage:
+    """Before the end it is not known how much was in the cache."""
+    cached = 0 if end is None else end.cached_tokens
+    return Usage(prompt_len - cached, cached, 0 if end is None else end.completion_tokens)

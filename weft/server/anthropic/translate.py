@@ -1,0 +1,142 @@
+"""Anthropic's messages as a chat request. What cannot be translated is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from weft.server.anthropic.models import (
+    Block,
+    CountRequest,
+    Inner,
+    Message,
+    MessagesRequest,
+    OutputConfig,
+    Thinking,
+    Tool,
+    ToolChoice,
+)
+from weft.server.errors import ApiError
+from weft.server.openai.models import ChatMessage, ChatRequest
+
+_UNSIGNED = ("redacted_thinking",)  # of the history: what another model hid; this one has no use for it
+
+
+def chat_request(body: CountRequest) -> ChatRequest:
+    """The part of a chat request that makes the prompt."""
+    messages = _system(body.system)
+    for place, message in enumerate(body.messages):
+        messages += _messages(message, f"messages[{place}]")
+    request = ChatRequest(
+        model=body.model,
+        messages=messages,
+        tools=None if body.tools is None else [_tool(tool, place) for place, tool in enumerate(body.tools)],
+        chat_template_kwargs=_template_kwargs(body.thinking, body.chat_template_kwargs),
+    )
+    _choose(request, body.tool_choice)
+    last = messages[-1] if messages else None
+    if last is not None and last.role == "assistant" and not last.tool_calls:  # to be continued
+        request.continue_final_message, request.add_generation_prompt = True, False
+    return request
+
+
+def sampled_request(body: MessagesRequest) -> ChatRequest:
+    """All of it."""
+    request = chat_request(body)
+    config = body.output_config or OutputConfig()
+    request.reasoning_effort = config.effort
+    request.response_format = _response_format(config.format)
+    request.max_tokens = body.max_tokens
+    request.stream = body.stream
+    request.temperature = body.temperature
+    request.top_p = body.top_p
+    request.top_k = body.top_k
+    request.stop = body.stop_sequences
+    request.user = body.metadata.user_id if body.metadata is not None else None
+    request.cache_salt = body.cache_salt
+    return request
+
+
+def _system(system: str | list[Inner] | None) -> list[ChatMessage]:
+    text = _joined(system, "system") if system else ""
+    return [ChatMessage(role="system", content=text)] if text else []
+
+
+def _messages(message: Message, where: str) -> list[ChatMessage]:
+    """Results of tools are messages of their own, before what the user says beside them."""
+    if isinstance(message.content, str):
+        return [ChatMessage(role=message.role, content=message.content)]
+    results: list[ChatMessage] = []
+    texts: list[str] = []
+    reasoning: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for number, block in enumerate(message.content):
+        place = f"{where}.content[{number}]"
+        match block.type:
+            case "text":
+                texts.append(block.text or "")
+            case "thinking":
+                reasoning.append(block.thinking or "")
+            case "tool_use":
+                calls.append(_call(block))
+            case "tool_result":
+                text = _joined(block.content or "", f"{place}.content")
+                results.append(ChatMessage(role="tool", tool_call_id=block.tool_use_id or "", content=text))
+            case kind if kind not in _UNSIGNED:
+                raise _wrong_block(kind, place)
+    if not (texts or calls or reasoning):
+        return results
+    own = ChatMessage(role=message.role, content="\n".join(texts))
+    own.tool_calls = calls or None
+    own.reasoning_content = "\n".join(reasoning) or None
+    return [*results, own]
+
+
+def _call(block: Block) -> dict[str, Any]:
+    arguments = msgspec.json.encode(block.input or {}).decode()
+    return {"id": block.id or "", "type": "function", "function": {"name": block.name or "", "arguments": arguments}}
+
+
+def _joined(content: str | list[Inner], where: str) -> str:
+    if isinstance(content, str):
+        return content
+    for number, block in enumerate(content):
+        if block.type != "text":
+            raise _wrong_block(block.type, f"{where}[{number}]")
+    return "\n".join(block.text or "" for block in content)
+
+
+def _wrong_block(kind: str, place: str) -> ApiError:
+    return ApiError(400, f"{place} is of type {kind[:64]!r}, which this model does not support", param=place)
+
+
+def _tool(tool: Tool, place: int) -> dict[str, Any]:
+    if tool.type not in (None, "custom"):
+        raise ApiError(400, f"tools[{place}] is of type {tool.type[:64]!r}; only custom tools run here", param="tools")
+    function = {"name": tool.name, "description": tool.description or "", "parameters": tool.input_schema or {}}
+    return {"type": "function", "function": function}
+
+
+def _choose(request: ChatRequest, choice: ToolChoice | None) -> None:
+    if choice is None:
+        return
+    if choice.type == "tool":
+        request.tool_choice = {"type": "function", "function": {"name": choice.name or ""}}
+    else:
+        request.tool_choice = "required" if choice.type == "any" else choice.type
+    request.parallel_tool_calls = not choice.disable_parallel_tool_use
+
+
+def _response_format(format: dict[str, Any] | None) -> dict[str, Any] | None:
+    """A schema is one level deeper in chat requests."""
+    if format is None or format.get("type") != "json_schema":
+        return format
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": format.get("schema"), "strict": True}}
+
+
+def _template_kwargs(thinking: Thinking | None, kwargs: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Whether to think is known to templates as `enable_thinking`; a budget is known to none."""
+    if thinking is None:
+        return kwargs
+    return {"enable_thinking": thinking.type != "disabled", **(kwargs or {})}

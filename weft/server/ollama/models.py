@@ -1,0 +1,70 @@
+"""Bodies of Ollama's API as structs. `null` stands for "not given" everywhere."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+
+class Options(msgspec.Struct, kw_only=True):
+    """Sampling parameters under llama.cpp's names. Those about memory and threads are not the request's business."""
+
+    num_predict: int | None = None  # negative: as many as the context allows
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    repeat_penalty: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+
+
+class OllamaRequest(msgspec.Struct, kw_only=True):
+    """The fields that both ways of generating have in common."""
+
+    model: str | None = None
+    stream: bool | None = None  # true if not given
+    format: str | dict[str, Any] | None = None
+    options: Options | None = None
+    think: bool | str | None = None
+
+
+class FunctionCall(msgspec.Struct, kw_only=True):
+    name: str
+    arguments: dict[str, Any] = {}
+
+
+class ToolCall(msgspec.Struct, kw_only=True):
+    function: FunctionCall
+
+
+class Message(msgspec.Struct, kw_only=True):
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str = ""
+    thinking: str | None = None
+    images: list[str] | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_name: str | None = None
+
+
+class ChatBody(OllamaRequest, kw_only=True):
+    messages: list[Message] = []
+    tools: list[dict[str, Any]] | None = None
+
+
+class GenerateBody(OllamaRequest, kw_only=True):
+    prompt: str = ""
+    system: str | None = None
+    raw: bool | None = None  # the prompt is not put into the chat template
+    suffix: str | None = None
+    images: list[str] | None = None
+    template: str | None = None
+    context: list[int] | None = None
+
+
+class ShowBody(msgspec.Struct, kw_only=True):
+    model: str | None = None
+    name: str | None = None  # as older clients call it

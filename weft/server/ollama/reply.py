@@ -1,0 +1,97 @@
+"""A generation as Ollama's answer: one object, or one for each piece, a line each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import msgspec
+
+from weft.server.errors import ollama_error
+from weft.server.openai.chat import answer_of
+from weft.server.openai.conversation import Conversation
+from weft.server.stream import Wire
+from weft.text.generation import Delta
+from weft.text.parsers.events import CallArguments, CallBegin, Reasoning, Text
+
+OLLAMA_LINES = Wire(b"application/x-ndjson", lambda error: ollama_error(error) + b"\n", b"")
+
+
+class OllamaReply:
+    """One answer of /api/chat or /api/generate. Calls are told whole: the API has no pieces of them."""
+
+    def __init__(self, model: str, conversation: Conversation, *, kind: Literal["chat", "generate"]) -> None:
+        self._model = model
+        self._conversation = conversation
+        self._kind = kind
+        self._began = time.perf_counter()
+        self._name = ""  # of a call whose arguments come next
+
+    def whole(self, deltas: Sequence[Delta]) -> bytes:
+        [delta] = deltas
+        answer = answer_of(self._conversation.events(delta), 24)
+        calls = [_call(call.function.name, call.function.arguments) for call in answer.tool_calls or ()]
+        fields = self._fields(answer.content or "", answer.reasoning_content or "", calls)
+        return msgspec.json.encode({**fields, **self._end(delta)})
+
+    def events(self, delta: Delta) -> bytes:
+        lines = []
+        for found in self._conversation.events(delta):
+            if isinstance(found, CallBegin):
+                self._name = found.name
+            else:
+                lines.append(self._line(found))
+        if delta.end is not None:
+            lines.append({**self._fields(""), **self._end(delta)})
+        return b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
+
+    def closing(self) -> bytes:
+        return b""
+
+    def _line(self, found: Text | Reasoning | CallArguments) -> dict[str, Any]:
+        match found:
+            case Text():
+                return self._fields(found.text)
+            case Reasoning():
+                return self._fields("", found.text)
+            case CallArguments():
+                return self._fields("", calls=[_call(self._name, found.text)])
+
+    def _fields(self, text: str, thinking: str = "", calls: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+        fields: dict[str, Any] = {"model": self._model, "created_at": _now(), "done": False}
+        message: dict[str, Any] = {"role": "assistant", "content": text}
+        if thinking:
+            message["thinking"] = thinking
+        if calls:
+            message["tool_calls"] = list(calls)
+        if self._kind == "chat":
+            return {**fields, "message": message}
+        return {**fields, "response": text, **({"thinking": thinking} if thinking else {})}
+
+    def _end(self, delta: Delta) -> dict[str, Any]:
+        """The numbers of the last object. Times are in nanoseconds."""
+        assert delta.end is not None
+        end, total_s = delta.end, time.perf_counter() - self._began
+        first = self._conversation.generation.completions[0].first_token_at
+        prompt_s = max(first - self._began - end.queue_s, 0.0) if first else 0.0
+        return {
+            "done": True,
+            "done_reason": "stop" if end.reason == "abort" else end.reason,
+            "total_duration": int(total_s * 1e9),
+            "load_duration": 0,
+            "prompt_eval_count": end.prompt_tokens,
+            "prompt_eval_duration": int(prompt_s * 1e9),
+            "eval_count": end.completion_tokens,
+            "eval_duration": int(max(total_s - prompt_s - end.queue_s, 0.0) * 1e9),
+        }
+
+
+def _call(name: str, arguments: str) -> dict[str, Any]:
+    """Arguments are an object here."""
+    return {"function": {"name": name, "arguments": msgspec.json.decode(arguments)}}
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")

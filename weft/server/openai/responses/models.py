@@ -1,0 +1,74 @@
+"""Bodies of OpenAI's Responses API as structs. `null` stands for "not given" everywhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from weft.server.openai.models import Role
+
+
+class Part(msgspec.Struct, kw_only=True):
+    type: str
+    text: str | None = None
+
+
+class Item(msgspec.Struct, kw_only=True):
+    """An item of the input of any type; a message if it has none."""
+
+    type: str = "message"
+    role: Role | None = None
+    content: str | list[Part] | None = None
+    name: str | None = None  # function_call
+    arguments: str | None = None
+    call_id: str | None = None
+    output: str | list[Part] | None = None  # function_call_output
+
+
+class Reasoning(msgspec.Struct, kw_only=True):
+    effort: str | None = None
+    summary: str | None = None
+
+
+class TextOptions(msgspec.Struct, kw_only=True):
+    format: dict[str, Any] | None = None
+    verbosity: str | None = None
+
+
+class ResponsesRequest(msgspec.Struct, kw_only=True):
+    items: str | list[Item] = msgspec.field(name="input")
+    model: str | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    background: bool | None = None
+    stream: bool | None = None
+    metadata: dict[str, str] | None = None
+    user: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: int | None = None  # of tools that run on the server: there are none
+    reasoning: Reasoning | None = None
+    text: TextOptions | None = None
+    truncation: str | None = None
+    include: list[str] | None = None
+    service_tier: str | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    top_logprobs: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None

@@ -1,0 +1,134 @@
+"""`/v1/responses`: create, retrieve, cancel, delete."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from weft.server.body import json_bytes, read_json
+from weft.server.errors import ApiError
+from weft.server.info import Front
+from weft.server.openai.conversation import Conversation, start_chat
+from weft.server.openai.models import ChatMessage
+from weft.server.openai.responses.models import ResponsesRequest
+from weft.server.openai.responses.reply import RESPONSE_EVENTS, ResponseReply
+from weft.server.openai.responses.store import Stored
+from weft.server.openai.responses.translate import chat_request, messages
+from weft.server.stream import Answer
+
+CANCEL_TIMEOUT_S = 5.0  # for the engine's last word
+
+
+async def create(front: Front, request: Request) -> ASGIApp:
+    body = await read_json(front, request, ResponsesRequest)
+    if body.background and (body.stream or body.store is False):
+        raise ApiError(400, "background needs a response that is stored and not streamed", param="background")
+    history = [*_previous(front, body.previous_response_id), *messages(body.items)]
+    id = f"resp_{secrets.token_hex(24)}"
+    conversation = await start_chat(front, request, chat_request(body, history, id))
+
+    def finished(response: dict[str, Any], answer: ChatMessage) -> None:
+        if body.store is not False:
+            front.responses.put(response, [*history, answer])
+
+    reply = ResponseReply(_new(front, body, id), conversation, front.tokenizer, finished)
+    if not body.background:
+        return Answer(conversation.generation, reply, RESPONSE_EVENTS)
+    front.responses.put(reply.response, history)
+    task = asyncio.create_task(_generate(conversation, reply))
+    front.responses.running[id] = task
+    task.add_done_callback(lambda _: front.responses.running.pop(id, None))
+    return _json({**reply.response, "status": "queued"})
+
+
+async def retrieve(front: Front, request: Request) -> ASGIApp:
+    if request.query_params.get("stream", "false") not in ("false", "0"):
+        raise ApiError(400, "a stored response cannot be streamed", param="stream")
+    return _json(_stored(front, request.path_params["id"]).response)
+
+
+async def cancel(front: Front, request: Request) -> ASGIApp:
+    """End a background response. What it has generated until then is kept."""
+    id = request.path_params["id"]
+    response = _stored(front, id).response
+    task = front.responses.running.get(id)
+    if task is None:
+        if response["background"] is False:
+            raise ApiError(400, "only a background response can be cancelled", param="response_id")
+        return _json(response)
+    front.client.abort(id)
+    await asyncio.wait({task}, timeout=CANCEL_TIMEOUT_S)
+    return _json(_stored(front, id).response)
+
+
+async def delete(front: Front, request: Request) -> ASGIApp:
+    id = request.path_params["id"]
+    _stored(front, id)
+    task = front.responses.running.get(id)
+    if task is not None:
+        front.client.abort(id)
+        await asyncio.wait({task}, timeout=CANCEL_TIMEOUT_S)
+    front.responses.drop(id)
+    return _json({"id": id, "object": "response", "deleted": True})
+
+
+async def _generate(conversation: Conversation, reply: ResponseReply) -> None:
+    """Nobody waits: the response is stored when it has ended."""
+    with conversation.generation as generation:
+        reply.whole([delta async for deltas in generation for delta in deltas])
+
+
+def _previous(front: Front, id: str | None) -> list[ChatMessage]:
+    if id is None:
+        return []
+    if id in front.responses.running:
+        raise ApiError(400, "the previous response has not ended yet", param="previous_response_id")
+    return _stored(front, id, "previous_response_id").history
+
+
+def _stored(front: Front, id: str, param: str = "response_id") -> Stored:
+    stored = front.responses.get(id)
+    if stored is None:
+        raise ApiError(404, f"there is no response {id[:64]!r}; they are kept for an hour", param=param)
+    return stored
+
+
+def _new(front: Front, body: ResponsesRequest, id: str) -> dict[str, Any]:
+    """The response as it is before anything was generated."""
+    return {
+        "id": id,
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": "in_progress",
+        "background": bool(body.background),
+        "error": None,
+        "incomplete_details": None,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": body.metadata or {},
+        "model": front.info.model_name,
+        "output": [],
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
+        "reasoning": msgspec.to_builtins(body.reasoning) if body.reasoning is not None else None,
+        "store": body.store is not False,
+        "temperature": 1.0 if body.temperature is None else body.temperature,
+        "text": {"format": (body.text.format if body.text is not None else None) or {"type": "text"}},
+        "tool_choice": body.tool_choice or "auto",
+        "tools": body.tools or [],
+        "top_p": 1.0 if body.top_p is None else body.top_p,
+        "truncation": "disabled",
+        "usage": None,
+        "user": body.user,
+    }
+
+
+def _json(value: dict[str, Any]) -> Response:
+    return Response(json_bytes(value), media_type="application/json")

@@ -1,0 +1,210 @@
+"""Calls written in JSON, read from a `Stream`: what most formats have in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from weft.text.parsers.events import CallArguments, CallBegin
+from weft.text.parsers.json_scan import JsonScanner
+from weft.text.parsers.stream import MAX_HELD, Reading, Stream
+
+MAX_CALL_LEN = 1_000_000  # characters of a call that is told when it is whole
+_ARGUMENT_KEYS = frozenset(["arguments", "parameters"])
+_OTHER_KEYS = frozenset(["id", "type"])  # of a call; without meaning here
+
+
+def json_call(stream: Stream) -> Reading[bool]:
+    """A call as `{"name": ..., "arguments": {...}}`. False if it is none, or breaks off."""
+    reader = _CallReader(stream)
+    size = 0
+    while not reader.done:
+        size += len(stream.step(reader))
+        if reader.begun and stream.eager:
+            stream.settle()
+            size = 0
+        if reader.failed or size > _most(stream) or not (reader.done or (yield from stream.more())):
+            return False
+    if not reader.finish():
+        return False
+    stream.settle()
+    return True
+
+
+def json_arguments(stream: Stream, name: str) -> Reading[bool]:
+    """The arguments of a call of `name`, as a JSON object. False if they are none, or break off."""
+    if (yield from stream.skip_space()) != "{" or name not in stream.names:
+        return False
+    call = Call(stream, name)
+    scanner = JsonScanner()
+    size = 0
+    while not scanner.done:
+        piece = stream.step(scanner)
+        call.add(piece)
+        if stream.eager:
+            stream.settle()
+        else:
+            size += len(piece)
+        if scanner.failed or size > _most(stream) or not (scanner.done or (yield from stream.more())):
+            return False
+    if not call.close():
+        return False
+    stream.settle()
+    return True
+
+
+def json_array(stream: Stream) -> Reading[bool]:
+    """Calls in `[` and `]`, with commas between them."""
+    if not (yield from stream.accept("[")):
+        return False
+    while True:
+        yield from stream.skip_space()
+        if not (yield from json_call(stream)):
+            return False
+        yield from stream.skip_space()
+        if not (yield from stream.accept(",")):
+            yield from stream.accept("]")
+            return True
+
+
+def whole_call(stream: Stream, name: str, arguments: str) -> bool:
+    """A call that is known at once. False if `arguments` are no JSON object that can be read."""
+    if not isinstance(_decoded(arguments), dict):
+        return False
+    call = Call(stream, name)
+    call.add(arguments)
+    stream.settle()
+    return call.close()
+
+
+def _most(stream: Stream) -> int:
+    """Characters of a call that may be kept."""
+    return MAX_HELD if stream.eager else MAX_CALL_LEN
+
+
+class Call:
+    """A call whose name is known. An eager stream tells of it at once, another when it is whole."""
+
+    def __init__(self, stream: Stream, name: str) -> None:
+        self._stream = stream
+        self._name = name
+        self._pieces: list[str] = []
+        if stream.eager:
+            self._begin()
+
+    def add(self, arguments: str) -> None:
+        if not self._stream.eager:
+            self._pieces.append(arguments)
+        elif arguments:
+            self._stream.tell(CallArguments(self._index, arguments))
+
+    def close(self) -> bool:
+        """The call has ended. False if it cannot be told after all: not all that JSON allows can be read, such as
+        half a surrogate pair."""
+        if self._stream.eager:
+            return True
+        arguments = "".join(self._pieces)
+        if _decoded(arguments) is None:
+            return False
+        self._begin()
+        self._stream.tell(CallArguments(self._index, arguments))
+        return True
+
+    def _begin(self) -> None:
+        self._index = self._stream.num_calls
+        self._stream.num_calls += 1
+        self._stream.tell(CallBegin(self._index, self._name))
+
+
+class _CallReader:
+    """Takes name and arguments out of the object that a call is written as."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.failed = False
+        self._stream = stream
+        self._scanner = JsonScanner()
+        self._key = ""  # whose value is read; "" before a key
+        self._pieces: list[str] = []  # of that key or value
+        self._name: str | None = None
+        self._arguments: str | None = None  # known before the name
+        self._call: Call | None = None
+
+    @property
+    def done(self) -> bool:
+        return self._scanner.done
+
+    @property
+    def begun(self) -> bool:
+        return self._call is not None
+
+    def scan(self, text: str, position: int) -> int:
+        end = self._scanner.scan(text, position)
+        piece = text[position:end]
+        if self._call is not None and self._key in _ARGUMENT_KEYS:
+            self._call.add(piece)
+        else:
+            self._pieces.append(piece)
+        match self._scanner.event:
+            case "key":
+                self._begin_value()
+            case "value":
+                self._end_value()
+            case "failed":
+                self.failed = True
+        self._maybe_stream()
+        return end
+
+    def finish(self) -> bool:
+        """The object has ended. Whether it was a call."""
+        if self._call is not None:
+            return self._call.close()
+        return self._name is not None and whole_call(self._stream, self._name, self._arguments or "{}")
+
+    def _begin_value(self) -> None:
+        key = "".join(self._pieces).strip(" \t\r\n{,:").strip('" \t\r\n')
+        known = key == "name" or key in _ARGUMENT_KEYS or key in _OTHER_KEYS
+        twice = key in _ARGUMENT_KEYS and (self._call is not None or self._arguments is not None)
+        self._key, self._pieces = key, []
+        if not known or twice:
+            self.failed = True
+
+    def _maybe_stream(self) -> None:
+        """Arguments whose name is known are passed on as they come, if they are an object."""
+        if self._key in _ARGUMENT_KEYS and self._name is not None and self._call is None and not self.failed:
+            value = "".join(self._pieces).lstrip()
+            if value.startswith("{"):
+                self._call = Call(self._stream, self._name)
+                self._call.add(value)
+
+    def _end_value(self) -> None:
+        key, self._key = self._key, ""
+        if self._call is not None and key in _ARGUMENT_KEYS:
+            return
+        value = "".join(self._pieces)
+        self._pieces = []
+        if key == "name":
+            name = _decoded(value)
+            self._name = name if isinstance(name, str) else None
+            self.failed = self._name not in self._stream.names
+        elif key in _ARGUMENT_KEYS:
+            self._arguments = _as_object(value.strip())
+            self.failed = self._arguments is None
+
+
+def _as_object(value: str) -> str | None:
+    """Arguments as the JSON object that they are, or that they have as a string, or that they leave out."""
+    if value.startswith("{"):
+        return value
+    if value == "null":
+        return "{}"
+    inner = _decoded(value)
+    return inner if isinstance(inner, str) else None  # `whole_call` looks into it
+
+
+def _decoded(text: str) -> Any:
+    """The value of a JSON text; None if it has none."""
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return None

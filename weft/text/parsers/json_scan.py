@@ -1,0 +1,167 @@
+"""Follows one JSON object that arrives in pieces, and says where it ends, or that it is none.
+
+It checks the whole grammar of JSON, keeps nothing of the text but the open brackets, and looks at each character once.
+Knows nothing of tool calls.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import IntEnum
+
+MAX_DEPTH = 128  # of brackets; deeper objects are refused
+_PLAIN = re.compile(r'[^"\\\x00-\x1f]*')  # characters that mean nothing in a string
+_WORD = re.compile(r"true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_WORD_CHARS = frozenset("+-.0123456789Eaeflnrstu")
+_SPACE = frozenset(" \t\n\r")
+_MAX_WORD_LEN = 64
+
+
+class _State(IntEnum):
+    START = 0
+    VALUE = 1
+    FIRST_VALUE = 2
+    KEY = 3
+    FIRST_KEY = 4
+    COLON = 5
+    AFTER = 6
+    STRING = 7
+    ESCAPE = 8
+    HEX = 9
+    WORD = 10
+    OVER = 11
+
+
+class JsonScanner:
+    """One object. `scan` stops where a key of the outermost object has ended (behind its colon), where its value has
+    ended, and where the object itself has: `event` is then "key", "value" or "done", or "failed" at a wrong character,
+    which is not consumed."""
+
+    def __init__(self) -> None:
+        self.event = ""
+        self._state = _State.START
+        self._open: list[str] = []
+        self._is_key = False
+        self._word = ""
+        self._num_hex = 0
+
+    @property
+    def done(self) -> bool:
+        return self.event == "done"
+
+    @property
+    def failed(self) -> bool:
+        return self.event == "failed"
+
+    def scan(self, text: str, position: int) -> int:
+        """Follow `text` from `position` to the next event or its end. Returns the position behind what was consumed."""
+        self.event = ""
+        while position < len(text):
+            if self._state is _State.STRING:
+                match = _PLAIN.match(text, position)
+                assert match is not None
+                if match.end() > position:
+                    position = match.end()
+                    continue
+            if self._state is _State.WORD and text[position] not in _WORD_CHARS:
+                self._end_word()  # its end is seen at the character behind it, which is looked at again
+            else:
+                self._step(text[position])
+                position += not self.failed
+            if self.event:
+                return position
+        return position
+
+    def _step(self, char: str) -> None:
+        match self._state:
+            case _State.STRING:
+                self._in_string(char)
+            case _State.ESCAPE:
+                self._num_hex = 4 if char == "u" else 0
+                self._go(char in '"\\/bfnrtu', _State.HEX if self._num_hex else _State.STRING)
+            case _State.HEX:
+                self._num_hex -= 1
+                self._go(char in "0123456789abcdefABCDEF", _State.HEX if self._num_hex else _State.STRING)
+            case _State.WORD:
+                self._word += char
+                self._go(len(self._word) <= _MAX_WORD_LEN, _State.WORD)
+            case _ if char in _SPACE:
+                pass
+            case _State.START:
+                self._go(char == "{", _State.FIRST_KEY)
+                self._open.append(char)
+            case _State.COLON:
+                self._go(char == ":", _State.VALUE)
+                if len(self._open) == 1 and not self.event:
+                    self.event = "key"
+            case _State.AFTER:
+                self._after_value(char)
+            case _State.KEY | _State.FIRST_KEY:
+                self._key(char)
+            case _State.VALUE | _State.FIRST_VALUE:
+                self._value(char)
+
+    def _go(self, right: bool, state: _State) -> None:
+        if right:
+            self._state = state
+        else:
+            self.event = "failed"
+            self._state = _State.OVER
+
+    def _in_string(self, char: str) -> None:
+        if char == "\\":
+            self._state = _State.ESCAPE
+        elif char == '"' and self._is_key:
+            self._state = _State.COLON
+        elif char == '"':
+            self._end_value()
+        else:
+            self._go(False, _State.OVER)  # a control character
+
+    def _key(self, char: str) -> None:
+        if char == "}" and self._state is _State.FIRST_KEY:
+            self._close(char)
+            return
+        self._is_key = True
+        self._go(char == '"', _State.STRING)
+
+    def _value(self, char: str) -> None:
+        if char == "]" and self._state is _State.FIRST_VALUE:
+            self._close(char)
+        elif char in "{[":
+            self._open.append(char)
+            self._go(len(self._open) <= MAX_DEPTH, _State.FIRST_KEY if char == "{" else _State.FIRST_VALUE)
+        elif char == '"':
+            self._is_key = False
+            self._state = _State.STRING
+        else:
+            self._word = char
+            self._go(char in "-0123456789tfn", _State.WORD)
+
+    def _after_value(self, char: str) -> None:
+        if char == ",":
+            self._state = _State.KEY if self._open[-1] == "{" else _State.VALUE
+        else:
+            self._close(char)
+
+    def _close(self, char: str) -> None:
+        if char != {"{": "}", "[": "]"}[self._open[-1]]:
+            self._go(False, _State.OVER)
+            return
+        self._open.pop()
+        if self._open:
+            self._end_value()
+        else:
+            self.event = "done"
+            self._state = _State.OVER
+
+    def _end_word(self) -> None:
+        if _WORD.fullmatch(self._word):
+            self._end_value()
+        else:
+            self._go(False, _State.OVER)
+
+    def _end_value(self) -> None:
+        self._state = _State.AFTER
+        if len(self._open) == 1:
+            self.event = "value"

@@ -1,0 +1,152 @@
+"""Calls as a list of Python calls that is the whole answer: Llama 3.2, Llama 4, ToolACE.
+
+    [weather(city="Oslo", days=3), news()]
+
+Arguments are literals, by keyword. They are translated to JSON token by token, and never given to Python's own parser,
+whose stack a nested text can exhaust.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+
+from weft.text.parsers.calls import whole_call
+from weft.text.parsers.stream import Reading, Stream
+
+MAX_DEPTH = 128
+_NAME = re.compile(r"[A-Za-z_][\w.\-]*", re.ASCII)
+_NAME_CHARS = re.compile(r"[\w.\-\s]*", re.ASCII)
+_PLAIN = re.compile(r"[^\"'\\()\[\]{}]*")
+_TOKEN = re.compile(
+    r"""\s*(?:(?P<string>"(?:[^"\\\n]|\\[\s\S])*"|'(?:[^'\\\n]|\\[\s\S])*')"""
+    r"""|(?P<number>-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)(?![\w.])"""
+    r"""|(?P<word>[A-Za-z_]\w*)|(?P<mark>[\[\](){}:,=]))\s*""",
+    re.ASCII,
+)
+_WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
+_CLOSING = {"(": ")", "[": "]", "{": "}"}
+
+
+def pythonic(stream: Stream) -> Reading[None]:
+    yield from stream.skip_space()
+    more = yield from stream.accept("[")
+    while more:
+        yield from stream.skip_space()
+        call = translated((yield from stream.read(CallScanner())) or "")
+        if call is None or call[0] not in stream.names or not whole_call(stream, *call):
+            return
+        yield from stream.skip_space()
+        more = yield from stream.accept(",")
+        if not more and (yield from stream.accept("]")):
+            yield from stream.skip_space()
+            stream.settle()
+
+
+class CallScanner:
+    """Finds the closing bracket of `name(...)`."""
+
+    def __init__(self) -> None:
+        self.done = self.failed = False
+        self._open: list[str] = []  # the brackets that are to come
+        self._quote = ""
+        self._escaped = False
+
+    def scan(self, text: str, position: int) -> int:
+        while position < len(text) and not (self.done or self.failed):
+            if self._escaped:
+                self._escaped = False
+                position += 1
+                continue
+            match = (_PLAIN if self._open else _NAME_CHARS).match(text, position)
+            assert match is not None
+            position = match.end()
+            if position < len(text):
+                self._step(text[position])
+                position += not self.failed
+        return position
+
+    def _step(self, char: str) -> None:
+        if not self._open:
+            self._open.append(")")
+            self.failed = char != "("
+        elif self._quote:
+            self._escaped = char == "\\"
+            if char == self._quote:
+                self._quote = ""
+        elif char in "\"'":
+            self._quote = char
+        elif char in _CLOSING:
+            self._open.append(_CLOSING[char])
+            self.failed = len(self._open) > MAX_DEPTH
+        elif char != self._open.pop():  # a backslash, too
+            self.failed = True
+        elif not self._open:
+            self.done = True
+
+
+def translated(source: str) -> tuple[str, str] | None:
+    """The name and the arguments of a call in Python. These are JSON if that was one; None if it surely was none."""
+    name = _NAME.match(source)
+    if name is None or not source[name.end() :].lstrip().startswith("("):
+        return None
+    position = source.index("(", name.end()) + 1
+    writer = _Writer()
+    while position < len(source):
+        token = _TOKEN.match(source, position)
+        if token is None or not writer.add(str(token.lastgroup), token[str(token.lastgroup)]):
+            return None
+        position = token.end()
+    return name[0], "".join(writer.pieces)
+
+
+class _Writer:
+    """JSON, from the tokens behind the opening bracket of a call."""
+
+    def __init__(self) -> None:
+        self.pieces = ["{"]
+        self._open = ["}"]  # what closes each bracket in JSON
+        self._key = ""  # a keyword whose "=" is awaited
+
+    def add(self, kind: str, token: str) -> bool:
+        """Whether `token` can stand in arguments."""
+        if self._key:
+            self.pieces.append(json.dumps(self._key) + ": ")
+            self._key = ""
+            return token == "="
+        if not self._open:
+            return False
+        if kind == "string":
+            return self._string(token)
+        if kind == "word" and len(self._open) == 1 and self.pieces[-1] in ("{", ", "):
+            self._key = token
+            return True
+        if kind == "word":
+            self.pieces.append(_WORDS.get(token, ""))
+            return token in _WORDS
+        if kind == "number":
+            self.pieces.append(token)
+            return True
+        return self._mark(token)
+
+    def _string(self, token: str) -> bool:
+        try:
+            self.pieces.append(json.dumps(ast.literal_eval(token), ensure_ascii=False))  # one string, nothing nested
+        except (ValueError, SyntaxError):
+            return False
+        return True
+
+    def _mark(self, token: str) -> bool:
+        if token in "([{":
+            self.pieces.append("{" if token == "{" else "[")
+            self._open.append("}" if token == "{" else "]")
+        elif token in ")]}":
+            if self.pieces[-1] == ", ":  # Python allows a comma behind the last
+                self.pieces.pop()
+            self.pieces.append(self._open.pop())
+        elif token == ",":
+            self.pieces.append(", ")
+        else:
+            self.pieces.append(": ")
+        return token != "="

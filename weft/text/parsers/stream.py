@@ -1,0 +1,199 @@
+"""Text that arrives in pieces, and what a format's description asks of it.
+
+A format is a generator that reads from a `Stream` as if all text were there, with `yield from`; where it is not, the
+stream waits for more. So each format is a few straight lines, and all of them handle pieces alike:
+
+    consumed and told | consumed, kept until it is known to be a call | not looked at yet
+                       ^ _taken                                        ^ _position in _buffer
+
+Each character is looked at a fixed number of times. What is kept is bounded by `MAX_HELD`. A stream that is not `eager`
+tells of a call when it is whole, so that a broken one can be passed through as text; more is kept of it (`calls.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator, Set
+from functools import cache
+from typing import Protocol, TypeVar
+
+from weft.text.parsers.events import Event, Text
+
+MAX_HELD = 65_536  # characters of a call that are kept until its name and arguments are known
+MAX_NAME_LEN = 256
+_NOT_SPACE = re.compile(r"\S")
+
+T = TypeVar("T")
+Reading = Generator[None, None, T]
+
+
+class Scanner(Protocol):
+    """Finds the end of something. `scan` returns the position behind what it consumed."""
+
+    @property
+    def done(self) -> bool: ...
+    @property
+    def failed(self) -> bool: ...
+    def scan(self, text: str, position: int) -> int: ...
+
+
+class Stream:
+    """The text of one completion. `names`: of the tools that can be called."""
+
+    def __init__(self, names: Set[str] = frozenset(), *, eager: bool) -> None:
+        self.names = names
+        self.num_calls = 0
+        self.eager = eager
+        self._buffer = ""
+        self._position = 0
+        self._ended = False
+        self._taken: list[str] = []
+        self._events: list[Event] = []
+
+    # ---- the parser's side
+
+    def add(self, text: str) -> None:
+        self._buffer = self._buffer[self._position :] + text
+        self._position = 0
+
+    def end(self) -> None:
+        self._ended = True
+
+    def events(self) -> list[Event]:
+        """What was found since the last time."""
+        events, self._events = self._events, []
+        return events
+
+    def pass_through(self) -> None:
+        """All that is there is text."""
+        self.give_up()
+        self._tell(Text, self._rest())
+
+    # ---- the format's side
+
+    def settle(self) -> None:
+        """What was consumed since the last call or text is understood, and no part of the answer."""
+        self._taken.clear()
+
+    def give_up(self) -> None:
+        """It was not what it seemed: it is text."""
+        self._tell(Text, "".join(self._taken))
+        self._taken.clear()
+
+    def text_until(self, *markers: str, kind: Callable[[str], Event] = Text) -> Reading[str]:
+        """Tell the text before the first of `markers`, consume it, and return it. "" at the end of the text.
+
+        What was consumed before and not settled is text, too.
+        """
+        self.give_up()
+        pattern, longest = _alternation(markers)
+        while True:
+            match = pattern.search(self._buffer, self._position)
+            if match is not None:
+                self._tell(kind, self._buffer[self._position : match.start()])
+                self._position = match.end()
+                self._taken.append(match[0])
+                return match[0]
+            held = 0 if self._ended else _possible_beginning(self._buffer, markers, longest)
+            border = max(len(self._buffer) - held, self._position)
+            self._tell(kind, self._buffer[self._position : border])
+            self._position = border
+            if not (yield from self._more()):
+                return ""
+
+    def skip_space(self) -> Reading[str]:
+        """Consume white space. Returns the character behind it, "" at the end of the text."""
+        while True:
+            match = _NOT_SPACE.search(self._buffer, self._position)
+            end = len(self._buffer) if match is None else match.start()
+            self._take(end)
+            if match is not None:
+                return match[0]
+            if not (yield from self._more()):
+                return ""
+
+    def accept(self, literal: str) -> Reading[bool]:
+        """Consume `literal` if it comes next."""
+        while True:
+            there = self._buffer[self._position : self._position + len(literal)]
+            if there == literal:
+                self._take(self._position + len(literal))
+                return True
+            if not literal.startswith(there) or not (yield from self._more()):
+                return False
+
+    def read_until(self, marker: str) -> Reading[str | None]:
+        """Consume up to `marker` and the marker. Returns what was before it; None, with nothing consumed, if it does
+        not come within `MAX_NAME_LEN` characters."""
+        while True:
+            limit = self._position + MAX_NAME_LEN + len(marker)
+            found = self._buffer.find(marker, self._position, limit)
+            if found >= 0:
+                text = self._buffer[self._position : found]
+                self._take(found + len(marker))
+                return text
+            if len(self._buffer) >= limit or not (yield from self._more()):
+                return None
+
+    def read(self, scanner: Scanner) -> Reading[str | None]:
+        """Consume what `scanner` finds. Returns it, or None if it fails or finds more than `MAX_HELD` characters."""
+        pieces: list[str] = []
+        size = 0
+        while not scanner.done:
+            pieces.append(self.step(scanner))
+            size += len(pieces[-1])
+            if scanner.failed or size > MAX_HELD or not (scanner.done or (yield from self.more())):
+                return None
+        return "".join(pieces)
+
+    def step(self, scanner: Scanner) -> str:
+        """Consume what `scanner` takes of the text that is there. Returns it."""
+        start, end = self._position, scanner.scan(self._buffer, self._position)
+        self._take(end)
+        return self._buffer[start:end]
+
+    def more(self) -> Reading[bool]:
+        """Wait for more text, if none is left. False at the end of the text."""
+        return self._position < len(self._buffer) or (yield from self._more())
+
+    def tell(self, event: Event) -> None:
+        self._events.append(event)
+
+    # ---- inside
+
+    def _more(self) -> Reading[bool]:
+        """Wait for more text. False if there will be none."""
+        before = len(self._buffer) - self._position
+        while not self._ended:
+            yield
+            if len(self._buffer) - self._position > before:
+                return True
+        return False
+
+    def _take(self, end: int) -> None:
+        if end > self._position:
+            self._taken.append(self._buffer[self._position : end])
+            self._position = end
+
+    def _rest(self) -> str:
+        rest = self._buffer[self._position :]
+        self._position = len(self._buffer)
+        return rest
+
+    def _tell(self, kind: Callable[[str], Event], text: str) -> None:
+        if text:
+            self._events.append(kind(text))
+
+
+@cache
+def _alternation(markers: tuple[str, ...]) -> tuple[re.Pattern[str], int]:
+    return re.compile("|".join(map(re.escape, markers))), max(map(len, markers))
+
+
+def _possible_beginning(text: str, markers: tuple[str, ...], longest: int) -> int:
+    """How many characters at the end of `text` may be the beginning of a marker."""
+    for size in range(min(longest - 1, len(text)), 0, -1):
+        tail = text[-size:]
+        if any(marker.startswith(tail) for marker in markers):
+            return size
+    return 0

@@ -1,0 +1,49 @@
+"""Whether the engine hangs, judged from what it says. A thread of the engine beats while its steps run, so a long step
+is no silence.
+
+    silence     nothing has come for `SILENCE_S`: its process is stopped, or no thread of it can run
+    no progress it beats, but for `SILENCE_S` it has stood in one step without using a processor: it waits for
+                something that does not come
+    endless     it has computed at one step for `step_timeout_s`
+
+Time is counted in ticks of our own: while this process did not run itself (a laptop asleep, a debugger) nothing is held
+against the engine. What follows from a hang is the launcher's business.
+"""
+
+from __future__ import annotations
+
+from weft.messages.control import Heartbeat
+
+TICK_S = 0.5
+SILENCE_S = 4.0
+
+
+class Pulse:
+    def __init__(self, step_timeout_s: float = 0.0) -> None:
+        """`step_timeout_s`: the longest step; 0 for no bound."""
+        self._step_timeout_s = step_timeout_s
+        self._silent_ticks = 0
+        self._last = Heartbeat(step_s=0.0, idle_s=0.0)
+
+    def heard(self) -> None:
+        """Something has come from the engine."""
+        self._silent_ticks = 0
+
+    def beat(self, beat: Heartbeat) -> None:
+        self._last = beat
+
+    def tick(self) -> None:
+        """Another `TICK_S` has passed."""
+        self._silent_ticks += 1
+
+    @property
+    def hang(self) -> str:
+        """Why the engine is taken to hang; empty if it is not."""
+        if (silent_s := self._silent_ticks * TICK_S) >= SILENCE_S:
+            return f"the engine has given no sign of life for {silent_s:.0f} s"
+        beat = self._last
+        if min(beat.idle_s, beat.step_s) >= SILENCE_S:
+            return f"the engine has stood still in a step for {beat.step_s:.0f} s"
+        if 0 < self._step_timeout_s <= beat.step_s:
+            return f"the engine has computed at one step for {beat.step_s:.0f} s"
+        return ""
