@@ -1,4 +1,4 @@
-"""Durations and deadlines are counted by a clock that only goes forward: setting the machine's clock disturbs nobody."""
+"""Durations and deadlines are counted by a clock that only goes forward: nobody minds when the machine's is set."""
 
 from __future__ import annotations
 

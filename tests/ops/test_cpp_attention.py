@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from weft.ops.attention import paged_attention, quantize_rows
+from weft.ops.attention import paged_attention
 from weft.ops.cpp import abi
 from weft.ops.cpp.abi import KvFormat
 from weft.ops.cpp.library import Library
+from weft.ops.quantize import quantize_int8
 
 FORMATS = tuple(KvFormat)
 DTYPES = {KvFormat.F32: torch.float32, KvFormat.BF16: torch.bfloat16}
@@ -51,9 +52,11 @@ class Cached:
         self.scales = [torch.zeros(0), torch.zeros(0)]
         k, v = torch.randn(2, num_slots, self.kv_heads, self.head_dim, generator=random)
         if self.format == KvFormat.I8:
-            (self.k, k_scale), (self.v, v_scale) = quantize_rows(k), quantize_rows(v)
-            self.scales = [k_scale, v_scale]
-            k_scale[~seen], v_scale[~seen] = torch.nan, torch.inf
+            (k, k_scale), (v, v_scale) = (quantize_int8(x.flatten(0, 1)) for x in (k, v))
+            shape = (num_slots, self.kv_heads)
+            self.k, self.v = k.view(*shape, -1), v.view(*shape, -1)
+            self.scales = [k_scale.view(shape), v_scale.view(shape)]
+            self.scales[0][~seen], self.scales[1][~seen] = torch.nan, torch.inf
         else:
             self.k, self.v = k.to(DTYPES[self.format]), v.to(DTYPES[self.format])
             self.k[~seen], self.v[~seen] = torch.nan, torch.inf

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from weft.ops.attention import quantize_rows
 from weft.ops.cpp import abi
 from weft.ops.cpp.abi import KvFormat
 from weft.ops.cpp.library import Library
+from weft.ops.quantize import quantize_int8
 
 HEADS, KV_HEADS, NUM_SLOTS = 5, 3, 40
 DTYPES = {KvFormat.F32: torch.float32, KvFormat.BF16: torch.bfloat16, KvFormat.I8: torch.int8}
@@ -40,7 +40,7 @@ class Case:
 
     def expected(self) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v [T, .., D] in float64"""
-        q, k, v = self.qkv.double().split([HEADS, KV_HEADS, KV_HEADS], dim=1)
+        q, k, v = self.qkv.double().split_with_sizes([HEADS, KV_HEADS, KV_HEADS], dim=1)
         if self.norms:
             q, k = (
                 torch.nn.functional.rms_norm(x, x.shape[-1:], w.double(), self.eps)
@@ -105,9 +105,9 @@ def test_bytes_are_those_of_the_specification(kernels: Library) -> None:
     case.qkv = (case.qkv * 64).round() / 64
     case.qkv[..., 5] = 127 / 32  # the largest: scales are powers of two, and nothing is rounded in between
     case.run(kernels)
-    expected, scale = quantize_rows(case.qkv[:, HEADS : HEADS + KV_HEADS])
-    assert torch.equal(case.k_scale[case.slots], scale)
-    assert torch.equal(case.k[case.slots], expected)
+    expected, scales = quantize_int8(case.qkv[:, HEADS : HEADS + KV_HEADS].flatten(0, 1))
+    assert torch.equal(case.k_scale[case.slots].flatten(), scales)
+    assert torch.equal(case.k[case.slots].flatten(0, 1), expected)
 
 
 def test_a_row_that_is_not_finite_stays_so(kernels: Library) -> None:

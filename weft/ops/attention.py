@@ -37,9 +37,3 @@ def paged_attention(
         weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
         out[begin:end] = torch.einsum("htl,lhd->thd", weights, values)
     return out
-
-
-def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Signed bytes and a scale for each row: x [.., D] -> [.., D] int8, [..] with x = bytes * scale, nearly."""
-    scale = x.abs().amax(-1) / 127
-    return (x / scale.clamp_min(1e-30)[..., None]).round().to(torch.int8), scale
