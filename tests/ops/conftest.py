@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from weft.ops.cpp.build import EMULATED, CannotBuild, build, find_compiler, instruction_sets, library_name
+from weft.ops.cpp.build import EMULATED, CannotBuild, all_sets, build, find_compiler, library_name
 from weft.ops.cpp.library import Library, Unavailable
 
 DAY_S = 24 * 3600
-SETS = tuple(one.name for one in (*instruction_sets(), EMULATED))
+SETS = (*all_sets()[:-1], EMULATED, all_sets()[-1]) if len(all_sets()) > 1 else all_sets()
 
 
 @pytest.fixture(scope="session")
@@ -27,19 +27,18 @@ def library_file() -> Path:
     folder.mkdir(mode=0o700, exist_ok=True)
     assert folder.stat().st_uid == os.getuid()
     assert not folder.stat().st_mode & 0o077
-    made = folder / library_name()
+    made = folder / library_name(SETS)
     if not made.exists():
         for old in folder.glob("*.so"):
             if time.time() - old.stat().st_mtime > DAY_S:  # a younger one may be in use by another run
                 old.unlink(missing_ok=True)
-        emulated = (EMULATED,) if len(instruction_sets()) > 1 else ()
-        build(made, sets=(*instruction_sets(), *emulated))
+        build(made, SETS)
     return made
 
 
 @pytest.fixture(scope="session")
 def library(library_file: Path) -> Callable[[str], Library]:
-    """The library with one instruction set. It has one choice for all: call this again before using another set."""
+    """The library with one instruction set."""
 
     def choose(instruction_set: str = "") -> Library:
         Library(library_file)  # what cannot be loaded at all is an error, not a missing instruction set
@@ -51,7 +50,7 @@ def library(library_file: Path) -> Callable[[str], Library]:
     return choose
 
 
-@pytest.fixture(params=SETS)
+@pytest.fixture(params=[one.name for one in SETS])
 def kernels(request: pytest.FixtureRequest, library: Callable[[str], Library]) -> Library:
     """Once for each instruction set; skipped where the processor lacks it."""
     return library(request.param)

@@ -30,7 +30,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine of its own: an empty cache, no installed library, a compiler that writes `log`."""
     monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("CXX", str(compiler(tmp_path)))
-    monkeypatch.setattr(build, "library_name", lambda: "weft-kernels-test.so")
+    monkeypatch.setattr(build, "library_name", lambda sets: "weft-kernels-test.so")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     return tmp_path
 
@@ -96,7 +96,7 @@ def test_two_processes_that_build_at_once_both_succeed(machine: Path):
     compiler(machine, seconds=0.1)
     code = (
         "from weft.ops.cpp import build\n"
-        "build.library_name = lambda: 'weft-kernels-test.so'\n"
+        "build.library_name = lambda sets: 'weft-kernels-test.so'\n"
         "print(build.find_or_build().read_text())"
     )
     running = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)]
@@ -141,12 +141,21 @@ def test_a_user_whose_files_a_group_can_write_builds_once_too(machine: Path):
 # ---------------------------------------------------------------- compilers
 
 
-def test_sets_that_the_compiler_does_not_know_are_left_out(machine: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(build, "instruction_sets", lambda: (*build.X86, build.PORTABLE))
+def test_sets_that_the_compiler_does_not_know_are_left_out(machine: Path):
     compiler(machine, refused="-mavx512bf16")
-    find_or_build()
-    (linked,) = links(machine)
-    assert "-DWEFT_SETS=SET(avx512_vnni) SET(avx512) SET(avx2) SET(portable)" in linked
+    build.build(machine / "all.so", (*build.X86, build.PORTABLE))
+    build.build(machine / "best.so", (*build.X86, build.PORTABLE), best_only=True)
+    everything, best = links(machine)
+    assert "-DWEFT_SETS=SET(avx512_vnni) SET(avx512) SET(avx2) SET(portable)" in everything
+    assert "-DWEFT_SETS=SET(avx512_vnni) SET(portable)" in best
+
+
+def test_this_machine_gets_the_best_set_of_its_processor_and_one_that_is_asked_for(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(build, "all_sets", lambda: (*build.X86, build.PORTABLE))
+    monkeypatch.setattr(build, "_processor_flags", lambda: build.X86[1].needs | {"sse2"})
+    assert [one.name for one in build.sets_here()] == ["avx512_vnni", "avx512", "avx2", "portable"]
+    assert [one.name for one in build.sets_here("avx2")] == ["avx2", "portable"]
+    assert [one.name for one in build.sets_here("portable")] == ["portable"]
 
 
 def test_what_the_compiler_says_is_the_reason(machine: Path):

@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, make_dataclass
+from dataclasses import MISSING, asdict, dataclass, fields, make_dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -269,7 +269,7 @@ def _write_json(
         runs.append(
             {
                 "name": variant.name,
-                "settings": {item.name: getattr(variant.settings, item.name) for item in fields(variant.settings)},
+                "settings": asdict(variant.settings),
                 "figures": summary.to_dict(),
                 "against_first": found._asdict() | {"worst": [change._asdict() for change in found.worst]},
             }

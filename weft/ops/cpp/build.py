@@ -1,7 +1,8 @@
-"""Compiles the kernel library: every instruction set of this architecture into one shared object.
+"""Compiles the kernel library: a shared object with the kernels of one or several instruction sets.
 
-`python -m weft.ops.cpp.build` puts it beside the sources, as an installation does; else `find_or_build` makes it at
-first use in the user's cache. The file is named after its sources, so an old one is never taken for a new one, and two
+A wheel holds one with every set of its architecture. `python -m weft.ops.cpp.build` makes one for this machine beside
+the sources, and `find_or_build` at first use in the user's cache; these hold what this processor is best at, and take
+a third of the time. A file is named after its sources and sets, so an old one is never taken for a new one, and two
 processes that build at once both end with a whole file.
 """
 
@@ -30,17 +31,25 @@ AVX512 = ("-DWEFT_ISA_AVX512", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx51
 
 
 class InstructionSet(NamedTuple):
-    """One of the sets that the library holds; the name is also its namespace in C++."""
+    """One of the sets that a library can hold; the name is also its namespace in C++."""
 
     name: str
     flags: tuple[str, ...]
+    needs: frozenset[str] = frozenset()  # of the processor, as Linux spells it
 
 
+_AVX2 = frozenset(("avx2", "fma", "f16c"))
+_AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
+_VNNI = _AVX512 | {"avx512_vnni"}
 X86 = (  # the best first
-    InstructionSet("avx512_bf16", (*AVX512, "-DWEFT_VNNI", "-mavx512vnni", "-DWEFT_BF16", "-mavx512bf16")),
-    InstructionSet("avx512_vnni", (*AVX512, "-DWEFT_VNNI", "-mavx512vnni")),
-    InstructionSet("avx512", AVX512),
-    InstructionSet("avx2", ("-DWEFT_ISA_AVX2", "-mavx2", "-mfma", "-mf16c")),
+    InstructionSet(
+        "avx512_bf16",
+        (*AVX512, "-DWEFT_VNNI", "-mavx512vnni", "-DWEFT_BF16", "-mavx512bf16"),
+        _VNNI | {"avx512_bf16"},
+    ),
+    InstructionSet("avx512_vnni", (*AVX512, "-DWEFT_VNNI", "-mavx512vnni"), _VNNI),
+    InstructionSet("avx512", AVX512, _AVX512),
+    InstructionSet("avx2", ("-DWEFT_ISA_AVX2", "-mavx2", "-mfma", "-mf16c"), _AVX2),
 )
 PORTABLE = InstructionSet("portable", ())
 # avx512_bf16 with its instructions computed by others: for tests on processors without them.
@@ -51,38 +60,50 @@ class CannotBuild(Exception):
     """There is no library and none can be made; the text says why."""
 
 
-def find_or_build() -> Path:
-    """The library that came with the installation, else that of the user's cache, made now if need be.
-
-    Raises `CannotBuild`.
+def find_or_build(instruction_set: str = "") -> Path:
+    """A library with this instruction set, or the best here for "": the one that came with the installation, else that
+    of the user's cache, made now if need be. Raises `CannotBuild`.
     """
-    installed = SOURCES / library_name()
-    if installed.exists():
-        return installed
+    sets = sets_here(instruction_set)
+    for installed in (SOURCES / library_name(all_sets()), SOURCES / library_name(sets)):
+        if installed.exists():
+            return installed
     folder = cache_folder()
-    cached = folder / library_name()
+    cached = folder / library_name(sets)
     if _is_ours(cached):
         return cached
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with _locked(folder / "lock"):
             if not _is_ours(cached):
-                build(cached)
+                build(cached, sets, best_only=True)
             return cached
     except OSError:  # the cache cannot be written: a folder of this process's own does as well, once
         private = Path(tempfile.mkdtemp(prefix="weft-kernels-"))
         try:
-            return build(private / library_name())
+            return build(private / library_name(sets), sets, best_only=True)
         except CannotBuild:
             shutil.rmtree(private, ignore_errors=True)
             raise
 
 
-def library_name() -> str:
-    digest = hashlib.sha256(repr((instruction_sets(), COMMON)).encode())
+def library_name(sets: Sequence[InstructionSet]) -> str:
+    digest = hashlib.sha256(repr(([(one.name, one.flags) for one in sets], COMMON)).encode())
     for path in sorted((*SOURCES.glob("*.h"), *SOURCES.glob("*.cpp"))):
         digest.update(path.name.encode() + path.read_bytes())
     return f"weft-kernels-{platform.machine()}-{digest.hexdigest()[:16]}.so"
+
+
+def all_sets() -> tuple[InstructionSet, ...]:
+    """Every set of this architecture, the best first."""
+    return (*X86, PORTABLE) if platform.machine() in ("x86_64", "AMD64") else (PORTABLE,)
+
+
+def sets_here(wanted: str = "") -> tuple[InstructionSet, ...]:
+    """The set of this name, or all that this processor has, the best first; and the one that every processor has."""
+    flags = _processor_flags()
+    found = [one for one in all_sets() if (one.name == wanted if wanted else one.needs <= flags)]
+    return tuple(dict.fromkeys((*found, PORTABLE)))
 
 
 def cache_folder() -> Path:
@@ -90,24 +111,19 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "weft" / "kernels"
 
 
-def instruction_sets() -> tuple[InstructionSet, ...]:
-    return (*X86, PORTABLE) if platform.machine() in ("x86_64", "AMD64") else (PORTABLE,)
-
-
-def build(target: Path, sets: Sequence[InstructionSet] | None = None) -> Path:
-    """Compile into `target`. Sets that the compiler does not know are left out. Raises `CannotBuild`."""
+def build(target: Path, sets: Sequence[InstructionSet], *, best_only: bool = False) -> Path:
+    """Compile `sets`, of which the last is PORTABLE, into `target`. Sets that the compiler does not know are left out;
+    with `best_only` also all but the first that it knows, and PORTABLE. Raises `CannotBuild`.
+    """
     compiler = find_compiler()
-    with tempfile.TemporaryDirectory(prefix="weft-build-") as folder:
-        objects = {}
-        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            wanted = instruction_sets() if sets is None else sets
-            for one, result in zip(
-                wanted, pool.map(lambda one: _compile(compiler, one, Path(folder)), wanted), strict=True
-            ):
-                if isinstance(result, Path):
-                    objects[one.name] = result
-                elif one == PORTABLE:
-                    raise CannotBuild(f"{compiler[0]} failed: {result}")
+    with tempfile.TemporaryDirectory(prefix="weft-build-") as folder, ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        *others, portable = (pool.submit(_compile, compiler, one, Path(folder)) for one in _tried(sets, best_only))
+        if best_only and len(sets) > 2 and isinstance(others[0].result(), str):
+            return build(target, sets[1:], best_only=True)
+        results = zip(_tried(sets, best_only), [job.result() for job in (*others, portable)], strict=True)
+        objects = {one.name: result for one, result in results if isinstance(result, Path)}
+        if PORTABLE.name not in objects:
+            raise CannotBuild(f"{compiler[0]} failed: {portable.result()}")
         made = Path(folder) / "library.so"
         listed = " ".join(f"SET({name})" for name in objects)
         common = (str(SOURCES / name) for name in ("library.cpp", "team.cpp"))
@@ -118,6 +134,10 @@ def build(target: Path, sets: Sequence[InstructionSet] | None = None) -> Path:
         temporary.chmod(0o755)  # whatever the umask: a file that others can write is not taken from the cache
         os.replace(temporary, target)
     return target
+
+
+def _tried(sets: Sequence[InstructionSet], best_only: bool) -> Sequence[InstructionSet]:
+    return tuple(dict.fromkeys((sets[0], sets[-1]))) if best_only else sets
 
 
 def find_compiler() -> tuple[str, ...]:
@@ -153,6 +173,15 @@ def _run(command: Sequence[str]) -> None:
         raise CannotBuild("\n".join(done.stderr.strip().splitlines()[:5]) or f"exit status {done.returncode}")
 
 
+def _processor_flags() -> frozenset[str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    found = next((line for line in lines if line.startswith("flags")), "")
+    return frozenset(found.partition(":")[2].split())
+
+
 def _is_ours(path: Path) -> bool:
     """Whether the file is there, and nobody else can have put it there."""
     try:
@@ -171,6 +200,6 @@ def _locked(path: Path) -> Iterator[None]:
 
 if __name__ == "__main__":
     try:
-        print(build(SOURCES / library_name()))
+        print(build(SOURCES / library_name(sets_here()), sets_here(), best_only=True))
     except CannotBuild as problem:
         sys.exit(f"the kernel library was not built, weft will use torch: {problem}")

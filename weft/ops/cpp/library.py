@@ -72,7 +72,7 @@ class Library:
 def load(instruction_set: str = "") -> Library:
     """The library of this machine, built if need be. Raises `Unavailable`."""
     try:
-        path = find_or_build()
+        path = find_or_build(instruction_set)
     except CannotBuild as exc:
         raise Unavailable(str(exc)) from exc
     return Library(path, instruction_set)
