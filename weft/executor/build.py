@@ -12,7 +12,7 @@ from weft.config.model import ModelConfig, ModelError
 from weft.config.resolve import kept_as
 from weft.executor.attention.cpp_paged import CppPaged
 from weft.executor.backend import AttentionBackend, make_backend
-from weft.executor.device.cpu import worker_thread
+from weft.executor.device.cpu import CallersThread, worker_thread
 from weft.executor.inputs import RowTable
 from weft.executor.kv_pool import KVPool
 from weft.executor.recorded import RecordedModel
@@ -37,6 +37,8 @@ FORMATS = {  # of weights that our kernels read
     "int8": WeightFormat.I8,
     "int4": WeightFormat.I4,
 }
+
+KV_DTYPES = ("float32", "bfloat16", "int8")
 
 log = EventLog("engine")
 
@@ -86,7 +88,10 @@ def _load(
     attention: AttentionBackend
     choose: Choose
     ops: Ops
+    steps: Executor = thread
     if library is None:
+        if config.kv_dtype == "int8":
+            raise KernelsUnavailable("--kv-dtype is int8, which only our CPU kernels read; torch would compute here")
         ops = PlainOps(getattr(torch, config.dtype), device, BITS[config.quantize])
         model = make_model(config, ops)
         backend = "torch" if engine.attention_backend == "auto" else engine.attention_backend
@@ -97,6 +102,8 @@ def _load(
         attention = paged = CppPaged(config, pool, recording, context_length)
         model = RecordedModel(make_model(config, recording), recording, paged)
         choose = CppChoose(library)
+        if not engine.overlap:
+            steps = CallersThread(engine.threads)
     if engine.load_format == "dummy":
         randomize(model.weights())
     else:
@@ -105,13 +112,14 @@ def _load(
     source = None if engine.load_format == "dummy" else folder.resolve()
     root = WeightsRoot(Path(engine.weights_root).expanduser() if engine.weights_root else default_root(folder))
     keeper = Keeper(kept, source, root)
-    return TorchRunner(model, attention, choose, RowTable(max_rows, context_length, device), keeper, thread)
+    return TorchRunner(model, attention, choose, RowTable(max_rows, context_length, device), keeper, thread, steps)
 
 
 def cpu_kernels(engine: EngineConfig, config: ModelConfig, device: torch.device) -> Library | None:
     """The kernel library, if it is to compute. Raises `ModelError` if it was asked for by name and cannot."""
     wants_torch = engine.kernels == "torch" or engine.attention_backend != "auto"
-    if device.type != "cpu" or wants_torch or (config.quantize or config.dtype) not in FORMATS:
+    known = (config.quantize or config.dtype) in FORMATS and (config.kv_dtype or config.dtype) in KV_DTYPES
+    if device.type != "cpu" or wants_torch or not known:
         return None
     try:
         return load("" if engine.kernels == "auto" else engine.kernels)

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class TorchRunner:
-    """The `Runner` that computes. All its work is done by `thread` (of which there is one), in the order of launches.
+    """The `Runner` that computes, in the order of launches: on `thread` (of which there is one), or where `steps` says.
 
     The arrays of a plan are read when the step runs: they must not change before its result is there. A step that
     raises (its `result` does) leaves its tokens without K and V; later steps are not affected.
@@ -36,6 +36,7 @@ class TorchRunner:
         rows: RowTable,
         keeper: Keeper,
         thread: Executor,
+        steps: Executor | None = None,
     ) -> None:
         self._model = model
         self._attention = attention
@@ -43,16 +44,17 @@ class TorchRunner:
         self._rows = rows
         self._keeper = keeper
         self._thread = thread
+        self._steps = thread if steps is None else steps
 
     def launch(self, plan: Plan) -> Step:
-        return self._thread.submit(self._run, plan)
+        return self._steps.submit(self._run, plan)
 
     def control(self, request: DeviceRequest) -> Pending:
         return self._thread.submit(self._keeper.do, request)
 
     def apart(self, work: Callable[[], T]) -> Future[T]:
-        """Let the runner's thread do `work`, behind the steps that are launched and before any other."""
-        return self._thread.submit(work)
+        """Let the thread that runs steps do `work`, behind those that are launched and before any other."""
+        return self._steps.submit(work)
 
     def close(self) -> None:
         """Finish what is launched and end the thread."""

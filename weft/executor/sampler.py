@@ -43,7 +43,7 @@ def sample(choose: Choose, logits: Tensor, sampling: Sampling, last_tokens: Tens
     if (mask := sampling.mask) is not None:
         choose.mask(logits, torch.from_numpy(mask.words).to(logits.device), on(logits, mask.index))
     chosen = choose.tokens(logits, sampling)
-    invalid = chosen.peaks.isfinite().logical_not_()
+    invalid = chosen.peaks.sub(chosen.peaks) != 0  # infinities and NaN; isfinite takes ten times as long
     chosen.tokens.masked_fill_(invalid, 0)
     logprobs = None if sampling.logprobs is None else _logprobs(choose, logits, chosen, sampling.logprobs)
     return Sampled(chosen.tokens, invalid, logprobs)
