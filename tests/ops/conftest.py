@@ -14,7 +14,8 @@ from weft.ops.cpp.build import EMULATED, CannotBuild, all_sets, build, find_comp
 from weft.ops.cpp.library import Library, Unavailable
 
 DAY_S = 24 * 3600
-SETS = (*all_sets()[:-1], EMULATED, all_sets()[-1]) if len(all_sets()) > 1 else all_sets()
+BUILT = (*all_sets()[:-1], EMULATED, all_sets()[-1]) if len(all_sets()) > 1 else all_sets()
+SETS = tuple(one.name for one in BUILT)
 
 
 @pytest.fixture(scope="session")
@@ -27,12 +28,12 @@ def library_file() -> Path:
     folder.mkdir(mode=0o700, exist_ok=True)
     assert folder.stat().st_uid == os.getuid()
     assert not folder.stat().st_mode & 0o077
-    made = folder / library_name(SETS)
+    made = folder / library_name(BUILT)
     if not made.exists():
         for old in folder.glob("*.so"):
             if time.time() - old.stat().st_mtime > DAY_S:  # a younger one may be in use by another run
                 old.unlink(missing_ok=True)
-        build(made, SETS)
+        build(made, BUILT)
     return made
 
 
@@ -50,7 +51,7 @@ def library(library_file: Path) -> Callable[[str], Library]:
     return choose
 
 
-@pytest.fixture(params=[one.name for one in SETS])
+@pytest.fixture(params=SETS)
 def kernels(request: pytest.FixtureRequest, library: Callable[[str], Library]) -> Library:
     """Once for each instruction set; skipped where the processor lacks it."""
     return library(request.param)
