@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from weft.bench import workloads
 from weft.config.options import SettingsError
 from weft.launch.bench import bench
 from weft.launch.benches import prediction
@@ -127,6 +128,22 @@ def test_bench_offline_takes_a_folder_with_nothing_but_a_shape(tmp_path: Path) -
 def test_bench_offline_says_when_requests_do_not_fit() -> None:
     with pytest.raises(SettingsError, match="may have"):
         bench(["offline", *SMALL_ENGINE, "--streams", "1", "--input-len", "3000", "--repeats", "1"])
+
+
+def test_bench_offline_runs_workloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a model of random weights that `bench shape` wrote; the prefix that all share is found in the cache."""
+    monkeypatch.setitem(workloads.SHAPES, "tiny", {**workloads.SHAPES["tiny"], "num_hidden_layers": 1})
+    small = workloads.Workload("", [workloads.Job(64, 8, 3)] * 4)
+    monkeypatch.setitem(workloads.WORKLOADS, "w3", small)
+    folder, path = tmp_path / "model", tmp_path / "out.json"
+    assert bench(["shape", "tiny", "--folder", str(folder)]) == 0
+    words = ["offline", str(folder), "--workload", "w3", "--repeats", "1", "--json", str(path), *SMALL_ENGINE]
+    assert bench([*words, "--context-length", "256"]) == 0
+    (result,) = load(path)["results"]
+    assert result["workload"] == "w3"
+    assert result["total_per_s"] == pytest.approx(result["output_per_s"] * (4 * 72 + 12) / 12)
+    with pytest.raises(SettingsError, match="no workload 'w9'; there are w1"):
+        bench(["offline", str(folder), "--workload", "w9"])
 
 
 def test_bench_prediction_compares_a_real_run_with_its_simulation(

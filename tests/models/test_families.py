@@ -111,3 +111,18 @@ def test_fewer_bits_cost_little(reference, drive, prompt, settings, bound):
     steps = [first] + [driver.run(*[Turn(row, [text[17 + i]]) for row, text in enumerate(texts)]) for i in range(8)]
     exact = torch.stack([reference.logprobs(text)[16:] for text in texts], dim=1)
     assert rms(torch.stack(steps) - exact) < bound * float(exact.std())
+
+
+def test_kernels_give_a_token_the_same_bits_however_it_was_computed(reference, drive, prompt):
+    """Alone or beside others, in one piece, in chunks, token by token, or behind a prefix of another request."""
+    tokens, other = prompt(60, 40), prompt(61, 33)
+    driver = drive(reference.folder, kernels="auto", dtype="bfloat16")
+    whole = driver.run(Turn(0, tokens))[0]
+    driver.run(Turn(1, tokens[:7]), Turn(2, other))
+    chunked = driver.run(Turn(1, tokens[7:]), Turn(2, other[:1]))[0]
+    driver.run(Turn(3, tokens[:1]))
+    steps = [driver.run(Turn(3, [token]), Turn(2, [token])) for token in tokens[1:]]
+    driver.share(source=1, target=4, num=25)
+    behind = driver.run(Turn(2, other[:5]), Turn(4, tokens[25:]))[1]
+    for logprobs in (chunked, steps[-1][0], behind):
+        assert torch.equal(logprobs, whole)

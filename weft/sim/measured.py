@@ -51,7 +51,8 @@ class MeasuredRunner:
         self._last_end_s = 0.0
 
     def launch(self, plan: Plan) -> MeasuredStep:
-        return MeasuredStep(self, self._runner.launch(plan), Load.of(plan), time.perf_counter())
+        launched_s = time.perf_counter()  # before: a runner may compute at once
+        return MeasuredStep(self, self._runner.launch(plan), Load.of(plan), launched_s)
 
     def control(self, request: DeviceRequest) -> Pending:
         return self._runner.control(request)
