@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.executor.driver import KV_TOKENS, MODEL, make_driver
+from tests.executor.driver import KV_TOKENS, MODEL, Turn, make_driver
 from weft.config.engine import EngineConfig
 from weft.config.model import ModelNotFound
-from weft.executor.build import load_runner
+from weft.executor import build
+from weft.executor.build import KernelsUnavailable, load_runner
+from weft.ops.cpp.library import Unavailable
 
 ROOM = {"kv_tokens": 64, "page_size": 16, "max_rows": 4, "context_length": 32}
 
@@ -33,3 +35,31 @@ def test_a_model_that_cannot_be_loaded_leaves_no_thread_behind(tmp_path):
 def test_the_pool_consists_of_whole_pages():
     with pytest.raises(AssertionError):
         load_runner(EngineConfig(), MODEL, folder=Path(), **{**ROOM, "kv_tokens": 60})
+
+
+def test_kernels_leave_the_callers_thread_as_they_find_it():
+    """They take tiny numbers for 0 while they run, and have threads of their own."""
+    threads = torch.get_num_threads()
+    driver = make_driver(kernels="auto", threads=1)
+    driver.run(Turn(0, [1, 2, 3]))
+    driver.runner.close()
+    tiny = 5e-324
+    assert tiny * 1.0 > 0
+    assert torch.get_num_threads() == threads
+
+
+def test_kv_in_int8_needs_the_kernels():
+    with pytest.raises(KernelsUnavailable, match="--kv-dtype is int8, which only our CPU kernels read"):
+        make_driver(kernels="torch", kv_dtype="int8")
+
+
+def test_kernels_that_the_processor_lacks_are_refused_by_name(monkeypatch):
+    def load(instruction_set):
+        raise Unavailable("this processor has no avx2")
+
+    monkeypatch.setattr(build, "load", load)
+    with pytest.raises(KernelsUnavailable, match="--kernels is avx2, but this processor has no avx2"):
+        make_driver(kernels="avx2")
+    driver = make_driver(kernels="auto")  # takes what there is
+    assert driver.run(Turn(0, [1])).isfinite().all()
+    driver.runner.close()

@@ -102,8 +102,9 @@ def _load(
         attention = paged = CppPaged(config, pool, recording, context_length)
         model = RecordedModel(make_model(config, recording), recording, paged)
         choose = CppChoose(library)
+        library.num_threads = engine.threads
         if not engine.overlap:
-            steps = CallersThread(engine.threads)
+            steps = CallersThread()
     if engine.load_format == "dummy":
         randomize(model.weights())
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
@@ -25,16 +24,9 @@ def worker_thread(num_threads: int) -> ThreadPoolExecutor:
 class CallersThread(Executor):
     """Computes in the thread that submits, which then waits for nothing: handing a step to another thread and being
     woken by it costs a tenth of a millisecond. For steps that are not planned ahead, with our own kernels: these have
-    one team of threads, whoever calls."""
-
-    def __init__(self, num_threads: int) -> None:
-        self._num_threads = num_threads
-        self._ready = threading.local()
+    one team of threads, whoever calls, and leave the caller's thread as they find it."""
 
     def submit(self, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        if not getattr(self._ready, "done", False):
-            _set_up(self._num_threads)
-            self._ready.done = True
         future: Future[T] = Future()
         try:
             future.set_result(work(*args, **kwargs))

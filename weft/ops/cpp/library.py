@@ -17,12 +17,13 @@ class Unavailable(Exception):
 
 
 class Library:
-    """The kernels of one instruction set. A program runs on the thread that calls, and on those of the library: as many
-    together as torch is set to use on that thread. One program runs at a time, in the whole process."""
+    """The kernels of one instruction set. A program runs on the thread that calls, and on those of the library. One
+    program runs at a time, in the whole process."""
 
     def __init__(self, path: Path, instruction_set: str = "") -> None:
         """`instruction_set`: one by name, or "" for the best that the processor has. Raises `Unavailable`."""
         self.path = path
+        self.num_threads = 0  # that compute together, the caller's among them; 0: as many as torch would use
         try:
             self._library = ctypes.CDLL(str(path))
         except OSError as exc:
@@ -53,7 +54,7 @@ class Library:
 
     def run(self, ops: int, num_ops: int, step: Step) -> None:
         """Run `num_ops` operations from the address `ops`. Raises MemoryError."""
-        if self._run(self._set, ops, num_ops, ctypes.addressof(step), torch.get_num_threads()):
+        if self._run(self._set, ops, num_ops, ctypes.addressof(step), self.num_threads or torch.get_num_threads()):
             raise MemoryError("the kernels ran out of memory")
 
     def run_one(self, args: ctypes.Structure, step: Step, kind: OpKind | None = None) -> None:

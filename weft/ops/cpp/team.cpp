@@ -31,21 +31,17 @@ int64_t now_ns() {
   return t.tv_sec * int64_t(1'000'000'000) + t.tv_nsec;
 }
 
-// How floating point treats tiny numbers; all threads of a run do as the one that began it.
-unsigned float_mode() {
+// While it lives, this thread takes numbers too small for a normal float for 0: they would cost a hundred cycles each.
+class TinyIsZero {
+ public:
 #if defined(__x86_64__)
-  return __builtin_ia32_stmxcsr();
-#else
-  return 0;
+  TinyIsZero() : before_(__builtin_ia32_stmxcsr()) { __builtin_ia32_ldmxcsr(before_ | 0x8040); }
+  ~TinyIsZero() { __builtin_ia32_ldmxcsr(before_); }
+
+ private:
+  const unsigned before_;
 #endif
-}
-void set_float_mode(unsigned mode) {
-#if defined(__x86_64__)
-  __builtin_ia32_ldmxcsr(mode);
-#else
-  (void)mode;
-#endif
-}
+};
 
 Meeting meeting;
 
@@ -54,7 +50,6 @@ struct {
   std::atomic<Work*> work{nullptr};
   std::atomic<int64_t> num_operations{0};
   std::atomic<int> num_threads{1};
-  std::atomic<unsigned> mode{0};
 } current;
 
 pthread_mutex_t one_run = PTHREAD_MUTEX_INITIALIZER;
@@ -112,6 +107,7 @@ void take_part(uint64_t run, int thread) {
 
 void* worker(void* number) {
   const int thread = int(reinterpret_cast<intptr_t>(number));
+  const TinyIsZero tiny_is_zero;
   uint64_t seen = run_of(meeting.state.load(std::memory_order_acquire)) - 1;
   for (;;) {
     const int64_t until = now_ns() + lookout_ns.load(std::memory_order_relaxed);
@@ -125,7 +121,6 @@ void* worker(void* number) {
       pthread_mutex_unlock(&sleeping);
     }
     seen = run_of(meeting.state.load(std::memory_order_acquire));
-    set_float_mode(current.mode.load(std::memory_order_relaxed));
     take_part(seen, thread);
   }
   return nullptr;
@@ -161,12 +156,12 @@ void run_together(Work& work, int64_t num_operations, int num_threads) {
   static const int registered = pthread_atfork(nullptr, nullptr, forget_workers);
   (void)registered;
   num_threads = num_threads < 1 ? 1 : num_threads > kMostThreads ? kMostThreads : num_threads;
+  const TinyIsZero tiny_is_zero;
   pthread_mutex_lock(&one_run);
   start_workers(num_threads - 1);
   current.work.store(&work, std::memory_order_relaxed);
   current.num_operations.store(num_operations, std::memory_order_relaxed);
   current.num_threads.store(num_threads, std::memory_order_relaxed);
-  current.mode.store(float_mode(), std::memory_order_relaxed);
   const uint64_t run = (run_of(meeting.state.load(std::memory_order_relaxed)) + 1) & 0xfffffff;
   meeting.next.store(0, std::memory_order_relaxed);
   meeting.state.store(run << 36, std::memory_order_seq_cst);
