@@ -113,7 +113,7 @@ def test_fewer_bits_cost_little(reference, drive, prompt, settings, bound):
     assert rms(torch.stack(steps) - exact) < bound * float(exact.std())
 
 
-def test_kernels_give_a_token_the_same_bits_however_it_was_computed(reference, drive, prompt):
+def test_case_44_kernels_give_a_token_the_same_bits_however_it_was_computed(reference, drive, prompt):
     """Alone or beside others, in one piece, in chunks, token by token, or behind a prefix of another request."""
     tokens, other = prompt(60, 40), prompt(61, 33)
     driver = drive(reference.folder, kernels="auto", dtype="bfloat16")
