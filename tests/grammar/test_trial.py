@@ -95,7 +95,7 @@ def test_a_trial_whose_process_dies_fails_and_the_next_one_runs(trial: TrialProc
     trial.run(Key("regex", "b+"))
 
 
-def test_bombs_are_refused_or_served_in_bounded_time_and_memory_while_others_go_on() -> None:
+def test_case_17_bombs_are_refused_or_served_in_bounded_time_and_memory_while_others_go_on() -> None:
     rung = threading.Event()
     pool = GrammarPool(
         partial(LlgCompiler, *VOCABULARY),
@@ -131,7 +131,7 @@ def _grammar(key: Key) -> Grammar:
     return Grammar(key.kind, key.text)  # type: ignore[arg-type]
 
 
-def test_many_schemas_stay_within_the_bytes_of_the_cache() -> None:
+def test_case_18_many_schemas_stay_within_the_bytes_of_the_cache() -> None:
     rung = threading.Event()
     pool = GrammarPool(partial(LlgCompiler, *VOCABULARY), eos_token_ids=[0], max_bytes=5_000_000, ring=rung.set)
     verdicts: list[Verdict] = []

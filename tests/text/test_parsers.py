@@ -136,7 +136,7 @@ OPENINGS = [
 
 @pytest.mark.parametrize(("name", "opening"), OPENINGS)
 @pytest.mark.parametrize("filling", ["[", "(", '{"name":', "<tool_call>", "[TOOL_CALLS][{", "[f(", "-", "\\", '"'])
-def test_hostile_text_costs_time_in_proportion(name: str, opening: str, filling: str) -> None:
+def test_case_20_hostile_text_costs_time_in_proportion(name: str, opening: str, filling: str) -> None:
     text = opening + filling * (100_000 // len(filling))
     began = time.perf_counter()
     for eager in (False, True):
