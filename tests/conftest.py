@@ -2,11 +2,16 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 from collections.abc import Iterator
 
 import pytest
 
 from weft.observe.log import setup
+
+# Read when a kernel is imported: the GPU's run in Triton's interpreter, which wants to be told how to round.
+os.environ.setdefault("TRITON_INTERPRET", "1")
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 
 @pytest.fixture

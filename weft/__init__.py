@@ -11,15 +11,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from weft.executor.processors.processor import LogitProcessor
     from weft.llm import LLM, Output
-    from weft.messages.sampling import Grammar, SamplingParams
+    from weft.messages.sampling import Grammar, Processor, SamplingParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "Grammar", "Output", "SamplingParams", "__version__"]
+__all__ = ["LLM", "Grammar", "LogitProcessor", "Output", "Processor", "SamplingParams", "__version__"]
 
 _HOMES = {
     **dict.fromkeys(("LLM", "Output"), "weft.llm"),
-    **dict.fromkeys(("Grammar", "SamplingParams"), "weft.messages.sampling"),
+    "LogitProcessor": "weft.executor.processors.processor",
+    **dict.fromkeys(("Grammar", "Processor", "SamplingParams"), "weft.messages.sampling"),
 }
 
 

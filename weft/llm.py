@@ -13,9 +13,13 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType, TracebackType
 from typing import Any, Protocol, TypeAlias
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from weft.config.engine import EngineConfig
 from weft.config.options import SettingsError
@@ -24,14 +28,20 @@ from weft.launch.progress import Progress
 from weft.messages.bell import Bell
 from weft.messages.codec import FromEngine, ToEngine
 from weft.messages.control import EngineReady
-from weft.messages.replies import FinishReason, TokenLogprobs
+from weft.messages.pooling import PoolingParams
+from weft.messages.replies import FinishReason, Pooled, TokenLogprobs
 from weft.messages.sampling import MAX_N, InvalidParam, SamplingParams
+from weft.text.as_tokens import with_marks
 from weft.text.client import EngineClient
-from weft.text.generation import Delta, Generation, Prompt
+from weft.text.generation import Completion, Delta, End, Generation, Prompt
+from weft.text.hidden import told_states
+from weft.text.parsers.formats import find_formats
+from weft.text.prompt_logprobs import PromptToken, prompt_logprobs
 from weft.text.tokenizer import Tokenizer
+from weft.text.vectors import packed_vectors, placeholders
 
 Message: TypeAlias = dict[str, Any]  # as OpenAI writes it: {"role": "user", "content": "..."}
-Text: TypeAlias = str | Sequence[int]  # a prompt as text or as token ids
+Text: TypeAlias = str | Sequence[int] | NDArray[np.float32]  # a prompt: text, token ids, or vectors [n, hidden size]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +57,9 @@ class Output:
     completion_tokens: int
     cached_tokens: int  # of the prompt, found in the prefix cache
     logprobs: list[TokenLogprobs]  # one for each token, if asked for
+    prompt_logprobs: list[PromptToken]  # one for each token of the prompt, if asked for; the first has none
+    # float32 [n, hidden size], behind the final norm, if asked for: of all tokens but the last of the output, or one
+    hidden_states: NDArray[np.float32] | None = field(default=None, compare=False)
 
 
 class Engine(Protocol):
@@ -107,6 +120,7 @@ class LLM:
         self.config = prepared.config
         self.tokenizer = tokenizer
         self._template = load_template(tokenizer)
+        self._reasoning = find_formats("none", "auto", tokenizer.chat_templates.values()).reasoning
         self._engine = engine
         self._bell = bell or Bell()
         self._inbox: deque[ToEngine] = deque()
@@ -122,7 +136,7 @@ class LLM:
         *,
         progress: bool = False,
     ) -> list[Output]:
-        """Complete one prompt or many, each a text or a list of token ids.
+        """Complete one prompt or many, each a text, a list of token ids, or an array of input embeddings.
 
         `params` are for all prompts, or one for each. Returns the outputs in the order of the prompts: with `n` in the
         parameters, n for each prompt. Raises InvalidParam, and then generates nothing more, for parameters out of
@@ -162,6 +176,59 @@ class LLM:
             raise SettingsError(f"{self.model.name} has no chat template; it can only complete texts")
         return self.tokenizer.encode(self._template.render(list(messages)), add_special_tokens=False)
 
+    def embed(
+        self, inputs: Text | Sequence[Text], *, dimensions: int = 0, truncate: bool = False
+    ) -> list[NDArray[np.float32]]:
+        """The vector of each input, a text or token ids, of a model that makes vectors (`task="embed"`).
+
+        `dimensions`: only so many of the first numbers. What is too long is refused, or cut if `truncate`. Raises
+        InvalidParam, naming the input.
+        """
+        return self._pool("embed", _each(inputs), PoolingParams(dimensions=dimensions), truncate)
+
+    def classify(self, inputs: Text | Sequence[Text], *, truncate: bool = False) -> list[dict[str, float]]:
+        """The probability of each label, by its name, for each input of a classifier. Errors as for `embed`."""
+        labels = self.model.pooling.labels if self.model.pooling is not None else ()
+        found = self._pool("classify", _each(inputs), PoolingParams(), truncate)
+        return [dict(zip(labels, scores.tolist(), strict=True)) for scores in found]
+
+    def score(self, query: str, documents: Sequence[str], *, truncate: bool = False) -> list[float]:
+        """How well each document goes with the query, by a model with one label (a cross-encoder). Errors as above."""
+        found = self._pool("classify", [(query, document) for document in documents], PoolingParams(), truncate)
+        return [float(scores[0]) for scores in found]
+
+    def _pool(
+        self, task: str, inputs: Sequence[Text | tuple[str, str]], pooling: PoolingParams, truncate: bool
+    ) -> list[NDArray[np.float32]]:
+        own = "generate" if self.model.pooling is None else self.model.pooling.task
+        if own != task:
+            raise SettingsError(f"{self.model.name} is used to {own}; this needs a model that can {task}")
+        max_len = self._client.engine.max_prompt_tokens if truncate else None
+        prompts = [self._pooled_prompt(one, pooling, max_len) for one in inputs]
+        vectors: list[NDArray[np.float32]] = []
+        for begin in range(0, len(prompts), self._window):
+            with self._client.submit(prompts[begin : begin + self._window], stream=False) as generation:
+                while not generation.ended:
+                    self._turn()
+                for place, completion in enumerate(generation.completions, begin):
+                    assert completion.end is not None
+                    if completion.end.failed:
+                        raise InvalidParam("inputs", f"inputs[{place}]: {completion.end.message}")
+                    [vector] = [extra.vector for extra in completion.given if isinstance(extra, Pooled)]
+                    vectors.append(np.frombuffer(vector, dtype=np.float32))
+        return vectors
+
+    def _pooled_prompt(self, one: Text | tuple[str, str], pooling: PoolingParams, max_len: int | None) -> Prompt:
+        types: list[int] = []
+        if isinstance(one, str) or (isinstance(one, tuple) and isinstance(one[0], str)):
+            ids, types = self.tokenizer.encode_input(one, max_len)
+        else:
+            ids = list(one)[:max_len]
+        if self.model.num_token_types > 1 and any(types):
+            pooling = msgspec.structs.replace(pooling, token_type_ids=bytes(types))
+        params = SamplingParams(max_new_tokens=0)
+        return Prompt(ids=ids, params=params, rid=f"llm-{next(self._numbers)}", pooling=pooling)
+
     def stream(self, prompt: Text, params: SamplingParams | None = None) -> Iterator[Delta]:
         """Complete one prompt and yield what is new as it comes. Leaving the loop early aborts the rest."""
         with self._client.submit([self.prompt(prompt, params or SamplingParams())]) as generation:
@@ -170,9 +237,15 @@ class LLM:
                 yield from generation.take()
 
     def prompt(self, text: Text, params: SamplingParams) -> Prompt:
-        """What `complete` takes."""
-        ids = self.tokenizer.encode(text) if isinstance(text, str) else list(text)
-        return Prompt(ids=ids, params=params, rid=f"llm-{next(self._numbers)}")
+        """What `complete` takes. Raises InvalidParam for vectors that do not fit the model."""
+        vectors = b""
+        if isinstance(text, np.ndarray):
+            vectors = packed_vectors(text, self._client.engine)
+            ids = placeholders(vectors, self._client.engine)
+        else:
+            ids = self.tokenizer.encode(text) if isinstance(text, str) else list(text)
+        params = with_marks(params, self._reasoning, self.tokenizer, ids)
+        return Prompt(ids=ids, params=params, rid=f"llm-{next(self._numbers)}", vectors=vectors)
 
     def complete(
         self, prompts: Iterable[Prompt | InvalidParam], *, strict: bool = True
@@ -201,7 +274,8 @@ class LLM:
                 self._turn()
                 if self._client.num_open < num_open:
                     for position in [position for position, generation in running.items() if generation.ended]:
-                        yield position, [_output(delta) for delta in running.pop(position).take()]
+                        ended = running.pop(position)
+                        yield position, [_output(delta, ended.completions[delta.choice]) for delta in ended.take()]
         finally:
             for generation in running.values():
                 generation.close()
@@ -251,14 +325,14 @@ class HeldInterrupt:
 
 def _each(prompts: Text | Sequence[Text]) -> list[Text]:
     """A list of prompts, of one or of many."""
-    if isinstance(prompts, str):
+    if isinstance(prompts, str | np.ndarray):
         return [prompts]
     if prompts and isinstance(prompts[0], int):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
 
 
-def _output(delta: Delta) -> Output:
+def _output(delta: Delta, completion: Completion) -> Output:
     assert delta.end is not None
     return Output(
         text=delta.text,
@@ -270,7 +344,15 @@ def _output(delta: Delta) -> Output:
         completion_tokens=delta.end.completion_tokens,
         cached_tokens=delta.end.cached_tokens,
         logprobs=delta.logprobs,
+        prompt_logprobs=prompt_logprobs(completion.given),
+        hidden_states=_states(delta.end, completion),
     )
+
+
+def _states(end: End, completion: Completion) -> NDArray[np.float32] | None:
+    if completion.params.hidden_states is None:
+        return None
+    return told_states(completion.given, end.prompt_tokens, end.completion_tokens)
 
 
 def _refused(exc: InvalidParam) -> Output:
@@ -284,4 +366,5 @@ def _refused(exc: InvalidParam) -> Output:
         completion_tokens=0,
         cached_tokens=0,
         logprobs=[],
+        prompt_logprobs=[],
     )

@@ -66,6 +66,7 @@ def main() -> None:
                 seconds = engine.run(name, 1_000 * seed + 10 * names.index(name))
                 if seed:
                     engine.seconds.setdefault(name, []).append(seconds)
+                    print(f"round {seed} {name} {engine.name} {seconds:.2f} s", file=sys.stderr)
     results = []
     print(f"{'':14}" + "".join(f"{name:>10}" for name in names) + f"{'peak MB':>10}{'start s':>9}")
     for engine in engines:

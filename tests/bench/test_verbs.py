@@ -117,6 +117,16 @@ def test_bench_offline_measures_the_bundled_model_and_its_steps(tmp_path: Path) 
     assert sim(["--fit", str(steps)]) == 0
 
 
+def test_bench_grammar_compares_free_masked_and_jumping_runs(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    words = ["--streams", "2", "--input-len", "8", "--output-len", "24", "--repeats", "1"]
+    assert bench(["grammar", *SMALL_ENGINE, *words, "--json", str(path)]) == 0
+    free, masks, jumps = load(path)["results"]
+    assert [one["kind"] for one in (free, masks, jumps)] == ["free", "masks", "masks, jumps"]
+    assert free["steps"] == masks["steps"] == 24 > jumps["steps"]
+    assert free["grammar_us"] == 0 < min(masks["grammar_us"], masks["of_free"], jumps["of_free"])
+
+
 def test_bench_offline_takes_a_folder_with_nothing_but_a_shape(tmp_path: Path) -> None:
     from weft.executor.weights.fetch import local_folder
 

@@ -91,6 +91,25 @@ def test_n_answers_of_one_prompt_and_a_stream_have_the_form_too(http: httpx.Clie
     jsonschema.validate(json.loads("".join(pieces)), PERSON)
 
 
+def test_forced_calls_have_valid_arguments_also_in_a_stream(http: httpx.Client) -> None:
+    size = {"type": "object", "properties": {"size": {"type": "integer"}}, "required": ["size"]}
+    person = {"name": "person", "parameters": PERSON, "strict": True}
+    tools = [
+        {"type": "function", "function": person},
+        {"type": "function", "function": {"name": "size", "parameters": size | {"additionalProperties": False}}},
+    ]
+    asked: dict[str, Any] = {"tools": tools, "tool_choice": "required", "parallel_tool_calls": False, "seed": 3}
+    [choice] = chat(http, **asked).json()["choices"]
+    [call] = choice["message"]["tool_calls"]
+    schemas = {"person": PERSON, "size": size}
+    jsonschema.validate(json.loads(call["function"]["arguments"]), schemas[call["function"]["name"]])
+    lines = chat(http, stream=True, **asked).text.split("\n\n")
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    pieces = [one["function"] for chunk in chunks for one in chunk["choices"][0]["delta"].get("tool_calls") or []]
+    assert "".join(piece.get("name") or "" for piece in pieces) == call["function"]["name"]
+    assert "".join(piece.get("arguments") or "" for piece in pieces) == call["function"]["arguments"]
+
+
 def test_max_tokens_cuts_with_reason_length(http: httpx.Client) -> None:
     [choice] = chat(http, structured_outputs={"regex": "[a-z]{50}"}, max_tokens=3).json()["choices"]
     assert choice["finish_reason"] == "length"

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from tests.executor.driver import ints, sampling
-from weft.executor.plan import LogitBias, Logprobs, Mask, Penalties, Sampling
+from weft.executor.plan import ANY, Fixed, LogitBias, Logprobs, Mask, Penalties, Sampling
 from weft.executor.sampler import Sampled
 from weft.executor.sampler import sample as sample_by
 from weft.ops.noise import gumbel, row_keys
@@ -251,3 +253,28 @@ def test_a_mask_is_obeyed_by_its_rows_and_log_probabilities_are_taken_behind_it(
         assert set(result.logprobs.top_ids[0, :2].tolist()) == {5, 31}
         assert np.exp(result.logprobs.top_logprobs[0]).sum() == pytest.approx(1.0)
         assert result.logprobs.logprob[1] == pytest.approx(0.0)
+
+
+def test_a_bias_may_hold_only_after_a_token_that_the_device_alone_knows():
+    bias = LogitBias(
+        ints([0, 1, 2, 0]), ints([3, 3, 3, 4]), floats([-np.inf, -np.inf, -np.inf, 1.0]), ints([7, 7, ANY, 8])
+    )
+    x, last = torch.tensor([[0.0, 0, 0, 2, 1.5]]).repeat(3, 1), torch.tensor([7, 8, 9])
+    assert tokens(x, last=last, bias=bias) == [4, 3, 4]
+    assert tokens(x, last=torch.tensor([8, 7, 9]), bias=bias) == [4, 4, 4]
+
+
+def test_a_fixed_token_outweighs_every_mask_and_has_all_of_the_probability():
+    words = Mask(ints([0, 1]), np.array([[1 << 2], [1 << 2]], dtype=np.int32))
+    how = sampling(range(2), allowed=words, mask=words, fixed=Fixed(ints([1]), ints([4])))
+    how = replace(how, logprobs=Logprobs(ints([0, 1]), ints([1, 1])))
+    done = sample(logits(2, 9), how, NONE).result()
+    assert done.tokens.tolist() == [2, 4]
+    assert done.invalid is None
+    assert done.logprobs is not None
+    assert done.logprobs.logprob.tolist() == [0.0, 0.0]
+
+
+def test_both_masks_have_to_allow_a_token():
+    few, others = (Mask(ints([0]), np.array([[bits]], dtype=np.int32)) for bits in (0b0110, 0b1100))
+    assert tokens(torch.tensor([[9.0, 8, 1, 7]]), allowed=few, mask=others) == [2]

@@ -1,4 +1,7 @@
-"""JSON schemas at random, each with a way to make instances of it, and a way to spoil these."""
+"""JSON schemas at random, each with a way to make instances of it, and a way to spoil these.
+
+They have every keyword of draft 2020-12 that llguidance enforces; what it does not is warned of (`test_llg.py`).
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,10 @@ FORMATS = {
     "uuid": "123e4567-e89b-12d3-a456-426614174000",
     "ipv4": "192.168.0.1",
     "email": "a.b@example.org",
+    "duration": "P1DT12H",
+    "hostname": "www.example.org",
+    "ipv6": "2001:db8::1",
+    "uri": "https://example.org/a?b=c#d",
 }
 
 
@@ -28,7 +35,8 @@ def random_schema(rng: random.Random, depth: int = 3) -> Made:
     """A schema whose instances are finite: strings and arrays have a greatest length."""
     kinds = [_string, _pattern, _format, _integer, _number, _boolean, _null, _enum, _const]
     if depth:
-        kinds += 3 * [_object, _array] + [_tuple, _any_of, _all_of, _ref, _types]
+        kinds += 3 * [_object, _array] + [_tuple, _any_of, _one_of, _all_of, _ref, _chain, _types]
+        kinds += [_named_by_pattern, _more_properties, _pair_and_rest, _annotated]
     return rng.choice(kinds)(rng, depth - 1)
 
 
@@ -100,10 +108,18 @@ def _integer(rng: random.Random, depth: int) -> Made:
 
 
 def _number(rng: random.Random, depth: int) -> Made:
-    if rng.random() < 0.5:
-        return Made({"type": "number"}, lambda: rng.choice([0, -1.5, 3.25, 1e9, 7]))
     low = rng.randrange(-5, 5)
-    return Made({"type": "number", "minimum": low, "maximum": low + 10}, lambda: low + rng.randrange(0, 80) / 8)
+    match rng.randrange(4):
+        case 0:
+            return Made({"type": "number"}, lambda: rng.choice([0, -1.5, 3.25, 1e9, 7]))
+        case 1:
+            schema = {"type": "number", "exclusiveMinimum": low, "exclusiveMaximum": low + 10}
+            return Made(schema, lambda: low + rng.randrange(1, 80) / 8)
+        case 2:
+            return Made({"type": "number", "multipleOf": 0.5, "minimum": 0}, lambda: rng.randrange(99) / 2)
+        case _:
+            bounds = {"minimum": low, "maximum": low + 10}
+            return Made({"type": "number", **bounds}, lambda: low + rng.randrange(0, 80) / 8)
 
 
 def _boolean(rng: random.Random, depth: int) -> Made:
@@ -157,6 +173,77 @@ def _tuple(rng: random.Random, depth: int) -> Made:
 def _any_of(rng: random.Random, depth: int) -> Made:
     made = [random_schema(rng, depth) for _ in range(rng.randrange(2, 4))]
     return Made({"anyOf": [one.schema for one in made]}, lambda: rng.choice(made).make())
+
+
+def _one_of(rng: random.Random, depth: int) -> Made:
+    """Objects that a constant tells apart: no instance fits two."""
+    made = [random_schema(rng, depth) for _ in range(rng.randrange(2, 4))]
+    options = [
+        {
+            "type": "object",
+            "properties": {"kind": {"const": f"kind {i}"}, "value": one.schema},
+            "required": ["kind", "value"],
+            "additionalProperties": False,
+        }
+        for i, one in enumerate(made)
+    ]
+
+    def make() -> dict[str, Any]:
+        number = rng.randrange(len(made))
+        return {"kind": f"kind {number}", "value": made[number].make()}
+
+    return Made({"oneOf": options}, make)
+
+
+def _named_by_pattern(rng: random.Random, depth: int) -> Made:
+    one, other = random_schema(rng, depth), random_schema(rng, depth)
+    patterns = {"^n[0-9]$": one.schema, "^m[a-c]{1,2}$": other.schema}
+    schema = {"type": "object", "patternProperties": patterns, "additionalProperties": False, "maxProperties": 2}
+    return Made(schema, lambda: {f"n{rng.randrange(10)}": one.make(), "mab": other.make()})
+
+
+def _more_properties(rng: random.Random, depth: int) -> Made:
+    """Properties of any name, so many of them."""
+    one, low = random_schema(rng, depth), rng.randrange(0, 2)
+    schema: dict[str, Any] = {"type": "object", "additionalProperties": one.schema, "maxProperties": low + 2}
+    if low:
+        schema["minProperties"] = low
+    return Made(schema, lambda: {name: one.make() for name in rng.sample(WORDS, rng.randint(low, low + 2))})
+
+
+def _pair_and_rest(rng: random.Random, depth: int) -> Made:
+    first, rest = random_schema(rng, depth), random_schema(rng, depth)
+    schema = {"type": "array", "prefixItems": [first.schema], "items": rest.schema, "minItems": 1, "maxItems": 3}
+    return Made(schema, lambda: [first.make(), *(rest.make() for _ in range(rng.randrange(3)))])
+
+
+def _annotated(rng: random.Random, depth: int) -> Made:
+    """With what says nothing about the instance."""
+    made = random_schema(rng, depth)
+    words = {"title": "t", "description": "d", "$comment": "c", "deprecated": True, "readOnly": False, "examples": [1]}
+    return Made(made.schema | words, made.make)
+
+
+def _chain(rng: random.Random, depth: int) -> Made:
+    """Objects that refer to themselves; like `_ref` only as the whole."""
+    if depth < 2:
+        return _null(rng, depth)
+    node: dict[str, Any] = {
+        "$anchor": "node",
+        "type": "object",
+        "properties": {"next": {"anyOf": [{"type": "null"}, {"$ref": rng.choice(["#node", "#/$defs/node"])}]}},
+        "required": ["next"],
+        "additionalProperties": False,
+    }
+
+    def make() -> dict[str, Any]:
+        value = None
+        for _ in range(rng.randrange(1, 4)):
+            value = {"next": value}
+        assert value is not None
+        return value
+
+    return Made({"$defs": {"node": node}, "$ref": "#/$defs/node"}, make)
 
 
 def _all_of(rng: random.Random, depth: int) -> Made:

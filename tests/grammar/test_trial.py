@@ -65,7 +65,7 @@ BOMBS = {
 
 @pytest.fixture
 def trial() -> Iterator[TrialProcess]:
-    trial = TrialProcess(*VOCABULARY, timeout_s=TIMEOUT_S)
+    trial = TrialProcess("llguidance", *VOCABULARY, timeout_s=TIMEOUT_S)
     yield trial
     trial.close()
 
@@ -101,7 +101,7 @@ def test_case_17_bombs_are_refused_or_served_in_bounded_time_and_memory_while_ot
         partial(LlgCompiler, *VOCABULARY),
         eos_token_ids=[0],
         max_bytes=64_000_000,
-        make_trial=partial(TrialProcess, *VOCABULARY, TIMEOUT_S),
+        make_trial=partial(TrialProcess, "llguidance", *VOCABULARY, TIMEOUT_S),
         ring=rung.set,
     )
     world = EngineWorld(settings(context_length=4_000, num_pages=20_000, max_running_requests=40), grammars=pool)

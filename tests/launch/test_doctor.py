@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.launch.tiny_model import write_safetensors, write_tiny_model
-from weft.launch import cli
+from weft.config.machine import Gpu, Machine
+from weft.launch import cli, doctor
 
 SHAPES = {
     "model.embed_tokens.weight": [258, 16],
@@ -88,3 +89,18 @@ def test_model_that_does_not_fit(capsys: pytest.CaptureFixture[str], model: Path
     status, found = examine(capsys, str(model), "--port", "0", "--kv-tokens", "900000000000")
     assert status == 1
     assert found["fit"][0] == "FAIL"
+
+
+def test_a_gpu_that_torch_cannot_use_fails_and_what_would_run_there_is_told(
+    capsys: pytest.CaptureFixture[str], model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = Gpu("NVIDIA H200", 140_000_000_000, 141_000_000_000)
+    monkeypatch.setattr(doctor, "probe", lambda: Machine(2, 8_000_000_000, 8_000_000_000, (gpu,)))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    status, found = examine(capsys, str(model), "--port", "0")
+    assert status == 1
+    assert found["gpu"] == ("ok", "NVIDIA H200 (140.0 GB of 141.0 GB free)")
+    assert found["kernels-gpu"][0] == "FAIL"
+    assert "cannot use it" in found["kernels-gpu"][1]
+    assert "on cuda in bfloat16" in found["fit"][1]
+    assert "steps overlap, 19 graphs for up to 256 requests, prompts in pieces of 8,192 tokens" in found["fit"][1]

@@ -56,6 +56,12 @@ def test_many_prompts_as_ids(llm: LLM) -> None:
     assert [output.token_ids for output in outputs] == [expected([1, 2, 3]), expected([4, 5])]
 
 
+def test_a_stop_string_ends_a_request_that_is_alone(llm: LLM) -> None:
+    [whole] = llm.generate("seventeen", SamplingParams(max_new_tokens=12, temperature=0.0, ignore_eos=True))
+    [output] = llm.generate("seventeen", SamplingParams(max_new_tokens=12, temperature=0.0, stop=(whole.text[3:5],)))
+    assert (output.text, output.finish_reason) == (whole.text[:3], "stop")
+
+
 def test_parameters_for_each_prompt(llm: LLM) -> None:
     outputs = llm.generate([[1], [1]], [SamplingParams(max_new_tokens=1), SamplingParams(max_new_tokens=3)])
     assert [output.completion_tokens for output in outputs] == [1, 3]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from pathlib import Path
 
 import zmq
 
-from weft.messages.channel import Receiver, Sender
+from weft.messages.channel import AsyncReceiver, Receiver, Sender
 from weft.messages.codec import decode_to_engine
 from weft.messages.control import GetState
 
@@ -53,4 +54,32 @@ def test_the_first_message_waits_for_a_peer_that_is_just_connecting(tmp_path: Pa
     assert found == [1]
     assert sender.num_unsent == 0
     sender.close()
+    context.term()
+
+
+def test_an_event_loop_gets_every_message_however_late_it_asks_and_counts_what_is_none(tmp_path: Path) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    address = f"ipc://{tmp_path / 'x'}"
+
+    async def work() -> list[int]:
+        receiver = AsyncReceiver(context, address, decode_to_engine, bind=True)
+        sender = Sender(context, address)
+        found: list[int] = []
+        for _ in range(3):  # once asleep, then with messages that wait, then asleep again
+            asking = asyncio.create_task(receiver.receive())
+            await asyncio.sleep(0.01)
+            for call in range(100):
+                sender.send(GetState(call=call))
+            sender._socket.send(b"no message")
+            found.append((await asyncio.wait_for(asking, 5)).call)  # type: ignore[union-attr]
+            await asyncio.sleep(0.01)
+            found += [(await asyncio.wait_for(receiver.receive(), 5)).call for _ in range(99)]  # type: ignore[union-attr]
+        sender.send(GetState(call=7))
+        found.append((await asyncio.wait_for(receiver.receive(), 5)).call)  # type: ignore[union-attr]
+        assert receiver.num_dropped == 3
+        receiver.close()
+        sender.close()
+        return found
+
+    assert asyncio.run(work()) == [*range(100)] * 3 + [7]
     context.term()

@@ -233,6 +233,19 @@ def test_embedding_gathers_the_rows_of_the_tokens(kernels, format, in_size):
     assert out[6].isnan().all()
 
 
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("in_size", [1, 70, 600])
+def test_embedding_takes_vectors_of_the_step_for_tokens_below_zero(kernels, format, in_size):
+    table, vectors = Packed(kernels, [random(100, in_size)], format), random(3, in_size)
+    tokens = torch.tensor([-3, 99, -1, 5, -2, -2])
+    out = torch.full((7, in_size), torch.nan)
+    step = abi.Step(num_tokens=6, tokens=tokens.data_ptr(), vectors=vectors.data_ptr())
+    kernels.run_one(abi.EmbedArgs(table.address, out.data_ptr()), step)
+    rows = table.unpacked()[0]
+    assert torch.equal(out[:6], torch.stack([vectors[2], rows[99], vectors[0], rows[5], vectors[1], vectors[1]]))
+    assert out[6].isnan().all()
+
+
 # ---------------------------------------------------------------- norm
 
 

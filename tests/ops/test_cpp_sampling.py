@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from tests.ops.conftest import SETS
-from weft.executor.plan import LogitBias, Logprobs, Sampling
+from weft.executor.plan import LogitBias, Logprobs, Penalties, Sampling
 from weft.executor.sampler import sample
 from weft.ops.cpp.library import Library
 from weft.ops.cpp.sampling import CppChoose, argmax
@@ -156,6 +156,53 @@ def test_a_mask_forbids_tokens_of_its_row(choose, vocab):
         assert torch.equal(x[[1, 3]], logits(5, vocab)[[1, 3]])
 
 
+def penalties(num_rows: int, vocab: int, length: int, seed: int = 0) -> tuple[Penalties, torch.Tensor]:
+    """Of every second row, in falling order, about `length` tokens of history; and the last tokens of all rows. Among
+    the penalties are those that are off."""
+    generator = np.random.default_rng(seed)
+    index = np.arange(num_rows - 1, -1, -2, dtype=np.int32)
+    num = len(index)
+    lens = generator.integers(0, 2 * length + 1, num)
+    offsets = np.concatenate([[0], np.cumsum(lens)]).astype(np.int32)
+    seen = Penalties(
+        index=index,
+        frequency=generator.choice([0.0, 0.3, -1.7, 2.0], num).astype(np.float32),
+        presence=generator.choice([0.0, 0.7, -0.4], num).astype(np.float32),
+        repetition=generator.choice([1.0, 1.1, 0.7, 10.0], num).astype(np.float32),
+        history=(generator.random(int(offsets[-1])) ** 2 * vocab).astype(np.int32),
+        offsets=offsets,
+        output_starts=(offsets[:-1] + generator.random(num) * (lens + 1)).astype(np.int32),
+        lacks_last=generator.random(num) < 0.5,
+    )
+    return seen, torch.from_numpy(generator.integers(0, vocab, num_rows))
+
+
+@pytest.mark.parametrize("vocab", SIZES)
+def test_penalties_are_those_of_the_twin_bit_for_bit(choose, threads, vocab):
+    for num_threads, length in ((1, 3), (2, 40), (3, 700)):
+        threads(num_threads)
+        seen, last = penalties(13, vocab, length, seed=vocab + length)
+        wide = torch.full((13, vocab + 3), 7.0)
+        wide[:, :vocab] = logits(13, vocab)
+        wide[2, 0] = wide[4, vocab // 2] = -INF
+        wide[6, ::2] = -0.0
+        expected = wide.clone()
+        TWIN.penalise(expected[:, :vocab], seen, last)
+        choose.penalise(wide[:, :vocab], seen, last)
+        assert torch.equal(wide.view(torch.int32), expected.view(torch.int32))
+
+
+def test_penalties_of_a_row_that_is_not_finite_harm_no_other(choose):
+    seen, last = penalties(9, 300, 50)
+    x, good = logits(9, 300), logits(9, 300)
+    x[4] = float("nan")
+    choose.penalise(x, seen, last)
+    choose.penalise(good, seen, last)
+    others = [0, 1, 2, 3, 5, 6, 7, 8]
+    assert torch.equal(x[others], good[others])
+    assert x[4].isnan().all()
+
+
 @pytest.mark.parametrize("vocab", SIZES)
 def test_every_filter_draws_what_the_twin_draws(choose, vocab):
     for spread in (0.1, 3.0):
@@ -233,8 +280,9 @@ def test_the_sampler_gives_the_same_by_kernels_and_by_torch(choose):
         bias = LogitBias(num[:2], num[:2] + 100, np.array([50.0, -INF], np.float32))
         wanted = Logprobs(num[1:], num[1:])
         draws = columns(FILTERS[:4])
-        how = Sampling(**vars(draws), bias=bias, logprobs=wanted)
-        results.append(sample(one, x.clone(), how, torch.zeros(4, dtype=torch.int64)).result())
+        seen, last = penalties(4, 500, 100)
+        how = Sampling(**vars(draws), bias=bias, penalties=seen, logprobs=wanted)
+        results.append(sample(one, x.clone(), how, last).result())
     ours, twins = results
     assert ours.logprobs is not None
     assert twins.logprobs is not None

@@ -19,7 +19,7 @@ from weft.executor.control import (
     ResumeMemory,
     UpdateFromDisk,
 )
-from weft.executor.plan import LAST_SAMPLED, Plan, Result
+from weft.executor.plan import LAST_SAMPLED, Given, PlaceLogprobs, Plan, Result
 
 MASK = (1 << 61) - 1
 
@@ -30,6 +30,20 @@ def extend_hash(before: int, token: int, weights: int = 0) -> int:
 
 def next_token(state: int, vocab_size: int) -> int:
     return (state ^ (state >> 17)) % vocab_size
+
+
+def logprob(state: int, token: int) -> float:
+    """Of a token behind what leads to this state."""
+    return -float((state ^ token) % 9_973)
+
+
+def expected_logprobs(prompt: list[int], start: int) -> list[float | None]:
+    """Of the tokens of a prompt from `start` on."""
+    states = [0]
+    for token in prompt:
+        states.append(extend_hash(states[-1], token))
+    told = [logprob(states[i], prompt[i]) for i in range(start + 1, len(prompt))]
+    return [None, *told] if start < len(prompt) else []
 
 
 def expected_output(prompt: list[int], max_new: int, vocab_size: int, eos: set[int], weights: int = 0) -> list[int]:
@@ -137,7 +151,27 @@ class OracleRunner:
             if samples:
                 self.last[row] = token
         assert len(plan.sampling.seeds) == len(tokens)
-        return Result(tokens=np.array(tokens, dtype=np.int32))
+        return Result(tokens=np.array(tokens, dtype=np.int32), given=self._given(plan, [state for _, state in states]))
+
+    @staticmethod
+    def _given(plan: Plan, states: list[int]) -> Given | None:
+        """`states` [T] after each token of the step."""
+        asked = None if plan.wanted is None else plan.wanted.prompt_logprobs
+        if asked is None:
+            return None
+        assert int(asked.counts.sum()) == len(asked.places) == len(asked.targets)
+        pairs = zip(asked.places.tolist(), asked.targets.tolist(), strict=True)
+        values = np.array([logprob(states[place], token) for place, token in pairs], dtype=np.float32)
+        none = np.zeros((len(values), 0), dtype=np.float32)
+        return Given(
+            prompt_logprobs=PlaceLogprobs(
+                logprobs=values,
+                ranks=np.ones(len(values), dtype=np.int32),
+                top_ids=none.astype(np.int32),
+                top_logprobs=none,
+                id_logprobs=np.repeat(values[:, None], asked.ids.shape[1], axis=1),
+            )
+        )
 
     def _follow_table(self, plan: Plan) -> None:
         if plan.table is not None:

@@ -14,6 +14,7 @@ from weft.messages.requests import Abort, GenerateRequest
 from weft.observe.journal import JournalWriter
 from weft.scheduler.service.blocker import Barrier
 from weft.scheduler.service.journal import RecordedEngine
+from weft.scheduler.service.processors import Processors
 from weft.scheduler.settings import SchedulerSettings
 
 
@@ -41,6 +42,7 @@ class RecordedWorld(World):
         max_bytes: int = 1 << 40,
         barrier: Barrier | None = None,
         grammars: Grammars | None = None,
+        processors: Processors | None = None,
     ) -> None:
         super().__init__(settings, depth, fail_steps)
         self.records = Records()
@@ -54,6 +56,7 @@ class RecordedWorld(World):
             max_bytes=max_bytes,
             barrier=barrier,
             grammars=grammars,
+            processors=processors,
         )
         self.engine.start_over()
         self.scheduler = self.engine.scheduler

@@ -25,7 +25,7 @@ from weft.grammar.protocol import Compiled, Key, Matcher, Words
 from weft.grammar.trial import NoTrial
 from weft.messages.control import ExplainRequest, ListRequests
 from weft.messages.requests import Abort
-from weft.messages.sampling import Grammar
+from weft.messages.sampling import Grammar, ThinkingMarks
 from weft.scheduler.service.replay import Replay
 
 VOCABULARY = [bytes([token - 4]) if 4 <= token < 260 else b"" for token in range(VOCAB)]
@@ -52,7 +52,7 @@ class Gate:
 class Bench:
     """A grammar service, and what of it a test holds in its hands."""
 
-    def __init__(self, compiler: ChoiceCompiler | None = None) -> None:
+    def __init__(self, compiler: ChoiceCompiler | None = None, *, jump: bool = True) -> None:
         self.gate = Gate()
         self.gate.opened.set()
         self.rung = threading.Event()
@@ -63,6 +63,7 @@ class Bench:
             max_bytes=1_000_000,
             make_trial=lambda: self.gate,
             ring=self.rung.set,
+            jump=jump,
         )
 
 
@@ -85,7 +86,8 @@ def obey_masks(runner: OracleRunner) -> None:
         tokens, rows = result.tokens.copy(), plan.rows[plan.samples]
         for i, words in zip(mask.index.tolist(), mask.words, strict=True):
             allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
-            tokens[i] = allowed[tokens[i] % len(allowed)]
+            if tokens[i] not in allowed:
+                tokens[i] = allowed[tokens[i] % len(allowed)]
             runner.last[rows[i]] = tokens[i]
         return Result(tokens=tokens)
 
@@ -129,8 +131,8 @@ def test_every_output_is_one_of_the_choices(bench: Bench, depth: int, changes: d
     assert [len(world.outputs[id]) for id in free] == [9] * 5
 
 
-def test_outputs_do_not_depend_on_retraction_chunks_or_overlap(bench: Bench) -> None:
-    def outputs(depth: int, **changes: Any) -> list[list[int]]:
+def test_outputs_do_not_depend_on_retraction_chunks_overlap_or_jumps(bench: Bench) -> None:
+    def outputs(bench: Bench, depth: int, **changes: Any) -> list[list[int]]:
         world = make_world(bench, depth, **changes)
         long = choice("no, " + WORDS[3], "not " + WORDS[3])
         ids = [world.send([*PROMPT, i], grammar=long, max_new_tokens=60) for i in range(12)]
@@ -140,12 +142,16 @@ def test_outputs_do_not_depend_on_retraction_chunks_or_overlap(bench: Bench) -> 
         return [world.outputs[id] for id in ids]
 
     retractions: list[int] = []
-    plain = outputs(0)
+    slow = Bench(jump=False)
+    plain = outputs(slow, 0)
     tight = {"num_pages": 110, "schedule_conservativeness": 0.0, "chunked_prefill_size": 16}
-    assert outputs(0, **tight) == plain
-    assert outputs(1, **tight) == plain
+    assert outputs(slow, 0, **tight) == plain
+    assert outputs(slow, 1, **tight) == plain
+    slow.pool.close()
     assert retractions[0] == 0
     assert min(retractions[1:]) > 0
+    assert outputs(bench, 0) == plain
+    assert outputs(bench, 1, **tight) == plain
 
 
 def test_the_end_token_is_allowed_only_at_the_end_and_a_longer_choice_may_go_on(bench: Bench) -> None:
@@ -171,7 +177,7 @@ class Panicking(ChoiceMatcher):
     def fork(self) -> ChoiceMatcher:
         return Panicking(self.vocabulary, self.eos, self.left)
 
-    def consume(self, token: int) -> None:
+    def consume(self, token: int) -> bool:
         raise ZeroDivisionError
 
 
@@ -208,6 +214,76 @@ def test_case_19_a_dead_end_or_an_exception_ends_only_that_request() -> None:
         assert (world.finished[id].reason, world.finished[id].status) == ("error", 500)
     reasons = [world.finished[id].message.rpartition(": ")[2] for id in bad]
     assert reasons == ["nothing may follow", "nothing may follow", "ZeroDivisionError"]
+
+
+# Reasoning before
+
+
+BEGIN, END_1, END_2 = 270, 271, 272
+
+
+def script(runner: OracleRunner, *tokens: int) -> None:
+    """The oracle wants to say this, whatever it is asked; when it is through, an A for ever."""
+    execute, said = runner.execute, iter(tokens)
+
+    def scripted(plan: Plan) -> Result:
+        result = execute(plan)
+        token = next(said, 4 + ord("A")) if len(result.tokens) else 0
+        runner.last[plan.rows[plan.samples]] = token
+        return Result(tokens=np.full_like(result.tokens, token))
+
+    runner.execute = scripted  # type: ignore[method-assign]
+
+
+def behind(*, is_open: bool) -> Grammar:
+    marks = ThinkingMarks((BEGIN,), (END_1, END_2), is_open)
+    return Grammar("choice", json.dumps(["yes", "no"]), behind=marks)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("is_open", [False, True])
+def test_reasoning_is_free_and_the_grammar_holds_from_its_end_on(bench: Bench, depth: int, is_open: bool) -> None:
+    thoughts = [5, END_1, 6, END_2, EOS, END_1, END_2]
+    world = EngineWorld(settings(), depth, grammars=bench.pool)
+    script(world.runner, *([] if is_open else [BEGIN]), *thoughts)
+    obey_masks(world.runner)
+    id = world.send(PROMPT, grammar=behind(is_open=is_open), max_new_tokens=60, ignore_eos=True)
+    until_compiled(world, bench)
+    world.run_dry()
+    free = len(thoughts) + (not is_open)
+    assert world.outputs[id][:free] == [BEGIN] * (not is_open) + thoughts
+    assert b"".join(VOCABULARY[token] for token in world.outputs[id][free:]) in (b"yes", b"no")
+    assert world.finished[id].reason == "stop"
+    assert not world.engine.grammar._thinking
+
+
+def test_who_does_not_begin_with_reasoning_is_held_from_the_first_token_on(bench: Bench) -> None:
+    world = EngineWorld(settings(), grammars=bench.pool)
+    script(world.runner, BEGIN + 5, BEGIN, END_1, END_2)
+    obey_masks(world.runner)
+    id = world.send(PROMPT, grammar=behind(is_open=False), max_new_tokens=60)
+    until_compiled(world, bench)
+    world.run_dry()
+    assert said(world, id) in ("yes", "no")
+
+
+def test_reasoning_before_a_grammar_survives_retraction_and_is_replayed(bench: Bench) -> None:
+    world = RecordedWorld(settings(num_pages=120, schedule_conservativeness=0.0), 1, grammars=bench.pool)
+    obey_masks(world.runner)
+    marks = ThinkingMarks((BEGIN,), (4 + ord("e"),), is_open=True)
+    texts = ["ready or not, here it is", "ruled out"]
+    grammar = Grammar("choice", json.dumps(texts), behind=marks)
+    ids = [world.send([*PROMPT, i], grammar=grammar, max_new_tokens=85, ignore_eos=True) for i in range(20)]
+    bench.rung.wait(10)
+    world.run_dry()
+    assert world.scheduler.counters.num_retractions
+    ended = [id for id in ids if world.finished[id].reason == "stop"]
+    assert len(ended) > 3
+    for id in ended:
+        place = world.outputs[id].index(4 + ord("e")) + 1
+        assert b"".join(VOCABULARY[token] for token in world.outputs[id][place:]).decode() in texts
+    replay = Replay(world.records)
+    assert replay.run(), replay.difference
 
 
 # Waiting

@@ -57,6 +57,14 @@ def random_prompt(rng: random.Random, families: list[list[int]], longest: int) -
     return (head + tail)[:longest]
 
 
+def prompt_wishes(rng: random.Random, prompt_len: int) -> dict[str, int]:
+    """What some want to know of their prompt."""
+    if rng.random() < 0.7:
+        return {}
+    start = rng.choice([0, 0, rng.randrange(prompt_len), prompt_len - 1])
+    return {"prompt_logprobs": 0, "prompt_logprobs_start": start}
+
+
 def run_random(seed: int, num_requests: int = 40, *, switches: bool = False) -> RecordedWorld:
     """Run a random world to its end. If it breaks, its journal is in the file that the exception names. `switches`: the
     policy changes again and again. In every third world some requests belong to sessions."""
@@ -89,6 +97,7 @@ def drive(
     crowd = rng.choice([2, 10, 40])  # as long as fewer wait, others come
     if world.settings.max_step_s:
         world.let_steps_cost(lambda plan: 0.001 + 0.0005 * plan.num_tokens)
+    wishes = random.Random(f"wishes beside {families[0]}")
     sent = 0
     while sent < num_requests or world.has_work:
         if sent < num_requests and len(world.scheduler.waiting_queue) < crowd and rng.random() < 0.4:
@@ -100,7 +109,8 @@ def drive(
                     max_new = max(1, min(max_new, world.scheduler.max_len - len(prompt)))
                 world.send(
                     prompt,
-                    max_new_tokens=max_new,
+                    **prompt_wishes(wishes, len(prompt)),
+                    max_new_tokens=max_new if wishes.random() < 0.95 else 0,
                     ignore_eos=rng.random() < 0.2,
                     stop_token_ids=(7,) if rng.random() < 0.2 else (),
                     salt=rng.choice(["", "", "", "other"]),
@@ -158,7 +168,8 @@ def test_a_broken_invariant_leaves_a_journal_that_breaks_it_again(
 
 
 def test_the_random_schedules_reach_what_they_are_meant_to() -> None:
-    reached = dict.fromkeys(["retractions", "evictions", "hits", "aborted", "refused", "failed", "late"], 0)
+    kinds = ["retractions", "evictions", "hits", "aborted", "refused", "failed", "late", "silent", "told in pieces"]
+    reached = dict.fromkeys(kinds, 0)
     talked = Counter[str]()
     for seed in range(60):
         world = run_random(seed)
@@ -170,6 +181,9 @@ def test_the_random_schedules_reach_what_they_are_meant_to() -> None:
         reached["refused"] += sum(finish.status in (400, 503) for finish in world.finished.values())
         reached["late"] += sum(finish.reason == "abort" and finish.status >= 400 for finish in world.finished.values())
         reached["failed"] += len(world.failures)
+        silent = [id for id, one in world.sent.items() if one.sampling.max_new_tokens == 0]
+        reached["silent"] += sum(world.finished[id].reason == "length" for id in silent)
+        reached["told in pieces"] += sum(len(pieces) > 1 for pieces in world.given.values())
         talked += world.talked
     assert min(reached.values()) > 20, reached
     for what in ("opened", "closed", "expired", "appended", "branched", "stopped", "refused", "dropped"):

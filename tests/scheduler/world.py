@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tests.scheduler.oracle_runner import OracleRunner, expected_output
+from tests.scheduler.oracle_runner import OracleRunner, expected_logprobs, expected_output
 from weft.executor.plan import Plan, Result
-from weft.messages.replies import Finish, StepOutput
+from weft.messages.replies import Extra, Finish, StepOutput
 from weft.messages.requests import Abort, GenerateRequest
 from weft.messages.sampling import SamplingParams
 from weft.messages.sessions import SessionParams
@@ -18,6 +18,7 @@ from weft.scheduler.part import Part
 from weft.scheduler.request import NO_ROW, Request, RequestState
 from weft.scheduler.scheduler import Scheduler
 from weft.scheduler.settings import SchedulerSettings
+from weft.text.prompt_logprobs import prompt_logprobs
 
 VOCAB = 300
 EOS = 3
@@ -46,6 +47,7 @@ class World:
         self.prompts: dict[int, list[int]] = {}  # whole ones, with the history of a session
         self.outputs: dict[int, list[int]] = {}
         self.finished: dict[int, Finish] = {}
+        self.given: dict[int, list[Extra]] = {}
         self.num_steps = 0
         self.talked = Counter[str]()  # what happened to sessions
 
@@ -63,12 +65,15 @@ class World:
         packed = np.array(prompt, dtype=np.int32).tobytes()
         salt, user, priority = sampling.pop("salt", ""), sampling.pop("user", ""), sampling.pop("priority", 0)
         timeout_ms = int(str(sampling.pop("timeout_ms", 0)))
+        rid = str(sampling.pop("rid", f"r{id}"))
+        params = SamplingParams(**sampling)
         request = GenerateRequest(
             id=id,
-            rid=str(sampling.pop("rid", f"r{id}")),
+            rid=rid,
             input_ids=packed,
             session=session,
-            sampling=SamplingParams(**sampling),
+            sampling=params,
+            fresh_from=params.fresh_from,
             cache_salt=str(salt),
             user=str(user),
             priority=int(str(priority)),
@@ -120,6 +125,9 @@ class World:
         for id, token in zip(ids, tokens, strict=True):
             assert id not in self.finished, "a token after the final word"
             self.outputs[id].append(token)
+        for extra in output.given:
+            assert extra.id not in self.finished, "something is given after the final word"
+            self.given.setdefault(extra.id, []).append(extra)
         for finish in output.finished:
             assert finish.id not in self.finished, "two final words"
             self.finished[finish.id] = finish
@@ -148,7 +156,7 @@ class World:
         if watch is not None:
             for request in waiting:
                 if not request.retractions and request.admitted_s < 0 and request.id >= 0:  # below 0: of the engine
-                    usable = request.packed[: (request.fill_len - 1) * 4]
+                    usable = request.packed[: request.reusable_len * 4]
                     assert watch.length(request.arrival) == kv.cache.peek(request.namespace, usable)
         open_prompts = [r for r in with_row if r.state is RequestState.PREFILLING and r.kv_len < r.fill_len]
         assert open_prompts == ([scheduler.chunked_req] if scheduler.chunked_req else [])
@@ -182,12 +190,22 @@ class World:
         for id, request in self.sent.items():
             finish = self.finished[id]
             prompt = self.prompts[id]
-            max_new = request.sampling.max_new_tokens or self.scheduler.max_len - len(prompt)
+            max_new = request.sampling.max_new_tokens
+            max_new = self.scheduler.max_len - len(prompt) if max_new is None else max_new
             eos = set(request.sampling.stop_token_ids) | (set() if request.sampling.ignore_eos else {EOS})
             expected = expected_output(prompt, max_new, VOCAB, eos)
             output = self.outputs[id]
             assert output == expected[: len(output)], f"request {id} differs from a run on its own"
             if finish.reason in ("stop", "length"):
                 assert output == expected
-                assert finish.reason == ("stop" if expected[-1] in eos else "length")
+                assert finish.reason == ("stop" if expected and expected[-1] in eos else "length")
                 assert finish.completion_tokens == len(output)
+                self.check_prompt_logprobs(id)
+
+    def check_prompt_logprobs(self, id: int) -> None:
+        """Each was given once, in order, and is that of the tokens before it."""
+        params = self.sent[id].sampling
+        if params.prompt_logprobs is not None:
+            start, told = params.prompt_logprobs_start, prompt_logprobs(self.given.get(id, []))
+            assert [one.token for one in told] == self.prompts[id][start:]
+            assert [one.logprob for one in told] == expected_logprobs(self.prompts[id], start)

@@ -23,8 +23,9 @@ from weft.config.limits import Limits
 from weft.config.server import ServerConfig
 from weft.messages import control, flow, sessions
 from weft.messages.codec import FromEngine, ToEngine, decode_from_engine, decode_to_engine, encode
-from weft.messages.replies import Finish, StepOutput, TokenLogprobs
+from weft.messages.replies import Extra, Finish, HiddenStates, PromptPiece, StepOutput, TokenLogprobs
 from weft.messages.requests import Abort, BatchGenerate, GenerateRequest
+from weft.messages.sampling import SamplingParams
 from weft.server.app import create_app
 from weft.server.info import Readiness, ServerInfo
 from weft.server.serve import make_server
@@ -41,6 +42,8 @@ READY = control.EngineReady(
     kv_tokens=8_000,
     page_size=16,
     startup=[("weights", "none", 0.0)],
+    hidden_size=3,
+    gives_hidden_states=True,
 )
 
 
@@ -137,8 +140,17 @@ class FakeEngine:
         tokens: list[int] = []
         logprobs: list[TokenLogprobs] = []
         finished: list[Finish] = []
+        given: list[Extra] = []
         for id, one in list(self.running.items()):
             params = one.request.sampling
+            if params.prompt_logprobs is not None and not one.num_done:
+                given += _told(one.request, params)
+            if params.hidden_states is not None:
+                given.append(_states(one, whole=params.hidden_states == "all"))
+            if params.max_new_tokens == 0:
+                finished.append(_end(one.request, "length", 200, ""))
+                del self.running[id]
+                continue
             is_over = one.num_done >= len(one.tokens)
             token = EOS if is_over else one.tokens[one.num_done]
             one.num_done += 1
@@ -147,7 +159,9 @@ class FakeEngine:
             if params.logprobs is not None:
                 top = [(token + k) % 256 for k in range(params.logprobs)]
                 values = [-0.5 - k for k in range(params.logprobs)]
-                logprobs.append(TokenLogprobs(id=id, logprob=-0.5, top_ids=top, top_logprobs=values))
+                others = [-float(token) for token in params.logprob_token_ids]
+                told = TokenLogprobs(id=id, logprob=-0.5, top_ids=top, top_logprobs=values, id_logprobs=others)
+                logprobs.append(told)
             assert params.max_new_tokens is not None
             stopped = (is_over and not params.ignore_eos) or token in params.stop_token_ids
             if stopped or one.num_done >= params.max_new_tokens:
@@ -158,8 +172,44 @@ class FakeEngine:
             ids=np.asarray(ids, dtype=np.int64).tobytes(),
             tokens=np.asarray(tokens, dtype=np.int32).tobytes(),
             logprobs=logprobs,
+            given=given,
             finished=finished,
         )
+
+
+def _states(one: _Running, *, whole: bool) -> HiddenStates:
+    """Of the tokens that a step computes: the one at position p has [p, p + 0.5, -p]."""
+    prompt_len = len(one.request.input_ids) // 4
+    end = prompt_len + one.num_done
+    start = 0 if whole and not one.num_done else end - 1
+    positions = np.arange(start, end, dtype=np.float32)
+    vectors = np.stack([positions, positions + 0.5, -positions], axis=1).tobytes()
+    return HiddenStates(id=one.request.id, start=start, num_tokens=end - start, vectors=vectors)
+
+
+def _told(request: GenerateRequest, params: SamplingParams) -> list[Extra]:
+    """In pieces of 4: token t has log probability -t, is the third, and t + 1, t + 2.. are likelier: -0.5, -1.5.."""
+    ids = np.frombuffer(request.input_ids, dtype=np.int32)[params.prompt_logprobs_start :]
+    num_top, num_ids = params.prompt_logprobs or 0, len(params.logprob_token_ids)
+    logprobs = -ids.astype(np.float32)
+    logprobs[:1] = np.nan
+    top = ids[:, None] + np.arange(1, 1 + num_top, dtype=np.int32)
+    values = np.tile(-0.5 - np.arange(num_top, dtype=np.float32), (len(ids), 1))
+    others = np.tile(-np.array(params.logprob_token_ids, dtype=np.float32), (len(ids), 1))
+    return [
+        PromptPiece(
+            id=request.id,
+            tokens=ids[piece].tobytes(),
+            logprobs=logprobs[piece].tobytes(),
+            ranks=np.full(len(ids[piece]), 3, dtype=np.int32).tobytes(),
+            num_top=num_top,
+            top_ids=top[piece].tobytes(),
+            top_logprobs=values[piece].tobytes(),
+            num_ids=num_ids,
+            id_logprobs=others[piece].tobytes(),
+        )
+        for piece in (slice(begin, begin + 4) for begin in range(0, len(ids), 4))
+    ]
 
 
 def _end(request: GenerateRequest, reason: Any, status: int, message: str, num_tokens: int = 0) -> Finish:

@@ -18,6 +18,8 @@ TAG = {"structures": [{"begin": "<f>", "schema": {}, "end": "</f>"}], "triggers"
 WRITTEN = '{"type":"object","properties":{"b":{"type":"integer"},"a":{}}}'
 AS_SCHEMA = Grammar("json_schema", WRITTEN)
 AS_OBJECT = Grammar("json_schema", '{"type":"object"}')
+FORMAT = {"type": "sequence", "elements": [{"type": "const_string", "value": "x"}]}
+AS_FORMAT = Grammar("structural_tag", '{"format":{"type":"sequence","elements":[{"type":"const_string","value":"x"}]}}')
 AS_TAG = Grammar("structural_tag", '{"structures":[{"begin":"<f>","end":"</f>","schema":{}}],"triggers":["<f"]}')
 
 
@@ -53,6 +55,8 @@ SPELLED: list[tuple[dict[str, Any], Grammar | None]] = [
     ({"ebnf": "root ::= x"}, Grammar("ebnf", "root ::= x")),
     ({"choice": ["a"]}, Grammar("choice", '["a"]')),
     ({"structural_tag": TAG}, AS_TAG),
+    ({"structural_tag": {"type": "structural_tag", "format": FORMAT}}, AS_FORMAT),
+    (response("structural_tag", format=FORMAT), AS_FORMAT),
 ]
 OF_OPENAI: list[tuple[dict[str, Any], Grammar | None]] = [
     ({"guided_json": SCHEMA}, AS_SCHEMA),
@@ -102,6 +106,7 @@ def test_the_native_route_has_them_among_its_sampling_parameters(
         ({"response_format": {}}, "response_format", "an object with a type"),
         ({"structural_tag": {"structures": []}}, "structural_tag", "triggers"),
         ({"structural_tag": {**TAG, "triggers": ["<g"]}}, "structural_tag", "must begin with one of the triggers"),
+        ({"structural_tag": {"format": "x"}}, "structural_tag.format", "'x'; an object with a type is needed"),
         ({"regex": "a" * (MAX_GRAMMAR_LEN + 1)}, "regex", "4,000,001 characters; 1 to 4,000,000"),
         ({"regex": 5}, "regex", "Expected `str | null`"),
     ],

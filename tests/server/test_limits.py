@@ -20,6 +20,7 @@ from weft.server.limits import BOUNDS
 
 TEXT, CHAT, NATIVE = "/v1/completions", "/v1/chat/completions", "/generate"
 HI = [{"role": "user", "content": "Hi"}]
+FIVE_NEW = {"sampling_params": {"max_new_tokens": 5}}
 DOCUMENT = Path(__file__).parents[2] / "docs" / "limits.md"
 
 
@@ -45,10 +46,31 @@ CASES: list[tuple[str, float, str, dict[str, Any], int]] = [  # limit, its value
     ("max_total_stop_len", 5, TEXT, {"prompt": "a", "stop": ["abc", "bcd"]}, 400),
     ("max_stop_token_ids", 1, TEXT, {"prompt": "a", "stop_token_ids": [1, 2]}, 400),
     ("max_logit_bias", 1, TEXT, {"prompt": "a", "logit_bias": {"1": 1, "2": 1}}, 400),
+    ("max_stop_strings", 1, TEXT, {"prompt": "a", "stop_regex": ["b", "c"]}, 400),
+    ("max_stop_len", 3, NATIVE, {"text": "a", "sampling_params": {"stop_regex": "abcd"}}, 400),
+    ("max_total_stop_len", 5, CHAT, {"messages": HI, "stop_regex": ["abc"], "bad_words": ["bcd"]}, 400),
+    ("max_allowed_token_ids", 2, TEXT, {"prompt": "a", "allowed_token_ids": [1, 2, 3]}, 400),
+    ("max_total_logit_bias", 3, TEXT, {"prompt": ["a", "b"], "allowed_token_ids": [1, 2]}, 400),
+    (
+        "max_total_logit_bias",
+        9,
+        TEXT,
+        {"prompt": "a", "custom_logit_processor": "x", "custom_params": {"a": "b" * 9}},
+        400,
+    ),
+    ("max_bad_words", 1, CHAT, {"messages": HI, "bad_words": ["b", "c"]}, 400),
+    ("max_processors", 1, NATIVE, {"text": "a", "custom_logit_processor": ["x", "y"]}, 400),
     ("max_total_grammar_len", 5, TEXT, {"prompt": ["a", "b"], "regex": "abc"}, 400),
     ("max_total_logit_bias", 3, TEXT, {"prompt": ["a", "b"], "logit_bias": {"1": 1, "2": 1}}, 400),
     ("max_logprobs", 1, TEXT, {"prompt": "a", "logprobs": 2}, 400),
+    ("max_logprob_token_ids", 2, NATIVE, {"text": "a", "token_ids_logprob": [[1, 2, 3]]}, 400),
+    ("max_total_prompt_logprobs", 20, TEXT, {"prompt": ["ab", "abc"], "n": 2, "prompt_logprobs": 2}, 400),
+    ("max_total_hidden_values", 70, TEXT, {"prompt": ["a", "b"], "n": 12, "return_hidden_states": True}, 400),
+    ("max_total_hidden_values", 17, NATIVE, {"text": "a", **FIVE_NEW, "return_hidden_states": True}, 400),
+    ("max_total_embed_values", 5, NATIVE, {"input_embeds": [[1, 2, 3], [4, 5, 6]]}, 400),
+    ("max_open_embeds_mb", 0.00004, NATIVE, {"input_embeds": [[1, 2, 3], [4, 5, 6]], "sampling_params": {"n": 2}}, 503),
     ("max_detokenized", 3, "/detokenize", {"tokens": [[1, 2], [3, 4]]}, 400),
+    ("max_parsed_len", 3, "/separate_reasoning", {"text": "abcd", "reasoning_parser": "qwen3"}, 400),
     ("max_rid_len", 8, TEXT, {"prompt": "a", "rid": "123456789"}, 400),
     ("max_salt_len", 3, TEXT, {"prompt": "a", "cache_salt": "abcd"}, 400),
     ("max_timeout_ms", 10, TEXT, {"prompt": "a", "timeout_ms": 11}, 400),
@@ -96,7 +118,11 @@ def test_nothing_can_be_set_beyond_what_the_engine_is_made_for() -> None:
     assert most["max_stop_len"] == sampling.MAX_STOP_LEN
     assert most["max_stop_token_ids"] == sampling.MAX_STOP_TOKEN_IDS
     assert most["max_logit_bias"] == sampling.MAX_LOGIT_BIAS
+    assert most["max_allowed_token_ids"] == sampling.MAX_ALLOWED_TOKEN_IDS
+    assert most["max_bad_words"] == sampling.MAX_BAD_WORDS
+    assert most["max_processors"] == sampling.MAX_PROCESSORS
     assert most["max_logprobs"] == sampling.MAX_LOGPROBS
+    assert most["max_logprob_token_ids"] == sampling.MAX_LOGPROB_TOKEN_IDS
 
 
 def test_the_document_tells_every_limit_as_it_is() -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
-from tests.server.fake import MODEL, RunningServer, as_bytes
+from tests.server.fake import MODEL, RunningServer, as_bytes, running
+from weft.config.server import ServerConfig
+from weft.messages.sampling import ThinkingMarks
 
 HI = [{"role": "user", "content": "Hi"}]
 WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -131,7 +134,7 @@ def test_required_allows_every_tool_and_several_calls(tool_sdk: openai.OpenAI, t
         ({"tool_choice": "sometimes"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "none"}}}, "tool_choice"),
         ({"tools": [], "tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice"),
+        ({"tool_choice": "required", "extra_body": {"regex": "a"}}, "tool_choice"),
     ],
 )
 def test_wrong_tools_are_refused_by_name(tool_sdk: openai.OpenAI, options: dict[str, Any], param: str) -> None:
@@ -164,6 +167,80 @@ def test_reasoning_stands_beside_the_answer(tool_sdk: openai.OpenAI, tool_server
         reasoning, text = message.reasoning_content, message.content
     assert (reasoning, text) == ("It rains.\n", "Yes.")
     assert usage.completion_tokens_details.reasoning_tokens == len("It rains.\n")
+
+
+FORM = {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": WEATHER}}}
+MARKS = ThinkingMarks(tuple(as_bytes("<think>")), tuple(as_bytes("</think>")), is_open=False)
+OPEN = ThinkingMarks(MARKS.begin, MARKS.end, is_open=True)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "marks"),
+    [("Hi", MARKS), ("Hi<think>\n", OPEN), ("Hi<think>\n</think>\n\n", None), ("</think> Hi", MARKS)],
+)
+@pytest.mark.parametrize("fields", [{"tools": None, **FORM}, {"tool_choice": "required"}])
+def test_a_grammar_holds_behind_the_reasoning_that_is_open_or_may_come(
+    tool_sdk: openai.OpenAI, tool_server: RunningServer, prompt: str, marks: ThinkingMarks | None, fields: Any
+) -> None:
+    ask(tool_sdk, **fields, extra_body={"input_ids": as_bytes(prompt)})
+    [request] = tool_server.engine.seen
+    assert request.sampling.grammar is not None
+    assert request.sampling.grammar.behind == marks
+
+
+def test_with_grammar_in_reasoning_a_grammar_holds_from_the_first_token_on() -> None:
+    config = ServerConfig(drain_s=1.0, reasoning_parser="qwen3", grammar_in_reasoning=True)
+    with running(config) as server:
+        say(server, '{"city": "<think>"}')
+        answer = httpx.post(f"{server.url}/v1/chat/completions", json={"messages": HI, **FORM})
+        [request] = server.engine.seen
+    assert request.sampling.grammar is not None
+    assert request.sampling.grammar.behind is None
+    assert answer.json()["choices"][0]["message"]["content"] == '{"city": "<think>"}'
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_forced_call_may_come_behind_reasoning(
+    tool_sdk: openai.OpenAI, tool_server: RunningServer, stream: bool
+) -> None:
+    calls = [{"name": "weather", "parameters": OSLO}, {"name": "news", "parameters": {}}]
+    say(tool_server, f"<think>\nHm [1].\n</think>\n\n{json.dumps(calls)}")
+    found = ask(tool_sdk, tool_choice="required", stream=stream)
+    if stream:
+        deltas = [chunk.choices[0].delta for chunk in found]
+        reasoning = "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas)
+        told = [call.function for delta in deltas for call in delta.tool_calls or [] if call.function.name]
+    else:
+        reasoning, told = found.choices[0].message.reasoning_content, found.choices[0].message.tool_calls
+        told = [call.function for call in told]
+    assert reasoning == "Hm [1].\n"
+    assert [one.name for one in told] == ["weather", "news"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_calls_of_strict_tools_are_held_to_their_schemas_where_the_model_chooses(
+    tool_sdk: openai.OpenAI, tool_server: RunningServer, stream: bool
+) -> None:
+    say(tool_server, TWO)
+    strict = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}, TOOLS[1]]
+    found = ask(tool_sdk, tools=strict, stream=stream)
+    if stream:
+        found = list(found)
+        assert [c.function.name for one in found for c in one.choices[0].delta.tool_calls or [] if c.function.name] == [
+            "weather",
+            "news",
+        ]
+    ask(tool_sdk)
+    one, other = (request.sampling.grammar for request in tool_server.engine.seen)
+    assert other is None  # without a strict tool nothing is held to anything
+    assert one is not None
+    assert (one.kind, one.behind) == ("structural_tag", MARKS)
+    format = json.loads(one.text)["format"]
+    assert (format["type"], format["triggers"]) == ("triggered_tags", ["<tool_call>"])
+    assert [(tag["begin"], tag["content"]["json_schema"], tag["end"]) for tag in format["tags"]] == [
+        ('<tool_call>\n{"name": "weather", "arguments": ', WEATHER, "}\n</tool_call>"),
+        ('<tool_call>\n{"name": "news", "arguments": ', {"type": "object"}, "}\n</tool_call>"),
+    ]
 
 
 def test_reasoning_may_stay_or_be_left_out(tool_sdk: openai.OpenAI, tool_server: RunningServer) -> None:

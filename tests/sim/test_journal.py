@@ -12,7 +12,7 @@ from weft.sim.cost import Cost, CostRunner, TrueLengths, VirtualClock
 from weft.sim.journal import read_journal
 from weft.sim.run import DONE, Run, simulate
 from weft.sim.synthetic import Traffic, synthetic
-from weft.sim.trace import EOS, TokenSource
+from weft.sim.trace import EOS, Arrival, Segment, TokenSource
 
 SETTINGS = SchedulerSettings(
     num_pages=200,
@@ -39,8 +39,8 @@ class Records(list[bytes]):
         pass
 
 
-def record(clock_s: float = 0.0) -> Records:
-    """The journal of an engine that serves TRAFFIC, on a clock that says `clock_s` when it begins."""
+def record(clock_s: float = 0.0, arrivals: list[Arrival] | None = None) -> Records:
+    """The journal of an engine that serves TRAFFIC or `arrivals`, on a clock that says `clock_s` when it begins."""
     records, clock, lengths = Records(), VirtualClock(), TrueLengths()
     clock.wait_until(clock_s)
     engine = RecordedEngine(
@@ -53,7 +53,7 @@ def record(clock_s: float = 0.0) -> Records:
         max_bytes=1 << 30,
     )
     engine.start_over()
-    Run(engine, clock, TokenSource(SETTINGS.vocab_size), lengths).play(synthetic(TRAFFIC))
+    Run(engine, clock, TokenSource(SETTINGS.vocab_size), lengths).play(arrivals or synthetic(TRAFFIC))
     return records
 
 
@@ -68,6 +68,11 @@ def test_journal_gives_the_requests_that_were_served() -> None:
     assert {arrival.tenant for arrival in journal.arrivals} == {"tenant-0"}
     times = [arrival.time_s for arrival in journal.arrivals]
     assert times == sorted(times)
+
+
+def test_a_request_for_no_token_asks_for_none_again() -> None:
+    [arrival] = read_journal(record(arrivals=[Arrival(0.0, (Segment(0, 20),), 0, 0)])).arrivals
+    assert (arrival.output_len, arrival.max_new_tokens) == (0, 0)
 
 
 def test_members_of_a_batch_are_arrivals_of_their_own() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from weft.scheduler.settings import SchedulerSettings
 from weft.sim.cost import Cost
+from weft.sim.report import Slo, summarize
 from weft.sim.run import DONE, OPEN, REFUSED, simulate
 from weft.sim.synthetic import Traffic, at_once, synthetic
 from weft.sim.trace import EOS, OUTPUT, Arrival, Segment
@@ -33,6 +34,16 @@ def test_a_lone_request_takes_a_step_for_each_token(overlap: bool) -> None:
     assert (record.sent_s[0], record.first_s[0], record.end_s[0]) == (3.0, 4.0, 8.0)
     assert (record.prompt_len[0], record.output_len[0], record.state[0]) == (20, 5, DONE)
     assert record.gaps.percentile(50) == pytest.approx(1.0, rel=0.01)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_request_for_no_token_costs_its_prompt(overlap: bool) -> None:
+    silent = one(3.0, 0)._replace(max_new_tokens=0)
+    record = simulate(SETTINGS, STEP, [silent, one(3.0, 2, key=1)], overlap=overlap)
+    assert (record.end_s[0], record.output_len[0], record.state[0]) == (4.0, 0, DONE)
+    summary = summarize(record, Slo(1.0, 1.0))
+    assert summary.ttft_s[2] == pytest.approx(1.0, rel=0.01)
+    assert summary.good_share == 1.0
 
 
 def test_cost_counts_tokens_context_and_samples() -> None:

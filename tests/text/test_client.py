@@ -21,11 +21,12 @@ from weft.messages.control import (
     GetStateReply,
     Stats,
 )
-from weft.messages.replies import Finish, StepOutput, TokenLogprobs
+from weft.messages.replies import Finish, PromptPiece, StepOutput, TokenLogprobs
 from weft.messages.requests import Abort, BatchGenerate, GenerateRequest
 from weft.messages.sampling import InvalidParam, SamplingParams
 from weft.text.client import EngineClient, EngineUnavailable
 from weft.text.generation import Delta, Generation, Prompt
+from weft.text.prompt_logprobs import prompt_logprobs
 from weft.text.tokenizer import ContextExceeded
 
 READY = EngineReady(
@@ -206,6 +207,40 @@ def test_invalid_prompt_is_refused_before_anything_is_sent(ids: list[int], param
 def test_context_errors_are_of_their_own_kind() -> None:
     with pytest.raises(ContextExceeded):
         World().submit("x" * 100)
+
+
+def test_a_prompt_that_nothing_is_to_follow_needs_no_room_for_a_token() -> None:
+    world = World()
+    world.submit("x" * 91, max_new_tokens=0)
+    assert [len(request.input_ids) // 4 for request in world.requests] == [91]
+    for text, max_new in (("x" * 91, 1), ("x" * 92, 0)):
+        with pytest.raises(ContextExceeded):
+            world.submit(text, max_new_tokens=max_new)
+
+
+def test_what_is_given_of_the_prompt_is_there_before_the_end() -> None:
+    world = World()
+    generation = world.submit("hi", max_new_tokens=0, prompt_logprobs=0)
+    [request] = world.requests
+    assert request.fresh_from == 0
+    values = np.array([np.nan, -1.5], dtype=np.float32).tobytes()
+    piece = PromptPiece(
+        id=request.id,
+        tokens=request.input_ids,
+        logprobs=values,
+        ranks=b"\0" * 8,
+        num_top=0,
+        top_ids=b"",
+        top_logprobs=b"",
+        num_ids=0,
+        id_logprobs=b"",
+    )
+    world.step(given=[piece], finished=[Finish(id=request.id, reason="length", prompt_tokens=2)])
+    [delta] = generation.take()
+    assert delta.end is not None
+    assert (delta.text, delta.token_ids, delta.end.reason, delta.end.completion_tokens) == ("", [], "length", 0)
+    told = prompt_logprobs(generation.completions[0].given)
+    assert [(one.token, one.logprob) for one in told] == [(ord("h"), None), (ord("i"), -1.5)]
 
 
 def test_stop_string_over_token_borders_ends_here_and_aborts_there() -> None:

@@ -38,6 +38,13 @@ class EngineConfig:
     load_format: str = option(
         "auto", "dummy makes random weights of the model's shape", group="model", choices=("auto", "dummy")
     )
+    task: str = option(
+        "auto",
+        "what the model is for; auto goes by its files; embed also makes vectors with one that generates",
+        group="model",
+        choices=("auto", "generate", "embed", "classify"),
+        elsewhere=("is_embedding", "runner", "convert", "embedding"),
+    )
     weights_root: str = option(
         "",
         "folder below which POST /update_weights_from_disk may read; the parent of the model's folder if not given",
@@ -52,6 +59,9 @@ class EngineConfig:
         elsewhere=("max_model_len", "ctx_size", "num_ctx", "max_seq_len"),
     )
     seed: int = option(0, "seed of requests that give none", group="model", everyday=True, elsewhere=("random_seed",))
+    enable_return_hidden_states: bool = option(
+        False, "give hidden states to requests that ask with return_hidden_states", group="model"
+    )
 
     # device
     device: str = option("auto", "where to run", group="device", everyday=True, choices=("auto", "cpu", "cuda"))
@@ -65,7 +75,25 @@ class EngineConfig:
         choices=("auto", "torch", "avx512_bf16", "avx512_vnni", "avx512", "avx2", "portable"),
     )
     attention_backend: str = option(
-        "auto", "implementation of paged attention, where torch computes", group="device", choices=("auto", "torch")
+        "auto",
+        "who computes attention where it is not the CPU kernels: auto takes Triton on a GPU, else torch",
+        group="device",
+        choices=("auto", "torch", "triton"),
+    )
+    cuda_graph: bool = option(
+        True,
+        "capture decode steps on a GPU as graphs",
+        group="device",
+        elsewhere=("disable_cuda_graph", "enforce_eager"),
+    )
+    cuda_graph_sizes: str = option(
+        "",
+        "numbers of requests to capture graphs for, 1,2,4; 1 to --max-running-requests in steps if not given",
+        group="device",
+        elsewhere=("cuda_graph_bs", "cuda_graph_max_bs", "cuda_graph_capture_sizes"),
+    )
+    cuda_graph_prompt: int = option(
+        512, "capture steps with prompts of up to so many tokens, too; 0: none", group="device", low=0, high=8192
     )
 
     # memory
@@ -88,18 +116,18 @@ class EngineConfig:
     )
     kv_dtype: str = option(
         "auto",
-        "type of the KV cache; auto takes that of the model",
+        "type of the KV cache; auto takes that of the model; int8 on a CPU only, fp8 on a GPU only",
         group="memory",
         everyday=True,
-        choices=("auto", "bf16", "fp32", "int8"),
+        choices=("auto", "bf16", "fp32", "int8", "fp8"),
         elsewhere=("kv_cache_dtype",),
     )
     page_size: int = option(
-        16,
-        "tokens per page of the KV cache",
+        0,
+        "tokens per page of the KV cache; 0 takes 16 on a CPU, 1 on a GPU",
         group="memory",
         everyday=True,
-        low=1,
+        low=0,
         high=1024,
         elsewhere=("block_size",),
     )
@@ -215,9 +243,9 @@ class EngineConfig:
         everyday=True,
         elsewhere=("enable_mixed_chunk",),
     )
-    overlap: bool = option(
-        False,
-        "plan the next step while the device runs this one; gains nothing where both share the cores",
+    overlap: bool | None = option(
+        None,
+        "plan the next step while the device runs this one; on with a GPU, off with a CPU, whose cores both share",
         group="scheduling",
         everyday=True,
         elsewhere=("disable_overlap_schedule", "async_scheduling"),
@@ -246,10 +274,27 @@ class EngineConfig:
     )
 
     # structured output
+    grammar_backend: str = option(
+        "llguidance",
+        "library that structured output stands on; none refuses such requests",
+        group="grammar",
+        choices=("llguidance", "xgrammar", "none"),
+    )
     grammar_timeout_s: float = option(
         5.0, "a grammar that takes longer to compile is refused", group="grammar", low=0.1, high=600.0
     )
     grammar_cache_mb: int = option(64, "memory for compiled grammars", group="grammar", low=0)
+    grammar_jump: bool = option(
+        True, "tokens about which a grammar leaves no choice are computed in one step, unsampled", group="grammar"
+    )
+
+    # logit processors
+    logit_processors: str = option(
+        "",
+        "files with logit processors that requests may name: PATH.py or PATH.py:Name, separated by commas",
+        group="processors",
+        elsewhere=("logits_processors", "enable_custom_logit_processor"),
+    )
 
     # journal
     journal: str = option(

@@ -34,15 +34,27 @@ class Limits:
     )
     max_messages: int = option(16_384, "messages of one conversation", group="limits", low=1)
     max_tools: int = option(1_024, "tools of one conversation", group="limits", low=0)
-    max_stop_strings: int = option(64, "stop strings of a request", group="limits", low=0, high=64)
-    max_stop_len: int = option(1_024, "characters of one stop string", group="limits", low=1, high=1_024)
+    max_stop_strings: int = option(64, "stop strings of a request; also stop patterns", group="limits", low=0, high=64)
+    max_stop_len: int = option(
+        1_024, "characters of one stop string, stop pattern or bad word", group="limits", low=1, high=1_024
+    )
     max_total_stop_len: int = option(
-        16_384, "characters of all different stop strings of a request", group="limits", low=1
+        16_384,
+        "characters of all different stop strings, stop patterns and bad words of a request",
+        group="limits",
+        low=1,
     )
     max_stop_token_ids: int = option(1_024, "stop tokens of a request", group="limits", low=0, high=1_024)
     max_logit_bias: int = option(4_096, "entries of logit_bias", group="limits", low=0, high=4_096)
+    max_allowed_token_ids: int = option(65_536, "entries of allowed_token_ids", group="limits", low=0, high=1_000_000)
+    max_bad_words: int = option(1_024, "entries of bad_words", group="limits", low=0, high=1_024)
+    max_processors: int = option(8, "logit processors of a request", group="limits", low=0, high=8)
     max_total_logit_bias: int = option(
-        1_000_000, "entries of logit_bias in one request, those of each prompt n times", group="limits", low=0
+        1_000_000,
+        "entries of logit_bias, allowed_token_ids and bad_words, and bytes of custom_params, in one request, "
+        "those of each prompt n times",
+        group="limits",
+        low=0,
     )
     max_total_grammar_len: int = option(
         16_000_000,
@@ -52,7 +64,33 @@ class Limits:
         high=100_000_000,
     )
     max_logprobs: int = option(20, "likeliest tokens that are told beside each token", group="limits", low=0, high=64)
+    max_logprob_token_ids: int = option(
+        128, "tokens whose log probability is told in every place", group="limits", low=0, high=1_024
+    )
+    max_total_prompt_logprobs: int = option(
+        300_000,
+        "log probabilities that are told of prompts in one request, those of each prompt n times",
+        group="limits",
+        low=0,
+    )
+    max_total_hidden_values: int = option(
+        4_000_000,
+        "values of hidden states in one answer: tokens times hidden size, those of each prompt n times",
+        group="limits",
+        low=0,
+    )
+    max_total_embed_values: int = option(
+        16_000_000,
+        "values of input embeddings in one request: tokens times hidden size",
+        group="limits",
+        low=0,
+        high=50_000_000,
+    )
+    max_open_embeds_mb: float = option(
+        2_048.0, "input embeddings of all open requests, those of each completion counted", group="limits", low=0.0
+    )
     max_detokenized: int = option(1_000_000, "token ids in one call of /detokenize", group="limits", low=1)
+    max_parsed_len: int = option(1_000_000, "characters of a text that is brought to be parsed", group="limits", low=1)
     max_rid_len: int = option(128, "characters of a request's name", group="limits", low=8, high=128)
     max_user_len: int = option(256, "characters of the field user; longer ones are cut", group="limits", low=0)
     max_salt_len: int = option(256, "characters of cache_salt and of extra_key", group="limits", low=0)

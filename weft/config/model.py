@@ -11,13 +11,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
+
+from weft.config.pooling import BadPooling, PoolingConfig, classifier, sentence_layout
 
 T = TypeVar("T")
 
 DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}  # name -> bytes
+KV_DTYPES = {**DTYPES, "float8_e4m3fn": 1}
 ROPE_SCALINGS = ("default", "linear", "dynamic", "llama3", "yarn")
 
 
@@ -69,7 +72,7 @@ class ModelConfig:
     norm_eps: float
     rope: RopeConfig
     dtype: str  # of weights and KV: as stored, until another is chosen
-    kv_dtype: str = ""  # of KV, where it is another: also int8
+    kv_dtype: str = ""  # of KV, where it is another: also int8, float8_e4m3fn
     quantize: str = ""  # bits that weights are kept in, where they are fewer: int8, int4
     tie_embeddings: bool = False
     qkv_bias: bool = False
@@ -80,11 +83,19 @@ class ModelConfig:
     full_attention_layers: tuple[int, ...] = ()  # layers that see all tokens in spite of the window
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+    pooling: PoolingConfig | None = None  # what it gives of a prompt, if that is not the tokens that follow
+    is_encoder: bool = False  # every token sees all others; there is no KV
+    activation: str = "silu"  # of the feed-forward part
+    num_positions: int = 0  # encoder: rows of its table of positions,
+    first_position: int = 0  # and which of them is that of the first token
+    num_token_types: int = 0  # encoder: kinds of segments that tokens may belong to
 
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of K and V of one token over all layers."""
-        head = self.head_dim + 4 if self.kv_dtype == "int8" else self.head_dim * DTYPES[self.kv_dtype or self.dtype]
+        if self.is_encoder:
+            return 0
+        head = self.head_dim + 4 if self.kv_dtype == "int8" else self.head_dim * KV_DTYPES[self.kv_dtype or self.dtype]
         return 2 * self.num_layers * self.num_kv_heads * head  # int8: with a float32 scale
 
     @property
@@ -106,11 +117,15 @@ class ModelConfig:
     @property
     def _num_layer_parameters(self) -> int:
         attention = self.hidden_size * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
-        return self.num_layers * (attention + 3 * self.hidden_size * self.intermediate_size)
+        num_mlp = 2 if self.is_encoder else 3
+        return self.num_layers * (attention + num_mlp * self.hidden_size * self.intermediate_size)
 
     @property
     def _num_embedding_parameters(self) -> int:
-        return self.vocab_size * self.hidden_size * (1 if self.tie_embeddings else 2)
+        if self.is_encoder:
+            return (self.vocab_size + self.num_positions + self.num_token_types) * self.hidden_size
+        has_head = self.pooling is None and not self.tie_embeddings
+        return self.vocab_size * self.hidden_size * (2 if has_head else 1)
 
     def window(self, layer: int) -> int:
         """How many tokens a token sees in this layer, itself included; 0: all."""
@@ -118,13 +133,23 @@ class ModelConfig:
 
     @classmethod
     def from_folder(cls, folder: Path, name: str = "") -> ModelConfig:
-        """Read `config.json`, and what `generation_config.json` adds to the end-of-sequence tokens."""
+        """Read `config.json`, what `generation_config.json` adds to the end-of-sequence tokens, and how it pools."""
         generation = folder / "generation_config.json"
-        return cls.from_hf(
+        model = cls.from_hf(
             _read_json(folder / "config.json"),
             name or folder.resolve().name,
             _read_json(generation) if generation.exists() else {},
         )
+        try:
+            layout = sentence_layout(folder)
+        except BadPooling as exc:
+            raise UnsupportedModel(f"{model.name}: {exc}") from exc
+        if layout is None or (model.pooling is not None and model.pooling.task == "classify"):
+            return model
+        if layout.pooling.kind == "cls" and not model.is_encoder:
+            raise UnsupportedModel(f"{model.name} pools its first token, which in a decoder sees nothing but itself")
+        max_position = min(model.max_position, layout.max_len or model.max_position)
+        return replace(model, pooling=layout.pooling, max_position=max_position)
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any], name: str, generation: Mapping[str, Any] | None = None) -> ModelConfig:
@@ -134,12 +159,16 @@ class ModelConfig:
         if config.get("quantization_config") is not None:
             method = dict(config["quantization_config"]).get("quant_method", "unknown")
             raise UnsupportedModel(f"{name} is quantized ({method}); quantized checkpoints are not supported yet")
-        if (activation := _get(config, "hidden_act", str, "silu")) != "silu":
-            raise UnsupportedModel(f"hidden_act is {activation!r}; only 'silu' is supported")
+        activations = ENCODER_ACTIVATIONS if family.is_encoder else ("silu",)
+        if (activation := _get(config, "hidden_act", str, activations[0])) not in activations:
+            allowed = f"{', '.join(map(repr, activations))} {'are' if len(activations) > 1 else 'is'}"
+            raise UnsupportedModel(f"hidden_act is {activation!r}; only {allowed} supported")
         num_heads = _size(config, "num_attention_heads")
         num_layers = _size(config, "num_hidden_layers")
         hidden_size = _size(config, "hidden_size")
-        max_position = _size(config, "max_position_embeddings")
+        num_positions = max_position = _size(config, "max_position_embeddings")
+        first_position = 1 + _get(config, "pad_token_id", int, 1) if family.positions_begin_after_padding else 0
+        max_position -= first_position
         attention_bias = family.has_attention_bias and _get(config, "attention_bias", bool, False)
         window, full_attention_layers = _sliding_window(config, family, num_layers)
         rope = _rope(config, max_position)
@@ -156,13 +185,13 @@ class ModelConfig:
             head_dim=_size(config, "head_dim", family.head_dim or hidden_size // num_heads),
             intermediate_size=_size(config, "intermediate_size"),
             max_position=max_position,
-            norm_eps=_get(config, "rms_norm_eps", float),
+            norm_eps=_get(config, family.norm_eps_key, float),
             rope=rope,
             dtype=_dtype(config),
-            tie_embeddings=_get(config, "tie_word_embeddings", bool, False),
+            tie_embeddings=family.is_encoder or _get(config, "tie_word_embeddings", bool, False),
             qkv_bias=family.qkv_bias or attention_bias,
-            o_bias=attention_bias,
-            mlp_bias=family.has_mlp_bias and _get(config, "mlp_bias", bool, False),
+            o_bias=family.is_encoder or attention_bias,
+            mlp_bias=family.is_encoder or (family.has_mlp_bias and _get(config, "mlp_bias", bool, False)),
             qk_norm=family.qk_norm,
             sliding_window=window,
             full_attention_layers=full_attention_layers,
@@ -170,6 +199,12 @@ class ModelConfig:
             eos_token_ids=tuple(
                 dict.fromkeys(_token_ids(config, "eos_token_id") + _token_ids(generation or {}, "eos_token_id"))
             ),
+            pooling=_pooling(config, family),
+            is_encoder=family.is_encoder,
+            activation=activation,
+            num_positions=num_positions if family.is_encoder else 0,
+            first_position=first_position,
+            num_token_types=_size(config, "type_vocab_size") if family.is_encoder else 0,
         )
         if model.num_heads % model.num_kv_heads or model.head_dim % 2:
             raise UnsupportedModel(
@@ -190,15 +225,31 @@ class Family:
     head_dim: int = 0  # when the key is missing; 0: hidden_size / heads
     has_window: bool = False  # obeys "sliding_window"
     window_switch: bool = False  # ... only with "use_sliding_window", and from layer "max_window_layers" on
+    norm_eps_key: str = "rms_norm_eps"
+    is_encoder: bool = False
+    positions_begin_after_padding: bool = False  # the first token's is "pad_token_id" + 1
+    task: str = "generate"  # what the architecture is for: its head, or that it has none
 
+
+ENCODER_ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
+
+_DECODERS = {
+    "Llama": Family(has_attention_bias=True, has_mlp_bias=True),
+    "Mistral": Family(has_window=True),
+    "Qwen2": Family(qkv_bias=True, has_window=True, window_switch=True),
+    "Qwen3": Family(qk_norm=True, has_attention_bias=True, head_dim=128, has_window=True, window_switch=True),
+}
+_BERT = Family(is_encoder=True, qkv_bias=True, norm_eps_key="layer_norm_eps")
+_ROBERTA = replace(_BERT, positions_begin_after_padding=True)
+_ENCODERS = {"Bert": _BERT, "Roberta": _ROBERTA, "XLMRoberta": _ROBERTA}
 
 FAMILIES = {
-    "LlamaForCausalLM": Family(has_attention_bias=True, has_mlp_bias=True),
-    "MistralForCausalLM": Family(has_window=True),
-    "Qwen2ForCausalLM": Family(qkv_bias=True, has_window=True, window_switch=True),
-    "Qwen3ForCausalLM": Family(
-        qk_norm=True, has_attention_bias=True, head_dim=128, has_window=True, window_switch=True
-    ),
+    **{f"{name}ForCausalLM": family for name, family in _DECODERS.items()},
+    **{f"{name}Model": replace(family, task="embed") for name, family in (_DECODERS | _ENCODERS).items()},
+    **{
+        f"{name}ForSequenceClassification": replace(family, task="classify")
+        for name, family in (_DECODERS | _ENCODERS).items()
+    },
 }
 
 
@@ -209,6 +260,23 @@ def _architecture(config: Mapping[str, Any]) -> str:
             return str(architecture)
     code = "; its own code (auto_map) is never run" if config.get("auto_map") else ""
     raise UnsupportedModel(f"architecture {architectures} is not supported{code}; supported are {', '.join(FAMILIES)}")
+
+
+def _pooling(config: Mapping[str, Any], family: Family) -> PoolingConfig | None:
+    """What the architecture gives of a prompt, as long as no other file says otherwise."""
+    if family.is_encoder and (config.get("is_decoder") or config.get("add_cross_attention")):
+        raise UnsupportedModel("is_decoder and add_cross_attention are supported in no encoder")
+    if not family.is_encoder and (config.get("is_causal") is False or config.get("use_bidirectional_attention")):
+        raise UnsupportedModel("a decoder whose tokens see those behind them is not supported")
+    if family.task == "generate":
+        return None
+    kind = "cls" if family.is_encoder else "last"
+    if family.task == "embed":
+        return PoolingConfig(kind=kind)
+    try:
+        return classifier(config, kind)
+    except BadPooling as exc:
+        raise UnsupportedModel(str(exc)) from exc
 
 
 def _sliding_window(config: Mapping[str, Any], family: Family, num_layers: int) -> tuple[int, tuple[int, ...]]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, Protocol, TypeAlias, TypeVar
 
-Value: TypeAlias = str | int | float | bool
+Value: TypeAlias = str | int | float | bool | None
 
 SWITCH_WORDS = {"on": True, "true": True, "yes": True, "1": True, "off": False, "false": False, "no": False, "0": False}
 ENV_PREFIX = "WEFT_"
@@ -48,7 +48,8 @@ def option(
     high: float | None = None,
     elsewhere: tuple[str, ...] = (),
 ) -> Any:
-    """A dataclass field that users can set; its type is that of `default`.
+    """A dataclass field that users can set; its type is that of `default`, and a switch that is left to the machine has
+    the default None.
 
     `everyday` options stand in the short `--help`; numbers lie in `low`..`high`; `elsewhere` are the names of the same
     thing in other engines, so that an error can point from there to here.
@@ -79,7 +80,7 @@ class Option:
 
     @property
     def is_switch(self) -> bool:
-        return isinstance(self.default, bool)
+        return self.default is None or isinstance(self.default, bool)
 
     def from_text(self, text: str, source: str) -> Value:
         """The value that `text` writes. Raises SettingsError, which names `source`: the flag or variable as given."""
@@ -87,6 +88,7 @@ class Option:
             if text.lower() not in SWITCH_WORDS:
                 raise SettingsError(f"{source} is {text!r}; on or off is expected")
             return SWITCH_WORDS[text.lower()]
+        assert self.default is not None
         try:
             return self.checked(type(self.default)(text), source)
         except SettingsError:
@@ -99,9 +101,10 @@ class Option:
         """`value` of a TOML file, if its type fits. Raises SettingsError."""
         if isinstance(self.default, float) and type(value) is int:
             value = float(value)
-        if type(value) is not type(self.default):
+        kind = bool if self.is_switch else type(self.default)
+        if type(value) is not kind:
             kinds = {str: "a text", bool: "true or false", int: "a whole number", float: "a number"}
-            raise SettingsError(f"{source} is {value!r}; {kinds[type(self.default)]} is expected")
+            raise SettingsError(f"{source} is {value!r}; {kinds[kind]} is expected")
         return self.checked(value, source)
 
     def checked(self, value: Value, source: str) -> Value:
@@ -288,5 +291,5 @@ def _metavar(option: Option) -> str:
 
 def _described(option: Option) -> str:
     default = {True: "on", False: "off"}[option.default] if isinstance(option.default, bool) else option.default
-    text = option.help if default in ("", 0) else f"{option.help} [{default}]"
+    text = option.help if default in ("", 0, None) else f"{option.help} [{default}]"
     return text.replace("%", "%%")

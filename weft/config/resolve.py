@@ -17,9 +17,19 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from weft.config.engine import EngineConfig
+from weft.config.gpu import (
+    MAX_RUNNING,
+    SMALL_CHUNK_LEN,
+    check_device,
+    chunk_len,
+    graph_bytes,
+    graph_sizes,
+    prompt_graph_sizes,
+)
 from weft.config.machine import Machine
 from weft.config.model import ModelConfig
 from weft.config.options import SettingsError
+from weft.config.pooling import PoolingConfig
 
 GB = 1_000_000_000
 
@@ -27,17 +37,21 @@ KV_SHARE = {"cpu": 0.5, "cuda": 0.9}
 LARGEST_KV_SHARE = 0.9  # for a context that the user asked for
 CPU_KV_BYTES = 4 * GB
 MIN_RUNNING = 4
-MAX_RUNNING = 256
 TYPICAL_LEN = 512  # tokens of one request, to guess how many of them a KV cache will hold
 MIN_CONTEXT = 512  # a context that is cut to fit does not become shorter
 
 # While a piece of a prompt runs, everybody else waits for the next token; but the matrix products reach full speed only
 # from some length on. On a CPU that is at about 256 rows, and 512 take 0.1 s (weft-nano) to 1.2 s (a 0.6 B).
-CHUNK_LEN = {"cpu": 512, "cuda": 2048}
+CHUNK_LEN = {"cpu": 512, "cuda": SMALL_CHUNK_LEN}  # a large GPU: `chunk_len`
 
-KV_DTYPES = {"auto": "", "bf16": "bfloat16", "fp32": "float32", "int8": "int8"}
+PAGE_SIZE = {"cpu": 16, "cuda": 1}  # our kernels for GPUs read a page of one token as fast as any other
+
+KV_DTYPES = {"auto": "", "bf16": "bfloat16", "fp32": "float32", "int8": "int8", "fp8": "float8_e4m3fn"}
 
 LIBRARY_BYTES = {"cpu": 400_000_000, "cuda": 800_000_000}  # torch, its context and its own workspaces
+
+ENCODER_STEP_TOKENS = 4_096  # in one step on a CPU: some tenths of a second with the smallest models
+NOT_FOR_ENCODERS = ("kv_tokens", "memory_fraction", "kv_dtype", "chunked_prefill_size", "attention_backend")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +72,8 @@ class Sizing:
         return self.kv_tokens * self.kv_bytes_per_token
 
     def __str__(self) -> str:
+        if not self.kv_bytes_per_token:
+            return f"none: prompts of up to {self.context_length:,} tokens are computed whole"
         whole = self.kv_tokens // self.context_length
         requests = f"{whole:,} request{'s' if whole != 1 else ''} of {self.context_length:,} tokens"
         return f"{size(self.kv_bytes)} = {self.kv_tokens:,} tokens (page {self.page_size}) · {requests}"
@@ -74,6 +90,8 @@ def resolve(config: EngineConfig, model: ModelConfig, machine: Machine) -> Resol
     Raises SettingsError for settings that contradict each other or the model, and for too little memory.
     """
     device = _device(config.device, machine)
+    check_device(config, device)
+    config = replace(config, task=_task(config.task, model))
     model = kept_as(config, replace(model, dtype=_dtype(config.dtype, model.dtype, device)))
     filled = replace(
         config,
@@ -81,9 +99,15 @@ def resolve(config: EngineConfig, model: ModelConfig, machine: Machine) -> Resol
         dtype=model.dtype,
         threads=config.threads or machine.cores,
         context_length=_context_length(config, model),
-        chunked_prefill_size=_chunk_len(config, device),
+        page_size=config.page_size or PAGE_SIZE[device],
+        overlap=device == "cuda" if config.overlap is None else config.overlap,
     )
+    filled = replace(filled, chunked_prefill_size=_chunk_len(filled, machine))
     free = machine.gpus[0].free_bytes if device == "cuda" else machine.free_bytes
+    if model.is_encoder:
+        return _encoder(config, filled, model, free)
+    if model.pooling is not None and model.pooling.kind == "mean":
+        filled = replace(filled, prefix_cache=False)  # every token of a prompt counts
     sizing = _sizing(config, filled, model, free)
     fitting = sizing.kv_tokens // min(sizing.context_length, TYPICAL_LEN)
     running = config.max_running_requests or max(MIN_RUNNING, min(MAX_RUNNING, fitting))
@@ -93,13 +117,21 @@ def resolve(config: EngineConfig, model: ModelConfig, machine: Machine) -> Resol
         context_length=sizing.context_length,
         max_running_requests=running,
     )
+    if device == "cuda":
+        filled = replace(filled, cuda_graph_sizes=",".join(map(str, graph_sizes(filled))))
     return Resolved(filled, sizing)
 
 
 def kept_as(config: EngineConfig, model: ModelConfig) -> ModelConfig:
-    """The model with the types that the settings choose for weights and KV."""
+    """The model with the types that the settings choose for weights and KV, and for what they choose it."""
+    pooling = model.pooling
+    if config.task == "generate":
+        pooling = None
+    elif config.task == "embed" and pooling is None:
+        pooling = PoolingConfig()
     return replace(
         model,
+        pooling=pooling,
         dtype=model.dtype if config.dtype == "auto" else config.dtype,
         kv_dtype=KV_DTYPES[config.kv_dtype],
         quantize="" if config.quantize == "none" else config.quantize,
@@ -118,6 +150,57 @@ def count(num_parameters: int) -> str:
     return f"{num_parameters / 1e9:.1f} B" if num_parameters >= 5e8 else f"{num_parameters / 1e6:.1f} M"
 
 
+def _task(asked: str, model: ModelConfig) -> str:
+    """What a model is used for."""
+    own = "generate" if model.pooling is None else model.pooling.task
+    if asked in ("auto", own):
+        return own
+    if (asked == "embed" and own == "generate") or (asked == "generate" and model.architecture.endswith("ForCausalLM")):
+        return asked
+    raise SettingsError(f"--task is {asked}, but {model.name} ({model.architecture}) is made to {own}")
+
+
+def _encoder(asked: EngineConfig, config: EngineConfig, model: ModelConfig, free_bytes: int) -> Resolved:
+    """The settings of a model without KV. Slots are counted as everywhere, so that the scheduler is the same; there are
+    enough for all requests that may run, and no memory behind them."""
+    default = EngineConfig()
+    for name in NOT_FOR_ENCODERS:
+        if getattr(asked, name) != getattr(default, name):
+            raise SettingsError(
+                f"--{name.replace('_', '-')} is given, but {model.name} is an encoder: it has no KV cache"
+            )
+    if asked.kernels not in ("auto", "torch"):
+        raise SettingsError(f"--kernels is {asked.kernels}, but {model.name} is an encoder, which torch computes")
+    running, context = config.max_running_requests or MAX_RUNNING, config.context_length
+    tokens = config.max_prefill_tokens
+    if config.device == "cpu":
+        tokens = min(tokens, max(context, ENCODER_STEP_TOKENS))
+    filled = replace(
+        config,
+        chunked_prefill_size=-1,
+        prefix_cache=False,
+        max_prefill_tokens=tokens,
+        max_running_requests=running,
+        kv_tokens=(running + 1) * (_whole_pages(context, config) + config.page_size),
+    )
+    work = _work_bytes(replace(filled, chunked_prefill_size=tokens), model)
+    sizing = Sizing(
+        free_bytes=free_bytes,
+        weight_bytes=model.weights_bytes,
+        work_bytes=work,
+        kv_bytes_per_token=0,
+        kv_tokens=filled.kv_tokens,
+        page_size=filled.page_size,
+        context_length=context,
+    )
+    if model.weights_bytes + work > free_bytes:
+        raise SettingsError(
+            f"{model.name} does not fit into memory: weights take {size(model.weights_bytes)}, the work {size(work)}, "
+            f"and {size(free_bytes)} are free. Lower --max-prefill-tokens (now {tokens:,}) or take a smaller model."
+        )
+    return Resolved(filled, sizing)
+
+
 def _device(asked: str, machine: Machine) -> str:
     if asked == "cuda" and not machine.gpus:
         raise SettingsError(f"--device is cuda, but no GPU can be used: {machine.no_gpu_reason}")
@@ -129,6 +212,8 @@ def _device(asked: str, machine: Machine) -> str:
 def _dtype(asked: str, stored: str, device: str) -> str:
     if asked != "auto":
         return asked
+    if device == "cuda" and stored == "float32":
+        return "bfloat16"  # twice as much fits, and products are many times faster
     if device == "cpu" and stored == "float16":
         return "bfloat16"  # products in float16 are 5 to 8 times slower here from a few rows on
     return stored
@@ -143,8 +228,10 @@ def _context_length(config: EngineConfig, model: ModelConfig) -> int:
     return config.context_length or model.max_position
 
 
-def _chunk_len(config: EngineConfig, device: str) -> int:
-    chunk = config.chunked_prefill_size or max(CHUNK_LEN[device], config.page_size)
+def _chunk_len(config: EngineConfig, machine: Machine) -> int:
+    """`config` has its device and page size."""
+    usual = chunk_len(machine.gpus[0]) if config.device == "cuda" else CHUNK_LEN["cpu"]
+    chunk = config.chunked_prefill_size or max(usual, config.page_size)
     if 0 < chunk < config.page_size:
         raise SettingsError(
             f"--chunked-prefill-size is {chunk}, less than one page (--page-size is {config.page_size}); "
@@ -182,12 +269,16 @@ def _sizing(asked: EngineConfig, config: EngineConfig, model: ModelConfig, free_
 
 
 def _work_bytes(config: EngineConfig, model: ModelConfig) -> int:
-    """Memory for what lives during a step: activations of the longest piece of prompt, logits, and the libraries."""
+    """Memory for what lives during a step: activations of the longest piece of prompt, logits, and the libraries; on a
+    GPU also the graphs, which have activations of their own, and the table of slots."""
     tokens = config.chunked_prefill_size if config.chunked_prefill_size > 0 else config.context_length
     heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    on_gpu = config.device == "cuda"
+    if on_gpu:
+        tokens += max((*graph_sizes(config), *prompt_graph_sizes(config)), default=0)
     activations = tokens * (4 * model.hidden_size + 3 * model.intermediate_size + heads) * 4
     logits = 2 * (config.max_running_requests or MAX_RUNNING) * model.vocab_size * 4
-    return activations + logits + LIBRARY_BYTES[config.device]
+    return activations + logits + (graph_bytes(config) if on_gpu else 0) + LIBRARY_BYTES[config.device]
 
 
 def _kv_budget(

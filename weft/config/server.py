@@ -26,6 +26,12 @@ class ServerConfig:
         10.0, "time that open requests get when the server is stopped", group="server", low=0.0, high=3600.0
     )
     chat_template: str = option("", "file with a Jinja chat template, instead of the model's", group="server")
+    auto_truncate: bool = option(
+        False,
+        "cut prompts that are too long at their beginning, instead of refusing them",
+        group="server",
+        elsewhere=("allow_auto_truncate",),
+    )
     tool_call_parser: str = option(
         "auto",
         "how the model writes tool calls; auto looks into its chat template (docs/tools.md)",
@@ -37,6 +43,12 @@ class ServerConfig:
         "how the model marks its reasoning; auto looks into its chat template (docs/tools.md)",
         group="server",
         choices=("auto", "none", "deepseek_r1", "qwen3", "mistral", "kimi"),
+    )
+    grammar_in_reasoning: bool = option(
+        False,
+        "structured output holds from the first token on: the model does not reason before it",
+        group="server",
+        elsewhere=("enable_in_reasoning",),
     )
     log_level: str = option(
         "info",

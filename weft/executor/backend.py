@@ -1,17 +1,19 @@
 """The seam of attention: what a step tells the backend, and what a backend promises to the models.
 
-A backend owns how K and V are stored and read. To add one: a module in `attention/` and a line in BACKENDS.
+A backend owns how K and V are stored and read. To add one: a module in `attention/` and a line in BACKENDS; one for
+GPUs stands in `device/gpu_parts.py`, with the functions and the sampler that go with it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 from torch import Tensor
 
 from weft.config.model import ModelConfig
+from weft.executor.attention.layout import Size, Tiling
 from weft.executor.kv_pool import KVPool
 from weft.executor.plan import IntArray
 from weft.models.layers.attention import PagedAttention
@@ -29,6 +31,15 @@ class AttentionBatch:
     positions: Tensor  # [T] int64
     slots: Tensor  # [T] int64, where K and V of this step's tokens go
     table: Tensor  # [max_rows, context_length] int32, slot of each token of each row; this step's are in it
+    shipped: Shipped | None = None  # what the backend's own `tiling` has laid out, where there is a GPU
+
+
+class Shipped(NamedTuple):
+    """A `Layout` on the device, and its size. While a decode step is captured as a graph, and whenever that graph runs,
+    this alone is true of the batch."""
+
+    layout: tuple[Tensor, ...]  # int32, in the order of `Layout`
+    size: Size
 
 
 class AttentionBackend(PagedAttention, Protocol):
@@ -43,3 +54,10 @@ def make_backend(name: str, config: ModelConfig, pool: KVPool) -> AttentionBacke
         raise ValueError(f"attention backend {name!r} is unknown; there are {', '.join(BACKENDS)}")
     module, _, cls = BACKENDS[name].partition(":")
     return cast(AttentionBackend, getattr(import_module(module), cls)(config, pool))
+
+
+class LaidOutBackend(AttentionBackend, Protocol):
+    """A backend whose steps are laid out on the host by `tiling` and read from `AttentionBatch.shipped`. A step of
+    nothing but decodes, laid out in `tiling.decode_size`, can be captured as a graph."""
+
+    tiling: Tiling

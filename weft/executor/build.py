@@ -3,29 +3,44 @@
 from __future__ import annotations
 
 from concurrent.futures import Executor
+from contextlib import nullcontext
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from weft.config.engine import EngineConfig
+from weft.config.gpu import graph_sizes, prompt_graph_sizes
 from weft.config.model import ModelConfig, ModelError
 from weft.config.resolve import kept_as
 from weft.executor.attention.cpp_paged import CppPaged
+from weft.executor.attention.whole import Whole
 from weft.executor.backend import AttentionBackend, make_backend
-from weft.executor.device.cpu import CallersThread, worker_thread
+from weft.executor.device.cpu import CallersThread, Cpu, worker_thread
+from weft.executor.device.gpu import Gpu
+from weft.executor.device.gpu_parts import gpu_parts
+from weft.executor.device.packing import Packing
+from weft.executor.device.protocol import Device
+from weft.executor.device.staging import Staging
+from weft.executor.device.stream import GpuStream
+from weft.executor.encoder import EncoderRunner
+from weft.executor.graphs import GraphParts, StepGraphs
 from weft.executor.inputs import RowTable
 from weft.executor.kv_pool import KVPool
+from weft.executor.outputs.pooling import Pooler
+from weft.executor.processors.processors import Processors
 from weft.executor.recorded import RecordedModel
 from weft.executor.runner import TorchRunner
 from weft.executor.weights.keeper import Keeper, Kept
 from weft.executor.weights.load import load_weights, randomize
 from weft.executor.weights.root import WeightsRoot, default_root
-from weft.models.registry import Model, make_model
+from weft.models.registry import Encoder, Model, make_encoder, make_model
 from weft.observe.log import EventLog
 from weft.ops.cpp.abi import WeightFormat
 from weft.ops.cpp.library import Library, Unavailable, load
 from weft.ops.cpp.ops import CppOps
 from weft.ops.cpp.sampling import CppChoose
+from weft.ops.encoder import PlainEncoderOps
 from weft.ops.plain import PlainOps
 from weft.ops.protocol import Ops
 from weft.ops.sampling import Choose, TorchChoose
@@ -56,7 +71,8 @@ def load_runner(
     page_size: int,
     max_rows: int,
     context_length: int,
-) -> TorchRunner:
+    processors: Processors | None = None,
+) -> TorchRunner | EncoderRunner:
     """Load the model in `folder` and make room for `kv_tokens` slots and `max_rows` requests.
 
     Slots are 0 to kv_tokens - 1, rows 0 to max_rows - 1. Raises `ModelError` if the weights cannot be used, ValueError
@@ -65,62 +81,143 @@ def load_runner(
     assert kv_tokens % page_size == 0, "the KV pool consists of whole pages"
     thread = worker_thread(engine.threads)
     try:
-        return thread.submit(_load, engine, model, folder, kv_tokens, max_rows, context_length, thread).result()
+        room = Room(kv_tokens, max_rows, context_length)
+        gpu = find_gpu(engine)
+        if model.is_encoder:
+            return thread.submit(_load_encoder, engine, model, folder, room, thread, gpu).result()
+        return thread.submit(_load, engine, model, folder, room, thread, gpu, processors).result()
     except BaseException:
         thread.shutdown()
         raise
+
+
+def find_gpu(engine: EngineConfig) -> Gpu | None:
+    """The GPU, if one is to compute."""
+    if engine.device != "cuda":
+        return None
+    from weft.executor.device.cuda import Cuda
+
+    return Cuda()
+
+
+class Room(NamedTuple):
+    """What there is to be room for."""
+
+    kv_tokens: int
+    max_rows: int
+    context_length: int
+
+
+class Parts(NamedTuple):
+    """What a runner is put together from, for one kind of device."""
+
+    model: Model
+    ops: Ops
+    attention: AttentionBackend
+    choose: Choose
+    rows: RowTable
+    device: Device
+    graphs: StepGraphs | None = None
 
 
 def _load(
     engine: EngineConfig,
     config: ModelConfig,
     folder: Path,
-    kv_tokens: int,
-    max_rows: int,
-    context_length: int,
+    room: Room,
     thread: Executor,
+    gpu: Gpu | None,
+    processors: Processors | None = None,
 ) -> TorchRunner:
     config = kept_as(engine, config)
-    device = torch.device("cpu" if engine.device == "auto" else engine.device)
-    pool = KVPool(config, kv_tokens, device, getattr(torch, config.kv_dtype or config.dtype))
-    library = cpu_kernels(engine, config, device)
-    model: Model
-    attention: AttentionBackend
-    choose: Choose
-    ops: Ops
-    steps: Executor = thread
+    with nullcontext() if gpu is None else gpu.stream():
+        place = torch.device("cpu") if gpu is None else gpu.device
+        pool = KVPool(config, room.kv_tokens, place, getattr(torch, config.kv_dtype or config.dtype))
+        if gpu is None:
+            parts = _on_cpu(engine, config, pool, room, thread)
+        else:
+            parts = _on_gpu(engine, config, pool, room, thread, gpu)
+        _fill(engine, parts.model, folder, place)
+    if parts.graphs is not None:
+        parts.graphs.capture()
+    keeper = _keeper(engine, Kept(parts.model, config, parts.ops.kept, pool.tensors, place), folder)
+    pooler = Pooler(config, parts.model.normed, parts.model.logits, room.max_rows, place)
+    return TorchRunner(
+        *(parts.model, parts.attention, parts.choose, parts.rows, keeper, parts.device, parts.graphs),
+        processors=processors,
+        pooler=pooler,
+    )
+
+
+def _load_encoder(
+    engine: EngineConfig, config: ModelConfig, folder: Path, room: Room, thread: Executor, gpu: Gpu | None
+) -> EncoderRunner:
+    """An encoder, which torch computes everywhere. `room` is the scheduler's: nothing lies there."""
+    config = kept_as(engine, config)
+    with nullcontext() if gpu is None else gpu.stream():
+        place = torch.device("cpu") if gpu is None else gpu.device
+        ops = PlainEncoderOps(getattr(torch, config.dtype), place, BITS[config.quantize])
+        model = make_encoder(config, ops)
+        _fill(engine, model, folder, place)
+    keeper = _keeper(engine, Kept(model, config, ops.kept, [], place), folder)
+    pooler = Pooler(config, model.normed, model.logits, room.max_rows, place)
+    device = Cpu(thread) if gpu is None else GpuStream(gpu, thread)
+    return EncoderRunner(model, Whole(config), pooler, keeper, place, device)
+
+
+def _fill(engine: EngineConfig, model: Model | Encoder, folder: Path, place: torch.device) -> None:
+    """Give the model its weights."""
+    if engine.load_format == "dummy":
+        randomize(model.weights(), place)
+    else:
+        load_weights(model.weights(), folder)
+
+
+def _keeper(engine: EngineConfig, kept: Kept, folder: Path) -> Keeper:
+    source = None if engine.load_format == "dummy" else folder.resolve()
+    root = WeightsRoot(Path(engine.weights_root).expanduser() if engine.weights_root else default_root(folder))
+    return Keeper(kept, source, root)
+
+
+def _on_cpu(engine: EngineConfig, config: ModelConfig, pool: KVPool, room: Room, thread: Executor) -> Parts:
+    """By our kernels, or by torch where they cannot be had."""
+    cpu = torch.device("cpu")
+    rows = RowTable(room.max_rows, room.context_length, cpu)
+    library = cpu_kernels(engine, config)
     if library is None:
         if config.kv_dtype == "int8":
             raise KernelsUnavailable("--kv-dtype is int8, which only our CPU kernels read; torch would compute here")
-        ops = PlainOps(getattr(torch, config.dtype), device, BITS[config.quantize])
-        model = make_model(config, ops)
+        ops = PlainOps(getattr(torch, config.dtype), cpu, BITS[config.quantize])
         backend = "torch" if engine.attention_backend == "auto" else engine.attention_backend
         attention = make_backend(backend, config, pool)
-        choose = TorchChoose()
-    else:
-        ops = recording = CppOps(library, FORMATS[config.quantize or config.dtype])
-        attention = paged = CppPaged(config, pool, recording, context_length)
-        model = RecordedModel(make_model(config, recording), recording, paged)
-        choose = CppChoose(library)
-        library.num_threads = engine.threads
-        if not engine.overlap:
-            steps = CallersThread()
-    if engine.load_format == "dummy":
-        randomize(model.weights())
-    else:
-        load_weights(model.weights(), folder)
-    kept = Kept(model, config, ops.kept, pool.tensors, device)
-    source = None if engine.load_format == "dummy" else folder.resolve()
-    root = WeightsRoot(Path(engine.weights_root).expanduser() if engine.weights_root else default_root(folder))
-    keeper = Keeper(kept, source, root)
-    return TorchRunner(model, attention, choose, RowTable(max_rows, context_length, device), keeper, thread, steps)
+        return Parts(make_model(config, ops), ops, attention, TorchChoose(), rows, Cpu(thread))
+    recording = CppOps(library, FORMATS[config.quantize or config.dtype])
+    paged = CppPaged(config, pool, recording, room.context_length)
+    model = RecordedModel(make_model(config, recording), recording, paged)
+    library.num_threads = engine.threads
+    device = Cpu(thread) if engine.overlap else Cpu(thread, CallersThread())
+    return Parts(model, recording, paged, CppChoose(library), rows, device)
 
 
-def cpu_kernels(engine: EngineConfig, config: ModelConfig, device: torch.device) -> Library | None:
+def _on_gpu(engine: EngineConfig, config: ModelConfig, pool: KVPool, room: Room, thread: Executor, gpu: Gpu) -> Parts:
+    """By our Triton kernels and torch. The row table has a line more than requests may run, for steps of graphs that
+    are filled up."""
+    ops, attention, graphable, choose = gpu_parts(engine, config, pool, room.context_length)
+    model = make_model(config, ops)
+    packing = Packing(Staging(gpu), None if graphable is None else graphable.tiling)
+    rows = RowTable(room.max_rows + 1, room.context_length, gpu.device, packing)
+    graphs = None
+    if graphable is not None and engine.cuda_graph:
+        parts = GraphParts(model, graphable, rows, packing)
+        graphs = StepGraphs(gpu, parts, graph_sizes(engine), prompt_graph_sizes(engine))
+    return Parts(model, ops, attention, choose, rows, GpuStream(gpu, thread), graphs)
+
+
+def cpu_kernels(engine: EngineConfig, config: ModelConfig) -> Library | None:
     """The kernel library, if it is to compute. Raises `ModelError` if it was asked for by name and cannot."""
     wants_torch = engine.kernels == "torch" or engine.attention_backend != "auto"
     known = (config.quantize or config.dtype) in FORMATS and (config.kv_dtype or config.dtype) in KV_DTYPES
-    if device.type != "cpu" or wants_torch or not known:
+    if wants_torch or not known:
         return None
     try:
         return load("" if engine.kernels == "auto" else engine.kernels)

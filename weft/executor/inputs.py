@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,25 +10,33 @@ import torch
 from torch import Tensor
 
 from weft.executor.backend import AttentionBatch
-from weft.executor.plan import LAST_SAMPLED, IntArray, LongArray, Plan, TableWrites
+from weft.executor.device.packing import Packing
+from weft.executor.plan import LAST_SAMPLED, InputVectors, IntArray, LongArray, Plan, TableWrites
+from weft.ops.sampling import PlacedDraws
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
     """One step, ready to run. S requests of it sample a token."""
 
-    tokens: Tensor  # [T] int64
+    tokens: Tensor  # [T] int64, below 0 where a vector stands for the token: -1 - its place in `vectors`
     positions: Tensor  # [T] int64
     batch: AttentionBatch
     last: Tensor  # [S] int64, where the last token of each sampling request stands in the step
     sampling_rows: Tensor  # [S] int64
     last_tokens: Tensor  # [S] int64, that token
+    vectors: Tensor | None = None  # [V, hidden] float32
+    draws: PlacedDraws | None = None  # how they sample, if the device has been told
 
 
 class RowTable:
     """What the device knows of each row: the slots of its tokens, and the token sampled last."""
 
-    def __init__(self, max_rows: int, context_length: int, device: torch.device) -> None:
+    def __init__(
+        self, max_rows: int, context_length: int, device: torch.device, packing: Packing | None = None
+    ) -> None:
+        """`packing` takes the numbers of a step to a GPU."""
+        self._packing = packing
         self.slots = torch.zeros(max_rows, context_length, dtype=torch.int32, device=device)
         self.last_tokens = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self._flat_slots = self.slots.view(-1)
@@ -37,29 +46,49 @@ class RowTable:
         assert plan.lens.min(initial=1) > 0, "a request without tokens"
         assert int(plan.lens.sum()) == plan.num_tokens == len(plan.slots), "lens, tokens and slots disagree"
         if plan.table is not None:
-            self._write(plan.table)
-        rows, positions, ends = _layout(plan.rows, plan.starts, plan.lens)
-        given, places, slots, where, of_row, last, sampling_rows = self._to_device(
-            *(plan.tokens, positions, plan.slots, self._where(rows, positions), rows),
+            self.write(plan.table)
+        rows, positions, ends = tokens_of(plan.rows, plan.starts, plan.lens)
+        columns = (
+            *(plan.tokens, positions, plan.slots, self.where(rows, positions), rows),
             *(ends[plan.samples] - 1, plan.rows[plan.samples]),
         )
+        shipped, draws = None, None
+        if self._packing is None:
+            there = self._to_device(*columns)
+        else:
+            there, shipped, draws = self._packing.ship(columns, plan)
+        given, places, slots, where, of_row, last, sampling_rows = there
         self._flat_slots.index_copy_(0, where, slots.int())
         tokens = given
         if plan.tokens.min(initial=0) == LAST_SAMPLED:
             tokens = torch.where(given == LAST_SAMPLED, self.last_tokens.take(of_row), given)
+        last_tokens = tokens.take(last)
+        vectors = None
+        if plan.vectors is not None:
+            tokens, vectors = self._with_vectors(tokens, plan.vectors)
         return Inputs(
             tokens=tokens,
             positions=places,
-            batch=AttentionBatch(plan.rows, plan.starts, plan.lens, places, slots, self.slots),
+            batch=AttentionBatch(plan.rows, plan.starts, plan.lens, places, slots, self.slots, shipped),
             last=last,
             sampling_rows=sampling_rows,
-            last_tokens=tokens.take(last),
+            last_tokens=last_tokens,
+            vectors=vectors,
+            draws=draws,
         )
 
-    def _write(self, writes: TableWrites) -> None:
-        """Where two writes meet the later one counts: a scatter has no order, so the earlier ones are left out."""
-        rows, columns, _ = _layout(writes.rows, writes.starts, writes.lens)
-        where, slots = self._where(rows, columns), writes.slots
+    def _with_vectors(self, tokens: Tensor, given: InputVectors) -> tuple[Tensor, Tensor]:
+        """The tokens that vectors stand for become their places."""
+        places = -1 - np.arange(len(given.index), dtype=np.int64)
+        index, places_there = self._to_device(given.index, places)
+        vectors = torch.from_numpy(np.array(given.rows, dtype=np.float32)).to(tokens.device)
+        return tokens.index_copy(0, index, places_there), vectors
+
+    def write(self, writes: TableWrites) -> None:
+        """Change the table. Where two writes meet the later one counts: a scatter has no order, so the earlier ones are
+        left out."""
+        rows, columns, _ = tokens_of(writes.rows, writes.starts, writes.lens)
+        where, slots = self.where(rows, columns), writes.slots
         if len(set(writes.rows.tolist())) < len(writes.rows):
             _, from_end = np.unique(where[::-1], return_index=True)
             keep = len(where) - 1 - from_end
@@ -67,20 +96,22 @@ class RowTable:
         index, values = self._to_device(where, slots)
         self._flat_slots.index_copy_(0, index, values.int())
 
-    def _where(self, rows: IntArray, columns: IntArray | LongArray) -> LongArray:
+    def where(self, rows: IntArray, columns: IntArray | LongArray) -> LongArray:
         """Places in the table, counted from its beginning."""
         max_rows, context_length = self.slots.shape
         assert rows.max(initial=0) < max_rows, "a row beyond the table"
         assert columns.max(initial=0) < context_length, "a token beyond the context length"
         return rows.astype(np.int64) * context_length + columns
 
-    def _to_device(self, *arrays: IntArray | LongArray) -> tuple[Tensor, ...]:
+    def _to_device(self, *arrays: IntArray | LongArray) -> Sequence[Tensor]:
         """As int64, in one transfer."""
+        if self._packing is not None:
+            return self._packing.to_device(arrays)
         packed = torch.from_numpy(np.concatenate(arrays, dtype=np.int64)).to(self.slots.device)
         return packed.split_with_sizes([len(array) for array in arrays])
 
 
-def _layout(rows: IntArray, starts: IntArray, lens: IntArray) -> tuple[IntArray, IntArray | LongArray, LongArray]:
+def tokens_of(rows: IntArray, starts: IntArray, lens: IntArray) -> tuple[IntArray, IntArray | LongArray, LongArray]:
     """Row and position of each token: starts[0], starts[0] + 1, ... (lens[0] of them), starts[1], ...; and where the
     tokens of each request end."""
     if (lens == 1).all():

@@ -7,9 +7,10 @@ step, T tokens (the sum of `lens`), S requests that sample a token (the number o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,7 @@ FloatArray: TypeAlias = NDArray[np.float32]
 BoolArray: TypeAlias = NDArray[np.bool_]
 
 LAST_SAMPLED = -1  # in Plan.tokens: the token sampled last for this row, which only the device knows
+ANY = -1  # in LogitBias.after
 
 
 class ForwardMode(IntEnum):
@@ -45,11 +47,12 @@ class TableWrites:
 
 @dataclass(frozen=True, slots=True)
 class LogitBias:
-    """Values added to single logits, -inf to forbid a token (min_new_tokens)."""
+    """Values added to single logits, -inf to forbid a token (min_new_tokens, bad words)."""
 
     index: IntArray  # [B] which sampling request, 0..S-1
     tokens: IntArray  # [B]
     values: FloatArray  # [B]
+    after: IntArray | None = None  # [B] only where the request's last token is this one; ANY: whatever it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,26 @@ class Logprobs:
 
     index: IntArray  # [L]
     num_top: IntArray  # [L], 0: of the sampled token only
+    ids: IntArray | None = None  # [L, M] tokens that are wanted whatever is sampled; a shorter list is filled up with 0
+
+
+@dataclass(frozen=True, slots=True)
+class Processing:
+    """One logit processor, and the P of the S sampling requests whose logits it changes."""
+
+    name: str
+    index: IntArray  # [P] which sampling request
+    params: tuple[Mapping[str, Any], ...]  # [P] plain JSON values
+    tokens: tuple[IntArray, ...]  # [P] prompt and whole output, [length] each
+    prompt_lens: tuple[int, ...]  # [P]
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """What F of the S sampling requests take, whatever the logits are."""
+
+    index: IntArray  # [F] which sampling request
+    tokens: IntArray  # [F]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +125,70 @@ class Sampling:
     positions: IntArray  # [S] position in its sequence of the token to be sampled
     bias: LogitBias | None = None
     penalties: Penalties | None = None
+    processors: tuple[Processing, ...] = ()  # one after the other
+    allowed: Mask | None = None  # as `mask`, and does not change from step to step
     mask: Mask | None = None
+    fixed: Fixed | None = None
     logprobs: Logprobs | None = None
 
     @property
     def is_greedy(self) -> bool:
         return not self.temperature.any()
+
+
+@dataclass(frozen=True, slots=True)
+class Pooling:
+    """Requests of which one vector each is wanted. It is given in the step that computes the last token of the prompt;
+    what the steps before that give means nothing."""
+
+    index: IntArray  # [E] which request of the step, 0..R-1
+    completes: BoolArray  # [E] whether this is that step
+    normalize: IntArray  # [E] to length 1, of a classifier to probabilities: 1 yes, 0 no, -1 as its makers meant it
+    dimensions: IntArray  # [E] how many of the first numbers are wanted, the others become 0; 0: all
+    types: IntArray | None = None  # [T] kind of segment of each token of the step; None: all are of kind 0
+    labels: IntArray | None = None  # [E, M] tokens whose log probabilities are wanted instead; filled up with 0
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """P tokens of the prompts of Q requests, whose log probabilities are wanted given all that stands before them.
+
+    `places` and `targets` have one request's after the other's. A list in `ids` that is shorter is filled up with 0.
+    """
+
+    index: IntArray  # [Q] which request of the step, 0..R-1
+    counts: IntArray  # [Q] how many of the P are its
+    num_top: IntArray  # [Q] of how many of the likeliest tokens, too
+    ids: IntArray  # [Q, M] and of which tokens in any case
+    places: IntArray  # [P] which token of the step stands before it, 0..T-1
+    targets: IntArray  # [P] ids
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenStates:
+    """N tokens of E requests whose hidden states are wanted, as the final norm leaves them."""
+
+    index: IntArray  # [E] which request of the step, 0..R-1
+    counts: IntArray  # [E] how many of the N are its: the last that the step computes for it
+    places: IntArray  # [N] which token of the step, 0..T-1; one request's after the other's
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a step is to give besides tokens. None: nothing of that kind."""
+
+    pooling: Pooling | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+    hidden_states: HiddenStates | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InputVectors:
+    """V tokens of a step that are no rows of the embedding: these vectors are what the first layer gets for them. Their
+    ids are valid, and mean nothing."""
+
+    index: IntArray  # [V] which token of the step, 0..T-1
+    rows: FloatArray  # [V, hidden size]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +202,13 @@ class Plan:
     lens: IntArray  # [R] tokens to run in this step
     tokens: IntArray  # [T] ids; LAST_SAMPLED: the token sampled last for this row
     slots: IntArray  # [T] where to write K and V
-    samples: BoolArray  # [R] whether the request samples a token after this step (false: a middle chunk)
+    samples: (
+        BoolArray  # [R] whether the request samples a token after this step (false: a middle chunk, or it wants none)
+    )
     sampling: Sampling  # of the S that do
     table: TableWrites | None = None
+    vectors: InputVectors | None = None
+    wanted: Wanted | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -137,6 +222,27 @@ class TopLogprobs:
     logprob: FloatArray  # [L] of the sampled token
     top_ids: IntArray  # [L, K], K the largest num_top of the step
     top_logprobs: FloatArray  # [L, K], in falling order
+    id_logprobs: FloatArray | None = None  # [L, M], of `Logprobs.ids`
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceLogprobs:
+    """What `PromptLogprobs` asked for: natural logarithms, of the model's output as it is."""
+
+    logprobs: FloatArray  # [P]
+    ranks: IntArray  # [P] 1: no token is likelier
+    top_ids: IntArray  # [P, K], K the largest num_top of the step
+    top_logprobs: FloatArray  # [P, K], in falling order
+    id_logprobs: FloatArray  # [P, M]
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What `Wanted` asked for."""
+
+    pooled: FloatArray | None = None  # [E, size]
+    prompt_logprobs: PlaceLogprobs | None = None
+    hidden_states: FloatArray | None = None  # [N, hidden size]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +251,9 @@ class Result:
 
     tokens: IntArray  # [S]
     invalid: BoolArray | None = None  # [S] the logits were not finite: the request must end with an error
+    faults: tuple[tuple[int, str], ...] = ()  # of the invalid ones, 0..S-1, those whose error has a name, and that
     logprobs: TopLogprobs | None = None
+    given: Given | None = None
 
 
 class Step(Protocol):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -10,6 +12,7 @@ from weft.models.layers.attention import PagedAttention
 from weft.models.layers.weight import Weights
 from weft.models.registry import Model
 from weft.ops.cpp.abi import Step
+from weft.ops.cpp.library import Library
 from weft.ops.cpp.ops import CppOps
 from weft.ops.cpp.program import Program
 
@@ -22,25 +25,31 @@ class RecordedModel:
     def __init__(self, model: Model, ops: CppOps, attention: CppPaged) -> None:
         self._model, self._ops, self._attention = model, ops, attention
         self._body: Recorded | None = None
+        self._norm: Recorded | None = None
         self._head: Recorded | None = None
 
-    def forward(self, tokens: Tensor, positions: Tensor, attention: PagedAttention) -> Tensor:
+    def forward(
+        self, tokens: Tensor, positions: Tensor, attention: PagedAttention, vectors: Tensor | None = None
+    ) -> Tensor:
         assert attention is self._attention, "the program was recorded with another attention"
         body = self._body
         if body is None or len(tokens) > body.capacity:
             body = self._body = self._record_body(_capacity(len(tokens), body))
         step = self._attention.step
         step.num_tokens, step.tokens = len(tokens), tokens.data_ptr()
+        step.vectors = None if vectors is None else vectors.data_ptr()
         body.program.run(self._ops.library, step)
         return body.output[: len(tokens)]
 
+    def normed(self, hidden: Tensor) -> Tensor:
+        if self._norm is None or len(hidden) > self._norm.capacity:
+            self._norm = self._record_behind(self._model.normed, _capacity(len(hidden), self._norm), hidden.shape[1])
+        return self._norm.run(self._ops.library, hidden)
+
     def logits(self, hidden: Tensor) -> Tensor:
-        head = self._head
-        if head is None or len(hidden) > head.capacity:
-            head = self._head = self._record_head(_capacity(len(hidden), head), hidden.shape[1])
-        head.input[: len(hidden)].copy_(hidden)
-        head.program.run(self._ops.library, Step(num_tokens=len(hidden)))
-        return head.output[: len(hidden)]
+        if self._head is None or len(hidden) > self._head.capacity:
+            self._head = self._record_behind(self._model.logits, _capacity(len(hidden), self._head), hidden.shape[1])
+        return self._head.run(self._ops.library, hidden)
 
     def weights(self) -> Weights:
         return self._model.weights()
@@ -51,10 +60,11 @@ class RecordedModel:
         output = self._model.forward(nothing, nothing, self._attention)
         return Recorded(self._ops.finish(), capacity, nothing, output)
 
-    def _record_head(self, capacity: int, hidden_size: int) -> Recorded:
+    def _record_behind(self, function: Callable[[Tensor], Tensor], capacity: int, hidden_size: int) -> Recorded:
+        """A function of hidden states."""
         self._ops.begin(capacity)
         hidden = self._ops.recorder.buffer(hidden_size)
-        output = self._model.logits(hidden)
+        output = function(hidden)
         return Recorded(self._ops.finish(), capacity, hidden, output)
 
 
@@ -63,6 +73,12 @@ class Recorded:
 
     def __init__(self, program: Program, capacity: int, input: Tensor, output: Tensor) -> None:
         self.program, self.capacity, self.input, self.output = program, capacity, input, output
+
+    def run(self, library: Library, rows: Tensor) -> Tensor:
+        """Run it on `rows`; good until the next run."""
+        self.input[: len(rows)].copy_(rows)
+        self.program.run(library, Step(num_tokens=len(rows)))
+        return self.output[: len(rows)]
 
 
 def _capacity(wanted: int, before: Recorded | None) -> int:

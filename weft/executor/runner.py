@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
-from typing import TypeVar
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from weft.executor.backend import AttentionBackend
 from weft.executor.control import DeviceRequest, Pending
+from weft.executor.device.protocol import Device
+from weft.executor.graphs import StepGraphs
 from weft.executor.inputs import RowTable
-from weft.executor.plan import Plan, Result, Step
-from weft.executor.sampler import sample
+from weft.executor.outputs.give import give
+from weft.executor.outputs.pooling import Pooler
+from weft.executor.plan import Given, Plan, Result, Step, Wanted
+from weft.executor.processors.processors import Processors
+from weft.executor.sampler import Sampled, sample
 from weft.executor.weights.keeper import Keeper
 from weft.models.registry import Model
 from weft.ops.sampling import Choose
@@ -21,8 +29,24 @@ from weft.ops.sampling import Choose
 T = TypeVar("T")
 
 
+class Computed(NamedTuple):
+    """The `Outcome` of a step."""
+
+    sampled: Sampled | None  # None: no request samples
+    given: Given | None
+
+    def moved(self, move: Callable[[Tensor], Tensor]) -> Computed:
+        return self._replace(sampled=None if self.sampled is None else self.sampled.moved(move))
+
+    def result(self) -> Result:
+        if self.sampled is None:
+            return Result(tokens=np.empty(0, np.int32), given=self.given)
+        result = self.sampled.result()
+        return result if self.given is None else replace(result, given=self.given)
+
+
 class TorchRunner:
-    """The `Runner` that computes, in the order of launches: on `thread` (of which there is one), or where `steps` says.
+    """The `Runner` that computes with torch or with what stands in for it, in the order of launches.
 
     The arrays of a plan are read when the step runs: they must not change before its result is there. A step that
     raises (its `result` does) leaves its tokens without K and V; later steps are not affected.
@@ -35,40 +59,52 @@ class TorchRunner:
         choose: Choose,
         rows: RowTable,
         keeper: Keeper,
-        thread: Executor,
-        steps: Executor | None = None,
+        device: Device,
+        graphs: StepGraphs | None = None,
+        pooler: Pooler | None = None,
+        processors: Processors | None = None,
     ) -> None:
         self._model = model
         self._attention = attention
         self._choose = choose
         self._rows = rows
         self._keeper = keeper
-        self._thread = thread
-        self._steps = thread if steps is None else steps
+        self._device = device
+        self._pooler = pooler
+        self._processors = processors
+        self._graphs = graphs
 
     def launch(self, plan: Plan) -> Step:
-        return self._steps.submit(self._run, plan)
+        return self._device.launch(self._run, plan)
 
     def control(self, request: DeviceRequest) -> Pending:
-        return self._thread.submit(self._keeper.do, request)
+        return self._device.between(partial(self._keeper.do, request))
 
     def apart(self, work: Callable[[], T]) -> Future[T]:
         """Let the thread that runs steps do `work`, behind those that are launched and before any other."""
-        return self._steps.submit(work)
+        return self._device.apart(work)
 
     def close(self) -> None:
         """Finish what is launched and end the thread."""
-        self._thread.shutdown()
+        self._device.close()
+
+    def _give(self, plan: Plan, wanted: Wanted, hidden: Tensor) -> Given:
+        return give(plan, wanted, hidden, self._model, self._choose, self._pooler)
 
     @torch.inference_mode()
-    def _run(self, plan: Plan) -> Result:
-        inputs = self._rows.apply(plan)
-        if plan.num_tokens:
-            self._attention.prepare(inputs.batch)
-            hidden = self._model.forward(inputs.tokens, inputs.positions, self._attention)
+    def _run(self, plan: Plan) -> Computed:
+        graph = None if self._graphs is None else self._graphs.fitting(plan)
+        if graph is not None:
+            inputs, hidden = graph.run(plan)
+        else:
+            inputs = self._rows.apply(plan)
+            if plan.num_tokens:
+                self._attention.prepare(inputs.batch)
+                hidden = self._model.forward(inputs.tokens, inputs.positions, self._attention, inputs.vectors)
+        given = None if plan.wanted is None else self._give(plan, plan.wanted, hidden)
         if not len(inputs.last):
-            return Result(tokens=np.empty(0, np.int32))
-        logits = self._model.logits(hidden[inputs.last])
-        sampled = sample(self._choose, logits, plan.sampling, inputs.last_tokens)
-        self._rows.last_tokens[inputs.sampling_rows] = sampled.tokens
-        return sampled.result()
+            return Computed(None, given)
+        logits = self._model.logits(hidden.index_select(0, inputs.last))
+        sampled = sample(self._choose, logits, plan.sampling, inputs.last_tokens, self._processors, inputs.draws)
+        self._rows.last_tokens.index_copy_(0, inputs.sampling_rows, sampled.tokens)
+        return Computed(sampled, given)

@@ -35,7 +35,7 @@ class ChoiceMatcher:
         piece = self.vocabulary[token]
         return bool(piece) and any(rest.startswith(piece) for rest in self.left)
 
-    def consume(self, token: int) -> None:
+    def consume(self, token: int) -> bool:
         if self.error or not self.allows(token):
             self.error = self.error or f"token {token} is not allowed here"
         elif token in self.eos:
@@ -43,6 +43,33 @@ class ChoiceMatcher:
         else:
             piece = self.vocabulary[token]
             self.left = frozenset(rest[len(piece) :] for rest in self.left if rest.startswith(piece))
+        return not self.error and not self.is_complete
+
+    def forced(self) -> list[int]:
+        """Written in the longest tokens; what is left at the end might become part of a longer one."""
+        text, found = _common(self.left), []
+        while text:
+            longer = any(len(piece) > len(text) and piece.startswith(text) for piece in self.vocabulary)
+            token = max(range(len(self.vocabulary)), key=lambda one: _fits(self.vocabulary[one], text))
+            if longer or not _fits(self.vocabulary[token], text):
+                break
+            found.append(token)
+            text = text[len(self.vocabulary[token]) :]
+        return found
+
+
+def _common(texts: frozenset[bytes]) -> bytes:
+    """What they all begin with."""
+    if not texts:
+        return b""
+    low, high = min(texts), max(texts)
+    size = next((i for i, (one, other) in enumerate(zip(low, high, strict=False)) if one != other), len(low))
+    return low[:size]
+
+
+def _fits(piece: bytes, text: bytes) -> int:
+    """How much of the text a token begins with; 0 if it does not."""
+    return len(piece) if text.startswith(piece) else 0
 
 
 class ChoiceCompiler:

@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 
 from weft.grammar.protocol import Compiled, InvalidGrammar, Key, Matcher, Words
+from weft.grammar.tags import Lark, as_format
 
 WHITESPACE = r" |\n( {0,16}|\t{0,8})"  # between the tokens of JSON: bounded, or a weak model goes on with it for ever
+FEW = 64  # masks times threads: what is worth the others' help
 MAX_LEXER_STATES = 50_000  # of 1 to 2 kB: the memory of one grammar
 MAX_STEP_ITEMS = 25_000  # a step of one matcher takes 40 ms at most, about
 MAX_STEP_FUEL = 100_000
@@ -40,8 +42,12 @@ class LlgMatcher:
     def fork(self) -> LlgMatcher:
         return LlgMatcher(self.inner.deep_copy())
 
-    def consume(self, token: int) -> None:
-        self.inner.consume_token(token)
+    def consume(self, token: int) -> bool:
+        return bool(self.inner.consume_token(token)) and not self.inner.is_stopped()
+
+    def forced(self) -> list[int]:
+        tokens: list[int] = self.inner.compute_ff_tokens()
+        return tokens
 
 
 class LlgCompiler:
@@ -60,6 +66,7 @@ class LlgCompiler:
             raise
         except BaseException as exc:  # a panic of the library is no Exception
             raise InvalidGrammar(f"this model's tokenizer cannot be used with grammars: {_plain(str(exc))}") from exc
+        self._num_threads = num_threads
         self._executor = llguidance.LLExecutor(num_threads)
         self._num_words = -(-vocab_size // 32)
         self._limits = llguidance.LLParserLimits(
@@ -78,8 +85,14 @@ class LlgCompiler:
             raise InvalidGrammar(_plain(str(exc))) from exc
 
     def fill(self, matchers: Sequence[Matcher], masks: Words) -> None:
+        """A few at once in the caller's thread: to wake others takes longer, and they may be busy with the model."""
         pairs = [(matcher.inner, row) for row, matcher in enumerate(matchers) if isinstance(matcher, LlgMatcher)]
-        self._executor.unsafe_compute_mask_ptr(pairs, masks.ctypes.data, 4 * masks.shape[1], len(masks))
+        start, size = masks.ctypes.data, 4 * masks.shape[1]
+        if self._num_threads > 1 and len(pairs) * self._num_threads > FEW:
+            self._executor.unsafe_compute_mask_ptr(pairs, start, size, len(masks))
+            return
+        for matcher, row in pairs:
+            matcher.unsafe_compute_mask_ptr(start + row * size, size)
 
     def _compiled(self, key: Key) -> Compiled:
         matcher = self._matcher(self._grammar(key, lenient=False))
@@ -120,20 +133,17 @@ class LlgCompiler:
         raise InvalidGrammar(f"there is no kind of grammar {key.kind!r}")
 
     def _tags(self, tag: dict[str, Any], lenient: bool) -> str:
-        """Free text in which whatever begins like a trigger must be one of the structures.
+        options = {"lenient": lenient, "whitespace_pattern": WHITESPACE}
+        lark = Lark(
+            schema=lambda schema: {**(schema if isinstance(schema, dict) else {}), "x-guidance": options},
+            regex=self._library.regex_to_lark,
+            special=self._special,
+        )
+        return str(self._library.LLMatcher.grammar_from_lark(lark.grammar(as_format(tag))))
 
-        {"structures": [{"begin", "schema", "end"}, ...], "triggers": [...]}
-        """
-        make, triggers = self._library.StructTag, tag["triggers"]
-        tags = []
-        for structure in tag["structures"]:
-            begin, schema = structure["begin"], structure["schema"]
-            trigger = next((one for one in triggers if one and begin.startswith(one)), None)
-            if trigger is None:
-                raise InvalidGrammar(f"structural_tag: {begin!r} begins with none of the triggers")
-            schema = {**schema, "x-guidance": {"lenient": lenient, "whitespace_pattern": WHITESPACE}}
-            tags.append(make(trigger=trigger, begin=begin, grammar=schema, end=structure["end"]))
-        return str(make.to_grammar(tags, assume_special=False))
+    def _special(self, text: str) -> int | None:
+        tokens = self._tokenizer.tokenize_str(text, parse_special=True)
+        return tokens[0] if len(tokens) == 1 and self._tokenizer.is_special_token(tokens[0]) else None
 
 
 def _lark(text: str) -> str:

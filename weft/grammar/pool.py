@@ -22,6 +22,7 @@ import numpy as np
 
 from weft.grammar.cache import GrammarCache
 from weft.grammar.protocol import (
+    GOES_ON,
     Compiled,
     Compiler,
     Constraint,
@@ -53,7 +54,8 @@ class Done(NamedTuple):
 
 class GrammarPool:
     """`make_compiler` is called once, by a thread, when the first grammar comes; it may raise InvalidGrammar or
-    ImportError. `ring` is called by a thread whenever `take` has something to tell."""
+    ImportError. `ring` is called by a thread whenever `take` has something to tell. Without `jump` no token is said to
+    be forced: each is sampled."""
 
     def __init__(
         self,
@@ -63,6 +65,7 @@ class GrammarPool:
         max_bytes: int,
         make_trial: Callable[[], Trial] = NoTrial,
         ring: Callable[[], None] = lambda: None,
+        jump: bool = True,
     ) -> None:
         self.cache = GrammarCache(max_bytes)
         self.num_compiled = 0
@@ -73,6 +76,7 @@ class GrammarPool:
         self._lock = threading.Lock()  # for making the compiler
         self._make_trial = make_trial
         self._ring = ring
+        self._jump = jump
         self._own = threading.local()  # a thread's trial
         self._trials: list[Trial] = []
         self._threads = ThreadPoolExecutor(NUM_THREADS, "grammar", initializer=self._begin_thread)
@@ -116,6 +120,11 @@ class GrammarPool:
                 verdicts.append(_verdict(id, result, took_s))
         return verdicts
 
+    @property
+    def has_news(self) -> bool:
+        """Whether `take` has something to tell."""
+        return bool(self._verdicts or self._done)
+
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
         for trial in self._trials:
@@ -130,8 +139,8 @@ class GrammarPool:
             result = self._the_compiler().compile(key)
         except (InvalidGrammar, TrialFailed) as exc:
             result = exc
-        except ImportError:
-            result = TrialFailed("structured output needs llguidance: pip install llguidance")
+        except ImportError as exc:
+            result = TrialFailed(str(exc))
         except BaseException as exc:  # a panic of the library is no Exception
             result = TrialFailed(f"the grammar library failed on it: {type(exc).__name__}")
         self._done.append(Done(key, result, time.perf_counter() - began))
@@ -149,19 +158,34 @@ class GrammarPool:
 
     # Following
 
-    def advance(self, constraints: Sequence[Constraint], tokens: Sequence[int]) -> list[Move]:
-        moves = [_taken(constraint.matcher, token) for constraint, token in zip(constraints, tokens, strict=True)]
-        going = [i for i, move in enumerate(moves) if move == Move()]
-        if going:
-            masks = np.zeros((len(going), len(constraints[0].mask)), dtype=np.int32)
-            self._fill([constraints[i].matcher for i in going], masks)
-            goes_on = np.any(masks & self._others(masks.shape[1]), axis=1).tolist()  # not only what ends the output
-            for i, mask, goes in zip(going, masks, goes_on, strict=True):
-                constraints[i].mask = mask
-                if not goes or constraints[i].matcher.error:
-                    move = _move(constraints[i].matcher, is_empty=not mask.any())
-                    moves[i] = move if move.error else Move(is_complete=True)
+    def advance(self, constraints: Sequence[Constraint], tokens: Sequence[int], room: Sequence[int]) -> list[Move]:
+        moves = [_taken(constraint.matcher, (token,)) for constraint, token in zip(constraints, tokens, strict=True)]
+        going = [i for i, move in enumerate(moves) if move is GOES_ON]
+        lone = self._look(constraints, moves, going)
+        if self._jump:
+            jumped = [i for i in lone if room[i] and _jumps(constraints[i].matcher, room[i], moves, i)]
+            self._look(constraints, moves, jumped)
         return moves
+
+    def _look(self, constraints: Sequence[Constraint], moves: list[Move], places: Sequence[int]) -> list[int]:
+        """Find out what may come next at `places`, and whether anything may. Returns those where only one token, or a
+        few that stand side by side, may: where a text is forced, masks allow but its first token."""
+        if not places:
+            return []
+        masks = np.zeros((len(places), len(constraints[0].mask)), dtype=np.int32)
+        self._fill([constraints[i].matcher for i in places], masks)
+        goes_on = masks & self._others(masks.shape[1])  # without those that only end the output
+        numbers = np.count_nonzero(goes_on, axis=1).tolist()  # of words that allow something
+        lone = []
+        for i, mask, number in zip(places, masks, numbers, strict=True):
+            constraint = constraints[i]
+            constraint.mask = mask
+            if not number or constraint.matcher.error:
+                move = _move(constraint.matcher, is_empty=not mask.any())
+                moves[i] = move if move.error else Move(is_complete=True, forced=moves[i].forced)
+            elif number == 1 and moves[i] is GOES_ON:
+                lone.append(i)
+        return lone
 
     def _fill(self, matchers: Sequence[Matcher], masks: Words) -> None:
         """All at once; if that fails, one by one: then only those that fail have an empty mask."""
@@ -185,15 +209,37 @@ class GrammarPool:
         return self._not_eos
 
 
-def _taken(matcher: Matcher, token: int) -> Move:
-    """A matcher takes a token."""
+def _taken(matcher: Matcher, tokens: Sequence[int]) -> Move:
+    """A matcher takes tokens."""
+    goes_on = False
     try:
-        matcher.consume(token)
+        for token in tokens:
+            goes_on = matcher.consume(token)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as exc:  # a panic of the library is no Exception
-        return Move(error=f"the grammar library failed on it: {type(exc).__name__}")
-    return _move(matcher)
+        return _failed(exc)
+    return GOES_ON if goes_on else _move(matcher)
+
+
+def _jumps(matcher: Matcher, room: int, moves: list[Move], place: int) -> bool:
+    """A matcher takes what must follow, if there is such. Returns whether something may come behind it."""
+    try:
+        forced = tuple(matcher.forced()[:room])
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as exc:  # a panic of the library is no Exception
+        moves[place] = _failed(exc)
+        return False
+    if not forced:
+        return False
+    move = _taken(matcher, forced)
+    moves[place] = move if move.error else move._replace(forced=forced)
+    return not (move.error or move.is_complete)
+
+
+def _failed(exc: BaseException) -> Move:
+    return Move(error=f"the grammar library failed on it: {type(exc).__name__}")
 
 
 def _move(matcher: Matcher, *, is_empty: bool = False) -> Move:

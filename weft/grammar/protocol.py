@@ -47,7 +47,14 @@ class Matcher(Protocol):
         """Another one at the same place."""
         ...
 
-    def consume(self, token: int) -> None: ...
+    def consume(self, token: int) -> bool:
+        """Go on by a token. Returns whether more may follow: it is not complete, and has no error."""
+        ...
+
+    def forced(self) -> list[int]:
+        """The tokens in which the text is written that must follow, as the tokenizer would write it; [] if there is a
+        choice. The last ones are left out if what comes behind them might change how it is written."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +82,13 @@ class Constraint:
     matcher: Matcher
     mask: Words  # [W]
 
+    def mask_with(self, token: int) -> Words:
+        """[W] what may come next, or `token`."""
+        mask = self.mask.copy()
+        if token // 32 < len(mask):
+            mask.view(np.uint32)[token // 32] |= np.uint32(1 << token % 32)
+        return mask
+
 
 class Verdict(NamedTuple):
     """What became of one `ask`: a constraint, or the reason why there is none."""
@@ -88,10 +102,14 @@ class Verdict(NamedTuple):
 
 
 class Move(NamedTuple):
-    """What became of one token."""
+    """What became of one token. With an error nothing is forced."""
 
-    is_complete: bool = False
+    is_complete: bool = False  # nothing may follow it, and those that are forced
     error: str = ""
+    forced: tuple[int, ...] = ()  # tokens that had to follow: the matcher has taken them, too
+
+
+GOES_ON = Move()
 
 
 class Grammars(Protocol):
@@ -109,8 +127,8 @@ class Grammars(Protocol):
         """The verdicts that have come since."""
         ...
 
-    def advance(self, constraints: Sequence[Constraint], tokens: Sequence[int]) -> list[Move]:
-        """Each takes its token, and learns what may come next."""
+    def advance(self, constraints: Sequence[Constraint], tokens: Sequence[int], room: Sequence[int]) -> list[Move]:
+        """Each takes its token, then up to `room` that must follow, and learns what may come next."""
         ...
 
 
@@ -132,5 +150,5 @@ class NoGrammars:
         asked, self._asked = self._asked, []
         return [Verdict(id, None, message=self._reason, status=400) for id in asked]
 
-    def advance(self, constraints: Sequence[Constraint], tokens: Sequence[int]) -> list[Move]:
+    def advance(self, constraints: Sequence[Constraint], tokens: Sequence[int], room: Sequence[int]) -> list[Move]:
         raise AssertionError("there is no constraint")

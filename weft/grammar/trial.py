@@ -46,8 +46,10 @@ class NoTrial:
 class TrialProcess:
     """`timeout_s` for one grammar. Used by one thread."""
 
-    def __init__(self, tokenizer: Path, vocab_size: int, eos_token_ids: tuple[int, ...], timeout_s: float) -> None:
-        self._vocabulary = [str(tokenizer), vocab_size, list(eos_token_ids)]
+    def __init__(
+        self, backend: str, tokenizer: Path, vocab_size: int, eos_token_ids: tuple[int, ...], timeout_s: float
+    ) -> None:
+        self._vocabulary = [backend, str(tokenizer), vocab_size, list(eos_token_ids)]
         self._timeout_s = timeout_s
         self._process: subprocess.Popen[bytes] | None = None
 

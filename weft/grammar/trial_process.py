@@ -11,8 +11,8 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from weft.grammar.llg import LlgCompiler
-from weft.grammar.protocol import InvalidGrammar, Key
+from weft.grammar.backends import make_compiler
+from weft.grammar.protocol import Compiler, InvalidGrammar, Key
 
 MAX_MEMORY = 1 << 30  # bytes of address space, on top of what the start has taken
 NICENESS = 5  # the engine goes first
@@ -22,20 +22,20 @@ PR_SET_PDEATHSIG = 1
 def main() -> None:
     with suppress(OSError, AttributeError):  # on Linux it does not outlive the engine, whatever it is doing
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    compiler: LlgCompiler | None = None
+    compiler: Compiler | None = None
     for line in sys.stdin.buffer:
         question, answer = json.loads(line), ""
         try:
             if compiler is None:
-                tokenizer, vocab_size, eos_token_ids = question
-                compiler = LlgCompiler(Path(tokenizer), vocab_size, eos_token_ids)
+                backend, tokenizer, vocab_size, eos_token_ids = question
+                compiler = make_compiler(backend, Path(tokenizer), vocab_size, eos_token_ids)
                 _limit()
             else:
                 compiler.compile(Key(*question))
         except InvalidGrammar as exc:
             answer = str(exc) or "it is no grammar"
-        except ImportError:
-            answer = "structured output needs llguidance: pip install llguidance"
+        except ImportError as exc:
+            answer = str(exc)
         except MemoryError:
             os._exit(1)
         except BaseException as exc:  # a panic of the library is no Exception

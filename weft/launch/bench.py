@@ -9,6 +9,7 @@ from weft.bench.workloads import WORKLOADS
 from weft.config.engine import EngineConfig
 from weft.config.options import Command, Config, Settings, SettingsError, asked_help, did_you_mean
 from weft.launch.benches.batching import BatchingBench, bench_batching
+from weft.launch.benches.grammar import GrammarBench, bench_grammar
 from weft.launch.benches.offline import OfflineBench, bench_offline
 from weft.launch.benches.prediction import PredictionBench, bench_prediction
 from weft.launch.benches.scheduler import SchedulerBench, bench_scheduler
@@ -42,6 +43,12 @@ BENCHES: dict[str, tuple[Callable[[Settings], int], str, tuple[type[Config], ...
         bench_batching,
         "Static against continuous batching.",
         (BatchingBench, EngineConfig),
+        "model",
+    ),
+    "grammar": (
+        bench_grammar,
+        "What structured output costs: free, under masks, with jumps.",
+        (GrammarBench, EngineConfig),
         "model",
     ),
     "shape": (bench_shape, "Write a model of random weights to compare engines on.", (ShapeBench,), "shape"),

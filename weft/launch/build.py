@@ -18,13 +18,18 @@ from weft.config.resolve import count, kept_as, size
 from weft.config.tenants import parse_weights
 from weft.executor.build import load_runner
 from weft.executor.device.profile import ProfiledRunner
+from weft.executor.encoder import EncoderRunner
 from weft.executor.plan import ForwardMode
+from weft.executor.processors.load import load_processors
+from weft.executor.processors.processors import Processors
 from weft.executor.runner import TorchRunner
-from weft.grammar.llg import LlgCompiler
+from weft.grammar.backends import make_compiler, missing
 from weft.grammar.pool import GrammarPool
+from weft.grammar.protocol import Grammars, NoGrammars
 from weft.grammar.trial import TrialProcess
 from weft.messages.bell import Bell
-from weft.messages.control import EngineReady
+from weft.messages.control import EngineReady, Pools
+from weft.messages.pooling import PoolingParams
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
 from weft.observe import garbage
@@ -32,14 +37,14 @@ from weft.observe.journal import JournalError, JournalWriter
 from weft.scheduler.counters import Counters
 from weft.scheduler.service.engine import Engine
 from weft.scheduler.service.journal import RecordedEngine
-from weft.scheduler.settings import SchedulerSettings, SessionLimits
+from weft.scheduler.settings import PoolingLimits, SchedulerSettings, SessionLimits
 
 WARM_UP_ID = -1
 
 
 class Built(NamedTuple):
     engine: Engine | RecordedEngine
-    runner: TorchRunner
+    runner: TorchRunner | EncoderRunner
     ready: EngineReady
     bell: Bell  # rings when there is something to do that no message has told
 
@@ -47,11 +52,14 @@ class Built(NamedTuple):
 def build_engine(config: EngineConfig, folder: Path) -> Built:
     """Load the model in `folder` and generate a token with it. `config` is resolved.
 
-    Raises ModelError for a model that cannot be loaded, SettingsError for a journal that cannot be written.
+    Raises ModelError for a model that cannot be loaded, SettingsError for a journal that cannot be written, for logit
+    processors that cannot be loaded, and for a grammar library that is not there.
     """
     model = kept_as(config, ModelConfig.from_folder(folder, Path(config.model).name or folder.name))
     began = time.monotonic()
-    journal = _journal(config)
+    journal, processors = _journal(config), load_processors(config.logit_processors)
+    bell = Bell()
+    grammars = _grammars(config, model, folder, bell)
     runner = load_runner(
         config,
         model,
@@ -60,27 +68,30 @@ def build_engine(config: EngineConfig, folder: Path) -> Built:
         page_size=config.page_size,
         max_rows=config.max_running_requests,
         context_length=config.context_length,
+        processors=processors,
     )
     loaded = time.monotonic()
     settings = scheduler_settings(config, model)
     traces = Path(config.profile_dir) if config.profile_dir else None
     profiled = ProfiledRunner(runner, traces, has_gpu=config.device == "cuda")
-    bell = Bell()
-    engine = _engine(config, settings, profiled, journal, _grammars(config, model, folder, bell))
-    _warm_up(engine)
+    engine = _engine(config, settings, profiled, journal, grammars, processors)
+    _warm_up(engine, settings.pooling)
     warm = time.monotonic()
     garbage.freeze()
     ready = EngineReady(
         model_summary=f"{model.name} ({count(model.num_parameters)}, {model.dtype})",
         vocab_size=model.vocab_size,
+        hidden_size=model.hidden_size,
+        gives_hidden_states=config.enable_return_hidden_states,
         context_length=engine.scheduler.max_len,
-        max_prompt_tokens=engine.scheduler.max_len - 1,
+        max_prompt_tokens=engine.scheduler.max_len - (model.pooling is None),
         kv_tokens=config.kv_tokens,
         page_size=config.page_size,
         startup=[
             ("weights", f"{size(model.weights_bytes)} loaded", loaded - began),
-            ("warm-up", "2 tokens", warm - loaded),
+            ("warm-up", "2 tokens" if model.pooling is None else "a prompt", warm - loaded),
         ],
+        pools=_pools(model, settings.pooling),
     )
     return Built(engine, runner, ready, bell)
 
@@ -94,6 +105,7 @@ def scheduler_settings(config: EngineConfig, model: ModelConfig) -> SchedulerSet
         max_running_requests=config.max_running_requests,
         context_length=config.context_length,
         vocab_size=model.vocab_size,
+        hidden_size=model.hidden_size,
         eos_token_ids=model.eos_token_ids,
         prefix_cache=config.prefix_cache,
         policy=config.schedule_policy,
@@ -116,8 +128,25 @@ def scheduler_settings(config: EngineConfig, model: ModelConfig) -> SchedulerSet
             max_tokens=config.max_session_tokens,
             timeout_s=config.session_timeout_s,
         ),
+        pooling=_pooling_limits(model),
         seed=config.seed,
     )
+
+
+def _pooling_limits(model: ModelConfig) -> PoolingLimits | None:
+    if model.pooling is None:
+        return None
+    is_embedding = model.pooling.task == "embed"
+    size = model.hidden_size if is_embedding else len(model.pooling.labels)
+    return PoolingLimits(size=size, num_token_types=model.num_token_types, is_embedding=is_embedding)
+
+
+def _pools(model: ModelConfig, limits: PoolingLimits | None) -> Pools | None:
+    """What the front has to know of it."""
+    if model.pooling is None or limits is None:
+        return None
+    labels, types = list(model.pooling.labels), limits.num_token_types
+    return Pools(task=model.pooling.task, size=limits.size, labels=labels, num_token_types=types)
 
 
 def recv_weights(config: EngineConfig) -> dict[ForwardMode, int]:
@@ -133,15 +162,20 @@ def _journal(config: EngineConfig) -> JournalWriter | None:
         raise SettingsError(f"--journal: {exc}") from exc
 
 
-def _grammars(config: EngineConfig, model: ModelConfig, folder: Path, bell: Bell) -> GrammarPool:
+def _grammars(config: EngineConfig, model: ModelConfig, folder: Path, bell: Bell) -> Grammars:
     """The grammar service. Nothing is loaded before the first grammar comes."""
-    vocabulary = folder / "tokenizer.json", model.vocab_size, model.eos_token_ids
+    if config.grammar_backend == "none":
+        return NoGrammars("this server was started without structured output (--grammar-backend none)")
+    if package := missing(config.grammar_backend):
+        raise SettingsError(f"--grammar-backend {config.grammar_backend} is not installed: pip install {package}")
+    vocabulary = config.grammar_backend, folder / "tokenizer.json", model.vocab_size, model.eos_token_ids
     return GrammarPool(
-        partial(LlgCompiler, *vocabulary, config.threads),
+        partial(make_compiler, *vocabulary, config.threads),
         eos_token_ids=model.eos_token_ids,
         max_bytes=config.grammar_cache_mb * 1_000_000,
         make_trial=partial(TrialProcess, *vocabulary, config.grammar_timeout_s),
         ring=bell.ring,
+        jump=config.grammar_jump,
     )
 
 
@@ -150,7 +184,8 @@ def _engine(
     settings: SchedulerSettings,
     runner: ProfiledRunner,
     journal: JournalWriter | None,
-    grammars: GrammarPool,
+    grammars: Grammars,
+    processors: Processors,
 ) -> Engine | RecordedEngine:
     """The engine, with a journal if there is to be one."""
     if journal is None:
@@ -158,29 +193,32 @@ def _engine(
             settings,
             runner,
             clock=time.monotonic,
-            overlap=config.overlap,
+            overlap=bool(config.overlap),
             on_failure=_log_failure,
             profiler=runner,
             grammars=grammars,
+            processors=processors,
         )
     return RecordedEngine(
         settings,
         runner,
         clock=time.monotonic,
-        overlap=config.overlap,
+        overlap=bool(config.overlap),
         on_failure=_log_failure,
         sink=journal,
         max_bytes=config.journal_max_mb * 1_000_000,
         profiler=runner,
         grammars=grammars,
+        processors=processors,
     )
 
 
-def _warm_up(engine: Engine | RecordedEngine) -> None:
-    """Generate on the path that will serve: a prefill and a decode step. A journal begins after it."""
+def _warm_up(engine: Engine | RecordedEngine, pooling: PoolingLimits | None) -> None:
+    """Take the path that will serve: a prefill, and a decode step or a vector. A journal begins after it."""
     prompt = np.zeros(1, dtype=np.int32).tobytes()
-    sampling = SamplingParams(max_new_tokens=2, temperature=0.0, ignore_eos=True)
-    engine.submit(GenerateRequest(id=WARM_UP_ID, rid="warm-up", input_ids=prompt, sampling=sampling))
+    sampling = SamplingParams(max_new_tokens=2 if pooling is None else 0, temperature=0.0, ignore_eos=True)
+    asked = None if pooling is None else PoolingParams()
+    engine.submit(GenerateRequest(id=WARM_UP_ID, rid="warm-up", input_ids=prompt, sampling=sampling, pooling=asked))
     while engine.has_work:
         engine.step()
     engine.start_over(Counters(), 0)

@@ -39,6 +39,9 @@ CPU_FEATURES = {  # as the kernel spells it -> what it is good for
     "sve": "sve",
 }
 
+LEAST_TORCH = [2, 11]
+LEAST_CAPABILITY = 8  # of a GPU
+
 Check: TypeAlias = Callable[[], str]
 
 
@@ -57,7 +60,7 @@ def doctor(argv: Sequence[str]) -> int:
     machine = probe()
     checks = [
         *machine_checks(machine, settings.make(ServerConfig)),
-        *installation_checks(),
+        *installation_checks(machine),
         *model_checks(settings.make(EngineConfig), machine),
     ]
     num_failed = sum(not report(name, check) for name, check in checks)
@@ -123,16 +126,20 @@ def _sockets() -> str:
         return f"can be made in {folder.path.parent}"
 
 
-def installation_checks() -> Iterator[tuple[str, Check]]:
+def installation_checks(machine: Machine) -> Iterator[tuple[str, Check]]:
     yield "python", lambda: f"{platform.python_version()} ({sys.executable})"
     yield "torch", _torch
     yield "kernels", _kernels
+    if machine.gpus:
+        yield "kernels-gpu", _gpu_kernels
     yield "packages", _packages
 
 
 def _torch() -> str:
     import torch
 
+    if _numbers(torch.__version__) < LEAST_TORCH:
+        raise SettingsError(f"torch is {torch.__version__}, at least {'.'.join(map(str, LEAST_TORCH))} is needed")
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "for CPU"
     return f"{torch.__version__}, build {build}, uses {torch.backends.cpu.get_cpu_capability()}"
 
@@ -146,6 +153,23 @@ def _kernels() -> str:
     except Unavailable as exc:
         raise Caution(f"torch computes on the CPU, several times slower than our own kernels: {exc}") from exc
     return f"{library.instruction_set} ({library.path})"
+
+
+def _gpu_kernels() -> str:
+    """Whether our kernels for GPUs could be compiled here; they are when the engine starts."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise SettingsError(f"the driver shows a GPU, but torch {torch.__version__} cannot use it (--device cpu can)")
+    major, minor = torch.cuda.get_device_capability(0)
+    try:
+        triton = metadata.version("triton")
+    except metadata.PackageNotFoundError as exc:
+        raise SettingsError("the package triton is missing, which comes with torch for CUDA") from exc
+    found = f"triton {triton}, compute capability {major}.{minor}"
+    if major < LEAST_CAPABILITY:
+        raise Caution(f"{found}: below {LEAST_CAPABILITY}.0 there is no fast bfloat16")
+    raise Caution(f"{found}; weft's path for GPUs has been tried on CPUs only so far: benchmarks/gpu_check.py tests it")
 
 
 def _packages() -> str:
@@ -206,15 +230,16 @@ def _weights(folder: Path, model: ModelConfig) -> str:
     """Compare names and shapes in the files' headers with what the architecture wants."""
     import torch
 
+    from weft.executor.weights.stream import in_base
     from weft.launch.checkpoint import read_headers
     from weft.models.registry import make_model
     from weft.ops.plain import PlainOps
 
-    found = {name: tensor.shape for name, tensor in read_headers(folder).items()}
+    found = {in_base(name): tensor.shape for name, tensor in read_headers(folder).items()}
     empty = make_model(model, PlainOps(torch.bfloat16, torch.device("meta")))
     wanted = {weight.name: weight.shape for weight in empty.weights()}
-    missing = [name for name in wanted if name not in found]
-    misshapen = [name for name, shape in wanted.items() if found.get(name, shape) != shape]
+    missing = [name for name in wanted if in_base(name) not in found]
+    misshapen = [name for name, shape in wanted.items() if found.get(in_base(name), shape) != shape]
     if missing:
         raise SettingsError(f"{_tensors(missing)} missing: {_some(missing)}")
     if misshapen:
@@ -246,6 +271,16 @@ def _fit(config: EngineConfig, model: ModelConfig, machine: Machine) -> str:
     resolved = resolve(config, model, machine)
     running = f"at most {resolved.config.max_running_requests} requests together"
     text = f"on {resolved.config.device} in {resolved.config.dtype}: KV cache {resolved.sizing}; {running}"
+    if resolved.config.device == "cuda":
+        text += f"; {_on_gpu(resolved.config)}"
     if resolved.sizing.note:
         raise Caution(f"{text}; {resolved.sizing.note}")
     return text
+
+
+def _on_gpu(config: EngineConfig) -> str:
+    """How steps run there; `config` is resolved."""
+    sizes = config.cuda_graph_sizes.split(",")
+    graphs = f"{len(sizes)} graphs for up to {sizes[-1]} requests" if config.cuda_graph_sizes else "no graphs"
+    overlap = "steps overlap" if config.overlap else "steps do not overlap"
+    return f"{overlap}, {graphs}, prompts in pieces of {config.chunked_prefill_size:,} tokens"

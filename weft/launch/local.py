@@ -16,7 +16,6 @@ from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import zmq
-import zmq.asyncio
 
 from weft import __version__
 from weft.config.keys import KeyDigests
@@ -84,7 +83,7 @@ async def _run(
 ) -> End:
     """Put the front together, supervise it, take it apart."""
     signals = Signals()
-    receiver = AsyncReceiver(zmq.asyncio.Context(), args.from_engine, decode_from_engine, bind=True)
+    receiver = AsyncReceiver(zmq.Context(), args.from_engine, decode_from_engine, bind=True)
     sender = Sender(zmq.Context(), args.to_engine, bind=True)
     tokenizer = load_tokenizer(prepared.folder)
     info = _info(prepared, config)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from weft.config.engine import EngineConfig
 from weft.config.machine import Machine, probe
 from weft.config.model import BadCheckpoint, ModelConfig
-from weft.config.resolve import Sizing, resolve
+from weft.config.resolve import Sizing, kept_as, resolve
 from weft.executor.weights.fetch import local_folder
 from weft.launch.checkpoint import check_files
 
@@ -31,7 +31,9 @@ def prepare(config: EngineConfig, machine: Machine | None = None) -> Prepared:
     check_files(folder, weights=config.load_format != "dummy")
     model = ModelConfig.from_folder(folder, Path(config.model).name)
     resolved = resolve(config, model, machine or probe())
-    return Prepared(folder, replace(model, dtype=resolved.config.dtype), resolved.config, resolved.sizing)
+    pooling = kept_as(resolved.config, model).pooling
+    model = replace(model, dtype=resolved.config.dtype, pooling=pooling)
+    return Prepared(folder, model, resolved.config, resolved.sizing)
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:

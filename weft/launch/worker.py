@@ -28,6 +28,7 @@ from weft.launch.pulse import Heart
 from weft.messages.channel import Receiver, RpcSocket, Sender, Sleeper
 from weft.messages.codec import decode_to_engine
 from weft.messages.control import EngineFailed
+from weft.messages.replies import StepOutput
 from weft.observe import log
 from weft.scheduler.service.engine import Engine, EngineBroken
 from weft.scheduler.service.intake import Intake, RecvSkipper
@@ -84,7 +85,8 @@ def serve(engine: Engine | RecordedEngine, heart: Heart, intake: Intake, sleeper
         with heart:
             replies = engine.step()
         for reply in replies:
-            intake.send(reply)
+            for piece in reply.pieces() if isinstance(reply, StepOutput) else (reply,):
+                intake.send(piece)
         if engine.min_step_s and engine.has_work:
             _slow_down(engine, intake, sleeper, began)
 

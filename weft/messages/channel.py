@@ -7,13 +7,13 @@ harmed.
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable
 from functools import partial
 from typing import Generic, TypeVar
 
 import zmq
-import zmq.asyncio
 
 from weft.messages.bell import Bell
 from weft.messages.codec import BadMessage, FromEngine, Message, decode_from_engine, decode_to_engine, encode
@@ -181,30 +181,45 @@ class Sleeper:
 
 
 class AsyncReceiver(Generic[M]):
-    """The receiving end of an asyncio process (the front)."""
+    """The receiving end of an asyncio process (the front). It belongs to the event loop that runs when it is made.
+
+    Messages are taken from the socket itself, and the loop watches its descriptor: zmq.asyncio makes several futures a
+    message and asks for the socket's state four times, which is much where each brings a few tokens.
+    """
 
     def __init__(
-        self, context: zmq.asyncio.Context, address: str, decode: Callable[[bytes], M], *, bind: bool = False
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        address: str,
+        decode: Callable[[bytes], M],
+        *,
+        bind: bool = False,
     ) -> None:
-        self._socket = context.socket(zmq.PULL)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.RCVHWM, 0)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
-        if bind:
-            self._socket.bind(address)
-        else:
-            self._socket.connect(address)
+        self._socket = _open(context, zmq.PULL, address, bind)
         self._decode = decode
+        self._loop = asyncio.get_running_loop()
+        self._waiter: asyncio.Future[None] | None = None
+        self._loop.add_reader(self._socket.fileno(), self._arrived)
         self.num_dropped = 0
 
     async def receive(self) -> M:
-        """The next message."""
+        """The next message. One task may wait for it."""
         while True:
-            data = await self._socket.recv()
+            try:
+                data = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:  # all that the descriptor has told of is looked after: it tells of the next
+                self._waiter = self._loop.create_future()
+                await self._waiter
+                continue
             try:
                 return self._decode(data)
             except BadMessage:
                 self.num_dropped += 1
 
     def close(self) -> None:
+        self._loop.remove_reader(self._socket.fileno())
         self._socket.close(linger=0)
+
+    def _arrived(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

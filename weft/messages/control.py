@@ -315,6 +315,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     total_grammars: int = 0  # that requests have asked for
     total_grammar_hits: int = 0  # of these, found in the cache
     total_grammar_refused: int = 0  # and invalid, or too much to compile
+    total_forced_tokens: int = 0  # of the generated ones, those that a grammar left no choice about
     total_faults: int = 0  # found in the books of KV memory
     busy_s: float = 0.0  # time with work
 
@@ -324,6 +325,15 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="heartbeat"):
 
     step_s: float  # for how long the present step has run; 0 between steps
     idle_s: float  # for how long the process has used (nearly) no processor time
+
+
+class Pools(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model makes of prompts that generates nothing."""
+
+    task: str  # embed or classify
+    size: int  # numbers of a vector, or labels
+    labels: list[str] = []
+    num_token_types: int = 0  # kinds of segments that it tells apart
 
 
 class EngineReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
@@ -336,6 +346,9 @@ class EngineReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     kv_tokens: int
     page_size: int
     startup: list[tuple[str, str, float]]  # phase, what it did, seconds
+    pools: Pools | None = None  # None: it generates
+    hidden_size: int = 0  # of hidden states and of input embeddings; 0: it takes and gives none
+    gives_hidden_states: bool = False  # to those who ask
 
 
 class EngineFailed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+PIECE_BYTES = 64 << 20  # of hidden states in one message
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -16,6 +17,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     logprob: float
     top_ids: list[int]  # [k]
     top_logprobs: list[float]  # [k]
+    id_logprobs: list[float] = []  # of `logprob_token_ids`
 
 
 class Finish(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -41,6 +43,41 @@ class Warned(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     text: str
 
 
+class Pooled(msgspec.Struct, frozen=True, kw_only=True, tag="pooled"):
+    """The vector that was made of a prompt, or the scores of its labels."""
+
+    id: int  # of the request
+    vector: bytes  # float32 [size], packed
+
+
+class HiddenStates(msgspec.Struct, frozen=True, kw_only=True, tag="hidden_states"):
+    """Hidden states of tokens that follow one another, as the final norm leaves them."""
+
+    id: int  # of the request
+    start: int  # position of the first in prompt and output
+    num_tokens: int
+    vectors: bytes  # float32 [num_tokens, hidden size], packed
+
+
+class PromptPiece(msgspec.Struct, frozen=True, kw_only=True, tag="prompt_logprobs"):
+    """Log probabilities of n prompt tokens that follow one another and the piece before. The first token of the first
+    piece has none (NaN, rank 0)."""
+
+    id: int  # of the request
+    tokens: bytes  # int32 [n], packed, as all of these
+    logprobs: bytes  # float32 [n]
+    ranks: bytes  # int32 [n] 1: no token is likelier
+    num_top: int
+    top_ids: bytes  # int32 [n, num_top], likeliest first
+    top_logprobs: bytes  # float32 [n, num_top]
+    num_ids: int
+    id_logprobs: bytes  # float32 [n, num_ids] of `logprob_token_ids`
+
+
+# What a request may be given besides tokens; it comes before its final word.
+Extra = Pooled | HiddenStates | PromptPiece
+
+
 class StepOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="step"):
     """Tokens sampled in one step, and requests that ended in it.
 
@@ -51,5 +88,22 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     ids: bytes = b""  # int64 [n], packed
     tokens: bytes = b""  # int32 [n], packed
     logprobs: list[TokenLogprobs] = []
+    given: list[Extra] = []
     finished: list[Finish] = []
     warnings: list[Warned] = []
+
+    def pieces(self, max_bytes: int = PIECE_BYTES) -> list[StepOutput]:
+        """The same as several messages, if more than `max_bytes` of hidden states are given: a channel takes no message
+        of any size. What is given comes before the rest."""
+        sizes = [len(one.vectors) if isinstance(one, HiddenStates) else 0 for one in self.given]
+        if sum(sizes) <= max_bytes:
+            return [self]
+        groups: list[list[Extra]] = [[]]
+        room = max_bytes
+        for one, size in zip(self.given, sizes, strict=True):
+            if size > room and groups[-1]:
+                groups.append([])
+                room = max_bytes
+            groups[-1].append(one)
+            room -= size
+        return [*(StepOutput(given=group) for group in groups), msgspec.structs.replace(self, given=[])]

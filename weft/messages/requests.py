@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from weft.messages.pooling import PoolingParams
 from weft.messages.replies import FinishReason
 from weft.messages.sampling import SamplingParams
 from weft.messages.sessions import SessionParams
@@ -29,6 +30,10 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     timeout_ms: int = 0  # after so long since its arrival it is ended, wherever it is; 0: never
     cache_salt: str = ""  # requests share cached prefixes only with equal salts
     session: SessionParams | None = None  # the prompt is put after the history of this session
+    fresh_from: int | None = None  # tokens from this position on are computed, though the cache may have them
+    vectors: bytes = b""  # float32 [prompt_len, hidden size], packed: they stand for the tokens of the prompt
+    shares_kv: bool = True  # false: the ids of its prompt mean nothing; the prefix cache gives and gets nothing
+    pooling: PoolingParams | None = None  # it wants no tokens, but this
 
 
 class BatchGenerate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="batch_generate"):
@@ -38,14 +43,17 @@ class BatchGenerate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """
 
     prompts: list[bytes]  # int32 [prompt_len] each, packed
-    requests: list[GenerateRequest]  # [n] without `input_ids`
+    requests: list[GenerateRequest]  # [n] without `input_ids` and `vectors`
     prompt_of: list[int]  # [n] place in `prompts`; one that is not there leaves its request without a prompt
+    vectors: dict[int, bytes] = {}  # of the prompts that have some, by place in `prompts`
 
     def members(self) -> Iterator[GenerateRequest]:
         """The requests with their prompts."""
         places = dict(enumerate(self.prompts))
         for request, place in zip(self.requests, self.prompt_of, strict=False):
-            yield msgspec.structs.replace(request, input_ids=places.get(place, b""))
+            yield msgspec.structs.replace(
+                request, input_ids=places.get(place, b""), vectors=self.vectors.get(place, b"")
+            )
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="abort"):

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from weft.config.model import ModelConfig
 from weft.models.layers.attention import Attention, PagedAttention
-from weft.models.layers.embedding import Embedding, Head
+from weft.models.layers.embedding import Embedding
+from weft.models.layers.head import make_head
 from weft.models.layers.mlp import GatedMLP
 from weft.models.layers.norm import norm_weights, rms_norm
 from weft.models.layers.rope import Rope
@@ -31,18 +32,25 @@ class LlamaLayer:
 class Llama:
     def __init__(self, config: ModelConfig, ops: Ops) -> None:
         rope = Rope(config)
+        self._ops = ops
         self.embedding = Embedding(config.vocab_size, config.hidden_size, ops)
         self.layers = [LlamaLayer(config, layer, rope, ops) for layer in range(config.num_layers)]
         self.norm = rms_norm(config.hidden_size, config.norm_eps, ops)
-        self.head = Head(self.embedding, config.tie_embeddings, ops)
+        self.head = make_head(config, self.embedding, ops)
 
-    def forward(self, tokens: Tensor, positions: Tensor, attention: PagedAttention) -> Tensor:
-        x = self.embedding(tokens)
+    def forward(
+        self, tokens: Tensor, positions: Tensor, attention: PagedAttention, vectors: Tensor | None = None
+    ) -> Tensor:
+        x = self.embedding(tokens, vectors)
         for layer in self.layers:
             x = layer(x, attention)
         return x
 
+    def normed(self, hidden: Tensor) -> Tensor:
+        return self._ops.norm(hidden, self.norm)
+
     def logits(self, hidden: Tensor) -> Tensor:
+        assert self.head is not None, "this model has neither logits nor labels"
         return self.head(hidden, self.norm)
 
     def weights(self) -> Weights:
@@ -50,4 +58,5 @@ class Llama:
         for index, layer in enumerate(self.layers):
             yield from layer.weights(f"model.layers.{index}")
         yield from norm_weights(self.norm, "model.norm")
-        yield from self.head.weights("lm_head")
+        if self.head is not None:
+            yield from self.head.weights()

@@ -12,30 +12,69 @@ from torch import Tensor
 
 from weft.config.model import ModelConfig, UnsupportedModel
 from weft.models.layers.attention import PagedAttention
+from weft.models.layers.encoder import WholeAttention
 from weft.models.layers.weight import Weights
+from weft.ops.encoder import EncoderOps
 from weft.ops.protocol import Ops
+
+_KINDS = ("Model", "ForSequenceClassification")
+_DECODERS = dict.fromkeys(("Llama", "Mistral", "Qwen2", "Qwen3"), "weft.models.llama:Llama")
+_ENCODERS = {"Bert": "weft.models.bert:Bert"} | dict.fromkeys(("Roberta", "XLMRoberta"), "weft.models.bert:roberta")
 
 MODELS = {
     "LlamaForCausalLM": "weft.models.llama:Llama",
     "MistralForCausalLM": "weft.models.llama:Llama",
     "Qwen2ForCausalLM": "weft.models.llama:Llama",
     "Qwen3ForCausalLM": "weft.models.llama:Llama",
+    **{f"{name}{kind}": place for kind in _KINDS for name, place in (_DECODERS | _ENCODERS).items()},
 }
 
 
 class Model(Protocol):
-    def forward(self, tokens: Tensor, positions: Tensor, attention: PagedAttention) -> Tensor:
+    def forward(
+        self, tokens: Tensor, positions: Tensor, attention: PagedAttention, vectors: Tensor | None = None
+    ) -> Tensor:
         """Run the tokens of one step: tokens [T] and positions [T] (int64) -> hidden states [T, hidden], as the last
-        layer leaves them, before the final norm."""
+        layer leaves them, before the final norm.
+
+        A token below 0 is no row of the embedding: the first layer gets row -1 - token of `vectors` [.., hidden]
+        (float32, None if there is no such token) for it.
+        """
+        ...
+
+    def normed(self, hidden: Tensor) -> Tensor:
+        """Hidden states [N, hidden] -> the same behind the final norm, as the head reads them; good until the model is
+        called again."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Hidden states [S, hidden] of the tokens that need logits -> [S, vocab], float32."""
+        """Hidden states [S, hidden] of the tokens that need logits -> [S, vocab], float32. Of a classifier: the scores
+        [S, labels] of prompts, from the hidden states that stand for them."""
         ...
 
     def weights(self) -> Weights:
         """Every tensor that the model wants from a checkpoint."""
         ...
+
+
+class Encoder(Protocol):
+    """A model whose tokens see the whole prompt, and which therefore has no KV. The rest is as in `Model`."""
+
+    def forward(self, tokens: Tensor, positions: Tensor, types: Tensor, attention: WholeAttention) -> Tensor:
+        """Run whole prompts, one behind the other: tokens, positions and kinds of segment, each [T] (int64) -> hidden
+        states [T, hidden]."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor: ...
+
+    def normed(self, hidden: Tensor) -> Tensor: ...
+
+    def weights(self) -> Weights: ...
+
+
+def make_encoder(config: ModelConfig, ops: EncoderOps) -> Encoder:
+    """An encoder whose weights have no content yet. Raises `UnsupportedModel`."""
+    return cast(Encoder, make_model(config, ops))
 
 
 def make_model(config: ModelConfig, ops: Ops) -> Model:

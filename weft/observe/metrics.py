@@ -55,6 +55,7 @@ _COUNTERS = {
     "num_grammar": ("total_grammars", "Grammars that requests have asked for."),
     "num_grammar_cache_hit": ("total_grammar_hits", "Of these, found in the cache."),
     "num_grammar_aborted": ("total_grammar_refused", "And invalid, or too much to compile."),
+    "forced_tokens": ("total_forced_tokens", "Of the generated tokens, those about which a grammar left no choice."),
     "kv_faults": ("total_faults", "Faults found in the books of KV memory."),
     "engine_busy_seconds": ("busy_s", "Time that the engine had work."),
 }

@@ -112,8 +112,12 @@ class PlainOps:
         self.kept += matrix.kept
         return matrix
 
-    def embed(self, tokens: Tensor, table: Matrix) -> Tensor:
-        return _plain(table).rows(tokens)
+    def embed(self, tokens: Tensor, table: Matrix, vectors: Tensor | None = None) -> Tensor:
+        if vectors is None:
+            return _plain(table).rows(tokens)
+        x = _plain(table).rows(tokens.clamp(min=0))
+        where = (tokens < 0)[:, None]
+        return torch.where(where, vectors[(-1 - tokens).clamp(min=0)].to(x.dtype), x)
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         return rms_norm(x, *norm)

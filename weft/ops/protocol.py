@@ -64,8 +64,11 @@ class Ops(Protocol):
         heads, which suffer most from few bits, and get at least eight."""
         ...
 
-    def embed(self, tokens: Tensor, table: Matrix) -> Tensor:
-        """tokens [T] -> rows of the table, [T, in]"""
+    def embed(self, tokens: Tensor, table: Matrix, vectors: Tensor | None = None) -> Tensor:
+        """tokens [T] -> rows of the table, [T, in]; for a token below 0, row -1 - token of `vectors` [.., in].
+
+        `vectors` are float32, and None if no token is below 0.
+        """
         ...
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor: ...

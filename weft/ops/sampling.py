@@ -8,6 +8,7 @@ together. The draw takes the maximum of logit + Gumbel noise, and the noise depe
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -41,6 +42,65 @@ class Draws(Protocol):
     def positions(self) -> IntArray: ...  # [S]
 
 
+class DeviceDraws(NamedTuple):
+    """`Draws` where a GPU can read them."""
+
+    temperature: Tensor  # [S] float32
+    top_k: Tensor  # [S] int32
+    top_p: Tensor  # [S] float32
+    min_p: Tensor  # [S] float32
+    keys: Tensor  # [S, 2] int32, `row_keys` of seeds and positions
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedDraws:
+    """`Draws` on the host and on the device: what is launched is decided by the host's, what is computed with is the
+    device's."""
+
+    temperature: FloatArray
+    top_k: IntArray
+    top_p: FloatArray
+    min_p: FloatArray
+    seeds: NDArray[np.int64]
+    positions: IntArray
+    device: DeviceDraws
+
+
+def placed_on(device: torch.device, draws: Draws) -> DeviceDraws:
+    """`draws` on the device, where they may be already."""
+    if isinstance(draws, PlacedDraws):
+        return draws.device
+    keys = row_keys(draws.seeds, draws.positions)
+    columns = (draws.temperature, draws.top_k, draws.top_p, draws.min_p, keys)
+    return DeviceDraws(*(moved(column, device) for column in columns))
+
+
+class Seen(Protocol):
+    """What P rows have seen and said before, and how much less likely that makes it to come again.
+
+    `history` is each row's prompt and output, one row after the other; `offsets[i]:offsets[i + 1]` is that of row
+    `index[i]`, and its output begins at `output_starts[i]` (an index into `history`). Where `lacks_last[i]`, the last
+    token of its output is not in it.
+    """
+
+    @property
+    def index(self) -> IntArray: ...  # [P] rows
+    @property
+    def frequency(self) -> FloatArray: ...  # [P] 0: off
+    @property
+    def presence(self) -> FloatArray: ...  # [P] 0: off
+    @property
+    def repetition(self) -> FloatArray: ...  # [P] 1: off
+    @property
+    def history(self) -> IntArray: ...  # [H]
+    @property
+    def offsets(self) -> IntArray: ...  # [P + 1]
+    @property
+    def output_starts(self) -> IntArray: ...  # [P]
+    @property
+    def lacks_last(self) -> NDArray[np.bool_]: ...  # [P]
+
+
 class Chosen(NamedTuple):
     tokens: Tensor  # [S] int64
     peaks: Tensor  # [S] the largest logit of each row; NaN if one is
@@ -68,6 +128,15 @@ class Choose(Protocol):
         """
         ...
 
+    def penalise(self, logits: Tensor, seen: Seen, last_tokens: Tensor) -> None:
+        """Lower the logits of tokens seen before. Repetition divides positive and multiplies negative ones, for tokens
+        of prompt and output; frequency is subtracted per occurrence in the output, presence once if there is any.
+
+        Each is computed in float64 and rounded once. `last_tokens` [S] (int64) are those that the rows end with.
+        Sources: CTRL, arXiv:1909.05858, section 4.1; the OpenAI API reference.
+        """
+        ...
+
     def logprobs(self, logits: Tensor, chosen: Chosen, rows: Tensor, num_top: int) -> Likeliest:
         """Of the chosen and of the `num_top` likeliest tokens of `rows` [L] (int64)."""
         ...
@@ -92,6 +161,27 @@ class TorchChoose:
         behind = (0, logits.shape[1] - forbidden.shape[1])
         forbidden = torch.nn.functional.pad(forbidden, behind, value=True)  # a negative number of columns is cut off
         logits[rows] = logits[rows].masked_fill_(forbidden, -torch.inf)
+
+    def penalise(self, logits: Tensor, seen: Seen, last_tokens: Tensor) -> None:
+        vocab_size = logits.shape[1]
+        lens = np.diff(seen.offsets)
+        owner = np.repeat(np.arange(len(lens)), lens)
+        in_output = np.arange(len(seen.history)) >= seen.output_starts[owner]
+        rows = on(logits, seen.index)
+        lacking = on(logits, np.flatnonzero(seen.lacks_last))
+        # One key per (penalised row, token) seen; `counts` tells how often it was generated.
+        known = on(logits, owner * vocab_size + seen.history)
+        keys = torch.cat((known, lacking * vocab_size + last_tokens[rows[lacking]]))
+        weights = torch.cat((on(logits, in_output), torch.ones_like(lacking, dtype=torch.bool))).double()
+        keys, inverse = torch.unique(keys, return_inverse=True)
+        counts = torch.zeros(len(keys), dtype=torch.float64, device=logits.device).index_add_(0, inverse, weights)
+        row = keys // vocab_size
+        place = (rows[row], keys % vocab_size)
+        score = logits[place].double()
+        repetition = on(logits, seen.repetition)[row].double()
+        score = torch.where(score > 0, score / repetition, score * repetition)
+        frequency, presence = (on(logits, one)[row].double() for one in (seen.frequency, seen.presence))
+        logits[place] = torch.where(counts > 0, score - counts * frequency - presence, score).float()
 
     def logprobs(self, logits: Tensor, chosen: Chosen, rows: Tensor, num_top: int) -> Likeliest:
         wide = logits[rows]
@@ -153,4 +243,10 @@ def _top_cut(x: Tensor, top_k: IntArray, top_p: FloatArray) -> Tensor:
 
 def on(like: Tensor, array: NDArray[np.generic]) -> Tensor:
     """The array on the device of `like`; indices as int64."""
-    return torch.from_numpy(array.astype(np.int64 if array.dtype.kind == "i" else array.dtype)).to(like.device)
+    return moved(array.astype(np.int64 if array.dtype.kind == "i" else array.dtype), like.device)
+
+
+def moved(array: NDArray[np.generic], device: torch.device) -> Tensor:
+    """The array on the device. A GPU is not waited for: torch keeps the pinned copy until it has been read."""
+    tensor = torch.from_numpy(array)
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)

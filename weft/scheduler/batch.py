@@ -35,16 +35,34 @@ class RunningBatch:
 class Batch:
     """What one step runs: prefilled requests first, then decoding rows. R requests, S of them sample a token."""
 
-    __slots__ = ("mode", "plan", "prefills", "rows", "sample_epochs", "sample_rows")
+    __slots__ = (
+        *("mode", "plan", "prefills", "rows", "starts", "lens", "epochs"),
+        *("sample_epochs", "sample_rows", "silent", "is_awaited"),
+    )
 
     def __init__(
-        self, mode: ForwardMode, prefills: list[Request], rows: IntArray, samples: BoolArray, columns: Columns
+        self,
+        mode: ForwardMode,
+        prefills: list[Request],
+        rows: IntArray,
+        starts: IntArray,
+        lens: IntArray,
+        samples: BoolArray,
+        columns: Columns,
     ) -> None:
         self.mode = mode
         self.prefills = prefills  # in the order of the first rows
         self.rows = rows  # [R]
+        self.starts = starts  # [R] position of the first token of each in this step
+        self.lens = lens  # [R] how many there are
+        self.epochs: IntArray = columns.epoch[rows]  # [R]
         self.sample_rows: IntArray = rows[samples]  # [S]
-        self.sample_epochs: IntArray = columns.epoch[self.sample_rows]  # [S]
+        self.sample_epochs: IntArray = self.epochs[samples]  # [S]
+        silent = [one.row for one in prefills if one.completes and not one.wants_tokens]
+        self.silent = [
+            (row, int(columns.epoch[row])) for row in silent
+        ]  # rows that end with this step, without a token
+        self.is_awaited = False  # nothing is planned behind it before its result is known
         self.plan: Plan
 
     def is_live(self, columns: Columns) -> BoolArray:

@@ -22,24 +22,44 @@ class End(NamedTuple):
     message: str = ""  # why, for an error
 
 
+class Forced(NamedTuple):
+    """Tokens that follow a row's sampled one because nothing else may: they need not be sampled, and are computed
+    together in the row's next step. No step is in flight behind the one that sampled."""
+
+    row: int
+    tokens: tuple[int, ...]  # no more than `Columns.max_len` allows
+
+
 class Outcome(NamedTuple):
     ids: LongArray  # [n] Request.id
     tokens: IntArray  # [n]
     ends: list[End]
 
 
-def commit(columns: Columns, batch: Batch, result: Result, is_eos: BoolArray, others: Sequence[End] = ()) -> Outcome:
+def commit(
+    columns: Columns,
+    batch: Batch,
+    result: Result,
+    is_eos: BoolArray,
+    others: Sequence[End] = (),
+    forced: Sequence[Forced] = (),
+) -> Outcome:
     """Append the tokens of requests that still have their row, and say which of these end.
 
     `is_eos` [vocab_size] tells the model's end-of-sequence tokens. A request whose logits were not finite gets no token
-    and ends with an error. `others` are ends that parts have found; that of a stop token goes before them, and they go
-    before that by length.
+    and ends with an error. `others` are ends that parts have found (with the last of the `forced` tokens, if there are
+    some); that of a stop token goes before them, and they go before that by length.
     """
+    if batch.prefills:
+        for request, end in zip(batch.prefills, (batch.starts + batch.lens).tolist(), strict=False):
+            request.given_len = max(request.given_len, end)
     live = batch.is_live(columns)
     ends: list[End] = []
     if result.invalid is not None:
-        invalid = batch.sample_rows[live & result.invalid].tolist()
-        ends += [End(row, "error", message="the model's output was not finite") for row in invalid]
+        why = dict(result.faults)
+        for i in np.flatnonzero(live & result.invalid).tolist():
+            message = why.get(i, "the model's output was not finite")
+            ends.append(End(int(batch.sample_rows[i]), "error", message=message))
         live &= ~result.invalid
     rows: IntArray = batch.sample_rows[live]
     tokens: IntArray = result.tokens[live]
@@ -55,10 +75,41 @@ def commit(columns: Columns, batch: Batch, result: Result, is_eos: BoolArray, ot
             stopped[i] |= int(tokens[i]) in columns.requests[rows[i]].sampling.stop_token_ids
     ended = stopped | (known >= columns.max_len[rows])
     found = {end.row: end for end in others}
+    for row, epoch in batch.silent:
+        if columns.epoch[row] == epoch:
+            found.setdefault(row, End(row, "length"))
     for i in np.flatnonzero(ended).tolist():
         row = int(rows[i])
         if stopped[i]:
             found[row] = End(row, "stop", int(tokens[i]))
         else:
             found.setdefault(row, End(row, "length"))
-    return Outcome(columns.ids[rows], tokens, [*ends, *found.values()])
+    ids: LongArray = columns.ids[rows]
+    if forced:
+        more_rows, more = _append(columns, forced, is_eos, found)
+        ids, tokens = np.concatenate([ids, columns.ids[more_rows]]), np.concatenate([tokens, more])
+    return Outcome(ids, tokens, [*ends, *found.values()])
+
+
+def _append(
+    columns: Columns, forced: Sequence[Forced], is_eos: BoolArray, found: dict[int, End]
+) -> tuple[IntArray, IntArray]:
+    """Append forced tokens, each row's up to one that stops it, and add to the ends `found`. Returns rows, tokens."""
+    rows: list[int] = []
+    appended: list[int] = []
+    for row, tokens in forced:
+        if row in found and found[row].matched is not None:
+            continue  # the sampled token has stopped it
+        stops = set(columns.requests[row].sampling.stop_token_ids)
+        for token in tokens:
+            columns.tokens[row, columns.known_len[row]] = token
+            columns.known_len[row] += 1
+            rows.append(row)
+            appended.append(token)
+            if token in stops or (is_eos[token] and columns.stops_at_eos[row]):
+                found[row] = End(row, "stop", token)
+                break
+        columns.seq_len[row] = columns.known_len[row]
+        if columns.known_len[row] >= columns.max_len[row]:
+            found.setdefault(row, End(row, "length"))
+    return np.array(rows, dtype=np.int32), np.array(appended, dtype=np.int32)

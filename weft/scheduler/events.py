@@ -169,7 +169,10 @@ class Diary:
         story.add(Event(now, step, EventKind.ADMITTED, detail))
 
     def first_token(self, id: int, now: float, step: int) -> None:
+        """There are tokens; the first time counts."""
         story = self._open[id]
+        if story.first_token_s != NEVER:
+            return
         story.first_token_s = now
         story.add(Event(now, step, EventKind.FIRST_TOKEN, ""))
 

@@ -46,8 +46,8 @@ class KvMemory:
     # A waiting request
 
     def match(self, request: Request) -> None:
-        """Find the cached prefix of a waiting request. At least its last token is left to compute."""
-        found = self.cache.match(request.namespace, request.packed[: (request.fill_len - 1) * TOKEN_BYTES])
+        """Find the cached prefix of a waiting request."""
+        found = self.cache.match(request.namespace, request.packed[: request.reusable_len * TOKEN_BYTES])
         request.handle, request.prefix_pages = found.handle, found.pages
         request.cached_len = request.kv_len = found.length
 
@@ -83,25 +83,32 @@ class KvMemory:
         self.rows.slots[request.row, request.kv_len : request.extend_end] = slots
         return slots
 
-    def decode_pages(self, rows: IntArray) -> int:
-        """New pages that the next decode step of `rows` takes: one for each whose next token begins a page."""
-        return int(np.count_nonzero((self.columns.seq_len[rows] - 1) % self.page_size == 0))
+    def decode_tokens(self, rows: IntArray) -> int:
+        """Tokens that the next decode step of `rows` computes."""
+        return int((self.columns.seq_len[rows] - self.columns.kv_len[rows]).sum())
 
-    def extend_by_one(self, rows: IntArray) -> IntArray:
-        """Allocate one slot [n] for each of n decoding rows, at their position `seq_len - 1`."""
-        positions = self.columns.seq_len[rows] - 1
-        starts_page = positions % self.page_size == 0
-        slots: IntArray = self.rows.slots[rows, positions - 1] + 1
-        pages = self._alloc(int(np.count_nonzero(starts_page)))
-        self.ledger.took(pages, self.columns.ids[rows[starts_page]])
-        slots[starts_page] = pages * self.page_size
-        self.rows.slots[rows, positions] = slots
-        return slots
+    def decode_pages(self, rows: IntArray) -> int:
+        """New pages that the next decode step of `rows` takes: one for each of its tokens that begins a page."""
+        ends, starts = self.columns.seq_len[rows], self.columns.kv_len[rows]
+        return int((-(-ends // self.page_size) + -starts // self.page_size).sum())
+
+    def extend_running(self, rows: IntArray, positions: IntArray) -> IntArray:
+        """Allocate the slots [T] of T tokens of decoding rows: token i stands at `positions[i]` of `rows[i]`, the
+        tokens of a row side by side and behind those that have slots."""
+        in_page = positions % self.page_size
+        first, slots = positions - in_page, self.rows.slots
+        begins_page = in_page == 0
+        pages = self._alloc(int(np.count_nonzero(begins_page)))
+        self.ledger.took(pages, self.columns.ids[rows[begins_page]])
+        slots[rows[begins_page], first[begins_page]] = pages * self.page_size
+        taken: IntArray = slots[rows, first] + in_page
+        slots[rows, positions] = taken
+        return taken
 
     def num_computed(self, request: Request) -> int:
         """Tokens of a row that have K and V, or are given them by a launched step."""
         if request.state is RequestState.DECODING:
-            return int(self.columns.seq_len[request.row]) - 1
+            return int(self.columns.kv_len[request.row])
         return request.kv_len
 
     def share(self, request: Request) -> None:
@@ -161,6 +168,8 @@ class KvMemory:
 
     def _insert(self, request: Request) -> Inserted:
         """Offer the computed tokens whose ids are known to the cache; free the row's duplicates of what it has."""
+        if not request.shares_kv:
+            return Inserted(request.handle, request.cached_len, request.cached_len)
         page_size, row, before = self.page_size, request.row, request.cached_len
         num_tokens = min(self.num_computed(request), int(self.columns.known_len[row])) // page_size * page_size
         pages = self._pages(row, 0, num_tokens)

@@ -1,8 +1,8 @@
 """One loop with a depth: choose a step, launch it, commit the oldest.
 
 Depth 0 waits for each step before it plans the next. Depth 1 overlaps: while the device runs step n, step n+1 is
-planned and launched; its input tokens are on the device, the scheduler learns them one step late. Behind a step with a
-mask nothing is planned before its result is known: the next mask depends on it.
+planned and launched; its input tokens are on the device, the scheduler learns them one step late. Behind a step that is
+awaited (`Extras.is_awaited`) nothing is planned before its result is known: the next mask of a grammar depends on it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Loop:
         """Launch the next step, if there is one, and commit the oldest when enough are in flight."""
         in_flight = self._in_flight
         now = self._clock()
-        drains = any(batch.plan.sampling.mask is not None for batch, _, _ in in_flight)
+        drains = any(batch.is_awaited for batch, _, _ in in_flight)
         batch = None if drains else self._scheduler.get_next_batch_to_run(now, in_flight=bool(in_flight))
         self.is_stuck = batch is None and not in_flight
         if batch is not None:

@@ -94,4 +94,5 @@ class Pace:
         """A step of the requests that wait for their next token."""
         columns, rows = self._columns, self._running.rows
         rows = rows[columns.seq_len[rows] < columns.max_len[rows]]
-        return Load(len(rows), int(columns.seq_len[rows].sum()))
+        lens = columns.seq_len[rows] - columns.kv_len[rows]
+        return Load(int(lens.sum()), int((lens * columns.seq_len[rows]).sum()))

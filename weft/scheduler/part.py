@@ -11,10 +11,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from weft.executor.plan import LogitBias, Logprobs, Mask, Penalties, Result
-from weft.messages.replies import FinishReason, TokenLogprobs
+from weft.executor.plan import (
+    Fixed,
+    HiddenStates,
+    InputVectors,
+    LogitBias,
+    Logprobs,
+    Mask,
+    Penalties,
+    Pooling,
+    Processing,
+    PromptLogprobs,
+    Result,
+    Wanted,
+)
+from weft.messages.replies import Extra, FinishReason, TokenLogprobs
 from weft.scheduler.batch import Batch
-from weft.scheduler.commit import End
+from weft.scheduler.commit import End, Forced
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.request import Columns, Request
 
@@ -25,13 +38,26 @@ class Verdict(Enum):
 
 
 @dataclass(slots=True)
-class SamplingExtras:
-    """What parts add to the sampling of one step. Indices count the sampling requests, 0..S-1."""
+class Extras:
+    """What parts add to one step. Indices of sampling count the sampling requests, 0..S-1; others all, 0..R-1."""
 
     biases: list[LogitBias] = field(default_factory=list)
     penalties: Penalties | None = None
+    processors: tuple[Processing, ...] = ()
+    allowed: Mask | None = None
     mask: Mask | None = None
+    fixed: Fixed | None = None
+    is_awaited: bool = False  # the next step depends on what this one samples: it is not planned before that is known
     logprobs: Logprobs | None = None
+    pooling: Pooling | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+    hidden_states: HiddenStates | None = None
+    vectors: InputVectors | None = None
+
+    @property
+    def wanted(self) -> Wanted | None:
+        kinds = self.pooling, self.prompt_logprobs, self.hidden_states
+        return None if all(kind is None for kind in kinds) else Wanted(*kinds)
 
 
 @dataclass(slots=True)
@@ -39,7 +65,9 @@ class StepReplies:
     """What parts add to the replies of one step, and the requests that they end with its tokens."""
 
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    given: list[Extra] = field(default_factory=list)
     ends: list[End] = field(default_factory=list)
+    forced: list[Forced] = field(default_factory=list)
 
 
 class Part:
@@ -49,7 +77,7 @@ class Part:
         """The request could be admitted in this pass: may it?"""
         return Verdict.READY
 
-    def prepare(self, batch: Batch, columns: Columns, extras: SamplingExtras) -> None:
+    def prepare(self, batch: Batch, columns: Columns, extras: Extras) -> None:
         """The batch is about to be launched: add what its sampling needs."""
 
     def commit(self, batch: Batch, columns: Columns, result: Result, replies: StepReplies) -> None:

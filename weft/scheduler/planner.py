@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.executor.plan import (
+    ANY,
     LAST_SAMPLED,
     BoolArray,
     ForwardMode,
@@ -18,7 +19,7 @@ from weft.executor.plan import (
 )
 from weft.scheduler.batch import NO_ROWS, Batch
 from weft.scheduler.kv import KvMemory
-from weft.scheduler.part import Moments, SamplingExtras
+from weft.scheduler.part import Extras, Moments
 from weft.scheduler.request import Request
 
 
@@ -44,33 +45,40 @@ def prepare_for_extend(kv: KvMemory, requests: Sequence[Request]) -> Work:
         lens=np.array([request.extend_len for request in requests], dtype=np.int32),
         tokens=np.concatenate(tokens),
         slots=np.concatenate(slots),
-        samples=np.array([request.extend_end == request.fill_len for request in requests], dtype=np.bool_),
+        samples=np.array([request.wants_tokens and request.completes for request in requests], dtype=np.bool_),
     )
     for request in requests:
         request.kv_len = request.extend_end
         if request.kv_len == request.fill_len:
+            columns.kv_len[request.row] = request.fill_len
             columns.seq_len[request.row] = request.fill_len + 1
     return work
 
 
 def prepare_for_decode(kv: KvMemory, rows: IntArray) -> Work:
-    """Allocate and list one token for each decoding row."""
-    columns, n = kv.columns, len(rows)
-    starts: IntArray = columns.seq_len[rows] - 1
-    slots = kv.extend_by_one(rows)
-    columns.seq_len[rows] += 1
-    return Work(
-        rows=rows,
-        starts=starts,
-        lens=np.ones(n, dtype=np.int32),
-        tokens=np.full(n, LAST_SAMPLED, dtype=np.int32),
-        slots=slots,
-        samples=np.ones(n, dtype=np.bool_),
-    )
+    """Allocate and list what is left to compute of each decoding row: one token, or several whose ids are known."""
+    columns = kv.columns
+    starts, ends = columns.kv_len[rows], columns.seq_len[rows]
+    lens: IntArray = ends - starts
+    of_row, positions, tokens = rows, starts, np.full(len(rows), LAST_SAMPLED, dtype=np.int32)
+    if int(lens.sum()) > len(rows):
+        of_row, positions = np.repeat(rows, lens), _positions(starts, lens)
+        tokens = np.where(np.repeat(lens, lens) > 1, columns.tokens[of_row, positions], np.int32(LAST_SAMPLED))
+    slots = kv.extend_running(of_row, positions)
+    columns.kv_len[rows] = ends
+    columns.seq_len[rows] = ends + 1
+    return Work(rows, starts, lens, tokens, slots, samples=np.ones(len(rows), dtype=np.bool_))
+
+
+def _positions(starts: IntArray, lens: IntArray) -> IntArray:
+    """[sum of lens] starts[0], starts[0] + 1, ... (lens[0] of them), starts[1], ..."""
+    ends = np.cumsum(lens, dtype=np.int32)
+    positions: IntArray = np.repeat(starts - (ends - lens), lens) + np.arange(int(lens.sum()), dtype=np.int32)
+    return positions
 
 
 def mix_with_running(extend: Work, decode: Work) -> Work:
-    """One step of both: prefills first, then the decoding rows with one token each."""
+    """One step of both: prefills first, then the decoding rows."""
     return Work(*(np.concatenate(pair) for pair in zip(extend, decode, strict=True)))
 
 
@@ -86,27 +94,31 @@ class Planner:
     def make_batch(self, prefills: list[Request], decode_rows: IntArray = NO_ROWS) -> Batch:
         """The next step: prefills, decoding rows, or both."""
         if not prefills:
-            mode, work = ForwardMode.DECODE, prepare_for_decode(self._kv, decode_rows)
+            work = prepare_for_decode(self._kv, decode_rows)
+            mode = ForwardMode.DECODE if len(work.tokens) == len(work.rows) else ForwardMode.MIXED
         else:
             mode, work = ForwardMode.EXTEND, prepare_for_extend(self._kv, prefills)
             if len(decode_rows):
                 mode, work = ForwardMode.MIXED, mix_with_running(work, prepare_for_decode(self._kv, decode_rows))
-        batch = Batch(mode, prefills, work.rows, work.samples, self._columns)
+        batch = Batch(mode, prefills, work.rows, work.starts, work.lens, work.samples, self._columns)
+        extras = Extras()
+        for prepare in self._moments.prepare:
+            prepare(batch, self._columns, extras)
+        batch.is_awaited = extras.is_awaited or extras.mask is not None
         batch.plan = Plan(
             step=self.num_steps,
             mode=mode,
             **work._asdict(),
-            sampling=self._sampling(batch, (work.starts + work.lens)[work.samples]),
+            sampling=self._sampling(batch, (work.starts + work.lens)[work.samples], extras),
             table=self._kv.take_writes(),
+            vectors=extras.vectors,
+            wanted=extras.wanted,
         )
         self.num_steps += 1
         return batch
 
-    def _sampling(self, batch: Batch, positions: IntArray) -> Sampling:
+    def _sampling(self, batch: Batch, positions: IntArray, extras: Extras) -> Sampling:
         columns, rows = self._columns, batch.sample_rows
-        extras = SamplingExtras()
-        for prepare in self._moments.prepare:
-            prepare(batch, columns, extras)
         return Sampling(
             temperature=columns.temperature[rows],
             top_p=columns.top_p[rows],
@@ -116,7 +128,10 @@ class Planner:
             positions=positions,
             bias=_join(extras.biases),
             penalties=extras.penalties,
+            processors=extras.processors,
+            allowed=extras.allowed,
             mask=extras.mask,
+            fixed=extras.fixed,
             logprobs=extras.logprobs,
         )
 
@@ -128,4 +143,13 @@ def _join(biases: list[LogitBias]) -> LogitBias | None:
         index=np.concatenate([bias.index for bias in biases]),
         tokens=np.concatenate([bias.tokens for bias in biases]),
         values=np.concatenate([bias.values for bias in biases]),
+        after=_join_after(biases),
+    )
+
+
+def _join_after(biases: list[LogitBias]) -> IntArray | None:
+    if all(bias.after is None for bias in biases):
+        return None
+    return np.concatenate(
+        [np.full(len(bias.index), ANY, dtype=np.int32) if bias.after is None else bias.after for bias in biases]
     )

@@ -154,7 +154,7 @@ class Static(Policy):
 
     def order(self, waiting: Waiting, lines: IntArray, now: float) -> Iterator[Request]:
         columns, rows = self.scene.columns, self.scene.running.rows
-        if (columns.seq_len[rows] > columns.prompt_len[rows] + 1).any():
+        if (columns.kv_len[rows] > columns.prompt_len[rows]).any():
             return iter(())
         return map(waiting.at, lines)
 
@@ -206,15 +206,16 @@ class PrefixSharing:
 
     def defers(self, request: Request) -> bool:
         """Whether a request that is picked already computes the beginning of what this one lacks."""
-        is_deferred = self._shares and self._head(request) in self._heads
+        is_deferred = self._shares and self._head(request, request.reusable_len) in self._heads
         self.num_deferred += is_deferred
         return is_deferred
 
     def picked(self, request: Request) -> None:
-        head = self._head(request)
-        if len(head[1]) == self._span:
+        head = self._head(request, request.fill_len)
+        if request.shares_kv and len(head[1]) == self._span:
             self._heads.add(head)
 
-    def _head(self, request: Request) -> tuple[int, bytes]:
+    def _head(self, request: Request, length: int) -> tuple[int, bytes]:
+        """Where the cached prefix ends, and what comes behind it of the first `length` tokens."""
         start = request.cached_len * TOKEN_BYTES
-        return id(request.handle), request.packed[start : start + self._span]
+        return id(request.handle), request.packed[start : min(start + self._span, length * TOKEN_BYTES)]

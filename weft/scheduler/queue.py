@@ -208,7 +208,7 @@ class WaitingQueue:
         """Tell the policy of a waiting request."""
         arrival = request.arrival
         if self.policy.watch is not None:
-            end = (request.fill_len - 1) * TOKEN_BYTES  # at least the last token is left to compute
+            end = request.reusable_len * TOKEN_BYTES
             length = self.policy.watch.add(arrival, request.namespace, request.packed, end)
             self._waiting.set_cached_len(arrival, length)
         self._waiting.set_tag(arrival, self.policy.arrived(request))

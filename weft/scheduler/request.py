@@ -44,6 +44,8 @@ class Request:
         "cached_tokens",
         "extend_end",
         "fill_len",
+        "fresh_from",
+        "given_len",
         "group",
         "handle",
         "id",
@@ -52,6 +54,7 @@ class Request:
         "max_len",
         "namespace",
         "packed",
+        "pooling",
         "prefix_pages",
         "priority",
         "prompt_len",
@@ -60,6 +63,7 @@ class Request:
         "row",
         "sampling",
         "seed",
+        "shares_kv",
         "state",
         "user",
     )
@@ -72,6 +76,7 @@ class Request:
         self.priority = message.priority
         self.namespace = message.cache_salt
         self.sampling: SamplingParams = message.sampling
+        self.pooling = message.pooling
         self.seed = seed
         self.arrival = arrival  # number of its arrival: the order of first come, first served
         self.arrival_s = arrival_s
@@ -81,6 +86,9 @@ class Request:
         self.packed = message.input_ids  # int32 [fill_len]: the prompt, and after a retraction the output so far
         self.prompt_len = len(message.input_ids) // 4
         self.max_len = max_len  # prompt and output together
+        self.shares_kv = message.shares_kv  # false: its ids mean nothing; the prefix cache gives and gets nothing
+        self.fresh_from = 2**31 if message.fresh_from is None else message.fresh_from
+        self.given_len = 0  # tokens that were computed for it: what it wanted of them has been given
 
         self.row = NO_ROW
         self.fill_len = self.prompt_len  # tokens to compute before the next one can be sampled
@@ -102,6 +110,24 @@ class Request:
         """Tokens that the planned step computes for it."""
         return self.extend_end - self.kv_len
 
+    @property
+    def reusable_len(self) -> int:
+        """Tokens that may be taken from the prefix cache: at least the last one is left to compute."""
+        if not self.shares_kv:
+            return 0
+        fresh_from = self.fill_len if self.given_len >= self.prompt_len else max(self.fresh_from, self.given_len)
+        return min(self.fill_len - 1, fresh_from)
+
+    @property
+    def completes(self) -> bool:
+        """Whether the planned step computes the last of its tokens."""
+        return self.extend_end == self.fill_len
+
+    @property
+    def wants_tokens(self) -> bool:
+        """False: it ends as soon as its prompt is computed (SGLang: is_prefill_only)."""
+        return self.max_len > self.prompt_len
+
 
 def chosen(requests: Mapping[int, Request], message: Abort) -> list[int]:
     """The ids that `message` is about. Those that it gives itself need not be open."""
@@ -115,8 +141,9 @@ def chosen(requests: Mapping[int, Request], message: Abort) -> list[int]:
 class Columns:
     """The numbers of requests that have a row, indexed by row. Written by the scheduler's files only.
 
-    For a decoding request `seq_len` counts every token up to the one sampled last, known or still on the device, and
-    the first `seq_len - 1` of them have their K and V in the cache (or are given them by a launched step).
+    For a decoding request `seq_len` counts every token up to the last one, known or still on the device, and the first
+    `kv_len` of them have their K and V in the cache (or are given them by a launched step). Mostly one is left for the
+    next step, the token sampled last; behind it may stand others that had to follow (`Forced` in `commit.py`).
     """
 
     def __init__(self, num_rows: int, max_len: int) -> None:
@@ -131,6 +158,7 @@ class Columns:
         self.ids: LongArray = np.zeros(num_rows, dtype=np.int64)  # Request.id
         self.requests = np.empty(num_rows, dtype=object)  # Request, or None
         self.seq_len = ints()
+        self.kv_len = ints()
         self.known_len = ints()  # tokens whose ids are known
         self.prompt_len = ints()
         self.priority: LongArray = np.zeros(num_rows, dtype=np.int64)

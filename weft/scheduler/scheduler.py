@@ -94,7 +94,7 @@ class Scheduler:
         self.counters.num_requests += 1
         prompt_len, num_waiting = len(message.input_ids) // TOKEN_BYTES, len(self.waiting_queue)
         self.diary.arrived(message.id, message.rid, number, prompt_len, num_waiting, now, self.num_steps)
-        refused = refused or refusal(message, vocab_size=self.settings.vocab_size, max_len=self.max_len)
+        refused = refused or refusal(message, self.settings, max_len=self.max_len)
         if refused is not None:
             self.diary.finished(message.id, f"refused: {refused.message}", 0, now, self.num_steps)
             self._finished.append(Finish(id=message.id, reason="error", message=refused.message, status=refused.status))
@@ -253,7 +253,7 @@ class Scheduler:
         return PrefillAdder(
             self.kv,
             reserved=self._expected_tokens(),
-            mixed_tokens=len(decode_rows),
+            mixed_tokens=self.kv.decode_tokens(decode_rows),
             mixed_kv=self.kv.decode_pages(decode_rows) * settings.page_size,
             max_prefill_tokens=settings.max_prefill_tokens,
             chunked_prefill_size=settings.chunked_prefill_size,
@@ -330,7 +330,7 @@ class Scheduler:
         if self.settings.mixed_chunk and self.settings.chunked_prefill_size is not None:
             rows = self._unfinished(self.running_batch.rows)
             budget = min(self.settings.chunked_prefill_size, self.settings.max_prefill_tokens)
-            if self._decode_fits(rows) and len(rows) + self.settings.page_size <= budget:
+            if self._decode_fits(rows) and self.kv.decode_tokens(rows) + self.settings.page_size <= budget:
                 return rows
         return self.running_batch.rows[:0]
 
@@ -386,10 +386,10 @@ class Scheduler:
         replies = StepReplies()
         for take in self._moments.commit:
             take(batch, self.columns, result, replies)
-        outcome = commit(self.columns, batch, result, self._is_eos, replies.ends)
+        outcome = commit(self.columns, batch, result, self._is_eos, replies.ends, replies.forced)
         self.counters.num_generated_tokens += len(outcome.tokens)
         for request in batch.prefills:
-            if request.row != NO_ROW and self.columns.num_output(request.row) == 1:
+            if request.row != NO_ROW and self.columns.num_output(request.row):
                 self.diary.first_token(request.id, self._now, batch.plan.step)
         for end in outcome.ends:
             request = self.columns.requests[end.row]
@@ -397,15 +397,10 @@ class Scheduler:
                 self._finish(request, "error", message=end.message, status=500, keep=False)
             else:
                 self._finish(request, end.reason, matched=end.matched)
-        if len(outcome.ids):
-            finished, self._finished = self._finished, []
-            return StepOutput(
-                ids=outcome.ids.tobytes(),
-                tokens=outcome.tokens.tobytes(),
-                logprobs=replies.logprobs,
-                finished=finished,
-            )
-        return self.take_finished()
+        ids, tokens = outcome.ids.tobytes(), outcome.tokens.tobytes()
+        finished, self._finished = self._finished, []
+        output = StepOutput(ids=ids, tokens=tokens, logprobs=replies.logprobs, given=replies.given, finished=finished)
+        return output if ids or finished or replies.given else None
 
     def process_batch_failure(self, batch: Batch, message: str) -> None:
         """A step failed on the device: its requests end with an error. No step is in flight."""
@@ -445,7 +440,8 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.requests)
+        """Whether a request is open, or a final word is still to be said."""
+        return bool(self.requests or self._finished)
 
     @property
     def num_steps(self) -> int:

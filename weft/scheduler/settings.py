@@ -16,12 +16,22 @@ class SessionLimits:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PoolingLimits:
+    """What may be asked of a model that generates nothing."""
+
+    size: int  # numbers in a vector, or labels
+    num_token_types: int = 0  # kinds of segments that tokens may belong to; 0: the model knows none
+    is_embedding: bool = True  # else its scores are of labels
+
+
+@dataclass(frozen=True, kw_only=True)
 class SchedulerSettings:
     num_pages: int
     page_size: int
     max_running_requests: int
     context_length: int  # prompt and output together, in tokens
     vocab_size: int
+    hidden_size: int = 0  # of the vectors that may stand for the tokens of a prompt; 0: none may
     eos_token_ids: tuple[int, ...] = ()
     prefix_cache: bool = True
     policy: str = "fcfs"
@@ -39,6 +49,7 @@ class SchedulerSettings:
     max_run_s: float = 0.0  # longest run after it; 0: none
     schedule_conservativeness: float = 1.0
     sessions: SessionLimits = SessionLimits()
+    pooling: PoolingLimits | None = None  # None: the model generates
     seed: int = 0
     started_with: SchedulerSettings | None = None  # if they have been changed since
 

@@ -76,9 +76,10 @@ async def model(front: Front, request: Request) -> ASGIApp:
 
 
 def _model(front: Front) -> Model:
-    info = front.info
-    created = int(info.started_at)
-    return Model(id=info.model_name, created=created, root=info.model_name, max_model_len=info.context_length)
+    info, ready = front.info, front.client.ready
+    task = "generate" if ready is None or ready.pools is None else ready.pools.task
+    name, created = info.model_name, int(info.started_at)
+    return Model(id=name, created=created, root=name, max_model_len=info.context_length, task=task)
 
 
 async def model_info(front: Front, request: Request) -> ASGIApp:
@@ -87,7 +88,8 @@ async def model_info(front: Front, request: Request) -> ASGIApp:
         {
             "model_path": front.info.model_name,  # the name that clients use, not a path of this machine
             "model_summary": front.info.model_summary or engine.model_summary,
-            "is_generation": True,
+            "is_generation": engine.pools is None,
+            "task": "generate" if engine.pools is None else engine.pools.task,
             "context_length": front.info.context_length,
             "vocab_size": engine.vocab_size,
             "has_chat_template": front.template is not None,

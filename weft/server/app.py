@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from weft.config.keys import KeyDigests, read_keys
 from weft.config.limits import Limits
 from weft.config.server import ServerConfig
 from weft.observe.log import EventLog
-from weft.server import admin, control, flow, health, insight, loads, native, policy, profile, sessions, tokens, weights
+from weft.server import (
+    admin,
+    aliases,
+    control,
+    flow,
+    health,
+    insight,
+    loads,
+    native,
+    parsing,
+    policy,
+    profile,
+    sessions,
+    tokens,
+    weights,
+)
 from weft.server.anthropic import messages
 from weft.server.anthropic import models as anthropic
 from weft.server.auth import Access, Keys
@@ -32,7 +45,9 @@ from weft.server.ollama.models import ChatBody, GenerateBody, ShowBody
 from weft.server.openai import chat, completions, models
 from weft.server.openai.responses import routes as responses
 from weft.server.openai.responses.models import ResponsesRequest
-from weft.server.openapi import openapi_document
+from weft.server.openapi import docs_page, openapi_document
+from weft.server.pooling import classify, embeddings, scores
+from weft.server.pooling import models as pooled
 from weft.text.chat_template import ChatTemplate, TemplateError
 from weft.text.client import EngineClient
 from weft.text.parsers.formats import find_formats
@@ -75,6 +90,11 @@ OPERATIONS = (
         answer=models.ChatCompletion,
     ),
     _post(
+        *("/v1/chat/completions/input_tokens", chat.input_tokens, "Count the tokens of a conversation"),
+        body=models.ChatRequest,
+        answer=models.InputTokens,
+    ),
+    _post(
         *("/v1/completions", completions.completions, "Continue texts or token ids"),
         body=models.CompletionRequest,
         answer=models.Completion,
@@ -86,9 +106,33 @@ OPERATIONS = (
         answer=anthropic.TokenCount,
     ),
     _post("/v1/responses", responses.create, "Create a response", body=ResponsesRequest),
+    _post(
+        *("/v1/responses/input_tokens", responses.input_tokens, "Count the tokens of a response's prompt"),
+        body=ResponsesRequest,
+        answer=models.InputTokens,
+    ),
     _get("/v1/responses/{id}", responses.retrieve, "A stored response"),
     Operation(method="DELETE", path="/v1/responses/{id}", handler=responses.delete, summary="Forget a stored response"),
     _post("/v1/responses/{id}/cancel", responses.cancel, "Cancel a background response"),
+    _post("/v1/embeddings", embeddings.embeddings, "Vectors of texts", body=pooled.EmbeddingRequest),
+    *(
+        _post(path, scores.rerank, "Order documents by a query", body=pooled.RerankRequest)
+        for path in ("/v1/rerank", "/v2/rerank", "/rerank", "/reranking")
+    ),
+    *(
+        _post(path, scores.score, "Score pairs of texts, or label tokens", body=pooled.ScoreRequest)
+        for path in ("/v1/score", "/score")
+    ),
+    *(
+        _post(path, classify.classify, "The labels of texts", body=pooled.ClassifyRequest)
+        for path in ("/v1/classify", "/classify")
+    ),
+    _post("/encode", embeddings.encode, "Vectors of texts (SGLang)", body=pooled.EncodeRequest),
+    _post("/api/embed", embeddings.ollama_embed, "Vectors of texts (Ollama)", body=pooled.OllamaEmbedRequest),
+    _post(
+        *("/api/embeddings", embeddings.ollama_embeddings, "The vector of a text (Ollama, older)"),
+        body=pooled.OllamaEmbeddingsRequest,
+    ),
     _post("/api/chat", ollama.chat, "Continue a conversation (Ollama)", body=ChatBody),
     _post("/api/generate", ollama.generate, "Continue a text (Ollama)", body=GenerateBody),
     _get("/api/tags", ollama.tags, "The model that is served (Ollama)"),
@@ -111,8 +155,27 @@ OPERATIONS = (
     _post("/v1/tokenize", tokens.tokenize, "Text or messages to token ids", body=tokens.TokenizeRequest),
     _post("/detokenize", tokens.detokenize, "Token ids to text", body=tokens.DetokenizeRequest),
     _post("/v1/detokenize", tokens.detokenize, "Token ids to text", body=tokens.DetokenizeRequest),
+    _post(
+        *("/apply-template", tokens.apply_template, "The prompt of a chat as text (llama.cpp)"),
+        body=tokens.TemplateRequest,
+    ),
+    _post(
+        *("/parse_function_call", parsing.parse_function_call, "Find the tool calls in a text (SGLang)"),
+        body=parsing.ParseCallsBody,
+    ),
+    _post(
+        *("/separate_reasoning", parsing.separate_reasoning, "Find the reasoning in a text (SGLang)"),
+        body=parsing.SeparateBody,
+    ),
+    _post(
+        "/invocations",
+        aliases.invocations,
+        "Chat or text completion, by its fields (SageMaker)",
+        body=aliases.Invocation,
+    ),
     _get("/tokenizer_info", tokens.tokenizer_info, "Special tokens and chat template"),
     _get("/health", health.health, "Is the engine alive?", access="open"),
+    _get("/ping", health.health, "The same as /health (SageMaker)", access="open"),
     _get("/ready", health.ready, "Is new work accepted?", access="open"),
     _get("/health_generate", health.health_generate, "Generate one token"),
     _get("/version", health.version, "Version of weft"),
@@ -123,7 +186,14 @@ OPERATIONS = (
     _get("/get_server_info", admin.server_info, "Settings and state"),
     _get("/v1/loads", loads.loads, "How busy the engine is"),
     _get("/get_load", loads.get_load, "How busy the engine is, in short"),
+    _get("/load", aliases.load, "How many completions are open (vLLM)"),
     _post("/flush_cache", admin.flush_cache, "Empty the prefix cache", access="admin"),
+    _post("/reset_prefix_cache", admin.flush_cache, "The same (vLLM)", access="admin"),
+    _post(
+        *("/abort_requests", aliases.abort_requests, "Abort requests, all if none is named (vLLM)"),
+        body=aliases.AbortManyRequest,
+        access="admin",
+    ),
     _post("/abort_request", admin.abort_request, "Abort requests", body=admin.AbortRequest, access="admin"),
     _post("/set_policy", policy.set_policy, "Switch the policy", body=policy.PolicyRequest, access="admin"),
     _post("/freeze_gc", admin.freeze_gc, "Freeze the garbage collectors", access="admin"),
@@ -221,15 +291,11 @@ def create_app(
         limits=limits,
         formats=find_formats(config.tool_call_parser, config.reasoning_parser, load_sources(tokenizer, config)),
     )
-    operations = (*OPERATIONS, _openapi(info.version))
-    router = Starlette(
-        routes=[Route(one.path, Endpoint(front, one.handler), methods=[one.method]) for one in operations],
-        exception_handlers={HTTPException: _http_error},
-    )
-    router.router.redirect_slashes = False
+    operations = (*OPERATIONS, *_documents(info.version))
+    routes = Routes(Route(one.path, Endpoint(front, one.handler), methods=[one.method]) for one in operations)
     origins = [origin.strip() for origin in config.cors_origins.split(",") if origin.strip()]
     keys = Keys(digests, open_metrics=config.open_metrics, origins=origins)
-    app: ASGIApp = Edge(router, keys, client.metrics, limits, _Routes(operations).find)
+    app: ASGIApp = Edge(routes, keys, client.metrics, limits, _Routes(operations).find)
     if origins:
         app = CORSMiddleware(
             app,
@@ -260,6 +326,18 @@ def load_template(tokenizer: Tokenizer, config: ServerConfig) -> ChatTemplate | 
     except TemplateError as exc:
         log.warning("no_chat_template", reason=exc)
         return None
+
+
+class Routes:
+    """Finds the handler of a path. Starlette's application is not around it: each piece of an answer would have to pass
+    through it. `Endpoint` deals with what handlers raise, and the edge with what is raised here."""
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        self._router = Router(list(routes), redirect_slashes=False)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["app"] = self  # so that unknown paths and methods raise
+        await self._router(scope, receive, send)
 
 
 class Endpoint:
@@ -296,14 +374,16 @@ class _Routes:
         return "other", "user"
 
 
-def _openapi(version: str) -> Operation:
+def _documents(version: str) -> tuple[Operation, Operation]:
+    """The routes that tell of all routes, themselves among them."""
+
     async def openapi(front: Front, request: Request) -> ASGIApp:
         return Response(document, media_type="application/json")
 
-    operation = _get("/openapi.json", openapi, "This document")
-    document = json_bytes(openapi_document((*OPERATIONS, operation), version))
-    return operation
+    async def docs(front: Front, request: Request) -> ASGIApp:
+        return HTMLResponse(page, headers={"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"})
 
-
-def _http_error(request: Request, exc: Exception) -> Response:
-    return error_response(exc)
+    both = (_get("/openapi.json", openapi, "This document"), _get("/docs", docs, "All routes as a page"))
+    document = json_bytes(openapi_document((*OPERATIONS, *both), version))
+    page = docs_page((*OPERATIONS, *both), version)
+    return both

@@ -23,10 +23,10 @@ log = EventLog("server")
 T = TypeVar("T", bound=msgspec.Struct)
 
 UNSUPPORTED = frozenset(
-    {"stop_regex", "suffix", "functions", "function_call", "guided_whitespace_pattern"}
-    | {"lora_path", "session_params", "custom_logit_processor", "custom_params", "logits_processors", "watermark"}
-    | {"prompt_logprobs", "token_ids_logprob", "logprob_token_ids", "allowed_token_ids", "bad_words"}
-    | {"use_beam_search", "length_penalty", "beam_width", "truncate_prompt_tokens", "thinking_token_budget"}
+    {"suffix", "functions", "function_call", "guided_whitespace_pattern"}
+    | {"lora_path", "session_params", "watermark"}
+    | {"prompt_logprobs", "token_ids_logprob", "logprob_token_ids"}
+    | {"use_beam_search", "length_penalty", "beam_width"}
     | {"return_hidden_states", "return_routed_experts", "return_prompt_token_ids", "return_entropy"}
     | {"documents", "chat_template", "prompt_embeds", "input_embeds", "image_data", "video_data", "audio_data"}
     | {"audio", "modalities", "kv_transfer_params", "bootstrap_host", "bootstrap_room", "repetition_detection"}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -133,7 +133,7 @@ class _Outgoing:
         self.status = 0
         self.is_early = False
 
-    async def __call__(self, message: Message) -> None:
+    def __call__(self, message: Message) -> Awaitable[None]:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = [
@@ -147,7 +147,7 @@ class _Outgoing:
             message["headers"] = headers
         elif self.is_early:
             message = {**message, "more_body": True}
-        await self._send(message)
+        return self._send(message)
 
     async def end(self) -> None:
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -25,6 +25,7 @@ from weft.text.tokenizer import ContextExceeded
 
 log = EventLog("server")
 MAX_ERROR_LEN = 1_000  # characters of a message
+TOO_LONG = "this model's maximum context length"  # clients look for these words, to shorten a conversation
 
 _TYPES = {
     401: "authentication_error",
@@ -94,7 +95,8 @@ def translated(exc: Exception) -> ApiError:
         case ApiError():
             return exc
         case ContextExceeded():
-            return ApiError(400, str(exc), param=exc.param, code="context_length_exceeded")
+            message = f"{TOO_LONG} is exceeded: {exc}"
+            return ApiError(400, message, param=exc.param, code="context_length_exceeded")
         case InvalidParam():
             return ApiError(400, str(exc), param=exc.param)
         case EngineUnavailable():
@@ -118,6 +120,8 @@ def anthropic_error(error: ApiError) -> bytes:
     message = _message(error)
     if error.param and error.param not in message:
         message = f"{error.param}: {message}"
+    if error.code == "context_length_exceeded":
+        message = f"prompt is too long: {message}"  # and for these
     detail = {"type": kind, "message": message}
     return msgspec.json.encode({"type": "error", "error": detail, "request_id": call.rid()})
 

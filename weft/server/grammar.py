@@ -29,10 +29,7 @@ class Spelling(NamedTuple):
 def json_schema(param: str, value: Any, *, strict: bool = False) -> Grammar:
     """A schema as JSON or as text; true and false are schemas, too."""
     if isinstance(value, str):
-        try:
-            value = msgspec.json.decode(value)
-        except (msgspec.DecodeError, RecursionError) as exc:
-            raise ApiError(400, f"{param} is not valid JSON: {exc}", param=param) from exc
+        value = _decoded(param, value)
     if not isinstance(value, dict | bool):
         raise _wrong(param, value, "a JSON schema")
     return Grammar("json_schema", msgspec.json.encode(value).decode(), strict)
@@ -70,19 +67,21 @@ class StructuralTag(msgspec.Struct, kw_only=True):
 
 
 def structural_tag(param: str, value: Any) -> Grammar:
-    """{"structures": [{"begin", "schema", "end"}], "triggers": [...]}, as JSON or as text."""
+    """{"structures": [{"begin", "schema", "end"}], "triggers": [...]}, or {"format": {...}}, as JSON or as text."""
+    if isinstance(value, str):
+        value = _decoded(param, value)
+    if isinstance(value, dict) and "format" in value:
+        if not isinstance(value["format"], dict) or not isinstance(value["format"].get("type"), str):
+            raise _wrong(f"{param}.format", value["format"], "an object with a type")
+        return Grammar("structural_tag", msgspec.json.encode({"format": value["format"]}).decode())
     try:
-        tag = msgspec.json.decode(value, type=StructuralTag) if isinstance(value, str) else _tag(value)
+        tag = msgspec.convert(value, StructuralTag)
     except (msgspec.DecodeError, RecursionError) as exc:
         raise ApiError(400, f"{param} has no structures with triggers: {exc}", param=param) from exc
     if not tag.structures or not all(one.begin.startswith(tuple(filter(None, tag.triggers))) for one in tag.structures):
         message = f"{param}: there must be a structure, and each must begin with one of the triggers"
         raise ApiError(400, message, param=param)
     return Grammar("structural_tag", msgspec.json.encode(tag).decode())
-
-
-def _tag(value: Any) -> StructuralTag:
-    return msgspec.convert(value, StructuralTag)
 
 
 SPELLINGS = (
@@ -167,6 +166,13 @@ def _response_format(given: Any) -> list[Grammar]:
             return [structural_tag(name, {key: value for key, value in given.items() if key != "type"})]
     kinds = "text, json_object, json_schema and structural_tag"
     raise ApiError(400, f"{name}.type is {given['type'][:MAX_SHOWN]!r}; there are {kinds}", param=f"{name}.type")
+
+
+def _decoded(param: str, text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError) as exc:
+        raise ApiError(400, f"{param} is not valid JSON: {exc}", param=param) from exc
 
 
 def _text(param: str, value: Any, what: str) -> str:

@@ -51,6 +51,7 @@ async def hello(front: Front, request: Request) -> ASGIApp:
     return PlainTextResponse(
         f"weft {front.info.version} is running {front.info.model_name}\n\n"
         "API      /v1/chat/completions /v1/completions /v1/models /generate /tokenize /detokenize\n"
+        "vectors  /v1/embeddings /v1/rerank /v1/score /v1/classify\n"
         "also     /v1/responses /v1/messages (Anthropic) /api/chat (Ollama)\n"
         "health   /health /ready /health_generate\n"
         "metrics  /metrics\n"

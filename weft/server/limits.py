@@ -51,21 +51,35 @@ def _largest(value: Any) -> int:
     return max((int(one) for one in value), default=0) if isinstance(value, list) else int(value is not True and value)
 
 
+def _longest_ids(value: Any) -> int:
+    """Of a list of ids, or of the longest of several."""
+    return max((len(one) for one in value if isinstance(one, list)), default=len(value))
+
+
 def _num_ids(value: Any) -> int:
     return sum(len(one) if isinstance(one, list) else 1 for one in value)
 
 
+PROMPTS = ("prompt", "text", "input", "input_ids", "text_1", "text_2", "queries", "documents")
+
 BOUNDS = (
-    Bound("max_prompts", ("prompt", "text", "input", "input_ids"), _num_prompts, "prompts"),
+    Bound("max_prompts", PROMPTS, _num_prompts, "prompts"),
     Bound("max_n", ("n", "best_of"), _largest, "completions of a prompt"),
     Bound("max_messages", ("messages",), len, "messages"),
     Bound("max_messages", ("items",), _num_items, "items"),  # the input of a response
     Bound("max_tools", ("tools",), len, "tools"),
-    Bound("max_stop_strings", ("stop", "stop_sequences"), _num_strings, "stop strings"),
-    Bound("max_stop_len", ("stop", "stop_sequences"), _longest, "characters in a stop string"),
+    Bound("max_stop_strings", ("stop", "stop_sequences", "stop_regex"), _num_strings, "stop strings"),
+    Bound("max_stop_len", ("stop", "stop_sequences", "stop_regex", "bad_words"), _longest, "characters in a string"),
+    Bound("max_allowed_token_ids", ("allowed_token_ids",), len, "ids"),
+    Bound("max_bad_words", ("bad_words",), len, "words"),
+    Bound("max_processors", ("custom_logit_processor",), _num_items, "logit processors"),
     Bound("max_stop_token_ids", ("stop_token_ids",), len, "ids"),
     Bound("max_logit_bias", ("logit_bias",), len, "entries"),
-    Bound("max_logprobs", ("logprobs", "top_logprobs", "top_logprobs_num"), _largest, "likeliest tokens"),
+    Bound(
+        *("max_logprobs", ("logprobs", "top_logprobs", "top_logprobs_num", "prompt_logprobs")),
+        *(_largest, "likeliest tokens"),
+    ),
+    Bound("max_logprob_token_ids", ("token_ids_logprob", "label_token_ids"), _longest_ids, "ids"),
     Bound("max_detokenized", ("tokens",), _num_ids, "ids"),
     Bound("max_rid_len", ("rid", "request_id"), _longest, "characters"),
     Bound("max_salt_len", ("cache_salt", "extra_key"), len, "characters"),
@@ -75,7 +89,8 @@ _BY_FIELD = {
     name: tuple(bound for bound in BOUNDS if name in bound.fields)
     for name in sorted({name for bound in BOUNDS for name in bound.fields})
 }
-_STRUCTURED = frozenset({"messages", "items", "tools"})  # with a bound, and yet inside of them free-form values
+# with a bound, and yet inside of them free-form values:
+_STRUCTURED = frozenset({"messages", "items", "tools", "custom_logit_processor"})
 
 
 def check_body(limits: Limits, body: msgspec.Struct) -> None:

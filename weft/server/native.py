@@ -9,14 +9,15 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from weft.messages.replies import TokenLogprobs
+from weft.messages.replies import Extra
 from weft.messages.sampling import SamplingParams
 from weft.server.body import json_bytes, read_json
+from weft.server.embeds import NOT_GIVEN, Embeds, read_embeds
 from weft.server.errors import ApiError, not_supported
 from weft.server.grammar import grammar_of
 from weft.server.info import Front
+from weft.server.native_logprobs import NativeLogprobs, logprob_params, require_start
 from weft.server.openai.translate import (
-    LOWEST_LOGPROB,
     cache_salt,
     encode_mixed,
     logit_bias,
@@ -27,11 +28,14 @@ from weft.server.openai.translate import (
 )
 from weft.server.sessions import SessionFields, session_params
 from weft.server.stream import Answer
-from weft.text.generation import Delta, End, Prompt
-from weft.text.tokenizer import Tokenizer
+from weft.server.truncation import Side, truncation
+from weft.server.wishes import Wishes, WishFields, wishes
+from weft.text.as_tokens import with_marks
+from weft.text.generation import Completion, Delta, End, Prompt
+from weft.text.hidden import hidden_states
 
 
-class NativeSampling(msgspec.Struct, kw_only=True):
+class NativeSampling(WishFields, kw_only=True):
     """`sampling_params` of SGLang. Those of the second block are refused unless they ask for nothing."""
 
     max_new_tokens: int | None = 128
@@ -60,12 +64,10 @@ class NativeSampling(msgspec.Struct, kw_only=True):
     structural_tag: Any = None
     structured_outputs: dict[str, Any] | None = None
 
-    stop_regex: Any = None
     beam_width: Any = None
-    custom_params: Any = None
 
 
-_REFUSED = ("stop_regex", "beam_width", "custom_params")
+_REFUSED = ("beam_width",)
 _PASSED = (
     *("n", "min_new_tokens", "temperature", "top_p", "top_k", "min_p", "ignore_eos", "skip_special_tokens"),
     *("frequency_penalty", "presence_penalty", "repetition_penalty"),
@@ -73,71 +75,103 @@ _PASSED = (
 
 
 class GenerateBody(msgspec.Struct, kw_only=True):
-    """Either `text` or `input_ids`. A list of either is a batch, and is answered by a list."""
+    """`text`, `input_ids` or `input_embeds`. A list of one of them is a batch, and is answered by a list."""
 
     text: str | list[str] | None = None
     input_ids: list[int | list[int]] | None = None
+    input_embeds: msgspec.Raw = msgspec.field(default_factory=lambda: NOT_GIVEN)
     sampling_params: NativeSampling | list[NativeSampling] | None = None
     rid: str | list[str] | None = None
     stream: bool | None = None
     return_logprob: bool | list[bool] | None = None
     logprob_start_len: int | list[int] | None = None
     top_logprobs_num: int | list[int] | None = None
+    token_ids_logprob: list[int | list[int]] | None = None
     return_text_in_logprobs: bool | None = None
+    return_hidden_states: bool | list[bool] | None = None
     priority: int | None = None
     timeout_ms: int | None = None
     cache_salt: str | None = None
     extra_key: str | None = None
     session_params: SessionFields | list[SessionFields] | None = None
+    custom_logit_processor: Any = None  # SGLang has it here, and its parameters in sampling_params
+    logits_processors: Any = None
+    max_thinking_tokens: int | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Side | None = None
     model: str | None = None
 
 
 async def generate(front: Front, request: Request) -> ASGIApp:
     body = await read_json(front, request, GenerateBody)
     front.require_model(body.model)
-    sources, is_batch = _sources(body)
+    embeds = read_embeds(body.input_embeds, front.client.engine)
+    sources, is_batch = _sources(body, embeds)
     sampling = _spread("sampling_params", body.sampling_params or NativeSampling(), len(sources))
     with_logprobs = _spread("return_logprob", body.return_logprob or False, len(sources))
     top = _spread("top_logprobs_num", body.top_logprobs_num or 0, len(sources))
-    _refuse_prompt_logprobs(body)
-    params = [_params(*fields) for fields in zip(sampling, with_logprobs, top, strict=True)]
+    starts = _spread(
+        "logprob_start_len", -1 if body.logprob_start_len is None else body.logprob_start_len, len(sources)
+    )
+    wanted_ids = _wanted_ids(body.token_ids_logprob, len(sources))
+    logprobs = [logprob_params(*own) for own in zip(with_logprobs, starts, top, wanted_ids, strict=True)]
+    made: dict[int, Wishes] = {id(own): _wishes(body, own) for own in sampling}  # many prompts may have the same
+    params = [_params(*fields, made[id(fields[0])]) for fields in zip(sampling, logprobs, strict=True)]
+    states = _spread("return_hidden_states", body.return_hidden_states or False, len(sources))
+    params = [_with_states(*fields) for fields in zip(params, states, strict=True)]
     for one in params:
         one.check(front.client.engine.vocab_size)
     rids = _rids(request, body.rid, len(sources))
     fields = _spread("session_params", body.session_params, len(sources))
     sessions = [session_params(front, own, n=one.n) for own, one in zip(fields, params, strict=True)]
     salt = cache_salt(body.cache_salt, body.extra_key)
-    ids = await encode_mixed(front, sources, add_special_tokens=True)
+    cut, context_len = truncation(body, auto=front.config.auto_truncate), front.info.context_length
+    ids = await encode_mixed(front, sources, add_special_tokens=True, truncates=cut is not None)
+    if cut is not None:
+        ids = [cut(own, context_len, one.max_new_tokens) for own, one in zip(ids, params, strict=True)]
+    for own, one in zip(ids, params, strict=True):
+        require_start(one, own, behind_history=body.session_params is not None)
     prompts = [
         Prompt(
             ids=one_ids,
-            params=one,
+            params=with_marks(one, front.formats.reasoning, front.tokenizer, one_ids),
             rid=rid,
             group=body.rid if isinstance(body.rid, str) else "",
             priority=body.priority or 0,
             cache_salt=salt,
             timeout_ms=timeout_ms(front, request, body.timeout_ms),
             session=session,
+            vectors=vectors,
         )
-        for one_ids, one, rid, session in zip(ids, params, rids, sessions, strict=True)
+        for one_ids, vectors, one, rid, session in zip(
+            ids, embeds.vectors if embeds else [b""] * len(ids), params, rids, sessions, strict=True
+        )
     ]
     generation = submit(front, prompts, stream=bool(body.stream))
     reply = NativeReply(
-        front.tokenizer,
         rids=[completion.rid for completion in generation.completions],
         prompt_lens=[completion.prompt_len for completion in generation.completions],
         as_list=is_batch or len(generation.completions) > 1,
-        logprobs=[bool(one.logprobs is not None) for one in params for _ in range(one.n)],
-        with_text=bool(body.return_text_in_logprobs),
+        logprobs=[_logprobs(front, completion, body) for completion in generation.completions],
+        states=[one.given if one.params.hidden_states else None for one in generation.completions],
         version=lambda: front.client.weight_version,
     )
     return Answer(generation, reply)
 
 
-def _sources(body: GenerateBody) -> tuple[Sequence[str | list[int]], bool]:
+def _logprobs(front: Front, completion: Completion, body: GenerateBody) -> NativeLogprobs | None:
+    if completion.params.logprobs is None:
+        return None
+    with_text = bool(body.return_text_in_logprobs)
+    return NativeLogprobs(front.tokenizer, completion.params, completion.given, with_text=with_text)
+
+
+def _sources(body: GenerateBody, embeds: Embeds | None) -> tuple[Sequence[str | list[int]], bool]:
     """The prompts, and whether they are a batch."""
-    if (body.text is None) == (body.input_ids is None):
-        raise ApiError(400, "give either text or input_ids", param="text")
+    if [body.text, body.input_ids, embeds].count(None) != 2:
+        raise ApiError(400, "give one of text, input_ids and input_embeds", param="text")
+    if embeds is not None:
+        return embeds.ids, embeds.is_batch
     if isinstance(body.text, str):
         return [body.text], False
     if body.text is None:
@@ -162,13 +196,23 @@ def _spread(name: str, value: Any, count: int) -> list[Any]:
     return value
 
 
-def _refuse_prompt_logprobs(body: GenerateBody) -> None:
-    starts = body.logprob_start_len if isinstance(body.logprob_start_len, list) else [body.logprob_start_len]
-    if body.return_logprob and any(start is not None and start >= 0 for start in starts):
-        raise not_supported("logprob_start_len")
+def _wanted_ids(ids: list[int | list[int]] | None, count: int) -> list[Sequence[int]]:
+    """`token_ids_logprob` for each prompt: ids for all of them, or a list for each."""
+    lists = [item for item in ids or () if not isinstance(item, int)]
+    same = [item for item in ids or () if isinstance(item, int)]
+    if lists and same:
+        raise ApiError(400, "token_ids_logprob mixes token ids with lists", param="token_ids_logprob")
+    return _spread("token_ids_logprob", lists, count) if lists else [same] * count
 
 
-def _params(body: NativeSampling, with_logprobs: bool, top: int) -> SamplingParams:
+def _wishes(body: GenerateBody, sampling: NativeSampling) -> Wishes:
+    """With those that stand beside `sampling_params`."""
+    fields = ("custom_logit_processor", "logits_processors", "max_thinking_tokens")
+    beside = {name: getattr(body, name) for name in fields if getattr(body, name) is not None}
+    return wishes(msgspec.structs.replace(sampling, **beside))
+
+
+def _params(body: NativeSampling, logprobs: dict[str, Any], wishes: Wishes) -> SamplingParams:
     for name in _REFUSED:
         if getattr(body, name):
             raise not_supported(f"sampling_params.{name}")
@@ -181,9 +225,14 @@ def _params(body: NativeSampling, with_logprobs: bool, top: int) -> SamplingPara
         stop_token_ids=tuple(body.stop_token_ids or ()),
         include_stop=bool(body.no_stop_trim),
         seed=body.sampling_seed if body.sampling_seed is not None else body.seed,
-        logprobs=top if with_logprobs else None,
+        **logprobs,
+        **wishes,
         grammar=grammar_of(body),
     )
+
+
+def _with_states(params: SamplingParams, wanted: bool) -> SamplingParams:
+    return msgspec.structs.replace(params, hidden_states="all") if wanted else params
 
 
 def _rids(request: Request, rid: str | list[str] | None, count: int) -> list[str]:
@@ -198,24 +247,23 @@ class NativeReply:
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
         *,
         rids: Sequence[str],
         prompt_lens: Sequence[int],
         as_list: bool,
-        logprobs: Sequence[bool],
-        with_text: bool,
+        logprobs: Sequence[NativeLogprobs | None],
+        states: Sequence[Sequence[Extra] | None],
         version: Callable[[], str],
     ) -> None:
-        self._tokenizer = tokenizer
         self._rids = rids
         self._prompt_lens = prompt_lens
         self._as_list = as_list
-        self._with_text = with_text
         self._version = version  # of the weights that compute now
         self._texts = [""] * len(rids)
         self._ids: list[list[int]] = [[] for _ in rids]
-        self._logprobs: list[list[TokenLogprobs] | None] = [[] if wanted else None for wanted in logprobs]
+        self._logprobs = logprobs
+        self._states = states  # what was given to those that want hidden states
+        self._opened: set[int] = set()  # choices that have had their first event
 
     def whole(self, deltas: Sequence[Delta]) -> bytes:
         answers = [self._answer(delta) for delta in deltas]
@@ -244,24 +292,16 @@ class NativeReply:
         }
         if delta.end is not None:
             meta["e2e_latency"] = delta.end.e2e_s
+            if (given := self._states[choice]) is not None:
+                meta["hidden_states"] = hidden_states(given, delta.end.prompt_tokens, delta.num_tokens)
         logprobs = self._logprobs[choice]
         if logprobs is not None:
-            logprobs += delta.logprobs
-            meta |= self._logprob_lists(self._ids[choice], logprobs)
+            logprobs.add(delta)
+            if choice not in self._opened or delta.end is not None:  # they are long, and do not change
+                meta |= logprobs.of_prompt()
+            meta |= logprobs.of_output()
+        self._opened.add(choice)
         return {"text": self._texts[choice], "output_ids": self._ids[choice], "meta_info": meta}
-
-    def _logprob_lists(self, ids: list[int], found: list[TokenLogprobs]) -> dict[str, Any]:
-        return {
-            "input_token_logprobs": [],
-            "output_token_logprobs": [self._triple(one.logprob, token) for token, one in zip(ids, found, strict=False)],
-            "output_top_logprobs": [
-                [self._triple(*pair) for pair in zip(one.top_logprobs, one.top_ids, strict=True)] for one in found
-            ],
-        }
-
-    def _triple(self, logprob: float, token: int) -> tuple[float, int, str | None]:
-        text = self._tokenizer.token_text(token) if self._with_text else None
-        return max(logprob, LOWEST_LOGPROB), token, text
 
 
 def _finish_reason(end: End) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""`/openapi.json`, generated from the routes and the structs of their bodies."""
+"""`/openapi.json` and `/docs`, generated from the routes and the structs of their bodies."""
 
 from __future__ import annotations
 
+import html
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -43,6 +44,27 @@ def openapi_document(operations: Sequence[Operation], version: str) -> dict[str,
         },
         "security": [{"key": []}],
     }
+
+
+def docs_page(operations: Sequence[Operation], version: str) -> str:
+    """The routes as one page that loads nothing else."""
+    rows = "\n".join(map(_docs_row, operations))
+    return f"""<!doctype html>
+<html lang="en"><meta charset="utf-8"><title>weft {html.escape(version)}</title>
+<style>body {{ font-family: sans-serif; margin: 2em }} td, th {{ padding: .3em .8em; text-align: left;
+vertical-align: top }} tr:nth-child(even) {{ background: #8882 }}</style>
+<h1>weft {html.escape(version)}</h1>
+<p>For programs: <a href="/openapi.json">/openapi.json</a></p>
+<table><tr><th>method<th>path<th>what<th>fields of the body
+{rows}
+</table></html>
+"""
+
+
+def _docs_row(operation: Operation) -> str:
+    names = () if operation.body is None else operation.body.__struct_encode_fields__
+    cells = (operation.method, operation.path, operation.summary, ", ".join(names))
+    return "<tr>" + "".join(f"<td>{html.escape(cell)}" for cell in cells)
 
 
 def _describe(operation: Operation, schema_of: dict[type[msgspec.Struct], dict[str, Any]]) -> dict[str, Any]:

@@ -23,6 +23,9 @@ _STREAM_HEADERS = [
 ]
 
 
+Failure = Callable[[Sequence[Delta]], ApiError | None]
+
+
 class Wire(NamedTuple):
     """How an API writes a stream."""
 
@@ -52,10 +55,14 @@ class Reply(Protocol):
 class Answer:
     """The ASGI application that answers one request with its generation."""
 
-    def __init__(self, generation: Generation, reply: Reply, wire: Wire = OPENAI_EVENTS) -> None:
+    def __init__(
+        self, generation: Generation, reply: Reply, wire: Wire = OPENAI_EVENTS, *, failure: Failure | None = None
+    ) -> None:
+        """`failure` finds what an answer that is no stream fails with, if the first error is not enough."""
         self._generation = generation
         self._reply = reply
         self._wire = wire
+        self._failure = failure or _failure
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._generation:
@@ -72,7 +79,7 @@ class Answer:
         deltas = [delta async for batch in self._generation for delta in batch]
         if self._generation.closed:
             return
-        failure = _failure(deltas)
+        failure = self._failure(deltas)
         if failure is not None:
             await error_response(failure)(scope, receive, send)
             return
@@ -83,21 +90,31 @@ class Answer:
         await send({"type": "http.response.body", "body": body})
 
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The status is sent with the first events: a request that fails before has its error as the status."""
+        """The status is sent with the first events: a request that fails before has its error as the status.
+
+        Once for each step of the engine, and one `send` for all that it brought.
+        """
         started = False
         async for deltas in self._generation:
             failure = _failure(deltas)
-            if failure is not None and not started:
-                await error_response(failure)(scope, receive, send)
-                return
             if not started:
+                if failure is not None:
+                    await error_response(failure)(scope, receive, send)
+                    return
                 headers = [(b"content-type", self._wire.content_type), *_STREAM_HEADERS, *self._warnings()]
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
                 started = True
-            failure = failure or await self._send_events(deltas, send)
+            body = b""
+            if failure is None:
+                try:
+                    body = b"".join(map(self._reply.events, deltas))
+                except Exception as exc:  # too late for a status: the stream says it
+                    failure = translated(exc)
             if failure is not None:
                 await self._finish(send, self._wire.error(failure))
                 return
+            if body:
+                await send({"type": "http.response.body", "body": body, "more_body": True})
         if not self._generation.closed:
             await self._finish(send, self._reply.closing())
 
@@ -106,15 +123,6 @@ class Answer:
         texts = dict.fromkeys(text for one in self._generation.completions for text in one.warnings)
         value = "; ".join(texts).encode("ascii", "replace")[:MAX_WARNINGS_LEN]
         return [(b"x-weft-warnings", value)] if value else []
-
-    async def _send_events(self, deltas: Sequence[Delta], send: Send) -> ApiError | None:
-        try:
-            body = b"".join([self._reply.events(delta) for delta in deltas])
-        except Exception as exc:  # too late for a status: the stream says it
-            return translated(exc)
-        if body:
-            await send({"type": "http.response.body", "body": body, "more_body": True})
-        return None
 
     async def _finish(self, send: Send, last: bytes) -> None:
         await send({"type": "http.response.body", "body": last + self._wire.end, "more_body": False})

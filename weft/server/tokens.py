@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`, in the forms of vLLM and SGLang together."""
+"""`/tokenize` and `/detokenize`, in the forms of vLLM and SGLang together, and llama.cpp's `/apply-template`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weft.messages.sampling import InvalidParam
 from weft.server.body import json_bytes, read_json
 from weft.server.errors import ApiError
 from weft.server.info import Front
-from weft.server.openai.conversation import chat_prompt
+from weft.server.openai.conversation import chat_prompt, chat_text
 from weft.server.openai.models import ChatMessage, ChatRequest
 from weft.server.openai.translate import encode_texts, token_name
 
@@ -30,6 +30,17 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool | None = None
+
+
+class TemplateRequest(msgspec.Struct, kw_only=True):
+    """What makes the prompt of a chat."""
+
+    model: str | None = None
+    messages: list[ChatMessage]
+    tools: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
@@ -52,6 +63,13 @@ async def tokenize(front: Front, request: Request) -> ASGIApp:
     if isinstance(body.prompt, str):
         return _tokenized(front, body, found[0], len(found[0]))
     return _tokenized(front, body, found, [len(ids) for ids in found])
+
+
+async def apply_template(front: Front, request: Request) -> ASGIApp:
+    """The prompt that a chat has, as text."""
+    body = await read_json(front, request, TemplateRequest)
+    front.require_model(body.model)
+    return _json({"prompt": await chat_text(front, _as_chat(body, body.messages))})
 
 
 async def detokenize(front: Front, request: Request) -> ASGIApp:
@@ -88,12 +106,12 @@ async def _decoded(front: Front, ids: list[int], body: DetokenizeRequest) -> str
     return await front.tokenizer.decode_async(ids, skip_special_tokens=bool(body.skip_special_tokens))
 
 
-def _as_chat(body: TokenizeRequest, messages: list[ChatMessage]) -> ChatRequest:
+def _as_chat(body: TokenizeRequest | TemplateRequest, messages: list[ChatMessage]) -> ChatRequest:
     return ChatRequest(
         messages=messages,
         tools=body.tools,
         tool_choice="none",
-        add_special_tokens=body.add_special_tokens,
+        add_special_tokens=body.add_special_tokens if isinstance(body, TokenizeRequest) else None,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
         chat_template_kwargs=body.chat_template_kwargs,

@@ -23,7 +23,7 @@ from weft.sim.trace import Arrival
 class Journal(NamedTuple):
     settings: SchedulerSettings  # of the engine that wrote it
     arrivals: list[Arrival]  # with their prompts as they were; outputs will be fillers
-    num_left_out: int  # requests that were refused or aborted, or open at the end, or had no token
+    num_left_out: int  # requests that were refused or aborted, or open at the end
 
 
 def read_journal(records: Iterable[bytes]) -> Journal:
@@ -36,9 +36,7 @@ def read_journal(records: Iterable[bytes]) -> Journal:
     arrivals = [
         _arrival(time_s - tap.sent[0][0], message, finish.completion_tokens, settings.context_length)
         for time_s, message in tap.sent
-        if (finish := tap.finished.get(message.id)) is not None
-        and finish.reason in ("stop", "length")
-        and finish.completion_tokens
+        if (finish := tap.finished.get(message.id)) is not None and finish.reason in ("stop", "length")
     ]
     return Journal(settings, arrivals, len(tap.sent) - len(arrivals))
 
@@ -79,7 +77,7 @@ def _arrival(time_s: float, message: GenerateRequest, output_len: int, context_l
         time_s=max(time_s, 0.0),
         prompt=message.input_ids,
         output_len=output_len,
-        max_new_tokens=sampling.max_new_tokens or context_length - prompt_len,
+        max_new_tokens=context_length - prompt_len if sampling.max_new_tokens is None else sampling.max_new_tokens,
         tenant=message.user,
         priority=message.priority,
         ignore_eos=False if output_len < (sampling.max_new_tokens or 0) else sampling.ignore_eos,

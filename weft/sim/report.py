@@ -82,8 +82,9 @@ def summarize(record: Record, slo: Slo) -> Summary:
 
 
 def ttft_of(record: Record) -> DoubleArray:
-    """[N] seconds to the first token."""
-    return record.first_s - record.sent_s
+    """[N] seconds to the first token; to the end, for requests that wanted none."""
+    wanted_none = (record.state == DONE) & (record.output_len == 0)
+    return np.where(wanted_none, record.end_s, record.first_s) - record.sent_s
 
 
 def e2e_of(record: Record) -> DoubleArray:

@@ -49,11 +49,14 @@ from weft.observe.log import EventLog
 from weft.observe.metrics import Metrics
 from weft.observe.status import StatusLine
 from weft.observe.trace import Tracer
+from weft.text.as_tokens import as_tokens
 from weft.text.generation import Completion, Generation, Prompt
 from weft.text.pulse import Pulse
+from weft.text.purpose import check_purpose
 from weft.text.record import Recorder
-from weft.text.stop import StopMatcher, StopStrings, compile_stops
+from weft.text.stopping import StopSets
 from weft.text.tokenizer import ContextExceeded, Tokenizer
+from weft.text.vectors import check_wishes
 
 MAX_PENDING_TOKENS = 4_096  # that a consumer may leave unread while its request goes on
 CALL_TIMEOUT_S = 10.0
@@ -109,15 +112,15 @@ class EngineClient:
         Raises `InvalidParam` for what the user got wrong, `EngineUnavailable` if there is no engine to send to.
         """
         engine = self.engine
-        checked = [_checked(prompt, engine) for prompt in prompts]
+        checked = [_checked(prompt, engine, self._tokenizer) for prompt in prompts]
         completions: list[Completion] = []
         requests: list[GenerateRequest] = []
-        automata = {stop: compile_stops(stop) for stop in {params.stop for _, params in checked} if stop}
+        stops = StopSets(params for _, params in checked)
         for prompt, (input_ids, params) in zip(prompts, checked, strict=True):
             self.metrics.began(prompt.params.n, params.max_new_tokens or 0)
             for request in self._requests(prompt, input_ids, params):
                 requests.append(request)
-                completions.append(self._completion(request, prompt, len(completions), automata.get(params.stop)))
+                completions.append(self._completion(request, prompt, len(completions), stops))
         generation = Generation(completions, stream=stream, on_close=self._closed)
         for completion in completions:  # known before anything is sent: an in-process engine may answer at once
             self._open[completion.id] = completion
@@ -143,6 +146,11 @@ class EngineClient:
     def num_open(self) -> int:
         """Completions that have not ended."""
         return len(self._open)
+
+    @property
+    def num_vector_bytes(self) -> int:
+        """Of input embeddings that the engine keeps, each completion's counted by itself."""
+        return sum(completion.num_vector_bytes for completion in self._open.values())
 
     @property
     def alive(self) -> bool:
@@ -276,13 +284,15 @@ class EngineClient:
                 cache_salt=prompt.cache_salt,
                 timeout_ms=prompt.timeout_ms,
                 session=prompt.session,
+                fresh_from=params.fresh_from,
+                vectors=prompt.vectors,
+                shares_kv=not prompt.vectors,
+                pooling=prompt.pooling,
             )
             for number in range(params.n)
         ]
 
-    def _completion(
-        self, request: GenerateRequest, prompt: Prompt, choice: int, stops: StopStrings | None
-    ) -> Completion:
+    def _completion(self, request: GenerateRequest, prompt: Prompt, choice: int, stops: StopSets) -> Completion:
         params = request.sampling
         completion = Completion(
             id=request.id,
@@ -292,9 +302,10 @@ class EngineClient:
             prompt_len=len(request.input_ids) // 4,
             params=params,
             detokenizer=self._tokenizer.detokenizer(skip_special_tokens=params.skip_special_tokens),
-            matcher=None if stops is None else StopMatcher(stops, include=params.include_stop),
+            matcher=stops.matcher(params),
         )
         completion.params = prompt.params
+        completion.num_vector_bytes = len(prompt.vectors)
         completion.latency = self.metrics.latency(request.priority)
         if (http := current.get()) is not None:
             completion.arrived_s, completion.traceparent = http.arrived_s, http.traceparent
@@ -310,6 +321,9 @@ class EngineClient:
         for warned in step.warnings:
             if (completion := self._open.get(warned.id)) is not None:
                 completion.warnings.append(warned.text)
+        for extra in step.given:
+            if (completion := self._open.get(extra.id)) is not None:
+                completion.give(extra)
         to_abort = self._push_tokens(zip(ids, tokens, strict=True), stop_tokens, now, touched)
         for logprobs in step.logprobs:
             completion = self._open.get(logprobs.id)
@@ -427,27 +441,30 @@ class EngineClient:
 
 def _batch(requests: Sequence[GenerateRequest]) -> BatchGenerate:
     """Several requests as one message; equal prompts stand in it once."""
-    places: dict[bytes, int] = {}
-    prompt_of = [places.setdefault(request.input_ids, len(places)) for request in requests]
+    places: dict[tuple[bytes, bytes], int] = {}
+    prompt_of = [places.setdefault((request.input_ids, request.vectors), len(places)) for request in requests]
     return BatchGenerate(
-        prompts=list(places),
-        requests=[msgspec.structs.replace(request, input_ids=b"") for request in requests],
+        prompts=[ids for ids, _ in places],
+        vectors={place: vectors for (_, vectors), place in places.items() if vectors},
+        requests=[msgspec.structs.replace(request, input_ids=b"", vectors=b"") for request in requests],
         prompt_of=prompt_of,
     )
 
 
-def _checked(prompt: Prompt, engine: EngineReady) -> tuple[bytes, SamplingParams]:
+def _checked(prompt: Prompt, engine: EngineReady, tokenizer: Tokenizer) -> tuple[bytes, SamplingParams]:
     """The prompt's ids, packed, and its parameters with the length resolved. Raises `InvalidParam`."""
     prompt.params.check(engine.vocab_size)
+    check_purpose(prompt.params, engine)
+    check_wishes(prompt.params, engine, has_vectors=bool(prompt.vectors), has_session=prompt.session is not None)
     prompt_len = len(prompt.ids)
     if prompt_len == 0:
         raise InvalidParam("prompt", "the prompt is empty; it must have at least 1 token")
     context = engine.context_length
-    if prompt_len >= context:
+    if prompt_len + (prompt.params.max_new_tokens != 0) > context:
         raise ContextExceeded(
             "prompt", f"the prompt has {prompt_len:,} tokens; the context of {context:,} tokens leaves no room for it"
         )
-    if prompt_len > engine.max_prompt_tokens:
+    if prompt_len > engine.max_prompt_tokens + (prompt.params.max_new_tokens == 0):
         raise ContextExceeded(
             "prompt", f"the prompt has {prompt_len:,} tokens; at most {engine.max_prompt_tokens:,} fit the KV cache"
         )
@@ -468,7 +485,7 @@ def _checked(prompt: Prompt, engine: EngineReady) -> tuple[bytes, SamplingParams
             "prompt",
             f"the prompt has token id {low if low < 0 else high}; 0 to {engine.vocab_size - 1:,} are allowed",
         )
-    params = msgspec.structs.replace(prompt.params, max_new_tokens=max_new)
+    params = as_tokens(msgspec.structs.replace(prompt.params, max_new_tokens=max_new), tokenizer)
     params.check(engine.vocab_size)  # min_tokens against the length just resolved
     return ids.astype(np.int32).tobytes(), params
 

@@ -12,13 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from weft.messages.replies import Finish, FinishReason, TokenLogprobs
+from weft.messages.pooling import PoolingParams
+from weft.messages.replies import Extra, Finish, FinishReason, HiddenStates, TokenLogprobs
 from weft.messages.sampling import SamplingParams
 from weft.messages.sessions import SessionParams
 from weft.messages.weights import FIRST_VERSION
 from weft.observe.metrics import Latency
 from weft.text.detokenizer import Detokenizer
-from weft.text.stop import StopMatcher
+from weft.text.stopping import Matcher
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +36,8 @@ class Prompt:
     cache_salt: str = ""
     timeout_ms: int = 0  # the engine ends it after so long; 0: never
     session: SessionParams | None = None  # it comes behind the history of this session
+    vectors: bytes = b""  # float32 [len(ids), hidden size], packed: they stand for the tokens, whose ids mean nothing
+    pooling: PoolingParams | None = None  # no tokens are wanted, but this
 
 
 class End(NamedTuple):
@@ -73,7 +76,7 @@ class Completion:
     __slots__ = (
         *("id", "choice", "rid", "group", "prompt_len", "began", "generation"),
         *("num_tokens", "first_token_at", "last_token_at", "stopped_by", "end"),
-        *("params", "arrived_s", "traceparent", "latency", "warnings"),
+        *("params", "arrived_s", "traceparent", "latency", "warnings", "given", "num_vector_bytes"),
         *("_detokenizer", "_matcher", "_num_unchecked", "_show_stop"),
         *("_texts", "_token_ids", "_logprobs", "_end_taken"),
     )
@@ -88,7 +91,7 @@ class Completion:
         prompt_len: int,
         params: SamplingParams,
         detokenizer: Detokenizer,
-        matcher: StopMatcher | None,
+        matcher: Matcher | None,
     ) -> None:
         self.id = id
         self.choice = choice
@@ -103,6 +106,8 @@ class Completion:
         self.traceparent = ""
         self.latency: Latency
         self.warnings: list[str] = []  # there before the first token
+        self.given: list[Extra] = []  # what it was given besides tokens
+        self.num_vector_bytes = 0  # that the engine keeps for it
         self.stopped_by: str | None = None  # the stop string that ended it here; the engine's last word is awaited
         self.end: End | None = None
         self.generation: Generation
@@ -129,7 +134,10 @@ class Completion:
         self.num_tokens += 1
         text = self._detokenizer.push(token)
         if text:
-            self._add(text)
+            if self._matcher is None:
+                self._texts.append(text)
+            else:
+                self._add(text)
 
     def push_stop(self, token: int) -> None:
         """The stop token that ended the completion: part of its ids, of its text only if asked for."""
@@ -138,6 +146,14 @@ class Completion:
         else:
             self._token_ids.append(token)
             self.num_tokens += 1
+
+    def give(self, extra: Extra) -> None:
+        """Keep what it is given besides tokens; of hidden states only the latest, if no more are wanted."""
+        if self.stopped_by is not None:
+            return  # it is about what came behind the end
+        if isinstance(extra, HiddenStates) and self.params.hidden_states == "last":
+            self.given[:] = [one for one in self.given if not isinstance(one, HiddenStates)]
+        self.given.append(extra)
 
     def push_logprobs(self, logprobs: TokenLogprobs) -> None:
         if len(self._logprobs) < len(self._token_ids):
@@ -151,6 +167,8 @@ class Completion:
                 self._add(text)
         if self._matcher is not None and self.stopped_by is None:
             text = self._matcher.flush()
+            if finish.reason in ("stop", "length"):  # an error stays one, whatever its text ends with
+                self.stopped_by = self._matcher.matched
             if text:
                 self._texts.append(text)
         stopped = self.stopped_by is not None
@@ -196,13 +214,14 @@ class Generation:
         self.closed = False
         self._on_close = on_close
         self._waiter: asyncio.Future[None] | None = None
+        self._looks = True  # whether something may be new
         for completion in completions:
             completion.generation = self
 
     @property
     def ended(self) -> bool:
         """Whether every completion has ended, though perhaps not been taken."""
-        return all(completion.end is not None for completion in self.completions)
+        return None not in [completion.end for completion in self.completions]  # asked for each token: no generator
 
     def take(self) -> list[Delta]:
         """What is new now, without waiting."""
@@ -212,6 +231,7 @@ class Generation:
 
     def wake(self) -> None:
         """Something may be new: let the consumer look."""
+        self._looks = True
         if self._waiter is not None and not self._waiter.done() and (self.stream or self.ended):
             self._waiter.set_result(None)
 
@@ -228,9 +248,11 @@ class Generation:
 
     async def __anext__(self) -> list[Delta]:
         while True:
-            deltas = self.take()
-            if deltas:
-                return deltas
+            if self._looks:
+                self._looks = False
+                deltas = self.take()
+                if deltas:
+                    return deltas
             if self.closed or self.ended:
                 raise StopAsyncIteration
             self._waiter = asyncio.get_running_loop().create_future()

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import tokenizers
@@ -29,6 +29,13 @@ class TokenizerError(Exception):
 
 class ContextExceeded(InvalidParam):
     """Prompt and completion do not fit the context."""
+
+
+class Encoded(NamedTuple):
+    """The tokens of a text or of a pair of texts, and of which of the two each is (0, 1), if that was told."""
+
+    ids: list[int]
+    types: list[int]
 
 
 class Tokenizer:
@@ -118,6 +125,46 @@ class Tokenizer:
 
         return work() if sum(map(len, texts)) <= INLINE_LEN else await self._in_thread(work)
 
+    async def encode_inputs(
+        self,
+        inputs: Sequence[str | tuple[str, str]],
+        *,
+        max_len: int | None = None,
+        side: str = "right",
+        add_special_tokens: bool = True,
+    ) -> list[Encoded]:
+        """`encode_input` of each, in a thread if there is much to do."""
+
+        def work() -> list[Encoded]:
+            try:
+                return [self.encode_input(one, max_len, side, add_special_tokens) for one in inputs]
+            except (TypeError, UnicodeError) as exc:  # lone surrogates
+                raise InvalidParam("input", "the text is not valid Unicode") from exc
+
+        num_chars = sum(len(one) if isinstance(one, str) else len(one[0]) + len(one[1]) for one in inputs)
+        return work() if num_chars <= INLINE_LEN else await self._in_thread(work)
+
+    def encode_input(
+        self,
+        one: str | tuple[str, str],
+        max_len: int | None = None,
+        side: str = "right",
+        add_special_tokens: bool = True,
+    ) -> Encoded:
+        """The tokens of a text or of a pair of texts, cut to `max_len` at its left or right `side`, special tokens left
+        in their places. Of a pair the longer text is cut."""
+        texts = (one,) if isinstance(one, str) else one
+        backend = self._backend
+        parts = [backend.encode(text, add_special_tokens=False) for text in texts]
+        if max_len is not None:
+            num_special = backend.num_special_tokens_to_add(len(parts) == 2) if add_special_tokens else 0
+            for part, length in zip(parts, _cut([len(part) for part in parts], max_len - num_special), strict=True):
+                if length < len(part):
+                    part.truncate(length, direction=side)
+        pair = parts[1] if len(parts) == 2 else None
+        whole = backend.post_process(parts[0], pair, add_special_tokens=add_special_tokens)
+        return Encoded(whole.ids, whole.type_ids)
+
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
@@ -175,6 +222,18 @@ class _Pieces(dict[int, bytes]):
         if len(spelled) == 6 and spelled.startswith("<0x") and spelled.endswith(">"):
             return bytes([int(spelled[3:5], 16)])
         return spelled.replace("▁", " ").encode()
+
+
+def _cut(lens: Sequence[int], room: int) -> list[int]:
+    """Lengths that fit into `room` together: the longest gives way first."""
+    room = max(room, 0)
+    if sum(lens) <= room or len(lens) == 1:
+        return [min(length, room) for length in lens]
+    first, second = lens
+    half = room // 2
+    if second <= half:
+        return [room - second, second]
+    return [min(first, room - half), room - min(first, room - half)]
 
 
 def _byte_alphabet() -> dict[str, int]:

@@ -8,8 +8,35 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
+from weft.executor.device.protocol import Outcome
+from weft.executor.plan import Plan, Result, Step
+
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class Cpu:
+    """The `Device` that computes on `thread` (of which there is one), steps where `steps` says, if it does."""
+
+    def __init__(self, thread: Executor, steps: Executor | None = None) -> None:
+        self._thread = thread
+        self._steps = thread if steps is None else steps
+
+    def launch(self, run: Callable[[Plan], Outcome], plan: Plan) -> Step:
+        return self._steps.submit(_result, run, plan)
+
+    def apart(self, work: Callable[[], T]) -> Future[T]:
+        return self._steps.submit(work)
+
+    def between(self, work: Callable[[], T]) -> Future[T]:
+        return self._thread.submit(work)
+
+    def close(self) -> None:
+        self._thread.shutdown()
+
+
+def _result(run: Callable[[Plan], Outcome], plan: Plan) -> Result:
+    return run(plan).result()
 
 
 def worker_thread(num_threads: int) -> ThreadPoolExecutor:

@@ -24,6 +24,7 @@ from typing import Literal
 from torch.profiler import ProfilerActivity, profile
 
 from weft.executor.control import DeviceRequest, Pending
+from weft.executor.encoder import EncoderRunner
 from weft.executor.plan import Plan, Step
 from weft.executor.runner import TorchRunner
 
@@ -51,7 +52,7 @@ class ProfiledRunner:
     `start` and `stop` are called by who launches; neither waits for the device.
     """
 
-    def __init__(self, runner: TorchRunner, root: Path | None, *, has_gpu: bool) -> None:
+    def __init__(self, runner: TorchRunner | EncoderRunner, root: Path | None, *, has_gpu: bool) -> None:
         self._runner = runner
         self._root = root
         self._activities = {name: one for name, one in ACTIVITIES.items() if name != "GPU" or has_gpu}

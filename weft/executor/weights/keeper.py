@@ -39,13 +39,15 @@ from weft.executor.weights.root import WeightsRoot
 from weft.executor.weights.safetensors import BytesContent, FileContent
 from weft.executor.weights.stream import DTYPES, Match, is_finite, matched, put_all, put_tensor, require_finite
 from weft.models.layers.weight import Weight
-from weft.models.registry import Model
+from weft.models.registry import Encoder, Model
 from weft.observe.log import EventLog
 from weft.parallel.update_group import BACKENDS, GroupError, UpdateGroup
 
 MAX_GROUPS = 8
 MAX_VALUES = 4_000_000  # of a weight that are told
-MAY_DIFFER = ("name", "dtype", "kv_dtype", "quantize", "max_position", "bos_token_id", "eos_token_ids")  # of the config
+MAY_DIFFER = (  # of the config
+    *("name", "dtype", "kv_dtype", "quantize", "max_position", "bos_token_id", "eos_token_ids", "pooling"),
+)
 
 log = EventLog("engine")
 
@@ -58,7 +60,7 @@ class Refused(Exception):
 class Kept:
     """Where weights and KV are."""
 
-    model: Model
+    model: Model | Encoder
     config: ModelConfig
     weights: Sequence[Tensor]
     kv_cache: Sequence[Tensor]
@@ -183,7 +185,7 @@ class Keeper:
     def _reload(self) -> None:
         """Load the weights from where they last came. Raises ModelError, and what the device raises."""
         if self._source is None:
-            randomize(iter(self._weights.values()))
+            randomize(iter(self._weights.values()), self._kept.device)
         else:
             load_weights(iter(self._weights.values()), self._source)
         self._released.discard(WEIGHTS)

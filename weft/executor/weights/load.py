@@ -13,6 +13,8 @@ from weft.executor.weights.safetensors import FileContent
 from weft.executor.weights.stream import matched, put_all
 from weft.models.layers.weight import Weights
 
+CPU = torch.device("cpu")
+
 
 @torch.inference_mode()
 def load_weights(weights: Weights, folder: Path) -> None:
@@ -34,14 +36,12 @@ def load_weights(weights: Weights, folder: Path) -> None:
 
 
 @torch.inference_mode()
-def randomize(weights: Weights) -> None:
-    """Weights that are random, but the same each time: norms 1, all else normal with deviation 0.02."""
+def randomize(weights: Weights, device: torch.device = CPU) -> None:
+    """Weights that are random, but the same each time on this kind of device, which makes them: norms 1, all else
+    normal with deviation 0.02."""
     for name, shape, put, _ in weights:
         if "norm" in name:
-            put(torch.ones(shape))
+            put(torch.ones(shape, device=device))
         else:
-            put(
-                torch.empty(shape).normal_(
-                    0.0, 0.02, generator=torch.Generator().manual_seed(zlib.crc32(name.encode()))
-                )
-            )
+            generator = torch.Generator(device).manual_seed(zlib.crc32(name.encode()))
+            put(torch.empty(shape, device=device).normal_(0.0, 0.02, generator=generator))

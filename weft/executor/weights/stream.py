@@ -26,8 +26,9 @@ EXPONENTS = {
     torch.float16: (torch.int16, 0x7C00),
     torch.bfloat16: (torch.int16, 0x7F80),
 }
-IGNORED = ("rotary_emb.inv_freq",)  # endings of tensors that old checkpoints hold and nobody needs
-TIED_HEAD = "lm_head.weight"
+IGNORED = ("rotary_emb.inv_freq", "embeddings.position_ids")  # endings of tensors that old checkpoints hold for nobody
+HEADS = ("lm_head.weight", "pooler.dense.weight", "pooler.dense.bias")  # that not every use of a checkpoint needs
+BASES = ("model.", "bert.", "roberta.")  # what a base model is called inside of a larger one; by itself it has no name
 
 
 class Match(NamedTuple):
@@ -44,21 +45,22 @@ def matched(wanted: dict[str, Weight], contents: Iterable[Content], what: str, *
     Raises BadCheckpoint, naming the tensors, if any is missing, unexpected, of another shape or of a type that is none
     of floating point.
     """
-    ignored = (*IGNORED,) if TIED_HEAD in wanted else (*IGNORED, TIED_HEAD)
+    by_base = {in_base(name): weight for name, weight in wanted.items()}
+    ignored = (*IGNORED, *(name for name in HEADS if name not in by_base))
     found: dict[str, Match] = {}
     unexpected, misshapen, mistyped = [], [], []
     for content in contents:
         for name, entry in content.entries.items():
-            weight = wanted.get(name)
+            weight = by_base.get(in_base(name))
             if weight is None:
                 if not name.endswith(ignored):
                     unexpected.append(name)
             elif entry.shape != weight.shape:
-                misshapen.append(f"{name} {list(entry.shape)} instead of {list(weight.shape)}")
+                misshapen.append(f"{weight.name} {list(entry.shape)} instead of {list(weight.shape)}")
             elif entry.dtype not in DTYPES:
-                mistyped.append(f"{name} {entry.dtype} instead of one of {', '.join(DTYPES)}")
+                mistyped.append(f"{weight.name} {entry.dtype} instead of one of {', '.join(DTYPES)}")
             else:
-                found[name] = Match(weight, content, entry)
+                found[weight.name] = Match(weight, content, entry)
     known = found.keys() | {text.partition(" ")[0] for text in misshapen + mistyped}
     problems = {
         "missing": [name for name in wanted if name not in known] if whole else [],
@@ -135,6 +137,11 @@ class Buffer:
         if num_bytes > len(self._bytes):
             self._bytes = torch.empty(num_bytes, dtype=torch.uint8)
         return self._bytes[:num_bytes]
+
+
+def in_base(name: str) -> str:
+    """A tensor's name within the base model, or as it is if it stands outside."""
+    return next((name.removeprefix(base) for base in BASES if name.startswith(base)), name)
 
 
 def _piece_rows(row_bytes: int) -> int:

@@ -15,6 +15,7 @@ from weft.config.options import SettingsError
 from weft.config.resolve import resolve
 from weft.executor.plan import Runner
 from weft.executor.weights.fetch import local_folder
+from weft.grammar.protocol import Grammars
 from weft.launch.checkpoint import check_files
 from weft.scheduler.service.engine import Engine
 from weft.scheduler.settings import SchedulerSettings
@@ -28,7 +29,10 @@ MAX_KEYS = 100_000  # prompts of one run; those of another share no prefix with 
 class Testbed:
     """A loaded model, and an engine of its own for each run over it: nothing is cached, nothing has been counted."""
 
-    def __init__(self, runner: Runner, settings: SchedulerSettings, *, overlap: bool, summary: str) -> None:
+    def __init__(
+        self, runner: Runner, settings: SchedulerSettings, *, overlap: bool, summary: str, threads: int = 1
+    ) -> None:
+        self.threads = threads
         self.settings = settings
         self.overlap = overlap
         self.summary = summary
@@ -48,12 +52,18 @@ class Testbed:
         resolved = resolve(config, model, probe()).config
         built = build_engine(resolved, folder)
         settings = built.engine.scheduler.settings
-        return cls(built.runner, settings, overlap=resolved.overlap, summary=built.ready.model_summary)
+        summary = built.ready.model_summary
+        return cls(built.runner, settings, overlap=bool(resolved.overlap), summary=summary, threads=resolved.threads)
 
     @property
     def new_key(self) -> int:
         """First key for a trace whose prompts share nothing with those of earlier ones."""
         return next(self._keys)
+
+    def engine(self, grammars: Grammars, **changed: Any) -> Engine:
+        """One whose requests may have grammars, with some of the scheduler's settings changed."""
+        settings, clock = replace(self.settings, **changed), RealClock()
+        return Engine(settings, self._runner, clock=clock, overlap=self.overlap, on_failure=_fail, grammars=grammars)
 
     def play(self, arrivals: Iterable[Arrival], **changed: Any) -> Record:
         """Run a trace in real time, with some of the scheduler's settings changed."""

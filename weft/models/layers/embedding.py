@@ -1,4 +1,4 @@
-"""Token embedding and the head that turns hidden states into logits; with tied weights they are one matrix."""
+"""Token embedding."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import partial
 from torch import Tensor
 
 from weft.models.layers.weight import Weight, Weights
-from weft.ops.protocol import Matrix, Norm, Ops
+from weft.ops.protocol import Matrix, Ops
 
 
 class Embedding:
@@ -16,32 +16,13 @@ class Embedding:
         self.shape = (vocab_size, hidden_size)
         self.matrix: Matrix = ops.matrix(hidden_size, (vocab_size,), precise=True)
 
-    def __call__(self, tokens: Tensor) -> Tensor:
-        """tokens [T] -> [T, hidden]"""
-        return self._ops.embed(tokens, self.matrix)
+    def __call__(self, tokens: Tensor, vectors: Tensor | None = None) -> Tensor:
+        """tokens [T] -> [T, hidden]; a token below 0 is row -1 - token of `vectors`"""
+        return self._ops.embed(tokens, self.matrix, vectors)
 
     def weights(self, prefix: str) -> Weights:
-        yield _weight(prefix, self.shape, self.matrix)
+        yield matrix_weight(prefix, self.shape, self.matrix)
 
 
-class Head:
-    """The final norm and the logits."""
-
-    def __init__(self, embedding: Embedding, tied: bool, ops: Ops) -> None:
-        self._ops = ops
-        self.tied = tied
-        self.shape = embedding.shape
-        vocab_size, hidden_size = self.shape
-        self.matrix: Matrix = embedding.matrix if tied else ops.matrix(hidden_size, (vocab_size,), precise=True)
-
-    def __call__(self, hidden: Tensor, norm: Norm) -> Tensor:
-        """hidden [S, hidden] -> logits [S, vocab], float32"""
-        return self._ops.logits(hidden, self.matrix, norm)
-
-    def weights(self, prefix: str) -> Weights:
-        if not self.tied:
-            yield _weight(prefix, self.shape, self.matrix)
-
-
-def _weight(prefix: str, shape: tuple[int, int], matrix: Matrix) -> Weight:
+def matrix_weight(prefix: str, shape: tuple[int, int], matrix: Matrix) -> Weight:
     return Weight(f"{prefix}.weight", shape, partial(matrix.put, 0), partial(matrix.get, 0))

@@ -19,6 +19,7 @@ class OpKind(IntEnum):
     MASK = 8
     DRAW = 9
     LOGPROBS = 10
+    PENALISE = 11
 
 
 class WeightFormat(IntEnum):
@@ -56,6 +57,7 @@ class Step(ctypes.Structure):
         ("lens", c_void_p),
         ("table", c_void_p),
         ("table_stride", c_int64),
+        ("vectors", c_void_p),
     )
 
 
@@ -178,6 +180,23 @@ class MaskArgs(ctypes.Structure):
     )
 
 
+class PenaltiesArgs(ctypes.Structure):
+    _fields_ = (
+        ("logits", c_void_p),
+        ("vocab_size", c_int64),
+        ("stride", c_int64),
+        ("rows", c_void_p),
+        ("frequency", c_void_p),
+        ("presence", c_void_p),
+        ("repetition", c_void_p),
+        ("history", c_void_p),
+        ("offsets", c_void_p),
+        ("output_starts", c_void_p),
+        ("lacks_last", c_void_p),
+        ("last_tokens", c_void_p),
+    )
+
+
 class DrawArgs(ctypes.Structure):
     _fields_ = (
         ("logits", c_void_p),
@@ -211,7 +230,7 @@ class LogprobsArgs(ctypes.Structure):
 
 STRUCTURES: tuple[type[ctypes.Structure], ...] = (
     *(Step, Op, Weight, PackArgs, EmbedArgs, NormArgs, LinearArgs),
-    *(KvCache, RotaryStoreArgs, AttentionArgs, ArgmaxArgs, MaskArgs, DrawArgs, LogprobsArgs),
+    *(KvCache, RotaryStoreArgs, AttentionArgs, ArgmaxArgs, MaskArgs, PenaltiesArgs, DrawArgs, LogprobsArgs),
 )
 KIND_OF = {
     EmbedArgs: OpKind.EMBED,
@@ -223,4 +242,5 @@ KIND_OF = {
     MaskArgs: OpKind.MASK,
     DrawArgs: OpKind.DRAW,
     LogprobsArgs: OpKind.LOGPROBS,
+    PenaltiesArgs: OpKind.PENALISE,
 }

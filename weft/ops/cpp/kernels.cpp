@@ -16,6 +16,7 @@
 #include "rotary.h"
 #include "attention.h"
 #include "sampling.h"
+#include "penalties.h"
 #include "draw.h"
 #include "logprobs.h"
 
@@ -38,7 +39,7 @@ const Kernel JOIN(kernels_, WEFT_NAMESPACE)[kNumOps] = {
     KERNEL(pack_weight, PackArgs),   KERNEL(unpack_weight, PackArgs),       KERNEL(embed, EmbedArgs),
     KERNEL(norm, NormArgs),          KERNEL(linear, LinearArgs),            KERNEL(rotary_store, RotaryStoreArgs),
     KERNEL(attention, AttentionArgs), KERNEL(argmax, ArgmaxArgs),           KERNEL(mask, MaskArgs),
-    KERNEL(draw, DrawArgs),          KERNEL(logprobs, LogprobsArgs),
+    KERNEL(draw, DrawArgs),          KERNEL(logprobs, LogprobsArgs),         KERNEL(penalise, PenaltiesArgs),
 };
 
 }  // namespace weft

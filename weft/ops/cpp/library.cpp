@@ -86,9 +86,6 @@ void* shared_memory(int64_t bytes) {
   return memory.at_least(bytes);
 }
 
-// How long a thread waits for the next program before it sleeps, in microseconds.
-API void weft_set_lookout(int64_t microseconds) { set_lookout(microseconds); }
-
 // The number of an instruction set by its name, or of the best for "". -1 if this processor or the library lacks it.
 API int weft_find(const char* name) {
   for (int i = 0; i < kNumSets; i++) {
@@ -104,7 +101,7 @@ API int64_t weft_sizeof(int64_t index) {
   const int64_t sizes[] = {sizeof(Step),         sizeof(Op),       sizeof(Weight),          sizeof(PackArgs),
                            sizeof(EmbedArgs),    sizeof(NormArgs), sizeof(LinearArgs),      sizeof(KvCache),
                            sizeof(RotaryStoreArgs), sizeof(AttentionArgs), sizeof(ArgmaxArgs), sizeof(MaskArgs),
-                           sizeof(DrawArgs),     sizeof(LogprobsArgs)};
+                           sizeof(PenaltiesArgs), sizeof(DrawArgs), sizeof(LogprobsArgs)};
   return index < int64_t(sizeof sizes / sizeof *sizes) ? sizes[index] : -1;
 }
 

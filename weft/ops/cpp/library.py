@@ -31,7 +31,6 @@ class Library:
         self._library.weft_name.restype = ctypes.c_char_p
         self._library.weft_sizeof.restype = ctypes.c_int64
         self._library.weft_sizeof.argtypes = [ctypes.c_int64]
-        self._library.weft_set_lookout.argtypes = [ctypes.c_int64]
         self._run = self._library.weft_run
         self._run.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int]
         self._set = int(self._library.weft_find(instruction_set.encode()))
@@ -43,10 +42,6 @@ class Library:
     @property
     def instruction_set(self) -> str:
         return str(self._library.weft_name(self._set).decode())
-
-    def set_lookout(self, microseconds: int) -> None:
-        """How long the library's threads look out for the next program before they sleep."""
-        self._library.weft_set_lookout(microseconds)
 
     def size_of(self, index: int) -> int:
         """Bytes of the structure with this number in program.h."""

@@ -50,6 +50,28 @@ static int64_t ranks_above(const float* logits, int64_t vocab_size, float peak, 
   return num;
 }
 
+// Bring the `num_first` least of `ranks` [num], which differ, to the front, in any order (Hoare's selection).
+static void bring_first(uint64_t* ranks, int64_t num, int64_t num_first) {
+  for (int64_t low = 0, high = num - 1; low < high;) {
+    const uint64_t pivot = ranks[(low + high) / 2];
+    int64_t i = low, j = high;
+    while (i <= j) {
+      while (ranks[i] < pivot) i++;
+      while (ranks[j] > pivot) j--;
+      if (i > j) break;
+      const uint64_t rank = ranks[i];
+      ranks[i++] = ranks[j];
+      ranks[j--] = rank;
+    }
+    if (num_first <= j)
+      high = j;
+    else if (num_first > i)
+      low = i;
+    else
+      return;
+  }
+}
+
 static void logprobs(const LogprobsArgs& args, const Step& step, Team& team) {
   const int64_t num_rows = step.num_tokens, vocab_size = args.vocab_size;
   const int64_t num_pieces = ceil_div(vocab_size, kPiece), num_blocks = num_pieces * (kPiece / kBlock);
@@ -84,7 +106,8 @@ static void logprobs(const LogprobsArgs& args, const Step& step, Team& team) {
     const float floor = reached_by(maxima + i * num_blocks, ceil_div(vocab_size, kBlock), num_top, *scratch);
     int64_t num = finite ? ranks_above(logits, vocab_size, peak, floor, ranks) : 0;
     for (; num < num_top; num++) ranks[num] = uint64_t(num);
-    qsort(ranks, size_t(num), sizeof *ranks, compare_ranks);
+    bring_first(ranks, num, num_top);
+    qsort(ranks, size_t(num_top), sizeof *ranks, compare_ranks);
     for (int64_t k = 0; k < num_top; k++) {
       const int64_t token = int64_t(uint32_t(ranks[k]));
       args.top_tokens[i * num_top + k] = int32_t(token);

@@ -136,7 +136,8 @@ class CppOps:
         self.kept += packed.kept
         return packed
 
-    def embed(self, tokens: Tensor, table: Matrix) -> Tensor:
+    def embed(self, tokens: Tensor, table: Matrix, vectors: Tensor | None = None) -> Tensor:
+        """Recorded once for steps with and without vectors: those are the step's."""
         packed = cast(PackedMatrix, table)
         out = self.recorder.buffer(packed.struct.in_size)
         self.recorder.add(abi.EmbedArgs(weight=packed.address, out=out.data_ptr()))

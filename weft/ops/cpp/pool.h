@@ -14,7 +14,4 @@ struct Work {
 // Run operations 0, 1, .. in order on at most `num_threads` threads, this one among them. One call at a time: others wait.
 void run_together(Work& work, int64_t num_operations, int num_threads);
 
-// How long a thread looks out for the next run before it sleeps.
-void set_lookout(int64_t microseconds);
-
 }  // namespace weft

@@ -22,6 +22,7 @@ struct Step {
   const int32_t* lens;       // [R]
   const int32_t* table;      // [.., table_stride] slot of each token of a request; this step's are in it
   int64_t table_stride;
+  const float* vectors;      // [.., in of the embedding] what tokens below 0 stand for: token -1 - k for row k
 };
 
 enum OpKind : int64_t {
@@ -36,7 +37,8 @@ enum OpKind : int64_t {
   kMask = 8,
   kDraw = 9,
   kLogprobs = 10,
-  kNumOps = 11,
+  kPenalise = 11,
+  kNumOps = 12,
 };
 
 struct Op {
@@ -87,7 +89,7 @@ struct PackArgs {
   int64_t interleave;  // 1 or 2
 };
 
-// out[t] = row tokens[t] of the weight, as float. Reads Step.tokens.
+// out[t] = row tokens[t] of the weight, as float; a vector of the step where tokens[t] is below 0. Reads Step.tokens.
 struct EmbedArgs {
   const Weight* weight;
   float* out;  // [T, in]
@@ -186,6 +188,22 @@ struct MaskArgs {
   const int32_t* masks;
   int64_t mask_stride;
   const int64_t* rows;  // [S] which row of the logits each mask is for
+};
+
+// Lower the logits of tokens that were seen before, as ops/sampling.py says. Here S counts requests with penalties.
+struct PenaltiesArgs {
+  float* logits;
+  int64_t vocab_size;
+  int64_t stride;
+  const int32_t* rows;           // [S] which row of the logits each is
+  const float* frequency;        // [S]
+  const float* presence;         // [S]
+  const float* repetition;       // [S]
+  const int32_t* history;        // tokens of all, one request after the other
+  const int32_t* offsets;        // [S + 1] where those of each begin
+  const int32_t* output_starts;  // [S] where its output does
+  const uint8_t* lacks_last;     // [S] 1: the last token of its row is behind them
+  const int64_t* last_tokens;    // one of every row of the logits
 };
 
 // Draw one token per row: softmax of (logits / temperature), cut by top-k, then top-p of what is left, then min-p, then

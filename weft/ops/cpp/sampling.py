@@ -9,9 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from weft.ops.cpp.abi import ArgmaxArgs, DrawArgs, LogprobsArgs, MaskArgs, Step
+from weft.ops.cpp.abi import ArgmaxArgs, DrawArgs, LogprobsArgs, MaskArgs, PenaltiesArgs, Step
 from weft.ops.cpp.library import Library
-from weft.ops.sampling import Chosen, Draws, Likeliest
+from weft.ops.sampling import Chosen, Draws, Likeliest, Seen
 
 
 class CppChoose:
@@ -28,6 +28,9 @@ class CppChoose:
 
     def mask(self, logits: Tensor, masks: Tensor, rows: Tensor) -> None:
         mask(self._library, logits, masks, rows)
+
+    def penalise(self, logits: Tensor, seen: Seen, last_tokens: Tensor) -> None:
+        penalise(self._library, logits, seen, last_tokens)
 
     def logprobs(self, logits: Tensor, chosen: Chosen, rows: Tensor, num_top: int) -> Likeliest:
         return logprobs(self._library, logits, chosen, rows, num_top)
@@ -53,8 +56,7 @@ def draw(library: Library, logits: Tensor, peaks: Tensor, draws: Draws, tokens: 
         _plain(draws.positions, np.int32),
     )
     assert all(len(column) == len(logits) for column in (*columns, peaks, tokens))
-    addresses = (column.__array_interface__["data"][0] for column in columns)
-    args = DrawArgs(*_rows(logits), peaks.data_ptr(), *addresses, tokens.data_ptr())
+    args = DrawArgs(*_rows(logits), peaks.data_ptr(), *map(_address_of, columns), tokens.data_ptr())
     library.run_one(args, Step(len(logits)))
 
 
@@ -63,6 +65,23 @@ def mask(library: Library, logits: Tensor, masks: Tensor, rows: Tensor) -> None:
     assert len(rows) == len(masks)
     args = MaskArgs(*_rows(logits), _address(masks, torch.int32), masks.shape[1], _address(rows, torch.int64))
     library.run_one(args, Step(len(rows)))
+
+
+def penalise(library: Library, logits: Tensor, seen: Seen, last_tokens: Tensor) -> None:
+    """Lower the logits of tokens seen before; `last_tokens` [S] (int64) are those that the rows end with."""
+    columns = (
+        _plain(seen.index, np.int32),
+        _plain(seen.frequency, np.float32),
+        _plain(seen.presence, np.float32),
+        _plain(seen.repetition, np.float32),
+        _plain(seen.history, np.int32),
+        _plain(seen.offsets, np.int32),
+        _plain(seen.output_starts, np.int32),
+        _plain(seen.lacks_last, np.bool_),
+    )
+    assert len(last_tokens) == len(logits)
+    args = PenaltiesArgs(*_rows(logits), *map(_address_of, columns), _address(last_tokens, torch.int64))
+    library.run_one(args, Step(len(seen.index)))
 
 
 def logprobs(library: Library, logits: Tensor, chosen: Chosen, rows: Tensor, num_top: int) -> Likeliest:
@@ -90,6 +109,10 @@ def _address(tensor: Tensor, dtype: torch.dtype) -> int:
     assert tensor.dtype == dtype, f"{tensor.dtype} instead of {dtype}"
     assert tensor.is_contiguous()
     return tensor.data_ptr()
+
+
+def _address_of(column: NDArray[Any]) -> int:
+    return int(column.__array_interface__["data"][0])
 
 
 def _plain(array: NDArray[Any], dtype: type[np.generic]) -> NDArray[Any]:

@@ -12,6 +12,7 @@ namespace weft {
 namespace {
 
 constexpr int kMostThreads = 120;
+constexpr int64_t kLookoutNs = 200'000;  // how long a thread looks out for the next run before it sleeps
 constexpr uint64_t kOperation = uint64_t(1) << 16, kClosed = uint64_t(1) << 15, kCame = uint64_t(1) << 8;
 
 uint64_t run_of(uint64_t state) { return state >> 36; }
@@ -56,7 +57,6 @@ pthread_mutex_t one_run = PTHREAD_MUTEX_INITIALIZER;
 pthread_mutex_t sleeping = PTHREAD_MUTEX_INITIALIZER;
 pthread_cond_t wake = PTHREAD_COND_INITIALIZER;
 std::atomic<int> num_sleeping{0};
-std::atomic<int64_t> lookout_ns{200'000};
 std::atomic<int> num_workers{0};
 
 // Looking at memory until something changes: short at first, then letting others have the core.
@@ -110,7 +110,7 @@ void* worker(void* number) {
   const TinyIsZero tiny_is_zero;
   uint64_t seen = run_of(meeting.state.load(std::memory_order_acquire)) - 1;
   for (;;) {
-    const int64_t until = now_ns() + lookout_ns.load(std::memory_order_relaxed);
+    const int64_t until = now_ns() + kLookoutNs;
     while (run_of(meeting.state.load(std::memory_order_acquire)) == seen) {
       for (int i = 0; i < 50; i++) pause();
       if (now_ns() < until) continue;
@@ -173,8 +173,6 @@ void run_together(Work& work, int64_t num_operations, int num_threads) {
   take_part(run, 0);
   pthread_mutex_unlock(&one_run);
 }
-
-void set_lookout(int64_t microseconds) { lookout_ns.store(microseconds * 1'000, std::memory_order_relaxed); }
 
 void Team::barrier() {
   const uint64_t state = meeting_.state.fetch_or(kClosed, std::memory_order_acq_rel);

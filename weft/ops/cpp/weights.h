@@ -210,13 +210,18 @@ static void unpack_weight(const PackArgs& args, const Step&, Team& team) {
 }
 
 // Elements of one output are 4 bytes in each 128: nearly every one is a line of its own, asked for ahead of its use.
+// A token below 0 is no output of the weight: its vector came with the step.
 static void embed(const EmbedArgs& args, const Step& step, Team& team) {
   constexpr int64_t kPiece = 4 * kInStep;
   const Weight& w = *args.weight;
   const int64_t pieces = ceil_div(w.in, kPiece);
   for (int64_t i; (i = team.take()) < step.num_tokens * pieces;) {
     const int64_t token = i / pieces, k = i % pieces * kPiece, num = least(kPiece, w.in - k);
-    const int64_t panel = step.tokens[token] / kPanel, column = step.tokens[token] % kPanel;
+    const int64_t id = step.tokens[token], panel = id / kPanel, column = id % kPanel;
+    if (id < 0) {
+      memcpy(args.out + token * w.in + k, step.vectors + (-1 - id) * w.in + k, num * 4);
+      continue;
+    }
     const char* end = place_in_panel(w, panel, column, k + ceil_div(num, 8) * 8);
     const char* line = place_in_panel(w, panel, column, k);
     for (; line < end; line += 4 * kPanel) __builtin_prefetch(line);

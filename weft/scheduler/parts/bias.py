@@ -6,7 +6,7 @@ import numpy as np
 
 from weft.executor.plan import FloatArray, IntArray, LogitBias
 from weft.scheduler.batch import Batch
-from weft.scheduler.part import Part, SamplingExtras
+from weft.scheduler.part import Extras, Part
 from weft.scheduler.request import Columns, Request
 
 
@@ -18,7 +18,7 @@ class Bias(Part):
         self._fixed: dict[int, tuple[IntArray, FloatArray]] = {}
         self._ending: dict[int, tuple[IntArray, int]] = {}  # and the sequence length from which they are allowed
 
-    def prepare(self, batch: Batch, columns: Columns, extras: SamplingExtras) -> None:
+    def prepare(self, batch: Batch, columns: Columns, extras: Extras) -> None:
         for request in batch.prefills:
             self._enter(request)
         if not (self._fixed or self._ending):

@@ -3,21 +3,28 @@
 What is decided follows from what the grammar service says: which grammars are ready (`take`), and what became of each
 token (`advance`). Both are inputs of the core, like the results of steps, and recorded like these. A mask depends on
 every token before it: the loop does not plan ahead of a step that has one (`loop.py`).
+
+Where nothing but one text may follow, its tokens are appended without being sampled, and computed together in the next
+step. A grammar may hold from the end of the reasoning on: until then its request has no mask, but its steps are awaited
+all the same, for each token may be the one that ends it.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from weft.executor.plan import Mask, Result
-from weft.grammar.protocol import Constraint, Grammars, Key, Verdict
+from weft.executor.plan import IntArray, Mask, Result
+from weft.grammar.protocol import GOES_ON, Constraint, Grammars, Key, Verdict, Words
 from weft.messages.replies import FinishReason
+from weft.messages.sampling import SamplingParams, ThinkingMarks
 from weft.scheduler.batch import Batch
-from weft.scheduler.commit import End
+from weft.scheduler.commit import End, Forced
 from weft.scheduler.kv import KvMemory
-from weft.scheduler.part import Part, SamplingExtras, StepReplies
+from weft.scheduler.part import Extras, Part, StepReplies
 from weft.scheduler.part import Verdict as Admission
 from weft.scheduler.request import Columns, Request
+
+MAX_JUMP = 32  # tokens: others wait for their next token while they are computed
 
 
 class GrammarPart(Part):
@@ -26,12 +33,20 @@ class GrammarPart(Part):
     def __init__(self, grammars: Grammars) -> None:
         self._grammars = grammars
         self._constraints: dict[int, Constraint] = {}
+        self._thinking: dict[int, ThinkingMarks] = {}  # those whose grammar does not hold yet, or perhaps not
+        self._sampled: set[int] = set()  # those of which no token is forced
         self.queue: dict[int, Key] = {}  # requests whose grammar is being compiled, as they came
-        self.num_asked = self.num_hits = self.num_refused = 0
+        self.num_asked = self.num_hits = self.num_refused = self.num_forced = 0
 
-    def begin(self, id: int, key: Key) -> None:
-        """The request has been queued."""
-        self.queue[id] = key
+    def begin(self, id: int, sampling: SamplingParams) -> None:
+        """The request, which has a grammar, has been queued."""
+        grammar = sampling.grammar
+        assert grammar is not None
+        key = self.queue[id] = Key(grammar.kind, grammar.text, grammar.strict)
+        if (marks := grammar.behind) is not None and (marks.is_open or len(marks.begin) == 1):
+            self._thinking[id] = marks
+        if _samples_all(sampling):
+            self._sampled.add(id)
         self.num_asked += 1
         self._grammars.ask(id, key)
 
@@ -49,33 +64,88 @@ class GrammarPart(Part):
     def admit(self, request: Request) -> Admission:
         return Admission.WAIT if request.id in self.queue else Admission.READY
 
-    def prepare(self, batch: Batch, columns: Columns, extras: SamplingExtras) -> None:
+    def prepare(self, batch: Batch, columns: Columns, extras: Extras) -> None:
         if not self._constraints:
             return
         ids = columns.ids[batch.sample_rows].tolist()
-        index = [i for i, id in enumerate(ids) if id in self._constraints]
-        if index:
-            masks = np.stack([self._constraints[ids[i]].mask for i in index])
-            extras.mask = Mask(index=np.array(index, dtype=np.int32), words=masks)
+        places = [i for i, id in enumerate(ids) if id in self._constraints]
+        if not places:
+            return
+        extras.is_awaited = True
+        masks = {i: mask for i in places if (mask := self._mask(ids[i])) is not None}
+        if masks:
+            extras.mask = Mask(index=np.array(list(masks), dtype=np.int32), words=np.stack(list(masks.values())))
 
     def commit(self, batch: Batch, columns: Columns, result: Result, replies: StepReplies) -> None:
-        mask = batch.plan.sampling.mask
-        if mask is None:
+        if not self._constraints:
             return
         live = batch.is_live(columns)
         if result.invalid is not None:
             live &= ~result.invalid
-        index = mask.index[live[mask.index]]
-        rows = batch.sample_rows[index].tolist()
-        constraints = [self._constraints[id] for id in columns.ids[rows].tolist()]
-        moves = self._grammars.advance(constraints, result.tokens[index].tolist())
-        for row, move in zip(rows, moves, strict=True):
+        rows: IntArray = batch.sample_rows[live]
+        sampled = zip(columns.ids[rows].tolist(), rows.tolist(), result.tokens[live].tolist(), strict=True)
+        left = (columns.max_len[rows] - columns.known_len[rows] - 1).tolist()  # behind the sampled token
+        taken = [
+            (row, self._constraints[id], token, 0 if id in self._sampled else min(most, MAX_JUMP))
+            for (id, row, token), most in zip(sampled, left, strict=True)
+            if id in self._constraints and self._holds(id, row, token, columns)
+        ]
+        if not taken:
+            return
+        places, constraints, tokens, room = zip(*taken, strict=True)
+        for row, move in zip(places, self._grammars.advance(constraints, tokens, room), strict=True):
+            if move is GOES_ON:
+                continue
+            if move.forced:
+                self.num_forced += len(move.forced)
+                replies.forced.append(Forced(row, move.forced))
             if move.error:
                 replies.ends.append(End(row, "error", message=move.error))
             elif move.is_complete:
                 replies.ends.append(End(row, "stop"))
 
+    def _mask(self, id: int) -> Words | None:
+        """What the request's next token may be; None: anything."""
+        constraint, marks = self._constraints[id], self._thinking.get(id)
+        if marks is None:
+            return constraint.mask
+        return None if marks.is_open else constraint.mask_with(marks.begin[0])
+
+    def _holds(self, id: int, row: int, token: int, columns: Columns) -> bool:
+        """Whether a token that was sampled is the grammar's, and not of the reasoning before it."""
+        marks = self._thinking.get(id)
+        if marks is None:
+            return True
+        if marks.is_open:
+            if _ends_with(marks.end, row, token, columns):
+                del self._thinking[id]
+            return False
+        if (token,) == marks.begin:
+            self._thinking[id] = ThinkingMarks(marks.begin, marks.end, is_open=True)
+            return False
+        del self._thinking[id]  # it does not think
+        return True
+
     def end(self, request: Request, reason: FinishReason, now: float, kv: KvMemory) -> None:
         self._constraints.pop(request.id, None)
+        self._thinking.pop(request.id, None)
+        self._sampled.discard(request.id)
         if self.queue.pop(request.id, None) is not None:
             self._grammars.cancel(request.id)
+
+
+def _ends_with(end: tuple[int, ...], row: int, token: int, columns: Columns) -> bool:
+    """Whether the known tokens of a row, and `token` behind them, end with these."""
+    known = int(columns.known_len[row])
+    before = columns.tokens[row, max(known - len(end) + 1, 0) : known].tolist()
+    return (*before, token) == end
+
+
+def _samples_all(sampling: SamplingParams) -> bool:
+    """Whether each token must be sampled: something is wanted of it, or something else has a say in what it is."""
+    return (
+        sampling.logprobs is not None
+        or sampling.hidden_states is not None
+        or sampling.min_new_tokens > 0
+        or bool(sampling.logit_bias or sampling.allowed_token_ids or sampling.bad_word_ids or sampling.processors)
+    )

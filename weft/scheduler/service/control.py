@@ -48,6 +48,7 @@ from weft.messages.weights import (
 from weft.observe import garbage
 from weft.scheduler.parts.grammar import GrammarPart
 from weft.scheduler.parts.sessions import Sessions
+from weft.scheduler.parts.vectors import VectorsPart
 from weft.scheduler.policy import UnknownPolicy
 from weft.scheduler.scheduler import Scheduler
 from weft.scheduler.service import flow, grammar, insight, weights
@@ -57,6 +58,7 @@ from weft.scheduler.service.device import Device
 from weft.scheduler.service.dispatch import TypeBasedDispatcher
 from weft.scheduler.service.health import HealthChecks
 from weft.scheduler.service.pause import Pause
+from weft.scheduler.service.processors import Processors, refusal
 from weft.scheduler.service.profile import Profiler, start_profile, stop_profile
 from weft.scheduler.service.rpc import queue_status, rpc
 from weft.scheduler.service.tuning import configure_logging, get_internal_state, set_internal_state, slow_down
@@ -68,6 +70,8 @@ class Engine(Protocol):
     scheduler: Scheduler
     sessions: Sessions
     grammar: GrammarPart
+    vectors: VectorsPart
+    processors: Processors
     flushes: list[tuple[float, int]]  # deadline and call of flushes that wait for an idle engine
     audits: list[int]  # calls of audits that are to be made
     stop_at: float | None
@@ -104,11 +108,14 @@ def batch_generate(engine: Engine, message: BatchGenerate) -> None:
 
 def _take_in(engine: Engine, message: GenerateRequest, now: float) -> None:
     is_new = message.id not in engine.scheduler.requests
-    if message.session is None or engine.device.refusal is not None:
-        engine.scheduler.add_request(message, now, engine.device.refusal)
+    refused = engine.device.refusal or engine.vectors.refusal(message) or refusal(engine.processors, message)
+    if message.session is None or refused is not None:
+        engine.scheduler.add_request(message, now, refused)
     else:
         session_requests.generate(engine.sessions, engine.scheduler, message, message.session, now)
     if is_new:
+        if message.id in engine.scheduler.requests:
+            engine.vectors.arrived(message)
         grammar.note_arrival(engine, message, now)
         flow.note_arrival(engine, message.id, now)
 

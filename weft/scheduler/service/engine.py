@@ -20,11 +20,19 @@ from weft.observe.log import EventLog
 from weft.scheduler.counters import Counters
 from weft.scheduler.loop import Loop
 from weft.scheduler.part import Part
+from weft.scheduler.parts.allowed import Allowed
+from weft.scheduler.parts.bad_words import BadWords
 from weft.scheduler.parts.bias import Bias
 from weft.scheduler.parts.grammar import GrammarPart
+from weft.scheduler.parts.hidden import HiddenStatesPart
 from weft.scheduler.parts.logprobs import LogprobsPart
 from weft.scheduler.parts.penalties import PenaltiesPart
+from weft.scheduler.parts.pooling import PoolingPart
+from weft.scheduler.parts.processors import LogitProcessors
+from weft.scheduler.parts.prompt_logprobs import PromptLogprobsPart
 from weft.scheduler.parts.sessions import Sessions
+from weft.scheduler.parts.thinking import ThinkingBudget
+from weft.scheduler.parts.vectors import VectorsPart
 from weft.scheduler.scheduler import Scheduler
 from weft.scheduler.service import grammar
 from weft.scheduler.service.blocker import Alone, Barrier, InputBlocker, InputState
@@ -33,6 +41,7 @@ from weft.scheduler.service.control import DISPATCHER, answer_flushes
 from weft.scheduler.service.device import Device
 from weft.scheduler.service.health import HealthChecks
 from weft.scheduler.service.pause import Pause
+from weft.scheduler.service.processors import NoProcessors, Processors
 from weft.scheduler.service.profile import NoProfiler, Profiler
 from weft.scheduler.service.sessions import look_after
 from weft.scheduler.service.waits import Waits
@@ -65,6 +74,7 @@ class Engine:
         profiler: Profiler | None = None,
         barrier: Barrier | None = None,
         grammars: Grammars | None = None,
+        processors: Processors | None = None,
     ) -> None:
         self.depth = int(overlap)
         self.clock = clock
@@ -86,13 +96,17 @@ class Engine:
         self._busy_s = 0.0
         self._runner = runner
         self._grammars = grammars or NoGrammars("this engine compiles no grammars")
+        self.processors = processors or NoProcessors()
         self._compose(settings, Counters(), 0)
 
     def _compose(self, settings: SchedulerSettings, counters: Counters, first_step: int) -> None:
         self.sessions = Sessions(settings.sessions)
+        self.vectors = VectorsPart(settings.hidden_size)
         self.grammar = GrammarPart(self._grammars)
         parts: list[Part] = [
-            *(Bias(settings.eos_token_ids), PenaltiesPart(), LogprobsPart()),
+            *(Bias(settings.eos_token_ids), PenaltiesPart(), LogprobsPart(), PromptLogprobsPart()),
+            *(HiddenStatesPart(), self.vectors, PoolingPart()),
+            *(Allowed(settings.vocab_size), BadWords(), ThinkingBudget(), LogitProcessors()),
             *(self.sessions, self.grammar),
         ]
         self.scheduler = Scheduler(settings, parts, counters=counters, first_step=first_step)
@@ -222,6 +236,7 @@ class Engine:
             total_grammars=self.grammar.num_asked,
             total_grammar_hits=self.grammar.num_hits,
             total_grammar_refused=self.grammar.num_refused,
+            total_forced_tokens=self.grammar.num_forced,
         )
 
     def _on_failure(self, exc: Exception) -> None:

@@ -7,7 +7,6 @@ from typing import Protocol
 
 import msgspec
 
-from weft.grammar.protocol import Key
 from weft.messages.control import RequestRow
 from weft.messages.replies import StepOutput, Warned
 from weft.messages.requests import Abort, GenerateRequest
@@ -32,7 +31,7 @@ def note_arrival(engine: Engine, message: GenerateRequest, now: float) -> None:
     if grammar is None or message.id not in engine.scheduler.requests:
         return
     _note(engine, message.id, f"{grammar}: it is being compiled", now)
-    engine.grammar.begin(message.id, Key(grammar.kind, grammar.text, grammar.strict))
+    engine.grammar.begin(message.id, message.sampling)
 
 
 def look_after(engine: Engine, now: float) -> StepOutput | None:

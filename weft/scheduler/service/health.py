@@ -23,6 +23,9 @@ PROBE = GenerateRequest(
     sampling=SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True),
     cache_salt="\x1fhealth",  # shares no prefix with anybody
 )
+PROMPT_ALONE = msgspec.structs.replace(
+    PROBE, sampling=SamplingParams(max_new_tokens=0)
+)  # for models that make no tokens
 
 
 class HealthChecks:
@@ -65,16 +68,17 @@ class HealthChecks:
             tokens=tokens[is_other].tobytes(),
             finished=[finish for finish in output.finished if finish.id != PROBE.id],
         )
-        return rest if rest.ids or rest.finished else None, self._failures(own)
+        return rest if rest.ids or rest.given or rest.finished else None, self._failures(own)
 
     def _failures(self, own: list[Finish]) -> list[HealthCheckReply]:
         return self._answer(False, own[0].message) if own and own[0].status >= 400 else []
 
     def _probe(self, scheduler: Scheduler, now: float) -> None:
-        """Generate a token, unless something runs whose result will do."""
+        """Compute a token, unless something runs whose result will do."""
         if len(scheduler.requests) == len(scheduler.waiting_queue) and not self._has_probe:
             self._has_probe = True
-            scheduler.add_request(PROBE, now, first=True)
+            probe = PROBE if scheduler.settings.pooling is None else PROMPT_ALONE
+            scheduler.add_request(probe, now, first=True)
 
     def _answer(self, success: bool, message: str = "") -> list[HealthCheckReply]:
         calls, self._calls = self._calls, []

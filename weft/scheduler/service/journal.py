@@ -14,7 +14,8 @@ by itself is recorded at all, except digests.
     Failed    its exception                   │
     Ended     work for the device, no step    │
     Readied   what became of a grammar        │
-    Advanced  what became of tokens in theirs ┘
+    Advanced  what became of tokens in theirs │
+    Checked   a logit processor of a request  ┘
     Launched  digest of a batch               ┐ decisions
     Answered  digest of what went out         ┘
     Broke     the exception with which the core or its invariants broke
@@ -25,8 +26,8 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Callable, Sequence
-from typing import Protocol, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -48,132 +49,38 @@ from weft.executor.plan import (
 from weft.grammar.protocol import Constraint, Grammars, Key, Move, NoGrammars, Verdict
 from weft.messages.codec import FromEngine, ToEngine
 from weft.messages.replies import StepOutput
+from weft.messages.requests import BatchGenerate, GenerateRequest
 from weft.messages.weights import UpdateWeightsFromTensor
 from weft.scheduler.counters import Counters
 from weft.scheduler.scheduler import Scheduler
 from weft.scheduler.service.blocker import Alone, Barrier
 from weft.scheduler.service.control import DISPATCHER
 from weft.scheduler.service.engine import Engine
+from weft.scheduler.service.processors import NoProcessors, Processors
 from weft.scheduler.service.profile import Profiler
+from weft.scheduler.service.records import (
+    VERSION,
+    Advanced,
+    Answered,
+    Began,
+    Broke,
+    Checked,
+    Ended,
+    Failed,
+    Launched,
+    Paused,
+    Polled,
+    Read,
+    Readied,
+    Record,
+    Sampled,
+    Submitted,
+    Turned,
+    told_finite,
+)
 from weft.scheduler.settings import SchedulerSettings
 
-VERSION = 1  # of the records
-
-
-class Began(msgspec.Struct, frozen=True, array_like=True, tag="began"):
-    version: int
-    weft: str
-    unix_s: float
-    depth: int  # of the loop
-    settings: SchedulerSettings
-    counters: Counters  # as they go on from before
-    first_step: int
-
-
-class Submitted(msgspec.Struct, frozen=True, array_like=True, tag="m"):
-    message: ToEngine
-
-
-class Turned(msgspec.Struct, frozen=True, array_like=True, tag="t"):
-    pass
-
-
-class Read(msgspec.Struct, frozen=True, array_like=True, tag="c"):
-    now: float
-
-
-class Polled(msgspec.Struct, frozen=True, array_like=True, tag="g"):
-    """Whether all engines had arrived at the barrier."""
-
-    have_arrived: bool
-
-
-class Launched(msgspec.Struct, frozen=True, array_like=True, tag="b"):
-    """A batch: its size in clear, its arrays as CRC-32."""
-
-    step: int
-    mode: int
-    num_rows: int
-    num_tokens: int
-    rows: int
-    starts: int
-    lens: int
-    tokens: int
-    slots: int
-    samples: int
-    table: int
-    sampling: int
-
-
-class Sampled(msgspec.Struct, frozen=True, array_like=True, tag="r"):
-    """A result. Log probabilities are left out: nothing is decided by them."""
-
-    step: int
-    tokens: bytes  # int32 [S]
-    invalid: bytes = b""  # bool [S], or nothing
-
-    def result(self) -> Result:
-        invalid = np.frombuffer(self.invalid, dtype=np.bool_) if self.invalid else None
-        return Result(tokens=np.frombuffer(self.tokens, dtype=np.int32), invalid=invalid)
-
-
-class Failed(msgspec.Struct, frozen=True, array_like=True, tag="f"):
-    step: int
-    message: str
-    at_launch: bool = False
-
-
-class Ended(msgspec.Struct, frozen=True, array_like=True, tag="d"):
-    """Work for the device that was no step is done: what follows from it. Recorded where its end was seen."""
-
-    ok: bool
-    kv_is_stale: bool
-    is_reloaded: bool
-    released: tuple[str, ...]
-
-    def reply(self) -> DeviceReply:
-        return DeviceReply(
-            ok=self.ok, kv_is_stale=self.kv_is_stale, is_reloaded=self.is_reloaded, released=self.released
-        )
-
-
-class Readied(msgspec.Struct, frozen=True, array_like=True, tag="y"):
-    """A grammar is ready, or, with a `message`, refused."""
-
-    id: int
-    warnings: tuple[str, ...]
-    message: str
-    status: int
-    compile_s: float
-
-
-class Advanced(msgspec.Struct, frozen=True, array_like=True, tag="a"):
-    """What became of the tokens of a step in their grammars. Masks are left out: nothing else is decided by them."""
-
-    moves: tuple[Move, ...]
-
-
-class Answered(msgspec.Struct, frozen=True, array_like=True, tag="o"):
-    """A StepOutput: its size in clear, its content as CRC-32."""
-
-    num_tokens: int
-    num_finished: int
-    content: int
-
-
-class Broke(msgspec.Struct, frozen=True, array_like=True, tag="e"):
-    exception: str
-
-
-class Paused(msgspec.Struct, frozen=True, array_like=True, tag="p"):
-    pass
-
-
-Record: TypeAlias = (
-    Began
-    | (Submitted | Turned | Read | Polled | Sampled | Failed | Ended | Readied | Advanced)
-    | (Launched | Answered | Broke | Paused)
-)  # in the order of above
+CONTENT = {UpdateWeightsFromTensor: ("content", b""), GenerateRequest: ("vectors", b""), BatchGenerate: ("vectors", {})}
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -205,6 +112,7 @@ class RecordedEngine:
         profiler: Profiler | None = None,
         barrier: Barrier | None = None,
         grammars: Grammars | None = None,
+        processors: Processors | None = None,
     ) -> None:
         self._recorder = Recorder(sink, max_bytes)
         self._engine = Engine(
@@ -216,6 +124,7 @@ class RecordedEngine:
             profiler=profiler,
             barrier=RecordedBarrier(barrier or Alone(), self._recorder),
             grammars=RecordedGrammars(grammars or NoGrammars("this engine compiles no grammars"), self._recorder),
+            processors=RecordedProcessors(processors or NoProcessors(), self._recorder),
         )
 
     @property
@@ -249,7 +158,7 @@ class RecordedEngine:
 
     def submit(self, message: ToEngine) -> FromEngine | None:
         if DISPATCHER.find(type(message)) is not None:  # nothing comes of others, and no reader would know them
-            self._recorder.write(Submitted(without_weights(message)))
+            self._recorder.write(Submitted(without_content(message)))
         try:
             return self._engine.submit(message)
         except Exception as exc:
@@ -265,8 +174,8 @@ class RecordedEngine:
             self.broke(exc)
             raise
         for reply in replies:
-            if isinstance(reply, StepOutput):
-                recorder.write(answered(reply))
+            if isinstance(reply, StepOutput) and (reply.ids or reply.finished or not reply.given):
+                recorder.write(answered(reply))  # what the device alone knows is not in the journal
         if not self._engine.has_work:
             recorder.flush()  # it may be long until the next step
         if recorder.is_full:
@@ -376,10 +285,23 @@ class RecordedGrammars:
             self._recorder.write(Readied(one.id, one.warnings, one.message, one.status, one.compile_s))
         return verdicts
 
-    def advance(self, constraints: Sequence[Constraint], tokens: Sequence[int]) -> list[Move]:
-        moves = self._grammars.advance(constraints, tokens)
+    def advance(self, constraints: Sequence[Constraint], tokens: Sequence[int], room: Sequence[int]) -> list[Move]:
+        moves = self._grammars.advance(constraints, tokens, room)
         self._recorder.write(Advanced(tuple(moves)))
         return moves
+
+
+class RecordedProcessors:
+    """Logit processors whose checks are recorded."""
+
+    def __init__(self, processors: Processors, recorder: Recorder) -> None:
+        self._processors = processors
+        self._recorder = recorder
+
+    def wrong(self, name: str, params: Mapping[str, Any]) -> str:
+        wrong = self._processors.wrong(name, params)
+        self._recorder.write(Checked(wrong))
+        return wrong
 
 
 class RecordedRunner:
@@ -432,16 +354,18 @@ class _RecordedStep:
             self._recorder.write(Failed(self._number, describe(exc)))
             raise
         invalid = b"" if result.invalid is None else result.invalid.tobytes()
-        self._recorder.write(Sampled(self._number, result.tokens.tobytes(), invalid))
+        tokens, finite = result.tokens.tobytes(), told_finite(result)
+        self._recorder.write(Sampled(self._number, tokens, invalid, result.faults, finite))
         return result
 
     def done(self) -> bool:
         return self._step.done()
 
 
-def without_weights(message: ToEngine) -> ToEngine:
+def without_content(message: ToEngine) -> ToEngine:
     """The message without what is large and decides nothing."""
-    return msgspec.structs.replace(message, content=b"") if isinstance(message, UpdateWeightsFromTensor) else message
+    field, empty = CONTENT.get(type(message), ("", None))
+    return msgspec.structs.replace(message, **{field: empty}) if field else message
 
 
 def describe(exc: Exception) -> str:
@@ -478,9 +402,15 @@ def answered(output: StepOutput) -> Answered:
 def _sampling_crc(sampling: Sampling) -> int:
     crc = _crc(sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p, sampling.seeds, sampling.positions)
     if (bias := sampling.bias) is not None:
-        crc ^= _crc(bias.index, bias.tokens, bias.values)
+        crc ^= _crc(bias.index, bias.tokens, bias.values, *(() if bias.after is None else (bias.after,)))
     if (seen := sampling.penalties) is not None:
         crc ^= _crc(seen.index, seen.frequency, seen.presence, seen.repetition, seen.history, seen.lacks_last)
+    if (allowed := sampling.allowed) is not None:
+        crc ^= _crc(allowed.index, allowed.words)
+    if (fixed := sampling.fixed) is not None:
+        crc ^= _crc(fixed.index, fixed.tokens)
+    for one in sampling.processors:
+        crc ^= _crc(one.index, *one.tokens)
     if (mask := sampling.mask) is not None:
         crc ^= _crc(mask.index)
     if (asked := sampling.logprobs) is not None:

@@ -6,9 +6,9 @@ for an input that is not the recorded one ends the replay: from there on nothing
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -20,12 +20,14 @@ from weft.messages.codec import ToEngine
 from weft.messages.replies import StepOutput
 from weft.messages.requests import BatchGenerate, GenerateRequest
 from weft.scheduler.service.engine import Engine
-from weft.scheduler.service.journal import (
+from weft.scheduler.service.journal import answered, describe, launched
+from weft.scheduler.service.records import (
     VERSION,
     Advanced,
     Answered,
     Began,
     Broke,
+    Checked,
     Ended,
     Failed,
     Launched,
@@ -37,9 +39,6 @@ from weft.scheduler.service.journal import (
     Sampled,
     Submitted,
     Turned,
-    answered,
-    describe,
-    launched,
 )
 
 R = TypeVar("R", bound=msgspec.Struct)
@@ -188,6 +187,7 @@ class Replay:
             on_failure=lambda exc: None,
             barrier=_Barrier(self._script, self),
             grammars=_Grammars(self._script, self),
+            processors=_Processors(self._script, self),
         )
         engine.start_over(began.counters, began.first_step)
         return engine
@@ -224,8 +224,11 @@ class _NoMatcher:
     def fork(self) -> Matcher:
         return self
 
-    def consume(self, token: int) -> None:
-        pass
+    def consume(self, token: int) -> bool:
+        return True
+
+    def forced(self) -> list[int]:
+        return []
 
 
 class _Grammars:
@@ -251,8 +254,19 @@ class _Grammars:
             )
         return verdicts
 
-    def advance(self, constraints: Sequence[Constraint], tokens: Sequence[int]) -> list[Move]:
+    def advance(self, constraints: Sequence[Constraint], tokens: Sequence[int], room: Sequence[int]) -> list[Move]:
         return list(self._script.expect(Advanced, self._replay, "follows grammars").moves)
+
+
+class _Processors:
+    """Says what was recorded."""
+
+    def __init__(self, script: _Script, replay: Replay) -> None:
+        self._script = script
+        self._replay = replay
+
+    def wrong(self, name: str, params: Mapping[str, Any]) -> str:
+        return self._script.expect(Checked, self._replay, "asks for a logit processor").wrong
 
 
 class _Runner:
@@ -374,6 +388,8 @@ def _told(record: Record) -> str:
             return "learns what became of a grammar"
         case Advanced():
             return "follows grammars"
+        case Checked():
+            return "asks for a logit processor"
         case Ended():
             return "sees the end of work of the device"
         case Answered():

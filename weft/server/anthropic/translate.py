@@ -19,6 +19,7 @@ from weft.server.anthropic.models import (
 )
 from weft.server.errors import ApiError
 from weft.server.openai.models import ChatMessage, ChatRequest
+from weft.server.wishes import ThinkingSwitch
 
 _UNSIGNED = ("redacted_thinking",)  # of the history: what another model hid; this one has no use for it
 
@@ -32,7 +33,8 @@ def chat_request(body: CountRequest) -> ChatRequest:
         model=body.model,
         messages=messages,
         tools=None if body.tools is None else [_tool(tool, place) for place, tool in enumerate(body.tools)],
-        chat_template_kwargs=_template_kwargs(body.thinking, body.chat_template_kwargs),
+        chat_template_kwargs=body.chat_template_kwargs,
+        thinking=_thinking(body.thinking),
     )
     _choose(request, body.tool_choice)
     last = messages[-1] if messages else None
@@ -135,8 +137,5 @@ def _response_format(format: dict[str, Any] | None) -> dict[str, Any] | None:
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": format.get("schema"), "strict": True}}
 
 
-def _template_kwargs(thinking: Thinking | None, kwargs: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Whether to think is known to templates as `enable_thinking`; a budget is known to none."""
-    if thinking is None:
-        return kwargs
-    return {"enable_thinking": thinking.type != "disabled", **(kwargs or {})}
+def _thinking(thinking: Thinking | None) -> ThinkingSwitch | None:
+    return None if thinking is None else ThinkingSwitch(type=thinking.type, budget_tokens=thinking.budget_tokens)

@@ -53,7 +53,8 @@ async def ps(front: Front, request: Request) -> ASGIApp:
 async def show(front: Front, request: Request) -> ASGIApp:
     body = await read_json(front, request, ShowBody)
     require_model(front, body.model or body.name)
-    capabilities = ["completion"]
+    ready = front.client.ready
+    capabilities = ["completion" if ready is None or ready.pools is None else "embedding"]
     capabilities += ["tools"] * (front.formats.tools is not None)
     capabilities += ["thinking"] * (front.formats.reasoning is not None)
     return _json(

@@ -62,7 +62,7 @@ def _sampled(request: ChatRequest, body: OllamaRequest) -> ChatRequest:
     if options.num_predict is not None and options.num_predict >= 0:
         request.max_tokens = options.num_predict
     if body.think is not None:
-        request.chat_template_kwargs = {"enable_thinking": bool(body.think)}
+        request.thinking = bool(body.think)
         request.reasoning_effort = body.think if isinstance(body.think, str) else None
     if body.format == "json":
         request.response_format = {"type": "json_object"}

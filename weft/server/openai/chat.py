@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 import msgspec
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from weft.server.body import json_bytes, read_json
 from weft.server.info import Front
-from weft.server.openai.conversation import Conversation, start_chat
+from weft.server.openai.conversation import Conversation, chat_prompt, start_chat
 from weft.server.openai.models import (
     ChatAnswer,
     ChatChoice,
@@ -22,16 +23,21 @@ from weft.server.openai.models import (
     ChatRequest,
     FunctionCall,
     FunctionDelta,
+    InputTokens,
+    PromptLogprob,
     StreamOptions,
     ToolCall,
     ToolCallDelta,
     Usage,
 )
+from weft.server.openai.prompt_logprobs import vllm_logprobs
 from weft.server.openai.tools import call_id
 from weft.server.openai.translate import Header, UsageCount, chat_logprobs, header, reasoning_details
 from weft.server.stream import Answer
 from weft.text.generation import Delta
+from weft.text.hidden import last_state
 from weft.text.parsers.events import CallArguments, CallBegin, Event, Reasoning, Text
+from weft.text.prompt_logprobs import prompt_logprobs
 from weft.text.tokenizer import Tokenizer
 
 
@@ -44,8 +50,17 @@ async def chat_completions(front: Front, request: Request) -> ASGIApp:
         conversation,
         options=body.stream_options or StreamOptions(),
         return_ids=bool(body.return_token_ids),
+        as_ids=bool(body.return_tokens_as_token_ids),
     )
     return Answer(conversation.generation, reply)
+
+
+async def input_tokens(front: Front, request: Request) -> ASGIApp:
+    """How many tokens the prompt of such a request would have."""
+    body = await read_json(front, request, ChatRequest)
+    front.require_model(body.model)
+    ids = await chat_prompt(front, body) if body.input_ids is None else body.input_ids
+    return Response(json_bytes(InputTokens(len(ids))), media_type="application/json")
 
 
 class ChatReply:
@@ -59,6 +74,7 @@ class ChatReply:
         *,
         options: StreamOptions,
         return_ids: bool,
+        as_ids: bool,
     ) -> None:
         ids = conversation.prompt.ids
         self._tokenizer = tokenizer
@@ -67,6 +83,7 @@ class ChatReply:
         self._count = UsageCount([len(ids)], conversation.params.n)
         self._options = options
         self._logprobs = conversation.params.logprobs is not None
+        self._as_ids = as_ids  # tokens are called by their ids
         self._prompt_ids = list(ids) if return_ids else None
         self._plain = not (self._logprobs or return_ids or options.continuous_usage_stats) and conversation.is_plain
         self._opened: set[int] = set()  # choices that have had their first chunk
@@ -80,6 +97,7 @@ class ChatReply:
         answer = ChatCompletion(**self._header._asdict(), choices=choices, usage=self._usage())
         if self._prompt_ids is not None:
             answer.prompt_token_ids = self._prompt_ids
+        answer.prompt_logprobs = self._prompt_logprobs(0)
         return json_bytes(answer)
 
     def events(self, delta: Delta) -> bytes:
@@ -90,6 +108,7 @@ class ChatReply:
             opening = self._chunk(ChatChunkChoice(index=delta.choice, delta=ChatDelta(role="assistant", content="")))
             if self._prompt_ids is not None:
                 opening.prompt_token_ids = self._prompt_ids
+            opening.prompt_logprobs = self._prompt_logprobs(delta.choice)
             parts.append(event(opening))
         if not self._plain:
             parts += [event(chunk) for chunk in self._contents(delta)]
@@ -116,6 +135,7 @@ class ChatReply:
             finish_reason=self._conversation.finish_reason(delta),
             matched_stop=delta.end.matched,
             stop_reason=delta.end.matched,
+            hidden_states=self._hidden_states(delta),
         )
         if self._prompt_ids is not None:
             choice.token_ids = delta.token_ids
@@ -154,6 +174,7 @@ class ChatReply:
         reason = self._conversation.finish_reason(delta)
         choice = ChatChunkChoice(index=delta.choice, delta=ChatDelta(), finish_reason=reason)
         choice.matched_stop = choice.stop_reason = delta.end.matched
+        choice.delta.hidden_states = self._hidden_states(delta)
         return self._chunk(choice)
 
     def _chunk(self, choice: ChatChunkChoice) -> ChatChunk:
@@ -162,14 +183,26 @@ class ChatReply:
             chunk.usage = self._count.usage()
         return chunk
 
+    def _hidden_states(self, delta: Delta) -> list[float] | msgspec.UnsetType:
+        """Of the last token, if they were asked for."""
+        return last_state(self._conversation.generation.completions[delta.choice].given) or msgspec.UNSET
+
     def _usage(self) -> Usage:
         usage = self._count.usage()
         if self._conversation.has_reasoning:
             usage.completion_tokens_details = reasoning_details(self._tokenizer, self._conversation.outputs)
         return usage
 
+    def _prompt_logprobs(self, choice: int) -> list[dict[str, PromptLogprob] | None] | msgspec.UnsetType:
+        """As this choice was given them, before its first token."""
+        num_top = self._conversation.params.prompt_logprobs
+        if num_top is None:
+            return msgspec.UNSET
+        given = self._conversation.generation.completions[choice].given
+        return vllm_logprobs(self._tokenizer, prompt_logprobs(given), num_top)
+
     def _logprobs_of(self, delta: Delta) -> ChatLogprobs | None:
-        return chat_logprobs(self._tokenizer, delta) if self._logprobs else None
+        return chat_logprobs(self._tokenizer, delta, as_ids=self._as_ids) if self._logprobs else None
 
 
 def answer_of(events: Sequence[Event], call_id_len: int) -> ChatAnswer:

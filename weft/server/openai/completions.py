@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import msgspec
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
+from weft.messages.replies import Extra
 from weft.server.body import json_bytes, read_json
 from weft.server.errors import ApiError, not_supported
 from weft.server.info import Front
 from weft.server.openai.chat import event
 from weft.server.openai.models import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest, StreamOptions
+from weft.server.openai.prompt_logprobs import echoed_logprobs, joined, vllm_logprobs
 from weft.server.openai.translate import (
     Header,
+    TokenName,
     UsageCount,
     completion_logprobs,
     encode_mixed,
@@ -22,9 +26,13 @@ from weft.server.openai.translate import (
     prompts,
     sampling_params,
     submit,
+    token_names,
 )
 from weft.server.stream import Answer
+from weft.server.truncation import truncation
 from weft.text.generation import Delta
+from weft.text.hidden import last_state
+from weft.text.prompt_logprobs import prompt_logprobs
 from weft.text.tokenizer import ContextExceeded, Tokenizer
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
@@ -33,26 +41,40 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's
 async def completions(front: Front, request: Request) -> ASGIApp:
     body = await read_json(front, request, CompletionRequest)
     front.require_model(body.model)
+    num_logprobs = _num_logprobs(body)
+    num_echoed = num_logprobs if body.echo else None
+    told = [num for num in (num_echoed, body.prompt_logprobs) if num is not None]
     params = sampling_params(
         body,
         max_new_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
-        logprobs=_num_logprobs(body),
+        logprobs=num_logprobs,
+        prompt_logprobs=max(told, default=None),
+        fewest_tokens=0 if body.echo or told else 1,
     )
     if body.best_of is not None and body.best_of != params.n:
         raise ApiError(400, f"best_of is {body.best_of}; only the value of n is supported", param="best_of")
+    if num_echoed is not None and body.session_params is not None:
+        raise not_supported("log probabilities of an echoed prompt behind the history of a session")
     params.check(front.client.engine.vocab_size)
-    texts = split_prompt(body.prompt, front.info.context_length)
-    ids = await encode_mixed(front, texts, add_special_tokens=body.add_special_tokens is not False)
+    cut, special = truncation(body, auto=front.config.auto_truncate), body.add_special_tokens is not False
+    texts = split_prompt(body.prompt, sys.maxsize if cut else front.info.context_length)
+    ids = await encode_mixed(front, texts, add_special_tokens=special, truncates=cut is not None)
+    if cut is not None:
+        ids = [cut(one, front.info.context_length, params.max_new_tokens) for one in ids]
     generation = submit(front, prompts(front, request, body, ids, params), stream=bool(body.stream))
     reply = CompletionReply(
         front.tokenizer,
         header(front, "cmpl", generation.completions[0].rid),
         n=params.n,
         prompt_ids=ids,
-        echo=await _echoes(front, body, texts),
+        echo=await _echoes(front, body, ids if cut else texts),
         options=body.stream_options or StreamOptions(),
         logprobs=params.logprobs is not None,
+        name_of=token_names(front.tokenizer, as_ids=bool(body.return_tokens_as_token_ids)),
         return_ids=bool(body.return_token_ids),
+        given=[completion.given for completion in generation.completions],
+        num_echoed=num_echoed,
+        num_told=body.prompt_logprobs,
     )
     return Answer(generation, reply)
 
@@ -75,7 +97,7 @@ def split_prompt(prompt: str | list[str | int | list[int]], context_len: int) ->
     return found
 
 
-async def _echoes(front: Front, body: CompletionRequest, texts: list[str | list[int]]) -> list[str]:
+async def _echoes(front: Front, body: CompletionRequest, texts: Sequence[str | list[int]]) -> list[str]:
     """What stands before each completion: the prompt's text if asked for."""
     if not body.echo:
         return [""] * len(texts)
@@ -85,8 +107,6 @@ async def _echoes(front: Front, body: CompletionRequest, texts: list[str | list[
 def _num_logprobs(body: CompletionRequest) -> int | None:
     if body.logprobs is None:
         return None
-    if body.echo:
-        raise not_supported("logprobs of the prompt (echo together with logprobs)")
     if body.logprobs < 0:
         raise ApiError(400, f"logprobs is {body.logprobs}; it must be at least 0", param="logprobs")
     return body.logprobs
@@ -105,8 +125,14 @@ class CompletionReply:
         echo: Sequence[str],
         options: StreamOptions,
         logprobs: bool,
+        name_of: TokenName,
         return_ids: bool,
+        given: Sequence[Sequence[Extra]],
+        num_echoed: int | None,
+        num_told: int | None,
     ) -> None:
+        """`given` is by choice; its log probabilities of the prompt are there before the first delta. `num_echoed` and
+        `num_told` are the likeliest tokens that `echo` and `prompt_logprobs` tell beside each; None: not asked for."""
         self._tokenizer = tokenizer
         self._header = header
         self._n = n
@@ -114,7 +140,11 @@ class CompletionReply:
         self._echo = echo
         self._options = options
         self._logprobs = logprobs
+        self._name_of = name_of
         self._return_ids = return_ids
+        self._given = given
+        self._num_echoed = num_echoed
+        self._num_told = num_told
         self._count = UsageCount([len(ids) for ids in prompt_ids], n)
         self._plain = not (logprobs or return_ids or options.continuous_usage_stats)
         self._offsets: dict[int, int] = {}  # of choices that have had their first chunk: length of the text so far
@@ -147,6 +177,9 @@ class CompletionReply:
         first = delta.choice not in self._offsets
         text = self._echo[prompt] + delta.text if first else delta.text
         choice = CompletionChoice(index=delta.choice, text=text, logprobs=self._logprobs_of(delta))
+        if first and self._num_told is not None:
+            tokens = prompt_logprobs(self._given[delta.choice])
+            choice.prompt_logprobs = vllm_logprobs(self._tokenizer, tokens, self._num_told)
         self._offsets[delta.choice] = self._offsets.get(delta.choice, 0) + len(text)
         if self._return_ids:
             choice.token_ids = delta.token_ids
@@ -155,9 +188,18 @@ class CompletionReply:
         if delta.end is not None:
             choice.finish_reason = delta.end.reason
             choice.matched_stop = choice.stop_reason = delta.end.matched
+            choice.hidden_states = last_state(self._given[delta.choice]) or msgspec.UNSET
         return choice
 
     def _logprobs_of(self, delta: Delta) -> CompletionLogprobs | None:
+        """With those of the prompt before them, where it is echoed. Offsets count in the text with the prompt."""
         if not self._logprobs:
             return None
-        return completion_logprobs(self._tokenizer, delta, self._offsets.get(delta.choice, 0))
+        offset = self._offsets.get(delta.choice)
+        if offset is not None:
+            return completion_logprobs(self._tokenizer, delta, offset, self._name_of)
+        found = completion_logprobs(self._tokenizer, delta, len(self._echo[delta.choice // self._n]), self._name_of)
+        if self._num_echoed is None:
+            return found
+        tokens = prompt_logprobs(self._given[delta.choice])
+        return joined(echoed_logprobs(self._tokenizer, tokens, self._num_echoed, self._name_of), found)

@@ -3,22 +3,26 @@ messages take. Those translate their bodies to a `ChatRequest`, and the events o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 
-from weft.messages.sampling import Grammar, InvalidParam, SamplingParams
+from weft.messages.sampling import Grammar, InvalidParam, SamplingParams, ThinkingMarks
 from weft.server.errors import ApiError
 from weft.server.info import Front
 from weft.server.openai.models import ChatRequest
-from weft.server.openai.tools import ToolUse, tool_use
+from weft.server.openai.tools import ToolUse, strict_tag, tool_use
 from weft.server.openai.translate import encode_texts, prompts, sampling_params, submit
+from weft.server.truncation import Truncation, truncation
+from weft.server.wishes import soft_budget, thinking_budget, thinking_switch
 from weft.text.generation import Delta, Generation, Prompt
 from weft.text.parsers.events import Event
 from weft.text.parsers.formats import FORCED, ReasoningFormat, ToolFormat
 from weft.text.parsers.output import Output
+from weft.text.purpose import check_purpose
 
 _TAIL_LEN = 32  # tokens at the end of a prompt in which a template can open the reasoning
 
@@ -56,17 +60,28 @@ async def start_chat(front: Front, request: Request, body: ChatRequest, *, whole
     """
     front.require_model(body.model)
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    params = sampling_params(body, max_new_tokens=max_tokens, logprobs=_num_logprobs(body))
     use = tool_use(body.tools, body.tool_choice, parallel=body.parallel_tool_calls is not False)
+    if use.schema is not None:
+        body.response_format = None  # that is about what is said beside calls: nothing is
+    params = sampling_params(
+        body, max_new_tokens=max_tokens, logprobs=_num_logprobs(body), prompt_logprobs=body.prompt_logprobs
+    )
     if use.schema is not None:
         params = _constrained(params, use.schema)
     format = _tool_format(front, use)
+    if format is not None and format.around is not None and use.arguments and params.grammar is None:
+        params = _strict(params, strict_tag(use.arguments, format.mark, format.around))
     reasons = _reasons(front, body, params)
     if format is not None or reasons:  # their marks may be special tokens
         params = msgspec.structs.replace(params, skip_special_tokens=False)
+    if params.thinking_budget is None and front.formats.reasoning is not None:
+        params = msgspec.structs.replace(params, thinking_budget=soft_budget(body.thinking, body.reasoning_effort))
     params.check(front.client.engine.vocab_size)  # before the work of rendering
     try:
         ids = body.input_ids if body.input_ids is not None else await chat_prompt(front, body)
+        if (cut := _truncation(front, body)) is not None:
+            ids = cut(ids, front.info.context_length, max_tokens)
+        params = _behind_reasoning(front, params, ids)
         [prompt] = prompts(front, request, body, [ids], params)
         generation = submit(front, [prompt], stream=bool(body.stream))
     except InvalidParam as exc:
@@ -88,7 +103,20 @@ async def start_chat(front: Front, request: Request, body: ChatRequest, *, whole
 
 async def chat_prompt(front: Front, body: ChatRequest) -> list[int]:
     """The conversation as token ids, by the model's template."""
+    text = await chat_text(front, body)
+    special, is_cut = bool(body.add_special_tokens), _truncation(front, body) is not None
+    [ids] = await encode_texts(front, [text], add_special_tokens=special, truncates=is_cut)
+    return ids
+
+
+def _truncation(front: Front, body: ChatRequest) -> Truncation | None:
+    return truncation(body, auto=front.config.auto_truncate)
+
+
+async def chat_text(front: Front, body: ChatRequest) -> str:
+    """The conversation as the model's template writes it."""
     if front.template is None:
+        check_purpose(SamplingParams(), front.client.engine)
         raise ApiError(400, "this model has no chat template; use /v1/completions, or give one with --chat-template")
     if not body.messages:
         raise ApiError(400, "there is no message", param="messages")
@@ -100,15 +128,16 @@ async def chat_prompt(front: Front, body: ChatRequest) -> list[int]:
     kwargs = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:
         kwargs.setdefault("reasoning_effort", body.reasoning_effort)
-    text = await front.template.render_async(
+    thinks = thinking_switch(body.thinking, body.reasoning_effort, thinking_budget(body))
+    if thinks is not None:  # templates know it by either name
+        kwargs = {"enable_thinking": thinks, "thinking": thinks, **kwargs}
+    return await front.template.render_async(
         [_message(message) for message in msgspec.to_builtins(body.messages)],
         tools=body.tools,
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=continued,
         kwargs=kwargs,
     )
-    [ids] = await encode_texts(front, [text], add_special_tokens=bool(body.add_special_tokens))
-    return ids
 
 
 def _message(message: dict[str, Any]) -> dict[str, Any]:
@@ -143,9 +172,28 @@ def _constrained(params: SamplingParams, schema: dict[str, Any]) -> SamplingPara
     return msgspec.structs.replace(params, grammar=grammar)
 
 
+def _strict(params: SamplingParams, tag: dict[str, Any]) -> SamplingParams:
+    """Calls that the model chooses to make have arguments of their tools' schemas."""
+    return msgspec.structs.replace(params, grammar=Grammar("structural_tag", msgspec.json.encode(tag).decode()))
+
+
 def _reasons(front: Front, body: ChatRequest, params: SamplingParams) -> bool:
     """Whether reasoning is looked for. An output that is constrained from its first token on has none."""
-    return front.formats.reasoning is not None and body.separate_reasoning is not False and params.grammar is None
+    is_free = params.grammar is None or not front.config.grammar_in_reasoning
+    return front.formats.reasoning is not None and body.separate_reasoning is not False and is_free
+
+
+def _behind_reasoning(front: Front, params: SamplingParams, ids: Sequence[int]) -> SamplingParams:
+    """Let the grammar hold from the end of the reasoning on, if the model reasons and the prompt has not ended it."""
+    format, grammar = front.formats.reasoning, params.grammar
+    if grammar is None or format is None or front.config.grammar_in_reasoning:
+        return params
+    prompt_end = front.tokenizer.decode(ids[-_TAIL_LEN:], skip_special_tokens=False)
+    if format.is_closed(prompt_end):
+        return params
+    begin, end = (front.tokenizer.encode(mark, add_special_tokens=False) for mark in (format.begin, format.end))
+    marks = ThinkingMarks(tuple(begin), tuple(end), format.is_open(prompt_end))
+    return msgspec.structs.replace(params, grammar=msgspec.structs.replace(grammar, behind=marks))
 
 
 def _output(

@@ -10,6 +10,8 @@ from typing import Any, Literal
 import msgspec
 
 from weft.server.sessions import SessionFields
+from weft.server.truncation import Side
+from weft.server.wishes import ThinkingSwitch, WishFields
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
@@ -19,7 +21,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     continuous_usage_stats: bool | None = None
 
 
-class SampledRequest(msgspec.Struct, kw_only=True):
+class SampledRequest(WishFields, kw_only=True):
     """The fields that chat and text completions have in common."""
 
     model: str | None = None
@@ -42,10 +44,16 @@ class SampledRequest(msgspec.Struct, kw_only=True):
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None  # changes nothing: tokenizers.json has no such spaces
     no_stop_trim: bool | None = None
     include_stop_str_in_output: bool | None = None
     add_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Side | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None  # in log probabilities: "token_id:17" for the text of a token
+    return_hidden_states: bool | None = None  # what the last token was sampled from
+    prompt_logprobs: int | None = None
     response_format: dict[str, Any] | None = None  # this and the next: what the answer must be (`server/grammar.py`)
     structured_outputs: dict[str, Any] | None = None
     json_schema: Any = None
@@ -92,7 +100,8 @@ class ChatRequest(SampledRequest, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
-    reasoning_effort: str | None = None  # handed to the template
+    reasoning_effort: str | None = None  # handed to the template; "none": no reasoning
+    thinking: bool | ThinkingSwitch | None = None
     separate_reasoning: bool | None = None  # false: reasoning stays in the content
     include_reasoning: bool | None = None  # false: reasoning is left out
     stream_reasoning: bool | None = None  # false: reasoning is one event of a stream
@@ -124,6 +133,13 @@ class Usage(msgspec.Struct):
     completion_tokens_details: CompletionTokensDetails | msgspec.UnsetType = msgspec.UNSET
 
 
+class InputTokens(msgspec.Struct):
+    """How long a prompt is, under the name that responses have for it."""
+
+    input_tokens: int
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+
+
 class TopLogprob(msgspec.Struct):
     token: str
     logprob: float
@@ -143,9 +159,15 @@ class ChatLogprobs(msgspec.Struct):
 
 class CompletionLogprobs(msgspec.Struct):
     text_offset: list[int]
-    token_logprobs: list[float]
+    token_logprobs: list[float | None]  # null: of the first token of a prompt
     tokens: list[str]
-    top_logprobs: list[dict[str, float]]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class PromptLogprob(msgspec.Struct):
+    logprob: float
+    rank: int  # 1: no token is likelier
+    decoded_token: str
 
 
 class FunctionCall(msgspec.Struct):
@@ -174,6 +196,7 @@ class ChatChoice(msgspec.Struct, kw_only=True):
     matched_stop: str | int | None
     stop_reason: str | int | None
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    hidden_states: list[float] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatCompletion(msgspec.Struct, kw_only=True):
@@ -184,6 +207,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     choices: list[ChatChoice]
     usage: Usage
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | msgspec.UnsetType = msgspec.UNSET
 
 
 class FunctionDelta(msgspec.Struct):
@@ -205,6 +229,7 @@ class ChatDelta(msgspec.Struct):
     content: str | msgspec.UnsetType = msgspec.UNSET
     reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
     tool_calls: list[ToolCallDelta] | msgspec.UnsetType = msgspec.UNSET
+    hidden_states: list[float] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, kw_only=True):
@@ -225,6 +250,7 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     choices: list[ChatChunkChoice]
     usage: Usage | msgspec.UnsetType = msgspec.UNSET
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | msgspec.UnsetType = msgspec.UNSET
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):
@@ -236,6 +262,8 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     stop_reason: str | int | msgspec.UnsetType | None = msgspec.UNSET
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | msgspec.UnsetType = msgspec.UNSET
+    hidden_states: list[float] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Completion(msgspec.Struct, kw_only=True):
@@ -257,6 +285,7 @@ class Model(msgspec.Struct, kw_only=True):
     root: str
     parent: str | None = None
     max_model_len: int
+    task: str = "generate"  # what it is for: generate, embed, classify
 
 
 class ModelList(msgspec.Struct, kw_only=True):

@@ -21,6 +21,7 @@ class ToolUse(NamedTuple):
     names: frozenset[str] = frozenset()
     schema: dict[str, Any] | None = None  # of the calls, if the answer has to be calls
     one_call: bool = False
+    arguments: dict[str, dict[str, Any]] | None = None  # schemas by name, if the model chooses and some tool is strict
 
 
 def tool_use(tools: Sequence[dict[str, Any]] | None, choice: Any, *, parallel: bool) -> ToolUse:
@@ -32,7 +33,8 @@ def tool_use(tools: Sequence[dict[str, Any]] | None, choice: Any, *, parallel: b
         case "none":
             return ToolUse()
         case None | "auto":
-            return ToolUse(frozenset(functions), None, not parallel)
+            is_strict = any(function.get("strict") is True for function in functions.values())
+            return ToolUse(frozenset(functions), None, not parallel, _arguments(functions) if is_strict else None)
         case "required":
             chosen = functions
         case {"type": "function", "function": {"name": str(name)}} | {"type": "function", "name": str(name)}:
@@ -63,6 +65,30 @@ def forced_schema(functions: dict[str, dict[str, Any]], *, parallel: bool) -> di
     item = calls[0] if len(calls) == 1 else {"anyOf": calls}
     schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": item}
     return schema if parallel else {**schema, "maxItems": 1}
+
+
+def strict_tag(arguments: dict[str, dict[str, Any]], trigger: str, around: tuple[str, str]) -> dict[str, Any]:
+    """A structural tag: free text in which a call, once begun, is one of these and has arguments of its schema."""
+    before, behind = around
+    tags = [
+        {
+            "type": "tag",
+            "begin": before.replace("NAME", name),
+            "content": {"type": "json_schema", "json_schema": schema},
+            "end": behind,
+        }
+        for name, schema in arguments.items()
+    ]
+    return {"format": {"type": "triggered_tags", "triggers": [trigger], "tags": tags}}
+
+
+def _arguments(functions: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The schema of each function's arguments; any object where it is not strict."""
+    any_object = {"type": "object"}
+    return {
+        name: function.get("parameters") or any_object if function.get("strict") is True else any_object
+        for name, function in functions.items()
+    }
 
 
 def call_id(id_len: int) -> str:

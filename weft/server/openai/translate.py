@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from starlette.requests import Request
 
 from weft.messages.replies import TokenLogprobs
-from weft.messages.sampling import SamplingParams
+from weft.messages.sampling import InvalidParam, SamplingParams
 from weft.observe.call import rename
 from weft.server.errors import ApiError
 from weft.server.grammar import grammar_of
@@ -27,19 +28,34 @@ from weft.server.openai.models import (
     Usage,
 )
 from weft.server.sessions import session_params
+from weft.server.wishes import wishes
+from weft.text.as_tokens import with_marks
 from weft.text.generation import Delta, Generation, Prompt
+from weft.text.hidden import num_hidden_states
 from weft.text.parsers.output import Output
+from weft.text.prompt_logprobs import num_prompt_logprobs
 from weft.text.tokenizer import Tokenizer
 
 V = TypeVar("V")
+TokenName: TypeAlias = Callable[[int], str]
 
 LOWEST_LOGPROB = -9999.0  # JSON has no infinity
 _DEFAULTS = SamplingParams()
 _TOKEN_ID = re.compile(r"\d{1,10}")
 
 
-def sampling_params(body: SampledRequest, *, max_new_tokens: int | None, logprobs: int | None) -> SamplingParams:
-    """The request's fields as sampling parameters. Ranges are checked when they are submitted."""
+def sampling_params(
+    body: SampledRequest,
+    *,
+    max_new_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None = None,
+    fewest_tokens: int = 1,
+) -> SamplingParams:
+    """The request's fields as sampling parameters. Ranges are checked when they are submitted, but for `max_tokens`,
+    which have to be `fewest_tokens`."""
+    if max_new_tokens is not None and max_new_tokens < fewest_tokens:
+        raise InvalidParam("max_tokens", f"max_tokens is {max_new_tokens}; it must be at least {fewest_tokens}")
     seed = body.seed if body.seed is not None else body.sampling_seed
     return SamplingParams(
         max_new_tokens=max_new_tokens,
@@ -60,7 +76,10 @@ def sampling_params(body: SampledRequest, *, max_new_tokens: int | None, logprob
         ignore_eos=bool(body.ignore_eos),
         skip_special_tokens=_or(body.skip_special_tokens, True),
         logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
         grammar=grammar_of(body),
+        **wishes(body),
+        hidden_states="last" if body.return_hidden_states else None,
     )
 
 
@@ -96,7 +115,7 @@ def request_name(request: Request, rid: str | None, request_id: str | None = Non
 def prompts(
     front: Front, request: Request, body: SampledRequest, ids: Sequence[Sequence[int]], params: SamplingParams
 ) -> list[Prompt]:
-    """One `Prompt` for each list of ids, all with the same parameters."""
+    """One `Prompt` for each list of ids, all with the same parameters (but for where their reasoning begins)."""
     salt = cache_salt(body.cache_salt, body.extra_key)
     if body.priority is not None and not -(2**31) <= body.priority < 2**31:
         raise ApiError(400, f"priority is {body.priority}; a 32-bit integer is allowed", param="priority")
@@ -105,7 +124,7 @@ def prompts(
     return [
         Prompt(
             ids=prompt_ids,
-            params=params,
+            params=with_marks(params, front.formats.reasoning, front.tokenizer, prompt_ids),
             rid=rid,
             user=(body.user or "")[: front.limits.max_user_len],
             priority=body.priority or 0,
@@ -144,19 +163,37 @@ def submit(front: Front, prompts: Sequence[Prompt], *, stream: bool) -> Generati
     The limits hold for what it grows to: a body that is small can ask for very much.
     """
     front.require_accepting()
-    num_bias = sum(len(one.params.logit_bias) * one.params.n for one in prompts)
+    num_bias = sum(_num_entries(one.params) * one.params.n for one in prompts)
+    num_told = sum(map(num_prompt_logprobs, prompts))
     totals = [
         ("max_completions", "n", "completions", sum(one.params.n for one in prompts)),
         ("max_total_tokens", "prompt", "prompt tokens", sum(len(one.ids) * one.params.n for one in prompts)),
-        ("max_total_stop_len", "stop", "characters of stop strings", _stop_len({one.params.stop for one in prompts})),
-        ("max_total_logit_bias", "logit_bias", "entries of logit_bias", num_bias),
+        ("max_total_stop_len", "stop", "characters of stop strings and bad words", _stop_len(prompts)),
+        ("max_total_logit_bias", "logit_bias", "entries of logit_bias and the like", num_bias),
         ("max_total_grammar_len", "response_format", "characters of grammars", _grammar_len(prompts)),
+        ("max_total_prompt_logprobs", "prompt_logprobs", "log probabilities of prompts", num_told),
+        ("max_total_hidden_values", "return_hidden_states", "values of hidden states", _num_hidden(front, prompts)),
+        ("max_total_embed_values", "input_embeds", "values", sum(len(one.vectors) for one in prompts) // 4),
     ]
     for limit, param, what, total in totals:
         most = getattr(front.limits, limit)
         if total > most:
             raise over(limit, f"the request has {total:,} {what} in all; {most:,} are allowed", param=param)
+    _require_room(front, sum(len(one.vectors) * one.params.n for one in prompts))
     return front.client.submit(prompts, stream=stream)
+
+
+def _num_hidden(front: Front, prompts: Sequence[Prompt]) -> int:
+    num = sum(num_hidden_states(one, front.info.context_length) for one in prompts)
+    return num * front.client.engine.hidden_size if num else 0
+
+
+def _require_room(front: Front, num_bytes: int) -> None:
+    """Raise `ApiError` 503 if the engine would keep more input embeddings than it may."""
+    limit, held = int(front.limits.max_open_embeds_mb * 1_000_000), front.client.num_vector_bytes if num_bytes else 0
+    if held + num_bytes > limit:
+        message = f"open requests have {held / 1e6:,.1f} MB of input embeddings, this one {num_bytes / 1e6:,.1f} MB"
+        raise over("max_open_embeds_mb", f"{message}; {limit / 1e6:g} MB are allowed", param="input_embeds", status=503)
 
 
 def _grammar_len(prompts: Sequence[Prompt]) -> int:
@@ -164,23 +201,33 @@ def _grammar_len(prompts: Sequence[Prompt]) -> int:
     return sum(len(grammar.text) * n for grammar, n in grammars if grammar is not None)
 
 
-def _stop_len(sets: set[tuple[str, ...]]) -> int:
-    return sum(len(string) for strings in sets for string in strings)
+def _stop_len(prompts: Sequence[Prompt]) -> int:
+    """Of all different sets: each is compiled once."""
+    sets = {texts for one in prompts for texts in (one.params.stop, one.params.stop_regex, one.params.bad_words)}
+    return sum(len(text) for texts in sets for text in texts)
 
 
-async def encode_texts(front: Front, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
-    """Ids of each text, off the event loop if there is much to do. Raises `ContextExceeded`."""
-    return await front.tokenizer.encode_async(
-        texts, add_special_tokens=add_special_tokens, context_len=front.info.context_length
-    )
+def _num_entries(params: SamplingParams) -> int:
+    """Of what each completion of a prompt carries with it."""
+    num = len(params.logit_bias) + len(params.allowed_token_ids) + len(params.bad_words)
+    return num + sum(one.num_bytes for one in params.processors)
+
+
+async def encode_texts(
+    front: Front, texts: Sequence[str], *, add_special_tokens: bool, truncates: bool = False
+) -> list[list[int]]:
+    """Ids of each text, off the event loop if there is much to do. Raises `ContextExceeded`, but for those that will be
+    truncated."""
+    context_len = None if truncates else front.info.context_length
+    return await front.tokenizer.encode_async(texts, add_special_tokens=add_special_tokens, context_len=context_len)
 
 
 async def encode_mixed(
-    front: Front, prompts: Sequence[str | list[int]], *, add_special_tokens: bool
+    front: Front, prompts: Sequence[str | list[int]], *, add_special_tokens: bool, truncates: bool = False
 ) -> list[list[int]]:
     """Ids of prompts some of which are ids already."""
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-    encoded = iter(await encode_texts(front, texts, add_special_tokens=add_special_tokens))
+    encoded = iter(await encode_texts(front, texts, add_special_tokens=add_special_tokens, truncates=truncates))
     return [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]
 
 
@@ -230,11 +277,12 @@ def reasoning_details(tokenizer: Tokenizer, outputs: Sequence[Output]) -> Comple
     return CompletionTokensDetails(sum(map(len, tokenizer.encode_all(texts, add_special_tokens=False))))
 
 
-def chat_logprobs(tokenizer: Tokenizer, delta: Delta) -> ChatLogprobs:
+def chat_logprobs(tokenizer: Tokenizer, delta: Delta, *, as_ids: bool = False) -> ChatLogprobs:
     """With the bytes of each token, because a token need not be a whole character."""
 
     def entry(token: int, logprob: float) -> TopLogprob:
-        return TopLogprob(tokenizer.token_text(token), _finite(logprob), list(tokenizer.token_bytes(token)))
+        text = _id_name(token) if as_ids else tokenizer.token_text(token)
+        return TopLogprob(text, finite(logprob), list(tokenizer.token_bytes(token)))
 
     content = []
     for token, found in zip(delta.token_ids, delta.logprobs, strict=False):
@@ -244,17 +292,26 @@ def chat_logprobs(tokenizer: Tokenizer, delta: Delta) -> ChatLogprobs:
     return ChatLogprobs(content)
 
 
-def completion_logprobs(tokenizer: Tokenizer, delta: Delta, offset: int) -> CompletionLogprobs:
+def completion_logprobs(tokenizer: Tokenizer, delta: Delta, offset: int, name_of: TokenName) -> CompletionLogprobs:
     """`offset`: length of the text before the first of these tokens."""
     result = CompletionLogprobs([], [], [], [])
     for token, found in zip(delta.token_ids, delta.logprobs, strict=False):
-        name = token_name(tokenizer, token)
+        name = name_of(token)
         result.tokens.append(name)
-        result.token_logprobs.append(_finite(found.logprob))
-        result.top_logprobs.append(_top(tokenizer, found, name))
+        result.token_logprobs.append(finite(found.logprob))
+        result.top_logprobs.append(_top(name_of, found, name))
         result.text_offset.append(offset)
         offset += len(tokenizer.token_text(token))
     return result
+
+
+def token_names(tokenizer: Tokenizer, *, as_ids: bool) -> TokenName:
+    """How tokens are called: by their text, or, as vLLM writes it, by "token_id:17"."""
+    return _id_name if as_ids else partial(token_name, tokenizer)
+
+
+def _id_name(token: int) -> str:
+    return f"token_id:{token}"
 
 
 def token_name(tokenizer: Tokenizer, token: int) -> str:
@@ -266,15 +323,12 @@ def token_name(tokenizer: Tokenizer, token: int) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
 
 
-def _top(tokenizer: Tokenizer, found: TokenLogprobs, name: str) -> dict[str, float]:
+def _top(name_of: TokenName, found: TokenLogprobs, name: str) -> dict[str, float]:
     """The likeliest tokens and the one that was sampled."""
-    top = {
-        token_name(tokenizer, token): _finite(logprob)
-        for token, logprob in zip(found.top_ids, found.top_logprobs, strict=True)
-    }
-    top.setdefault(name, _finite(found.logprob))
+    top = {name_of(token): finite(logprob) for token, logprob in zip(found.top_ids, found.top_logprobs, strict=True)}
+    top.setdefault(name, finite(found.logprob))
     return top
 
 
-def _finite(logprob: float) -> float:
+def finite(logprob: float) -> float:
     return max(logprob, LOWEST_LOGPROB)

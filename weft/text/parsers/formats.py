@@ -23,6 +23,7 @@ class ToolFormat(NamedTuple):
     read: Callable[[Stream], Reading[None]]
     mark: str = ""  # a chat template that has this text is of this format; "" if that cannot be told
     id_len: int = 24  # characters of a call's id behind "call_"; Mistral's templates want 9 and no prefix
+    around: tuple[str, str] | None = None  # what stands before (with NAME for the name) and behind a call's arguments
 
     def parser(self, names: Set[str], *, eager: bool) -> Parser:
         return Parser(self.read, Stream(names, eager=eager))
@@ -37,14 +38,22 @@ class ReasoningFormat(NamedTuple):
 
     def parser(self, prompt_end: str, *, eager: bool) -> Parser:
         """`prompt_end`: the last characters of the prompt, where a template may open or close the reasoning."""
-        before = prompt_end.rstrip()
-        inside = before.endswith(self.begin) or (self.always and not before.endswith(self.end))
-        read = partial(thinking, begin=self.begin, end=self.end, inside=inside)
+        read = partial(thinking, begin=self.begin, end=self.end, inside=self.is_open(prompt_end))
         return Parser(read, Stream(eager=eager))
+
+    def is_open(self, prompt_end: str) -> bool:
+        """Whether the output begins inside of the reasoning."""
+        return prompt_end.rstrip().endswith(self.begin) or (self.always and not self.is_closed(prompt_end))
+
+    def is_closed(self, prompt_end: str) -> bool:
+        """Whether the prompt has ended the reasoning: there is none in the output."""
+        return prompt_end.rstrip().endswith(self.end)
 
 
 TOOL_FORMATS = {
-    "hermes": ToolFormat(hermes, "<tool_call>"),
+    "hermes": ToolFormat(
+        hermes, "<tool_call>", around=('<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>")
+    ),
     "llama3": ToolFormat(llama3, TAG),
     "mistral": ToolFormat(mistral, MARKER, id_len=9),
     "deepseek": ToolFormat(deepseek, CALL_BEGIN),

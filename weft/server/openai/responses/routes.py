@@ -15,8 +15,8 @@ from starlette.types import ASGIApp
 from weft.server.body import json_bytes, read_json
 from weft.server.errors import ApiError
 from weft.server.info import Front
-from weft.server.openai.conversation import Conversation, start_chat
-from weft.server.openai.models import ChatMessage
+from weft.server.openai.conversation import Conversation, chat_prompt, start_chat
+from weft.server.openai.models import ChatMessage, InputTokens
 from weft.server.openai.responses.models import ResponsesRequest
 from weft.server.openai.responses.reply import RESPONSE_EVENTS, ResponseReply
 from weft.server.openai.responses.store import Stored
@@ -46,6 +46,15 @@ async def create(front: Front, request: Request) -> ASGIApp:
     front.responses.running[id] = task
     task.add_done_callback(lambda _: front.responses.running.pop(id, None))
     return _json({**reply.response, "status": "queued"})
+
+
+async def input_tokens(front: Front, request: Request) -> ASGIApp:
+    """How many tokens the prompt of such a response would have."""
+    body = await read_json(front, request, ResponsesRequest)
+    front.require_model(body.model)
+    history = [*_previous(front, body.previous_response_id), *messages(body.items)]
+    ids = await chat_prompt(front, chat_request(body, history, ""))
+    return Response(json_bytes(InputTokens(len(ids))), media_type="application/json")
 
 
 async def retrieve(front: Front, request: Request) -> ASGIApp:

@@ -1,0 +1,121 @@
+"""Whole steps of a small model: graphs give what eager steps do, overlap what none does, and the GPU in bfloat16 what a
+CPU does in float32, but for rounding. On a CPU the recorded program stands in for graphs, and torch for what is eager.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpu_parts.engines import Job, load, play
+from gpu_parts.part import Row, Setting
+from weft.bench.workloads import SHAPES
+from weft.config.engine import EngineConfig
+from weft.config.model import ModelConfig
+from weft.executor.build import load_runner
+from weft.executor.plan import ForwardMode, Logprobs, Plan, Sampling
+from weft.executor.weights.save import save_random
+
+ROOM = {"max_running_requests": 12, "kv_tokens": 8_192, "context_length": 1_024, "chunked_prefill_size": 256}
+
+
+def findings(setting: Setting) -> Iterator[Row]:
+    small = {"num_hidden_layers": 2, "hidden_size": 128, "intermediate_size": 256, "vocab_size": 2_000}
+    shape = {**SHAPES["tiny"], **setting.pick({}, small)}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        save_random(ModelConfig.from_hf(shape, "steps"), folder / "model.safetensors")
+        yield from same_tokens(setting, shape, folder)
+        yield from same_logits(setting, folder)
+
+
+def same_tokens(setting: Setting, shape: dict[str, Any], folder: Path) -> Iterator[Row]:
+    """Of a crowd of requests, greedy and drawn, in chunks and behind cached prefixes."""
+    rng = np.random.default_rng(0)
+    common = rng.integers(0, shape["vocab_size"], 300)
+    jobs = []
+    for number in range(setting.pick(40, 12)):
+        prompt = np.concatenate((common[: 75 * (number % 5)], rng.integers(0, shape["vocab_size"], 1 + number * 7)))
+        jobs.append(Job(prompt, int(rng.integers(2, setting.pick(100, 20))), 0.8 * (number % 3 == 0)))
+    eager = {"cuda_graph": False} if setting.on_gpu else {"kernels": "torch"}
+    ways: dict[str, dict[str, Any]] = {
+        "graphs, overlap": {"overlap": True},
+        "graphs": {"overlap": False},
+        "eager, overlap": {"overlap": True, **eager},
+        "eager": {"overlap": False, **eager},
+    }
+    found = {}
+    for way, settings in ways.items():
+        loaded = load(setting, shape, folder, **ROOM, **settings)
+        found[way] = play(loaded, jobs)
+        loaded.built.runner.close()
+    # In bfloat16 a step with more padding may round otherwise, where a product takes another path: hence a part.
+    for one, other in (("graphs", "graphs, overlap"), ("eager", "eager, overlap"), ("eager", "graphs")):
+        same = np.mean([found[one].tokens[place] == found[other].tokens[place] for place in range(len(jobs))])
+        same_steps = one in other  # the same kernels on the same batches
+        yield {"what": f"{one} = {other}", "ok": bool(same == 1 if same_steps else same > 0.5), "part": float(same)}
+
+
+def same_logits(setting: Setting, folder: Path) -> Iterator[Row]:
+    """Of 200 tokens, then of 8 decode steps behind them."""
+    model = ModelConfig.from_folder(folder)
+    ways = {setting.device: "bfloat16", "cpu": "float32"} if setting.on_gpu else {"cpu": "bfloat16", "cpu ": "float32"}
+    theirs, ours = (
+        logprobs(EngineConfig(device=device.strip(), dtype=dtype, threads=2, cuda_graph_sizes=graphs), model, folder)
+        for (device, dtype), graphs in zip(ways.items(), ("1,2,4" if setting.on_gpu else "", ""), strict=True)
+    )
+    error = np.sqrt(np.mean((theirs - ours) ** 2))
+    best = np.mean(theirs.argmax(-1) == ours.argmax(-1))
+    yield {
+        "what": f"{setting.device} in bfloat16 = cpu in float32, {len(ours)} steps",
+        "ok": bool(error < 0.05),
+        "error_nats": float(error),
+        "same_best": float(best),
+    }
+
+
+def logprobs(engine: EngineConfig, model: ModelConfig, folder: Path) -> np.ndarray:
+    """Log probabilities of all tokens: [steps, vocab]."""
+    size = model.vocab_size
+    runner = load_runner(
+        engine,
+        replace(model, dtype=engine.dtype),
+        folder=folder,
+        kv_tokens=512,
+        page_size=1,
+        max_rows=4,
+        context_length=256,
+    )
+    text = np.random.default_rng(2).integers(0, size, 208).astype(np.int32)
+    found = []
+    for start, stop in ((0, 120), (120, 200), *((place, place + 1) for place in range(200, 208))):
+        num = np.ones(1, np.int32)
+        nothing = np.zeros(1, np.float32)
+        wanted = Logprobs(np.zeros(1, np.int32), size * num)
+        sampling = Sampling(
+            *(nothing, nothing + 1, 0 * num, nothing, np.zeros(1, np.int64), stop * num), logprobs=wanted
+        )
+        slots = np.arange(start, stop, dtype=np.int32)[::-1] + 7
+        plan = Plan(
+            step=start,
+            mode=ForwardMode.DECODE if stop == start + 1 else ForwardMode.EXTEND,
+            rows=2 * num,
+            starts=start * num,
+            lens=(stop - start) * num,
+            tokens=text[start:stop],
+            slots=slots.copy(),
+            samples=np.ones(1, np.bool_),
+            sampling=sampling,
+        )
+        top = runner.launch(plan).result().logprobs
+        assert top is not None
+        values = np.zeros(size, np.float32)
+        values[top.top_ids[0]] = top.top_logprobs[0]
+        found.append(values)
+    runner.close()
+    return np.stack(found)

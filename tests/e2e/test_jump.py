@@ -1,0 +1,65 @@
+"""Structured output with the bundled model, in this process: jumps give the same tokens in fewer steps, and a budget
+ends the reasoning before a grammar."""
+
+from __future__ import annotations
+
+import json
+
+import jsonschema
+
+from weft import LLM, Grammar, SamplingParams
+from weft.messages.sampling import ThinkingMarks
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "first_name_of_the_person": {"type": "string", "maxLength": 12},
+        "age_in_years": {"type": "integer", "minimum": 0, "maximum": 150},
+        "favourite_colours": {"type": "array", "items": {"enum": ["dark red", "light green"]}, "maxItems": 3},
+    },
+    "required": ["first_name_of_the_person", "age_in_years", "favourite_colours"],
+    "additionalProperties": False,
+}
+
+
+def run(*, jump: bool) -> tuple[list[list[int]], int]:
+    """The tokens of some answers, and how many steps they took."""
+    llm = LLM(grammar_jump=jump, threads=1, kv_tokens=8_192)
+    grammar = Grammar("json_schema", json.dumps(PERSON))
+    params = [
+        SamplingParams(max_new_tokens=250, temperature=temperature, seed=i, grammar=grammar)
+        for i, temperature in enumerate([0, 0, 0, 1, 1, 1])
+    ]
+    answers = llm.generate([f"Tell me of {name}:" for name in ("Ann", "Bob", "Carl", "Dora", "Eve", "Fay")], params)
+    for answer in answers:
+        assert answer.finish_reason == "stop"
+        jsonschema.validate(json.loads(answer.text), PERSON)
+    stats = llm._engine.stats()  # type: ignore[attr-defined]
+    assert (stats.total_forced_tokens > 0) is jump
+    return [answer.token_ids for answer in answers], stats.total_steps
+
+
+def test_jumps_save_steps_and_change_no_token() -> None:
+    jumped, few = run(jump=True)
+    stepped, many = run(jump=False)
+    assert jumped == stepped
+    assert few < 0.7 * many
+
+
+def test_a_budget_ends_the_reasoning_before_a_grammar() -> None:
+    llm = LLM(threads=1, kv_tokens=4_096)
+    ids = llm.prompt("</think>", SamplingParams()).ids
+    marks = ThinkingMarks((1,), tuple(ids), is_open=True)
+    grammar = Grammar("choice", '["yes, it is", "no"]', behind=marks)
+    params = [
+        SamplingParams(
+            max_new_tokens=90, seed=seed, grammar=grammar, thinking_budget=7, thinking_marks=marks, ignore_eos=True
+        )
+        for seed in range(4)
+    ]
+    for answer in llm.generate(["Is it?"] * 4, params):
+        thoughts, answered = answer.token_ids[: 7 + len(ids)], answer.token_ids[7 + len(ids) :]
+        assert tuple(thoughts[7:]) == marks.end
+        assert answer.text.rpartition("</think>")[2] in ("yes, it is", "no")
+        assert answered
+        assert answer.finish_reason == "stop"

@@ -1,0 +1,88 @@
+"""Grammars by xgrammar, the optional library, on the vocabulary of the bundled model. Without it nothing is tested."""
+
+from __future__ import annotations
+
+import json
+import random
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.grammar.schemas import random_schema
+from tests.grammar.test_llg import EOS, FOLDER, FORMATS, KINDS, accepts, generated, is_valid
+from weft.grammar.backends import make_compiler
+from weft.grammar.protocol import Compiler, InvalidGrammar, Key
+from weft.grammar.trial import TrialProcess
+from weft.text.tokenizer import Tokenizer
+
+pytest.importorskip("xgrammar")
+FILE = FOLDER / "tokenizer.json"
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.load(FOLDER)
+
+
+@pytest.fixture(scope="module")
+def compiler(tokenizer: Tokenizer) -> Compiler:
+    return make_compiler("xgrammar", FILE, tokenizer.vocab_size, [EOS])
+
+
+@pytest.mark.parametrize(
+    ("key", "good", "bad"),
+    [*KINDS, *((Key("structural_tag", json.dumps({"format": one})), good, bad) for one, good, bad in FORMATS)],
+)
+def test_each_kind_of_grammar(
+    compiler: Compiler, tokenizer: Tokenizer, key: Key, good: list[str], bad: list[str]
+) -> None:
+    compiled = compiler.compile(key)
+    for text in good:
+        assert accepts(compiler, tokenizer, compiled, text), text
+    for text in bad:
+        assert not accepts(compiler, tokenizer, compiled, text), text
+
+
+def test_what_is_generated_parses_and_nearly_always_fits_the_schema(compiler: Compiler, tokenizer: Tokenizer) -> None:
+    rng, noise = random.Random(5), np.random.default_rng(5)
+    num_ended = num_valid = 0
+    for _ in range(60):
+        made = random_schema(rng, 1)
+        try:
+            compiled = compiler.compile(Key("json_schema", json.dumps(made.schema)))
+        except InvalidGrammar:
+            continue
+        text = generated(compiler, tokenizer, compiled, noise)
+        if text is not None:
+            num_ended += 1
+            num_valid += is_valid(made.schema, json.loads(text))
+    assert num_ended > 40
+    assert num_valid > 0.9 * num_ended
+
+
+@pytest.mark.parametrize(
+    ("key", "reason"),
+    [
+        (Key("json_schema", '{"type": "foo"}'), 'Unsupported type "foo"'),
+        (Key("regex", "(a"), "parenthesis is not closed"),
+        (Key("ebnf", "root ::= undefined"), 'Rule "undefined" is not defined'),
+        (Key("poem", "x"), "there is no kind of grammar 'poem'"),
+    ],
+)
+def test_an_invalid_grammar_is_refused_with_the_reason(compiler: Compiler, key: Key, reason: str) -> None:
+    with pytest.raises(InvalidGrammar, match=reason) as refused:
+        compiler.compile(key)
+    assert not str(refused.value).startswith("[")
+
+
+def test_a_grammar_is_tried_in_a_process_of_its_own_first(tokenizer: Tokenizer) -> None:
+    make: Any = partial(TrialProcess, "xgrammar", FILE, tokenizer.vocab_size, (EOS,), 20.0)
+    trial = make()
+    try:
+        trial.run(Key("regex", "a+"))
+        with pytest.raises(InvalidGrammar, match="parenthesis"):
+            trial.run(Key("regex", "(a"))
+    finally:
+        trial.close()

@@ -1,0 +1,145 @@
+"""Tiny random models that make vectors or scores, saved by transformers, and what transformers says of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import tokenizers
+import torch
+import transformers
+from tokenizers import models, normalizers, pre_tokenizers, processors
+
+WORDS = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    *"abcdefghijklmnopqrstuvwxyz",
+    *(f"##{c}" for c in "abcdefghijklmnopqrstuvwxyz"),
+]
+VOCAB = 64
+LAYOUT = "sentence_transformers.models."
+
+DECODER: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "head_dim": 8,
+    "bos_token_id": 2,
+    "eos_token_id": 3,
+    "pad_token_id": 0,
+    "tie_word_embeddings": True,
+}
+ENCODER: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "type_vocab_size": 2,
+    "pad_token_id": 0,
+}
+
+
+class Case(NamedTuple):
+    architecture: str
+    changes: dict[str, Any]
+    pooling: str = ""  # of the sentence-transformers layout; "": there is none
+    normalize: bool = True
+
+
+CASES = {
+    "bert-mean": Case("BertModel", {}, "mean"),
+    "bert-cls": Case("BertModel", {"hidden_act": "gelu_new"}, "cls", normalize=False),
+    "bert-pair": Case("BertForSequenceClassification", {"num_labels": 1}),
+    "bert-labels": Case("BertForSequenceClassification", {"num_labels": 3}),
+    "roberta": Case("XLMRobertaForSequenceClassification", {"num_labels": 2, "type_vocab_size": 1, "pad_token_id": 1}),
+    "roberta-mean": Case("RobertaModel", {"type_vocab_size": 1, "pad_token_id": 1}, "mean"),
+    "qwen3-last": Case("Qwen3ForCausalLM", {}, "last"),
+    "qwen3-mean": Case("Qwen3Model", {}, "mean"),
+    "qwen3-labels": Case("Qwen3ForSequenceClassification", {"num_labels": 4}),
+    "llama-score": Case("LlamaForSequenceClassification", {"num_labels": 1}),
+}
+ENCODERS = [name for name in CASES if "ert" in name]
+
+
+class PooledReference(NamedTuple):
+    folder: Path
+    case: Case
+    model: Any
+
+    @property
+    def is_encoder(self) -> bool:
+        return "ert" in self.case.architecture
+
+    def vector(self, ids: list[int], types: list[int] | None = None) -> np.ndarray:
+        """What one prompt should give, in float32."""
+        given: dict[str, Any] = {"input_ids": torch.tensor([ids])}
+        if types is not None:
+            given["token_type_ids"] = torch.tensor([types])
+        with torch.inference_mode():
+            if "ForSequence" in self.case.architecture:
+                logits = self.model(**given).logits[0]
+                found = logits.sigmoid() if len(logits) == 1 else logits.softmax(-1)
+            else:
+                hidden = self.model(**given, output_hidden_states=True)
+                states = hidden.hidden_states[-1][0] if "CausalLM" in self.case.architecture else hidden[0][0]
+                found = {"mean": states.mean(0), "cls": states[0], "last": states[-1]}[self.case.pooling]
+                if self.case.normalize:
+                    found = torch.nn.functional.normalize(found, dim=0)
+        return np.asarray(found)
+
+
+def make_pooled(name: str, folder: Path) -> PooledReference:
+    """Save the model with its tokenizer and, if it has one, its sentence-transformers layout."""
+    case = CASES[name]
+    family = case.architecture.partition("For")[0].removesuffix("Model")
+    shape = ENCODER if "ert" in family else DECODER
+    config = getattr(transformers, f"{family}Config")(**{**shape, **case.changes}, attn_implementation="eager")
+    model = getattr(transformers, case.architecture)(config).eval()
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(1 + 0.2 * noise if "orm" in key and "bias" not in key else 0.25 * noise)
+    model.save_pretrained(folder)
+    write_tokenizer(folder, pairs="ert" in family)
+    if case.pooling:
+        write_layout(folder, case.pooling, normalize=case.normalize)
+    return PooledReference(folder, case, model)
+
+
+def write_tokenizer(folder: Path, *, pairs: bool) -> None:
+    """Letters; with [CLS] and [SEP] as BERT has them, or a last token alone, as Qwen3-Embedding has it."""
+    backend = tokenizers.Tokenizer(
+        models.WordPiece({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]", max_input_chars_per_word=200)
+    )
+    backend.normalizer = normalizers.BertNormalizer()
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.add_special_tokens(["[PAD]", "[UNK]", "[CLS]", "[SEP]"])
+    special = [("[CLS]", 2), ("[SEP]", 3)]
+    single, pair = ("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1") if pairs else ("$A [SEP]", "$A $B [SEP]")
+    backend.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=special)
+    backend.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"unk_token": "[UNK]"}))
+
+
+def write_layout(folder: Path, kind: str, *, normalize: bool) -> None:
+    names = ["Transformer", "Pooling", *(["Normalize"] if normalize else [])]
+    modules = [
+        {"idx": i, "name": str(i), "path": f"{i}_{name}" if i else "", "type": LAYOUT + name}
+        for i, name in enumerate(names)
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir()
+    keys = {"mean": "mean_tokens", "cls": "cls_token", "last": "lasttoken"}
+    pooling = {f"pooling_mode_{key}": name == kind for name, key in keys.items()} | {"pooling_mode_max_tokens": False}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 48, **pooling}))

@@ -1,0 +1,144 @@
+"""Every kind of model that makes vectors or scores gives what transformers gives, alone, in batches and in chunks."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.executor.driver import CONTEXT, KV_TOKENS, MAX_ROWS, Driver, Turn
+from tests.models.pooled import CASES, ENCODERS, VOCAB, PooledReference, make_pooled
+from weft.config.engine import EngineConfig
+from weft.config.model import ModelConfig
+from weft.executor.build import load_runner
+from weft.executor.plan import Plan, Pooling, Wanted
+
+TOLERANCE = 2e-5
+
+
+DECODERS = [name for name in CASES if name not in ENCODERS]
+
+
+def with_kernels(names: Sequence[str]) -> pytest.MarkDecorator:
+    """Each of these cases by torch, decoders also by the best CPU kernels here."""
+    pairs = [(name, "torch") for name in names] + [(name, "auto") for name in names if name in DECODERS]
+    return pytest.mark.parametrize("loaded", pairs, indirect=True, ids=[f"{name}-{kernels}" for name, kernels in pairs])
+
+
+@pytest.fixture(scope="module")
+def references(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], PooledReference]:
+    """Cases by name, each made once."""
+    return functools.cache(lambda name: make_pooled(name, tmp_path_factory.mktemp(name)))
+
+
+@pytest.fixture
+def loaded(
+    request: pytest.FixtureRequest, references: Callable[[str], PooledReference]
+) -> Iterator[tuple[PooledReference, Driver]]:
+    name, kernels = request.param
+    reference = references(name)
+    driver = make_driver(reference.folder, kernels=kernels)
+    yield reference, driver
+    driver.runner.close()
+
+
+def make_driver(folder: Path, **settings: Any) -> Driver:
+    config = ModelConfig.from_folder(folder)
+    runner = load_runner(
+        EngineConfig(device="cpu", threads=1, **settings),
+        config,
+        folder=folder,
+        kv_tokens=KV_TOKENS,
+        page_size=1,
+        max_rows=MAX_ROWS,
+        context_length=CONTEXT,
+    )
+    return Driver(runner, config.vocab_size, list(range(KV_TOKENS)))  # type: ignore[arg-type]
+
+
+def run(driver: Driver, *turns: Turn, types: Sequence[int] | None = None, **changes: Any) -> np.ndarray:
+    """The vectors of those turns that are said to sample."""
+    completes = np.array([turn.samples for turn in turns])
+    plan = driver.plan(*(turn._replace(samples=False) for turn in turns))
+    num = len(turns)
+    values: dict[str, Any] = {
+        "index": np.arange(num, dtype=np.int32),
+        "completes": completes,
+        "normalize": np.full(num, -1, np.int32),
+        "dimensions": np.zeros(num, np.int32),
+        "types": None if types is None else np.array(types, np.int32),
+        **changes,
+    }
+    wanted = Wanted(pooling=Pooling(**values))
+    fields = {name: getattr(plan, name) for name in Plan.__dataclass_fields__}
+    result = driver.runner.launch(Plan(**{**fields, "wanted": wanted})).result()
+    assert result.given is not None
+    assert result.given.pooled is not None
+    return result.given.pooled[completes]
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    return np.random.default_rng(seed).integers(4, VOCAB, length).tolist()
+
+
+def difference(actual: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.abs(actual - expected).max() / np.abs(expected).max())
+
+
+@with_kernels(list(CASES))
+def test_several_prompts_in_one_step(loaded):
+    reference, driver = loaded
+    prompts = [prompt(0, 37), prompt(1, 2), prompt(2, 30), prompt(3, 1), prompt(4, 36)]
+    actual = run(driver, *[Turn(row, tokens) for row, tokens in enumerate(prompts)])
+    expected = np.stack([reference.vector(tokens) for tokens in prompts])
+    assert difference(actual, expected) < TOLERANCE
+
+
+@with_kernels(DECODERS)
+@pytest.mark.parametrize("chunk", [7, 16])
+def test_a_decoder_takes_its_prompt_in_chunks_beside_others(loaded, chunk):
+    reference, driver = loaded
+    tokens, other = prompt(4, 53), prompt(5, 40)
+    for i in range(0, len(tokens), chunk):
+        last = i + chunk >= len(tokens)
+        found = run(driver, Turn(3, other[i : i + 5] or [9], samples=False), Turn(2, tokens[i : i + chunk], last))
+    assert difference(found[0], reference.vector(tokens)) < TOLERANCE
+    again = run(driver, Turn(6, prompt(6, 9)))  # what another row has left does not count
+    assert difference(again[0], reference.vector(prompt(6, 9))) < TOLERANCE
+
+
+@with_kernels([name for name in ENCODERS if name.startswith("bert")])
+def test_kinds_of_segments_reach_the_model(loaded):
+    reference, driver = loaded
+    tokens, types = prompt(7, 12), [0] * 5 + [1] * 7
+    actual = run(driver, Turn(0, prompt(8, 3)), Turn(1, tokens), types=[0, 0, 0, *types])
+    assert difference(actual[1], reference.vector(tokens, types)) < TOLERANCE
+    assert difference(actual[1], reference.vector(tokens)) > 1e-3
+
+
+@with_kernels([name for name, case in CASES.items() if case.pooling and case.normalize])
+def test_a_vector_is_cut_before_it_is_normalised(loaded):
+    _, driver = loaded
+    tokens = prompt(9, 11)
+    whole, cut = run(driver, Turn(0, tokens), Turn(1, tokens), dimensions=np.array([0, 8], np.int32))
+    assert np.allclose(cut[:8], whole[:8] / np.linalg.norm(whole[:8]), atol=1e-6)
+    assert not cut[8:].any()
+    assert np.isclose(np.linalg.norm(whole), 1.0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_what_the_files_say_is_read(references, name):
+    reference = references(name)
+    config = ModelConfig.from_folder(reference.folder)
+    assert config.pooling is not None
+    assert config.is_encoder is (name in ENCODERS)
+    assert config.pooling.task == ("embed" if reference.case.pooling else "classify")
+    if reference.case.pooling:
+        assert (config.pooling.kind, config.pooling.normalize) == (reference.case.pooling, reference.case.normalize)
+    else:
+        assert len(config.pooling.labels) == reference.case.changes["num_labels"]
+    assert (config.kv_bytes_per_token == 0) is (name in ENCODERS)

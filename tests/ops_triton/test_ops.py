@@ -1,0 +1,94 @@
+"""`TritonOps` against `PlainOps`: torch's products as they run on this processor, everything else by the kernels."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from weft.ops.plain import PlainOps
+from weft.ops.protocol import Matrix, Norm
+from weft.ops.triton.ops import TritonOps
+
+CPU = torch.device("cpu")
+IN, SIZES = 64, (48, 48)
+BITS = {"": 0, "int8": 8, "int4": 4}
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def filled(matrix: Matrix) -> Matrix:
+    for part, size in enumerate(SIZES):
+        matrix.put(part, random(size, IN) + 0.1 * part)
+        matrix.put_bias(part, random(size + part)[:size])
+    return matrix
+
+
+def both(format: str) -> tuple[tuple[TritonOps, Matrix], tuple[PlainOps, Matrix]]:
+    ours, twin = TritonOps(torch.float32, CPU, format), PlainOps(torch.float32, CPU, BITS.get(format, 0))
+    return (ours, filled(ours.matrix(IN, SIZES, bias=True))), (twin, filled(twin.matrix(IN, SIZES, bias=True)))
+
+
+@pytest.mark.parametrize(("format", "tolerance"), [("", 1e-5), ("int4", 1e-5), ("int8", 0.03), ("fp8", 0.15)])
+@pytest.mark.parametrize("num", [1, 20])
+def test_products_are_those_of_the_twin(format: str, tolerance: float, num: int) -> None:
+    """Errors relative to the largest output: eight bits round activations, too, where the twin does not, and what the
+    interpreter does to those of fp8 tells `eight_bits.py`."""
+    (ours, mine), (twin, theirs) = both(format)
+    x, norm, before = random(num, IN), Norm(random(IN), 1e-6), random(num, sum(SIZES))
+    pairs = [
+        (ours.linear(x, mine), twin.linear(x, theirs)),
+        (ours.linear(x, mine, norm=norm), twin.linear(x, theirs, norm=norm)),
+        (ours.linear(x, mine, add=before.clone()), twin.linear(x, theirs, add=before.clone())),
+        (ours.gated(x, mine, norm=norm), twin.gated(x, theirs, norm=norm)),
+        (ours.logits(x, mine, norm), twin.logits(x, theirs, norm)),
+        (ours.norm(x, norm), twin.norm(x, norm)),
+    ]
+    for got, want in pairs:
+        assert got.shape == want.shape
+        torch.testing.assert_close(got, want, rtol=0, atol=tolerance * float(want.abs().max()))
+
+
+def test_products_of_eight_bit_floats_are_exact_where_activations_are() -> None:
+    (ours, mine), _ = both("fp8")
+    x = torch.randint(-7, 8, (5, IN), generator=torch.Generator().manual_seed(0)).float()
+    x[:, 0] = 7.0  # the scale of each row is 7 / 448, so every activation is an integer of up to three bits
+    want = x @ torch.cat([mine.get(0), mine.get(1)]).T + torch.cat([mine.get_bias(0), mine.get_bias(1)])
+    torch.testing.assert_close(ours.linear(x, mine), want, rtol=2**-7, atol=2**-7)  # it is given in bfloat16
+
+
+@pytest.mark.parametrize("format", ["", "fp8", "int8", "int4"])
+def test_what_was_put_is_embedded_and_given_back(format: str) -> None:
+    (ours, mine), _ = both(format)
+    tokens = torch.tensor([3, 50, 3])
+    got = ours.embed(tokens, mine)
+    part, row = mine.get(0), random(SIZES[0], IN)
+    torch.testing.assert_close(got[0], part[3])
+    torch.testing.assert_close(got[1], mine.get(1)[2])
+    torch.testing.assert_close(part, row, rtol=0, atol={"": 0.0, "int4": 0.5}.get(format, 0.2))
+    assert torch.equal(mine.get_bias(1), random(SIZES[1] + 1)[: SIZES[1]])
+
+
+def test_a_single_part_can_be_put_anew_in_pieces() -> None:
+    ours = TritonOps(torch.float32, CPU, "int8")
+    matrix = ours.matrix(IN, (128, 32))
+    rows = random(128, IN)
+    for start in (64, 0):
+        matrix.put(0, rows[start : start + 64], start)
+    matrix.put(1, random(32, IN))
+    torch.testing.assert_close(matrix.get(0, 64), rows[64:], rtol=0, atol=0.02)
+    assert sum(tensor.numel() * tensor.element_size() for tensor in ours.kept) == 160 * (IN + 4)
+
+
+def test_sizes_that_the_products_do_not_take_are_kept_as_they_are() -> None:
+    ours = TritonOps(torch.float32, CPU, "fp8")
+    matrix, rows = ours.matrix(IN, (17,)), random(17, IN)
+    matrix.put(0, rows)
+    assert torch.equal(matrix.get(0), rows)
+
+
+def test_an_unknown_format_is_named() -> None:
+    with pytest.raises(ValueError, match="int3; they can in fp8, int8, int4"):
+        TritonOps(torch.float32, CPU, "int3")

@@ -1,0 +1,75 @@
+"""The attention backend, and a whole model on a GPU's path, against torch: everything but the GPU itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.executor.driver import MODEL, ints
+from weft.config.model import ModelConfig
+from weft.executor.attention.torch_paged import TorchPaged
+from weft.executor.attention.triton_paged import TritonPaged
+from weft.executor.backend import AttentionBackend, AttentionBatch, Shipped
+from weft.executor.kv_pool import KVPool
+from weft.executor.weights.load import randomize
+from weft.models.registry import make_model
+from weft.ops.plain import PlainOps
+from weft.ops.protocol import Ops
+from weft.ops.triton.ops import TritonOps
+
+CPU = torch.device("cpu")
+SLOTS, ROWS, CONTEXT = 300, 6, 64
+QWEN = replace(MODEL, num_heads=4, num_kv_heads=2, head_dim=16, hidden_size=48, qk_norm=True, sliding_window=4)
+QWEN = replace(QWEN, full_attention_layers=(1,), qkv_bias=True, o_bias=True)
+STEPS = [  # requests: row, tokens in the cache, tokens to run
+    [(0, 0, 9), (2, 0, 1)],
+    [(0, 9, 1), (2, 1, 5), (1, 0, 11)],
+    [(1, 11, 1), (0, 10, 1), (2, 6, 1)],
+]
+
+
+def run(config: ModelConfig, ops: Ops, attention: AttentionBackend, shipped: bool = False) -> list[Tensor]:
+    """Logits of every token of the steps. `shipped`: each laid out beforehand, in a size that is too large."""
+    model = make_model(config, ops)
+    randomize(model.weights())
+    random = torch.Generator().manual_seed(0)
+    table = torch.randperm(SLOTS, generator=random)[: ROWS * 40].view(ROWS, 40).int()
+    found = []
+    for step in STEPS:
+        rows, starts, lens = (ints(column) for column in zip(*step, strict=True))
+        positions = np.concatenate([np.arange(start, start + num) for _, start, num in step])
+        slots = torch.cat([table[row, start : start + num] for row, start, num in step]).long()
+        tokens = torch.randint(config.vocab_size, (len(slots),), generator=random)
+        batch = AttentionBatch(rows, starts, lens, torch.from_numpy(positions), slots, table)
+        num = len(tokens)
+        if shipped:
+            assert isinstance(attention, TritonPaged)
+            size = attention.tiling.extend_size(num + 5, 4)
+            if (lens == 1).all():
+                size = attention.tiling.decode_size(5)
+            layout = attention.tiling.lay_out(rows, starts, lens, slots.int().numpy(), size)
+            batch = replace(batch, shipped=Shipped(tuple(map(torch.from_numpy, layout)), size))
+            tokens = torch.cat((tokens, tokens.new_zeros(size.num_tokens - num)))
+        attention.prepare(batch)
+        found.append(model.logits(model.forward(tokens, batch.positions, attention)[:num]))
+    return found
+
+
+@pytest.mark.parametrize("shipped", [False, True])
+@pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")  # of what stands in padding
+def test_a_model_computes_what_it_computes_in_torch(shipped: bool) -> None:
+    """With norms of heads, biases, and a window in one layer of two."""
+    pools = [KVPool(QWEN, SLOTS, CPU, torch.float32) for _ in "ab"]
+    ours = run(QWEN, TritonOps(torch.float32, CPU), TritonPaged(QWEN, pools[0], CONTEXT), shipped)
+    twin = run(QWEN, PlainOps(torch.float32, CPU), TorchPaged(QWEN, pools[1]))
+    for got, want in zip(ours, twin, strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=2e-5)
+
+
+def test_kv_in_a_type_that_is_not_read_is_refused() -> None:
+    with pytest.raises(ValueError, match="int8; they can in float32, bfloat16, float16, float8_e4m3fn"):
+        TritonPaged(MODEL, KVPool(MODEL, SLOTS, CPU, torch.int8), CONTEXT)

@@ -1,0 +1,192 @@
+"""The kernels that choose tokens, in Triton's interpreter, against `TorchChoose`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from weft.executor.plan import Logprobs, Mask, Penalties, Sampling
+from weft.executor.sampler import sample
+from weft.ops import noise, sampling
+from weft.ops.sampling import TorchChoose
+from weft.ops.triton import cut
+from weft.ops.triton import sampling as ours
+from weft.ops.triton.sampling import TritonChoose
+
+pytestmark = [  # what numpy says to rows that are not finite
+    pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning"),
+]
+
+INF = float("inf")
+TWIN, OURS = TorchChoose(), TritonChoose()
+BLOCK = 256  # logits: as in service there are several blocks, the last one not full
+SIZES = [1, 31, BLOCK + 1, 1_000]
+
+FILTERS = [  # temperature, top_k, top_p, min_p
+    (1.0, 0, 1.0, 0.0),
+    (0.0, 0, 0.5, 0.5),
+    (0.3, 0, 1.0, 0.0),
+    (1.0, 1, 1.0, 0.0),
+    (1.0, 20, 1.0, 0.0),
+    (2.0, 700, 1.0, 0.0),
+    (1.0, 100_000, 1.0, 0.0),
+    (1.0, 0, 0.9, 0.0),
+    (2.0, 0, 0.999, 0.0),
+    (1.0, 0, 1e-6, 0.0),
+    (0.7, 20, 0.8, 0.0),
+    (1.0, 3_000, 0.6, 0.01),
+    (1.0, 0, 1.0, 0.1),
+    (1.0, 0, 1.0, 1.0),
+    (1e-7, 5, 0.9, 0.0),
+    (1e30, 0, 0.9, 0.0),
+]
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (ours, cut):
+        monkeypatch.setattr(module, "VOCAB_BLOCK", BLOCK)
+
+
+@dataclass
+class Columns:
+    """`Draws` for tests."""
+
+    temperature: NDArray[np.float32]
+    top_k: NDArray[np.int32]
+    top_p: NDArray[np.float32]
+    min_p: NDArray[np.float32]
+    seeds: NDArray[np.int64]
+    positions: NDArray[np.int32]
+
+
+def draws(filters: list[tuple[float, int, float, float]]) -> Columns:
+    temperature, top_k, top_p, min_p = (np.array(column) for column in zip(*filters, strict=True))
+    return Columns(
+        temperature.astype(np.float32),
+        top_k.astype(np.int32),
+        top_p.astype(np.float32),
+        min_p.astype(np.float32),
+        np.arange(len(filters), dtype=np.int64) - 3 + (1 << 40),
+        np.arange(5, 5 + len(filters), dtype=np.int32),
+    )
+
+
+def logits(num: int, vocab_size: int) -> Tensor:
+    return torch.randn(num, vocab_size, generator=torch.Generator().manual_seed(vocab_size)).mul_(3)
+
+
+@pytest.mark.parametrize("vocab_size", SIZES)
+def test_the_same_tokens_are_drawn_as_by_torch(vocab_size: int) -> None:
+    wanted, x = draws(FILTERS), logits(len(FILTERS), vocab_size)
+    before = x.clone()
+    want, got = TWIN.tokens(x.clone(), wanted), OURS.tokens(x, wanted)
+    assert got.tokens.tolist() == want.tokens.tolist()
+    assert torch.equal(got.peaks, want.peaks)
+    assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("vocab_size", [31, 1_000])
+def test_the_same_tokens_are_kept_as_by_sorting(vocab_size: int) -> None:
+    warm = [each for each in FILTERS if each[0] > 0]
+    wanted, x = draws(warm), logits(len(warm), vocab_size)
+    x[:, ::3] = x[:, ::3].round()  # equal ones
+    x[4], x[7, 5:] = 0.0, -INF  # so that no bound helps; so that k are not there
+    peaks = x.max(dim=-1).values
+    scaled = (x - peaks[:, None]) / torch.from_numpy(wanted.temperature)[:, None]
+    want = sampling.threshold(scaled.clone(), wanted.top_k, wanted.top_p, wanted.min_p)
+    assert want is not None
+    got = torch.empty(len(warm))
+    cut.threshold(x, peaks, sampling.placed_on(x.device, wanted), got)
+    assert torch.equal(scaled >= got[:, None], scaled >= want[:, None])
+
+
+def test_noise_is_that_of_the_twin() -> None:
+    """With equal logits the noise alone chooses."""
+    wanted = draws([(1.0, 0, 1.0, 0.0)] * 8)
+    flat = torch.zeros(8, 3_000)
+    keys = torch.from_numpy(noise.row_keys(wanted.seeds, wanted.positions))
+    want = noise.gumbel(keys, flat.shape[1])
+    assert want.isfinite().all()
+    assert OURS.tokens(flat, wanted).tokens.tolist() == want.argmax(-1).tolist()
+
+
+def test_the_largest_hash_gives_small_noise_and_not_minus_infinity() -> None:
+    """That of this seed and token would round to 1."""
+    wanted = draws([(1.0, 0, 1.0, 0.0)])
+    wanted.seeds[0], wanted.positions[0], token = 36_483, 5, 271
+    x = torch.full((1, 300), -INF)
+    x[0, token] = 0.0
+    assert OURS.tokens(x, wanted).tokens.tolist() == [token]
+
+
+def test_the_first_of_equal_logits_is_taken_without_temperature() -> None:
+    x = torch.zeros(1, 2 * BLOCK)
+    x[0, [70, BLOCK + 3]] = 1.0
+    assert OURS.tokens(x, draws([(0.0, 0, 1.0, 0.0)])).tokens.tolist() == [70]
+
+
+@pytest.mark.parametrize("where", [0, BLOCK + 5])
+@pytest.mark.parametrize("value", [torch.nan, INF])
+def test_a_row_that_is_not_finite_is_invalid_and_harms_no_other(where: int, value: float) -> None:
+    """Through the sampler, as it serves."""
+    x = logits(3, BLOCK + 9)
+    x[1, where] = value
+    good = sample(TWIN, x.clone(), plan([(0.7, 20, 0.9, 0.0)] * 3), torch.zeros(3))
+    got = sample(OURS, x, plan([(0.7, 20, 0.9, 0.0)] * 3), torch.zeros(3))
+    assert got.invalid.tolist() == [False, True, False]
+    assert got.tokens.tolist() == good.tokens.tolist()
+
+
+def test_masks_log_probabilities_and_forbidden_rows_are_as_in_torch() -> None:
+    num, vocab_size = 5, BLOCK + 77
+    x = logits(num, vocab_size)
+    random = np.random.default_rng(0)
+    words = random.integers(-(2**31), 2**31, (3, vocab_size // 32), dtype=np.int32)  # the last tokens have no bit
+    words[1] = 0
+    step = plan(
+        [(1.0, 0, 0.9, 0.0)] * num,
+        mask=Mask(np.array([0, 2, 4], np.int32), words),
+        logprobs=Logprobs(np.array([0, 1, 4], np.int32), np.array([5, 0, 3], np.int32)),
+    )
+    want, got = (sample(choose, x.clone(), step, torch.zeros(num)).result() for choose in (TWIN, OURS))
+    assert got.tokens.tolist() == want.tokens.tolist()
+    assert got.invalid is not None
+    assert got.invalid.tolist() == [False, False, True, False, False]
+    assert got.logprobs is not None
+    assert want.logprobs is not None
+    assert np.array_equal(got.logprobs.top_ids, want.logprobs.top_ids)
+    np.testing.assert_allclose(got.logprobs.logprob, want.logprobs.logprob, atol=1e-5)
+    np.testing.assert_allclose(got.logprobs.top_logprobs, want.logprobs.top_logprobs, atol=1e-5)
+
+
+def plan(filters: list[tuple[float, int, float, float]], **others: Any) -> Sampling:
+    return Sampling(**vars(draws(filters)), **others)
+
+
+def test_penalties_are_those_of_the_twin() -> None:
+    num, vocab_size = 4, 50
+    x, last = logits(num, vocab_size), torch.tensor([7, 3, 3, 49])
+    random = np.random.default_rng(0)
+    seen = Penalties(
+        index=np.array([0, 1, 3], np.int32),
+        frequency=np.array([0.5, 0.0, -0.3], np.float32),
+        presence=np.array([0.0, 1.0, 0.2], np.float32),
+        repetition=np.array([1.3, 1.0, 0.7], np.float32),
+        history=random.integers(0, vocab_size, 60).astype(np.int32),
+        offsets=np.array([0, 20, 45, 60], np.int32),
+        output_starts=np.array([15, 20, 50], np.int32),
+        lacks_last=np.array([True, False, True]),
+    )
+    want, got = x.clone(), x.clone()
+    TWIN.penalise(want, seen, last)
+    OURS.penalise(got, seen, last)
+    assert torch.equal(got, want)
+    assert not torch.equal(got, x)

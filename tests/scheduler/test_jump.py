@@ -1,0 +1,192 @@
+"""Forced tokens: they follow without being sampled, are computed together in the next step, and change nothing else.
+
+The grammar of these tests forces at its whim: how many tokens follow an output of some length, and which, is a function
+of the request and that length. The model is the oracle, so every output says whether K and V are those of its tokens.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.scheduler.engine_world import EngineWorld
+from tests.scheduler.oracle_runner import extend_hash, next_token
+from tests.scheduler.recorded import RecordedWorld
+from tests.scheduler.test_random_schedules import random_prompt, random_settings
+from tests.scheduler.test_scheduler import settings
+from tests.scheduler.world import EOS, VOCAB, World
+from weft.executor.plan import ForwardMode, Plan
+from weft.grammar.protocol import Constraint, Key, Move, Verdict, Words
+from weft.messages.requests import Abort
+from weft.messages.sampling import Grammar
+from weft.scheduler.parts.grammar import MAX_JUMP
+from weft.scheduler.service.replay import Replay
+
+PROMPT = list(range(10, 40))
+ANYTHING: Words = np.full(-(-VOCAB // 32), -1, dtype=np.int32)
+
+
+def whim(name: str, length: int) -> list[int]:
+    """What must follow the first `length` tokens of the output."""
+    rng = random.Random(f"{name} {length}")
+    number = rng.choice([0, 0, 1, 2, 5, 20, 50])
+    return [rng.randrange(VOCAB) for _ in range(number)]
+
+
+class Place:
+    """A matcher that is only a name and a length."""
+
+    error, is_complete = "", False
+
+    def __init__(self, name: str) -> None:
+        self.name, self.length = name, 0
+
+    def fork(self) -> Place:
+        return Place(self.name)
+
+    def consume(self, token: int) -> bool:
+        self.length += 1
+        return True
+
+    def forced(self) -> list[int]:
+        return whim(self.name, self.length)
+
+
+class Whims:
+    """Every token is allowed; the key of a grammar is its name."""
+
+    def __init__(self) -> None:
+        self._asked: list[Verdict] = []
+
+    def ask(self, id: int, key: Key) -> None:
+        self._asked.append(Verdict(id, Constraint(Place(key.text), ANYTHING)))
+
+    def cancel(self, id: int) -> None:
+        self._asked = [verdict for verdict in self._asked if verdict.id != id]
+
+    def take(self) -> list[Verdict]:
+        asked, self._asked = self._asked, []
+        return asked
+
+    def advance(self, constraints: Sequence[Constraint], tokens: Sequence[int], room: Sequence[int]) -> list[Move]:
+        moves = []
+        for constraint, limit in zip(constraints, room, strict=True):
+            constraint.matcher.consume(0)
+            forced = tuple(constraint.matcher.forced()[:limit])
+            for token in forced:
+                constraint.matcher.consume(token)
+            moves.append(Move(forced=forced))
+        return moves
+
+
+def whimsical(name: str, **more: Any) -> dict[str, Any]:
+    return {"grammar": Grammar("ebnf", name), **more}
+
+
+def expected(prompt: list[int], name: str, max_new: int, stops: set[int]) -> list[int]:
+    """What one request says on its own: the oracle's token, then what must follow it."""
+    state, output = 0, []
+    for token in prompt:
+        state = extend_hash(state, token)
+    while True:
+        token = next_token(state, VOCAB)
+        room = min(MAX_JUMP, max_new - len(output) - 1)
+        for following in [token, *whim(name, len(output) + 1)[:room]]:
+            output.append(following)
+            if following in stops or len(output) == max_new:
+                return output
+            state = extend_hash(state, following)
+
+
+def check(world: World) -> None:
+    """All that `World.check_outputs` says, for requests with whims."""
+    for id, request in world.sent.items():
+        params, finish = request.sampling, world.finished[id]
+        assert params.grammar is not None
+        stops = set(params.stop_token_ids) | (set() if params.ignore_eos else {EOS})
+        max_new = params.max_new_tokens or world.scheduler.max_len - len(world.prompts[id])
+        wanted = expected(world.prompts[id], params.grammar.text, max_new, stops)
+        assert world.outputs[id] == wanted[: len(world.outputs[id])], f"request {id}"
+        if finish.reason in ("stop", "length"):
+            assert world.outputs[id] == wanted
+            matched = wanted[-1] if wanted[-1] in stops else None
+            assert finish.reason == ("length" if matched is None else "stop")
+            assert (finish.completion_tokens, finish.matched) == (len(wanted), matched)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_at_random_forced_tokens_keep_every_invariant_and_are_replayed_bit_for_bit(seed: int) -> None:
+    rng = random.Random(f"jump {seed}")
+    world = RecordedWorld(random_settings(rng), depth=rng.choice([0, 1, 2]), grammars=Whims())
+    if world.settings.max_step_s:
+        world.let_steps_cost(lambda plan: 0.001 + 0.0005 * plan.num_tokens)
+    families = [[rng.randrange(VOCAB) for _ in range(60)] for _ in range(3)]
+    for number in range(40):
+        prompt = random_prompt(rng, families, world.scheduler.max_len - 2)
+        world.send(
+            prompt,
+            **whimsical(f"{seed}.{number}"),
+            max_new_tokens=rng.choice([None, rng.randrange(1, world.scheduler.max_len - len(prompt) + 1)]),
+            ignore_eos=rng.random() < 0.5,
+            stop_token_ids=(7,) if rng.random() < 0.2 else (),
+        )
+        for _ in range(rng.choice([0, 0, 1, 5])):
+            world.step()
+        if rng.random() < 0.05:
+            world.abort(Abort(ids=(rng.randrange(number + 1),)))
+    world.run_dry()
+    world.check_idle()
+    check(world)
+    replay = Replay(world.records)
+    assert replay.run(), replay.difference
+    assert replay.engine.scheduler.stats() == world.scheduler.stats()
+
+
+def test_the_random_worlds_jump_mix_and_retract() -> None:
+    world = EngineWorld(
+        settings(
+            **{"num_pages": 350, "max_running_requests": 16, "schedule_conservativeness": 0.0},
+            **{"mixed_chunk": True, "chunked_prefill_size": 64},
+        ),
+        grammars=Whims(),
+    )
+    modes, jumps = set(), 0
+    launch = world.runner.launch
+
+    def watch(plan: Plan) -> Any:
+        nonlocal jumps
+        jumps += int((plan.lens[plan.tokens[np.cumsum(plan.lens) - 1] >= 0] > 1).sum())
+        modes.add(plan.mode)
+        return launch(plan)
+
+    world.runner.launch = watch  # type: ignore[method-assign]
+    for number in range(30):
+        world.send([number, *PROMPT], **whimsical(f"m{number}"), max_new_tokens=150, ignore_eos=True)
+        if number > 20:
+            world.step()
+    world.run_dry()
+    check(world)
+    assert modes == set(ForwardMode)
+    assert world.scheduler.counters.num_retractions
+    assert jumps > 100
+
+
+def test_a_jump_saves_a_step_for_each_forced_token() -> None:
+    world = EngineWorld(settings(), grammars=Whims())
+    name = next(f"j{i}" for i in range(1_000) if len(whim(f"j{i}", 1)) == 20 and not whim(f"j{i}", 22))
+    world.send(PROMPT, **whimsical(name), max_new_tokens=23, ignore_eos=True)
+    world.run_dry()
+    check(world)
+    assert world.scheduler.counters.num_steps == 3  # the prompt and a token; 21 tokens and another; that and the last
+    assert world.engine.stats().total_forced_tokens == 20
+
+
+def test_a_request_that_wants_log_probabilities_does_not_jump() -> None:
+    world = EngineWorld(settings(), grammars=Whims())
+    world.send(PROMPT, **whimsical("logprobs"), max_new_tokens=20, ignore_eos=True, logprobs=0)
+    world.run_dry()
+    assert world.scheduler.counters.num_steps == 20

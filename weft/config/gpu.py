@@ -1,0 +1,73 @@
+"""What settings become on a GPU, and which of them are for one kind of device only."""
+
+from __future__ import annotations
+
+from weft.config.engine import EngineConfig
+from weft.config.machine import Gpu
+from weft.config.options import SettingsError
+
+CHUNK_LENS = ((60e9, 8192), (35e9, 4096))  # (memory, longest piece of a prompt in a step) of large GPUs
+SMALL_CHUNK_LEN = 2048
+
+KV_DTYPES_OF_ONE = {"int8": "cpu", "fp8": "cuda"}  # the device whose kernels alone read it
+
+MAX_RUNNING = 256  # requests that decode together, if nothing else is asked for
+MOST_PLACES = 2**31 - 1  # in the table of slots: they travel as int32
+GRAPH_BYTES = 16_000_000  # of one captured step, besides the memory that all of them share
+
+
+def check_device(config: EngineConfig, device: str) -> None:
+    """Raise SettingsError for what the device does not have."""
+    needed = KV_DTYPES_OF_ONE.get(config.kv_dtype, device)
+    if needed != device:
+        raise SettingsError(f"--kv-dtype {config.kv_dtype} needs --device {needed}; the device is {device}")
+    if config.kv_dtype == "fp8" and config.attention_backend == "torch":
+        raise SettingsError("--kv-dtype fp8 needs --attention-backend triton; torch cannot read it")
+    if device == "cpu" and config.attention_backend == "triton":
+        raise SettingsError("--attention-backend triton needs --device cuda; the device is cpu")
+    if device == "cpu" and config.cuda_graph_sizes:
+        raise SettingsError("--cuda-graph-sizes needs --device cuda; the device is cpu")
+
+
+def chunk_len(gpu: Gpu) -> int:
+    """Tokens of a prompt in one step: a fast GPU needs more of them to be busy, and is through with them sooner."""
+    return next((length for least, length in CHUNK_LENS if gpu.total_bytes >= least), SMALL_CHUNK_LEN)
+
+
+def graph_sizes(config: EngineConfig) -> list[int]:
+    """For how many requests decode steps are captured, rising. A step is filled up to the next size, so sizes lie
+    closer where one more request costs a larger part of the step. Raises SettingsError."""
+    if not config.cuda_graph or config.attention_backend == "torch":
+        return []
+    most = config.max_running_requests or MAX_RUNNING
+    if not config.cuda_graph_sizes:
+        steps = (1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 512, 32), *range(512, most, 128))
+        return [*(size for size in steps if size < most), most]
+    words = config.cuda_graph_sizes.split(",")
+    if not all(word.strip().isdecimal() and 0 < int(word) <= most for word in words):
+        raise SettingsError(
+            f"--cuda-graph-sizes is {config.cuda_graph_sizes[:64]!r}; numbers from 1 to {most:,} "
+            "(--max-running-requests) with commas between them are expected"
+        )
+    return sorted({int(word) for word in words})
+
+
+def prompt_graph_sizes(config: EngineConfig) -> list[int]:
+    """For how many tokens steps with prompts are captured, rising. Longer steps keep a GPU busy for longer than it
+    takes to launch them."""
+    if not config.cuda_graph or config.attention_backend == "torch" or not config.cuda_graph_prompt:
+        return []
+    most = config.cuda_graph_prompt
+    return [*(size for size in (64, 128, 256, 512, 1024, 2048, 4096) if size < most), most]
+
+
+def graph_bytes(config: EngineConfig) -> int:
+    """What graphs and the table of slots take, besides activations. Raises SettingsError for a table too large."""
+    rows = (config.max_running_requests or MAX_RUNNING) + 1  # one for steps that are filled up
+    if rows * config.context_length > MOST_PLACES:
+        raise SettingsError(
+            f"--max-running-requests {rows - 1:,} with --context-length {config.context_length:,} are more than "
+            f"{MOST_PLACES:,} tokens together; lower one of them"
+        )
+    num_graphs = len(graph_sizes(config)) + len(prompt_graph_sizes(config))
+    return rows * config.context_length * 4 + num_graphs * GRAPH_BYTES

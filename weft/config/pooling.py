@@ -1,0 +1,122 @@
+"""What a model that generates nothing gives instead: one vector, or one score for each label, of a whole prompt.
+
+Read from the files of the sentence-transformers layout (`modules.json`, `1_Pooling/config.json`,
+`sentence_bert_config.json`), or from the labels of a classifier's `config.json`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+TASKS = ("generate", "embed", "classify")
+KINDS = {  # key in 1_Pooling/config.json -> our name
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_lasttoken": "last",
+}
+ACTIVATIONS = {"Identity": "none", "Sigmoid": "sigmoid", "Softmax": "softmax"}  # last part of a torch class name
+MAX_LABELS = 65_536
+
+
+class BadPooling(ValueError):
+    """The files ask for something that is not implemented, or make no sense; one sentence says what."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolingConfig:
+    """How the hidden states of a prompt become its answer."""
+
+    task: str = "embed"  # embed: a vector; classify: scores of labels
+    kind: str = "last"  # which hidden states count: the mean of all, that of the first token (cls), of the last
+    normalize: bool = True  # embed: to length 1
+    labels: tuple[str, ...] = ()  # classify: their names, in the order of the scores
+    activation: str = "none"  # classify: what makes probabilities of scores: softmax, sigmoid, none
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentenceLayout:
+    """What the files of sentence-transformers say."""
+
+    pooling: PoolingConfig
+    max_len: int = 0  # tokens that the model was trained for; 0: not said
+
+
+def sentence_layout(folder: Path) -> SentenceLayout | None:
+    """The layout of a model folder, or None if there is no `modules.json`. Raises `BadPooling`."""
+    if not (folder / "modules.json").is_file():
+        return None
+    modules = _read(folder / "modules.json", list)
+    kinds = [str(one.get("type", "")).rpartition(".")[2] if isinstance(one, dict) else "" for one in modules]
+    unknown = set(kinds) - {"Transformer", "Pooling", "Normalize"}
+    if unknown or kinds[:1] != ["Transformer"]:
+        told = ", ".join(kinds) or "none"
+        raise BadPooling(f"modules.json has the modules {told}; Transformer, Pooling and Normalize are supported")
+    kind = "mean"
+    if "Pooling" in kinds:
+        path = str(modules[kinds.index("Pooling")].get("path", "1_Pooling"))
+        if Path(path).is_absolute() or ".." in Path(path).parts:
+            raise BadPooling(f"modules.json has the path {path[:100]!r}, which is outside of the model's folder")
+        kind = _kind(_read(folder / path / "config.json", dict))
+    limits = folder / "sentence_bert_config.json"
+    max_len = _read(limits, dict).get("max_seq_length") if limits.is_file() else None
+    return SentenceLayout(
+        pooling=PoolingConfig(task="embed", kind=kind, normalize="Normalize" in kinds),
+        max_len=max_len if isinstance(max_len, int) and max_len > 0 else 0,
+    )
+
+
+def classifier(config: Mapping[str, Any], kind: str) -> PoolingConfig:
+    """The pooling of an architecture with a classification head, from its `config.json`. Raises `BadPooling`."""
+    names = config.get("id2label")
+    num = len(names) if isinstance(names, dict) else config.get("num_labels", 2)
+    if not isinstance(num, int) or isinstance(num, bool) or not 1 <= num <= MAX_LABELS:
+        raise BadPooling(f"the model has {num!r} labels; 1 to {MAX_LABELS:,} are supported")
+    names = names if isinstance(names, dict) else {}
+    labels = tuple(str(names.get(str(i), f"LABEL_{i}")) for i in range(num))
+    return PoolingConfig(
+        task="classify", kind=kind, normalize=False, labels=labels, activation=_activation(config, num)
+    )
+
+
+def _activation(config: Mapping[str, Any], num_labels: int) -> str:
+    """What the model's makers say, else what the number of labels suggests."""
+    own = config.get("sentence_transformers")
+    said = own.get("activation_fn") if isinstance(own, dict) else config.get("sbert_ce_default_activation_function")
+    if isinstance(said, str):
+        name = said.rpartition(".")[2]
+        if name not in ACTIVATIONS:
+            raise BadPooling(f"the activation of the scores is {said[:100]!r}; {', '.join(ACTIVATIONS)} are supported")
+        return ACTIVATIONS[name]
+    match config.get("problem_type"):
+        case "regression":
+            return "none"
+        case "multi_label_classification":
+            return "sigmoid"
+    return "sigmoid" if num_labels == 1 else "softmax"
+
+
+def _kind(config: Mapping[str, Any]) -> str:
+    said = config.get("pooling_mode")
+    if isinstance(said, str):
+        kinds = [{"lasttoken": "last"}.get(said, said)]
+    else:
+        kinds = [
+            KINDS.get(key, key) for key, value in config.items() if key.startswith("pooling_mode_") and value is True
+        ]
+    if len(kinds) != 1 or kinds[0] not in KINDS.values():
+        raise BadPooling(f"the pooling is {', '.join(kinds) or 'none'}; one of mean, cls and last is supported")
+    return kinds[0]
+
+
+def _read(path: Path, kind: type) -> Any:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as exc:
+        raise BadPooling(f"{path.name} in {path.parent} cannot be read: {exc}") from exc
+    if not isinstance(value, kind):
+        raise BadPooling(f"{path.name} in {path.parent} is no JSON {'list' if kind is list else 'object'}")
+    return value

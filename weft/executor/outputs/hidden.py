@@ -1,0 +1,15 @@
+"""Hidden states of tokens, as the final norm leaves them: what transformers calls `last_hidden_state`."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from weft.executor.plan import FloatArray, HiddenStates
+from weft.models.registry import Model
+from weft.ops.sampling import on
+
+
+def hidden_states(model: Model, hidden: Tensor, wanted: HiddenStates) -> FloatArray:
+    """float32 [N, H]. `hidden` [T, H] are those of the step, as the last layer leaves them."""
+    states: FloatArray = model.normed(hidden[on(hidden, wanted.places)]).float().numpy(force=True)
+    return states.copy()  # a model may write over its own when it is called again

@@ -1,0 +1,86 @@
+"""From the hidden states of prompts to one vector each: a mean, a token's state, scores of labels, or log probabilities
+of chosen tokens.
+
+A mean over a prompt that comes in several chunks is a sum that is kept for each row from one step to the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from weft.config.model import ModelConfig
+from weft.executor.plan import FloatArray, IntArray, LongArray, Plan, Pooling
+from weft.ops.sampling import on
+
+Rows = Callable[[Tensor], Tensor]  # of a model: hidden states [n, H] -> [n, size]
+
+
+class Pooler:
+    """`normed` and `logits` are the model's; what they return is copied at once."""
+
+    def __init__(self, config: ModelConfig, normed: Rows, logits: Rows, max_rows: int, device: torch.device) -> None:
+        self._config = config.pooling
+        self._normed, self._logits = normed, logits
+        is_mean = config.pooling is not None and config.pooling.kind == "mean"
+        self._sums = torch.zeros(max_rows if is_mean else 0, config.hidden_size, device=device)  # of rows, float32
+
+    def __call__(self, plan: Plan, wanted: Pooling, hidden: Tensor) -> FloatArray:
+        """The vectors [E, size] of the requests in `wanted.index` that complete; of others nothing that means anything.
+
+        `hidden` [T, H] are all of the step. A vector is cut, then normalised; scores become probabilities.
+        """
+        ends = np.cumsum(plan.lens, dtype=np.int64)[wanted.index]
+        starts = ends - plan.lens[wanted.index]
+        if wanted.labels is not None:
+            vectors = self._label_logprobs(hidden[on(hidden, ends - 1)], wanted.labels)
+        elif self._config is None:
+            raise ValueError("this model generates; it was not started for embeddings")
+        elif self._config.kind == "mean":
+            vectors = self._means(plan, wanted, hidden, starts, ends)
+        else:
+            states = hidden[on(hidden, starts if self._config.kind == "cls" else ends - 1)]
+            vectors = self._logits(states) if self._config.labels else self._normed(states)
+        finished = self._finished(vectors.float(), wanted)
+        pooled: FloatArray = finished.numpy(force=True)
+        return pooled.copy()
+
+    def _label_logprobs(self, states: Tensor, labels: IntArray) -> Tensor:
+        logprobs = self._logits(states).float().log_softmax(-1)
+        return logprobs.gather(1, on(states, labels))
+
+    def _means(self, plan: Plan, wanted: Pooling, hidden: Tensor, starts: LongArray, ends: LongArray) -> Tensor:
+        lens = ends - starts
+        places = np.repeat(starts - (np.cumsum(lens) - lens), lens) + np.arange(lens.sum())
+        states = self._normed(hidden[on(hidden, places)]).float()
+        rows = on(hidden, plan.rows[wanted.index])
+        before = plan.starts[wanted.index]
+        sums = self._sums[rows].mul_(on(hidden, before > 0)[:, None])
+        sums.index_add_(0, on(hidden, np.repeat(np.arange(len(lens)), lens)), states)
+        self._sums[rows] = sums
+        return sums / on(hidden, before + lens)[:, None]
+
+    def _finished(self, vectors: Tensor, wanted: Pooling) -> Tensor:
+        if wanted.labels is not None or self._config is None:
+            return vectors
+        own = self._config.normalize or self._config.task == "classify"
+        chosen = on(vectors, np.where(wanted.normalize < 0, own, wanted.normalize > 0))[:, None]
+        if self._config.task == "classify":
+            return torch.where(chosen, _activated(vectors, self._config.activation), vectors)
+        sizes = np.where(wanted.dimensions > 0, wanted.dimensions, vectors.shape[1])
+        kept = torch.arange(vectors.shape[1], device=vectors.device) < on(vectors, sizes)[:, None]
+        vectors = vectors.masked_fill(~kept, 0.0)
+        return torch.where(chosen, F.normalize(vectors, dim=-1), vectors)
+
+
+def _activated(scores: Tensor, activation: str) -> Tensor:
+    match activation:
+        case "softmax":
+            return scores.softmax(-1)
+        case "sigmoid":
+            return scores.sigmoid()
+    return scores

@@ -1,0 +1,111 @@
+"""Grammars by xgrammar, the other library: JSON schemas, regular expressions, GBNF and Lark grammars, structural tags.
+
+It takes more schemas than llguidance and longer to compile them, leaves out what it cannot enforce without telling, and
+never says what must follow: there are no jumps.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from weft.grammar.protocol import Compiled, InvalidGrammar, Key, Matcher, Words
+from weft.grammar.tags import as_format
+
+MAX_WHITESPACE = 16  # characters side by side between the tokens of JSON: unbounded, a weak model goes on for ever
+MAX_MESSAGE_LEN = 500
+
+
+class XgrMatcher:
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.error = ""
+
+    @property
+    def is_complete(self) -> bool:
+        return bool(self.inner.is_terminated())
+
+    def fork(self) -> XgrMatcher:
+        return XgrMatcher(self.inner.fork())
+
+    def consume(self, token: int) -> bool:
+        if not self.error and not self.inner.accept_token(token):
+            self.error = f"token {token} is not allowed here"
+        return not self.error and not self.is_complete
+
+    def forced(self) -> list[int]:
+        return []
+
+
+class XgrCompiler:
+    """For the tokenizer in a file tokenizer.json. Raises InvalidGrammar if it cannot be used, ImportError without
+    xgrammar."""
+
+    def __init__(self, tokenizer: Path, vocab_size: int, eos_token_ids: Sequence[int], num_threads: int = 1) -> None:
+        import tokenizers
+        import torch
+        import xgrammar
+
+        backend = tokenizers.Tokenizer.from_file(str(tokenizer))
+        pieces = [""] * vocab_size
+        for piece, id in backend.get_vocab(with_added_tokens=True).items():
+            if id < vocab_size:
+                pieces[id] = piece
+        is_byte_level = '"ByteLevel"' in backend.to_str()
+        kind = xgrammar.VocabType.BYTE_LEVEL if is_byte_level else xgrammar.VocabType.BYTE_FALLBACK
+        self._library = xgrammar
+        self._as_tensor = torch.from_numpy
+        self._num_words = -(-vocab_size // 32)
+        vocabulary = xgrammar.TokenizerInfo(
+            pieces, kind, vocab_size=vocab_size, stop_token_ids=list(eos_token_ids) or None
+        )
+        self._compiler = xgrammar.GrammarCompiler(vocabulary, max_threads=num_threads, cache_enabled=False)
+
+    def compile(self, key: Key) -> Compiled:
+        try:
+            grammar = self._grammar(key)
+            matcher = XgrMatcher(self._library.GrammarMatcher(grammar))
+        except (InvalidGrammar, MemoryError):
+            raise
+        except (Exception, RecursionError) as exc:
+            raise InvalidGrammar(_plain(str(exc))) from exc
+        mask = np.zeros((1, self._num_words), dtype=np.int32)
+        self.fill([matcher], mask)
+        if not mask.any():
+            raise InvalidGrammar("nothing matches it")
+        return Compiled(matcher, mask[0], int(grammar.memory_size_bytes))
+
+    def fill(self, matchers: Sequence[Matcher], masks: Words) -> None:
+        tensor = self._as_tensor(masks)
+        for row, matcher in enumerate(matchers):
+            assert isinstance(matcher, XgrMatcher)
+            if not matcher.error and not matcher.inner.fill_next_token_bitmask(tensor, row):
+                masks[row] = -1  # everything is allowed
+
+    def _grammar(self, key: Key) -> Any:
+        compiler, text = self._compiler, key.text
+        match key.kind:
+            case "json_schema":
+                return compiler.compile_json_schema(text, strict_mode=False, max_whitespace_cnt=MAX_WHITESPACE)
+            case "regex":
+                return compiler.compile_regex(text)
+            case "choice":
+                return compiler.compile_regex("|".join(map(re.escape, json.loads(text))))
+            case "ebnf":
+                return compiler.compile_grammar(text) if "::=" in text else compiler.compile_lark(text)
+            case "structural_tag":
+                return compiler.compile_structural_tag(
+                    {"type": "structural_tag", "format": as_format(json.loads(text))}
+                )
+        raise InvalidGrammar(f"there is no kind of grammar {key.kind!r}")
+
+
+def _plain(message: str) -> str:
+    """An error of the library without the time and its line of code."""
+    message = re.sub(r"^\[[0-9:]+\] \S+: ", "", message)
+    return " ".join(message.split())[:MAX_MESSAGE_LEN]

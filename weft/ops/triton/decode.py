@@ -1,0 +1,169 @@
+"""Attention of requests with one token: all that matters is to read K and V at the full rate of the memory.
+
+The queries of one KV head are one tile. The cached tokens of a request are cut into splits, a program each, so that
+few requests keep a whole GPU busy; a second kernel puts the parts together. Into how many follows from the size of the
+step, and a part that has no tokens is left at once. Source: Flash-Decoding, arXiv:2311.01282.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from weft.ops.triton.launches import Launch, decode_launch, power_of_two
+from weft.ops.triton.paged import LOG2_E, Kv, PagedStep, take_in
+
+UNALIGNED = ["rows_ptr", "kv_lens_ptr", "q_indptr_ptr", "decode_req_ptr"]  # parts of one copy, wherever they begin
+
+
+def decode(
+    q: Tensor, kv: Kv, step: PagedStep, out: Tensor, scale: float, window: int, launch: Launch | None = None
+) -> None:
+    """Attention of the only tokens of the step's `decode_req`: q [T, heads, D] -> out, contiguous.
+
+    What a token sees, `ops/attention.py` says. K and V of this step's tokens are in the cache already.
+    """
+    heads, head_dim = q.shape[1:]
+    kv_heads = kv.k.shape[1]
+    launch = launch or decode_launch(head_dim, heads // kv_heads)
+    num, splits = len(step.decode_req), step.num_splits
+    assert q.stride()[1:] == (head_dim, 1)
+    assert out.is_contiguous()
+    parts, logs = out, out  # with one part there is nothing to put together
+    if splits > 1:
+        parts = torch.empty(num, heads, splits, head_dim, device=q.device)
+        logs = torch.empty(num, heads, splits, device=q.device)
+    decode_kernel[(num, kv_heads, splits)](
+        q,
+        kv.k,
+        kv.v,
+        parts,
+        logs,
+        step.rows,
+        step.kv_lens,
+        step.q_indptr,
+        step.decode_req,
+        step.table,
+        scale * kv.k_scale * LOG2_E,
+        kv.v_scale,
+        q.stride(0),
+        step.table.stride(0),
+        splits,
+        KV_HEADS=kv_heads,
+        GROUP=heads // kv_heads,
+        D=head_dim,
+        D_PAD=power_of_two(head_dim),
+        ROWS=launch.rows,
+        KEYS=launch.keys,
+        WINDOW=window,
+        SPLIT=splits > 1,
+        num_warps=launch.warps,
+        num_stages=launch.stages,
+    )
+    if splits > 1:
+        combine_kernel[(num, heads)](
+            parts,
+            logs,
+            out,
+            step.q_indptr,
+            step.decode_req,
+            HEADS=heads,
+            D=head_dim,
+            D_PAD=power_of_two(head_dim),
+            SPLITS=splits,
+            SPLITS_PAD=triton.next_power_of_2(splits),  # those of a `Size` are powers of two
+            num_warps=4,
+        )
+
+
+@triton.jit(do_not_specialize=["splits"], do_not_specialize_on_alignment=UNALIGNED)
+def decode_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    parts_ptr,  # [decodes, heads, splits, D]; with one split [T, heads, D]
+    logs_ptr,  # [decodes, heads, splits]
+    rows_ptr,
+    kv_lens_ptr,
+    q_indptr_ptr,
+    decode_req_ptr,
+    table_ptr,
+    scale,
+    v_scale,
+    q_stride,
+    table_stride,
+    splits,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,
+    D_PAD: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SPLIT: tl.constexpr,
+):
+    index, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    request = tl.load(decode_req_ptr + index)
+    if request >= 0:
+        token = tl.load(q_indptr_ptr + request).to(tl.int64)
+        kv_len = tl.load(kv_lens_ptr + request)
+        slots_of = table_ptr + tl.load(rows_ptr + request).to(tl.int64) * table_stride
+        seen_from = 0
+        if WINDOW > 0:
+            seen_from = tl.maximum(kv_len - WINDOW, 0)
+        part = tl.cdiv(tl.cdiv(kv_len - seen_from, splits), KEYS) * KEYS
+        begin = seen_from + split * part
+        end = tl.minimum(begin + part, kv_len)
+
+        row = tl.arange(0, ROWS)
+        head = kv_head * GROUP + row
+        dims = tl.arange(0, D_PAD)
+        inside = (row < GROUP)[:, None] & (dims < D)[None, :]
+        place = ((index if SPLIT else token) * (KV_HEADS * GROUP) + head) * splits + split
+        at = parts_ptr + place[:, None] * D + dims[None, :]
+
+        if begin < end:
+            q = tl.load(q_ptr + token * q_stride + head[:, None] * D + dims[None, :], mask=inside, other=0.0)
+            peak = tl.full([ROWS], -float("inf"), tl.float32)
+            mass = tl.zeros([ROWS], tl.float32)
+            acc = tl.zeros([ROWS, D_PAD], tl.float32)
+            limit = tl.full([ROWS], 0, tl.int32) + end
+            peak, mass, acc = take_in(
+                q, peak, mass, acc, k_ptr + kv_head * D, v_ptr + kv_head * D, slots_of, scale, begin, end, limit,
+                KV_HEADS * D, D, D_PAD, KEYS, 0, True,
+            )  # fmt: skip
+            tl.store(at, (acc * (v_scale / mass)[:, None]).to(parts_ptr.dtype.element_ty), mask=inside)
+            if SPLIT:
+                tl.store(logs_ptr + place, peak + tl.log2(mass), mask=row < GROUP)
+        elif SPLIT:
+            tl.store(logs_ptr + place, tl.full([ROWS], -float("inf"), tl.float32), mask=row < GROUP)
+
+
+@triton.jit(do_not_specialize_on_alignment=UNALIGNED)
+def combine_kernel(
+    parts_ptr,
+    logs_ptr,
+    out_ptr,
+    q_indptr_ptr,
+    decode_req_ptr,
+    HEADS: tl.constexpr,
+    D: tl.constexpr,
+    D_PAD: tl.constexpr,
+    SPLITS: tl.constexpr,
+    SPLITS_PAD: tl.constexpr,
+):
+    index, head = tl.program_id(0), tl.program_id(1)
+    request = tl.load(decode_req_ptr + index)
+    if request >= 0:
+        token = tl.load(q_indptr_ptr + request).to(tl.int64)
+        split, dims = tl.arange(0, SPLITS_PAD), tl.arange(0, D_PAD)
+        place = (index * HEADS + head) * SPLITS + split
+        log = tl.load(logs_ptr + place, mask=split < SPLITS, other=-float("inf"))
+        weight = tl.exp2(log - tl.max(log, 0))
+        weight = weight / tl.sum(weight, 0)
+        there = (log > -float("inf"))[:, None] & (dims < D)[None, :]  # a part without tokens has written nothing
+        part = tl.load(parts_ptr + place[:, None] * D + dims[None, :], mask=there, other=0.0)
+        value = tl.sum(part * weight[:, None], 0)
+        tl.store(out_ptr + (token * HEADS + head) * D + dims, value.to(out_ptr.dtype.element_ty), mask=dims < D)

@@ -1,0 +1,58 @@
+"""How large the tiles of the kernels are, and how many warps work on one: all that is to be tuned, in one place.
+
+The numbers come from compiling for sm_90 alone (tests/ops_triton/test_compiled.py repeats it): for prompts the largest
+tiles whose registers do not spill, which is what tensor cores want; for decoding tiles so small that four programs
+share a processor, each with some 16 KB of K and V on their way. Nothing here has been timed on a GPU.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Launch(NamedTuple):
+    rows: int  # queries of a tile: (token, head) pairs that share a KV head
+    keys: int  # cached tokens that are looked at together
+    warps: int
+    stages: int  # loads of K and V that are under way together
+
+
+# By head dim, rounded up to a power of two.
+EXTEND = {
+    16: Launch(128, 64, 4, 3),
+    32: Launch(128, 64, 4, 3),
+    64: Launch(128, 64, 8, 3),
+    128: Launch(128, 64, 8, 3),
+    256: Launch(64, 64, 8, 2),
+}
+DECODE = {
+    16: Launch(16, 128, 4, 3),
+    32: Launch(16, 128, 4, 3),
+    64: Launch(16, 64, 4, 4),
+    128: Launch(16, 64, 4, 3),
+    256: Launch(16, 32, 4, 3),
+}
+
+ROTARY_TOKENS = 8  # tokens of one head that a program rotates, where there are many
+NORM_WARPS = 8
+COLUMNS = 1024  # of elementwise kernels
+VOCAB_BLOCK = 4096  # logits of a row that one program looks at
+CUT_BLOCK = 512  # values that are compared with the pivots together
+CUT_GROUP = 64  # logits whose largest one is kept: as many groups bound top-k
+
+
+def extend_launch(head_dim: int, group: int) -> Launch:
+    """`group` query heads share a KV head. A tile has whole tokens' worth of them at least once."""
+    launch = EXTEND[power_of_two(head_dim)]
+    return launch._replace(rows=max(launch.rows, power_of_two(group)))
+
+
+def decode_launch(head_dim: int, group: int) -> Launch:
+    """The tile holds the `group` queries of one token; tensor cores want 16 rows at least."""
+    launch = DECODE[power_of_two(head_dim)]
+    return launch._replace(rows=max(launch.rows, power_of_two(group)))
+
+
+def power_of_two(n: int) -> int:
+    """The least one that is at least n, and at least 16."""
+    return max(16, 1 << (n - 1).bit_length())

@@ -1,0 +1,102 @@
+"""What the two attention kernels share: the arrays that they read, and how a tile of queries takes in cached tokens.
+
+A tile is some queries of one request that share a KV head. Cached tokens n = 0, 1, ... stand in the slots
+table[row, n], wherever these are: a page of one token costs no more than one of many, for a token's K of one head is in
+one piece anyway.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+LOG2_E = 1.4426950408889634
+
+
+class Kv(NamedTuple):
+    """The cache of one layer. What is kept is K / k_scale and V / v_scale."""
+
+    k: Tensor  # [slots, kv_heads, D], contiguous
+    v: Tensor
+    k_scale: float = 1.0
+    v_scale: float = 1.0
+
+
+class PagedStep(NamedTuple):
+    """What the kernels read of a step, on the device: every tensor is int32 and in one piece.
+
+    What is longer than the step is padding: kv_lens 0, requests -1 in `decode_req` and `tile_req`, slots -1.
+    """
+
+    rows: Tensor  # [R] row of each request in the table
+    kv_lens: Tensor  # [R] tokens of each request in the cache, this step's included
+    q_indptr: Tensor  # [R + 1] request r's tokens stand at q_indptr[r] : q_indptr[r + 1]
+    decode_req: Tensor  # [D] requests with one token
+    tile_req: Tensor  # [N] request of each tile
+    tile_start: Tensor  # [N] the tile's first query: token * group + head in the group, from the request's first
+    positions: Tensor  # [T]
+    out_slots: Tensor  # [T] where K and V of this step's tokens go
+    table: Tensor  # [max_rows, context_length] slot of each token of each row, this step's included
+    num_splits: int  # into so many parts the cached tokens of a request in `decode_req` are cut
+
+
+@triton.jit
+def take_in(
+    q,  # [ROWS, D]
+    peak,  # [ROWS] largest score so far, in units of log 2
+    mass,  # [ROWS] sum of 2^(score - peak)
+    acc,  # [ROWS, D] the same sum, of values
+    k_head,  # K of this head in slot 0
+    v_head,
+    slots_of,  # the request's row of the table
+    scale,
+    begin,
+    end,
+    limit,  # [ROWS] a query sees the tokens below
+    STRIDE: tl.constexpr,
+    D: tl.constexpr,
+    D_PAD: tl.constexpr,
+    KEYS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Add the cached tokens begin : end. Unless MASKED every query sees all of them, and they are whole blocks.
+
+    Source: online softmax, arXiv:2205.14135.
+    """
+    dims = tl.arange(0, D_PAD)
+    for first in range(begin, end, KEYS):
+        n = first + tl.arange(0, KEYS)
+        if MASKED:
+            slots = tl.load(slots_of + n, mask=n < end, other=0).to(tl.int64)
+        else:
+            slots = tl.load(slots_of + n).to(tl.int64)
+        k_at = k_head + slots[None, :] * STRIDE + dims[:, None]
+        v_at = v_head + slots[:, None] * STRIDE + dims[None, :]
+        if D == D_PAD:
+            if MASKED:
+                k = tl.load(k_at, mask=(n < end)[None, :], other=0.0)
+                v = tl.load(v_at, mask=(n < end)[:, None], other=0.0)
+            else:
+                k = tl.load(k_at)
+                v = tl.load(v_at)
+        else:
+            k = tl.load(k_at, mask=(n < end)[None, :] & (dims < D)[:, None], other=0.0)
+            v = tl.load(v_at, mask=(n < end)[:, None] & (dims < D)[None, :], other=0.0)
+        scores = tl.dot(q, k.to(q.dtype), input_precision="ieee") * scale
+        if MASKED:
+            seen = (n[None, :] < limit[:, None]) & (n < end)[None, :]
+            if WINDOW > 0:
+                seen = seen & (n[None, :] >= limit[:, None] - WINDOW)
+            scores = tl.where(seen, scores, -float("inf"))
+        higher = tl.maximum(peak, tl.max(scores, 1))
+        base = tl.where(higher == -float("inf"), 0.0, higher)  # a query that has seen nothing yet
+        weights = tl.exp2(scores - base[:, None])
+        shrink = tl.exp2(peak - base)
+        mass = mass * shrink + tl.sum(weights, 1)
+        acc = acc * shrink[:, None] + tl.dot(weights.to(q.dtype), v.to(q.dtype), input_precision="ieee")
+        peak = higher
+    return peak, mass, acc

@@ -1,0 +1,74 @@
+"""Routes of other servers that are ours under another name: vLLM's and Amazon SageMaker's."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message
+
+from weft.observe.log import EventLog
+from weft.server.body import json_bytes, read_body, read_json
+from weft.server.errors import ApiError
+from weft.server.info import Front
+from weft.server.openai.chat import chat_completions
+from weft.server.openai.completions import completions
+from weft.server.openai.models import ChatMessage
+
+log = EventLog("admin")
+
+_BY_FIELD: dict[str, Callable[[Front, Request], Awaitable[ASGIApp]]] = {
+    "messages": chat_completions,
+    "prompt": completions,
+}
+
+
+class Invocation(msgspec.Struct, kw_only=True):
+    """The body of a chat or text completion."""
+
+    messages: list[ChatMessage] | None = None
+    prompt: str | list[str | int | list[int]] | None = None
+
+
+class AbortManyRequest(msgspec.Struct, kw_only=True):
+    """Abort requests by their exact names; all of them if there are none."""
+
+    request_ids: list[str] | None = None
+
+
+async def load(front: Front, request: Request) -> ASGIApp:
+    """vLLM's measure of load: how many completions are open."""
+    return Response(json_bytes({"server_load": front.client.num_open}), media_type="application/json")
+
+
+async def abort_requests(front: Front, request: Request) -> ASGIApp:
+    body = await read_json(front, request, AbortManyRequest)
+    names = set(body.request_ids or ())
+    aborted = sum(map(front.client.abort, names)) if names else front.client.abort_all()
+    log.info("abort_requests", names=len(names), aborted=aborted)
+    return Response(json_bytes({"aborted": aborted}), media_type="application/json")
+
+
+async def invocations(front: Front, request: Request) -> ASGIApp:
+    """SageMaker's only route for work: chat or text completions, by the field that the body has."""
+    limits = front.limits
+    body = await read_body(request, int(limits.max_body_mb * 1_000_000), limits.body_timeout_s)
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise ApiError(400, f"the body is not valid JSON: {exc}") from exc
+    for field, handler in _BY_FIELD.items():
+        if field in fields:
+            return await handler(front, Request(request.scope, _again(body)))
+    raise ApiError(400, "the body has neither messages nor prompt", param="messages")
+
+
+def _again(body: bytes) -> Callable[[], Awaitable[Message]]:
+    """A `receive` that brings a body which has been read."""
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return receive

@@ -1,0 +1,56 @@
+"""Which label a text has: `/v1/classify` and `/classify`, in the forms of vLLM (`input`) and SGLang (`text`)."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from weft.messages.pooling import PoolingParams
+from weft.server.body import read_json
+from weft.server.errors import ApiError
+from weft.server.info import Front
+from weft.server.pooling.embeddings import native, text_or_ids
+from weft.server.pooling.inputs import Vector, answer, encoded, require_pools, split, start, usage
+from weft.server.pooling.models import ClassifyRequest
+from weft.text.generation import Delta
+
+
+async def classify(front: Front, request: Request) -> ASGIApp:
+    body = await read_json(front, request, ClassifyRequest)
+    front.require_model(body.model)
+    pools = require_pools(front, "classify", "labels need a model with a classification head")
+    if body.input is not None and (body.text is not None or body.input_ids is not None):
+        raise ApiError(400, "give input, or text, or input_ids", param="input")
+    param = "text" if body.input is None else "input"
+    texts = text_or_ids(body.text, body.input_ids) if body.input is None else body.input
+    inputs = await encoded(front, split(param, texts), body, param=param)
+    activates = body.activation if body.use_activation is None else body.use_activation
+    generation = start(front, request, body, inputs, PoolingParams(normalize=activates))
+    rid = generation.completions[0].rid
+
+    def make(vectors: list[Vector], deltas: list[Delta]) -> Any:
+        if body.input is None:
+            return native(vectors, deltas, texts, rid)
+        data = [_found(index, vector, pools.labels) for index, vector in enumerate(vectors)]
+        return {
+            "id": f"classify-{rid}",
+            "object": "list",
+            "created": int(time.time()),
+            "model": front.info.model_name,
+            "data": data,
+            "usage": usage(deltas),
+        }
+
+    return answer(generation, param, make)
+
+
+def _found(index: int, scores: Vector, labels: list[str]) -> dict[str, Any]:
+    return {
+        "index": index,
+        "label": labels[int(scores.argmax())],
+        "probs": scores.tolist(),
+        "num_classes": len(labels),
+    }

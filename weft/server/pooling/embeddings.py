@@ -1,0 +1,148 @@
+"""Vectors of texts: `/v1/embeddings` (OpenAI), `/encode` (SGLang), `/api/embed` and `/api/embeddings` (Ollama)."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from weft.messages.pooling import PoolingParams
+from weft.server.body import read_json
+from weft.server.errors import ApiError
+from weft.server.info import Front
+from weft.server.ollama.translate import require_model
+from weft.server.pooling.inputs import (
+    Vector,
+    answer,
+    dimensions,
+    encoded,
+    require_pools,
+    split,
+    start,
+    usage,
+    written,
+)
+from weft.server.pooling.models import (
+    EmbeddingRequest,
+    EncodeRequest,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
+    PooledRequest,
+    Texts,
+)
+from weft.text.generation import Delta
+from weft.text.tokenizer import Encoded
+
+EMBED = "embeddings need a model that makes vectors"
+
+
+async def embeddings(front: Front, request: Request) -> ASGIApp:
+    body = await read_json(front, request, EmbeddingRequest)
+    front.require_model(body.model)
+    pools = require_pools(front, "embed", EMBED)
+    pooling = PoolingParams(normalize=body.normalize, dimensions=dimensions(pools, body.dimensions))
+    inputs = await encoded(front, split("input", body.input), body, param="input")
+
+    def make(vectors: list[Vector], deltas: list[Delta]) -> dict[str, Any]:
+        data = [
+            {"object": "embedding", "index": index, "embedding": written(vector, body.encoding_format)}
+            for index, vector in enumerate(vectors)
+        ]
+        return {"object": "list", "data": data, "model": front.info.model_name, "usage": usage(deltas)}
+
+    return answer(start(front, request, body, inputs, pooling), "input", make)
+
+
+async def encode(front: Front, request: Request) -> ASGIApp:
+    """One object, or a list for a list."""
+    body = await read_json(front, request, EncodeRequest)
+    front.require_model(body.model)
+    pools = require_pools(front, "embed", "/encode needs a model that makes vectors")
+    texts = text_or_ids(body.text, body.input_ids)
+    inputs = await encoded(front, split("text", texts), body, param="text")
+    if body.token_type_ids is not None:
+        inputs = _typed(inputs, body.token_type_ids, max(pools.num_token_types, 1))
+    generation = start(front, request, body, inputs, PoolingParams(dimensions=dimensions(pools, body.dimensions)))
+    return answer(
+        generation, "text", lambda vectors, deltas: native(vectors, deltas, texts, generation.completions[0].rid)
+    )
+
+
+async def ollama_embed(front: Front, request: Request) -> ASGIApp:
+    """An input that is too long is cut, unless `truncate` is false."""
+    body = await read_json(front, request, OllamaEmbedRequest)
+    require_model(front, body.model)
+    pools = require_pools(front, "embed", EMBED)
+    began = time.perf_counter()
+    texts = body.input if isinstance(body.input, list) else [body.input or ""]
+    name = front.info.model_name
+    if body.input is None or not any(texts):  # what clients send to have a model loaded
+        return _json({"model": name, "embeddings": []})
+    plain = PooledRequest(truncate_prompt_tokens=None if body.truncate is False else -1)
+    inputs = await encoded(front, texts, plain, param="input")
+    pooling = PoolingParams(dimensions=dimensions(pools, body.dimensions))
+
+    def make(vectors: list[Vector], deltas: list[Delta]) -> dict[str, Any]:
+        total = int((time.perf_counter() - began) * 1e9)
+        num = usage(deltas)["prompt_tokens"]
+        fields = {"total_duration": total, "load_duration": 0, "prompt_eval_count": num}
+        return {"model": name, "embeddings": [vector.tolist() for vector in vectors], **fields}
+
+    return answer(start(front, request, plain, inputs, pooling), "input", make)
+
+
+async def ollama_embeddings(front: Front, request: Request) -> ASGIApp:
+    body = await read_json(front, request, OllamaEmbeddingsRequest)
+    require_model(front, body.model)
+    require_pools(front, "embed", EMBED)
+    if not body.prompt:
+        return _json({"embedding": []})
+    plain = PooledRequest(truncate_prompt_tokens=-1)
+    inputs = await encoded(front, [body.prompt], plain, param="prompt")
+    generation = start(front, request, plain, inputs, PoolingParams())
+    return answer(generation, "prompt", lambda vectors, deltas: {"embedding": vectors[0].tolist()})
+
+
+def text_or_ids(text: str | list[str] | None, ids: list[int | list[int]] | None) -> Texts:
+    if text is not None and ids is None:
+        return text if isinstance(text, str) else [*text]
+    if ids is not None and text is None:
+        return [*ids]
+    raise ApiError(400, "give either text or input_ids", param="text")
+
+
+def native(vectors: list[Vector], deltas: list[Delta], texts: Texts, rid: str) -> Any:
+    """SGLang's answer."""
+    answers = []
+    for vector, delta in zip(vectors, deltas, strict=True):
+        assert delta.end is not None
+        meta = {"id": rid, "prompt_tokens": delta.end.prompt_tokens, "finish_reason": {"type": "length", "length": 0}}
+        answers.append({"embedding": vector.tolist(), "meta_info": meta | {"e2e_latency": delta.end.e2e_s}})
+    is_one = isinstance(texts, str) or isinstance(texts[0], int)
+    return answers[0] if is_one else answers
+
+
+def _typed(inputs: list[Encoded], types: list[int | list[int]], num_types: int) -> list[Encoded]:
+    """The inputs with the kinds of segments that were given for their tokens, of `num_types`."""
+    flat = [item for item in types if isinstance(item, int)]
+    lists = [flat] if len(flat) == len(types) else [item for item in types if not isinstance(item, int)]
+    if len(lists) != len(inputs):
+        message = f"token_type_ids has {len(lists):,} lists for {len(inputs):,} inputs"
+        raise ApiError(400, message, param="token_type_ids")
+    for kind in (kind for one in lists for kind in one):
+        if not 0 <= kind < num_types:
+            message = f"token_type_ids has {kind}; 0 to {num_types - 1} are allowed"
+            raise ApiError(400, message, param="token_type_ids")
+    for place, (one, own) in enumerate(zip(inputs, lists, strict=True)):
+        if len(one.ids) != len(own):
+            message = f"token_type_ids[{place}] has {len(own):,} entries for {len(one.ids):,} tokens"
+            raise ApiError(400, message, param="token_type_ids")
+    return [Encoded(one.ids, own) for one, own in zip(inputs, lists, strict=True)]
+
+
+def _json(value: dict[str, Any]) -> ASGIApp:
+    return Response(msgspec.json.encode(value), media_type="application/json")

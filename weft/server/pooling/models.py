@@ -1,0 +1,94 @@
+"""Bodies of the APIs that answer with vectors or scores: OpenAI's, Jina's and Cohere's, vLLM's, SGLang's, Ollama's.
+
+`null` stands for "not given" everywhere.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+Side = Literal["left", "right"]
+Texts = str | list[str | int | list[int]]  # one text, its ids, or a list of either
+
+
+class PooledRequest(msgspec.Struct, kw_only=True):
+    """The fields that all of them have in common."""
+
+    model: str | None = None
+    truncate_prompt_tokens: int | None = None  # keep so many tokens of an input; -1: as many as fit
+    truncation_side: Side | None = None  # where tokens are dropped; right if not given
+    add_special_tokens: bool | None = None
+    user: str | None = None
+    priority: int | None = None
+    rid: str | None = None
+    request_id: str | None = None
+    timeout_ms: int | None = None
+
+
+class EmbeddingRequest(PooledRequest, kw_only=True):
+    input: Texts
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    normalize: bool | None = None
+
+
+class Document(msgspec.Struct, kw_only=True):
+    text: str
+
+
+class RerankRequest(PooledRequest, kw_only=True):
+    query: str
+    documents: list[str | Document]
+    top_n: int | None = None
+    return_documents: bool | None = None
+
+
+class ScoreRequest(PooledRequest, kw_only=True):
+    """Pairs of texts (vLLM), or a query with items and the label tokens that may follow them (SGLang)."""
+
+    text_1: str | list[str] | None = None
+    text_2: str | list[str] | None = None
+    queries: str | list[str] | None = None
+    documents: str | list[str] | None = None
+    query: str | list[int] | None = None
+    items: str | list[str | list[int]] | None = None
+    label_token_ids: list[int] | None = None
+    apply_softmax: bool | None = None
+    item_first: bool | None = None
+
+
+class ClassifyRequest(PooledRequest, kw_only=True):
+    """`input` is answered in vLLM's form, `text` and `input_ids` in SGLang's."""
+
+    input: Texts | None = None
+    text: str | list[str] | None = None
+    input_ids: list[int | list[int]] | None = None
+    use_activation: bool | None = None
+    activation: bool | None = None
+
+
+class EncodeRequest(PooledRequest, kw_only=True):
+    text: str | list[str] | None = None
+    input_ids: list[int | list[int]] | None = None
+    token_type_ids: list[int | list[int]] | None = None
+    dimensions: int | None = None
+
+
+class OllamaEmbedRequest(msgspec.Struct, kw_only=True):
+    model: str | None = None
+    input: str | list[str] | None = None
+    truncate: bool | None = None  # true if not given
+    dimensions: int | None = None
+    options: dict[str, Any] | None = None
+    keep_alive: Any = None
+
+
+class OllamaEmbeddingsRequest(msgspec.Struct, kw_only=True):
+    """The older route, of one text."""
+
+    model: str | None = None
+    prompt: str | None = None
+    options: dict[str, Any] | None = None
+    keep_alive: Any = None
