@@ -219,6 +219,7 @@ def test_sglangs_and_ollamas_routes_give_the_same_vectors(bert):
     ollama = server.post("/api/embed", model="tiny:latest", input=["one", "two"]).json()
     assert np.allclose(ollama["embeddings"], plain)
     assert np.allclose(server.post("/api/embeddings", prompt="one").json()["embedding"], plain[0])
+    assert np.allclose(vectors(server.post("/invocations", input=["one", "two"]).json()), plain)
 
 
 def test_label_tokens_get_their_probabilities_behind_the_prompt(writer):

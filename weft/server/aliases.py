@@ -16,20 +16,24 @@ from weft.server.info import Front
 from weft.server.openai.chat import chat_completions
 from weft.server.openai.completions import completions
 from weft.server.openai.models import ChatMessage
+from weft.server.pooling.embeddings import embeddings
+from weft.server.pooling.models import Texts
 
 log = EventLog("admin")
 
 _BY_FIELD: dict[str, Callable[[Front, Request], Awaitable[ASGIApp]]] = {
     "messages": chat_completions,
     "prompt": completions,
+    "input": embeddings,
 }
 
 
 class Invocation(msgspec.Struct, kw_only=True):
-    """The body of a chat or text completion."""
+    """The body of a chat or text completion, or of embeddings."""
 
     messages: list[ChatMessage] | None = None
     prompt: str | list[str | int | list[int]] | None = None
+    input: Texts | None = None
 
 
 class AbortManyRequest(msgspec.Struct, kw_only=True):
@@ -52,7 +56,7 @@ async def abort_requests(front: Front, request: Request) -> ASGIApp:
 
 
 async def invocations(front: Front, request: Request) -> ASGIApp:
-    """SageMaker's only route for work: chat or text completions, by the field that the body has."""
+    """SageMaker's only route for work: chat or text completions or embeddings, by the field that the body has."""
     limits = front.limits
     body = await read_body(request, int(limits.max_body_mb * 1_000_000), limits.body_timeout_s)
     try:
@@ -62,7 +66,7 @@ async def invocations(front: Front, request: Request) -> ASGIApp:
     for field, handler in _BY_FIELD.items():
         if field in fields:
             return await handler(front, Request(request.scope, _again(body)))
-    raise ApiError(400, "the body has neither messages nor prompt", param="messages")
+    raise ApiError(400, "the body has neither messages nor prompt nor input", param="messages")
 
 
 def _again(body: bytes) -> Callable[[], Awaitable[Message]]:
