@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 from tests.ops.conftest import SETS
+from tests.ops.draws import FILTERS, Columns, columns
 from weft.executor.plan import LogitBias, Logprobs, Penalties, Sampling
 from weft.executor.sampler import sample
 from weft.ops.cpp.library import Library
@@ -23,54 +22,6 @@ INF = float("inf")
 TWIN = TorchChoose()
 # One lane, odd sizes around vectors, blocks (256) and pieces (4,096), and several pieces.
 SIZES = [1, 2, 7, 31, 33, 255, 257, 1_000, 4_095, 4_097, 9_001]
-
-FILTERS = [  # temperature, top_k, top_p, min_p
-    (1.0, 0, 1.0, 0.0),
-    (0.0, 0, 0.5, 0.5),
-    (0.3, 0, 1.0, 0.0),
-    (1.0, 1, 1.0, 0.0),
-    (1.0, 20, 1.0, 0.0),
-    (2.0, 700, 1.0, 0.0),
-    (1.0, 100_000, 1.0, 0.0),
-    (1.0, 0, 0.9, 0.0),
-    (2.0, 0, 0.999, 0.0),
-    (1.0, 0, 1e-6, 0.0),
-    (0.7, 20, 0.8, 0.0),
-    (1.0, 3_000, 0.6, 0.01),
-    (1.0, 0, 1.0, 0.1),
-    (1.0, 0, 1.0, 1.0),
-    (1e-7, 5, 0.9, 0.0),
-    (1e30, 0, 0.9, 0.0),
-]
-
-
-@dataclass
-class Columns:
-    """`Draws` for tests."""
-
-    temperature: NDArray[np.float32]
-    top_k: NDArray[np.int32]
-    top_p: NDArray[np.float32]
-    min_p: NDArray[np.float32]
-    seeds: NDArray[np.int64]
-    positions: NDArray[np.int32]
-
-    def __getitem__(self, rows: slice) -> Columns:
-        return Columns(**{name: column[rows] for name, column in vars(self).items()})
-
-
-def columns(filters: list[tuple[float, int, float, float]], first_seed: int = 0) -> Columns:
-    """Each row with a seed of its own."""
-    temperature, top_k, top_p, min_p = zip(*filters, strict=True)
-    count = np.arange(len(filters))
-    return Columns(
-        np.array(temperature, np.float32),
-        np.array(top_k, np.int32),
-        np.array(top_p, np.float32),
-        np.array(min_p, np.float32),
-        seeds=(count + first_seed) * 1_234_567_890_123 - 2**62,
-        positions=(count * 7 % 1_000).astype(np.int32),
-    )
 
 
 def logits(rows: int, vocab: int, seed: int = 0, spread: float = 2.0) -> torch.Tensor:

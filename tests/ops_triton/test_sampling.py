@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from tests.ops.draws import FILTERS, columns
 from weft.executor.plan import Logprobs, Mask, Penalties, Sampling
 from weft.executor.sampler import sample
 from weft.ops import noise, sampling
@@ -29,54 +28,11 @@ TWIN, OURS = TorchChoose(), TritonChoose()
 BLOCK = 256  # logits: as in service there are several blocks, the last one not full
 SIZES = [1, 31, BLOCK + 1, 1_000]
 
-FILTERS = [  # temperature, top_k, top_p, min_p
-    (1.0, 0, 1.0, 0.0),
-    (0.0, 0, 0.5, 0.5),
-    (0.3, 0, 1.0, 0.0),
-    (1.0, 1, 1.0, 0.0),
-    (1.0, 20, 1.0, 0.0),
-    (2.0, 700, 1.0, 0.0),
-    (1.0, 100_000, 1.0, 0.0),
-    (1.0, 0, 0.9, 0.0),
-    (2.0, 0, 0.999, 0.0),
-    (1.0, 0, 1e-6, 0.0),
-    (0.7, 20, 0.8, 0.0),
-    (1.0, 3_000, 0.6, 0.01),
-    (1.0, 0, 1.0, 0.1),
-    (1.0, 0, 1.0, 1.0),
-    (1e-7, 5, 0.9, 0.0),
-    (1e30, 0, 0.9, 0.0),
-]
-
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (ours, cut):
         monkeypatch.setattr(module, "VOCAB_BLOCK", BLOCK)
-
-
-@dataclass
-class Columns:
-    """`Draws` for tests."""
-
-    temperature: NDArray[np.float32]
-    top_k: NDArray[np.int32]
-    top_p: NDArray[np.float32]
-    min_p: NDArray[np.float32]
-    seeds: NDArray[np.int64]
-    positions: NDArray[np.int32]
-
-
-def draws(filters: list[tuple[float, int, float, float]]) -> Columns:
-    temperature, top_k, top_p, min_p = (np.array(column) for column in zip(*filters, strict=True))
-    return Columns(
-        temperature.astype(np.float32),
-        top_k.astype(np.int32),
-        top_p.astype(np.float32),
-        min_p.astype(np.float32),
-        np.arange(len(filters), dtype=np.int64) - 3 + (1 << 40),
-        np.arange(5, 5 + len(filters), dtype=np.int32),
-    )
 
 
 def logits(num: int, vocab_size: int) -> Tensor:
@@ -85,7 +41,7 @@ def logits(num: int, vocab_size: int) -> Tensor:
 
 @pytest.mark.parametrize("vocab_size", SIZES)
 def test_the_same_tokens_are_drawn_as_by_torch(vocab_size: int) -> None:
-    wanted, x = draws(FILTERS), logits(len(FILTERS), vocab_size)
+    wanted, x = columns(FILTERS), logits(len(FILTERS), vocab_size)
     before = x.clone()
     want, got = TWIN.tokens(x.clone(), wanted), OURS.tokens(x, wanted)
     assert got.tokens.tolist() == want.tokens.tolist()
@@ -96,7 +52,7 @@ def test_the_same_tokens_are_drawn_as_by_torch(vocab_size: int) -> None:
 @pytest.mark.parametrize("vocab_size", [31, 1_000])
 def test_the_same_tokens_are_kept_as_by_sorting(vocab_size: int) -> None:
     warm = [each for each in FILTERS if each[0] > 0]
-    wanted, x = draws(warm), logits(len(warm), vocab_size)
+    wanted, x = columns(warm), logits(len(warm), vocab_size)
     x[:, ::3] = x[:, ::3].round()  # equal ones
     x[4], x[7, 5:] = 0.0, -INF  # so that no bound helps; so that k are not there
     peaks = x.max(dim=-1).values
@@ -110,7 +66,7 @@ def test_the_same_tokens_are_kept_as_by_sorting(vocab_size: int) -> None:
 
 def test_noise_is_that_of_the_twin() -> None:
     """With equal logits the noise alone chooses."""
-    wanted = draws([(1.0, 0, 1.0, 0.0)] * 8)
+    wanted = columns([(1.0, 0, 1.0, 0.0)] * 8)
     flat = torch.zeros(8, 3_000)
     keys = torch.from_numpy(noise.row_keys(wanted.seeds, wanted.positions))
     want = noise.gumbel(keys, flat.shape[1])
@@ -120,7 +76,7 @@ def test_noise_is_that_of_the_twin() -> None:
 
 def test_the_largest_hash_gives_small_noise_and_not_minus_infinity() -> None:
     """That of this seed and token would round to 1."""
-    wanted = draws([(1.0, 0, 1.0, 0.0)])
+    wanted = columns([(1.0, 0, 1.0, 0.0)])
     wanted.seeds[0], wanted.positions[0], token = 36_483, 5, 271
     x = torch.full((1, 300), -INF)
     x[0, token] = 0.0
@@ -130,7 +86,7 @@ def test_the_largest_hash_gives_small_noise_and_not_minus_infinity() -> None:
 def test_the_first_of_equal_logits_is_taken_without_temperature() -> None:
     x = torch.zeros(1, 2 * BLOCK)
     x[0, [70, BLOCK + 3]] = 1.0
-    assert OURS.tokens(x, draws([(0.0, 0, 1.0, 0.0)])).tokens.tolist() == [70]
+    assert OURS.tokens(x, columns([(0.0, 0, 1.0, 0.0)])).tokens.tolist() == [70]
 
 
 @pytest.mark.parametrize("where", [0, BLOCK + 5])
@@ -168,7 +124,7 @@ def test_masks_log_probabilities_and_forbidden_rows_are_as_in_torch() -> None:
 
 
 def plan(filters: list[tuple[float, int, float, float]], **others: Any) -> Sampling:
-    return Sampling(**vars(draws(filters)), **others)
+    return Sampling(**vars(columns(filters)), **others)
 
 
 def test_penalties_are_those_of_the_twin() -> None:
