@@ -11,7 +11,7 @@ from torch import Tensor
 
 from weft.executor.backend import AttentionBatch
 from weft.executor.device.packing import Packing
-from weft.executor.plan import LAST_SAMPLED, InputVectors, IntArray, LongArray, Plan, TableWrites
+from weft.executor.plan import LAST_SAMPLED, InputVectors, IntArray, LongArray, Plan, TableWrites, consecutive
 from weft.ops.sampling import PlacedDraws
 
 
@@ -111,10 +111,9 @@ class RowTable:
         return packed.split_with_sizes([len(array) for array in arrays])
 
 
-def tokens_of(rows: IntArray, starts: IntArray, lens: IntArray) -> tuple[IntArray, IntArray | LongArray, LongArray]:
-    """Row and position of each token: starts[0], starts[0] + 1, ... (lens[0] of them), starts[1], ...; and where the
-    tokens of each request end."""
+def tokens_of(rows: IntArray, starts: IntArray, lens: IntArray) -> tuple[IntArray, IntArray, LongArray]:
+    """Row and position of each token, and where the tokens of each request end."""
     if (lens == 1).all():
         return rows, starts, np.arange(1, len(lens) + 1)
     ends = np.cumsum(lens, dtype=np.int64)
-    return np.repeat(rows, lens), np.repeat(starts - (ends - lens), lens) + np.arange(ends[-1]), ends
+    return np.repeat(rows, lens), consecutive(starts, lens), ends

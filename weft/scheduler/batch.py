@@ -59,9 +59,7 @@ class Batch:
         self.sample_rows: IntArray = rows[samples]  # [S]
         self.sample_epochs: IntArray = self.epochs[samples]  # [S]
         silent = [one.row for one in prefills if one.completes and not one.wants_tokens]
-        self.silent = [
-            (row, int(columns.epoch[row])) for row in silent
-        ]  # rows that end with this step, without a token
+        self.silent = [(row, int(columns.epoch[row])) for row in silent]  # rows that end here, without a token
         self.is_awaited = False  # nothing is planned behind it before its result is known
         self.plan: Plan
 

@@ -16,6 +16,7 @@ from weft.executor.plan import (
     LogitBias,
     Plan,
     Sampling,
+    consecutive,
 )
 from weft.scheduler.batch import NO_ROWS, Batch
 from weft.scheduler.kv import KvMemory
@@ -62,19 +63,12 @@ def prepare_for_decode(kv: KvMemory, rows: IntArray) -> Work:
     lens: IntArray = ends - starts
     of_row, positions, tokens = rows, starts, np.full(len(rows), LAST_SAMPLED, dtype=np.int32)
     if int(lens.sum()) > len(rows):
-        of_row, positions = np.repeat(rows, lens), _positions(starts, lens)
+        of_row, positions = np.repeat(rows, lens), consecutive(starts, lens)
         tokens = np.where(np.repeat(lens, lens) > 1, columns.tokens[of_row, positions], np.int32(LAST_SAMPLED))
     slots = kv.extend_running(of_row, positions)
     columns.kv_len[rows] = ends
     columns.seq_len[rows] = ends + 1
     return Work(rows, starts, lens, tokens, slots, samples=np.ones(len(rows), dtype=np.bool_))
-
-
-def _positions(starts: IntArray, lens: IntArray) -> IntArray:
-    """[sum of lens] starts[0], starts[0] + 1, ... (lens[0] of them), starts[1], ..."""
-    ends = np.cumsum(lens, dtype=np.int32)
-    positions: IntArray = np.repeat(starts - (ends - lens), lens) + np.arange(int(lens.sum()), dtype=np.int32)
-    return positions
 
 
 def mix_with_running(extend: Work, decode: Work) -> Work:

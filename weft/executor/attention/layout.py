@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.executor.plan import IntArray, LongArray
+from weft.executor.plan import IntArray, LongArray, consecutive
 
 MAX_SPLITS = 64
 PROGRAMS_PER_PROCESSOR = 8  # of the decode kernel, over all requests: two for each that a processor holds at a time
@@ -103,9 +103,7 @@ class Tiling:
         num_tiles = self._tiles(lens)
         num_tiles[without] = 0
         tile_req = np.repeat(np.arange(len(lens)), num_tiles)
-        tile_start = (
-            np.arange(len(tile_req)) - np.repeat(np.cumsum(num_tiles) - num_tiles, num_tiles)
-        ) * self._tile_rows
+        tile_start = consecutive(np.zeros_like(num_tiles), num_tiles) * self._tile_rows
         order = np.argsort(-(starts[tile_req] + tile_start // self._group), kind="stable")
         return tile_req[order], tile_start[order]
 

@@ -16,7 +16,7 @@ def give(plan: Plan, wanted: Wanted, hidden: Tensor, model: Model, choose: Choos
     """`hidden` [T, H] are the hidden states of the step, as the last layer leaves them."""
     asked = wanted.prompt_logprobs
     states = wanted.hidden_states
-    pooling = None if pooler is None else wanted.pooling
+    pooling = wanted.pooling
     return Given(
         pooled=None if pooling is None or pooler is None else pooler(plan, pooling, hidden),
         prompt_logprobs=None if asked is None else prompt_logprobs(model, choose, hidden, asked),

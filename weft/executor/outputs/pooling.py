@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from weft.config.model import ModelConfig
-from weft.executor.plan import FloatArray, IntArray, LongArray, Plan, Pooling
+from weft.executor.plan import FloatArray, IntArray, LongArray, Plan, Pooling, consecutive
 from weft.ops.sampling import on
 
 Rows = Callable[[Tensor], Tensor]  # of a model: hidden states [n, H] -> [n, size]
@@ -55,8 +55,7 @@ class Pooler:
 
     def _means(self, plan: Plan, wanted: Pooling, hidden: Tensor, starts: LongArray, ends: LongArray) -> Tensor:
         lens = ends - starts
-        places = np.repeat(starts - (np.cumsum(lens) - lens), lens) + np.arange(lens.sum())
-        states = self._normed(hidden[on(hidden, places)]).float()
+        states = self._normed(hidden[on(hidden, consecutive(starts, lens))]).float()
         rows = on(hidden, plan.rows[wanted.index])
         before = plan.starts[wanted.index]
         sums = self._sums[rows].mul_(on(hidden, before > 0)[:, None])
