@@ -2,14 +2,19 @@
 the clock and of the processor.
 
     python benchmarks/embeddings.py FOLDER [--texts 512] [--threads 2]
+    python benchmarks/embeddings.py FOLDER --table [--rounds 5] [--most-tokens 16384] [--threads 2] [--clock cpu]
 
 FOLDER is an encoder in the sentence-transformers layout, mean pooling (all-MiniLM-L6-v2). Both compute in float32.
+--table gives inputs a second for batches of inputs of one length: weft by its kernels, also with int8 weights, weft by
+torch, and transformers, in turns. --clock cpu counts seconds of the processor, which a busy machine disturbs less.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +25,10 @@ from weft import LLM
 
 WORDS = ("the", "a", "cat", "dog", "runs", "sleeps", "under", "bridge", "river", "of", "in", "Paris", "42", "war")
 BATCH = 32  # of transformers, sorted by length as sentence-transformers does
+BATCHES, LENS = (1, 8, 32, 256), (16, 128, 512)
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+
+Embed = Callable[[Sequence[list[int]]], object]
 
 
 class Watch:
@@ -59,20 +68,70 @@ def reference(folder: Path, texts: list[str], max_len: int) -> np.ndarray:
     return found
 
 
+def table(folder: Path, rounds: int, threads: int, most_tokens: int, clock: Callable[[], float]) -> None:
+    """Inputs a second, the median of `rounds` in turns; behind it how many times those of transformers."""
+    kernels = LLM(str(folder), dtype="float32", threads=threads)
+    found: dict[str, Embed] = {
+        "kernels": kernels.embed,
+        "int8": LLM(str(folder), dtype="float32", threads=threads, quantize="int8").embed,
+        "torch": LLM(str(folder), dtype="float32", threads=threads, kernels="torch").embed,
+        "transformers": by_transformers(folder),
+    }
+    generator = np.random.default_rng(0)
+    for length in (one for one in LENS if one <= kernels.config.context_length):
+        for batch in (one for one in BATCHES if one * length <= most_tokens):
+            inputs = [generator.integers(1_000, 20_000, length).tolist() for _ in range(batch)]
+            taken: dict[str, list[float]] = {name: [] for name in found}
+            for turn in range(rounds + 1):
+                for name, embed in found.items():
+                    start = clock()
+                    embed(inputs)
+                    if turn:  # the first is to warm up
+                        taken[name].append(clock() - start)
+            medians = {name: statistics.median(times) for name, times in taken.items()}
+            cells = [f"{name} {batch / t:8.1f} ({medians['transformers'] / t:.2f})" for name, t in medians.items()]
+            print(f"{batch:4} x {length:3}:", ", ".join(cells), flush=True)
+
+
+def by_transformers(folder: Path) -> Embed:
+    model = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+
+    def embed(inputs: Sequence[list[int]]) -> list[np.ndarray]:
+        vectors = []
+        for start in range(0, len(inputs), BATCH):
+            with torch.inference_mode():
+                hidden = model(input_ids=torch.tensor(inputs[start : start + BATCH])).last_hidden_state
+                vectors.append(torch.nn.functional.normalize(hidden.mean(1)).numpy())
+        return vectors
+
+    return embed
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--texts", type=int, default=512)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--table", action="store_true")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--most-tokens", type=int, default=16_384, help="of a batch in the table")
+    parser.add_argument("--clock", choices=CLOCKS, default="wall")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    texts = make_texts(args.texts)
-    llm = LLM(str(args.folder), dtype="float32", threads=args.threads)
+    if args.table:
+        table(args.folder, args.rounds, args.threads, args.most_tokens, CLOCKS[args.clock])
+    else:
+        compare(args.folder, args.texts, args.threads)
+
+
+def compare(folder: Path, num_texts: int, threads: int) -> None:
+    texts = make_texts(num_texts)
+    llm = LLM(str(folder), dtype="float32", threads=threads)
     llm.embed(texts[:32])
     watch = Watch("weft")
     actual = np.stack(llm.embed(texts, truncate=True))
     watch.tell()
-    expected = reference(args.folder, texts, llm.model.max_position)
+    expected = reference(folder, texts, llm.model.max_position)
     num = sum(min(len(llm.tokenizer.encode(text)), llm.model.max_position) for text in texts)
     print(f"{len(texts)} texts, {num:,} tokens")
     print(

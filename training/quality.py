@@ -29,6 +29,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "bfloat16": {"dtype": "bfloat16"},
     "bfloat16, KV int8": {"dtype": "bfloat16", "kv_dtype": "int8"},
     "int8": {"quantize": "int8"},
+    "fp8, by torch": {"quantize": "fp8", "kernels": "torch"},
     "int4": {"quantize": "int4"},
     "int4, KV int8": {"quantize": "int4", "kv_dtype": "int8"},
 }

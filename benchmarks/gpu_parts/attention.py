@@ -10,9 +10,10 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from gpu_parts.kernels import MODEL, parts
+from gpu_parts.kernels import MODEL, parts, stream, why_not
 from gpu_parts.part import Row, Setting
 from gpu_parts.timing import seconds
+from weft.config.gpu import PROVIDERS
 from weft.config.model import ModelConfig
 from weft.executor.backend import AttentionBatch
 from weft.models.layers.attention import Heads
@@ -22,6 +23,11 @@ SHAPES = {"0.6b": (16, 8, 128), "8b": (32, 8, 128)}  # heads, KV heads, head dim
 
 
 def findings(setting: Setting) -> Iterator[Row]:
+    with stream(setting):
+        yield from shapes(setting)
+
+
+def shapes(setting: Setting) -> Iterator[Row]:
     for name, (heads, kv_heads, head_dim) in setting.pick(SHAPES, {"small": (4, 2, 32)}).items():
         model = replace(
             MODEL, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, max_position=32_768, qk_norm=False
@@ -30,6 +36,7 @@ def findings(setting: Setting) -> Iterator[Row]:
             yield from decode(setting, name, model, num, cached)
         for num, length in setting.pick(((8, 1_024), (1, 8_192), (64, 64)), ((1, 64),)):
             yield from extend(setting, name, model, num, length)
+    yield from providers(setting)
 
 
 def decode(setting: Setting, name: str, model: ModelConfig, num: int, cached: int) -> Iterator[Row]:
@@ -56,13 +63,32 @@ def extend(setting: Setting, name: str, model: ModelConfig, num: int, length: in
         }
 
 
+def providers(setting: Setting) -> Iterator[Row]:
+    """Attention by packages of others, and by us, with rotation and storing: what a layer waits for."""
+    reasons = {name: why_not(setting, name, MODEL) for name in PROVIDERS}
+    for name, reason in reasons.items():
+        if reason:
+            yield {"what": f"attention by {name}", "skipped": reason}
+    there = [name for name, reason in reasons.items() if not reason]
+    for shape, (heads, kv_heads, head_dim) in SHAPES.items() if there else ():
+        sizes = {"num_heads": heads, "num_kv_heads": kv_heads, "head_dim": head_dim}
+        model = replace(MODEL, **sizes, max_position=32_768, qk_norm=False)
+        for num, cached, length in ((1, 16_384, 1), (64, 1_024, 1), (256, 1_024, 1), (8, 0, 1_024), (1, 0, 8_192)):
+            for name in ("triton", *there):
+                step = Step(setting, model, np.full(num, cached, np.int32), np.full(num, length, np.int32), name)
+                what = f"whole {shape}, {num} x {length:,} behind {cached:,}"
+                yield {"what": what, "by": name, "us": step.whole() * 1e6}
+
+
 class Step:
     """One step of attention, laid out. Slots are in no order."""
 
-    def __init__(self, setting: Setting, model: ModelConfig, starts: np.ndarray, lens: np.ndarray) -> None:
+    def __init__(
+        self, setting: Setting, model: ModelConfig, starts: np.ndarray, lens: np.ndarray, backend: str = "auto"
+    ) -> None:
         self._setting, self._model = setting, model
         stops = starts + lens
-        self._found, self._pool = parts(setting, model, int(stops.sum()))
+        self._found, self._pool = parts(setting, model, int(stops.sum()), backend=backend)
         slots_of = np.random.default_rng(0).permutation(int(stops.sum())).astype(np.int32).reshape(len(lens), -1)
         slots = np.concatenate([line[start:stop] for line, start, stop in zip(slots_of, starts, stops, strict=True)])
         positions = np.concatenate([np.arange(start, stop) for start, stop in zip(starts, stops, strict=True)])
@@ -76,7 +102,7 @@ class Step:
 
     def decodes(self) -> Iterator[tuple[dict[str, object], float]]:
         if not self._setting.on_gpu:
-            yield {}, self._whole()
+            yield {}, self.whole()
             return
         from weft.ops.triton.decode import decode
         from weft.ops.triton.launches import decode_launch
@@ -95,7 +121,7 @@ class Step:
 
     def extends(self) -> Iterator[tuple[dict[str, object], float]]:
         if not self._setting.on_gpu:
-            yield {}, self._whole()
+            yield {}, self.whole()
             return
         from weft.ops.triton.extend import extend
         from weft.ops.triton.launches import extend_launch
@@ -109,7 +135,7 @@ class Step:
         for launch in sorted(tried):
             yield from self._timed(extend, step, launch, told(launch))
 
-    def _whole(self) -> float:
+    def whole(self) -> float:
         return seconds(
             lambda: self._found.attention.forward(self._qkv.clone(), self._heads, 0), self._setting.device, repeats=5
         )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -11,8 +13,13 @@ from torch import Tensor
 
 from gpu_parts.part import Row, Setting
 from weft.config.engine import EngineConfig
+from weft.config.gpu import FP8_CAPABILITY, PROVIDERS, check_provider
+from weft.config.machine import probe
 from weft.config.model import ModelConfig, RopeConfig
+from weft.config.options import SettingsError
+from weft.executor.attention.providers import installed
 from weft.executor.backend import AttentionBatch
+from weft.executor.device.cuda import Cuda
 from weft.executor.device.gpu_parts import gpu_parts
 from weft.executor.kv_pool import KVPool
 from weft.models.layers.attention import Heads
@@ -38,21 +45,50 @@ MODEL = ModelConfig(
     dtype="bfloat16",
     qk_norm=True,
 )
+BOUNDS = {"": 1e-2, "int8": 3e-2, "fp8": 6e-2}  # of products, by what weights and activations are rounded to
 BOUND = 1e-2  # root mean square of the error, as part of that of the values: bfloat16 has 8 bits
 
 
 def findings(setting: Setting) -> Iterator[Row]:
     torch.manual_seed(0)
-    yield from products(setting)
-    yield from attention(setting)
-    yield from choices(setting)
+    with stream(setting):
+        for format in BOUNDS:
+            if format != "fp8" or not setting.on_gpu or torch.cuda.get_device_capability() >= FP8_CAPABILITY:
+                yield from products(setting, format)
+        yield from attention(setting)
+        yield from choices(setting)
+        yield from providers(setting)  # last: FlashInfer may compile for minutes
 
 
-def parts(setting: Setting, model: ModelConfig, num_slots: int, dtype: torch.dtype = torch.bfloat16):
-    """What computes: our kernels on a GPU, torch on a CPU."""
-    engine = EngineConfig(device=setting.device, attention_backend="auto" if setting.on_gpu else "torch")
+@lru_cache
+def cuda() -> Cuda:
+    return Cuda()
+
+
+def stream(setting: Setting) -> AbstractContextManager[object]:
+    """The one on which a runner's steps are computed."""
+    return cuda().stream() if setting.on_gpu else nullcontext()
+
+
+def parts(
+    setting: Setting, model: ModelConfig, num_slots: int, dtype: torch.dtype = torch.bfloat16, backend: str = "auto"
+):
+    """What computes: our kernels on a GPU, or a provider's attention; torch on a CPU."""
+    engine = EngineConfig(device=setting.device, attention_backend=backend if setting.on_gpu else "torch")
     pool = KVPool(model, num_slots, torch.device(setting.device), dtype)
-    return gpu_parts(engine, model, pool, model.max_position), pool
+    gpu = cuda() if setting.on_gpu else None
+    return gpu_parts(engine, model, pool, model.max_position, gpu), pool
+
+
+def why_not(setting: Setting, name: str, model: ModelConfig) -> str:
+    """Why the provider of attention is left out; '' if it is not."""
+    if not setting.on_gpu:
+        return "there is no GPU"
+    try:
+        check_provider(EngineConfig(attention_backend=name), model, probe().gpus[0])
+    except SettingsError as exc:
+        return str(exc)
+    return "" if installed(name) else "it is not installed"
 
 
 def compared(what: str, actual: Tensor, expected: Tensor, bound: float = BOUND) -> Row:
@@ -68,8 +104,9 @@ def poison(device: str) -> None:
         del pieces
 
 
-def products(setting: Setting) -> Iterator[Row]:
-    ops = parts(setting, MODEL, 16)[0].ops
+def products(setting: Setting, format: str) -> Iterator[Row]:
+    ops = parts(setting, replace(MODEL, quantize=format), 16)[0].ops
+    bound, name = BOUNDS[format], f", {format}" if format else ""
     device, size, inner = setting.device, MODEL.hidden_size, MODEL.intermediate_size
     plain = ops.matrix(size, (size, 256, 256), bias=True)
     gated = ops.matrix(size, (inner, inner), gated=True)
@@ -90,12 +127,19 @@ def products(setting: Setting) -> Iterator[Row]:
         yield compared(f"norm, {rows} rows", ops.norm(x.clone(), norm), normed)
         poison(device)
         actual = ops.linear(x.clone(), plain, norm=norm, add=add.clone())
-        yield compared(f"norm, product, bias, sum, {rows} rows", actual, normed @ whole.t() + bias + add.double())
+        expected = normed @ whole.t() + bias + add.double()
+        yield compared(f"norm, product, bias, sum, {rows} rows{name}", actual, expected, bound)
         poison(device)
         expected = torch.nn.functional.silu(normed @ gate.t()) * (normed @ up.t())
-        yield compared(f"gated product, {rows} rows", ops.gated(x.clone(), gated, norm=norm), expected)
+        yield compared(f"gated product, {rows} rows{name}", ops.gated(x.clone(), gated, norm=norm), expected, bound)
 
 
+MODELS = {
+    "": MODEL,
+    ", heads of 128": replace(MODEL, num_heads=16, num_kv_heads=8, head_dim=128),
+    ", one KV head": replace(MODEL, num_heads=6, num_kv_heads=1, qk_norm=False),
+    ", window": replace(MODEL, sliding_window=40),
+}
 STEPS = {  # starts and lens of the requests of a step
     "decode": ([0, 1, 17, 300, 1_000], [1, 1, 1, 1, 1]),
     "long decode": ([5_000], [1]),
@@ -108,13 +152,7 @@ STEPS = {  # starts and lens of the requests of a step
 
 def attention(setting: Setting) -> Iterator[Row]:
     """Norm and rotation of queries and keys, storing, attention; random tables of slots."""
-    models = {
-        "": MODEL,
-        ", heads of 128": replace(MODEL, num_heads=16, num_kv_heads=8, head_dim=128),
-        ", one KV head": replace(MODEL, num_heads=6, num_kv_heads=1, qk_norm=False),
-        ", window": replace(MODEL, sliding_window=40),
-    }
-    for kind, model in setting.pick(list(models.items()), list(models.items())[:2]):
+    for kind, model in setting.pick(list(MODELS.items()), list(MODELS.items())[:2]):
         for name, (starts, lens) in STEPS.items():
             yield from one_step(setting, f"{name}{kind}", model, np.array(starts, np.int32), np.array(lens, np.int32))
     if setting.on_gpu:
@@ -124,12 +162,31 @@ def attention(setting: Setting) -> Iterator[Row]:
             yield from one_step(setting, f"{name}, KV fp8", fp8, starts, lens, torch.float8_e4m3fn)
 
 
+def providers(setting: Setting) -> Iterator[Row]:
+    """The same, by packages of others."""
+    for provider in PROVIDERS:
+        reason = why_not(setting, provider, MODEL)
+        if reason:
+            yield {"what": f"attention by {provider}", "skipped": reason}
+            continue
+        for kind, model in MODELS.items():
+            for name, (starts, lens) in STEPS.items():
+                requests = np.array(starts, np.int32), np.array(lens, np.int32)
+                yield from one_step(setting, f"{name}{kind}, {provider}", model, *requests, backend=provider)
+
+
 def one_step(
-    setting: Setting, name: str, model: ModelConfig, starts, lens, dtype: torch.dtype = torch.bfloat16
+    setting: Setting,
+    name: str,
+    model: ModelConfig,
+    starts,
+    lens,
+    dtype: torch.dtype = torch.bfloat16,
+    backend: str = "auto",
 ) -> Iterator[Row]:
     device, num = setting.device, len(lens)
     stops = starts + lens
-    found, pool = parts(setting, model, int(stops.sum()) + 50, dtype)
+    found, pool = parts(setting, model, int(stops.sum()) + 50, dtype, backend)
     slots_of = np.random.default_rng(0).permutation(pool.num_slots)[: stops.sum()].astype(np.int32)
     table = np.full((num + 3, int(stops.max()) + 7), -1, np.int32)
     rows = np.random.default_rng(1).permutation(num + 3)[:num].astype(np.int32)

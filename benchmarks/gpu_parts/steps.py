@@ -13,15 +13,18 @@ from typing import Any
 import numpy as np
 
 from gpu_parts.engines import Job, load, play
+from gpu_parts.kernels import why_not
 from gpu_parts.part import Row, Setting
 from weft.bench.workloads import SHAPES
 from weft.config.engine import EngineConfig
+from weft.config.gpu import PROVIDERS
 from weft.config.model import ModelConfig
 from weft.executor.build import load_runner
 from weft.executor.plan import ForwardMode, Logprobs, Plan, Sampling
 from weft.executor.weights.save import save_random
 
 ROOM = {"max_running_requests": 12, "kv_tokens": 8_192, "context_length": 1_024, "chunked_prefill_size": 256}
+EXACT = {"dtype": "float32"}  # overlap changes what is in a step, and so how bfloat16 rounds: no fault of it
 
 
 def findings(setting: Setting) -> Iterator[Row]:
@@ -32,6 +35,12 @@ def findings(setting: Setting) -> Iterator[Row]:
         save_random(ModelConfig.from_hf(shape, "steps"), folder / "model.safetensors")
         yield from same_tokens(setting, shape, folder)
         yield from same_logits(setting, folder)
+        for name in PROVIDERS:  # last: FlashInfer may compile for minutes
+            reason = why_not(setting, name, replace(ModelConfig.from_folder(folder), dtype="bfloat16"))
+            if reason:
+                yield {"what": f"attention by {name}", "skipped": reason}
+            else:
+                yield from same_logits(setting, folder, name)
 
 
 def same_tokens(setting: Setting, shape: dict[str, Any], folder: Path) -> Iterator[Row]:
@@ -51,28 +60,29 @@ def same_tokens(setting: Setting, shape: dict[str, Any], folder: Path) -> Iterat
     }
     found = {}
     for way, settings in ways.items():
-        loaded = load(setting, shape, folder, **ROOM, **settings)
+        loaded = load(setting, shape, folder, **ROOM, **EXACT, **settings)
         found[way] = play(loaded, jobs)
         loaded.built.runner.close()
-    # In bfloat16 a step with more padding may round otherwise, where a product takes another path: hence a part.
+    # A step with more padding may round otherwise, where a product takes another path: hence a part.
     for one, other in (("graphs", "graphs, overlap"), ("eager", "eager, overlap"), ("eager", "graphs")):
         same = np.mean([found[one].tokens[place] == found[other].tokens[place] for place in range(len(jobs))])
         same_steps = one in other  # the same kernels on the same batches
         yield {"what": f"{one} = {other}", "ok": bool(same == 1 if same_steps else same > 0.5), "part": float(same)}
 
 
-def same_logits(setting: Setting, folder: Path) -> Iterator[Row]:
+def same_logits(setting: Setting, folder: Path, backend: str = "auto") -> Iterator[Row]:
     """Of 200 tokens, then of 8 decode steps behind them."""
     model = ModelConfig.from_folder(folder)
     ways = {setting.device: "bfloat16", "cpu": "float32"} if setting.on_gpu else {"cpu": "bfloat16", "cpu ": "float32"}
+    on_gpu = {"cuda_graph_sizes": "1,2,4", "attention_backend": backend}
     theirs, ours = (
-        logprobs(EngineConfig(device=device.strip(), dtype=dtype, threads=2, cuda_graph_sizes=graphs), model, folder)
-        for (device, dtype), graphs in zip(ways.items(), ("1,2,4" if setting.on_gpu else "", ""), strict=True)
+        logprobs(EngineConfig(device=device.strip(), dtype=dtype, threads=2, **how), model, folder)
+        for (device, dtype), how in zip(ways.items(), (on_gpu if setting.on_gpu else {}, {}), strict=True)
     )
     error = np.sqrt(np.mean((theirs - ours) ** 2))
     best = np.mean(theirs.argmax(-1) == ours.argmax(-1))
     yield {
-        "what": f"{setting.device} in bfloat16 = cpu in float32, {len(ours)} steps",
+        "what": f"{setting.device} in bfloat16 = cpu in float32, {len(ours)} steps, attention {backend}",
         "ok": bool(error < 0.05),
         "error_nats": float(error),
         "same_best": float(best),

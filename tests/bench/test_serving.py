@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from weft.bench.http import HttpError, Server, events
+from weft.bench.http import Events, HttpError, Server
 from weft.bench.serving import Load, Outcome, run
 
 LOAD = Load(num_requests=6, input_len=5, output_len=4)
@@ -20,10 +20,19 @@ LOAD = Load(num_requests=6, input_len=5, output_len=4)
 class Fake:
     """Answers every completion with its tokens, an event each."""
 
-    def __init__(self, status: int = 200, breaks_off: bool = False, is_chunked: bool = True) -> None:
+    def __init__(
+        self,
+        status: int = 200,
+        breaks_off: bool = False,
+        is_chunked: bool = True,
+        last: bytes = b"",
+        waits_for: int = 0,
+    ) -> None:
         self.bodies: list[dict[str, Any]] = []
         self.num_open = self.most_open = 0
         self._status, self._breaks_off, self._is_chunked = status, breaks_off, is_chunked
+        self._last = last  # an event behind those of the tokens
+        self._waits_for = waits_for  # requests that must have come before the first is answered
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
@@ -48,11 +57,15 @@ class Fake:
         if self._status != 200:
             yield b"overloaded"
             return
+        while len(self.bodies) < self._waits_for:
+            await asyncio.sleep(0.002)
         for _ in range(self.bodies[-1]["max_tokens"]):
             await asyncio.sleep(0.002)
             event = json.dumps({"choices": [{"text": "x"}]}).encode()
             yield b"data: " + event[:7]  # an event in two pieces
             yield event[7:] + b"\n\n"
+        if self._last:
+            yield b"data: " + self._last + b"\n\n"
         if not self._breaks_off:
             yield b'data: {"choices": [], "usage": {"completion_tokens": 4}}\n\ndata: [DONE]\n\n'
 
@@ -100,9 +113,9 @@ def test_no_more_requests_are_open_than_asked_for() -> None:
 
 
 def test_requests_come_at_the_rate_however_slow_the_answers_are() -> None:
-    sent = [call.sent_s for call in measure(Fake(), replace(LOAD, rate=100.0)).calls]
+    sent = [call.sent_s for call in measure(Fake(waits_for=LOAD.num_requests), replace(LOAD, rate=100.0)).calls]
     assert sorted(sent) == sent
-    assert 0.005 < sent[-1] - sent[0] < 0.5
+    assert sent[-1] - sent[0] > 0.005
 
 
 @pytest.mark.parametrize("fake", [Fake(status=503), Fake(breaks_off=True)], ids=["refused", "broken off"])
@@ -118,17 +131,20 @@ def test_failed_requests_are_counted_and_do_not_stop_the_others(fake: Fake) -> N
         assert all(call.error for call in outcome.calls)
 
 
+@pytest.mark.parametrize("last", [b'{"error": {"message": "out of memory"}}', b'{"choices": [{', b'{"choices": 1}'])
+def test_an_event_that_is_an_error_or_none_at_all_fails_its_request(last: bytes) -> None:
+    outcome = measure(Fake(last=last), replace(LOAD, num_requests=1))
+    assert "an event of the stream" in outcome.calls[0].error
+
+
 def test_unreachable_server_is_an_error() -> None:
     with pytest.raises(HttpError, match="cannot reach"):
         asyncio.run(run(Server("http://127.0.0.1:9"), LOAD))
 
 
 def test_events_are_found_across_pieces() -> None:
-    async def pieces() -> AsyncIterator[bytes]:
-        for piece in (b"da", b"ta: one\n\n: comment\ndata:two\n", b"\ndata: three\n\n"):
-            yield piece
-
-    async def go() -> list[bytes]:
-        return [data async for data in events(pieces())]
-
-    assert asyncio.run(go()) == [b"one", b"two", b"three"]
+    found: list[bytes] = []
+    events = Events(found.append)
+    for piece in (b"da", b"ta: one\n\n: comment\ndata:two\n", b"\ndata: three\n\n"):
+        events.push(piece)
+    assert found == [b"one", b"two", b"three"]

@@ -18,7 +18,7 @@ FORCED: Any = {"type": "tool", "name": "weather"}
 
 @pytest.fixture
 def sdk(api: Api) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=api.url, api_key=KEY, max_retries=0, timeout=60) as client:
+    with anthropic.Anthropic(base_url=api.url, api_key=KEY, max_retries=0, timeout=240) as client:
         yield client
 
 
@@ -93,7 +93,7 @@ def test_a_client_that_leaves_frees_everything(api: Api, sdk: anthropic.Anthropi
 
 def test_many_clients_at_once_are_all_answered(api: Api) -> None:
     async def all_of_them() -> list[Any]:
-        async with anthropic.AsyncAnthropic(base_url=api.url, api_key=KEY, max_retries=3, timeout=60) as client:
+        async with anthropic.AsyncAnthropic(base_url=api.url, api_key=KEY, max_retries=3, timeout=240) as client:
             calls = [client.messages.create(model=MODEL, max_tokens=4, messages=HI) for _ in range(NUM_PARALLEL)]
             return await asyncio.gather(*calls)
 

@@ -26,7 +26,7 @@ class Weather(BaseModel):
 
 @pytest.fixture
 def sdk(api: Api) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=api.v1, api_key=KEY, max_retries=0, timeout=60) as client:
+    with openai.OpenAI(base_url=api.v1, api_key=KEY, max_retries=0, timeout=240) as client:
         yield client
 
 
@@ -63,7 +63,7 @@ def test_an_object_grows_in_a_stream(sdk: openai.OpenAI) -> None:
 
 def test_an_asynchronous_client_gets_objects(api: Api) -> None:
     async def several() -> list[Any]:
-        async with openai.AsyncOpenAI(base_url=api.v1, api_key=KEY, timeout=60) as sdk:
+        async with openai.AsyncOpenAI(base_url=api.v1, api_key=KEY, timeout=240) as sdk:
             client = instructor.from_openai(sdk, mode=instructor.Mode.JSON_SCHEMA)
             create = client.chat.completions.create
             return await asyncio.gather(

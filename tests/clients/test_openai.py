@@ -25,7 +25,7 @@ class Answer(BaseModel):
 
 @pytest.fixture
 def sdk(api: Api) -> Iterator[Sdk]:
-    with openai.OpenAI(base_url=api.v1, api_key=KEY, max_retries=0, timeout=60) as client:
+    with openai.OpenAI(base_url=api.v1, api_key=KEY, max_retries=0, timeout=240) as client:
         yield client
 
 
@@ -153,7 +153,7 @@ def test_many_clients_at_once_all_get_their_own_answer(api: Api) -> None:
         return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
 
     async def all_of_them() -> list[str]:
-        async with openai.AsyncOpenAI(base_url=api.v1, api_key=KEY, max_retries=3, timeout=60) as client:
+        async with openai.AsyncOpenAI(base_url=api.v1, api_key=KEY, max_retries=3, timeout=240) as client:
             return await asyncio.gather(*(one(client, number) for number in range(NUM_PARALLEL)))
 
     assert asyncio.run(all_of_them()) == [f"number {number}" for number in range(NUM_PARALLEL)]

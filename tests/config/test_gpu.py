@@ -54,6 +54,11 @@ def test_graphs_and_the_table_of_slots_are_taken_off_before_the_kv_cache() -> No
     assert 0 <= on_gpu(12, memory_fraction=0.5, max_running_requests=50_000).sizing.kv_bytes <= 6 * GB
 
 
+def test_weights_that_are_widened_at_each_use_have_room_for_it() -> None:
+    four, eight = (on_gpu(quantize=name).sizing.work_bytes for name in ("int4", "int8"))
+    assert four - eight == 2 * MODEL.hidden_size * MODEL.intermediate_size * 10
+
+
 def test_graph_sizes_end_with_the_most_that_may_run() -> None:
     for most in (1, 2, 7, 64, 100, 256, 1000):
         sizes = graph_sizes(EngineConfig(max_running_requests=most))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
+from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -84,3 +87,110 @@ def test_probe_finds_this_machine() -> None:
     assert 0 < found.free_bytes <= found.total_bytes
     assert found.cores >= 1
     assert bool(found.gpus) != bool(found.no_gpu_reason)
+
+
+# GPUs
+
+HOPPER, INSTANCE = UUID(int=7), UUID(int=9)
+
+
+class FakeCuda:
+    """libcuda.so.1 and libnvidia-ml.so.1 of a machine with the GPUs that the driver shows."""
+
+    def __init__(self, *uuids: UUID, error: int = 0, version: int = 13_000, free: dict[str, int] | None = None) -> None:
+        self._uuids, self._error, self._version = uuids, error, version
+        self._free = free  # by name; None: there is no management library
+
+    def load(self, name: str) -> Any:
+        if name == "libnvidia-ml.so.1" and self._free is None:
+            raise OSError
+        return self
+
+    def cuInit(self, flags: int) -> int:
+        return self._error
+
+    def cuDriverGetVersion(self, version: Any) -> int:
+        version._obj.value = self._version
+        return 0
+
+    def cuDeviceGetCount(self, count: Any) -> int:
+        count._obj.value = len(self._uuids)
+        return 0
+
+    def cuDeviceGet(self, device: Any, index: int) -> int:
+        device._obj.value = 40 + index
+        return 0
+
+    def cuDeviceGetName(self, name: Any, size: int, device: Any) -> int:
+        name.value = f"card {device.value - 40}".encode()
+        return 0
+
+    def cuDeviceTotalMem_v2(self, total: Any, device: Any) -> int:
+        total._obj.value = 10**11
+        return 0
+
+    def cuDeviceGetAttribute(self, value: Any, attribute: int, device: Any) -> int:
+        value._obj.value = {75: 9, 76: 0}[attribute]
+        return 0
+
+    def cuDeviceGetUuid_v2(self, uuid: Any, device: Any) -> int:
+        ctypes.memmove(uuid._obj, self._uuids[device.value - 40].bytes, 16)
+        return 0
+
+    def nvmlInit_v2(self) -> int:
+        return 0
+
+    def nvmlShutdown(self) -> int:
+        return 0
+
+    def nvmlDeviceGetHandleByUUID(self, name: bytes, handle: Any) -> int:
+        names = list(self._free or {})
+        if name.decode() not in names:
+            return 6
+        handle._obj.value = names.index(name.decode()) + 1
+        return 0
+
+    def nvmlDeviceGetMemoryInfo(self, handle: Any, memory: Any) -> int:
+        memory._obj.free = list((self._free or {}).values())[handle.value - 1]
+        return 0
+
+
+def gpus(fake: FakeCuda, tmp_path: Path, cuda: str = "'13.0'") -> machine.Found:
+    text = f"from typing import Optional\n__version__ = '2.11.0'\ncuda: Optional[str] = {cuda}\n"
+    (tmp_path / "version.py").write_text(text)
+    return machine._gpus(fake.load, tmp_path)
+
+
+def test_gpus_are_those_that_the_driver_shows_in_its_order_with_their_own_free_memory(tmp_path: Path) -> None:
+    free = {f"GPU-{UUID(int=3)}": 1, f"GPU-{HOPPER}": 2, f"MIG-{INSTANCE}": 3}
+    found = gpus(FakeCuda(HOPPER, INSTANCE, free=free), tmp_path).gpus
+    assert [gpu.free_bytes for gpu in found] == [2, 3]
+    assert found[0] == machine.Gpu("card 0", 2, 10**11, (9, 0))
+
+
+def test_without_the_management_library_all_memory_counts_as_free(tmp_path: Path) -> None:
+    assert gpus(FakeCuda(HOPPER), tmp_path).gpus[0].free_bytes == 10**11
+    assert gpus(FakeCuda(HOPPER, free={}), tmp_path).gpus[0].free_bytes == 10**11
+
+
+@pytest.mark.parametrize(
+    ("fake", "reason", "is_fault"),
+    [
+        (FakeCuda(error=100), "the NVIDIA driver shows no GPU", False),
+        (FakeCuda(), "the NVIDIA driver shows no GPU", False),
+        (FakeCuda(error=802), "the NVIDIA driver does not answer (cuInit gives error 802)", True),
+        (
+            FakeCuda(HOPPER, version=12_080),
+            "the NVIDIA driver is for CUDA 12.8, torch 2.11.0 needs one for 13.0: update the driver",
+            True,
+        ),
+    ],
+)
+def test_gpus_that_cannot_be_used_are_not_there_and_the_reason_is(
+    fake: FakeCuda, reason: str, is_fault: bool, tmp_path: Path
+) -> None:
+    assert gpus(fake, tmp_path) == ((), reason, is_fault)
+
+
+def test_a_torch_for_cpus_has_no_gpu_whatever_its_version_is_called(tmp_path: Path) -> None:
+    assert gpus(FakeCuda(HOPPER), tmp_path, "None").reason == "torch 2.11.0 is a build without CUDA"

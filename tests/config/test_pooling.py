@@ -116,7 +116,7 @@ def test_an_encoder_takes_no_kv_memory_and_is_not_chunked() -> None:
     assert sizing.kv_bytes == 0
     assert config.kv_tokens >= 8 * 512
     assert "computed whole" in str(sizing)
-    for setting in ({"kv_tokens": 512}, {"kv_dtype": "int8"}, {"kernels": "avx2"}):
+    for setting in ({"kv_tokens": 512}, {"kv_dtype": "int8"}):
         with pytest.raises(SettingsError, match="is an encoder"):
             resolve(EngineConfig(**setting), model, machine(2.0))  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match="does not fit into memory"):

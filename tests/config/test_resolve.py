@@ -167,6 +167,10 @@ def test_too_little_memory_for_the_weights_names_the_numbers() -> None:
     assert "--dtype bfloat16" in message
 
 
+def test_more_rows_than_there_is_memory_for_are_blamed_on_their_option() -> None:
+    assert "Lower --max-running-requests, 100,000,000." in refusal(2, max_running_requests=100_000_000)
+
+
 def test_too_many_kv_tokens_are_refused_with_the_number_that_fits() -> None:
     message = refusal(2, kv_tokens=10_000_000)
     assert "10.0 GB" in message

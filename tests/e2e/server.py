@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import signal
@@ -10,13 +11,13 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import psutil
 
-START_TIMEOUT_S = 120.0
-SMALL = ("--kv-tokens", "8192", "--max-running-requests", "16", "--threads", "1")
+HANG_S = 240.0  # whatever takes so long does not come any more
+SMALL = ("--kv-tokens", "8192", "--max-running-requests", "16", "--threads", "1", "--grammar-timeout-s", str(HANG_S))
 
 
 class Server:
@@ -30,7 +31,7 @@ class Server:
         self.url = ""
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        if not self._url.wait(START_TIMEOUT_S) or not self.url:
+        if not self._url.wait(HANG_S) or not self.url:
             self.process.kill()
             raise AssertionError("the server did not start:\n" + "\n".join(self.lines))
         self.engine = self._find_engine()
@@ -49,33 +50,43 @@ class Server:
         return engine
 
     def get(self, path: str) -> Any:
-        with urllib.request.urlopen(self.url + path, timeout=30) as answer:
+        with urllib.request.urlopen(self.url + path, timeout=HANG_S) as answer:
             return json.load(answer)
 
     def post(self, path: str, **body: object) -> Any:
         request = urllib.request.Request(
             self.url + path, data=json.dumps(body).encode(), headers={"Content-Type": "application/json"}
         )
-        with urllib.request.urlopen(request, timeout=120) as answer:
+        with urllib.request.urlopen(request, timeout=HANG_S) as answer:
             return json.load(answer) if "json" in answer.headers["Content-Type"] else answer.read().decode()
 
     def load(self) -> dict[str, Any]:
-        """The engine's own numbers, as it answers them now."""
-        (load,) = self.get("/v1/loads")["loads"]
-        return dict(load)
+        """The engine's own numbers, as it answers them now: an older answer is asked for again."""
+        while True:
+            began = time.monotonic()
+            (load,) = self.get("/v1/loads")["loads"]
+            if load["age_s"] <= time.monotonic() - began:
+                return dict(load)
+
+    @contextlib.contextmanager
+    def slowed(self, step_s: float = 0.1) -> Iterator[None]:
+        """So slow that nothing ends by itself before the test has done what it wants."""
+        self.post("/slow_down", forward_sleep_time=step_s)
+        yield
+        self.post("/slow_down", forward_sleep_time=None)
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
         """Send a signal and wait for the end. Returns the exit status."""
         if self.process.poll() is None:
             self.process.send_signal(how)
-        status = self.process.wait(30)
-        self._reader.join(5)
+        status = self.process.wait(HANG_S)
+        self._reader.join()
         assert self.process.stderr is not None
         self.process.stderr.close()
         return status
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:
+def wait_until(condition: Callable[[], bool], timeout_s: float = HANG_S) -> bool:
     """Look again and again until it holds; false if it never does."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:

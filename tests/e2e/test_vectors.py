@@ -36,7 +36,7 @@ def llm(request: pytest.FixtureRequest) -> LLM:
             settings["quantize"] = "int8"
         case kernels:
             settings["kernels"] = kernels
-    llm = LLM(kv_tokens=2_000, context_length=128, enable_return_hidden_states=True, **settings)
+    llm = LLM(threads=1, kv_tokens=2_000, context_length=128, enable_return_hidden_states=True, **settings)
     take_back_often(llm)
     return llm
 

@@ -4,6 +4,7 @@ CUDA's are: operations with addresses, recorded once, in which every number from
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -13,10 +14,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft.config.model import ModelConfig
-from weft.executor.attention.layout import Layout, Tiling
+from weft.executor.attention.layout import Layout, Size, Tiling
 from weft.executor.backend import AttentionBatch
 from weft.executor.device.gpu_parts import GpuParts
 from weft.executor.kv_pool import KVPool
+from weft.executor.plan import IntArray
 from weft.models.layers.attention import Heads
 from weft.ops.elementwise import apply_rotary, rms_norm, rotary_tables
 from weft.ops.plain import PlainOps
@@ -85,7 +87,8 @@ class FakeGpu:
 
     def capture(self, work: Callable[[], Any]) -> tuple[FakeGraph, Any]:
         assert self._is_entered
-        recorder = Recorder()
+        assert not gc.isenabled(), "what is collected now is freed while the stream is captured"
+        recorder = Recorder(self._is_pinned)
         with recorder:
             result = work()
         self.sizes.append(len(result[-1]))
@@ -110,15 +113,34 @@ class FakeGpu:
         return any(storage == pinned.untyped_storage().data_ptr() for pinned in self._pinned)
 
 
+WAITING = {  # operations whose result has a size, or goes to the host, so that a GPU must be waited for
+    *("_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_select", "bincount"),
+    *("_unique2", "unique_dim", "unique_consecutive"),
+}
+OF_THE_HOST = {"lift_fresh", "_pin_memory"}  # a tensor of numbers of Python or numpy; pinned memory
+
+
 class Recorder(TorchDispatchMode):
-    def __init__(self) -> None:
+    """Refuses what a stream that is being captured refuses, and whatever would be wrong when it is replayed."""
+
+    def __init__(self, pinned: Callable[[Tensor], bool]) -> None:
         super().__init__()
         self.calls: list[tuple[Any, Any, Any, Any]] = []
+        self._is_pinned = pinned
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        assert func is not torch.ops.aten._local_scalar_dense.default, "the host waits for a number in a graph"
-        out = func(*args, **(kwargs or {}))
-        self.calls.append((func, args, kwargs or {}, out))
+        name, kwargs = func.overloadpacket.__name__, kwargs or {}
+        assert name not in WAITING, f"{name}: the host waits for the device in a graph"
+        assert name not in OF_THE_HOST, f"{name}: a tensor of the host in a graph"
+        unsized = func is torch.ops.aten.repeat_interleave.Tensor and not kwargs.get("output_size")
+        assert not unsized, "a size that only the device knows, in a graph"
+        indices = args[1] if name in ("index", "index_put_") else []
+        masks = [index for index in indices if index is not None and index.dtype == torch.bool]
+        assert not masks, f"{name} by a mask: the host waits for the device in a graph"
+        given = [*_tensors(args), *_tensors(list(kwargs.values()))]
+        assert not any(map(self._is_pinned, given)), f"{name}: pinned memory in a graph"
+        out = func(*args, **kwargs)
+        self.calls.append((func, args, kwargs, out))
         return out
 
 
@@ -147,6 +169,9 @@ class LaidOutTorch:
     def prepare(self, batch: AttentionBatch) -> None:
         assert batch.shipped is not None
         self._layout, self._table = Layout(*batch.shipped.layout), batch.table  # type: ignore[arg-type]
+
+    def expect(self, starts: IntArray, lens: IntArray, size: Size) -> None:
+        assert len(starts) == len(lens) <= size.num_requests
 
     def forward(self, qkv: Tensor, heads: Heads, layer: int) -> Tensor:
         config, layout = self._config, self._layout
@@ -194,7 +219,7 @@ class ToldChoose(TorchChoose):
         return super().tokens(logits, PlacedDraws(temperature, top_k, top_p, min_p, draws.seeds, draws.positions, told))
 
 
-def fake_parts(engine: object, config: ModelConfig, pool: KVPool, context_length: int) -> GpuParts:
+def fake_parts(engine: object, config: ModelConfig, pool: KVPool, context_length: int, gpu: FakeGpu) -> GpuParts:
     attention = LaidOutTorch(config, pool)
     choose: Choose = ToldChoose()
     return GpuParts(PlainOps(getattr(torch, config.dtype), FakeGpu.device), attention, attention, choose)
@@ -214,4 +239,4 @@ def _poisoned(tensor: Tensor) -> Tensor:
 def _tensors(result: Any) -> list[Tensor]:
     if isinstance(result, Tensor):
         return [result]
-    return [item for item in result if isinstance(item, Tensor)] if isinstance(result, tuple | list) else []
+    return [one for item in result for one in _tensors(item)] if isinstance(result, tuple | list) else []

@@ -6,12 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from tests.executor.driver import KV_TOKENS, MODEL, Turn, make_driver
+from tests.executor.fake_gpu import FakeGpu, fake_parts
 from weft.config.engine import EngineConfig
 from weft.config.model import ModelNotFound
 from weft.executor import build
-from weft.executor.build import KernelsUnavailable, load_runner
+from weft.executor.build import KernelsUnavailable, NoGpu, load_runner
+from weft.executor.weights.save import save_random
 from weft.ops.cpp.library import Unavailable
 
 ROOM = {"kv_tokens": 64, "page_size": 16, "max_rows": 4, "context_length": 32}
@@ -26,10 +29,10 @@ def test_the_pool_has_just_the_slots_asked_for_in_the_dtype_of_the_engine():
 
 
 def test_a_model_that_cannot_be_loaded_leaves_no_thread_behind(tmp_path):
-    before = threading.active_count()
+    before = set(threading.enumerate())
     with pytest.raises(ModelNotFound, match="no weights"):
         load_runner(EngineConfig(), MODEL, folder=tmp_path, **ROOM)
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before
 
 
 def test_the_pool_consists_of_whole_pages():
@@ -63,3 +66,29 @@ def test_kernels_that_the_processor_lacks_are_refused_by_name(monkeypatch):
     driver = make_driver(kernels="auto")  # takes what there is
     assert driver.run(Turn(0, [1])).isfinite().all()
     driver.runner.close()
+
+
+def test_kv_in_fp8_is_kept_in_units_of_the_checkpoints_scales(tmp_path, monkeypatch):
+    save_random(MODEL, tmp_path / "model.safetensors")
+    save_file({"model.layers.1.self_attn.k_scale": torch.tensor([0.5])}, tmp_path / "scales.safetensors")
+    found = []
+
+    def parts(engine, config, pool, *rest):
+        found.append(pool.layer_scales)
+        return fake_parts(engine, config, pool, *rest)
+
+    monkeypatch.setattr(build, "find_gpu", lambda engine: FakeGpu())
+    monkeypatch.setattr(build, "gpu_parts", parts)
+    for kv_dtype in ("fp8", "auto"):
+        engine = EngineConfig(device="cuda", kv_dtype=kv_dtype, cuda_graph=False)
+        load_runner(engine, MODEL, folder=tmp_path, **ROOM).close()
+    assert found == [[(1.0, 1.0), (0.5, 1.0)], [(1.0, 1.0)] * 2]
+
+
+def test_a_gpu_that_torch_cannot_use_is_one_line(monkeypatch):
+    def broken():
+        raise RuntimeError("CUDA driver initialization failed\nwith a stack of many lines")
+
+    monkeypatch.setattr("weft.executor.device.cuda.Cuda", broken)
+    with pytest.raises(NoGpu, match=r"shows \(CUDA driver initialization failed\); --device cpu can do without"):
+        load_runner(EngineConfig(device="cuda"), MODEL, folder=Path(), **ROOM)

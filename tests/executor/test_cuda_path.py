@@ -3,7 +3,8 @@ early. None of this shows that CUDA does what the fake does."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gc
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -33,7 +34,7 @@ from weft.config.resolve import GB, resolve
 from weft.executor import build
 from weft.executor.control import GetWeight
 from weft.executor.device.staging import ALIGNMENT, RING, Staging, parts, places
-from weft.executor.plan import LAST_SAMPLED, Sampling
+from weft.executor.plan import LAST_SAMPLED, IntArray, Mask, Sampling
 from weft.launch.build import build_engine
 from weft.messages.replies import StepOutput
 from weft.messages.requests import GenerateRequest
@@ -208,6 +209,38 @@ def test_draws_travel_with_the_step(driver: Driver, cpu: Driver) -> None:
         assert drawn(driver, *turns) == drawn(cpu, *turns)
 
 
+class Late:
+    """A mask that is not there before a graph has been replayed."""
+
+    def __init__(self, gpu: FakeGpu, words: IntArray) -> None:
+        self._gpu, self._words, self._replays = gpu, words, gpu.num_replays
+        self.num_asked = 0
+
+    @property
+    def words(self) -> IntArray:
+        assert self._gpu.num_replays == self._replays + 1, "the layers have not been launched"
+        self.num_asked += 1
+        return self._words
+
+    @property
+    def faults(self) -> dict[int, str]:
+        assert self._gpu.num_replays == self._replays + 1, "the layers have not been launched"
+        return {}
+
+
+def test_the_layers_are_launched_before_a_mask_is_there(gpu: FakeGpu) -> None:
+    """Of prompts and of decode steps. The token is the one that the mask allows."""
+    driver = gpu_driver("1,2", cuda_graph_prompt=32)
+    for turns in ([Turn(0, TEXT[:7]), Turn(1, TEXT[:9])], [Turn(0, [LAST_SAMPLED]), Turn(1, [LAST_SAMPLED])]):
+        plan = driver.plan(*turns)
+        late = Late(gpu, ints([[0, 1 << 5]]))
+        how = replace(plan.sampling, mask=Mask(ints([1]), late))
+        step = driver.runner.launch(replace(plan, sampling=how))
+        assert late.num_asked == 1
+        assert step.result().tokens[1] == 32 + 5
+    driver.runner.close()
+
+
 # Graphs
 
 
@@ -279,6 +312,31 @@ def test_without_graphs_nothing_is_captured_and_the_result_is_the_same(gpu: Fake
     assert torch.allclose(actual, expected, atol=1e-4)
     assert not gpu.sizes
     driver.runner.close()
+
+
+@pytest.mark.parametrize(
+    ("work", "message"),
+    [
+        (lambda x: x[x > 0], "by a mask: the host waits"),
+        (lambda x: x.nonzero(), "nonzero: the host waits"),
+        (lambda x: x * float(x.sum()), "_local_scalar_dense: the host waits"),
+        (lambda x: x if x.any() else -x, "the host waits"),
+        (lambda x: x.unique(), "_unique2: the host waits"),
+        (lambda x: x + torch.tensor([1.0, 2.0, 3.0]), "a tensor of the host"),
+        (lambda x: x + torch.from_numpy(np.ones(3, np.float32)), "a tensor of the host"),
+        (lambda x: torch.repeat_interleave(x, x.long()), "a size that only the device knows"),
+    ],
+)
+def test_what_a_stream_that_is_captured_refuses_is_refused(
+    work: Callable[[torch.Tensor], torch.Tensor], message: str
+) -> None:
+    gpu, x = FakeGpu(), torch.ones(3)
+    gc.disable()
+    try:
+        with gpu.stream(), pytest.raises(AssertionError, match=message):
+            gpu.capture(lambda: (work(x),))
+    finally:
+        gc.enable()
 
 
 # Between steps

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import gzip
 import json
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.executor.driver import MODEL, Driver, Turn, make_driver
-from weft.executor.device.profile import MAX_STEPS, ProfiledRunner, Report
+from weft.executor.device.profile import MAX_STEPS, ProfiledRunner, Report, import_compiler
 from weft.executor.device.profile_report import Event, main, spent_on, tables
 from weft.executor.plan import LAST_SAMPLED
 
@@ -29,13 +31,15 @@ HOW: dict[str, Any] = {
 class Bench:
     """A small model on a runner that can be profiled."""
 
-    def __init__(self, root: Path | None) -> None:
+    def __init__(self, root: Path | None, prepare: Callable[[], None] = import_compiler) -> None:
         self.driver: Driver = make_driver(MODEL)
-        self.profiled = ProfiledRunner(self.driver.runner, root, has_gpu=False)
+        self.profiled = ProfiledRunner(self.driver.runner, root, has_gpu=False, prepare=prepare)
         self.num_steps = 0
 
     def start(self, **how: Any) -> str:
-        return self.profiled.start(**{**HOW, **how})
+        while (name := self.profiled.start(**{**HOW, **how})) is None:
+            time.sleep(0.01)
+        return name
 
     def steps(self, num: int) -> list[int]:
         """The tokens that they sample."""
@@ -47,9 +51,7 @@ class Bench:
         return sampled
 
     def report(self) -> Report:
-        deadline = time.monotonic() + 30
         while (report := self.profiled.stop()).state == "writing":
-            assert time.monotonic() < deadline
             time.sleep(0.01)
         return report
 
@@ -84,6 +86,26 @@ def test_steps_are_recorded_between_start_and_stop_and_sample_the_same(bench: Be
     assert "aten::" in report.table
     assert operations(tmp_path / "traces" / name).count("aten::embedding") == 3
     assert [path.name for path in (tmp_path / "traces" / "a/b").iterdir()] == [Path(name).name]
+
+
+def test_steps_go_on_while_it_is_prepared(bench: Bench) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    def prepare() -> None:
+        begun.set()
+        assert may_end.wait(240)
+
+    slow = Bench(None, prepare)
+    assert slow.profiled.start(**HOW) is None
+    assert begun.wait(240)
+    assert slow.steps(3) == bench.steps(3)
+    assert slow.profiled.start(**HOW) is None
+    assert slow.profiled.stop().state == "none"
+    may_end.set()
+    assert slow.start() == ""
+    slow.steps(2)
+    assert slow.report().num_steps == 2
+    slow.close()
 
 
 def test_it_stops_by_itself_after_so_many_steps(bench: Bench, tmp_path: Path) -> None:

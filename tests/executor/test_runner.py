@@ -24,7 +24,7 @@ def driver() -> Iterator[Driver]:
 def test_launch_returns_before_the_step_is_done(driver, monkeypatch):
     gate, model = threading.Event(), driver.runner._model
     forward = model.forward
-    monkeypatch.setattr(model, "forward", lambda *args: gate.wait(10) and forward(*args))
+    monkeypatch.setattr(model, "forward", lambda *args: gate.wait(240) and forward(*args))
     steps = [driver.launch(Turn(0, TEXT)), driver.launch(Turn(0, [LAST_SAMPLED]))]
     assert not any(step.done() for step in steps)
     gate.set()

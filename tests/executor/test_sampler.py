@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
 
 from tests.executor.driver import ints, sampling
-from weft.executor.plan import ANY, Fixed, LogitBias, Logprobs, Mask, Penalties, Sampling
+from weft.executor.plan import ANY, Fixed, IntArray, Known, LogitBias, Logprobs, Mask, Penalties, Sampling
 from weft.executor.sampler import Sampled
 from weft.executor.sampler import sample as sample_by
 from weft.ops.noise import gumbel, row_keys
@@ -239,7 +241,7 @@ def test_a_mask_is_obeyed_by_its_rows_and_log_probabilities_are_taken_behind_it(
     x[1, 3] = x[3, 3] = 90.0  # nobody would choose anything else
     words = np.zeros((2, 3), dtype=np.int32)
     words[0, 0], words[1, 2] = np.uint32(1 << 31 | 1 << 5).view(np.int32), 1 << 3  # tokens 5 and 31; 67
-    mask = Mask(index=ints([1, 3]), words=words)
+    mask = Mask(ints([1, 3]), Known(words))
     asked = Logprobs(index=ints([1, 3]), num_top=ints([3, 1]))
     for temperature in (0.0, 1.0):
         how = sampling(range(4), temperature=floats([temperature] * 4), mask=mask, logprobs=asked)
@@ -255,6 +257,23 @@ def test_a_mask_is_obeyed_by_its_rows_and_log_probabilities_are_taken_behind_it(
         assert result.logprobs.logprob[1] == pytest.approx(0.0)
 
 
+class Stuck(NamedTuple):
+    """A mask whose second row nobody could fill."""
+
+    words: IntArray
+    faults: Mapping[int, str]
+
+
+def test_a_request_whose_mask_could_not_be_filled_is_invalid_with_that_reason_and_no_other_is() -> None:
+    words = np.array([[1 << 4], [-1]], dtype=np.int32)
+    mask = Mask(ints([0, 2]), Stuck(words, {1: "nothing may follow"}))
+    result = sample(logits(4, 20), sampling(range(4), mask=mask), NONE).result()
+    assert result.invalid is not None
+    assert result.invalid.tolist() == [False, False, True, False]
+    assert result.faults == ((2, "nothing may follow"),)
+    assert result.tokens[0] == 4
+
+
 def test_a_bias_may_hold_only_after_a_token_that_the_device_alone_knows():
     bias = LogitBias(
         ints([0, 1, 2, 0]), ints([3, 3, 3, 4]), floats([-np.inf, -np.inf, -np.inf, 1.0]), ints([7, 7, ANY, 8])
@@ -265,7 +284,7 @@ def test_a_bias_may_hold_only_after_a_token_that_the_device_alone_knows():
 
 
 def test_a_fixed_token_outweighs_every_mask_and_has_all_of_the_probability():
-    words = Mask(ints([0, 1]), np.array([[1 << 2], [1 << 2]], dtype=np.int32))
+    words = Mask(ints([0, 1]), Known(np.array([[1 << 2], [1 << 2]], dtype=np.int32)))
     how = sampling(range(2), allowed=words, mask=words, fixed=Fixed(ints([1]), ints([4])))
     how = replace(how, logprobs=Logprobs(ints([0, 1]), ints([1, 1])))
     done = sample(logits(2, 9), how, NONE).result()
@@ -276,5 +295,5 @@ def test_a_fixed_token_outweighs_every_mask_and_has_all_of_the_probability():
 
 
 def test_both_masks_have_to_allow_a_token():
-    few, others = (Mask(ints([0]), np.array([[bits]], dtype=np.int32)) for bits in (0b0110, 0b1100))
+    few, others = (Mask(ints([0]), Known(np.array([[bits]], dtype=np.int32))) for bits in (0b0110, 0b1100))
     assert tokens(torch.tensor([[9.0, 8, 1, 7]]), allowed=few, mask=others) == [2]

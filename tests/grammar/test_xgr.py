@@ -45,6 +45,17 @@ def test_each_kind_of_grammar(
         assert not accepts(compiler, tokenizer, compiled, text), text
 
 
+def test_an_output_is_complete_as_soon_as_only_the_end_token_may_follow(
+    compiler: Compiler, tokenizer: Tokenizer
+) -> None:
+    matcher = compiler.compile(Key("regex", "(yes|no)!?")).matcher
+    *before, last = tokenizer.encode("yes!")
+    assert [matcher.consume(token) for token in before] == [True] * len(before)
+    assert not matcher.is_complete, "an exclamation mark may follow"
+    assert not matcher.consume(last)
+    assert (matcher.is_complete, matcher.error) == (True, "")
+
+
 def test_what_is_generated_parses_and_nearly_always_fits_the_schema(compiler: Compiler, tokenizer: Tokenizer) -> None:
     rng, noise = random.Random(5), np.random.default_rng(5)
     num_ended = num_valid = 0

@@ -1,7 +1,8 @@
 """An engine process without a model: it speaks the channel, and every request gets the token "a" now and then.
 
-FAKE_ENGINE says how it behaves: a list of words with values, "load_s=2 token_s=0.01 refuse crash stubborn stuck". One
-that is stuck stands still in the first step.
+FAKE_ENGINE says how it behaves: a list of words with values, "loading token_s=0.01 refuse crash stubborn stuck gated".
+One that is stuck stands still in the first step. Before there is the file FAKE_GATE, one that is loading does not
+become ready, and one that is gated gives a request no token but the first.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ def main() -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     sender = Sender(context, args.from_engine)
     receiver = Receiver(context, args.to_engine, decode_to_engine)
-    time.sleep(float(behaviour.get("load_s", 0)))
+    gate = Path(os.environ.get("FAKE_GATE", ""))
+    while "loading" in behaviour and not gate.exists():
+        time.sleep(0.01)
     if "crash" in behaviour:
         sys.exit(7)
     if "refuse" in behaviour or "fail" in behaviour:
@@ -61,11 +64,12 @@ def main() -> None:
         receiver.wait(3600)
         with heart:
             time.sleep(3600)
-    serve(sender, receiver, heart, float(behaviour.get("token_s", 0.001)))
+    serve(sender, receiver, heart, float(behaviour.get("token_s", 0.001)), gate if "gated" in behaviour else None)
 
 
-def serve(sender: Sender, receiver: Receiver, heart: Heart, token_s: float) -> None:
+def serve(sender: Sender, receiver: Receiver, heart: Heart, token_s: float, gate: Path | None) -> None:
     left: dict[int, int] = {}  # tokens that each request is still to get
+    begun: set[int] = set()  # those that have got one
     while True:
         if not left:
             receiver.wait(3600)
@@ -80,7 +84,10 @@ def serve(sender: Sender, receiver: Receiver, heart: Heart, token_s: float) -> N
         if left:
             with heart:
                 time.sleep(token_s)
+            if gate is not None and not gate.exists() and begun >= left.keys():
+                continue
             ids = np.array(list(left), dtype=np.int64)
+            begun |= left.keys()
             left = {number: n - 1 for number, n in left.items()}
             finished = [Finish(id=number, reason="length") for number, n in left.items() if n == 0]
             sender.send(

@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,14 +17,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
+import psutil
+
 HERE = Path(__file__).parent
-TIMEOUT_S = 30.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+TIMEOUT_S = 240.0  # whatever takes so long hangs
 
 
 def is_alive(pid: int) -> bool:
@@ -51,16 +46,18 @@ class ServerProcess:
     def __init__(self, model: Path, *options: str, behaviour: str = "") -> None:
         self.tmp = Path(tempfile.mkdtemp(prefix="w", dir="/tmp"))
         self.pid_file = self.tmp / "pid"
-        self.port = free_port()
+        self.gate = self.tmp / "gate"  # made: an engine with `gated` goes on
+        self._port = 0
         environ = {
             **os.environ,
             "TMPDIR": str(self.tmp),
             "FAKE_ENGINE": behaviour,
             "FAKE_PID_FILE": str(self.pid_file),
+            "FAKE_GATE": str(self.gate),
             "PYTHONPATH": str(HERE.parent.parent),
         }
         self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "weft_with_fake.py"), "serve", str(model), "--port", str(self.port), *options],
+            [sys.executable, str(HERE / "weft_with_fake.py"), "serve", str(model), "--port", "0", *options],
             stderr=subprocess.PIPE,
             text=True,
             env=environ,
@@ -97,6 +94,20 @@ class ServerProcess:
     @property
     def socket_folders(self) -> list[Path]:
         return list(self.tmp.glob("weft-*"))
+
+    @property
+    def port(self) -> int:
+        """Where it listens, as soon as it does; 0 if it has ended before."""
+        assert self._port or eventually(lambda: self._look_for_port() or self.process.poll() is not None)
+        return self._port
+
+    def _look_for_port(self) -> bool:
+        try:
+            found = psutil.Process(self.process.pid).net_connections("tcp")
+        except psutil.Error:  # it has ended
+            return False
+        self._port = next((one.laddr.port for one in found if one.status == psutil.CONN_LISTEN), 0)
+        return self._port > 0
 
     def wait_ready(self) -> ServerProcess:
         assert eventually(lambda: any(re.match("ready in", line) for line in self.lines)), self.lines

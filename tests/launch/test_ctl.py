@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from tests.launch.server_process import free_port
 from tests.server.fake import running
 from weft.config.server import ServerConfig
 from weft.launch import cli
@@ -265,7 +265,9 @@ def test_what_cannot_be_sent_ends_with_2_and_is_not_sent(
 
 
 def test_an_address_where_no_server_is_ends_with_2(capsys: pytest.CaptureFixture[str], listener: Listener) -> None:
-    assert cli.main(["ctl", "loads", "--url", f"http://127.0.0.1:{free_port()}"]) == 2
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        assert cli.main(["ctl", "loads", "--url", f"http://127.0.0.1:{nobody.getsockname()[1]}"]) == 2
     assert cli.main(["ctl", "loads", "--url", "ftp://x"]) == 2
     listener.answer = b"<html>"
     assert listener.ctl("loads") == 2

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.launch.tiny_model import write_safetensors, write_tiny_model
+from weft.config.engine import EngineConfig
 from weft.config.machine import Gpu, Machine
-from weft.launch import cli, doctor
+from weft.launch import cli, doctor, prepare
 
 SHAPES = {
     "model.embed_tokens.weight": [258, 16],
@@ -91,6 +92,23 @@ def test_model_that_does_not_fit(capsys: pytest.CaptureFixture[str], model: Path
     assert found["fit"][0] == "FAIL"
 
 
+def test_a_driver_that_does_not_answer_is_a_warning_and_the_cpu_computes(
+    capsys: pytest.CaptureFixture[str], model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = Machine(2, 8_000_000_000, 8_000_000_000, (), "the NVIDIA driver does not answer", has_gpu_fault=True)
+    monkeypatch.setattr(doctor, "probe", lambda: broken)
+    status, found = examine(capsys, str(model), "--port", "0")
+    assert status == 0
+    assert found["gpu"] == ("warn", "none can be used: the NVIDIA driver does not answer")
+    assert "on cpu in" in found["fit"][1]
+    told: list[str] = []
+    monkeypatch.setattr(prepare.log, "warning", told.append)
+    prepare.prepare(EngineConfig(model=str(model)), broken)
+    assert told == ["the CPU computes: the NVIDIA driver does not answer"]
+    prepare.prepare(EngineConfig(model=str(model), device="cpu"), broken)
+    assert len(told) == 1
+
+
 def test_a_gpu_that_torch_cannot_use_fails_and_what_would_run_there_is_told(
     capsys: pytest.CaptureFixture[str], model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,5 +120,6 @@ def test_a_gpu_that_torch_cannot_use_fails_and_what_would_run_there_is_told(
     assert found["gpu"] == ("ok", "NVIDIA H200 (140.0 GB of 141.0 GB free)")
     assert found["kernels-gpu"][0] == "FAIL"
     assert "cannot use it" in found["kernels-gpu"][1]
+    assert all(f"{name}: " in found["attention"][1] for name in ("our own; fa3", "flashinfer"))
     assert "on cuda in bfloat16" in found["fit"][1]
     assert "steps overlap, 19 graphs for up to 256 requests, prompts in pieces of 8,192 tokens" in found["fit"][1]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from tests.launch.server_process import ServerProcess, StreamError, eventually, 
 from tests.launch.tiny_model import write_tiny_model
 
 ENDLESS = 200  # tokens; the context of the tiny model has 256
-SLOW = "token_s=0.1"
+LATE = "600"  # seconds; nobody waits for them
 
 
 @pytest.fixture(scope="module")
@@ -28,13 +27,13 @@ def assert_nothing_left(server: ServerProcess) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_idle_server_stops_at_once_and_leaves_nothing(model: Path, number: int) -> None:
-    with ServerProcess(model) as server:
+    with ServerProcess(model, "--drain-s", LATE) as server:
         server.wait_ready()
         assert server.get("/ready") == 200
         assert len(server.socket_folders) == 1
         assert server.socket_folders[0].stat().st_mode & 0o777 == 0o700
         server.signal(number)
-        assert server.end(8) == 0
+        assert server.end() == 0
         assert_nothing_left(server)
         assert server.lines[-1] == "stopped"
 
@@ -51,92 +50,88 @@ def test_startup_is_told_in_a_few_timed_lines(model: Path) -> None:
 
 
 def test_http_answers_that_it_is_not_ready_while_loading(model: Path) -> None:
-    with ServerProcess(model, behaviour="load_s=3") as server:
+    with ServerProcess(model, behaviour="loading") as server:
         assert eventually(lambda: server.get("/ready") == 503)
         with pytest.raises(StreamError, match="503"):
             next(server.stream(1))
+        server.gate.touch()
         server.wait_ready()
         assert server.get("/ready") == 200
 
 
 def test_signal_while_loading_stops_at_once(model: Path) -> None:
-    with ServerProcess(model, behaviour="load_s=60") as server:
+    with ServerProcess(model, behaviour="loading") as server:
         assert eventually(lambda: server.get("/ready") == 503)
         server.signal(signal.SIGINT)
-        assert server.end(8) == 0
+        assert server.end() == 0
         assert_nothing_left(server)
 
 
 def test_case_34_drain_lets_open_streams_end_and_takes_nothing_new(model: Path) -> None:
-    with ServerProcess(model, behaviour=SLOW) as server:
+    with ServerProcess(model, "--drain-s", LATE, behaviour="gated") as server:
         stream = server.wait_ready().stream(15)
         next(stream)
         server.signal(signal.SIGTERM)
-        assert eventually(lambda: server.get("/ready") == 503, 1)
+        assert eventually(lambda: server.get("/ready") == 503)
         with pytest.raises(StreamError, match="503"):
             next(server.stream(1))
+        server.gate.touch()
         assert len("".join(stream)) == 14
-        assert server.end(8) == 0
+        assert server.end() == 0
         assert_nothing_left(server)
-        assert any(line.startswith("stopping: 1 open request, 10 s left") for line in server.lines)
+        assert any(line.startswith(f"stopping: 1 open request, {LATE} s left") for line in server.lines)
 
 
 def test_case_34_what_outlasts_the_drain_ends_with_an_error(model: Path) -> None:
-    with ServerProcess(model, "--drain-s", "0.5", behaviour=SLOW) as server:
+    with ServerProcess(model, "--drain-s", "0.5", behaviour="gated") as server:
         stream = server.wait_ready().stream(ENDLESS)
         next(stream)
         server.signal(signal.SIGINT)
         with pytest.raises(StreamError, match="stopped"):
             list(stream)
-        assert server.end(8) == 0
+        assert server.end() == 0
         assert_nothing_left(server)
 
 
 def test_case_34_second_signal_ends_open_streams_at_once(model: Path) -> None:
-    with ServerProcess(model, "--drain-s", "60", behaviour=SLOW) as server:
+    with ServerProcess(model, "--drain-s", LATE, behaviour="gated") as server:
         stream = server.wait_ready().stream(ENDLESS)
         next(stream)
         server.signal(signal.SIGINT)
         assert eventually(lambda: server.get("/ready") == 503)
-        began = time.monotonic()
         server.signal(signal.SIGINT)
         with pytest.raises(StreamError, match="stopped"):
             list(stream)
-        assert server.end(8) == 0
-        assert time.monotonic() - began < 8
+        assert server.end() == 0
         assert_nothing_left(server)
 
 
 def test_case_35_killed_engine_ends_every_stream_and_the_server(model: Path) -> None:
-    with ServerProcess(model, behaviour=SLOW) as server:
+    with ServerProcess(model, behaviour="gated") as server:
         stream = server.wait_ready().stream(ENDLESS)
         next(stream)
         os.kill(server.engine_pid, signal.SIGKILL)
-        began = time.monotonic()
         with pytest.raises(StreamError, match="engine has stopped"):
             list(stream)
-        assert time.monotonic() - began < 5
-        assert server.end(8) == 1
+        assert server.end() == 1
         assert_nothing_left(server)
         assert server.lines[-1].startswith("weft: The engine process was killed (SIGKILL)")
 
 
 def test_case_35_who_comes_before_the_killed_engine_is_missed_is_answered_and_the_server_ends(model: Path) -> None:
-    with ServerProcess(model, behaviour=SLOW) as server:
+    with ServerProcess(model, behaviour="gated") as server:
         server.wait_ready()
         engine = server.engine_pid
         os.kill(engine, signal.SIGKILL)
-        assert eventually(lambda: not is_alive(engine), 5)
-        began = time.monotonic()
+        assert eventually(lambda: not is_alive(engine))
         with pytest.raises(StreamError, match="engine has stopped"):
             list(server.stream(ENDLESS))
-        assert server.end(8) == 1
-        assert time.monotonic() - began < 8
+        assert server.end() == 1
         assert_nothing_left(server)
 
 
 def test_killed_engine_ends_a_draining_server(model: Path) -> None:
-    with ServerProcess(model, "--drain-s", "60", behaviour=SLOW) as server:
+    with ServerProcess(model, "--drain-s", LATE, behaviour="gated") as server:
         stream = server.wait_ready().stream(ENDLESS)
         next(stream)
         server.signal(signal.SIGINT)
@@ -144,7 +139,7 @@ def test_killed_engine_ends_a_draining_server(model: Path) -> None:
         os.kill(server.engine_pid, signal.SIGKILL)
         with pytest.raises(StreamError, match="engine has stopped"):
             list(stream)
-        assert server.end(8) == 1
+        assert server.end() == 1
 
 
 def test_case_34_killed_front_takes_the_engine_with_it_and_the_next_start_cleans_up(model: Path) -> None:
@@ -152,7 +147,7 @@ def test_case_34_killed_front_takes_the_engine_with_it_and_the_next_start_cleans
         server.wait_ready()
         engine = server.engine_pid
         server.process.kill()
-        assert eventually(lambda: not is_alive(engine), 5)
+        assert eventually(lambda: not is_alive(engine))
         from weft.launch.engine_process import _remove_stale
 
         server.process.wait()
@@ -164,7 +159,7 @@ def test_case_34_killed_front_takes_the_engine_with_it_and_the_next_start_cleans
 def test_engine_that_does_not_hang_up_is_killed(model: Path) -> None:
     with ServerProcess(model, behaviour="stubborn") as server:
         server.wait_ready().signal(signal.SIGINT)
-        assert server.end(8) == 0
+        assert server.end() == 0
         assert_nothing_left(server)
 
 
@@ -184,9 +179,11 @@ def test_engine_that_ends_without_a_word_is_explained(model: Path) -> None:
 
 
 def test_case_41_two_servers_do_not_disturb_each_other(model: Path) -> None:
-    with ServerProcess(model) as one, ServerProcess(model, behaviour=SLOW) as other:
+    with ServerProcess(model) as one, ServerProcess(model, behaviour="gated") as other:
         one.wait_ready()
         stream = other.wait_ready().stream(5)
+        next(stream)
         one.signal(signal.SIGTERM)
-        assert one.end(8) == 0
-        assert len("".join(stream)) == 5
+        assert one.end() == 0
+        other.gate.touch()
+        assert len("".join(stream)) == 4

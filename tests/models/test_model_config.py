@@ -103,7 +103,7 @@ def test_end_tokens_of_both_files_are_merged():
         ({"vocab_size": 0}, "vocab_size is 0; .* at least 1"),
         ({"num_key_value_heads": 3}, "multiple of the KV heads"),
         ({"rms_norm_eps": None}, "no 'rms_norm_eps'"),
-        ({"quantization_config": {"quant_method": "gptq"}}, r"quantized \(gptq\)"),
+        ({"quantization_config": {"quant_method": "gptq"}}, r"not read: gptq\. Read are fp8 and int8 of compressed"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; only 'silu'"),
         ({"rope_scaling": {"type": "longrope"}}, "rope type 'longrope' is not supported; supported are default"),
         ({"rope_scaling": {"type": "linear"}}, "no 'factor'"),

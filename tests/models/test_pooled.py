@@ -16,6 +16,7 @@ from weft.config.engine import EngineConfig
 from weft.config.model import ModelConfig
 from weft.executor.build import load_runner
 from weft.executor.plan import Plan, Pooling, Wanted
+from weft.ops.cpp.library import Unavailable, load
 
 TOLERANCE = 2e-5
 
@@ -24,8 +25,8 @@ DECODERS = [name for name in CASES if name not in ENCODERS]
 
 
 def with_kernels(names: Sequence[str]) -> pytest.MarkDecorator:
-    """Each of these cases by torch, decoders also by the best CPU kernels here."""
-    pairs = [(name, "torch") for name in names] + [(name, "auto") for name in names if name in DECODERS]
+    """Each of these cases by torch and by the best CPU kernels here."""
+    pairs = [(name, kernels) for kernels in ("torch", "auto") for name in names]
     return pytest.mark.parametrize("loaded", pairs, indirect=True, ids=[f"{name}-{kernels}" for name, kernels in pairs])
 
 
@@ -142,3 +143,35 @@ def test_what_the_files_say_is_read(references, name):
     else:
         assert len(config.pooling.labels) == reference.case.changes["num_labels"]
     assert (config.kv_bytes_per_token == 0) is (name in ENCODERS)
+
+
+@pytest.fixture
+def kernels() -> None:
+    """Skips where there are none."""
+    try:
+        load()
+    except Unavailable as problem:
+        pytest.skip(str(problem))
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("name", ["bert-mean", "roberta"])
+def test_kernels_give_the_same_bits_whatever_else_is_in_the_step(references, name):
+    driver = make_driver(references(name).folder)
+    tokens = prompt(10, 33)
+    [alone] = run(driver, Turn(0, tokens))
+    others = [Turn(row, prompt(10 + row, 5 * row)) for row in range(1, 7)]
+    together = run(driver, *others[:3], Turn(7, tokens), *others[3:])
+    driver.runner.close()
+    assert np.array_equal(together[3], alone)
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize(("settings", "error"), [({"quantize": "int8"}, 0.05), ({"dtype": "bfloat16"}, 0.05)])
+def test_encoders_with_fewer_bits_are_near_and_not_the_same(references, settings, error):
+    reference = references("bert-mean")
+    driver = make_driver(reference.folder, **settings)
+    tokens = prompt(11, 40)
+    [found] = run(driver, Turn(0, tokens))
+    driver.runner.close()
+    assert 1e-4 < difference(found, reference.vector(tokens)) < error

@@ -100,7 +100,7 @@ def test_two_processes_that_build_at_once_both_succeed(machine: Path):
         "print(build.find_or_build().read_text())"
     )
     running = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    assert [process.communicate(timeout=60)[0].split() for process in running] == [["compiled"], ["compiled"]]
+    assert [process.communicate(timeout=300)[0].split() for process in running] == [["compiled"], ["compiled"]]
     assert len(links(machine)) == 1
 
 
@@ -156,6 +156,26 @@ def test_this_machine_gets_the_best_set_of_its_processor_and_one_that_is_asked_f
     assert [one.name for one in build.sets_here()] == ["avx512_vnni", "avx512", "avx2", "portable"]
     assert [one.name for one in build.sets_here("avx2")] == ["avx2", "portable"]
     assert [one.name for one in build.sets_here("portable")] == ["portable"]
+
+
+def test_a_set_that_the_processor_has_not_is_refused_before_anything_is_compiled(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(build, "all_sets", lambda: (InstructionSet("best", (), frozenset({"magic"})), build.PORTABLE))
+    monkeypatch.setattr(build, "_processor_flags", lambda: frozenset({"avx2"}))
+    with pytest.raises(CannotBuild, match="this processor has no best"):
+        find_or_build("best")
+    assert links(machine) == []
+
+
+def test_what_was_made_for_this_machine_serves_who_names_its_sets(machine: Path, monkeypatch: pytest.MonkeyPatch):
+    sets = (InstructionSet("best", ()), InstructionSet("other", ()), build.PORTABLE)
+    monkeypatch.setattr(build, "all_sets", lambda: sets)
+    monkeypatch.setattr(build, "library_name", lambda sets: "-".join(one.name for one in sets))
+    made = find_or_build()
+    assert find_or_build("portable") == find_or_build("best") == made
+    assert len(links(machine)) == 1
+    assert find_or_build("other") != made
 
 
 def test_what_the_compiler_says_is_the_reason(machine: Path):

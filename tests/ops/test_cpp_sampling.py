@@ -267,7 +267,7 @@ def test_logprobs_are_those_of_a_log_softmax_in_double(choose, vocab):
     x[4, -1] = 0.0
     chosen, rows = Chosen(torch.arange(6) % vocab, x.amax(-1)), torch.tensor([5, 0, 3, 4])
     wide = x[rows].double().log_softmax(-1)
-    for num_top in {0, min(5, vocab), vocab}:
+    for num_top in {0, min(5, vocab), min(20, vocab), vocab}:
         logprob, top_ids, top_logprobs = choose.logprobs(x, chosen, rows, num_top)
         order = wide.sort(dim=-1, descending=True, stable=True)
         assert torch.allclose(logprob.double(), wide[torch.arange(4), chosen.tokens[rows]], atol=1e-6, rtol=1e-6)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from weft.ops.triton.extend import extend
 from weft.ops.triton.launches import Launch
 from weft.ops.triton.paged import Kv, PagedStep
 
+MAP_NORESERVE = 0x4000  # of Linux; Python has a name for it from 3.13 on
 SMALL = Launch(rows=32, keys=32, warps=4, stages=2)
 
 
@@ -82,6 +84,11 @@ class Cached:
             rows = max(16, self.launch.rows // 2)
             decode(self.q, self.kv, step, out, self.scale, self.window, self.launch._replace(rows=rows))
         return out
+
+
+def sparse_bytes(num: int) -> Tensor:
+    """Zeros that take no memory until they are written to, and count for nothing before."""
+    return torch.frombuffer(mmap(-1, num, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE), dtype=torch.uint8)
 
 
 def assert_right(cached: Cached, size: Size | None = None, tolerance: float = 2e-5) -> None:

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from tests.ops_triton.cached import Cached, assert_right
+from tests.ops_triton.cached import Cached, assert_right, sparse_bytes
 from weft.executor.attention.layout import Size
 from weft.ops.triton.launches import Launch, decode_launch, extend_launch
+from weft.ops.triton.paged import Kv
 
 SMALL = Launch(rows=16, keys=16, warps=4, stages=1)
 HALF = 2e-3  # what float16 may be off
@@ -66,3 +67,16 @@ def test_the_tiles_that_serve_are_right_too(head_dim: int) -> None:
     cached = Cached([130, 0], [70, 35], heads=2, kv_heads=1, head_dim=head_dim, launch=extend_launch(head_dim, 2))
     assert_right(cached)
     assert_right(Cached([300, 10], [1, 1], heads=2, kv_heads=1, head_dim=head_dim, launch=decode_launch(head_dim, 2)))
+
+
+def test_a_cache_may_have_more_numbers_than_32_bits_count() -> None:
+    """Where only bytes that are used take memory: an index that wrapped would find the zeros at the beginning."""
+    cached = Cached([0, 33], [9, 1], heads=2, kv_heads=1, head_dim=16, kv_dtype=torch.float8_e4m3fn)
+    ahead = (1 << 32) // 16
+    large = sparse_bytes((ahead + len(cached.kv.k)) * 16).view(torch.float8_e4m3fn).view(-1, 1, 16)
+    large[ahead:] = cached.kv.v.where(cached.kv.v.float().isfinite(), 0)
+    cached.kv = Kv(large[ahead:], large[ahead:])
+    expected = cached.expected()
+    cached.kv, cached.table = Kv(large, large), cached.table + ahead
+    actual = cached.attend()[: len(expected)].double()
+    assert torch.allclose(actual, expected, atol=2e-5)

@@ -6,9 +6,8 @@ import torch
 from tests.ops_triton.eight_bits import carried
 from weft.ops import elementwise as twin
 from weft.ops.protocol import Norm
-from weft.ops.quantize import quantize_int8
+from weft.ops.quantize import quantize_fp8, quantize_int8
 from weft.ops.triton.elementwise import quantize_rows, rms_norm, scaled, silu_and_mul
-from weft.ops.triton.matrix import quantize_fp8
 
 SIZES = [1, 16, 100, 1_025, 3_000]
 
@@ -50,6 +49,17 @@ def test_rows_become_floats_of_eight_bits_as_weights_do(size: int) -> None:
     want, want_scales = quantize_fp8(x)
     assert torch.equal(carried(kept.float(), want.float()), want.float())
     torch.testing.assert_close(scales, want_scales)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of the interpreter, about NaN
+def test_a_row_with_nan_has_no_scale_and_leaves_others_alone(dtype: torch.dtype) -> None:
+    x = rows(3, 100)
+    _, want = quantize_rows(x, dtype)
+    x[1, 7] = torch.nan
+    _, scales = quantize_rows(x, dtype)
+    assert scales[1].isnan()
+    assert torch.equal(scales[[0, 2]], want[[0, 2]])
 
 
 def test_norm_and_quantisation_are_one_pass() -> None:

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from weft.ops.plain import PlainOps
+from weft.ops.plain import PlainOps, QuantizedMatrix
 from weft.ops.protocol import Matrix, Norm
+from weft.ops.quantize import FP8, floats
 from weft.ops.triton.ops import TritonOps
 
 CPU = torch.device("cpu")
 IN, SIZES = 64, (48, 48)
-BITS = {"": 0, "int8": 8, "int4": 4}
 
 
 def random(*shape: int) -> Tensor:
@@ -27,7 +27,7 @@ def filled(matrix: Matrix) -> Matrix:
 
 
 def both(format: str) -> tuple[tuple[TritonOps, Matrix], tuple[PlainOps, Matrix]]:
-    ours, twin = TritonOps(torch.float32, CPU, format), PlainOps(torch.float32, CPU, BITS.get(format, 0))
+    ours, twin = TritonOps(torch.float32, CPU, format), PlainOps(torch.float32, CPU, format)
     return (ours, filled(ours.matrix(IN, SIZES, bias=True))), (twin, filled(twin.matrix(IN, SIZES, bias=True)))
 
 
@@ -57,6 +57,25 @@ def test_products_of_eight_bit_floats_are_exact_where_activations_are() -> None:
     x[:, 0] = 7.0  # the scale of each row is 7 / 448, so every activation is an integer of up to three bits
     want = x @ torch.cat([mine.get(0), mine.get(1)]).T + torch.cat([mine.get_bias(0), mine.get_bias(1)])
     torch.testing.assert_close(ours.linear(x, mine), want, rtol=2**-7, atol=2**-7)  # it is given in bfloat16
+
+
+@pytest.mark.parametrize("num", [1, 20])
+def test_rows_are_scaled_within_the_product_of_fp8_or_behind_it(num: int) -> None:
+    ours, x = TritonOps(torch.float32, CPU, "fp8"), random(num, IN)
+    matrix = ours.matrix(IN, SIZES)
+    for part, size in enumerate(SIZES):
+        matrix.put(part, random(size, IN))
+    within, behind = ours.linear(x, matrix), ours.linear(x, matrix, add=torch.zeros(num, sum(SIZES)))
+    torch.testing.assert_close(within, behind, rtol=2**-6, atol=1e-3)  # each is rounded to bfloat16 once
+    ours._scales_rows = False
+    assert torch.equal(ours.linear(x, matrix), behind)
+
+
+def test_embeddings_and_heads_have_integers_of_eight_bits_with_every_format() -> None:
+    for format in ("fp8", "int8", "int4"):
+        matrix = TritonOps(torch.float32, CPU, format).matrix(IN, SIZES, precise=True)
+        assert isinstance(matrix, QuantizedMatrix)
+        assert matrix.format == "int8"
 
 
 @pytest.mark.parametrize("format", ["", "fp8", "int8", "int4"])
@@ -92,3 +111,8 @@ def test_sizes_that_the_products_do_not_take_are_kept_as_they_are() -> None:
 def test_an_unknown_format_is_named() -> None:
     with pytest.raises(ValueError, match="int3; they can in fp8, int8, int4"):
         TritonOps(torch.float32, CPU, "int3")
+
+
+def test_every_float_of_eight_bits_is_widened_to_itself() -> None:
+    values = torch.arange(256, dtype=torch.uint8).view(FP8).view(16, 16)
+    torch.testing.assert_close(floats(values.t()), values.t().float(), rtol=0, atol=0, equal_nan=True)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.ops_triton.cached import sparse_bytes
 from tests.ops_triton.eight_bits import carried
 from weft.ops.elementwise import apply_rotary, rms_norm, rotary_angles, rotary_tables
 from weft.ops.protocol import Norm
@@ -72,3 +73,16 @@ def test_eight_bits_that_do_not_suffice_hold_the_largest_value() -> None:
     large = v_twin.abs() > 0.448
     assert large.any()
     torch.testing.assert_close(v[large], 0.448 * v_twin[large].sign(), rtol=1e-6, atol=0)
+
+
+def test_slots_may_lie_behind_more_numbers_than_32_bits_count() -> None:
+    """Where only bytes that are used take memory: an index that wrapped would write to the beginning."""
+    head_dim, few = 16, 8
+    ahead = (1 << 32) // (KV_HEADS * head_dim)
+    large = sparse_bytes((ahead + few) * KV_HEADS * head_dim).view(torch.float8_e4m3fn).view(-1, KV_HEADS, head_dim)
+    qkv, angles = torch.ones(2, (HEADS + 2 * KV_HEADS) * head_dim), torch.ones(4, head_dim // 2)
+    slots = torch.tensor([ahead + 3, ahead + 5], dtype=torch.int32)
+    rotary_store(qkv, Kv(large, large), angles, angles, torch.zeros(2, dtype=torch.int32), slots, None, None, HEADS)
+    written = (large.view(torch.uint8)[ahead:] != 0).flatten(1).any(1)
+    assert written.nonzero().flatten().tolist() == [3, 5]
+    assert not large.view(torch.uint8)[: 2 * few].any()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.ops.draws import FILTERS, columns
-from weft.executor.plan import Logprobs, Mask, Penalties, Sampling
+from weft.executor.plan import Known, Logprobs, Mask, Penalties, Sampling
 from weft.executor.sampler import sample
 from weft.ops import noise, sampling
 from weft.ops.sampling import TorchChoose
@@ -109,7 +109,7 @@ def test_masks_log_probabilities_and_forbidden_rows_are_as_in_torch() -> None:
     words[1] = 0
     step = plan(
         [(1.0, 0, 0.9, 0.0)] * num,
-        mask=Mask(np.array([0, 2, 4], np.int32), words),
+        mask=Mask(np.array([0, 2, 4], np.int32), Known(words)),
         logprobs=Logprobs(np.array([0, 1, 4], np.int32), np.array([5, 0, 3], np.int32)),
     )
     want, got = (sample(choose, x.clone(), step, torch.zeros(num)).result() for choose in (TWIN, OURS))

@@ -257,7 +257,7 @@ def test_frozen_objects_are_out_of_the_collectors_sight() -> None:
     try:
         reply = Desk(settings()).ask(FreezeGC(call=1))
         assert isinstance(reply, FreezeGCReply)
-        assert reply.frozen_objects == gc.get_freeze_count() > 1_000
+        assert reply.frozen_objects >= gc.get_freeze_count() > 1_000  # what other threads let go of is gone
         assert len(gc.get_objects()) < reply.frozen_objects
     finally:
         gc.unfreeze()
@@ -316,6 +316,8 @@ def test_the_profiler_that_is_handed_in_is_started_and_stopped() -> None:
     assert start(Engine, StartProfile(call=2, folder="/etc")) == StartProfileReply(
         call=2, success=False, message="the folder is '/etc', which is not below --profile-dir"
     )
+    Engine.profiler.start = lambda **how: None  # type: ignore[method-assign]
+    assert start(Engine, StartProfile(call=4)) == StartProfileReply(call=4, success=True, is_preparing=True)
     assert stop(Engine, StopProfile(call=3)) == StopProfileReply(
         call=3, state="done", num_steps=3, trace="a/t.json.gz", table="aten::mm"
     )

@@ -7,7 +7,7 @@ import json
 import math
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,9 @@ from tests.scheduler.test_scheduler import settings
 from tests.scheduler.world import EOS, VOCAB
 from weft.executor.plan import Plan, Result
 from weft.grammar.choice import ChoiceCompiler, ChoiceMatcher
-from weft.grammar.pool import GrammarPool
-from weft.grammar.protocol import Compiled, Key, Matcher, Words
+from weft.grammar.masks import Words
+from weft.grammar.pool import FEW, GrammarPool
+from weft.grammar.protocol import Compiled, Key, Matcher
 from weft.grammar.trial import NoTrial
 from weft.messages.control import ExplainRequest, ListRequests
 from weft.messages.requests import Abort
@@ -41,7 +42,7 @@ class Gate:
         self.fails: Exception | None = None
 
     def run(self, key: Key) -> None:
-        assert self.opened.wait(10)
+        assert self.opened.wait(240)
         if self.fails is not None:
             raise self.fails
 
@@ -59,7 +60,6 @@ class Bench:
         self.compiler = compiler or ChoiceCompiler(VOCABULARY, frozenset({EOS}))
         self.pool = GrammarPool(
             lambda: self.compiler,
-            eos_token_ids=[EOS],
             max_bytes=1_000_000,
             make_trial=lambda: self.gate,
             ring=self.rung.set,
@@ -84,12 +84,13 @@ def obey_masks(runner: OracleRunner) -> None:
         if mask is None:
             return result
         tokens, rows = result.tokens.copy(), plan.rows[plan.samples]
-        for i, words in zip(mask.index.tolist(), mask.words, strict=True):
+        faults = {int(mask.index[place]): fault for place, fault in mask.promise.faults.items()}
+        for i, words in zip(mask.index.tolist(), mask.promise.words, strict=True):
             allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
-            if tokens[i] not in allowed:
+            if i not in faults and tokens[i] not in allowed:
                 tokens[i] = allowed[tokens[i] % len(allowed)]
             runner.last[rows[i]] = tokens[i]
-        return Result(tokens=tokens)
+        return Result(tokens, invalid=np.isin(np.arange(len(tokens)), list(faults)), faults=tuple(faults.items()))
 
     runner.execute = masked  # type: ignore[method-assign]
 
@@ -105,7 +106,7 @@ def choice(*texts: str) -> Grammar:
 
 
 def until_compiled(world: Any, bench: Bench) -> None:
-    assert bench.rung.wait(10)
+    assert bench.rung.wait(240)
     world.step()
 
 
@@ -136,7 +137,7 @@ def test_outputs_do_not_depend_on_retraction_chunks_overlap_or_jumps(bench: Benc
         world = make_world(bench, depth, **changes)
         long = choice("no, " + WORDS[3], "not " + WORDS[3])
         ids = [world.send([*PROMPT, i], grammar=long, max_new_tokens=60) for i in range(12)]
-        bench.rung.wait(10)
+        bench.rung.wait(240)
         world.run_dry()
         retractions.append(world.scheduler.counters.num_retractions)
         return [world.outputs[id] for id in ids]
@@ -203,8 +204,8 @@ def test_case_19_a_dead_end_or_an_exception_ends_only_that_request() -> None:
 
     bench = Bench(DeadEnd(VOCABULARY, frozenset({EOS})))
     world = make_world(bench)
-    texts = "yes", "a?", "b!", "c%"
-    good, *bad = (world.send(PROMPT, grammar=choice(text), max_new_tokens=9) for text in texts)
+    texts = ["yes"], ["a?"], ["b!", "b."], ["c%"]
+    good, *bad = (world.send(PROMPT, grammar=choice(*some), max_new_tokens=9) for some in texts)
     while len(bench.pool.cache) < len(texts):
         world.step()
     world.run_dry()
@@ -214,6 +215,58 @@ def test_case_19_a_dead_end_or_an_exception_ends_only_that_request() -> None:
         assert (world.finished[id].reason, world.finished[id].status) == ("error", 500)
     reasons = [world.finished[id].message.rpartition(": ")[2] for id in bad]
     assert reasons == ["nothing may follow", "nothing may follow", "ZeroDivisionError"]
+
+
+def test_an_output_that_gets_stuck_while_its_step_runs_is_replayed() -> None:
+    bench = Bench(Breaking(VOCABULARY, frozenset({EOS})))
+    world = RecordedWorld(settings(), 1, grammars=bench.pool)
+    obey_masks(world.runner)
+    ids = [world.send([*PROMPT, i], grammar=choice("b!", "b.", "no"), max_new_tokens=9) for i in range(12)]
+    bench.rung.wait(240)
+    world.run_dry()
+    stuck = [world.finished[id] for id in ids if said(world, id) == "b"]
+    assert 0 < len(stuck) < len(ids)
+    assert {finish.message for finish in stuck} == {"the output cannot go on in its grammar: nothing may follow"}
+    assert {said(world, id) for id in ids} == {"b", "no"}
+    replay = Replay(world.records)
+    assert replay.run(), replay.difference
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("number", [FEW - 1, FEW, 20])
+def test_masks_are_not_waited_for_before_the_next_step_is_launched(
+    depth: int, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library fills masks only while a step is under way that needs them."""
+    launched = threading.Event()
+    launched.set()
+
+    class Late(ChoiceCompiler):
+        def fill(self, matchers: Sequence[Matcher], masks: Words) -> None:
+            assert launched.wait(240)
+            super().fill(matchers, masks)
+
+    bench = Bench(Late(VOCABULARY, frozenset({EOS})))
+    world = make_world(bench, depth, max_running_requests=20, chunked_prefill_size=1_000, num_pages=1_000)
+    texts = {f"{a}{b}{c}" for a in "xy" for b in "xy" for c in "xy"}
+    ids = [world.send([*PROMPT, i], grammar=choice(*sorted(texts)), max_new_tokens=9) for i in range(number)]
+    until_compiled(world, bench)
+    launch, advance = world.runner.launch, bench.pool.advance
+
+    def advanced(*args: Any) -> Any:
+        launched.clear()
+        return advance(*args)
+
+    def launching(plan: Plan) -> Any:
+        launched.set()
+        return launch(plan)
+
+    monkeypatch.setattr(bench.pool, "advance", advanced)
+    monkeypatch.setattr(world.runner, "launch", launching)
+    world.run_dry()
+    launched.set()
+    assert {said(world, id) for id in ids} <= texts
+    bench.pool.close()
 
 
 # Reasoning before
@@ -257,6 +310,29 @@ def test_reasoning_is_free_and_the_grammar_holds_from_its_end_on(bench: Bench, d
     assert not world.engine.grammar._thinking
 
 
+@pytest.mark.parametrize("ignores", [False, True])
+def test_the_output_may_not_end_while_it_reasons(bench: Bench, ignores: bool) -> None:
+    world = EngineWorld(settings(), grammars=bench.pool)
+    seen = []
+    execute = world.runner.execute
+
+    def watching(plan: Plan) -> Result:
+        if plan.samples.any():
+            seen.append((plan.sampling.bias, plan.sampling.mask is not None))
+        return execute(plan)
+
+    world.runner.execute = watching  # type: ignore[method-assign]
+    script(world.runner, 5, END_1, END_2)
+    obey_masks(world.runner)
+    world.send(PROMPT, grammar=behind(is_open=True), max_new_tokens=60, ignore_eos=ignores)
+    until_compiled(world, bench)
+    world.run_dry()
+    forbidden = [bias for bias, has_mask in seen if bias is not None and not has_mask]
+    assert [bias.tokens.tolist() for bias in forbidden] == ([] if ignores else [[EOS]] * 3)
+    assert all((bias.values == -np.inf).all() for bias in forbidden)
+    assert all(bias is None for bias, has_mask in seen if has_mask)
+
+
 def test_who_does_not_begin_with_reasoning_is_held_from_the_first_token_on(bench: Bench) -> None:
     world = EngineWorld(settings(), grammars=bench.pool)
     script(world.runner, BEGIN + 5, BEGIN, END_1, END_2)
@@ -274,7 +350,7 @@ def test_reasoning_before_a_grammar_survives_retraction_and_is_replayed(bench: B
     texts = ["ready or not, here it is", "ruled out"]
     grammar = Grammar("choice", json.dumps(texts), behind=marks)
     ids = [world.send([*PROMPT, i], grammar=grammar, max_new_tokens=85, ignore_eos=True) for i in range(20)]
-    bench.rung.wait(10)
+    bench.rung.wait(240)
     world.run_dry()
     assert world.scheduler.counters.num_retractions
     ended = [id for id in ids if world.finished[id].reason == "stop"]
@@ -406,7 +482,7 @@ def test_a_journal_with_grammars_replays_without_them(bench: Bench, depth: int) 
 def service(bench: Bench, take: Callable[[], list[Any]], number: int) -> list[Any]:
     verdicts: list[Any] = []
     while len(verdicts) < number:
-        assert bench.rung.wait(10)
+        assert bench.rung.wait(240)
         verdicts += take()
     return verdicts
 
@@ -455,9 +531,7 @@ def test_what_nobody_waits_for_and_has_not_begun_is_not_compiled(bench: Bench) -
 
 def test_the_cache_is_bounded_in_bytes_and_drops_the_least_recently_used() -> None:
     bench = Bench()
-    bench.pool = GrammarPool(
-        lambda: bench.compiler, eos_token_ids=[EOS], max_bytes=20_000, make_trial=NoTrial, ring=bench.rung.set
-    )
+    bench.pool = GrammarPool(lambda: bench.compiler, max_bytes=20_000, make_trial=NoTrial, ring=bench.rung.set)
     for id in range(60):
         bench.pool.ask(id, Key("choice", json.dumps([f"{id}" + "x" * 300])))
         service(bench, bench.pool.take, 1)

@@ -64,7 +64,7 @@ class Sockets:
 
     def serve(self, engine: Engine) -> None:
         """Once, as the engine process does when something has come."""
-        assert self.sleeper.wait(2.0)
+        assert self.sleeper.wait(240.0)
         _take_in(engine, self.intake)
         for reply in engine.step():
             self.intake.send(reply)
@@ -87,8 +87,8 @@ def test_replies_to_rpc_calls_go_to_who_called_and_all_others_to_the_front(socke
     sockets.serve(world.engine)
     sockets.front.send(Rpc(call=9, method="get_stats"))
     sockets.serve(world.engine)
-    assert one.poll(2000)
-    assert other.poll(2000)
+    assert one.poll(240_000)
+    assert other.poll(240_000)
     first = msgspec.msgpack.decode(one.recv(), type=RpcReply)
     assert (first.call, first.result["max_queued_requests"]) == (7, 4_096)
     assert "trace_request_flow" in msgspec.msgpack.decode(other.recv(), type=RpcReply).result
@@ -103,7 +103,7 @@ def test_one_poll_takes_no_more_than_its_cap_and_the_rest_comes_with_the_next(so
     taken: list[ToEngine] = []
     sizes = []
     while len(taken) < MAX_RECV_PER_POLL + 4:
-        assert sockets.sleeper.wait(2.0)
+        assert sockets.sleeper.wait(240.0)
         received = sockets.intake.recv_requests()
         taken += [message for message, _ in received]
         sizes.append(len(received))

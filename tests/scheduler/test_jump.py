@@ -20,7 +20,8 @@ from tests.scheduler.test_random_schedules import random_prompt, random_settings
 from tests.scheduler.test_scheduler import settings
 from tests.scheduler.world import EOS, VOCAB, World
 from weft.executor.plan import ForwardMode, Plan
-from weft.grammar.protocol import Constraint, Key, Move, Verdict, Words
+from weft.grammar.masks import Masks, Row, Words
+from weft.grammar.protocol import Constraint, Key, Move, Verdict
 from weft.messages.requests import Abort
 from weft.messages.sampling import Grammar
 from weft.scheduler.parts.grammar import MAX_JUMP
@@ -63,7 +64,7 @@ class Whims:
         self._asked: list[Verdict] = []
 
     def ask(self, id: int, key: Key) -> None:
-        self._asked.append(Verdict(id, Constraint(Place(key.text), ANYTHING)))
+        self._asked.append(Verdict(id, Constraint(Place(key.text), Row(Masks(ANYTHING[None])))))
 
     def cancel(self, id: int) -> None:
         self._asked = [verdict for verdict in self._asked if verdict.id != id]

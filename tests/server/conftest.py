@@ -6,7 +6,7 @@ import httpx
 import openai
 import pytest
 
-from tests.server.fake import RunningServer, running
+from tests.server.fake import HANG_S, RunningServer, running
 from weft.config.server import ServerConfig
 
 
@@ -25,7 +25,7 @@ def server(shared_server: RunningServer) -> RunningServer:
 
 @pytest.fixture(scope="session")
 def shared_http(shared_server: RunningServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=shared_server.url, timeout=10) as client:
+    with httpx.Client(base_url=shared_server.url, timeout=HANG_S) as client:
         yield client
 
 
@@ -36,7 +36,7 @@ def http(server: RunningServer, shared_http: httpx.Client) -> httpx.Client:
 
 @pytest.fixture(scope="session")
 def shared_sdk(shared_server: RunningServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{shared_server.url}/v1", api_key="none", max_retries=0, timeout=10) as client:
+    with openai.OpenAI(base_url=f"{shared_server.url}/v1", api_key="none", max_retries=0, timeout=HANG_S) as client:
         yield client
 
 
@@ -60,5 +60,5 @@ def tool_server(shared_tool_server: RunningServer) -> RunningServer:
 
 @pytest.fixture
 def tool_sdk(tool_server: RunningServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{tool_server.url}/v1", api_key="none", max_retries=0, timeout=10) as client:
+    with openai.OpenAI(base_url=f"{tool_server.url}/v1", api_key="none", max_retries=0, timeout=HANG_S) as client:
         yield client

@@ -1,12 +1,14 @@
 """A real server on a loopback port in a thread of its own, in front of an engine that is 100 lines of Python.
 
-The engine answers a prompt with what the test wants (`script`), one token of each request a step.
+The engine answers a prompt with what the test wants (`script`), one token of each request a step. No test waits for
+time to pass: `HANG_S` only ends what hangs, and whoever tests a time-out passes it by the clock of a `SkippingLoop`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import socket
 import threading
 import time
@@ -32,6 +34,7 @@ from weft.server.serve import make_server
 from weft.text.client import EngineClient
 
 T = TypeVar("T")
+HANG_S = 240.0  # whatever takes so long does not come any more
 CONTEXT = 2_000
 MODEL = "tiny/byte-model"
 READY = control.EngineReady(
@@ -69,7 +72,7 @@ class FakeEngine:
     full: bool = False  # requests are refused, as by a full queue
     busy: bool = False  # the cache cannot be flushed
     seen: list[GenerateRequest] = field(default_factory=list)
-    aborted: list[tuple[float, int]] = field(default_factory=list)  # when, id
+    aborted: list[int] = field(default_factory=list)
     running: dict[int, _Running] = field(default_factory=dict)
     stepping: bool = False
 
@@ -90,7 +93,7 @@ class FakeEngine:
                     self.send(member)
             case Abort():
                 ids = tuple(self.running) if message.all else message.ids
-                self.aborted += [(time.perf_counter(), id) for id in ids]
+                self.aborted += ids
                 gone = [self.running.pop(id) for id in ids if id in self.running]
                 self.answer(StepOutput(finished=[_end(one.request, "abort", 200, message.message) for one in gone]))
             case flow.HealthCheck():
@@ -263,14 +266,11 @@ class RunningServer:
 
     def start(self) -> None:
         self._thread.start()
-        deadline = time.monotonic() + 10
-        while not self.server.started:
-            assert time.monotonic() < deadline, "the server does not start"
-            time.sleep(0.005)
+        assert eventually(lambda: self.server.started), "the server does not start"
 
     def stop(self) -> None:
         self.server.should_exit = True
-        self._thread.join(timeout=15)
+        self._thread.join(timeout=HANG_S)
         assert not self._thread.is_alive()
 
     def call(self, work: Callable[[], T]) -> T:
@@ -285,16 +285,34 @@ class RunningServer:
         async def run() -> T:
             return await work
 
-        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(HANG_S)
 
     def reset(self) -> None:
         """Back to the engine of the beginning."""
 
         def fresh() -> None:
-            assert not self.engine.running, "requests are left over from the test before"
             self.engine = FakeEngine(deliver=lambda message: self.client.deliver(message))
 
+        assert eventually(lambda: not self.engine.running), "requests are left over from the test before"
         self.call(fresh)
+
+    @property
+    def connections(self) -> set[Any]:
+        return self.server.server_state.connections
+
+    def leave(self, path: str, body: dict[str, Any]) -> None:
+        """A client that asks, and goes without an answer when the engine knows of it."""
+        content, before = json.dumps(body).encode(), len(self.engine.seen)
+        head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(content)}"
+        with socket.create_connection(("127.0.0.1", self.port), timeout=HANG_S) as client:
+            client.sendall(head.encode() + b"\r\n\r\n" + content)
+            assert eventually(lambda: len(self.engine.seen) > before)
+
+    def skip(self, seconds: float) -> None:
+        """So much time passes at once for the server, which runs in a `SkippingLoop`."""
+        assert isinstance(self._loop, SkippingLoop)
+        self._loop.call_soon_threadsafe(self._loop.skip, seconds)
+        self.call(lambda: None)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -322,8 +340,20 @@ def running(
         server.stop()
 
 
-def eventually(check: Callable[[], bool], within_s: float = 1.0) -> bool:
-    """Whether `check()` becomes true in time."""
+class SkippingLoop(asyncio.SelectorEventLoop):
+    """An event loop whose clock can be put forward."""
+
+    skipped_s = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.skipped_s
+
+    def skip(self, seconds: float) -> None:
+        self.skipped_s += seconds
+
+
+def eventually(check: Callable[[], Any], within_s: float = HANG_S) -> bool:
+    """Whether `check()` becomes true before it must be taken to hang."""
     deadline = time.monotonic() + within_s
     while not check():
         if time.monotonic() > deadline:

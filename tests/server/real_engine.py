@@ -44,7 +44,7 @@ class RealServer:
             model_name="tiny", context_length=built.ready.context_length, version="0", started_at=time.time()
         )
         app = create_app(self.client, self.tokenizer, ServerConfig(), info, readiness, limits)
-        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://weft", timeout=10)
+        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://weft", timeout=240)
 
     def post(self, path: str, **body: Any) -> httpx.Response:
         return self.wait(self.http.post(path, json=body))
@@ -54,7 +54,7 @@ class RealServer:
 
     def wait(self, work: Awaitable[T]) -> T:
         async def run() -> T:
-            return await asyncio.wait_for(work, 20)
+            return await asyncio.wait_for(work, 240)
 
         return self._loop.run_until_complete(run())
 

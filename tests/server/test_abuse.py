@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.server.fake import CONTEXT, RunningServer, eventually
+from tests.server.fake import CONTEXT, HANG_S, RunningServer, eventually
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -61,9 +60,7 @@ def post(http: httpx.Client, path: str, data: bytes, **headers: str) -> httpx.Re
     ids=lambda body: body[:20],
 )
 def test_case_01_broken_body_is_a_400(http: httpx.Client, path: str, body: bytes) -> None:
-    began = time.perf_counter()
     refused(post(http, path, body), 400)
-    assert time.perf_counter() - began < 0.5
 
 
 def test_case_01_wrong_content_type_is_a_415(http: httpx.Client) -> None:
@@ -254,7 +251,7 @@ def test_case_22_odd_request_names_its_field(
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        *[(name, "a+") for name in ("lora_path", "chat_template", "suffix")],
+        *[(name, "a+") for name in ("lora_path", "suffix")],
         ("documents", [1]),
         ("use_beam_search", True),
         ("modalities", ["text", "audio"]),
@@ -278,6 +275,14 @@ def test_other_things_that_are_not_there_yet(http: httpx.Client) -> None:
     refused(http.post("/generate", json=body), 400, "sampling_params.beam_width is not supported yet")
 
 
+def test_a_word_that_is_not_allowed_is_told_which_are(http: httpx.Client) -> None:
+    body = {"messages": [{"role": "boss" + "!" * 100_000, "content": "x"}]}
+    answer = http.post(CHAT, json=body)
+    refused(answer, 400, "Invalid enum value 'boss!", "assistant, developer, function, system, tool, user are allowed")
+    assert answer.json()["error"]["param"] == "messages[0].role"
+    assert len(answer.text) < 1_000
+
+
 def test_unknown_fields_are_ignored_and_counted(http: httpx.Client) -> None:
     def count() -> float:
         lines = http.get("/metrics").text.splitlines()
@@ -296,11 +301,12 @@ def test_case_05_prompt_beyond_the_context_names_both_numbers(http: httpx.Client
     refused(http.post(CHAT, json=chat), 400, "context of 2,000", param="messages")
 
 
-def test_case_05_endless_text_is_refused_before_it_is_tokenized(http: httpx.Client) -> None:
-    began = time.perf_counter()
+def test_case_05_endless_text_is_refused_before_it_is_tokenized(
+    http: httpx.Client, server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server.tokenizer, "_backend", None)  # who tokenizes gets an exception
     answer = http.post(TEXT, json={"prompt": "a" * 10_000_000})
     refused(answer, 400, "10,000,000 characters", "2,000 tokens", param="prompt")
-    assert time.perf_counter() - began < 1.0
     body = {"messages": [{"role": "user", "content": "a" * 10_000_000}]}
     refused(http.post(CHAT, json=body), 400, "characters", "2,000 tokens", param="messages")
 
@@ -318,7 +324,7 @@ def test_case_06_endless_chunked_body_is_cut_off_while_it_comes(server: RunningS
             sent += 1 << 16
             yield b"x" * (1 << 16)
 
-    with httpx.Client(base_url=server.url, timeout=10) as http:
+    with httpx.Client(base_url=server.url, timeout=HANG_S) as http:
         try:
             answer = http.post(CHAT, content=endless(), headers={"content-type": "application/json"})
         except httpx.TransportError:
@@ -337,7 +343,7 @@ def test_case_07_large_head_is_refused(server: RunningServer) -> None:
 
 @pytest.mark.parametrize("beginning", [b"GET /" + b"a" * 10**6, b"GET / HTTP/1.1\r\nx-long: " + b"a" * 10**6])
 def test_case_07_head_without_end_is_cut_off(server: RunningServer, beginning: bytes) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=HANG_S) as connection:
         try:
             connection.sendall(beginning)
             answer = connection.recv(1_000)
@@ -353,7 +359,7 @@ def test_case_07_head_without_end_is_cut_off(server: RunningServer, beginning: b
     [b"\x16\x03\x01\x02\x00\x01\x00\x01", b"SSH-2.0-scan\r\n\r\n", b"\0" * 4_096, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"],
 )
 def test_case_37_what_a_port_scanner_sends_is_refused_and_harms_nobody(server: RunningServer, junk: bytes) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=HANG_S) as connection:
         connection.sendall(junk)
         connection.shutdown(socket.SHUT_WR)
         answer = connection.recv(1_000)
@@ -427,6 +433,4 @@ def test_case_40_request_id_is_echoed_if_it_is_harmless(http: httpx.Client, serv
 def test_case_08_slow_client_does_not_hold_up_others(server: RunningServer, http: httpx.Client) -> None:
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
-        began = time.perf_counter()
         assert http.post(TEXT, json={"prompt": "x"}).status_code == 200
-        assert time.perf_counter() - began < 1.0

@@ -9,7 +9,7 @@ import anthropic
 import httpx
 import pytest
 
-from tests.server.fake import MODEL, RunningServer, as_bytes, running
+from tests.server.fake import HANG_S, MODEL, RunningServer, as_bytes, running
 from tests.server.test_tools import CALL, OSLO, THOUGHT, WEATHER, say
 from weft.config.server import ServerConfig
 
@@ -19,7 +19,7 @@ TOOLS: list[Any] = [{"name": "weather", "description": "of a city", "input_schem
 
 @pytest.fixture
 def client(tool_server: RunningServer) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=tool_server.url, api_key="none", max_retries=0, timeout=10) as client:
+    with anthropic.Anthropic(base_url=tool_server.url, api_key="none", max_retries=0, timeout=HANG_S) as client:
         yield client
 
 

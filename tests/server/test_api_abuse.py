@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.server.fake import RunningServer, as_bytes
+from tests.server.fake import HANG_S, RunningServer, as_bytes
 
 USER = {"role": "user", "content": "Hi"}
 GOOD: dict[str, dict[str, Any]] = {
@@ -59,7 +59,7 @@ ODD: list[dict[str, Any]] = [
 @pytest.mark.parametrize("path", GOOD)
 def test_odd_bodies_never_end_in_a_fault(tool_server: RunningServer, path: str) -> None:
     tool_server.engine.script = lambda ids: as_bytes('<tool_call>{"name": "f", "arguments": {"a": [')
-    with httpx.Client(base_url=tool_server.url, timeout=10) as http:
+    with httpx.Client(base_url=tool_server.url, timeout=HANG_S) as http:
         for odd in ODD:
             for stream in (False, True):
                 body = json.dumps({**GOOD[path], "stream": stream, **odd}).encode()

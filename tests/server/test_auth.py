@@ -9,7 +9,7 @@ import httpx
 import pytest
 from starlette.datastructures import Headers
 
-from tests.server.fake import RunningServer, running
+from tests.server.fake import HANG_S, RunningServer, running
 from weft.config.keys import KeyDigests, digest, read_keys
 from weft.config.options import SettingsError
 from weft.config.server import ServerConfig
@@ -28,7 +28,7 @@ def locked() -> Iterator[RunningServer]:
 
 @pytest.fixture(scope="module")
 def http(locked: RunningServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=locked.url, timeout=10) as client:
+    with httpx.Client(base_url=locked.url, timeout=HANG_S) as client:
         yield client
 
 
@@ -71,7 +71,7 @@ def test_both_ways_to_send_the_key(http: httpx.Client) -> None:
 
 
 def test_case_25_websocket_upgrade_is_no_way_around(locked: RunningServer) -> None:
-    with socket.create_connection(("127.0.0.1", locked.port), timeout=5) as connection:
+    with socket.create_connection(("127.0.0.1", locked.port), timeout=HANG_S) as connection:
         connection.sendall(
             b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
             b"sec-websocket-version: 13\r\nsec-websocket-key: eA==\r\n\r\n"

@@ -53,6 +53,7 @@ SPELLED: list[tuple[dict[str, Any], Grammar | None]] = [
     ({"json_schema": WRITTEN}, AS_SCHEMA),
     ({"regex": "a+"}, Grammar("regex", "a+")),
     ({"ebnf": "root ::= x"}, Grammar("ebnf", "root ::= x")),
+    ({"grammar": "root ::= x"}, Grammar("ebnf", "root ::= x")),
     ({"choice": ["a"]}, Grammar("choice", '["a"]')),
     ({"structural_tag": TAG}, AS_TAG),
     ({"structural_tag": {"type": "structural_tag", "format": FORMAT}}, AS_FORMAT),
@@ -60,10 +61,10 @@ SPELLED: list[tuple[dict[str, Any], Grammar | None]] = [
 ]
 OF_OPENAI: list[tuple[dict[str, Any], Grammar | None]] = [
     ({"guided_json": SCHEMA}, AS_SCHEMA),
+    ({"guided_json_object": True}, AS_OBJECT),
     ({"guided_regex": "a+"}, Grammar("regex", "a+")),
     ({"guided_choice": ["a"]}, Grammar("choice", '["a"]')),
     ({"guided_grammar": "x"}, Grammar("ebnf", "x")),
-    ({"grammar": "root ::= x"}, Grammar("ebnf", "root ::= x")),
     ({"guided_json": None, "regex": None, "structured_outputs": None, "response_format": None}, None),
 ]
 

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.server.fake import CONTEXT, MODEL, RunningServer, as_bytes
+from tests.server.fake import CONTEXT, HANG_S, MODEL, RunningServer, as_bytes
 from tests.server.test_tools import CALL, OSLO, THOUGHT, TOOLS, say
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -17,7 +17,7 @@ HI = [{"role": "user", "content": "Hi"}]
 
 @pytest.fixture
 def http(tool_server: RunningServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=tool_server.url, timeout=10) as client:
+    with httpx.Client(base_url=tool_server.url, timeout=HANG_S) as client:
         yield client
 
 

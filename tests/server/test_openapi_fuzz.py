@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis.strategies import SearchStrategy
 
-from tests.server.fake import RunningServer
+from tests.server.fake import HANG_S, RunningServer
 from weft.messages import codec, control, flow, weights
 from weft.messages.codec import ToEngine
 
@@ -89,7 +89,7 @@ def test_every_route_answers_as_its_document_says(answering: RunningServer) -> N
     complaints: list[str] = []
 
     def ask(case: Any) -> None:
-        answer = case.call(base_url=answering.url, timeout=20)
+        answer = case.call(base_url=answering.url, timeout=HANG_S)
         statuses.append(answer.status_code)
         if told := complaint(answer.status_code, answer.text, document, case.operation):
             complaints.append(f"{case.operation.label} {case.body!r:.300} {case.path_parameters!r:.100}: {told}")

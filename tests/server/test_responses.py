@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import openai
@@ -101,9 +100,9 @@ def test_a_background_response_runs_alone(tool_sdk: openai.OpenAI, tool_server: 
 
 def test_a_background_response_can_be_cancelled(tool_sdk: openai.OpenAI, tool_server: RunningServer) -> None:
     say(tool_server, "a" * 1_000)
-    tool_server.engine.step_s = 0.005
+    tool_server.engine.step_s = 0.1
     answer = tool_sdk.responses.create(model=MODEL, input="Hi", background=True)
-    time.sleep(0.05)
+    assert eventually(lambda: tool_server.engine.running)
     assert tool_sdk.responses.cancel(answer.id).status == "cancelled"
     assert not tool_server.engine.running
     done = tool_sdk.responses.create(model=MODEL, input="Hi", max_output_tokens=1)

@@ -7,7 +7,7 @@ import random
 
 import httpx
 
-from tests.server.fake import RunningServer, eventually
+from tests.server.fake import HANG_S, RunningServer, eventually
 
 NUM_CLIENTS = 150
 
@@ -40,15 +40,15 @@ def test_case_11_nothing_is_left_after_an_abort_storm(server: RunningServer) -> 
 
     async def storm() -> list[str]:
         limits = httpx.Limits(max_connections=100)
-        async with httpx.AsyncClient(base_url=server.url, timeout=20, limits=limits) as http:
+        async with httpx.AsyncClient(base_url=server.url, timeout=HANG_S, limits=limits) as http:
             return await asyncio.gather(*(client(http, number) for number in range(NUM_CLIENTS)))
 
     kinds = asyncio.run(storm())
     assert len(set(kinds)) == 4
-    assert eventually(lambda: not server.engine.running, within_s=2.0)
-    assert server.client.num_open == 0
+    assert eventually(lambda: not server.engine.running)
+    assert eventually(lambda: server.client.num_open == 0)
     assert server.client._by_name == {}
     assert server.client._calls == {}
     assert len(server.engine.seen) >= NUM_CLIENTS
     server.reset()
-    assert httpx.post(f"{server.url}/v1/completions", json={"prompt": "x"}).json()["choices"][0]["text"]
+    assert httpx.post(f"{server.url}/v1/completions", json={"prompt": "x"}, timeout=HANG_S).json()["choices"][0]["text"]

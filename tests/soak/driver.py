@@ -29,8 +29,8 @@ OPTIONS = (
 )
 MAX_SIDE_BY_SIDE = 64  # behaviours; who comes beyond that waits here, not in the server
 HEALTH_INTERVAL_S = 0.5
-HEALTH_TIMEOUT_S = 10.0
-END_S = 20.0  # for a server whose engine was killed to end
+HEALTH_TIMEOUT_S = 90.0
+END_S = 240.0  # for a server whose engine was killed to end
 WARM_UP_S = 4.0
 
 

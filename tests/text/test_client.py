@@ -82,7 +82,7 @@ def texts(deltas: list[Delta]) -> list[str]:
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(main, 5))
+    asyncio.run(asyncio.wait_for(main, 240))
 
 
 def test_tokens_become_deltas_and_an_end() -> None:

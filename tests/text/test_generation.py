@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -61,3 +63,36 @@ def test_text_is_that_of_all_tokens_up_to_the_stop_string(
     assert [token for delta in deltas for token in delta.token_ids] == ids
     assert (end.reason, end.matched) == (("stop", matched) if matched else ("length", None))
     assert end.completion_tokens == len(ids) == deltas[-1].num_tokens
+
+
+def test_with_an_interval_tokens_wait_for_others_but_the_first_and_the_last_do_not() -> None:
+    one, generation = completion(SamplingParams())
+    one.stream_interval = 3
+    found = []
+    for token in b"abcdefgh":
+        one.push(token)
+        found += [delta.text for delta in generation.take()]
+    assert found == ["a", "bcd", "efg"]
+    one.finish(Finish(id=1, reason="length", completion_tokens=8))
+    assert [delta.text for delta in generation.take()] == ["h"]
+
+
+def test_what_takes_the_news_by_itself_is_called_where_they_come_until_it_says_no() -> None:
+    one, generation = completion(SamplingParams())
+    found: list[str] = []
+
+    def push() -> bool:
+        found.extend(delta.text for delta in generation.take())
+        return len(found) < 2
+
+    async def go() -> list[Delta]:
+        pushing = asyncio.create_task(generation.push_to(push))
+        await asyncio.sleep(0)
+        for token in b"abc":
+            one.push(token)
+            generation.wake()
+        assert found == ["a", "b"]  # and no task has run
+        await pushing
+        return await anext(generation)
+
+    assert [delta.text for delta in asyncio.run(go())] == ["c"]

@@ -138,11 +138,11 @@ OPENINGS = [
 @pytest.mark.parametrize("filling", ["[", "(", '{"name":', "<tool_call>", "[TOOL_CALLS][{", "[f(", "-", "\\", '"'])
 def test_case_20_hostile_text_costs_time_in_proportion(name: str, opening: str, filling: str) -> None:
     text = opening + filling * (100_000 // len(filling))
-    began = time.perf_counter()
+    began_s = time.thread_time()
     for eager in (False, True):
         events = feed(TOOL_FORMATS[name].parser(NAMES, eager=eager), text, 500)
         assert sum(len(getattr(event, "text", "")) for event in events) >= 100_000 - len(filling)
-    assert time.perf_counter() - began < 2
+    assert time.thread_time() - began_s < 20  # seconds of a processor, of which a hundredth is needed
 
 
 def test_what_is_held_back_is_bounded() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from weft.messages.control import Heartbeat
-from weft.text.pulse import SILENCE_S, TICK_S, Pulse
+from weft.text.pulse import BUSY_TICKS, SILENCE_S, TICK_S, Pulse
 
 TICKS = int(SILENCE_S / TICK_S)
 
@@ -18,6 +18,21 @@ def test_case_35_silence_is_a_hang_within_five_seconds_and_ends_with_a_word() ->
     assert TICKS * TICK_S < 5
     pulse.heard()
     assert not pulse.hang
+
+
+def test_case_35_on_a_machine_that_is_too_busy_for_both_silence_counts_little_but_it_counts() -> None:
+    for late in ({"passed_s": 3 * TICK_S}, {"is_engine_queued": True}):
+        pulse = Pulse()
+        for _ in range(TICKS):
+            pulse.tick(**late)
+        assert not pulse.hang
+        for _ in range(TICKS * (BUSY_TICKS - 1)):
+            pulse.tick(**late)
+        assert "no sign of life" in pulse.hang
+        pulse.heard()
+        for _ in range(TICKS):
+            pulse.tick(TICK_S * 1.1)
+        assert "no sign of life" in pulse.hang
 
 
 def test_a_long_step_that_computes_is_no_hang() -> None:

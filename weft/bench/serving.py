@@ -8,14 +8,16 @@ sends the next request when its last one has ended.
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from weft.bench.http import HttpError, Server, events
+import msgspec
+
+from weft.bench.http import MAX_ERROR_BYTES, HttpError, Server
 from weft.bench.workloads import Job
 
 FIRST_ID, LAST_ID = 100, 1_000  # token ids of prompts: every vocabulary has them, and they are no control tokens
@@ -87,7 +89,7 @@ async def run(server: Server, load: Load) -> Outcome:
     gate = asyncio.Semaphore(load.concurrency or len(jobs))
     began = time.perf_counter()
 
-    async def one(body: dict[str, Any]) -> Call:
+    async def one(body: bytes) -> Call:
         async with gate:
             return await _call(server, body)
 
@@ -96,7 +98,7 @@ async def run(server: Server, load: Load) -> Outcome:
     return Outcome(calls=calls, total_s=time.perf_counter() - began)
 
 
-async def _paced(bodies: Sequence[dict[str, Any]], rate: float, rng: random.Random) -> AsyncIterator[dict[str, Any]]:
+async def _paced(bodies: Sequence[bytes], rate: float, rng: random.Random) -> AsyncIterator[bytes]:
     """Each body at its time."""
     due = time.perf_counter()
     for body in bodies:
@@ -106,38 +108,59 @@ async def _paced(bodies: Sequence[dict[str, Any]], rate: float, rng: random.Rand
         yield body
 
 
-async def _call(server: Server, body: dict[str, Any]) -> Call:
+class _Choice(msgspec.Struct):
+    text: str | None = None
+    token_ids: list[int] | None = None
+
+
+class _Usage(msgspec.Struct):
+    completion_tokens: int
+
+
+class _Event(msgspec.Struct):
+    """What is looked at in an event of a stream, of whichever server."""
+
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    error: Any = None
+
+
+_decode = msgspec.json.Decoder(_Event).decode
+
+
+async def _call(server: Server, body: bytes) -> Call:
     call = Call(time.perf_counter())
     try:
-        async with server.send("POST", "/v1/completions", body) as answer:
-            if answer.status != 200:
-                content = b"".join([piece async for piece in answer.body])
-                raise HttpError(f"status {answer.status}: {content[:200].decode(errors='replace')}")
-            async for data in events(answer.body):
-                now = time.perf_counter()
-                if data == b"[DONE]":
-                    break
-                _take(call, json.loads(data), now)
+        await server.stream("/v1/completions", body, partial(_take, call))
         if not call.event_s:
             raise HttpError("the stream brought no token")
-    except (HttpError, KeyError, ValueError) as exc:
+    except HttpError as exc:
         call.error = str(exc)
     call.end_s = time.perf_counter()
     return call
 
 
-def _take(call: Call, event: dict[str, Any], now: float) -> None:
-    """Note what an event of the stream brings."""
-    if "error" in event:
-        raise HttpError(str(event["error"]))
-    if event.get("usage"):
-        call.num_output = event["usage"]["completion_tokens"]
-    if any(choice.get("text") or choice.get("token_ids") for choice in event["choices"]):
-        call.event_s.append(now)
+def _take(call: Call, data: bytes) -> None:
+    """Note what an event of the stream brings. Raises HttpError if that is an error, or no event at all."""
+    now = time.perf_counter()
+    if data == b"[DONE]":
+        return
+    try:
+        event = _decode(data)
+    except msgspec.DecodeError as exc:
+        raise HttpError(f"an event of the stream cannot be read: {exc}") from exc
+    if event.error is not None or event.choices is None:
+        raise HttpError(f"an event of the stream tells of an error: {data[:MAX_ERROR_BYTES].decode(errors='replace')}")
+    if event.usage is not None:
+        call.num_output = event.usage.completion_tokens
+    for choice in event.choices:
+        if choice.text or choice.token_ids:
+            call.event_s.append(now)
+            return
 
 
-def _body(model: str, prompt: list[int], output_len: int) -> dict[str, Any]:
-    return {
+def _body(model: str, prompt: list[int], output_len: int) -> bytes:
+    fields = {
         "model": model,
         "prompt": prompt,
         "max_tokens": output_len,
@@ -146,6 +169,7 @@ def _body(model: str, prompt: list[int], output_len: int) -> dict[str, Any]:
         "stream": True,
         "stream_options": {"include_usage": True},
     }
+    return msgspec.json.encode(fields)
 
 
 def _ids(rng: random.Random, length: int) -> list[int]:

@@ -28,11 +28,12 @@ class EngineConfig:
         choices=("auto", "float32", "bfloat16", "float16"),
     )
     quantize: str = option(
-        "none",
-        "keep weights in fewer bits: int8 (one scale per output) or int4 (one per 64 inputs); embeddings in int8",
+        "auto",
+        "keep weights in fewer bits: int8 (one scale per output), int4 (one per 64 inputs) or, on a GPU, fp8 (one per "
+        "output); embeddings in int8. auto keeps what is stored in eight bits, where the device computes with them",
         group="model",
         everyday=True,
-        choices=("none", "int8", "int4"),
+        choices=("auto", "none", "int8", "int4", "fp8"),
         elsewhere=("quantization",),
     )
     load_format: str = option(
@@ -76,9 +77,10 @@ class EngineConfig:
     )
     attention_backend: str = option(
         "auto",
-        "who computes attention where it is not the CPU kernels: auto takes Triton on a GPU, else torch",
+        "who computes attention where it is not the CPU kernels: auto takes Triton on a GPU, else torch; fa3 and "
+        "flashinfer are packages of others, for GPUs",
         group="device",
-        choices=("auto", "torch", "triton"),
+        choices=("auto", "torch", "triton", "fa3", "flashinfer"),
     )
     cuda_graph: bool = option(
         True,

@@ -6,10 +6,13 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any, NamedTuple
+from uuid import UUID
 
 ROOT = Path("/")
 
@@ -19,6 +22,7 @@ class Gpu:
     name: str
     free_bytes: int
     total_bytes: int
+    capability: tuple[int, int] = (0, 0)  # of its kernels, (9, 0) for Hopper; (0, 0): unknown
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,7 @@ class Machine:
     total_bytes: int
     gpus: tuple[Gpu, ...] = ()  # that torch can use
     no_gpu_reason: str = ""
+    has_gpu_fault: bool = False  # the reason is one that can be mended
 
 
 def probe() -> Machine:
@@ -36,13 +41,14 @@ def probe() -> Machine:
 
     memory = psutil.virtual_memory()
     limits = list(memory_limits())
-    gpus, reason = _gpus()
+    gpus, reason, is_fault = _gpus()
     return Machine(
         cores=usable_cores(),
         free_bytes=min([memory.available, *(free for free, _ in limits)]),
         total_bytes=min([memory.total, *(limit for _, limit in limits)]),
         gpus=gpus,
         no_gpu_reason=reason,
+        has_gpu_fault=is_fault,
     )
 
 
@@ -113,41 +119,86 @@ class _NvmlMemory(ctypes.Structure):
     _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
 
 
-def _gpus() -> tuple[tuple[Gpu, ...], str]:
-    """The GPUs that torch can use, or none and the reason. Asks the driver without opening a context."""
+NO_DEVICE = 100  # what cuInit says where CUDA_VISIBLE_DEVICES leaves no GPU
+CAPABILITY = (75, 76)  # attributes of a device: compute capability, major and minor
+
+
+class Found(NamedTuple):
+    gpus: tuple[Gpu, ...]
+    reason: str = ""  # for which there is none
+    is_fault: bool = False
+
+
+def _gpus(load: Callable[[str], Any] = ctypes.CDLL, torch_folder: Path | None = None) -> Found:
+    """The GPUs that torch can use, or none and the reason. The driver itself says which CUDA_VISIBLE_DEVICES leaves, by
+    number, UUID or MIG instance, in the order in which torch will number them; no context is opened."""
+    build, wanted = _torch_build(torch_folder)
+    if not wanted:
+        return Found((), f"torch {build} is a build without CUDA" if build else "torch is not installed")
     try:
-        build = version("torch")
-    except PackageNotFoundError:
-        return (), "torch is not installed"
-    if build.endswith("+cpu"):
-        return (), f"torch {build} is a build without CUDA"
-    try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        cuda = load("libcuda.so.1")
     except OSError:
-        return (), "there is no NVIDIA driver"
-    if nvml.nvmlInit_v2():
-        return (), "the NVIDIA driver does not answer"
+        return Found((), "there is no NVIDIA driver")
+    error = cuda.cuInit(0)
+    if error not in (0, NO_DEVICE):
+        return Found((), f"the NVIDIA driver does not answer (cuInit gives error {error})", is_fault=True)
+    version, count = ctypes.c_int(), ctypes.c_int()
+    cuda.cuDriverGetVersion(ctypes.byref(version))
+    if version.value // 1000 < int(wanted.partition(".")[0]):
+        theirs = f"{version.value // 1000}.{version.value % 1000 // 10}"
+        reason = f"the NVIDIA driver is for CUDA {theirs}, torch {build} needs one for {wanted}: update the driver"
+        return Found((), reason, is_fault=True)
+    if not error:
+        cuda.cuDeviceGetCount(ctypes.byref(count))
+    found = tuple(_gpu(cuda, index, load) for index in range(count.value))
+    return Found(found, "" if found else "the NVIDIA driver shows no GPU")
+
+
+def _torch_build(folder: Path | None = None) -> tuple[str, str]:
+    """The version of torch, and of CUDA that it is built for; "" for what is not there. Read from a file of torch's:
+    to import it takes a second."""
+    if folder is None:
+        spec = find_spec("torch")
+        if spec is None or spec.origin is None:
+            return "", ""
+        folder = Path(spec.origin).parent
+    text = _read(folder / "version.py")
+    names = (r"__version__", r"cuda(?:: Optional\[str\])?")
+    found = [re.search(rf"^{name} = '([^']+)'", text, re.MULTILINE) for name in names]
+    version, cuda = (match[1] if match else "" for match in found)
+    return version, cuda
+
+
+def _gpu(cuda: Any, index: int, load: Callable[[str], Any]) -> Gpu:
+    device, total, name = ctypes.c_int(), ctypes.c_size_t(), ctypes.create_string_buffer(96)
+    cuda.cuDeviceGet(ctypes.byref(device), index)
+    cuda.cuDeviceGetName(name, len(name), device)
+    cuda.cuDeviceTotalMem_v2(ctypes.byref(total), device)
+    capability = [ctypes.c_int() for _ in CAPABILITY]
+    for value, attribute in zip(capability, CAPABILITY, strict=True):
+        cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
+    uuid = (ctypes.c_ubyte * 16)()
+    cuda.cuDeviceGetUuid_v2(ctypes.byref(uuid), device)
+    free = _free_bytes(str(UUID(bytes=bytes(uuid))), load)
+    major, minor = capability
+    text = name.value.decode(errors="replace")
+    return Gpu(text, total.value if free is None else free, total.value, (major.value, minor.value))
+
+
+def _free_bytes(uuid: str, load: Callable[[str], Any]) -> int | None:
+    """Free memory of a GPU or a MIG instance, which only the management library tells without a context; None where it
+    does not."""
     try:
-        found = [_gpu(nvml, index) for index in _visible(nvml)]
+        nvml = load("libnvidia-ml.so.1")
+    except OSError:
+        return None
+    if nvml.nvmlInit_v2():
+        return None
+    handle, memory = ctypes.c_void_p(), _NvmlMemory()
+    try:
+        for kind in ("GPU", "MIG"):
+            if not nvml.nvmlDeviceGetHandleByUUID(f"{kind}-{uuid}".encode(), ctypes.byref(handle)):
+                return None if nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) else int(memory.free)
+        return None
     finally:
         nvml.nvmlShutdown()
-    return tuple(found), "" if found else "the NVIDIA driver shows no GPU"
-
-
-def _visible(nvml: ctypes.CDLL) -> list[int]:
-    """Indices of the GPUs that CUDA_VISIBLE_DEVICES leaves, in its order (all of them if it names no numbers)."""
-    count = ctypes.c_uint()
-    if nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)):
-        return []
-    wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if wanted is None or not all(word.strip().isdigit() for word in wanted.split(",") if word):
-        return list(range(count.value))
-    return [int(word) for word in wanted.split(",") if word and int(word) < count.value]
-
-
-def _gpu(nvml: ctypes.CDLL, index: int) -> Gpu:
-    handle, memory, name = ctypes.c_void_p(), _NvmlMemory(), ctypes.create_string_buffer(96)
-    nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle))
-    nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
-    nvml.nvmlDeviceGetName(handle, name, len(name))
-    return Gpu(name.value.decode(errors="replace"), int(memory.free), int(memory.total))

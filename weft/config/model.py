@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from weft.config.pooling import BadPooling, PoolingConfig, classifier, sentence_layout
+from weft.config.quantized import READ, UnreadFormat, stored_as
 
 T = TypeVar("T")
 
@@ -73,7 +74,8 @@ class ModelConfig:
     rope: RopeConfig
     dtype: str  # of weights and KV: as stored, until another is chosen
     kv_dtype: str = ""  # of KV, where it is another: also int8, float8_e4m3fn
-    quantize: str = ""  # bits that weights are kept in, where they are fewer: int8, int4
+    quantize: str = ""  # bits that weights are kept in, where they are fewer: int8, int4, fp8
+    stored_as: str = ""  # bits that they are stored in, if these can be kept: int8, fp8
     tie_embeddings: bool = False
     qkv_bias: bool = False
     o_bias: bool = False
@@ -107,8 +109,10 @@ class ModelConfig:
     def weights_bytes(self) -> int:
         """Bytes of the weights as they are kept, without biases, norms and scales."""
         embeddings, layers = self._num_embedding_parameters, self._num_layer_parameters
+        if self.is_encoder and self.quantize:
+            embeddings *= DTYPES["bfloat16"]  # as our CPU kernels keep them
         match self.quantize:
-            case "int8":
+            case "int8" | "fp8":
                 return embeddings + layers
             case "int4":
                 return embeddings + layers // 2
@@ -134,11 +138,11 @@ class ModelConfig:
     @classmethod
     def from_folder(cls, folder: Path, name: str = "") -> ModelConfig:
         """Read `config.json`, what `generation_config.json` adds to the end-of-sequence tokens, and how it pools."""
-        generation = folder / "generation_config.json"
         model = cls.from_hf(
             _read_json(folder / "config.json"),
             name or folder.resolve().name,
-            _read_json(generation) if generation.exists() else {},
+            _read_json_if_there(folder / "generation_config.json"),
+            _read_json_if_there(folder / "hf_quant_config.json"),
         )
         try:
             layout = sentence_layout(folder)
@@ -152,13 +156,20 @@ class ModelConfig:
         return replace(model, pooling=layout.pooling, max_position=max_position)
 
     @classmethod
-    def from_hf(cls, config: Mapping[str, Any], name: str, generation: Mapping[str, Any] | None = None) -> ModelConfig:
+    def from_hf(
+        cls,
+        config: Mapping[str, Any],
+        name: str,
+        generation: Mapping[str, Any] | None = None,
+        quantized: Mapping[str, Any] | None = None,
+    ) -> ModelConfig:
         """Translate a `config.json`. Raises `UnsupportedModel` for what is missing, or not implemented."""
         architecture = _architecture(config)
         family = FAMILIES[architecture]
-        if config.get("quantization_config") is not None:
-            method = dict(config["quantization_config"]).get("quant_method", "unknown")
-            raise UnsupportedModel(f"{name} is quantized ({method}); quantized checkpoints are not supported yet")
+        try:
+            stored = stored_as(config, quantized)
+        except UnreadFormat as exc:
+            raise UnsupportedModel(f"{name} is quantised in a format that is not read: {exc}. Read are {READ}") from exc
         activations = ENCODER_ACTIVATIONS if family.is_encoder else ("silu",)
         if (activation := _get(config, "hidden_act", str, activations[0])) not in activations:
             allowed = f"{', '.join(map(repr, activations))} {'are' if len(activations) > 1 else 'is'}"
@@ -188,6 +199,7 @@ class ModelConfig:
             norm_eps=_get(config, family.norm_eps_key, float),
             rope=rope,
             dtype=_dtype(config),
+            stored_as=stored,
             tie_embeddings=family.is_encoder or _get(config, "tie_word_embeddings", bool, False),
             qkv_bias=family.qkv_bias or attention_bias,
             o_bias=family.is_encoder or attention_bias,
@@ -378,6 +390,10 @@ def _get(config: Mapping[str, Any], key: str, kind: type[T], default: T | None =
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise UnsupportedModel(f"{key} is {value!r}; config.json must give it as {kind.__name__}")
     return value
+
+
+def _read_json_if_there(path: Path) -> dict[str, Any]:
+    return _read_json(path) if path.exists() else {}
 
 
 def _read_json(path: Path) -> dict[str, Any]:

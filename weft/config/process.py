@@ -6,6 +6,9 @@ engine exits at once.
 
 from __future__ import annotations
 
+import os
+import sys
+
 import msgspec
 
 from weft.config.engine import EngineConfig
@@ -27,3 +30,10 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def from_json(cls, line: bytes | str) -> EngineArgs:
         return msgspec.json.decode(line, type=cls)
+
+
+def module_command(name: str) -> tuple[str, ...]:
+    """The command that runs a module in a process of its own. That imports from the current folder only if this process
+    does, too: who serves a model from within its folder does not run a torch.py that lies there."""
+    is_here = sys.path[0] in ("", os.getcwd())
+    return (sys.executable, *(() if is_here else ("-P",)), "-m", name)

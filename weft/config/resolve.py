@@ -21,10 +21,13 @@ from weft.config.gpu import (
     MAX_RUNNING,
     SMALL_CHUNK_LEN,
     check_device,
+    check_provider,
     chunk_len,
+    flashinfer_bytes,
     graph_bytes,
     graph_sizes,
     prompt_graph_sizes,
+    quantize_by_default,
 )
 from weft.config.machine import Machine
 from weft.config.model import ModelConfig
@@ -50,7 +53,7 @@ KV_DTYPES = {"auto": "", "bf16": "bfloat16", "fp32": "float32", "int8": "int8", 
 
 LIBRARY_BYTES = {"cpu": 400_000_000, "cuda": 800_000_000}  # torch, its context and its own workspaces
 
-ENCODER_STEP_TOKENS = 4_096  # in one step on a CPU: some tenths of a second with the smallest models
+ENCODER_STEP_TOKENS = 1_024  # in one step on a CPU: what is between two layers then stays in the cache
 NOT_FOR_ENCODERS = ("kv_tokens", "memory_fraction", "kv_dtype", "chunked_prefill_size", "attention_backend")
 
 
@@ -90,8 +93,10 @@ def resolve(config: EngineConfig, model: ModelConfig, machine: Machine) -> Resol
     Raises SettingsError for settings that contradict each other or the model, and for too little memory.
     """
     device = _device(config.device, machine)
-    check_device(config, device)
+    check_device(config, device, machine.gpus)
     config = replace(config, task=_task(config.task, model))
+    if config.quantize == "auto":
+        config = replace(config, quantize=quantize_by_default(model, device, machine.gpus))
     model = kept_as(config, replace(model, dtype=_dtype(config.dtype, model.dtype, device)))
     filled = replace(
         config,
@@ -102,6 +107,8 @@ def resolve(config: EngineConfig, model: ModelConfig, machine: Machine) -> Resol
         page_size=config.page_size or PAGE_SIZE[device],
         overlap=device == "cuda" if config.overlap is None else config.overlap,
     )
+    if device == "cuda":
+        check_provider(filled, model, machine.gpus[0])
     filled = replace(filled, chunked_prefill_size=_chunk_len(filled, machine))
     free = machine.gpus[0].free_bytes if device == "cuda" else machine.free_bytes
     if model.is_encoder:
@@ -134,7 +141,7 @@ def kept_as(config: EngineConfig, model: ModelConfig) -> ModelConfig:
         pooling=pooling,
         dtype=model.dtype if config.dtype == "auto" else config.dtype,
         kv_dtype=KV_DTYPES[config.kv_dtype],
-        quantize="" if config.quantize == "none" else config.quantize,
+        quantize="" if config.quantize in ("auto", "none") else config.quantize,
     )
 
 
@@ -169,8 +176,6 @@ def _encoder(asked: EngineConfig, config: EngineConfig, model: ModelConfig, free
             raise SettingsError(
                 f"--{name.replace('_', '-')} is given, but {model.name} is an encoder: it has no KV cache"
             )
-    if asked.kernels not in ("auto", "torch"):
-        raise SettingsError(f"--kernels is {asked.kernels}, but {model.name} is an encoder, which torch computes")
     running, context = config.max_running_requests or MAX_RUNNING, config.context_length
     tokens = config.max_prefill_tokens
     if config.device == "cpu":
@@ -273,12 +278,22 @@ def _work_bytes(config: EngineConfig, model: ModelConfig) -> int:
     GPU also the graphs, which have activations of their own, and the table of slots."""
     tokens = config.chunked_prefill_size if config.chunked_prefill_size > 0 else config.context_length
     heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
-    on_gpu = config.device == "cuda"
+    on_gpu, widened = config.device == "cuda", 0
     if on_gpu:
         tokens += max((*graph_sizes(config), *prompt_graph_sizes(config)), default=0)
+        if config.quantize == "int4":  # widened at each use: 10 bytes for each weight of the largest matrix
+            widened = 10 * 2 * model.hidden_size * model.intermediate_size
     activations = tokens * (4 * model.hidden_size + 3 * model.intermediate_size + heads) * 4
     logits = 2 * (config.max_running_requests or MAX_RUNNING) * model.vocab_size * 4
-    return activations + logits + (graph_bytes(config) if on_gpu else 0) + LIBRARY_BYTES[config.device]
+    provider = flashinfer_bytes(model) if config.attention_backend == "flashinfer" else 0
+    return (
+        activations
+        + widened
+        + logits
+        + (graph_bytes(config) if on_gpu else 0)
+        + provider
+        + LIBRARY_BYTES[config.device]
+    )
 
 
 def _kv_budget(
@@ -331,5 +346,7 @@ def _cure(asked: EngineConfig, config: EngineConfig, sizing: Sizing, fitting: in
             return f"Raise --memory-fraction (now {asked.memory_fraction:g}): {enough + 0.01:.2f} is enough."
         if asked.context_length:
             return f"Lower --context-length: {int(fitting * LARGEST_KV_SHARE):,} fits."
+    if asked.max_running_requests and sizing.work_bytes > sizing.free_bytes:
+        return f"Lower --max-running-requests, {asked.max_running_requests:,}."
     narrow = ", take --dtype bfloat16" if config.dtype == "float32" else ""
     return f"Free some memory{narrow} or take a smaller model."

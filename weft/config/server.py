@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from weft.config.options import option
 
+MAX_STREAM_INTERVAL = 1_024
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig:
@@ -26,11 +28,21 @@ class ServerConfig:
         10.0, "time that open requests get when the server is stopped", group="server", low=0.0, high=3600.0
     )
     chat_template: str = option("", "file with a Jinja chat template, instead of the model's", group="server")
+    trust_request_chat_template: bool = option(
+        False, "let a request bring a chat template of its own, which runs in the sandbox", group="server"
+    )
     auto_truncate: bool = option(
         False,
         "cut prompts that are too long at their beginning, instead of refusing them",
         group="server",
         elsewhere=("allow_auto_truncate",),
+    )
+    stream_interval: int = option(
+        1,
+        "tokens in one event of a stream, after the first; a request may say otherwise",
+        group="server",
+        low=1,
+        high=MAX_STREAM_INTERVAL,
     )
     tool_call_parser: str = option(
         "auto",

@@ -61,3 +61,8 @@ class LaidOutBackend(AttentionBackend, Protocol):
     nothing but decodes, laid out in `tiling.decode_size`, can be captured as a graph."""
 
     tiling: Tiling
+
+    def expect(self, starts: IntArray, lens: IntArray, size: Size) -> None:
+        """A graph of that size is about to be captured, or replayed for requests of these [R] lengths (none while it is
+        captured): do outside of it what only the host can do."""
+        ...

@@ -14,6 +14,7 @@ from weft.config.gpu import graph_sizes, prompt_graph_sizes
 from weft.config.model import ModelConfig, ModelError
 from weft.config.resolve import kept_as
 from weft.executor.attention.cpp_paged import CppPaged
+from weft.executor.attention.cpp_whole import CppWhole
 from weft.executor.attention.whole import Whole
 from weft.executor.backend import AttentionBackend, make_backend
 from weft.executor.device.cpu import CallersThread, Cpu, worker_thread
@@ -23,29 +24,32 @@ from weft.executor.device.packing import Packing
 from weft.executor.device.protocol import Device
 from weft.executor.device.staging import Staging
 from weft.executor.device.stream import GpuStream
-from weft.executor.encoder import EncoderRunner
+from weft.executor.encoder import EncoderRunner, StepAttention
 from weft.executor.graphs import GraphParts, StepGraphs
 from weft.executor.inputs import RowTable
 from weft.executor.kv_pool import KVPool
 from weft.executor.outputs.pooling import Pooler
 from weft.executor.processors.processors import Processors
 from weft.executor.recorded import RecordedModel
+from weft.executor.recorded_encoder import RecordedEncoder
 from weft.executor.runner import TorchRunner
 from weft.executor.weights.keeper import Keeper, Kept
 from weft.executor.weights.load import load_weights, randomize
 from weft.executor.weights.root import WeightsRoot, default_root
+from weft.executor.weights.scales import kv_scales
+from weft.executor.whole_step import WholeSteps
 from weft.models.registry import Encoder, Model, make_encoder, make_model
 from weft.observe.log import EventLog
 from weft.ops.cpp.abi import WeightFormat
+from weft.ops.cpp.encoder import CppEncoderOps
 from weft.ops.cpp.library import Library, Unavailable, load
 from weft.ops.cpp.ops import CppOps
 from weft.ops.cpp.sampling import CppChoose
-from weft.ops.encoder import PlainEncoderOps
+from weft.ops.encoder import EncoderOps, PlainEncoderOps
 from weft.ops.plain import PlainOps
 from weft.ops.protocol import Ops
 from weft.ops.sampling import Choose, TorchChoose
 
-BITS = {"": 0, "int8": 8, "int4": 4}
 FORMATS = {  # of weights that our kernels read
     "float32": WeightFormat.F32,
     "bfloat16": WeightFormat.BF16,
@@ -60,6 +64,10 @@ log = EventLog("engine")
 
 class KernelsUnavailable(ModelError):
     """Kernels that were asked for by name cannot be had."""
+
+
+class NoGpu(ModelError):
+    """The driver shows a GPU, and torch cannot use it."""
 
 
 def load_runner(
@@ -92,12 +100,16 @@ def load_runner(
 
 
 def find_gpu(engine: EngineConfig) -> Gpu | None:
-    """The GPU, if one is to compute."""
+    """The GPU, if one is to compute. Raises NoGpu."""
     if engine.device != "cuda":
         return None
     from weft.executor.device.cuda import Cuda
 
-    return Cuda()
+    try:
+        return Cuda()
+    except RuntimeError as exc:
+        reason = str(exc).partition("\n")[0]
+        raise NoGpu(f"torch cannot use the GPU that the driver shows ({reason}); --device cpu can do without") from exc
 
 
 class Room(NamedTuple):
@@ -118,6 +130,7 @@ class Parts(NamedTuple):
     rows: RowTable
     device: Device
     graphs: StepGraphs | None = None
+    whole_steps: WholeSteps | None = None
 
 
 def _load(
@@ -132,18 +145,20 @@ def _load(
     config = kept_as(engine, config)
     with nullcontext() if gpu is None else gpu.stream():
         place = torch.device("cpu") if gpu is None else gpu.device
-        pool = KVPool(config, room.kv_tokens, place, getattr(torch, config.kv_dtype or config.dtype))
+        kv_dtype = getattr(torch, config.kv_dtype or config.dtype)
+        pool = KVPool(config, room.kv_tokens, place, kv_dtype, _layer_scales(engine, config, folder))
         if gpu is None:
             parts = _on_cpu(engine, config, pool, room, thread)
         else:
             parts = _on_gpu(engine, config, pool, room, thread, gpu)
         _fill(engine, parts.model, folder, place)
+        pooler = Pooler(config, parts.model.normed, parts.model.logits, room.max_rows, place)
     if parts.graphs is not None:
         parts.graphs.capture()
     keeper = _keeper(engine, Kept(parts.model, config, parts.ops.kept, pool.tensors, place), folder)
-    pooler = Pooler(config, parts.model.normed, parts.model.logits, room.max_rows, place)
     return TorchRunner(
         *(parts.model, parts.attention, parts.choose, parts.rows, keeper, parts.device, parts.graphs),
+        whole_steps=parts.whole_steps,
         processors=processors,
         pooler=pooler,
     )
@@ -152,17 +167,47 @@ def _load(
 def _load_encoder(
     engine: EngineConfig, config: ModelConfig, folder: Path, room: Room, thread: Executor, gpu: Gpu | None
 ) -> EncoderRunner:
-    """An encoder, which torch computes everywhere. `room` is the scheduler's: nothing lies there."""
+    """An encoder: our kernels on a CPU, or torch. `room` is the scheduler's: nothing lies there."""
     config = kept_as(engine, config)
+    library = cpu_kernels(engine, config) if gpu is None else None
     with nullcontext() if gpu is None else gpu.stream():
         place = torch.device("cpu") if gpu is None else gpu.device
-        ops = PlainEncoderOps(getattr(torch, config.dtype), place, BITS[config.quantize])
-        model = make_encoder(config, ops)
-        _fill(engine, model, folder, place)
-    keeper = _keeper(engine, Kept(model, config, ops.kept, [], place), folder)
-    pooler = Pooler(config, model.normed, model.logits, room.max_rows, place)
-    device = Cpu(thread) if gpu is None else GpuStream(gpu, thread)
-    return EncoderRunner(model, Whole(config), pooler, keeper, place, device)
+        parts = _torch_encoder(config, place) if library is None else _cpp_encoder(engine, config, library)
+        _fill(engine, parts.model, folder, place)
+        pooler = Pooler(config, parts.model.normed, parts.model.logits, room.max_rows, place)
+    keeper = _keeper(engine, Kept(parts.model, config, parts.ops.kept, [], place), folder)
+    if gpu is not None:
+        device: Device = GpuStream(gpu, thread)
+    else:
+        device = Cpu(thread, CallersThread()) if library is not None and not engine.overlap else Cpu(thread)
+    return EncoderRunner(parts.model, parts.attention, pooler, keeper, place, device)
+
+
+class EncoderParts(NamedTuple):
+    """What an encoder's runner is put together from, by who computes."""
+
+    model: Encoder
+    ops: EncoderOps
+    attention: StepAttention
+
+
+def _torch_encoder(config: ModelConfig, place: torch.device) -> EncoderParts:
+    ops = PlainEncoderOps(getattr(torch, config.dtype), place, config.quantize)
+    return EncoderParts(make_encoder(config, ops), ops, Whole(config))
+
+
+def _cpp_encoder(engine: EngineConfig, config: ModelConfig, library: Library) -> EncoderParts:
+    library.num_threads = engine.threads
+    recording = CppEncoderOps(library, FORMATS[config.quantize or config.dtype])
+    whole = CppWhole(config, recording)
+    return EncoderParts(RecordedEncoder(make_encoder(config, recording), recording, whole), recording, whole)
+
+
+def _layer_scales(engine: EngineConfig, config: ModelConfig, folder: Path) -> list[tuple[float, float]] | None:
+    """Those of K and V that the checkpoint brings for a cache in fp8."""
+    if config.kv_dtype != "float8_e4m3fn" or engine.load_format == "dummy":
+        return None
+    return kv_scales(folder, config.num_layers)
 
 
 def _fill(engine: EngineConfig, model: Model | Encoder, folder: Path, place: torch.device) -> None:
@@ -187,22 +232,23 @@ def _on_cpu(engine: EngineConfig, config: ModelConfig, pool: KVPool, room: Room,
     if library is None:
         if config.kv_dtype == "int8":
             raise KernelsUnavailable("--kv-dtype is int8, which only our CPU kernels read; torch would compute here")
-        ops = PlainOps(getattr(torch, config.dtype), cpu, BITS[config.quantize])
+        ops = PlainOps(getattr(torch, config.dtype), cpu, config.quantize)
         backend = "torch" if engine.attention_backend == "auto" else engine.attention_backend
         attention = make_backend(backend, config, pool)
         return Parts(make_model(config, ops), ops, attention, TorchChoose(), rows, Cpu(thread))
     recording = CppOps(library, FORMATS[config.quantize or config.dtype])
     paged = CppPaged(config, pool, recording, room.context_length)
-    model = RecordedModel(make_model(config, recording), recording, paged)
+    model = RecordedModel(make_model(config, recording), recording, paged, config.hidden_size)
     library.num_threads = engine.threads
     device = Cpu(thread) if engine.overlap else Cpu(thread, CallersThread())
-    return Parts(model, recording, paged, CppChoose(library), rows, device)
+    whole_steps = WholeSteps(model, rows, library)
+    return Parts(model, recording, paged, CppChoose(library), rows, device, whole_steps=whole_steps)
 
 
 def _on_gpu(engine: EngineConfig, config: ModelConfig, pool: KVPool, room: Room, thread: Executor, gpu: Gpu) -> Parts:
     """By our Triton kernels and torch. The row table has a line more than requests may run, for steps of graphs that
     are filled up."""
-    ops, attention, graphable, choose = gpu_parts(engine, config, pool, room.context_length)
+    ops, attention, graphable, choose = gpu_parts(engine, config, pool, room.context_length, gpu)
     model = make_model(config, ops)
     packing = Packing(Staging(gpu), None if graphable is None else graphable.tiling)
     rows = RowTable(room.max_rows + 1, room.context_length, gpu.device, packing)

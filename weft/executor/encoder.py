@@ -7,18 +7,18 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from weft.executor.attention.whole import Whole
 from weft.executor.control import DeviceRequest, Pending
 from weft.executor.device.protocol import Device
 from weft.executor.outputs.pooling import Pooler
-from weft.executor.plan import Given, Plan, Result, Step
+from weft.executor.plan import Given, IntArray, Plan, Result, Step
 from weft.executor.weights.keeper import Keeper
+from weft.models.layers.encoder import WholeAttention
 from weft.models.registry import Encoder
 from weft.ops.sampling import on
 
@@ -38,11 +38,25 @@ class Pooled:
         return Result(tokens=np.empty(0, np.int32), given=self.given)
 
 
+class StepAttention(WholeAttention, Protocol):
+    """`WholeAttention` that is told each step's prompts."""
+
+    def prepare(self, lens: IntArray, device: torch.device) -> None:
+        """`lens` [R]: tokens of each prompt, which stand one behind the other."""
+        ...
+
+
 class EncoderRunner:
     """The `Runner` of a model that generates nothing. Prompts come whole, and nobody samples."""
 
     def __init__(
-        self, model: Encoder, attention: Whole, pooler: Pooler, keeper: Keeper, on_device: torch.device, device: Device
+        self,
+        model: Encoder,
+        attention: StepAttention,
+        pooler: Pooler,
+        keeper: Keeper,
+        on_device: torch.device,
+        device: Device,
     ) -> None:
         self._model, self._attention, self._pooler = model, attention, pooler
         self._keeper = keeper

@@ -15,8 +15,10 @@ graph that runs meanwhile.
 
 from __future__ import annotations
 
+import gc
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -68,7 +70,7 @@ class StepGraphs:
             StepGraph(self._parts, tiling.extend_size(num, min(num, PROMPT_REQUESTS))) for num in self._prompt_sizes
         ]
         graphs = sorted((*self._decodes, *self._prompts), key=lambda graph: graph.size.num_tokens, reverse=True)
-        with self._gpu.stream():
+        with self._gpu.stream(), _no_garbage():
             num_ints = max((graph.num_ints for graph in graphs), default=0)
             numbers = torch.zeros(num_ints, dtype=torch.int32, device=self._gpu.device)
             for graph in graphs:
@@ -85,6 +87,20 @@ class StepGraphs:
             return self._decodes[at] if at < len(self._decodes) else None
         at = bisect_left(self._prompt_sizes, plan.num_tokens)
         return self._prompts[at] if at < len(self._prompts) and num <= PROMPT_REQUESTS else None
+
+
+@contextmanager
+def _no_garbage() -> Iterator[None]:
+    """Nothing is collected inside: pinned memory or graphs that are freed while a stream is captured spoil what it is
+    captured into."""
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class StepGraph:
@@ -104,6 +120,7 @@ class StepGraph:
         """`numbers` is where the graph finds the step."""
         self._numbers = numbers
         self._packing.send(self._arrays(None), numbers)
+        self._attention.expect(NONE, NONE, self.size)
         self._body()
         self._graph, (self._tokens, self._hidden) = gpu.capture(self._body)
 
@@ -117,6 +134,7 @@ class StepGraph:
         arrays = [*self._arrays(plan), last, plan.rows[plan.samples], *draw_columns(plan.sampling)]
         lens, body = [len(array) for array in arrays], len(self._lens)
         self._packing.send(arrays, self._numbers)
+        self._attention.expect(plan.starts, plan.lens, self.size)
         there = parts(self._numbers, lens)
         last_there, sampling_rows = wide(self._numbers, lens[: body + 2], skip=body)
         self._graph.replay()

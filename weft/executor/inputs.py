@@ -11,6 +11,7 @@ from torch import Tensor
 
 from weft.executor.backend import AttentionBatch
 from weft.executor.device.packing import Packing
+from weft.executor.kv_pool import zeros
 from weft.executor.plan import LAST_SAMPLED, InputVectors, IntArray, LongArray, Plan, TableWrites, consecutive
 from weft.ops.sampling import PlacedDraws
 
@@ -37,7 +38,7 @@ class RowTable:
     ) -> None:
         """`packing` takes the numbers of a step to a GPU."""
         self._packing = packing
-        self.slots = torch.zeros(max_rows, context_length, dtype=torch.int32, device=device)
+        self.slots = zeros((max_rows, context_length), torch.int32, device)
         self.last_tokens = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self._flat_slots = self.slots.view(-1)
 

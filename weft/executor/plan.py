@@ -84,15 +84,41 @@ class Penalties:
     lacks_last: BoolArray  # [P]
 
 
+class Promise(Protocol):
+    """The words of a mask, which may still be worked out while the model computes the logits that they are for."""
+
+    @property
+    def words(self) -> IntArray:
+        """[M, W]. Waits for them."""
+        ...
+
+    @property
+    def faults(self) -> Mapping[int, str]:
+        """Which rows mean nothing, and the error with which their requests must end. Waits for it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Words that are there."""
+
+    words: IntArray  # [M, W]
+
+    @property
+    def faults(self) -> Mapping[int, str]:
+        return {}
+
+
 @dataclass(frozen=True, slots=True)
 class Mask:
     """What M of the S sampling requests may choose from: token t if bit t % 32 of its word t // 32 is 1.
 
-    A token without a bit (from 32 W on) is forbidden.
+    A token without a bit (from 32 W on) is forbidden. The sampler alone asks for the words, when the layers have been
+    launched.
     """
 
     index: IntArray  # [M] which sampling request
-    words: IntArray  # [M, W]
+    promise: Promise
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +170,12 @@ class Sampling:
     @property
     def is_greedy(self) -> bool:
         return not self.temperature.any()
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether tokens are chosen from the model's output as it is, and nothing is told of it."""
+        changes = (self.bias, self.penalties, self.allowed, self.mask, self.fixed, self.logprobs)
+        return not self.processors and changes == (None,) * 6
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ FIRST_CAPACITY = 64  # tokens that the first program is recorded for; each later
 class RecordedModel:
     """The `Model` of the CPU kernels around one that is written against `Ops`."""
 
-    def __init__(self, model: Model, ops: CppOps, attention: CppPaged) -> None:
-        self._model, self._ops, self._attention = model, ops, attention
+    def __init__(self, model: Model, ops: CppOps, attention: CppPaged, hidden_size: int) -> None:
+        self._model, self._ops, self._attention, self._hidden_size = model, ops, attention, hidden_size
         self._body: Recorded | None = None
         self._norm: Recorded | None = None
         self._head: Recorded | None = None
@@ -32,9 +32,7 @@ class RecordedModel:
         self, tokens: Tensor, positions: Tensor, attention: PagedAttention, vectors: Tensor | None = None
     ) -> Tensor:
         assert attention is self._attention, "the program was recorded with another attention"
-        body = self._body
-        if body is None or len(tokens) > body.capacity:
-            body = self._body = self._record_body(_capacity(len(tokens), body))
+        body = self.body_for(len(tokens))
         step = self._attention.step
         step.num_tokens, step.tokens = len(tokens), tokens.data_ptr()
         step.vectors = None if vectors is None else vectors.data_ptr()
@@ -43,16 +41,26 @@ class RecordedModel:
 
     def normed(self, hidden: Tensor) -> Tensor:
         if self._norm is None or len(hidden) > self._norm.capacity:
-            self._norm = self._record_behind(self._model.normed, _capacity(len(hidden), self._norm), hidden.shape[1])
+            self._norm = self._record_behind(self._model.normed, _capacity(len(hidden), self._norm))
         return self._norm.run(self._ops.library, hidden)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        if self._head is None or len(hidden) > self._head.capacity:
-            self._head = self._record_behind(self._model.logits, _capacity(len(hidden), self._head), hidden.shape[1])
-        return self._head.run(self._ops.library, hidden)
+        return self.head_for(len(hidden)).run(self._ops.library, hidden)
 
     def weights(self) -> Weights:
         return self._model.weights()
+
+    def body_for(self, num_tokens: int) -> Recorded:
+        """From tokens to hidden states. It reads nothing but its step."""
+        if self._body is None or num_tokens > self._body.capacity:
+            self._body = self._record_body(_capacity(num_tokens, self._body))
+        return self._body
+
+    def head_for(self, num_rows: int) -> Recorded:
+        """From hidden states to logits."""
+        if self._head is None or num_rows > self._head.capacity:
+            self._head = self._record_behind(self._model.logits, _capacity(num_rows, self._head))
+        return self._head
 
     def _record_body(self, capacity: int) -> Recorded:
         self._ops.begin(capacity)
@@ -60,10 +68,10 @@ class RecordedModel:
         output = self._model.forward(nothing, nothing, self._attention)
         return Recorded(self._ops.finish(), capacity, nothing, output)
 
-    def _record_behind(self, function: Callable[[Tensor], Tensor], capacity: int, hidden_size: int) -> Recorded:
+    def _record_behind(self, function: Callable[[Tensor], Tensor], capacity: int) -> Recorded:
         """A function of hidden states."""
         self._ops.begin(capacity)
-        hidden = self._ops.recorder.buffer(hidden_size)
+        hidden = self._ops.recorder.buffer(self._hidden_size)
         output = function(hidden)
         return Recorded(self._ops.finish(), capacity, hidden, output)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from weft.executor.backend import AttentionBackend
 from weft.executor.control import DeviceRequest, Pending
-from weft.executor.device.protocol import Device
+from weft.executor.device.protocol import Device, Outcome
 from weft.executor.graphs import StepGraphs
 from weft.executor.inputs import RowTable
 from weft.executor.outputs.give import give
@@ -23,6 +23,7 @@ from weft.executor.plan import Given, Plan, Result, Step, Wanted
 from weft.executor.processors.processors import Processors
 from weft.executor.sampler import Sampled, sample
 from weft.executor.weights.keeper import Keeper
+from weft.executor.whole_step import WholeSteps
 from weft.models.registry import Model
 from weft.ops.sampling import Choose
 
@@ -61,6 +62,7 @@ class TorchRunner:
         keeper: Keeper,
         device: Device,
         graphs: StepGraphs | None = None,
+        whole_steps: WholeSteps | None = None,
         pooler: Pooler | None = None,
         processors: Processors | None = None,
     ) -> None:
@@ -73,6 +75,7 @@ class TorchRunner:
         self._pooler = pooler
         self._processors = processors
         self._graphs = graphs
+        self._whole_steps = whole_steps
 
     def launch(self, plan: Plan) -> Step:
         return self._device.launch(self._run, plan)
@@ -91,8 +94,13 @@ class TorchRunner:
     def _give(self, plan: Plan, wanted: Wanted, hidden: Tensor) -> Given:
         return give(plan, wanted, hidden, self._model, self._choose, self._pooler)
 
+    def _run(self, plan: Plan) -> Outcome:
+        if self._whole_steps is not None and self._whole_steps.takes(plan):
+            return self._whole_steps.run(plan)
+        return self._compute(plan)
+
     @torch.inference_mode()
-    def _run(self, plan: Plan) -> Computed:
+    def _compute(self, plan: Plan) -> Computed:
         graph = None if self._graphs is None else self._graphs.fitting(plan)
         if graph is not None:
             inputs, hidden = graph.run(plan)

@@ -68,7 +68,8 @@ def sample(
         faults = processors.apply(logits, sampling.processors)
     for mask in (sampling.allowed, sampling.mask):
         if mask is not None:
-            choose.mask(logits, moved(mask.words, logits.device), on(logits, mask.index))
+            choose.mask(logits, moved(mask.promise.words, logits.device), on(logits, mask.index))
+            faults.update((int(mask.index[i]), fault) for i, fault in mask.promise.faults.items())
     if sampling.fixed is not None:
         _fix(logits, sampling.fixed)
     if faults:

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from weft.grammar.protocol import Compiled, InvalidGrammar, Key, Matcher, Words
+from weft.grammar.masks import Words
+from weft.grammar.protocol import Compiled, InvalidGrammar, Key, Matcher
 
 
 class ChoiceMatcher:

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from weft.grammar.protocol import Compiled, InvalidGrammar, Key, Matcher, Words
+from weft.grammar.masks import Words
+from weft.grammar.protocol import Compiled, InvalidGrammar, Key, Matcher
 from weft.grammar.tags import Lark, as_format
 
 WHITESPACE = r" |\n( {0,16}|\t{0,8})"  # between the tokens of JSON: bounded, or a weak model goes on with it for ever

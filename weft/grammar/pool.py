@@ -1,4 +1,5 @@
-"""The grammar service: a cache, one flight for each grammar that is not in it, and a few threads that compile.
+"""The grammar service: a cache, one flight for each grammar that is not in it, a few threads that compile, and one
+that fills masks.
 
     ask ──▶ cache ──▶ verdict                          ┐ all this in the engine's thread, which never waits
      └────▶ flight ──▶ thread: trial, compile ──▶ done ──▶ take ──▶ verdicts
@@ -16,11 +17,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from weft.grammar.cache import GrammarCache
+from weft.grammar.masks import Masks, Row, Words
 from weft.grammar.protocol import (
     GOES_ON,
     Compiled,
@@ -31,11 +34,12 @@ from weft.grammar.protocol import (
     Matcher,
     Move,
     Verdict,
-    Words,
 )
 from weft.grammar.trial import NoTrial, Trial, TrialFailed
 
 NUM_THREADS = 2  # one grammar that takes long does not hold up the next
+FEW = 4  # masks: to fill less takes no longer than to wake a thread
+PART = 8  # masks that are filled in one go: the thread begins with the first of them, who asks with the last
 
 
 @dataclass(slots=True)
@@ -61,7 +65,6 @@ class GrammarPool:
         self,
         make_compiler: Callable[[], Compiler],
         *,
-        eos_token_ids: Sequence[int],
         max_bytes: int,
         make_trial: Callable[[], Trial] = NoTrial,
         ring: Callable[[], None] = lambda: None,
@@ -71,8 +74,6 @@ class GrammarPool:
         self.num_compiled = 0
         self._make_compiler = make_compiler
         self._compiler: Compiler | None = None
-        self._eos = list(eos_token_ids)
-        self._not_eos: Words = np.zeros(0, dtype=np.int32)
         self._lock = threading.Lock()  # for making the compiler
         self._make_trial = make_trial
         self._ring = ring
@@ -80,6 +81,7 @@ class GrammarPool:
         self._own = threading.local()  # a thread's trial
         self._trials: list[Trial] = []
         self._threads = ThreadPoolExecutor(NUM_THREADS, "grammar", initializer=self._begin_thread)
+        self._filler = ThreadPoolExecutor(1, "masks")
         self._flights: dict[Key, Flight] = {}
         self._key_of: dict[int, Key] = {}  # of those that wait
         self._verdicts: list[Verdict] = []  # at once
@@ -127,6 +129,7 @@ class GrammarPool:
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._filler.shutdown(cancel_futures=True)
         for trial in self._trials:
             trial.close()
 
@@ -159,33 +162,39 @@ class GrammarPool:
     # Following
 
     def advance(self, constraints: Sequence[Constraint], tokens: Sequence[int], room: Sequence[int]) -> list[Move]:
-        moves = [_taken(constraint.matcher, (token,)) for constraint, token in zip(constraints, tokens, strict=True)]
-        going = [i for i, move in enumerate(moves) if move is GOES_ON]
-        lone = self._look(constraints, moves, going)
-        if self._jump:
-            jumped = [i for i in lone if room[i] and _jumps(constraints[i].matcher, room[i], moves, i)]
-            self._look(constraints, moves, jumped)
+        moves, going = [], []
+        for constraint, token, most in zip(constraints, tokens, room, strict=True):
+            constraint.mask.masks.finish()
+            move = _taken(constraint.matcher, (token,))
+            if move is GOES_ON and self._jump and most:
+                move = _jumped(constraint.matcher, most)
+            moves.append(move)
+            if not (move.is_complete or move.error):
+                going.append(constraint)
+        if going:
+            self._look(going)
         return moves
 
-    def _look(self, constraints: Sequence[Constraint], moves: list[Move], places: Sequence[int]) -> list[int]:
-        """Find out what may come next at `places`, and whether anything may. Returns those where only one token, or a
-        few that stand side by side, may: where a text is forced, masks allow but its first token."""
-        if not places:
-            return []
-        masks = np.zeros((len(places), len(constraints[0].mask)), dtype=np.int32)
-        self._fill([constraints[i].matcher for i in places], masks)
-        goes_on = masks & self._others(masks.shape[1])  # without those that only end the output
-        numbers = np.count_nonzero(goes_on, axis=1).tolist()  # of words that allow something
-        lone = []
-        for i, mask, number in zip(places, masks, numbers, strict=True):
-            constraint = constraints[i]
-            constraint.mask = mask
-            if not number or constraint.matcher.error:
-                move = _move(constraint.matcher, is_empty=not mask.any())
-                moves[i] = move if move.error else Move(is_complete=True, forced=moves[i].forced)
-            elif number == 1 and moves[i] is GOES_ON:
-                lone.append(i)
-        return lone
+    def _look(self, constraints: Sequence[Constraint]) -> None:
+        """Begin to find out what may come next. A few masks are left to who asks for them."""
+        num, num_words = len(constraints), constraints[0].mask.masks.words.shape[1]
+        size, parts = max(PART, -(-num // 4)), []
+        for begin in range(0, num, size):
+            part = constraints[begin : begin + size]
+            words = np.zeros((len(part), num_words), dtype=np.int32)
+            masks = Masks(words, partial(self._filled, [constraint.matcher for constraint in part]))
+            for place, constraint in enumerate(part):
+                constraint.mask = Row(masks, place)
+            parts.append(masks)
+        if num >= FEW:
+            self._filler.submit(_finish, parts)
+
+    def _filled(self, matchers: Sequence[Matcher], masks: Words) -> dict[int, str]:
+        """Fill them, mostly in a thread. Returns the rows where an output cannot go on, and why."""
+        self._fill(matchers, masks)
+        allows = np.count_nonzero(masks, axis=1).tolist()  # how many words that allow something
+        errors = [matcher.error for matcher in matchers]
+        return {i: _stuck(error) for i, error in enumerate(errors) if error or not allows[i]}
 
     def _fill(self, matchers: Sequence[Matcher], masks: Words) -> None:
         """All at once; if that fails, one by one: then only those that fail have an empty mask."""
@@ -200,13 +209,10 @@ class GrammarPool:
                 for i, matcher in enumerate(matchers):
                     self._fill([matcher], masks[i : i + 1])
 
-    def _others(self, num_words: int) -> Words:
-        """[W] bits of the tokens that do not end the output."""
-        if len(self._not_eos) != num_words:
-            bits = np.ones(32 * num_words, dtype=np.bool_)
-            bits[self._eos] = False
-            self._not_eos = np.packbits(bits, bitorder="little").view(np.int32)
-        return self._not_eos
+
+def _finish(parts: Sequence[Masks]) -> None:
+    for masks in parts:
+        masks.finish()
 
 
 def _taken(matcher: Matcher, tokens: Sequence[int]) -> Move:
@@ -222,36 +228,36 @@ def _taken(matcher: Matcher, tokens: Sequence[int]) -> Move:
     return GOES_ON if goes_on else _move(matcher)
 
 
-def _jumps(matcher: Matcher, room: int, moves: list[Move], place: int) -> bool:
-    """A matcher takes what must follow, if there is such. Returns whether something may come behind it."""
+def _jumped(matcher: Matcher, room: int) -> Move:
+    """A matcher takes what must follow, if there is such."""
     try:
         forced = tuple(matcher.forced()[:room])
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as exc:  # a panic of the library is no Exception
-        moves[place] = _failed(exc)
-        return False
+        return _failed(exc)
     if not forced:
-        return False
+        return GOES_ON
     move = _taken(matcher, forced)
-    moves[place] = move if move.error else move._replace(forced=forced)
-    return not (move.error or move.is_complete)
+    return move if move.error else move._replace(forced=forced)
 
 
 def _failed(exc: BaseException) -> Move:
     return Move(error=f"the grammar library failed on it: {type(exc).__name__}")
 
 
-def _move(matcher: Matcher, *, is_empty: bool = False) -> Move:
-    """`is_empty`: its mask allows nothing at all."""
-    if matcher.error or is_empty:
-        return Move(error=f"the output cannot go on in its grammar: {matcher.error or 'nothing may follow'}")
-    return Move(is_complete=matcher.is_complete)
+def _move(matcher: Matcher) -> Move:
+    """Nothing may follow."""
+    return Move(error=_stuck(matcher.error)) if matcher.error else Move(is_complete=True)
+
+
+def _stuck(error: str) -> str:
+    return f"the output cannot go on in its grammar: {error or 'nothing may follow'}"
 
 
 def _verdict(id: int, result: Compiled | InvalidGrammar | TrialFailed, took_s: float) -> Verdict:
     if isinstance(result, Compiled):
-        constraint = Constraint(result.matcher.fork(), result.mask)
+        constraint = Constraint(result.matcher.fork(), Row(Masks(result.mask[None])))
         return Verdict(id, constraint, warnings=result.warnings, compile_s=took_s)
     kind = "the grammar is invalid: " if isinstance(result, InvalidGrammar) else ""
     return Verdict(id, None, message=f"{kind}{result}", status=400, compile_s=took_s)

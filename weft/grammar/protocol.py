@@ -5,19 +5,16 @@
     Grammars   what the scheduler asks: compiling begins at `ask` and its end is told by `take`, never waited for
 
 Twins: `llg.py` (llguidance) and `choice.py` (plain Python, for tests) compile; `pool.py` is the service, the journal's
-replay repeats what it said. A mask is a row of packed bits: token t is allowed if bit t % 32 of word t // 32 is 1.
+replay repeats what it said. What may come next is said in masks (`masks.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-Words: TypeAlias = NDArray[np.int32]
+from weft.grammar.masks import Row, Words
 
 
 class InvalidGrammar(ValueError):
@@ -77,17 +74,11 @@ class Compiler(Protocol):
 
 @dataclass(slots=True)
 class Constraint:
-    """One request's place in its grammar, and what may come next there."""
+    """One request's place in its grammar, and what may come next there. Nobody touches the matcher while its mask is
+    being filled."""
 
     matcher: Matcher
-    mask: Words  # [W]
-
-    def mask_with(self, token: int) -> Words:
-        """[W] what may come next, or `token`."""
-        mask = self.mask.copy()
-        if token // 32 < len(mask):
-            mask.view(np.uint32)[token // 32] |= np.uint32(1 << token % 32)
-        return mask
+    mask: Row
 
 
 class Verdict(NamedTuple):
@@ -105,7 +96,7 @@ class Move(NamedTuple):
     """What became of one token. With an error nothing is forced."""
 
     is_complete: bool = False  # nothing may follow it, and those that are forced
-    error: str = ""
+    error: str = ""  # one that is found only when the mask is filled is among its `Masks.faults`
     forced: tuple[int, ...] = ()  # tokens that had to follow: the matcher has taken them, too
 
 
@@ -113,7 +104,7 @@ GOES_ON = Move()
 
 
 class Grammars(Protocol):
-    """Called from one thread, and never waits."""
+    """Called from one thread. Compiling is never waited for."""
 
     def ask(self, id: int, key: Key) -> None:
         """Compile a grammar for request `id`. `take` will tell."""
@@ -128,7 +119,8 @@ class Grammars(Protocol):
         ...
 
     def advance(self, constraints: Sequence[Constraint], tokens: Sequence[int], room: Sequence[int]) -> list[Move]:
-        """Each takes its token, then up to `room` that must follow, and learns what may come next."""
+        """Each takes its token, then up to `room` that must follow. To find out what may come next is begun; where
+        that was still under way, it is waited for first."""
         ...
 
 

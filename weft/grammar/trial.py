@@ -11,11 +11,11 @@ import json
 import os
 import select
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import IO, Protocol
 
+from weft.config.process import module_command
 from weft.grammar.protocol import InvalidGrammar, Key
 
 START_S = 60.0  # for the interpreter and the vocabulary
@@ -66,7 +66,7 @@ class TrialProcess:
             self._process = None
 
     def _start(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "weft.grammar.trial_process"]
+        command = module_command("weft.grammar.trial_process")
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,

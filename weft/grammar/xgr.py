@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from weft.grammar.protocol import Compiled, InvalidGrammar, Key, Matcher, Words
+from weft.grammar.masks import Words
+from weft.grammar.protocol import Compiled, InvalidGrammar, Key, Matcher
 from weft.grammar.tags import as_format
 
 MAX_WHITESPACE = 16  # characters side by side between the tokens of JSON: unbounded, a weak model goes on for ever
@@ -22,16 +23,20 @@ MAX_MESSAGE_LEN = 500
 
 
 class XgrMatcher:
-    def __init__(self, inner: Any) -> None:
+    """`others` [W] is a tensor of the tokens that do not end the output."""
+
+    def __init__(self, inner: Any, others: Any) -> None:
         self.inner = inner
         self.error = ""
+        self._others = others
 
     @property
     def is_complete(self) -> bool:
-        return bool(self.inner.is_terminated())
+        """The library is through when an end token has come. Where one may come, something else may perhaps not."""
+        return bool(self.inner.is_terminated() or (self.inner.is_completed() and not self._goes_on()))
 
     def fork(self) -> XgrMatcher:
-        return XgrMatcher(self.inner.fork())
+        return XgrMatcher(self.inner.fork(), self._others)
 
     def consume(self, token: int) -> bool:
         if not self.error and not self.inner.accept_token(token):
@@ -40,6 +45,11 @@ class XgrMatcher:
 
     def forced(self) -> list[int]:
         return []
+
+    def _goes_on(self) -> bool:
+        words = self._others.new_zeros(1, len(self._others))
+        is_limited = self.inner.fill_next_token_bitmask(words, 0)
+        return not is_limited or bool((words & self._others).any())
 
 
 class XgrCompiler:
@@ -61,6 +71,9 @@ class XgrCompiler:
         self._library = xgrammar
         self._as_tensor = torch.from_numpy
         self._num_words = -(-vocab_size // 32)
+        others = np.ones(32 * self._num_words, dtype=np.bool_)
+        others[list(eos_token_ids)] = False
+        self._others = torch.from_numpy(np.packbits(others, bitorder="little").view(np.int32))
         vocabulary = xgrammar.TokenizerInfo(
             pieces, kind, vocab_size=vocab_size, stop_token_ids=list(eos_token_ids) or None
         )
@@ -69,7 +82,7 @@ class XgrCompiler:
     def compile(self, key: Key) -> Compiled:
         try:
             grammar = self._grammar(key)
-            matcher = XgrMatcher(self._library.GrammarMatcher(grammar))
+            matcher = XgrMatcher(self._library.GrammarMatcher(grammar), self._others)
         except (InvalidGrammar, MemoryError):
             raise
         except (Exception, RecursionError) as exc:

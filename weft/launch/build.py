@@ -171,7 +171,6 @@ def _grammars(config: EngineConfig, model: ModelConfig, folder: Path, bell: Bell
     vocabulary = config.grammar_backend, folder / "tokenizer.json", model.vocab_size, model.eos_token_ids
     return GrammarPool(
         partial(make_compiler, *vocabulary, config.threads),
-        eos_token_ids=model.eos_token_ids,
         max_bytes=config.grammar_cache_mb * 1_000_000,
         make_trial=partial(TrialProcess, *vocabulary, config.grammar_timeout_s),
         ring=bell.ring,

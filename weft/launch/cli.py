@@ -19,7 +19,7 @@ VERBS = {
     "chat": ("weft.launch.chat:chat", "chat in the terminal, with a model or with a running server"),
     "generate": ("weft.launch.generate:generate", "complete prompts without a server, from a file or the command line"),
     "sim": ("weft.launch.sim:sim", "try policies and settings on a trace of requests, in virtual time"),
-    "bench": ("weft.launch.bench:bench", "measure: batching, offline, scheduler, serving"),
+    "bench": ("weft.launch.bench:bench", "measure a model, a server, the scheduler, predictions, grammars"),
     "ctl": ("weft.launch.ctl:ctl", "control a running server: flush, pause, profile, settings, requests"),
     "replay": ("weft.launch.replay:replay", "run the scheduler over a journal, and compare every decision"),
     "doctor": ("weft.launch.doctor:doctor", "check this machine, this installation, and a model, without loading it"),

@@ -12,13 +12,16 @@ from __future__ import annotations
 import os
 import platform
 import re
+import shutil
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TypeAlias
 
 from weft.config.engine import EngineConfig
+from weft.config.gpu import PROVIDERS
 from weft.config.machine import Machine, probe
 from weft.config.model import ModelConfig, ModelError
 from weft.config.options import Command, SettingsError, asked_help
@@ -105,6 +108,8 @@ def _cpu(machine: Machine) -> str:
 
 def _gpu(machine: Machine) -> str:
     if not machine.gpus:
+        if machine.has_gpu_fault:
+            raise Caution(f"none can be used: {machine.no_gpu_reason}")
         return f"none ({machine.no_gpu_reason})"
     return ", ".join(f"{gpu.name} ({size(gpu.free_bytes)} of {size(gpu.total_bytes)} free)" for gpu in machine.gpus)
 
@@ -132,6 +137,7 @@ def installation_checks(machine: Machine) -> Iterator[tuple[str, Check]]:
     yield "kernels", _kernels
     if machine.gpus:
         yield "kernels-gpu", _gpu_kernels
+        yield "attention", _attention
     yield "packages", _packages
 
 
@@ -166,10 +172,29 @@ def _gpu_kernels() -> str:
         triton = metadata.version("triton")
     except metadata.PackageNotFoundError as exc:
         raise SettingsError("the package triton is missing, which comes with torch for CUDA") from exc
+    lacking = _lacks_to_build()
+    if lacking:
+        raise SettingsError(f"triton builds a small library that launches our kernels; {lacking} missing")
     found = f"triton {triton}, compute capability {major}.{minor}"
     if major < LEAST_CAPABILITY:
         raise Caution(f"{found}: below {LEAST_CAPABILITY}.0 there is no fast bfloat16")
     raise Caution(f"{found}; weft's path for GPUs has been tried on CPUs only so far: benchmarks/gpu_check.py tests it")
+
+
+def _attention() -> str:
+    """The packages of others that can compute attention on a GPU (`--attention-backend`)."""
+    from weft.executor.attention.providers import installed
+
+    found = {name: installed(name) or f"not installed (pip install 'weft[{name}]')" for name in PROVIDERS}
+    return "our own; " + "; ".join(f"{name}: {package}" for name, package in found.items())
+
+
+def _lacks_to_build() -> str:
+    """What a small library of C for this Python cannot be built without."""
+    if not any(map(shutil.which, (os.environ.get("CC", ""), "gcc", "clang"))):
+        return "gcc (or clang, or what CC names) is"
+    headers = Path(sysconfig.get_path("include"), "Python.h")
+    return "" if headers.exists() else f"{headers}, which a package of Python's headers brings, is"
 
 
 def _packages() -> str:
@@ -222,8 +247,9 @@ def _raise(exc: Exception) -> str:
 
 
 def _architecture(model: ModelConfig) -> str:
+    stored = model.dtype + (f", large matrices in {model.stored_as}" if model.stored_as else "")
     heads = f"{model.num_heads}/{model.num_kv_heads} heads of {model.head_dim}"
-    return f"{model.architecture}, {model.num_layers} layers, {heads}, {model.max_position:,} positions, {model.dtype}"
+    return f"{model.architecture}, {model.num_layers} layers, {heads}, {model.max_position:,} positions, {stored}"
 
 
 def _weights(folder: Path, model: ModelConfig) -> str:
@@ -270,7 +296,8 @@ def _chat(folder: Path) -> str:
 def _fit(config: EngineConfig, model: ModelConfig, machine: Machine) -> str:
     resolved = resolve(config, model, machine)
     running = f"at most {resolved.config.max_running_requests} requests together"
-    text = f"on {resolved.config.device} in {resolved.config.dtype}: KV cache {resolved.sizing}; {running}"
+    bits = "" if resolved.config.quantize == "none" else f", weights in {resolved.config.quantize}"
+    text = f"on {resolved.config.device} in {resolved.config.dtype}{bits}: KV cache {resolved.sizing}; {running}"
     if resolved.config.device == "cuda":
         text += f"; {_on_gpu(resolved.config)}"
     if resolved.sizing.note:

@@ -15,16 +15,15 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 
-from weft.config.process import EngineArgs
+from weft.config.process import EngineArgs, module_command
 
-COMMAND = (sys.executable, "-m", "weft.launch.worker")
+COMMAND = module_command("weft.launch.worker")
 FOLDER_PREFIX = "weft-"
 RPC_SOCKET = "rpc"  # name of its address in the folder
 LONGEST_PARENT = 60  # the path of a socket may have 103 bytes on some systems

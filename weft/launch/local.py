@@ -26,6 +26,7 @@ from weft.config.server import ServerConfig
 from weft.launch.console import Console
 from weft.launch.engine_process import EngineProcess, explain_exit
 from weft.launch.prepare import Prepared, load_tokenizer
+from weft.launch.run_queue import RunQueue
 from weft.messages.channel import AsyncReceiver, Sender
 from weft.messages.codec import FromEngine, decode_from_engine
 from weft.messages.control import EngineFailed
@@ -107,7 +108,7 @@ async def _run(
     receiving = asyncio.create_task(client.run(engine.receive))
     serving = asyncio.create_task(http.serve(sockets=[listener]))
     try:
-        supervisor = Supervisor(client, readiness, engine, signals, console, config)
+        supervisor = Supervisor(client, readiness, engine, RunQueue(process.pid), signals, console, config)
         end = await supervisor.run(serving, listener.getsockname()[1])
     finally:
         http.should_exit = True
@@ -185,6 +186,7 @@ class Supervisor:
         client: EngineClient,
         readiness: Readiness,
         engine: EngineWatch,
+        run_queue: RunQueue,
         signals: Signals,
         console: Console,
         config: ServerConfig,
@@ -192,6 +194,7 @@ class Supervisor:
         self._client = client
         self._readiness = readiness
         self._engine = engine
+        self._run_queue = run_queue
         self._signals = signals
         self._console = console
         self._config = config
@@ -229,10 +232,11 @@ class Supervisor:
         a setting."""
         client, config = self._client, self._config
         await client.wait_ready()
-        told, hung_s = "", 0.0
+        told, hung_s, now = "", 0.0, time.monotonic()
         while True:
             await asyncio.sleep(PULSE_S)
-            client.pulse.tick()
+            before, now = now, time.monotonic()
+            client.pulse.tick(now - before, is_engine_queued=self._run_queue.holds_up(now - before))
             hang = client.pulse.hang
             client.metrics.responds(not hang)
             if hang and not told:

@@ -12,10 +12,13 @@ from weft.config.model import BadCheckpoint, ModelConfig
 from weft.config.resolve import Sizing, kept_as, resolve
 from weft.executor.weights.fetch import local_folder
 from weft.launch.checkpoint import check_files
+from weft.observe.log import EventLog
 
 if TYPE_CHECKING:
     from weft.text.chat_template import ChatTemplate
     from weft.text.tokenizer import Tokenizer
+
+log = EventLog("serve")
 
 
 class Prepared(NamedTuple):
@@ -30,7 +33,10 @@ def prepare(config: EngineConfig, machine: Machine | None = None) -> Prepared:
     folder = local_folder(config.model, config.revision)
     check_files(folder, weights=config.load_format != "dummy")
     model = ModelConfig.from_folder(folder, Path(config.model).name)
-    resolved = resolve(config, model, machine or probe())
+    machine = machine or probe()
+    resolved = resolve(config, model, machine)
+    if machine.has_gpu_fault and config.device == "auto":
+        log.warning(f"the CPU computes: {machine.no_gpu_reason}")
     pooling = kept_as(resolved.config, model).pooling
     model = replace(model, dtype=resolved.config.dtype, pooling=pooling)
     return Prepared(folder, model, resolved.config, resolved.sizing)

@@ -4,16 +4,45 @@ computes. `weft/text/pulse.py` judges it.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+from collections.abc import Callable
 
 import zmq
 
+from weft.launch.run_queue import RunQueue
 from weft.messages.channel import Sender
 from weft.messages.control import Heartbeat
 
 INTERVAL_S = 0.5
+LATE_S = 0.25  # a beat that comes later was held up: the machine is busy, or the process was stopped
 IDLE_SHARE = 0.02  # of one processor: a process that uses less only waits
+
+
+class Vitals:
+    """What a beat tells, from readings of the clocks.
+
+    A process that lacks a processor computes as little as one that waits for something. But then a thread of it wants
+    to run, or the beats themselves are late: such an interval says nothing.
+    """
+
+    def __init__(self, now: float, used_s: float) -> None:
+        """`now` and the processor time of the whole process, in seconds."""
+        self._now = now
+        self._used_s = used_s
+        self._idle_s = 0.0
+
+    def beat(self, now: float, used_s: float, began_s: float | None, is_queued: Callable[[], bool]) -> Heartbeat:
+        """`began_s`: when the present step has begun; None between steps. `is_queued` looks whether a thread wants to
+        run."""
+        passed_s, used_in_it_s = now - self._now, used_s - self._used_s
+        self._now, self._used_s = now, used_s
+        if used_in_it_s >= IDLE_SHARE * passed_s:
+            self._idle_s = 0.0
+        elif passed_s <= INTERVAL_S + LATE_S and not is_queued():
+            self._idle_s += passed_s
+        return Heartbeat(step_s=0.0 if began_s is None else now - began_s, idle_s=self._idle_s)
 
 
 class Heart:
@@ -44,12 +73,8 @@ class Heart:
 
     def _run(self) -> None:
         sender = Sender(self._context, self._address)  # sockets belong to one thread
-        idle_s, now, used_s = 0.0, time.monotonic(), time.process_time()
+        vitals = Vitals(time.monotonic(), time.process_time())
+        others = RunQueue(os.getpid(), but=threading.get_native_id())
         while not self._stopped.wait(INTERVAL_S):
-            before, used_before = now, used_s
-            now, used_s = time.monotonic(), time.process_time()
-            is_idle = used_s - used_before < IDLE_SHARE * (now - before)
-            idle_s = idle_s + now - before if is_idle else 0.0
-            began_s = self._began_s
-            sender.send(Heartbeat(step_s=0.0 if began_s is None else now - began_s, idle_s=idle_s))
+            sender.send(vitals.beat(time.monotonic(), time.process_time(), self._began_s, others.is_waited_in))
         sender.close()

@@ -173,10 +173,11 @@ def _variants(base: dict[str, Value], text: str, options: Sequence[Option]) -> l
     for word in text.split():
         name, equals, values = word.partition("=")
         name = name.lstrip("-").replace("-", "_")
-        if name not in known or not equals:
+        if not equals:
+            raise SettingsError(f"--compare has {word!r}; a setting and its values (policy=fcfs,lpm) are expected")
+        if name not in known:
             raise SettingsError(
-                f"--compare has {word!r}; a setting and its values (policy=fcfs,lpm) are expected"
-                f"{did_you_mean(name, known)}"
+                f"--compare: there is no setting {name!r}{did_you_mean(name, known)} (weft sim --help all)"
             )
         axes.append([(name, known[name].from_text(value, f"--compare {name}"), value) for value in values.split(",")])
     variants = []

@@ -208,6 +208,7 @@ class StartProfile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 class StartProfileReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="start_profile_reply"):
     call: int
     success: bool
+    is_preparing: bool = False  # nothing is recorded yet: ask again
     trace: str = ""  # where it will lie, below the profiler's folder; nothing if none is written
     message: str = ""
 

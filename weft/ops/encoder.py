@@ -1,5 +1,5 @@
-"""What encoders are made of besides `Ops`: norms with a mean and a bias, activations without a gate. Torch computes
-them, on any device."""
+"""What encoders are made of besides `Ops`: three embeddings in one, norms with a mean and a bias, activations without a
+gate, attention within whole prompts. In torch, on any device; `cpp/encoder.py` records programs for the CPU kernels."""
 
 from __future__ import annotations
 
@@ -21,7 +21,20 @@ class LayerNorm(NamedTuple):
     eps: float
 
 
+class Tables(NamedTuple):
+    """What a token's vector is the sum of; made by `Ops.matrix` as `precise`."""
+
+    words: Matrix
+    kinds: Matrix  # of segments
+    positions: Matrix
+    first_position: int  # row of position 0
+
+
 class EncoderOps(Ops, Protocol):
+    def embed_sum(self, tokens: Tensor, positions: Tensor, kinds: Tensor, tables: Tables, norm: LayerNorm) -> Tensor:
+        """layer_norm(word + kind + position): each [T] -> [T, H]"""
+        ...
+
     def layer_norm(self, x: Tensor, norm: LayerNorm) -> Tensor:
         """[T, H] -> [T, H], in float32 inside"""
         ...
@@ -33,6 +46,10 @@ class EncoderOps(Ops, Protocol):
 
 class PlainEncoderOps(PlainOps):
     """`EncoderOps` in plain torch."""
+
+    def embed_sum(self, tokens: Tensor, positions: Tensor, kinds: Tensor, tables: Tables, norm: LayerNorm) -> Tensor:
+        content = self.embed(tokens, tables.words) + self.embed(kinds, tables.kinds)
+        return self.layer_norm(content + self.embed(positions + tables.first_position, tables.positions), norm)
 
     def layer_norm(self, x: Tensor, norm: LayerNorm) -> Tensor:
         return F.layer_norm(x, (x.shape[-1],), *norm)

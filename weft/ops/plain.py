@@ -11,11 +11,13 @@ from torch import Tensor
 
 from weft.ops.elementwise import rms_norm, silu_and_mul
 from weft.ops.protocol import Matrix, Norm
-from weft.ops.quantize import GROUP, dequantize, quantize_int4, quantize_int8
+from weft.ops.quantize import GROUP, KEPT_IN, QUANTIZE, dequantize, quantize_fp8, widened
 
 
 class PlainMatrix:
     """Rows in the type of the model, one part below the other."""
+
+    format = ""  # in which they are quantised
 
     def __init__(
         self, in_size: int, sizes: tuple[int, ...], bias: bool, dtype: torch.dtype, device: torch.device
@@ -37,8 +39,8 @@ class PlainMatrix:
     def kept(self) -> Sequence[Tensor]:
         return [self._weight] if self.bias is None else [self._weight, self.bias]
 
-    def put(self, part: int, rows: Tensor, start: int = 0) -> None:
-        self._part(self._weight, part)[start : start + len(rows)].copy_(rows)
+    def put(self, part: int, rows: Tensor, start: int = 0, scales: Tensor | None = None) -> None:
+        self._part(self._weight, part)[start : start + len(rows)].copy_(widened(rows, scales))
 
     def get(self, part: int, start: int = 0, stop: int | None = None) -> Tensor:
         return self._part(self._weight, part)[start:stop].clone()
@@ -56,48 +58,52 @@ class PlainMatrix:
 
 
 class QuantizedMatrix(PlainMatrix):
-    """Kept in few bits and widened at each use: saves memory, not time."""
+    """Kept in few bits: int8, int4 or fp8. What is read as `weight` is widened at each use, which saves memory, not
+    time."""
 
     def __init__(
-        self, in_size: int, sizes: tuple[int, ...], bias: bool, dtype: torch.dtype, device: torch.device, bits: int
+        self, in_size: int, sizes: tuple[int, ...], bias: bool, dtype: torch.dtype, device: torch.device, format: str
     ) -> None:
         super().__init__(0, sizes, bias, dtype, device)
-        self._in_size, self._dtype, self._bits = in_size, dtype, bits
+        self.format = format
+        self._in_size, self._dtype = in_size, dtype
         num_rows = sum(sizes)
-        scales = (num_rows,) if bits == 8 else (num_rows, -(-in_size // GROUP))
-        self._integers = torch.empty(num_rows, in_size, dtype=torch.int8, device=device)
-        self._scales = torch.empty(scales, device=device)
+        scales = (num_rows, -(-in_size // GROUP)) if format == "int4" else (num_rows,)
+        self.values = torch.empty(num_rows, in_size, dtype=KEPT_IN[format], device=device)
+        self.scales = torch.empty(scales, device=device)
 
     @property
     def weight(self) -> Tensor:
-        return dequantize(self._integers, self._scales).to(self._dtype)
+        return dequantize(self.values, self.scales).to(self._dtype)
 
     def rows(self, index: Tensor) -> Tensor:
-        return dequantize(self._integers[index], self._scales[index]).to(self._dtype)
+        return dequantize(self.values[index], self.scales[index]).to(self._dtype)
 
     @property
     def kept(self) -> Sequence[Tensor]:
-        return [self._integers, self._scales, *super().kept]
+        return [self.values, self.scales, *super().kept]
 
-    def put(self, part: int, rows: Tensor, start: int = 0) -> None:
+    def put(self, part: int, rows: Tensor, start: int = 0, scales: Tensor | None = None) -> None:
         end = start + len(rows)
         assert end <= self.sizes[part]
         assert rows.shape[1] == self._in_size
-        quantize = quantize_int8 if self._bits == 8 else quantize_int4
-        integers, scales = quantize(rows.to(self._integers.device))
-        self._part(self._integers, part)[start:end].copy_(integers)
-        self._part(self._scales, part)[start:end].copy_(scales)
+        if scales is None or self.format == "int4" or rows.dtype != self.values.dtype:
+            rows = widened(rows, scales).to(self.values.device)
+            rows, scales = QUANTIZE[self.format](rows)
+        self._part(self.values, part)[start:end].copy_(rows)
+        self._part(self.scales, part)[start:end].copy_(scales)
 
     def get(self, part: int, start: int = 0, stop: int | None = None) -> Tensor:
-        integers, scales = self._part(self._integers, part)[start:stop], self._part(self._scales, part)[start:stop]
-        return dequantize(integers, scales).to(self._dtype)
+        values, scales = self._part(self.values, part)[start:stop], self._part(self.scales, part)[start:stop]
+        return dequantize(values, scales).to(self._dtype)
 
 
 class PlainOps:
-    """Activations have the type of the weights. `bits`: 8 or 4 to quantise weights, 0 to keep them as they are."""
+    """Activations have the type of the weights. `format`: int8, int4 or fp8 to quantise weights, "" to keep them as
+    they are. With fp8 the inputs of products are rounded to fp8, too, row by row."""
 
-    def __init__(self, dtype: torch.dtype, device: torch.device, bits: int = 0) -> None:
-        self._dtype, self._device, self._bits = dtype, device, bits
+    def __init__(self, dtype: torch.dtype, device: torch.device, format: str = "") -> None:
+        self._dtype, self._device, self._format = dtype, device, format
         self.kept: list[Tensor] = []
 
     def vector(self, size: int) -> Tensor:
@@ -108,7 +114,7 @@ class PlainOps:
     def matrix(
         self, in_size: int, sizes: tuple[int, ...], *, bias: bool = False, gated: bool = False, precise: bool = False
     ) -> Matrix:
-        matrix = self._matrix(in_size, sizes, bias, 8 if precise and self._bits else self._bits)
+        matrix = self._matrix(in_size, sizes, bias, "int8" if precise and self._format else self._format)
         self.kept += matrix.kept
         return matrix
 
@@ -123,7 +129,11 @@ class PlainOps:
         return rms_norm(x, *norm)
 
     def linear(self, x: Tensor, weight: Matrix, *, norm: Norm | None = None, add: Tensor | None = None) -> Tensor:
-        y = F.linear(x if norm is None else rms_norm(x, *norm), _plain(weight).weight, _plain(weight).bias)
+        matrix = _plain(weight)
+        x = x if norm is None else rms_norm(x, *norm)
+        if matrix.format == "fp8":
+            x = dequantize(*quantize_fp8(x)).to(x.dtype)
+        y = F.linear(x, matrix.weight, matrix.bias)
         return y if add is None else y.add_(add)
 
     def gated(self, x: Tensor, weight: Matrix, *, norm: Norm | None = None) -> Tensor:
@@ -132,9 +142,9 @@ class PlainOps:
     def logits(self, x: Tensor, weight: Matrix, norm: Norm) -> Tensor:
         return self.linear(x, weight, norm=norm).float()
 
-    def _matrix(self, in_size: int, sizes: tuple[int, ...], bias: bool, bits: int) -> PlainMatrix:
-        if bits:
-            return QuantizedMatrix(in_size, sizes, bias, self._dtype, self._device, bits)
+    def _matrix(self, in_size: int, sizes: tuple[int, ...], bias: bool, format: str) -> PlainMatrix:
+        if format:
+            return QuantizedMatrix(in_size, sizes, bias, self._dtype, self._device, format)
         return PlainMatrix(in_size, sizes, bias, self._dtype, self._device)
 
 

@@ -31,8 +31,9 @@ class Matrix(Protocol):
         """All tensors that it is kept in."""
         ...
 
-    def put(self, part: int, rows: Tensor, start: int = 0) -> None:
-        """Take the rows [n, in] of a part from row `start` on, a multiple of ROW_STEP, of any float type.
+    def put(self, part: int, rows: Tensor, start: int = 0, scales: Tensor | None = None) -> None:
+        """Take the rows [n, in] of a part from row `start` on, a multiple of ROW_STEP, of any float type; or, with
+        float32 `scales` [n], in eight bits that are to be multiplied by them: int8 or float8_e4m3fn.
 
         They may be kept in fewer bits. What is kept stays at its address.
         """

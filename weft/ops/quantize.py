@@ -1,6 +1,7 @@
-"""Weights in eight and four bits: the plain twins of what `cpp/` packs.
+"""Weights in eight and four bits: the plain twins of what `cpp/` packs and `triton/` multiplies.
 
-Both are symmetric. Eight bits have one scale for each output; four bits one for each group of inputs of each output.
+All are symmetric. Eight bits, integers or floats (e4m3), have one scale for each output; four bits one for each group
+of inputs of each output.
 """
 
 from __future__ import annotations
@@ -9,6 +10,9 @@ import torch
 from torch import Tensor
 
 GROUP = 64  # inputs that share a scale in four bits
+FP8 = torch.float8_e4m3fn
+FP8_MAX = 448.0
+FLOATS_OF_FP8 = torch.arange(256, dtype=torch.uint8).view(FP8).float()  # by their bits
 
 
 def quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -16,6 +20,14 @@ def quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
     weight = weight.float()
     scales = weight.abs().amax(dim=1) / 127
     return _rounded(weight, scales[:, None]).clamp_(-127, 127).to(torch.int8), scales
+
+
+def quantize_fp8(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """[out, in] -> float8_e4m3fn [out, in] and float32 scales [out]; a weight is about its float8 times its scale."""
+    weight = weight.float()
+    scales = weight.abs().amax(dim=1) / FP8_MAX
+    scaled = weight / torch.where(scales == 0, 1.0, scales)[:, None]
+    return scaled.clamp_(-FP8_MAX, FP8_MAX).to(FP8), scales
 
 
 def quantize_int4(weight: Tensor, group: int = GROUP) -> tuple[Tensor, Tensor]:
@@ -35,11 +47,28 @@ def quantize_int4(weight: Tensor, group: int = GROUP) -> tuple[Tensor, Tensor]:
     return integers.contiguous(), best
 
 
-def dequantize(integers: Tensor, scales: Tensor) -> Tensor:
-    """The float32 weight [out, in] that integers [out, in] and scales [out] or [out, groups] stand for."""
+def dequantize(values: Tensor, scales: Tensor) -> Tensor:
+    """The float32 weight [out, in] that values [out, in] and scales [out] or [out, groups] stand for."""
     if scales.dim() == 1:
-        return integers * scales[:, None]
-    return integers * scales.repeat_interleave(GROUP, dim=1)[:, : integers.shape[1]]
+        return floats(values) * scales[:, None]
+    return values * scales.repeat_interleave(GROUP, dim=1)[:, : values.shape[1]]
+
+
+def floats(values: Tensor) -> Tensor:
+    """As float32. On a CPU torch is six times as fast at looking eight bits up as at converting them."""
+    if values.dtype != FP8 or values.device.type != "cpu":
+        return values.float()
+    bits = values.view(torch.uint8).flatten().int()
+    return FLOATS_OF_FP8.index_select(0, bits).view(values.shape)
+
+
+def widened(rows: Tensor, scales: Tensor | None) -> Tensor:
+    """Rows as `Matrix.put` takes them, in a type that needs no scales."""
+    return rows if scales is None else dequantize(rows, scales)
+
+
+QUANTIZE = {"int8": quantize_int8, "int4": quantize_int4, "fp8": quantize_fp8}
+KEPT_IN = {"int8": torch.int8, "int4": torch.int8, "fp8": FP8}  # integers of four bits have eight in torch
 
 
 def _four_bits(groups: Tensor, scales: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
+import msgspec.inspect
 from starlette.requests import Request
 
 from weft.observe.log import EventLog
@@ -31,6 +32,7 @@ UNSUPPORTED = frozenset(
     | {"documents", "chat_template", "prompt_embeds", "input_embeds", "image_data", "video_data", "audio_data"}
     | {"audio", "modalities", "kv_transfer_params", "bootstrap_host", "bootstrap_room", "repetition_detection"}
 )
+MAX_MESSAGE_LEN = 300  # characters of msgspec's words, which repeat the value
 _NOTHING: tuple[Any, ...] = (None, False, [], {}, "")
 _HARMLESS = {"function_call": "none", "modalities": ["text"], "length_penalty": 1}
 _PLACE = re.compile(r" - at `\$\.?(.*)`$")
@@ -45,7 +47,7 @@ async def read_json(front: Front, request: Request, type: type[T]) -> T:
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         decoded: T = _decoder(type).decode(body)
     except msgspec.ValidationError as exc:
-        raise invalid(str(exc)) from exc
+        raise invalid(str(exc), type) from exc
     except RecursionError as exc:
         raise ApiError(400, "the body is nested too deeply") from exc
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
@@ -86,13 +88,34 @@ async def read_body(request: Request, limit: int, timeout_s: float) -> bytes:
         raise over("body_timeout_s", f"the body did not arrive within {timeout_s:g} s", status=408) from exc
 
 
-def invalid(message: str) -> ApiError:
-    """A 400 from msgspec's words: "Expected `int`, got `str` - at `$.n`" blames `n`."""
+def invalid(message: str, type: type[msgspec.Struct] | None = None) -> ApiError:
+    """A 400 from msgspec's words: "Expected `int`, got `str` - at `$.n`" blames `n`. With the `type` that was decoded
+    into, it also tells the words that are allowed there."""
     place = _PLACE.search(message)
     if place is None:
         return ApiError(400, message)
-    param = place[1]
-    return ApiError(400, f"{param}: {message[: place.start()]}", param=param)
+    param, text = place[1], message[: place.start()][:MAX_MESSAGE_LEN]
+    words = _words(type, param) if type is not None and text.startswith("Invalid enum value") else []
+    if words:
+        text += f"; {', '.join(words)} are allowed"
+    return ApiError(400, f"{param}: {text}", param=param)
+
+
+def _words(type: type[msgspec.Struct], place: str) -> list[str]:
+    """What the literal at a place, such as `messages[0].role`, may be."""
+    found = _alternatives(msgspec.inspect.type_info(type))
+    for name in re.sub(r"\[[^]]*\]", "", place).split("."):
+        structs = [one for one in found if isinstance(one, msgspec.inspect.StructType)]
+        fields = [field for one in structs for field in one.fields if field.encode_name == name]
+        found = [one for field in fields for one in _alternatives(field.type)]
+    return [str(word) for one in found if isinstance(one, msgspec.inspect.LiteralType) for word in one.values]
+
+
+def _alternatives(one: msgspec.inspect.Type) -> list[msgspec.inspect.Type]:
+    """The members of a union, and the items of a list, instead of these."""
+    if isinstance(one, msgspec.inspect.UnionType):
+        return [inner for member in one.types for inner in _alternatives(member)]
+    return _alternatives(one.item_type) if isinstance(one, msgspec.inspect.ListType) else [one]
 
 
 def _require_nothing(name: str, raw: msgspec.Raw) -> None:

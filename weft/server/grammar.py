@@ -8,6 +8,7 @@ docs/structured-output.md.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import msgspec
@@ -92,6 +93,7 @@ SPELLINGS = (
     Spelling("choice", choice),
     Spelling("structural_tag", structural_tag),
     Spelling("guided_json", json_schema),
+    Spelling("guided_json_object", json_object),
     Spelling("guided_regex", regex),
     Spelling("guided_choice", choice),
     Spelling("guided_grammar", ebnf),
@@ -108,7 +110,7 @@ _INSIDE = (  # of structured_outputs
 
 def grammar_of(body: msgspec.Struct) -> Grammar | None:
     """The one grammar that the fields of `body` give. Raises `ApiError` for a wrong one, and for two."""
-    values = {name: getattr(body, name) for name in body.__struct_fields__}
+    values = {name: getattr(body, name) for name in _fields(type(body))}
     found = _found(SPELLINGS, values, "")
     if values.get("response_format") is not None:
         found += [("response_format", one) for one in _response_format(values["response_format"])]
@@ -119,6 +121,13 @@ def grammar_of(body: msgspec.Struct) -> Grammar | None:
         names = " and ".join(name for name, _ in found)
         raise ApiError(400, f"{names} are given; only one may say what the answer must be", param=found[1][0])
     return found[0][1] if found else None
+
+
+@cache
+def _fields(body: type[msgspec.Struct]) -> tuple[str, ...]:
+    """Those of its fields that may give a grammar: a few of many."""
+    names = {*(spelling.field for spelling in SPELLINGS), "response_format", "structured_outputs"}
+    return tuple(name for name in body.__struct_fields__ if name in names)
 
 
 def _found(spellings: tuple[Spelling, ...], values: dict[str, Any], prefix: str) -> list[tuple[str, Grammar]]:

@@ -95,8 +95,8 @@ _STRUCTURED = frozenset({"messages", "items", "tools", "custom_logit_processor"}
 
 def check_body(limits: Limits, body: msgspec.Struct) -> None:
     """Raise `ApiError` for the first field of `body`, or of a struct in it, that is larger than it may be."""
-    for name, told in zip(body.__struct_fields__, body.__struct_encode_fields__, strict=True):
-        value = getattr(body, name)
+    fields = zip(body.__struct_fields__, body.__struct_encode_fields__, msgspec.structs.astuple(body), strict=True)
+    for name, told, value in fields:
         if value is None or isinstance(value, bool):
             continue
         for bound in _BY_FIELD.get(name, ()):

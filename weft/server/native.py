@@ -16,6 +16,7 @@ from weft.server.embeds import NOT_GIVEN, Embeds, read_embeds
 from weft.server.errors import ApiError, not_supported
 from weft.server.grammar import grammar_of
 from weft.server.info import Front
+from weft.server.meta_info import meta_info
 from weft.server.native_logprobs import NativeLogprobs, logprob_params, require_start
 from weft.server.openai.translate import (
     cache_salt,
@@ -23,6 +24,7 @@ from weft.server.openai.translate import (
     logit_bias,
     request_name,
     stop_strings,
+    stream_interval,
     submit,
     timeout_ms,
 )
@@ -31,7 +33,7 @@ from weft.server.stream import Answer
 from weft.server.truncation import Side, truncation
 from weft.server.wishes import Wishes, WishFields, wishes
 from weft.text.as_tokens import with_marks
-from weft.text.generation import Completion, Delta, End, Prompt
+from weft.text.generation import Completion, Delta, Prompt
 from weft.text.hidden import hidden_states
 
 
@@ -56,10 +58,12 @@ class NativeSampling(WishFields, kw_only=True):
     no_stop_trim: bool | None = None
     sampling_seed: int | None = None
     seed: int | None = None
+    stream_interval: int | None = None
 
     json_schema: Any = None  # this and the next: what the answer must be (`server/grammar.py`)
     regex: str | None = None
     ebnf: str | None = None
+    grammar: str | None = None
     choice: list[str] | None = None
     structural_tag: Any = None
     structured_outputs: dict[str, Any] | None = None
@@ -142,15 +146,15 @@ async def generate(front: Front, request: Request) -> ASGIApp:
             timeout_ms=timeout_ms(front, request, body.timeout_ms),
             session=session,
             vectors=vectors,
+            stream_interval=stream_interval(front, asked.stream_interval),
         )
-        for one_ids, vectors, one, rid, session in zip(
-            ids, embeds.vectors if embeds else [b""] * len(ids), params, rids, sessions, strict=True
+        for one_ids, vectors, asked, one, rid, session in zip(
+            ids, embeds.vectors if embeds else [b""] * len(ids), sampling, params, rids, sessions, strict=True
         )
     ]
     generation = submit(front, prompts, stream=bool(body.stream))
     reply = NativeReply(
-        rids=[completion.rid for completion in generation.completions],
-        prompt_lens=[completion.prompt_len for completion in generation.completions],
+        completions=generation.completions,
         as_list=is_batch or len(generation.completions) > 1,
         logprobs=[_logprobs(front, completion, body) for completion in generation.completions],
         states=[one.given if one.params.hidden_states else None for one in generation.completions],
@@ -248,19 +252,17 @@ class NativeReply:
     def __init__(
         self,
         *,
-        rids: Sequence[str],
-        prompt_lens: Sequence[int],
+        completions: Sequence[Completion],
         as_list: bool,
         logprobs: Sequence[NativeLogprobs | None],
         states: Sequence[Sequence[Extra] | None],
         version: Callable[[], str],
     ) -> None:
-        self._rids = rids
-        self._prompt_lens = prompt_lens
+        self._completions = completions
         self._as_list = as_list
         self._version = version  # of the weights that compute now
-        self._texts = [""] * len(rids)
-        self._ids: list[list[int]] = [[] for _ in rids]
+        self._texts = [""] * len(completions)
+        self._ids: list[list[int]] = [[] for _ in completions]
         self._logprobs = logprobs
         self._states = states  # what was given to those that want hidden states
         self._opened: set[int] = set()  # choices that have had their first event
@@ -282,18 +284,9 @@ class NativeReply:
         choice = delta.choice
         self._texts[choice] += delta.text
         self._ids[choice] += delta.token_ids
-        meta: dict[str, Any] = {
-            "id": self._rids[choice],
-            "finish_reason": None if delta.end is None else _finish_reason(delta.end),
-            "prompt_tokens": self._prompt_lens[choice] if delta.end is None else delta.end.prompt_tokens,
-            "completion_tokens": delta.num_tokens,
-            "cached_tokens": 0 if delta.end is None else delta.end.cached_tokens,
-            "weight_version": self._version() if delta.end is None else delta.end.weight_version,
-        }
-        if delta.end is not None:
-            meta["e2e_latency"] = delta.end.e2e_s
-            if (given := self._states[choice]) is not None:
-                meta["hidden_states"] = hidden_states(given, delta.end.prompt_tokens, delta.num_tokens)
+        meta = meta_info(self._completions[choice], delta, self._version())
+        if delta.end is not None and (given := self._states[choice]) is not None:
+            meta["hidden_states"] = hidden_states(given, delta.end.prompt_tokens, delta.num_tokens)
         logprobs = self._logprobs[choice]
         if logprobs is not None:
             logprobs.add(delta)
@@ -302,13 +295,3 @@ class NativeReply:
             meta |= logprobs.of_output()
         self._opened.add(choice)
         return {"text": self._texts[choice], "output_ids": self._ids[choice], "meta_info": meta}
-
-
-def _finish_reason(end: End) -> dict[str, Any]:
-    match end.reason:
-        case "stop":
-            return {"type": "stop", "matched": end.matched}
-        case "length":
-            return {"type": "length", "length": end.completion_tokens}
-        case reason:
-            return {"type": reason, "message": end.message, "status_code": end.status}

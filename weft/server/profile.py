@@ -39,7 +39,8 @@ class ProfileRequest(msgspec.Struct, kw_only=True):
 
 
 async def start_profile(front: Front, request: Request) -> ASGIApp:
-    """Begin to record; requests go on. 400 for what cannot be recorded, or not there."""
+    """Begin to record, and answer when that is so, the first time after a second; requests go on. 400 for what cannot
+    be recorded, or not there."""
     body = await read_json(front, request, ProfileRequest) if _has_body(request) else ProfileRequest()
     for name in ("start_step", "profile_by_stage", "profile_stages", "merge_profiles"):
         if getattr(body, name):
@@ -47,8 +48,9 @@ async def start_profile(front: Front, request: Request) -> ASGIApp:
     num_steps = body.num_steps
     if num_steps is not None and not 1 <= num_steps <= MAX_STEPS:
         raise ApiError(400, f"num_steps is {num_steps}; at least 1 is expected", param="num_steps")
-    reply = await front.client.call(
-        lambda call: StartProfile(
+
+    def asked(call: int) -> StartProfile:
+        return StartProfile(
             call=call,
             num_steps=num_steps,
             activities=body.activities or [],
@@ -57,9 +59,10 @@ async def start_profile(front: Front, request: Request) -> ASGIApp:
             profile_memory=body.profile_memory,
             folder=body.output_dir or "",
             prefix=body.profile_prefix or "",
-        ),
-        StartProfileReply,
-    )
+        )
+
+    while (reply := await front.client.call(asked, StartProfileReply)).is_preparing:
+        await asyncio.sleep(POLL_S)
     log.info("start_profile", success=reply.success, trace=reply.trace or "-", message=reply.message or "-")
     if not reply.success:
         raise ApiError(400, reply.message)

@@ -97,6 +97,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._head_timer.cancel()
         # for the edge, which knows what may be asked all the same
         self.scope["weft.crowded"] = len(self.connections) > self._limits.max_connections  # type: ignore[typeddict-unknown-key]
+        self.scope["weft.connection"] = self  # type: ignore[typeddict-unknown-key]
         super().on_headers_complete()
 
     def pause_writing(self) -> None:
@@ -107,6 +108,16 @@ class GuardedProtocol(HttpToolsProtocol):
         super().resume_writing()
         if self._stall_timer is not None:
             self._stall_timer.cancel()
+
+    def write_piece(self, body: bytes) -> None:
+        """A piece of the body of the answer that is being sent, at once: what `send` does with it, without a coroutine.
+        For answers without a declared length, whose head has been sent, while `takes_pieces`."""
+        self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+
+    @property
+    def takes_pieces(self) -> bool:
+        """Whether the client is there and reads."""
+        return not (self.flow.write_paused or self.transport.is_closing())
 
     def is_quiet(self, now: float) -> bool:
         """Whether no request is being answered or has begun to arrive, for a while."""

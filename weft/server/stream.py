@@ -1,14 +1,17 @@
 """A generation as an HTTP answer: one JSON body, or server-sent events while it grows.
 
-Bare ASGI, because this is the hot path: one `send` for everything that an engine step brought to a request. What the
-bytes say is the business of a `Reply`; this module knows when to send them, and that a client can go away: its
-disconnect closes the generation at once, whether the answer is a stream or not.
+Bare ASGI, because this is the hot path: one `send` for everything that an engine step brought to a request. Where the
+server gives its `Connection` with the request, what is neither the beginning nor the end of a stream is written to that
+from where it comes, and no task is woken for it. What the bytes say is the business of a `Reply`; this module knows
+when to send them, and that a client can go away: its disconnect closes the generation at once, whether the answer is a
+stream or not.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from starlette.types import Receive, Scope, Send
@@ -52,6 +55,15 @@ class Reply(Protocol):
         """The events after the last completion has ended, before the end of the stream."""
 
 
+class Connection(Protocol):
+    """The way to the client (`server/protocol.py`). Pieces follow the head of the answer."""
+
+    def write_piece(self, body: bytes) -> None: ...
+
+    @property
+    def takes_pieces(self) -> bool: ...
+
+
 class Answer:
     """The ASGI application that answers one request with its generation."""
 
@@ -63,6 +75,7 @@ class Answer:
         self._reply = reply
         self._wire = wire
         self._failure = failure or _failure
+        self._broken: Exception | None = None  # what writing a piece has raised
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._generation:
@@ -92,8 +105,10 @@ class Answer:
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The status is sent with the first events: a request that fails before has its error as the status.
 
-        Once for each step of the engine, and one `send` for all that it brought.
+        Once for each step of the engine, and one `send` for all that it brought; or, behind the first, pieces that are
+        pushed until there is an end, an error, or a client that does not read as fast.
         """
+        connection: Connection | None = scope.get("weft.connection")
         started = False
         async for deltas in self._generation:
             failure = _failure(deltas)
@@ -115,8 +130,26 @@ class Answer:
                 return
             if body:
                 await send({"type": "http.response.body", "body": body, "more_body": True})
+            if connection is not None:
+                await self._generation.push_to(partial(self._push, connection))
+                if self._broken is not None:
+                    await self._finish(send, self._wire.error(translated(self._broken)))
+                    return
         if not self._generation.closed:
             await self._finish(send, self._reply.closing())
+
+    def _push(self, connection: Connection) -> bool:
+        """Write what is new. False, if that is the task's business: always, once a completion has ended."""
+        if self._generation.has_ends or not connection.takes_pieces:
+            return False
+        try:
+            body = b"".join(map(self._reply.events, self._generation.take()))
+            if body:
+                connection.write_piece(body)
+        except Exception as exc:
+            self._broken = exc
+            return False
+        return True
 
     def _warnings(self) -> list[tuple[bytes, bytes]]:
         """A header with everything that the engine warns of. It has told before the first token."""

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 from jinja2 import nodes
@@ -31,6 +31,7 @@ from weft.messages.sampling import InvalidParam
 RENDER_TIMEOUT_S = 5.0
 MAX_OUTPUT_LEN = 16_000_000  # characters
 MAX_WIDTH = 1_000_000  # of what one operation of a template may make: repetition, padding, powers
+MAX_SOURCE_LEN = 100_000  # characters of a template that a request brings
 
 # what the template gets from here: arguments of a request may not take these names
 _INTERNAL = frozenset(
@@ -158,13 +159,8 @@ class ChatTemplate:
         """`sources` by name: "default", and perhaps "tool_use". Raises `TemplateError` for broken Jinja."""
         if "default" not in sources:
             raise TemplateError(f"no default among the chat templates {sorted(sources)}")
-        environment = _environment()
-        try:
-            self._templates = {name: environment.from_string(source) for name, source in sources.items()}
-        except jinja2.TemplateError as exc:
-            raise TemplateError(f"the chat template is no valid Jinja: {exc}") from exc
+        self._own = _compiled(sources)
         self._special_tokens = dict(special_tokens)
-        self._knows_developer = "developer" in sources["default"]
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="template")
 
     def render(
@@ -175,8 +171,9 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         kwargs: Mapping[str, Any] | None = None,
+        source: str | None = None,
     ) -> str:
-        """The prompt for `messages`, as OpenAI writes them.
+        """The prompt for `messages`, as OpenAI writes them, by the template `source` if it is given.
 
         With `continue_final_message` it ends right behind the last message's content, for the model to go on there.
         Raises `TemplateError`.
@@ -184,7 +181,8 @@ class ChatTemplate:
         shadowed = sorted(_INTERNAL & (kwargs or {}).keys())
         if shadowed:
             raise TemplateError(f"chat_template_kwargs may not set {', '.join(shadowed)}", "chat_template_kwargs")
-        conversation = [self._normalised(message, position) for position, message in enumerate(messages)]
+        used = self._own if source is None else _compiled({"default": source})
+        conversation = [_normalised(used, message, position) for position, message in enumerate(messages)]
         cut = ""
         if continue_final_message:
             cut = _mark_end(conversation)
@@ -196,7 +194,7 @@ class ChatTemplate:
             "documents": None,
             "add_generation_prompt": add_generation_prompt and not continue_final_message,
         }
-        text = _render(self._templates["tool_use" if tools and "tool_use" in self._templates else "default"], values)
+        text = _render(used.by_name["tool_use" if tools and "tool_use" in used.by_name else "default"], values)
         if not cut:
             return text
         end = text.rfind(cut)
@@ -214,20 +212,35 @@ class ChatTemplate:
             job.kill()
             raise TemplateError(f"the chat template took longer than {RENDER_TIMEOUT_S:g} s") from exc
 
-    def _normalised(self, message: Message, position: int) -> Message:
-        """The message as templates expect it: content a string, arguments of tool calls an object."""
-        message = dict(message)
-        where = f"messages[{position}]"
-        if message.get("role") == "developer" and not self._knows_developer:
-            message["role"] = "system"
-        message["content"] = _text_content(message.get("content"), where)
-        if message["content"] is None:
-            if not message.get("tool_calls"):
-                raise TemplateError(f"{where} has no content", f"{where}.content")
-            message["content"] = ""
-        if message.get("tool_calls"):
-            message["tool_calls"] = [_parsed_call(call) for call in message["tool_calls"]]
-        return message
+
+class _Templates(NamedTuple):
+    by_name: dict[str, jinja2.Template]
+    knows_developer: bool  # else that role is the system's
+
+
+def _compiled(sources: Mapping[str, str]) -> _Templates:
+    environment = _environment()
+    try:
+        by_name = {name: environment.from_string(source) for name, source in sources.items()}
+    except Exception as exc:  # Jinja's own, and whatever Python says of code that is nested too deeply
+        raise TemplateError(f"the chat template is no valid Jinja: {str(exc)[:300]}", "chat_template") from exc
+    return _Templates(by_name, "developer" in sources["default"])
+
+
+def _normalised(used: _Templates, message: Message, position: int) -> Message:
+    """The message as templates expect it: content a string, arguments of tool calls an object."""
+    message = dict(message)
+    where = f"messages[{position}]"
+    if message.get("role") == "developer" and not used.knows_developer:
+        message["role"] = "system"
+    message["content"] = _text_content(message.get("content"), where)
+    if message["content"] is None:
+        if not message.get("tool_calls"):
+            raise TemplateError(f"{where} has no content", f"{where}.content")
+        message["content"] = ""
+    if message.get("tool_calls"):
+        message["tool_calls"] = [_parsed_call(call) for call in message["tool_calls"]]
+    return message
 
 
 def _text_content(content: Any, where: str) -> str | None:

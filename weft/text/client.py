@@ -306,6 +306,7 @@ class EngineClient:
         )
         completion.params = prompt.params
         completion.num_vector_bytes = len(prompt.vectors)
+        completion.stream_interval = min(prompt.stream_interval, self._max_pending_tokens)
         completion.latency = self.metrics.latency(request.priority)
         if (http := current.get()) is not None:
             completion.arrived_s, completion.traceparent = http.arrived_s, http.traceparent

@@ -38,6 +38,7 @@ class Prompt:
     session: SessionParams | None = None  # it comes behind the history of this session
     vectors: bytes = b""  # float32 [len(ids), hidden size], packed: they stand for the tokens, whose ids mean nothing
     pooling: PoolingParams | None = None  # no tokens are wanted, but this
+    stream_interval: int = 1  # tokens of a completion that are told together, but for the first
 
 
 class End(NamedTuple):
@@ -76,7 +77,7 @@ class Completion:
     __slots__ = (
         *("id", "choice", "rid", "group", "prompt_len", "began", "generation"),
         *("num_tokens", "first_token_at", "last_token_at", "stopped_by", "end"),
-        *("params", "arrived_s", "traceparent", "latency", "warnings", "given", "num_vector_bytes"),
+        *("params", "arrived_s", "traceparent", "latency", "warnings", "given", "num_vector_bytes", "stream_interval"),
         *("_detokenizer", "_matcher", "_num_unchecked", "_show_stop"),
         *("_texts", "_token_ids", "_logprobs", "_end_taken"),
     )
@@ -108,6 +109,7 @@ class Completion:
         self.warnings: list[str] = []  # there before the first token
         self.given: list[Extra] = []  # what it was given besides tokens
         self.num_vector_bytes = 0  # that the engine keeps for it
+        self.stream_interval = 1  # tokens that are told together
         self.stopped_by: str | None = None  # the stop string that ended it here; the engine's last word is awaited
         self.end: End | None = None
         self.generation: Generation
@@ -127,7 +129,11 @@ class Completion:
 
     @property
     def has_news(self) -> bool:
-        return bool(self._texts or self._logprobs or (self.end is not None and not self._end_taken))
+        """Whether there is something to be told, and enough of it: the first token and the end do not wait for more."""
+        if self.end is not None and not self._end_taken:
+            return True
+        num = len(self._token_ids)
+        return (num >= self.stream_interval or num == self.num_tokens) and bool(self._texts or self._logprobs)
 
     def push(self, token: int) -> None:
         self._token_ids.append(token)
@@ -214,6 +220,7 @@ class Generation:
         self.closed = False
         self._on_close = on_close
         self._waiter: asyncio.Future[None] | None = None
+        self._push: Callable[[], bool] | None = None  # takes what is new instead of a task
         self._looks = True  # whether something may be new
         for completion in completions:
             completion.generation = self
@@ -223,6 +230,11 @@ class Generation:
         """Whether every completion has ended, though perhaps not been taken."""
         return None not in [completion.end for completion in self.completions]  # asked for each token: no generator
 
+    @property
+    def has_ends(self) -> bool:
+        """Whether a completion has ended."""
+        return any([completion.end is not None for completion in self.completions])  # for each token: no generator
+
     def take(self) -> list[Delta]:
         """What is new now, without waiting."""
         if self.closed or not (self.stream or self.ended):
@@ -231,9 +243,24 @@ class Generation:
 
     def wake(self) -> None:
         """Something may be new: let the consumer look."""
+        if self._push is not None:
+            if self._push():
+                return
+            self._push = None
         self._looks = True
         if self._waiter is not None and not self._waiter.done() and (self.stream or self.ended):
             self._waiter.set_result(None)
+
+    async def push_to(self, push: Callable[[], bool]) -> None:
+        """Let `push` be called where something new comes, instead of waking a task for it, until it says False: then it
+        is this task's turn again. It must not raise."""
+        if not push():
+            return
+        self._push, self._waiter = push, asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._push = self._waiter = None
 
     def close(self) -> None:
         """The consumer is gone: abort what is open, forget the rest. May be called at any time, more than once."""

@@ -7,7 +7,8 @@ is no silence.
     endless     it has computed at one step for `step_timeout_s`
 
 Time is counted in ticks of our own: while this process did not run itself (a laptop asleep, a debugger) nothing is held
-against the engine. What follows from a hang is the launcher's business.
+against the engine. Where the machine has no processor for it or for us, silence proves little: there `BUSY_TICKS`
+count as one, so that a hang is still found. What follows from one is the launcher's business.
 """
 
 from __future__ import annotations
@@ -15,31 +16,34 @@ from __future__ import annotations
 from weft.messages.control import Heartbeat
 
 TICK_S = 0.5
+LATE_S = 0.25  # a tick that comes later was held up by a busy machine
 SILENCE_S = 4.0
+BUSY_TICKS = 10
 
 
 class Pulse:
     def __init__(self, step_timeout_s: float = 0.0) -> None:
         """`step_timeout_s`: the longest step; 0 for no bound."""
         self._step_timeout_s = step_timeout_s
-        self._silent_ticks = 0
+        self._silence = 0  # of ticks, each counted as `BUSY_TICKS`, or on a busy machine as 1
         self._last = Heartbeat(step_s=0.0, idle_s=0.0)
 
     def heard(self) -> None:
         """Something has come from the engine."""
-        self._silent_ticks = 0
+        self._silence = 0
 
     def beat(self, beat: Heartbeat) -> None:
         self._last = beat
 
-    def tick(self) -> None:
-        """Another `TICK_S` has passed."""
-        self._silent_ticks += 1
+    def tick(self, passed_s: float = TICK_S, *, is_engine_queued: bool = False) -> None:
+        """Another `TICK_S` has passed, which took `passed_s`. `is_engine_queued`: the engine waits for a processor."""
+        is_busy = is_engine_queued or passed_s > TICK_S + LATE_S
+        self._silence += 1 if is_busy else BUSY_TICKS
 
     @property
     def hang(self) -> str:
         """Why the engine is taken to hang; empty if it is not."""
-        if (silent_s := self._silent_ticks * TICK_S) >= SILENCE_S:
+        if (silent_s := self._silence / BUSY_TICKS * TICK_S) >= SILENCE_S:
             return f"the engine has given no sign of life for {silent_s:.0f} s"
         beat = self._last
         if min(beat.idle_s, beat.step_s) >= SILENCE_S:

@@ -137,25 +137,36 @@ class Tokenizer:
 
         def work() -> list[Encoded]:
             try:
-                return [self.encode_input(one, max_len, side, add_special_tokens) for one in inputs]
+                return self.encode_each(inputs, max_len, side, add_special_tokens)
             except (TypeError, UnicodeError) as exc:  # lone surrogates
                 raise InvalidParam("input", "the text is not valid Unicode") from exc
 
         num_chars = sum(len(one) if isinstance(one, str) else len(one[0]) + len(one[1]) for one in inputs)
         return work() if num_chars <= INLINE_LEN else await self._in_thread(work)
 
-    def encode_input(
+    def encode_input(self, one: str | tuple[str, str], max_len: int | None = None) -> Encoded:
+        """The tokens of a text or of a pair of texts, cut to `max_len`, as `encode_each` does it."""
+        return self.encode_each([one], max_len)[0]
+
+    def encode_each(
         self,
-        one: str | tuple[str, str],
+        inputs: Sequence[str | tuple[str, str]],
         max_len: int | None = None,
         side: str = "right",
         add_special_tokens: bool = True,
+    ) -> list[Encoded]:
+        """The tokens of each text or pair of texts, cut to `max_len` at its left or right `side`, special tokens left
+        in their places. Of a pair the longer text is cut. All are encoded in one call, in the library's threads.
+        """
+        lists = [(one,) if isinstance(one, str) else one for one in inputs]
+        texts = [text for one in lists for text in one]
+        found = iter(self._backend.encode_batch_fast(texts, add_special_tokens=False))
+        return [self._cut_and_closed([next(found) for _ in one], max_len, side, add_special_tokens) for one in lists]
+
+    def _cut_and_closed(
+        self, parts: list[tokenizers.Encoding], max_len: int | None, side: str, add_special_tokens: bool
     ) -> Encoded:
-        """The tokens of a text or of a pair of texts, cut to `max_len` at its left or right `side`, special tokens left
-        in their places. Of a pair the longer text is cut."""
-        texts = (one,) if isinstance(one, str) else one
         backend = self._backend
-        parts = [backend.encode(text, add_special_tokens=False) for text in texts]
         if max_len is not None:
             num_special = backend.num_special_tokens_to_add(len(parts) == 2) if add_special_tokens else 0
             for part, length in zip(parts, _cut([len(part) for part in parts], max_len - num_special), strict=True):

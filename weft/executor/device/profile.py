@@ -1,21 +1,22 @@
 """The torch profiler around the steps of a runner: a table of what took most, and a trace for chrome://tracing.
 
-Requests are served meanwhile. Recording slows steps down a little; when it ends, torch holds everything up for about
-10 µs for each event (weft-nano has 1,600 in a step); the rest is done by a process of its own (`profile_report.py`).
-Recording ends by itself after `MAX_STEPS`, for all events are kept in memory until then.
+Requests are served meanwhile. Before the first recording torch imports its compiler, which takes seconds on a busy
+machine: a thread of its own does that. Recording slows steps down a little; when it ends, torch holds everything up for
+about 10 µs for each event (weft-nano has 1,600 in a step); the rest is done by a process of its own
+(`profile_report.py`). Recording ends by itself after `MAX_STEPS`, for all events are kept in memory until then.
 """
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import os
 import re
 import subprocess
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,16 +24,22 @@ from typing import Literal
 
 from torch.profiler import ProfilerActivity, profile
 
+from weft.config.process import module_command
 from weft.executor.control import DeviceRequest, Pending
 from weft.executor.encoder import EncoderRunner
 from weft.executor.plan import Plan, Step
 from weft.executor.runner import TorchRunner
 
 MAX_STEPS = 200
-REPORT = (sys.executable, "-m", "weft.executor.device.profile_report")
+REPORT = module_command("weft.executor.device.profile_report")
 REPORT_TIMEOUT_S = 300.0
 ACTIVITIES = {"CPU": ProfilerActivity.CPU, "GPU": ProfilerActivity.CUDA}
 PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+
+def import_compiler() -> None:
+    """What torch's profiler imports when it is prepared for the first time: 1.2 s of a processor."""
+    importlib.import_module("torch._inductor.config")
 
 
 @dataclass(frozen=True)
@@ -49,13 +56,22 @@ class Report:
 class ProfiledRunner:
     """A runner that can be profiled. `root` is the folder below which traces are written; without it none are.
 
-    `start` and `stop` are called by who launches; neither waits for the device.
+    `start` and `stop` are called by who launches; neither waits for the device, nor for
+    `prepare`, which is called once.
     """
 
-    def __init__(self, runner: TorchRunner | EncoderRunner, root: Path | None, *, has_gpu: bool) -> None:
+    def __init__(
+        self,
+        runner: TorchRunner | EncoderRunner,
+        root: Path | None,
+        *,
+        has_gpu: bool,
+        prepare: Callable[[], None] = import_compiler,
+    ) -> None:
         self._runner = runner
         self._root = root
         self._activities = {name: one for name, one in ACTIVITIES.items() if name != "GPU" or has_gpu}
+        self._preparation = Preparation(prepare)
         self._numbers = itertools.count(1)
         self._report = Report("none", message="nothing was recorded yet")
         self._recording: _Recording | None = None
@@ -81,10 +97,11 @@ class ProfiledRunner:
         profile_memory: bool,
         folder: str,
         prefix: str,
-    ) -> str:
+    ) -> str | None:
         """Record from the next step that is launched, `num_steps` of them, or until `stop`.
 
-        Returns where the trace will lie, below the root; nothing without a root. Raises ValueError for what cannot be.
+        Returns where the trace will lie, below the root; nothing without a root; None while all is being prepared: call
+        again. Raises ValueError for what cannot be.
         """
         if self._recording is not None:
             raise ValueError("the profiler is recording already; stop_profile ends that")
@@ -95,7 +112,10 @@ class ProfiledRunner:
         unknown = [name for name in activities if name not in self._activities]
         if unknown:
             raise ValueError(f"activities has {unknown[0][:64]!r}; this device has {', '.join(self._activities)}")
-        trace = self._place(folder, prefix)
+        place = self._place(folder, prefix)
+        if not self._preparation.is_done():
+            return None
+        trace = None if place is None else place / self._file_name(prefix)
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it tells standard error of its starts and stops
         profiler = profile(
             activities=[self._activities[name] for name in activities or self._activities],
@@ -103,7 +123,7 @@ class ProfiledRunner:
             with_stack=with_stack,
             profile_memory=profile_memory,
         )
-        profiler.prepare_trace()  # takes a second, the first time
+        profiler.prepare_trace()
         started = self._runner.apart(profiler.start_trace)  # torch records the thread that has started it
         self._recording = _Recording(profiler, started, trace, max_steps=num_steps or MAX_STEPS)
         return self._name(trace)
@@ -132,7 +152,7 @@ class ProfiledRunner:
             self._report = Report("failed", recording.num_steps, message=message)
 
     def _place(self, folder: str, prefix: str) -> Path | None:
-        """The file for the next trace. Raises ValueError for a place that is not below the root."""
+        """The folder for the next trace. Raises ValueError for a place that is not below the root."""
         if prefix and not PREFIX.fullmatch(prefix):
             raise ValueError(f"the prefix is {prefix[:64]!r}; up to 64 letters, digits, dots and dashes are expected")
         if self._root is None:
@@ -148,11 +168,25 @@ class ProfiledRunner:
             target.mkdir(parents=True, exist_ok=True)
         except (OSError, RuntimeError) as exc:
             raise ValueError(f"the folder {folder[:200]!r} cannot be used: {getattr(exc, 'strerror', exc)}") from exc
-        stamp = time.strftime("%Y%m%d-%H%M%S")
-        return target / f"{prefix or 'weft'}-{stamp}-{next(self._numbers)}.trace.json.gz"
+        return target
+
+    def _file_name(self, prefix: str) -> str:
+        return f"{prefix or 'weft'}-{time.strftime('%Y%m%d-%H%M%S')}-{next(self._numbers)}.trace.json.gz"
 
     def _name(self, trace: Path | None) -> str:
         return "" if trace is None or self._root is None else str(trace.relative_to(self._root.resolve()))
+
+
+class Preparation:
+    """`work`, done once, in a thread of its own from the first time that somebody asks."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._thread = threading.Thread(target=work, name="weft-profile", daemon=True)
+
+    def is_done(self) -> bool:
+        if self._thread.ident is None:
+            self._thread.start()
+        return not self._thread.is_alive()
 
 
 @dataclass

@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 
 from weft.config.model import BadCheckpoint, ModelNotFound
+from weft.config.quantized import READ
 
 BUNDLED = Path(__file__).parents[2] / "bundled" / "weft-nano"
 HUB_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer.model")  # neither code nor pickles
 INDEX = "model.safetensors.index.json"
+NO_GGUF = f"GGUF is not read; read are weights in float32, bfloat16 and float16, {READ}"
 
 
 def local_folder(model: str, revision: str = "") -> Path:
@@ -20,7 +22,8 @@ def local_folder(model: str, revision: str = "") -> Path:
     if path.is_dir():
         return path
     if path.exists():
-        raise ModelNotFound(f"{model} is a file; a model is a folder with config.json and *.safetensors")
+        hint = f". {NO_GGUF}" if path.suffix == ".gguf" else ""
+        raise ModelNotFound(f"{model} is a file; a model is a folder with config.json and *.safetensors{hint}")
     if model.startswith(("/", ".", "~")) or model.count("/") != 1:
         raise ModelNotFound(f"there is no folder {model}")
     return _download(model, revision)
@@ -42,6 +45,8 @@ def weight_files(folder: Path) -> list[Path]:
     if not files:
         pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt*"))
         hint = ", only pickled ones, which can run code and are never read" if pickled else ""
+        if any(folder.glob("*.gguf")):
+            hint = f". {NO_GGUF}"
         raise ModelNotFound(f"{folder} has no weights in *.safetensors{hint}")
     return files
 

@@ -37,7 +37,8 @@ from weft.executor.weights import release
 from weft.executor.weights.load import load_weights, randomize
 from weft.executor.weights.root import WeightsRoot
 from weft.executor.weights.safetensors import BytesContent, FileContent
-from weft.executor.weights.stream import DTYPES, Match, is_finite, matched, put_all, put_tensor, require_finite
+from weft.executor.weights.scales import FLOATS
+from weft.executor.weights.stream import Match, is_finite, matched, put_all, put_tensor, require_finite
 from weft.models.layers.weight import Weight
 from weft.models.registry import Encoder, Model
 from weft.observe.log import EventLog
@@ -46,7 +47,8 @@ from weft.parallel.update_group import BACKENDS, GroupError, UpdateGroup
 MAX_GROUPS = 8
 MAX_VALUES = 4_000_000  # of a weight that are told
 MAY_DIFFER = (  # of the config
-    *("name", "dtype", "kv_dtype", "quantize", "max_position", "bos_token_id", "eos_token_ids", "pooling"),
+    *("name", "dtype", "kv_dtype", "quantize", "stored_as"),
+    *("max_position", "bos_token_id", "eos_token_ids", "pooling"),
 )
 
 log = EventLog("engine")
@@ -139,7 +141,7 @@ class Keeper:
 
     def _announced(self, request: ReceiveWeights) -> dict[str, tuple[Weight, torch.dtype]]:
         """The weights that are going to come, in order, with their types. Raises Refused."""
-        types = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values()}
+        types = {str(dtype).removeprefix("torch."): dtype for dtype in FLOATS.values()}
         if not request.names or len(set(request.names)) < len(request.names):
             raise Refused("names must hold at least one weight, and each once")
         if not len(request.names) == len(request.dtypes) == len(request.shapes):

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 
 from weft.config.model import BadCheckpoint
 
-ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E5M2": 1, "F8_E4M3": 1, "BOOL": 1} | {
+ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E5M2": 1, "F8_E4M3": 1, "F8_E8M0": 1, "BOOL": 1} | {
     f"{sign}{bits}": bits // 8 for sign in "IU" for bits in (8, 16, 32, 64)
 }
 MAX_HEADER_BYTES = 100_000_000

@@ -15,18 +15,20 @@ from torch import Tensor
 
 from weft.config.model import BadCheckpoint
 from weft.executor.weights.safetensors import Content, Entry
+from weft.executor.weights.scales import BESIDE, EIGHT_BITS, FLOATS, Scales, is_of_a_weight, scales_of
 from weft.models.layers.weight import Weight
 from weft.ops.protocol import ROW_STEP
 
 PIECE_BYTES = 8 << 20
-DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+DTYPES = FLOATS | EIGHT_BITS
 EXPONENTS = {
     torch.float64: (torch.int64, 0x7FF0_0000_0000_0000),
     torch.float32: (torch.int32, 0x7F80_0000),
     torch.float16: (torch.int16, 0x7C00),
     torch.bfloat16: (torch.int16, 0x7F80),
+    torch.float8_e4m3fn: (torch.int8, 0x7F),  # has no infinity, and one NaN of either sign
 }
-IGNORED = ("rotary_emb.inv_freq", "embeddings.position_ids")  # endings of tensors that old checkpoints hold for nobody
+IGNORED = ("rotary_emb.inv_freq", "embeddings.position_ids", *BESIDE)  # endings of tensors that are for nobody here
 HEADS = ("lm_head.weight", "pooler.dense.weight", "pooler.dense.bias")  # that not every use of a checkpoint needs
 BASES = ("model.", "bert.", "roberta.")  # what a base model is called inside of a larger one; by itself it has no name
 
@@ -37,14 +39,17 @@ class Match(NamedTuple):
     weight: Weight
     content: Content
     entry: Entry
+    scales: Scales | None = None  # if it is stored in eight bits
 
 
 def matched(wanted: dict[str, Weight], contents: Iterable[Content], what: str, *, whole: bool = True) -> list[Match]:
     """What each tensor of the contents is for. `what` they are is for the error; `whole`: no weight may be missing.
 
     Raises BadCheckpoint, naming the tensors, if any is missing, unexpected, of another shape or of a type that is none
-    of floating point.
+    of floating point; eight bits need scales.
     """
+    contents = list(contents)
+    places = {name: (content, entry) for content in contents for name, entry in content.entries.items()}
     by_base = {in_base(name): weight for name, weight in wanted.items()}
     ignored = (*IGNORED, *(name for name in HEADS if name not in by_base))
     found: dict[str, Match] = {}
@@ -53,12 +58,17 @@ def matched(wanted: dict[str, Weight], contents: Iterable[Content], what: str, *
         for name, entry in content.entries.items():
             weight = by_base.get(in_base(name))
             if weight is None:
-                if not name.endswith(ignored):
+                if not name.endswith(ignored) and not is_of_a_weight(in_base(name), (*by_base, *HEADS)):
                     unexpected.append(name)
             elif entry.shape != weight.shape:
                 misshapen.append(f"{weight.name} {list(entry.shape)} instead of {list(weight.shape)}")
-            elif entry.dtype not in DTYPES:
-                mistyped.append(f"{weight.name} {entry.dtype} instead of one of {', '.join(DTYPES)}")
+            elif entry.dtype in EIGHT_BITS:
+                try:
+                    found[weight.name] = Match(weight, content, entry, scales_of(entry, places))
+                except BadCheckpoint as exc:
+                    mistyped.append(str(exc))
+            elif entry.dtype not in FLOATS:
+                mistyped.append(f"{weight.name} {entry.dtype} instead of one of {', '.join(FLOATS)}")
             else:
                 found[weight.name] = Match(weight, content, entry)
     known = found.keys() | {text.partition(" ")[0] for text in misshapen + mistyped}
@@ -77,9 +87,14 @@ def matched(wanted: dict[str, Weight], contents: Iterable[Content], what: str, *
 def put_all(matches: Sequence[Match]) -> None:
     """Give the model the content. Raises BadCheckpoint if it cannot be read any more, which leaves it half changed."""
     buffer = Buffer()
-    for weight, content, entry in matches:
+    for weight, content, entry, scales in matches:
+        whole = None if scales is None else scales.read()
         for start, piece in buffer.pieces(content, entry):
-            weight.put(piece, start)
+            if scales is None or whole is None:
+                weight.put(piece, start)
+            else:
+                rows, by_row = scales.of(whole, start, piece)
+                weight.put(rows, start, by_row)
 
 
 def put_tensor(weight: Weight, values: Tensor) -> None:
@@ -92,7 +107,9 @@ def put_tensor(weight: Weight, values: Tensor) -> None:
 def require_finite(matches: Iterable[Match]) -> None:
     """Read everything to its end. Raises BadCheckpoint, naming the first tensor that is not finite everywhere."""
     buffer = Buffer()
-    for _, content, entry in matches:
+    for _, content, entry, scales in matches:
+        if scales is not None and not is_finite(scales.read()):
+            raise BadCheckpoint(f"{scales.entry.name} has values that are not finite")
         for _, piece in buffer.pieces(content, entry):
             if not is_finite(piece):
                 raise BadCheckpoint(f"{entry.name} has values that are not finite")
@@ -103,6 +120,8 @@ def is_finite(values: Tensor) -> bool:
 
     Numpy is ten times as fast at this as torch, which does it float by float.
     """
+    if not values.dtype.is_floating_point:
+        return True
     if values.device.type != "cpu":
         return bool(torch.isfinite(values).all())
     kind, exponent = EXPONENTS[values.dtype]
@@ -125,7 +144,7 @@ class Buffer:
         if len(entry.shape) == 2:
             num_rows = entry.shape[0]
             row_bytes = entry.num_bytes // max(num_rows, 1)
-        step = _piece_rows(row_bytes)
+        step = _piece_rows(4 * row_bytes if entry.dtype in EIGHT_BITS else row_bytes)  # which are widened to float32
         for start in range(0, num_rows, step):
             rows = min(step, num_rows - start)
             piece = self._room(rows * row_bytes)

@@ -17,8 +17,9 @@ from weft.config.engine import EngineConfig
 from weft.config.options import Settings, SettingsError, option
 from weft.executor.weights.fetch import local_folder
 from weft.grammar.backends import make_compiler
+from weft.grammar.masks import Words
 from weft.grammar.pool import GrammarPool
-from weft.grammar.protocol import Constraint, Grammars, Key, Move, Verdict
+from weft.grammar.protocol import Compiled, Compiler, Constraint, Grammars, Key, Matcher, Move, Verdict
 from weft.launch.benches.report import write_json
 from weft.launch.benches.testbed import Testbed
 from weft.messages.replies import StepOutput
@@ -53,7 +54,8 @@ class Cost(NamedTuple):
     wall_s: float
     cpu_s: float  # of all threads
     num_steps: int
-    grammar_s: float  # of the wall's, in which masks were made
+    grammar_s: float  # of the wall's, in which the outputs were followed in their grammars
+    masks_s: float  # in which masks were filled, mostly beside the loop
     num_tokens: int
 
 
@@ -80,6 +82,27 @@ class TimedGrammars:
         return moves
 
 
+class TimedCompiler:
+    """A compiler that keeps in `seconds` how long it takes to fill masks. Threads may do so at the same time."""
+
+    def __init__(self, compiler: Compiler, seconds: list[float]) -> None:
+        self._compiler = compiler
+        self._seconds = seconds
+
+    def compile(self, key: Key) -> Compiled:
+        return self._compiler.compile(key)
+
+    def fill(self, matchers: Sequence[Matcher], masks: Words) -> None:
+        began = time.perf_counter()
+        self._compiler.fill(matchers, masks)
+        self._seconds.append(time.perf_counter() - began)
+
+
+class Timed(NamedTuple):
+    pool: GrammarPool
+    mask_seconds: list[float]
+
+
 def bench_grammar(settings: Settings) -> int:
     options, config = settings.make(GrammarBench), settings.make(EngineConfig)
     schema = _read(options.schema) if options.schema else SCHEMA
@@ -97,7 +120,7 @@ def bench_grammar(settings: Settings) -> int:
                 if turn:  # the first warms up
                     costs[kind].append(cost)
     print(f"{testbed.summary}, {options.streams} requests, {options.output_len:,} tokens out of each")
-    header = ["", "output tok/s", "of free", "CPU ms a step", "steps", "grammar µs a request and step"]
+    header = ["", "output tok/s", "of free", "CPU ms a step", "steps", "µs a request and step: grammar", "masks"]
     figures = {kind: _figures(runs, costs["free"], options.streams) for kind, runs in costs.items()}
     print(table(header, [[kind, *map(number, one.values())] for kind, one in figures.items()]))
     results: list[dict[str, Any]] = [{"kind": kind, **one} for kind, one in figures.items()]
@@ -115,11 +138,13 @@ def _figures(runs: list[Cost], free: list[Cost], streams: int) -> dict[str, floa
         "cpu_ms_a_step": median(1e3 * cost.cpu_s / cost.num_steps for cost in runs),
         "steps": median(cost.num_steps for cost in runs),
         "grammar_us": median(1e6 * cost.grammar_s / cost.num_steps / streams for cost in runs),
+        "masks_us": median(1e6 * cost.masks_s / cost.num_steps / streams for cost in runs),
     }
 
 
-def _run(testbed: Testbed, options: GrammarBench, schema: str | None, pool: GrammarPool) -> Cost:
+def _run(testbed: Testbed, options: GrammarBench, schema: str | None, timed: Timed) -> Cost:
     """Let all requests run to their length. The grammar is compiled before the clock starts."""
+    pool, mask_seconds = timed
     grammars = TimedGrammars(pool)
     engine = testbed.engine(grammars, prefix_cache=False)
     rng = np.random.default_rng(options.streams)
@@ -133,6 +158,7 @@ def _run(testbed: Testbed, options: GrammarBench, schema: str | None, pool: Gram
         prompt = rng.integers(0, testbed.settings.vocab_size, options.input_len, dtype=np.int32)
         engine.submit(GenerateRequest(id=id, rid=f"{id}", input_ids=prompt.tobytes(), sampling=sampling))
     _until_compiled(engine, pool)
+    mask_seconds.clear()
     began, cpu_s = time.perf_counter(), time.process_time()
     num_tokens = 0
     while engine.has_work:
@@ -146,6 +172,7 @@ def _run(testbed: Testbed, options: GrammarBench, schema: str | None, pool: Gram
         time.process_time() - cpu_s,
         engine.scheduler.num_steps,
         grammars.seconds,
+        sum(mask_seconds),
         num_tokens,
     )
 
@@ -156,17 +183,14 @@ def _until_compiled(engine: Engine, pool: GrammarPool) -> None:
 
 
 @contextmanager
-def _pool(testbed: Testbed, config: EngineConfig, *, jump: bool) -> Iterator[GrammarPool]:
+def _pool(testbed: Testbed, config: EngineConfig, *, jump: bool) -> Iterator[Timed]:
     tokenizer = local_folder(config.model, config.revision) / "tokenizer.json"
     vocab_size, eos_token_ids = testbed.settings.vocab_size, testbed.settings.eos_token_ids
-    pool = GrammarPool(
-        partial(make_compiler, config.grammar_backend, tokenizer, vocab_size, eos_token_ids, testbed.threads),
-        eos_token_ids=eos_token_ids,
-        max_bytes=64_000_000,
-        jump=jump,
-    )
+    vocabulary = config.grammar_backend, tokenizer, vocab_size, eos_token_ids, testbed.threads
+    mask_seconds: list[float] = []
+    pool = GrammarPool(lambda: TimedCompiler(make_compiler(*vocabulary), mask_seconds), max_bytes=64_000_000, jump=jump)
     try:
-        yield pool
+        yield Timed(pool, mask_seconds)
     finally:
         pool.close()
 

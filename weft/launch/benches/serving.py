@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import asdict, dataclass, replace
 
 from weft.bench import serving
@@ -10,12 +9,13 @@ from weft.bench.http import HttpError, Server
 from weft.bench.workloads import WORKLOADS
 from weft.config.options import Settings, SettingsError, option
 from weft.launch.benches.report import percentiles, write_json
+from weft.server.serve import run as run_loop
 from weft.sim.table import number, table
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServingBench:
-    url: str = option("http://127.0.0.1:8000", "server with an OpenAI API", group="bench", everyday=True)
+    url: str = option("http://127.0.0.1:30000", "server with an OpenAI API", group="bench", everyday=True)
     model: str = option("", "model to ask for; the server's first if not given", group="bench", everyday=True)
     requests: int = option(100, "how many", group="bench", everyday=True, low=1)
     rate: float = option(0.0, "requests a second (Poisson); 0: see --concurrency", group="bench", everyday=True, low=0)
@@ -46,7 +46,7 @@ def bench_serving(settings: Settings) -> int:
             raise SettingsError(f"there is no workload {options.workload!r}; there are {', '.join(WORKLOADS)}")
         load = replace(load, jobs=WORKLOADS[options.workload].jobs, concurrency=0, rate=0.0)
     try:
-        outcome = asyncio.run(serving.run(Server(options.url, options.api_key), load))
+        outcome = run_loop(serving.run(Server(options.url, options.api_key), load))
     except HttpError as exc:
         raise SettingsError(str(exc)) from exc
     answered = outcome.answered

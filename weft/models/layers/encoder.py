@@ -11,7 +11,7 @@ from weft.config.model import ModelConfig
 from weft.models.layers.embedding import Embedding
 from weft.models.layers.linear import Linear
 from weft.models.layers.weight import Weights, vector
-from weft.ops.encoder import EncoderOps, LayerNorm
+from weft.ops.encoder import EncoderOps, LayerNorm, Tables
 
 
 class WholeAttention(Protocol):
@@ -27,16 +27,16 @@ class Embeddings:
 
     def __init__(self, config: ModelConfig, ops: EncoderOps) -> None:
         self._ops = ops
-        self._first_position = config.first_position
         self.words = Embedding(config.vocab_size, config.hidden_size, ops)
         self.positions = Embedding(config.num_positions, config.hidden_size, ops)
         self.types = Embedding(config.num_token_types, config.hidden_size, ops)
         self.norm = layer_norm(config, ops)
+        words, kinds, positions = (table.matrix for table in (self.words, self.types, self.positions))
+        self._tables = Tables(words, kinds, positions, config.first_position)
 
     def __call__(self, tokens: Tensor, positions: Tensor, types: Tensor) -> Tensor:
         """Each [T] -> [T, hidden]"""
-        x = self.words(tokens) + self.types(types) + self.positions(positions + self._first_position)
-        return self._ops.layer_norm(x, self.norm)
+        return self._ops.embed_sum(tokens, positions, types, self._tables, self.norm)
 
     def weights(self, prefix: str) -> Weights:
         yield from self.words.weights(f"{prefix}.word_embeddings")

@@ -56,8 +56,9 @@ class GatedLinear(Projections):
 def _bias(name: str, matrix: Matrix, part: int) -> Weight:
     """A bias is read and written whole."""
 
-    def put(content: Tensor, start: int = 0) -> None:
+    def put(content: Tensor, start: int = 0, scales: Tensor | None = None) -> None:
         assert start == 0
+        assert scales is None
         matrix.put_bias(part, content)
 
     def get(start: int = 0, stop: int | None = None) -> Tensor:

@@ -9,9 +9,9 @@ from torch import Tensor
 
 
 class Put(Protocol):
-    def __call__(self, content: Tensor, start: int = 0) -> None:
+    def __call__(self, content: Tensor, start: int = 0, scales: Tensor | None = None) -> None:
         """Take the content from row `start` on, of any float type. Matrices may come in pieces of `ROW_STEP` rows or
-        multiples of it, all else comes whole."""
+        multiples of it, and in eight bits with the scales of rows (`Matrix.put`); all else comes whole."""
         ...
 
 
@@ -36,7 +36,8 @@ Weights: TypeAlias = Iterator[Weight]
 def vector(name: str, values: Tensor) -> Weight:
     """A weight that is kept as it comes."""
 
-    def put(content: Tensor, start: int = 0) -> None:
+    def put(content: Tensor, start: int = 0, scales: Tensor | None = None) -> None:
+        assert scales is None
         values[start : start + len(content)].copy_(content)
 
     def get(start: int = 0, stop: int | None = None) -> Tensor:

@@ -20,6 +20,8 @@ class OpKind(IntEnum):
     DRAW = 9
     LOGPROBS = 10
     PENALISE = 11
+    EMBED_SUM = 12
+    LAYER_NORM = 13
 
 
 class WeightFormat(IntEnum):
@@ -39,6 +41,10 @@ class Epilogue(IntEnum):
     STORE = 0
     ADD = 1
     GATED_SILU = 2
+    GELU = 3
+    GELU_TANH = 4
+    RELU = 5
+    TANH = 6
 
 
 PANEL = 32  # outputs of a panel
@@ -63,6 +69,32 @@ class Step(ctypes.Structure):
 
 class Op(ctypes.Structure):
     _fields_ = (("kind", c_int64), ("args", c_void_p))
+
+
+class WholeStep(ctypes.Structure):
+    _fields_ = (
+        ("num_tokens", c_int64),
+        ("num_requests", c_int64),
+        ("num_sampling", c_int64),
+        ("numbers", c_void_p),
+        ("body", c_void_p),
+        ("num_body", c_int64),
+        ("head", c_void_p),
+        ("num_head", c_int64),
+        ("table", c_void_p),
+        ("num_rows", c_int64),
+        ("table_stride", c_int64),
+        ("last_tokens", c_void_p),
+        ("columns", c_void_p),
+        ("hidden", c_void_p),
+        ("hidden_size", c_int64),
+        ("last", c_void_p),
+        ("chosen", c_void_p),
+        ("peaks", c_void_p),
+        ("tokens", c_void_p),
+        ("invalid", c_void_p),
+        ("num_invalid", c_int64),
+    )
 
 
 class Weight(ctypes.Structure):
@@ -129,6 +161,7 @@ class KvCache(ctypes.Structure):
         ("v", c_void_p),
         ("k_scale", c_void_p),
         ("v_scale", c_void_p),
+        ("stride", c_int64),
     )
 
 
@@ -156,6 +189,36 @@ class AttentionArgs(ctypes.Structure):
         ("heads", c_int64),
         ("window", c_int64),
         ("scale", c_float),
+        ("whole", c_int64),
+    )
+
+
+class LayerNormWeights(ctypes.Structure):
+    _fields_ = (("weight", c_void_p), ("bias", c_void_p), ("eps", c_float))
+
+
+class LayerNormArgs(ctypes.Structure):
+    _fields_ = (
+        ("x", c_void_p),
+        ("out", c_void_p),
+        ("size", c_int64),
+        ("x_stride", c_int64),
+        ("out_stride", c_int64),
+        ("norm", LayerNormWeights),
+    )
+
+
+class EmbedSumArgs(ctypes.Structure):
+    _fields_ = (
+        ("words", c_void_p),
+        ("kinds", c_void_p),
+        ("positions", c_void_p),
+        ("is_bf16", c_int64),
+        ("kind_ids", c_void_p),
+        ("first_position", c_int64),
+        ("size", c_int64),
+        ("norm", LayerNormWeights),
+        ("out", c_void_p),
     )
 
 
@@ -231,6 +294,7 @@ class LogprobsArgs(ctypes.Structure):
 STRUCTURES: tuple[type[ctypes.Structure], ...] = (
     *(Step, Op, Weight, PackArgs, EmbedArgs, NormArgs, LinearArgs),
     *(KvCache, RotaryStoreArgs, AttentionArgs, ArgmaxArgs, MaskArgs, PenaltiesArgs, DrawArgs, LogprobsArgs),
+    *(WholeStep, LayerNormArgs, EmbedSumArgs),
 )
 KIND_OF = {
     EmbedArgs: OpKind.EMBED,
@@ -243,4 +307,6 @@ KIND_OF = {
     DrawArgs: OpKind.DRAW,
     LogprobsArgs: OpKind.LOGPROBS,
     PenaltiesArgs: OpKind.PENALISE,
+    EmbedSumArgs: OpKind.EMBED_SUM,
+    LayerNormArgs: OpKind.LAYER_NORM,
 }

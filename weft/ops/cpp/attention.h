@@ -49,6 +49,7 @@ struct Attention {
   const KvCache& cache;
   const Shape shape;
   const int64_t head_dim;
+  const int64_t slot_bytes;  // from one slot to the next
   const int64_t dims;    // head_dim, padded
   const int64_t q_size;  // factors of a query, padded
   const int64_t state;   // floats of one
@@ -71,8 +72,9 @@ struct Attention {
   explicit Attention(const AttentionArgs& args)
       : args(args),
         cache(*args.cache),
-        shape{cache.kv_heads, args.heads / cache.kv_heads, args.window},
+        shape{cache.kv_heads, args.heads / cache.kv_heads, args.window, args.whole != 0},
         head_dim(cache.head_dim),
+        slot_bytes((cache.stride ? cache.stride : cache.kv_heads * head_dim) * kSize),
         dims(ceil_div(head_dim, kPanel) * kPanel),
         q_size(ceil_div(dims, kSlab) * kSlab),
         state(state_size(dims)) {}
@@ -114,15 +116,15 @@ struct Attention {
   // Those that the query in this row of a block sees.
   Range seen_by(const Block& block, int64_t row, int64_t segment) const {
     const int64_t position = block.position + row / shape.group;
+    if (shape.whole) return within(block.seen, segment);
     return within({shape.window ? position + 1 - shape.window : 0, position + 1}, segment);
   }
 
   // Where the keys of a segment are. For those that are not seen: where the nearest one is.
   void find(const Block& block, int64_t segment, int64_t* to) {
-    const int64_t stride = shape.kv_heads * head_dim * kSize;
     const Range seen = within(block.seen, segment);
     const int32_t* from = block.slots + segment * kSegment;
-    for (int64_t i = seen.first; i < seen.last; i++) to[i] = from[i] * stride;
+    for (int64_t i = seen.first; i < seen.last; i++) to[i] = from[i] * slot_bytes;
     for (int64_t i = 0; i < seen.first; i++) to[i] = to[seen.first];
     for (int64_t i = seen.last; i < kSegment; i++) to[i] = to[seen.last - 1];
   }
@@ -198,6 +200,8 @@ struct Attention {
   void take_next(const Block& block, int64_t head, int64_t row, int64_t segment, const float* from, float* to) {
     if (block.partials >= 0) {
       memcpy(partial(block, head, row, segment), from, state * sizeof(float));
+    } else if (segment == block.first_segment) {  // what merging with nothing gives
+      memcpy(to, from, state * sizeof(float));
     } else {
       merge(to, from, dims);
     }

@@ -64,12 +64,16 @@ def find_or_build(instruction_set: str = "") -> Path:
     """A library with this instruction set, or the best here for "": the one that came with the installation, else that
     of the user's cache, made now if need be. Raises `CannotBuild`.
     """
-    sets = sets_here(instruction_set)
-    for installed in (SOURCES / library_name(all_sets()), SOURCES / library_name(sets)):
+    flags, named = _processor_flags(), sets_here(instruction_set)
+    if flags and not named[0].needs <= flags:
+        raise CannotBuild(f"this processor has no {instruction_set}")
+    sets = sets_here() if instruction_set == PORTABLE.name else named  # every library holds that one
+    name = library_name(_tried(sets, best_only=True))
+    for installed in (SOURCES / library_name(all_sets()), SOURCES / name):
         if installed.exists():
             return installed
     folder = cache_folder()
-    cached = folder / library_name(sets)
+    cached = folder / name
     if _is_ours(cached):
         return cached
     try:
@@ -81,7 +85,7 @@ def find_or_build(instruction_set: str = "") -> Path:
     except OSError:  # the cache cannot be written: a folder of this process's own does as well, once
         private = Path(tempfile.mkdtemp(prefix="weft-kernels-"))
         try:
-            return build(private / library_name(sets), sets, best_only=True)
+            return build(private / name, sets, best_only=True)
         except CannotBuild:
             shutil.rmtree(private, ignore_errors=True)
             raise
@@ -200,6 +204,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 if __name__ == "__main__":
     try:
-        print(build(SOURCES / library_name(sets_here()), sets_here(), best_only=True))
+        here = sets_here()
+        print(build(SOURCES / library_name(_tried(here, best_only=True)), here, best_only=True))
     except CannotBuild as problem:
         sys.exit(f"the kernel library was not built, weft will use torch: {problem}")

@@ -12,6 +12,7 @@
 
 #include "weights.h"
 #include "norm.h"
+#include "encoder.h"
 #include "linear.h"
 #include "rotary.h"
 #include "attention.h"
@@ -40,6 +41,7 @@ const Kernel JOIN(kernels_, WEFT_NAMESPACE)[kNumOps] = {
     KERNEL(norm, NormArgs),          KERNEL(linear, LinearArgs),            KERNEL(rotary_store, RotaryStoreArgs),
     KERNEL(attention, AttentionArgs), KERNEL(argmax, ArgmaxArgs),           KERNEL(mask, MaskArgs),
     KERNEL(draw, DrawArgs),          KERNEL(logprobs, LogprobsArgs),         KERNEL(penalise, PenaltiesArgs),
+    KERNEL(embed_sum, EmbedSumArgs), KERNEL(layer_norm, LayerNormArgs),
 };
 
 }  // namespace weft

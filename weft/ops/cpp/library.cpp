@@ -6,6 +6,7 @@
 #include "pool.h"
 #include "program.h"
 #include "team.h"
+#include "whole_step.h"
 
 #define API extern "C" __attribute__((visibility("default")))
 
@@ -74,6 +75,16 @@ struct Memory {
   }
 };
 
+// Returns 0, or -1 if memory ran out.
+int run(int set, const Op* ops, int64_t num_ops, const Step& step, int num_threads) {
+  ProgramRun program;
+  program.kernels = all_sets[set].kernels;
+  program.ops = ops;
+  program.step = &step;
+  run_together(program, num_ops, num_threads);
+  return out_of_memory.exchange(0) ? -1 : 0;
+}
+
 }  // namespace
 
 void* own_memory(int64_t bytes) {
@@ -101,19 +112,30 @@ API int64_t weft_sizeof(int64_t index) {
   const int64_t sizes[] = {sizeof(Step),         sizeof(Op),       sizeof(Weight),          sizeof(PackArgs),
                            sizeof(EmbedArgs),    sizeof(NormArgs), sizeof(LinearArgs),      sizeof(KvCache),
                            sizeof(RotaryStoreArgs), sizeof(AttentionArgs), sizeof(ArgmaxArgs), sizeof(MaskArgs),
-                           sizeof(PenaltiesArgs), sizeof(DrawArgs), sizeof(LogprobsArgs)};
+                           sizeof(PenaltiesArgs), sizeof(DrawArgs), sizeof(LogprobsArgs), sizeof(WholeStep),
+                           sizeof(LayerNormArgs), sizeof(EmbedSumArgs)};
   return index < int64_t(sizeof sizes / sizeof *sizes) ? sizes[index] : -1;
 }
 
 // Run the operations in order over `step` with the kernels of a set, on at most `num_threads` threads. Returns 0, or -1
 // if memory ran out: what the program should have written is then undefined.
 API int weft_run(int set, const Op* ops, int64_t num_ops, const Step* step, int num_threads) {
-  ProgramRun program;
-  program.kernels = all_sets[set].kernels;
-  program.ops = ops;
-  program.step = step;
-  run_together(program, num_ops, num_threads);
-  return out_of_memory.exchange(0) ? -1 : 0;
+  return run(set, ops, num_ops, *step, num_threads);
+}
+
+// Run a whole step. Returns 0, -1 if memory ran out, or -2 if the plan is unsound: then nothing has been done.
+API int weft_run_whole(int set, WholeStep* whole, int num_threads) {
+  if (!is_sound(*whole)) return -2;
+  const Step step = lay_out(*whole);
+  if (run(set, whole->body, whole->num_body, step, num_threads)) return -1;
+  whole->num_invalid = 0;
+  if (!whole->num_sampling) return 0;
+  gather_last(*whole);
+  Step behind = {};
+  behind.num_tokens = whole->num_sampling;
+  if (run(set, whole->head, whole->num_head, behind, num_threads)) return -1;
+  keep_tokens(*whole);
+  return 0;
 }
 
 }  // namespace weft

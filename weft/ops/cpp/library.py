@@ -8,8 +8,11 @@ from pathlib import Path
 
 import torch
 
-from weft.ops.cpp.abi import KIND_OF, Op, OpKind, PackArgs, Step
+from weft.ops.cpp.abi import KIND_OF, Op, OpKind, PackArgs, Step, WholeStep
 from weft.ops.cpp.build import CannotBuild, find_or_build
+
+OUT_OF_MEMORY = "the kernels ran out of memory"
+UNSOUND = -2  # what weft_run_whole returns for a plan that it refuses
 
 
 class Unavailable(Exception):
@@ -33,6 +36,8 @@ class Library:
         self._library.weft_sizeof.argtypes = [ctypes.c_int64]
         self._run = self._library.weft_run
         self._run.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int]
+        self._run_whole = self._library.weft_run_whole
+        self._run_whole.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int]
         self._set = int(self._library.weft_find(instruction_set.encode()))
         if self._set < 0:
             raise Unavailable(
@@ -49,8 +54,19 @@ class Library:
 
     def run(self, ops: int, num_ops: int, step: Step) -> None:
         """Run `num_ops` operations from the address `ops`. Raises MemoryError."""
-        if self._run(self._set, ops, num_ops, ctypes.addressof(step), self.num_threads or torch.get_num_threads()):
-            raise MemoryError("the kernels ran out of memory")
+        if self._run(self._set, ops, num_ops, ctypes.addressof(step), self._threads):
+            raise MemoryError(OUT_OF_MEMORY)
+
+    def run_whole(self, whole: WholeStep) -> None:
+        """Run a step from plan to tokens. Raises MemoryError."""
+        failed = self._run_whole(self._set, ctypes.addressof(whole), self._threads)
+        assert failed != UNSOUND, "a plan that contradicts itself, or leaves the row table"
+        if failed:
+            raise MemoryError(OUT_OF_MEMORY)
+
+    @property
+    def _threads(self) -> int:
+        return self.num_threads or torch.get_num_threads()
 
     def run_one(self, args: ctypes.Structure, step: Step, kind: OpKind | None = None) -> None:
         """Run one operation; `kind` where its structure does not tell."""

@@ -13,6 +13,7 @@
 #pragma once
 
 #include "activations.h"
+#include "encoder_pointwise.h"
 #include "gemm_i4.h"
 
 namespace weft {
@@ -231,7 +232,7 @@ static void write_item(const LinearArgs& args, const Activations& x, const Linea
     const int64_t valid = args.weight->out - first;
     for (int64_t i = 0; i < columns && i < valid; i += kLanes) {
       const F32 value = finished(args, x, row, first + i, sums + i * 4);
-      put(y + i, args.epilogue == kAdd ? add(get(y + i, valid - i), value) : value, valid - i);
+      put(y + i, args.epilogue == kAdd ? add(get(y + i, valid - i), value) : activated(args.epilogue, value), valid - i);
     }
   }
 }

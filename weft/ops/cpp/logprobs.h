@@ -8,18 +8,29 @@
 namespace weft {
 namespace WEFT_NAMESPACE {
 
+constexpr int64_t kSmallestBlock = 16;
+constexpr int64_t kBlocksEach = 4;  // so many blocks for each token that is wanted, if the row is long enough
+
+// So long are the blocks of a row whose largest logits are found: a kBlock, or less where a row has few of these. The
+// tokens above the num_top largest of the maxima are few only if there are some times as many blocks.
+static int64_t block_len_for(int64_t vocab_size, int64_t num_top) {
+  int64_t length = kBlock;
+  while (length > kSmallestBlock && vocab_size < length * num_top * kBlocksEach) length /= 2;
+  return length;
+}
+
 // The log-sum-exp of a row and the maxima of its blocks, both of logits below the peak.
-static double survey(const float* logits, float peak, int64_t begin, int64_t end, float* maxima) {
+static double survey(const float* logits, float peak, int64_t begin, int64_t end, int64_t block_len, float* maxima) {
   Sum sum;
-  for (int64_t block = begin; block < end; block += kBlock) {
-    const int64_t block_end = least(block + kBlock, end);
+  for (int64_t block = begin; block < end; block += block_len) {
+    const int64_t block_end = least(block + block_len, end);
     F32 most = all(-kInfinity);
     for (int64_t t = block; t < block_end; t += kLanes) {
       const F32 x = sub(logits_at(logits, t, block_end), all(peak));
       most = larger(most, x);
       add_to(sum, exponential(x));
     }
-    maxima[(block - begin) / kBlock] = largest(most);
+    *maxima++ = largest(most);
   }
   return total(sum);
 }
@@ -74,7 +85,8 @@ static void bring_first(uint64_t* ranks, int64_t num, int64_t num_first) {
 
 static void logprobs(const LogprobsArgs& args, const Step& step, Team& team) {
   const int64_t num_rows = step.num_tokens, vocab_size = args.vocab_size;
-  const int64_t num_pieces = ceil_div(vocab_size, kPiece), num_blocks = num_pieces * (kPiece / kBlock);
+  const int64_t block_len = block_len_for(vocab_size, args.num_top), blocks_of_piece = kPiece / block_len;
+  const int64_t num_pieces = ceil_div(vocab_size, kPiece), num_blocks = num_pieces * blocks_of_piece;
   char* memory = memory_for_all(team, num_rows * (num_pieces * 8 + num_blocks * 4));
   if (!memory) return;
   double* sums = reinterpret_cast<double*>(memory);                        // [L, pieces]
@@ -82,7 +94,8 @@ static void logprobs(const LogprobsArgs& args, const Step& step, Team& team) {
   for (int64_t i; (i = team.take()) < num_rows * num_pieces;) {
     const int64_t row = args.rows[i / num_pieces], begin = i % num_pieces * kPiece;
     const int64_t end = least(begin + kPiece, vocab_size);
-    sums[i] = survey(args.logits + row * args.stride, args.peaks[row], begin, end, maxima + i * (kPiece / kBlock));
+    float* const of_piece = maxima + i * blocks_of_piece;
+    sums[i] = survey(args.logits + row * args.stride, args.peaks[row], begin, end, block_len, of_piece);
   }
   team.barrier();
   uint64_t* ranks = nullptr;
@@ -103,7 +116,7 @@ static void logprobs(const LogprobsArgs& args, const Step& step, Team& team) {
     }
     // A row that is not finite has no order; its first tokens stand for any.
     const bool finite = __builtin_fabsf(peak) < kInfinity;
-    const float floor = reached_by(maxima + i * num_blocks, ceil_div(vocab_size, kBlock), num_top, *scratch);
+    const float floor = reached_by(maxima + i * num_blocks, ceil_div(vocab_size, block_len), num_top, *scratch);
     int64_t num = finite ? ranks_above(logits, vocab_size, peak, floor, ranks) : 0;
     for (; num < num_top; num++) ranks[num] = uint64_t(num);
     bring_first(ranks, num, num_top);

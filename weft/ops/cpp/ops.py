@@ -15,7 +15,7 @@ from weft.ops.cpp.abi import Epilogue, WeightFormat
 from weft.ops.cpp.library import Library
 from weft.ops.cpp.program import Program, Recorder
 from weft.ops.protocol import Matrix, Norm
-from weft.ops.quantize import GROUP
+from weft.ops.quantize import GROUP, widened
 
 BYTES = {WeightFormat.F32: 4.0, WeightFormat.BF16: 2.0, WeightFormat.I8: 1.0, WeightFormat.I4: 0.5}
 
@@ -61,8 +61,9 @@ class PackedMatrix:
     def kept(self) -> Sequence[Tensor]:
         return [self._panels, self._scales, self._sums, *([] if self.bias is None else [self.bias])]
 
-    def put(self, part: int, rows: Tensor, start: int = 0) -> None:
+    def put(self, part: int, rows: Tensor, start: int = 0, scales: Tensor | None = None) -> None:
         assert start + len(rows) <= self.sizes[part]
+        rows = widened(rows, scales)
         assert rows.shape[1] == self.struct.in_size
         rows = rows.contiguous() if rows.dtype == torch.bfloat16 else rows.float().contiguous()
         self._library.pack(self._pack_args(part, rows, start))

@@ -38,12 +38,42 @@ enum OpKind : int64_t {
   kDraw = 9,
   kLogprobs = 10,
   kPenalise = 11,
-  kNumOps = 12,
+  kEmbedSum = 12,
+  kLayerNorm = 13,
+  kNumOps = 14,
 };
 
 struct Op {
   int64_t kind;
   const void* args;  // the structure of that kind
+};
+
+// A whole step, from a plan to tokens: `body` runs over the tokens that the plan describes, `head` over what it leaves of
+// the last token of each of the S requests that sample. Everything stays where it is from one step to the next, but for
+// `numbers` and what `head` draws by.
+struct WholeStep {
+  int64_t num_tokens;
+  int64_t num_requests;
+  int64_t num_sampling;    // S
+  const int32_t* numbers;  // rows [R], starts [R], lens [R], whether it samples [R], ids [T] (below 0: the token sampled
+                           // last for its row), slots [T]; all one behind the other
+  const Op* body;
+  int64_t num_body;
+  const Op* head;  // up to `chosen` and `peaks`
+  int64_t num_head;
+  int32_t* table;  // [num_rows, table_stride] slot of each token of a row
+  int64_t num_rows;
+  int64_t table_stride;
+  int64_t* last_tokens;  // [num_rows] the token sampled last
+  int64_t* columns;      // scratch, [3, T] and more
+  const float* hidden;   // [T, hidden_size] what `body` writes
+  int64_t hidden_size;
+  float* last;            // [S, hidden_size] what `head` reads
+  const int64_t* chosen;  // [S]
+  const float* peaks;     // [S] the largest logit of each
+  int32_t* tokens;        // [S] result: what is chosen; 0 where the logits are not finite
+  uint8_t* invalid;       // [S] result: 1 where they are not
+  int64_t num_invalid;    // result
 };
 
 // ---------------------------------------------------------------- weights
@@ -109,7 +139,11 @@ struct NormArgs {
 enum Epilogue : int64_t {
   kStore = 0,     // y = W x + bias
   kAdd = 1,       // y += W x + bias
-  kGatedSilu = 2  // y = silu(gate) * up, for a gated weight; y has out / 2 columns
+  kGatedSilu = 2,  // y = silu(gate) * up, for a gated weight; y has out / 2 columns
+  kGelu = 3,       // y = f(W x + bias)
+  kGeluTanh = 4,
+  kRelu = 5,
+  kTanh = 6,
 };
 
 // y = epilogue(W norm(x) + bias) for the num_tokens rows of x. Exactly `out` columns of y (gated: out / 2) are written,
@@ -140,6 +174,7 @@ struct KvCache {
   void* v;
   float* k_scale;  // [slots, kv_heads]
   float* v_scale;
+  int64_t stride;  // elements from one slot to the next; 0: nothing is between them
 };
 
 // Each row of qkv is [heads + 2 kv_heads, head_dim]. Normalise the heads of q and k (if there are weights for it), rotate
@@ -157,7 +192,8 @@ struct RotaryStoreArgs {
   const float* sin;
 };
 
-// Attention of each token of the step to the cached tokens of its request and those of the step up to itself.
+// Attention of each token of the step to the cached tokens of its request and those of the step up to itself, or to all
+// of its request (`whole`). For an encoder, slots are places in the step, and the cache is what its linear has written.
 struct AttentionArgs {
   const KvCache* cache;
   const float* q;  // [T, q_stride], rows [heads, head_dim]
@@ -166,6 +202,39 @@ struct AttentionArgs {
   int64_t heads;
   int64_t window;  // tokens that a query sees, itself included; 0: all
   float scale;
+  int64_t whole;  // 1: queries see what is behind them, too; there is no window then
+};
+
+// ---------------------------------------------------------------- encoders
+
+// (x - mean) / sqrt(variance + eps) * weight + bias, over a row.
+struct LayerNormWeights {
+  const float* weight;
+  const float* bias;
+  float eps;
+};
+
+struct LayerNormArgs {
+  const float* x;
+  float* out;
+  int64_t size;
+  int64_t x_stride;
+  int64_t out_stride;
+  LayerNormWeights norm;
+};
+
+// out[t] = norm(words[tokens[t]] + kinds[kind_ids[t]] + positions[positions[t] + first_position]). Tables are row-major
+// [.., size], bf16 or float. Reads Step.tokens and Step.positions.
+struct EmbedSumArgs {
+  const void* words;
+  const void* kinds;
+  const void* positions;
+  int64_t is_bf16;
+  const int64_t* kind_ids;  // [T] kinds of segments
+  int64_t first_position;
+  int64_t size;
+  LayerNormWeights norm;
+  float* out;  // [T, size]
 };
 
 // ---------------------------------------------------------------- sampling; rows of logits [S, stride], S = num_tokens

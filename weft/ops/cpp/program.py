@@ -22,12 +22,20 @@ class Program:
     """A list of operations, and all that their addresses point to."""
 
     def __init__(self, args: Sequence[ctypes.Structure], keep: Sequence[object]) -> None:
-        self._args, self._keep = args, keep
+        self.args, self._keep = args, keep
         self._ops = (Op * len(args))(*(Op(KIND_OF[type(one)], ctypes.addressof(one)) for one in args))
+
+    @property
+    def address(self) -> int:
+        return ctypes.addressof(self._ops)
 
     def run(self, library: Library, step: Step) -> None:
         """Raises MemoryError."""
-        library.run(ctypes.addressof(self._ops), len(self._ops), step)
+        library.run(self.address, len(self.args), step)
+
+    def then(self, *args: ctypes.Structure) -> Program:
+        """A program that does this one's operations and then some more."""
+        return Program([*self.args, *args], [self])
 
 
 class Recorder:

@@ -31,7 +31,8 @@ def quantize_rows(
 ) -> tuple[Tensor, Tensor]:
     """norm(x) in eight bits, int8 or float8_e4m3fn: [T, H] and the scale of each row, float32 [T].
 
-    A value is about what is kept times its scale. There are `least_rows` rows at least, the last ones with any content.
+    A value is about what is kept times its scale, which is NaN if a value of the row is. There are `least_rows` rows at
+    least, the last ones with any content.
     """
     num, size = x.shape
     kept = torch.empty(max(num, least_rows), size, dtype=dtype, device=x.device)
@@ -61,9 +62,9 @@ def silu_and_mul(x: Tensor) -> Tensor:
 
 
 def scaled(sums: Tensor, row_scales: Tensor, scales: Tensor, bias: Tensor | None, out: Tensor, add: bool) -> Tensor:
-    """(out +) sums * row_scales * scales + bias, into `out` [T, N]: what follows a product of int8.
+    """(out +) sums * row_scales * scales + bias, into `out` [T, N]: what follows a product of eight bits.
 
-    sums [T or more, N] int32, row_scales [T or more], scales [N], bias [N].
+    sums [T or more, N] of any type, row_scales [T or more], scales [N], bias [N].
     """
     num, size = out.shape
     scaled_kernel[(num, triton.cdiv(size, COLUMNS))](
@@ -120,7 +121,8 @@ def quantize_kernel(
     if INTEGER:
         y = rounded(y)
     tl.store(kept_ptr + row * SIZE + column, y.to(kept_ptr.dtype.element_ty), mask=column < SIZE)
-    tl.store(scales_ptr + row, scale)
+    strange = tl.max((x != x).to(tl.int32), 0)  # the largest value passes over NaN, and integers have none
+    tl.store(scales_ptr + row, tl.where(strange > 0, float("nan"), scale))
 
 
 @triton.jit

@@ -125,5 +125,6 @@ def rotary_store_kernel(
 @triton.jit
 def store(at, x, mask, FP8: tl.constexpr):
     if FP8:
-        x = tl.minimum(tl.maximum(x, -448.0), 448.0)  # the largest e4m3: what is larger would become NaN
+        bounded = tl.minimum(tl.maximum(x, -448.0), 448.0)  # the largest e4m3: what is larger would become NaN
+        x = tl.where(x != x, x, bounded)
     tl.store(at, x.to(at.dtype.element_ty), mask=mask)

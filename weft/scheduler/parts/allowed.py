@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.executor.plan import IntArray, Mask
+from weft.executor.plan import IntArray, Known, Mask
 from weft.scheduler.batch import Batch
 from weft.scheduler.part import Extras, Part
 from weft.scheduler.request import Columns, Request
@@ -26,7 +26,7 @@ class Allowed(Part):
         found = [(i, self._masks[row]) for i, row in enumerate(batch.sample_rows.tolist()) if row in self._masks]
         if found:
             index, masks = zip(*found, strict=True)
-            extras.allowed = Mask(index=np.array(index, dtype=np.int32), words=np.stack(masks))
+            extras.allowed = Mask(index=np.array(index, dtype=np.int32), promise=Known(np.stack(masks)))
 
     def release(self, request: Request) -> None:
         self._masks.pop(request.row, None)

@@ -29,7 +29,7 @@ class Bias(Part):
             if row in self._ending:
                 tokens, min_len = self._ending[row]
                 if columns.seq_len[row] <= min_len:
-                    extras.biases.append(_bias(i, tokens, np.full(len(tokens), -np.inf, dtype=np.float32)))
+                    extras.biases.append(forbidden(i, tokens))
 
     def release(self, request: Request) -> None:
         self._fixed.pop(request.row, None)
@@ -45,6 +45,11 @@ class Bias(Part):
             if ending:
                 tokens = np.array(sorted(ending), dtype=np.int32)
                 self._ending[request.row] = tokens, request.prompt_len + sampling.min_new_tokens
+
+
+def forbidden(index: int, tokens: IntArray) -> LogitBias:
+    """Sampling request `index` may not choose these."""
+    return _bias(index, tokens, np.full(len(tokens), -np.inf, dtype=np.float32))
 
 
 def _bias(index: int, tokens: IntArray, values: FloatArray) -> LogitBias:

@@ -2,11 +2,12 @@
 
 What is decided follows from what the grammar service says: which grammars are ready (`take`), and what became of each
 token (`advance`). Both are inputs of the core, like the results of steps, and recorded like these. A mask depends on
-every token before it: the loop does not plan ahead of a step that has one (`loop.py`).
+every token before it: the loop does not plan ahead of a step that has one (`loop.py`). It is not looked at here: the
+plan carries the promise of it.
 
 Where nothing but one text may follow, its tokens are appended without being sampled, and computed together in the next
 step. A grammar may hold from the end of the reasoning on: until then its request has no mask, but its steps are awaited
-all the same, for each token may be the one that ends it.
+all the same, for each token may be the one that ends it, and the output may not end before its structure has come.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from __future__ import annotations
 import numpy as np
 
 from weft.executor.plan import IntArray, Mask, Result
-from weft.grammar.protocol import GOES_ON, Constraint, Grammars, Key, Verdict, Words
+from weft.grammar.masks import Row, Rows
+from weft.grammar.protocol import GOES_ON, Constraint, Grammars, Key, Verdict
 from weft.messages.replies import FinishReason
 from weft.messages.sampling import SamplingParams, ThinkingMarks
 from weft.scheduler.batch import Batch
@@ -22,6 +24,7 @@ from weft.scheduler.commit import End, Forced
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.part import Extras, Part, StepReplies
 from weft.scheduler.part import Verdict as Admission
+from weft.scheduler.parts.bias import forbidden
 from weft.scheduler.request import Columns, Request
 
 MAX_JUMP = 32  # tokens: others wait for their next token while they are computed
@@ -30,8 +33,9 @@ MAX_JUMP = 32  # tokens: others wait for their next token while they are compute
 class GrammarPart(Part):
     """Keeps, by the number of its request, each place in a grammar. It stays through retractions."""
 
-    def __init__(self, grammars: Grammars) -> None:
+    def __init__(self, grammars: Grammars, eos_token_ids: tuple[int, ...]) -> None:
         self._grammars = grammars
+        self._eos = np.array(eos_token_ids, dtype=np.int32)
         self._constraints: dict[int, Constraint] = {}
         self._thinking: dict[int, ThinkingMarks] = {}  # those whose grammar does not hold yet, or perhaps not
         self._sampled: set[int] = set()  # those of which no token is forced
@@ -74,7 +78,10 @@ class GrammarPart(Part):
         extras.is_awaited = True
         masks = {i: mask for i in places if (mask := self._mask(ids[i])) is not None}
         if masks:
-            extras.mask = Mask(index=np.array(list(masks), dtype=np.int32), words=np.stack(list(masks.values())))
+            extras.mask = Mask(index=np.array(list(masks), dtype=np.int32), promise=Rows(list(masks.values())))
+        if len(masks) < len(places) and len(self._eos):
+            open_ended = [i for i in places if i not in masks and columns.stops_at_eos[batch.sample_rows[i]]]
+            extras.biases += [forbidden(i, self._eos) for i in open_ended]
 
     def commit(self, batch: Batch, columns: Columns, result: Result, replies: StepReplies) -> None:
         if not self._constraints:
@@ -104,12 +111,12 @@ class GrammarPart(Part):
             elif move.is_complete:
                 replies.ends.append(End(row, "stop"))
 
-    def _mask(self, id: int) -> Words | None:
+    def _mask(self, id: int) -> Row | None:
         """What the request's next token may be; None: anything."""
         constraint, marks = self._constraints[id], self._thinking.get(id)
         if marks is None:
             return constraint.mask
-        return None if marks.is_open else constraint.mask_with(marks.begin[0])
+        return None if marks.is_open else constraint.mask._replace(also=marks.begin[0])
 
     def _holds(self, id: int, row: int, token: int, columns: Columns) -> bool:
         """Whether a token that was sampled is the grammar's, and not of the reasoning before it."""

@@ -102,7 +102,7 @@ class Engine:
     def _compose(self, settings: SchedulerSettings, counters: Counters, first_step: int) -> None:
         self.sessions = Sessions(settings.sessions)
         self.vectors = VectorsPart(settings.hidden_size)
-        self.grammar = GrammarPart(self._grammars)
+        self.grammar = GrammarPart(self._grammars, settings.eos_token_ids)
         parts: list[Part] = [
             *(Bias(settings.eos_token_ids), PenaltiesPart(), LogprobsPart(), PromptLogprobsPart()),
             *(HiddenStatesPart(), self.vectors, PoolingPart()),

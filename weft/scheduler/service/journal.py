@@ -406,7 +406,7 @@ def _sampling_crc(sampling: Sampling) -> int:
     if (seen := sampling.penalties) is not None:
         crc ^= _crc(seen.index, seen.frequency, seen.presence, seen.repetition, seen.history, seen.lacks_last)
     if (allowed := sampling.allowed) is not None:
-        crc ^= _crc(allowed.index, allowed.words)
+        crc ^= _crc(allowed.index, allowed.promise.words)
     if (fixed := sampling.fixed) is not None:
         crc ^= _crc(fixed.index, fixed.tokens)
     for one in sampling.processors:

@@ -37,11 +37,11 @@ class Profiler(Protocol):
         profile_memory: bool,
         folder: str,
         prefix: str,
-    ) -> str:
+    ) -> str | None:
         """Record from the next step on, `num_steps` of them if not None.
 
-        Returns where the trace will lie, below the profiler's folder; nothing if none is written. Raises ValueError for
-        what cannot be, with what can.
+        Returns where the trace will lie, below the profiler's folder; nothing if none is written; None while all is
+        being prepared, beside the steps: call again. Raises ValueError for what cannot be, with what can.
         """
         ...
 
@@ -53,7 +53,7 @@ class Profiler(Protocol):
 class NoProfiler:
     """For engines without a device to look at."""
 
-    def start(self, **how: object) -> str:
+    def start(self, **how: object) -> str | None:
         raise ValueError("this engine has no profiler")
 
     def stop(self) -> Report:
@@ -79,7 +79,7 @@ def start_profile(engine: Engine, message: StartProfile) -> FromEngine:
         )
     except ValueError as exc:
         return StartProfileReply(call=message.call, success=False, message=str(exc))
-    return StartProfileReply(call=message.call, success=True, trace=trace)
+    return StartProfileReply(call=message.call, success=True, is_preparing=trace is None, trace=trace or "")
 
 
 def stop_profile(engine: Engine, message: StopProfile) -> FromEngine:

@@ -15,6 +15,7 @@ import numpy as np
 
 from weft.executor.control import DeviceReply, DeviceRequest, Pending
 from weft.executor.plan import Plan, Result, Step
+from weft.grammar.masks import Masks, Row
 from weft.grammar.protocol import Constraint, Key, Matcher, Move, Verdict
 from weft.messages.codec import ToEngine
 from weft.messages.replies import StepOutput
@@ -248,7 +249,8 @@ class _Grammars:
         verdicts = []
         while isinstance(record := self._script.peek(), Readied):
             self._script.take()
-            constraint = None if record.message else Constraint(_NoMatcher(), np.zeros(1, dtype=np.int32))
+            no_mask = Row(Masks(np.zeros((1, 1), dtype=np.int32)))
+            constraint = None if record.message else Constraint(_NoMatcher(), no_mask)
             verdicts.append(
                 Verdict(record.id, constraint, record.warnings, record.message, record.status, record.compile_s)
             )

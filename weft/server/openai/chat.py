@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -11,6 +12,7 @@ from starlette.types import ASGIApp
 
 from weft.server.body import json_bytes, read_json
 from weft.server.info import Front
+from weft.server.meta_info import meta_info
 from weft.server.openai.conversation import Conversation, chat_prompt, start_chat
 from weft.server.openai.models import (
     ChatAnswer,
@@ -48,9 +50,8 @@ async def chat_completions(front: Front, request: Request) -> ASGIApp:
         front.tokenizer,
         header(front, "chatcmpl", conversation.prompt.rid),
         conversation,
-        options=body.stream_options or StreamOptions(),
-        return_ids=bool(body.return_token_ids),
-        as_ids=bool(body.return_tokens_as_token_ids),
+        body=body,
+        weight_version=lambda: front.client.weight_version,
     )
     return Answer(conversation.generation, reply)
 
@@ -72,19 +73,25 @@ class ChatReply:
         header: Header,
         conversation: Conversation,
         *,
-        options: StreamOptions,
-        return_ids: bool,
-        as_ids: bool,
+        body: ChatRequest,
+        weight_version: Callable[[], str],
     ) -> None:
         ids = conversation.prompt.ids
+        options, return_ids = body.stream_options or StreamOptions(), bool(body.return_token_ids)
         self._tokenizer = tokenizer
         self._header = header
         self._conversation = conversation
         self._count = UsageCount([len(ids)], conversation.params.n)
         self._options = options
         self._logprobs = conversation.params.logprobs is not None
-        self._as_ids = as_ids  # tokens are called by their ids
-        self._prompt_ids = list(ids) if return_ids else None
+        self._as_ids = bool(body.return_tokens_as_token_ids)  # tokens are called by their ids
+        self._return_ids = return_ids
+        self._weight_version = weight_version if body.return_meta_info else None
+        self._about_prompt: dict[str, Any] = {}  # fields of the answer, or of each first chunk of a stream
+        if return_ids or body.return_prompt_token_ids:
+            self._about_prompt["prompt_token_ids"] = list(ids)
+        if body.return_prompt_text:  # what the model gets, truncated or not
+            self._about_prompt["prompt_text"] = tokenizer.decode(ids, skip_special_tokens=False)
         self._plain = not (self._logprobs or return_ids or options.continuous_usage_stats) and conversation.is_plain
         self._opened: set[int] = set()  # choices that have had their first chunk
         chunk = json_bytes(ChatChunk(**header._asdict(), choices=[]))
@@ -94,9 +101,7 @@ class ChatReply:
         for delta in deltas:
             self._count.add(delta)
         choices = [self._choice(delta) for delta in deltas]
-        answer = ChatCompletion(**self._header._asdict(), choices=choices, usage=self._usage())
-        if self._prompt_ids is not None:
-            answer.prompt_token_ids = self._prompt_ids
+        answer = ChatCompletion(**self._header._asdict(), **self._about_prompt, choices=choices, usage=self._usage())
         answer.prompt_logprobs = self._prompt_logprobs(0)
         return json_bytes(answer)
 
@@ -105,9 +110,8 @@ class ChatReply:
         parts = []
         if delta.choice not in self._opened:
             self._opened.add(delta.choice)
-            opening = self._chunk(ChatChunkChoice(index=delta.choice, delta=ChatDelta(role="assistant", content="")))
-            if self._prompt_ids is not None:
-                opening.prompt_token_ids = self._prompt_ids
+            choice = ChatChunkChoice(index=delta.choice, delta=ChatDelta(role="assistant", content=""))
+            opening = self._chunk(choice, **self._about_prompt)
             opening.prompt_logprobs = self._prompt_logprobs(delta.choice)
             parts.append(event(opening))
         if not self._plain:
@@ -136,20 +140,21 @@ class ChatReply:
             matched_stop=delta.end.matched,
             stop_reason=delta.end.matched,
             hidden_states=self._hidden_states(delta),
+            meta_info=self._meta_info(delta),
         )
-        if self._prompt_ids is not None:
+        if self._return_ids:
             choice.token_ids = delta.token_ids
         return choice
 
     def _contents(self, delta: Delta) -> list[ChatChunk]:
         """A chunk for each event. The first has what there is beside the text: ids and logprobs."""
         found = [self._delta(found) for found in self._conversation.events(delta)]
-        if not found and delta.token_ids and (self._logprobs or self._prompt_ids is not None):
+        if not found and delta.token_ids and (self._logprobs or self._return_ids):
             found = [ChatDelta(content="")]
         choices = [ChatChunkChoice(index=delta.choice, delta=one) for one in found]
         if choices:
             choices[0].logprobs = self._logprobs_of(delta)
-            if self._prompt_ids is not None:
+            if self._return_ids:
                 choices[0].token_ids = delta.token_ids
         return [self._chunk(choice) for choice in choices]
 
@@ -175,10 +180,11 @@ class ChatReply:
         choice = ChatChunkChoice(index=delta.choice, delta=ChatDelta(), finish_reason=reason)
         choice.matched_stop = choice.stop_reason = delta.end.matched
         choice.delta.hidden_states = self._hidden_states(delta)
+        choice.meta_info = self._meta_info(delta)
         return self._chunk(choice)
 
-    def _chunk(self, choice: ChatChunkChoice) -> ChatChunk:
-        chunk = ChatChunk(**self._header._asdict(), choices=[choice])
+    def _chunk(self, choice: ChatChunkChoice, **about: Any) -> ChatChunk:
+        chunk = ChatChunk(**self._header._asdict(), **about, choices=[choice])
         if self._options.continuous_usage_stats:
             chunk.usage = self._count.usage()
         return chunk
@@ -186,6 +192,11 @@ class ChatReply:
     def _hidden_states(self, delta: Delta) -> list[float] | msgspec.UnsetType:
         """Of the last token, if they were asked for."""
         return last_state(self._conversation.generation.completions[delta.choice].given) or msgspec.UNSET
+
+    def _meta_info(self, delta: Delta) -> dict[str, Any] | msgspec.UnsetType:
+        if self._weight_version is None:
+            return msgspec.UNSET
+        return meta_info(self._conversation.generation.completions[delta.choice], delta, self._weight_version())
 
     def _usage(self) -> Usage:
         usage = self._count.usage()
@@ -202,7 +213,10 @@ class ChatReply:
         return vllm_logprobs(self._tokenizer, prompt_logprobs(given), num_top)
 
     def _logprobs_of(self, delta: Delta) -> ChatLogprobs | None:
-        return chat_logprobs(self._tokenizer, delta, as_ids=self._as_ids) if self._logprobs else None
+        if not self._logprobs:
+            return None
+        wanted = self._conversation.params.logprob_token_ids
+        return chat_logprobs(self._tokenizer, delta, as_ids=self._as_ids, wanted=wanted)
 
 
 def answer_of(events: Sequence[Event], call_id_len: int) -> ChatAnswer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import cast
 
 import msgspec
 from starlette.requests import Request
@@ -75,6 +76,7 @@ async def completions(front: Front, request: Request) -> ASGIApp:
         given=[completion.given for completion in generation.completions],
         num_echoed=num_echoed,
         num_told=body.prompt_logprobs,
+        wanted=params.logprob_token_ids,
     )
     return Answer(generation, reply)
 
@@ -87,8 +89,8 @@ def split_prompt(prompt: str | list[str | int | list[int]], context_len: int) ->
         raise ContextExceeded(
             "prompt", f"the prompt has {len(prompt):,} tokens, more than the context of {context_len:,} tokens"
         )
-    if prompt and all(isinstance(item, int) for item in prompt):
-        return [[item for item in prompt if isinstance(item, int)]]
+    if set(map(type, prompt)) == {int}:
+        return [cast(list[int], prompt)]
     found = [item for item in prompt if not isinstance(item, int)]
     if len(found) < len(prompt):
         raise ApiError(400, "the prompt mixes token ids with texts or lists", param="prompt")
@@ -130,6 +132,7 @@ class CompletionReply:
         given: Sequence[Sequence[Extra]],
         num_echoed: int | None,
         num_told: int | None,
+        wanted: Sequence[int],
     ) -> None:
         """`given` is by choice; its log probabilities of the prompt are there before the first delta. `num_echoed` and
         `num_told` are the likeliest tokens that `echo` and `prompt_logprobs` tell beside each; None: not asked for."""
@@ -145,6 +148,7 @@ class CompletionReply:
         self._given = given
         self._num_echoed = num_echoed
         self._num_told = num_told
+        self._wanted = wanted  # tokens that are told beside the likeliest
         self._count = UsageCount([len(ids) for ids in prompt_ids], n)
         self._plain = not (logprobs or return_ids or options.continuous_usage_stats)
         self._offsets: dict[int, int] = {}  # of choices that have had their first chunk: length of the text so far
@@ -197,8 +201,9 @@ class CompletionReply:
             return None
         offset = self._offsets.get(delta.choice)
         if offset is not None:
-            return completion_logprobs(self._tokenizer, delta, offset, self._name_of)
-        found = completion_logprobs(self._tokenizer, delta, len(self._echo[delta.choice // self._n]), self._name_of)
+            return completion_logprobs(self._tokenizer, delta, offset, self._name_of, self._wanted)
+        offset = len(self._echo[delta.choice // self._n])
+        found = completion_logprobs(self._tokenizer, delta, offset, self._name_of, self._wanted)
         if self._num_echoed is None:
             return found
         tokens = prompt_logprobs(self._given[delta.choice])

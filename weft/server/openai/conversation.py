@@ -18,6 +18,7 @@ from weft.server.openai.tools import ToolUse, strict_tag, tool_use
 from weft.server.openai.translate import encode_texts, prompts, sampling_params, submit
 from weft.server.truncation import Truncation, truncation
 from weft.server.wishes import soft_budget, thinking_budget, thinking_switch
+from weft.text.chat_template import MAX_SOURCE_LEN
 from weft.text.generation import Delta, Generation, Prompt
 from weft.text.parsers.events import Event
 from weft.text.parsers.formats import FORCED, ReasoningFormat, ToolFormat
@@ -120,6 +121,11 @@ async def chat_text(front: Front, body: ChatRequest) -> str:
         raise ApiError(400, "this model has no chat template; use /v1/completions, or give one with --chat-template")
     if not body.messages:
         raise ApiError(400, "there is no message", param="messages")
+    if body.chat_template and not front.config.trust_request_chat_template:
+        message = "chat_template is not taken from requests; it would be with --trust-request-chat-template"
+        raise ApiError(400, message, param="chat_template", code="unsupported_parameter")
+    if len(body.chat_template or "") > MAX_SOURCE_LEN:
+        raise ApiError(400, f"chat_template has more than {MAX_SOURCE_LEN:,} characters", param="chat_template")
     continued = bool(body.continue_final_message)
     if continued and body.add_generation_prompt:
         raise ApiError(
@@ -137,6 +143,7 @@ async def chat_text(front: Front, body: ChatRequest) -> str:
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=continued,
         kwargs=kwargs,
+        source=body.chat_template or None,
     )
 
 

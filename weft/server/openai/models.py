@@ -28,6 +28,7 @@ class SampledRequest(WishFields, kw_only=True):
     n: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    stream_interval: int | None = None  # tokens in one event; more of them cost less
     max_tokens: int | None = None
     min_tokens: int | None = None
     temperature: float | None = None
@@ -54,6 +55,7 @@ class SampledRequest(WishFields, kw_only=True):
     return_tokens_as_token_ids: bool | None = None  # in log probabilities: "token_id:17" for the text of a token
     return_hidden_states: bool | None = None  # what the last token was sampled from
     prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None  # told in every place, beside the likeliest
     response_format: dict[str, Any] | None = None  # this and the next: what the answer must be (`server/grammar.py`)
     structured_outputs: dict[str, Any] | None = None
     json_schema: Any = None
@@ -63,6 +65,7 @@ class SampledRequest(WishFields, kw_only=True):
     choice: list[str] | None = None
     structural_tag: Any = None
     guided_json: Any = None
+    guided_json_object: bool | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
@@ -74,6 +77,7 @@ class SampledRequest(WishFields, kw_only=True):
     rid: str | None = None
     request_id: str | None = None
     session_params: SessionFields | None = None  # of SGLang's /generate
+    session_id: str | None = None  # changes nothing: routers keep what has the same one together
 
 
 class ContentPart(msgspec.Struct, kw_only=True):
@@ -105,7 +109,11 @@ class ChatRequest(SampledRequest, kw_only=True):
     separate_reasoning: bool | None = None  # false: reasoning stays in the content
     include_reasoning: bool | None = None  # false: reasoning is left out
     stream_reasoning: bool | None = None  # false: reasoning is one event of a stream
+    chat_template: str | None = None  # only if the server trusts requests with that
     chat_template_kwargs: dict[str, Any] | None = None
+    return_prompt_text: bool | None = None
+    return_prompt_token_ids: bool | None = None
+    return_meta_info: bool | None = None  # of SGLang's /generate
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
@@ -197,6 +205,7 @@ class ChatChoice(msgspec.Struct, kw_only=True):
     stop_reason: str | int | None
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
     hidden_states: list[float] | msgspec.UnsetType = msgspec.UNSET
+    meta_info: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatCompletion(msgspec.Struct, kw_only=True):
@@ -206,6 +215,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_text: str | msgspec.UnsetType = msgspec.UNSET
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | msgspec.UnsetType = msgspec.UNSET
 
@@ -240,6 +250,7 @@ class ChatChunkChoice(msgspec.Struct, kw_only=True):
     matched_stop: str | int | msgspec.UnsetType | None = msgspec.UNSET
     stop_reason: str | int | msgspec.UnsetType | None = msgspec.UNSET
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    meta_info: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChunk(msgspec.Struct, kw_only=True):
@@ -249,6 +260,7 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     model: str
     choices: list[ChatChunkChoice]
     usage: Usage | msgspec.UnsetType = msgspec.UNSET
+    prompt_text: str | msgspec.UnsetType = msgspec.UNSET
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | msgspec.UnsetType = msgspec.UNSET
 

@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeAlias, TypeVar
 
 from starlette.requests import Request
 
+from weft.config.server import MAX_STREAM_INTERVAL
 from weft.messages.replies import TokenLogprobs
 from weft.messages.sampling import InvalidParam, SamplingParams
 from weft.observe.call import rename
@@ -77,10 +78,17 @@ def sampling_params(
         skip_special_tokens=_or(body.skip_special_tokens, True),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
+        logprob_token_ids=_wanted_ids(body.logprob_token_ids, logprobs),
         grammar=grammar_of(body),
         **wishes(body),
         hidden_states="last" if body.return_hidden_states else None,
     )
+
+
+def _wanted_ids(ids: list[int] | None, logprobs: int | None) -> tuple[int, ...]:
+    if ids and logprobs is None:
+        raise ApiError(400, "logprob_token_ids needs logprobs", param="logprob_token_ids")
+    return tuple(ids or ())
 
 
 def _or(value: V | None, default: V) -> V:
@@ -119,6 +127,8 @@ def prompts(
     salt = cache_salt(body.cache_salt, body.extra_key)
     if body.priority is not None and not -(2**31) <= body.priority < 2**31:
         raise ApiError(400, f"priority is {body.priority}; a 32-bit integer is allowed", param="priority")
+    if body.session_id is not None and body.session_params is not None:
+        raise ApiError(400, "session_id and session_params exclude each other", param="session_id")
     session = session_params(front, body.session_params, n=params.n * len(ids))
     rid = request_name(request, body.rid, body.request_id)
     return [
@@ -131,6 +141,7 @@ def prompts(
             cache_salt=salt,
             timeout_ms=timeout_ms(front, request, body.timeout_ms),
             session=session,
+            stream_interval=stream_interval(front, body.stream_interval),
         )
         for prompt_ids in ids
     ]
@@ -154,6 +165,16 @@ def timeout_ms(front: Front, request: Request, given: int | None) -> int:
         raise over("max_timeout_ms", f"timeout_ms must be 1 to {longest:,}", param="timeout_ms")
     if given < 1:
         raise ApiError(400, f"timeout_ms must be 1 to {longest:,}", param="timeout_ms")
+    return given
+
+
+def stream_interval(front: Front, given: int | None) -> int:
+    """Tokens of a completion in one event of a stream: as the request says, else the settings."""
+    if given is None:
+        return front.config.stream_interval
+    if not 1 <= given <= MAX_STREAM_INTERVAL:
+        message = f"stream_interval is {given}; 1 to {MAX_STREAM_INTERVAL:,} are allowed"
+        raise ApiError(400, message, param="stream_interval")
     return given
 
 
@@ -227,6 +248,8 @@ async def encode_mixed(
 ) -> list[list[int]]:
     """Ids of prompts some of which are ids already."""
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    if not texts:
+        return [prompt for prompt in prompts if not isinstance(prompt, str)]
     encoded = iter(await encode_texts(front, texts, add_special_tokens=add_special_tokens, truncates=truncates))
     return [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]
 
@@ -277,8 +300,10 @@ def reasoning_details(tokenizer: Tokenizer, outputs: Sequence[Output]) -> Comple
     return CompletionTokensDetails(sum(map(len, tokenizer.encode_all(texts, add_special_tokens=False))))
 
 
-def chat_logprobs(tokenizer: Tokenizer, delta: Delta, *, as_ids: bool = False) -> ChatLogprobs:
-    """With the bytes of each token, because a token need not be a whole character."""
+def chat_logprobs(
+    tokenizer: Tokenizer, delta: Delta, *, as_ids: bool = False, wanted: Sequence[int] = ()
+) -> ChatLogprobs:
+    """With the bytes of each token, because a token need not be a whole character. Those `wanted` stand at the end."""
 
     def entry(token: int, logprob: float) -> TopLogprob:
         text = _id_name(token) if as_ids else tokenizer.token_text(token)
@@ -287,19 +312,21 @@ def chat_logprobs(tokenizer: Tokenizer, delta: Delta, *, as_ids: bool = False) -
     content = []
     for token, found in zip(delta.token_ids, delta.logprobs, strict=False):
         own = entry(token, found.logprob)
-        top = [entry(*pair) for pair in zip(found.top_ids, found.top_logprobs, strict=True)]
+        top = [entry(*pair) for pair in _told(found, wanted)]
         content.append(TokenLogprob(own.token, own.logprob, own.bytes, top))
     return ChatLogprobs(content)
 
 
-def completion_logprobs(tokenizer: Tokenizer, delta: Delta, offset: int, name_of: TokenName) -> CompletionLogprobs:
-    """`offset`: length of the text before the first of these tokens."""
+def completion_logprobs(
+    tokenizer: Tokenizer, delta: Delta, offset: int, name_of: TokenName, wanted: Sequence[int] = ()
+) -> CompletionLogprobs:
+    """`offset`: length of the text before the first of these tokens. `wanted` are told beside the likeliest."""
     result = CompletionLogprobs([], [], [], [])
     for token, found in zip(delta.token_ids, delta.logprobs, strict=False):
         name = name_of(token)
         result.tokens.append(name)
         result.token_logprobs.append(finite(found.logprob))
-        result.top_logprobs.append(_top(name_of, found, name))
+        result.top_logprobs.append(_top(name_of, found, name, wanted))
         result.text_offset.append(offset)
         offset += len(tokenizer.token_text(token))
     return result
@@ -323,9 +350,15 @@ def token_name(tokenizer: Tokenizer, token: int) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
 
 
-def _top(name_of: TokenName, found: TokenLogprobs, name: str) -> dict[str, float]:
-    """The likeliest tokens and the one that was sampled."""
-    top = {name_of(token): finite(logprob) for token, logprob in zip(found.top_ids, found.top_logprobs, strict=True)}
+def _told(found: TokenLogprobs, wanted: Sequence[int]) -> list[tuple[int, float]]:
+    """The likeliest tokens of a place, and behind them those of `wanted` that are not among them."""
+    top = dict(zip(found.top_ids, found.top_logprobs, strict=True))
+    return list((top | dict(zip(wanted, found.id_logprobs, strict=True))).items())
+
+
+def _top(name_of: TokenName, found: TokenLogprobs, name: str, wanted: Sequence[int]) -> dict[str, float]:
+    """The likeliest tokens, those that are wanted, and the one that was sampled."""
+    top = {name_of(token): finite(logprob) for token, logprob in _told(found, wanted)}
     top.setdefault(name, finite(found.logprob))
     return top
 

@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from weft.config.process import module_command
+
+
+def test_case_43_files_of_the_current_folder_are_not_taken_for_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("traceback", "torch", "weft"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('a file of the folder was run')")
+    monkeypatch.setattr(sys, "path", ["/nowhere", *sys.path])
+    command = [*module_command("weft"), "--version"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("weft ")
+
+
+def test_a_checkout_that_is_run_in_place_runs_its_own_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for here in ("", str(tmp_path)):
+        monkeypatch.setattr(sys, "path", [here, *sys.path])
+        assert module_command("weft.launch.worker") == (sys.executable, "-m", "weft.launch.worker")

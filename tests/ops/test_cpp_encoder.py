@@ -1,0 +1,159 @@
+"""The kernels of encoders against their torch twins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from weft.executor.attention.cpp_whole import CppWhole
+from weft.executor.attention.whole import Whole
+from weft.ops.cpp import abi
+from weft.ops.cpp.abi import WeightFormat
+from weft.ops.cpp.encoder import EPILOGUES, CppEncoderOps
+from weft.ops.cpp.library import Library
+from weft.ops.encoder import ACTIVATIONS, LayerNorm, PlainEncoderOps, Tables
+from weft.ops.protocol import Matrix
+
+TOLERANCE = {WeightFormat.F32: 1e-5, WeightFormat.BF16: 0.01, WeightFormat.I8: 0.02, WeightFormat.I4: 0.02}
+CPU = torch.device("cpu")
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def recorded(ops: CppEncoderOps, record: Callable[[], Tensor], num_tokens: int, **step: Any) -> Tensor:
+    """What the operations that `record` adds leave."""
+    ops.begin(num_tokens)
+    out = record()
+    ops.finish().run(ops.library, abi.Step(num_tokens=num_tokens, **step))
+    return out.clone()
+
+
+def filled(matrix: Matrix, in_size: int, bias: bool = True) -> Matrix:
+    matrix.put(0, random(matrix.sizes[0], in_size) / in_size**0.5)
+    if bias:
+        matrix.put_bias(0, random(matrix.sizes[0]))
+    return matrix
+
+
+def activated(kernels: Library, x: Tensor, out_size: int, activation: str, format: WeightFormat) -> tuple[Tensor, ...]:
+    """By the kernels, and by the twin with the weights as the kernels keep them; and the product before."""
+    ops, twin = CppEncoderOps(kernels, format), PlainEncoderOps(torch.float64, CPU)
+    weight = filled(ops.matrix(x.shape[1], (out_size,), bias=True), x.shape[1])
+    same = twin.matrix(x.shape[1], (out_size,), bias=True)
+    same.put(0, weight.get(0))
+    same.put_bias(0, weight.get_bias(0))
+    actual = recorded(ops, lambda: ops.activated(x, weight, activation), len(x))
+    return actual, twin.activated(x.double(), same, activation), twin.linear(x.double(), same)
+
+
+def test_every_activation_has_a_kernel() -> None:
+    assert EPILOGUES.keys() == ACTIVATIONS.keys()
+
+
+@pytest.mark.parametrize("format", WeightFormat)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations_follow_a_product(kernels: Library, activation: str, format: WeightFormat) -> None:
+    for rows, in_size, out_size in ((1, 64, 32), (3, 70, 45), (40, 130, 97)):
+        actual, expected, product = activated(kernels, 3 * random(rows, in_size), out_size, activation, format)
+        assert (actual - expected).abs().max() < TOLERANCE[format] * product.abs().max()
+
+
+def one_by_one(kernels: Library, x: Tensor, activation: str) -> Tensor:
+    """The activation of each number."""
+    ops = CppEncoderOps(kernels, WeightFormat.F32)
+    identity = ops.matrix(1, (1,))
+    identity.put(0, torch.ones(1, 1))
+    return recorded(ops, lambda: ops.activated(x[:, None], identity, activation), len(x))[:, 0]
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations_are_exact_to_the_last_digits(kernels: Library, activation: str) -> None:
+    x = torch.linspace(-12, 12, 4001)
+    expected = ACTIVATIONS[activation](x.double())
+    assert ((one_by_one(kernels, x, activation) - expected).abs() / expected.abs().clamp(min=1)).max() < 1e-6
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_what_is_not_a_number_stays_so(kernels: Library, activation: str) -> None:
+    assert one_by_one(kernels, torch.tensor([torch.nan]), activation).isnan().all()
+
+
+def test_far_out_gelu_is_all_or_nothing(kernels: Library) -> None:
+    x = torch.tensor([-3e4, -50.0, -6.0, 6.0, 50.0, 3e4])
+    assert torch.equal(one_by_one(kernels, x, "gelu"), x.clamp(min=0))
+
+
+def norm_of(size: int) -> LayerNorm:
+    return LayerNorm(1 + 0.3 * random(size), random(size + 1)[1:].contiguous(), 1e-12)
+
+
+@pytest.mark.parametrize("size", [1, 3, 16, 48, 100, 384, 1029])
+def test_layer_norm(kernels: Library, size: int) -> None:
+    x, norm = 7 + random(5, size), norm_of(size)
+    ops = CppEncoderOps(kernels, WeightFormat.F32)
+    actual = recorded(ops, lambda: ops.layer_norm(x, norm), len(x))
+    twin = PlainEncoderOps(torch.float64, CPU)
+    expected = twin.layer_norm(x.double(), LayerNorm(norm.weight.double(), norm.bias.double(), norm.eps))
+    torch.testing.assert_close(actual.double(), expected, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("format", [WeightFormat.F32, WeightFormat.BF16])
+@pytest.mark.parametrize("size", [3, 48, 100])
+def test_three_embeddings_are_added_and_normed(kernels: Library, size: int, format: WeightFormat) -> None:
+    ops, twin = CppEncoderOps(kernels, format), PlainEncoderOps(torch.float32, CPU)
+    sizes = (50, 2, 20)
+    tables = Tables(*(filled(ops.matrix(size, (n,), precise=True), size, bias=False) for n in sizes), 2)
+    same = [twin.matrix(size, (n,), precise=True) for n in sizes]
+    for one, other in zip(same, tables[:3], strict=True):
+        one.put(0, other.get(0))
+    tokens, positions = torch.tensor([49, 0, 7, 7, 31]), torch.tensor([0, 1, 17, 0, 1])
+    kinds, norm = torch.tensor([0, 1, 1, 0, 0]), norm_of(size)
+    actual = recorded(
+        ops,
+        lambda: ops.embed_sum(tokens, positions, kinds, tables, norm),
+        len(tokens),
+        tokens=tokens.data_ptr(),
+        positions=positions.data_ptr(),
+    )
+    expected = twin.embed_sum(tokens, positions, kinds, Tables(*same, 2), norm)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=2e-5)
+
+
+def attended(kernels: Library, qkv: Tensor, lens: Sequence[int], heads: int) -> Tensor:
+    ops = CppEncoderOps(kernels, WeightFormat.F32)
+    whole = CppWhole(SimpleNamespace(num_heads=heads, head_dim=qkv.shape[1] // 3 // heads), ops)  # type: ignore[arg-type]
+    whole.prepare(np.array(lens, np.int32), CPU)
+    ops.begin(len(qkv))
+    out = whole.forward(qkv)
+    whole.step.num_tokens = len(qkv)
+    ops.finish().run(kernels, whole.step)
+    return out.clone()
+
+
+@pytest.mark.parametrize(("heads", "head_dim"), [(4, 12), (12, 32), (3, 64), (2, 80)])
+@pytest.mark.parametrize("lens", [[1], [16, 2, 24, 25], [63, 300, 1, 129], [700, 5]])
+def test_tokens_see_their_whole_prompt_and_nothing_else(
+    kernels: Library, heads: int, head_dim: int, lens: list[int]
+) -> None:
+    qkv = random(sum(lens), 3 * heads * head_dim)
+    actual = attended(kernels, qkv, lens, heads)
+    whole = Whole(SimpleNamespace(num_heads=heads))  # type: ignore[arg-type]
+    whole.prepare(np.array(lens), CPU)
+    torch.testing.assert_close(actual, whole.forward(qkv), rtol=0, atol=1e-5)
+
+
+def test_what_a_prompt_gets_does_not_depend_on_others(kernels: Library) -> None:
+    lens, heads = [20, 300, 70], 3
+    qkv = random(sum(lens), 3 * heads * 32)
+    together = attended(kernels, qkv, lens, heads)
+    qkv[:20] = torch.nan
+    for part, one in zip(qkv.split(lens)[1:], together.split(lens)[1:], strict=True):
+        assert torch.equal(attended(kernels, part.contiguous(), [len(part)], heads), one)
