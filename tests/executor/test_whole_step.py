@@ -2,14 +2,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 
 from tests.executor.driver import CONTEXT, Driver, Turn, ints, make_driver, sampling
-from weft.executor.plan import LAST_SAMPLED, Plan, Result
+from weft.executor.plan import LAST_SAMPLED, IntArray, Known, Mask, Plan, Result
 
 TEXT = [number % 60 + 1 for number in range(100)]  # more tokens than the first program has room for
 
@@ -22,6 +22,16 @@ def drivers() -> Iterator[list[Driver]]:
     yield both
     for driver in both:
         driver.runner.close()
+
+
+class Failed(NamedTuple):
+    """A promise whose second row cannot be had."""
+
+    words: IntArray
+
+    @property
+    def faults(self) -> dict[int, str]:
+        return {1: "nothing may follow"}
 
 
 def plain(driver: Driver, *turns: Turn, **changes: Any) -> Plan:
@@ -47,21 +57,29 @@ def everything(driver: Driver) -> list[list[int]]:
         launched(driver, Turn(1, [LAST_SAMPLED]), Turn(0, TEXT[7:]), Turn(2, [LAST_SAMPLED], samples=False)),
     ]
     driver.share(0, 4, 30)
+    odd = Mask(ints([1]), Known(ints([[0x2AAAAAAA, 0x0AAAAAAA]])))
+    none = Mask(ints([1, 0]), Failed(ints([[-1, -1], [0, 0]])))
     results += [
         launched(driver, Turn(4, TEXT[30:33]), Turn(1, [LAST_SAMPLED])),
         launched(driver, *(Turn(row, [LAST_SAMPLED]) for row in (4, 1)), temperature=draws, top_p=half),
         launched(driver, *(Turn(row, [LAST_SAMPLED]) for row in (0, 4)), temperature=draws + 1, top_k=ints([3, 0])),
+        launched(driver, *(Turn(row, [LAST_SAMPLED]) for row in (0, 4)), mask=odd),
+        launched(driver, *(Turn(row, [LAST_SAMPLED]) for row in (0, 4)), mask=odd, temperature=draws + 1),
+        launched(driver, *(Turn(row, [5]) for row in (0, 4)), mask=none),
         driver.launch(Turn(4, [LAST_SAMPLED]), Turn(2, [9, 8])).result(),  # with log probabilities: not whole
         launched(driver, Turn(3, TEXT[:4], samples=False)),
         launched(driver, *(Turn(row, [LAST_SAMPLED]) for row in (4, 0, 2))),
     ]
+    assert results[5].tokens[1] % 2 == 1
+    assert results[6].tokens[1] % 2 == 1
+    assert (results[7].invalid.tolist(), results[7].faults) == ([True, False], ((0, "nothing may follow"),))
     return [result.tokens.tolist() for result in results]
 
 
 def test_whole_steps_give_what_those_in_parts_do(drivers):
     whole, in_parts = map(everything, drivers)
     assert whole == in_parts
-    assert [len(tokens) for tokens in whole] == [2, 2, 2, 2, 2, 2, 0, 3]
+    assert [len(tokens) for tokens in whole] == [2, 2, 2, 2, 2, 2, 2, 2, 2, 0, 3]
     assert tables(drivers[0]) == tables(drivers[1])
 
 

@@ -90,7 +90,7 @@ def library() -> Iterator[Held]:
 
 @pytest.fixture
 def pool(library: Held) -> Iterator[GrammarPool]:
-    pool = GrammarPool(lambda: library, max_bytes=1_000_000)
+    pool = GrammarPool(lambda: library, max_bytes=1_000_000, beside=True)
     yield pool
     library.may_fill.set()
     pool.close()
@@ -135,6 +135,16 @@ def test_a_token_is_answered_before_the_masks_behind_it_are_filled(pool: Grammar
     library.may_fill.set()
     assert allowed(words_of(constraints)) == ["bc"] * FEW
     assert library.threads == ["masks_0"]
+
+
+def test_where_the_model_takes_all_processors_who_asks_fills_all_masks_at_once(library: Held) -> None:
+    pool = GrammarPool(lambda: library, max_bytes=1_000_000)
+    constraints = begun(pool, 3 * PART)
+    advance(pool, constraints, A)
+    assert not library.threads
+    assert allowed(words_of(constraints)) == ["bc"] * 3 * PART
+    assert (library.filled, library.threads) == ([3 * PART], [threading.current_thread().name])
+    pool.close()
 
 
 def test_few_masks_are_filled_by_who_asks_for_them(pool: GrammarPool, library: Held) -> None:

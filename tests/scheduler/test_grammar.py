@@ -64,6 +64,7 @@ class Bench:
             make_trial=lambda: self.gate,
             ring=self.rung.set,
             jump=jump,
+            beside=True,
         )
 
 

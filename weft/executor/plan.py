@@ -173,9 +173,9 @@ class Sampling:
 
     @property
     def is_plain(self) -> bool:
-        """Whether tokens are chosen from the model's output as it is, and nothing is told of it."""
-        changes = (self.bias, self.penalties, self.allowed, self.mask, self.fixed, self.logprobs)
-        return not self.processors and changes == (None,) * 6
+        """Whether nothing but grammars changes the logits before tokens are chosen, and nothing is told of them."""
+        changes = (self.bias, self.penalties, self.allowed, self.fixed, self.logprobs)
+        return not self.processors and changes == (None,) * 5
 
 
 @dataclass(frozen=True, slots=True)

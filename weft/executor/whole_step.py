@@ -1,21 +1,23 @@
 """Steps of the CPU kernels that are one call of the library, from the plan's numbers to the tokens.
 
-That is every step whose tokens are chosen from the model's output as it is, greedily or drawn. Between two large
-matrices Python finds its code and data out of the caches, and each function of torch or numpy costs some microseconds:
-here a handful of them is left. `RowTable.apply` and `sample` are the specification, and do what is not done here; both
+That is every step whose tokens are chosen from the model's output as it is, or as grammars leave it, greedily or drawn.
+Masks that are still on their way are waited for first: the kernels take all cores. Between two large matrices Python
+finds its code and data out of the caches, and each function of torch or numpy costs some microseconds: here a handful
+of them is left. `RowTable.apply` and `sample` are the specification, and do what is not done here; both
 sides share the row table and the model's programs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
 
 from weft.executor.inputs import RowTable
-from weft.executor.plan import Plan, Result, Sampling
+from weft.executor.plan import Mask, Plan, Result, Sampling
 from weft.executor.recorded import Recorded, RecordedModel
 from weft.ops.cpp import abi
 from weft.ops.cpp.library import Library
@@ -42,6 +44,8 @@ class WholeSteps:
         self._body: Recorded | None = None
         self._head: Recorded | None = None
         self._greedy = self._drawing = Program([], [])
+        self._mask = abi.MaskArgs()
+        self._masked = self._words = np.empty(0)
         self._whole = abi.WholeStep(
             table=rows.slots.data_ptr(),
             num_rows=num_rows,
@@ -66,11 +70,22 @@ class WholeSteps:
         self._make_room(plan.num_tokens, num)
         columns = (plan.rows, plan.starts, plan.lens, plan.samples, plan.tokens, plan.slots)
         np.concatenate(columns, out=self._numbers[: 4 * len(plan.rows) + 2 * plan.num_tokens])
+        self._forbid(plan.sampling.mask)
         head = self._greedy if plan.sampling.is_greedy else self._drawing_by(plan.sampling, num)
         whole.head, whole.num_head = head.address, len(head.args)
         self._library.run_whole(whole)
         invalid = self._invalid[:num].copy() if whole.num_invalid else None
-        return Ready(Result(self._tokens[:num].copy(), invalid))
+        result = Result(self._tokens[:num].copy(), invalid)
+        return Ready(result if plan.sampling.mask is None else _with_faults(result, plan.sampling.mask))
+
+    def _forbid(self, mask: Mask | None) -> None:
+        """What the mask does not allow, if there is one."""
+        args = self._mask
+        args.num_masks = 0
+        if mask is not None:
+            self._words, self._masked = np.ascontiguousarray(mask.promise.words), mask.index.astype(np.int64)
+            args.num_masks, args.mask_stride = len(mask.index), self._words.size // len(mask.index)
+            args.masks, args.rows = self._words.ctypes.data, self._masked.ctypes.data
 
     def _drawing_by(self, sampling: Sampling, num: int) -> Program:
         for name, column in self._draws.items():
@@ -93,8 +108,19 @@ class WholeSteps:
             rows = (head.output.data_ptr(), head.output.shape[1], head.output.stride(0))
             peaks, tokens = self._peaks.ctypes.data, self._chosen.ctypes.data
             draws = (column.ctypes.data for column in self._draws.values())
-            self._greedy = head.program.then(abi.ArgmaxArgs(*rows, tokens, peaks))
+            self._mask.logits, self._mask.vocab_size, self._mask.stride = rows
+            self._greedy = head.program.then(self._mask, abi.ArgmaxArgs(*rows, tokens, peaks))
             self._drawing = self._greedy.then(abi.DrawArgs(*rows, peaks, *draws, tokens))
+
+
+def _with_faults(result: Result, mask: Mask) -> Result:
+    """The rows whose masks could not be made are invalid."""
+    faults = tuple((int(mask.index[i]), fault) for i, fault in mask.promise.faults.items())
+    if not faults:
+        return result
+    invalid = np.zeros(len(result.tokens), np.bool_) if result.invalid is None else result.invalid
+    invalid[[place for place, _ in faults]] = True
+    return replace(result, invalid=invalid, faults=faults, tokens=np.where(invalid, np.int32(0), result.tokens))
 
 
 class Ready(NamedTuple):

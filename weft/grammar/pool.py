@@ -59,7 +59,8 @@ class Done(NamedTuple):
 class GrammarPool:
     """`make_compiler` is called once, by a thread, when the first grammar comes; it may raise InvalidGrammar or
     ImportError. `ring` is called by a thread whenever `take` has something to tell. Without `jump` no token is said to
-    be forced: each is sampled."""
+    be forced: each is sampled. With `beside`, for who computes elsewhere than in this machine's processors, a thread
+    fills masks while a step runs; without it, who asks for them does."""
 
     def __init__(
         self,
@@ -69,6 +70,7 @@ class GrammarPool:
         make_trial: Callable[[], Trial] = NoTrial,
         ring: Callable[[], None] = lambda: None,
         jump: bool = True,
+        beside: bool = False,
     ) -> None:
         self.cache = GrammarCache(max_bytes)
         self.num_compiled = 0
@@ -78,6 +80,7 @@ class GrammarPool:
         self._make_trial = make_trial
         self._ring = ring
         self._jump = jump
+        self._beside = beside
         self._own = threading.local()  # a thread's trial
         self._trials: list[Trial] = []
         self._threads = ThreadPoolExecutor(NUM_THREADS, "grammar", initializer=self._begin_thread)
@@ -176,9 +179,9 @@ class GrammarPool:
         return moves
 
     def _look(self, constraints: Sequence[Constraint]) -> None:
-        """Begin to find out what may come next. A few masks are left to who asks for them."""
+        """Begin to find out what may come next. Without the thread, and of a few masks, that is left to who asks."""
         num, num_words = len(constraints), constraints[0].mask.masks.words.shape[1]
-        size, parts = max(PART, -(-num // 4)), []
+        size, parts = max(PART, -(-num // 4)) if self._beside else num, []
         for begin in range(0, num, size):
             part = constraints[begin : begin + size]
             words = np.zeros((len(part), num_words), dtype=np.int32)
@@ -186,7 +189,7 @@ class GrammarPool:
             for place, constraint in enumerate(part):
                 constraint.mask = Row(masks, place)
             parts.append(masks)
-        if num >= FEW:
+        if self._beside and num >= FEW:
             self._filler.submit(_finish, parts)
 
     def _filled(self, matchers: Sequence[Matcher], masks: Words) -> dict[int, str]:

@@ -175,6 +175,7 @@ def _grammars(config: EngineConfig, model: ModelConfig, folder: Path, bell: Bell
         make_trial=partial(TrialProcess, *vocabulary, config.grammar_timeout_s),
         ring=bell.ring,
         jump=config.grammar_jump,
+        beside=config.device == "cuda",
     )
 
 

@@ -237,6 +237,7 @@ class MaskArgs(ctypes.Structure):
         ("logits", c_void_p),
         ("vocab_size", c_int64),
         ("stride", c_int64),
+        ("num_masks", c_int64),
         ("masks", c_void_p),
         ("mask_stride", c_int64),
         ("rows", c_void_p),

@@ -249,14 +249,15 @@ struct ArgmaxArgs {
 };
 
 // Logits whose bit is 0 become -inf. Bit t of mask i is masks[i * mask_stride + t / 32] >> (t % 32); there are none for
-// tokens from 32 * mask_stride on, which become -inf, too. Here S counts masks.
+// tokens from 32 * mask_stride on, which become -inf, too.
 struct MaskArgs {
   float* logits;
   int64_t vocab_size;
   int64_t stride;
+  int64_t num_masks;
   const int32_t* masks;
   int64_t mask_stride;
-  const int64_t* rows;  // [S] which row of the logits each mask is for
+  const int64_t* rows;  // [num_masks] which row of the logits each mask is for
 };
 
 // Lower the logits of tokens that were seen before, as ops/sampling.py says. Here S counts requests with penalties.

@@ -75,10 +75,10 @@ static void argmax(const ArgmaxArgs& args, const Step& step, Team& team) {
 }
 
 // Tokens behind the words of the mask are forbidden, too: a head may have more outputs than the tokenizer has tokens.
-static void mask(const MaskArgs& args, const Step& step, Team& team) {
+static void mask(const MaskArgs& args, const Step&, Team& team) {
   constexpr int64_t kWords = kPiece / 32;
   const int64_t num_words = ceil_div(args.vocab_size, 32), num_pieces = ceil_div(num_words, kWords);
-  for (int64_t i; (i = team.take()) < step.num_tokens * num_pieces;) {
+  for (int64_t i; (i = team.take()) < args.num_masks * num_pieces;) {
     const int64_t which = i / num_pieces, first_word = i % num_pieces * kWords;
     const int32_t* words = args.masks + which * args.mask_stride;
     float* logits = args.logits + args.rows[which] * args.stride;

@@ -63,8 +63,8 @@ def draw(library: Library, logits: Tensor, peaks: Tensor, draws: Draws, tokens: 
 def mask(library: Library, logits: Tensor, masks: Tensor, rows: Tensor) -> None:
     """Forbid the tokens whose bit is 0 in `masks` [M, W] (int32), each for one of the `rows` [M] (int64) of logits."""
     assert len(rows) == len(masks)
-    args = MaskArgs(*_rows(logits), _address(masks, torch.int32), masks.shape[1], _address(rows, torch.int64))
-    library.run_one(args, Step(len(rows)))
+    read = (_address(masks, torch.int32), masks.shape[1], _address(rows, torch.int64))
+    library.run_one(MaskArgs(*_rows(logits), len(rows), *read), Step(len(rows)))
 
 
 def penalise(library: Library, logits: Tensor, seen: Seen, last_tokens: Tensor) -> None:
