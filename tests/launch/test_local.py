@@ -62,6 +62,7 @@ def test_http_answers_that_it_is_not_ready_while_loading(model: Path) -> None:
 def test_signal_while_loading_stops_at_once(model: Path) -> None:
     with ServerProcess(model, behaviour="loading") as server:
         assert eventually(lambda: server.get("/ready") == 503)
+        assert server.engine_pid, "the engine has come so far"
         server.signal(signal.SIGINT)
         assert server.end() == 0
         assert_nothing_left(server)
@@ -99,6 +100,7 @@ def test_case_34_second_signal_ends_open_streams_at_once(model: Path) -> None:
         next(stream)
         server.signal(signal.SIGINT)
         assert eventually(lambda: server.get("/ready") == 503)
+        assert server.engine_pid, "the engine has come so far"
         server.signal(signal.SIGINT)
         with pytest.raises(StreamError, match="stopped"):
             list(stream)
