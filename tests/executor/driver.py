@@ -120,9 +120,9 @@ def full_logprobs(result: Result) -> torch.Tensor:
 
 def make_driver(model: ModelConfig = MODEL, folder: Path | None = None, **settings: Any) -> Driver:
     """A runner with the weights in `folder`, or with random ones; torch computes if `settings` do not say otherwise."""
-    settings = {"kernels": "torch", "threads": 1, **settings}
+    settings = {"device": "cpu", "kernels": "torch", "threads": 1, **settings}
     runner = load_runner(
-        EngineConfig(device="cpu", load_format="auto" if folder else "dummy", **settings),
+        EngineConfig(load_format="auto" if folder else "dummy", **settings),
         model,
         folder=folder or Path(),
         kv_tokens=KV_TOKENS,

@@ -14,9 +14,7 @@ import pytest
 import torch
 
 from tests.executor.driver import (
-    CONTEXT,
     KV_TOKENS,
-    MAX_ROWS,
     MODEL,
     Driver,
     Turn,
@@ -68,18 +66,7 @@ def cpu() -> Iterator[Driver]:
 
 
 def gpu_driver(sizes: str = "1,2,4", **settings: object) -> Driver:
-    settings = {"cuda_graph_sizes": sizes, "cuda_graph_prompt": 0, **settings}
-    engine = EngineConfig(device="cuda", load_format="dummy", threads=1, **settings)  # type: ignore[arg-type]
-    runner = build.load_runner(
-        engine,
-        MODEL,
-        folder=Path(),
-        kv_tokens=KV_TOKENS,
-        page_size=1,
-        max_rows=MAX_ROWS,
-        context_length=CONTEXT,
-    )
-    return Driver(runner, MODEL.vocab_size, np.random.default_rng(0).permutation(KV_TOKENS).tolist())
+    return make_driver(**{"device": "cuda", "cuda_graph_sizes": sizes, "cuda_graph_prompt": 0, **settings})
 
 
 def drawn(each: Driver, *turns: Turn) -> list[int]:

@@ -10,11 +10,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from tests.executor.driver import CONTEXT, KV_TOKENS, MAX_ROWS, MODEL, Driver, Turn, make_driver
+from tests.executor.driver import MODEL, Driver, Turn, make_driver
 from tests.executor.fake_gpu import FakeGpu
 from tests.executor.fake_providers import fake_flashinfer, flash_attn_with_kvcache, module
 from tests.executor.test_cuda_path import generate
@@ -69,25 +68,8 @@ def drivers() -> Iterator[list[Driver]]:
 
 
 def driver_on_gpu(backend: str) -> Driver:
-    engine = EngineConfig(
-        device="cuda",
-        load_format="dummy",
-        threads=1,
-        attention_backend=backend,
-        cuda_graph_sizes="2,4",
-        cuda_graph_prompt=24,
-        dtype="float16",
-    )
-    runner = build.load_runner(
-        engine,
-        WINDOW,
-        folder=Path(),
-        kv_tokens=KV_TOKENS,
-        page_size=1,
-        max_rows=MAX_ROWS,
-        context_length=CONTEXT,
-    )
-    return Driver(runner, WINDOW.vocab_size, np.random.default_rng(0).permutation(KV_TOKENS).tolist())
+    graphs = {"cuda_graph_sizes": "2,4", "cuda_graph_prompt": 24}
+    return make_driver(WINDOW, device="cuda", attention_backend=backend, dtype="float16", **graphs)
 
 
 @pytest.mark.parametrize("backend", ["fa3", "flashinfer"])
