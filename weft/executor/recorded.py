@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -40,8 +41,7 @@ class RecordedModel:
         return body.output[: len(tokens)]
 
     def normed(self, hidden: Tensor) -> Tensor:
-        if self._norm is None or len(hidden) > self._norm.capacity:
-            self._norm = self._record_behind(self._model.normed, _capacity(len(hidden), self._norm))
+        self._norm = with_room(self._norm, len(hidden), partial(self._record_behind, self._model.normed))
         return self._norm.run(self._ops.library, hidden)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -52,14 +52,12 @@ class RecordedModel:
 
     def body_for(self, num_tokens: int) -> Recorded:
         """From tokens to hidden states. It reads nothing but its step."""
-        if self._body is None or num_tokens > self._body.capacity:
-            self._body = self._record_body(_capacity(num_tokens, self._body))
+        self._body = with_room(self._body, num_tokens, self._record_body)
         return self._body
 
     def head_for(self, num_rows: int) -> Recorded:
         """From hidden states to logits."""
-        if self._head is None or num_rows > self._head.capacity:
-            self._head = self._record_behind(self._model.logits, _capacity(num_rows, self._head))
+        self._head = with_room(self._head, num_rows, partial(self._record_behind, self._model.logits))
         return self._head
 
     def _record_body(self, capacity: int) -> Recorded:
@@ -69,11 +67,7 @@ class RecordedModel:
         return Recorded(self._ops.finish(), capacity, nothing, output)
 
     def _record_behind(self, function: Callable[[Tensor], Tensor], capacity: int) -> Recorded:
-        """A function of hidden states."""
-        self._ops.begin(capacity)
-        hidden = self._ops.recorder.buffer(self._hidden_size)
-        output = function(hidden)
-        return Recorded(self._ops.finish(), capacity, hidden, output)
+        return record_behind(self._ops, function, self._hidden_size, capacity)
 
 
 class Recorded:
@@ -89,5 +83,16 @@ class Recorded:
         return self.output[: len(rows)]
 
 
-def _capacity(wanted: int, before: Recorded | None) -> int:
-    return max(wanted, FIRST_CAPACITY if before is None else 2 * before.capacity)
+def with_room(before: Recorded | None, num_rows: int, record: Callable[[int], Recorded]) -> Recorded:
+    """`before` if it has room for so many rows, else what `record` makes of a capacity."""
+    if before is not None and num_rows <= before.capacity:
+        return before
+    return record(max(num_rows, FIRST_CAPACITY if before is None else 2 * before.capacity))
+
+
+def record_behind(ops: CppOps, function: Callable[[Tensor], Tensor], hidden_size: int, capacity: int) -> Recorded:
+    """A function of hidden states."""
+    ops.begin(capacity)
+    hidden = ops.recorder.buffer(hidden_size)
+    output = function(hidden)
+    return Recorded(ops.finish(), capacity, hidden, output)

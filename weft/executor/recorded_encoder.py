@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from weft.executor.attention.cpp_whole import CppWhole
-from weft.executor.recorded import FIRST_CAPACITY, Recorded
+from weft.executor.recorded import Recorded, record_behind, with_room
 from weft.models.layers.encoder import WholeAttention
 from weft.models.layers.weight import Weights
 from weft.models.registry import Encoder
@@ -23,8 +25,7 @@ class RecordedEncoder:
 
     def forward(self, tokens: Tensor, positions: Tensor, types: Tensor, attention: WholeAttention) -> Tensor:
         assert attention is self._attention, "the program was recorded with another attention"
-        if self._body is None or len(tokens) > self._body.capacity:
-            self._body = self._record_body(_capacity(len(tokens), self._body))
+        self._body = with_room(self._body, len(tokens), self._record_body)
         body, step = self._body, self._attention.step
         body.input[: len(types)].copy_(types)
         step.num_tokens, step.tokens, step.positions = len(tokens), tokens.data_ptr(), positions.data_ptr()
@@ -35,8 +36,8 @@ class RecordedEncoder:
         return self._model.normed(hidden)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        if self._head is None or len(hidden) > self._head.capacity:
-            self._head = self._record_head(_capacity(len(hidden), self._head), hidden.shape[1])
+        record = partial(record_behind, self._ops, self._model.logits, hidden.shape[1])
+        self._head = with_room(self._head, len(hidden), record)
         return self._head.run(self._ops.library, hidden)
 
     def weights(self) -> Weights:
@@ -48,13 +49,3 @@ class RecordedEncoder:
         types = torch.empty(capacity, dtype=torch.int64)
         output = self._model.forward(nothing, nothing, types, self._attention)
         return Recorded(self._ops.finish(), capacity, types, output)
-
-    def _record_head(self, capacity: int, hidden_size: int) -> Recorded:
-        self._ops.begin(capacity)
-        hidden = self._ops.recorder.buffer(hidden_size)
-        output = self._model.logits(hidden)
-        return Recorded(self._ops.finish(), capacity, hidden, output)
-
-
-def _capacity(wanted: int, before: Recorded | None) -> int:
-    return max(wanted, FIRST_CAPACITY if before is None else 2 * before.capacity)

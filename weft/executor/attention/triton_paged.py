@@ -31,11 +31,8 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn)  # 
 class TritonPaged:
     """An `AttentionBackend`. `tiling` lays steps out for it."""
 
-    def __init__(
-        self, config: ModelConfig, pool: KVPool, context_length: int, kv_scales: list[tuple[float, float]] | None = None
-    ) -> None:
-        """Positions are below `context_length`. KV in eight bits is kept divided by the layer's scales, `kv_scales`
-        [layers] of K and of V, 1 if not given. Raises ValueError for a type of KV that the kernels do not read."""
+    def __init__(self, config: ModelConfig, pool: KVPool, context_length: int) -> None:
+        """Positions are below `context_length`. Raises ValueError for a type of KV that the kernels do not read."""
         dtype, device = pool.k[0].dtype, pool.k[0].device
         if dtype not in DTYPES:
             names = ", ".join(str(known).removeprefix("torch.") for known in DTYPES)
@@ -47,8 +44,7 @@ class TritonPaged:
             config.num_heads, config.num_kv_heads, extend_launch(config.head_dim, group).rows, _num_processors(device)
         )
         self._config = config
-        scales = kv_scales or [(1.0, 1.0)] * config.num_layers
-        self._kv = [Kv(k, v, *scale) for k, v, scale in zip(pool.k, pool.v, scales, strict=True)]
+        self._kv = [Kv(k, v, *scale) for k, v, scale in zip(pool.k, pool.v, pool.layer_scales, strict=True)]
         self._store = Store(config, self._kv, context_length)
         self._step: PagedStep | None = None
 

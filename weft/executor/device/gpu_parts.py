@@ -53,5 +53,5 @@ def gpu_parts(engine: EngineConfig, config: ModelConfig, pool: KVPool, context_l
     elif engine.attention_backend == "flashinfer":
         attention = FlashInferPaged(config, pool, context_length, gpu)
     else:
-        attention = TritonPaged(config, pool, context_length, pool.layer_scales)
+        attention = TritonPaged(config, pool, context_length)
     return GpuParts(TritonOps(dtype, device, config.quantize), attention, attention, TritonChoose())
