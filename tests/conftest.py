@@ -1,8 +1,13 @@
 from __future__ import annotations
 
+import atexit
+import contextlib
 import io
 import logging
 import os
+import random
+import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -11,7 +16,9 @@ from hypothesis import HealthCheck, settings
 
 from weft.observe.log import setup
 
-# No test depends on the speed of the machine, or on what is drawn this time.
+USED = pytest.StashKey[bool]()  # whether a test has asked for the fresh seed
+
+# No test depends on the speed of the machine, or on what is drawn this time (but for those that ask for `fresh_seed`).
 settings.register_profile(
     "same", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -32,14 +39,72 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 
+@atexit.register
+def _keep_the_last_line_the_last() -> None:
+    """nanobind prints what Triton leaks when the interpreter ends. What is registered first runs last."""
+    if any(name.startswith("triton") for name in sys.modules):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    text = "seed of the schedules that are new in each run; the last line of a run tells it"
+    parser.addoption("--fresh-seed", type=int, default=None, help=text)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.fresh_seed is None:
+        config.option.fresh_seed = random.SystemRandom().randrange(1, 10**9)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how to repeat the run, if the seed was used."""
+    config = terminalreporter.config
+    if config.stash.get(USED, False):
+        terminalreporter.write_line(f"what is new in each run: --fresh-seed {config.option.fresh_seed} repeats it")
+
+
 @pytest.fixture
-def lines() -> Iterator[io.StringIO]:
-    """What is logged."""
+def fresh_seed(request: pytest.FixtureRequest) -> int:
+    """A number that is another in each run, but for `--fresh-seed`."""
+    request.config.stash[USED] = True
+    return int(request.config.option.fresh_seed)
+
+
+class OwnThreadsText(io.StringIO):
+    """Takes what the thread that made it writes: servers that the tests share may still have a line to log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._thread = threading.get_ident()
+
+    def write(self, text: str) -> int:
+        if threading.get_ident() != self._thread:
+            return len(text)
+        return super().write(text)
+
+
+@contextlib.contextmanager
+def logging_to(stream: io.StringIO) -> Iterator[io.StringIO]:
     root = logging.getLogger()
     before = (root.handlers[:], root.level, logging.getLogger("weft").level)
-    stream = io.StringIO()
     setup("info", stream)
     yield stream
     root.handlers[:] = before[0]
     root.setLevel(before[1])
     logging.getLogger("weft").setLevel(before[2])
+
+
+@pytest.fixture
+def lines() -> Iterator[io.StringIO]:
+    """What is logged, by all threads."""
+    with logging_to(io.StringIO()) as stream:
+        yield stream
+
+
+@pytest.fixture
+def own_lines() -> Iterator[io.StringIO]:
+    """What this thread logs."""
+    with logging_to(OwnThreadsText()) as stream:
+        yield stream

@@ -11,6 +11,7 @@ WALL_CLOCKS = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "
 # What decides, and what in it tells the time of day to people without deciding anything by it.
 DECIDES = ("scheduler", "memory", "executor", "messages", "text", "server/edge.py", "server/limits.py", "launch")
 TOLD = {
+    "executor/device/profile.py",  # when what the kernels noted was, on the clock of the trace
     "launch/benches/report.py",  # when it was measured
     "launch/local.py",  # since when the model is served
     "launch/replay.py",  # when a journal began

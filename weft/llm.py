@@ -14,6 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Protocol, TypeAlias
 
@@ -22,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.config.engine import EngineConfig
-from weft.config.options import SettingsError
+from weft.config.numbers import MAX_N
+from weft.config.options import SettingsError, did_you_mean, options_of
 from weft.launch.prepare import Prepared, load_template, load_tokenizer, prepare
 from weft.launch.progress import Progress
 from weft.messages.bell import Bell
@@ -30,7 +32,7 @@ from weft.messages.codec import FromEngine, ToEngine
 from weft.messages.control import EngineReady
 from weft.messages.pooling import PoolingParams
 from weft.messages.replies import FinishReason, Pooled, TokenLogprobs
-from weft.messages.sampling import MAX_N, InvalidParam, SamplingParams
+from weft.messages.sampling import InvalidParam, SamplingParams
 from weft.text.as_tokens import with_marks
 from weft.text.client import EngineClient
 from weft.text.generation import Completion, Delta, End, Generation, Prompt
@@ -84,12 +86,14 @@ class LLM:
     what the user can mend. Not thread-safe.
     """
 
-    def __init__(self, model: str = "", **settings: Any) -> None:
-        try:
-            config = EngineConfig(model=model, **settings)
-        except TypeError as exc:
-            raise SettingsError(f"LLM: {str(exc).removeprefix('EngineConfig.__init__() ')}") from exc
-        self._load(config)
+    def __init__(self, model: str | Path = "", **settings: Any) -> None:
+        options = {option.name: option for option in options_of(EngineConfig)}
+        given = {"model": model, **settings}
+        for name in given:
+            if name not in options:
+                raise SettingsError(f"LLM: there is no setting {name!r}{did_you_mean(name, options)}")
+        checked: dict[str, Any] = {name: options[name].from_python(value, name) for name, value in given.items()}
+        self._load(EngineConfig(**checked))
 
     @classmethod
     def of(cls, config: EngineConfig) -> LLM:
@@ -119,6 +123,7 @@ class LLM:
         self.model = prepared.model
         self.config = prepared.config
         self.tokenizer = tokenizer
+        self.default_params = prepared.sampling  # of prompts that come without: the model's own, unless told otherwise
         self._template = load_template(tokenizer)
         self._reasoning = find_formats("none", "auto", tokenizer.chat_templates.values()).reasoning
         self._engine = engine
@@ -138,13 +143,14 @@ class LLM:
     ) -> list[Output]:
         """Complete one prompt or many, each a text, a list of token ids, or an array of input embeddings.
 
-        `params` are for all prompts, or one for each. Returns the outputs in the order of the prompts: with `n` in the
-        parameters, n for each prompt. Raises InvalidParam, and then generates nothing more, for parameters out of
-        range and for prompts that do not fit the context. Ctrl-C aborts what is open.
+        `params` are for all prompts, or one for each; without, it is `default_params`, of which a caller may change a
+        few fields: `msgspec.structs.replace(llm.default_params, top_p=0.9)`. Returns the outputs in the order of the
+        prompts: with `n` in the parameters, n for each prompt. Raises InvalidParam, and then generates nothing more,
+        for parameters out of range and for prompts that do not fit the context. Ctrl-C aborts what is open.
         """
         texts = _each(prompts)
         if params is None or isinstance(params, SamplingParams):
-            every = [params or SamplingParams()] * len(texts)
+            every = [params or self.default_params] * len(texts)
         else:
             every = list(params)
             if len(every) != len(texts):
@@ -231,7 +237,7 @@ class LLM:
 
     def stream(self, prompt: Text, params: SamplingParams | None = None) -> Iterator[Delta]:
         """Complete one prompt and yield what is new as it comes. Leaving the loop early aborts the rest."""
-        with self._client.submit([self.prompt(prompt, params or SamplingParams())]) as generation:
+        with self._client.submit([self.prompt(prompt, params or self.default_params)]) as generation:
             while not generation.ended:
                 self._turn()
                 yield from generation.take()

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import psutil
@@ -23,8 +23,9 @@ SMALL = ("--kv-tokens", "8192", "--max-running-requests", "16", "--threads", "1"
 class Server:
     """`weft serve` with `options`; everything it prints is in `lines`."""
 
-    def __init__(self, *options: str) -> None:
-        command = [sys.executable, "-m", "weft", "serve", "--port", "0", *SMALL, *options]
+    def __init__(self, *options: str, module: Sequence[str] = ("weft",)) -> None:
+        """`module`: what is run instead of `python -m weft`, with its first arguments."""
+        command = [sys.executable, "-m", *module, "serve", "--port", "0", *SMALL, *options]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
         self.lines: list[str] = []
         self._url = threading.Event()

@@ -6,14 +6,17 @@ import gzip
 import json
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.executor.driver import MODEL, Driver, Turn, make_driver
-from weft.executor.device.profile import MAX_STEPS, ProfiledRunner, Report, import_compiler
+from weft.config.numbers import MAX_PROFILED_STEPS
+from weft.executor.device.profile import ProfiledRunner, Report, import_compiler
 from weft.executor.device.profile_report import Event, main, spent_on, tables
 from weft.executor.plan import LAST_SAMPLED
 
@@ -31,8 +34,10 @@ HOW: dict[str, Any] = {
 class Bench:
     """A small model on a runner that can be profiled."""
 
-    def __init__(self, root: Path | None, prepare: Callable[[], None] = import_compiler) -> None:
-        self.driver: Driver = make_driver(MODEL)
+    def __init__(
+        self, root: Path | None, prepare: Callable[[], None] = import_compiler, driver: Driver | None = None
+    ) -> None:
+        self.driver = driver or make_driver(MODEL)
         self.profiled = ProfiledRunner(self.driver.runner, root, has_gpu=False, prepare=prepare)
         self.num_steps = 0
 
@@ -46,7 +51,9 @@ class Bench:
         sampled = []
         for _ in range(num):
             token = LAST_SAMPLED if self.num_steps else 5
-            sampled.append(int(self.profiled.launch(self.driver.plan(Turn(0, [token]))).result().tokens[0]))
+            plan = self.driver.plan(Turn(0, [token]))
+            plan = replace(plan, sampling=replace(plan.sampling, logprobs=None))
+            sampled.append(int(self.profiled.launch(plan).result().tokens[0]))
             self.num_steps += 1
         return sampled
 
@@ -153,8 +160,8 @@ def test_without_a_folder_there_is_a_table_and_no_trace(tmp_path: Path) -> None:
         ({"prefix": "../x"}, "prefix"),
         ({"prefix": ".hidden"}, "prefix"),
         ({"prefix": "x" * 65}, "prefix"),
-        ({"num_steps": 0}, f"1 to {MAX_STEPS}"),
-        ({"num_steps": MAX_STEPS + 1}, f"1 to {MAX_STEPS}"),
+        ({"num_steps": 0}, f"1 to {MAX_PROFILED_STEPS}"),
+        ({"num_steps": MAX_PROFILED_STEPS + 1}, f"1 to {MAX_PROFILED_STEPS}"),
         ({"activities": ["GPU"]}, "this device has CPU"),
         ({"activities": ["CPU", "MEM"]}, "'MEM'"),
     ],
@@ -182,6 +189,79 @@ def test_a_trace_that_cannot_be_written_is_told_and_harms_nobody(bench: Bench, t
     assert "the profile could not be made" in report.message
     assert str(tmp_path) not in report.message
     bench.steps(1)
+
+
+# The kernels of the CPU, of whose operations torch sees nothing
+
+
+KERNEL_OPS = {  # of one step of the model: how often each, by the beginning of its name
+    "weft::embed": 1,
+    "weft::linear norm 16x32 store": 2,  # q, k and v of each layer
+    "weft::rotary_store": 2,
+    "weft::attention": 2,
+    "weft::linear 16x16 add": 2,
+    "weft::linear norm 16x48 gated_silu": 2,
+    "weft::linear 24x16 add": 2,
+    "weft::linear norm 16x61 store": 1,
+    "weft::mask": 1,
+    "weft::argmax": 1,
+}
+
+
+@pytest.fixture
+def kernels(tmp_path: Path):
+    bench = Bench(tmp_path / "traces", driver=make_driver(MODEL, kernels="auto"))
+    assert bench.driver.runner.kernels is not None
+    yield bench
+    bench.close()
+
+
+def recorded(bench: Bench, root: Path, num_steps: int) -> tuple[Report, list[dict[str, Any]]]:
+    name = bench.start()
+    bench.steps(num_steps)
+    report = bench.report()
+    trace = json.loads(gzip.decompress((root / name).read_bytes()))
+    return report, [one for one in trace["traceEvents"] if one.get("name", "").startswith("weft::")]
+
+
+def test_each_operation_of_the_kernels_is_told_as_often_as_it_ran(kernels: Bench, tmp_path: Path) -> None:
+    kernels.steps(2)
+    report, events = recorded(kernels, tmp_path / "traces", 5)
+    operations = Counter(one["name"] for one in events if one["cat"] == "cpu_op")
+    assert operations == {name: 5 * times for name, times in KERNEL_OPS.items()}
+    lines = [line for line in report.table.splitlines() if "weft::" in line]
+    told = {line.split("  ")[0].strip(): int(line.split()[-1]) for line in lines}
+    assert len(told) > 5
+    assert told.items() <= operations.items()
+
+
+def test_the_operations_of_a_step_follow_each_other_and_fill_it(kernels: Bench, tmp_path: Path) -> None:
+    _, events = recorded(kernels, tmp_path / "traces", 4)
+    steps = [one for one in events if one["cat"] == "weft_step"]
+    operations = [one for one in events if one["cat"] == "cpu_op"]
+    assert len(steps) == 4
+    for step in steps:
+        inside = [one for one in operations if step["ts"] <= one["ts"] < step["ts"] + step["dur"]]
+        assert len(inside) == sum(KERNEL_OPS.values())
+        assert [one["name"] for one in inside][:2] == ["weft::embed", "weft::linear norm 16x32 store"]
+        assert all(one["dur"] >= 0 for one in inside)
+        assert sum(one["dur"] for one in inside) <= step["dur"] + 0.01  # microseconds, of rounding
+    (tid,) = {one["tid"] for one in events}
+    assert (tid, tid) == (events[0]["pid"], "weft kernels")
+
+
+def test_outside_of_a_profile_the_kernels_note_nothing(kernels: Bench, tmp_path: Path) -> None:
+    expected = kernels.steps(3)
+    library = kernels.driver.runner.kernels
+    assert library is not None
+    assert library.timings is None
+    recorded(kernels, tmp_path / "traces", 2)
+    assert library.timings is None
+    other = Bench(None, driver=make_driver(MODEL, kernels="auto"))
+    other.start()
+    assert other.steps(3) == expected  # what is computed is the same
+    other.report()
+    other.close()
 
 
 # The report
@@ -221,6 +301,7 @@ def test_the_table_has_the_ten_that_took_most_of_the_cpu_and_of_the_gpu() -> Non
 
 def test_a_trace_without_operations_has_an_empty_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "t.json").write_text('{"traceEvents": [{"ph": "M", "name": "process_name", "pid": "x", "args": {}}]}')
-    main(tmp_path / "t.json", tmp_path / "t.gz")
+    (tmp_path / "spans.json").write_text("[]")
+    main(tmp_path / "t.json", tmp_path / "spans.json", tmp_path / "t.gz")
     assert capsys.readouterr().out.startswith("CPU: 0.000 ms in 0 operations\n")
     assert operations(tmp_path / "t.gz") == ["process_name"]

@@ -161,6 +161,17 @@ KINDS: list[tuple[Key, list[str], list[str]]] = [
     (Key("ebnf", 'start: "x" num\nnum: /[0-9]/ num | "."'), ["x.", "x12."], ["x1"]),
     (Key("json_schema", "true"), ['{"a": [1]}', "3"], ["{"]),
     (Key("json_schema", '{"type": "object"}'), ["{}", '{"a": 1}'], ["[]", "1"]),
+    (Key("json_schema", '{"properties": {"a": {}}, "type": "object"}'), ["{}", '{"a": 1}'], ['{"b": 1}']),
+    (
+        Key("json_schema", '{"properties": {"a": {}, "b": {}}, "x-guidance": {"whitespace_flexible": false}}'),
+        ['{"a": 1, "b": [1, 2]}'],
+        ['{"a":1}', '{ "a": 1}', '{"a": 1,\n"b": 1}'],
+    ),
+    (
+        Key("json_schema", '{"properties": {"a": {}}, "type": "object", "additionalProperties": true}'),
+        ["{}", '{"a": 1, "b": 1}'],
+        ["[]"],
+    ),
     (
         Key(
             "structural_tag",
@@ -314,6 +325,24 @@ def test_an_invalid_grammar_is_refused_with_the_reason(compiler: LlgCompiler, ke
 
 
 @pytest.mark.skipif(not missing("xgrammar"), reason="xgrammar is installed")
+@pytest.mark.parametrize(
+    "key",
+    [
+        Key("regex", "(a?){2000}a{2000}"),
+        Key("ebnf", "start: /(a?){2000}a{2000}/"),
+        Key("ebnf", 'start: ("a"?){2000} ("a"){2000}'),
+    ],
+    ids=str,
+)
+def test_a_grammar_that_is_too_hard_to_follow_is_told_of_with_the_limits(
+    compiler: LlgCompiler, tokenizer: Tokenizer, key: Key
+) -> None:
+    matcher = compiler.compile(key).matcher.fork()
+    [token] = tokenizer.encode("a", add_special_tokens=False)
+    assert not matcher.consume(token)
+    assert "50,000 states, and 25,000 items a step, are allowed" in matcher.error
+
+
 def test_a_library_that_is_not_there_is_told_of_when_the_engine_starts() -> None:
     with pytest.raises(SettingsError, match=re.escape("xgrammar is not installed: pip install weft[xgrammar]")):
         LLM(grammar_backend="xgrammar", threads=1, kv_tokens=1_024)

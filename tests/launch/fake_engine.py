@@ -44,7 +44,7 @@ def main() -> None:
         sys.exit(7)
     if "refuse" in behaviour or "fail" in behaviour:
         sender.send(EngineFailed(message="the weights are made of wool", user_error="refuse" in behaviour))
-        sender.close(linger_s=1.0)
+        sender.close(linger_s=60.0)
         context.term()
         os._exit(1)
     sender.send(

@@ -132,6 +132,44 @@ def test_case_39_half_downloaded_weights(capsys: pytest.CaptureFixture[str], mod
     assert "not downloaded to its end" in refused(capsys, "serve", str(model), "--port", "0")
 
 
+@pytest.mark.parametrize(("dtype", "value"), [("F32", b"\0\0\xc0\x7f"), ("F16", b"\0\x7e"), ("BF16", b"\xc0\xff")])
+def test_weights_that_are_no_numbers_are_refused(
+    capsys: pytest.CaptureFixture[str], model: Path, dtype: str, value: bytes
+) -> None:
+    header = {"norm.weight": {"dtype": dtype, "shape": [16], "data_offsets": [0, 16 * len(value)]}}
+    text = json.dumps(header).encode()
+    (model / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + 16 * value)
+    message = refused(capsys, "serve", str(model), "--port", "0")
+    assert "norm.weight holds values that are no finite numbers" in message
+
+
+WRONG = [
+    ({"eos_token_id": 300_000}, "eos_token_id is 300000; 0 to 257 are in the vocabulary"),
+    ({"rope_theta": 0}, "rope_theta is 0; it must be a number greater than 0"),
+    ({"rope_theta": -1.0}, "rope_theta is -1; it must be a number greater than 0"),
+    ({"rms_norm_eps": -1e-5}, "rms_norm_eps is -1e-05; it must be a number at least 0"),
+    ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan; it must be a number at least 0"),
+    ({"rope_theta": 10**400}, "rope_theta is inf; it must be a number greater than 0"),
+    ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor is 0; it must be a number greater than 0"),
+]
+
+
+@pytest.mark.parametrize(("config", "message"), WRONG)
+def test_numbers_of_the_config_that_cannot_be_are_refused_in_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, config: dict[str, object], message: str
+) -> None:
+    folder = write_tiny_model(tmp_path / "m", **config)
+    assert message in refused(capsys, "serve", str(folder), "--port", "0")
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "model.safetensors.index.json"])
+def test_a_file_nested_without_end_is_refused_in_one_line(
+    capsys: pytest.CaptureFixture[str], model: Path, name: str
+) -> None:
+    (model / name).write_text('{"a":' * 100_000)
+    assert name in refused(capsys, "serve", str(model), "--port", "0")
+
+
 def test_case_39_missing_shard(capsys: pytest.CaptureFixture[str], model: Path) -> None:
     index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
     (model / "model.safetensors.index.json").write_text(json.dumps(index))

@@ -32,7 +32,8 @@ def reason(server: ServerProcess, path: str) -> str:
 
 
 def test_case_35_stopped_engine_is_seen_told_and_survived(model: Path) -> None:
-    with ServerProcess(model, "--hang-timeout-s", "1", "--on-hang", "wait", behaviour="token_s=0.1") as server:
+    """Open and new requests are told at the same time, long before the server gives the engine up."""
+    with ServerProcess(model, "--hang-timeout-s", "600", "--on-hang", "wait", behaviour="token_s=0.1") as server:
         stream = server.wait_ready().stream(200)
         next(stream)
         os.kill(server.engine_pid, signal.SIGSTOP)
@@ -51,7 +52,7 @@ def test_case_35_stopped_engine_is_seen_told_and_survived(model: Path) -> None:
 
 
 def test_case_35_hung_engine_ends_the_server_with_the_reason(model: Path) -> None:
-    with ServerProcess(model, "--hang-timeout-s", "0.5", behaviour="stuck") as server:
+    with ServerProcess(model, "--hang-timeout-s", "0.5", "--hang-after-s", "2", behaviour="stuck") as server:
         with pytest.raises(StreamError, match="stood still in a step"):
             list(server.wait_ready().stream(5))
         assert server.end() == 1

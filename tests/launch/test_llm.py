@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.launch.oracle_llm import EOS, VOCAB, oracle_llm
 from tests.launch.tiny_model import write_tiny_model
 from tests.scheduler.oracle_runner import OracleRunner, OracleStep, expected_output
 from weft import LLM, SamplingParams
+from weft.config.model import ModelError
 from weft.config.options import SettingsError
 from weft.executor.plan import Plan
 from weft.messages.sampling import InvalidParam
@@ -67,6 +70,24 @@ def test_parameters_for_each_prompt(llm: LLM) -> None:
     assert [output.completion_tokens for output in outputs] == [1, 3]
     with pytest.raises(InvalidParam, match="1 sampling parameters for 2 prompts"):
         llm.generate([[1], [1]], [GREEDY])
+
+
+def test_prompts_without_parameters_get_those_of_the_models_makers(tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path)
+    (folder / "generation_config.json").write_text('{"temperature": 0.0, "top_k": 20}')
+    llm, _ = oracle_llm(folder)
+    assert (llm.default_params.temperature, llm.default_params.top_k) == (0.0, 20)
+    [first], [second] = llm.generate("a"), llm.generate("a")
+    assert first.token_ids == second.token_ids  # greedy
+    aside, _ = oracle_llm(folder, generation_config="none")
+    assert aside.default_params == SamplingParams()
+
+
+def test_recommended_parameters_out_of_range_are_refused_with_the_way_out(tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path)
+    (folder / "generation_config.json").write_text('{"temperature": -1}')
+    with pytest.raises(ModelError, match=r"temperature is -1.*--generation-config none"):
+        oracle_llm(folder)
 
 
 def test_n_completions_stand_together(llm: LLM) -> None:
@@ -155,5 +176,32 @@ def test_model_without_template_cannot_chat(tmp_path: Path) -> None:
 
 
 def test_unknown_setting_is_named() -> None:
-    with pytest.raises(SettingsError, match="kv_token"):
+    with pytest.raises(SettingsError, match="no setting 'kv_token'; did you mean kv_tokens"):
         LLM("/nowhere", kv_token=5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"dtype": "fp32"}, "dtype is 'fp32'; one of auto, float32, bfloat16, float16 is expected"),
+        ({"threads": -1}, "threads is -1; 0 to 1,024 is expected"),
+        ({"threads": "two"}, "threads is 'two'; a whole number is expected"),
+        ({"overlap": "yes"}, "overlap is 'yes'; true or false is expected"),
+        ({"context_length": 1.5}, "context_length is 1.5; a whole number is expected"),
+    ],
+)
+def test_settings_are_held_to_what_the_command_line_takes(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        LLM("/nowhere", **settings)
+    assert str(caught.value) == message
+
+
+def test_settings_may_be_paths_and_numbers_of_other_libraries(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"config\.json"):  # all of them are taken
+        LLM(tmp_path, kv_tokens=np.int64(4_096), overlap=None, aging_s=3)
+
+
+def test_code_that_a_model_brings_is_told_to_be_left_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    oracle_llm(write_tiny_model(tmp_path, auto_map={"AutoModelForCausalLM": "modeling_loom.LoomForCausalLM"}))
+    [line] = [record.getMessage() for record in caplog.records if "modeling_loom.py" in record.getMessage()]
+    assert "never run" in line

@@ -51,12 +51,13 @@ def test_startup_is_told_in_a_few_timed_lines(model: Path) -> None:
 
 def test_http_answers_that_it_is_not_ready_while_loading(model: Path) -> None:
     with ServerProcess(model, behaviour="loading") as server:
-        assert eventually(lambda: server.get("/ready") == 503)
+        paths = ("/ready", "/health", "/v1/models")
+        assert eventually(lambda: [server.get(path) for path in paths] == [503] * 3)
         with pytest.raises(StreamError, match="503"):
             next(server.stream(1))
         server.gate.touch()
         server.wait_ready()
-        assert server.get("/ready") == 200
+        assert [server.get(path) for path in paths] == [200] * 3
 
 
 def test_signal_while_loading_stops_at_once(model: Path) -> None:
@@ -64,6 +65,26 @@ def test_signal_while_loading_stops_at_once(model: Path) -> None:
         assert eventually(lambda: server.get("/ready") == 503)
         assert server.engine_pid, "the engine has come so far"
         server.signal(signal.SIGINT)
+        assert server.end() == 0
+        assert_nothing_left(server)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("engine", ["loading", "loading stubborn"])
+def test_signal_while_the_front_is_imported_stops_in_order(model: Path, number: int, engine: str) -> None:
+    with ServerProcess(model, behaviour=f"importing {engine}") as server:
+        assert is_alive(server.engine_pid)
+        assert len(server.socket_folders) == 1
+        server.signal(number)
+        assert server.end() == 0
+        assert_nothing_left(server)
+
+
+def test_further_signals_do_not_keep_a_start_from_ending_in_order(model: Path) -> None:
+    with ServerProcess(model, behaviour="importing loading stubborn") as server:
+        assert server.engine_pid
+        for _ in range(3):
+            server.signal(signal.SIGTERM)
         assert server.end() == 0
         assert_nothing_left(server)
 

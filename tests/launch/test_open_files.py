@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from weft.config.limits import Limits
+from weft.config.options import SettingsError
 from weft.launch import open_files
 
 
@@ -33,9 +34,11 @@ class System:
 @pytest.mark.parametrize(
     ("soft", "hard", "wanted", "connections", "left"),
     [
-        (256, 10_000, 1_000, 1_000, 1_570),  # raised as far as is needed
-        (256, 1_024, 4_096, 563, 1_024),  # raised as far as can be: 704 files are left for connections
-        (100, 300, 4_096, 1, 300),
+        (256, 10_000, 1_000, 1_000, 1_410),  # raised as far as is needed
+        (256, 1_024, 4_096, 691, 1_024),  # raised as far as can be: 864 files are left for connections
+        (100, 300, 4_096, 112, 300),
+        (180, 180, 4_096, 16, 180),
+        (165, 165, 4, 4, 165),  # few are asked for
         (5_000, 5_000, 1_000, 1_000, 5_000),
     ],
 )
@@ -46,3 +49,12 @@ def test_case_31_connections_leave_room_for_open_files(
     monkeypatch.setattr(open_files, "resource", system)
     assert open_files.fit(Limits(max_connections=wanted)).max_connections == connections
     assert (system.soft, system.hard) == (left, hard)
+
+
+@pytest.mark.parametrize("hard", [0, 64, 179])
+def test_a_system_with_too_few_open_files_is_refused_by_both_numbers(
+    monkeypatch: pytest.MonkeyPatch, hard: int
+) -> None:
+    monkeypatch.setattr(open_files, "resource", System(min(hard, 40), hard))
+    with pytest.raises(SettingsError, match=rf"allows {hard} open files \(ulimit -n\), .* at least 180"):
+        open_files.fit(Limits())

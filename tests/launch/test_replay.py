@@ -14,6 +14,7 @@ from weft.launch.cli import main
 from weft.launch.prepare import prepare
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
+from weft.scheduler.service.journal import RecordedEngine
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +49,32 @@ def test_an_engine_with_a_model_is_replayed_without_it(
     assert "and 5 requests" in told
     assert "every decision is as recorded" in told
     assert "r3 (request 3): finished" in told
+
+
+def test_the_files_of_an_engine_with_a_model_are_replayed_alone(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    journal = tmp_path / "j"
+    prepared = prepare(config(model, journal))
+    built = build_engine(prepared.config, prepared.folder)
+    assert isinstance(built.engine, RecordedEngine)
+    built.engine._recorder._max_bytes = 1  # the next file begins as soon as as much is recorded as its state has
+    try:
+        for id in range(1, 40):
+            sampling = SamplingParams(max_new_tokens=20, ignore_eos=True)
+            built.engine.submit(
+                GenerateRequest(id=id, rid=f"r{id}", input_ids=bytes([id, 0, 0, 0]) * 5, sampling=sampling)
+            )
+            built.engine.step()
+        while built.engine.has_work:
+            built.engine.step()
+    finally:
+        built.runner.close()
+    for name in ("j.1", "j"):
+        assert main(["replay", str(tmp_path / name), "--check"]) == 0
+        told = capsys.readouterr().out
+        assert "it goes on at step" in told
+        assert "every decision is as recorded" in told
 
 
 def test_a_journal_that_cannot_be_written_is_the_users_error(model: Path, tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from tests.launch.server_process import ServerProcess
 from tests.launch.tiny_model import write_tiny_model
 from weft.launch import cli
 from weft.launch.chat import Conversation, LocalTalker
-from weft.launch.generate import SamplingOptions
 from weft.launch.remote import RemoteTalker
 from weft.launch.talker import ChatError
 from weft.llm import LLM
@@ -172,7 +171,7 @@ def test_local_talker_streams_what_the_model_says(llm: LLM) -> None:
 def test_remote_talker_streams_from_a_server(folder: Path) -> None:
     with ServerProcess(folder) as server:
         server.wait_ready()
-        talker = RemoteTalker(f"http://127.0.0.1:{server.port}", "", SamplingOptions(max_tokens=7))
+        talker = RemoteTalker(f"http://127.0.0.1:{server.port}", "", {"max_tokens": 7})
         assert talker.name == "tiny"
         assert "".join(talker.answer([{"role": "user", "content": "Hi"}])) == "a" * 7
         with pytest.raises(ChatError, match="context"):

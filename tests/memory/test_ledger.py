@@ -11,7 +11,9 @@ from weft.memory.accounting.audit import BrokenBooks, audit, find_faults
 from weft.memory.accounting.ledger import Ledger
 from weft.memory.allocator import PageAllocator
 from weft.memory.prefix_cache import NoPrefixCache
+from weft.memory.radix import RadixCache
 from weft.messages.control import AuditBooks, AuditReply
+from weft.messages.requests import Abort
 from weft.scheduler.service.replay import Replay
 
 
@@ -31,19 +33,11 @@ def test_a_quarantined_page_is_never_given_again() -> None:
     assert sorted(allocator.alloc(4).tolist()) == [0, 2, 3, 4]
 
 
-def test_the_ledger_counts_what_is_lost_and_what_is_there_twice() -> None:
-    allocator = PageAllocator(10, 1)
-    ledger = Ledger(allocator, NoPrefixCache(1))
-    taken = allocator.alloc(4)
-    ledger.took(taken, 7)
-    ledger.took(allocator.alloc(2), 8)
-    assert ledger.imbalance == 0
-    ledger.gave(4)
-    allocator.free(taken[:3])
-    assert ledger.imbalance == -1
-    allocator.free(taken[2:])
-    assert ledger.imbalance == 1
-    assert ledger.last_holder.tolist() == [7] * 4 + [8] * 2 + [-1] * 4
+def test_the_ledger_remembers_whom_a_page_was_given_to_last() -> None:
+    ledger = Ledger(5)
+    ledger.took(pages(0, 1, 2), 7)
+    ledger.took(pages(2, 4), np.array([8, 9]))
+    assert ledger.last_holder.tolist() == [7, 7, 8, -1, 9]
 
 
 def test_a_fault_names_the_page_and_all_its_owners() -> None:
@@ -59,6 +53,19 @@ def test_a_fault_names_the_page_and_all_its_owners() -> None:
         audit(allocator, cache, {"a": pages(0, 1), "b": pages(1, 3)})
     with pytest.raises(BrokenBooks, match="outside"):
         audit(allocator, cache, {"a": pages(7)})
+
+
+@pytest.mark.parametrize("name", ["evictable_pages", "held_pages", "protected_pages"])
+def test_a_cache_that_miscounts_its_pages_is_found(name: str) -> None:
+    allocator, cache = PageAllocator(5, 1), RadixCache(1)
+    tokens = np.arange(3, dtype=np.int32).tobytes()
+    cache.insert("", tokens, allocator.alloc(3))
+    audit(allocator, cache, {})
+    for wrong in (-1, 1):
+        setattr(cache, name, getattr(cache, name) + wrong)
+        with pytest.raises(BrokenBooks, match="counts"):
+            audit(allocator, cache, {})
+        setattr(cache, name, getattr(cache, name) - wrong)
 
 
 class Serving(RecordedWorld):
@@ -106,6 +113,27 @@ def test_a_page_that_is_lost_is_found_in_the_same_step_and_quarantined() -> None
     world.end()
     assert [world.finished[id].reason for id in world.ids] == ["length"] * 3
     world.check_outputs()
+
+
+def test_the_sum_tells_what_is_lost_and_what_is_there_twice() -> None:
+    kv = Serving().scheduler.kv
+    assert kv.imbalance == 0
+    lost = kv.allocator.alloc(2)
+    assert kv.imbalance == -2
+    kv.allocator.free(lost)
+    kv.allocator.free(lost[:1])
+    assert kv.imbalance == 1
+
+
+def test_pages_that_a_row_has_forgotten_are_missed_when_it_is_given_up_not_when_the_engine_is_idle() -> None:
+    world = Serving(prefix_cache=False)
+    first = world.request(0)
+    world.scheduler.columns.kv_len[first.row] -= 4  # as if less had been computed
+    world.abort(Abort(ids=(0,)))
+    world.step()
+    stats = world.scheduler.stats()
+    assert (stats.total_faults, stats.kv_quarantined) == (4, 4)
+    assert world.scheduler.requests, "it is not idle"
 
 
 def test_a_page_that_is_freed_while_somebody_has_it_is_given_to_nobody_else(caplog: pytest.LogCaptureFixture) -> None:

@@ -37,6 +37,22 @@ def test_case_28_namespaces_never_share() -> None:
     assert tree.match("a", pack([1, 2, 3])).length == 3
 
 
+def test_namespaces_that_cache_nothing_leave_nothing_behind() -> None:
+    tree = RadixCache(page_size=4)
+    for i in range(100_000):
+        namespace = f"salt {i}"
+        assert tree.match(namespace, pack([1, 2, 3, 4, 5])).length == 0
+        handle = tree.insert(namespace, pack([1, 2, 3]), pages()).handle
+        tree.lock(handle)
+        tree.unlock(handle)
+    assert len(tree._roots) == 0
+    tree.insert("salt 7", pack([1, 2, 3, 4]), pages(0))
+    assert [*tree._roots] == ["salt 7"]
+    assert tree.match("salt 7", pack([1, 2, 3, 4, 5])).length == 4
+    tree.evict(1)
+    assert len(tree._roots) == 0
+
+
 def test_insert_says_what_was_there_before() -> None:
     tree = RadixCache(page_size=1)
     tree.insert("", pack([1, 2, 3]), pages(0, 1, 2))
@@ -183,6 +199,19 @@ class TreeAgainstDict(RuleBasedStateMachine):
         owner = {page: key for key, page in self.twin.items()}
         for page in gone:
             del self.twin[owner[page]]
+
+    @rule(namespace=namespaces, tokens=tokens)
+    def forget(self, namespace: str, tokens: list[int]) -> None:
+        found = self.tree.match(namespace, pack(tokens))
+        ends = self.prefixes(tokens[: found.length])
+        used = [(space, path) for _, space, path in self.locks + self.holds]
+        others = used + [key for key in self.twin if key not in [(namespace, end) for end in ends]]
+        expected = []
+        for end in reversed(ends):
+            if any(space == namespace and path[: len(end)] == end for space, path in others):
+                break
+            expected.append(self.twin.pop((namespace, end)))
+        assert sorted(self.tree.forget(found.handle).tolist()) == sorted(expected)
 
     @rule()
     def reset_when_unlocked(self) -> None:

@@ -25,13 +25,15 @@ class Scene:
         self.weights = Weights()
         self.watch = Watch(self.tree, self.told.__setitem__, self.weights)
         self.tree.listener = self.watch
-        self.sequences: dict[int, tuple[str, bytes]] = {}
+        self.sequences: dict[int, tuple[str, bytes]] = {}  # namespace and the tokens that may be cached
         self.num_pages = 0
 
-    def add(self, number: int, tokens: list[int], namespace: str = "") -> None:
+    def add(self, number: int, tokens: list[int], namespace: str = "", num_usable: int | None = None) -> None:
+        """Watch the first `num_usable` of the tokens."""
         packed = pack(tokens)
-        self.sequences[number] = namespace, packed
-        self.told[number] = self.watch.add(number, namespace, packed, len(packed))
+        end = len(pack(tokens[:num_usable]))
+        self.sequences[number] = namespace, packed[:end]
+        self.told[number] = self.watch.add(number, namespace, packed, end)
 
     def remove(self, number: int) -> None:
         del self.sequences[number], self.told[number]
@@ -131,7 +133,7 @@ def test_random_changes_keep_every_length_and_weight_true(seed: int) -> None:
         namespace = rng.choice(["", "", "salt"])
         what = rng.random()
         if what < 0.35:
-            scene.add(number, tokens, namespace)
+            scene.add(number, tokens, namespace, rng.choice([None, rng.randrange(len(tokens) + 1)]))
         elif what < 0.5 and scene.sequences:
             scene.remove(rng.choice(list(scene.sequences)))
         elif what < 0.75:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 from dataclasses import dataclass, field
 
 import pytest
@@ -261,6 +262,16 @@ def test_norm_is_the_plain_twin(kernels, size):
     assert out[:, size:].isnan().all()
 
 
+@pytest.mark.parametrize("size", [17, 64, 200])
+def test_a_row_whose_squares_leave_the_range_of_floats_is_no_row_of_zeros(kernels, size):
+    x, weight, out = random(3, size), random(size), torch.zeros(3, size)
+    x[1, -1] = 3.4e38
+    pointers = (x.data_ptr(), weight.data_ptr(), out.data_ptr())
+    kernels.run_one(abi.NormArgs(*pointers, size, size, size, 1e-6), abi.Step(num_tokens=3))
+    assert out.isfinite().all(dim=1).tolist() == [True, False, True]
+    assert out[1].isnan().all()
+
+
 # ---------------------------------------------------------------- linear
 
 
@@ -282,6 +293,25 @@ def test_linear_normalises_and_adds(kernels, format, num_tokens):
     expected = packed.expected(x, norm, bias[:70])
     assert close(packed.linear(x, norm, bias), expected, packed)
     assert close(packed.linear(x, norm, bias, add=residual) - residual, expected, packed)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("in_size", [64, 100, 300])
+def test_a_row_that_is_not_finite_stays_so_and_harms_no_other(kernels, format, in_size):
+    """Wherever in the row it is: places that are filled up must not hide it."""
+    packed = Packed(kernels, [random(70, in_size)], format)
+    x, norm = random(5, in_size), random(in_size)
+    for weight, bad in itertools.product((None, norm), (torch.nan, torch.inf, -torch.inf, 3.4e38)):
+        if weight is None and bad == 3.4e38:
+            continue  # nothing is wrong with it before it is squared
+        expected = packed.linear(x, weight)
+        for place in (0, in_size // 2, in_size - 1):
+            spoilt = x.clone()
+            spoilt[2, place] = bad
+            actual = packed.linear(spoilt, weight)
+            assert not actual[2].isfinite().any(), (bad, place)
+            others = [0, 1, 3, 4]
+            assert torch.equal(actual[others], expected[others])
 
 
 @pytest.mark.parametrize("format", FORMATS)

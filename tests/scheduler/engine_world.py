@@ -22,7 +22,7 @@ class EngineWorld(World):
     def __init__(self, settings: SchedulerSettings, depth: int = 0, **options: Any) -> None:
         super().__init__(settings, depth, fail_steps=options.pop("fail_steps", None))
         self.engine = Engine(
-            settings, self.runner, clock=lambda: self.time, overlap=depth, on_failure=self.failures.append, **options
+            settings, self.runner, clock=lambda: self.time, overlap=depth, on_failure=self.failed, **options
         )
         self.scheduler = self.engine.scheduler
         self.replies: list[FromEngine] = []

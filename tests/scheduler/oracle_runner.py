@@ -19,9 +19,11 @@ from weft.executor.control import (
     ResumeMemory,
     UpdateFromDisk,
 )
-from weft.executor.plan import LAST_SAMPLED, Given, PlaceLogprobs, Plan, Result
+from weft.executor.plan import LAST_SAMPLED, Given, IntArray, PlaceLogprobs, Plan, Result
 
 MASK = (1 << 61) - 1
+POISONED = -2  # the state of a token whose K and V are not finite, and of all that see it
+NO_SLOTS = np.empty(0, dtype=np.int32)
 
 
 def extend_hash(before: int, token: int, weights: int = 0) -> int:
@@ -59,15 +61,20 @@ def expected_output(prompt: list[int], max_new: int, vocab_size: int, eos: set[i
     return output
 
 
-@dataclass
+class DeviceFailed(RuntimeError):
+    """A step was to fail."""
+
+
+@dataclass(eq=False)
 class OracleStep:
     runner: OracleRunner
     plan: Plan
     fails: bool = False
 
     def result(self) -> Result:
+        self.runner.pending.remove(self)
         if self.fails:
-            raise RuntimeError("the device failed")
+            raise DeviceFailed("the device failed")
         return self.runner.execute(self.plan)
 
     def done(self) -> bool:
@@ -103,12 +110,20 @@ class OracleRunner:
         self.table = np.zeros((self.num_rows, self.max_len), dtype=np.int32)
         self.last = np.zeros(self.num_rows, dtype=np.int32)
         self.num_tokens_run = 0
+        self.pending: list[OracleStep] = []  # launched, and not run yet
+        self.poison = 0  # one of so many tokens that are sampled from is not finite; 0: none
         self.weights = 0  # other ones give other outputs
         self.patience = 0  # how often work is asked for in vain whether it is done
         self._released: set[str] = set()
 
     def launch(self, plan: Plan) -> OracleStep:
-        return OracleStep(self, plan, fails=plan.step in self.fail_steps)
+        step = OracleStep(self, plan, fails=plan.step in self.fail_steps)
+        self.pending.append(step)
+        return step
+
+    def pending_slots(self) -> IntArray:
+        """The slots that launched steps are still to write."""
+        return np.concatenate([NO_SLOTS, *(step.plan.slots for step in self.pending)])
 
     def control(self, request: DeviceRequest) -> Pending:
         return OracleWork(self, request, self.patience)
@@ -134,15 +149,21 @@ class OracleRunner:
         assert len(set(plan.slots.tolist())) == len(plan.slots), "two tokens of one step share a slot"
         sampled, at = [], 0
         states = []
+        invalid = []
         for row, start, length in zip(plan.rows.tolist(), plan.starts.tolist(), plan.lens.tolist(), strict=True):
             state = int(self.state[self.table[row, start - 1]]) if start else 0
             for i in range(at, at + length):
                 token = int(plan.tokens[i])
                 token = int(self.last[row]) if token == LAST_SAMPLED else token
-                state = extend_hash(state, token, self.weights)
+                state = POISONED if state == POISONED else extend_hash(state, token, self.weights)
                 states.append((int(plan.slots[i]), state))
             at += length
+            invalid.append(bool(self.poison) and (state == POISONED or state % self.poison == 0))
             sampled.append((row, next_token(state, self.vocab_size)))
+        if any(invalid):
+            ends = np.cumsum(plan.lens) - 1
+            for i in np.flatnonzero(np.array(invalid) & plan.samples):
+                states[ends[i]] = states[ends[i]][0], POISONED
         for slot, state in states:  # written after all was read: no request may read what another writes in this step
             self.state[slot] = state
         self.num_tokens_run += plan.num_tokens
@@ -151,7 +172,11 @@ class OracleRunner:
             if samples:
                 self.last[row] = token
         assert len(plan.sampling.seeds) == len(tokens)
-        return Result(tokens=np.array(tokens, dtype=np.int32), given=self._given(plan, [state for _, state in states]))
+        return Result(
+            tokens=np.array(tokens, dtype=np.int32),
+            invalid=np.array(invalid, dtype=np.bool_)[plan.samples] if self.poison else None,
+            given=self._given(plan, [state for _, state in states]),
+        )
 
     @staticmethod
     def _given(plan: Plan, states: list[int]) -> Given | None:

@@ -13,22 +13,44 @@ from weft.messages.replies import StepOutput
 from weft.messages.requests import Abort, GenerateRequest
 from weft.observe.journal import JournalWriter
 from weft.scheduler.service.blocker import Barrier
-from weft.scheduler.service.journal import RecordedEngine
+from weft.scheduler.service.journal import RecordedEngine, Recorder
 from weft.scheduler.service.processors import Processors
+from weft.scheduler.service.replay import Replay
 from weft.scheduler.settings import SchedulerSettings
 
 
 class Records(list[bytes]):
-    """A sink in memory."""
+    """A sink in memory. `parts` are the files that were put aside."""
 
-    num_bytes = 0
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_bytes = 0
+        self.parts: list[list[bytes]] = []
 
     def flush(self) -> None:
         self.num_bytes = sum(map(len, self))
 
     def rotate(self) -> None:
+        self.parts.append(list(self))
         self.clear()
         self.num_bytes = 0
+
+    @property
+    def files(self) -> list[list[bytes]]:
+        """All of them, the oldest first."""
+        return [*self.parts, list(self)]
+
+
+class _AlwaysFull:
+    """A recorder to whom every file is too large."""
+
+    is_full = True
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._recorder, name)
 
 
 class RecordedWorld(World):
@@ -51,7 +73,7 @@ class RecordedWorld(World):
             self.runner,
             clock=lambda: self.time,
             overlap=depth,
-            on_failure=self.failures.append,
+            on_failure=self.failed,
             sink=self.records,
             max_bytes=max_bytes,
             barrier=barrier,
@@ -76,8 +98,23 @@ class RecordedWorld(World):
 
     def turn(self) -> list[StepOutput]:
         replies = self.engine.step()
-        self.scheduler = self.engine.scheduler  # another, where the journal began anew
         return [reply for reply in replies if isinstance(reply, StepOutput)]
+
+    def put_aside_in_every_step(self) -> None:
+        """From now on no file of the journal has more than one step."""
+        self.engine._recorder = _AlwaysFull(self.engine._recorder)  # type: ignore[assignment]
+
+    def replay(self, *, check: bool = False) -> Replay:
+        """Replay each file of the journal alone. Returns the last replay, which ends where this world stands."""
+        step = 0
+        for records in self.records.files:
+            replay = Replay(records, check=check)
+            assert replay.first_step == step
+            assert replay.run(), replay.difference
+            step = replay.step
+        assert step == self.scheduler.num_steps
+        assert replay.engine.scheduler.stats() == self.scheduler.stats()
+        return replay
 
     def write_failure(self, exc: Exception, prefix: str) -> Path:
         """Write the journal of a world that broke into a file that is kept. Returns its path."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
+import pytest
 
 from weft.memory.allocator import PageAllocator
 from weft.memory.prefix_cache import NO_PAGES
@@ -12,6 +15,7 @@ from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
 from weft.scheduler.admission import CLIP_MAX_NEW_TOKENS, AddResult, PrefillAdder
 from weft.scheduler.kv import KvMemory
+from weft.scheduler.pace import StepBudget
 from weft.scheduler.request import Columns, Request
 
 
@@ -110,6 +114,50 @@ def test_there_is_never_a_second_open_prompt() -> None:
     assert adder.new_chunked_req is None
 
 
+@pytest.mark.parametrize("cut_by", ["tokens of a chunk", "tokens of a step", "time"])
+def test_whatever_cuts_a_prompt_no_other_is_cut_in_the_same_step(cut_by: str) -> None:
+    kv = make_kv(num_pages=400, page_size=4)
+    changes: dict[str, dict[str, object]] = {
+        "tokens of a chunk": {"chunked_prefill_size": 24},
+        "tokens of a step": {"chunked_prefill_size": 200, "max_prefill_tokens": 24},
+        # The first stands behind no other token; the second costs as much a token, and there is time for 8 more.
+        "time": {"chunked_prefill_size": 200, "budget": Hurry([24, 8, 8])},
+    }
+    adder = make_adder(kv, **changes[cut_by])
+    first, second, short = (make_request(kv, length, 5, first=1_000 * length) for length in (50, 60, 7))
+    adder.add_one_req(first, has_chunked_req=False)
+    assert (adder.new_chunked_req, first.extend_len) == (first, 24)
+    assert adder.add_one_req(second, has_chunked_req=False) is AddResult.OTHER
+    assert adder.new_chunked_req is first
+    assert not second.is_locked
+    result = adder.add_one_req(short, has_chunked_req=False)
+    assert (result is AddResult.CONTINUE) == (cut_by == "time"), "a short prompt fits whole where time is left"
+    assert [request.is_prefilled for request in (first, second)] == [False, False]
+
+
+class Hurry(StepBudget):
+    """Allows so many tokens to each that asks."""
+
+    def __init__(self, limits: list[int]) -> None:
+        super().__init__(1.0, (1.0, 0.0), 1_000, 0)
+        self._limits = limits
+
+    def limit(self, start: int) -> int:
+        return self._limits.pop(0)
+
+
+def test_an_open_chunk_keeps_to_the_tokens_of_a_step() -> None:
+    kv = make_kv(num_pages=400, page_size=4)
+    request = make_request(kv, 200, 5)
+    adder = make_adder(kv, chunked_prefill_size=128, max_prefill_tokens=30)
+    assert adder.add_chunked_req(request) is request
+    assert request.extend_len == 28
+    request.kv_len = 176
+    adder = make_adder(kv, chunked_prefill_size=128, max_prefill_tokens=30)
+    assert adder.add_chunked_req(request) is None
+    assert request.extend_len == 24
+
+
 def test_without_chunks_only_the_first_prompt_may_exceed_the_budget_of_a_step() -> None:
     kv = make_kv(num_pages=400, page_size=1)
     adder = make_adder(kv, max_prefill_tokens=30)
@@ -147,3 +195,38 @@ def test_a_request_that_runs_alone_may_use_all_there_is() -> None:
     adder.add_one_req(request, has_chunked_req=False)
     assert adder.can_run == [request]
     assert request.prefix_pages is NO_PAGES
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_prompts_of_a_pass_take_together_no_more_time_than_it_has(seed: int) -> None:
+    rng = random.Random(f"time of a pass {seed}")
+    kv = make_kv(num_pages=8_000, page_size=1)
+    left_s, token_s, pair_s = rng.uniform(0.01, 0.2), 4e-4, rng.choice([0.0, 1e-6])
+    budget = StepBudget(left_s, (token_s, pair_s), 5_000, min_tokens=0)
+    adder = make_adder(kv, max_prefill_tokens=5_000, chunked_prefill_size=5_000, budget=budget)
+    while True:
+        request = make_request(kv, rng.randrange(1, 200), 1)
+        if adder.add_one_req(request, has_chunked_req=False) is not AddResult.CONTINUE or adder.new_chunked_req:
+            break
+    lens = [request.extend_len for request in adder.can_run]
+    spent_s = sum(token_s * n + pair_s * n * n / 2 for n in lens)
+    assert left_s - 2 * (token_s + pair_s * 200) < spent_s <= left_s
+
+
+@pytest.mark.parametrize("is_alone", [False, True])
+@pytest.mark.parametrize("max_new", [0, 1, 7])
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_what_a_refused_request_is_said_to_need_is_the_least_with_which_it_is_taken(
+    page_size: int, max_new: int, is_alone: bool
+) -> None:
+    refused = set()
+    for left in range(1, 60):
+        kv = make_kv(num_pages=100, page_size=page_size)
+        adder = make_adder(kv, reserved=float(kv.available - left), is_alone=is_alone)
+        adder.add_one_req(make_request(kv, 10, max_new), has_chunked_req=False)
+        if not adder.can_run:
+            assert adder.shortage is not None
+            assert adder.shortage.available == left
+            refused.add((left, adder.shortage.needed))
+    assert [left for left, _ in sorted(refused)] == list(range(1, len(refused) + 1))
+    assert {needed for _, needed in refused} == {len(refused) + 1}

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from tests.scheduler.test_scheduler import Patience, settings
 from tests.scheduler.world import World
-from weft.messages.requests import Abort
-from weft.scheduler.deadlines import MAX_STALE
-from weft.scheduler.request import RequestState
+from weft.messages.requests import Abort, GenerateRequest
+from weft.messages.sampling import SamplingParams
+from weft.scheduler.deadlines import MAX_STALE, Deadlines
+from weft.scheduler.request import Request, RequestState
 
 
 def steps(world: World, count: int) -> None:
@@ -115,3 +118,38 @@ def test_deadlines_of_ended_requests_are_forgotten() -> None:
         world.abort(Abort(ids=(world.send([1], timeout_ms=10**9),)))
         world.step(check=False)
     assert len(world.scheduler.deadlines._heap) <= MAX_STALE + 1
+
+
+def waiting_request(number: int, now: float, timeout_ms: int) -> Request:
+    message = GenerateRequest(
+        id=number, rid=f"r{number}", input_ids=bytes(4), sampling=SamplingParams(), timeout_ms=timeout_ms
+    )
+    return Request(message, max_len=9, seed=0, arrival=number, arrival_s=now)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whoever_comes_is_admitted_or_is_taken_out_again_those_end_whose_time_is_over_and_no_others(seed: int) -> None:
+    rng = random.Random(f"deadlines {seed}")
+    max_queue_s, max_run_s = rng.choice([0.0, 7.0]), rng.choice([0.0, 9.0])
+    deadlines = Deadlines(max_queue_s=max_queue_s, max_run_s=max_run_s)
+    requests: dict[int, Request] = {}
+    num_expired = 0
+    for number in range(400):
+        now = 0.5 * number
+        request = waiting_request(number, now, rng.choice([0, 3_000, 12_000]))
+        requests[number] = request
+        deadlines.arrived(request, request.timeout_ms)
+        if rng.random() < 0.2:
+            deadlines.forget(requests.pop(number))
+        for one in rng.sample(list(requests.values()), min(len(requests), 2)):
+            if one.admitted_s < 0:
+                one.admitted_s = now
+                deadlines.admitted(one)
+        over = {id for id, one in requests.items() if deadlines.end_s(one) <= now}
+        expired = set()
+        for late in deadlines.expired(requests, now):
+            expired.add(late.request.id)
+            del requests[late.request.id]
+        assert expired == over
+        num_expired += len(expired)
+    assert num_expired > (100 if max_queue_s and max_run_s else 30)

@@ -218,6 +218,33 @@ def test_case_19_a_dead_end_or_an_exception_ends_only_that_request() -> None:
     assert reasons == ["nothing may follow", "nothing may follow", "ZeroDivisionError"]
 
 
+def test_a_grammar_that_cannot_be_followed_is_a_fault_of_the_request() -> None:
+    class TooHard(ChoiceMatcher):
+        def fork(self) -> ChoiceMatcher:
+            return TooHard(self.vocabulary, self.eos, self.left)
+
+        def consume(self, token: int) -> bool:
+            self.error = "too many states: 50,000 are allowed"
+            return False
+
+    class Hard(ChoiceCompiler):
+        def compile(self, key: Key) -> Compiled:
+            compiled = super().compile(key)
+            assert isinstance(compiled.matcher, ChoiceMatcher)
+            left = compiled.matcher.left
+            return Compiled(TooHard(VOCABULARY, frozenset({EOS}), left), compiled.mask, 1)
+
+    bench = Bench(Hard(VOCABULARY, frozenset({EOS})))
+    world = make_world(bench)
+    id = world.send(PROMPT, grammar=choice("yes"), max_new_tokens=9)
+    while not len(bench.pool.cache):
+        world.step()
+    world.run_dry()
+    world.check_idle()
+    assert (world.finished[id].reason, world.finished[id].status) == ("error", 400)
+    assert "50,000 are allowed" in world.finished[id].message
+
+
 def test_an_output_that_gets_stuck_while_its_step_runs_is_replayed() -> None:
     bench = Bench(Breaking(VOCABULARY, frozenset({EOS})))
     world = RecordedWorld(settings(), 1, grammars=bench.pool)
@@ -459,9 +486,12 @@ def test_at_random_every_request_gets_one_final_word_and_nothing_is_left(bench: 
 # The journal
 
 
+@pytest.mark.parametrize("puts_aside", [False, True])
 @pytest.mark.parametrize("depth", [0, 1])
-def test_a_journal_with_grammars_replays_without_them(bench: Bench, depth: int) -> None:
+def test_a_journal_with_grammars_replays_without_them(bench: Bench, depth: int, puts_aside: bool) -> None:
     world = RecordedWorld(settings(num_pages=120, schedule_conservativeness=0.0), depth, grammars=bench.pool)
+    if puts_aside:
+        world.put_aside_in_every_step()
     obey_masks(world.runner)
     for i in range(14):
         world.send([*PROMPT, i], grammar=choice() if i % 3 else None, max_new_tokens=60, ignore_eos=False)
@@ -472,9 +502,7 @@ def test_a_journal_with_grammars_replays_without_them(bench: Bench, depth: int) 
     world.abort(Abort(ids=(5,)))
     world.run_dry()
     assert world.scheduler.counters.num_retractions
-    replay = Replay(world.records, check=True)
-    assert replay.run(), replay.difference
-    assert replay.num_steps == world.scheduler.num_steps
+    world.replay(check=True)
 
 
 # The service

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
+import random
 
 import pytest
 
+from tests.faults import Injected
 from tests.scheduler.test_scheduler import Patience, settings
 from tests.scheduler.world import World
 from weft.messages.control import Explanation
-from weft.scheduler.events import MAX_EVENTS, MAX_FINISHED, MAX_PASSES
+from weft.scheduler.deadlines import Deadlines
+from weft.scheduler.events import MAX_EVENTS, MAX_FINISHED, MAX_PASSES, Diary, Stop
 from weft.scheduler.policy import POLICIES
+from weft.scheduler.request import Request
 from weft.scheduler.service import insight
 
 KEPT = " (of 40 free; others are promised to running requests)"
@@ -53,10 +57,10 @@ def test_a_request_that_waits_for_memory_is_told_how_much_and_for_whom() -> None
     for _ in range(5):
         world.step()
     (waits,) = [what for what in told(world, ids[0]) if what.startswith("waits")]
-    assert waits == "waits: no KV memory: it needs 41 tokens, 11 are available" + KEPT
+    assert waits == "waits: no KV memory: it needs 42 tokens, 11 are available" + KEPT
     (waits,) = [what for what in told(world, ids[2]) if what.startswith("waits")]
     assert (
-        waits == f"waits: no KV memory: r1 needs 41 tokens, 11 are available{KEPT}; 2 that came before it waited, too"
+        waits == f"waits: no KV memory: r1 needs 42 tokens, 11 are available{KEPT}; 2 that came before it waited, too"
     )
     entry = explain(world, ids[2]).timeline[-1]
     assert (entry.first_step, entry.last_step, entry.times) == (1, 5, 5)
@@ -191,3 +195,108 @@ def test_stage_times_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     (record,) = caplog.records
     assert record.getMessage() == "processing_time"
     assert record.fields == {"rid": "r0", "queued_s": 1.0, "prefill_s": 0.0, "decode_s": 2.0, "total_s": 3.0}  # type: ignore[attr-defined]
+
+
+def test_a_request_that_is_refused_has_a_story_of_two_entries() -> None:
+    world = World(settings())
+    world.time = 3.0
+    id = world.send([1] * 500, max_new_tokens=1)
+    one = explain(world, id)
+    refused = "finished: refused: the prompt has 500 tokens and 1 are to be generated; together at most 200 fit"
+    assert [entry.what for entry in one.timeline] == ["arrived: 500 prompt tokens", refused]
+    assert (one.state, one.output_tokens, one.stages.total_s) == ("finished", 0, 0.0)
+
+
+def test_a_request_that_could_not_be_opened_has_ended_with_its_error_and_no_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(self: Deadlines, request: Request, timeout_ms: int) -> None:
+        raise Injected("planted")
+
+    world = World(settings())
+    monkeypatch.setattr(Deadlines, "arrived", fails)
+    with pytest.raises(Injected):
+        world.send([1, 2], max_new_tokens=3)
+    world.scheduler.fail(0, "it could not be opened")
+    one = explain(world, 0)
+    assert (one.state, one.output_tokens) == ("finished", 0)
+    assert one.timeline[-1].what == "finished: error: it could not be opened"
+
+
+def test_what_is_computed_anew_after_a_failure_is_told_in_the_step_and_at_the_time_of_it() -> None:
+    world = World(settings(), fail_steps={4})
+    world.time = 100.0
+    id = world.send([1, 2], max_new_tokens=9, ignore_eos=True)
+    for _ in range(4):
+        world.step()
+    world.send([4, 5], max_new_tokens=9, ignore_eos=True)  # its step fails
+    world.step()
+    entry = explain(world, id).timeline[-1]
+    assert entry.what == "retracted: a step failed on the device: all is computed anew"
+    assert (entry.at_s, entry.first_step) == (5.0, 5)
+
+
+class PlainDiary:
+    """The walks that left a request waiting, by its number: what a diary is told, written down one by one."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[int, bool] = {}  # whether a walk looks at it, by number
+        self.seen: dict[int, list[int]] = {}
+
+    def walk(self, number: int, admitted: list[int]) -> None:
+        for id, is_looked_at in self.waiting.items():
+            if is_looked_at and id not in admitted:
+                self.seen[id].append(number)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_reasons_of_a_request_are_those_of_the_walks_that_left_it_waiting(seed: int) -> None:
+    """Each walk is told with a number of its own, so that no two count as one."""
+    rng = random.Random(f"diary {seed}")
+    diary, plain = Diary(), PlainDiary()
+    running: set[int] = set()
+    now, step, num_waits = 0.0, 1_000, dict[int, list[int]]()
+    for number in range(300):
+        now += 1.0
+        step += rng.randrange(3)
+        looked_at = [id for id, is_looked_at in plain.waiting.items() if is_looked_at]
+        aside = [id for id, is_looked_at in plain.waiting.items() if not is_looked_at]
+        what = rng.choice(["arrive", "walk", "walk", "retract", "hold", "release", "finish"])
+        if what == "arrive":
+            diary.arrived(number, f"r{number}", number, 5, 0, now, step)
+            plain.waiting[number], plain.seen[number] = True, []
+            num_waits[number] = [step]
+        elif what == "walk":
+            diary.begin_walk()
+            admitted = rng.sample(looked_at, min(len(looked_at), rng.randrange(2)))
+            diary.note_pass(now, step, Stop.NO_TOKEN, 10_000 + number)
+            for id in admitted:
+                diary.admitted(id, 0, 5, "", now, step)
+            plain.walk(10_000 + number, admitted)
+            for id in admitted:
+                del plain.waiting[id]
+            running.update(admitted)
+        elif what == "retract" and running:
+            id = running.pop()
+            diary.retracted(id, "", now, step)
+            plain.waiting[id] = True
+            num_waits[id].append(step)
+        elif what == "hold" and looked_at:
+            id = rng.choice(looked_at)
+            diary.held(id, "", now, step)
+            plain.waiting[id] = False
+        elif what == "release" and aside:
+            id = rng.choice(aside)
+            diary.released(id, "", now, step)
+            plain.waiting[id] = True
+            num_waits[id].append(step)
+        elif what == "finish" and rng.random() < 0.2 and plain.waiting:
+            id = rng.choice(list(plain.waiting))
+            diary.finished(id, "", 0, now, step)
+            del plain.waiting[id]
+    for id, seen in plain.seen.items():
+        story = diary.story(id)
+        assert story is not None
+        assert [one.id for wait in story.waits for one in diary.passes(wait)] == seen
+        assert [wait.since_step for wait in story.waits] == num_waits[id]
+    assert max(map(len, num_waits.values())) > 2

@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import msgspec
@@ -17,7 +18,7 @@ from tests.scheduler.test_scheduler import settings
 from tests.scheduler.world import World
 from weft.launch.cli import main
 from weft.memory.allocator import PageAllocator
-from weft.messages.control import FlushCache, GetState, SetPolicy
+from weft.messages.control import CallFailed, FlushCache, GetState, GetStateReply, SetPolicy
 from weft.messages.flow import (
     Block,
     ContinueGeneration,
@@ -27,11 +28,15 @@ from weft.messages.flow import (
     Rpc,
     Unblock,
 )
+from weft.messages.replies import StepOutput
 from weft.messages.requests import Abort, BatchGenerate
-from weft.observe.journal import MAGIC, JournalError, JournalReader, JournalWriter
+from weft.observe.journal import HEAD_BYTES, MAGIC, OLD_MAGIC, JournalError, JournalReader, JournalWriter
 from weft.scheduler.admission import PrefillAdder
 from weft.scheduler.service.blocker import Alone
+from weft.scheduler.service.guard import unsent
+from weft.scheduler.service.insight import trace_request_flow
 from weft.scheduler.service.replay import BadJournal, Replay
+from weft.scheduler.service.snapshot import INSTANCE
 
 MIXED: dict[str, object] = {"mixed_chunk": True, "page_size": 4, "num_pages": 28, "context_length": 110}
 
@@ -64,13 +69,13 @@ def test_a_file_gives_back_its_records(tmp_path: Path) -> None:
     writer.flush()
     with JournalReader(tmp_path / "j") as reader:
         assert list(reader) == records
-    assert reader.num_lost_bytes == 0
+    assert (reader.damage, reader.num_torn_bytes, reader.num_records) == (None, 0, 4)
     assert (tmp_path / "j").stat().st_mode & 0o777 == 0o600
     writer.close()
 
 
-@pytest.mark.parametrize("cut", [1, 5, 8, 12])
-def test_a_file_that_was_cut_off_gives_what_is_whole(tmp_path: Path, cut: int) -> None:
+@pytest.mark.parametrize("cut", range(1, 18))
+def test_a_last_record_that_was_not_finished_is_no_damage(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "j"
     writer = JournalWriter(path)
     writer.append(b"first")
@@ -80,13 +85,36 @@ def test_a_file_that_was_cut_off_gives_what_is_whole(tmp_path: Path, cut: int) -
     path.write_bytes(path.read_bytes()[:-cut])
     with JournalReader(path) as reader:
         assert list(reader) == [b"first"]
-    assert reader.num_lost_bytes == 14 - cut
+    assert (reader.damage, reader.num_torn_bytes) == (None, 18 - cut)
 
 
-def test_damage_ends_the_file_and_is_no_record(tmp_path: Path) -> None:
+def test_a_changed_bit_is_damage_wherever_it_is(tmp_path: Path) -> None:
     path = tmp_path / "j"
-    path.write_bytes(MAGIC + b"\xff" * 4_000)
-    assert list(JournalReader(path)) == []
+    writer = JournalWriter(path)
+    records = [b"first", b"", b"a third that is longer", b"last"]
+    for record in records:
+        writer.append(record)
+    writer.flush()
+    writer.close()
+    whole = path.read_bytes()
+    begins = [len(MAGIC) + sum(HEAD_BYTES + len(one) for one in records[:n]) for n in range(len(records))]
+    for bit in range(8 * len(MAGIC), 8 * len(whole)):
+        changed = bytearray(whole)
+        changed[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(changed)
+        with JournalReader(path) as reader:
+            read = list(reader)
+        hit = max(n for n, begin in enumerate(begins) if begin <= bit // 8)
+        assert read == records[:hit]
+        assert reader.damage is not None
+        assert (reader.damage.offset, reader.damage.record, reader.num_torn_bytes) == (begins[hit], hit + 1, 0)
+
+
+def test_what_is_no_journal_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    path.write_bytes(OLD_MAGIC)
+    with pytest.raises(JournalError, match="older weft"):
+        JournalReader(path)
     path.write_bytes(b"something else")
     with pytest.raises(JournalError, match="no journal"):
         JournalReader(path)
@@ -141,6 +169,28 @@ def test_failed_steps_are_replayed_as_failures() -> None:
     replay = Replay(world.records)
     assert replay.run(), replay.difference
     assert replay.engine.scheduler.stats() == world.scheduler.stats()
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_replies_that_could_not_be_sent_are_replayed_with_the_ends_that_they_were(depth: int) -> None:
+    world = RecordedWorld(settings(num_pages=150, chunked_prefill_size=16), depth)
+    rng = random.Random(depth)
+    num_lost = 0
+
+    for _ in range(20):
+        world.send([rng.randrange(300) for _ in range(rng.randrange(1, 40))], max_new_tokens=rng.randrange(4, 30))
+        for reply in world.engine.step():
+            if isinstance(reply, StepOutput) and reply.ids and rng.random() < 0.3:
+                num_lost += len(unsent(world.engine, reply, OSError("no room"))) + 1
+    answer = world.engine.submit(GetState(call=1))
+    assert isinstance(answer, GetStateReply)
+    [instead] = unsent(world.engine, answer, OSError("no room"))
+    assert isinstance(instead, CallFailed)
+    while world.has_work:
+        world.engine.step()
+    assert num_lost > 3
+    assert world.scheduler.counters.num_failed > 3
+    world.replay(check=True)
 
 
 def test_a_replay_ends_well_wherever_the_journal_was_cut_off() -> None:
@@ -216,45 +266,58 @@ def test_an_input_that_is_asked_for_at_another_time_is_a_difference() -> None:
     assert (replay.difference.field, replay.difference.now) == ("next event", "reads the clock")
 
 
-def test_a_journal_begins_anew_when_the_engine_is_idle_and_each_part_is_replayed_alone() -> None:
-    world = RecordedWorld(settings(num_pages=100), depth=1, max_bytes=4_000)
-    parts: list[list[bytes]] = []
-    world.records.rotate = lambda: (parts.append(list(world.records)), world.records.clear())  # type: ignore[method-assign,assignment]
-    for number in range(6):
-        for i in range(8):
-            world.send(list(range(i, i + 30)), max_new_tokens=8)
-            world.step()
-        world.tell(SetPolicy(call=number, policy=["lpm", "fcfs"][number % 2]))
-        world.run_dry()
+def test_a_server_under_steady_load_keeps_a_journal_that_is_replayed_from_its_newest_file() -> None:
+    world = RecordedWorld(settings(num_pages=150, chunked_prefill_size=16, mixed_chunk=True), depth=1, max_bytes=5_000)
+    shared = list(range(40))
+    for number in range(300):
+        if len(world.scheduler.requests) < 6:
+            world.send([*shared, number % 7, number], max_new_tokens=20, ignore_eos=True)
         world.step()
-        assert len(parts) == number + 1
-    parts.append(list(world.records))
-    first_steps = []
-    for part in parts:
-        replay = Replay(part, check=True)
-        assert replay.run(), replay.difference
-        first_steps.append(replay.began.first_step)
-    assert first_steps == sorted(set(first_steps))
-    assert world.scheduler.stats().total_requests == 48
+        assert world.scheduler.requests
+    assert len(world.records.parts) > 3
+    for began, *others in world.records.files:
+        assert sum(map(len, others)) < max(5_000, len(began)) + 2_000  # a step more than there should be
+    cached = world.scheduler.stats().total_cached_tokens
+    assert cached > 0.7 * world.scheduler.stats().total_prompt_tokens  # no file has cost the cache anything
+    world.run_dry()
     world.check_idle()
     world.check_outputs()
+    world.replay(check=True)
 
 
-def test_a_journal_that_is_twice_too_large_pauses_until_the_engine_is_idle() -> None:
-    world = RecordedWorld(settings(num_pages=190, context_length=190), max_bytes=4_000)
-    world.send([1], max_new_tokens=150, ignore_eos=True)
-    for _ in range(140):
+def test_the_story_of_a_request_goes_on_in_the_next_file() -> None:
+    world = RecordedWorld(settings(num_pages=190, context_length=190))
+    world.put_aside_in_every_step()
+    world.send([1], max_new_tokens=30, ignore_eos=True)
+    world.run_dry()
+    (told,) = trace_request_flow(world.replay().engine.scheduler, "r0", world.time)
+    assert told.output_tokens == 30
+    assert told.timeline[0].what.startswith("arrived")
+
+
+def test_a_state_that_cannot_be_written_leaves_the_journal_where_it_is_and_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = RecordedWorld(settings(), max_bytes=2_000)
+    monkeypatch.setattr(world.scheduler, "foreign", Path("/"), raising=False)
+    for id in range(40):
+        world.send([id], max_new_tokens=9, ignore_eos=True)
         world.step()
-    assert 8_000 < sum(map(len, world.records)) < 9_000
-    paused = Replay(list(world.records))
-    assert paused.run(), paused.difference
-    assert paused.is_paused
     world.run_dry()
-    world.send([1], max_new_tokens=5)
-    world.run_dry()
-    replay = Replay(world.records)
-    assert replay.run()
-    assert replay.num_requests == 1
+    told = [record.message for record in caplog.records if "not_put_aside" in record.message]
+    size = sum(map(len, world.records))
+    assert not world.records.parts
+    assert 1 < len(told) <= size // 2_000
+    world.replay()
+
+
+@pytest.mark.parametrize("name", ["os:system", "weft.scheduler.seeds:seed_of", "weft.messages.codec:np", "x"])
+def test_a_state_names_nothing_but_classes_of_an_engine(name: str) -> None:
+    world = busy_world()
+    state = msgspec.msgpack.encode({"classes": [[name, []]], "things": [[INSTANCE, []]], "engine": 0})
+    began = msgspec.structs.replace(Replay(world.records).began, state=zlib.compress(state))
+    with pytest.raises(BadJournal, match="cannot be taken up"):
+        Replay([msgspec.msgpack.encode(began)])
 
 
 def test_the_failure_of_the_core_is_recorded_and_happens_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,6 +368,28 @@ def test_the_command_replays_a_file_and_says_so(tmp_path: Path, capsys: pytest.C
     told = capsys.readouterr().out
     assert "r5 (request 5): finished" in told
     assert "first token" in told
+
+
+def test_the_command_never_takes_a_damaged_file_for_a_good_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = RecordedWorld(settings(), 1)
+    world.send([1, 2, 3], max_new_tokens=3)
+    world.run_dry()
+    world.write(tmp_path / "j")
+    whole = (tmp_path / "j").read_bytes()
+    rng = random.Random(5)
+    for place in range(0, len(whole), 7):
+        changed = bytearray(whole)
+        changed[place] ^= 1 << rng.randrange(8)
+        (tmp_path / "j").write_bytes(changed)
+        assert main(["replay", str(tmp_path / "j")]) == 2
+        out, err = capsys.readouterr()
+        assert "every decision is as recorded" not in out
+        assert "the journal is damaged at byte " in out or "no journal" in err or "it is empty" in err
+    (tmp_path / "j").write_bytes(whole[:-3])
+    assert main(["replay", str(tmp_path / "j")]) == 0
+    assert "the last record was not finished" in capsys.readouterr().out
 
 
 def test_the_command_ends_with_1_at_a_difference_and_2_without_a_journal(

@@ -152,3 +152,36 @@ def test_before_anything_is_known_steps_grow_with_what_has_been_measured() -> No
     while sum(lens) < 900:
         world.step()
     assert [n for n in lens if n > 1][:4] == [64, 128, 256, 452]
+
+
+def test_nobody_waits_for_a_next_token_whose_last_one_is_on_its_way() -> None:
+    """So a prompt is not cut for it."""
+    world = Streams(1, max_step_s=0.02, chunked_prefill_size=1_000)
+    world.learn()
+    stream = world.send([1, 2], max_new_tokens=5, ignore_eos=True)
+    columns = world.scheduler.columns
+    while not world.scheduler.requests[stream].row >= 0 or columns.seq_len[world.request(stream).row] < 7:
+        world.step()
+    assert stream not in world.finished
+    world.send([7] * 900, max_new_tokens=2, ignore_eos=True)
+    world.step()
+    assert world.scheduler.last_batch is not None
+    assert world.scheduler.last_batch.plan.num_tokens == 900
+
+
+def test_between_two_turns_of_those_who_decode_no_prompt_is_cut_into_pieces_that_are_not_worth_a_step() -> None:
+    world = Streams(max_step_s=0.05, chunked_prefill_size=44)  # leaves time for 11 tokens
+    world.let_steps_cost(lambda plan: B * plan.num_tokens)  # besides the cost of before
+    world.learn()
+    world.send([1, 2], max_new_tokens=400, ignore_eos=True)
+    for _ in range(3):
+        world.step()
+    rng, num_cut = random.Random(0), 0
+    while num_cut < 20:
+        if not world.scheduler.waiting_queue:
+            world.send([len(world.sent)] * rng.randrange(100, 400), max_new_tokens=2, ignore_eos=True)
+        world.step()
+        batch = world.scheduler.last_batch
+        if batch is not None and batch.prefills and not batch.prefills[-1].completes:
+            num_cut += 1
+            assert batch.plan.num_tokens >= 16

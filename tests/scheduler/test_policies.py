@@ -7,16 +7,14 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.scheduler.test_random_schedules import random_prompt, run_random
+from tests.scheduler.random_worlds import random_prompt, run_random
 from tests.scheduler.test_scheduler import settings
 from tests.scheduler.world import VOCAB, World
 from weft.config.engine import EngineConfig
 from weft.config.options import SettingsError, options_of
 from weft.config.tenants import parse_weights
 from weft.messages.control import SetPolicy, SetPolicyReply
-from weft.scheduler.policies.fair import DECODE_COST, QUANTUM, Fair
-from weft.scheduler.policy import POLICIES, UnknownPolicy
-from weft.scheduler.queue import TURNS
+from weft.scheduler.policy import POLICIES, TURNS, UnknownPolicy
 from weft.scheduler.request import Request, RequestState
 from weft.scheduler.service.control import HANDLERS
 
@@ -127,13 +125,13 @@ def test_a_static_batch_waits_for_its_slowest_request() -> None:
 
 
 def crowd(world: World, hot: list[int], number: int) -> int:
-    """A request that every policy but the fair ones prefers to `lonely`."""
+    """A request that every policy but the fair ones prefers to `lonely`; the tenant of both is the same."""
     tail = [number % VOCAB, number // VOCAB]
-    return world.send([*hot, *tail], max_new_tokens=6, ignore_eos=True, priority=30, user=f"u{number}")
+    return world.send([*hot, *tail], max_new_tokens=6, ignore_eos=True, priority=30)
 
 
 def lonely(world: World) -> int:
-    return world.send([5] * 40, max_new_tokens=1, ignore_eos=True, user="lonely")
+    return world.send([5] * 40, max_new_tokens=1, ignore_eos=True)
 
 
 @pytest.mark.parametrize("policy", ["lpm", "dfs-weight", "shortest-prefill-first", "lof", "priority"])
@@ -251,72 +249,7 @@ def test_a_long_prompt_of_a_low_class_does_not_hold_the_steps_of_a_high_one() ->
     world.check_outputs()
 
 
-# Fairness
-
-
-def served_tokens(world: World, user: str) -> int:
-    ids = [id for id, request in world.sent.items() if request.user == user]
-    return sum(len(world.outputs[id]) for id in ids)
-
-
-def fair_world(**changes: object) -> World:
-    return World(settings(policy="fair", max_running_requests=2, prefix_cache=False, **changes))
-
-
-@pytest.mark.parametrize(("weights", "share"), [((), 1.0), ((("a", 3.0),), 3.0)])
-def test_case_29_tenants_that_always_want_more_get_service_by_weight(
-    weights: tuple[tuple[str, float], ...], share: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("weft.scheduler.policies.fair.QUANTUM", 0.0)
-    world, rng = fair_world(tenant_weights=weights), random.Random(0)
-    for number in range(1_500):
-        waiting = [request.user for request in world.scheduler.waiting_queue]
-        while waiting.count("a") < 3:
-            world.send([number % VOCAB] * rng.randrange(1, 9), max_new_tokens=5, ignore_eos=True, user="a")
-            waiting.append("a")
-        while waiting.count("b") < 30:  # ten times as many: it makes no difference
-            world.send([number % VOCAB] * rng.randrange(1, 9), max_new_tokens=5, ignore_eos=True, user="b")
-            waiting.append("b")
-        world.step(check=False)
-    assert served_tokens(world, "a") / served_tokens(world, "b") == pytest.approx(share, rel=0.1)
-
-
-def test_a_tenant_saves_nothing_up_while_it_is_away() -> None:
-    world = fair_world()
-    for _ in range(40):
-        world.send([1, 2], max_new_tokens=20, ignore_eos=True, user="busy")
-    for _ in range(200):
-        world.step(check=False)
-    policy = world.scheduler.waiting_queue.policy
-    assert isinstance(policy, Fair)
-    world.send([3], max_new_tokens=20, ignore_eos=True, user="late")
-    busy = policy.service("busy")
-    assert policy.service("late") == pytest.approx(busy, abs=60)
-    assert busy > DECODE_COST * 20 * 10
-
-
-def test_the_cache_may_buy_a_bounded_lead() -> None:
-    world = World(settings(policy="fair", max_running_requests=1, num_pages=200))
-    hot = list(range(100, 140))
-    world.send(hot, max_new_tokens=1, user="warm")
-    world.run_dry()
-    cold = world.send([1, 2], max_new_tokens=1, user="cold")
-    warm = world.send([*hot, 7], max_new_tokens=1, user="warm")
-    assert order(world) == [warm, cold]
-    policy = world.scheduler.waiting_queue.policy
-    assert isinstance(policy, Fair)
-    policy._service[policy._numbers["warm"]] += QUANTUM + 1
-    assert order(world) == [cold, warm]
-
-
-def test_idle_tenants_are_forgotten() -> None:
-    world = fair_world()
-    for number in range(300):
-        world.send([1], max_new_tokens=1, user=f"u{number}")
-        world.run_dry(check=False)
-    policy = world.scheduler.waiting_queue.policy
-    assert isinstance(policy, Fair)
-    assert len(policy._numbers) < 20
+# Weights of tenants (what `fair` makes of them is in test_fair.py)
 
 
 def test_weights_of_tenants_are_read_and_mistakes_are_named() -> None:
@@ -366,3 +299,17 @@ def test_a_control_message_switches_the_policy_of_those_that_wait() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_switching_all_the_time_breaks_nothing(seed: int) -> None:
     run_random(2_000 + seed, switches=True)
+
+
+def test_who_comes_behind_some_that_wait_for_a_prefix_goes_on_and_who_comes_behind_very_many_waits() -> None:
+    for num_alike, is_admitted in [(1 + 63, True), (1 + 64, False)]:
+        world = World(settings(chunked_prefill_size=None, max_running_requests=100, num_pages=9_000))
+        prefix = list(range(60))
+        for number in range(num_alike):
+            world.send([*prefix, number], max_new_tokens=2, ignore_eos=True)
+        last = world.send([200, 201], max_new_tokens=2, ignore_eos=True)
+        world.step()
+        assert bool(world.outputs[last]) == is_admitted
+        assert sum(map(bool, world.outputs.values())) == 1 + is_admitted
+        world.run_dry()
+        world.check_outputs()

@@ -100,3 +100,11 @@ def test_what_a_model_cannot_give_is_refused(
     assert here.finished[bad].status == 400
     assert message in here.finished[bad].message
     assert here.finished[good].reason == "length"
+
+
+@pytest.mark.parametrize("dimensions", [-1, 1, 2, 7, 8, 9])
+def test_vectors_have_one_to_all_dimensions(dimensions: int) -> None:
+    here = world(VECTORS)
+    id = send(here, 3, PoolingParams(dimensions=dimensions))
+    here.run_dry()
+    assert here.finished[id].status == (200 if 1 <= dimensions <= VECTORS.size else 400)

@@ -2,140 +2,16 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from tests.scheduler.recorded import RecordedWorld
-from tests.scheduler.talk import Talk, with_sessions
-from tests.scheduler.world import EOS, VOCAB
+from tests.scheduler.random_worlds import run_random, run_timed
 from weft.launch.cli import main
 from weft.memory.accounting.audit import BrokenBooks
 from weft.memory.allocator import OutOfPages, PageAllocator
-from weft.messages.control import SetPolicy
-from weft.messages.requests import Abort
-from weft.scheduler.policy import POLICIES
 from weft.scheduler.service.replay import Replay
-from weft.scheduler.settings import SchedulerSettings
-
-
-def random_settings(rng: random.Random) -> SchedulerSettings:
-    page_size = rng.choice([1, 1, 2, 3, 4, 8, 16])
-    num_pages = rng.choice([60, 100, 200, 300, 500]) // page_size + rng.choice([3, 6])
-    chunk = rng.choice([None, page_size, 2 * page_size, 16, 33])
-    if chunk is not None:
-        chunk = max(chunk, page_size)
-    return SchedulerSettings(
-        num_pages=num_pages,
-        page_size=page_size,
-        max_running_requests=rng.choice([1, 2, 6, 12, 24]),
-        context_length=rng.choice([40, 90, 160]),
-        vocab_size=VOCAB,
-        eos_token_ids=(EOS,),
-        prefix_cache=rng.random() < 0.8,
-        policy=rng.choice(list(POLICIES)),
-        aging_s=rng.choice([0.0, 5.0, 50.0]),
-        low_priority_first=rng.random() < 0.2,
-        preemption_threshold=rng.choice([0, 1, 10]),
-        tenant_weights=(("a", 2.0), ("b", 0.5)),
-        max_step_s=rng.choice([0.0, 0.0, 0.01, 0.05]),
-        max_prefill_tokens=rng.choice([page_size, 20, 64, 1000]) if chunk is None else max(chunk, 64),
-        chunked_prefill_size=chunk,
-        mixed_chunk=rng.random() < 0.5,
-        max_queued_requests=rng.choice([5, 1000, 1000, 1000]),
-        max_queue_s=rng.choice([0.0, 0.0, 0.0, 40.0]),
-        max_run_s=rng.choice([0.0, 0.0, 0.0, 30.0]),
-        schedule_conservativeness=rng.choice([0.0, 0.0, 0.3, 1.0]),
-    )
-
-
-def random_prompt(rng: random.Random, families: list[list[int]], longest: int) -> list[int]:
-    head = rng.choice(families)[: rng.randrange(0, 60)] if rng.random() < 0.7 else []
-    tail = [rng.randrange(VOCAB) for _ in range(rng.randrange(1, 20))]
-    return (head + tail)[:longest]
-
-
-def prompt_wishes(rng: random.Random, prompt_len: int) -> dict[str, int]:
-    """What some want to know of their prompt."""
-    if rng.random() < 0.7:
-        return {}
-    start = rng.choice([0, 0, rng.randrange(prompt_len), prompt_len - 1])
-    return {"prompt_logprobs": 0, "prompt_logprobs_start": start}
-
-
-def run_random(seed: int, num_requests: int = 40, *, switches: bool = False) -> RecordedWorld:
-    """Run a random world to its end. If it breaks, its journal is in the file that the exception names. `switches`: the
-    policy changes again and again. In every third world some requests belong to sessions."""
-    rng = random.Random(seed)
-    settings = random_settings(rng)
-    talks = random.Random(f"sessions of {seed}") if seed % 3 == 0 else None
-    if talks is not None:
-        settings = with_sessions(settings, talks)
-    fails = {rng.randrange(5, 200) for _ in range(3)} if rng.random() < 0.2 else set()
-    world = RecordedWorld(settings, depth=rng.choice([0, 1, 2]), fail_steps=fails)
-    try:
-        drive(world, rng, num_requests, switches, talks)
-    except Exception as exc:
-        path = world.write_failure(exc, f"weft-world-{seed}-")
-        exc.add_note(f"its journal: weft replay {path} --check")
-        raise
-    return world
-
-
-def drive(
-    world: RecordedWorld,
-    rng: random.Random,
-    num_requests: int,
-    switches: bool = False,
-    talks: random.Random | None = None,
-) -> None:
-    """Send random requests and aborts, and look that all ends well."""
-    talk = None if talks is None else Talk(world, talks)
-    families = [[rng.randrange(VOCAB) for _ in range(60)] for _ in range(3)]
-    crowd = rng.choice([2, 10, 40])  # as long as fewer wait, others come
-    if world.settings.max_step_s:
-        world.let_steps_cost(lambda plan: 0.001 + 0.0005 * plan.num_tokens)
-    wishes = random.Random(f"wishes beside {families[0]}")
-    sent = 0
-    while sent < num_requests or world.has_work:
-        if sent < num_requests and len(world.scheduler.waiting_queue) < crowd and rng.random() < 0.4:
-            for _ in range(rng.choice([1, 1, 2, 8])):
-                longest = world.scheduler.max_len * rng.choice([1, 1, 2, 4]) // 4
-                prompt = random_prompt(rng, families, longest)
-                max_new = rng.choice([None, 1, 2, 8, 20, 30, 40])
-                if max_new is not None and rng.random() < 0.95:
-                    max_new = max(1, min(max_new, world.scheduler.max_len - len(prompt)))
-                world.send(
-                    prompt,
-                    **prompt_wishes(wishes, len(prompt)),
-                    max_new_tokens=max_new if wishes.random() < 0.95 else 0,
-                    ignore_eos=rng.random() < 0.2,
-                    stop_token_ids=(7,) if rng.random() < 0.2 else (),
-                    salt=rng.choice(["", "", "", "other"]),
-                    user=rng.choice("aabc"),
-                    priority=rng.choice([0, 0, 0, 1, 2, 20]),
-                    timeout_ms=rng.choice([0, 0, 0, 0, 0, 0, 0, 5_000, 20_000, 60_000]),
-                )
-                sent += 1
-        if talk is not None and sent < num_requests:
-            talk.act()
-        if rng.random() < 0.02 and world.sent:
-            world.abort(Abort(ids=(rng.randrange(len(world.sent)),)))
-        if rng.random() < 0.001:
-            world.abort(Abort(all=True))
-        if switches and rng.random() < 0.1:
-            world.tell(SetPolicy(call=0, policy=rng.choice(list(POLICIES))))
-        world.step()
-        assert world.num_steps < 500 * num_requests, "no end in sight"
-    world.run_dry()
-    if talk is not None:
-        talk.end()
-        world.talked = talk.count
-    world.step()
-    world.check_idle()
-    world.check_outputs()
 
 
 @pytest.mark.parametrize("seed", range(120))
@@ -145,6 +21,63 @@ def test_random_schedule_keeps_every_invariant_and_is_replayed_bit_for_bit(seed:
         replay = Replay(world.records)
         assert replay.run(), replay.difference
         assert replay.engine.scheduler.stats() == world.scheduler.stats()
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_where_time_cuts_prompts_every_invariant_holds(seed: int) -> None:
+    world = run_timed(seed)
+    if seed % 10 == 0:
+        replay = Replay(world.records)
+        assert replay.run(), replay.difference
+
+
+@pytest.mark.parametrize("number", range(8))
+def test_schedules_that_nobody_has_seen_before_keep_every_invariant(number: int, fresh_seed: int) -> None:
+    """Others in each run; what fails can be repeated with `--fresh-seed`."""
+    seed = fresh_seed * 1_000 + number
+    if number % 2:
+        run_timed(seed)
+    else:
+        run_random(seed)
+
+
+def test_the_timed_schedules_reach_what_they_are_meant_to() -> None:
+    reached = Counter[str]()
+    for seed in range(8):
+        world = run_timed(seed)
+        stats = world.scheduler.stats()
+        reached["cut by time"] += world.num_cut_by_time
+        reached["hits"] += stats.total_cached_tokens
+        reached["evictions"] += stats.total_evicted_tokens
+    assert reached["cut by time"] > 100, reached
+    assert reached["evictions"] > 100, reached
+    assert reached["hits"] > 1_000, reached
+
+
+@pytest.mark.parametrize("seed", range(300, 307))
+def test_a_journal_may_be_put_aside_at_any_step_and_each_file_is_replayed_alone(seed: int) -> None:
+    world = run_random(seed, 12, switches=seed % 4 == 0, puts_aside=True)
+    assert len(world.records.parts) >= world.scheduler.num_steps
+    world.replay(check=True)
+
+
+@pytest.mark.parametrize("seed", range(300, 303))
+def test_a_journal_may_be_put_aside_where_time_cuts_prompts(seed: int) -> None:
+    run_timed(seed, 5, puts_aside=True).replay()
+
+
+def test_a_journal_is_put_aside_in_the_midst_of_what_there_is() -> None:
+    met = Counter[str]()
+    for seed in (301, 306):
+        for records in run_random(seed, 12, puts_aside=True).records.files:
+            engine = Replay(records).engine
+            scheduler = engine.scheduler
+            met["requests"] += bool(scheduler.requests)
+            met["an open chunk"] += scheduler.chunked_req is not None
+            met["a step in flight"] += bool(engine._loop._in_flight)
+            met["a queue"] += bool(scheduler.waiting_queue)
+            met["a session"] += bool(len(engine.sessions))
+    assert min(met.values()) > 5, met
 
 
 def test_a_broken_invariant_leaves_a_journal_that_breaks_it_again(

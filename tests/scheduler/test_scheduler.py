@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 
@@ -11,7 +12,9 @@ import pytest
 from tests.scheduler.oracle_runner import OracleRunner, OracleStep
 from tests.scheduler.world import EOS, VOCAB, World
 from weft.executor.plan import ForwardMode, Plan, Result, TopLogprobs
+from weft.memory.radix import RadixCache
 from weft.messages.requests import Abort
+from weft.scheduler.drain import Drain
 from weft.scheduler.part import Part, Verdict
 from weft.scheduler.parts.bias import Bias
 from weft.scheduler.parts.logprobs import LogprobsPart
@@ -166,6 +169,33 @@ def test_a_cached_prefix_is_not_computed_again() -> None:
     world.check_outputs()
 
 
+@pytest.mark.parametrize("policy", ["fcfs", "lpm", "dfs-weight"])
+def test_a_request_that_caches_no_page_leaves_nothing_of_its_salt(policy: str) -> None:
+    world = World(settings(page_size=16, policy=policy, max_queued_requests=1_000))
+    for i in range(300):
+        world.send([1, 2, 3], max_new_tokens=4, salt=f"salt {i}")
+    world.run_dry(check=False)
+    world.check()
+    cache = world.scheduler.kv.cache
+    assert isinstance(cache, RadixCache)
+    assert len(cache._roots) == 0
+    watch = world.scheduler.waiting_queue.policy.watch
+    assert watch is None or not watch._spots
+
+
+@pytest.mark.parametrize("salt", ["", "new"])
+def test_who_would_compute_the_same_new_prefix_waits_a_pass_also_where_its_salt_has_cached_nothing_yet(
+    salt: str,
+) -> None:
+    world = World(settings(num_pages=500, context_length=200))
+    prefix = list(range(100))
+    for i in range(3):
+        world.send([*prefix, 200 + i], max_new_tokens=2, salt=salt)
+    world.run_dry()
+    assert world.scheduler.counters.num_prefilled_tokens == 101 + 2
+    world.check_outputs()
+
+
 def test_case_28_another_salt_shares_nothing() -> None:
     world = World(settings())
     prompt = list(range(30, 50))
@@ -280,6 +310,19 @@ def test_pages_for_the_next_decode_step_follow_the_known_rule(page_size: int) ->
     assert (kv.decode_tokens(rows), kv.decode_pages(rows)) == (17, 17 if page_size == 1 else 1 + 1 + 1 + 2)
 
 
+@pytest.mark.parametrize("depth", [0, 1])
+def test_admission_opens_again_where_nothing_that_runs_could_end(depth: int) -> None:
+    world = World(settings(num_pages=40, context_length=40), depth=depth)
+    lost = world.scheduler.kv.allocator.alloc(30)
+    id = world.send([7] * 20, max_new_tokens=5, ignore_eos=True)
+    for _ in range(3):
+        world.step(check=False)
+    assert world.request(id).state is RequestState.WAITING
+    world.scheduler.kv.allocator.free(lost)
+    world.run_dry()
+    world.check_outputs()
+
+
 # What cannot be served
 
 
@@ -302,11 +345,53 @@ def test_a_bad_prompt_is_refused(prompt: list[int], words: str) -> None:
 
 
 def test_a_full_queue_refuses_with_503() -> None:
-    world = World(settings(max_queued_requests=2))
-    ids = [world.send([1, 2]) for _ in range(3)]
+    world = World(settings(max_queued_requests=2, max_running_requests=1))
+    ids = [world.send([1, 2]) for _ in range(4)]
     world.step()
-    assert world.finished[ids[2]].status == 503
-    assert world.finished[ids[2]].message == "The request queue is full."
+    assert world.finished[ids[3]].status == 503
+    assert world.finished[ids[3]].message == "The request queue is full."
+
+
+@pytest.mark.parametrize("num_running", [0, 3, 8])
+def test_a_burst_is_refused_only_beyond_the_free_rows_and_the_queue(num_running: int) -> None:
+    world = World(settings(max_queued_requests=6, max_running_requests=8))
+    for _ in range(num_running):
+        world.send([1, 2, 3], max_new_tokens=20, ignore_eos=True)
+    world.step()
+    ids = [world.send([7, 8], max_new_tokens=2, ignore_eos=True) for _ in range(15 - num_running)]
+    world.run_dry()
+    assert [world.finished[id].status for id in ids] == [200] * (14 - num_running) + [503]
+
+
+def test_who_is_refused_hears_how_long_the_queue_takes_to_drain() -> None:
+    """A request takes 10 steps of a second, one after the other."""
+    world = World(settings(max_queued_requests=3, max_running_requests=1))
+    ids = [world.send([1, 2], max_new_tokens=10, ignore_eos=True) for _ in range(4)]
+    while ids[1] not in world.finished:
+        world.step()
+    world.step()
+    ids += [world.send([3, 4], max_new_tokens=10, ignore_eos=True) for _ in range(3)]
+    world.step()
+    told = [world.finished[id].retry_after_s for id in ids if id in world.finished]
+    admitted = [world.request(ids[2]).admitted_s, 1.0]  # and one between these two
+    assert (world.finished[ids[-1]].status, told[:2]) == (503, [0, 0])
+    assert told[2] == math.ceil(3 / (3 / (max(admitted) - min(admitted))))
+    world.run_dry()
+
+
+def test_the_time_to_come_again_is_bounded_and_follows_from_the_admissions() -> None:
+    drain = Drain()
+    assert drain.retry_after_s(100, 0.0) == 1, "nothing is known yet"
+    for second in range(20):
+        drain.admitted(float(second))
+    assert drain.retry_after_s(10, 19.0) == 10
+    assert drain.retry_after_s(10, 19.0) == 10, "to ask changes nothing"
+    assert drain.retry_after_s(0, 19.0) == 1
+    assert drain.retry_after_s(10_000, 19.0) == 60
+    assert drain.retry_after_s(5, 1_000.0) == 60, "nobody got a row for a while"
+    for _ in range(10_000):
+        drain.admitted(1_000.0)
+    assert drain.retry_after_s(100, 1_000.0) == 1
 
 
 # Aborts
@@ -419,8 +504,8 @@ def test_the_same_seed_is_passed_on_and_requests_without_one_get_their_own() -> 
 
 
 def test_min_tokens_forbids_what_would_end_the_request_until_then() -> None:
-    world = Recorder(settings(), parts=(Bias((EOS,)),))
-    world.send([1, 2], max_new_tokens=6, min_new_tokens=2, stop_token_ids=(9,), ignore_eos=False)
+    world = Recorder(settings(), parts=(Bias((EOS,), VOCAB),))
+    world.send([1, 2], max_new_tokens=6, min_new_tokens=2, stop_token_ids=(9, VOCAB, 2**31 - 1), ignore_eos=False)
     world.send([4, 5], max_new_tokens=3, logit_bias={8: -3.0})
     world.run_dry()
     first = world.plans[0].sampling.bias
@@ -487,6 +572,14 @@ def test_stop_token_ids_end_a_request_and_are_named() -> None:
     finish = world.finished[id]
     assert finish.reason == "stop"
     assert finish.matched == world.outputs[id][-1]
+
+
+def test_stop_tokens_beyond_the_vocabulary_end_nothing() -> None:
+    world = World(settings())
+    id = world.send([1, 2], max_new_tokens=5, ignore_eos=True, stop_token_ids=(VOCAB, 2**31 - 1))
+    world.run_dry()
+    assert world.finished[id].reason == "length"
+    assert len(world.outputs[id]) == 5
 
 
 def test_the_core_imports_no_torch() -> None:

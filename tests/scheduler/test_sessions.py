@@ -14,7 +14,6 @@ from weft.messages.requests import Abort
 from weft.messages.sessions import CloseSession, CloseSessionReply, OpenSession, OpenSessionReply, SessionParams
 from weft.scheduler.parts.sessions import Sessions
 from weft.scheduler.service import insight
-from weft.scheduler.service.replay import Replay
 from weft.scheduler.settings import SchedulerSettings, SessionLimits
 
 PAGE = 4
@@ -424,20 +423,19 @@ def test_what_sessions_hold_is_counted_and_their_requests_are_listed() -> None:
     assert {row.rid: row.session for row in reply.requests} == {"mine": "s", "nobody's": ""}
 
 
-def test_a_journal_with_sessions_is_replayed_and_not_begun_anew_while_one_is_open() -> None:
+@pytest.mark.parametrize("puts_aside", [False, True])
+def test_a_journal_with_sessions_is_replayed(puts_aside: bool) -> None:
     world = Scene(depth=1)
+    if puts_aside:
+        world.put_aside_in_every_step()
     world.open()
     world.say(prompt(20))
     world.run_dry()
-    assert not world.engine._engine.can_start_over
     world.say([5])
     world.run_dry()
     world.close()
     world.step()
-    assert world.engine._engine.can_start_over
-    replay = Replay(world.records, check=True)
-    assert replay.run(), replay.difference
-    assert replay.engine.scheduler.stats() == world.scheduler.stats()
+    world.replay(check=True)
 
 
 def test_at_the_end_of_all_sessions_nothing_is_held() -> None:

@@ -17,7 +17,6 @@ from tests.scheduler.test_scheduler import settings
 from weft.executor.plan import ANY, Plan, Result
 from weft.messages.sampling import InvalidParam, Processor, SamplingParams, ThinkingMarks
 from weft.scheduler.parts.thinking import NOTHING, OVER, due
-from weft.scheduler.service.replay import Replay
 
 PROMPT = list(range(10, 30))
 MARKS = ThinkingMarks((100, 101), (102, 103, 102, 104), is_open=False)
@@ -136,9 +135,12 @@ def test_bad_words_leave_their_last_but_one_token_to_the_device(depth: int) -> N
     assert pairs[9:] == [usual] * 11
 
 
+@pytest.mark.parametrize("puts_aside", [False, True])
 @pytest.mark.parametrize("depth", [0, 1])
-def test_a_journal_with_processors_budgets_and_words_is_replayed_without_them(depth: int) -> None:
+def test_a_journal_with_processors_budgets_and_words_is_replayed_without_them(depth: int, puts_aside: bool) -> None:
     world = RecordedWorld(settings(num_pages=90), depth, processors=Known())
+    if puts_aside:
+        world.put_aside_in_every_step()
     obey(world.runner)
     is_open = ThinkingMarks((100,), (102, 103), is_open=True)
     broken = [world.send([*PROMPT, i], processors=(Processor("breaks"),), **FREE) for i in range(2)]
@@ -154,9 +156,7 @@ def test_a_journal_with_processors_budgets_and_words_is_replayed_without_them(de
             2,
         )
     assert (world.finished[refused].status, world.finished[refused].message) == (400, "bad is bad")
-    replay = Replay(world.records, check=True)
-    assert replay.run(), replay.difference
-    assert replay.num_steps == world.scheduler.num_steps
+    world.replay(check=True)
 
 
 @pytest.mark.parametrize("depth", [0, 1])

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tests.scheduler.oracle_runner import OracleRunner, expected_logprobs, expected_output
+from tests.scheduler.cache_check import CacheCheck
+from tests.scheduler.oracle_runner import DeviceFailed, OracleRunner, expected_logprobs, expected_output
 from weft.executor.plan import Plan, Result
 from weft.messages.replies import Extra, Finish, StepOutput
 from weft.messages.requests import Abort, GenerateRequest
@@ -22,6 +23,7 @@ from weft.text.prompt_logprobs import prompt_logprobs
 
 VOCAB = 300
 EOS = 3
+CACHE_CHECKED_EVERY = 4  # steps
 
 
 class World:
@@ -39,9 +41,16 @@ class World:
             num_slots, settings.max_running_requests, settings.context_length, VOCAB, fail_steps or set()
         )
         self.time = 0.0
+        self.tick_s = 1.0  # between two steps, besides what they cost
         self.failures: list[Exception] = []
+        self.expected_failures: tuple[type[Exception], ...] = (DeviceFailed,)
         self.loop = Loop(
-            self.scheduler, self.runner, clock=lambda: self.time, depth=depth, on_failure=self.failures.append
+            self.scheduler,
+            self.runner,
+            clock=lambda: self.time,
+            depth=depth,
+            on_failure=self.failed,
+            on_fault=self.failed,
         )
         self.sent: dict[int, GenerateRequest] = {}
         self.prompts: dict[int, list[int]] = {}  # whole ones, with the history of a session
@@ -49,7 +58,14 @@ class World:
         self.finished: dict[int, Finish] = {}
         self.given: dict[int, list[Extra]] = {}
         self.num_steps = 0
+        self.cache_check = CacheCheck(self.runner)
         self.talked = Counter[str]()  # what happened to sessions
+
+    def failed(self, exc: Exception) -> None:
+        """Something raised. What was not meant to must not be mended, but end the test."""
+        self.failures.append(exc)
+        if not isinstance(exc, self.expected_failures):
+            raise exc
 
     def send(
         self,
@@ -64,6 +80,7 @@ class World:
         self.prompts[id] = prompt if whole is None else whole
         packed = np.array(prompt, dtype=np.int32).tobytes()
         salt, user, priority = sampling.pop("salt", ""), sampling.pop("user", ""), sampling.pop("priority", 0)
+        tenant = str(sampling.pop("tenant", user))  # each user is a tenant, unless it is said
         timeout_ms = int(str(sampling.pop("timeout_ms", 0)))
         rid = str(sampling.pop("rid", f"r{id}"))
         params = SamplingParams(**sampling)
@@ -75,6 +92,7 @@ class World:
             sampling=params,
             fresh_from=params.fresh_from,
             cache_salt=str(salt),
+            tenant=tenant,
             user=str(user),
             priority=int(str(priority)),
             timeout_ms=timeout_ms,
@@ -112,7 +130,7 @@ class World:
         return self.scheduler.requests[id]
 
     def step(self, check: bool = True) -> None:
-        self.time += 1.0
+        self.time += self.tick_s
         self.num_steps += 1
         for output in self.turn():
             self.receive(output)
@@ -144,8 +162,12 @@ class World:
     def check(self) -> None:
         """Design.md section 6, 1 to 5."""
         scheduler, kv = self.scheduler, self.scheduler.kv
+        for fault in scheduler.take_faults():  # where no engine has taken them
+            self.failed(fault)
         scheduler.audit()
         kv.cache.check()
+        if self.num_steps % CACHE_CHECKED_EVERY == 0:
+            self.cache_check.check(kv.cache)
         with_row = [r for r in scheduler.requests.values() if r.row != NO_ROW]
         assert kv.rows.num_used == len(with_row)
         assert len({r.row for r in with_row}) == len(with_row)
@@ -178,6 +200,7 @@ class World:
 
     def check_idle(self) -> None:
         kv = self.scheduler.kv
+        self.cache_check.check(kv.cache)
         assert not self.scheduler.requests
         assert not len(self.scheduler.running_batch)
         assert self.scheduler.chunked_req is None

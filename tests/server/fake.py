@@ -32,6 +32,7 @@ from weft.server.app import create_app
 from weft.server.info import Readiness, ServerInfo
 from weft.server.serve import make_server
 from weft.text.client import EngineClient
+from weft.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 HANG_S = 240.0  # whatever takes so long does not come any more
@@ -241,9 +242,11 @@ class RunningServer:
         config: ServerConfig,
         new_loop: Callable[[], asyncio.AbstractEventLoop],
         limits: Limits | None = None,
+        tokenizer: Tokenizer | None = None,
+        sampling: SamplingParams | None = None,
         **client: Any,
     ) -> None:
-        self.tokenizer = byte_tokenizer()
+        self.tokenizer = tokenizer or byte_tokenizer()
         self.readiness = Readiness()
         self.engine = FakeEngine(deliver=lambda message: self.client.deliver(message))
         self.client = EngineClient(self.tokenizer, lambda message: self.engine.send(message), **client)
@@ -254,6 +257,7 @@ class RunningServer:
             context_length=CONTEXT,
             version="0.1.0",
             started_at=time.time(),
+            sampling=sampling or SamplingParams(),
             settings={"dtype": "auto"},
         )
         app = create_app(self.client, self.tokenizer, config, info, self.readiness, limits)
@@ -303,7 +307,7 @@ class RunningServer:
     def leave(self, path: str, body: dict[str, Any]) -> None:
         """A client that asks, and goes without an answer when the engine knows of it."""
         content, before = json.dumps(body).encode(), len(self.engine.seen)
-        head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(content)}"
+        head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(content)}"
         with socket.create_connection(("127.0.0.1", self.port), timeout=HANG_S) as client:
             client.sendall(head.encode() + b"\r\n\r\n" + content)
             assert eventually(lambda: len(self.engine.seen) > before)
@@ -329,10 +333,12 @@ def running(
     config: ServerConfig | None = None,
     new_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop,
     limits: Limits | None = None,
+    tokenizer: Tokenizer | None = None,
+    sampling: SamplingParams | None = None,
     **client: Any,
 ) -> Iterator[RunningServer]:
     """A server for one `with` block. `client`: options of its `EngineClient`."""
-    server = RunningServer(config or ServerConfig(drain_s=1.0), new_loop, limits, **client)
+    server = RunningServer(config or ServerConfig(drain_s=1.0), new_loop, limits, tokenizer, sampling, **client)
     server.start()
     try:
         yield server

@@ -44,7 +44,7 @@ class RealServer:
             model_name="tiny", context_length=built.ready.context_length, version="0", started_at=time.time()
         )
         app = create_app(self.client, self.tokenizer, ServerConfig(), info, readiness, limits)
-        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://weft", timeout=240)
+        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1", timeout=240)
 
     def post(self, path: str, **body: Any) -> httpx.Response:
         return self.wait(self.http.post(path, json=body))

@@ -128,11 +128,11 @@ def test_case_05_impossible_lengths_are_refused(
 @pytest.mark.parametrize(
     ("field", "value", "param"),
     [
-        *[("stop_token_ids", value, "stop_token_ids") for value in ([-1], [270], [1] * 2_000)],
+        *[("stop_token_ids", value, "stop_token_ids") for value in ([-1], [2**31], [2**63], [1] * 2_000)],
         ("stop_token_ids", ["1"], "stop_token_ids[0]"),
         *[("logit_bias", value, "logit_bias") for value in ({"270": 1}, {"-1": 1}, {"a": 1}, {"": 1}, {"1.0": 1})],
         ("logit_bias", {str(id): 1 for id in range(100_000)}, "logit_bias"),
-        ("logit_bias", {"1": 1000}, "logit_bias[1]"),
+        ("logit_bias", {"1": 1000}, "logit_bias"),
     ],
 )
 @pytest.mark.parametrize("path", [CHAT, TEXT])
@@ -140,6 +140,14 @@ def test_case_14_token_ids_outside_of_the_vocabulary_are_refused(
     http: httpx.Client, server: RunningServer, path: str, field: str, value: object, param: str
 ) -> None:
     refuse_field(http, server, path, field, value, param)
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_every_token_of_the_vocabulary_may_have_a_bias(http: httpx.Client, server: RunningServer, path: str) -> None:
+    prompt = {"messages": [{"role": "user", "content": "x"}]} if path == CHAT else {"prompt": "x"}
+    answer = http.post(path, json={**prompt, "max_tokens": 1, "logit_bias": {"0": 1, "101": 1, "269": -1}})
+    assert answer.status_code == 200
+    assert server.engine.seen[0].sampling.logit_bias == {0: 1.0, 101: 1.0, 269: -1.0}
 
 
 @pytest.mark.parametrize("value", ["", ["a", ""], ["a"] * 1_000, "a" * 1_000_000, "a" * 1_025, 5])
@@ -229,8 +237,8 @@ def test_names_and_numbers_beside_sampling_have_bounds_too(
         ("/generate", {"text": []}, "text"),
         ("/generate", {"text": ["a", "b"], "sampling_params": [{}]}, "sampling_params"),
         ("/generate", {"text": "x", "sampling_params": {"n": 65}}, "n"),
-        ("/generate", {"text": "x", "sampling_params": {"n": 0}}, "n"),
-        ("/generate", {"text": "x", "sampling_params": {"temperature": -1}}, "temperature"),
+        ("/generate", {"text": "x", "sampling_params": {"n": 0}}, "sampling_params.n"),
+        ("/generate", {"text": "x", "sampling_params": {"temperature": -1}}, "sampling_params.temperature"),
         ("/generate", {"text": "x", "rid": ["a", "b"]}, "rid"),
         ("/tokenize", {}, "prompt"),
         ("/detokenize", {"tokens": [-1]}, "tokens"),
@@ -251,7 +259,12 @@ def test_case_22_odd_request_names_its_field(
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        *[(name, "a+") for name in ("lora_path", "suffix")],
+        ("lora_path", "a+"),
+        ("custom_labels", {"team": "a"}),
+        ("return_sampling_mask", True),
+        ("return_cached_tokens_details", True),
+        ("return_input_ids_in_sglext", True),
+        ("return_output_ids_in_sglext", True),
         ("documents", [1]),
         ("use_beam_search", True),
         ("modalities", ["text", "audio"]),
@@ -432,5 +445,5 @@ def test_case_40_request_id_is_echoed_if_it_is_harmless(http: httpx.Client, serv
 
 def test_case_08_slow_client_does_not_hold_up_others(server: RunningServer, http: httpx.Client) -> None:
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
-        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{")
         assert http.post(TEXT, json={"prompt": "x"}).status_code == 200

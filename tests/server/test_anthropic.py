@@ -32,7 +32,7 @@ def test_a_message_is_answered(client: anthropic.Anthropic, tool_server: Running
     sampling = {"temperature": 0.5, "top_k": 7}  # newer SDKs do not know them
     answer = ask(client, system="Be kind.", extra_body=sampling, metadata={"user_id": "me"})
     assert (answer.role, answer.type, answer.model, answer.stop_reason) == ("assistant", "message", MODEL, "end_turn")
-    assert answer.id.startswith("msg-")
+    assert answer.id.startswith("msg_")
     [block] = answer.content
     assert (block.type, block.text) == ("text", "Hello")
     [request] = tool_server.engine.seen

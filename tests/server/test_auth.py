@@ -15,6 +15,7 @@ from weft.config.options import SettingsError
 from weft.config.server import ServerConfig
 from weft.server.app import OPERATIONS
 from weft.server.auth import Keys
+from weft.server.pages import Pages
 
 KEY = {"authorization": "Bearer user-key"}
 ADMIN = {"authorization": "Bearer admin-key"}
@@ -73,7 +74,7 @@ def test_both_ways_to_send_the_key(http: httpx.Client) -> None:
 def test_case_25_websocket_upgrade_is_no_way_around(locked: RunningServer) -> None:
     with socket.create_connection(("127.0.0.1", locked.port), timeout=HANG_S) as connection:
         connection.sendall(
-            b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+            b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
             b"sec-websocket-version: 13\r\nsec-websocket-key: eA==\r\n\r\n"
         )
         assert connection.recv(1_000).startswith(b"HTTP/1.1 401")
@@ -88,7 +89,8 @@ def status(config: ServerConfig, client: str = "127.0.0.1", **headers: str) -> i
     """Of an administrative call from `client`."""
     digests, _ = read_keys(config)
     named = Headers({"host": "127.0.0.1:30000"} | {name.replace("_", "-"): text for name, text in headers.items()})
-    refusal = Keys(digests, origins=["https://panel.example"]).refusal({"client": (client, 1)}, named, "admin")
+    keys = Keys(digests, Pages(origins=["https://panel.example"]))
+    refusal = keys.refusal({"client": (client, 1)}, named, "admin")
     return 200 if refusal is None else refusal.status
 
 
@@ -171,7 +173,7 @@ def test_every_key_is_compared_whichever_is_right(monkeypatch: pytest.MonkeyPatc
         return given == kept
 
     monkeypatch.setattr("weft.server.auth.hmac.compare_digest", compare)
-    keys = Keys(KeyDigests(user=(digest("a"), digest("b"), digest("c")), admin=(digest("d"),)))
+    keys = Keys(KeyDigests(user=(digest("a"), digest("b"), digest("c")), admin=(digest("d"),)), Pages())
     for key in ("a", "c", "d", "x"):
         compared.clear()
         keys.refusal({}, Headers({"x-api-key": key}), "user")

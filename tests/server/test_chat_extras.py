@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from tests.server.fake import HANG_S, RunningServer, as_bytes, running
+from tests.text.tokens import byte_backend
 from weft.config.server import ServerConfig
+from weft.text.tokenizer import Tokenizer
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 HI = [{"role": "user", "content": "Hi"}]
@@ -117,3 +119,20 @@ def test_case_21_a_bad_template_of_a_request_is_a_400(trusting: httpx.Client, te
     answer = templated(trusting, template)
     assert answer.status_code == 400, answer.text
     assert message in answer.json()["error"]["message"]
+
+
+def test_content_reaches_the_template_in_the_form_in_which_it_reads_it() -> None:
+    source = (
+        "{% for m in messages %}{% if m.content is none %}<null>{% elif m.content is string %}<{{ m.content }}>"
+        "{% else %}{% for part in m.content %}[{{ part.text }}]{% endfor %}{% endif %}{% endfor %}"
+    )
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages = [
+        {"role": "system", "content": "a"},
+        {"role": "user", "content": [{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "assistant", "tool_calls": [call]},
+    ]
+    with running(tokenizer=Tokenizer(byte_backend(), {}, {"default": source})) as server:
+        answer = httpx.post(f"{server.url}/apply-template", json={"messages": messages}, timeout=HANG_S)
+    assert answer.json()["prompt"] == "<a>[b][c]<null><null>"

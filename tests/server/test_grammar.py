@@ -8,8 +8,9 @@ import httpx
 import pytest
 
 from tests.server.fake import RunningServer
+from weft.config.numbers import MAX_CHOICE_LEN, MAX_CHOICES_LEN, MAX_GRAMMAR_LEN
 from weft.messages.replies import StepOutput, Warned
-from weft.messages.sampling import MAX_GRAMMAR_LEN, Grammar
+from weft.messages.sampling import Grammar
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 HI = {"messages": [{"role": "user", "content": "Hi"}], "prompt": "x"}
@@ -141,3 +142,19 @@ def test_what_is_not_enforced_stands_in_a_header(
         server.engine.start = start  # type: ignore[method-assign]
     assert answer.headers["x-weft-warnings"] == 'Unimplemented keys: ["gr??e"]'
     assert "x-weft-warnings" not in http.post(path, json=HI if path != "/generate" else {"text": "x"}).headers
+
+
+@pytest.mark.parametrize(
+    ("choices", "limit"),
+    [
+        (["x" * 1_000_000, "y" * 1_000_000, "z" * 1_000_000], MAX_CHOICE_LEN),
+        ([f"{number:016000}" for number in range(63)], MAX_CHOICES_LEN),
+    ],
+)
+def test_choices_that_could_not_be_followed_are_refused_before_anything_is_compiled(
+    server: RunningServer, http: httpx.Client, choices: list[str], limit: int
+) -> None:
+    answer = http.post(TEXT, json={"prompt": "x", "choice": choices})
+    assert answer.status_code == 400
+    assert f"{limit:,} are allowed" in answer.json()["error"]["message"]
+    assert server.engine.seen == []

@@ -102,6 +102,11 @@ def test_open_requests_are_listed_with_the_queue(telling: RunningServer, http: h
         "output_tokens": 0,
         "cached_tokens": 0,
         "session": "",
+        "priority": 0,
+        "tenant": "",
+        "user": "",
+        "timeout_s": None,
+        "retractions": 0,
         "why": "",
     }
     assert len(http.get("/requests?limit=2").json()["requests"]) == 2

@@ -12,9 +12,12 @@ import httpx
 import pytest
 
 from tests.server.fake import CONTEXT, HANG_S, RunningServer, SkippingLoop, eventually, running
+from weft.config import numbers
 from weft.config.limits import Limits
 from weft.config.options import options_of
-from weft.messages import sampling
+from weft.messages.codec import ToEngine
+from weft.messages.replies import Finish, StepOutput
+from weft.messages.requests import GenerateRequest
 from weft.server.limits import BOUNDS
 from weft.server.protocol import QUIET_S
 
@@ -31,6 +34,7 @@ def refusals(http: httpx.Client, limit: str) -> float:
 
 CASES: list[tuple[str, float, str, dict[str, Any], int]] = [  # limit, its value, path, a body beyond it, status
     ("max_body_mb", 0.001, TEXT, {"prompt": "a" * 1_100}, 413),
+    ("max_body_parts", 6, TEXT, {"prompt": "a" * 20_000, "logit_bias": {"1": 1, "2": 1, "3": 1, "4": 1}}, 400),
     ("max_json_depth", 4, CHAT, {"messages": HI, "chat_template_kwargs": {"a": [[[[1]]]]}}, 400),
     ("max_json_values", 50, CHAT, {"messages": HI, "chat_template_kwargs": {"a": [1] * 60}}, 400),
     ("max_prompts", 2, TEXT, {"prompt": ["a", "b", "c"]}, 400),
@@ -75,9 +79,10 @@ CASES: list[tuple[str, float, str, dict[str, Any], int]] = [  # limit, its value
     ("max_salt_len", 3, TEXT, {"prompt": "a", "cache_salt": "abcd"}, 400),
     ("max_timeout_ms", 10, TEXT, {"prompt": "a", "timeout_ms": 11}, 400),
 ]
-ON_BYTES = {"max_url_bytes", "max_header_bytes", "max_headers"}
+ON_BYTES = {"max_url_bytes", "max_header_bytes", "max_headers", "max_framing_bytes"}
 ON_CONNECTIONS = {"max_connections", "head_timeout_s", "body_timeout_s", "stall_timeout_s", "keep_alive_s"}
-CUTS = {"max_user_len", "max_pending_tokens"}  # nobody is refused
+ON_EARLY_ANSWERS = {"linger_s", "linger_mb"}  # tests/server/test_connections.py
+CUTS = {"max_user_len", "max_pending_tokens", "max_request_share"}  # nobody is refused
 
 
 @pytest.mark.parametrize(("limit", "value", "path", "body", "status"), CASES, ids=[case[0] for case in CASES])
@@ -106,29 +111,52 @@ def test_case_07_limits_of_the_head_are_kept_and_counted(
 
 
 def test_every_limit_has_a_test() -> None:
-    tested = {case[0] for case in CASES} | ON_BYTES | ON_CONNECTIONS | CUTS
+    tested = {case[0] for case in CASES} | ON_BYTES | ON_CONNECTIONS | ON_EARLY_ANSWERS | CUTS
     assert tested == {field.name for field in fields(Limits)}
     assert {bound.limit for bound in BOUNDS} <= tested
 
 
 def test_nothing_can_be_set_beyond_what_the_engine_is_made_for() -> None:
     most = {option.name: option.high for option in options_of(Limits)}
-    assert most["max_n"] == sampling.MAX_N
-    assert most["max_stop_strings"] == sampling.MAX_STOP_STRINGS
-    assert most["max_stop_len"] == sampling.MAX_STOP_LEN
-    assert most["max_stop_token_ids"] == sampling.MAX_STOP_TOKEN_IDS
-    assert most["max_logit_bias"] == sampling.MAX_LOGIT_BIAS
-    assert most["max_allowed_token_ids"] == sampling.MAX_ALLOWED_TOKEN_IDS
-    assert most["max_bad_words"] == sampling.MAX_BAD_WORDS
-    assert most["max_processors"] == sampling.MAX_PROCESSORS
-    assert most["max_logprobs"] == sampling.MAX_LOGPROBS
-    assert most["max_logprob_token_ids"] == sampling.MAX_LOGPROB_TOKEN_IDS
+    assert most["max_n"] == numbers.MAX_N
+    assert most["max_stop_strings"] == numbers.MAX_STOP_STRINGS
+    assert most["max_stop_len"] == numbers.MAX_STOP_LEN
+    assert most["max_stop_token_ids"] == numbers.MAX_STOP_TOKEN_IDS
+    assert most["max_logit_bias"] == numbers.MAX_LOGIT_BIAS
+    assert most["max_allowed_token_ids"] == numbers.MAX_ALLOWED_TOKEN_IDS
+    assert most["max_bad_words"] == numbers.MAX_BAD_WORDS
+    assert most["max_processors"] == numbers.MAX_PROCESSORS
+    assert most["max_logprobs"] == numbers.MAX_LOGPROBS
+    assert most["max_logprob_token_ids"] == numbers.MAX_LOGPROB_TOKEN_IDS
 
 
 def test_the_document_tells_every_limit_as_it_is() -> None:
     rows = re.findall(r"^\| `(--[\w-]+)` \| ([\d.,]+) \|", DOCUMENT.read_text("utf-8"), re.MULTILINE)
     told = {flag: float(number.replace(",", "")) for flag, number in rows}
     assert told == {option.flag: float(option.default) for option in options_of(Limits)}
+
+
+def test_the_document_tells_every_range_as_it_is() -> None:
+    section = DOCUMENT.read_text("utf-8").partition("## Numbers")[2].partition("## Notes")[0]
+    told = {
+        name: words
+        for names, words in re.findall(r"^\| (`.*`) \| [\w ]+ \| (.+) \|$", section, re.MULTILINE)
+        for name in re.findall(r"`(\??\w+)`", names)
+    }
+    ranges = {name: "the vocabulary" if one.is_token else one.allowed for name, one in numbers.NUMBERS.items()}
+    assert told == ranges | {f"?{name}": one.allowed for name, one in numbers.QUERIES.items()}
+
+
+def test_a_full_queue_tells_the_time_that_the_engine_has_worked_out(http: httpx.Client, server: RunningServer) -> None:
+    def refuse(message: ToEngine) -> None:
+        assert isinstance(message, GenerateRequest)
+        finish = Finish(id=message.id, reason="error", status=503, message="full", retry_after_s=17)
+        server.engine.answer(StepOutput(finished=[finish]))
+
+    server.engine.send = refuse  # type: ignore[method-assign]
+    for stream in (False, True):
+        answer = http.post(TEXT, json={"prompt": "x", "stream": stream})
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "17")
 
 
 def test_prompts_together_have_a_limit() -> None:
@@ -172,7 +200,7 @@ def test_case_08_slow_body_is_ended_by_its_time() -> None:
     limits = Limits(body_timeout_s=600)
     with running(new_loop=SkippingLoop, limits=limits) as server, httpx.Client(base_url=server.url) as http:
         with socket.create_connection(("127.0.0.1", server.port), timeout=HANG_S) as slow:
-            slow.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{")
+            slow.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n{")
             assert eventually(lambda: any(one._head_len < 0 for one in server.connections))
             server.skip(600)
             assert slow.recv(1_000).startswith(b"HTTP/1.1 408")
@@ -198,7 +226,7 @@ def test_case_09_reader_of_a_whole_answer_that_stops_reading_is_cut_off() -> Non
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
             connection.connect(("127.0.0.1", server.port))
             connection.sendall(
-                b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+                b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body) + body
             )
             assert eventually(lambda: server.client.num_open == 0 and server.engine.seen)
             assert eventually(lambda: not server.connections)
@@ -213,10 +241,11 @@ def test_case_31_idle_connections_make_room_for_new_ones() -> None:
         assert eventually(lambda: len(server.connections) == 8)
         server.skip(QUIET_S)
         assert http.post(TEXT, json={"prompt": "x"}).status_code == 200
-        assert refusals(http, "max_connections") == 8
+        assert refusals(http, "max_connections") == 1
+        idle[0].settimeout(HANG_S)
+        assert idle[0].recv(1) == b""  # it has waited longest
+        assert len(server.connections) == 8
         for connection in idle:
-            connection.settimeout(HANG_S)
-            assert connection.recv(1) == b""
             connection.close()
 
 
@@ -224,7 +253,7 @@ def test_case_31_beyond_the_limit_requests_are_told_and_health_answers() -> None
     limits = Limits(max_connections=4)
     with running(limits=limits) as server:
         server.engine.hold = True
-        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 14\r\n\r\n" + b'{"prompt":"x"}'
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 14\r\n\r\n" + b'{"prompt":"x"}'
         busy = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(4)]
         for connection in busy:
             connection.sendall(head)
@@ -286,7 +315,7 @@ def test_case_42_what_a_model_writes_is_never_a_page(http: httpx.Client, server:
     script = "<script>alert(1)</script>"
     server.engine.script = lambda ids: list(script.encode())
     for path, body in ((TEXT, {"prompt": "x", "max_tokens": 50}), (NATIVE, {"text": "x"}), ("/nowhere", {})):
-        answer = http.post(path, json=body, headers={"origin": "http://evil.example"})
+        answer = http.post(path, json=body)
         assert answer.headers["content-type"] == "application/json"
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert "access-control-allow-origin" not in answer.headers

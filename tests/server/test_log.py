@@ -10,9 +10,9 @@ from weft.observe.call import Call, current
 from weft.observe.log import MAX_VALUE_LEN, EventLog, escaped, setup
 
 
-def test_event_is_one_line_of_fields(lines: io.StringIO) -> None:
+def test_event_is_one_line_of_fields(own_lines: io.StringIO) -> None:
     EventLog("client").info("finished", rid="r-1", reason="stop", tokens=3, seconds=0.123456)
-    _, level, *rest = lines.getvalue().split()
+    _, level, *rest = own_lines.getvalue().split()
     assert level == "info"
     assert rest == ["client", "finished", "rid=r-1", "reason=stop", "tokens=3", "seconds=0.1235"]
 
@@ -35,9 +35,9 @@ def test_event_is_one_line_of_fields(lines: io.StringIO) -> None:
         "\ud800",
     ],
 )
-def test_case_40_no_value_can_forge_a_line(lines: io.StringIO, hostile: str) -> None:
+def test_case_40_no_value_can_forge_a_line(own_lines: io.StringIO, hostile: str) -> None:
     EventLog("server").info("event", rid=hostile, after=1)
-    text = lines.getvalue()
+    text = own_lines.getvalue()
     assert len(text.splitlines()) == 1
     assert text.endswith(" after=1\n")
     assert text.isprintable() or text.removesuffix("\n").isprintable()
@@ -51,35 +51,35 @@ def test_long_value_is_cut() -> None:
     assert len(escaped("a" * 1_000_000)) < MAX_VALUE_LEN + 10
 
 
-def test_foreign_message_is_escaped_too(lines: io.StringIO) -> None:
+def test_foreign_message_is_escaped_too(own_lines: io.StringIO) -> None:
     logging.getLogger("other").warning("bad %s", "a\nb")
-    assert len(lines.getvalue().splitlines()) == 1
+    assert len(own_lines.getvalue().splitlines()) == 1
 
 
-def test_traceback_is_indented(lines: io.StringIO) -> None:
+def test_traceback_is_indented(own_lines: io.StringIO) -> None:
     try:
         raise ValueError("a\x1b[31m\nINFO forged")
     except ValueError:
         EventLog("server").exception("failed", rid="r")
-    first, *rest = lines.getvalue().splitlines()
+    first, *rest = own_lines.getvalue().splitlines()
     assert first.endswith("error server failed rid=r")
     assert rest
     assert all(line.startswith("    ") and "\x1b" not in line for line in rest)
 
 
-def test_level_is_kept(lines: io.StringIO) -> None:
+def test_level_is_kept(own_lines: io.StringIO) -> None:
     EventLog("server").debug("hidden")
     logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")
-    assert lines.getvalue() == ""
+    assert own_lines.getvalue() == ""
 
 
 @pytest.mark.parametrize(
     "hostile", ["a\nb", "\x1b[31m", '"}\n{"level":"error"', "\u2028", "\x7f", "\x9b", "\ud800", "ü", "a" * 9_999]
 )
-def test_case_40_no_value_can_forge_a_line_of_json(lines: io.StringIO, hostile: str) -> None:
-    setup("info", lines, "json")
+def test_case_40_no_value_can_forge_a_line_of_json(own_lines: io.StringIO, hostile: str) -> None:
+    setup("info", own_lines, "json")
     EventLog("server").info("event", rid=hostile, level="forged", number=3, seconds=0.123456789, nothing=None)
-    text = lines.getvalue()
+    text = own_lines.getvalue()
     assert len(text.splitlines()) == 1
     assert text.removesuffix("\n").isprintable()
     assert text.isascii()
@@ -89,20 +89,20 @@ def test_case_40_no_value_can_forge_a_line_of_json(lines: io.StringIO, hostile: 
     assert (found["number"], found["seconds"], found["nothing"]) == (3, 0.123457, None)
 
 
-def test_json_has_the_traceback_in_the_same_line(lines: io.StringIO) -> None:
-    setup("info", lines, "json")
+def test_json_has_the_traceback_in_the_same_line(own_lines: io.StringIO) -> None:
+    setup("info", own_lines, "json")
     try:
         raise ValueError("a\x1b[31m\nforged")
     except ValueError:
         EventLog("server").exception("failed", limit=float("inf"))
     logging.getLogger("other").warning("bad %s", "a\nb")
-    failed, foreign = map(json.loads, lines.getvalue().splitlines())
+    failed, foreign = map(json.loads, own_lines.getvalue().splitlines())
     assert "ValueError: a\x1b[31m\nforged" in failed["traceback"]
     assert failed["limit"] == "inf"
     assert foreign["event"] == "bad a\nb"
 
 
-def test_line_carries_the_name_of_the_request_that_is_worked_on(lines: io.StringIO) -> None:
+def test_line_carries_the_name_of_the_request_that_is_worked_on(own_lines: io.StringIO) -> None:
     token = current.set(Call("r-7", 0.0))
     try:
         EventLog("server").info("one")
@@ -110,7 +110,7 @@ def test_line_carries_the_name_of_the_request_that_is_worked_on(lines: io.String
     finally:
         current.reset(token)
     EventLog("server").info("none")
-    one, other, none = lines.getvalue().splitlines()
+    one, other, none = own_lines.getvalue().splitlines()
     assert one.endswith(" one rid=r-7")
     assert other.endswith(" other rid=own")
     assert none.endswith(" none")

@@ -36,7 +36,7 @@ def test_a_chat_is_a_line_for_each_piece(http: httpx.Client, tool_server: Runnin
     last = found[-1]
     assert (last["done_reason"], last["eval_count"]) == ("stop", len(THOUGHT) + 1)
     assert last["prompt_eval_count"] == len(tool_server.engine.seen[0].input_ids) // 4
-    assert last["total_duration"] >= last["eval_duration"] > 0
+    assert last["total_duration"] >= last["eval_duration"] >= 0  # an engine may answer at once
 
 
 def test_a_chat_may_be_one_object_with_calls(http: httpx.Client, tool_server: RunningServer) -> None:
@@ -91,7 +91,8 @@ def test_the_model_is_described(http: httpx.Client) -> None:
     assert [one["name"] for one in http.get("/api/ps").json()["models"]] == [MODEL]
     shown = http.post("/api/show", json={"model": MODEL}).json()
     assert shown["capabilities"] == ["completion", "tools", "thinking"]
-    assert http.get("/api/version").json()["version"]
+    version = http.get("/api/version").json()["version"]
+    assert tuple(map(int, version.split("."))) >= (0, 6, 4)  # clients refuse older ones
 
 
 def test_errors_are_one_text(http: httpx.Client) -> None:

@@ -4,17 +4,16 @@ fault of the server."""
 from __future__ import annotations
 
 import json
-import types
 import typing
 from collections.abc import Callable
 from typing import Any
 
 import httpx
-import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis.strategies import SearchStrategy
 
+from tests.examples import example_of
 from tests.server.fake import HANG_S, RunningServer
 from weft.messages import codec, control, flow, weights
 from weft.messages.codec import ToEngine
@@ -37,27 +36,6 @@ REPLIES = {
 BY_NAME = {reply.__name__: reply for reply in typing.get_args(codec.Reply)}
 
 
-def something(type_: Any) -> Any:
-    """A value of this type: the least one."""
-    origin = typing.get_origin(type_)
-    if origin in (typing.Union, types.UnionType):
-        return something(typing.get_args(type_)[0])
-    if origin is typing.Literal:
-        return typing.get_args(type_)[0]
-    if isinstance(type_, type) and issubclass(type_, msgspec.Struct):
-        return reply_of(type_)
-    if type_ is bytes:
-        return bytes(4)
-    return (origin or type_)() if type_ is not type(None) else None
-
-
-def reply_of(kind: type[msgspec.Struct], **known: Any) -> Any:
-    """A reply with something in every field that must be given."""
-    hints = typing.get_type_hints(kind)
-    fields = [field.name for field in msgspec.structs.fields(kind) if field.required and field.name not in known]
-    return kind(**known, **{name: something(hints[name]) for name in fields})
-
-
 @pytest.fixture
 def answering(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> RunningServer:
     """A server whose engine answers every call at once."""
@@ -76,7 +54,7 @@ def answering(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> Running
             known["weight_version"] = "default"  # the front takes it over
         if kind is control.ConfigureLoggingReply:
             known["success"] = False  # it would change what these tests log
-        server.engine.answer(reply_of(kind, call=message.call, **known))
+        server.engine.answer(example_of(kind, call=message.call, **known))
 
     monkeypatch.setattr(server.engine, "send", answer)
     return server

@@ -76,7 +76,7 @@ def test_vectors_are_those_of_transformers_in_the_order_of_the_inputs(bert):
 
 def test_the_sdk_gets_the_same_as_base64(bert):
     server, _ = bert
-    sdk = openai.AsyncOpenAI(base_url="http://weft/v1", api_key="none", http_client=server.http)
+    sdk = openai.AsyncOpenAI(base_url="http://127.0.0.1/v1", api_key="none", http_client=server.http)
     found = server.wait(sdk.embeddings.create(model="tiny", input=TEXTS))
     plain = vectors(server.post("/v1/embeddings", input=TEXTS).json())
     assert np.array_equal(np.array([one.embedding for one in found.data], np.float32), plain.astype(np.float32))

@@ -128,7 +128,6 @@ def test_a_schema_is_handed_to_the_engine(tool_sdk: openai.OpenAI, tool_server: 
         ({"input": [{"type": "computer_call"}]}, "input[0]"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
         ({"background": True, "stream": True}, "background"),
-        ({"top_logprobs": 3}, "top_logprobs"),
         ({"input": []}, "messages"),
         ({"input": [{"role": "user", "content": "x"}] * 16_385}, "input"),
     ],
@@ -155,3 +154,63 @@ def test_the_store_forgets_what_is_old_or_too_much(monkeypatch: pytest.MonkeyPat
     assert [name for name in "abcde" if store.get(name)] == ["d", "e"]
     store.put({"id": "f", "text": "x" * 1_000}, [])
     assert store.get("f") is None
+
+
+def test_the_input_of_a_stored_response_is_items_with_ids(tool_sdk: openai.OpenAI, tool_server: RunningServer) -> None:
+    say(tool_server, "Hello")
+    text = tool_sdk.responses.create(model=MODEL, input="Hi")
+    [item] = tool_sdk.responses.input_items.list(text.id)
+    assert (item.type, item.role, item.content[0].type, item.content[0].text) == ("message", "user", "input_text", "Hi")
+    given: list[Any] = [
+        {"role": "user", "content": [{"type": "input_text", "text": "Weather?"}], "id": "msg_own"},
+        {"type": "function_call", "call_id": "c", "name": "weather", "arguments": "{}", "id": "msg_own"},
+        {"type": "function_call_output", "call_id": "c", "output": "rain"},
+        {"role": "assistant", "content": "Rain."},
+    ]
+    answer = tool_sdk.responses.create(model=MODEL, input=given, previous_response_id=text.id)
+    items = list(tool_sdk.responses.input_items.list(answer.id, order="asc"))
+    assert [one.type for one in items] == ["message", "function_call", "function_call_output", "message"]
+    assert items[0].id == "msg_own"
+    assert len({one.id for one in items}) == 4
+    assert (items[1].name, items[2].output, items[3].content[0].type) == ("weather", "rain", "output_text")
+
+
+@pytest.mark.parametrize("order", ["asc", "desc"])
+@pytest.mark.parametrize("limit", [1, 2, 3, 20])
+def test_pages_of_input_items_have_each_item_once_in_order(
+    tool_sdk: openai.OpenAI, tool_server: RunningServer, order: Any, limit: int
+) -> None:
+    say(tool_server, "Hello")
+    said: list[Any] = [{"role": "user", "content": str(number)} for number in range(7)]
+    answer = tool_sdk.responses.create(model=MODEL, input=said)
+    pages = list(tool_sdk.responses.input_items.list(answer.id, order=order, limit=limit).iter_pages())
+    told = [int(item.content[0].text) for page in pages for item in page.data]
+    assert told == (list(range(7)) if order == "asc" else list(reversed(range(7))))
+    assert [page.has_more for page in pages] == [True] * (len(pages) - 1) + [False]
+    assert [(page.first_id, page.last_id) for page in pages] == [(page.data[0].id, page.data[-1].id) for page in pages]
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ({"limit": "0"}, "limit"),
+        ({"limit": "10001"}, "limit"),
+        ({"limit": "9" * 5_000}, "limit"),
+        ({"limit": "\u0663"}, "limit"),
+        ({"order": "up"}, "order"),
+        ({"after": "msg_none"}, "after"),
+    ],
+)
+def test_pages_that_make_no_sense_are_refused(
+    tool_sdk: openai.OpenAI, tool_server: RunningServer, query: dict[str, str], param: str
+) -> None:
+    say(tool_server, "Hello")
+    answer = tool_sdk.responses.create(model=MODEL, input="Hi")
+    with pytest.raises(openai.BadRequestError) as caught:
+        tool_sdk.responses.input_items.list(answer.id, extra_query=query)
+    assert caught.value.param == param
+
+
+def test_the_input_of_a_response_that_is_not_there_is_not_found(tool_sdk: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="there is no response"):
+        tool_sdk.responses.input_items.list("resp_none")

@@ -6,7 +6,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.server.fake import CONTEXT, MODEL, RunningServer, as_bytes, eventually, running
+from tests.server.fake import CONTEXT, MODEL, READY, RunningServer, as_bytes, eventually, running
 from tests.text.tokens import EOS
 from weft.messages import control
 from weft.observe.metrics import Metrics
@@ -155,6 +155,19 @@ def test_draining_server_is_alive_but_not_ready() -> None:
             assert refused.status_code == 503
             assert "shutting down" in refused.json()["error"]["message"]
             assert answer.read().endswith(b"data: [DONE]\n\n")
+
+
+def test_a_server_whose_engine_loads_is_neither_well_nor_has_a_model() -> None:
+    with running() as server, httpx.Client(base_url=server.url) as http:
+        paths = ("/health", "/ping", "/ready", "/v1/models", f"/v1/models/{MODEL}")
+        server.client.ready = None
+        for path in paths:
+            answer = http.get(path)
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+            assert "not ready yet" in answer.json()["error"]["message"]
+        assert http.get("/metrics").status_code == 200
+        server.call(lambda: server.client.deliver(READY))
+        assert [http.get(path).status_code for path in paths] == [200] * len(paths)
 
 
 def test_stopped_engine_is_told_everywhere() -> None:

@@ -34,7 +34,7 @@ def test_idle_connection_is_kept_but_every_head_has_its_time() -> None:
         socket.create_connection(("127.0.0.1", server.port), timeout=HANG_S) as connection,
     ):
         for _ in range(3):
-            connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
             assert connection.recv(1_000).startswith(b"HTTP/1.1 200")
             server.skip(1_200)
         connection.sendall(b"GET /health HTTP/1.1\r\nhost:")
@@ -49,7 +49,7 @@ def test_slow_body_is_no_slow_head() -> None:
         running(new_loop=SkippingLoop, limits=limits) as server,
         socket.create_connection(("127.0.0.1", server.port), timeout=HANG_S) as connection,
     ):
-        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 14\r\n\r\n")
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 14\r\n\r\n")
         for byte in b'{"prompt":"x"}':
             assert eventually(lambda: any(one._head_len < 0 for one in server.connections))
             server.skip(200)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -11,59 +10,14 @@ import httpx
 import msgspec
 import pytest
 
-from tests.scheduler.oracle_runner import OracleRunner
-from tests.server.fake import CONTEXT, READY, RunningServer
-from weft.messages.codec import FromEngine, ToEngine, decode_from_engine, decode_to_engine, encode
-from weft.messages.requests import GenerateRequest
-from weft.scheduler.service.engine import Engine
-from weft.scheduler.settings import SchedulerSettings, SessionLimits
-
-PAGE = 4
-SETTINGS = SchedulerSettings(
-    num_pages=500,
-    page_size=PAGE,
-    max_running_requests=8,
-    context_length=CONTEXT,
-    vocab_size=READY.vocab_size,
-    sessions=SessionLimits(max_sessions=3, max_tokens=1_000),
-)
-
-
-class RealEngine:
-    """A scheduler in the place of the fake engine: steps in the server's event loop."""
-
-    def __init__(self, server: RunningServer) -> None:
-        self.running: dict[int, Any] = {}  # what the fake's users look at
-        self.seen: list[GenerateRequest] = []
-        self.is_held = False  # requests stay where they are
-        self._server = server
-        runner = OracleRunner(SETTINGS.num_pages * PAGE, 8, CONTEXT, SETTINGS.vocab_size)
-        self.engine = Engine(SETTINGS, runner, clock=lambda: 0.0, overlap=0, on_failure=lambda exc: None)
-
-    def send(self, message: ToEngine) -> None:
-        message = decode_to_engine(encode(message))
-        if isinstance(message, GenerateRequest):
-            self.seen.append(message)
-        reply = self.engine.submit(message)
-        if reply is not None:
-            self._answer(reply)
-        asyncio.get_running_loop().call_soon(self._step)
-
-    def _step(self) -> None:
-        for reply in self.engine.step():
-            self._answer(reply)
-        if self.engine.has_work:
-            asyncio.get_running_loop().call_later(0.02 if self.is_held else 0, self._step)
-
-    def _answer(self, reply: FromEngine) -> None:
-        data = encode(reply)
-        asyncio.get_running_loop().call_soon(lambda: self._server.client.deliver(decode_from_engine(data)))
+from tests.server.fake import RunningServer
+from tests.server.oracle_engine import OracleEngine
 
 
 @pytest.fixture
-def engine(server: RunningServer) -> Iterator[RealEngine]:
+def engine(server: RunningServer) -> Iterator[OracleEngine]:
     """The engine of `server`, which is a real one for the length of a test."""
-    before, server.engine = server.engine, RealEngine(server)  # type: ignore[assignment]
+    before, server.engine = server.engine, OracleEngine(server)  # type: ignore[assignment]
     yield server.engine  # type: ignore[misc]
     server.engine = before
 
@@ -75,7 +29,7 @@ def generate(http: httpx.Client, ids: list[int], session: dict[str, Any], **fiel
     )
 
 
-def test_a_conversation_as_sglangs_clients_hold_it(engine: RealEngine, http: httpx.Client) -> None:
+def test_a_conversation_as_sglangs_clients_hold_it(engine: OracleEngine, http: httpx.Client) -> None:
     id = http.post("/open_session", json={"capacity_of_str_len": 1_000}).json()
     again = http.post("/open_session", json={"capacity_of_str_len": 1_000, "session_id": id})
     assert again.status_code == 400
@@ -113,7 +67,7 @@ def test_a_conversation_as_sglangs_clients_hold_it(engine: RealEngine, http: htt
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_both_openai_routes_take_the_field_and_count_the_history(
-    engine: RealEngine, http: httpx.Client, stream: bool
+    engine: OracleEngine, http: httpx.Client, stream: bool
 ) -> None:
     http.post("/open_session", json={"session_id": "talk"})
     sampled = {"temperature": 0, "max_tokens": 4, "ignore_eos": True, "session_params": {"id": "talk"}}
@@ -128,7 +82,7 @@ def test_both_openai_routes_take_the_field_and_count_the_history(
 
 
 def test_without_a_length_the_engine_decides_how_much_the_session_leaves(
-    engine: RealEngine, http: httpx.Client
+    engine: OracleEngine, http: httpx.Client
 ) -> None:
     http.post("/open_session", json={"session_id": "short", "capacity": 30})
     body = {"messages": [{"role": "user", "content": "hello"}], "input_ids": [70, 71], "ignore_eos": True}
@@ -137,7 +91,7 @@ def test_without_a_length_the_engine_decides_how_much_the_session_leaves(
     assert engine.seen[-1].sampling.max_new_tokens is None
 
 
-def test_a_stop_string_ends_the_history_where_the_client_saw_it_end(engine: RealEngine, http: httpx.Client) -> None:
+def test_a_stop_string_ends_the_history_where_the_client_saw_it_end(engine: OracleEngine, http: httpx.Client) -> None:
     http.post("/open_session", json={"session_id": "stopped"})
     whole = generate(http, [80, 81], {"id": "stopped"}, rid="whole").json()
     stop = whole["text"][2:4]
@@ -150,7 +104,7 @@ def test_a_stop_string_ends_the_history_where_the_client_saw_it_end(engine: Real
 
 
 def test_a_session_that_is_in_use_closes_later_and_takes_nothing_more(
-    server: RunningServer, engine: RealEngine, http: httpx.Client
+    server: RunningServer, engine: OracleEngine, http: httpx.Client
 ) -> None:
     http.post("/open_session", json={"session_id": "busy"})
     engine.is_held = True
@@ -177,22 +131,26 @@ def test_a_session_that_is_in_use_closes_later_and_takes_nothing_more(
         ("/open_session", {"session_id": "x" * 129}, "session_id has 129 characters; at most 128 are allowed"),
         ("/open_session", {"session_id": "a\nb"}, "session_id must be 1 to 128 printable characters"),
         ("/open_session", {"session_id": ""}, "session_id must be 1 to 128 printable characters"),
-        ("/open_session", {"capacity": 0}, "capacity is 0; a positive number of tokens is allowed"),
+        ("/open_session", {"capacity": 0}, "capacity is 0; 1 to 2,147,483,647 are allowed"),
         ("/open_session", {"capacity": 1_001}, "the capacity is 1,001 tokens; 1 to 1,000 are allowed"),
         ("/open_session", {"capacity": 5, "capacity_of_str_len": 6}, "are the same; give one of them"),
-        ("/open_session", {"timeout": -1}, "timeout is -1; a positive number of seconds is allowed"),
+        ("/open_session", {"timeout": -1}, "timeout is -1.0; a number above 0, at most 1,000,000,000, is allowed"),
         ("/open_session", {"timeout": 601}, "the timeout is 601 s; at most 600 s are allowed"),
         ("/close_session", {}, "session_id"),
         ("/generate", {"text": "a", "session_params": {}}, "id"),
         ("/generate", {"text": "a", "session_params": {"id": "s", "rid": "x" * 129}}, "rid has 129 characters"),
-        ("/generate", {"text": "a", "session_params": {"id": "s", "offset": 2**40}}, "a 32-bit integer is allowed"),
+        (
+            "/generate",
+            {"text": "a", "session_params": {"id": "s", "offset": 2**40}},
+            "session_params.offset is 1099511627776",
+        ),
         ("/generate", {"text": "a", "session_params": [{"id": "s"}] * 2}, "session_params has 2 entries for 1 prompts"),
         ("/v1/completions", {"prompt": "a", "n": 2, "session_params": {"id": "s"}}, "has one completion"),
         ("/v1/completions", {"prompt": ["a", "b"], "session_params": {"id": "s"}}, "has one completion"),
     ],
 )
 def test_what_is_wrong_is_named(
-    engine: RealEngine, http: httpx.Client, path: str, body: dict[str, Any], words: str
+    engine: OracleEngine, http: httpx.Client, path: str, body: dict[str, Any], words: str
 ) -> None:
     answer = http.post(path, json=body)
     assert answer.status_code == 400
@@ -200,7 +158,7 @@ def test_what_is_wrong_is_named(
     assert not engine.seen
 
 
-def test_no_more_sessions_are_opened_than_the_setting_allows(engine: RealEngine, http: httpx.Client) -> None:
+def test_no_more_sessions_are_opened_than_the_setting_allows(engine: OracleEngine, http: httpx.Client) -> None:
     ids = {http.post("/open_session", json={}).json() for _ in range(3)}
     assert len(ids) == 3
     full = http.post("/open_session", json={})
@@ -208,7 +166,7 @@ def test_no_more_sessions_are_opened_than_the_setting_allows(engine: RealEngine,
     assert full.json()["error"]["message"] == "3 sessions are open, as many as --max-sessions allows"
 
 
-def test_requests_and_metrics_tell_of_sessions(engine: RealEngine, http: httpx.Client) -> None:
+def test_requests_and_metrics_tell_of_sessions(engine: OracleEngine, http: httpx.Client) -> None:
     http.post("/open_session", json={"session_id": "seen"})
     generate(http, list(range(10)), {"id": "seen"})
     assert "weft:num_sessions{" in http.get("/metrics").text

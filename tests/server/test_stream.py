@@ -199,7 +199,7 @@ def test_an_interval_out_of_range_is_refused(http: httpx.Client, path: str) -> N
     asked = {"stream_interval": 0}
     answer = http.post(path, json={**CHAT, "prompt": "x", "text": "x", **asked, "sampling_params": asked})
     assert answer.status_code == 400
-    assert answer.json()["error"]["message"] == "stream_interval is 0; 1 to 1,024 are allowed"
+    assert answer.json()["error"]["message"].endswith("stream_interval is 0; 1 to 1,024 are allowed")
 
 
 def test_a_reply_that_breaks_behind_the_first_events_ends_its_stream_with_an_error() -> None:

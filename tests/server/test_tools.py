@@ -121,6 +121,92 @@ def test_required_allows_every_tool_and_several_calls(tool_sdk: openai.OpenAI, t
     assert "maxItems" not in schema
 
 
+CUTS = [
+    ('[{"name": "weather", "parameters": {"city": "Os', "weather", '{"city": "Os'),
+    ('[{"name": "weather", "parameters": {', "weather", "{"),
+    ('[{"name": "weather", "par', "weather", ""),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("said", "name", "arguments"), CUTS)
+def test_a_forced_call_that_is_cut_off_is_told_as_far_as_it_came(
+    tool_sdk: openai.OpenAI, tool_server: RunningServer, stream: bool, said: str, name: str, arguments: str
+) -> None:
+    say(tool_server, said + "x" * 100)
+    chunks = ask(tool_sdk, tool_choice="required", stream=stream, max_tokens=len(said))
+    if stream:
+        last = list(chunks)
+        deltas = [one for chunk in last for one in chunk.choices[0].delta.tool_calls or ()]
+        assert deltas[0].function.name == name
+        assert "".join(one.function.arguments for one in deltas) == arguments
+        assert not "".join(chunk.choices[0].delta.content or "" for chunk in last)
+        assert last[-1].choices[0].finish_reason == "length"
+        return
+    [choice] = chunks.choices
+    [call] = choice.message.tool_calls
+    assert (call.function.name, call.function.arguments, choice.message.content) == (name, arguments, None)
+    assert choice.finish_reason == "length"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_within_a_call_is_no_end_with_calls(
+    tool_sdk: openai.OpenAI, tool_server: RunningServer, stream: bool
+) -> None:
+    say(tool_server, '[{"name": "weather", "parameters": {"city": "Oslo"}}]')
+    found = ask(tool_sdk, tool_choice="required", stream=stream, stop=["Os"])
+    assert (list(found)[-1] if stream else found).choices[0].finish_reason == "stop"
+
+
+def test_a_response_tells_the_call_that_was_cut_off_and_forgets_it(
+    tool_sdk: openai.OpenAI, tool_server: RunningServer
+) -> None:
+    tools = [{"type": "function", "name": "weather", "parameters": WEATHER}]
+    say(tool_server, '[{"name": "weather", "parameters": {"city": "Oslo"}}]')
+    first = tool_sdk.responses.create(input="Hi", tools=tools, tool_choice="required", max_output_tokens=45)  # type: ignore[call-overload]
+    [item] = first.output
+    assert (first.status, item.type, item.name) == ("incomplete", "function_call", "weather")
+    assert item.arguments == '{"city": "'
+    assert item.status == "incomplete"
+    say(tool_server, "Well.")
+    second = tool_sdk.responses.create(input="Go on", previous_response_id=first.id)
+    assert second.output_text == "Well."
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/api/chat"])
+def test_where_arguments_are_objects_a_call_that_is_cut_off_is_text(tool_server: RunningServer, path: str) -> None:
+    say(tool_server, CALL[:40])
+    tool = {"name": "weather", "input_schema": WEATHER}
+    body = {"model": MODEL, "messages": HI, "max_tokens": 40, "tools": [tool], "tool_choice": {"type": "any"}}
+    if path == "/api/chat":
+        body = {"model": MODEL, "messages": HI, "stream": False, "tools": TOOLS}
+    answer = httpx.post(tool_server.url + path, json=body)
+    assert answer.status_code == 200
+    told = answer.json()["message"]["content"] if path == "/api/chat" else answer.json()["content"][0]["text"]
+    assert "weather" in told
+
+
+def test_a_forced_call_finds_what_its_schema_refers_to(tool_sdk: openai.OpenAI, tool_server: RunningServer) -> None:
+    say(tool_server, "[]")
+    place = {"type": "object", "properties": {"at": {"$ref": "#/$defs/Place"}}, "$defs": {"Place": WEATHER}}
+    tools = [{"type": "function", "function": {"name": name, "parameters": place}} for name in ("a", "b")]
+    for given in (tools[:1], tools):
+        ask(tool_sdk, tools=given, tool_choice="required")
+        schema = json.loads(tool_server.engine.seen[-1].sampling.grammar.text)
+        for call in schema["items"].get("anyOf", [schema["items"]]):
+            found = schema
+            for part in call["properties"]["parameters"]["properties"]["at"]["$ref"].split("/")[1:]:
+                found = found[int(part) if isinstance(found, list) else part]
+            assert found == WEATHER
+
+
+def test_a_tool_without_parameters_takes_none(tool_sdk: openai.OpenAI, tool_server: RunningServer) -> None:
+    say(tool_server, "[]")
+    ask(tool_sdk, tool_choice={"type": "function", "function": {"name": "news"}})
+    schema = json.loads(tool_server.engine.seen[-1].sampling.grammar.text)
+    assert schema["items"]["properties"]["parameters"] == {"type": "object", "properties": {}}
+
+
 @pytest.mark.parametrize(
     ("options", "param"),
     [

@@ -56,7 +56,7 @@ def tensor(**changes: Any) -> dict[str, Any]:
         ("update_weights_from_tensor", {"named_tensors": [tensor(dtype="int8")]}, "named_tensors[0]"),
         ("update_weights_from_tensor", {"named_tensors": [tensor(), tensor()]}, "named_tensors[1]"),
         ("update_weights_from_tensor", {"named_tensors": [tensor(shape=[5])]}, "named_tensors[0]"),
-        ("update_weights_from_tensor", {"named_tensors": [tensor(shape=[-2, -2])]}, "named_tensors[0]"),
+        ("update_weights_from_tensor", {"named_tensors": [tensor(shape=[-2, -2])]}, "named_tensors[0].shape"),
         ("update_weights_from_tensor", {"named_tensors": [tensor(shape=[10**12, 10**12])]}, "named_tensors[0]"),
         ("update_weights_from_tensor", {"named_tensors": [tensor(data="*" * 24)]}, "named_tensors[0]"),
         ("init_weights_update_group", {**GROUP, "rank_offset": 0}, "rank_offset"),

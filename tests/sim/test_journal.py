@@ -89,7 +89,7 @@ def test_members_of_a_batch_are_arrivals_of_their_own() -> None:
     engine.start_over()
     prompts = [np.arange(n, dtype=np.int32).tobytes() for n in (3, 5)]
     sampling = [SamplingParams(max_new_tokens=2, seed=id) for id in range(3)]
-    members = [GenerateRequest(id=id, rid=f"r{id}", sampling=sampling[id], user=f"u{id}") for id in range(3)]
+    members = [GenerateRequest(id=id, rid=f"r{id}", sampling=sampling[id], tenant=f"u{id}") for id in range(3)]
     for id, place in enumerate((0, 1, 1)):
         lengths.add(id, len(prompts[place]) // 4 + 2)
     engine.submit(BatchGenerate(prompts=prompts, requests=members, prompt_of=[0, 1, 1]))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from weft.scheduler.settings import SchedulerSettings
-from weft.sim.cost import Cost
+from weft.sim.cost import PRESETS, Cost
 from weft.sim.report import Slo, summarize
 from weft.sim.run import DONE, OPEN, REFUSED, simulate
 from weft.sim.synthetic import Traffic, at_once, synthetic
@@ -118,6 +118,23 @@ def test_every_request_gets_its_output_when_memory_is_short(policy: str, overlap
     assert record.retractions.sum() > 0
     assert record.evicted_tokens > 0
     assert (record.first_s[fits] > record.sent_s[fits]).all()
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("max_step_s", [0.02, 0.05])
+def test_long_prompts_that_time_cuts_leave_the_books_in_order(max_step_s: float, mixed: bool) -> None:
+    traffic = Traffic(requests=120, rate=6.0, input_len="lognormal:2048:1.0", output_len="lognormal:200")
+    settings = replace(
+        SETTINGS,
+        num_pages=8_000,
+        context_length=65_536,
+        chunked_prefill_size=8_192,
+        max_running_requests=64,
+        max_step_s=max_step_s,
+        mixed_chunk=mixed,
+    )
+    record = simulate(settings, PRESETS["gpu"], synthetic(traffic))
+    assert (record.state == DONE).all()
 
 
 def test_a_simulation_repeats_itself() -> None:

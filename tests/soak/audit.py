@@ -11,16 +11,23 @@ from typing import Any
 import psutil
 
 from tests.soak.http import call
+from tests.soak.ledger import Wrong
 
 IDLE_S = 240.0  # for everything to end, and for abandoned sessions to run out of time
 SETTLE_S = 60.0  # for sockets and threads to be given back
 POOLED = 6  # threads that pools may make when they are first needed (tokenizing, rendering, the profiler)
-POOLED_FDS = 16  # and pipes to their processes (compiling grammars); a leak is one for each request
+POOLED_FDS = 16  # and pipes to their processes (grammars, templates); a leak is one for each request
+GOLDEN_LEN = 24  # tokens
+_BEGINNING = "".join(f"def step_{i}(state, value):\n    return state + {i} * value\n\n" for i in range(40))
 PROMPTS = (
     "import os\n\ndef read_lines(path):\n",
     "class Stack:\n    def push(self",
     "The value of",
     "for line in open(",
+    _BEGINNING[:400],  # some pages
+    _BEGINNING[:700] + "class State:\n    def add(self",
+    _BEGINNING[:1500] + "def last(",  # several chunks
+    _BEGINNING,
 )
 
 
@@ -59,7 +66,8 @@ class Audit:
         found = [f"{name} is {mine[name]} in the end" for name in zero if mine[name]]
         if baseline is not None:
             before = asdict(baseline)
-            flat = {"front_fds": 0, "engine_fds": POOLED_FDS, "front_threads": POOLED, "engine_threads": POOLED}
+            flat = dict.fromkeys(("front_fds", "engine_fds"), POOLED_FDS)
+            flat |= dict.fromkeys(("front_threads", "engine_threads"), POOLED)
             found += [
                 f"{name}: {before[name]} before, {mine[name]} now"
                 for name, more in flat.items()
@@ -102,13 +110,32 @@ async def audited(port: int, after: str, began: float, front: psutil.Process, en
 
 
 async def settled(
-    port: int, after: str, began: float, front: psutil.Process, engine: psutil.Process, baseline: Audit | None
+    port: int,
+    after: str,
+    began: float,
+    front: psutil.Process,
+    engine: psutil.Process,
+    baseline: Audit | None,
+    settle_s: float = SETTLE_S,
 ) -> Audit:
-    """An audit, again and again until it finds nothing or `SETTLE_S` have passed."""
-    until = time.monotonic() + SETTLE_S
+    """An audit, again and again until it finds nothing or `settle_s` have passed."""
+    until = time.monotonic() + settle_s
     while (found := await audited(port, after, began, front, engine)).faults(baseline) and time.monotonic() < until:
         await asyncio.sleep(0.5)
     return found
+
+
+def golden_body(prompt: str) -> dict[str, Any]:
+    """The request to `/generate` whose answer must always be the same."""
+    sampling = {"temperature": 0, "max_new_tokens": GOLDEN_LEN, "ignore_eos": True}
+    return {"text": prompt, "sampling_params": sampling, "return_logprob": True}
+
+
+def golden_answer(answer: Any) -> str:
+    """Its text and the log probability of each token, to the last bit: pages in another order change no word of the
+    text, for attention hardly minds, but they change bits."""
+    logprobs = [logprob for logprob, _, _ in answer["meta_info"]["output_token_logprobs"]]
+    return json.dumps([answer["text"], logprobs])
 
 
 async def golden(port: int) -> dict[str, str]:
@@ -116,9 +143,7 @@ async def golden(port: int) -> dict[str, str]:
     await call(port, "POST", "/flush_cache?timeout=10")
     found = {}
     for prompt in PROMPTS:
-        sampling = {"temperature": 0, "max_new_tokens": 24, "ignore_eos": True}
-        answer = await _post(port, "/generate", {"text": prompt, "sampling_params": sampling})
-        found[prompt] = str(answer["text"])
+        found[prompt] = golden_answer(await _post(port, "/generate", golden_body(prompt)))
     return found
 
 
@@ -137,5 +162,6 @@ async def _post(port: int, path: str, body: object = None) -> Any:
 
 
 def _answer(path: str, status: int, answer: bytes) -> Any:
-    assert status == 200, f"{path} answers {status} to the audit: {answer[:300]!r}"
+    if status != 200:
+        raise Wrong(f"{path} answers {status} to the audit: {answer[:300]!r}")
     return json.loads(answer)

@@ -12,13 +12,16 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any
 
 from tests.soak import traffic
-from tests.soak.http import Exchange
+from tests.soak.audit import golden_answer, golden_body
+from tests.soak.http import Exchange, call
 from tests.soak.ledger import Wrong
 from tests.soak.world import World
 
 Behaviour = Callable[[World, random.Random], Awaitable[None]]
 POLICIES = ("fcfs", "lpm", "dfs-weight", "shortest-prefill-first", "hrrn", "lof", "random", "priority", "fair")
 QUESTIONS = ("/metrics", "/v1/loads", "/requests", "/server_info", "/health_generate", "/requests/soak-1", "/v1/models")
+EOS = 2  # of the bundled model
+LONG_LEN = 600  # tokens, of which a client that leaves sees a few
 MALFORMED: tuple[tuple[str, bytes, int], ...] = (
     ("/v1/completions", b"", 400),
     ("/v1/completions", b'{"prompt": "x"', 400),
@@ -46,8 +49,13 @@ async def ask(world: World, rng: random.Random) -> None:
 
 
 async def ask_for_much(world: World, rng: random.Random) -> None:
-    """Long outputs, so that KV memory does not suffice for all."""
+    """Outputs that are longer than the scheduler expects, so that KV memory does not suffice and it must retract."""
     path, body = traffic.request(rng, world.name(), world.tokens(300))
+    fields = body.get("sampling_params", body)
+    fields["max_new_tokens" if path == "/generate" else "max_tokens"] = world.tokens(300)
+    fields["logit_bias"] = {str(EOS): -100}  # unlike `ignore_eos` it is not known beforehand to go on to the end
+    fields.pop("ignore_eos", None)
+    fields.pop("stop", None)
     await world.ledger.account("ask for much", lambda: traffic.complete(world, path, body))
 
 
@@ -61,6 +69,61 @@ async def burst(world: World, rng: random.Random) -> None:
 async def leave(world: World, rng: random.Random) -> None:
     path, body = traffic.request(rng, world.name(), world.tokens(240))
     await world.ledger.account("leave", lambda: traffic.leave(world, rng, path, body))
+
+
+async def leave_for_good(world: World, rng: random.Random) -> None:
+    """Leave a long answer at its beginning: the engine must hear of it, and not generate the rest."""
+    rid = world.name()
+    fields = {"max_tokens": LONG_LEN, "ignore_eos": True, "temperature": 0}
+    body = {"prompt": traffic.text(rng), "stream": True, "rid": rid} | fields
+
+    async def go() -> str:
+        async with Exchange(world.port, "POST", "/v1/completions", body) as exchange:
+            if await exchange.head() != 200:
+                return "not answered"
+            async for _ in exchange.pieces():
+                break
+        return "left"
+
+    if await world.ledger.account("leave for good", go) == "left":
+        await world.ledger.account("was it ended", lambda: _must_have_ended(world, rid))
+
+
+async def _must_have_ended(world: World, rid: str) -> str:
+    """Wait for the engine to be done with a request whose client has left after its first token."""
+    while True:
+        status, answer = await call(world.port, "GET", f"/requests/{rid}")
+        if status != 200:
+            return f"error {status}"  # the engine cannot be asked now, or has forgotten the request
+        told = json.loads(answer)["requests"][0]  # names begin anew with each phase
+        if told["state"] == "finished":
+            break
+        await asyncio.sleep(0.2)
+    if told["output_tokens"] >= LONG_LEN:
+        raise Wrong(f"{rid} was generated to its end though its client had left")
+    return "ended"
+
+
+async def salted(world: World, rng: random.Random) -> None:
+    """Who has a salt of its own finds nothing in the cache, whoever has asked the same before."""
+    prompt = traffic.long_text(rng)
+
+    async def ask(salt: str, may: int) -> str:
+        body = {"prompt": prompt, "max_tokens": 1, "temperature": 0, "rid": world.name(), "cache_salt": salt}
+        status, answer = await call(world.port, "POST", "/v1/completions", body)
+        told = json.loads(answer)
+        if status != 200:
+            if str(status) not in world.may:
+                raise Wrong(f"{status} {told}")
+            return f"error {status}"
+        found = told["usage"]["prompt_tokens_details"]["cached_tokens"]
+        if found > may:
+            raise Wrong(f"{found} tokens of another salt's prompt were found in the cache")
+        return "complete"
+
+    everything = len(prompt)
+    await world.ledger.account("salted", lambda: ask("known", everything))
+    await world.ledger.account("salted", lambda: ask(world.name(), 0))
 
 
 async def read_slowly(world: World, rng: random.Random) -> None:
@@ -111,10 +174,9 @@ async def _must_be_refused(world: World, body: dict[str, Any]) -> str:
 
 
 async def greedy(world: World, rng: random.Random) -> None:
-    """Greedy text does not depend on what else runs."""
+    """Greedy text and its log probabilities do not depend on what else runs."""
     prompt = rng.choice(sorted(world.golden))
-    fields = {"temperature": 0, "max_new_tokens": 24, "ignore_eos": True}
-    body = {"text": prompt, "sampling_params": fields, "rid": world.name()}
+    body = golden_body(prompt) | {"rid": world.name()}
 
     async def send() -> str:
         async with Exchange(world.port, "POST", "/generate", body) as exchange:
@@ -125,8 +187,8 @@ async def greedy(world: World, rng: random.Random) -> None:
             return f"error {status}"
         if answer["meta_info"]["finish_reason"]["type"] == "abort" and "abort" in world.may:
             return "abort"
-        if answer["text"] != world.golden[prompt]:
-            raise Wrong(f"greedy text has changed: {answer['text']!r} instead of {world.golden[prompt]!r}")
+        if (found := golden_answer(answer)) != world.golden[prompt]:
+            raise Wrong(f"greedy text or its log probabilities have changed: {found} instead of {world.golden[prompt]}")
         return "complete"
 
     await world.ledger.account("greedy", send)

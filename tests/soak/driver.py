@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import signal
@@ -17,8 +18,10 @@ import psutil
 
 from tests.e2e.server import Server
 from tests.soak import behaviour
-from tests.soak.audit import Audit, golden, settled
+from tests.soak.answers import Answers, ask_again
+from tests.soak.audit import SETTLE_S, Audit, golden, settled
 from tests.soak.http import Lost, call
+from tests.soak.ledger import Wrong
 from tests.soak.phases import KILL, PHASES, Phase, arrivals
 from tests.soak.world import World
 
@@ -26,12 +29,24 @@ BUNDLED = Path(__file__).parents[2] / "weft" / "bundled" / "weft-nano"
 OPTIONS = (
     *("--dtype", "float32", "--max-queued-requests", "40", "--session-timeout-s", "2"),
     *("--stall-timeout-s", "2", "--body-timeout-s", "3", "--max-pending-tokens", "256"),
+    *(
+        "--kv-tokens",
+        "3072",
+        "--chunked-prefill-size",
+        "256",
+        "--schedule-conservativeness",
+        "0.1",
+    ),  # retractions, chunks
 )
+MUST_HAPPEN = ("total_retractions", "total_evicted_tokens", "total_cached_tokens")  # else a run shows little
+MIN_LIFE_S = 120.0  # of a server that must have seen them
+ASK_AGAIN = 0.4  # of the seconds of a phase
 MAX_SIDE_BY_SIDE = 64  # behaviours; who comes beyond that waits here, not in the server
 HEALTH_INTERVAL_S = 0.5
 HEALTH_TIMEOUT_S = 90.0
 END_S = 240.0  # for a server whose engine was killed to end
 WARM_UP_S = 4.0
+MAX_ROUNDS = 20
 
 
 @dataclass
@@ -46,6 +61,7 @@ class PhaseFigures:
     tokens: int
     slowest_health_s: float
     audit: Audit | None
+    asked_again: int = 0  # answers that were compared with what an idle server says
 
 
 @dataclass
@@ -64,11 +80,24 @@ class Report:
 class Life:
     """One server, from its start to its end."""
 
-    def __init__(self, report: Report, number: int, model: str, options: Sequence[str], scale: float) -> None:
+    def __init__(
+        self,
+        report: Report,
+        number: int,
+        model: str,
+        options: Sequence[str],
+        scale: float,
+        *,
+        plant: Sequence[str] = (),
+        settle_s: float = SETTLE_S,
+    ) -> None:
+        """`plant`: a fault of `plants.py`, and how often it does wrong. `settle_s`: for an audit to find nothing."""
+        self._settle_s = settle_s
         self._report = report
         self._scale = scale
         self._number = number
-        self._server = Server(*OPTIONS, *options, *([model] if model else []))
+        module = ("tests.soak.plants", *plant) if plant else ("weft",)
+        self._server = Server(*OPTIONS, *options, *([model] if model else []), module=module)
         self._began = time.monotonic()
         self._front = psutil.Process(self._server.process.pid)
         self._port = int(self._server.url.rpartition(":")[2])
@@ -78,19 +107,31 @@ class Life:
         self._num_lines = 0
 
     async def warm_up(self, seed: str, known: dict[str, str], seconds: float) -> dict[str, str]:
-        """Bring it to the state that it must come back to. `known`: the continuations of the server before, if any."""
+        """Bring it to the state that it must come back to, with load for so long.
+
+        `known`: the continuations of the server before, if any.
+        """
         self._golden = await golden(self._port)
         if known and known != self._golden:
             self._report.fault("a new server continues greedily in another way")
-        for phase in PHASES[:-1]:
-            await self._load(phase, max(1.0, seconds / len(PHASES)), f"{seed}/warm-up/{phase.name}")
-        await self._load_profiler(random.Random(f"{seed}/profiler"))
+        if seconds:
+            for phase in PHASES[:-1]:
+                await self._load(phase, max(1.0, seconds / len(PHASES)), f"{seed}/warm-up/{phase.name}")
+            await self._load_profiler(random.Random(f"{seed}/profiler"))
         self._baseline = await self._audit("warm-up", None)
         return self._golden
 
     async def run(self, phase: Phase, seconds: float, seed: str) -> None:
         figures = await self._load(phase, seconds, seed)
+        try:
+            await self._examine(phase, figures, seconds, seed)
+        except Wrong as exc:  # the server cannot even be asked
+            self._report.fault(f"after {phase.name}: {exc}")
+
+    async def _examine(self, phase: Phase, figures: PhaseFigures, seconds: float, seed: str) -> None:
+        """Look at the idle server behind a phase: its books, its answers, its log."""
         figures.audit = await self._audit(phase.name, self._baseline)
+        await self._ask_again(figures, seconds * ASK_AGAIN, seed)
         if await golden(self._port) != self._golden:
             self._report.fault(f"after {phase.name} greedy text is another")
         bad = [line for line in self._new_lines() if "Traceback" in line or (" error " in line and not phase.fault)]
@@ -118,16 +159,41 @@ class Life:
 
     async def _load_profiler(self, rng: random.Random) -> None:
         """Let the engine load its profiler, which takes memory and a thread that it keeps."""
-        world = self._world(PHASES[0])
+        world = self._world(PHASES[0], "profiler")
         await asyncio.gather(behaviour.profile(world, rng), *(behaviour.ask(world, rng) for _ in range(3)))
         self._report.faults += world.ledger.faults
         self._report.num_faults += world.ledger.num_faults
 
-    def _world(self, phase: Phase) -> World:
-        return World(self._port, self._folder, self._golden, self._server.engine.pid, phase.may, scale=self._scale)
+    async def _ask_again(self, figures: PhaseFigures, seconds: float, seed: str) -> None:
+        compared, differences = await ask_again(self._port, self._answers, seconds, f"again-{seed}")
+        figures.asked_again = compared
+        for difference in differences:
+            self._report.fault(f"{figures.name}: {difference}")
+
+    async def must_have_happened(self) -> None:
+        """A run that has seen no retraction shows nothing about retractions."""
+        if time.monotonic() - self._began < MIN_LIFE_S:
+            return
+        _, answer = await call(self._port, "GET", "/server_info")
+        stats = json.loads(answer)["internal_states"][0]["stats"]
+        for name in MUST_HAPPEN:
+            if not stats.get(name):
+                self._report.fault(f"{name} is 0: the load is not what it is meant to be")
+
+    def _world(self, phase: Phase, seed: str) -> World:
+        self._answers = Answers(random.Random(f"{seed}/answers"))
+        return World(
+            self._port,
+            self._folder,
+            self._golden,
+            self._answers,
+            self._server.engine.pid,
+            phase.may,
+            scale=self._scale,
+        )
 
     async def _load(self, phase: Phase, seconds: float, seed: str) -> PhaseFigures:
-        world = self._world(phase)
+        world = self._world(phase, seed)
         began, slowest = time.monotonic(), [0.0]
         health = asyncio.ensure_future(self._watch_health(world, phase, slowest))
         fault = asyncio.ensure_future(self._do(phase, world, seconds, random.Random(f"{seed}/fault")))
@@ -201,7 +267,9 @@ class Life:
             await asyncio.sleep(HEALTH_INTERVAL_S)
 
     async def _audit(self, after: str, baseline: Audit | None) -> Audit:
-        found = await settled(self._port, after, self._began, self._front, self._server.engine, baseline)
+        found = await settled(
+            self._port, after, self._began, self._front, self._server.engine, baseline, self._settle_s
+        )
         for fault in found.faults(baseline):
             self._report.fault(fault)
         return found
@@ -242,8 +310,29 @@ async def soak(
                 round_ += 1
                 if round_ == 1 or time.monotonic() > until:
                     break
+            await life.must_have_happened()
             await life.kill(KILL, min(phase_s, 6.0), f"{seed}/{round_}/kill")
         finally:
             life.stop()
         if time.monotonic() > until:
             return report
+
+
+async def soak_planted(
+    name: str, every: int, phase: Phase, seconds: float, *, seed: int = 1, rounds: int = MAX_ROUNDS
+) -> Report:
+    """Rounds of one phase on a server with a fault planted (tests/soak/plants.py), until the report tells of it.
+
+    How many that takes depends on the speed of the machine; after all of `rounds` nothing will come any more.
+    """
+    report = Report(seed)
+    life = Life(report, 0, "", (), 1.0, plant=(name, str(every)), settle_s=3.0)
+    try:
+        await life.warm_up(f"{seed}/{name}", {}, 0.0)
+        for round_ in range(rounds):
+            await life.run(phase, seconds, f"{seed}/{name}/{round_}")
+            if report.num_faults:
+                break
+    finally:
+        life.stop()
+    return report

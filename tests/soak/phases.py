@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from tests.soak import behaviour
+from tests.soak import attacks, behaviour
 from tests.soak.behaviour import Behaviour
 
 Fault = Literal["", "stop", "kill"]
@@ -25,6 +25,8 @@ class Phase:
 MIXED: Mapping[Behaviour, float] = {
     behaviour.ask: 8,
     behaviour.leave: 3,
+    behaviour.leave_for_good: 1,
+    behaviour.salted: 1,
     behaviour.abort_one: 2,
     behaviour.greedy: 2,
     behaviour.session: 1,
@@ -42,12 +44,35 @@ PHASES = (
         1,
         frozenset({"503"}),
     ),
-    Phase("pressure", {behaviour.ask_for_much: 4, behaviour.greedy: 1, behaviour.leave: 1}, 4, frozenset({"503"})),
+    Phase("pressure", {behaviour.ask_for_much: 4, behaviour.greedy: 1, behaviour.leave: 1}, 8, frozenset({"503"})),
     Phase(
         "aborts",
-        {behaviour.leave: 6, behaviour.abort_one: 6, behaviour.abort_all: 0.5, behaviour.read_slowly: 1},
+        {
+            behaviour.leave: 6,
+            behaviour.leave_for_good: 2,
+            behaviour.abort_one: 6,
+            behaviour.abort_all: 0.5,
+            behaviour.read_slowly: 1,
+        },
         12,
         frozenset({"abort"}),
+    ),
+    Phase(
+        "attacks",
+        {
+            attacks.extreme_number: 4,
+            attacks.costly: 1,
+            attacks.page_of_another_origin: 1,
+            attacks.flood: 1,
+            attacks.drip: 1,
+            attacks.half_close: 1,
+            attacks.number_in_a_query: 1,
+            behaviour.malformed: 1,
+            behaviour.ask: 4,
+            behaviour.greedy: 2,
+        },
+        8,
+        frozenset({"503"}),
     ),
     Phase("sessions", {behaviour.session: 4, behaviour.ask: 1, behaviour.flush: 0.3}, 4),
     Phase(

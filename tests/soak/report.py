@@ -67,6 +67,7 @@ def as_json(report: Report) -> dict[str, Any]:
         "requests": sum(report.kinds.values()),
         "ends": dict(ends(report).most_common()),
         "kinds": dict(report.kinds.most_common()),
+        "asked_again": sum(phase.asked_again for phase in report.phases),
         "tokens": sum(phase.tokens for phase in report.phases),
         "slowest_health_s": max((phase.slowest_health_s for phase in report.phases), default=0.0),
         "num_faults": report.num_faults,
@@ -92,6 +93,7 @@ def as_table(found: dict[str, Any]) -> str:
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     lines.append("")
     lines.append(f"{found['requests']:,} requests, each with its end: {_counts(found['ends'])}")
+    lines.append(f"{found['asked_again']:,} answers compared with what an idle server says to the same request")
     lines += [
         f"server {one['server']} {one['figure']}: {one['first']} to {one['last']} in {one['seconds']} s "
         f"({one['growth']:+.1%}, {one['slope_mb_per_hour']:+} MB/h in its second half)"

@@ -8,6 +8,7 @@ import random
 from collections.abc import Collection
 from typing import Any
 
+from tests.soak.answers import Answer, reasons_of, texts_of
 from tests.soak.http import Exchange, Lost
 from tests.soak.ledger import Wrong
 from tests.soak.world import World
@@ -27,7 +28,7 @@ def text(rng: random.Random, most: int = 60) -> str:
 
 
 def sampling(rng: random.Random, most: int) -> dict[str, Any]:
-    fields: dict[str, Any] = {"temperature": rng.choice((0, 0, 0.7, 1.3))}
+    fields: dict[str, Any] = {"temperature": rng.choice((0, 0, 0.7, 1.3)), "seed": rng.getrandbits(31)}
     fields["max_tokens"] = rng.randint(1, most)
     if rng.random() < 0.3:
         fields["n"] = rng.randint(2, 4)
@@ -40,9 +41,16 @@ def sampling(rng: random.Random, most: int) -> dict[str, Any]:
     return fields
 
 
+def long_text(rng: random.Random) -> str:
+    """Some hundred words, longer than a chunk: with one of a few beginnings, which fill several pages."""
+    beginning = " ".join(random.Random(rng.randrange(4)).choices(WORDS, k=rng.choice((60, 120, 240))))
+    return f"{beginning} {' '.join(rng.choices(WORDS, k=rng.randint(1, 240)))}"
+
+
 def request(rng: random.Random, rid: str, most: int) -> tuple[str, dict[str, Any]]:
     """A path and a body."""
     path, fields = rng.choice(PATHS), sampling(rng, most)
+    prompt = long_text(rng) if rng.random() < 0.25 else text(rng)
     body: dict[str, Any] = {"rid": rid}
     if rng.random() < 0.5:
         body["stream"] = True
@@ -50,10 +58,10 @@ def request(rng: random.Random, rid: str, most: int) -> tuple[str, dict[str, Any
         body["cache_salt"] = rng.choice(("red", "blue"))
     if path == "/generate":
         fields["max_new_tokens"] = fields.pop("max_tokens")
-        return path, body | {"text": text(rng), "sampling_params": fields}
+        return path, body | {"text": prompt, "sampling_params": fields}
     if path == "/v1/completions":
-        return path, body | fields | {"prompt": text(rng)}
-    return path, body | fields | {"messages": [{"role": "user", "content": text(rng)}]}
+        return path, body | fields | {"prompt": prompt}
+    return path, body | fields | {"messages": [{"role": "user", "content": prompt}]}
 
 
 async def complete(world: World, path: str, body: dict[str, Any], *, may: Collection[str] = ()) -> str:
@@ -66,7 +74,20 @@ async def complete(world: World, path: str, body: dict[str, Any], *, may: Collec
         return _refused(world, str(status), answer, may)
     if body.get("stream"):
         return _stream(world, path, body, answer, may)
-    return _reasons(world, _choices(path, json.loads(answer)), body, may)
+    told = json.loads(answer)
+    ends = _choices(path, told)
+    end = _reasons(world, ends, body, may)
+    _keep(world, path, body, texts_of(path, told), ends)
+    return end
+
+
+def _keep(
+    world: World, path: str, body: dict[str, Any], texts: dict[int, str], ends: dict[int, tuple[str | None, int]]
+) -> None:
+    """Remember what was said, if it depends on the request alone: a turn depends on its session."""
+    if "session_params" not in body:
+        reasons = {choice: reason for choice, (reason, _) in ends.items()}
+        world.answers.add(Answer(path, body, texts, reasons))
 
 
 def _refused(world: World, status: str, answer: bytes, may: Collection[str]) -> str:
@@ -81,6 +102,7 @@ def _stream(world: World, path: str, body: dict[str, Any], answer: bytes, may: C
     if events[-1] != b"[DONE]":
         raise Lost("a stream without an end")
     last: dict[int, tuple[str | None, int]] = {}
+    texts: dict[int, str] = {}
     for event in map(json.loads, events[:-1]):
         if "error" in event:
             return _refused(world, str(event["error"].get("code") or "error event"), json.dumps(event).encode(), may)
@@ -88,7 +110,21 @@ def _stream(world: World, path: str, body: dict[str, Any], answer: bytes, may: C
             if last.get(choice, (None, 0))[0] is not None:
                 raise Wrong(f"choice {choice} goes on behind its end")
             last[choice] = (reason, num_tokens)
-    return _reasons(world, last, body, may)
+        _grow(path, event, texts)
+    end = _reasons(world, last, body, may)
+    _keep(world, path, body, texts, last)
+    return end
+
+
+def _grow(path: str, event: Any, texts: dict[int, str]) -> None:
+    """Take in one event: `/generate` repeats the whole text, the others tell what is new."""
+    for choice, text in texts_of(path, event).items():
+        before = texts.get(choice, "")
+        if path != "/generate":
+            text = before + text
+        elif not text.startswith(before):
+            raise Wrong(f"a stream took back what it said: {before!r}, then {text!r}")
+        texts[choice] = text
 
 
 def _choices(path: str, answer: Any, *, is_event: bool = False) -> dict[int, tuple[str | None, int]]:
@@ -103,7 +139,7 @@ def _choices(path: str, answer: Any, *, is_event: bool = False) -> dict[int, tup
             name = None if reason is None else reason["type"]
             found[part.get("index", place)] = (name, part["meta_info"]["completion_tokens"])
         return found
-    return {choice["index"]: (choice["finish_reason"], -1) for choice in answer["choices"]}
+    return {choice: (reason, -1) for choice, reason in reasons_of(path, answer).items()}
 
 
 def _reasons(world: World, ends: dict[int, tuple[str | None, int]], body: dict[str, Any], may: Collection[str]) -> str:

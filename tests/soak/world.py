@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
+from tests.soak.answers import Answers
 from tests.soak.ledger import Ledger
 
 
@@ -13,6 +14,7 @@ class World:
     port: int
     model: str  # the folder of the model, for updates of its weights
     golden: dict[str, str]  # prompt -> its greedy continuation
+    answers: Answers  # that are asked again when the server is idle
     engine_pid: int
     may: frozenset[str] = frozenset()  # what may happen to any request now: "abort", or a status such as "503"
     ledger: Ledger = field(default_factory=Ledger)

@@ -192,7 +192,7 @@ def test_length_defaults_to_the_rest_of_the_context() -> None:
         ([1] * 60, {"max_new_tokens": 50}, "60 tokens and max_tokens is 50"),
         ([1] * 60, {"min_new_tokens": 50}, "min_tokens is 50, above max_tokens"),
         ([1], {"temperature": float("nan")}, "temperature is nan"),
-        ([1], {"stop_token_ids": (300,)}, "token id 300"),
+        ([1], {"stop_token_ids": (2**31,)}, "stop_token_ids is 2147483648"),
     ],
 )
 def test_invalid_prompt_is_refused_before_anything_is_sent(ids: list[int], params: dict[str, Any], match: str) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -7,7 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.text.tokens import EOS, byte_tokenizer, sentencepiece_backend
+from tests.text.tokens import (
+    EOS,
+    byte_tokenizer,
+    metaspace_backend,
+    plain_space_backend,
+    sentencepiece_backend,
+    word_end_backend,
+    wordpiece_backend,
+)
 from weft.text.detokenizer import MAX_HELD_TOKENS, ByteDetokenizer, Detokenizer, WindowDetokenizer
 from weft.text.tokenizer import Tokenizer
 
@@ -18,6 +27,15 @@ VOCAB = BYTES.vocab_size
 
 PIECES = ["▁", "▁Hello", "▁wor", "ld", "!", "ö", "▁▁", "a", "中"]
 SENTENCEPIECE = Tokenizer(sentencepiece_backend(PIECES))
+
+KINDS = {
+    "byte level": BYTES,
+    "sentencepiece": SENTENCEPIECE,
+    "metaspace": Tokenizer(metaspace_backend(PIECES)),
+    "plain space": Tokenizer(plain_space_backend(PIECES)),
+    "wordpiece": Tokenizer(wordpiece_backend(["Hello", "wor", "##ld", "##!", "ö", "中"])),
+    "word end": Tokenizer(word_end_backend(["hello</w>", "wor", "ld</w>", "!", "ö</w>"])),
+}
 
 
 def deltas(detokenizer: Detokenizer, ids: Sequence[int]) -> list[str]:
@@ -90,10 +108,51 @@ def test_window_of_invalid_bytes_does_not_grow() -> None:
         longest = max(longest, len(ids))
         return SENTENCEPIECE.decode(ids)
 
-    detokenizer = WindowDetokenizer(decode, frozenset())
+    detokenizer = WindowDetokenizer(decode, {0x80: b"\x80"})
     text = "".join(deltas(detokenizer, [0x80] * 1_000))
     assert set(text) == {"\ufffd"}
     assert longest <= 2 * MAX_HELD_TOKENS
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_a_completion_goes_on_from_its_prompt_wherever_the_ids_are_cut(kind: str, data: st.DataObject) -> None:
+    """Also in the middle of a character, behind special tokens, and behind ids that no token has."""
+    tokenizer, skip = KINDS[kind], data.draw(st.booleans())
+    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size + 2), max_size=24))
+    full = tokenizer.decode(ids, skip_special_tokens=skip)
+    if tokenizer is not BYTES and "\ufffd" in full:
+        return  # a run of bytes that is no text: what was valid in it stays
+    cut = data.draw(st.integers(0, len(ids)))
+    prompt = tokenizer.detokenizer(skip_special_tokens=skip)
+    before = "".join(prompt.push(id) for id in ids[:cut])
+    rest = deltas(tokenizer.detokenizer(skip_special_tokens=skip, prompt=ids[:cut]), ids[cut:])
+    assert before + "".join(rest) == full
+    if skip and ids[:cut]:
+        assert asyncio.run(tokenizer.decode_prompt(ids[:cut])) == before
+
+
+@pytest.mark.parametrize("kind", ["sentencepiece", "metaspace"])
+def test_the_first_word_of_a_completion_keeps_its_space(kind: str) -> None:
+    tokenizer = KINDS[kind]
+    prompt, space, word = 256 + 2, 256 + 1, 256 + 3
+    assert deltas(tokenizer.detokenizer(prompt=[256, prompt]), [word, space]) == [" wor", " ", ""]
+    assert deltas(tokenizer.detokenizer(prompt=[256]), [word]) == ["wor", ""]  # it begins the text
+
+
+def test_a_prompt_that_ends_in_many_special_tokens_is_looked_through() -> None:
+    word, bos = 256 + 3, 256
+    assert deltas(SENTENCEPIECE.detokenizer(prompt=[word] + [bos] * 500), [word]) == [" wor", ""]
+
+
+@pytest.mark.parametrize("text", ["中文字" * 20, "ö", "a" + "🎉" * 9])
+def test_a_long_run_of_bytes_goes_on_in_the_completion(text: str) -> None:
+    ids = list(text.encode())
+    for cut in range(len(ids)):
+        prompt = SENTENCEPIECE.detokenizer()
+        before = "".join(prompt.push(id) for id in ids[:cut])
+        assert before + "".join(deltas(SENTENCEPIECE.detokenizer(prompt=ids[:cut]), ids[cut:])) == text
 
 
 @pytest.mark.parametrize("tokenizer", [BYTES, SENTENCEPIECE])

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from tests.text.template_families import LLAMA_3_2
 from weft.config.options import options_of
 from weft.config.server import ServerConfig
 from weft.text.parsers.events import CallArguments, CallBegin, Event, Reasoning, Text
@@ -38,7 +39,15 @@ CALLS = [
         "",
         [F, ("g", {})],
     ),
+    ("llama3", f'{{"name": "f", "parameters": {F_JSON}}}\n{{"name": "g", "parameters": {{}}}}\n', "", [F, ("g", {})]),
+    ("llama3", '{"name": "g", "parameters": {}},\n{"name": "f"} Done', "Done", [("g", {}), ("f", {})]),
+    ("llama3", '{"name": "g"}\n<|python_tag|>{"name": "f"}', "", [("g", {}), ("f", {})]),
+    ("llama3", '{"name": "g"} {"answer": 42}', '{"answer": 42}', [("g", {})]),
     ("pythonic", "[f(a=[1, {'b': '}\"'}], c=None,), g()]", "", [F, ("g", {})]),
+    ("pythonic", "Let me see [1].\n[g(), f(a=1)]\nDone.", "Let me see [1].\n|Done.", [("g", {}), ("f", {"a": 1})]),
+    ("pythonic", "[g()] and [f(a='[g()]')]", "and ", [("g", {}), ("f", {"a": "[g()]"})]),
+    ("pythonic", "[[g()]", "[", [("g", {})]),
+    ("pythonic", "[g(), f(a=1)", "", [("g", {}), ("f", {"a": 1})]),
 ]
 TEXTS = [
     ("hermes", 'a <tool_call> {"name": "none", "arguments": {}} </tool_call> b'),
@@ -53,7 +62,12 @@ TEXTS = [
     ("mistral", "[TOOL_CALLS] none of it"),
     ("mistral", "[TOOL_CALLS]" + "x" * 1_000 + "[ARGS]{}"),
     ("deepseek", "<｜tool▁call▁begin｜>none<｜tool▁sep｜>{}<｜tool▁call▁end｜>"),
+    ("llama3", 'I say {"name": "f", "parameters": {}}'),
     ("pythonic", "[1] says so"),
+    ("pythonic", "use [f(a=1), or something] here"),
+    ("pythonic", "use [f(a=1) here"),
+    ("pythonic", "[h()]"),
+    ("pythonic", "an open [ and [f(a="),
     ("pythonic", "[link](http://x)"),
     ("pythonic", "[f(1)]"),
     ("pythonic", "[f(a=g())]"),
@@ -208,6 +222,7 @@ def test_formats_are_found_in_templates_and_named_in_the_settings() -> None:
         REASONING_FORMATS["qwen3"],
     )
     assert find_formats("auto", "auto", ["plain"]) == (None, None)
+    assert find_formats("auto", "auto", [LLAMA_3_2]).tools == TOOL_FORMATS["llama3"]
     assert find_formats("none", "none", ["<tool_call></think>"]) == (None, None)
     assert find_formats("pythonic", "kimi", []) == (TOOL_FORMATS["pythonic"], REASONING_FORMATS["kimi"])
     choices = {option.name: option.choices for option in options_of(ServerConfig)}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from weft.messages.control import Heartbeat
-from weft.text.pulse import BUSY_TICKS, SILENCE_S, TICK_S, Pulse
+import pytest
 
-TICKS = int(SILENCE_S / TICK_S)
+from weft.messages.control import Heartbeat
+from weft.text.pulse import BUSY_TICKS, HANG_AFTER_S, TICK_S, Pulse
+
+TICKS = int(HANG_AFTER_S / TICK_S)
 
 
 def test_case_35_silence_is_a_hang_within_five_seconds_and_ends_with_a_word() -> None:
@@ -63,3 +65,17 @@ def test_a_step_has_its_longest_time_if_one_is_set() -> None:
         pulse = Pulse(step_timeout_s=bound)
         pulse.beat(Heartbeat(step_s=301.0, idle_s=0.0))
         assert bool(pulse.hang) == is_hang
+
+
+@pytest.mark.parametrize("hang_after_s", [1.0, 4.0, 30.0, 600.0])
+def test_silence_and_standstill_have_one_time_which_can_be_set(hang_after_s: float) -> None:
+    silent, still = Pulse(hang_after_s=hang_after_s), Pulse(hang_after_s=hang_after_s)
+    for tick in range(int(hang_after_s / TICK_S)):
+        still.heard()
+        still.beat(Heartbeat(step_s=tick * TICK_S, idle_s=tick * TICK_S))
+        assert not silent.hang
+        assert not still.hang
+        silent.tick()
+    still.beat(Heartbeat(step_s=hang_after_s, idle_s=hang_after_s))
+    assert silent.hang
+    assert still.hang

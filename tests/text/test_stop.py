@@ -5,7 +5,7 @@ import time
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.messages.sampling import MAX_STOP_LEN, MAX_STOP_STRINGS
+from weft.config.numbers import MAX_STOP_LEN, MAX_STOP_STRINGS
 from weft.text.stop import StopMatcher, StopStrings, compile_stops
 
 TEXTS = st.text(st.sampled_from("abö"), max_size=30)

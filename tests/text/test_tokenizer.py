@@ -3,8 +3,9 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -41,6 +42,15 @@ def test_template_file_wins_over_the_configuration(tmp_path: Path) -> None:
     assert Tokenizer.load(folder).chat_templates == {"default": "c"}
     (folder / "chat_template.jinja").write_text("d")
     assert Tokenizer.load(folder).chat_templates == {"default": "d"}
+
+
+def test_further_templates_stand_in_a_folder_of_their_own(tmp_path: Path) -> None:
+    folder = write(tmp_path, tokenizer_config__json={"chat_template": "a"})
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("b")
+    assert Tokenizer.load(folder).chat_templates == {"default": "a", "tool_use": "b"}
+    (folder / "chat_template.jinja").write_text("c")
+    assert Tokenizer.load(folder).chat_templates == {"default": "c", "tool_use": "b"}
 
 
 def test_model_without_configuration_has_no_special_names(tmp_path: Path) -> None:
@@ -94,8 +104,8 @@ def test_long_text_does_not_block_the_event_loop(monkeypatch: pytest.MonkeyPatch
 
         return work
 
-    for name in ("encode_all", "decode"):
-        monkeypatch.setattr(tokenizer, name, slow(getattr(tokenizer, name)))
+    backend = SimpleNamespace(decode_batch=slow(tokenizer._backend.decode_batch))
+    monkeypatch.setattr(tokenizer, "encode_all", slow(tokenizer.encode_all))
 
     async def beside(job: Coroutine[Any, Any, Any]) -> Any:
         may_go_on.clear()
@@ -107,7 +117,47 @@ def test_long_text_does_not_block_the_event_loop(monkeypatch: pytest.MonkeyPatch
     async def main() -> None:
         [ids] = await beside(tokenizer.encode_async([text]))
         assert ids == list(text.encode())
+        monkeypatch.setattr(tokenizer, "_backend", backend)
         assert await beside(tokenizer.decode_async(ids)) == text
+
+    asyncio.run(main())
+
+
+def test_many_texts_are_encoded_in_turns_and_the_first_that_is_too_long_ends_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tokenizer = byte_tokenizer()
+    turns: list[int] = []
+    encode_all = tokenizer.encode_all
+
+    def counted(texts: Sequence[str], **options: Any) -> list[list[int]]:
+        turns.append(sum(map(len, texts)))
+        return encode_all(texts, **options)
+
+    monkeypatch.setattr(tokenizer, "encode_all", counted)
+    monkeypatch.setattr("weft.text.tokenizer.SLICE_LEN", 10_000)
+    texts = [letter * 3_000 for letter in "abcdefgh"] + ["i" * 20_000, "j"]
+
+    async def main() -> None:
+        found = await tokenizer.encode_async(texts)
+        assert found == encode_all(texts)
+        assert turns == [9_000, 9_000, 6_000, 20_000, 1]
+        turns.clear()
+        with pytest.raises(ContextExceeded):
+            await tokenizer.encode_async(["a" * 3_000, *(["b" * 3_001] * 100)], context_len=3_000)
+        assert len(turns) == 1
+        pairs: list[str | tuple[str, str]] = [("ab", "c" * 6_000), *["d" * 6_000] * 5]
+        assert await tokenizer.encode_inputs(pairs, max_len=50) == tokenizer.encode_each(pairs, 50)
+
+    asyncio.run(main())
+
+
+def test_text_that_no_context_holds_is_refused_without_a_turn() -> None:
+    tokenizer = byte_tokenizer()
+
+    async def main() -> None:
+        with pytest.raises(ContextExceeded, match="no context of 10 tokens holds it"):
+            await tokenizer.encode_async(["a", "a" * 1_000_000], context_len=10)
 
     asyncio.run(main())
 

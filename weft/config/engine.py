@@ -59,6 +59,13 @@ class EngineConfig:
         low=0,
         elsewhere=("max_model_len", "ctx_size", "num_ctx", "max_seq_len"),
     )
+    generation_config: str = option(
+        "auto",
+        "where sampling parameters come from that a request does not give: auto takes the model's "
+        "generation_config.json, none those of the API; or a folder with such a file",
+        group="model",
+        elsewhere=("sampling_defaults",),
+    )
     seed: int = option(0, "seed of requests that give none", group="model", everyday=True, elsewhere=("random_seed",))
     enable_return_hidden_states: bool = option(
         False, "give hidden states to requests that ask with return_hidden_states", group="model"
@@ -217,7 +224,9 @@ class EngineConfig:
         low=0,
         elsewhere=("priority_scheduling_preemption_threshold",),
     )
-    tenant_weights: str = option("", "policy fair: shares of users, alice=2,bob=0.5; others have 1", group="scheduling")
+    tenant_weights: str = option(
+        "", "policy fair: shares of tenants, alice=2,bob=0.5; others have 1", group="scheduling"
+    )
     recv_interval: int = option(
         1,
         "look for new messages whenever steps have counted so much; 1: at every step",
@@ -239,8 +248,8 @@ class EngineConfig:
         elsewhere=("prefill_decode_interval",),
     )
     mixed_chunk: bool = option(
-        False,
-        "let running requests decode in the same step as a prefill",
+        True,
+        "let running requests decode in the same step as a prefill, so that streams go on while prompts are computed",
         group="scheduling",
         everyday=True,
         elsewhere=("enable_mixed_chunk",),
@@ -267,6 +276,12 @@ class EngineConfig:
 
     # sessions
     max_sessions: int = option(256, "sessions that may be open; no more are opened", group="sessions", low=0)
+    max_sessions_per_key: int = option(
+        0,
+        "sessions that one API key may have open; 0: a quarter of all if there are several keys, else all",
+        group="sessions",
+        low=0,
+    )
     max_session_turns: int = option(1_000, "requests that a session remembers", group="sessions", low=1)
     max_session_tokens: int = option(
         131_072, "tokens that a session remembers, all its turns together", group="sessions", low=1
@@ -303,5 +318,5 @@ class EngineConfig:
         "", "file in which every decision of the scheduler is recorded, for weft replay", group="journal"
     )
     journal_max_mb: int = option(
-        256, "size from which the journal is put aside as FILE.1 and begun anew", group="journal", low=1
+        256, "megabytes after which the journal is put aside as FILE.1, and another file begun", group="journal", low=1
     )

@@ -1,28 +1,50 @@
-"""The keys of a server, read once from options, files or the environment, and kept only as their SHA-256."""
+"""The keys of a server, read once from options, files or the environment, and kept only as their SHA-256.
+
+A key has a name, which is no secret: tenants, sessions and stored responses go by it. Two keys of one
+name are one tenant, so that a key can be replaced while the old one still works.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from weft.config.options import SettingsError
 from weft.config.server import ServerConfig
 
+NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+NAMED = re.compile(r"@(\S*)\s+(.*)")
+
 
 @dataclass(frozen=True)
 class KeyDigests:
-    """SHA-256 of each key that is accepted."""
+    """SHA-256 of each key that is accepted. `names` are those that were given, by digest."""
 
     user: tuple[bytes, ...] = ()
     admin: tuple[bytes, ...] = ()
+    names: Mapping[bytes, str] = field(default_factory=dict)
+
+    def name(self, key: bytes) -> str:
+        """What a key is called; one without a name goes by the beginning of its digest."""
+        return self.names.get(key) or f"key-{key.hex()[:8]}"
+
+    @property
+    def num_owners(self) -> int:
+        """How many different names the users' keys have."""
+        return len({self.name(key) for key in self.user})
 
 
 def read_keys(config: ServerConfig) -> tuple[KeyDigests, ServerConfig]:
     """The keys that `config` names, and `config` without them. Raises SettingsError."""
+    user = _keys(config.api_key, config.api_key_file, "--api-key-file")
+    admin = _keys(config.admin_api_key, config.admin_api_key_file, "--admin-api-key-file")
     digests = KeyDigests(
-        user=_digests(config.api_key, config.api_key_file, "--api-key-file"),
-        admin=_digests(config.admin_api_key, config.admin_api_key_file, "--admin-api-key-file"),
+        user=tuple(key for key, _ in user),
+        admin=tuple(key for key, _ in admin),
+        names={key: name for key, name in (*user, *admin) if name},
     )
     return digests, replace(config, api_key="", admin_api_key="")
 
@@ -31,11 +53,24 @@ def digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
-def _digests(key: str, file: str, option: str) -> tuple[bytes, ...]:
-    keys = [key] if key else []
+def _keys(key: str, file: str, option: str) -> list[tuple[bytes, str]]:
+    """The digest and the name of each key; an empty name if it has none."""
+    keys = [(digest(key), "")] if key else []
     if file:
-        keys += _read(Path(file), option)
-    return tuple(digest(one) for one in keys)
+        keys += [_named(line, file, option) for line in _read(Path(file), option)]
+    return keys
+
+
+def _named(line: str, file: str, option: str) -> tuple[bytes, str]:
+    """A line of a file: `KEY`, or `@NAME KEY`."""
+    found = NAMED.fullmatch(line)
+    if found is None:
+        return digest(line), ""
+    name, key = found.groups()
+    if not NAME.fullmatch(name):
+        allowed = "1 to 64 letters, digits and . _ - are allowed"
+        raise SettingsError(f"{option} is {file}, which names a key {name[:64]!r}; {allowed}")
+    return digest(key), name
 
 
 def _read(path: Path, option: str) -> list[str]:

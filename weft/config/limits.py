@@ -8,6 +8,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from weft.config.numbers import (
+    MAX_ALLOWED_TOKEN_IDS,
+    MAX_BAD_WORDS,
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROB_TOKEN_IDS,
+    MAX_LOGPROBS,
+    MAX_N,
+    MAX_PROCESSORS,
+    MAX_STOP_LEN,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    MAX_TIMEOUT_MS,
+)
 from weft.config.options import option
 
 
@@ -20,6 +33,16 @@ class Limits:
         32_768, "all names and values of headers together", group="limits", low=512, high=1 << 20
     )
     max_headers: int = option(128, "number of headers", group="limits", low=8, high=10_000)
+    max_body_parts: int = option(
+        300_000, "lists, objects and members of objects in one body", group="limits", low=1_000
+    )
+    max_framing_bytes: int = option(
+        16_384,
+        "chunk sizes, chunk extensions and trailers of a body, beyond eight bytes for each of its own",
+        group="limits",
+        low=512,
+        high=1 << 20,
+    )
     max_json_depth: int = option(
         64, "nesting of free-form values: tools, schemas, template arguments", group="limits", low=4, high=500
     )
@@ -27,16 +50,25 @@ class Limits:
 
     # what is asked for
     max_prompts: int = option(1_024, "prompts in one request", group="limits", low=1)
-    max_n: int = option(64, "completions of one prompt", group="limits", low=1, high=64)
+    max_n: int = option(64, "completions of one prompt", group="limits", low=1, high=MAX_N)
     max_completions: int = option(4_096, "completions of one request: prompts times n", group="limits", low=1)
+    max_request_share: float = option(
+        0.75,
+        "part of the engine's rows that the completions of one request may have; the others wait for their turn",
+        group="limits",
+        low=0.0,
+        high=1_000.0,
+    )
     max_total_tokens: int = option(
         16_000_000, "prompt tokens of one request, those of each prompt n times", group="limits", low=1
     )
     max_messages: int = option(16_384, "messages of one conversation", group="limits", low=1)
     max_tools: int = option(1_024, "tools of one conversation", group="limits", low=0)
-    max_stop_strings: int = option(64, "stop strings of a request; also stop patterns", group="limits", low=0, high=64)
+    max_stop_strings: int = option(
+        64, "stop strings of a request; also stop patterns", group="limits", low=0, high=MAX_STOP_STRINGS
+    )
     max_stop_len: int = option(
-        1_024, "characters of one stop string, stop pattern or bad word", group="limits", low=1, high=1_024
+        1_024, "characters of one stop string, stop pattern or bad word", group="limits", low=1, high=MAX_STOP_LEN
     )
     max_total_stop_len: int = option(
         16_384,
@@ -44,11 +76,13 @@ class Limits:
         group="limits",
         low=1,
     )
-    max_stop_token_ids: int = option(1_024, "stop tokens of a request", group="limits", low=0, high=1_024)
-    max_logit_bias: int = option(4_096, "entries of logit_bias", group="limits", low=0, high=4_096)
-    max_allowed_token_ids: int = option(65_536, "entries of allowed_token_ids", group="limits", low=0, high=1_000_000)
-    max_bad_words: int = option(1_024, "entries of bad_words", group="limits", low=0, high=1_024)
-    max_processors: int = option(8, "logit processors of a request", group="limits", low=0, high=8)
+    max_stop_token_ids: int = option(1_024, "stop tokens of a request", group="limits", low=0, high=MAX_STOP_TOKEN_IDS)
+    max_logit_bias: int = option(4_096, "entries of logit_bias", group="limits", low=0, high=MAX_LOGIT_BIAS)
+    max_allowed_token_ids: int = option(
+        65_536, "entries of allowed_token_ids", group="limits", low=0, high=MAX_ALLOWED_TOKEN_IDS
+    )
+    max_bad_words: int = option(1_024, "entries of bad_words", group="limits", low=0, high=MAX_BAD_WORDS)
+    max_processors: int = option(8, "logit processors of a request", group="limits", low=0, high=MAX_PROCESSORS)
     max_total_logit_bias: int = option(
         1_000_000,
         "entries of logit_bias, allowed_token_ids and bad_words, and bytes of custom_params, in one request, "
@@ -63,9 +97,11 @@ class Limits:
         low=1,
         high=100_000_000,
     )
-    max_logprobs: int = option(20, "likeliest tokens that are told beside each token", group="limits", low=0, high=64)
+    max_logprobs: int = option(
+        20, "likeliest tokens that are told beside each token", group="limits", low=0, high=MAX_LOGPROBS
+    )
     max_logprob_token_ids: int = option(
-        128, "tokens whose log probability is told in every place", group="limits", low=0, high=1_024
+        128, "tokens whose log probability is told in every place", group="limits", low=0, high=MAX_LOGPROB_TOKEN_IDS
     )
     max_total_prompt_logprobs: int = option(
         300_000,
@@ -94,7 +130,9 @@ class Limits:
     max_rid_len: int = option(128, "characters of a request's name", group="limits", low=8, high=128)
     max_user_len: int = option(256, "characters of the field user; longer ones are cut", group="limits", low=0)
     max_salt_len: int = option(256, "characters of cache_salt and of extra_key", group="limits", low=0)
-    max_timeout_ms: int = option(86_400_000, "longest timeout_ms that a request may give", group="limits", low=1)
+    max_timeout_ms: int = option(
+        86_400_000, "longest timeout_ms that a request may give", group="limits", low=1, high=MAX_TIMEOUT_MS
+    )
 
     # connections
     max_connections: int = option(
@@ -104,6 +142,16 @@ class Limits:
         10.0, "time for a request line and its headers to arrive", group="limits", low=0.1, high=3600.0
     )
     body_timeout_s: float = option(60.0, "time for a body to arrive", group="limits", low=0.1, high=3600.0)
+    linger_s: float = option(
+        1.0,
+        "time to read on after an answer that came before the end of the body, for the client to find it",
+        group="limits",
+        low=0.0,
+        high=60.0,
+    )
+    linger_mb: float = option(
+        64.0, "how much of the body is read and thrown away in that time", group="limits", low=0.0, high=1024.0
+    )
     stall_timeout_s: float = option(
         120.0, "a client that takes nothing of its answer for so long is cut off", group="limits", low=0.1, high=3600.0
     )

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from weft.config.pooling import BadPooling, PoolingConfig, classifier, sentence_layout
 from weft.config.quantized import READ, UnreadFormat, stored_as
+from weft.config.turn_end import turn_end_id
 
 T = TypeVar("T")
 
@@ -137,13 +138,17 @@ class ModelConfig:
 
     @classmethod
     def from_folder(cls, folder: Path, name: str = "") -> ModelConfig:
-        """Read `config.json`, what `generation_config.json` adds to the end-of-sequence tokens, and how it pools."""
+        """Read `config.json`, what `generation_config.json` and the tokenizer add to the end-of-sequence tokens, and
+        how it pools."""
         model = cls.from_hf(
-            _read_json(folder / "config.json"),
+            read_json(folder / "config.json"),
             name or folder.resolve().name,
             _read_json_if_there(folder / "generation_config.json"),
             _read_json_if_there(folder / "hf_quant_config.json"),
         )
+        end = turn_end_id(folder)
+        if end is not None and end < model.vocab_size:
+            model = replace(model, eos_token_ids=tuple(dict.fromkeys((*model.eos_token_ids, end))))
         try:
             layout = sentence_layout(folder)
         except BadPooling as exc:
@@ -196,7 +201,7 @@ class ModelConfig:
             head_dim=_size(config, "head_dim", family.head_dim or hidden_size // num_heads),
             intermediate_size=_size(config, "intermediate_size"),
             max_position=max_position,
-            norm_eps=_get(config, family.norm_eps_key, float),
+            norm_eps=_number(config, family.norm_eps_key, low=0.0),
             rope=rope,
             dtype=_dtype(config),
             stored_as=stored,
@@ -218,6 +223,9 @@ class ModelConfig:
             first_position=first_position,
             num_token_types=_size(config, "type_vocab_size") if family.is_encoder else 0,
         )
+        for token in model.eos_token_ids:
+            if not 0 <= token < model.vocab_size:
+                raise UnsupportedModel(f"eos_token_id is {token}; 0 to {model.vocab_size - 1:,} are in the vocabulary")
         if model.num_heads % model.num_kv_heads or model.head_dim % 2:
             raise UnsupportedModel(
                 f"{model.num_heads} heads of {model.head_dim} with {model.num_kv_heads} KV heads: the heads must be "
@@ -274,6 +282,13 @@ def _architecture(config: Mapping[str, Any]) -> str:
     raise UnsupportedModel(f"architecture {architectures} is not supported{code}; supported are {', '.join(FAMILIES)}")
 
 
+def own_code(folder: Path) -> str:
+    """The code that a model of a known architecture brings with it, and that is never run; "" for none."""
+    auto_map = read_json(folder / "config.json").get("auto_map")
+    named = auto_map.values() if isinstance(auto_map, dict) else ()
+    return ", ".join(sorted({str(one).partition(".")[0][:100] + ".py" for one in named}))
+
+
 def _pooling(config: Mapping[str, Any], family: Family) -> PoolingConfig | None:
     """What the architecture gives of a prompt, as long as no other file says otherwise."""
     if family.is_encoder and (config.get("is_decoder") or config.get("add_cross_attention")):
@@ -309,7 +324,7 @@ def _sliding_window(config: Mapping[str, Any], family: Family, num_layers: int) 
 def _rope(config: Mapping[str, Any], max_position: int) -> RopeConfig:
     """From `rope_parameters` (transformers 5), or from `rope_theta` and `rope_scaling`."""
     values = {**_get(config, "rope_scaling", dict, {}), **_get(config, "rope_parameters", dict, {})}
-    theta = _get(values, "rope_theta", float, _get(config, "rope_theta", float, 10_000.0))
+    theta = _number(values, "rope_theta", _number(config, "rope_theta", 10_000.0, above=0.0), above=0.0)
     scaling = _get(values, "rope_type", str, _get(values, "type", str, "default"))
     if scaling not in ROPE_SCALINGS:
         raise UnsupportedModel(f"rope type {scaling!r} is not supported; supported are {', '.join(ROPE_SCALINGS)}")
@@ -317,7 +332,7 @@ def _rope(config: Mapping[str, Any], max_position: int) -> RopeConfig:
         raise UnsupportedModel("partial_rotary_factor is not 1; partly rotated heads are not supported")
     if scaling in ("default", "dynamic"):  # dynamic changes nothing up to max_position, and beyond it nobody gets
         return RopeConfig(theta=theta)
-    factor = _get(values, "factor", float)
+    factor = _number(values, "factor", above=0.0)
     original = _size(values, "original_max_position_embeddings", max_position)
     original = _size(config, "original_max_position_embeddings", original)
     if scaling == "llama3":
@@ -378,6 +393,22 @@ def _size(config: Mapping[str, Any], key: str, default: int | None = None) -> in
     return value
 
 
+def _number(
+    config: Mapping[str, Any],
+    key: str,
+    default: float | None = None,
+    *,
+    low: float = -math.inf,
+    above: float = -math.inf,
+) -> float:
+    """A finite number that is at least `low` and greater than `above`."""
+    value = _get(config, key, float, default)
+    if not (math.isfinite(value) and value >= low and value > above):
+        allowed = f"greater than {above:g}" if math.isfinite(above) else f"at least {low:g}"
+        raise UnsupportedModel(f"{key} is {value:g}; it must be a number {allowed}")
+    return value
+
+
 def _get(config: Mapping[str, Any], key: str, kind: type[T], default: T | None = None) -> T:
     """The value of a key, which null and absence leave to the default; without a default it must be there."""
     value = config.get(key)
@@ -385,24 +416,27 @@ def _get(config: Mapping[str, Any], key: str, kind: type[T], default: T | None =
         if default is None:
             raise UnsupportedModel(f"config.json has no {key!r}")
         return default
-    if kind is float and isinstance(value, int):
-        value = float(value)
+    if kind is float and type(value) is int:
+        value = float(value) if abs(value) < 2**1_000 else math.inf
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise UnsupportedModel(f"{key} is {value!r}; config.json must give it as {kind.__name__}")
     return value
 
 
 def _read_json_if_there(path: Path) -> dict[str, Any]:
-    return _read_json(path) if path.exists() else {}
+    return read_json(path) if path.exists() else {}
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file of a model. Raises ModelNotFound."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelNotFound(f"{path.parent} has no {path.name}: it is not a model folder") from None
     except (OSError, ValueError) as exc:
         raise ModelNotFound(f"{path} cannot be read: {exc}") from exc
+    except RecursionError:
+        raise ModelNotFound(f"{path} cannot be read: it is nested too deeply") from None
     if not isinstance(value, dict):
         raise ModelNotFound(f"{path} is not a JSON object")
     return value

@@ -15,6 +15,7 @@ import argparse
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from numbers import Integral
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, Protocol, TypeAlias, TypeVar
 
@@ -107,6 +108,17 @@ class Option:
             raise SettingsError(f"{source} is {value!r}; {kinds[kind]} is expected")
         return self.checked(value, source)
 
+    def from_python(self, value: object, source: str) -> Value:
+        """`value` of a program, if its type fits: also a path, and whole numbers of other libraries. Raises
+        SettingsError."""
+        if value is None and self.default is None:
+            return None
+        if isinstance(value, Path):
+            value = str(value)
+        elif not isinstance(value, bool) and isinstance(value, Integral):
+            value = int(value)
+        return self.from_toml(value, source)
+
     def checked(self, value: Value, source: str) -> Value:
         if self.choices and value not in self.choices:
             hint = did_you_mean(str(value), self.choices)
@@ -151,7 +163,11 @@ class Settings:
 
     def make(self, config: type[C]) -> C:
         """A `config` with what the user has set, and defaults for the rest."""
-        return config(**{item.name: self._values[item.name] for item in fields(config) if item.name in self._values})
+        return config(**self.given(config))
+
+    def given(self, config: type[Config]) -> dict[str, Any]:
+        """What of a `config` the user has set."""
+        return {item.name: self._values[item.name] for item in fields(config) if item.name in self._values}
 
 
 class _Parser(argparse.ArgumentParser):

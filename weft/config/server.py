@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from weft.config.numbers import MAX_STREAM_INTERVAL
 from weft.config.options import option
-
-MAX_STREAM_INTERVAL = 1_024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,15 +13,51 @@ class ServerConfig:
     host: str = option("127.0.0.1", "address to listen on", group="server", everyday=True)
     port: int = option(30000, "port to listen on; 0 takes a free one", group="server", everyday=True, low=0, high=65535)
     served_model_name: str = option("", "name in the API; the model's own if not given", group="server", everyday=True)
+    any_model_name: bool = option(
+        False, "answer whatever model a request names, instead of 404 for another one", group="server"
+    )
+    clamp_max_tokens: bool = option(
+        False,
+        "cut max_tokens to what the context leaves, instead of refusing what is beyond it",
+        group="server",
+    )
     api_key: str = option("", "key that every request must carry (better: WEFT_API_KEY)", group="server", everyday=True)
-    api_key_file: str = option("", "file with such keys, one per line; # begins a comment", group="server")
+    api_key_file: str = option(
+        "",
+        "file with such keys, one per line, as KEY or @NAME KEY; # begins a comment",
+        group="server",
+    )
     admin_api_key: str = option(
         "", "key of the administration routes; with no key at all they answer on loopback only", group="server"
     )
-    admin_api_key_file: str = option("", "file with such keys, one per line; # begins a comment", group="server")
+    admin_api_key_file: str = option(
+        "",
+        "file with such keys, one per line, as KEY or @NAME KEY; # begins a comment",
+        group="server",
+    )
+    tenant_by: str = option(
+        "key",
+        "whom the policy fair serves: each API key, or each user that requests of a key name",
+        group="server",
+        choices=("key", "user"),
+    )
+    isolate_cache_by_key: bool = option(
+        False,
+        "requests find cached prefixes of their own API key alone, so that cached_tokens tells nothing of others",
+        group="server",
+    )
     open_metrics: bool = option(False, "let /metrics be read without a key", group="server")
     cors_origins: str = option(
-        "", "origins allowed by CORS, separated by commas", group="server", elsewhere=("allowed_origins",)
+        "",
+        "origins whose pages may use this server, separated by commas; * for all",
+        group="server",
+        elsewhere=("allowed_origins",),
+    )
+    allowed_hosts: str = option(
+        "",
+        "names that a server without keys answers to, besides localhost, addresses and its own, separated by commas: "
+        "weft.example.com, .example.com for all below, * for all",
+        group="server",
     )
     drain_s: float = option(
         10.0, "time that open requests get when the server is stopped", group="server", low=0.0, high=3600.0
@@ -93,15 +128,23 @@ class ServerConfig:
         low=0.0,
         elsewhere=("watchdog_timeout",),
     )
+    hang_after_s: float = option(
+        4.0,
+        "an engine that gives no sign of life, or stands still in a step, for so long hangs: what is open ends with an "
+        "error, and what comes gets 503",
+        group="server",
+        low=1.0,
+        high=3600.0,
+    )
     hang_timeout_s: float = option(
         30.0,
-        "time that open requests get when the engine hangs, before they end with an error",
+        "time that an engine which hangs gets to recover, before the server ends",
         group="server",
         low=0.0,
     )
     on_hang: str = option(
         "exit",
-        "what follows then: exit ends the server with status 1, wait lets the engine recover",
+        "what follows then: exit ends the server with status 1, wait goes on waiting",
         group="server",
         choices=("exit", "wait"),
     )

@@ -131,6 +131,7 @@ class Parts(NamedTuple):
     device: Device
     graphs: StepGraphs | None = None
     whole_steps: WholeSteps | None = None
+    kernels: Library | None = None
 
 
 def _load(
@@ -161,6 +162,7 @@ def _load(
         whole_steps=parts.whole_steps,
         processors=processors,
         pooler=pooler,
+        kernels=parts.kernels,
     )
 
 
@@ -180,7 +182,7 @@ def _load_encoder(
         device: Device = GpuStream(gpu, thread)
     else:
         device = Cpu(thread, CallersThread()) if library is not None and not engine.overlap else Cpu(thread)
-    return EncoderRunner(parts.model, parts.attention, pooler, keeper, place, device)
+    return EncoderRunner(parts.model, parts.attention, pooler, keeper, place, device, kernels=library)
 
 
 class EncoderParts(NamedTuple):
@@ -242,7 +244,7 @@ def _on_cpu(engine: EngineConfig, config: ModelConfig, pool: KVPool, room: Room,
     library.num_threads = engine.threads
     device = Cpu(thread) if engine.overlap else Cpu(thread, CallersThread())
     whole_steps = WholeSteps(model, rows, library)
-    return Parts(model, recording, paged, CppChoose(library), rows, device, whole_steps=whole_steps)
+    return Parts(model, recording, paged, CppChoose(library), rows, device, whole_steps=whole_steps, kernels=library)
 
 
 def _on_gpu(engine: EngineConfig, config: ModelConfig, pool: KVPool, room: Room, thread: Executor, gpu: Gpu) -> Parts:

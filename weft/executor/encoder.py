@@ -20,6 +20,7 @@ from weft.executor.plan import Given, IntArray, Plan, Result, Step
 from weft.executor.weights.keeper import Keeper
 from weft.models.layers.encoder import WholeAttention
 from weft.models.registry import Encoder
+from weft.ops.cpp.library import Library
 from weft.ops.sampling import on
 
 T = TypeVar("T")
@@ -57,7 +58,9 @@ class EncoderRunner:
         keeper: Keeper,
         on_device: torch.device,
         device: Device,
+        kernels: Library | None = None,
     ) -> None:
+        self.kernels = kernels  # of the CPU, if they compute
         self._model, self._attention, self._pooler = model, attention, pooler
         self._keeper = keeper
         self._like = torch.empty(0, device=on_device)

@@ -25,6 +25,7 @@ from weft.executor.sampler import Sampled, sample
 from weft.executor.weights.keeper import Keeper
 from weft.executor.whole_step import WholeSteps
 from weft.models.registry import Model
+from weft.ops.cpp.library import Library
 from weft.ops.sampling import Choose
 
 T = TypeVar("T")
@@ -65,7 +66,9 @@ class TorchRunner:
         whole_steps: WholeSteps | None = None,
         pooler: Pooler | None = None,
         processors: Processors | None = None,
+        kernels: Library | None = None,
     ) -> None:
+        self.kernels = kernels  # of the CPU, if they compute
         self._model = model
         self._attention = attention
         self._choose = choose

@@ -14,11 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from weft.grammar.closed import closed, is_compact
 from weft.grammar.masks import Words
 from weft.grammar.protocol import Compiled, InvalidGrammar, Key, Matcher
 from weft.grammar.tags import Lark, as_format
 
 WHITESPACE = r" |\n( {0,16}|\t{0,8})"  # between the tokens of JSON: bounded, or a weak model goes on with it for ever
+COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 FEW = 64  # masks times threads: what is worth the others' help
 MAX_LEXER_STATES = 50_000  # of 1 to 2 kB: the memory of one grammar
 MAX_STEP_ITEMS = 25_000  # a step of one matcher takes 40 ms at most, about
@@ -26,6 +28,7 @@ MAX_STEP_FUEL = 100_000
 MAX_MESSAGE_LEN = 500
 BASE_BYTES = 60_000  # of a small compiled grammar, measured; a larger one has about so many bytes per character:
 BYTES_PER_CHARACTER = 64
+_LIMIT = re.compile("too many|limit|fuel", re.IGNORECASE)  # in the words of the library
 
 
 class LlgMatcher:
@@ -34,7 +37,7 @@ class LlgMatcher:
 
     @property
     def error(self) -> str:
-        return _plain(self.inner.get_error()) if self.inner.is_error() else ""
+        return _told(self.inner.get_error()) if self.inner.is_error() else ""
 
     @property
     def is_complete(self) -> bool:
@@ -120,8 +123,10 @@ class LlgCompiler:
         make = self._library.LLMatcher
         match key.kind:
             case "json_schema":
-                options = {"lenient": lenient, "whitespace_pattern": WHITESPACE}
-                schema = "{}" if key.text == "true" else key.text
+                value = json.loads(key.text)
+                space = COMPACT if is_compact(value) else {"whitespace_pattern": WHITESPACE}
+                options = {"lenient": lenient, **space}
+                schema = "{}" if value is True else json.dumps(closed(value))
                 return str(make.grammar_from_json_schema(schema, overrides=options))  # type: ignore[arg-type]
             case "regex":
                 return str(make.grammar_from_regex(key.text))
@@ -136,7 +141,7 @@ class LlgCompiler:
     def _tags(self, tag: dict[str, Any], lenient: bool) -> str:
         options = {"lenient": lenient, "whitespace_pattern": WHITESPACE}
         lark = Lark(
-            schema=lambda schema: {**(schema if isinstance(schema, dict) else {}), "x-guidance": options},
+            schema=lambda schema: {**(closed(schema) if isinstance(schema, dict) else {}), "x-guidance": options},
             regex=self._library.regex_to_lark,
             special=self._special,
         )
@@ -152,6 +157,14 @@ def _lark(text: str) -> str:
     from llguidance import gbnf_to_lark
 
     return gbnf_to_lark.any_to_lark(text)
+
+
+def _told(error: str) -> str:
+    """An error of a matcher. Where a limit was reached, with what the limits are."""
+    plain = _plain(error)
+    if not _LIMIT.search(plain):
+        return plain
+    return f"{plain}. It is too hard: {MAX_LEXER_STATES:,} states, and {MAX_STEP_ITEMS:,} items a step, are allowed"
 
 
 def _plain(message: str) -> str:

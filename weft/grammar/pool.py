@@ -5,8 +5,9 @@ that fills masks.
      └────▶ flight ──▶ thread: trial, compile ──▶ done ──▶ take ──▶ verdicts
                                      └── ring: the engine wakes up
 
-A grammar is compiled once, however many requests ask for it meanwhile. What is invalid is remembered like what is
-valid; what only took too long is not.
+A grammar is compiled once, however many requests ask for it meanwhile. Tenants take turns, and a grammar that is long
+by its text leaves a thread to the others; the time that one waits is not counted to its work. What is invalid is
+remembered like what is valid; what only took too long is not.
 """
 
 from __future__ import annotations
@@ -15,17 +16,19 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from weft.config.rotation import Rotation
 from weft.grammar.cache import GrammarCache
 from weft.grammar.masks import Masks, Row, Words
 from weft.grammar.protocol import (
     GOES_ON,
+    NOT_FOLLOWED,
     Compiled,
     Compiler,
     Constraint,
@@ -38,21 +41,36 @@ from weft.grammar.protocol import (
 from weft.grammar.trial import NoTrial, Trial, TrialFailed
 
 NUM_THREADS = 2  # one grammar that takes long does not hold up the next
+LONG_LEN = 65_536  # characters of a grammar that does not take the last thread
+WAIT_S = 10.0  # for a thread; who has waited longer is told to come back
 FEW = 4  # masks: to fill less takes no longer than to wake a thread
 PART = 8  # masks that are filled in one go: the thread begins with the first of them, who asks with the last
 
 
-@dataclass(slots=True)
-class Flight:
-    """A grammar that is being compiled, and who waits for it."""
+class Crowded(Exception):
+    """The grammar has waited too long for a thread. The message is for the user, who may try again."""
 
-    future: Future[None]
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """A grammar that is compiled or waits for it, and who waits for it."""
+
+    key: Key
+    tenant: str  # of who asked first
+    asked_s: float
     ids: list[int] = field(default_factory=list)
+
+    @property
+    def is_long(self) -> bool:
+        return len(self.key.text) > LONG_LEN
+
+
+Result: TypeAlias = Compiled | InvalidGrammar | TrialFailed | Crowded
 
 
 class Done(NamedTuple):
     key: Key
-    result: Compiled | InvalidGrammar | TrialFailed
+    result: Result
     took_s: float
 
 
@@ -71,6 +89,7 @@ class GrammarPool:
         ring: Callable[[], None] = lambda: None,
         jump: bool = True,
         beside: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.cache = GrammarCache(max_bytes)
         self.num_compiled = 0
@@ -85,6 +104,8 @@ class GrammarPool:
         self._trials: list[Trial] = []
         self._threads = ThreadPoolExecutor(NUM_THREADS, "grammar", initializer=self._begin_thread)
         self._filler = ThreadPoolExecutor(1, "masks")
+        self._clock = clock
+        self._queue = _Queue()
         self._flights: dict[Key, Flight] = {}
         self._key_of: dict[int, Key] = {}  # of those that wait
         self._verdicts: list[Verdict] = []  # at once
@@ -92,14 +113,16 @@ class GrammarPool:
 
     # Compiling
 
-    def ask(self, id: int, key: Key) -> None:
+    def ask(self, id: int, key: Key, tenant: str = "") -> None:
         known = self.cache.get(key)
         if known is not None:
             self._verdicts.append(_verdict(id, known, 0.0))
             return
         flight = self._flights.get(key)
         if flight is None:
-            flight = self._flights[key] = Flight(self._threads.submit(self._work, key))
+            flight = self._flights[key] = Flight(key, tenant, self._clock())
+            self._queue.put(flight)
+            self._threads.submit(self._work)
         flight.ids.append(id)
         self._key_of[id] = key
 
@@ -110,7 +133,7 @@ class GrammarPool:
             return
         flight = self._flights[key]
         flight.ids.remove(id)
-        if not flight.ids and flight.future.cancel():  # it had not begun; else it is soon in the cache
+        if not flight.ids and self._queue.remove(flight):  # it had not begun; else it is soon in the cache
             del self._flights[key]
 
     def take(self) -> list[Verdict]:
@@ -118,7 +141,7 @@ class GrammarPool:
         while self._done:
             key, result, took_s = self._done.popleft()
             self.num_compiled += 1
-            if not isinstance(result, TrialFailed):
+            if not isinstance(result, TrialFailed | Crowded):
                 self.cache.put(key, result)
             for id in self._flights.pop(key).ids:
                 del self._key_of[id]
@@ -136,21 +159,28 @@ class GrammarPool:
         for trial in self._trials:
             trial.close()
 
-    def _work(self, key: Key) -> None:
-        """In a thread."""
-        began = time.perf_counter()
-        result: Compiled | InvalidGrammar | TrialFailed
+    def _work(self) -> None:
+        """In a thread: what waits, as long as there is something that it may take."""
+        while (flight := self._queue.take()) is not None:
+            began = time.perf_counter()
+            if self._clock() - flight.asked_s > WAIT_S:
+                result: Result = Crowded("there are more grammars to compile than can be done; try again later")
+            else:
+                result = self._compiled(flight.key)
+            self._queue.ended(flight)
+            self._done.append(Done(flight.key, result, time.perf_counter() - began))
+            self._ring()
+
+    def _compiled(self, key: Key) -> Result:
         try:
             self._own.trial.run(key)
-            result = self._the_compiler().compile(key)
+            return self._the_compiler().compile(key)
         except (InvalidGrammar, TrialFailed) as exc:
-            result = exc
+            return exc
         except ImportError as exc:
-            result = TrialFailed(str(exc))
+            return TrialFailed(str(exc))
         except BaseException as exc:  # a panic of the library is no Exception
-            result = TrialFailed(f"the grammar library failed on it: {type(exc).__name__}")
-        self._done.append(Done(key, result, time.perf_counter() - began))
-        self._ring()
+            return TrialFailed(f"the grammar library failed on it: {type(exc).__name__}")
 
     def _begin_thread(self) -> None:
         self._own.trial = self._make_trial()
@@ -213,6 +243,36 @@ class GrammarPool:
                     self._fill([matcher], masks[i : i + 1])
 
 
+class _Queue:
+    """Flights that wait, for several threads. Tenants take turns, and long grammars leave a thread to the others."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting = Rotation[Flight]()
+        self._num_long = 0  # that are being compiled
+
+    def put(self, flight: Flight) -> None:
+        with self._lock:
+            self._waiting.put(flight.tenant, flight, is_long=flight.is_long)
+
+    def take(self) -> Flight | None:
+        """The next that may begin. It has to be `ended`."""
+        with self._lock:
+            flight = self._waiting.take(with_long=self._num_long < max(NUM_THREADS - 1, 1))
+            if flight is not None:
+                self._num_long += flight.is_long
+            return flight
+
+    def ended(self, flight: Flight) -> None:
+        with self._lock:
+            self._num_long -= flight.is_long
+
+    def remove(self, flight: Flight) -> bool:
+        """Whether it had not begun."""
+        with self._lock:
+            return self._waiting.remove(flight.tenant, flight)
+
+
 def _finish(parts: Sequence[Masks]) -> None:
     for masks in parts:
         masks.finish()
@@ -255,12 +315,13 @@ def _move(matcher: Matcher) -> Move:
 
 
 def _stuck(error: str) -> str:
-    return f"the output cannot go on in its grammar: {error or 'nothing may follow'}"
+    return f"{NOT_FOLLOWED}: {error}" if error else "the output cannot go on in its grammar: nothing may follow"
 
 
-def _verdict(id: int, result: Compiled | InvalidGrammar | TrialFailed, took_s: float) -> Verdict:
+def _verdict(id: int, result: Result, took_s: float) -> Verdict:
     if isinstance(result, Compiled):
         constraint = Constraint(result.matcher.fork(), Row(Masks(result.mask[None])))
         return Verdict(id, constraint, warnings=result.warnings, compile_s=took_s)
     kind = "the grammar is invalid: " if isinstance(result, InvalidGrammar) else ""
-    return Verdict(id, None, message=f"{kind}{result}", status=400, compile_s=took_s)
+    status = 503 if isinstance(result, Crowded) else 400
+    return Verdict(id, None, message=f"{kind}{result}", status=status, compile_s=took_s)

@@ -16,6 +16,10 @@ from typing import NamedTuple, Protocol
 
 from weft.grammar.masks import Row, Words
 
+NOT_FOLLOWED = (
+    "the grammar cannot be followed"  # so begins the error of an output whose grammar is too hard, or is left
+)
+
 
 class InvalidGrammar(ValueError):
     """No output can be held to this grammar, now or ever. The message is for the user."""
@@ -106,8 +110,8 @@ GOES_ON = Move()
 class Grammars(Protocol):
     """Called from one thread. Compiling is never waited for."""
 
-    def ask(self, id: int, key: Key) -> None:
-        """Compile a grammar for request `id`. `take` will tell."""
+    def ask(self, id: int, key: Key, tenant: str = "") -> None:
+        """Compile a grammar for request `id` of `tenant`. `take` will tell."""
         ...
 
     def cancel(self, id: int) -> None:
@@ -131,7 +135,7 @@ class NoGrammars:
         self._reason = reason
         self._asked: list[int] = []
 
-    def ask(self, id: int, key: Key) -> None:
+    def ask(self, id: int, key: Key, tenant: str = "") -> None:
         self._asked.append(id)
 
     def cancel(self, id: int) -> None:

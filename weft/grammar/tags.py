@@ -34,6 +34,17 @@ def as_format(tag: dict[str, Any]) -> Format:
     return {"type": "triggered_tags", "triggers": tag["triggers"], "tags": tags}
 
 
+def with_schemas(format: Any, change: Callable[[Any], Any]) -> Any:
+    """A copy of a format with all JSON schemas in it changed."""
+    if isinstance(format, list):
+        return [with_schemas(one, change) for one in format]
+    if not isinstance(format, dict):
+        return format
+    return {
+        key: change(value) if key == "json_schema" else with_schemas(value, change) for key, value in format.items()
+    }
+
+
 class Lark:
     """Writes a format down as rules. `schema` gives the JSON schema to use for one, `regex` a pattern as it stands
     between slashes, `special` the id of a text that is one special token, or None."""

@@ -8,17 +8,14 @@ grammar, and again after it had to be killed.
 from __future__ import annotations
 
 import json
-import os
-import select
-import subprocess
-import time
 from pathlib import Path
-from typing import IO, Protocol
+from typing import Protocol
 
-from weft.config.process import module_command
+from weft.config.child import Child, ChildEnded
 from weft.grammar.protocol import InvalidGrammar, Key
 
 START_S = 60.0  # for the interpreter and the vocabulary
+SLOW_S = 30.0  # of the clock beyond the time of work, on a busy machine; then the process is taken to hang
 
 
 class TrialFailed(Exception):
@@ -44,70 +41,42 @@ class NoTrial:
 
 
 class TrialProcess:
-    """`timeout_s` for one grammar. Used by one thread."""
+    """`timeout_s` of work for one grammar. Used by one thread."""
 
     def __init__(
         self, backend: str, tokenizer: Path, vocab_size: int, eos_token_ids: tuple[int, ...], timeout_s: float
     ) -> None:
         self._vocabulary = [backend, str(tokenizer), vocab_size, list(eos_token_ids)]
         self._timeout_s = timeout_s
-        self._process: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
 
     def run(self, key: Key) -> None:
-        process = self._process or self._start()
-        answer = self._ask(process, list(key), self._timeout_s)
+        if self._child is None:
+            self._start()
+        answer = self._ask([self._timeout_s, *key], self._timeout_s + SLOW_S)
         if answer:
             raise InvalidGrammar(answer)
 
     def close(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
-            self._process = None
+        if self._child is not None:
+            self._child.close()
+            self._child = None
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        command = module_command("weft.grammar.trial_process")
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # the library tells there of its panics
-            start_new_session=True,  # Ctrl-C is for the server
-        )
-        answer = self._ask(self._process, self._vocabulary, START_S)
+    def _start(self) -> None:
+        self._child = Child("weft.grammar.trial_process")
+        answer = self._ask(self._vocabulary, START_S)
         if answer:
             self.close()
             raise InvalidGrammar(answer)
-        return self._process
 
-    def _ask(self, process: subprocess.Popen[bytes], question: list[object], timeout_s: float) -> str:
-        """Send a line, return the line that answers it. A process that does not answer in time is killed."""
-        assert process.stdin is not None
-        assert process.stdout is not None
+    def _ask(self, question: list[object], timeout_s: float) -> str:
+        assert self._child is not None
+        too_long = f"the grammar takes longer than {self._timeout_s:g} s to compile"
         try:
-            process.stdin.write(json.dumps(question).encode() + b"\n")
-            process.stdin.flush()
-            line = _line(process.stdout, time.monotonic() + timeout_s)
+            return str(json.loads(self._child.ask(json.dumps(question).encode(), timeout_s)))
         except TimeoutError:
             self.close()
-            raise TrialFailed(f"the grammar takes longer than {timeout_s:g} s to compile") from None
-        except OSError:
-            line = b""
-        if not line:
+            raise TrialFailed(too_long) from None
+        except ChildEnded as exc:
             self.close()
-            raise TrialFailed("the grammar takes too much memory to compile")
-        return str(json.loads(line))
-
-
-def _line(pipe: IO[bytes], until_s: float) -> bytes:
-    """The next line; what was read of it if the pipe is closed before its end. Raises TimeoutError."""
-    data, handle = b"", pipe.fileno()
-    while not data.endswith(b"\n"):
-        left_s = until_s - time.monotonic()
-        if left_s <= 0 or not select.select([handle], [], [], left_s)[0]:
-            raise TimeoutError
-        piece = os.read(handle, 1 << 16)
-        if not piece:
-            return b""
-        data += piece
-    return data
+            raise TrialFailed(too_long if exc.out_of_time else "the grammar takes too much memory to compile") from None

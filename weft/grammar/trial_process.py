@@ -3,56 +3,55 @@ empty if it compiles and says why not otherwise. It ends with its standard input
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import signal
-import sys
-from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+from weft.config.child import limit_memory, limit_work, serve
 from weft.grammar.backends import make_compiler
 from weft.grammar.protocol import Compiler, InvalidGrammar, Key
 
 MAX_MEMORY = 1 << 30  # bytes of address space, on top of what the start has taken
-NICENESS = 5  # the engine goes first
-PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    with suppress(OSError, AttributeError):  # on Linux it does not outlive the engine, whatever it is doing
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    compiler: Compiler | None = None
-    for line in sys.stdin.buffer:
-        question, answer = json.loads(line), ""
+    serve(Examiner())
+
+
+class Examiner:
+    """Answers the vocabulary, and then each grammar."""
+
+    def __init__(self) -> None:
+        self._compiler: Compiler | None = None
+
+    def __call__(self, line: bytes) -> bytes:
+        return json.dumps(self._verdict(json.loads(line))).encode()
+
+    def _verdict(self, question: list[Any]) -> str:
+        """Empty if the grammar compiles."""
         try:
-            if compiler is None:
-                backend, tokenizer, vocab_size, eos_token_ids = question
-                compiler = make_compiler(backend, Path(tokenizer), vocab_size, eos_token_ids)
-                _limit()
+            if self._compiler is None:
+                self._begin(*question)
             else:
-                compiler.compile(Key(*question))
+                timeout_s, *key = question
+                limit_work(timeout_s)
+                self._compiler.compile(Key(*key))
         except InvalidGrammar as exc:
-            answer = str(exc) or "it is no grammar"
+            return str(exc) or "it is no grammar"
         except ImportError as exc:
-            answer = str(exc)
+            return str(exc)
         except MemoryError:
             os._exit(1)
         except BaseException as exc:  # a panic of the library is no Exception
-            answer = f"the grammar library failed on it: {exc}"
-        sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
-        sys.stdout.buffer.flush()
+            return f"the grammar library failed on it: {exc}"
+        finally:
+            limit_work(0.0)
+        return ""
 
-
-def _limit() -> None:
-    with suppress(OSError, AttributeError):
-        os.nice(NICENESS)
-    with suppress(ImportError, OSError, ValueError):
-        import resource
-
-        pages = int(Path("/proc/self/statm").read_text("ascii").split()[0])
-        limit = pages * os.sysconf("SC_PAGE_SIZE") + MAX_MEMORY
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    def _begin(self, backend: str, tokenizer: str, vocab_size: int, eos_token_ids: list[int]) -> None:
+        self._compiler = make_compiler(backend, Path(tokenizer), vocab_size, eos_token_ids)
+        limit_memory(MAX_MEMORY)
 
 
 if __name__ == "__main__":

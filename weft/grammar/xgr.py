@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from weft.grammar.closed import closed, is_compact
 from weft.grammar.masks import Words
 from weft.grammar.protocol import Compiled, InvalidGrammar, Key, Matcher
-from weft.grammar.tags import as_format
+from weft.grammar.tags import as_format, with_schemas
 
 MAX_WHITESPACE = 16  # characters side by side between the tokens of JSON: unbounded, a weak model goes on for ever
 MAX_MESSAGE_LEN = 500
@@ -104,7 +105,13 @@ class XgrCompiler:
         compiler, text = self._compiler, key.text
         match key.kind:
             case "json_schema":
-                return compiler.compile_json_schema(text, strict_mode=False, max_whitespace_cnt=MAX_WHITESPACE)
+                schema = json.loads(text)
+                return compiler.compile_json_schema(
+                    json.dumps(closed(schema)),
+                    strict_mode=False,
+                    any_whitespace=not is_compact(schema),
+                    max_whitespace_cnt=MAX_WHITESPACE,
+                )
             case "regex":
                 return compiler.compile_regex(text)
             case "choice":
@@ -112,9 +119,8 @@ class XgrCompiler:
             case "ebnf":
                 return compiler.compile_grammar(text) if "::=" in text else compiler.compile_lark(text)
             case "structural_tag":
-                return compiler.compile_structural_tag(
-                    {"type": "structural_tag", "format": as_format(json.loads(text))}
-                )
+                format = with_schemas(as_format(json.loads(text)), closed)
+                return compiler.compile_structural_tag({"type": "structural_tag", "format": format})
         raise InvalidGrammar(f"there is no kind of grammar {key.kind!r}")
 
 

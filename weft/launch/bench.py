@@ -9,6 +9,7 @@ from weft.bench.workloads import WORKLOADS
 from weft.config.engine import EngineConfig
 from weft.config.options import Command, Config, Settings, SettingsError, asked_help, did_you_mean
 from weft.launch.benches.batching import BatchingBench, bench_batching
+from weft.launch.benches.freeze import FreezeBench, bench_freeze
 from weft.launch.benches.grammar import GrammarBench, bench_grammar
 from weft.launch.benches.offline import OfflineBench, bench_offline
 from weft.launch.benches.prediction import PredictionBench, bench_prediction
@@ -43,6 +44,12 @@ BENCHES: dict[str, tuple[Callable[[Settings], int], str, tuple[type[Config], ...
         bench_batching,
         "Static against continuous batching.",
         (BatchingBench, EngineConfig),
+        "model",
+    ),
+    "freeze": (
+        bench_freeze,
+        "How long streams stand still while prompts are computed.",
+        (FreezeBench, EngineConfig),
         "model",
     ),
     "grammar": (

@@ -34,7 +34,6 @@ from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
 from weft.observe import garbage
 from weft.observe.journal import JournalError, JournalWriter
-from weft.scheduler.counters import Counters
 from weft.scheduler.service.engine import Engine
 from weft.scheduler.service.journal import RecordedEngine
 from weft.scheduler.settings import PoolingLimits, SchedulerSettings, SessionLimits
@@ -79,6 +78,7 @@ def build_engine(config: EngineConfig, folder: Path) -> Built:
     warm = time.monotonic()
     garbage.freeze()
     ready = EngineReady(
+        dtype=model.dtype,
         model_summary=f"{model.name} ({count(model.num_parameters)}, {model.dtype})",
         vocab_size=model.vocab_size,
         hidden_size=model.hidden_size,
@@ -87,6 +87,7 @@ def build_engine(config: EngineConfig, folder: Path) -> Built:
         max_prompt_tokens=engine.scheduler.max_len - (model.pooling is None),
         kv_tokens=config.kv_tokens,
         page_size=config.page_size,
+        max_running_requests=config.max_running_requests,
         startup=[
             ("weights", f"{size(model.weights_bytes)} loaded", loaded - began),
             ("warm-up", "2 tokens" if model.pooling is None else "a prompt", warm - loaded),
@@ -124,6 +125,7 @@ def scheduler_settings(config: EngineConfig, model: ModelConfig) -> SchedulerSet
         schedule_conservativeness=config.schedule_conservativeness,
         sessions=SessionLimits(
             max_sessions=config.max_sessions,
+            max_per_owner=config.max_sessions_per_key,
             max_turns=config.max_session_turns,
             max_tokens=config.max_session_tokens,
             timeout_s=config.session_timeout_s,
@@ -221,7 +223,7 @@ def _warm_up(engine: Engine | RecordedEngine, pooling: PoolingLimits | None) -> 
     engine.submit(GenerateRequest(id=WARM_UP_ID, rid="warm-up", input_ids=prompt, sampling=sampling, pooling=asked))
     while engine.has_work:
         engine.step()
-    engine.start_over(Counters(), 0)
+    engine.start_over()
 
 
 def _log_failure(exc: Exception) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from weft.config.engine import EngineConfig
 from weft.config.options import Command, SettingsError, asked_help, option
-from weft.launch.generate import SamplingOptions
+from weft.launch.generate import SamplingOptions, asked, params_of
 from weft.launch.talker import ChatError, Talker
 
 if TYPE_CHECKING:
@@ -45,18 +45,19 @@ def chat(argv: Sequence[str]) -> int:
         print(command.help(section))
         return 0
     settings = command.read(argv, os.environ)
-    options, sampling, engine = settings.make(ChatOptions), settings.make(SamplingOptions), settings.make(EngineConfig)
+    options, engine = settings.make(ChatOptions), settings.make(EngineConfig)
     if options.url and engine.model:
         raise SettingsError("give a model or --url, not both: a server has its model already")
     talker: Talker
     if options.url:
         from weft.launch.remote import RemoteTalker
 
-        talker = RemoteTalker(options.url, options.api_key, sampling)
+        talker = RemoteTalker(options.url, options.api_key, asked(settings))
     else:
         from weft.llm import LLM
 
-        talker = LocalTalker(LLM.of(engine), sampling.params())
+        llm = LLM.of(engine)
+        talker = LocalTalker(llm, params_of(settings, llm.default_params))
     Conversation(talker, options.system).run()
     return 0
 

@@ -59,6 +59,11 @@ class Console:
                 f"whoever reaches {self._config.host}:{port} can use this server; --api-key or WEFT_API_KEY shuts it"
             )
 
+    def fewer_connections(self, connections: int, asked: int) -> None:
+        self.warn(
+            f"at most {connections:,} connections, not {asked:,}: the system allows no more open files (ulimit -n)"
+        )
+
     def draining(self, num_open: int, left_s: float) -> None:
         """The countdown: one line that is written again and again on a terminal, once elsewhere."""
         requests = f"{num_open} open request{'s' if num_open != 1 else ''}"

@@ -23,7 +23,7 @@ from types import TracebackType
 
 from weft.config.process import EngineArgs, module_command
 
-COMMAND = module_command("weft.launch.worker")
+COMMAND = module_command("weft.launch.start_worker")
 FOLDER_PREFIX = "weft-"
 RPC_SOCKET = "rpc"  # name of its address in the folder
 LONGEST_PARENT = 60  # the path of a socket may have 103 bytes on some systems
@@ -71,10 +71,14 @@ def _is_alive(pid: int) -> bool:
 
 
 class EngineProcess:
-    """A running engine. It has a session of its own: Ctrl-C reaches the launcher alone, which stops it in order."""
+    """A running engine. It is a process group of its own: Ctrl-C reaches the launcher alone, which stops it in order.
+
+    It stays in the launcher's session: Linux shares processors out between sessions (sched(7), autogroup), so a
+    priority that somebody gives to the server is the engine's, too.
+    """
 
     def __init__(self, args: EngineArgs) -> None:
-        self._process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, start_new_session=True)
+        self._process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, process_group=0)
         self._exit: Future[int] = Future()
         self._exit.set_running_or_notify_cancel()
         threading.Thread(target=self._reap, name="engine-reaper", daemon=True).start()

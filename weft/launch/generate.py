@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
 from weft.config.engine import EngineConfig
-from weft.config.options import Command, SettingsError, asked_help, option
+from weft.config.options import Command, Settings, SettingsError, asked_help, option
 
 if TYPE_CHECKING:
     from weft.llm import LLM, Output
@@ -43,7 +43,8 @@ class GenerateOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingOptions:
-    """Sampling parameters as options: of `generate` and `chat`."""
+    """Sampling parameters as options: of `generate` and `chat`. What is not given is as the model's
+    makers recommend, if they do."""
 
     max_tokens: int = option(
         512, "longest completion, in tokens; 0: as long as the context allows", group="sampling", everyday=True, low=0
@@ -60,17 +61,19 @@ class SamplingOptions:
     )
     repetition_penalty: float = option(1.0, "above 1 avoids what was said", group="sampling", low=0.01, high=10.0)
 
-    def params(self) -> SamplingParams:
-        from weft.messages.sampling import SamplingParams
 
-        return SamplingParams(
-            max_new_tokens=self.max_tokens or None,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-        )
+def asked(settings: Settings) -> dict[str, Any]:
+    """What of `SamplingOptions` is set, by the names of the API; without `max_tokens` it is as long as may be."""
+    given = {"max_tokens": SamplingOptions.max_tokens, **settings.given(SamplingOptions)}
+    return {name: value for name, value in given.items() if name != "max_tokens" or value}
+
+
+def params_of(settings: Settings, defaults: SamplingParams) -> SamplingParams:
+    """`defaults`, and over them what is set."""
+    import msgspec
+
+    given = asked(settings)
+    return msgspec.structs.replace(defaults, max_new_tokens=given.pop("max_tokens", None), **given)
 
 
 def generate(argv: Sequence[str]) -> int:
@@ -81,7 +84,7 @@ def generate(argv: Sequence[str]) -> int:
         print(command.help(section))
         return 0
     settings = command.read(argv, os.environ)
-    options, sampling = settings.make(GenerateOptions), settings.make(SamplingOptions)
+    options = settings.make(GenerateOptions)
     if bool(options.prompt) == bool(options.input):
         raise SettingsError("give either --prompt TEXT or --input FILE")
 
@@ -90,9 +93,10 @@ def generate(argv: Sequence[str]) -> int:
     with ExitStack() as stack:
         source, target = _open(options.input, "r", stack), _open(options.output, "w", stack)
         llm = LLM.of(settings.make(EngineConfig))
+        params = params_of(settings, llm.default_params)
         if options.prompt:
-            return _complete_one(llm, options, sampling.params(), target)
-        return _complete_lines(llm, source, target, sampling.params())
+            return _complete_one(llm, options, params, target)
+        return _complete_lines(llm, source, target, params)
 
 
 def _open(name: str, mode: str, stack: ExitStack) -> IO[str]:

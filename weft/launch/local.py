@@ -28,7 +28,7 @@ from weft.launch.engine_process import EngineProcess, explain_exit
 from weft.launch.prepare import Prepared, load_tokenizer
 from weft.launch.run_queue import RunQueue
 from weft.messages.channel import AsyncReceiver, Sender
-from weft.messages.codec import FromEngine, decode_from_engine
+from weft.messages.codec import FromEngine, Unreadable, read_from_engine
 from weft.messages.control import EngineFailed
 from weft.observe import garbage
 from weft.observe.log import EventLog
@@ -36,6 +36,7 @@ from weft.observe.metrics import Metrics
 from weft.observe.trace import Tracer
 from weft.server.app import create_app
 from weft.server.info import Readiness, ServerInfo
+from weft.server.memory import LEAST_BYTES, spare_bytes
 from weft.server.serve import make_server
 from weft.server.serve import run as run_loop
 from weft.text.chat_template import TemplateError
@@ -84,9 +85,10 @@ async def _run(
 ) -> End:
     """Put the front together, supervise it, take it apart."""
     signals = Signals()
-    receiver = AsyncReceiver(zmq.Context(), args.from_engine, decode_from_engine, bind=True)
+    receiver = AsyncReceiver(zmq.Context(), args.from_engine, read_from_engine, bind=True)
     sender = Sender(zmq.Context(), args.to_engine, bind=True)
     tokenizer = load_tokenizer(prepared.folder)
+    _require_memory()
     info = _info(prepared, config)
     client = EngineClient(
         tokenizer,
@@ -95,7 +97,10 @@ async def _run(
         tracer=tracer,
         log_requests=config.log_requests,
         max_pending_tokens=limits.max_pending_tokens,
+        max_request_share=limits.max_request_share,
         step_timeout_s=config.step_timeout_s,
+        clamp_max_tokens=config.clamp_max_tokens,
+        hang_after_s=config.hang_after_s,
     )
     client.metrics.processes.add("engine", process.pid)
     readiness = Readiness()
@@ -123,6 +128,16 @@ async def _run(
     return end
 
 
+def _require_memory() -> None:
+    """Raise SettingsError where requests would find no memory."""
+    spare = spare_bytes()
+    if spare < LEAST_BYTES:
+        raise SettingsError(
+            f"the address space is limited (ulimit -v), and {spare / 1e6:.0f} MB are left beside what is loaded; "
+            f"a server needs at least {LEAST_BYTES / 1e6:,.0f} MB"
+        )
+
+
 def _info(prepared: Prepared, config: ServerConfig) -> ServerInfo:
     model = prepared.model
     return ServerInfo(
@@ -131,6 +146,7 @@ def _info(prepared: Prepared, config: ServerConfig) -> ServerInfo:
         version=__version__,
         started_at=time.time(),
         model_summary=f"{model.name} ({model.architecture}, {prepared.config.dtype})",
+        sampling=prepared.sampling,
         settings=asdict(prepared.config),
     )
 
@@ -151,12 +167,12 @@ class Signals:
 class EngineWatch:
     """Reads from the engine, and knows how it ended."""
 
-    def __init__(self, process: EngineProcess, receiver: AsyncReceiver[FromEngine]) -> None:
+    def __init__(self, process: EngineProcess, receiver: AsyncReceiver[FromEngine | Unreadable]) -> None:
         self._process = process
         self._receiver = receiver
         self._failed: asyncio.Future[EngineFailed] = asyncio.get_running_loop().create_future()
 
-    async def receive(self) -> FromEngine:
+    async def receive(self) -> FromEngine | Unreadable:
         """The next message but `EngineFailed`, which is for `end`."""
         while True:
             message = await self._receiver.receive()
@@ -228,8 +244,8 @@ class Supervisor:
                 task.cancel()
 
     async def _watch_pulse(self) -> End:
-        """Look whether the engine hangs. What is open then ends with an error in time; whether the server ends, too, is
-        a setting."""
+        """Look whether the engine hangs. As soon as new work is refused for that, what is open ends with an error, too.
+        Whether the server ends if it lasts is a setting."""
         client, config = self._client, self._config
         await client.wait_ready()
         told, hung_s, now = "", 0.0, time.monotonic()
@@ -241,14 +257,13 @@ class Supervisor:
             client.metrics.responds(not hang)
             if hang and not told:
                 log.error("engine_hangs", reason=hang, open=client.num_open)
+                client.end_all(hang)
             elif told and not hang:
                 log.warning("engine_recovered", after_s=hung_s)
             hung_s = hung_s + PULSE_S if told and hang else 0.0
             told = hang
-            if hang and hung_s >= config.hang_timeout_s:
-                if config.on_hang == "exit":
-                    return End(1, f"{hang}; the server ends (--on-hang)")
-                client.end_all(hang)
+            if hang and hung_s >= config.hang_timeout_s and config.on_hang == "exit":
+                return End(1, f"{hang}; the server ends (--on-hang)")
 
     async def _drain(self, lost: asyncio.Task[End]) -> End:
         """Take nothing new, let what is open end for a while, then end it. A second signal ends it at once."""

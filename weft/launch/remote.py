@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import closing
 from typing import Any
 from urllib.parse import urlsplit
 
 from weft.config.options import SettingsError
-from weft.launch.generate import SamplingOptions
 from weft.launch.talker import ChatError
 
 CONNECT_TIMEOUT_S = 10.0
@@ -41,20 +40,13 @@ class RemoteServer:
 
 
 class RemoteTalker:
-    """Answers come from the server at `url`. Raises SettingsError if there is none."""
+    """Answers come from the server at `url`, with the fields `sampling` in each request. Raises SettingsError if there
+    is none."""
 
-    def __init__(self, url: str, api_key: str, sampling: SamplingOptions) -> None:
+    def __init__(self, url: str, api_key: str, sampling: Mapping[str, Any]) -> None:
         self._server = RemoteServer(url, api_key)
         self._path = self._server.path + "/v1"
-        self._body = {
-            "stream": True,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            **({"max_tokens": sampling.max_tokens} if sampling.max_tokens else {}),
-            **({"top_k": sampling.top_k} if sampling.top_k else {}),
-            **({"min_p": sampling.min_p} if sampling.min_p else {}),
-            **({"repetition_penalty": sampling.repetition_penalty} if sampling.repetition_penalty != 1 else {}),
-        }
+        self._body = {"stream": True, **sampling}
         self.name = self._model()
 
     def answer(self, messages: list[dict[str, Any]]) -> Generator[str, None, None]:

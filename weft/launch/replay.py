@@ -1,6 +1,7 @@
 """The verb `replay`: run the scheduler over a journal (`weft serve --journal FILE`), without a model.
 
-Every decision must be the recorded one, bit for bit. Exit status: 0 if so, 1 if not, 2 if the file cannot be replayed.
+Every decision must be the recorded one, bit for bit. Exit status: 0 if so, 1 if not, 2 if the file cannot be replayed,
+or not to its end because it is damaged.
 """
 
 from __future__ import annotations
@@ -59,8 +60,18 @@ def _replay(reader: JournalReader, options: ReplayOptions) -> int:
         print("\n".join(describe_step(run)))
     if options.rid:
         print("\n".join(describe_requests(run, options.rid)))
+    if is_same and options.until < 0:
+        _read_the_rest(reader)
     print(_ending(run, reader, time.perf_counter() - began))
-    return 0 if is_same else 1
+    if not is_same:
+        return 1
+    return 0 if reader.damage is None else 2
+
+
+def _read_the_rest(reader: JournalReader) -> None:
+    """What a replay left unread, because the core broke before: it may be damaged, too."""
+    for _ in reader:
+        pass
 
 
 def describe_step(run: Replay) -> Iterator[str]:
@@ -116,7 +127,10 @@ def _beginning(run: Replay) -> str:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(began.unix_s))
     other = "" if began.weft == __version__ else f" (this is {__version__})"
     tokens = began.settings.num_pages * began.settings.page_size
-    return f"recorded {when} by weft {began.weft}{other}: {tokens:,} KV tokens, policy {began.settings.policy}"
+    text = f"recorded {when} by weft {began.weft}{other}: {tokens:,} KV tokens, policy {began.settings.policy}"
+    if began.state:
+        text += f"; it goes on at step {run.first_step:,} with {len(run.engine.scheduler.requests):,} open requests"
+    return text
 
 
 def _ending(run: Replay, reader: JournalReader, took_s: float) -> str:
@@ -124,11 +138,11 @@ def _ending(run: Replay, reader: JournalReader, took_s: float) -> str:
     amount = f"{run.num_steps:,} steps and {run.num_requests:,} requests, {served_s:,.1f} s in {took_s:,.2f} s"
     if run.difference is not None:
         return f"{amount}: the first difference is at {run.difference}"
+    if reader.damage is not None:
+        return f"{amount}: the journal is damaged at {reader.damage}; up to there the decisions are as recorded"
     text = f"{amount}: every decision is as recorded"
     if run.broke is not None:
         text += f"; then, as recorded: {run.broke}"
-    if run.is_paused:
-        text += "; recording stopped here, because the file was full and the engine never idle"
-    if reader.num_lost_bytes:
-        text += f"; {reader.num_lost_bytes:,} bytes at the end are no whole record"
+    if reader.num_torn_bytes:
+        text += f"; the last record was not finished, {reader.num_torn_bytes:,} bytes of it are there"
     return text

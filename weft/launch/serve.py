@@ -11,6 +11,8 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from weft.config.engine import EngineConfig
@@ -20,8 +22,10 @@ from weft.config.options import Command, asked_help
 from weft.config.server import ServerConfig
 
 if TYPE_CHECKING:
+    from weft.launch.console import Console
     from weft.launch.local import End
     from weft.launch.prepare import Prepared
+    from weft.launch.signals import StartSignals
 
 ABOUT = "Serve a model over HTTP: OpenAI API, native API, metrics. Without MODEL, the bundled weft-nano."
 ENGINE_STOP_S = 2.0
@@ -41,17 +45,37 @@ def serve(argv: Sequence[str]) -> int:
     for name in SECRETS:  # the engine and whatever else is started has no use for them
         os.environ.pop(name, None)
 
+    from weft.launch.console import Console
     from weft.launch.listen import listen
+    from weft.launch.open_files import fit
     from weft.launch.prepare import prepare
+    from weft.launch.signals import StartSignals, Stopped
     from weft.observe.log import EventLog
 
-    with listen(config.host, config.port) as listener:
-        end = _run(prepare(settings.make(EngineConfig)), config, settings.make(Limits), digests, listener, began)
+    try:
+        with StartSignals() as signals:
+            asked = settings.make(Limits)
+            limits = fit(asked)
+            with listen(config.host, config.port) as listener:
+                prepared = prepare(share_sessions(settings.make(EngineConfig), digests))
+                console = Console(config, began, is_shut=bool(digests.user))
+                if limits is not asked:
+                    console.fewer_connections(limits.max_connections, asked.max_connections)
+                end = _run(prepared, config, limits, digests, listener, console, signals)
+    except Stopped:
+        return 0
     if end.reason and config.log_format == "json":
         EventLog("serve").error("ended", reason=end.reason, status=end.status)
     elif end.reason:
         print(f"weft: {end.reason}", file=sys.stderr, flush=True)
     return end.status
+
+
+def share_sessions(config: EngineConfig, digests: KeyDigests) -> EngineConfig:
+    """How many sessions a key may have, if nobody has said it: not all where there are several keys."""
+    if config.max_sessions_per_key or digests.num_owners < 2:
+        return config
+    return replace(config, max_sessions_per_key=max(config.max_sessions // 4, 1))
 
 
 def _run(
@@ -60,41 +84,35 @@ def _run(
     limits: Limits,
     digests: KeyDigests,
     listener: socket.socket,
-    began: float,
+    console: Console,
+    signals: StartSignals,
 ) -> End:
     """Start the engine, answer HTTP until the end, stop the engine."""
     from weft.config.process import EngineArgs
-    from weft.launch.console import Console
     from weft.launch.engine_process import RPC_SOCKET, EngineProcess, SocketFolder
+    from weft.launch.signals import ignore
     from weft.observe import log
     from weft.observe.trace import make_tracer
 
     log.setup(config.log_level, format=config.log_format)
     tracer = make_tracer(config.otlp_endpoint, config.served_model_name or prepared.model.name)
-    console = Console(config, began, is_shut=bool(digests.user))
     console.loading(prepared)
-    with SocketFolder() as sockets:
-        args = EngineArgs(
-            config=prepared.config,
-            folder=str(prepared.folder),
-            to_engine=sockets.address("to_engine"),
-            from_engine=sockets.address("from_engine"),
-            rpc=sockets.address(RPC_SOCKET),
-            log_level=config.log_level,
-            log_format=config.log_format,
-        )
-        process = EngineProcess(args)
-        try:
-            from weft.launch.local import run
-            from weft.launch.open_files import fit
+    with ExitStack() as started:
+        started.callback(tracer.close)
+        with signals.held():
+            sockets = started.enter_context(SocketFolder())
+            args = EngineArgs(
+                config=prepared.config,
+                folder=str(prepared.folder),
+                to_engine=sockets.address("to_engine"),
+                from_engine=sockets.address("from_engine"),
+                rpc=sockets.address(RPC_SOCKET),
+                log_level=config.log_level,
+                log_format=config.log_format,
+            )
+            process = EngineProcess(args)
+            started.callback(process.stop, ENGINE_STOP_S)
+            started.callback(ignore)
+        from weft.launch.local import run
 
-            fitting = fit(limits)
-            if fitting is not limits:
-                console.warn(
-                    f"at most {fitting.max_connections:,} connections, not {limits.max_connections:,}: "
-                    "the system allows no more open files (ulimit -n)"
-                )
-            return run(prepared, config, fitting, digests, tracer, listener, console, process, args)
-        finally:
-            process.stop(ENGINE_STOP_S)
-            tracer.close()
+        return run(prepared, config, limits, digests, tracer, listener, console, process, args)

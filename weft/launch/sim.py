@@ -228,6 +228,8 @@ def _journal(name: str) -> Journal | None:
             journal = read_journal(reader)
     except (OSError, JournalError, BadJournal) as exc:
         raise SettingsError(f"cannot read the trace {name}: {exc}") from exc
+    if reader.damage is not None:
+        print(f"{name} is damaged at {reader.damage}; the requests behind that are left out", file=sys.stderr)
     if journal.num_left_out:
         print(f"{journal.num_left_out:,} requests that did not come to their end are left out", file=sys.stderr)
     return journal

@@ -1,20 +1,15 @@
 """The engine process: loads the model, then takes messages in, steps, and sends messages out until it is told to stop.
 
-Started by `engine_process.py` with one line of JSON on standard input. End of file there means that the launcher is
-gone: the process ends at once, whatever it is doing.
+It begins in `start_worker.py`, which sees to it that it does not outlive the launcher.
 """
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import signal
-import sys
-import threading
 import time
 import traceback
-from contextlib import suppress
 from pathlib import Path
 
 import zmq
@@ -26,25 +21,23 @@ from weft.executor.plan import ForwardMode
 from weft.launch.build import build_engine, recv_weights
 from weft.launch.pulse import Heart
 from weft.messages.channel import Receiver, RpcSocket, Sender, Sleeper
-from weft.messages.codec import decode_to_engine
+from weft.messages.codec import FromEngine, decode_to_engine
 from weft.messages.control import EngineFailed
 from weft.messages.replies import StepOutput
 from weft.observe import log
+from weft.scheduler.service import guard
 from weft.scheduler.service.engine import Engine, EngineBroken
-from weft.scheduler.service.intake import Intake, RecvSkipper
+from weft.scheduler.service.intake import Answer, Intake, RecvSkipper
 from weft.scheduler.service.journal import RecordedEngine
 
 IDLE_WAIT_S = 3600.0  # an idle engine sleeps until a message comes
-LINGER_S = 2.0  # for the last replies to leave
-PR_SET_PDEATHSIG = 1
+LINGER_S = 30.0  # for the last words to leave: the front may still be starting. It hangs up when it has them
+RPC_LINGER_S = 2.0
 
 
-def main() -> None:
-    line = sys.stdin.buffer.readline()
-    if not line:
-        sys.exit("the engine process is started by weft itself")
-    args = EngineArgs.from_json(line)
-    _die_with_parent()
+def run(args: EngineArgs) -> None:
+    """Until the engine is told to stop, or fails; then the process ends."""
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # a terminal may be told to stop what writes from the background
     log.setup(args.log_level, format=args.log_format)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     sender = Sender(context, args.from_engine)
@@ -69,7 +62,7 @@ def main() -> None:
     heart.stop()
     sender.close(linger_s=LINGER_S)
     receiver.close()
-    rpc.close(linger_s=LINGER_S)
+    rpc.close(linger_s=RPC_LINGER_S)
     context.term()
     os._exit(status)  # no thread of the device may hold the end up
 
@@ -86,7 +79,7 @@ def serve(engine: Engine | RecordedEngine, heart: Heart, intake: Intake, sleeper
             replies = engine.step()
         for reply in replies:
             for piece in reply.pieces() if isinstance(reply, StepOutput) else (reply,):
-                intake.send(piece)
+                _answer(engine, piece, intake.send)
         if engine.min_step_s and engine.has_work:
             _slow_down(engine, intake, sleeper, began)
 
@@ -95,7 +88,16 @@ def _take_in(engine: Engine | RecordedEngine, intake: Intake, last_mode: Forward
     for message, answer in intake.recv_requests(last_mode):
         reply = engine.submit(message)
         if reply is not None:
-            answer(reply)
+            _answer(engine, reply, answer)
+
+
+def _answer(engine: Engine | RecordedEngine, reply: FromEngine, answer: Answer) -> None:
+    """Send a reply. One that cannot be sent ends what it is about, and nothing else."""
+    try:
+        answer(reply)
+    except Exception as exc:
+        for instead in guard.unsent(engine, reply, exc):
+            answer(instead)
 
 
 def _slow_down(engine: Engine | RecordedEngine, intake: Intake, sleeper: Sleeper, began: float) -> None:
@@ -103,21 +105,3 @@ def _slow_down(engine: Engine | RecordedEngine, intake: Intake, sleeper: Sleeper
     while (left_s := began + engine.min_step_s - time.monotonic()) > 0:
         if sleeper.wait(left_s):
             _take_in(engine, intake)
-
-
-def _die_with_parent() -> None:
-    """End when the launcher does: on Linux the kernel sees to it, elsewhere the closed pipe."""
-    if sys.platform == "linux":
-        with suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    threading.Thread(target=_watch_parent, name="parent-watch", daemon=True).start()
-
-
-def _watch_parent() -> None:
-    while os.read(sys.stdin.fileno(), 4096):
-        pass
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

@@ -46,6 +46,16 @@ class PageAllocator:
         self._free[self.num_free : end] = pages
         self.num_free = end
 
+    def reset(self) -> None:
+        """Every page is free, whoever had it, but for those that are out of circulation. Reads nothing that a fault
+        may have spoilt."""
+        free = np.arange(self.num_pages - 1, -1, -1, dtype=np.int32)
+        if self._is_bad is not None:
+            free = free[~self._is_bad[free]]
+            self.quarantined = set(np.flatnonzero(self._is_bad).tolist())
+        self._free[: len(free)] = free
+        self.num_free = len(free)
+
     def quarantine(self, page: int, *, is_owned: bool) -> None:
         """Take a page out of circulation: out of the free list now, and, if somebody owns it, when it is returned."""
         if self._is_bad is None:

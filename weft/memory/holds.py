@@ -77,6 +77,12 @@ class Holds:
         for hold in list(self._held):
             self._lose(hold, why)
 
+    def forget_all(self, why: str) -> None:
+        """The cache has been dropped as a whole: there is nothing to let go of."""
+        lost = [Lost(hold.name, hold.num_tokens, why) for hold in self._held]
+        self._held.clear()
+        self._lost += lost
+
     def take_lost(self) -> list[Lost]:
         """What had to go since the last call."""
         lost, self._lost = self._lost, []

@@ -121,8 +121,18 @@ class PrefixCache(Protocol):
         """
         ...
 
+    def forget(self, handle: Handle) -> IntArray:
+        """Drop the end of the sequence that ends at `handle`, as far as it is neither locked nor held and nothing else
+        goes on from it. Returns its pages; they belong to the caller."""
+        ...
+
     def reset(self) -> IntArray:
         """Drop everything. Nothing may be locked or held. Returns the pages; they belong to the caller."""
+        ...
+
+    def drop(self) -> None:
+        """Forget everything, locked or not, and look at none of it. Handles mean nothing any more. Whose the pages are
+        then, the caller knows."""
         ...
 
     def owned_pages(self) -> IntArray:
@@ -178,8 +188,14 @@ class NoPrefixCache:
             raise OutOfPages(f"{num_pages} pages to evict; nothing is cached")
         return NO_PAGES
 
+    def forget(self, handle: Handle) -> IntArray:
+        return NO_PAGES
+
     def reset(self) -> IntArray:
         return NO_PAGES
+
+    def drop(self) -> None:
+        pass
 
     def owned_pages(self) -> IntArray:
         return NO_PAGES

@@ -38,7 +38,7 @@ class Node:
 
 
 class Root(Node):
-    """The top of one namespace: an empty piece. It goes when its last child goes.
+    """The top of one namespace: an empty piece. The tree has it from its first child to its last.
 
     Who keeps something about a namespace may keep it by its root: all roots that it has had are equal.
     """
@@ -75,7 +75,10 @@ class RadixCache:
     # Lookup
 
     def match(self, namespace: str, tokens: bytes) -> Match:
-        node, length = self._walk(self._root(namespace), tokens)
+        root = self._roots.get(namespace)
+        if root is None:
+            return Match(Root(namespace), 0, NO_PAGES)
+        node, length = self._walk(root, tokens)
         return Match(node, length // TOKEN_BYTES, self.pages_of(node))
 
     def peek(self, namespace: str, tokens: bytes) -> int:
@@ -115,8 +118,12 @@ class RadixCache:
 
     def insert(self, namespace: str, tokens: bytes, pages: IntArray) -> Inserted:
         end = self._aligned(tokens)
-        node, at = self._walk(self._root(namespace), tokens)
+        root = self._roots.get(namespace) or Root(namespace)
+        node, at = self._walk(root, tokens)
         if at < end:
+            # From now on it has a child. A root without one is not kept: whoever invents a new
+            # namespace for each request would fill the memory with them.
+            self._roots[namespace] = root
             first = at // self._step
             piece = np.ascontiguousarray(pages[first : end // self._step], dtype=np.int32).tobytes()
             assert len(piece) // PAGE_BYTES == (end - at) // self._step, "fewer pages than the sequence has"
@@ -214,16 +221,35 @@ class RadixCache:
         self.total_evicted_pages += num_pages
         return np.frombuffer(b"".join(pieces), dtype=np.int32)
 
+    def forget(self, handle: Node) -> IntArray:
+        node, above = handle, handle.parent
+        gone: list[Node] = []
+        while above is not None and not (node.children or node.locks or node.holds):
+            gone.append(node)
+            self._remove(node)
+            node, above = above, above.parent
+        if not gone:
+            return NO_PAGES
+        # They must not be found by eviction either. This is rare: no need for a quicker way.
+        self._heap = [entry for entry in self._heap if entry[2] not in gone]
+        heapq.heapify(self._heap)
+        pages = np.frombuffer(b"".join(node.pages for node in gone), dtype=np.int32)
+        self.evictable_pages -= len(pages)
+        return pages
+
     def reset(self) -> IntArray:
         assert not self.protected_pages, "a locked cache cannot be dropped"
         assert not self.held_pages, "a held cache cannot be dropped"
         pages = self.owned_pages()
+        self.drop()
+        return pages
+
+    def drop(self) -> None:
         self._roots.clear()
         self._heap.clear()
-        self.evictable_pages = 0
+        self.evictable_pages = self.held_pages = self.protected_pages = 0
         if self.listener is not None:
             self.listener.emptied()
-        return pages
 
     # Looking on
 
@@ -240,7 +266,8 @@ class RadixCache:
         return np.frombuffer(b"".join(node.pages for node in self.nodes()), dtype=np.int32)
 
     def check(self) -> None:
-        """Assert the tree's own invariants: keys, sums, locks, and that every evictable leaf is queued."""
+        """Assert the tree's own invariants: roots, keys, sums, locks, and that every evictable leaf is queued."""
+        assert all(root.children for root in self._roots.values()), "a root without children is kept"
         evictable = held = protected = 0
         for node in self.nodes():
             parent = node.parent
@@ -263,12 +290,6 @@ class RadixCache:
         assert protected == self.protected_pages
 
     # Inside
-
-    def _root(self, namespace: str) -> Root:
-        root = self._roots.get(namespace)
-        if root is None:
-            root = self._roots[namespace] = Root(namespace)
-        return root
 
     def _aligned(self, tokens: bytes) -> int:
         return len(tokens) // self._step * self._step

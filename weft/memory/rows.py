@@ -21,7 +21,11 @@ class RowTable:
         self.limit = num_rows if limit is None else limit
         self.max_len = max_len
         self.slots: IntArray = np.zeros((num_rows, max_len), dtype=np.int32)  # [row, position]
-        self._free = list(range(num_rows - 1, -1, -1))
+        self.reset()
+
+    def reset(self) -> None:
+        """Every row is free, whoever had it, and there is nothing to tell the runner."""
+        self._free = list(range(self.num_rows - 1, -1, -1))
         self._writes: list[Write] = []
 
     @property

@@ -17,6 +17,7 @@ import zmq
 
 from weft.messages.bell import Bell
 from weft.messages.codec import BadMessage, FromEngine, Message, decode_from_engine, decode_to_engine, encode
+from weft.messages.control import CallFailed
 from weft.messages.flow import Rpc, RpcReply
 
 M = TypeVar("M")
@@ -155,6 +156,8 @@ class RpcCaller:
         self._socket.send(encode(Rpc(call=self._num_calls, method=message.method, params=message.params)))
         while self._socket.poll(int(timeout_s * 1000)):
             reply = decode_from_engine(self._socket.recv())
+            if isinstance(reply, CallFailed) and reply.call == self._num_calls:
+                return RpcReply(call=reply.call, success=False, message=reply.message)
             if isinstance(reply, RpcReply) and reply.call == self._num_calls:
                 return reply
         return None

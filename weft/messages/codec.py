@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 
 from weft.messages.control import (
     AuditBooks,
     AuditReply,
+    CallFailed,
     ConfigureLogging,
     ConfigureLoggingReply,
     EngineFailed,
@@ -119,6 +122,7 @@ Reply = (
     | RpcReply
     | WeightsReply
     | GetWeightsByNameReply
+    | CallFailed
 )
 ToEngine = GenerateRequest | BatchGenerate | Abort | Call | Dropped | Shutdown
 FromEngine = StepOutput | Stats | Heartbeat | Reply | EngineReady | EngineFailed
@@ -144,6 +148,44 @@ def decode_to_engine(data: bytes) -> ToEngine:
         return TO_ENGINE.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise BadMessage(str(exc)) from exc
+
+
+class Unreadable(NamedTuple):
+    """A message that cannot be read as a whole, and whom it was for."""
+
+    call: int | None
+    ids: frozenset[int]  # of requests
+
+
+def salvaged(data: bytes) -> Unreadable:
+    """Whom the message in `data` was for, as far as it can be told: it is no message of the expected kind."""
+    try:
+        fields = msgspec.msgpack.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        fields = None
+    if not isinstance(fields, dict):
+        return Unreadable(None, frozenset())
+    call, packed = fields.get("call"), fields.get("ids")
+    ids = set(memoryview(packed[: len(packed) // 8 * 8]).cast("q")) if isinstance(packed, bytes) else set()
+    for name in ("finished", "given"):
+        told = fields.get(name)
+        ids |= {one["id"] for one in told if _has_id(one)} if isinstance(told, list) else set()
+    return Unreadable(call if isinstance(call, int) else None, frozenset(ids))
+
+
+def _has_id(one: object) -> bool:
+    return isinstance(one, dict) and isinstance(one.get("id"), int)
+
+
+def read_from_engine(data: bytes) -> FromEngine | Unreadable:
+    """The message in `data`, or whom it was for. Raises `BadMessage` if not even that can be told."""
+    try:
+        return decode_from_engine(data)
+    except BadMessage:
+        found = salvaged(data)
+        if found.call is None and not found.ids:
+            raise
+        return found
 
 
 def decode_from_engine(data: bytes) -> FromEngine:

@@ -64,7 +64,12 @@ class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int
     cached_tokens: int  # of the prompt, found when it was first admitted
     session: str = ""  # to which it belongs
-    why: str = ""  # it is held back, if it is
+    priority: int = 0
+    tenant: str = ""
+    user: str = ""
+    timeout_s: float | None = None  # until its deadline; None if it has none
+    retractions: int = 0
+    why: str = ""  # it waits, or its open prompt does not go on
 
 
 class QueueStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,7 +145,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     retractions: int
     recomputed_tokens: int  # computed again after retractions
     refound_tokens: int  # not computed again, because they were still in the cache
-    timeline: list[TimelineEntry]
+    why: str = ""  # it waits now, if it does
+    timeline: list[TimelineEntry]  # where something is left out, an entry says so
 
 
 class ExplainRequestReply(msgspec.Struct, frozen=True, kw_only=True, tag="explain_request_reply"):
@@ -277,6 +283,13 @@ class ConfigureLoggingReply(
     message: str = ""
 
 
+class CallFailed(msgspec.Struct, frozen=True, kw_only=True, tag="call_failed"):
+    """Answers any control request that could not be carried out because the engine failed on it."""
+
+    call: int
+    message: str
+
+
 class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag="shutdown"):
     """Finish what is open for up to `drain_s`, abort the rest, and end the engine process."""
 
@@ -312,6 +325,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     total_queue_full: int = 0  # requests refused because the queue was full
     total_dropped_messages: int = 0  # that could not be read
     total_unknown_messages: int = 0  # that nobody handles
+    total_failed_messages: int = 0  # whose handling raised
     total_duplicate_requests: int = 0  # with the number of an open one
     total_grammars: int = 0  # that requests have asked for
     total_grammar_hits: int = 0  # of these, found in the cache
@@ -346,10 +360,12 @@ class EngineReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     max_prompt_tokens: int
     kv_tokens: int
     page_size: int
+    max_running_requests: int = 0  # rows; 0: not told
     startup: list[tuple[str, str, float]]  # phase, what it did, seconds
     pools: Pools | None = None  # None: it generates
     hidden_size: int = 0  # of hidden states and of input embeddings; 0: it takes and gives none
     gives_hidden_states: bool = False  # to those who ask
+    dtype: str = "float32"  # in which the model computes: input embeddings become that
 
 
 class EngineFailed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):

@@ -34,6 +34,7 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     queue_s: float = 0.0  # from arrival in the scheduler to first admission
     prefill_s: float = 0.0  # from there to the first token
     retractions: int = 0
+    retry_after_s: int = 0  # when there may be room, for status 503; 0: it is not known
 
 
 class Warned(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -107,3 +108,10 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
             groups[-1].append(one)
             room -= size
         return [*(StepOutput(given=group) for group in groups), msgspec.structs.replace(self, given=[])]
+
+
+def ids_of(output: StepOutput) -> set[int]:
+    """The requests that a step's output is about."""
+    sampled = memoryview(output.ids[: len(output.ids) // 8 * 8]).cast("q")
+    told = [*output.logprobs, *output.given, *output.finished, *output.warnings]
+    return {*sampled, *(one.id for one in told)}

@@ -25,7 +25,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     input_ids: bytes = b""  # int32 [prompt_len], packed
     sampling: SamplingParams
     group: str = ""
-    user: str = ""
+    tenant: str = ""  # whom the policy "fair" serves with it; all without a name are one
+    user: str = ""  # as the request itself says; decides nothing
     priority: int = 0
     timeout_ms: int = 0  # after so long since its arrival it is ended, wherever it is; 0: never
     cache_salt: str = ""  # requests share cached prefixes only with equal salts

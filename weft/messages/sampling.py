@@ -6,26 +6,30 @@ engine unchanged. It checks its own ranges and knows nothing of models beyond th
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
 
-MAX_N = 64
-MAX_STOP_STRINGS = 64
-MAX_STOP_LEN = 1_024
-MAX_STOP_TOKEN_IDS = 1_024
-MAX_LOGIT_BIAS = 4_096
-MAX_LOGPROBS = 64
-MAX_LOGPROB_TOKEN_IDS = 1_024
-MAX_GRAMMAR_LEN = 4_000_000
-MAX_CHOICES = 100_000
-MAX_STOP_REGEX = 16
-MAX_STOP_REGEX_LEN = 1_024
-MAX_BAD_WORDS = 1_024
-MAX_ALLOWED_TOKEN_IDS = 1_000_000
-MAX_PROCESSORS = 8
-MAX_PROCESSOR_PARAMS = 16_384  # bytes
+from weft.config.numbers import (
+    MAX_ALLOWED_TOKEN_IDS,
+    MAX_BAD_WORDS,
+    MAX_CHOICE_LEN,
+    MAX_CHOICES,
+    MAX_CHOICES_LEN,
+    MAX_GRAMMAR_LEN,
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROB_TOKEN_IDS,
+    MAX_PROCESSOR_PARAMS,
+    MAX_PROCESSORS,
+    MAX_STOP_LEN,
+    MAX_STOP_REGEX,
+    MAX_STOP_REGEX_LEN,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    NUMBERS,
+    TOKEN,
+)
 
 
 class InvalidParam(ValueError):
@@ -70,6 +74,11 @@ class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
             raise InvalidParam(
                 "choice", f"{len(choices):,} choices; 1 to {MAX_CHOICES:,} are allowed, and none may be empty"
             )
+        longest, total = max(map(len, choices)), sum(map(len, choices))
+        if longest > MAX_CHOICE_LEN:
+            raise InvalidParam("choice", f"a choice has {longest:,} characters; {MAX_CHOICE_LEN:,} are allowed")
+        if total > MAX_CHOICES_LEN:
+            raise InvalidParam("choice", f"the choices have {total:,} characters; {MAX_CHOICES_LEN:,} are allowed")
 
 
 class ThinkingMarks(msgspec.Struct, frozen=True, array_like=True):
@@ -136,13 +145,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     def check(self, vocab_size: int) -> None:
         """Raise `InvalidParam` for the first value out of range, naming the value and what is allowed."""
-        self._check_lengths()
-        self._check_logprobs(vocab_size)
         self._check_numbers()
+        self._check_logprobs(vocab_size)
         if self.grammar is not None:
             self.grammar.check()
             if (marks := self.grammar.behind) is not None:
-                _check_token_ids("thinking_marks", marks.begin + marks.end, vocab_size)
+                check_token_ids("thinking_marks", marks.begin + marks.end, vocab_size)
         if len(self.stop) > MAX_STOP_STRINGS:
             raise InvalidParam("stop", f"{len(self.stop)} stop strings; at most {MAX_STOP_STRINGS} are allowed")
         for text in self.stop:
@@ -161,14 +169,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             raise InvalidParam(
                 "stop_token_ids", f"{len(self.stop_token_ids):,} ids; at most {MAX_STOP_TOKEN_IDS:,} are allowed"
             )
-        _check_token_ids("stop_token_ids", self.stop_token_ids, vocab_size)
+        for token in self.stop_token_ids:
+            check_number("stop_token_ids", "stop_token_ids", token)
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
             raise InvalidParam(
                 "logit_bias", f"{len(self.logit_bias):,} entries; at most {MAX_LOGIT_BIAS:,} are allowed"
             )
-        _check_token_ids("logit_bias", tuple(self.logit_bias), vocab_size)
+        check_token_ids("logit_bias", tuple(self.logit_bias), vocab_size)
         for token, bias in self.logit_bias.items():
-            _in_range(f"logit_bias[{token}]", bias, -100.0, 100.0)
+            check_number("logit_bias", f"logit_bias[{token}]", bias)
         self._check_choice(vocab_size)
 
     def _check_choice(self, vocab_size: int) -> None:
@@ -180,7 +189,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             )
         if self.allowed_token_ids:
             ends = min(self.allowed_token_ids), max(self.allowed_token_ids)
-            _check_token_ids("allowed_token_ids", ends, vocab_size)
+            check_token_ids("allowed_token_ids", ends, vocab_size)
         if len(self.bad_words) > MAX_BAD_WORDS:
             raise InvalidParam("bad_words", f"{len(self.bad_words):,} words; at most {MAX_BAD_WORDS:,} are allowed")
         for word in self.bad_words:
@@ -189,13 +198,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         for ids in self.bad_word_ids:
             if not ids:
                 raise InvalidParam("bad_word_ids", "a word has no tokens")
-            _check_token_ids("bad_word_ids", ids, vocab_size)
-        if self.thinking_budget is not None and not 0 <= self.thinking_budget < 2**31:
-            raise InvalidParam("thinking_budget", f"thinking_budget is {self.thinking_budget}; it must be at least 0")
+            check_token_ids("bad_word_ids", ids, vocab_size)
         if (marks := self.thinking_marks) is not None:
             if not (marks.begin and marks.end):
                 raise InvalidParam("thinking_marks", "a mark of the reasoning has no tokens")
-            _check_token_ids("thinking_marks", marks.begin + marks.end, vocab_size)
+            check_token_ids("thinking_marks", marks.begin + marks.end, vocab_size)
         if len(self.processors) > MAX_PROCESSORS:
             message = f"{len(self.processors)} logit processors; at most {MAX_PROCESSORS} are allowed"
             raise InvalidParam("custom_logit_processor", message)
@@ -210,54 +217,53 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return None if self.prompt_logprobs is None else self.prompt_logprobs_start
 
     def _check_logprobs(self, vocab_size: int) -> None:
-        for param, num in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
-            if num is not None and not 0 <= num <= MAX_LOGPROBS:
-                raise InvalidParam(param, f"{param} is {num}; 0 to {MAX_LOGPROBS} are allowed")
-        if self.prompt_logprobs_start < 0:
-            raise InvalidParam(
-                "prompt_logprobs_start",
-                f"prompt_logprobs_start is {self.prompt_logprobs_start}; it must be at least 0",
-            )
         ids = self.logprob_token_ids
         if ids and self.logprobs is None and self.prompt_logprobs is None:
             raise InvalidParam("logprob_token_ids", "logprob_token_ids needs logprobs or prompt_logprobs")
         if len(ids) > MAX_LOGPROB_TOKEN_IDS:
             raise InvalidParam("logprob_token_ids", f"{len(ids):,} ids; at most {MAX_LOGPROB_TOKEN_IDS:,} are allowed")
-        _check_token_ids("logprob_token_ids", ids, vocab_size)
+        check_token_ids("logprob_token_ids", ids, vocab_size)
 
-    def _check_lengths(self) -> None:
-        if self.max_new_tokens is not None and self.max_new_tokens < 0:
-            raise InvalidParam("max_tokens", f"max_tokens is {self.max_new_tokens}; it must be at least 0")
-        if self.min_new_tokens < 0:
-            raise InvalidParam("min_tokens", f"min_tokens is {self.min_new_tokens}; it must be at least 0")
+    def _check_numbers(self) -> None:
+        for name, told in NUMERIC.items():
+            value = getattr(self, name)
+            if value is not None:
+                check_number(name, told, value)
         if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
             raise InvalidParam(
                 "min_tokens", f"min_tokens is {self.min_new_tokens}, above max_tokens ({self.max_new_tokens})"
             )
-        if not 1 <= self.n <= MAX_N:
-            raise InvalidParam("n", f"n is {self.n}; 1 to {MAX_N} are allowed")
-
-    def _check_numbers(self) -> None:
-        _in_range("temperature", self.temperature, 0.0, 2.0)
-        _in_range("top_p", self.top_p, 0.0, 1.0)
-        if self.top_p == 0.0:
-            raise InvalidParam("top_p", "top_p is 0; it must be above 0 and at most 1")
-        if self.top_k < -1 or self.top_k >= 2**31:
-            raise InvalidParam("top_k", f"top_k is {self.top_k}; -1 or 0 (off) or a positive number is allowed")
-        _in_range("min_p", self.min_p, 0.0, 1.0)
-        _in_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _in_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _in_range("repetition_penalty", self.repetition_penalty, 0.01, 10.0)
-        if self.seed is not None and not -(2**63) <= self.seed < 2**63:
-            raise InvalidParam("seed", f"seed is {self.seed}; a 64-bit integer is allowed")
 
 
-def _in_range(param: str, value: float, low: float, high: float) -> None:
-    if not math.isfinite(value) or not low <= value <= high:
-        raise InvalidParam(param, f"{param} is {value}; {low:g} to {high:g} are allowed")
+# Fields of `SamplingParams` that are one number each, and the names under which users know them.
+NUMERIC = {
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "n": "n",
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "frequency_penalty": "frequency_penalty",
+    "presence_penalty": "presence_penalty",
+    "repetition_penalty": "repetition_penalty",
+    "seed": "seed",
+    "logprobs": "logprobs",
+    "prompt_logprobs": "prompt_logprobs",
+    "prompt_logprobs_start": "prompt_logprobs_start",
+    "thinking_budget": "thinking_budget",
+}
 
 
-def _check_token_ids(param: str, ids: tuple[int, ...], vocab_size: int) -> None:
+def check_number(name: str, told: str, value: Any) -> None:
+    """Raise `InvalidParam` if the number of the field `name` is out of its range; users know the field as `told`."""
+    if wrong := NUMBERS[name].wrong(told, value):
+        raise InvalidParam(told, wrong)
+
+
+def check_token_ids(param: str, ids: Sequence[int], vocab_size: int) -> None:
+    """Raise `InvalidParam` for the first of the ids of a field that is no token of the vocabulary."""
+    number = TOKEN.within(vocab_size)
     for token in ids:
-        if not 0 <= token < vocab_size:
-            raise InvalidParam(param, f"{param} has token id {token}; 0 to {vocab_size - 1:,} are allowed")
+        if wrong := number.wrong(param, token):
+            raise InvalidParam(param, wrong)

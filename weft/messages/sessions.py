@@ -16,6 +16,7 @@ class SessionParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """
 
     id: str  # of the session
+    owner: str = ""  # whose session it is: others have none of that id
     rid: str = ""  # the turn that it continues; the one that ended last if empty
     offset: int = 0  # where the history is cut; 0: nowhere
     drop_previous_output: bool = False  # the output of that turn is no history
@@ -28,6 +29,7 @@ class OpenSession(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
 
     call: int
     session_id: str
+    owner: str = ""  # to whom it belongs; ids are told apart by it
     capacity: int = 0  # tokens that all its turns may have together; 0: as many as the settings allow
     timeout_s: float = 0.0  # after so long without a request it is closed; 0: as the settings say
 
@@ -39,11 +41,12 @@ class OpenSessionReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     message: str = ""
 
 
-class CloseSession(msgspec.Struct, frozen=True, kw_only=True, tag="close_session"):
+class CloseSession(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="close_session"):
     """Forget a session. While a request of it runs, it takes no other, and is closed when that has ended."""
 
     call: int
     session_id: str
+    owner: str = ""
 
 
 class CloseSessionReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="close_session_reply"):

@@ -1,7 +1,8 @@
 """The HTTP request that the running task works on: its name, and when it came.
 
 The edge of the server sets it; log lines and traces about the request take its name from here, so that no function in
-between has to pass it on. Nothing else may depend on it: a request is answered the same without.
+between has to pass it on. Whose turn it is where requests wait for threads (`text/turns.py`) goes by its tenant.
+Nothing else may depend on it: a request is answered the same without.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ class Call:
     rid: str
     arrived_s: float  # time.perf_counter
     traceparent: str = ""  # W3C header, as it came
+    tenant: str = ""  # who asks: a name for the key, or the address of a client without one
 
 
 current: ContextVar[Call | None] = ContextVar("weft_call", default=None)
@@ -25,6 +27,12 @@ def rid() -> str:
     """The name of the request that is being worked on; empty if there is none."""
     call = current.get()
     return "" if call is None else call.rid
+
+
+def tenant() -> str:
+    """Who asked for what is being worked on; empty if nobody did over HTTP."""
+    call = current.get()
+    return "" if call is None else call.tenant
 
 
 def rename(name: str) -> None:

@@ -43,8 +43,8 @@ SYSTEMS = {
     "sglang": System(
         prefix="sglang:",
         labels={"engine_type": "unified", "tp_rank": "0", "pp_rank": "0"},
-        renamed_labels={},
-        names={name: name for name in _SAME_IN_SGLANG},
+        renamed_labels={"block_size": "page_size", "num_gpu_blocks": "num_pages"},
+        names={name: name for name in (*_SAME_IN_SGLANG, "cache_config_info")},
     ),
     "vllm": System(
         prefix="vllm:",

@@ -1,12 +1,19 @@
-"""Python's garbage collector. What is there when a process has warmed up stays: it need not be looked at ever again."""
+"""Memory that is not in use any more: Python's garbage collector, and what the C library keeps for later.
+
+What is there when a process has warmed up stays: it need not be looked at ever again.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import ctypes
 import gc
+from collections.abc import Callable
 
 from weft.observe.log import EventLog
 
 YOUNG_OBJECTS = 20_000  # that are made before they are looked at; Python's 700 are one request, none of it garbage
+TRIM_AFTER_S = 1.0  # what a request has used is free by then
 
 log = EventLog("garbage")
 
@@ -22,3 +29,33 @@ def freeze() -> int:
     num_objects = gc.get_freeze_count()
     log.debug("frozen", objects=num_objects)
     return num_objects
+
+
+class Trim:
+    """Gives memory back to the system, soon after somebody has said that much became free.
+
+    The C library keeps what was freed for the next allocation, of every thread by itself. Where it is glibc, it can be
+    told to let go; elsewhere this does nothing.
+    """
+
+    def __init__(self, trim: Callable[[], object] | None = None) -> None:
+        self._trim = trim or _malloc_trim
+        self._is_due = False
+
+    def soon(self) -> None:
+        """From an event loop; once for all that say so within `TRIM_AFTER_S`."""
+        if not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_later(TRIM_AFTER_S, self._begin)
+
+    def _begin(self) -> None:
+        self._is_due = False
+        asyncio.get_running_loop().run_in_executor(None, self._trim)
+
+
+def _malloc_trim() -> None:
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except (OSError, AttributeError):  # another C library
+        return
+    trim(0)

@@ -68,9 +68,9 @@ class EventLog:
             written_at, num = now, -1
         self._seldom[event] = written_at, num + 1
 
-    def exception(self, event: str, **fields: object) -> None:
-        """As `error`, with the traceback of the exception that is being handled."""
-        self._logger.error(event, extra={"fields": _named(fields)}, exc_info=True)
+    def exception(self, event: str, exc: BaseException | None = None, /, **fields: object) -> None:
+        """As `error`, with the traceback of `exc`, or of the exception that is being handled."""
+        self._logger.error(event, extra={"fields": _named(fields)}, exc_info=exc or True)
 
     def _write(self, level: int, event: str, fields: dict[str, object]) -> None:
         if self._logger.isEnabledFor(level):

@@ -51,6 +51,7 @@ _COUNTERS = {
     "num_queue_full_requests": ("total_queue_full", "Requests refused because the queue was full."),
     "engine_unknown_messages": ("total_unknown_messages", "Messages to the engine that nobody handles."),
     "engine_duplicate_requests": ("total_duplicate_requests", "Requests with the number of an open one."),
+    "engine_failed_messages": ("total_failed_messages", "Messages to the engine whose handling raised."),
     "engine_dropped_messages": ("total_dropped_messages", "Messages to the engine that could not be read."),
     "num_grammar": ("total_grammars", "Grammars that requests have asked for."),
     "num_grammar_cache_hit": ("total_grammar_hits", "Of these, found in the cache."),

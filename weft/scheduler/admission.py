@@ -8,7 +8,9 @@ new_token_ratio; a decode step for which it turns out too small retracts.
 
 from __future__ import annotations
 
+import math
 from enum import Enum
+from typing import NamedTuple
 
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.pace import StepBudget
@@ -21,6 +23,25 @@ class AddResult(Enum):
     CONTINUE = "continue"  # there is room for more
     NO_TOKEN = "no_token"  # memory is used up
     OTHER = "other"  # a budget of this step is used up
+
+
+class Lack(Enum):
+    MEMORY = "memory"  # of the KV pool
+    TOKENS = "tokens"  # of this step
+    TIME = "time"  # of this step: running requests wait for their next token
+    OPEN_PROMPT = "open prompt"  # another one is, and at most one may be
+
+
+class Shortage(NamedTuple):
+    """Why a request was refused, in numbers of that very moment: `needed` is always above `available`.
+
+    They count memory, or tokens of the step: those that time left, where it was short of time.
+    """
+
+    lack: Lack
+    needed: int
+    available: int
+    free: int = 0  # memory that was free or evictable, also what is promised to others
 
 
 class PrefillAdder:
@@ -53,6 +74,7 @@ class PrefillAdder:
         self.can_run: list[Request] = []
         self.new_chunked_req: Request | None = None
         self.input_tokens = 0
+        self.shortage: Shortage | None = None  # of the request that was refused last
 
     @property
     def rem_total_tokens(self) -> float:
@@ -74,7 +96,7 @@ class PrefillAdder:
         )
 
     def budget_state(self) -> AddResult:
-        if self.rem_total_tokens <= 0 or self.cur_rem_tokens <= 0:
+        if self.rem_total_tokens <= 0:  # what this very step takes is less than that
             return AddResult.NO_TOKEN
         if self.rem_input_tokens <= 0 or (self.rem_chunk_tokens is not None and self.rem_chunk_tokens <= 0):
             return AddResult.OTHER
@@ -87,13 +109,18 @@ class PrefillAdder:
         """
         assert self.rem_chunk_tokens is not None
         rest = request.remaining_prefill
-        limit = self._timely(request, self.rem_chunk_tokens)
+        limit = self._timely(request, self.rem_step_tokens)
         if rest <= limit and self._kv.ceil(rest) <= self.cur_rem_tokens:
             self._take(request, rest, reserve=self._expected_new(request))
             return None
         cut = self._floor(min(limit, self.cur_rem_tokens))
         if 0 < cut < rest:
             self._take(request, cut, reserve=0)
+        elif self._floor(limit) <= 0 and rest > limit:
+            self.shortage = self._cut_short(rest, limit, self.rem_step_tokens)
+        else:
+            page_size = self._kv.page_size
+            self.shortage = Shortage(Lack.MEMORY, page_size, max(self.cur_rem_tokens, 0), self._kv.available)
         return request
 
     def add_one_req(self, request: Request, *, has_chunked_req: bool) -> AddResult:
@@ -106,7 +133,7 @@ class PrefillAdder:
         # A request that runs alone may use all there is: that it fits was made sure at arrival.
         reserve = 0 if self._is_alone and not self.can_run else self._expected_new(request)
         if not self._fits(extend, reserve):
-            return AddResult.NO_TOKEN
+            return self._no_token(extend, reserve)
         self._kv.lock(request)
         result = self._add_locked(request, extend, reserve, has_chunked_req)
         if result is not None:
@@ -117,10 +144,12 @@ class PrefillAdder:
     def _add_locked(self, request: Request, extend: int, reserve: int, has_chunked_req: bool) -> AddResult | None:
         """Take the request, or say why not."""
         if not self._fits(extend, reserve):
-            return AddResult.NO_TOKEN
+            return self._no_token(extend, reserve)
         if self.rem_chunk_tokens is None:
             # Without chunks a prompt runs whole: the first of a batch may exceed the step's budget.
-            if self.can_run and self._kv.ceil(extend) > self.rem_input_tokens:
+            charged = self._kv.ceil(extend)
+            if self.can_run and charged > self.rem_input_tokens:
+                self.shortage = Shortage(Lack.TOKENS, charged, max(self.rem_input_tokens, 0))
                 return AddResult.OTHER
             self._take(request, extend, reserve)
             return None
@@ -129,11 +158,30 @@ class PrefillAdder:
             self._take(request, extend, reserve)
             return None
         cut = self._floor(limit)
-        if cut <= 0 or has_chunked_req:
-            return AddResult.OTHER  # at most one prompt is open
+        if cut <= 0:
+            self.shortage = self._cut_short(extend, limit, self.rem_step_tokens)
+            return AddResult.OTHER
+        # At most one prompt is open. A cut by time leaves tokens over, so the walk may come here again.
+        if has_chunked_req or self.new_chunked_req is not None:
+            self.shortage = Shortage(Lack.OPEN_PROMPT, extend, limit)
+            return AddResult.OTHER
         self._take(request, cut, reserve=0)
         self.new_chunked_req = request
         return None
+
+    def _no_token(self, extend: int, reserve: int) -> AddResult:
+        """Write down how much memory was there. Called before the lock is given back: that would change it."""
+        needed = self._kv.ceil(extend)
+        if reserve or not self._is_alone or self.can_run:
+            needed += self._kv.page_size + reserve + 1  # one is left over: what runs must be able to go on
+        available = max(math.floor(self.rem_total_tokens), 0)
+        self.shortage = Shortage(Lack.MEMORY, needed, available, self._kv.available)
+        return AddResult.NO_TOKEN
+
+    def _cut_short(self, extend: int, limit: int, rem_tokens: int) -> Shortage:
+        """Not even a page of a prompt fits into the step: for time, if its tokens would have allowed more."""
+        lack = Lack.TIME if limit < rem_tokens else Lack.TOKENS
+        return Shortage(lack, extend, max(limit, 0))
 
     def needed_tokens(self, request: Request) -> int:
         """Memory that a request needs to be admitted while others run."""

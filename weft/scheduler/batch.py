@@ -27,6 +27,10 @@ class RunningBatch:
         if rows:
             self.rows = np.concatenate([self.rows, np.array(rows, dtype=np.int32)])
 
+    def reset(self) -> None:
+        """None decodes any more."""
+        self.rows = NO_ROWS
+
     def remove(self, row: int) -> None:
         """Take a row out, if it is in."""
         self.rows = self.rows[self.rows != row]

@@ -13,6 +13,7 @@ class Counters:
     num_duplicates: int = 0  # messages with the number of an open request
     num_unknown: int = 0  # messages that nobody handles
     num_unreadable: int = 0  # messages that could not be read
+    num_failed: int = 0  # messages whose handling raised, and what else failed between two steps
     num_queue_full: int = 0  # requests refused because the queue was full
     num_aborted: int = 0
     num_prompt_tokens: int = 0  # of admitted requests
@@ -20,7 +21,7 @@ class Counters:
     num_prefilled_tokens: int = 0  # computed, retracted requests counted again
     num_generated_tokens: int = 0
     num_retractions: int = 0
-    num_faults: int = 0  # found in the books of memory
+    num_faults: int = 0  # found in the books of memory, or raised by the scheduler
 
     def totals(self) -> dict[str, int]:
         """By the names that they have in `Stats`."""
@@ -38,5 +39,6 @@ class Counters:
             "total_queue_full": self.num_queue_full,
             "total_dropped_messages": self.num_unreadable,
             "total_unknown_messages": self.num_unknown,
+            "total_failed_messages": self.num_failed,
             "total_duplicate_requests": self.num_duplicates,
         }

@@ -45,20 +45,34 @@ class Deadlines:
 
     def __init__(self, *, max_queue_s: float, max_run_s: float) -> None:
         """0: no limit."""
-        self._max_queue_s = max_queue_s
-        self._max_run_s = max_run_s
+        self._max_queue_s = max_queue_s or math.inf
+        self._max_run_s = max_run_s or math.inf
         self._heap: list[Entry] = []
 
     def arrived(self, request: Request, timeout_ms: int) -> None:
         if timeout_ms:
             self._push(request.arrival_s, request, Limit.OWN, timeout_ms / 1_000)
-        if self._max_queue_s:
+        if self._max_queue_s < math.inf:
             self._push(request.arrival_s, request, Limit.QUEUE, self._max_queue_s)
 
     def admitted(self, request: Request) -> None:
         """For the first time."""
-        if self._max_run_s:
+        if self._max_run_s < math.inf:
             self._push(request.admitted_s, request, Limit.RUN, self._max_run_s)
+
+    def forget(self, request: Request) -> None:
+        """The request did not come after all."""
+        self._heap = [entry for entry in self._heap if entry.arrival != request.arrival]
+        heapq.heapify(self._heap)
+
+    def end_s(self, request: Request) -> float:
+        """When an open request is ended, as far as that is known; infinite if nothing ends it."""
+        own_s = request.timeout_ms / 1_000 if request.timeout_ms else math.inf
+        if request.admitted_s < 0:
+            limit_s = request.arrival_s + self._max_queue_s
+        else:
+            limit_s = request.admitted_s + self._max_run_s
+        return min(request.arrival_s + own_s, limit_s)
 
     @property
     def next_s(self) -> float:
@@ -69,17 +83,25 @@ class Deadlines:
         """The requests among the open ones whose time is over. The caller ends each before it takes the next."""
         heap = self._heap
         while heap and heap[0].when_s <= now:
-            entry = heapq.heappop(heap)
-            request = requests.get(entry.id)
-            if request is None or request.arrival != entry.arrival:
-                continue  # it has ended
-            has_run = request.admitted_s >= 0
-            if entry.limit is Limit.QUEUE and has_run:
-                continue
-            yield Expired(request, _message(entry, has_run), 408 if has_run else 503)
+            entry = heap[0]
+            late = self._late(entry, requests)
+            if late is not None:
+                yield late
+            heapq.heappop(heap)  # only now: a request whose end raised is found again
         if len(heap) > 4 * len(requests) + MAX_STALE:
             self._heap = [entry for entry in heap if entry.id in requests]
             heapq.heapify(self._heap)
+
+    @staticmethod
+    def _late(entry: Entry, requests: Mapping[int, Request]) -> Expired | None:
+        """Whom a deadline that has passed ends; nobody if the request has ended, or has done what was asked in time."""
+        request = requests.get(entry.id)
+        if request is None or request.arrival != entry.arrival:
+            return None
+        has_run = request.admitted_s >= 0
+        if entry.limit is Limit.QUEUE and has_run:
+            return None
+        return Expired(request, _message(entry, has_run), 408 if has_run else 503)
 
     def _push(self, from_s: float, request: Request, limit: Limit, span_s: float) -> None:
         heapq.heappush(self._heap, Entry(from_s + span_s, request.arrival, request.id, limit, span_s))

@@ -15,7 +15,9 @@ from weft.memory.allocator import PageAllocator, num_pages_for, slots_of
 from weft.memory.holds import Holds
 from weft.memory.prefix_cache import NO_PAGES, TOKEN_BYTES, Inserted, PrefixCache
 from weft.memory.rows import RowTable
-from weft.scheduler.request import NO_ROW, Columns, Request, RequestState
+from weft.scheduler.request import NO_ROW, Columns, Request
+
+EMPTIED = "the cache was emptied"  # why a hold was lost
 
 
 class KvMemory:
@@ -25,7 +27,7 @@ class KvMemory:
         self.cache = cache
         self.columns = columns
         self.holds = Holds(cache)
-        self.ledger = Ledger(allocator, cache)
+        self.ledger = Ledger(allocator.num_pages)
         self.page_size = allocator.page_size
 
     @property
@@ -107,9 +109,23 @@ class KvMemory:
 
     def num_computed(self, request: Request) -> int:
         """Tokens of a row that have K and V, or are given them by a launched step."""
-        if request.state is RequestState.DECODING:
-            return int(self.columns.kv_len[request.row])
-        return request.kv_len
+        return int(self.columns.kv_len[request.row])
+
+    @property
+    def num_held(self) -> int:
+        """Pages that requests hold besides the cache's, counted in their rows. Cost: a few microseconds."""
+        num_tokens = self.columns.kv_len - self.columns.cached_len
+        if self.page_size > 1:
+            num_tokens += self.page_size - 1  # a page that is begun counts
+            num_tokens //= self.page_size
+        return int(np.add.reduce(num_tokens))
+
+    @property
+    def imbalance(self) -> int:
+        """Pages that are counted too often, or, below 0, not at all: free + quarantined + cached + held - all."""
+        allocator, cache = self.allocator, self.cache
+        cached = cache.evictable_pages + cache.held_pages + cache.protected_pages
+        return allocator.num_free + len(allocator.quarantined) + cached + self.num_held - allocator.num_pages
 
     def share(self, request: Request) -> None:
         """Put the computed tokens of a row into the cache, as far as they fill pages, and go on holding them there
@@ -128,17 +144,20 @@ class KvMemory:
             self.rows.point(request.row, before, slots_of(theirs, self.page_size))
         self.cache.lock(inserted.handle)
         self.unlock(request)
-        request.handle, request.cached_len, request.is_locked = inserted.handle, inserted.length, True
+        request.handle = inserted.handle
+        request.is_locked = True
+        self._set_cached_len(request, inserted.length)
 
     def release(self, request: Request, *, keep: bool = True) -> None:
         """Take row and pages from a request (SGLang: cache_finished_req). With `keep`, what it computed stays in the
-        cache, unlocked."""
+        cache, unlocked. Without, it is dropped, also what was shared before it was known to be worth nothing, as far as
+        nobody else uses it."""
         if keep:
-            request.cached_len = self._insert(request).length
-        held = self.held_pages(request)
-        self.ledger.gave(len(held))
-        self.allocator.free(held)
+            self._set_cached_len(request, self._insert(request).length)
+        self.allocator.free(self.held_pages(request))
         self.unlock(request)
+        if not keep:
+            self.allocator.free(self.cache.forget(request.handle))
         self.columns.clear(request.row)
         self.rows.free(request.row)
         request.row, request.handle = NO_ROW, None
@@ -150,8 +169,24 @@ class KvMemory:
 
     def reset_cache(self) -> None:
         """Empty the prefix cache. Nothing may be locked; what is held gives way."""
-        self.holds.lose_all("the cache was emptied")
+        self.holds.lose_all(EMPTIED)
         self.allocator.free(self.cache.reset())
+
+    def reset(self) -> None:
+        """Nobody has a row or a page any more, and nothing is cached. Reads nothing that a fault may have spoilt; the
+        caller has taken the tokens of those that had rows (`known_tokens`), and forgets what they held."""
+        self.holds.forget_all(EMPTIED)
+        self.cache.drop()
+        self.rows.reset()
+        self.columns.reset()
+        self.allocator.reset()
+
+    def known_tokens(self, request: Request) -> bytes:
+        """The tokens of a request whose ids are known, packed."""
+        row = request.row
+        if row == NO_ROW or self.columns.requests[row] is not request:
+            return request.packed  # it has no row, or has not entered it yet, or has just left it
+        return self.columns.packed(row, int(self.columns.known_len[row]))
 
     def take_writes(self) -> TableWrites | None:
         """What the next plan has to tell the runner about rows."""
@@ -176,8 +211,12 @@ class KvMemory:
         inserted = self.cache.insert(request.namespace, self.columns.packed(row, num_tokens), pages)
         if inserted.present > before:
             self.allocator.free(pages[before // page_size : inserted.present // page_size])
-        self.ledger.gave((inserted.length - before) // page_size)
         return inserted
+
+    def _set_cached_len(self, request: Request, length: int) -> None:
+        """So much of a row belongs to the cache now."""
+        request.cached_len = length
+        self.columns.cached_len[request.row] = length
 
     def _pages(self, row: int, start: int, end: int) -> IntArray:
         """The pages of positions start..end of a row; start is on a page border."""

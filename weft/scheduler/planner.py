@@ -50,8 +50,8 @@ def prepare_for_extend(kv: KvMemory, requests: Sequence[Request]) -> Work:
     )
     for request in requests:
         request.kv_len = request.extend_end
-        if request.kv_len == request.fill_len:
-            columns.kv_len[request.row] = request.fill_len
+        columns.kv_len[request.row] = request.kv_len
+        if request.is_prefilled:
             columns.seq_len[request.row] = request.fill_len + 1
     return work
 
@@ -79,11 +79,11 @@ def mix_with_running(extend: Work, decode: Work) -> Work:
 class Planner:
     """Makes batches with their plans. Numbers the steps."""
 
-    def __init__(self, kv: KvMemory, moments: Moments, first_step: int = 0) -> None:
+    def __init__(self, kv: KvMemory, moments: Moments) -> None:
         self._kv = kv
         self._columns = kv.columns
         self._moments = moments
-        self.num_steps = first_step
+        self.num_steps = 0
 
     def make_batch(self, prefills: list[Request], decode_rows: IntArray = NO_ROWS) -> Batch:
         """The next step: prefills, decoding rows, or both."""

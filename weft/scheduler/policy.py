@@ -13,13 +13,15 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.executor.plan import BoolArray, IntArray, LongArray
-from weft.memory.prefix_cache import TOKEN_BYTES, PrefixCache
+from weft.memory.prefix_cache import TOKEN_BYTES, Handle, PrefixCache
 from weft.memory.watch import Watch
 from weft.memory.weights import Weights
 from weft.scheduler.batch import RunningBatch
 from weft.scheduler.request import Columns, Request
 from weft.scheduler.settings import SchedulerSettings
 from weft.scheduler.waiting import DoubleArray, Waiting
+
+TURNS = 4  # one of so many admissions is for the oldest that is overdue
 
 
 class Scene(NamedTuple):
@@ -40,9 +42,9 @@ class Policy:
     reads_cache = False  # whether `Waiting.cached_len` is kept true
     weighs = False  # whether `weights` are kept
     resumes_first = True  # requests that were taken back go before all others; else `rank` says where
-    preempts = False  # whether running requests make room for waiting ones (`far_below` says which), and, in a full
-    # queue, waiting ones for newcomers; `key` is the rank then, in a new array
-    ages = True  # whether waiting long can bring a request to the front; in vain where the order is that of arrival
+    preempts = False  # whether running requests make room for waiting ones; `far_below` says which
+    ages = True  # whether waiting long can bring a request to the front: in vain where the order is that
+    # of arrival, and not wanted where the policy sees to it by itself
 
     def __init__(self, scene: Scene) -> None:
         self.scene = scene
@@ -65,12 +67,19 @@ class Policy:
         """[n] whether the running `rows` [n] are so far below a waiting request that it may take their place."""
         return np.zeros(len(rows), dtype=np.bool_)
 
+    def displaced(self, waiting: Waiting, lines: IntArray, newcomer: Request) -> Iterator[Request]:
+        """Requests of `lines` [n] that have to go for the newcomer, which is among them, when the queue is full."""
+        return iter(())
+
     def arrived(self, request: Request) -> int:
         """The request begins to wait. Returns its `Waiting.tag`."""
         return 0
 
     def dropped(self, request: Request) -> None:
-        """It was aborted while it waited."""
+        """It was aborted while it waited. Also follows an `arrived` that raised, whatever that had done."""
+
+    def passed_over(self, request: Request) -> None:
+        """It is the last that `order` has given, and is not ready; the walk over the queue goes on."""
 
     def admitted(self, request: Request) -> None:
         """It has got a row."""
@@ -201,7 +210,7 @@ class PrefixSharing:
     def __init__(self, cache: PrefixCache) -> None:
         self._shares = cache.shares
         self._span = max(self.MIN_SHARED, cache.page_size) * TOKEN_BYTES
-        self._heads: set[tuple[int, bytes]] = set()
+        self._heads: set[tuple[Handle, bytes]] = set()
         self.num_deferred = 0
 
     def defers(self, request: Request) -> bool:
@@ -215,7 +224,7 @@ class PrefixSharing:
         if request.shares_kv and len(head[1]) == self._span:
             self._heads.add(head)
 
-    def _head(self, request: Request, length: int) -> tuple[int, bytes]:
+    def _head(self, request: Request, length: int) -> tuple[Handle, bytes]:
         """Where the cached prefix ends, and what comes behind it of the first `length` tokens."""
         start = request.cached_len * TOKEN_BYTES
-        return id(request.handle), request.packed[start : min(start + self._span, length * TOKEN_BYTES)]
+        return request.handle, request.packed[start : min(start + self._span, length * TOKEN_BYTES)]

@@ -2,8 +2,8 @@
 
 Requests that were taken back go before all others, as they came (unless the policy ranks them). Then the policy
 decides, but not alone: of the requests that have waited longer than `aging_s`, the oldest gets every fourth turn. So no
-policy starves anybody: once a request is overdue, at most three others that never ran are admitted before it for each
-one that is older, whatever comes later.
+policy that ages starves anybody: once a request is overdue, at most three others that never ran are admitted before it
+for each one that is older, whatever comes later. (`fair` ages within each tenant by itself.)
 
 Requests that came while the input was blocked stand in the queue, but nobody looks at them (`hold_back`, `let_in`).
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -20,11 +20,9 @@ from weft.executor.plan import IntArray
 from weft.memory.prefix_cache import TOKEN_BYTES, PrefixCache
 from weft.memory.watch import Watch
 from weft.memory.weights import Weights
-from weft.scheduler.policy import Policy
+from weft.scheduler.policy import TURNS, Policy
 from weft.scheduler.request import Request
 from weft.scheduler.waiting import Waiting
-
-TURNS = 4  # one of so many admissions is for the oldest that is overdue
 
 
 class WaitingQueue:
@@ -55,34 +53,60 @@ class WaitingQueue:
         return 0 if first is None else first.retractions
 
     def use(self, policy: Policy) -> None:
-        """Order by this policy from now on."""
+        """Order by this policy from now on. If it raises, the one before stays."""
+        before, listener, notes = getattr(self, "policy", None), self._cache.listener, self._waiting.notes()
         self.policy = policy
-        cache = self._cache
-        if policy.reads_cache and cache.shares:
-            policy.weights = Weights() if policy.weighs else None
-            policy.watch = Watch(cache, self._waiting.set_cached_len, policy.weights)
-        cache.listener = policy.watch
-        for request in self._waiting:
-            self._introduce(request)
+        try:
+            self._watch_anew()
+            for request in self._waiting:
+                self._waiting.set_tag(request.arrival, policy.arrived(request))
+        except BaseException:
+            if before is not None:
+                self.policy, self._cache.listener = before, listener
+            self._waiting.restore(notes)
+            raise
+
+    def begin_anew(self, policy: Policy, requests: Iterable[Request]) -> None:
+        """These wait, and nobody else, in the order of a policy that has seen none of them. Reads nothing that a fault
+        may have spoilt; who is held back, stays so."""
+        self._waiting = Waiting()
+        self._resumed = []
+        self._turns = set()
+        self._since_overdue = 0
+        self.num_tokens = 0
+        for request in sorted(requests, key=lambda one: one.arrival):
+            if request.admitted_s >= 0 or request.goes_first:
+                self._resumed.append(request)
+            else:
+                self._waiting.append(request)
+                self.num_tokens += request.fill_len
+        self.use(policy)
 
     # Requests come and go
 
     def append(self, request: Request) -> None:
-        self._waiting.append(request)
+        """All of it, or, if anything raises, nothing."""
         self.num_tokens += request.fill_len
-        self._introduce(request)
+        try:
+            self._waiting.append(request)
+            if self.policy.watch is not None:
+                self._watch(self.policy.watch, request)
+            self._waiting.set_tag(request.arrival, self.policy.arrived(request))
+        except BaseException:
+            self._forget(request)
+            raise
 
     def overflow(self, newcomer: Request, max_requests: int, max_tokens: int) -> list[Request]:
         """Who is refused, now that `newcomer` has been appended to a queue of at most so many requests, and tokens of
         those that never ran (0: any number; who waits alone may have more).
 
-        Nobody while it fits. Else, under a policy with classes, as many of a lower class as it takes, the lowest and
-        among these the latest first; and the newcomer, if there are none, or if that would not do.
+        Nobody while it fits. Else as many as it takes of those that the policy lets go for the newcomer; and the
+        newcomer, if there are none, or if that would not do.
         """
         num_over = len(self) - max_requests
         tokens_over = self.num_tokens - max_tokens if max_tokens and len(self) > 1 else 0
         losers: list[Request] = []
-        for loser in self._worse(newcomer) if num_over > 0 or tokens_over > 0 else ():
+        for loser in self._displaced(newcomer) if num_over > 0 or tokens_over > 0 else ():
             losers.append(loser)
             num_over -= 1
             tokens_over -= loser.fill_len
@@ -90,18 +114,8 @@ class WaitingQueue:
                 break
         return losers if num_over <= 0 and tokens_over <= 0 else [newcomer]
 
-    def _worse(self, newcomer: Request) -> Iterator[Request]:
-        """Requests that never ran, of a lower class than the newcomer: the lowest and latest first."""
-        if not self.policy.preempts:
-            return
-        lines = self._waiting.lines()
-        rank, own = self.policy.key(self._waiting, lines, newcomer.arrival_s), self.policy.rank(newcomer)
-        while True:
-            last = len(lines) - 1 - int(np.argmax(rank[::-1]))
-            if rank[last] <= own:
-                return
-            yield self._waiting.at(int(lines[last]))
-            rank[last] = own
+    def _displaced(self, newcomer: Request) -> Iterator[Request]:
+        return self.policy.displaced(self._waiting, self._waiting.lines(), newcomer)
 
     def resume(self, request: Request) -> None:
         """Take a request back. It keeps the place that its arrival gave it, before all that never ran."""
@@ -142,12 +156,26 @@ class WaitingQueue:
             yield from (request for request in self._waiting if request.arrival >= first)
 
     @property
+    def holds_back(self) -> bool:
+        """Whether requests that come now are held back."""
+        return self._held_from is not None
+
+    @property
     def has_candidates(self) -> bool:
         """Whether there is anybody to look at."""
         if self._held_from is None or self._resumed:
             return len(self) > 0
         first = next(iter(self._waiting), None)
         return first is not None and first.arrival < self._held_from
+
+    @property
+    def num_candidates(self) -> int:
+        """How many there are to look at."""
+        return len(self._resumed) + len(self._candidates())
+
+    def is_held_back(self, request: Request) -> bool:
+        first = self._held_from
+        return first is not None and request.arrival >= first and request in self._waiting
 
     def _candidates(self) -> IntArray:
         """The lines [n] of requests that never ran and are not held back, in the order of arrival."""
@@ -204,14 +232,28 @@ class WaitingQueue:
 
     # Inside
 
-    def _introduce(self, request: Request) -> None:
-        """Tell the policy of a waiting request."""
-        arrival = request.arrival
-        if self.policy.watch is not None:
-            end = request.reusable_len * TOKEN_BYTES
-            length = self.policy.watch.add(arrival, request.namespace, request.packed, end)
-            self._waiting.set_cached_len(arrival, length)
-        self._waiting.set_tag(arrival, self.policy.arrived(request))
+    def _watch_anew(self) -> None:
+        """Keep the cached lengths of all waiting requests true from now on, if the policy reads them."""
+        policy, cache = self.policy, self._cache
+        if policy.reads_cache and cache.shares:
+            policy.weights = Weights() if policy.weighs else None
+            policy.watch = Watch(cache, self._waiting.set_cached_len, policy.weights)
+            for request in self._waiting:
+                self._watch(policy.watch, request)
+        cache.listener = policy.watch
+
+    def _watch(self, watch: Watch, request: Request) -> None:
+        end = request.reusable_len * TOKEN_BYTES
+        length = watch.add(request.arrival, request.namespace, request.packed, end)
+        self._waiting.set_cached_len(request.arrival, length)
+
+    def _forget(self, request: Request) -> None:
+        """The request could not be appended: nothing is left of what that has done."""
+        self.num_tokens -= request.fill_len
+        if request in self._waiting:
+            self._waiting.remove(request)
+        self.policy.dropped(request)
+        self._watch_anew()
 
     def _take_out(self, request: Request) -> bool:
         """Returns whether it had never run."""

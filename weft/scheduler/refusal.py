@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.messages.pooling import MAX_LABEL_IDS, PoolingParams
+from weft.config.numbers import MAX_LABEL_IDS, NUMBERS
+from weft.messages.pooling import PoolingParams
 from weft.messages.requests import GenerateRequest
 from weft.scheduler.settings import PoolingLimits, SchedulerSettings
 
@@ -35,8 +36,18 @@ def refusal(message: GenerateRequest, settings: SchedulerSettings, *, max_len: i
             f"the prompt has {len(prompt):,} tokens and {new:,} are to be generated; together at most {max_len:,} fit",
             400,
         )
-    why_not = _misuse(message, settings)
+    why_not = _out_of_range(message) or _misuse(message, settings)
     return None if why_not is None else Refusal(why_not, 400)
+
+
+def _out_of_range(message: GenerateRequest) -> str:
+    """Which number of a request no column of the scheduler may hold, if one does not fit. Clients hear of it before,
+    with all other numbers."""
+    sampling = message.sampling
+    for name, value in (("priority", message.priority), ("top_k", sampling.top_k), ("seed", sampling.seed)):
+        if value is not None and (wrong := NUMBERS[name].wrong(name, value)):
+            return wrong
+    return ""
 
 
 def _misuse(message: GenerateRequest, settings: SchedulerSettings) -> str | None:

@@ -46,6 +46,7 @@ class Request:
         "fill_len",
         "fresh_from",
         "given_len",
+        "goes_first",
         "group",
         "handle",
         "id",
@@ -53,6 +54,7 @@ class Request:
         "kv_len",
         "max_len",
         "namespace",
+        "num_faults",
         "packed",
         "pooling",
         "prefix_pages",
@@ -65,6 +67,8 @@ class Request:
         "seed",
         "shares_kv",
         "state",
+        "tenant",
+        "timeout_ms",
         "user",
     )
 
@@ -72,7 +76,9 @@ class Request:
         self.id = message.id
         self.rid = message.rid
         self.group = message.group
+        self.tenant = message.tenant
         self.user = message.user
+        self.timeout_ms = message.timeout_ms
         self.priority = message.priority
         self.namespace = message.cache_salt
         self.sampling: SamplingParams = message.sampling
@@ -100,6 +106,16 @@ class Request:
         self.is_locked = False
         self.cached_tokens = 0  # of the prompt, found in the cache at first admission
         self.retractions = 0
+        self.goes_first = False  # before all others, though it never ran
+        self.num_faults = 0  # of the scheduler, while it planned for this request
+
+    def forget_kv(self) -> None:
+        """What it held is held by nobody any more: it waits, with the tokens in `packed`."""
+        self.row = NO_ROW
+        self.state = RequestState.WAITING
+        self.fill_len = len(self.packed) // 4
+        self.kv_len = self.cached_len = self.extend_end = 0
+        self.prefix_pages, self.handle, self.is_locked = NO_PAGES, None, False
 
     @property
     def remaining_prefill(self) -> int:
@@ -124,6 +140,11 @@ class Request:
         return self.extend_end == self.fill_len
 
     @property
+    def is_prefilled(self) -> bool:
+        """Whether all of its tokens are computed, or are being computed by a launched step."""
+        return self.kv_len == self.fill_len
+
+    @property
     def wants_tokens(self) -> bool:
         """False: it ends as soon as its prompt is computed (SGLang: is_prefill_only)."""
         return self.max_len > self.prompt_len
@@ -144,6 +165,9 @@ class Columns:
     For a decoding request `seq_len` counts every token up to the last one, known or still on the device, and the first
     `kv_len` of them have their K and V in the cache (or are given them by a launched step). Mostly one is left for the
     next step, the token sampled last; behind it may stand others that had to follow (`Forced` in `commit.py`).
+    While a prompt is computed, `seq_len` is that of the prompt.
+
+    A row that nobody has is all zeros, but for its epoch: a request finds nothing of the row's former owner.
     """
 
     def __init__(self, num_rows: int, max_len: int) -> None:
@@ -158,7 +182,8 @@ class Columns:
         self.ids: LongArray = np.zeros(num_rows, dtype=np.int64)  # Request.id
         self.requests = np.empty(num_rows, dtype=object)  # Request, or None
         self.seq_len = ints()
-        self.kv_len = ints()
+        self.kv_len = ints()  # tokens that have K and V, or are given them by a launched step
+        self.cached_len = ints()  # of these, those whose pages the prefix cache owns
         self.known_len = ints()  # tokens whose ids are known
         self.prompt_len = ints()
         self.priority: LongArray = np.zeros(num_rows, dtype=np.int64)
@@ -172,13 +197,17 @@ class Columns:
         self.min_p = floats()
         self.seed: LongArray = np.zeros(num_rows, dtype=np.int64)
 
+        others = ("tokens", "epoch", "requests")
+        # What a request enters besides its tokens.
+        self._numbers = [column for name, column in vars(self).items() if name not in others]
+
     def fill(self, request: Request) -> None:
-        """Enter a request that has just got its row."""
+        """Enter a request that has just got its row. Its prefix of `cached_len` tokens is there already."""
         row, sampling = request.row, request.sampling
         self.tokens[row, : request.fill_len] = np.frombuffer(request.packed, dtype=np.int32)
         self.ids[row] = request.id
-        self.requests[row] = request
         self.seq_len[row] = self.known_len[row] = request.fill_len
+        self.kv_len[row] = self.cached_len[row] = request.cached_len
         self.prompt_len[row] = request.prompt_len
         self.priority[row] = request.priority
         self.max_len[row] = request.max_len
@@ -189,11 +218,24 @@ class Columns:
         self.top_k[row] = max(sampling.top_k, 0)
         self.min_p[row] = sampling.min_p
         self.seed[row] = request.seed
+        self.requests[row] = request
 
     def clear(self, row: int) -> None:
         """The request has left its row: results for it that are still to come count no more."""
         self.epoch[row] += 1
         self.requests[row] = None
+        self.tokens[row, : self.known_len[row]] = 0
+        for column in self._numbers:
+            column[row] = 0
+
+    def reset(self) -> None:
+        """All rows are given up, whoever had them."""
+        self.epoch += 1
+        self.requests[:] = None
+        for row in np.flatnonzero(self.known_len).tolist():  # the whole table may be larger than what was ever touched
+            self.tokens[row, : self.known_len[row]] = 0
+        for column in self._numbers:
+            column[:] = 0
 
     def packed(self, row: int, length: int) -> bytes:
         """The first `length` token ids of a row, packed."""

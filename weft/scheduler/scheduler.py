@@ -7,12 +7,15 @@ fit in memory, requests are taken back to the queue; their output is kept.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 
 from weft.executor.plan import BoolArray, IntArray, Result
+from weft.grammar.protocol import NOT_FOLLOWED
 from weft.memory.accounting.audit import audit
 from weft.memory.allocator import PageAllocator
 from weft.memory.prefix_cache import TOKEN_BYTES, NoPrefixCache, PrefixCache
@@ -21,11 +24,12 @@ from weft.memory.rows import RowTable
 from weft.messages.control import Stats
 from weft.messages.replies import Finish, FinishReason, StepOutput
 from weft.messages.requests import Abort, GenerateRequest
-from weft.scheduler.admission import AddResult, PrefillAdder
+from weft.scheduler.admission import AddResult, Lack, PrefillAdder, Shortage
 from weft.scheduler.batch import Batch, RunningBatch
 from weft.scheduler.commit import commit
 from weft.scheduler.counters import Counters
 from weft.scheduler.deadlines import Deadlines
+from weft.scheduler.drain import Drain
 from weft.scheduler.events import Diary, Event, EventKind, Stop
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.pace import Pace
@@ -41,15 +45,19 @@ from weft.scheduler.retraction import careful_ratio, retract
 from weft.scheduler.seeds import seed_of
 from weft.scheduler.settings import SchedulerSettings
 
+STOPS = {
+    Lack.MEMORY: Stop.NO_TOKEN,
+    Lack.TOKENS: Stop.BUDGET,
+    Lack.TIME: Stop.TIME,
+    Lack.OPEN_PROMPT: Stop.OPEN_PROMPT,
+}
+
 
 class Scheduler:
     def __init__(
         self,
         settings: SchedulerSettings,
         parts: Sequence[Part] = (),
-        *,
-        counters: Counters | None = None,
-        first_step: int = 0,
     ) -> None:
         self.settings = settings
         page_size, num_rows = settings.page_size, settings.sized_for.max_running_requests
@@ -57,11 +65,11 @@ class Scheduler:
         self.columns = Columns(num_rows, settings.context_length)
         rows = RowTable(num_rows, settings.context_length, settings.max_running_requests)
         self.kv = KvMemory(rows, PageAllocator(settings.num_pages, page_size), cache, self.columns)
-        self.counters = counters or Counters()
+        self.counters = Counters()
         self.diary = Diary()
         self._now = 0.0  # as of the last call that told
         self._moments = Moments(parts)
-        self._planner = Planner(self.kv, self._moments, first_step)
+        self._planner = Planner(self.kv, self._moments)
         self._is_eos: BoolArray = np.zeros(settings.vocab_size, dtype=np.bool_)
         self._is_eos[list(settings.eos_token_ids)] = True
         self.max_len = min(settings.context_length, self.kv.capacity)
@@ -77,7 +85,12 @@ class Scheduler:
         self.batch_is_full = False  # nothing can be admitted before something ends
         self.new_token_ratio = NewTokenRatio(settings.schedule_conservativeness)
         self.deadlines = Deadlines(max_queue_s=settings.max_queue_s, max_run_s=settings.max_run_s)
+        self._drain = Drain()
+        self._seen: set[int] = set()  # requests that the last pass over the queue has looked at
+        self._output: StepOutput | None = None  # of the last result, until it is told
         self._finished: list[Finish] = []  # since the last output
+        self._faults: list[Exception] = []  # that were raised, and end nothing: for whoever reports them
+        self.is_in_doubt = False  # something was left half way: the books are to begin anew before the next step
 
     # Requests come and go
 
@@ -103,16 +116,53 @@ class Scheduler:
         max_len = self.max_len if sampling.max_new_tokens is None else prompt_len + sampling.max_new_tokens
         seed = seed_of(self.settings.seed, number) if sampling.seed is None else sampling.seed
         request = Request(message, max_len=max_len, seed=seed, arrival=number, arrival_s=now)
-        self.requests[request.id] = request
-        self.deadlines.arrived(request, message.timeout_ms)
+        request.goes_first = first
+        self._enter(request, message.timeout_ms, first=first)
         if first:
-            self.waiting_queue.resume(request)
             return
-        self.waiting_queue.append(request)
-        limits = self.settings.max_queued_requests, self.settings.max_queued_tokens
-        for loser in self.waiting_queue.overflow(request, *limits):
+        places = self.settings.max_queued_requests + self._rows_to_give
+        for loser in self.waiting_queue.overflow(request, places, self.settings.max_queued_tokens):
             self.counters.num_queue_full += 1
             self._finish(loser, "error", message=QUEUE_IS_FULL.message, status=QUEUE_IS_FULL.status)
+
+    @property
+    def _rows_to_give(self) -> int:
+        """Rows that the next pass gives to those that wait: so many are not going to stand in the queue."""
+        gives_none = self.batch_is_full or self.waiting_queue.holds_back
+        return 0 if gives_none else self.kv.rows.num_free
+
+    def _enter(self, request: Request, timeout_ms: int, *, first: bool) -> None:
+        """Open a request: all of it, or, if anything raises, nothing."""
+        join = self.waiting_queue.resume if first else self.waiting_queue.append
+        try:
+            join(request)
+            self.deadlines.arrived(request, timeout_ms)
+        except BaseException:
+            if request in self.waiting_queue:
+                self.waiting_queue.remove(request)
+            self.deadlines.forget(request)
+            raise
+        self.requests[request.id] = request
+
+    def fail(self, id: int, message: str, status: int = 500) -> None:
+        """End a request with an error, whether it is open or could not even be opened."""
+        request = self.requests.get(id)
+        if request is not None:
+            self._finish(request, "error", message=message, status=status, keep=False)
+            return
+        if self.diary.is_open(id):
+            self.diary.finished(id, f"error: {message}", 0, self._now, self.num_steps)
+        self._finished.append(Finish(id=id, reason="error", message=message, status=status))
+
+    def has_ended(self, id: int) -> bool:
+        """Whether the final word on this request is among those that are still to be said."""
+        return any(finish.id == id for finish in self._finished)
+
+    def take_faults(self) -> list[Exception]:
+        """What was raised since the last call when somebody was told of a request's end, or when all was computed
+        anew. It has ended all the same, and everybody else was told."""
+        faults, self._faults = self._faults, []
+        return faults
 
     def abort(self, message: Abort) -> None:
         """End requests in whatever state they are. Unknown ones are ignored: they have just finished."""
@@ -131,46 +181,87 @@ class Scheduler:
         keep: bool = True,
     ) -> None:
         """Give up all that a request holds and say its final word. `keep` leaves what it computed to the cache."""
-        if request.row == NO_ROW:
-            self.waiting_queue.remove(request)
-            num_output = request.fill_len - request.prompt_len
-        else:
-            num_output = self.columns.num_output(request.row)
-            self._leave(request, keep=keep)
+        has_row = request.row != NO_ROW
+        known_len = int(self.columns.known_len[request.row]) if has_row else request.fill_len
+        num_output = known_len - request.prompt_len
+        try:
+            if has_row:
+                self._leave(request, keep=keep)
+            else:
+                self._tell(self.waiting_queue.remove, request)
+        finally:  # whatever is left of it in the books then, it has ended
+            self._say_end(request, reason, num_output, matched, message, status)
+
+    def _say_end(
+        self,
+        request: Request,
+        reason: FinishReason,
+        num_output: int,
+        matched: int | None,
+        message: str,
+        status: int,
+    ) -> None:
+        """The final word on a request. It is said whatever raises on the way."""
         request.state = RequestState.FINISHED
         del self.requests[request.id]
-        for end in self._moments.end:
-            end(request, reason, self._now, self.kv)
-        detail = f"{reason}, {num_output:,} tokens" + (f": {message}" if message else "")
-        story = self.diary.finished(request.id, detail, num_output, self._now, self.num_steps)
         self.counters.num_aborted += reason == "abort"
-        self._finished.append(
-            Finish(
-                id=request.id,
-                reason=reason,
-                matched=matched,
-                message=message,
-                status=status,
-                prompt_tokens=request.prompt_len,
-                completion_tokens=num_output,
-                cached_tokens=request.cached_tokens,
-                queue_s=max(request.admitted_s - request.arrival_s, 0.0),
-                prefill_s=story.prefill_s,
-                retractions=request.retractions,
+        prefill_s = 0.0
+        try:
+            for end in self._moments.end:
+                self._tell(end, request, reason, self._now, self.kv)
+            detail = f"{reason}, {num_output:,} tokens" + (f": {message}" if message else "")
+            prefill_s = self.diary.finished(request.id, detail, num_output, self._now, self.num_steps).prefill_s
+        finally:
+            self._finished.append(
+                Finish(
+                    id=request.id,
+                    reason=reason,
+                    matched=matched,
+                    message=message,
+                    status=status,
+                    prompt_tokens=request.prompt_len,
+                    completion_tokens=num_output,
+                    cached_tokens=request.cached_tokens,
+                    queue_s=max(request.admitted_s - request.arrival_s, 0.0),
+                    prefill_s=prefill_s,
+                    retractions=request.retractions,
+                    retry_after_s=self._retry_after_s(status),
+                )
             )
-        )
+
+    def _retry_after_s(self, status: int) -> int:
+        """When to come again, for those whom the queue has refused or kept for too long; 0: nothing is said of it."""
+        return self._drain.retry_after_s(len(self.waiting_queue), self._now) if status == 503 else 0
+
+    def _tell(self, hook: Callable[..., None], *what: object, **more: object) -> None:
+        """Tell of an end. What is raised is kept for `take_faults`: an end may not be left half way."""
+        try:
+            hook(*what, **more)
+        except Exception as exc:
+            self._faults.append(exc)
+            self.is_in_doubt = True
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """What is done within moves pages: if it is left half way, the books are in doubt."""
+        try:
+            yield
+        except BaseException:
+            self.is_in_doubt = True
+            raise
 
     def _leave(self, request: Request, *, keep: bool = True) -> None:
         """Take a request out of its row, and so out of the batch, with all tokens that are known."""
-        request.packed = self.columns.packed(request.row, int(self.columns.known_len[request.row]))
-        for release in self._moments.release:
-            release(request)
-        self.waiting_queue.policy.left(request)
-        if request is self.chunked_req:
-            self.chunked_req = None
-        self.running_batch.remove(request.row)
-        self.kv.release(request, keep=keep)
-        self.batch_is_full = False
+        with self._whole():
+            request.packed = self.columns.packed(request.row, int(self.columns.known_len[request.row]))
+            for release in self._moments.release:
+                self._tell(release, request)
+            self._tell(self.waiting_queue.policy.left, request)
+            if request is self.chunked_req:
+                self.chunked_req = None
+            self.running_batch.remove(request.row)
+            self.kv.release(request, keep=keep)
+            self.batch_is_full = False
 
     # The next step
 
@@ -180,14 +271,20 @@ class Scheduler:
         With `in_flight` (the result of the last step is not known yet) None may also mean that the next step depends on
         that result: commit it, then ask again.
         """
+        self._seen.clear()
         self.expire(now)
         self.merge_last_batch()
         if victims := self._preemption.victims(now, self.chunked_req, self.new_token_ratio.current):
             if in_flight:
+                self._note_no_walk(Stop.ROOM)
                 return None
             for victim in victims:
                 self.take_back(victim, "a request of a far higher priority takes its place")
-        batch = None if self.pace.decode_is_due() else self.get_new_batch_prefill()
+        if self.pace.decode_is_due():
+            self._note_no_walk(Stop.TURN)
+            batch = None
+        else:
+            batch = self.get_new_batch_prefill()
         if batch is None:
             batch = self.update_running_batch(in_flight=in_flight)
         self.last_batch = batch
@@ -205,24 +302,32 @@ class Scheduler:
 
     def merge_last_batch(self) -> None:
         """What the last step prefilled goes into the cache; prompts that are done join the running batch."""
-        if self.last_batch is None:
+        if self.last_batch is None or not self.last_batch.prefills:
+            self.last_batch = None
             return
         joining = []
-        for request in self.last_batch.prefills:
-            if request.state is not RequestState.PREFILLING:
-                continue  # it has ended meanwhile
-            self.kv.share(request)
-            if request is not self.chunked_req:
-                request.state = RequestState.DECODING
-                joining.append(request.row)
-        self.running_batch.merge(joining)
-        self.last_batch = None
+        with self._whole():
+            for request in self.last_batch.prefills:
+                if request.state is not RequestState.PREFILLING:
+                    continue  # it has ended meanwhile
+                self.kv.share(request)
+                is_open = request is self.chunked_req
+                assert request.is_prefilled != is_open, (
+                    f"{request.rid} has {request.kv_len} of its {request.fill_len} tokens, "
+                    f"and is {'' if is_open else 'not '}the open chunk"
+                )
+                if request.is_prefilled:
+                    request.state = RequestState.DECODING
+                    joining.append(request.row)
+            self.running_batch.merge(joining)
+            self.last_batch = None
 
     def get_new_batch_prefill(self) -> Batch | None:
         """Admit waiting requests as far as memory and the budgets of a step allow. None if nothing can run.
 
         The open chunk goes first, also when the batch is full: it holds its row, and only its progress gives it back.
         """
+        self.diary.begin_walk()
         if self.chunked_req is None:
             if not self.waiting_queue.has_candidates:
                 return None
@@ -236,8 +341,15 @@ class Scheduler:
         if self.chunked_req is not None:
             sharing.picked(self.chunked_req)
             chunked, self.chunked_req = self.chunked_req, adder.add_chunked_req(self.chunked_req)
-            self._note(chunked, EventKind.CHUNK, _piece(chunked) if adder.can_run else "no KV memory to go on")
-        picked = self._pick_waiting(adder, sharing) if not self.batch_is_full else []
+            if adder.can_run:
+                self._note(chunked, EventKind.CHUNK, _piece(chunked))
+            else:
+                self._note(chunked, EventKind.STALLED, lacking(adder.shortage))
+        picked = []
+        if not self.batch_is_full:
+            picked = self._pick_waiting(adder, sharing)
+        elif self.waiting_queue.has_candidates:
+            self._note_pass(Stop.FULL)
         if not adder.can_run:
             return None
         for request in picked:
@@ -264,18 +376,24 @@ class Scheduler:
     def _pick_waiting(self, adder: PrefillAdder, sharing: PrefixSharing) -> list[Request]:
         """Walk the queue in the policy's order and add what fits, up to the first that does not."""
         picked: list[Request] = []
+        num_seen = 0
         for request in self.waiting_queue.order(self._now):
+            num_seen += 1
+            self._seen.add(request.id)
             if len(picked) >= self.kv.rows.num_free:
                 self.batch_is_full = True
                 self._note_pass(Stop.NO_ROW, request)
                 break
             if any(admit(request) is Verdict.WAIT for admit in self._moments.admit):
                 self._note(request, EventKind.HELD, "not ready yet")
+                self.waiting_queue.policy.passed_over(request)
                 continue
             self.kv.match(request)
             if sharing.defers(request):
                 self._note(request, EventKind.DEFERRED, "another request of this step computes its prefix")
+                self.waiting_queue.policy.passed_over(request)
                 if sharing.num_deferred == sharing.MAX_DEFERRED:
+                    self._note_pass(Stop.DEFERRED)
                     break
                 continue
             num_before = len(adder.can_run)
@@ -284,22 +402,23 @@ class Scheduler:
                 picked.append(request)
                 sharing.picked(request)
             if result is AddResult.NO_TOKEN:
-                # Full only if something can be served: else admission would stay shut for ever.
-                self.batch_is_full = bool(adder.can_run) or len(self.running_batch) > 0
+                self.batch_is_full = True
             if result is not AddResult.CONTINUE:
                 self._note_stop(result, request, adder, was_picked=len(adder.can_run) > num_before)
                 break
+        else:  # the order has come to its end
+            if num_seen < self.waiting_queue.num_candidates:
+                self._note_pass(Stop.POLICY)
         return picked
 
     def _note_stop(self, result: AddResult, request: Request, adder: PrefillAdder, *, was_picked: bool) -> None:
-        """Write down why the walk over the queue ended."""
+        """Write down why the walk over the queue ended, in the numbers of the moment at which it did."""
         if was_picked:
             self._note_pass(Stop.BUDGET if result is AddResult.OTHER else Stop.NO_TOKEN)
-        elif result is AddResult.OTHER:
-            self._note_pass(Stop.BUDGET, request, needed=request.remaining_prefill, available=adder.rem_step_tokens)
-        else:
-            needed = adder.needed_tokens(request)
-            self._note_pass(Stop.NO_TOKEN, request, needed=needed, available=int(adder.rem_total_tokens))
+            return
+        shortage = adder.shortage
+        assert shortage is not None, "a request was refused without a reason"
+        self._note_pass(STOPS[shortage.lack], request, shortage)
 
     def _admit(self, request: Request) -> None:
         """Give a picked request its row."""
@@ -308,6 +427,7 @@ class Scheduler:
         )
         if request.admitted_s < 0:
             request.admitted_s = self._now
+            self._drain.admitted(self._now)
             self.deadlines.admitted(request)
             request.cached_tokens = request.cached_len
             self.counters.num_prompt_tokens += request.prompt_len
@@ -343,7 +463,7 @@ class Scheduler:
         if not len(rows):
             if not len(self.running_batch):
                 self.new_token_ratio.reset()
-                self.batch_is_full = False
+                self.batch_is_full = False  # nothing that could end would open admission again
             return None
         if self._decode_fits(rows):
             self.new_token_ratio.decay()
@@ -387,6 +507,13 @@ class Scheduler:
         for take in self._moments.commit:
             take(batch, self.columns, result, replies)
         outcome = commit(self.columns, batch, result, self._is_eos, replies.ends, replies.forced)
+        # From here on the tokens are among those that are known, so they must be told whatever raises.
+        self._output = StepOutput(
+            ids=outcome.ids.tobytes(),
+            tokens=outcome.tokens.tobytes(),
+            logprobs=replies.logprobs,
+            given=replies.given,
+        )
         self.counters.num_generated_tokens += len(outcome.tokens)
         for request in batch.prefills:
             if request.row != NO_ROW and self.columns.num_output(request.row):
@@ -394,54 +521,126 @@ class Scheduler:
         for end in outcome.ends:
             request = self.columns.requests[end.row]
             if end.reason == "error":
-                self._finish(request, "error", message=end.message, status=500, keep=False)
+                status = 400 if end.message.startswith(NOT_FOLLOWED) else 500  # a grammar is its user's
+                self._tell(self._finish, request, "error", message=end.message, status=status, keep=False)
             else:
-                self._finish(request, end.reason, matched=end.matched)
-        ids, tokens = outcome.ids.tobytes(), outcome.tokens.tobytes()
+                self._tell(self._finish, request, end.reason, matched=end.matched)
+        return self.take_output()
+
+    def take_output(self) -> StepOutput | None:
+        """What is to be told: tokens of the last result, and final words, also those that no result brought (of refused
+        and aborted requests)."""
+        output, self._output = self._output or StepOutput(), None
         finished, self._finished = self._finished, []
-        output = StepOutput(ids=ids, tokens=tokens, logprobs=replies.logprobs, given=replies.given, finished=finished)
-        return output if ids or finished or replies.given else None
+        if finished:
+            output = msgspec.structs.replace(output, finished=finished)
+        return output if output.ids or output.finished or output.given else None
+
+    # Faults
 
     def process_batch_failure(self, batch: Batch, message: str) -> None:
         """A step failed on the device: its requests end with an error. No step is in flight."""
-        self.recompute(set(self.columns.ids[batch.rows].tolist()), message, "a step failed on the device")
+        self.recompute(self.open_ids(batch), message, "a step failed on the device")
 
-    def recompute(self, failed: set[int], message: str, why: str) -> None:
+    def open_ids(self, batch: Batch) -> set[int]:
+        """The requests of a batch that are still open."""
+        is_live = self.columns.epoch[batch.rows] == batch.epochs
+        return set(self.columns.ids[batch.rows[is_live]].tolist())
+
+    def suspects(self) -> set[int]:
+        """Whom to end after a fault in planning: those for whom it is not the first.
+
+        A fault that goes with a request would come again and again, so nobody is planned for a third time. Those are
+        counted that have a row or were looked at in the last pass; all, if there are none.
+        """
+        concerned = [one for one in self.requests.values() if one.row != NO_ROW or one.id in self._seen]
+        suspects = set()
+        for request in concerned or self.requests.values():
+            request.num_faults += 1
+            if request.num_faults > 1:
+                suspects.add(request.id)
+        return suspects
+
+    def recompute(self, failed: set[int], message: str, why: str, *, in_doubt: bool = False) -> None:
         """Trust nothing that was computed: end the requests with the ids `failed` with an error, compute others anew.
 
-        No step is in flight.
+        The books of memory begin anew, whatever stood in them; `in_doubt`: so does the queue, and its policy forgets
+        what it has seen. If anything raises on the way, all is done again in that manner. No step is in flight.
         """
-        self.last_batch = None
-        for request in list(self.requests.values()):
-            if request.id in failed:
-                self._finish(request, "error", message=message, status=500, keep=False)
-            elif request.row != NO_ROW:
-                self.diary.retracted(request.id, f"{why}: all is computed anew", self._now, self.num_steps)
-                self._leave(request, keep=False)
-                request.fill_len = len(request.packed) // TOKEN_BYTES
-                request.state = RequestState.WAITING
-                self.waiting_queue.resume(request)
-        self.kv.reset_cache()
+        try:
+            self._recompute(failed, message, why, in_doubt=in_doubt)
+        except Exception as exc:
+            self._faults.append(exc)
+            self._recompute(failed, message, why, in_doubt=True)
 
-    def take_finished(self) -> StepOutput | None:
-        """Final words that no result brought: refused and aborted requests."""
-        finished, self._finished = self._finished, []
-        return StepOutput(finished=finished) if finished else None
+    def _recompute(self, failed: set[int], message: str, why: str, *, in_doubt: bool) -> None:
+        """May be called again where it was left by an exception: until the rows are reset, each request's tokens are
+        where they were, and then in `Request.packed`."""
+        self.last_batch = None
+        self.chunked_req = None
+        self.batch_is_full = False
+        with_row = [request for request in self.requests.values() if request.row != NO_ROW]
+        for request in with_row:
+            request.packed = self.kv.known_tokens(request)
+        for request in with_row:
+            for release in self._moments.release:
+                self._tell(release, request)
+            if not in_doubt:
+                self.waiting_queue.policy.left(request)
+        if in_doubt:
+            self.kv.cache.listener = None  # it is made anew below
+        self.running_batch.reset()
+        self.kv.reset()
+        for request in self.requests.values():
+            request.forget_kv()
+        if in_doubt:
+            policy = make_policy(self.settings.policy, self._scene)
+            self.waiting_queue.begin_anew(policy, self.requests.values())
+        else:
+            for request in with_row:
+                self.waiting_queue.resume(request)
+        self.is_in_doubt = False
+        for id in sorted(failed & self.requests.keys()):
+            self._finish(self.requests[id], "error", message=message, status=500)
+        for request in with_row:
+            if request.id in self.requests:
+                self.diary.retracted(request.id, f"{why}: all is computed anew", self._now, self.num_steps)
 
     # Looking on
 
     def _note(self, request: Request, kind: EventKind, detail: str) -> None:
         self.diary.note(request.id, Event(self._now, self.num_steps, kind, detail))
 
-    def _note_pass(self, stop: Stop, at: Request | None = None, *, needed: int = 0, available: int = 0) -> None:
+    def _note_pass(self, stop: Stop, at: Request | None = None, shortage: Shortage | None = None) -> None:
+        """The walk over the queue ends, for what the request `at` lacks, if there is one."""
         id = -1 if at is None else at.id
-        step = self.num_steps
-        self.diary.note_pass(self._now, step, stop, id, needed, available, self.kv.available)
+        if shortage is None:
+            self.diary.note_pass(self._now, self.num_steps, stop, id)
+            return
+        self.diary.note_pass(
+            self._now,
+            self.num_steps,
+            stop,
+            id,
+            needed=shortage.needed,
+            available=shortage.available,
+            free=shortage.free,
+        )
+
+    def _note_no_walk(self, stop: Stop) -> None:
+        """Nobody looks at the queue before the next step, if somebody stands in it."""
+        if self.waiting_queue.has_candidates:
+            self.diary.begin_walk()
+            self._note_pass(stop)
+
+    def note_device_is_busy(self) -> None:
+        """No step is planned, for the device does something else, or its memory is released."""
+        self._note_no_walk(Stop.DEVICE)
 
     @property
     def has_work(self) -> bool:
         """Whether a request is open, or a final word is still to be said."""
-        return bool(self.requests or self._finished)
+        return bool(self.requests or self._finished or self._output)
 
     @property
     def num_steps(self) -> int:
@@ -450,15 +649,17 @@ class Scheduler:
 
     def set_policy(self, name: str) -> None:
         """Order the waiting requests by this policy from now on. Raises UnknownPolicy."""
+        settings = replace(self.settings, policy=name)
         self.waiting_queue.use(make_policy(name, self._scene))
-        self.settings = replace(self.settings, policy=name)
+        self.settings = settings
         self.batch_is_full = False  # another first one may fit
 
     def flush_cache(self) -> bool:
         """Empty the prefix cache. Only while no request has a row."""
         if len(self.requests) > len(self.waiting_queue):
             return False
-        self.kv.reset_cache()
+        with self._whole():
+            self.kv.reset_cache()
         return True
 
     def stats(self) -> Stats:
@@ -482,12 +683,25 @@ class Scheduler:
     def audit(self) -> None:
         """Check the books: every page has one owner. Raises BrokenBooks. Cost: proportional to the pool."""
         audit(self.kv.allocator, self.kv.cache, self.held_pages())
-        assert not self.kv.ledger.imbalance, f"the ledger is off by {self.kv.ledger.imbalance} pages"
+        assert not self.kv.imbalance, f"the sum of all pages is off by {self.kv.imbalance}"
 
     def held_pages(self) -> dict[str, IntArray]:
         """The pages that each request with a row owns by itself, by its name."""
         requests = [request for request in self.requests.values() if request.row != NO_ROW]
         return {f"{request.rid} (request {request.id})": self.kv.held_pages(request) for request in requests}
+
+
+def lacking(shortage: Shortage | None) -> str:
+    """Why an open prompt does not go on."""
+    assert shortage is not None, "a request was refused without a reason"
+    needed, available = shortage.needed, shortage.available
+    match shortage.lack:
+        case Lack.MEMORY:
+            return f"no KV memory to go on: {needed:,} tokens are needed, {available:,} are available"
+        case Lack.TIME:
+            return f"no time to go on: the next tokens of running requests are due; it has {needed:,} to compute"
+        case _:
+            return f"the step has no tokens left to go on: {available:,} of the {needed:,} that it has to compute"
 
 
 def _piece(request: Request) -> str:

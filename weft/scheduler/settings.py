@@ -10,6 +10,7 @@ class SessionLimits:
     """How much of the engine's memory sessions may take, besides KV that gives way."""
 
     max_sessions: int = 256
+    max_per_owner: int = 0  # of one owner that has a name; 0: as many as there may be
     max_turns: int = 1_000  # of one session
     max_tokens: int = 131_072  # of one session, all its turns together
     timeout_s: float = 600.0  # after so long without a request it is closed; 0: never
@@ -38,7 +39,7 @@ class SchedulerSettings:
     aging_s: float = 0.0  # who has waited so long gets turns of its own, whatever the policy; 0: nobody
     low_priority_first: bool = False
     preemption_threshold: int = 10  # lead in priority above which a waiting request takes a running one's place
-    tenant_weights: tuple[tuple[str, float], ...] = ()  # user and share, for the policy "fair"; others have 1
+    tenant_weights: tuple[tuple[str, float], ...] = ()  # name and share, for the policy "fair"; others have 1
     max_step_s: float = 0.0  # bound on the time between two tokens of a running request; 0: none
     max_prefill_tokens: int = 16_384
     chunked_prefill_size: int | None = None  # None: prompts are never cut
@@ -62,4 +63,8 @@ class SchedulerSettings:
         if self.chunked_prefill_size is not None and self.chunked_prefill_size < self.page_size:
             raise ValueError(
                 f"chunked_prefill_size is {self.chunked_prefill_size}; it must be at least page_size ({self.page_size})"
+            )
+        if self.chunked_prefill_size is not None and self.max_prefill_tokens < self.page_size:
+            raise ValueError(
+                f"max_prefill_tokens is {self.max_prefill_tokens}; it must be at least page_size ({self.page_size})"
             )

@@ -7,7 +7,7 @@ touched one by one.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,11 @@ DoubleArray: TypeAlias = NDArray[np.float64]
 
 NUM_HEAD = 64  # the first so many are found without sorting the rest
 COLUMNS = ("is_used", "arrival", "arrival_s", "fill_len", "cached_len", "max_len", "priority", "tag")
+
+
+class Notes(NamedTuple):
+    cached_len: LongArray  # [n]
+    tag: LongArray  # [n]
 
 
 class Waiting:
@@ -51,16 +56,17 @@ class Waiting:
         if self._end == len(self.is_used):
             self._make_room()
         line = self._end
-        self._end += 1
-        self._line[request.arrival] = line
-        self._requests[line] = request
-        self.is_used[line] = True
+        # the line counts only when every number has its place: one that a column cannot hold leaves no trace
         self.arrival[line] = request.arrival
         self.arrival_s[line] = request.arrival_s
         self.fill_len[line] = request.fill_len
         self.cached_len[line] = 0
         self.max_len[line] = request.max_len
         self.priority[line] = request.priority
+        self._requests[line] = request
+        self._line[request.arrival] = line
+        self.is_used[line] = True
+        self._end += 1
 
     def remove(self, request: Request) -> None:
         line = self._line.pop(request.arrival)
@@ -72,6 +78,15 @@ class Waiting:
 
     def set_tag(self, arrival: int, tag: int) -> None:
         self.tag[self._line[arrival]] = tag
+
+    def notes(self) -> Notes:
+        """What policies have written beside the requests, for `restore`."""
+        return Notes(self.cached_len.copy(), self.tag.copy())
+
+    def restore(self, notes: Notes) -> None:
+        """As it was when the notes were taken. No request has come or gone since."""
+        self.cached_len[:] = notes.cached_len
+        self.tag[:] = notes.tag
 
     def lines(self) -> IntArray:
         """The lines in use [n], in the order of arrival."""
@@ -102,10 +117,13 @@ class Waiting:
         lines = self.lines()
         n, size = len(lines), len(self.is_used)
         room = size if n <= size // 2 else 2 * size
+        columns = {}
         for name in COLUMNS:
             column = getattr(self, name)
             packed = np.zeros(room, dtype=column.dtype)
             packed[:n] = column[lines]
+            columns[name] = packed
+        for name, packed in columns.items():  # when there was memory for all of them
             setattr(self, name, packed)
         self._requests = [self._requests[line] for line in lines.tolist()] + [None] * (room - n)
         self._line = dict(zip(self.arrival[:n].tolist(), range(n), strict=True))

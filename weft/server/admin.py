@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -12,18 +12,19 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp
 
+from weft.config.generation import KINDS
 from weft.observe import garbage
 from weft.observe.log import EventLog
 from weft.server.body import json_bytes, read_json
 from weft.server.errors import ApiError
 from weft.server.info import Front
 from weft.server.loads import load_of, refresh
+from weft.server.numbers import query_number
 from weft.server.openai.models import Model, ModelList
 
 log = EventLog("admin")
 OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
-MAX_FLUSH_TIMEOUT_S = 600.0
-PATHS = ("journal", "profile_dir", "weights_root")  # settings that are not told
+PATHS = ("generation_config", "journal", "profile_dir", "weights_root")  # settings that are not told
 
 
 class AbortRequest(msgspec.Struct, kw_only=True):
@@ -35,14 +36,7 @@ class AbortRequest(msgspec.Struct, kw_only=True):
 
 async def flush_cache(front: Front, request: Request) -> ASGIApp:
     """Empty the prefix cache; 400 if requests are still running after `?timeout` seconds."""
-    text = request.query_params.get("timeout", "0")
-    try:
-        timeout_s = float(text)
-    except ValueError:
-        timeout_s = math.nan
-    if not 0 <= timeout_s <= MAX_FLUSH_TIMEOUT_S:
-        raise ApiError(400, f"timeout must be 0 to {MAX_FLUSH_TIMEOUT_S:g} seconds", param="timeout")
-    reply = await front.client.flush_cache(timeout_s)
+    reply = await front.client.flush_cache(query_number(request, "timeout", 0.0))
     log.info("flush_cache", rid=request.scope["weft.rid"], success=reply.success)
     if not reply.success:
         raise ApiError(400, reply.message or "the cache was not flushed: requests are running")
@@ -67,10 +61,14 @@ async def freeze_gc(front: Front, request: Request) -> ASGIApp:
 
 
 async def models(front: Front, request: Request) -> ASGIApp:
-    return _json(ModelList(data=[_model(front)]))
+    """What can be asked now: nothing, while the engine loads."""
+    _ = front.client.engine
+    found = _model(front)
+    return _json(ModelList(data=[found], first_id=found.id, last_id=found.id))
 
 
 async def model(front: Front, request: Request) -> ASGIApp:
+    _ = front.client.engine
     front.require_model(request.path_params["id"])
     return _json(_model(front))
 
@@ -78,8 +76,16 @@ async def model(front: Front, request: Request) -> ASGIApp:
 def _model(front: Front) -> Model:
     info, ready = front.info, front.client.ready
     task = "generate" if ready is None or ready.pools is None else ready.pools.task
-    name, created = info.model_name, int(info.started_at)
-    return Model(id=name, created=created, root=name, max_model_len=info.context_length, task=task)
+    name = info.model_name
+    return Model(
+        id=name,
+        created=int(info.started_at),
+        root=name,
+        max_model_len=info.context_length,
+        task=task,
+        display_name=name,
+        created_at=datetime.fromtimestamp(int(info.started_at), UTC).isoformat().replace("+00:00", "Z"),
+    )
 
 
 async def model_info(front: Front, request: Request) -> ASGIApp:
@@ -107,6 +113,8 @@ async def server_info(front: Front, request: Request) -> ASGIApp:
         {
             "version": front.info.version,
             "served_model_name": front.info.model_name,
+            "model_path": front.info.model_name,  # the name that clients use, not a path of this machine
+            "disable_radix_cache": not front.info.settings.get("prefix_cache", True),
             "uptime_s": round(time.time() - front.info.started_at, 3),
             "accepting": front.readiness.accepting,
             "weight_version": front.client.weight_version,
@@ -115,6 +123,7 @@ async def server_info(front: Front, request: Request) -> ASGIApp:
             "max_prompt_tokens": engine.max_prompt_tokens,
             "max_total_num_tokens": engine.kv_tokens,
             "page_size": engine.page_size,
+            "sampling_defaults": {name: getattr(front.info.sampling, name) for name in KINDS},
             "startup": engine.startup,
             "open_completions": front.client.num_open,
             "server": server,

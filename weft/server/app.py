@@ -17,12 +17,14 @@ from weft.config.keys import KeyDigests, read_keys
 from weft.config.limits import Limits
 from weft.config.server import ServerConfig
 from weft.observe.log import EventLog
+from weft.observe.survivable import is_survivable
 from weft.server import (
     admin,
     aliases,
     control,
     flow,
     health,
+    infill,
     insight,
     loads,
     native,
@@ -46,11 +48,13 @@ from weft.server.openai import chat, completions, models
 from weft.server.openai.responses import routes as responses
 from weft.server.openai.responses.models import ResponsesRequest
 from weft.server.openapi import docs_page, openapi_document
+from weft.server.pages import Pages
 from weft.server.pooling import classify, embeddings, scores
 from weft.server.pooling import models as pooled
-from weft.text.chat_template import ChatTemplate, TemplateError
+from weft.text.chat_template import TemplateError
 from weft.text.client import EngineClient
 from weft.text.parsers.formats import find_formats
+from weft.text.renderer import Renderer
 from weft.text.tokenizer import Tokenizer
 
 log = EventLog("server")
@@ -68,6 +72,7 @@ class Operation:
     summary: str
     body: type[msgspec.Struct] | None = None
     answer: type[msgspec.Struct] | None = None
+    query: tuple[str, ...] = ()  # numbers behind the path, which stand in the table of ranges
     access: Access = "user"
 
     @property
@@ -112,6 +117,10 @@ OPERATIONS = (
         answer=models.InputTokens,
     ),
     _get("/v1/responses/{id}", responses.retrieve, "A stored response"),
+    _get(
+        *("/v1/responses/{id}/input_items", responses.list_input_items, "The input of a stored response"),
+        query=("limit",),
+    ),
     Operation(method="DELETE", path="/v1/responses/{id}", handler=responses.delete, summary="Forget a stored response"),
     _post("/v1/responses/{id}/cancel", responses.cancel, "Cancel a background response"),
     _post("/v1/embeddings", embeddings.embeddings, "Vectors of texts", body=pooled.EmbeddingRequest),
@@ -133,6 +142,7 @@ OPERATIONS = (
         *("/api/embeddings", embeddings.ollama_embeddings, "The vector of a text (Ollama, older)"),
         body=pooled.OllamaEmbeddingsRequest,
     ),
+    _post("/infill", infill.infill, "Fill the gap between two texts (llama.cpp)", body=infill.InfillRequest),
     _post("/api/chat", ollama.chat, "Continue a conversation (Ollama)", body=ChatBody),
     _post("/api/generate", ollama.generate, "Continue a text (Ollama)", body=GenerateBody),
     _get("/api/tags", ollama.tags, "The model that is served (Ollama)"),
@@ -174,7 +184,7 @@ OPERATIONS = (
         body=aliases.Invocation,
     ),
     _get("/tokenizer_info", tokens.tokenizer_info, "Special tokens and chat template"),
-    _get("/health", health.health, "Is the engine alive?", access="open"),
+    _get("/health", health.health, "Is the engine there?", access="open"),
     _get("/ping", health.health, "The same as /health (SageMaker)", access="open"),
     _get("/ready", health.ready, "Is new work accepted?", access="open"),
     _get("/health_generate", health.health_generate, "Generate one token"),
@@ -184,11 +194,11 @@ OPERATIONS = (
     _get("/get_model_info", admin.model_info, "Facts about the model"),
     _get("/server_info", admin.server_info, "Settings and state"),
     _get("/get_server_info", admin.server_info, "Settings and state"),
-    _get("/v1/loads", loads.loads, "How busy the engine is"),
+    _get("/v1/loads", loads.loads, "How busy the engine is", query=("dp_rank",)),
     _get("/get_load", loads.get_load, "How busy the engine is, in short"),
     _get("/load", aliases.load, "How many completions are open (vLLM)"),
-    _post("/flush_cache", admin.flush_cache, "Empty the prefix cache", access="admin"),
-    _post("/reset_prefix_cache", admin.flush_cache, "The same (vLLM)", access="admin"),
+    _post("/flush_cache", admin.flush_cache, "Empty the prefix cache", query=("timeout",), access="admin"),
+    _post("/reset_prefix_cache", admin.flush_cache, "The same (vLLM)", query=("timeout",), access="admin"),
     _post(
         *("/abort_requests", aliases.abort_requests, "Abort requests, all if none is named (vLLM)"),
         body=aliases.AbortManyRequest,
@@ -253,7 +263,7 @@ OPERATIONS = (
         body=weights.Tags,
         access="admin",
     ),
-    _get("/requests", insight.list_requests, "The queue and the open requests", access="admin"),
+    _get("/requests", insight.list_requests, "The queue and the open requests", query=("limit",), access="admin"),
     _get("/requests/{rid:path}", insight.explain_request, "What happened to a request, and why", access="admin"),
     _post("/audit", insight.audit, "Check who owns each page of KV memory", access="admin"),
     _post("/block", flow.block, "Hold back new requests", access="admin"),
@@ -289,12 +299,14 @@ def create_app(
         info=info,
         readiness=readiness,
         limits=limits,
+        infill=tokenizer.infill,
         formats=find_formats(config.tool_call_parser, config.reasoning_parser, load_sources(tokenizer, config)),
     )
     operations = (*OPERATIONS, *_documents(info.version))
     routes = Routes(Route(one.path, Endpoint(front, one.handler), methods=[one.method]) for one in operations)
-    origins = [origin.strip() for origin in config.cors_origins.split(",") if origin.strip()]
-    keys = Keys(digests, open_metrics=config.open_metrics, origins=origins)
+    origins = _words(config.cors_origins)
+    pages = Pages(origins=origins, hosts=_words(config.allowed_hosts), bound=config.host)
+    keys = Keys(digests, pages, open_metrics=config.open_metrics)
     app: ASGIApp = Edge(routes, keys, client.metrics, limits, _Routes(operations).find)
     if origins:
         app = CORSMiddleware(
@@ -307,6 +319,10 @@ def create_app(
     return app
 
 
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
 def load_sources(tokenizer: Tokenizer, config: ServerConfig) -> list[str]:
     """The sources of the chat templates in use. Raises `OSError`."""
     if config.chat_template:
@@ -314,15 +330,15 @@ def load_sources(tokenizer: Tokenizer, config: ServerConfig) -> list[str]:
     return list(tokenizer.chat_templates.values())
 
 
-def load_template(tokenizer: Tokenizer, config: ServerConfig) -> ChatTemplate | None:
+def load_template(tokenizer: Tokenizer, config: ServerConfig) -> Renderer | None:
     """The template of the settings, else the model's own. A broken one of the model only takes the chat away."""
     if config.chat_template:
         [source] = load_sources(tokenizer, config)
-        return ChatTemplate({"default": source}, tokenizer.special_tokens)
+        return Renderer({"default": source}, tokenizer.special_tokens)
     if not tokenizer.chat_templates:
         return None
     try:
-        return ChatTemplate(tokenizer.chat_templates, tokenizer.special_tokens)
+        return Renderer(tokenizer.chat_templates, tokenizer.special_tokens)
     except TemplateError as exc:
         log.warning("no_chat_template", reason=exc)
         return None
@@ -348,11 +364,14 @@ class Endpoint:
         self._handler = handler
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["weft.writers"] = self._front.writers  # for `Answer`
         try:
             answer = await self._handler(self._front, Request(scope, receive))
         except ClientGone:
             return
-        except Exception as exc:
+        except BaseException as exc:
+            if not is_survivable(exc):
+                raise
             answer = error_response(exc)
         await answer(scope, receive, send)
 

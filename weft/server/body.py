@@ -8,17 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import re
-from functools import cache
+from collections.abc import Set
+from functools import cache, partial
+from itertools import islice
 from typing import Any, TypeVar
 
 import msgspec
 import msgspec.inspect
 from starlette.requests import Request
 
+from weft.config.limits import Limits
 from weft.observe.log import EventLog
 from weft.server.errors import ApiError, ClientGone, not_supported
 from weft.server.info import Front
+from weft.server.json_parts import has_more_parts
 from weft.server.limits import check_body, over
+from weft.server.memory import require_room
+from weft.server.numbers import check_numbers
+from weft.server.pages import is_from_browser
 
 log = EventLog("server")
 T = TypeVar("T", bound=msgspec.Struct)
@@ -30,8 +37,14 @@ UNSUPPORTED = frozenset(
     | {"use_beam_search", "length_penalty", "beam_width"}
     | {"return_hidden_states", "return_routed_experts", "return_prompt_token_ids", "return_entropy"}
     | {"documents", "chat_template", "prompt_embeds", "input_embeds", "image_data", "video_data", "audio_data"}
+    | {"return_sampling_mask", "return_cached_tokens_details", "custom_labels"}
+    | {"return_input_ids_in_sglext", "return_output_ids_in_sglext"}
     | {"audio", "modalities", "kv_transfer_params", "bootstrap_host", "bootstrap_room", "repetition_detection"}
 )
+INLINE_LEN = 16_384  # bytes that are decoded on the event loop; larger bodies go to a thread
+LARGE_LEN = 262_144  # bytes from which on decoding is long, and leaves memory to be given back
+MAX_NAMES = 16  # unknown fields that the log names
+MAX_NAME_LEN = 64  # characters of such a name
 MAX_MESSAGE_LEN = 300  # characters of msgspec's words, which repeat the value
 _NOTHING: tuple[Any, ...] = (None, False, [], {}, "")
 _HARMLESS = {"function_call": "none", "modalities": ["text"], "length_penalty": 1}
@@ -39,10 +52,34 @@ _PLACE = re.compile(r" - at `\$\.?(.*)`$")
 
 
 async def read_json(front: Front, request: Request, type: type[T]) -> T:
-    """The body of `request` as a `type`. Raises `ApiError`."""
+    """The body of `request` as a `type`. Raises `ApiError`, or `Busy`."""
     _require_json(request)
     limits = front.limits
+    ready = front.client.ready
+    vocab_size = None if ready is None else ready.vocab_size
+    require_room(0)
     body = await read_body(request, int(limits.max_body_mb * 1_000_000), limits.body_timeout_s)
+    require_room(len(body))
+    if len(body) <= INLINE_LEN:
+        decoded, others = _decoded(limits, vocab_size, body, type)
+    else:
+        request.scope["weft.large_body"] = len(body) >= LARGE_LEN
+        work = partial(_decoded, limits, vocab_size, body, type)
+        decoded, others = await front.readers.run(work, is_long=len(body) >= LARGE_LEN)
+    if others:
+        front.client.metrics.unknown_fields(len(others))
+        log.debug("unknown_fields", names=",".join(name[:MAX_NAME_LEN] for name in islice(others, MAX_NAMES)))
+    return decoded
+
+
+def _decoded(limits: Limits, vocab_size: int | None, body: bytes, type: type[T]) -> tuple[T, Set[str]]:
+    """The body as a `type`, and the names of its fields that are not of that. Raises `ApiError`.
+
+    The decoder does not let go of the interpreter, so the body is measured before.
+    """
+    if len(body) > INLINE_LEN and has_more_parts(body, limits.max_body_parts):
+        message = f"the body has more than {limits.max_body_parts:,} lists, objects and members of objects"
+        raise over("max_body_parts", message)
     try:
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         decoded: T = _decoder(type).decode(body)
@@ -53,14 +90,11 @@ async def read_json(front: Front, request: Request, type: type[T]) -> T:
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise ApiError(400, f"the body is not valid JSON: {exc}") from exc
     check_body(limits, decoded)
+    check_numbers(decoded, vocab_size)
     others = fields.keys() - set(type.__struct_encode_fields__)
     for name in others & UNSUPPORTED:
         _require_nothing(name, fields[name])
-    others -= UNSUPPORTED
-    if others:
-        front.client.metrics.unknown_fields(len(others))
-        log.debug("unknown_fields", names=",".join(sorted(others)))
-    return decoded
+    return decoded, others - UNSUPPORTED
 
 
 async def read_body(request: Request, limit: int, timeout_s: float) -> bytes:
@@ -127,9 +161,16 @@ def _require_nothing(name: str, raw: msgspec.Raw) -> None:
 
 
 def _require_json(request: Request) -> None:
-    """A browser page of another origin can send any body, but not with this type: no request is forged."""
-    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
-    if kind != "application/json" and not kind.endswith("+json"):
+    """A browser page of another origin can send any body, but not with this type: no request is forged.
+
+    Programs may leave the type out, and for Ollama's routes send any: its documented calls are curl's, whose type for
+    JSON is that of a form.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind == "application/json" or kind.endswith("+json"):
+        return
+    may_be_any = not kind or request.scope["path"].startswith("/api/")
+    if is_from_browser(request.headers) or not may_be_any:
         raise ApiError(415, "the content type of the body must be application/json")
 
 
@@ -140,3 +181,9 @@ def _decoder(type: type[T]) -> msgspec.json.Decoder[T]:
 
 def json_bytes(value: Any) -> bytes:
     return msgspec.json.encode(value)
+
+
+def written(value: Any) -> msgspec.Raw:
+    """A part of an answer as it will stand there. Encoding does not let go of the interpreter: who encodes a large
+    answer in parts does, between them."""
+    return msgspec.Raw(json_bytes(value))

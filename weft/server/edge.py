@@ -12,17 +12,20 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from weft.config.limits import Limits
 from weft.observe.call import Call, current, is_safe_name, new_name
+from weft.observe.garbage import Trim
 from weft.observe.log import EventLog
 from weft.observe.metrics import Metrics
+from weft.observe.survivable import is_survivable
 from weft.server.auth import Access, Keys
 from weft.server.errors import ApiError, error_response
-from weft.server.limits import LINGER_BYTES, LINGER_S, over
+from weft.server.limits import over
 
 log = EventLog("server")
 audit = EventLog("audit")
@@ -44,49 +47,70 @@ class Edge:
         self._metrics = metrics
         self._limits = limits
         self._route_of = route_of
+        self._memory = Trim()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await _refuse_other(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        call = Call(self._name(headers), time.perf_counter(), headers.get("traceparent", ""))
+        tenant = self._keys.tenant(scope, headers)
+        call = Call(self._name(headers), time.perf_counter(), headers.get("traceparent", ""), tenant)
         current.set(call)  # for this request alone: each has a task of its own
         scope["weft.rid"] = call.rid
+        scope["weft.key"] = self._keys.key_name(headers)
         route, access = self._route_of(scope["path"])
         method = scope["method"] if scope["method"] in _METHODS else "other"
-        out = _Outgoing(send, call)
+        out = _Outgoing(scope, send, call)
+        if access == "admin":
+            out.on_status = lambda status: self._audit(scope, headers, method, status)
         self._metrics.http_began(route, method)
         try:
-            refusal = self._refusal(scope, headers, access)
-            if refusal is not None:
-                await error_response(refusal)(scope, receive, out)
-            else:
-                await self._app(scope, receive, out)
+            try:
+                await self._answer(scope, headers, access, receive, out)
+            except BaseException as exc:
+                if not is_survivable(exc):
+                    raise
+                answer = error_response(exc)  # logs it
+                if not out.status:
+                    await answer(scope, receive, out)
             if out.is_early:
-                await _linger(receive, out)
-        except Exception as exc:
-            answer = error_response(exc)  # logs it
-            if not out.status:
-                await answer(scope, receive, out)
+                await self._linger(receive, out)
         finally:
             status = out.status or 499  # 499: the client left before its answer
             self._metrics.http_ended(route, status, time.perf_counter() - call.arrived_s)
+            if scope.get("weft.large_body"):
+                self._memory.soon()
             if scope.get("weft.limit"):
                 self._metrics.refused(scope["weft.limit"])
-            if access == "admin":
-                self._audit(scope, headers, method, status)
+            if not out.status:
+                out.on_status(status)
+
+    async def _answer(self, scope: Scope, headers: Headers, access: Access, receive: Receive, out: _Outgoing) -> None:
+        refusal = self._refusal(scope, headers, access)
+        if refusal is not None:
+            await error_response(refusal)(scope, receive, out)
+        else:
+            await self._app(scope, receive, out)
 
     def _refusal(self, scope: Scope, headers: Headers, access: Access) -> ApiError | None:
-        if scope.get("weft.crowded") and access in ("user", "admin"):  # health is told whatever happens
-            most = self._limits.max_connections
-            headers_out = {"retry-after": "1", "connection": "close"}
-            message = f"there are more than {most:,} connections"
-            return ApiError(503, message, headers=headers_out, limit="max_connections")
-        return self._oversized(scope) or self._keys.refusal(scope, headers, access)
+        refusal = self._oversized(scope) or self._keys.refusal(scope, headers, access)
+        if refusal is not None or access not in ("user", "admin"):  # health is told whatever happens
+            return refusal
+        return self._crowded(scope)
+
+    def _crowded(self, scope: Scope) -> ApiError | None:
+        connection: Connection | None = scope.get("weft.connection")
+        if connection is None or connection.let_in():
+            return None
+        most = self._limits.max_connections
+        headers = {"retry-after": "1", "connection": "close"}
+        message = f"there are more than {most:,} connections"
+        return ApiError(503, message, headers=headers, limit="max_connections")
 
     def _audit(self, scope: Scope, headers: Headers, method: str, status: int) -> None:
-        """One line for each administrative call, let through or not: what, by whom, and how it ended."""
+        """One line for each administrative call, let through or not: what, by whom, and how it ended. It is written
+        before the client hears of the end."""
         client = scope.get("client")
         write = audit.info if status < 400 else audit.warning
         write(
@@ -116,6 +140,29 @@ class Edge:
             return over("max_header_bytes", message, status=431)
         return None
 
+    async def _linger(self, receive: Receive, out: _Outgoing) -> None:
+        """Read on for a moment, throwing away what comes, then end the answer, and with it the connection."""
+        left = int(self._limits.linger_mb * 1_000_000)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._limits.linger_s):
+                while left > 0:
+                    message = await receive()
+                    if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                        break
+                    left -= len(message.get("body", b""))
+        await out.end()
+
+
+class Connection(Protocol):
+    """What a request comes in by (`server/protocol.py`)."""
+
+    def let_in(self) -> bool: ...
+
+    def done(self) -> None: ...
+
+    @property
+    def is_receiving(self) -> bool: ...
+
 
 _METHODS = frozenset(["GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"])
 
@@ -123,15 +170,18 @@ _METHODS = frozenset(["GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"
 class _Outgoing:
     """`send`, with the request's name added to the headers and the status kept.
 
-    The end of a 413 is held back until the client has had time to read it: it is still sending, and a closed connection
-    would throw the answer away.
+    The end of an answer that comes before the end of the body is held back until the client has had time to read it:
+    it is still sending, and a closed connection would throw the answer away. Then the connection is closed, so nobody
+    keeps one by a body without end.
     """
 
-    def __init__(self, send: Send, call: Call) -> None:
+    def __init__(self, scope: Scope, send: Send, call: Call) -> None:
+        self._connection: Connection | None = scope.get("weft.connection")
         self._send = send
         self._call = call
         self.status = 0
         self.is_early = False
+        self.on_status: Callable[[int], None] = _unheard
 
     def __call__(self, message: Message) -> Awaitable[None]:
         if message["type"] == "http.response.start":
@@ -141,10 +191,12 @@ class _Outgoing:
                 (b"x-request-id", self._call.rid.encode("ascii")),
                 (b"x-content-type-options", b"nosniff"),  # what a model wrote is never taken for a page
             ]
-            if self.status == 413:
+            if self._connection is not None and self._connection.is_receiving:
                 self.is_early = True
+                self._connection.done()
                 headers.append((b"connection", b"close"))
             message["headers"] = headers
+            self.on_status(self.status)
         elif self.is_early:
             message = {**message, "more_body": True}
         return self._send(message)
@@ -153,17 +205,8 @@ class _Outgoing:
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _linger(receive: Receive, out: _Outgoing) -> None:
-    """Read on for a moment, throwing away what comes, then end the answer."""
-    left = LINGER_BYTES
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(LINGER_S):
-            while left > 0:
-                message = await receive()
-                if message["type"] == "http.disconnect" or not message.get("more_body", False):
-                    break
-                left -= len(message.get("body", b""))
-    await out.end()
+def _unheard(status: int) -> None:
+    """Nobody listens."""
 
 
 async def _refuse_other(scope: Scope, receive: Receive, send: Send) -> None:

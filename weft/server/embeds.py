@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
 
 from weft.messages.control import EngineReady
 from weft.messages.sampling import InvalidParam
+from weft.server.info import Front
 from weft.text.vectors import PARAM, packed_vectors, placeholders
 
+INLINE_LEN = 16_384  # bytes that are read on the event loop
 NOT_GIVEN = msgspec.Raw(b"null")
 _BRACKETS = re.compile(rb"[\s\[]*")
 _FORMS: dict[int, Any] = {0: str, 1: list[str], 2: list[list[float]], 3: list[list[list[float]]]}  # by opening brackets
@@ -22,6 +25,12 @@ class Embeds(NamedTuple):
     ids: list[list[int]]
     vectors: list[bytes]
     is_batch: bool
+
+
+async def embeds_of(front: Front, raw: msgspec.Raw) -> Embeds | None:
+    """`read_embeds`, in a thread if there is much to read."""
+    work = partial(read_embeds, raw, front.client.engine)
+    return work() if memoryview(raw).nbytes <= INLINE_LEN else await front.readers.run(work, is_long=True)
 
 
 def read_embeds(raw: msgspec.Raw, engine: EngineReady) -> Embeds | None:

@@ -20,8 +20,9 @@ from starlette.types import Receive, Scope, Send
 from weft.messages.sampling import InvalidParam
 from weft.observe import call
 from weft.observe.log import EventLog
-from weft.text.client import EngineUnavailable
+from weft.text.client import EngineFault, EngineUnavailable
 from weft.text.tokenizer import ContextExceeded
+from weft.text.turns import Busy
 
 log = EventLog("server")
 MAX_ERROR_LEN = 1_000  # characters of a message
@@ -84,12 +85,14 @@ def not_supported(param: str) -> ApiError:
     return ApiError(400, f"{param} is not supported yet", param=param, code="unsupported_parameter")
 
 
-def failed(status: int, message: str) -> ApiError:
-    """For a completion that the engine ended with an error."""
-    return ApiError(status, message or "the engine failed", headers=_RETRY if status in (429, 503) else None)
+def failed(status: int, message: str, retry_after_s: int = 0) -> ApiError:
+    """For a completion that the engine ended with an error, and the time after which it may be asked again, if that is
+    known."""
+    later = {"retry-after": str(retry_after_s)} if retry_after_s else _RETRY
+    return ApiError(status, message or "the engine failed", headers=later if status in (429, 503) else None)
 
 
-def translated(exc: Exception) -> ApiError:
+def translated(exc: BaseException) -> ApiError:
     """`exc` as the answer that the client gets."""
     match exc:
         case ApiError():
@@ -99,11 +102,15 @@ def translated(exc: Exception) -> ApiError:
             return ApiError(400, message, param=exc.param, code="context_length_exceeded")
         case InvalidParam():
             return ApiError(400, str(exc), param=exc.param)
+        case Busy():
+            return ApiError(503, str(exc), headers=_RETRY)
         case EngineUnavailable():
             return ApiError(503, str(exc), headers=_RETRY)
+        case EngineFault():  # the log has it where it was raised
+            return ApiError(500, str(exc))
         case HTTPException():
             return ApiError(exc.status_code, f"{exc.detail}", headers=exc.headers)
-    log.exception("request_failed", type=type(exc).__name__)
+    log.exception("request_failed", exc, type=type(exc).__name__)
     return ApiError(500, "internal server error")
 
 
@@ -141,7 +148,7 @@ def _form(path: str) -> Callable[[ApiError], bytes]:
     return ollama_error if path.startswith("/api/") else error_json
 
 
-def error_response(exc: Exception) -> Response:
+def error_response(exc: BaseException) -> Response:
     return ErrorAnswer(translated(exc))
 
 

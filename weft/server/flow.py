@@ -83,6 +83,10 @@ async def rpc(front: Front, request: Request) -> ASGIApp:
     """Call a method of the engine; 400 names those there are, or what is wrong with the parameters."""
     body = await read_json(front, request, RpcRequest)
     params = body.params or {}
+    try:
+        msgspec.msgpack.encode(params)
+    except (OverflowError, RecursionError) as exc:
+        raise ApiError(400, f"params cannot be sent to the engine: {exc}", param="params") from exc
     reply = await front.client.call(lambda call: Rpc(call=call, method=body.method, params=params), RpcReply)
     log.info("rpc", method=body.method, success=reply.success)
     if not reply.success:

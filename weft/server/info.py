@@ -8,12 +8,18 @@ from typing import Any
 
 from weft.config.limits import Limits
 from weft.config.server import ServerConfig
+from weft.messages.sampling import SamplingParams
 from weft.server.errors import ApiError
 from weft.server.openai.responses.store import ResponseStore
-from weft.text.chat_template import ChatTemplate
 from weft.text.client import EngineClient
+from weft.text.infill import Infill
 from weft.text.parsers.formats import Formats
+from weft.text.renderer import Renderer
 from weft.text.tokenizer import Tokenizer
+from weft.text.turns import Workers
+
+DEFAULT_MODEL = "default"  # what clients made for SGLang call the model that is served
+WRITER_WAIT_S = 600.0  # what has been generated is not thrown away because others are written first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +31,7 @@ class ServerInfo:
     version: str
     started_at: float  # Unix time
     model_summary: str = ""
+    sampling: SamplingParams = SamplingParams()  # noqa: RUF009 (frozen): what a request gets that does not say otherwise
     settings: Mapping[str, Any] = field(default_factory=dict)  # of the engine, for /server_info; without secrets
 
 
@@ -57,12 +64,15 @@ class Front:
 
     client: EngineClient
     tokenizer: Tokenizer
-    template: ChatTemplate | None
+    template: Renderer | None
     config: ServerConfig
     info: ServerInfo
     readiness: Readiness
     limits: Limits = field(default_factory=Limits)
     responses: ResponseStore = field(default_factory=ResponseStore)
+    readers: Workers = field(default_factory=lambda: Workers(2, "the reader of bodies"))
+    infill: Infill | None = None  # the tokens by which the model fills in the middle
+    writers: Workers = field(default_factory=lambda: Workers(2, "the writer of answers", wait_s=WRITER_WAIT_S))
     formats: Formats = field(default_factory=Formats)  # in which the model writes calls and reasoning
 
     def require_accepting(self) -> None:
@@ -72,8 +82,10 @@ class Front:
             raise ApiError(503, f"the server is {what}", headers={"retry-after": "1"})
 
     def require_model(self, model: str | None) -> None:
-        """Raise `ApiError` 404 unless `model` is the served one, or not given."""
-        if model and model != self.info.model_name:
+        """Raise `ApiError` 404 unless `model` is the served one, not given, or any name will do."""
+        if self.config.any_model_name or model in (None, "", DEFAULT_MODEL):
+            return
+        if model != self.info.model_name:
             raise ApiError(
                 404,
                 f"the model {model[:128]!r} does not exist; this server has {self.info.model_name!r}",

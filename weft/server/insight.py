@@ -12,17 +12,14 @@ from starlette.types import ASGIApp
 from weft.server.body import json_bytes
 from weft.server.errors import ApiError
 from weft.server.info import Front
+from weft.server.numbers import query_number
 
 DEFAULT_LIMIT = 1_000
-MAX_LIMIT = 10_000
 
 
 async def list_requests(front: Front, request: Request) -> ASGIApp:
     """The queue in numbers, and at most `?limit` open requests: those that run, then the queue in its order."""
-    text = request.query_params.get("limit", str(DEFAULT_LIMIT))
-    if not text.isdecimal() or not 1 <= int(text[:9]) <= MAX_LIMIT:
-        raise ApiError(400, f"limit must be 1 to {MAX_LIMIT:,}", param="limit")
-    reply = await front.client.list_requests(int(text))
+    reply = await front.client.list_requests(int(query_number(request, "limit", DEFAULT_LIMIT)))
     return _json({"queue": reply.queue, "requests": reply.requests})
 
 

@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from weft.config.limits import Limits
+from weft.config.numbers import INT64, shown
 from weft.server.errors import ApiError
 
-LINGER_S = 1.0  # an answer that comes before the end of the body is held open, for the client to find it:
-LINGER_BYTES = 64_000_000  # so long, or until so much has come
 HEALTH_TIMEOUT_S = 20.0
 SCRAPE_TIMEOUT_S = 0.5  # for fresh numbers of the engine when metrics are asked for
 
@@ -102,7 +101,9 @@ def check_body(limits: Limits, body: msgspec.Struct) -> None:
         for bound in _BY_FIELD.get(name, ()):
             size, most = bound.size(value), getattr(limits, bound.limit)
             if size > most:
-                raise over(bound.limit, f"{told} has {size:,} {bound.what}; at most {most:,} are allowed", param=told)
+                counted = f"{size:,}" if abs(size) <= INT64 else shown(size)
+                message = f"{told} has {counted} {bound.what}; at most {most:,} are allowed"
+                raise over(bound.limit, message, param=told)
         if name not in _BY_FIELD or name in _STRUCTURED:
             _check_inside(limits, told, value)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
@@ -19,6 +18,7 @@ from weft.server.body import json_bytes
 from weft.server.errors import ApiError
 from weft.server.info import Front
 from weft.server.limits import SCRAPE_TIMEOUT_S
+from weft.server.numbers import query_number
 from weft.text.client import EngineUnavailable
 
 log = EventLog("loads")
@@ -31,8 +31,7 @@ async def loads(front: Front, request: Request) -> ASGIApp:
     format = request.query_params.get("format", "json")
     if format not in FORMATS:
         raise ApiError(400, f"format is {format[:64]!r}; one of {', '.join(FORMATS)} is expected", param="format")
-    if request.query_params.get("dp_rank", "0") != "0":
-        raise ApiError(400, "dp_rank must be 0: there is one engine", param="dp_rank")
+    query_number(request, "dp_rank", 0)  # there is one engine
     found = [await load_of(front)]
     if format == "prometheus":
         return Response(_page(found), media_type="text/plain; version=0.0.4")
@@ -81,7 +80,7 @@ async def load_of(front: Front) -> dict[str, Any]:
         "cache_hit_rate": round(gauges.cache_hit_rate, 4),
         "gen_throughput": round(gauges.gen_throughput, 2),
         "last_gen_throughput": round(gauges.gen_throughput, 2),
-        "stats": msgspec.to_builtins(stats),
+        "stats": {name: getattr(stats, name) for name in stats.__struct_fields__},  # also those that are 0
     }
 
 

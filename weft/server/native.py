@@ -1,9 +1,13 @@
-"""`/generate`, with SGLang's fields and answers: text or ids, one or a batch, streams that repeat the whole text."""
+"""`/generate`, with SGLang's fields and answers: text or ids, one or a batch, streams that repeat the whole text.
+
+Were each token's event to repeat everything, a stream would cost the square of its length. So what a completion has is
+kept as it will be written, and the longer it is, the more must be new before it is told again (`Growing.is_due`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from starlette.requests import Request
@@ -11,13 +15,13 @@ from starlette.types import ASGIApp
 
 from weft.messages.replies import Extra
 from weft.messages.sampling import SamplingParams
-from weft.server.body import json_bytes, read_json
-from weft.server.embeds import NOT_GIVEN, Embeds, read_embeds
+from weft.server.body import json_bytes, read_json, written
+from weft.server.embeds import NOT_GIVEN, Embeds, embeds_of
 from weft.server.errors import ApiError, not_supported
 from weft.server.grammar import grammar_of
 from weft.server.info import Front
 from weft.server.meta_info import meta_info
-from weft.server.native_logprobs import NativeLogprobs, logprob_params, require_start
+from weft.server.native_logprobs import JsonList, NativeLogprobs, logprob_params, require_start
 from weft.server.openai.translate import (
     cache_salt,
     encode_mixed,
@@ -30,11 +34,15 @@ from weft.server.openai.translate import (
 )
 from weft.server.sessions import SessionFields, session_params
 from weft.server.stream import Answer
+from weft.server.tenants import salt_of, tenant_of
 from weft.server.truncation import Side, truncation
 from weft.server.wishes import Wishes, WishFields, wishes
 from weft.text.as_tokens import with_marks
 from weft.text.generation import Completion, Delta, Prompt
 from weft.text.hidden import hidden_states
+
+FREE_LEN = 32_768  # bytes of an answer so far that every event of a stream may repeat
+SPACING = 32  # from there on, an event comes when this part of the last one is new
 
 
 class NativeSampling(WishFields, kw_only=True):
@@ -109,7 +117,7 @@ class GenerateBody(msgspec.Struct, kw_only=True):
 async def generate(front: Front, request: Request) -> ASGIApp:
     body = await read_json(front, request, GenerateBody)
     front.require_model(body.model)
-    embeds = read_embeds(body.input_embeds, front.client.engine)
+    embeds = await embeds_of(front, body.input_embeds)
     sources, is_batch = _sources(body, embeds)
     sampling = _spread("sampling_params", body.sampling_params or NativeSampling(), len(sources))
     with_logprobs = _spread("return_logprob", body.return_logprob or False, len(sources))
@@ -120,15 +128,17 @@ async def generate(front: Front, request: Request) -> ASGIApp:
     wanted_ids = _wanted_ids(body.token_ids_logprob, len(sources))
     logprobs = [logprob_params(*own) for own in zip(with_logprobs, starts, top, wanted_ids, strict=True)]
     made: dict[int, Wishes] = {id(own): _wishes(body, own) for own in sampling}  # many prompts may have the same
-    params = [_params(*fields, made[id(fields[0])]) for fields in zip(sampling, logprobs, strict=True)]
+    params = [
+        _params(front.info.sampling, *fields, made[id(fields[0])]) for fields in zip(sampling, logprobs, strict=True)
+    ]
     states = _spread("return_hidden_states", body.return_hidden_states or False, len(sources))
     params = [_with_states(*fields) for fields in zip(params, states, strict=True)]
     for one in params:
         one.check(front.client.engine.vocab_size)
     rids = _rids(request, body.rid, len(sources))
     fields = _spread("session_params", body.session_params, len(sources))
-    sessions = [session_params(front, own, n=one.n) for own, one in zip(fields, params, strict=True)]
-    salt = cache_salt(body.cache_salt, body.extra_key)
+    sessions = [session_params(front, request, own, n=one.n) for own, one in zip(fields, params, strict=True)]
+    salt = salt_of(front, request, cache_salt(body.cache_salt, body.extra_key))
     cut, context_len = truncation(body, auto=front.config.auto_truncate), front.info.context_length
     ids = await encode_mixed(front, sources, add_special_tokens=True, truncates=cut is not None)
     if cut is not None:
@@ -141,6 +151,7 @@ async def generate(front: Front, request: Request) -> ASGIApp:
             params=with_marks(one, front.formats.reasoning, front.tokenizer, one_ids),
             rid=rid,
             group=body.rid if isinstance(body.rid, str) else "",
+            tenant=tenant_of(front, request, None),
             priority=body.priority or 0,
             cache_salt=salt,
             timeout_ms=timeout_ms(front, request, body.timeout_ms),
@@ -179,13 +190,12 @@ def _sources(body: GenerateBody, embeds: Embeds | None) -> tuple[Sequence[str | 
     if isinstance(body.text, str):
         return [body.text], False
     if body.text is None:
-        ids = [item for item in body.input_ids or [] if isinstance(item, int)]
-        lists = [item for item in body.input_ids or [] if not isinstance(item, int)]
-        if ids and lists:
+        kinds = set(map(type, body.input_ids or []))  # there may be millions
+        if len(kinds) > 1:
             raise ApiError(400, "input_ids mixes token ids with lists", param="input_ids")
-        if not lists:
-            return [ids], False
-    batch = body.text if body.text is not None else lists
+        if kinds != {list}:
+            return [cast(list[int], body.input_ids or [])], False
+    batch = body.text if body.text is not None else cast(list[list[int]], body.input_ids)
     if not batch:
         raise ApiError(400, "there is no prompt", param="text")
     return batch, True
@@ -216,12 +226,13 @@ def _wishes(body: GenerateBody, sampling: NativeSampling) -> Wishes:
     return wishes(msgspec.structs.replace(sampling, **beside))
 
 
-def _params(body: NativeSampling, logprobs: dict[str, Any], wishes: Wishes) -> SamplingParams:
+def _params(defaults: SamplingParams, body: NativeSampling, logprobs: dict[str, Any], wishes: Wishes) -> SamplingParams:
     for name in _REFUSED:
         if getattr(body, name):
             raise not_supported(f"sampling_params.{name}")
     given = {name: getattr(body, name) for name in _PASSED if getattr(body, name) is not None}
-    return SamplingParams(
+    return msgspec.structs.replace(
+        defaults,
         **given,
         max_new_tokens=body.max_new_tokens,
         logit_bias=logit_bias(body.logit_bias),
@@ -246,6 +257,49 @@ def _rids(request: Request, rid: str | list[str] | None, count: int) -> list[str
     return [name] if count == 1 else [f"{name}-{number}" for number in range(count)]
 
 
+class Growing:
+    """What one completion of a stream has so far, and how much of that was told last."""
+
+    def __init__(self, logprobs: NativeLogprobs | None) -> None:
+        self.logprobs = logprobs
+        self._texts: list[str] = []
+        self._ids = JsonList()
+        self._text_len = 0  # characters
+        self._told_len = 0
+
+    @property
+    def is_opened(self) -> bool:
+        """Whether it has been told at all."""
+        return self._told_len > 0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether enough is new: always while it is small, from `FREE_LEN` on a part of `1 / SPACING`.
+
+        All events of one completion have then at most `SPACING + 1` times the bytes of the last, but for those that
+        are told of it while it is small.
+        """
+        size = self._size()
+        return size <= FREE_LEN or size - self._told_len >= self._told_len // SPACING
+
+    def add(self, delta: Delta) -> None:
+        self._texts.append(delta.text)
+        self._text_len += len(delta.text)
+        self._ids.extend(delta.token_ids)
+        if self.logprobs is not None:
+            self.logprobs.add(delta)
+
+    def tell(self) -> tuple[str, msgspec.Raw]:
+        """All text and ids."""
+        self._texts = ["".join(self._texts)]
+        self._told_len = max(self._size(), 1)
+        return self._texts[0], self._ids.raw()
+
+    def _size(self) -> int:
+        """About how many bytes telling it takes."""
+        return self._text_len + len(self._ids) + (self.logprobs.num_bytes if self.logprobs is not None else 0)
+
+
 class NativeReply:
     """Answers of SGLang's form. Each event of a stream repeats everything that came before."""
 
@@ -261,17 +315,20 @@ class NativeReply:
         self._completions = completions
         self._as_list = as_list
         self._version = version  # of the weights that compute now
-        self._texts = [""] * len(completions)
-        self._ids: list[list[int]] = [[] for _ in completions]
-        self._logprobs = logprobs
+        self._growing = [Growing(own) for own in logprobs]
         self._states = states  # what was given to those that want hidden states
-        self._opened: set[int] = set()  # choices that have had their first event
 
     def whole(self, deltas: Sequence[Delta]) -> bytes:
-        answers = [self._answer(delta) for delta in deltas]
+        for delta in deltas:
+            self._growing[delta.choice].add(delta)
+        answers = [written(self._answer(delta)) for delta in deltas]
         return json_bytes(answers if self._as_list else answers[0])
 
     def events(self, delta: Delta) -> bytes:
+        growing = self._growing[delta.choice]
+        growing.add(delta)
+        if growing.is_opened and delta.end is None and not growing.is_due:
+            return b""
         answer = self._answer(delta)
         if self._as_list:
             answer["index"] = delta.choice
@@ -282,16 +339,14 @@ class NativeReply:
 
     def _answer(self, delta: Delta) -> dict[str, Any]:
         choice = delta.choice
-        self._texts[choice] += delta.text
-        self._ids[choice] += delta.token_ids
+        growing = self._growing[choice]
         meta = meta_info(self._completions[choice], delta, self._version())
         if delta.end is not None and (given := self._states[choice]) is not None:
             meta["hidden_states"] = hidden_states(given, delta.end.prompt_tokens, delta.num_tokens)
-        logprobs = self._logprobs[choice]
+        logprobs = growing.logprobs
         if logprobs is not None:
-            logprobs.add(delta)
-            if choice not in self._opened or delta.end is not None:  # they are long, and do not change
+            if not growing.is_opened or delta.end is not None:  # they are long, and do not change
                 meta |= logprobs.of_prompt()
             meta |= logprobs.of_output()
-        self._opened.add(choice)
-        return {"text": self._texts[choice], "output_ids": self._ids[choice], "meta_info": meta}
+        text, ids = growing.tell()
+        return {"text": text, "output_ids": ids, "meta_info": meta}

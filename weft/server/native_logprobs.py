@@ -1,12 +1,19 @@
-"""Log probabilities of one completion and its prompt in SGLang's lists: [logprob, token id, text or null]."""
+"""Log probabilities of one completion and its prompt in SGLang's lists: [logprob, token id, text or null].
+
+An answer repeats the lists of the output as far as they have come. Each entry is written as JSON once, when its token
+comes, and the lists are kept as bytes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from weft.messages.replies import Extra, TokenLogprobs
+import msgspec
+
+from weft.messages.replies import Extra
 from weft.messages.sampling import SamplingParams
+from weft.server.body import written
 from weft.server.errors import ApiError
 from weft.server.openai.translate import finite
 from weft.text.generation import Delta
@@ -18,8 +25,6 @@ Entry = tuple[float | None, int, str | None]
 
 def logprob_params(wanted: bool, start: int, num_top: int, ids: Sequence[int]) -> dict[str, Any]:
     """`return_logprob` and the fields beside it as sampling parameters. `start` -1: none of the prompt."""
-    if start < -1:
-        raise ApiError(400, f"logprob_start_len is {start}; it must be at least -1", param="logprob_start_len")
     if not wanted:
         return {}
     of_prompt = {} if start < 0 else {"prompt_logprobs": num_top, "prompt_logprobs_start": start}
@@ -35,6 +40,25 @@ def require_start(params: SamplingParams, ids: Sequence[int], *, behind_history:
         )
 
 
+class JsonList:
+    """A list of JSON that grows at its end. An item is encoded once, however often the list is told."""
+
+    def __init__(self) -> None:
+        self._items = bytearray()  # each with a comma behind it
+
+    def extend(self, items: Sequence[Any]) -> None:
+        if items:
+            self._items += msgspec.json.encode(items)[1:-1] + b","
+
+    def __len__(self) -> int:
+        """Bytes."""
+        return len(self._items)
+
+    def raw(self) -> msgspec.Raw:
+        """All of it, for an encoder to take over as it is."""
+        return msgspec.Raw(b"[" + self._items[:-1] + b"]")
+
+
 class NativeLogprobs:
     """Grows with its completion. What was `given` of the prompt is there before the first delta."""
 
@@ -46,28 +70,42 @@ class NativeLogprobs:
         self._of_prompt = params.prompt_logprobs is not None
         self._given = given
         self._with_text = with_text
-        self._tokens: list[int] = []
-        self._found: list[TokenLogprobs] = []
+        self._about_prompt: dict[str, Any] = {}
+        self._tokens = JsonList()
+        self._top = JsonList()
+        self._of_wanted = JsonList()
 
     def add(self, delta: Delta) -> None:
-        self._tokens += delta.token_ids
-        self._found += delta.logprobs
+        found = delta.logprobs
+        self._tokens.extend(
+            [self._entry(one.logprob, token) for token, one in zip(delta.token_ids, found, strict=False)]
+        )
+        self._top.extend([self._entries(zip(one.top_ids, one.top_logprobs, strict=True)) for one in found])
+        if self._ids:
+            self._of_wanted.extend([self._of_ids(one.id_logprobs) for one in found])
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the output's lists as they are told."""
+        return len(self._tokens) + len(self._top) + len(self._of_wanted)
 
     def of_output(self) -> dict[str, Any]:
         """Of everything so far."""
-        found = self._found
         meta: dict[str, Any] = {
-            "output_token_logprobs": [
-                self._entry(one.logprob, token) for token, one in zip(self._tokens, found, strict=False)
-            ],
-            "output_top_logprobs": [self._entries(zip(one.top_ids, one.top_logprobs, strict=True)) for one in found],
+            "output_token_logprobs": self._tokens.raw(),
+            "output_top_logprobs": self._top.raw(),
         }
         if self._ids:
-            meta["output_token_ids_logprobs"] = [self._of_ids(one.id_logprobs) for one in found]
+            meta["output_token_ids_logprobs"] = self._of_wanted.raw()
         return meta
 
     def of_prompt(self) -> dict[str, Any]:
-        """From `logprob_start_len` on; the first has no log probability."""
+        """From `logprob_start_len` on; the first has no log probability. Asked for twice, and made once."""
+        if not self._about_prompt:
+            self._about_prompt = {name: written(value) for name, value in self._prompt_lists().items()}
+        return self._about_prompt
+
+    def _prompt_lists(self) -> dict[str, Any]:
         if not self._of_prompt:
             return {"input_token_logprobs": []}
         tokens = prompt_logprobs(self._given)

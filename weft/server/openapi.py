@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from weft.config.numbers import NUMBERS, QUERIES, Number
 from weft.server.errors import ErrorBody
 
 
@@ -23,6 +24,8 @@ class Operation(Protocol):
     @property
     def answer(self) -> type[msgspec.Struct] | None: ...
     @property
+    def query(self) -> tuple[str, ...]: ...
+    @property
     def is_open(self) -> bool: ...
 
 
@@ -30,6 +33,8 @@ def openapi_document(operations: Sequence[Operation], version: str) -> dict[str,
     types = {type for operation in operations for type in (operation.body, operation.answer) if type is not None}
     ordered: list[type[msgspec.Struct]] = [ErrorBody, *sorted(types, key=lambda type: type.__name__)]
     schemas, components = msgspec.json.schema_components(ordered, ref_template="#/components/schemas/{name}")
+    for component in components.values():
+        _bound(component)
     schema_of = dict(zip(ordered, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
@@ -79,12 +84,47 @@ def _describe(operation: Operation, schema_of: dict[type[msgspec.Struct], dict[s
     }
     if operation.body is not None:
         described["requestBody"] = {"required": True, "content": _json(schema_of[operation.body])}
+    parameters: list[dict[str, Any]] = [
+        {"name": name, "in": "query", "schema": _range(QUERIES[name])} for name in operation.query
+    ]
     if "{" in operation.path:
         name = operation.path.partition("{")[2].partition("}")[0].removesuffix(":path")
-        described["parameters"] = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}}]
+        parameters.append({"name": name, "in": "path", "required": True, "schema": {"type": "string"}})
+    if parameters:
+        described["parameters"] = parameters
     if operation.is_open:
         described["security"] = []
     return described
+
+
+def _bound(component: dict[str, Any]) -> None:
+    """Write the ranges of its numbers into the schema of a body. Answers have none under these names."""
+    for name, schema in component.get("properties", {}).items():
+        if name in NUMBERS:
+            for one in (*_numbers_in(schema), *_values_in(schema)):
+                one.update(_range(NUMBERS[name]))
+
+
+def _numbers_in(schema: dict[str, Any]) -> list[dict[str, Any]]:
+    """The schemas of numbers in the schema of a field: its own, and those of alternatives and items."""
+    if schema.get("type") in ("integer", "number"):
+        return [schema]
+    inner = [*schema.get("anyOf", ()), schema.get("items")]
+    return [one for part in inner if isinstance(part, dict) for one in _numbers_in(part)]
+
+
+def _values_in(schema: dict[str, Any]) -> list[dict[str, Any]]:
+    """The schemas of numbers that are the values of an object."""
+    values = [one.get("additionalProperties") for one in (schema, *schema.get("anyOf", ()))]
+    return [one for value in values if isinstance(value, dict) for one in _numbers_in(value)]
+
+
+def _range(number: Number) -> dict[str, Any]:
+    kind = "integer" if number.kind is int else "number"
+    if number.is_token:
+        return {"type": kind, "minimum": 0}  # the model says how far the vocabulary goes
+    low = min((number.low, *number.also))
+    return {"type": kind, "exclusiveMinimum" if number.is_open else "minimum": low, "maximum": number.high}
 
 
 def _json(schema: dict[str, Any]) -> dict[str, Any]:

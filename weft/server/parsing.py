@@ -3,7 +3,6 @@ with SGLang's fields. For those who have a model's text from elsewhere, such as 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -16,7 +15,7 @@ from weft.server.body import json_bytes, read_json
 from weft.server.errors import ApiError
 from weft.server.info import Front
 from weft.server.limits import over
-from weft.server.openai.chat import answer_of
+from weft.server.openai.chat import answer_of, function_calls
 from weft.server.openai.models import ChatAnswer
 from weft.server.openai.tools import tool_use
 from weft.text.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
@@ -46,13 +45,12 @@ async def parse_function_call(front: Front, request: Request) -> ASGIApp:
     format = _chosen(TOOL_FORMATS, body.tool_call_parser, front.formats.tools, "tool_call_parser")
     names = tool_use(body.tools, "auto", parallel=True).names
     answer = await _parsed(front, body.text, Output(None, format.parser(names, eager=False)))
-    calls = answer.tool_calls or []
     return _json(
         {
             "normal_text": answer.content or "",
             "calls": [
                 {"tool_index": place, "name": call.function.name, "parameters": call.function.arguments}
-                for place, call in enumerate(calls)
+                for place, call in enumerate(function_calls(answer))
             ],
         }
     )
@@ -75,7 +73,7 @@ async def _parsed(front: Front, text: str, output: Output) -> ChatAnswer:
     def work() -> ChatAnswer:
         return answer_of(output.push(text, is_last=True), call_id_len=24)
 
-    return work() if len(text) <= INLINE_LEN else await asyncio.to_thread(work)
+    return work() if len(text) <= INLINE_LEN else await front.readers.run(work, is_long=True)
 
 
 def _chosen(formats: Mapping[str, T], name: str | None, own: T | None, param: str) -> T:

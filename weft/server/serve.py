@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any, TypeVar
@@ -20,6 +21,7 @@ from weft.server.protocol import Door, GuardedProtocol
 
 T = TypeVar("T")
 BACKLOG = 2_048
+SWITCH_S = 0.0005  # for which another thread keeps the interpreter though the loop asks for it; Python's is 5 ms
 
 
 class HttpServer(uvicorn.Server):
@@ -60,7 +62,8 @@ def make_server(
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """`asyncio.run` on uvloop where it is installed."""
+    """`asyncio.run` on uvloop where it is installed. Threads beside the loop let go of the interpreter early."""
+    sys.setswitchinterval(SWITCH_S)
     try:
         import uvloop
     except ImportError:

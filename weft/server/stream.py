@@ -16,10 +16,14 @@ from typing import NamedTuple, Protocol
 
 from starlette.types import Receive, Scope, Send
 
+from weft.observe.survivable import is_survivable
 from weft.server.errors import ApiError, error_json, error_response, failed, translated
 from weft.text.generation import Delta, Generation
+from weft.text.turns import Workers
 
 MAX_WARNINGS_LEN = 2_000  # bytes of the header
+INLINE_VALUES = 8_192  # tokens and log probabilities of a whole answer that is written on the event loop: a few ms
+LONG_VALUES = 131_072  # of one that leaves a thread to others
 _STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # proxies must not collect events
@@ -75,7 +79,7 @@ class Answer:
         self._reply = reply
         self._wire = wire
         self._failure = failure or _failure
-        self._broken: Exception | None = None  # what writing a piece has raised
+        self._broken: BaseException | None = None  # what writing a piece has raised
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._generation:
@@ -96,11 +100,18 @@ class Answer:
         if failure is not None:
             await error_response(failure)(scope, receive, send)
             return
-        body = self._reply.whole(deltas)
+        body = await self._written(deltas, scope.get("weft.writers"))
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         headers += self._warnings()
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
+
+    async def _written(self, deltas: Sequence[Delta], writers: Workers | None) -> bytes:
+        """The body, made beside the event loop if there is much to write: many completions, or many values of each."""
+        num_values = sum(map(_num_values, deltas))
+        if writers is None or num_values <= INLINE_VALUES:
+            return self._reply.whole(deltas)
+        return await writers.run(lambda: self._reply.whole(deltas), is_long=num_values > LONG_VALUES)
 
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The status is sent with the first events: a request that fails before has its error as the status.
@@ -123,7 +134,9 @@ class Answer:
             if failure is None:
                 try:
                     body = b"".join(map(self._reply.events, deltas))
-                except Exception as exc:  # too late for a status: the stream says it
+                except BaseException as exc:  # too late for a status: the stream says it
+                    if not is_survivable(exc):
+                        raise
                     failure = translated(exc)
             if failure is not None:
                 await self._finish(send, self._wire.error(failure))
@@ -146,7 +159,9 @@ class Answer:
             body = b"".join(map(self._reply.events, self._generation.take()))
             if body:
                 connection.write_piece(body)
-        except Exception as exc:
+        except BaseException as exc:
+            if not is_survivable(exc):
+                raise
             self._broken = exc
             return False
         return True
@@ -161,6 +176,12 @@ class Answer:
         await send({"type": "http.response.body", "body": last + self._wire.end, "more_body": False})
 
 
+def _num_values(delta: Delta) -> int:
+    """Tokens, and log probabilities if they are told: about as many of each token."""
+    first = delta.logprobs[0] if delta.logprobs else None
+    return len(delta.token_ids) * (1 if first is None else 2 + len(first.top_ids) + len(first.id_logprobs))
+
+
 async def _close_when_gone(receive: Receive, generation: Generation) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
@@ -171,5 +192,5 @@ def _failure(deltas: Sequence[Delta]) -> ApiError | None:
     """The first failure among completions that have ended."""
     for delta in deltas:
         if delta.end is not None and delta.end.failed:
-            return failed(delta.end.status, delta.end.message)
+            return failed(delta.end.status, delta.end.message, delta.end.retry_after_s)
     return None

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from weft.messages.sampling import InvalidParam
 from weft.server.body import json_bytes, read_json
 from weft.server.errors import ApiError
 from weft.server.info import Front
 from weft.server.openai.conversation import chat_prompt, chat_text
 from weft.server.openai.models import ChatMessage, ChatRequest
 from weft.server.openai.translate import encode_texts, token_name
+from weft.text.tokenizer import Tokenizer
+
+INLINE_TOKENS = 4_096  # whose names are made on the event loop
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
@@ -56,13 +59,13 @@ async def tokenize(front: Front, request: Request) -> ASGIApp:
         raise ApiError(400, "give either prompt or messages", param="prompt")
     if body.messages is not None:
         ids = await chat_prompt(front, _as_chat(body, body.messages))
-        return _tokenized(front, body, ids, len(ids))
+        return await _tokenized(front, body, ids, len(ids))
     texts = [body.prompt] if isinstance(body.prompt, str) else body.prompt or []
     special = body.add_special_tokens is not False
     found = await encode_texts(front, texts, add_special_tokens=special)
     if isinstance(body.prompt, str):
-        return _tokenized(front, body, found[0], len(found[0]))
-    return _tokenized(front, body, found, [len(ids) for ids in found])
+        return await _tokenized(front, body, found[0], len(found[0]))
+    return await _tokenized(front, body, found, [len(ids) for ids in found])
 
 
 async def apply_template(front: Front, request: Request) -> ASGIApp:
@@ -75,13 +78,14 @@ async def apply_template(front: Front, request: Request) -> ASGIApp:
 async def detokenize(front: Front, request: Request) -> ASGIApp:
     body = await read_json(front, request, DetokenizeRequest)
     front.require_model(body.model)
-    if len(body.tokens) > 0 and all(isinstance(item, list) for item in body.tokens):
-        texts = [await _decoded(front, item, body) for item in body.tokens if isinstance(item, list)]
-        return _json({"prompt": texts, "text": texts})
-    ids = [item for item in body.tokens if isinstance(item, int)]
-    if len(ids) < len(body.tokens):
+    kinds = set(map(type, body.tokens))
+    if len(kinds) > 1:
         raise ApiError(400, "tokens mixes ids with lists", param="tokens")
-    text = await _decoded(front, ids, body)
+    is_batch = kinds == {list}
+    lists = cast(list[list[int]], body.tokens if is_batch else [body.tokens])
+    _ = front.client.engine  # it has told how large the vocabulary is, and the ids were held against that
+    texts = await front.tokenizer.decode_all_async(lists, skip_special_tokens=bool(body.skip_special_tokens))
+    text = texts if is_batch else texts[0]
     return _json({"prompt": text, "text": text})
 
 
@@ -99,13 +103,6 @@ async def tokenizer_info(front: Front, request: Request) -> ASGIApp:
     )
 
 
-async def _decoded(front: Front, ids: list[int], body: DetokenizeRequest) -> str:
-    size = front.client.engine.vocab_size
-    if ids and not (min(ids) >= 0 and max(ids) < size):
-        raise InvalidParam("tokens", f"tokens has an id outside of 0 to {size - 1:,}")
-    return await front.tokenizer.decode_async(ids, skip_special_tokens=bool(body.skip_special_tokens))
-
-
 def _as_chat(body: TokenizeRequest | TemplateRequest, messages: list[ChatMessage]) -> ChatRequest:
     return ChatRequest(
         messages=messages,
@@ -118,18 +115,22 @@ def _as_chat(body: TokenizeRequest | TemplateRequest, messages: list[ChatMessage
     )
 
 
-def _tokenized(
+async def _tokenized(
     front: Front, body: TokenizeRequest, ids: list[int] | list[list[int]], count: int | list[int]
 ) -> Response:
     answer: dict[str, Any] = {"tokens": ids, "count": count, "max_model_len": front.info.context_length}
     if body.return_token_strs:
-        answer["token_strs"] = [
-            token_name(front.tokenizer, item)
-            if isinstance(item, int)
-            else [token_name(front.tokenizer, token) for token in item]
-            for item in ids
-        ]
+        work = partial(_named, front.tokenizer, ids)
+        num = count if isinstance(count, int) else sum(count)
+        answer["token_strs"] = work() if num <= INLINE_TOKENS else await front.readers.run(work, is_long=True)
     return _json(answer)
+
+
+def _named(tokenizer: Tokenizer, ids: list[int] | list[list[int]]) -> list[Any]:
+    return [
+        token_name(tokenizer, item) if isinstance(item, int) else [token_name(tokenizer, token) for token in item]
+        for item in ids
+    ]
 
 
 def _json(answer: dict[str, Any]) -> Response:

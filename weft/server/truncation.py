@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple, Protocol
 
-from weft.server.errors import ApiError
-
 Side = Literal["left", "right"]
 
 
@@ -32,11 +30,8 @@ class Truncation(NamedTuple):
 
 def truncation(body: Body, *, auto: bool) -> Truncation | None:
     """How the prompts of `body` are to be cut; None if they are not. `auto`: if they are too long, though the body does
-    not say so. Raises `ApiError`."""
+    not say so."""
     most = body.truncate_prompt_tokens
-    if most is not None and most < 1 and most != -1:
-        message = f"truncate_prompt_tokens is {most}; it must be at least 1, or -1"
-        raise ApiError(400, message, param="truncate_prompt_tokens")
     if most is None and not auto:
         return None
     return Truncation(-1 if most is None else most, body.truncation_side or "left")

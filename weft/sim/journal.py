@@ -78,7 +78,7 @@ def _arrival(time_s: float, message: GenerateRequest, output_len: int, context_l
         prompt=message.input_ids,
         output_len=output_len,
         max_new_tokens=context_length - prompt_len if sampling.max_new_tokens is None else sampling.max_new_tokens,
-        tenant=message.user,
+        tenant=message.tenant,
         priority=message.priority,
         ignore_eos=False if output_len < (sampling.max_new_tokens or 0) else sampling.ignore_eos,
         salt=message.cache_salt,

@@ -148,7 +148,7 @@ class Run:
             sampling=SamplingParams(
                 max_new_tokens=arrival.max_new_tokens, temperature=0.0, seed=number, ignore_eos=arrival.ignore_eos
             ),
-            user=arrival.tenant,
+            tenant=arrival.tenant,
             priority=arrival.priority,
             cache_salt=arrival.salt,
         )
@@ -227,14 +227,19 @@ class _Columns:
 
 
 def simulate(settings: SchedulerSettings, cost: Cost, arrivals: Iterable[Arrival], *, overlap: bool = True) -> Record:
-    """Play a trace in virtual time. `settings` have `trace.EOS` as their only end-of-sequence token."""
+    """Play a trace in virtual time. `settings` have `trace.EOS` as their only end-of-sequence token.
+
+    Raises AssertionError if the engine's own checks find a fault.
+    """
     clock, lengths = VirtualClock(), TrueLengths()
     runner = CostRunner(cost, clock, lengths)
     engine = Engine(settings, runner, clock=clock, overlap=overlap, on_failure=_fail)
     record = Run(engine, clock, TokenSource(settings.vocab_size), lengths).play(arrivals)
     record.meter = runner.meter
     record.num_rows = settings.max_running_requests
-    record.evicted_tokens = engine.scheduler.stats().total_evicted_tokens
+    stats = engine.scheduler.stats()
+    assert not stats.total_faults, "the books of memory did not balance: what was simulated means nothing"
+    record.evicted_tokens = stats.total_evicted_tokens
     return record
 
 

@@ -1,20 +1,16 @@
 """A conversation into the text that the model continues, by the model's Jinja template.
 
-The template comes with the model and its arguments come from requests, so it runs in Jinja's immutable sandbox, in a
-thread, with limits on time and on the size of what it makes. Environment and functions are those that Hugging Face
-templates are written for.
+The template comes with the model and its arguments come from requests, so it runs in Jinja's immutable sandbox, with
+limits on the size of what it makes; a server has it run in another process, too (`renderer.py`). Environment and
+functions are those that Hugging Face templates are written for.
 """
 
 from __future__ import annotations
 
-import asyncio
-import ctypes
 import json
 import re
 import secrets
-import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -27,11 +23,12 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from weft.messages.sampling import InvalidParam
+from weft.text.template_habits import Habits, habits
 
-RENDER_TIMEOUT_S = 5.0
 MAX_OUTPUT_LEN = 16_000_000  # characters
 MAX_WIDTH = 1_000_000  # of what one operation of a template may make: repetition, padding, powers
 MAX_SOURCE_LEN = 100_000  # characters of a template that a request brings
+MAX_OWN_SOURCE_LEN = 1_000_000  # characters of all templates of a model
 
 # what the template gets from here: arguments of a request may not take these names
 _INTERNAL = frozenset(
@@ -53,10 +50,6 @@ class TemplateError(InvalidParam):
 
 class _Refusal(Exception):
     """`raise_exception` was called in the template."""
-
-
-class _RenderTimeout(BaseException):
-    """Raised into a render thread whose time is over. No template can catch it."""
 
 
 class _PassThrough(Extension):
@@ -157,11 +150,9 @@ class ChatTemplate:
 
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
         """`sources` by name: "default", and perhaps "tool_use". Raises `TemplateError` for broken Jinja."""
-        if "default" not in sources:
-            raise TemplateError(f"no default among the chat templates {sorted(sources)}")
+        check_sources(sources)
         self._own = _compiled(sources)
         self._special_tokens = dict(special_tokens)
-        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="template")
 
     def render(
         self,
@@ -181,7 +172,8 @@ class ChatTemplate:
         shadowed = sorted(_INTERNAL & (kwargs or {}).keys())
         if shadowed:
             raise TemplateError(f"chat_template_kwargs may not set {', '.join(shadowed)}", "chat_template_kwargs")
-        used = self._own if source is None else _compiled({"default": source})
+        templates = self._own if source is None else _compiled({"default": source})
+        used = templates["tool_use" if tools and "tool_use" in templates else "default"]
         conversation = [_normalised(used, message, position) for position, message in enumerate(messages)]
         cut = ""
         if continue_final_message:
@@ -194,7 +186,7 @@ class ChatTemplate:
             "documents": None,
             "add_generation_prompt": add_generation_prompt and not continue_final_message,
         }
-        text = _render(used.by_name["tool_use" if tools and "tool_use" in used.by_name else "default"], values)
+        text = _render(used.template, values)
         if not cut:
             return text
         end = text.rfind(cut)
@@ -202,48 +194,57 @@ class ChatTemplate:
             raise TemplateError("the chat template leaves out the last message, so it cannot be continued")
         return text[:end]
 
-    async def render_async(self, messages: list[Message], **options: Any) -> str:
-        """`render` in a thread, for at most `RENDER_TIMEOUT_S`."""
-        job = _Job(lambda: self.render(messages, **options))
-        future = asyncio.get_running_loop().run_in_executor(self._threads, job.run)
-        try:
-            return await asyncio.wait_for(future, RENDER_TIMEOUT_S)
-        except TimeoutError as exc:
-            job.kill()
-            raise TemplateError(f"the chat template took longer than {RENDER_TIMEOUT_S:g} s") from exc
+
+def check_sources(sources: Mapping[str, str]) -> None:
+    """Refuse what can be no template before work is done for it. Raises `TemplateError`."""
+    if "default" not in sources:
+        raise TemplateError(f"no default among the chat templates {sorted(sources)}")
+    length = sum(map(len, sources.values()))
+    if length > MAX_OWN_SOURCE_LEN:
+        raise TemplateError(f"the chat template has {length:,} characters; at most {MAX_OWN_SOURCE_LEN:,} are allowed")
 
 
-class _Templates(NamedTuple):
-    by_name: dict[str, jinja2.Template]
+class _Compiled(NamedTuple):
+    template: jinja2.Template
+    habits: Habits
     knows_developer: bool  # else that role is the system's
 
 
-def _compiled(sources: Mapping[str, str]) -> _Templates:
+def _compiled(sources: Mapping[str, str]) -> dict[str, _Compiled]:
+    """By name."""
     environment = _environment()
+
+    def compiled(source: str) -> _Compiled:
+        found = habits(environment.parse(source))
+        return _Compiled(environment.from_string(source), found, "developer" in source)
+
     try:
-        by_name = {name: environment.from_string(source) for name, source in sources.items()}
+        return {name: compiled(source) for name, source in sources.items()}
     except Exception as exc:  # Jinja's own, and whatever Python says of code that is nested too deeply
         raise TemplateError(f"the chat template is no valid Jinja: {str(exc)[:300]}", "chat_template") from exc
-    return _Templates(by_name, "developer" in sources["default"])
 
 
-def _normalised(used: _Templates, message: Message, position: int) -> Message:
-    """The message as templates expect it: content a string, arguments of tool calls an object."""
+def _normalised(used: _Compiled, message: Message, position: int) -> Message:
+    """The message as the template expects it: content a string, unless it reads lists, and the arguments of tool calls
+    an object. Content that is null beside tool calls stays so where the template looks at it; elsewhere it would be
+    written as "None"."""
     message = dict(message)
     where = f"messages[{position}]"
     if message.get("role") == "developer" and not used.knows_developer:
         message["role"] = "system"
-    message["content"] = _text_content(message.get("content"), where)
+    message["content"] = _content(message.get("content"), where, as_list=used.habits.reads_lists)
     if message["content"] is None:
         if not message.get("tool_calls"):
             raise TemplateError(f"{where} has no content", f"{where}.content")
-        message["content"] = ""
+        if not used.habits.reads_null:
+            message["content"] = ""
     if message.get("tool_calls"):
         message["tool_calls"] = [_parsed_call(call) for call in message["tool_calls"]]
     return message
 
 
-def _text_content(content: Any, where: str) -> str | None:
+def _content(content: Any, where: str, *, as_list: bool) -> str | list[dict[str, Any]] | None:
+    """Parts for a template that reads no list are lines of one text, as in vLLM and llama.cpp."""
     if content is None or isinstance(content, str):
         return content
     texts = []
@@ -253,7 +254,7 @@ def _text_content(content: Any, where: str) -> str | None:
                 f"content of type {str(part.get('type'))[:64]!r} is not supported by this model", f"{where}.content"
             )
         texts.append(part["text"])
-    return "\n".join(texts)
+    return list(content) if as_list else "\n".join(texts)
 
 
 def _parsed_call(call: dict[str, Any]) -> dict[str, Any]:
@@ -272,7 +273,12 @@ def _mark_end(conversation: list[Message]) -> str:
     if not conversation or conversation[-1].get("role") != "assistant":
         raise TemplateError("continue_final_message needs a last message of the assistant", "continue_final_message")
     mark = f"<cut-{secrets.token_hex(16)}>"
-    conversation[-1]["content"] += mark
+    content = conversation[-1]["content"] or ""
+    if isinstance(content, list):
+        content = [*content[:-1], {**content[-1], "text": content[-1]["text"] + mark}]
+    else:
+        content += mark
+    conversation[-1]["content"] = content
     return mark
 
 
@@ -287,43 +293,8 @@ def _render(template: jinja2.Template, values: dict[str, Any]) -> str:
                 raise TemplateError(f"the chat template made more than {MAX_OUTPUT_LEN:,} characters")
     except _Refusal as exc:
         raise TemplateError(str(exc)[:1_000]) from exc
-    except InvalidParam:
+    except (InvalidParam, MemoryError):
         raise
     except Exception as exc:  # a template can raise whatever Python can
         raise TemplateError(f"the chat template cannot render these messages: {str(exc)[:300]}") from exc
     return "".join(pieces)
-
-
-class _Job:
-    """Work in a thread that can be stopped from outside.
-
-    Python has no way to end a thread, but it can raise an exception in one between two bytecodes, and compiled
-    templates are bytecode. Single operations that run long in C are what `_Sandbox` bounds.
-    """
-
-    def __init__(self, work: Callable[[], str]) -> None:
-        self._work = work
-        self._lock = threading.Lock()
-        self._thread: int | None = None
-        self._killed = False
-
-    def run(self) -> str:
-        with self._lock:
-            if self._killed:
-                return ""
-            self._thread = threading.get_ident()
-        try:
-            try:
-                return self._work()
-            finally:
-                with self._lock:  # behind this line the thread belongs to another job
-                    self._thread = None
-        except _RenderTimeout:
-            return ""
-
-    def kill(self) -> None:
-        with self._lock:
-            self._killed = True
-            if self._thread is not None:
-                thread = ctypes.c_ulong(self._thread)
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(_RenderTimeout))

@@ -11,17 +11,20 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TypeVar
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from weft.messages.codec import FromEngine, Reply, ToEngine
+from weft.messages.codec import FromEngine, Reply, ToEngine, Unreadable
 from weft.messages.control import (
     AuditBooks,
     AuditReply,
+    CallFailed,
     EngineFailed,
     EngineReady,
     ExplainRequest,
@@ -40,18 +43,20 @@ from weft.messages.control import (
     SetPolicyReply,
     Stats,
 )
-from weft.messages.replies import Finish, StepOutput
+from weft.messages.replies import Finish, StepOutput, ids_of
 from weft.messages.requests import Abort, BatchGenerate, GenerateRequest
-from weft.messages.sampling import InvalidParam, SamplingParams
+from weft.messages.sampling import InvalidParam, SamplingParams, check_number, check_token_ids
 from weft.messages.weights import FIRST_VERSION, WeightsReply
 from weft.observe.call import current
 from weft.observe.log import EventLog
 from weft.observe.metrics import Metrics
 from weft.observe.status import StatusLine
+from weft.observe.survivable import is_survivable
 from weft.observe.trace import Tracer
 from weft.text.as_tokens import as_tokens
 from weft.text.generation import Completion, Generation, Prompt
-from weft.text.pulse import Pulse
+from weft.text.intake import HeldBack
+from weft.text.pulse import HANG_AFTER_S, Pulse
 from weft.text.purpose import check_purpose
 from weft.text.record import Recorder
 from weft.text.stopping import StopSets
@@ -69,6 +74,10 @@ class EngineUnavailable(Exception):
     """The engine is not ready yet, or has stopped, or does not answer. The message is for the user."""
 
 
+class EngineFault(Exception):
+    """The engine could not carry out a control request, or its answer could not be read: a fault of ours."""
+
+
 class EngineClient:
     """Submits work to one engine and distributes what it answers."""
 
@@ -82,7 +91,12 @@ class EngineClient:
         log_requests: bool = False,
         max_pending_tokens: int = MAX_PENDING_TOKENS,
         step_timeout_s: float = 0.0,
+        max_request_share: float = 0.0,
+        clamp_max_tokens: bool = False,
+        hang_after_s: float = HANG_AFTER_S,
     ) -> None:
+        """`max_request_share`: of the engine's rows, for the completions of one request at a time; 0: no limit.
+        `clamp_max_tokens`: cut what is asked for beyond the context instead of refusing it."""
         self.metrics = metrics or Metrics()
         self.stats = Stats()  # the last that the engine told
         self.stats_at = time.monotonic()  # and when
@@ -94,12 +108,16 @@ class EngineClient:
         self.num_late_tokens = 0  # for requests that had ended here
         self._tokenizer = tokenizer
         self._send = send
-        self.pulse = Pulse(step_timeout_s)
+        self.pulse = Pulse(step_timeout_s, hang_after_s)
         self._recorder = Recorder(self.metrics, tracer)
         self._status = StatusLine()
         self._max_pending_tokens = max_pending_tokens
+        self._max_request_share = max_request_share
+        self._clamps = clamp_max_tokens
         self._numbers = itertools.count(1)
         self._open: dict[int, Completion] = {}
+        self._held: dict[Generation, HeldBack] = {}  # of requests that are larger than their share
+        self._let_in: list[GenerateRequest] = []  # what goes to the engine when the message at hand is dealt with
         self._by_name: dict[str, set[int]] = {}  # rids and groups
         self._calls: dict[int, asyncio.Future[Reply]] = {}
         self._ready_waiters: list[asyncio.Future[None]] = []
@@ -112,7 +130,7 @@ class EngineClient:
         Raises `InvalidParam` for what the user got wrong, `EngineUnavailable` if there is no engine to send to.
         """
         engine = self.engine
-        checked = [_checked(prompt, engine, self._tokenizer) for prompt in prompts]
+        checked = [_checked(prompt, engine, self._tokenizer, clamps=self._clamps) for prompt in prompts]
         completions: list[Completion] = []
         requests: list[GenerateRequest] = []
         stops = StopSets(params for _, params in checked)
@@ -126,6 +144,10 @@ class EngineClient:
             self._open[completion.id] = completion
             for name in {completion.rid, completion.group} - {""}:
                 self._by_name.setdefault(name, set()).add(completion.id)
+        share = self._share(engine)
+        if len(requests) > share:
+            self._held[generation] = HeldBack(requests[share:])
+            del requests[share:]
         self._send(requests[0] if len(requests) == 1 else _batch(requests))
         return generation
 
@@ -133,14 +155,18 @@ class EngineClient:
         """Abort all requests whose rid or group is exactly `rid`. They end by the engine's word. Returns how many there
         were."""
         ids = tuple(self._by_name.get(rid, ()))
-        if ids:
-            self._send(Abort(ids=ids))
+        there = tuple(id for id in ids if not self._end_held(self._open[id]))
+        if there:
+            self._send(Abort(ids=there))
         return len(ids)
 
     def abort_all(self) -> int:
         """Abort everything that is open. Returns how many there were."""
+        num_open = len(self._open)
+        for completion in list(self._open.values()):
+            self._end_held(completion)
         self._send(Abort(all=True))
-        return len(self._open)
+        return num_open
 
     @property
     def num_open(self) -> int:
@@ -214,15 +240,39 @@ class EngineClient:
 
     # ---- what comes from the engine
 
-    async def run(self, receive: Callable[[], Awaitable[FromEngine]]) -> None:
-        """Deliver everything that `receive` brings, for ever. The one task that reads from the engine."""
+    async def run(self, receive: Callable[[], Awaitable[FromEngine | Unreadable]]) -> None:
+        """Deliver everything that `receive` brings, for ever. The one task that reads from the engine.
+
+        What cannot be read or delivered ends the call or the completions that it was for.
+        """
         while True:
             message = await receive()
-            try:
-                self.deliver(message)
-            except Exception:
-                log.exception("message_failed", type=type(message).__name__)
+            if isinstance(message, Unreadable):
+                log.error("message_unreadable", call=message.call or "-", requests=len(message.ids))
+                self._give_up(message)
+            else:
+                self._deliver_or_give_up(message)
             await asyncio.sleep(0)  # a flood of messages must not keep consumers from running
+
+    def _deliver_or_give_up(self, message: FromEngine) -> None:
+        try:
+            self.deliver(message)
+        except BaseException as exc:
+            if not is_survivable(exc):
+                raise
+            log.exception("message_failed", exc, type=type(message).__name__)
+            ids = ids_of(message) if isinstance(message, StepOutput) else set()
+            self._give_up(Unreadable(getattr(message, "call", None), frozenset(ids)))
+
+    def _give_up(self, lost: Unreadable) -> None:
+        """A message is lost: whoever it was for gets an error."""
+        message = "the engine's answer could not be read"
+        waiter = self._calls.pop(lost.call, None) if lost.call is not None else None
+        if waiter is not None and not waiter.done():
+            waiter.set_exception(EngineFault(message))
+        for completion in [self._open[id] for id in lost.ids if id in self._open]:
+            self._fail(completion, message)
+            completion.generation.wake()
 
     def deliver(self, message: FromEngine) -> None:
         """One message from the engine."""
@@ -262,6 +312,7 @@ class EngineClient:
 
     def end_all(self, message: str, status: int = 503) -> None:
         """End everything open here and now with an error, without asking the engine (which aborts it too)."""
+        self._held.clear()
         if self._open and self.lost is None:
             self._send(Abort(ids=tuple(self._open), message=message))
         for completion in list(self._open.values()):
@@ -278,6 +329,7 @@ class EngineClient:
                 rid=prompt.rid,
                 input_ids=input_ids,
                 sampling=msgspec.structs.replace(params, n=1, seed=_wrapped(params.seed, number)),
+                tenant=prompt.tenant,
                 user=prompt.user,
                 priority=prompt.priority,
                 group=prompt.group,
@@ -294,6 +346,8 @@ class EngineClient:
 
     def _completion(self, request: GenerateRequest, prompt: Prompt, choice: int, stops: StopSets) -> Completion:
         params = request.sampling
+        before = () if prompt.vectors else prompt.ids  # with vectors the ids mean nothing
+        detokenizer = self._tokenizer.detokenizer(skip_special_tokens=params.skip_special_tokens, prompt=before)
         completion = Completion(
             id=request.id,
             choice=choice,
@@ -301,7 +355,7 @@ class EngineClient:
             group=prompt.group,
             prompt_len=len(request.input_ids) // 4,
             params=params,
-            detokenizer=self._tokenizer.detokenizer(skip_special_tokens=params.skip_special_tokens),
+            detokenizer=detokenizer,
             matcher=stops.matcher(params),
         )
         completion.params = prompt.params
@@ -334,6 +388,7 @@ class EngineClient:
             completion = self._open.get(finish.id)
             if completion is not None:
                 self._end(completion, finish)
+                self._follow(completion)
                 touched.add(completion.generation)
         to_abort = [id for id in to_abort if id in self._open]
         if to_abort:
@@ -341,6 +396,34 @@ class EngineClient:
             self._send(Abort(ids=tuple(to_abort), output_lens=lens, message="a stop string was found"))
         for generation in touched:
             generation.wake()
+        self._send_let_in()
+
+    def _share(self, engine: EngineReady) -> int:
+        """How many completions of one request the engine may have at a time."""
+        if not (self._max_request_share and engine.max_running_requests):
+            return sys.maxsize
+        return max(int(engine.max_running_requests * self._max_request_share), 1)
+
+    def _send_let_in(self) -> None:
+        requests, self._let_in = self._let_in, []
+        if requests:
+            self._send(requests[0] if len(requests) == 1 else _batch(requests))
+
+    def _follow(self, completion: Completion) -> None:
+        """The engine has done with a completion: the next of its request may follow."""
+        held = self._held.get(completion.generation)
+        following = None if held is None else held.take()
+        if following is not None:
+            self._let_in.append(following)
+
+    def _end_held(self, completion: Completion) -> bool:
+        """Abort a completion that the engine does not know yet. Whether it was one."""
+        held = self._held.get(completion.generation)
+        if held is None or not held.drop(completion.id):
+            return False
+        self._end(completion, Finish(id=completion.id, reason="abort", message="the request was aborted"))
+        completion.generation.wake()
+        return True
 
     def _push_tokens(
         self,
@@ -363,10 +446,13 @@ class EngineClient:
                 completion.first_token_at = now
                 completion.latency.first_token.observe_one(now - completion.arrived_s, completion.rid)
             completion.last_token_at = now
-            if stop_tokens and stop_tokens.get(id) == token:
-                completion.push_stop(token)
-            else:
-                completion.push(token)
+            try:
+                if stop_tokens and stop_tokens.get(id) == token:
+                    completion.push_stop(token)
+                else:
+                    completion.push(token)
+            except BaseException as exc:
+                self._break_off(completion, exc)
             if completion.stopped_by is not None:
                 stopped.append(id)
             elif completion.num_pending > self._max_pending_tokens and completion.generation.stream:
@@ -381,21 +467,40 @@ class EngineClient:
         self.metrics.refused("max_pending_tokens")
         self._send(Abort(ids=(completion.id,), message=message))
         self._end(completion, Finish(id=completion.id, reason="abort", message=message))
+        self._follow(completion)
+
+    def _break_off(self, completion: Completion, exc: BaseException) -> None:
+        """What the engine says of it cannot be taken in: it ends alone, with an error."""
+        if not is_survivable(exc):
+            raise exc
+        log.exception("output_failed", exc, rid=completion.rid, error=type(exc).__name__)
+        self._fail(completion, f"the output could not be decoded ({type(exc).__name__})")
+
+    def _fail(self, completion: Completion, message: str) -> None:
+        """End one that is open with an error, here and in the engine."""
+        finish = Finish(id=completion.id, reason="error", message=message, status=500)
+        self._send(Abort(ids=(completion.id,), message=message))
+        self._forget(completion)
+        completion.break_off(finish, self.weight_version)
+        self._recorder.ended(completion, completion.ended, finish, is_told=self.log_requests)
 
     def _end(self, completion: Completion, finish: Finish) -> None:
-        completion.finish(finish, self.weight_version)
+        try:
+            completion.finish(finish, self.weight_version)
+        except BaseException as exc:
+            self._break_off(completion, exc)
+            return
         self._forget(completion)
-        assert completion.end is not None
-        self._recorder.ended(completion, completion.end, finish, is_told=self.log_requests)
+        self._recorder.ended(completion, completion.ended, finish, is_told=self.log_requests)
 
     def _closed(self, generation: Generation) -> None:
         """The consumer has left: abort what had not ended."""
+        self._held.pop(generation, None)
         left = [completion for completion in generation.completions if completion.id in self._open]
         for completion in left:
             self._forget(completion)
-            completion.finish(Finish(id=completion.id, reason="abort", message="the client is gone"))
-            assert completion.end is not None
-            self._recorder.ended(completion, completion.end, None, is_told=self.log_requests)
+            completion.break_off(Finish(id=completion.id, reason="abort", message="the client is gone"))
+            self._recorder.ended(completion, completion.ended, None, is_told=self.log_requests)
         if left and self.lost is None:
             self._send(Abort(ids=tuple(completion.id for completion in left), message="the client is gone"))
 
@@ -423,7 +528,7 @@ class EngineClient:
     async def call(self, make: Callable[[int], ToEngine], reply: type[R], timeout_s: float = CALL_TIMEOUT_S) -> R:
         """Send the control request that `make` makes with a call's number, and wait for its `reply`.
 
-        Raises `EngineUnavailable` if there is no engine, or no answer in time.
+        Raises `EngineUnavailable` if there is no engine, or no answer in time, `EngineFault` if it failed.
         """
         _ = self.engine
         call = next(self._numbers)
@@ -436,6 +541,8 @@ class EngineClient:
             raise EngineUnavailable(f"the engine has not answered for {timeout_s:g} s") from exc
         finally:
             self._calls.pop(call, None)
+        if isinstance(answer, CallFailed):
+            raise EngineFault(answer.message)
         assert isinstance(answer, reply), f"call {call} got {answer}"
         return answer
 
@@ -452,10 +559,16 @@ def _batch(requests: Sequence[GenerateRequest]) -> BatchGenerate:
     )
 
 
-def _checked(prompt: Prompt, engine: EngineReady, tokenizer: Tokenizer) -> tuple[bytes, SamplingParams]:
+def _checked(
+    prompt: Prompt, engine: EngineReady, tokenizer: Tokenizer, *, clamps: bool
+) -> tuple[bytes, SamplingParams]:
     """The prompt's ids, packed, and its parameters with the length resolved. Raises `InvalidParam`."""
     prompt.params.check(engine.vocab_size)
     check_purpose(prompt.params, engine)
+    if prompt.priority:
+        check_number("priority", "priority", prompt.priority)
+    if prompt.pooling is not None:
+        prompt.pooling.check(engine.vocab_size)
     check_wishes(prompt.params, engine, has_vectors=bool(prompt.vectors), has_session=prompt.session is not None)
     prompt_len = len(prompt.ids)
     if prompt_len == 0:
@@ -473,22 +586,29 @@ def _checked(prompt: Prompt, engine: EngineReady, tokenizer: Tokenizer) -> tuple
     if max_new is None:
         if prompt.session is None:  # else the engine knows how much comes before it
             max_new = max(context - prompt_len, 1)
+    elif prompt_len + max_new > context and clamps:
+        max_new = context - prompt_len
     elif prompt_len + max_new > context:
         raise ContextExceeded(
             "max_tokens",
             f"the prompt has {prompt_len:,} tokens and max_tokens is {max_new:,}; "
             f"together they exceed the context of {context:,} tokens",
         )
-    ids = np.asarray(prompt.ids, dtype=np.int64)
-    low, high = int(ids.min()), int(ids.max())
-    if low < 0 or high >= engine.vocab_size:
-        raise InvalidParam(
-            "prompt",
-            f"the prompt has token id {low if low < 0 else high}; 0 to {engine.vocab_size - 1:,} are allowed",
-        )
+    ids = _as_tokens(prompt.ids, engine.vocab_size)
     params = as_tokens(msgspec.structs.replace(prompt.params, max_new_tokens=max_new), tokenizer)
     params.check(engine.vocab_size)  # min_tokens against the length just resolved
-    return ids.astype(np.int32).tobytes(), params
+    return ids.tobytes(), params
+
+
+def _as_tokens(ids: Sequence[int], vocab_size: int) -> NDArray[np.int32]:
+    """int32 [n]. Raises `InvalidParam` for what is no token of the vocabulary."""
+    try:
+        wide = np.asarray(ids)
+    except (ValueError, OverflowError):  # lists in it, or more than any of numpy's integers can hold
+        wide = np.empty(0)
+    if wide.dtype.kind not in "iu" or int(wide.min()) < 0 or int(wide.max()) >= vocab_size:
+        check_token_ids("prompt", ids, vocab_size)  # names the first that is wrong
+    return wide.astype(np.int32)
 
 
 def _wrapped(seed: int | None, number: int) -> int | None:

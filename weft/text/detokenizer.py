@@ -3,16 +3,24 @@
 Two ways, chosen by the decoder of the tokenizer. Where a token is a string of bytes (byte-level BPE: most models of
 today), its bytes go through an incremental UTF-8 decoder: exact and O(1). Any other decoder is asked for the text of a
 small window of ids, with the ids shown last as context, because it may strip or join at the borders of tokens.
+
+A completion goes on from its prompt: the first context is the end of the prompt, so that a word that begins with a
+space keeps it, and a character that the prompt has begun is shown by the token that ends it. Wherever ids are cut into
+prompt and completion, what was complete in the prompt and the pieces of the completion are the text of all ids.
 Knows nothing of stop strings or requests.
 """
 
 from __future__ import annotations
 
 from codecs import utf_8_decode
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import Protocol
 
 MAX_HELD_TOKENS = 16  # a character needs at most 4 byte tokens: more than this held back is no character
+MAX_BEGUN_LEN = 3  # bytes of a character that is not complete
+NUM_CONTEXT = 4  # tokens of a prompt that a window begins with
+MAX_LOOK_BACK = 1_024  # tokens of a prompt in which they are looked for: special ones do not count
 REPLACEMENT = "\ufffd"
 
 
@@ -27,13 +35,16 @@ class Detokenizer(Protocol):
 
 
 class ByteDetokenizer:
-    """For tokenizers whose tokens are bytes. `pieces[token]` are the bytes of a token; skipped tokens have none."""
+    """For tokenizers whose tokens are bytes. `pieces[token]` are the bytes of a token; skipped tokens have none.
+
+    `prompt`: the ids that the completion follows.
+    """
 
     __slots__ = ("_held", "_pieces")
 
-    def __init__(self, pieces: Mapping[int, bytes]) -> None:
+    def __init__(self, pieces: Mapping[int, bytes], prompt: Sequence[int] = ()) -> None:
         self._pieces = pieces
-        self._held = b""  # the beginning of a character, at most 3 bytes
+        self._held = begun_character(pieces, prompt)  # at most 3 bytes
 
     def push(self, token: int) -> str:
         piece = self._pieces[token]
@@ -55,21 +66,41 @@ class WindowDetokenizer:
         ids shown before | context | held back
                          ^-------------------^  decoded together; the context's own text is cut off again
 
-    `skipped` ids never enter the window: an empty context would make the decoder strip a space that belongs there.
+    Ids without bytes in `pieces` (skipped and unknown ones) never enter the window: an empty context would make the
+    decoder strip a space that belongs there. `prompt`: the ids that the completion follows, whose end is the first
+    context.
     Equal to decoding all ids at once, but for byte-fallback runs that are no valid UTF-8: what was valid stays.
     """
 
-    __slots__ = ("_context_text", "_decode", "_ids", "_num_context", "_skipped")
+    __slots__ = ("_context_text", "_decode", "_ids", "_num_context", "_pieces")
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], skipped: Set[int]) -> None:
+    def __init__(
+        self,
+        decode: Callable[[Sequence[int]], str],
+        pieces: Mapping[int, bytes],
+        prompt: Sequence[int] = (),
+    ) -> None:
         self._decode = decode
-        self._skipped = skipped
-        self._ids: list[int] = []
-        self._num_context = 0
-        self._context_text = ""
+        self._pieces = pieces
+        self._ids = self._end_of(prompt)
+        num_begun = len(begun_character(pieces, self._ids))  # each byte of it is a token
+        self._num_context = len(self._ids) - num_begun
+        self._context_text = decode(self._ids[: self._num_context]) if self._num_context else ""
+
+    def _end_of(self, prompt: Sequence[int]) -> list[int]:
+        """The last `NUM_CONTEXT` ids of the prompt that have a text, and those before them that belong to the same
+        character."""
+        found: list[int] = []
+        for token in islice(reversed(prompt), MAX_LOOK_BACK):
+            piece = self._pieces[token]
+            if piece:
+                found.append(token)
+                if len(found) >= NUM_CONTEXT and not _continues(piece):
+                    break
+        return found[::-1]
 
     def push(self, token: int) -> str:
-        if token in self._skipped:
+        if not self._pieces[token]:
             return ""
         self._ids.append(token)
         text = self._decode(self._ids)
@@ -87,3 +118,20 @@ class WindowDetokenizer:
         self._num_context = len(self._ids)
         self._context_text = self._decode(self._ids)
         return shown
+
+
+def begun_character(pieces: Mapping[int, bytes], ids: Sequence[int]) -> bytes:
+    """The bytes at the end of `ids` that are the beginning of a character, at most 3."""
+    tail = b""
+    for token in islice(reversed(ids), MAX_LOOK_BACK):
+        tail = pieces[token] + tail
+        if len(tail) >= MAX_BEGUN_LEN or (tail and not _continues(tail)):
+            break
+    tail = tail[-MAX_BEGUN_LEN:]
+    _, used = utf_8_decode(tail, "replace", False)
+    return tail[used:]
+
+
+def _continues(piece: bytes) -> bool:
+    """Whether it begins in the middle of a character."""
+    return 0x80 <= piece[0] < 0xC0

@@ -31,6 +31,7 @@ class Prompt:
     params: SamplingParams
     rid: str
     group: str = ""
+    tenant: str = ""  # whom the policy "fair" serves with it
     user: str = ""
     priority: int = 0
     cache_salt: str = ""
@@ -54,6 +55,7 @@ class End(NamedTuple):
     queue_s: float
     e2e_s: float
     weight_version: str = FIRST_VERSION  # of the weights that computed its last token
+    retry_after_s: int = 0  # when there may be room again; 0: it is not known
 
     @property
     def failed(self) -> bool:
@@ -123,6 +125,12 @@ class Completion:
         self._end_taken = False
 
     @property
+    def ended(self) -> End:
+        """How it has ended."""
+        assert self.end is not None, "the completion has not ended"
+        return self.end
+
+    @property
     def num_pending(self) -> int:
         """Tokens that the consumer has not taken."""
         return len(self._token_ids)
@@ -177,6 +185,13 @@ class Completion:
                 self.stopped_by = self._matcher.matched
             if text:
                 self._texts.append(text)
+        self._end(finish, weight_version)
+
+    def break_off(self, finish: Finish, weight_version: str = FIRST_VERSION) -> None:
+        """End here and now, as `finish` says: what its text lacks is not asked for."""
+        self._end(finish, weight_version)
+
+    def _end(self, finish: Finish, weight_version: str) -> None:
         stopped = self.stopped_by is not None
         self.end = End(
             reason="stop" if stopped else finish.reason,
@@ -189,6 +204,7 @@ class Completion:
             queue_s=finish.queue_s,
             e2e_s=time.perf_counter() - self.began,
             weight_version=weight_version,
+            retry_after_s=finish.retry_after_s,
         )
 
     def take(self) -> Delta:

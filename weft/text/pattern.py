@@ -1,9 +1,9 @@
 """Regular expressions as automata whose cost per character is bounded, whatever the pattern and the text are.
 
 Python's own parser reads the pattern; what it finds becomes a nondeterministic automaton (Thompson, 1968) without
-back-tracking. What only back-tracking could do (back-references, look-around, possessive repeats) is refused, and so is
-`$`: the end of a text that still grows is not known. Counted repeats are written out: how large that may become is
-limited, and with it the work per character.
+back-tracking. What only back-tracking could do (back-references, look-around, possessive repeats) is refused. `$` holds
+behind every character: a text that is stopped there ends there. Counted repeats are written out: how large that may
+become is limited, and with it the work per character.
 """
 
 from __future__ import annotations
@@ -182,7 +182,8 @@ def _condition(at: Any, flags: int) -> Callable[[str, str], bool]:
             return lambda before, behind: _is_word(before, flags) != _is_word(behind, flags)
         case ops.AT_NON_BOUNDARY:
             return lambda before, behind: _is_word(before, flags) == _is_word(behind, flags)
-    raise BadPattern("$ and \\Z cannot be used here: the text still grows, and its end is not known")
+    # $ and \Z: the text may end behind any character. SGLang, which searches the text so far, finds them so, too.
+    return lambda before, behind: True
 
 
 def _is_word(char: str, flags: int) -> bool:

@@ -1,8 +1,8 @@
 """Whether the engine hangs, judged from what it says. A thread of the engine beats while its steps run, so a long step
 is no silence.
 
-    silence     nothing has come for `SILENCE_S`: its process is stopped, or no thread of it can run
-    no progress it beats, but for `SILENCE_S` it has stood in one step without using a processor: it waits for
+    silence     nothing has come for `hang_after_s`: its process is stopped, or no thread of it can run
+    no progress it beats, but for `hang_after_s` it has stood in one step without using a processor: it waits for
                 something that does not come
     endless     it has computed at one step for `step_timeout_s`
 
@@ -17,14 +17,15 @@ from weft.messages.control import Heartbeat
 
 TICK_S = 0.5
 LATE_S = 0.25  # a tick that comes later was held up by a busy machine
-SILENCE_S = 4.0
+HANG_AFTER_S = 4.0
 BUSY_TICKS = 10
 
 
 class Pulse:
-    def __init__(self, step_timeout_s: float = 0.0) -> None:
-        """`step_timeout_s`: the longest step; 0 for no bound."""
+    def __init__(self, step_timeout_s: float = 0.0, hang_after_s: float = HANG_AFTER_S) -> None:
+        """`step_timeout_s`: the longest step; 0 for no bound. `hang_after_s`: the longest silence or standstill."""
         self._step_timeout_s = step_timeout_s
+        self._hang_after_s = hang_after_s
         self._silence = 0  # of ticks, each counted as `BUSY_TICKS`, or on a busy machine as 1
         self._last = Heartbeat(step_s=0.0, idle_s=0.0)
 
@@ -43,10 +44,10 @@ class Pulse:
     @property
     def hang(self) -> str:
         """Why the engine is taken to hang; empty if it is not."""
-        if (silent_s := self._silence / BUSY_TICKS * TICK_S) >= SILENCE_S:
+        if (silent_s := self._silence / BUSY_TICKS * TICK_S) >= self._hang_after_s:
             return f"the engine has given no sign of life for {silent_s:.0f} s"
         beat = self._last
-        if min(beat.idle_s, beat.step_s) >= SILENCE_S:
+        if min(beat.idle_s, beat.step_s) >= self._hang_after_s:
             return f"the engine has stood still in a step for {beat.step_s:.0f} s"
         if 0 < self._step_timeout_s <= beat.step_s:
             return f"the engine has computed at one step for {beat.step_s:.0f} s"

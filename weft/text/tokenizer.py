@@ -5,9 +5,8 @@ Reads the files of a Hugging Face model folder with the `tokenizers` library alo
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -15,9 +14,21 @@ import msgspec
 import tokenizers
 
 from weft.messages.sampling import InvalidParam
-from weft.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from weft.text.detokenizer import (
+    MAX_LOOK_BACK,
+    REPLACEMENT,
+    ByteDetokenizer,
+    Detokenizer,
+    WindowDetokenizer,
+    begun_character,
+)
+from weft.text.infill import NAMES as INFILL_NAMES
+from weft.text.infill import find_infill
+from weft.text.turns import Workers
 
 INLINE_LEN = 2_048  # characters that are encoded on the event loop: about 0.5 ms; longer texts go to a thread
+SLICE_LEN = 131_072  # characters that a thread encodes in one turn, unless a single text is longer: about 50 ms
+_MARK = "☺"  # a text that merges with none behind it
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 T = TypeVar("T")
@@ -46,13 +57,16 @@ class Tokenizer:
         backend: tokenizers.Tokenizer,
         special_tokens: dict[str, str] | None = None,
         chat_templates: dict[str, str] | None = None,
+        infill_names: dict[str, str] | None = None,
     ) -> None:
-        """`special_tokens`: "bos_token" -> "<s>"; `chat_templates`: "default" -> Jinja source."""
+        """`special_tokens`: "bos_token" -> "<s>"; `chat_templates`: "default" -> Jinja source; `infill_names`:
+        "prefix_token" -> "▁<PRE>"."""
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
         self.special_tokens = special_tokens or {}
         self.chat_templates = chat_templates or {}
+        self.infill = find_infill(backend.token_to_id, infill_names or {})
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(id for id, token in added.items() if token.special)
         vocab = backend.get_vocab(with_added_tokens=True)
@@ -61,7 +75,7 @@ class Tokenizer:
         self._is_byte_level = _is_byte_level(backend)
         self._pieces = _Pieces(backend, self._is_byte_level, frozenset())
         self._plain_pieces = _Pieces(backend, self._is_byte_level, self.special_ids)
-        self._pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenizer")
+        self._workers = Workers(2, "the tokenizer")
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
@@ -75,7 +89,8 @@ class Tokenizer:
             raise TokenizerError(f"{path} is no tokenizer: {exc}") from exc
         config = _read_json(folder / "tokenizer_config.json")
         special = {name: _content(config[name]) for name in _SPECIAL_NAMES if config.get(name)}
-        return cls(backend, special, _chat_templates(folder, config))
+        infill = {name: _content(config[name]) for name in INFILL_NAMES if config.get(name)}
+        return cls(backend, special, _chat_templates(folder, config), infill)
 
     @property
     def bos_token_id(self) -> int | None:
@@ -84,6 +99,25 @@ class Tokenizer:
     @property
     def eos_token_id(self) -> int | None:
         return self._special_id("eos_token")
+
+    @property
+    def opening_ids(self) -> list[int]:
+        """What the tokenizer puts before a text: the token that begins one, or nothing."""
+        ids = self.encode("")
+        return ids[:1] if ids and ids[0] == self.bos_token_id else []
+
+    async def encode_within(self, texts: Sequence[str], *, context_len: int | None = None) -> list[list[int]]:
+        """Ids of texts that go on from others: without special tokens, and without the space that some tokenizers put
+        before a text. Errors as of `encode_all`."""
+        if self._is_byte_level:
+            return await self.encode_async(texts, add_special_tokens=False, context_len=context_len)
+        mark = self.encode(_MARK, add_special_tokens=False)
+        marked = [_MARK + text for text in texts]
+        room = None if context_len is None else context_len + len(mark)
+        encoded = await self.encode_async(marked, add_special_tokens=False, context_len=room)
+        if any(ids[: len(mark)] != mark for ids in encoded):  # it does not stand by itself in this vocabulary
+            return await self.encode_async(texts, add_special_tokens=False, context_len=context_len)
+        return [ids[len(mark) :] for ids in encoded]
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Ids of `text`, with the tokenizer's own beginning and end unless told otherwise.
@@ -99,11 +133,7 @@ class Tokenizer:
 
         What cannot fit whatever its tokens are is refused before the work is done.
         """
-        for text in texts:
-            if context_len is not None and len(text) > context_len * self.longest_token:
-                raise ContextExceeded(
-                    "prompt", f"the prompt has {len(text):,} characters; no context of {context_len:,} tokens holds it"
-                )
+        self._check_lens(texts, context_len)
         try:
             encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         except (TypeError, UnicodeError) as exc:  # lone surrogates
@@ -118,12 +148,22 @@ class Tokenizer:
     async def encode_async(
         self, texts: Sequence[str], *, add_special_tokens: bool = True, context_len: int | None = None
     ) -> list[list[int]]:
-        """`encode_all`, in a thread if there is much to do. The library lets go of the interpreter meanwhile."""
+        """`encode_all`, in a thread if there is much to do. The library lets go of the interpreter meanwhile.
 
-        def work() -> list[list[int]]:
-            return self.encode_all(texts, add_special_tokens=add_special_tokens, context_len=context_len)
+        Many texts take a turn for every `SLICE_LEN` characters, so that others are served in between, and the first
+        that is too long ends it. Raises `Busy`, too.
+        """
+        self._check_lens(texts, context_len)
 
-        return work() if sum(map(len, texts)) <= INLINE_LEN else await self._in_thread(work)
+        def work(part: Sequence[str]) -> list[list[int]]:
+            return self.encode_all(part, add_special_tokens=add_special_tokens, context_len=context_len)
+
+        if sum(map(len, texts)) <= INLINE_LEN:
+            return work(texts)
+        found: list[list[int]] = []
+        for part, length in _slices(texts, len):
+            found += await self._workers.run(partial(work, part), is_long=length > SLICE_LEN)
+        return found
 
     async def encode_inputs(
         self,
@@ -133,16 +173,20 @@ class Tokenizer:
         side: str = "right",
         add_special_tokens: bool = True,
     ) -> list[Encoded]:
-        """`encode_input` of each, in a thread if there is much to do."""
+        """`encode_input` of each, in a thread if there is much to do, in turns as `encode_async`."""
 
-        def work() -> list[Encoded]:
+        def work(part: Sequence[str | tuple[str, str]]) -> list[Encoded]:
             try:
-                return self.encode_each(inputs, max_len, side, add_special_tokens)
+                return self.encode_each(part, max_len, side, add_special_tokens)
             except (TypeError, UnicodeError) as exc:  # lone surrogates
                 raise InvalidParam("input", "the text is not valid Unicode") from exc
 
-        num_chars = sum(len(one) if isinstance(one, str) else len(one[0]) + len(one[1]) for one in inputs)
-        return work() if num_chars <= INLINE_LEN else await self._in_thread(work)
+        if sum(map(_num_chars, inputs)) <= INLINE_LEN:
+            return work(inputs)
+        found: list[Encoded] = []
+        for part, length in _slices(inputs, _num_chars):
+            found += await self._workers.run(partial(work, part), is_long=length > SLICE_LEN)
+        return found
 
     def encode_input(self, one: str | tuple[str, str], max_len: int | None = None) -> Encoded:
         """The tokens of a text or of a pair of texts, cut to `max_len`, as `encode_each` does it."""
@@ -180,16 +224,36 @@ class Tokenizer:
         return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
     async def decode_async(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        if len(ids) <= INLINE_LEN:
-            return self.decode(ids, skip_special_tokens=skip_special_tokens)
-        return await self._in_thread(lambda: self.decode(ids, skip_special_tokens=skip_special_tokens))
+        [text] = await self.decode_all_async([ids], skip_special_tokens=skip_special_tokens)
+        return text
 
-    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
-        """A fresh incremental decoder for one completion."""
+    async def decode_all_async(self, lists: Sequence[Sequence[int]], *, skip_special_tokens: bool = True) -> list[str]:
+        """The text of each list, in a thread if there is much to do. Raises `Busy`."""
+
+        def work() -> list[str]:
+            return self._backend.decode_batch(lists, skip_special_tokens=skip_special_tokens)
+
+        num = sum(map(len, lists)) + len(lists)
+        return work() if num <= INLINE_LEN else await self._workers.run(work, is_long=num > SLICE_LEN)
+
+    async def decode_prompt(self, ids: Sequence[int]) -> str:
+        """The text that a completion of `ids` goes on from: without the beginning of a character at their end, which
+        belongs to the completion (`detokenizer.py`)."""
+        tail = list(ids[-MAX_LOOK_BACK:])
+        if self._is_byte_level and begun_character(self._plain_pieces, tail):  # its token may end the one before
+            return (await self.decode_async(ids)).removesuffix(REPLACEMENT)
+        num_begun = 0
+        while begun_character(self._plain_pieces, tail):
+            tail.pop()
+            num_begun += 1
+        return await self.decode_async(ids[: len(ids) - num_begun])
+
+    def detokenizer(self, *, skip_special_tokens: bool = True, prompt: Sequence[int] = ()) -> Detokenizer:
+        """A fresh incremental decoder for one completion of the ids `prompt`."""
+        pieces = self._plain_pieces if skip_special_tokens else self._pieces
         if self._is_byte_level:
-            return ByteDetokenizer(self._plain_pieces if skip_special_tokens else self._pieces)
-        skipped = self.special_ids if skip_special_tokens else frozenset[int]()
-        return WindowDetokenizer(lambda ids: self._backend.decode(ids, skip_special_tokens=False), skipped)
+            return ByteDetokenizer(pieces, prompt)
+        return WindowDetokenizer(lambda ids: self._backend.decode(ids, skip_special_tokens=False), pieces, prompt)
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that one token stands for, by itself; special tokens as they are spelled."""
@@ -203,8 +267,15 @@ class Tokenizer:
         content = self.special_tokens.get(name)
         return None if content is None else self._backend.token_to_id(content)
 
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+    def _check_lens(self, texts: Sequence[str], context_len: int | None) -> None:
+        """Refuse what is longer than any tokens of a context can be."""
+        if context_len is None:
+            return
+        longest = max(map(len, texts), default=0)
+        if longest > context_len * self.longest_token:
+            raise ContextExceeded(
+                "prompt", f"the prompt has {longest:,} characters; no context of {context_len:,} tokens holds it"
+            )
 
 
 class _Pieces(dict[int, bytes]):
@@ -214,6 +285,7 @@ class _Pieces(dict[int, bytes]):
         super().__init__()
         self._backend = backend
         self._is_byte_level = is_byte_level
+        self._falls_back = "ByteFallback" in _decoder_types(backend)
         self._skipped = skipped
 
     def __missing__(self, token: int) -> bytes:
@@ -230,9 +302,26 @@ class _Pieces(dict[int, bytes]):
                 return bytes(_BYTE_OF[char] for char in spelled)
             except KeyError:  # an added token, spelled as it is
                 return spelled.encode()
-        if len(spelled) == 6 and spelled.startswith("<0x") and spelled.endswith(">"):
+        if self._falls_back and len(spelled) == 6 and spelled.startswith("<0x") and spelled.endswith(">"):
             return bytes([int(spelled[3:5], 16)])
         return spelled.replace("▁", " ").encode()
+
+
+def _num_chars(one: str | tuple[str, str]) -> int:
+    return len(one) if isinstance(one, str) else len(one[0]) + len(one[1])
+
+
+def _slices(items: Sequence[T], num_chars: Callable[[T], int]) -> Iterator[tuple[Sequence[T], int]]:
+    """`items` in parts of at most `SLICE_LEN` characters, or of one item, each with its characters."""
+    begin, length = 0, 0
+    for place, item in enumerate(items):
+        own = num_chars(item)
+        if length + own > SLICE_LEN and place > begin:
+            yield items[begin:place], length
+            begin, length = place, 0
+        length += own
+    if begin < len(items):
+        yield items[begin:], length
 
 
 def _cut(lens: Sequence[int], room: int) -> list[int]:
@@ -263,12 +352,16 @@ _BYTE_OF = _byte_alphabet()
 
 def _is_byte_level(backend: tokenizers.Tokenizer) -> bool:
     """Whether the decoder only maps the characters of tokens to bytes."""
+    return _decoder_types(backend) == ["ByteLevel"]
+
+
+def _decoder_types(backend: tokenizers.Tokenizer) -> list[str]:
+    """What its decoder does with the spellings of tokens, one after the other."""
     if backend.decoder is None:
-        return False
+        return []
     decoder = msgspec.json.decode(backend.decoder.__getstate__())
-    if decoder.get("type") == "Sequence" and len(decoder["decoders"]) == 1:
-        decoder = decoder["decoders"][0]
-    return bool(decoder.get("type") == "ByteLevel")
+    steps = decoder["decoders"] if decoder.get("type") == "Sequence" else [decoder]
+    return [str(step.get("type")) for step in steps]
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -291,17 +384,22 @@ def _content(token: Any) -> str:
 def _chat_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     """Named templates, from where models of different ages keep them; the newest place wins."""
     jinja = folder / "chat_template.jinja"
+    further = {path.stem: _read_template(path) for path in sorted(folder.glob("additional_chat_templates/*.jinja"))}
     if jinja.is_file():
-        try:
-            return {"default": jinja.read_text("utf-8")}
-        except UnicodeDecodeError as exc:
-            raise TokenizerError(f"{jinja} is not UTF-8: {exc}") from exc
+        return further | {"default": _read_template(jinja)}
     template = _read_json(folder / "chat_template.json").get("chat_template") or config.get("chat_template")
     if template is None:
-        return {}
+        return further
     if isinstance(template, str):
-        return {"default": template}
+        return further | {"default": template}
     try:
-        return {str(entry["name"]): str(entry["template"]) for entry in template}
+        return {str(entry["name"]): str(entry["template"]) for entry in template} | further
     except (KeyError, TypeError) as exc:
         raise TokenizerError(f"{folder / 'tokenizer_config.json'}: chat_template has no known form") from exc
+
+
+def _read_template(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except UnicodeDecodeError as exc:
+        raise TokenizerError(f"{path} is not UTF-8: {exc}") from exc

@@ -12,22 +12,28 @@ from weft.messages.control import EngineReady
 from weft.messages.sampling import InvalidParam, SamplingParams
 
 PARAM = "input_embeds"
+# What is rounded to the nearest number of a type and is this large or larger becomes infinite there.
+INFINITE_FROM = {"bfloat16": (2 - 2**-8) * 2.0**127, "float16": 65_520.0}
 PLACEHOLDER = 0  # the id of every token of such a prompt
 
 
 def packed_vectors(values: Any, engine: EngineReady) -> bytes:
     """float32 [n, hidden size], packed: from nested lists or an array, or from base64 of just that (little-endian).
 
-    Raises `InvalidParam` for another shape and for values that are not finite.
+    Raises `InvalidParam` for another shape, and for the first value that is not finite as the model computes with it.
     """
     size = engine.hidden_size
     rows = _decoded(values, size) if isinstance(values, str) else _of_numbers(values)
     if rows.ndim != 2 or rows.shape[1] != size or not len(rows):
         raise InvalidParam(PARAM, f"{PARAM} has the shape {list(rows.shape)}; [tokens, {size:,}] is needed")
-    finite = np.isfinite(rows)
+    limit = INFINITE_FROM.get(engine.dtype, np.inf)
+    finite = np.abs(rows) < limit  # false for NaN, too
     if not finite.all():
         token, place = np.argwhere(~finite)[0].tolist()
-        raise InvalidParam(PARAM, f"{PARAM}[{token}][{place}] is {rows[token, place]}; finite float32 are needed")
+        value = rows[token, place]
+        allowed = "finite numbers are allowed" if np.isinf(limit) else f"numbers nearer to 0 than {limit:g} are allowed"
+        message = f"{PARAM}[{token}][{place}] is {value}; the model computes in {engine.dtype}: {allowed}"
+        raise InvalidParam(PARAM, message)
     return np.ascontiguousarray(rows, dtype="<f4").tobytes()
 
 

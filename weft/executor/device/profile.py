@@ -1,9 +1,12 @@
 """The torch profiler around the steps of a runner: a table of what took most, and a trace for chrome://tracing.
 
+Where our kernels compute on a CPU, a step is one call of their library, and torch sees nothing of it: they note the
+times of their operations themselves (`ops/cpp/timing.py`), and the report puts these among torch's.
+
 Requests are served meanwhile. Before the first recording torch imports its compiler, which takes seconds on a busy
 machine: a thread of its own does that. Recording slows steps down a little; when it ends, torch holds everything up for
 about 10 µs for each event (weft-nano has 1,600 in a step); the rest is done by a process of its own
-(`profile_report.py`). Recording ends by itself after `MAX_STEPS`, for all events are kept in memory until then.
+(`profile_report.py`). Recording ends by itself after `MAX_PROFILED_STEPS`: all events are kept in memory until then.
 """
 
 from __future__ import annotations
@@ -18,19 +21,22 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+import msgspec
 from torch.profiler import ProfilerActivity, profile
 
+from weft.config.numbers import MAX_PROFILED_STEPS
 from weft.config.process import module_command
 from weft.executor.control import DeviceRequest, Pending
 from weft.executor.encoder import EncoderRunner
 from weft.executor.plan import Plan, Step
 from weft.executor.runner import TorchRunner
+from weft.ops.cpp.library import Library
+from weft.ops.cpp.timing import Span, Timings
 
-MAX_STEPS = 200
 REPORT = module_command("weft.executor.device.profile_report")
 REPORT_TIMEOUT_S = 300.0
 ACTIVITIES = {"CPU": ProfilerActivity.CPU, "GPU": ProfilerActivity.CUDA}
@@ -107,8 +113,8 @@ class ProfiledRunner:
             raise ValueError("the profiler is recording already; stop_profile ends that")
         if self._report.state == "writing":
             raise ValueError("the last profile is still being written")
-        if num_steps is not None and not 1 <= num_steps <= MAX_STEPS:
-            raise ValueError(f"num_steps is {num_steps}; 1 to {MAX_STEPS} is expected")
+        if num_steps is not None and not 1 <= num_steps <= MAX_PROFILED_STEPS:
+            raise ValueError(f"num_steps is {num_steps}; 1 to {MAX_PROFILED_STEPS} is expected")
         unknown = [name for name in activities if name not in self._activities]
         if unknown:
             raise ValueError(f"activities has {unknown[0][:64]!r}; this device has {', '.join(self._activities)}")
@@ -124,8 +130,10 @@ class ProfiledRunner:
             profile_memory=profile_memory,
         )
         profiler.prepare_trace()
-        started = self._runner.apart(profiler.start_trace)  # torch records the thread that has started it
-        self._recording = _Recording(profiler, started, trace, max_steps=num_steps or MAX_STEPS)
+        kernels = self._runner.kernels if not activities or "CPU" in activities else None
+        recording = _Recording(profiler, trace, num_steps or MAX_PROFILED_STEPS, kernels)
+        recording.started = self._runner.apart(recording.begin)  # torch records the thread that has started it
+        self._recording = recording
         return self._name(trace)
 
     def stop(self) -> Report:
@@ -138,7 +146,7 @@ class ProfiledRunner:
         """Nothing more is recorded than what has been launched."""
         self._recording = None
         self._report = Report("writing", recording.num_steps, self._name(recording.trace))
-        stopped = self._runner.apart(recording.profiler.stop_trace)
+        stopped = self._runner.apart(recording.end)
         threading.Thread(target=self._write, args=(recording, stopped), name="weft-profile", daemon=True).start()
 
     def _write(self, recording: _Recording, stopped: Future[None]) -> None:
@@ -194,17 +202,33 @@ class _Recording:
     """A profile that is being made."""
 
     profiler: profile
-    started: Future[None]
     trace: Path | None
     max_steps: int
+    kernels: Library | None  # that are to note the times of their operations
+    started: Future[None] = field(default_factory=Future)
     num_steps: int = 0
+    timings: Timings = field(default_factory=Timings)
+
+    def begin(self) -> None:
+        """On the thread that runs steps."""
+        if self.kernels is not None:
+            self.kernels.timings = self.timings
+        self.profiler.start_trace()
+
+    def end(self) -> None:
+        """On that thread, too."""
+        if self.kernels is not None:
+            self.kernels.timings = None
+        self.profiler.stop_trace()
 
     def table(self) -> str:
         """The operations that took most time of their own. Leaves the trace where it is to lie."""
         with tempfile.TemporaryDirectory(prefix="weft-profile-") as folder:
             raw = Path(folder) / "trace.json"
             self.profiler.export_chrome_trace(str(raw))
-            command = [*REPORT, str(raw), *([str(self.trace)] if self.trace else [])]
+            spans = Path(folder) / "spans.json"
+            spans.write_bytes(msgspec.json.encode(self.spans()))
+            command = [*REPORT, str(raw), str(spans), *([str(self.trace)] if self.trace else [])]
             try:
                 done = subprocess.run(
                     command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=REPORT_TIMEOUT_S
@@ -214,6 +238,11 @@ class _Recording:
         if done.returncode:
             raise RuntimeError(f"the report ended with {done.returncode}: {_last_line(done.stderr)}")
         return done.stdout
+
+    def spans(self) -> list[Span]:
+        """What the kernels have noted, on the clock of the trace: nanoseconds since 1970."""
+        offset_ns = time.time_ns() - time.monotonic_ns()
+        return [one._replace(began_ns=one.began_ns + offset_ns) for one in self.timings.spans()]
 
 
 def _last_line(text: str) -> str:

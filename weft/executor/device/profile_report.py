@@ -1,4 +1,5 @@
-"""What took most in a trace of the profiler, and the trace made small: `python -m` this, a trace, and where to put it.
+"""What took most in a trace of the profiler, and the trace made small: `python -m` this, a trace, the spans of time
+that our own kernels have noted, and where to put both together.
 
 A process of its own, for a trace has some hundred thousand events, and reading them would keep the engine from its
 work: both are Python, and only one thread of a process runs that. Knows the file's format, not what made it.
@@ -8,10 +9,10 @@ from __future__ import annotations
 
 import gzip
 import os
-import shutil
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -19,6 +20,9 @@ NUM_ROWS = 10
 NAME_LEN = 60
 NICENESS = 10
 ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
+OPERATION = "cpu_op"  # category of operations of the CPU
+STEP = "weft_step"  # of whole steps of our kernels: their operations stand in them
+TRACK = "weft kernels"  # in place of a thread: several compute one operation together
 
 
 class Event(msgspec.Struct, gc=False):
@@ -37,6 +41,14 @@ class Trace(msgspec.Struct, rename={"events": "traceEvents"}):
     events: list[Event]
 
 
+class Own(NamedTuple):
+    """A span of time of our own kernels; nanoseconds since 1970."""
+
+    name: str
+    began_ns: int
+    took_ns: int
+
+
 class Spent:
     """Time in one operation: its own, and with what it has called."""
 
@@ -48,14 +60,39 @@ class Spent:
         self.total = 0.0
 
 
-def main(trace: Path, target: Path | None) -> None:
-    """Print the tables of `trace`, and leave it at `target` (.gz), whole or not at all."""
-    print("\n".join(tables(msgspec.json.decode(trace.read_bytes(), type=Trace).events)))
+def main(trace: Path, spans: Path, target: Path | None) -> None:
+    """Print the tables of `trace` and `spans`, and leave both as one trace at `target` (.gz), whole or not at all."""
+    whole = with_spans(trace.read_bytes(), msgspec.json.decode(spans.read_bytes(), type=list[Own]))
+    print("\n".join(tables(msgspec.json.decode(whole, type=Trace).events)))
     if target is not None:
         part = target.with_name(f".{target.name}")
-        with trace.open("rb") as source, gzip.open(part, "wb", compresslevel=5) as packed:
-            shutil.copyfileobj(source, packed, 1 << 20)
+        with gzip.open(part, "wb", compresslevel=5) as packed:
+            packed.write(whole)
         part.replace(target)
+
+
+def with_spans(trace: bytes, spans: list[Own]) -> bytes:
+    """A trace with more spans of time in it, on a track of their own."""
+    if not spans:
+        return trace
+    whole = msgspec.json.decode(trace, type=dict[str, msgspec.Raw])
+    base_ns = msgspec.json.decode(whole["baseTimeNanoseconds"], type=int) if "baseTimeNanoseconds" in whole else 0
+    own = [msgspec.Raw(msgspec.json.encode(_event(one, base_ns))) for one in spans]
+    events = msgspec.json.decode(whole["traceEvents"], type=list[msgspec.Raw])
+    whole["traceEvents"] = msgspec.Raw(msgspec.json.encode(events + own))
+    return msgspec.json.encode(whole)
+
+
+def _event(span: Own, base_ns: int) -> Event:
+    return Event(
+        ph="X",
+        cat=STEP if span.name == "weft::step" else OPERATION,
+        name=span.name,
+        pid=TRACK,
+        tid=TRACK,
+        ts=(span.began_ns - base_ns) / 1e3,
+        dur=span.took_ns / 1e3,
+    )
 
 
 def tables(events: list[Event]) -> Iterator[str]:
@@ -64,7 +101,7 @@ def tables(events: list[Event]) -> Iterator[str]:
     if on_device:
         yield from table("GPU", on_device)
         yield ""
-    yield from table("CPU", spent_on(event for event in events if event.ph == "X" and event.cat == "cpu_op"))
+    yield from table("CPU", spent_on(event for event in events if event.ph == "X" and event.cat == OPERATION))
 
 
 def spent_on(events: Iterable[Event]) -> dict[str, Spent]:
@@ -107,4 +144,4 @@ def table(where: str, spent: dict[str, Spent]) -> Iterator[str]:
 
 if __name__ == "__main__":
     os.nice(NICENESS)  # the engine goes first
-    main(Path(sys.argv[1]), Path(sys.argv[2]) if len(sys.argv) > 2 else None)
+    main(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]) if len(sys.argv) > 3 else None)

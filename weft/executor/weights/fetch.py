@@ -34,7 +34,7 @@ def weight_files(folder: Path) -> list[Path]:
     if (folder / INDEX).exists():
         try:
             shards = set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values())
-        except (OSError, ValueError, KeyError, AttributeError) as exc:
+        except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as exc:
             raise BadCheckpoint(f"{folder / INDEX} is damaged: {exc!r}") from exc
         files = [folder / Path(str(name)).name for name in sorted(shards)]
     else:

@@ -66,8 +66,8 @@ class TimedGrammars:
         self.seconds = 0.0
         self._grammars = grammars
 
-    def ask(self, id: int, key: Key) -> None:
-        self._grammars.ask(id, key)
+    def ask(self, id: int, key: Key, tenant: str = "") -> None:
+        self._grammars.ask(id, key, tenant)
 
     def cancel(self, id: int) -> None:
         self._grammars.cancel(id)

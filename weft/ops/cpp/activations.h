@@ -75,11 +75,15 @@ static void make_pairs(const InputRow& row, int64_t padded_in, int64_t slab_stri
   }
 }
 
-// Returns the scale.
+// Returns the scale: that of a row which is not finite is not finite either.
 static float make_bytes(const InputRow& row, int64_t padded_in, int64_t slab_stride, bool is_unsigned, int8_t* out) {
-  F32 peak = zero();
-  for (int64_t k = 0; k < padded_in; k += kLanes) peak = larger(peak, magnitude(InputRow::at(row, k)));
-  const float limit = largest(peak);
+  F32 peak = zero(), poison = zero();
+  for (int64_t k = 0; k < padded_in; k += kLanes) {
+    const F32 x = InputRow::at(row, k);
+    peak = larger(peak, magnitude(x));
+    poison = muladd(x, zero(), poison);
+  }
+  const float limit = largest(peak) + sum(poison);
   const F32 inverse = all(limit > 0 ? 127 / limit : 0);
   for (int64_t k = 0; k < padded_in; k += kSlab, out += slab_stride) {
 #pragma GCC unroll 16

@@ -1,6 +1,8 @@
 // What encoders have besides linears and attention: the sum of three embeddings, and norms with a mean and a bias.
 #pragma once
 
+#include "norm.h"
+
 namespace weft {
 namespace WEFT_NAMESPACE {
 
@@ -25,7 +27,7 @@ static void layer_norm_row(const float* x, const LayerNormWeights& norm, int64_t
     const F32 away = n == kLanes ? sub(load(x + i), middle) : only(sub(load(x + i, n), middle), 0, n, 0.0f);
     return mul(away, away);
   });
-  const F32 factor = all(1 / sqrtf(squares / float(size) + norm.eps));
+  const F32 factor = all(inverse_root(squares / float(size), norm.eps));
   for (int64_t i = 0; i < size; i += kLanes) {
     const int n = int(least(size - i, kLanes));
     const F32 scaled = mul(sub(load(x + i, n), middle), factor);

@@ -57,6 +57,16 @@ struct ProgramRun : Work {
   void run(int64_t operation, Team& team) override { kernels[ops[operation].kind](ops[operation].args, *step, team); }
 };
 
+// Notes when each operation begins. One ends where the next begins: its barrier belongs to it.
+struct TimedRun : ProgramRun {
+  int64_t* began;  // [number of operations]
+
+  void run(int64_t operation, Team& team) override {
+    if (team.index == 0) began[operation] = now_ns();
+    ProgramRun::run(operation, team);
+  }
+};
+
 struct Memory {
   char* data = nullptr;
   int64_t size = 0;
@@ -75,13 +85,25 @@ struct Memory {
   }
 };
 
-// Returns 0, or -1 if memory ran out.
-int run(int set, const Op* ops, int64_t num_ops, const Step& step, int num_threads) {
-  ProgramRun program;
+void run(ProgramRun& program, int set, const Op* ops, int64_t num_ops, const Step& step, int num_threads) {
   program.kernels = all_sets[set].kernels;
   program.ops = ops;
   program.step = &step;
   run_together(program, num_ops, num_threads);
+}
+
+// `times` [num_ops + 1]: when each operation began, and the last one ended; null: nobody wants to know. Returns 0, or -1
+// if memory ran out.
+int run(int set, const Op* ops, int64_t num_ops, const Step& step, int num_threads, int64_t* times) {
+  if (times) {
+    TimedRun program;
+    program.began = times;
+    run(program, set, ops, num_ops, step, num_threads);
+    times[num_ops] = now_ns();
+  } else {
+    ProgramRun program;
+    run(program, set, ops, num_ops, step, num_threads);
+  }
   return out_of_memory.exchange(0) ? -1 : 0;
 }
 
@@ -118,22 +140,25 @@ API int64_t weft_sizeof(int64_t index) {
 }
 
 // Run the operations in order over `step` with the kernels of a set, on at most `num_threads` threads. Returns 0, or -1
-// if memory ran out: what the program should have written is then undefined.
-API int weft_run(int set, const Op* ops, int64_t num_ops, const Step* step, int num_threads) {
-  return run(set, ops, num_ops, *step, num_threads);
+// if memory ran out: what the program should have written is then undefined. `times` [num_ops + 1], or null: when each
+// operation began and the last one ended, in nanoseconds of the monotonic clock.
+API int weft_run(int set, const Op* ops, int64_t num_ops, const Step* step, int num_threads, int64_t* times) {
+  return run(set, ops, num_ops, *step, num_threads, times);
 }
 
-// Run a whole step. Returns 0, -1 if memory ran out, or -2 if the plan is unsound: then nothing has been done.
-API int weft_run_whole(int set, WholeStep* whole, int num_threads) {
+// Run a whole step. Returns 0, -1 if memory ran out, or -2 if the plan is unsound: then nothing has been done. `times`
+// [num_body + 1 + num_head + 1], or null: those of both programs; of `head` nothing where no request samples.
+API int weft_run_whole(int set, WholeStep* whole, int num_threads, int64_t* times) {
   if (!is_sound(*whole)) return -2;
   const Step step = lay_out(*whole);
-  if (run(set, whole->body, whole->num_body, step, num_threads)) return -1;
+  if (run(set, whole->body, whole->num_body, step, num_threads, times)) return -1;
   whole->num_invalid = 0;
   if (!whole->num_sampling) return 0;
   gather_last(*whole);
   Step behind = {};
   behind.num_tokens = whole->num_sampling;
-  if (run(set, whole->head, whole->num_head, behind, num_threads)) return -1;
+  int64_t* const behind_body = times ? times + whole->num_body + 1 : nullptr;
+  if (run(set, whole->head, whole->num_head, behind, num_threads, behind_body)) return -1;
   keep_tokens(*whole);
   return 0;
 }

@@ -10,6 +10,7 @@ import torch
 
 from weft.ops.cpp.abi import KIND_OF, Op, OpKind, PackArgs, Step, WholeStep
 from weft.ops.cpp.build import CannotBuild, find_or_build
+from weft.ops.cpp.timing import Timings
 
 OUT_OF_MEMORY = "the kernels ran out of memory"
 UNSOUND = -2  # what weft_run_whole returns for a plan that it refuses
@@ -26,6 +27,7 @@ class Library:
     def __init__(self, path: Path, instruction_set: str = "") -> None:
         """`instruction_set`: one by name, or "" for the best that the processor has. Raises `Unavailable`."""
         self.path = path
+        self.timings: Timings | None = None  # of what runs, while somebody wants to know
         self.num_threads = 0  # that compute together, the caller's among them; 0: as many as torch would use
         try:
             self._library = ctypes.CDLL(str(path))
@@ -35,9 +37,11 @@ class Library:
         self._library.weft_sizeof.restype = ctypes.c_int64
         self._library.weft_sizeof.argtypes = [ctypes.c_int64]
         self._run = self._library.weft_run
-        self._run.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int]
+        self._run.argtypes = [
+            *(ctypes.c_int, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
+        ]
         self._run_whole = self._library.weft_run_whole
-        self._run_whole.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int]
+        self._run_whole.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
         self._set = int(self._library.weft_find(instruction_set.encode()))
         if self._set < 0:
             raise Unavailable(
@@ -54,12 +58,23 @@ class Library:
 
     def run(self, ops: int, num_ops: int, step: Step) -> None:
         """Run `num_ops` operations from the address `ops`. Raises MemoryError."""
-        if self._run(self._set, ops, num_ops, ctypes.addressof(step), self._threads):
+        timings = self.timings
+        times = None if timings is None else timings.begin(((ops, num_ops),))
+        failed = self._run(self._set, ops, num_ops, ctypes.addressof(step), self._threads, times)
+        if timings is not None:
+            timings.end()
+        if failed:
             raise MemoryError(OUT_OF_MEMORY)
 
     def run_whole(self, whole: WholeStep) -> None:
         """Run a step from plan to tokens. Raises MemoryError."""
-        failed = self._run_whole(self._set, ctypes.addressof(whole), self._threads)
+        timings = self.timings
+        times = None
+        if timings is not None:
+            times = timings.begin(((whole.body, whole.num_body), (whole.head, whole.num_head)), is_step=True)
+        failed = self._run_whole(self._set, ctypes.addressof(whole), self._threads, times)
+        if timings is not None:
+            timings.end()
         assert failed != UNSOUND, "a plan that contradicts itself, or leaves the row table"
         if failed:
             raise MemoryError(OUT_OF_MEMORY)

@@ -4,6 +4,10 @@
 namespace weft {
 namespace WEFT_NAMESPACE {
 
+// 1 / sqrt(mean + eps) of a mean of squares. Where that is beyond the range of floats it is no number: 1 / inf would make
+// a row of zeros, which looks sound, of one that is not.
+WEFT_INLINE float inverse_root(float mean, float eps) { return (1 + (mean - mean)) / sqrtf(mean + eps); }
+
 // 1 / sqrt(mean(x x) + eps), summed in an order that depends on the size alone.
 static float inverse_rms(const float* x, int64_t size, float eps) {
   F32 sums[4] = {zero(), zero(), zero(), zero()};
@@ -19,7 +23,7 @@ static float inverse_rms(const float* x, int64_t size, float eps) {
     const F32 value = load(x + i, int(least(size - i, kLanes)));
     sums[0] = muladd(value, value, sums[0]);
   }
-  return 1 / sqrtf(sum(add(add(sums[0], sums[1]), add(sums[2], sums[3]))) / float(size) + eps);
+  return inverse_root(sum(add(add(sums[0], sums[1]), add(sums[2], sums[3]))) / float(size), eps);
 }
 
 static void norm(const NormArgs& args, const Step& step, Team& team) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kv_format.h"
+#include "norm.h"
 
 namespace weft {
 namespace WEFT_NAMESPACE {
@@ -13,7 +14,7 @@ static void norm_head(float* x, const float* weight, int64_t dim, float eps) {
     const F32 v = load(x + i, int(dim - i));
     squares = muladd(v, v, squares);
   }
-  const F32 scale = all(1 / sqrtf(sum(squares) / float(dim) + eps));
+  const F32 scale = all(inverse_root(sum(squares) / float(dim), eps));
   for (int64_t i = 0; i < dim; i += kLanes) {
     const int n = int(dim - i);
     store(x + i, mul(mul(load(x + i, n), scale), load(weight + i, n)), n);

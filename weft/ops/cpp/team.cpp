@@ -26,12 +26,6 @@ inline void pause() {
 #endif
 }
 
-int64_t now_ns() {
-  timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return t.tv_sec * int64_t(1'000'000'000) + t.tv_nsec;
-}
-
 // While it lives, this thread takes numbers too small for a normal float for 0: they would cost a hundred cycles each.
 class TinyIsZero {
  public:
@@ -150,6 +144,12 @@ void forget_workers() {
 }
 
 }  // namespace
+
+int64_t now_ns() {
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return t.tv_sec * int64_t(1'000'000'000) + t.tv_nsec;
+}
 
 void run_together(Work& work, int64_t num_operations, int num_threads) {
   if (num_operations <= 0) return;

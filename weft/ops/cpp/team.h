@@ -42,6 +42,9 @@ class Team {
   Meeting& meeting_;
 };
 
+// Nanoseconds of the monotonic clock.
+int64_t now_ns();
+
 // Memory for the operation that runs, at least `bytes`, aligned to 64. Its content is gone at the next call by the same
 // thread (own_memory), or by any (shared_memory, which may only be called by index 0; give others the pointer through
 // a barrier). Returns null if there is none; the operation then must do nothing, and `run` reports it.

@@ -11,9 +11,13 @@ from weft.scheduler.request import Columns, Request
 
 
 class Bias(Part):
-    """Keeps, by row, the tokens and values of requests with a bias, and the ending tokens of those with a minimum."""
+    """Keeps, by row, the tokens and values of requests with a bias, and the ending tokens of those with a minimum.
 
-    def __init__(self, eos_token_ids: tuple[int, ...]) -> None:
+    Stop tokens may lie beyond the vocabulary: they have no logit that could be forbidden.
+    """
+
+    def __init__(self, eos_token_ids: tuple[int, ...], vocab_size: int) -> None:
+        self._vocab_size = vocab_size
         self._eos = eos_token_ids
         self._fixed: dict[int, tuple[IntArray, FloatArray]] = {}
         self._ending: dict[int, tuple[IntArray, int]] = {}  # and the sequence length from which they are allowed
@@ -41,7 +45,9 @@ class Bias(Part):
             tokens = np.fromiter(sampling.logit_bias, dtype=np.int32)
             self._fixed[request.row] = tokens, np.fromiter(sampling.logit_bias.values(), dtype=np.float32)
         if sampling.min_new_tokens:
-            ending = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else set(self._eos))
+            ending = {token for token in sampling.stop_token_ids if token < self._vocab_size}
+            if not sampling.ignore_eos:
+                ending.update(self._eos)
             if ending:
                 tokens = np.array(sorted(ending), dtype=np.int32)
                 self._ending[request.row] = tokens, request.prompt_len + sampling.min_new_tokens

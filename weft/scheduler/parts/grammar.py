@@ -42,8 +42,8 @@ class GrammarPart(Part):
         self.queue: dict[int, Key] = {}  # requests whose grammar is being compiled, as they came
         self.num_asked = self.num_hits = self.num_refused = self.num_forced = 0
 
-    def begin(self, id: int, sampling: SamplingParams) -> None:
-        """The request, which has a grammar, has been queued."""
+    def begin(self, id: int, sampling: SamplingParams, tenant: str) -> None:
+        """The request of `tenant`, which has a grammar, has been queued."""
         grammar = sampling.grammar
         assert grammar is not None
         key = self.queue[id] = Key(grammar.kind, grammar.text, grammar.strict)
@@ -52,7 +52,7 @@ class GrammarPart(Part):
         if _samples_all(sampling):
             self._sampled.add(id)
         self.num_asked += 1
-        self._grammars.ask(id, key)
+        self._grammars.ask(id, key, tenant)
 
     def take(self) -> list[Verdict]:
         """What has become of grammars since. Whose verdict is a refusal is to be ended by the caller."""

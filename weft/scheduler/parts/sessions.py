@@ -19,7 +19,7 @@ from weft.messages.requests import GenerateRequest
 from weft.messages.sessions import SessionParams
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.part import Part
-from weft.scheduler.parts.turns import Dropped, Session, Turn, TurnRefused, shared_len
+from weft.scheduler.parts.turns import Dropped, Session, Turn, TurnRefused, session_name, shared_len
 from weft.scheduler.request import Request
 from weft.scheduler.settings import SessionLimits
 
@@ -37,7 +37,7 @@ class Sessions(Part):
 
     def __init__(self, limits: SessionLimits) -> None:
         self._limits = limits
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, Session] = {}  # by name
         self._by_id: dict[int, Turn] = {}  # turns by the number of their request
         self._due_s = math.inf  # no session is idle for too long before that
         self.left_s = math.inf  # until then, when somebody last looked
@@ -45,8 +45,8 @@ class Sessions(Part):
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def __contains__(self, id: str) -> bool:
-        return id in self._sessions
+    def __contains__(self, name: str) -> bool:
+        return name in self._sessions
 
     def session_of(self, request_id: int) -> str:
         """The session of an open request, or nothing."""
@@ -55,12 +55,12 @@ class Sessions(Part):
 
     # Sessions come and go
 
-    def open(self, id: str, capacity: int, timeout_s: float, now: float) -> str:
+    def open(self, id: str, capacity: int, timeout_s: float, now: float, owner: str = "") -> str:
         """Begin a session. Returns why not, if it cannot be."""
         limits = self._limits
         if not id:
             return "a session needs an id"
-        if id in self._sessions:
+        if session_name(owner, id) in self._sessions:
             return f"the session {id!r} is open already"
         if not 0 <= capacity <= limits.max_tokens:
             return f"the capacity is {capacity:,} tokens; 1 to {limits.max_tokens:,} are allowed"
@@ -69,14 +69,17 @@ class Sessions(Part):
             return f"the timeout is {timeout_s:g} s; at most {longest_s:g} s are allowed"
         if len(self._sessions) >= limits.max_sessions:
             return f"{len(self._sessions):,} sessions are open, as many as --max-sessions allows"
-        session = Session(id, capacity or limits.max_tokens, timeout_s or limits.timeout_s, now)
-        self._sessions[id] = session
+        num_own = sum(session.owner == owner for session in self._sessions.values())
+        if owner and 0 < limits.max_per_owner <= num_own:
+            return f"{num_own:,} sessions of this key are open, as many as --max-sessions-per-key allows"
+        session = Session(id, owner, capacity or limits.max_tokens, timeout_s or limits.timeout_s, now)
+        self._sessions[session.name] = session
         self._due_s = min(self._due_s, now + (session.timeout_s or math.inf))
         return ""
 
-    def close(self, id: str) -> bool:
+    def close(self, name: str) -> bool:
         """Forget a session, or let it end with its last running request. Returns whether it is gone."""
-        session = self._sessions[id]
+        session = self._sessions[name]
         session.is_closing = True
         return self._close_if_idle(session)
 
@@ -105,7 +108,7 @@ class Sessions(Part):
 
         `max_len`: prompt and output together, in tokens. Raises TurnRefused.
         """
-        session = self._sessions.get(params.id)
+        session = self._sessions.get(session_name(params.owner, params.id))
         if session is None:
             raise TurnRefused(f"there is no session {params.id!r}: it was never opened, or it has been closed", 404)
         if session.is_closing:
@@ -179,7 +182,7 @@ class Sessions(Part):
             end = None if turn.output_len is None else (turn.prompt_len + turn.output_len) * TOKEN_BYTES
             self._give(turn, request.packed[turn.start * TOKEN_BYTES : end])
             session.last = turn
-            before, session.hold = session.hold, kv.holds.keep(session.id, request.namespace, request.packed[:end])
+            before, session.hold = session.hold, kv.holds.keep(session.name, request.namespace, request.packed[:end])
             if before is not None:
                 before.drop()
         self._close_if_idle(session)
@@ -218,7 +221,7 @@ class Sessions(Part):
                 del self._by_id[turn.id]
         if session.hold is not None:
             session.hold.drop()
-        del self._sessions[session.id]
+        del self._sessions[session.name]
 
 
 def _replaced(session: Session, parent: Turn | None) -> list[Turn]:

@@ -82,11 +82,18 @@ class Dropped(NamedTuple):
     time_s: float
 
 
+def session_name(owner: str, id: str) -> str:
+    """What a session is called among those of all owners. Ids and names of owners are printable."""
+    return f"{owner}\x1f{id}" if owner else id
+
+
 class Session:
     """One conversation, and what it may grow to. Written by `sessions.py`."""
 
-    def __init__(self, id: str, capacity: int, timeout_s: float, now: float) -> None:
+    def __init__(self, id: str, owner: str, capacity: int, timeout_s: float, now: float) -> None:
         self.id = id
+        self.owner = owner
+        self.name = session_name(owner, id)
         self.capacity = capacity  # tokens of all its turns together
         self.timeout_s = timeout_s  # 0: never
         self.used_s = now

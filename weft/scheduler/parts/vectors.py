@@ -22,7 +22,7 @@ class VectorsPart(Part):
     def __init__(self, hidden_size: int) -> None:
         """`hidden_size` of the model; 0: it takes no vectors."""
         self._hidden_size = hidden_size
-        self._by_id: dict[int, FloatArray] = {}  # [prompt_len, hidden size]
+        self.by_id: dict[int, FloatArray] = {}  # [prompt_len, hidden size]
 
     def refusal(self, message: GenerateRequest) -> Refusal | None:
         """Why the vectors of a request cannot be taken, if it has some."""
@@ -36,15 +36,15 @@ class VectorsPart(Part):
         """The request is queued: keep its vectors, if it has some."""
         if message.vectors:
             rows = np.frombuffer(message.vectors, dtype=np.float32)
-            self._by_id[message.id] = rows.reshape(-1, self._hidden_size)
+            self.by_id[message.id] = rows.reshape(-1, self._hidden_size)
 
     def prepare(self, batch: Batch, columns: Columns, extras: Extras) -> None:
-        if not self._by_id:
+        if not self.by_id:
             return
         index, rows = [], []
         at = 0  # where the request's first token stands in the step
         for request, start, length in zip(batch.prefills, batch.starts.tolist(), batch.lens.tolist(), strict=False):
-            vectors = self._by_id.get(request.id)
+            vectors = self.by_id.get(request.id)
             if vectors is not None and start < len(vectors):
                 piece = vectors[start : start + length]  # what follows are tokens of the output, after a retraction
                 index.append(np.arange(at, at + len(piece), dtype=np.int32))
@@ -54,4 +54,4 @@ class VectorsPart(Part):
             extras.vectors = InputVectors(index=np.concatenate(index), rows=np.concatenate(rows))
 
     def end(self, request: Request, reason: FinishReason, now: float, kv: KvMemory) -> None:
-        self._by_id.pop(request.id, None)
+        self.by_id.pop(request.id, None)

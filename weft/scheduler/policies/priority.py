@@ -6,6 +6,10 @@ class. How room is made for a waiting request is in `preemption.py`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import numpy as np
+
 from weft.executor.plan import BoolArray, IntArray, LongArray
 from weft.scheduler.policy import Policy, Scene
 from weft.scheduler.request import Request
@@ -25,6 +29,16 @@ class Priority(Policy):
 
     def rank(self, request: Request) -> int:
         return request.priority * self._sign
+
+    def displaced(self, waiting: Waiting, lines: IntArray, newcomer: Request) -> Iterator[Request]:
+        """Those of a lower class: the lowest, and among these the latest first."""
+        ranks, own = self.key(waiting, lines, newcomer.arrival_s), self.rank(newcomer)
+        while True:
+            last = len(lines) - 1 - int(np.argmax(ranks[::-1]))
+            if ranks[last] <= own:
+                return
+            yield waiting.at(int(lines[last]))
+            ranks[last] = own
 
     def far_below(self, waiting: Request, rows: IntArray) -> BoolArray:
         ranks = self.scene.columns.priority[rows] * self._sign

@@ -53,12 +53,12 @@ class Alone:
 class InputBlocker:
     def __init__(self, barrier: Barrier) -> None:
         self.state = InputState.UNBLOCKED
-        self._barrier = barrier
+        self.barrier = barrier
 
     def block(self, scheduler: Scheduler) -> None:
         """Hold back what comes from now on. What is held back already stays so."""
         if self.state is InputState.GLOBAL_UNBLOCK_BARRIER:
-            self._barrier.withdraw()
+            self.barrier.withdraw()
         self.state = InputState.BLOCKED
         scheduler.waiting_queue.hold_back(scheduler.counters.num_requests)
 
@@ -66,12 +66,12 @@ class InputBlocker:
         """Open, at once if there is nobody to wait for."""
         if self.state is InputState.BLOCKED:
             self.state = InputState.GLOBAL_UNBLOCK_BARRIER
-            self._barrier.arrive()
+            self.barrier.arrive()
             self.poll(scheduler, now)
 
     def poll(self, scheduler: Scheduler, now: float) -> None:
         """Open if all have arrived."""
-        if self.state is InputState.GLOBAL_UNBLOCK_BARRIER and self._barrier.poll():
+        if self.state is InputState.GLOBAL_UNBLOCK_BARRIER and self.barrier.poll():
             self.state = InputState.UNBLOCKED
             for request in scheduler.waiting_queue.held():
                 scheduler.diary.released(request.id, "the input is open again", now, scheduler.num_steps)

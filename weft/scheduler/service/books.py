@@ -27,7 +27,7 @@ class Books:
         self._audited_at = 0.0
 
     def balance(self) -> bool:
-        """Whether the sums hold: of pages and of rows. Costs a microsecond."""
+        """Whether the sums hold: of pages and of rows. Costs a few microseconds."""
         return self._gap() == self._known_gap
 
     def is_due(self, now: float) -> bool:
@@ -64,7 +64,7 @@ class Books:
             num_pages=kv.allocator.num_pages,
             free=kv.allocator.num_free,
             cached=kv.cache.evictable_pages + kv.cache.held_pages + kv.cache.protected_pages,
-            held=kv.ledger.num_held,
+            held=kv.num_held,
             rows=kv.rows.num_used,
             quarantined=len(kv.allocator.quarantined),
             total_faults=self._scheduler.counters.num_faults,
@@ -73,7 +73,7 @@ class Books:
     def _gap(self) -> tuple[int, int]:
         scheduler = self._scheduler
         num_with_row = len(scheduler.requests) - len(scheduler.waiting_queue)
-        return scheduler.kv.ledger.imbalance, num_with_row - scheduler.kv.rows.num_used
+        return scheduler.kv.imbalance, num_with_row - scheduler.kv.rows.num_used
 
     def _mend(self) -> list[str]:
         allocator = self._scheduler.kv.allocator
@@ -87,7 +87,6 @@ class Books:
                 allocator.quarantine(fault.page, is_owned=bool(set(fault.owners) - {FREE}))
         if faults:
             self._shrink()
-        self._scheduler.kv.ledger.num_held = sum(map(len, self._scheduler.held_pages().values()))
         return told
 
     def _faults(self) -> list[Fault]:

@@ -46,12 +46,13 @@ from weft.messages.weights import (
     UpdateWeightsFromTensor,
 )
 from weft.observe import garbage
+from weft.observe.survivable import is_survivable
 from weft.scheduler.parts.grammar import GrammarPart
 from weft.scheduler.parts.sessions import Sessions
 from weft.scheduler.parts.vectors import VectorsPart
 from weft.scheduler.policy import UnknownPolicy
 from weft.scheduler.scheduler import Scheduler
-from weft.scheduler.service import flow, grammar, insight, weights
+from weft.scheduler.service import flow, grammar, guard, insight, weights
 from weft.scheduler.service import sessions as session_requests
 from weft.scheduler.service.blocker import InputBlocker
 from weft.scheduler.service.device import Device
@@ -107,7 +108,20 @@ def batch_generate(engine: Engine, message: BatchGenerate) -> None:
 
 
 def _take_in(engine: Engine, message: GenerateRequest, now: float) -> None:
+    """Take a request in, or, if that raises, end it alone."""
     is_new = message.id not in engine.scheduler.requests
+    try:
+        _arrive(engine, message, now, is_new=is_new)
+    except BaseException as exc:
+        if not is_survivable(exc):
+            raise
+        if is_new:
+            guard.refuse(engine, message, exc)
+        else:
+            guard.note(engine, type(message).__name__, exc)
+
+
+def _arrive(engine: Engine, message: GenerateRequest, now: float, *, is_new: bool) -> None:
     refused = engine.device.refusal or engine.vectors.refusal(message) or refusal(engine.processors, message)
     if message.session is None or refused is not None:
         engine.scheduler.add_request(message, now, refused)

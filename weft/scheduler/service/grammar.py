@@ -31,7 +31,7 @@ def note_arrival(engine: Engine, message: GenerateRequest, now: float) -> None:
     if grammar is None or message.id not in engine.scheduler.requests:
         return
     _note(engine, message.id, f"{grammar}: it is being compiled", now)
-    engine.grammar.begin(message.id, message.sampling)
+    engine.grammar.begin(message.id, message.sampling, message.tenant)
 
 
 def look_after(engine: Engine, now: float) -> StepOutput | None:

@@ -76,9 +76,9 @@ class HealthChecks:
     def _probe(self, scheduler: Scheduler, now: float) -> None:
         """Compute a token, unless something runs whose result will do."""
         if len(scheduler.requests) == len(scheduler.waiting_queue) and not self._has_probe:
-            self._has_probe = True
             probe = PROBE if scheduler.settings.pooling is None else PROMPT_ALONE
             scheduler.add_request(probe, now, first=True)
+            self._has_probe = True
 
     def _answer(self, success: bool, message: str = "") -> list[HealthCheckReply]:
         calls, self._calls = self._calls, []

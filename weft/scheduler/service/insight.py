@@ -5,6 +5,7 @@ Only looks on. `explain` costs a few milliseconds with thousands of requests in 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 import msgspec
@@ -12,11 +13,13 @@ import numpy as np
 
 from weft.messages.control import Explanation, QueueStatus, RequestRow, StageTimes, TimelineEntry
 from weft.observe.log import EventLog
-from weft.scheduler.events import NEVER, Event, EventKind, Pass, Stop, Story
+from weft.scheduler.events import MAX_EVENTS, NEVER, PASSED_OVER, Event, EventKind, Pass, Stop, Story, Wait
 from weft.scheduler.request import NO_ROW, Request
 from weft.scheduler.scheduler import Scheduler
+from weft.scheduler.service import blocker
 
 MAX_PASSES_TOLD = 48  # of one request; the latest
+NOT_LOOKED_AT = "no step has been planned since it came, or was let in"
 
 log = EventLog("scheduler")
 
@@ -117,15 +120,44 @@ def _row(scheduler: Scheduler, request: Request, position: int | None, now: floa
         prompt_tokens=request.prompt_len,
         output_tokens=_num_output(scheduler, request),
         cached_tokens=request.cached_tokens,
-        why=_held_by(scheduler, request),
+        priority=request.priority,
+        tenant=request.tenant,
+        user=request.user,
+        timeout_s=_time_left(scheduler, request, now),
+        retractions=request.retractions,
+        why=why(scheduler, request),
     )
 
 
-def _held_by(scheduler: Scheduler, request: Request) -> str:
-    """Why nobody looks at it, if the last that happened to it was that it was held back."""
-    story = scheduler.diary.story(request.id)
-    last = story.events[-1] if story else None
-    return last.detail if last and last.kind is EventKind.HELD else ""
+def _time_left(scheduler: Scheduler, request: Request, now: float) -> float | None:
+    """Seconds until its deadline; None if it has none."""
+    end_s = scheduler.deadlines.end_s(request)
+    return None if end_s == math.inf else end_s - now
+
+
+def why(scheduler: Scheduler, request: Request) -> str:
+    """Why an open request makes no progress: never empty for one that waits, empty for one that runs.
+
+    For one that waits it is what the last walk over the queue has found, or why there was none; for an open prompt that
+    got no piece of the last step, what it lacked.
+    """
+    diary = scheduler.diary
+    story = diary.story(request.id)
+    assert story is not None, "an open request has no story"
+    event = story.events[-1]
+    if request.row != NO_ROW:
+        return event.detail if event.kind in (EventKind.HELD, EventKind.STALLED) else ""
+    if scheduler.waiting_queue.is_held_back(request):
+        return blocker.WHY
+    wait, last = story.waits[-1], diary.last_pass
+    seen = last if last is not None and wait.has_seen(last) else None
+    if event.kind in PASSED_OVER and (seen is None or event.last_walk >= seen.last_walk):
+        return event.detail
+    if seen is not None:
+        return _reason(scheduler, seen, story)
+    if event.kind is EventKind.RETRACTED:
+        return f"taken back: {event.detail}"
+    return NOT_LOOKED_AT
 
 
 def _num_output(scheduler: Scheduler, request: Request) -> int:
@@ -141,7 +173,10 @@ def _explained(scheduler: Scheduler, story: Story, now: float) -> Explanation:
     position = None
     if request is not None and request.row == NO_ROW:
         position = next(i for i, other in enumerate(list_waiting(scheduler, now)) if other is request)
-    entries = [_event_entry(story, event) for event in story.events] + list(_waiting_entries(scheduler, story))
+    entries = [_event_entry(story, event) for event in story.events]
+    entries += _waiting_entries(scheduler, story, now)
+    if story.num_events_dropped:
+        entries.append(_cut_entry(story, story.events[MAX_EVENTS // 2], f"{story.num_events_dropped:,} events"))
     entries.sort(key=lambda entry: (entry.first_step, entry.at_s))
     return Explanation(
         id=story.id,
@@ -155,6 +190,7 @@ def _explained(scheduler: Scheduler, story: Story, now: float) -> Explanation:
         retractions=story.num_retractions,
         recomputed_tokens=story.recomputed_tokens,
         refound_tokens=story.refound_tokens,
+        why="" if request is None else why(scheduler, request),
         timeline=entries,
     )
 
@@ -169,32 +205,67 @@ def _event_entry(story: Story, event: Event) -> TimelineEntry:
     )
 
 
-def _waiting_entries(scheduler: Scheduler, story: Story) -> Iterator[TimelineEntry]:
-    """The passes that left it waiting. A pass at whose very time it was admitted did not."""
-    found = [(wait, one) for wait in story.waits for one in scheduler.diary.passes(wait.since_s, wait.until_s)]
-    found = [(wait, one) for wait, one in found if one.first_s < wait.until_s][-MAX_PASSES_TOLD:]
-    if not found:
-        return
+def _cut_entry(story: Story, before: Event, what: str) -> TimelineEntry:
+    """In the place of what is not remembered, or not told."""
+    return TimelineEntry(
+        at_s=before.time_s - story.arrived_s,
+        first_step=before.step,
+        last_step=before.step,
+        times=1,
+        what=f"left out here: {what}",
+    )
+
+
+def _waiting_entries(scheduler: Scheduler, story: Story, now: float) -> list[TimelineEntry]:
+    """The passes that left it waiting, but for walks in which it was passed over for its own sake: the latest, and
+    before them how many are left out."""
+    diary = scheduler.diary
+    found = [(wait, one) for wait in story.waits for one in diary.passes(wait) if not _is_told(story, one)]
+    num_cut = max(len(found) - MAX_PASSES_TOLD, 0)
     others = _Others(scheduler, story)
-    for wait, one in found:
-        at_s, first_step = max(one.first_s, wait.since_s), max(one.first_step, wait.since_step)
-        num_before = others.num_before(at_s)
-        before = f"; {num_before:,} that came before it waited, too" if num_before else ""
-        yield TimelineEntry(
-            at_s=at_s - story.arrived_s,
-            first_step=first_step,
-            last_step=max(one.last_step, first_step),
-            times=min(one.times, one.last_step - first_step + 1) if first_step > one.first_step else one.times,
-            what=_reason(scheduler, one, story) + before,
-        )
+    entries = [_waiting_entry(scheduler, story, others, wait, one) for wait, one in found[num_cut:]]
+    cut = [f"{num_cut:,} earlier reasons for waiting"] if num_cut else []
+    if any(wait.since_walk <= min(diary.forgotten_until, wait.until_walk - 1) for wait in story.waits):
+        cut.append("reasons for waiting that are not remembered any more")
+    if story.num_waits_dropped:
+        cut.append(f"{story.num_waits_dropped:,} spans of waiting")
+    if cut:
+        first = Event(story.arrived_s, story.waits[0].since_step, EventKind.ARRIVED, "")
+        if entries:
+            first = first._replace(time_s=entries[0].at_s + story.arrived_s, step=entries[0].first_step)
+        entries.insert(0, _cut_entry(story, first, ", ".join(cut)))
+    return entries
+
+
+def _is_told(story: Story, one: Pass) -> bool:
+    """Whether events of its own say already why it waited in all walks of this pass."""
+    return any(event.explains(one.first_walk) and event.explains(one.last_walk) for event in story.events)
+
+
+def _waiting_entry(scheduler: Scheduler, story: Story, others: _Others, wait: Wait, one: Pass) -> TimelineEntry:
+    at_s, first_step = max(one.first_s, wait.since_s), max(one.first_step, wait.since_step)
+    num_before = others.num_before(at_s)
+    before = f"; {num_before:,} that came before it waited, too" if num_before else ""
+    return TimelineEntry(
+        at_s=at_s - story.arrived_s,
+        first_step=first_step,
+        last_step=max(one.last_step, first_step),
+        times=min(one.times, one.last_step - first_step + 1) if first_step > one.first_step else one.times,
+        what=_reason(scheduler, one, story) + before,
+    )
 
 
 class _Others:
     """When the requests that came before this one waited."""
 
     def __init__(self, scheduler: Scheduler, story: Story) -> None:
-        waits = [wait for other in scheduler.diary.stories() if other.arrival < story.arrival for wait in other.waits]
-        self._waits = np.array(waits, dtype=np.float64).reshape(-1, 3)
+        spans = [
+            (wait.since_s, wait.until_s)
+            for other in scheduler.diary.stories()
+            if other.arrival < story.arrival
+            for wait in other.waits
+        ]
+        self._waits = np.array(spans, dtype=np.float64).reshape(-1, 2)  # [n, 2] since, until
 
     def num_before(self, time_s: float) -> int:
         """How many of them waited at that time."""
@@ -220,14 +291,30 @@ def _reason(scheduler: Scheduler, one: Pass, story: Story) -> str:
             return "waits: the token budget of the step was used up by those admitted in it"
         case Stop.BUDGET if one.available <= 0:
             return f"waits: the tokens of the step were used up before {name}"
-        case Stop.BUDGET if scheduler.settings.chunked_prefill_size is not None and one.needed > one.available:
-            return (
-                f"waits: {name} has {one.needed:,} tokens to compute, the step has {one.available:,} left, "
-                "and at most one prompt is open"
-            )
         case Stop.BUDGET:
             return (
                 f"waits: the token budget of the step has {one.available:,} left, {name} has {one.needed:,} to compute"
             )
+        case Stop.TIME:
+            return (
+                f"waits: the step has time for {one.available:,} more tokens (--max-step-ms), "
+                f"{name} has {one.needed:,} to compute"
+            )
+        case Stop.OPEN_PROMPT:
+            return (
+                f"waits: {name} has {one.needed:,} tokens to compute, the step has {one.available:,} left, "
+                "and at most one prompt is open"
+            )
+        case Stop.DEFERRED:
+            return "waits: the prefixes of many others are being computed by requests of this step"
+        case Stop.POLICY:
+            policy = scheduler.settings.policy
+            return f"waits: the policy {policy} lets nobody join the requests that run"
+        case Stop.TURN:
+            return "waits: running requests have their turn before any more of a prompt (--max-step-ms)"
+        case Stop.ROOM:
+            return "waits: running requests are being taken back for one of a far higher priority"
+        case Stop.DEVICE:
+            return "waits: weights or memory are being changed, or memory is released; no step runs meanwhile"
         case Stop.FULL:
             return "waits: the batch is full, and no request has ended since"

@@ -5,7 +5,7 @@ the clock. `RecordedEngine` is an engine that writes these down, in their order,
 (`replay.py`) runs the same core over them and compares. Nothing is recorded twice, and nothing that the core works out
 by itself is recorded at all, except digests.
 
-    Began     settings: an idle engine with an empty cache
+    Began     settings, and the state of the engine if it is in the midst of work
     Submitted a message                       ┐
     Turned    a call of Engine.step           │
     Read      the clock                       │
@@ -19,7 +19,8 @@ by itself is recorded at all, except digests.
     Launched  digest of a batch               ┐ decisions
     Answered  digest of what went out         ┘
     Broke     the exception with which the core or its invariants broke
-    Paused    the file is full and the engine not idle: nothing more is recorded until it is
+
+A full file is put aside, whatever the engine is doing, and the next one begins with its state: each is replayed alone.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from weft.executor.plan import (
     BoolArray,
     FloatArray,
     ForwardMode,
+    InputVectors,
     IntArray,
     LongArray,
     Plan,
@@ -46,12 +48,13 @@ from weft.executor.plan import (
     Sampling,
     Step,
 )
+from weft.grammar.masks import Rows
 from weft.grammar.protocol import Constraint, Grammars, Key, Move, NoGrammars, Verdict
 from weft.messages.codec import FromEngine, ToEngine
 from weft.messages.replies import StepOutput
 from weft.messages.requests import BatchGenerate, GenerateRequest
 from weft.messages.weights import UpdateWeightsFromTensor
-from weft.scheduler.counters import Counters
+from weft.observe.log import EventLog
 from weft.scheduler.scheduler import Scheduler
 from weft.scheduler.service.blocker import Alone, Barrier
 from weft.scheduler.service.control import DISPATCHER
@@ -68,7 +71,7 @@ from weft.scheduler.service.records import (
     Ended,
     Failed,
     Launched,
-    Paused,
+    Lost,
     Polled,
     Read,
     Readied,
@@ -78,7 +81,10 @@ from weft.scheduler.service.records import (
     Turned,
     told_finite,
 )
+from weft.scheduler.service.snapshot import Name, SnapshotError, take
 from weft.scheduler.settings import SchedulerSettings
+
+log = EventLog("journal")
 
 CONTENT = {UpdateWeightsFromTensor: ("content", b""), GenerateRequest: ("vectors", b""), BatchGenerate: ("vectors", {})}
 _encode = msgspec.msgpack.Encoder().encode
@@ -97,7 +103,10 @@ class Sink(Protocol):
 
 
 class RecordedEngine:
-    """An engine that keeps a journal from `start_over` on. To its users it is an Engine."""
+    """An engine that keeps a journal from `start_over` on. To its users it is an Engine.
+
+    `max_bytes`: from so many on a file of the sink is put aside and another one begun.
+    """
 
     def __init__(
         self,
@@ -151,16 +160,24 @@ class RecordedEngine:
     def min_step_s(self) -> float:
         return self._engine.min_step_s
 
-    def start_over(self, counters: Counters | None = None, first_step: int | None = None) -> None:
-        """Begin to record. The engine is idle; it loses its prefix cache, for a replay begins without one."""
-        self._engine.start_over(counters, first_step)
-        self._recorder.begin(self._engine)
+    def start_over(self) -> None:
+        """Begin to record. The engine is idle, and forgets what it has done until now."""
+        self._engine.start_over()
+        self._recorder.begin(self._engine, b"")
 
     def submit(self, message: ToEngine) -> FromEngine | None:
         if DISPATCHER.find(type(message)) is not None:  # nothing comes of others, and no reader would know them
             self._recorder.write(Submitted(without_content(message)))
         try:
             return self._engine.submit(message)
+        except Exception as exc:
+            self.broke(exc)
+            raise
+
+    def lose(self, ids: tuple[int, ...], message: str) -> None:
+        self._recorder.write(Lost(ids, message))
+        try:
+            self._engine.lose(ids, message)
         except Exception as exc:
             self.broke(exc)
             raise
@@ -178,13 +195,20 @@ class RecordedEngine:
                 recorder.write(answered(reply))  # what the device alone knows is not in the journal
         if not self._engine.has_work:
             recorder.flush()  # it may be long until the next step
-        if recorder.is_full:
-            if self._engine.can_start_over:
-                recorder.rotate()
-                self.start_over()
-            else:
-                recorder.pause_if_twice_as_full()
+        if recorder.is_full and not self._engine.device.is_busy:  # such work cannot be taken up elsewhere; it ends soon
+            self._go_on_in_another_file()
         return replies
+
+    def _go_on_in_another_file(self) -> None:
+        """Put the file aside and begin the next one with the state of the engine."""
+        try:
+            state = take(self._engine, Outside(self._engine).name_of)
+        except SnapshotError as exc:
+            log.error("not_put_aside", reason=f"{exc}")
+            self._recorder.postpone()
+            return
+        self._recorder.rotate()
+        self._recorder.begin(self._engine, state)
 
     def broke(self, exc: Exception) -> None:
         """Write down how it ended."""
@@ -198,14 +222,16 @@ class Recorder:
     def __init__(self, sink: Sink, max_bytes: int) -> None:
         self._sink = sink
         self._max_bytes = max_bytes
+        self._first_bytes = 0  # of the file that do not count: what it began with
         self._is_on = False
 
     @property
     def is_full(self) -> bool:
-        return self._sink.num_bytes >= self._max_bytes
+        """Whether so much has been recorded since the file was begun that another one should be. A large state is not
+        written more often than as much has been recorded."""
+        return self._sink.num_bytes - self._first_bytes >= max(self._max_bytes, self._first_bytes)
 
-    def begin(self, engine: Engine) -> None:
-        scheduler = engine.scheduler
+    def begin(self, engine: Engine, state: bytes) -> None:
         self._is_on = True
         self.write(
             Began(
@@ -213,12 +239,12 @@ class Recorder:
                 weft=__version__,
                 unix_s=time.time(),
                 depth=engine.depth,
-                settings=scheduler.settings,
-                counters=scheduler.counters,
-                first_step=scheduler.num_steps,
+                settings=engine.scheduler.settings,
+                state=state,
             )
         )
         self._sink.flush()
+        self._first_bytes = self._sink.num_bytes
 
     def write(self, record: Record) -> None:
         if self._is_on:
@@ -230,11 +256,9 @@ class Recorder:
     def rotate(self) -> None:
         self._sink.rotate()
 
-    def pause_if_twice_as_full(self) -> None:
-        if self._is_on and self._sink.num_bytes >= 2 * self._max_bytes:
-            self.write(Paused())
-            self._sink.flush()
-            self._is_on = False
+    def postpone(self) -> None:
+        """No other file could be begun: go on in this one for as long again."""
+        self._first_bytes = self._sink.num_bytes
 
     def clock(self, clock: Callable[[], float]) -> Callable[[], float]:
         """`clock`, with every reading recorded."""
@@ -273,8 +297,8 @@ class RecordedGrammars:
         self._grammars = grammars
         self._recorder = recorder
 
-    def ask(self, id: int, key: Key) -> None:
-        self._grammars.ask(id, key)
+    def ask(self, id: int, key: Key, tenant: str = "") -> None:
+        self._grammars.ask(id, key, tenant)
 
     def cancel(self, id: int) -> None:
         self._grammars.cancel(id)
@@ -344,22 +368,51 @@ class _RecordedWork:
 class _RecordedStep:
     def __init__(self, step: Step, number: int, recorder: Recorder) -> None:
         self._step = step
-        self._number = number
+        self.number = number
         self._recorder = recorder
 
     def result(self) -> Result:
         try:
             result = self._step.result()
         except Exception as exc:
-            self._recorder.write(Failed(self._number, describe(exc)))
+            self._recorder.write(Failed(self.number, describe(exc)))
             raise
         invalid = b"" if result.invalid is None else result.invalid.tobytes()
         tokens, finite = result.tokens.tobytes(), told_finite(result)
-        self._recorder.write(Sampled(self._number, tokens, invalid, result.faults, finite))
+        self._recorder.write(Sampled(self.number, tokens, invalid, result.faults, finite))
         return result
 
     def done(self) -> bool:
         return self._step.done()
+
+
+class Outside:
+    """Names what is no state of an engine that keeps a journal. `replay.py` has something for each of these names."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._names = {id(part): [name] for name, part in surroundings(engine).items()}
+
+    def name_of(self, thing: Any) -> Name | None:
+        match thing:
+            case _RecordedStep():
+                return ["step", thing.number]
+            case Constraint():
+                return ["constraint"]
+            case Rows() | InputVectors():  # of a step that has been launched: nobody looks at them any more
+                return ["nothing"]
+        return self._names.get(id(thing))
+
+
+def surroundings(engine: Engine) -> dict[str, object]:
+    """What is no state of an engine, by name."""
+    return {
+        "clock": engine.clock,
+        "profiler": engine.profiler,
+        "processors": engine.processors,
+        "barrier": engine.input.barrier,
+        "vectors": engine.vectors.by_id,  # of prompts: recorded as little as in messages
+        **engine.surroundings,
+    }
 
 
 def without_content(message: ToEngine) -> ToEngine:

@@ -28,6 +28,7 @@ class Pause:
             scheduler.merge_last_batch()
             for request in [one for one in scheduler.requests.values() if one.row != NO_ROW]:
                 scheduler.take_back(request, "generation is paused")
+        scheduler.diary.begin_walk()  # that nobody makes: the reasons of the last one are those of before
         for id in scheduler.requests:
             self.note_arrival(scheduler, id, now)
 

@@ -11,10 +11,9 @@ from weft.executor.control import DeviceReply
 from weft.executor.plan import FloatArray, Given, Result
 from weft.grammar.protocol import Move
 from weft.messages.codec import ToEngine
-from weft.scheduler.counters import Counters
 from weft.scheduler.settings import SchedulerSettings
 
-VERSION = 1
+VERSION = 2
 
 
 class Began(msgspec.Struct, frozen=True, array_like=True, tag="began"):
@@ -22,9 +21,8 @@ class Began(msgspec.Struct, frozen=True, array_like=True, tag="began"):
     weft: str
     unix_s: float
     depth: int  # of the loop
-    settings: SchedulerSettings
-    counters: Counters  # as they go on from before
-    first_step: int
+    settings: SchedulerSettings  # that it was built with, or as they were when the state was taken
+    state: bytes = b""  # of the engine (`snapshot.py`); nothing: it is idle and has done nothing yet
 
 
 class Submitted(msgspec.Struct, frozen=True, array_like=True, tag="m"):
@@ -33,6 +31,13 @@ class Submitted(msgspec.Struct, frozen=True, array_like=True, tag="m"):
 
 class Turned(msgspec.Struct, frozen=True, array_like=True, tag="t"):
     pass
+
+
+class Lost(msgspec.Struct, frozen=True, array_like=True, tag="l"):
+    """A reply could not be sent, and the requests that it was about end with this message."""
+
+    ids: tuple[int, ...]
+    message: str
 
 
 class Read(msgspec.Struct, frozen=True, array_like=True, tag="c"):
@@ -146,12 +151,8 @@ class Broke(msgspec.Struct, frozen=True, array_like=True, tag="e"):
     exception: str
 
 
-class Paused(msgspec.Struct, frozen=True, array_like=True, tag="p"):
-    pass
-
-
 Record: TypeAlias = (
     Began
-    | (Submitted | Turned | Read | Polled | Sampled | Failed | Ended | Readied | Advanced | Checked)
-    | (Launched | Answered | Broke | Paused)
+    | (Submitted | Turned | Lost | Read | Polled | Sampled | Failed | Ended | Readied | Advanced | Checked)
+    | (Launched | Answered | Broke)
 )  # in the order of above

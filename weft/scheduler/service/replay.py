@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -21,7 +22,7 @@ from weft.messages.codec import ToEngine
 from weft.messages.replies import StepOutput
 from weft.messages.requests import BatchGenerate, GenerateRequest
 from weft.scheduler.service.engine import Engine
-from weft.scheduler.service.journal import answered, describe, launched
+from weft.scheduler.service.journal import answered, describe, launched, surroundings
 from weft.scheduler.service.records import (
     VERSION,
     Advanced,
@@ -32,7 +33,7 @@ from weft.scheduler.service.records import (
     Ended,
     Failed,
     Launched,
-    Paused,
+    Lost,
     Polled,
     Read,
     Readied,
@@ -41,6 +42,7 @@ from weft.scheduler.service.records import (
     Submitted,
     Turned,
 )
+from weft.scheduler.service.snapshot import Name, SnapshotError, restore
 
 R = TypeVar("R", bound=msgspec.Struct)
 MAX_SHOWN = 12  # values of an array
@@ -93,7 +95,7 @@ class Replay:
         self.engine = self._make_engine(self.began)
         self.difference: Difference | None = None
         self.broke: str | None = None  # how the core or its invariants broke, then as now
-        self.is_paused = False  # the journal ends because its file was full
+        self.first_step = self.step  # of this journal
         self.last_plan: Plan | None = None
         self.num_requests = 0
         self.last_s = 0.0  # the last reading of the clock
@@ -106,14 +108,14 @@ class Replay:
 
     @property
     def num_steps(self) -> int:
-        return self.step - self.began.first_step
+        return self.step - self.first_step
 
     def run(self, until: int | None = None) -> bool:
         """Replay up to the launch of step `until`, or to the end. Returns whether everything is as recorded."""
         try:
             while self._script.peek() is not None and (until is None or self.step <= until):
                 self._next()
-                if self.broke is not None or self.is_paused:
+                if self.broke is not None:
                     break
         except _Halt as halt:
             self.difference = halt.difference
@@ -125,6 +127,8 @@ class Replay:
             case Submitted(message):
                 self.num_requests += num_requests(message)
                 self._guard(lambda: self.engine.submit(message))
+            case Lost(ids, words):
+                self._guard(lambda: self.engine.lose(ids, words))
             case Turned():
                 self._guard(self._turn)
             case Broke(exception):
@@ -132,8 +136,6 @@ class Replay:
                 if self._check:
                     raise _Halt(Difference(self.step - 1, "invariants", exception, "they hold"))
                 self.broke = exception
-            case Paused():
-                self.is_paused = True
             case _:
                 raise _Halt(self._unlike(record, "waits for a message or a step"))
 
@@ -185,13 +187,34 @@ class Replay:
             self._runner,
             clock=self._clock,
             overlap=began.depth,
-            on_failure=lambda exc: None,
+            on_failure=self._failed,
             barrier=_Barrier(self._script, self),
             grammars=_Grammars(self._script, self),
             processors=_Processors(self._script, self),
         )
-        engine.start_over(began.counters, began.first_step)
+        if began.state:
+            try:
+                restore(engine, began.state, partial(self._outside, surroundings(engine)))
+            except SnapshotError as exc:
+                raise BadJournal(f"the state it begins with (of weft {began.weft}) cannot be taken up: {exc}") from exc
         return engine
+
+    def _outside(self, around: Mapping[str, object], name: Name) -> object:
+        """What stands in for something that the engine had around it when its state was taken (`journal.Outside`)."""
+        match name:
+            case ["step", int(number)]:
+                return _Step(self._script, self, number)
+            case ["constraint"]:
+                return _constraint()
+            case ["nothing"]:
+                return None
+        return around[name[0]]
+
+    def _failed(self, exc: Exception) -> None:
+        """What a step or the scheduler raised is mended, unless it ended the recorded run."""
+        record = self._script.peek()
+        if isinstance(record, Broke) and record.exception == describe(exc):
+            raise exc
 
     def _clock(self) -> float:
         self.last_s = self._script.expect(Read, self, "reads the clock").now
@@ -232,6 +255,10 @@ class _NoMatcher:
         return []
 
 
+def _constraint() -> Constraint:
+    return Constraint(_NoMatcher(), Row(Masks(np.zeros((1, 1), dtype=np.int32))))
+
+
 class _Grammars:
     """Says what was recorded. Its masks are empty: nothing is decided by them."""
 
@@ -239,7 +266,7 @@ class _Grammars:
         self._script = script
         self._replay = replay
 
-    def ask(self, id: int, key: Key) -> None:
+    def ask(self, id: int, key: Key, tenant: str = "") -> None:
         pass
 
     def cancel(self, id: int) -> None:
@@ -249,8 +276,7 @@ class _Grammars:
         verdicts = []
         while isinstance(record := self._script.peek(), Readied):
             self._script.take()
-            no_mask = Row(Masks(np.zeros((1, 1), dtype=np.int32)))
-            constraint = None if record.message else Constraint(_NoMatcher(), no_mask)
+            constraint = None if record.message else _constraint()
             verdicts.append(
                 Verdict(record.id, constraint, record.warnings, record.message, record.status, record.compile_s)
             )
@@ -376,6 +402,8 @@ def _told(record: Record) -> str:
     match record:
         case Submitted(message):
             return f"takes in a message ({type(message).__name__})"
+        case Lost(ids):
+            return f"ends {len(ids)} requests whose answer could not be sent"
         case Turned():
             return "begins another step"
         case Read():

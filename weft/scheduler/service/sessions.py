@@ -7,7 +7,7 @@ from weft.messages.sessions import CloseSession, CloseSessionReply, OpenSession,
 from weft.observe.log import EventLog
 from weft.scheduler.events import Event, EventKind
 from weft.scheduler.parts.sessions import Begun, Sessions
-from weft.scheduler.parts.turns import Dropped, TurnRefused
+from weft.scheduler.parts.turns import Dropped, TurnRefused, session_name
 from weft.scheduler.scheduler import Scheduler
 
 log = EventLog("sessions")
@@ -15,7 +15,7 @@ log = EventLog("sessions")
 
 def open_session(sessions: Sessions, message: OpenSession, now: float) -> OpenSessionReply:
     _close_late(sessions, now)
-    why_not = sessions.open(message.session_id, message.capacity, message.timeout_s, now)
+    why_not = sessions.open(message.session_id, message.capacity, message.timeout_s, now, message.owner)
     if why_not:
         log.warning("not_opened", session=message.session_id, reason=why_not)
     return OpenSessionReply(call=message.call, session_id=message.session_id, success=not why_not, message=why_not)
@@ -23,12 +23,12 @@ def open_session(sessions: Sessions, message: OpenSession, now: float) -> OpenSe
 
 def close_session(sessions: Sessions, message: CloseSession, now: float) -> CloseSessionReply:
     _close_late(sessions, now)
-    id = message.session_id
-    if id not in sessions:
+    id, name = message.session_id, session_name(message.owner, message.session_id)
+    if name not in sessions:
         why_not = f"there is no session {id!r}: it was never opened, or it has been closed"
         log.warning("not_closed", session=id, reason=why_not)
         return CloseSessionReply(call=message.call, session_id=id, success=False, message=why_not)
-    is_gone = sessions.close(id)
+    is_gone = sessions.close(name)
     later = "" if is_gone else "it is closed when its running requests have ended"
     return CloseSessionReply(call=message.call, session_id=id, success=True, message=later)
 

@@ -19,7 +19,7 @@ from weft.server.stream import Answer
 async def messages(front: Front, request: Request) -> ASGIApp:
     body = await read_json(front, request, MessagesRequest)
     conversation = await start_chat(front, request, sampled_request(body))
-    reply = MessagesReply(header(front, "msg", conversation.prompt.rid), conversation)
+    reply = MessagesReply(header(front, "msg_", conversation.prompt.rid), conversation)
     return Answer(conversation.generation, reply, ANTHROPIC_EVENTS)
 
 

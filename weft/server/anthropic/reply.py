@@ -9,7 +9,7 @@ import msgspec
 
 from weft.server.anthropic.models import MessageAnswer, Usage
 from weft.server.errors import anthropic_error
-from weft.server.openai.chat import answer_of
+from weft.server.openai.chat import answer_of, function_calls
 from weft.server.openai.conversation import Conversation
 from weft.server.openai.tools import call_id
 from weft.server.openai.translate import Header
@@ -51,7 +51,7 @@ class MessagesReply:
             content.append({"type": "thinking", "thinking": message.reasoning_content, "signature": ""})
         if message.content:
             content.append({"type": "text", "text": message.content})
-        for call in message.tool_calls or ():
+        for call in function_calls(message):
             arguments = msgspec.json.decode(call.function.arguments)
             content.append(_tool_use(call.id, call.function.name, arguments))
         answer = self._message(delta.end)

@@ -30,6 +30,8 @@ class OllamaRequest(msgspec.Struct, kw_only=True):
     format: str | dict[str, Any] | None = None
     options: Options | None = None
     think: bool | str | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
 
 
 class FunctionCall(msgspec.Struct, kw_only=True):

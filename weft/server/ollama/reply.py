@@ -10,8 +10,10 @@ from typing import Any, Literal
 import msgspec
 
 from weft.server.errors import ollama_error
-from weft.server.openai.chat import answer_of
+from weft.server.info import Front
+from weft.server.openai.chat import answer_of, function_calls
 from weft.server.openai.conversation import Conversation
+from weft.server.openai.translate import chat_logprobs
 from weft.server.stream import Wire
 from weft.text.generation import Delta
 from weft.text.parsers.events import CallArguments, CallBegin, Reasoning, Text
@@ -22,8 +24,9 @@ OLLAMA_LINES = Wire(b"application/x-ndjson", lambda error: ollama_error(error) +
 class OllamaReply:
     """One answer of /api/chat or /api/generate. Calls are told whole: the API has no pieces of them."""
 
-    def __init__(self, model: str, conversation: Conversation, *, kind: Literal["chat", "generate"]) -> None:
-        self._model = model
+    def __init__(self, front: Front, conversation: Conversation, *, kind: Literal["chat", "generate"]) -> None:
+        self._model = front.info.model_name
+        self._tokenizer = front.tokenizer
         self._conversation = conversation
         self._kind = kind
         self._began = time.perf_counter()
@@ -32,9 +35,9 @@ class OllamaReply:
     def whole(self, deltas: Sequence[Delta]) -> bytes:
         [delta] = deltas
         answer = answer_of(self._conversation.events(delta), 24)
-        calls = [_call(call.function.name, call.function.arguments) for call in answer.tool_calls or ()]
+        calls = [_call(call.function.name, call.function.arguments) for call in function_calls(answer)]
         fields = self._fields(answer.content or "", answer.reasoning_content or "", calls)
-        return msgspec.json.encode({**fields, **self._end(delta)})
+        return msgspec.json.encode({**fields, **self._logprobs(delta), **self._end(delta)})
 
     def events(self, delta: Delta) -> bytes:
         lines = []
@@ -45,6 +48,10 @@ class OllamaReply:
                 lines.append(self._line(found))
         if delta.end is not None:
             lines.append({**self._fields(""), **self._end(delta)})
+        if self._conversation.params.logprobs is not None and delta.token_ids:
+            if not lines:
+                lines.append(self._fields(""))
+            lines[0] |= self._logprobs(delta)
         return b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
 
     def closing(self) -> bytes:
@@ -69,6 +76,12 @@ class OllamaReply:
         if self._kind == "chat":
             return {**fields, "message": message}
         return {**fields, "response": text, **({"thinking": thinking} if thinking else {})}
+
+    def _logprobs(self, delta: Delta) -> dict[str, Any]:
+        """Of the tokens of a delta, if they were asked for. The API has one list, beside the text."""
+        if self._conversation.params.logprobs is None:
+            return {}
+        return {"logprobs": chat_logprobs(self._tokenizer, delta).content}
 
     def _end(self, delta: Delta) -> dict[str, Any]:
         """The numbers of the last object. Times are in nanoseconds."""

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from weft.server.body import json_bytes, read_json
+from weft.server.infill import infill_prompt, infill_tokens, with_stops
 from weft.server.info import Front
 from weft.server.ollama.models import ChatBody, GenerateBody, OllamaRequest, ShowBody
 from weft.server.ollama.reply import OLLAMA_LINES, OllamaReply
@@ -18,6 +19,8 @@ from weft.server.openai.conversation import start_chat
 from weft.server.openai.translate import encode_texts
 from weft.server.stream import Answer
 
+OLLAMA_VERSION = "0.12.0"
+
 
 async def chat(front: Front, request: Request) -> ASGIApp:
     body = await read_json(front, request, ChatBody)
@@ -25,20 +28,25 @@ async def chat(front: Front, request: Request) -> ASGIApp:
     if not body.messages:
         return _loaded(front, body, {"message": {"role": "assistant", "content": ""}})
     conversation = await start_chat(front, request, chat_request(body), whole_calls=True)
-    reply = OllamaReply(front.info.model_name, conversation, kind="chat")
+    reply = OllamaReply(front, conversation, kind="chat")
     return Answer(conversation.generation, reply, OLLAMA_LINES)
 
 
 async def generate(front: Front, request: Request) -> ASGIApp:
     body = await read_json(front, request, GenerateBody)
     require_model(front, body.model)
-    if not body.prompt:
+    if not body.prompt and not body.suffix:
         return _loaded(front, body, {"response": ""})
-    ids = None
-    if body.raw or front.template is None:
+    ids: list[int] | None = None
+    stops: tuple[int, ...] = ()
+    if body.suffix:
+        tokens = infill_tokens(front, "suffix")
+        ids = await infill_prompt(front, tokens, body.prompt, body.suffix)
+        stops = with_stops(front, tokens, front.info.sampling).stop_token_ids
+    elif body.raw or front.template is None:
         [ids] = await encode_texts(front, [body.prompt], add_special_tokens=True)
-    conversation = await start_chat(front, request, generate_request(body, ids))
-    reply = OllamaReply(front.info.model_name, conversation, kind="generate")
+    conversation = await start_chat(front, request, generate_request(body, ids, stops))
+    reply = OllamaReply(front, conversation, kind="generate")
     return Answer(conversation.generation, reply, OLLAMA_LINES)
 
 
@@ -71,7 +79,8 @@ async def show(front: Front, request: Request) -> ASGIApp:
 
 
 async def version(front: Front, request: Request) -> ASGIApp:
-    return _json({"version": front.info.version})
+    """The version of Ollama's API that is spoken here: clients refuse one that is too old."""
+    return _json({"version": OLLAMA_VERSION, "weft": front.info.version})
 
 
 def _loaded(front: Front, body: OllamaRequest, empty: dict[str, Any]) -> Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -24,13 +25,14 @@ def chat_request(body: ChatBody) -> ChatRequest:
     return _sampled(request, body)
 
 
-def generate_request(body: GenerateBody, ids: list[int] | None) -> ChatRequest:
-    """`ids`: of a prompt that is not put into the chat template."""
-    for name in ("suffix", "images", "template", "context"):
+def generate_request(body: GenerateBody, ids: list[int] | None, stops: Sequence[int] = ()) -> ChatRequest:
+    """`ids`: of a prompt that is not put into the chat template; `stops`: tokens that end its completion."""
+    for name in ("images", "template", "context"):
         if getattr(body, name):
             raise not_supported(name)
     system = [ChatMessage(role="system", content=body.system)] if body.system else []
     request = ChatRequest(messages=[*system, ChatMessage(role="user", content=body.prompt)], input_ids=ids)
+    request.stop_token_ids = list(stops) or None
     if ids is not None:
         request.separate_reasoning = False
     return _sampled(request, body)
@@ -59,6 +61,8 @@ def _sampled(request: ChatRequest, body: OllamaRequest) -> ChatRequest:
     request.model = None  # looked at before, with its tag
     request.stream = body.stream is not False
     request.repetition_penalty = options.repeat_penalty
+    request.logprobs = body.logprobs
+    request.top_logprobs = body.top_logprobs
     if options.num_predict is not None and options.num_predict >= 0:
         request.max_tokens = options.num_predict
     if body.think is not None:

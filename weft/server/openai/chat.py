@@ -10,10 +10,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from weft.server.body import json_bytes, read_json
+from weft.server.body import json_bytes, read_json, written
 from weft.server.info import Front
 from weft.server.meta_info import meta_info
 from weft.server.openai.conversation import Conversation, chat_prompt, start_chat
+from weft.server.openai.custom_tools import CustomCall
 from weft.server.openai.models import (
     ChatAnswer,
     ChatChoice,
@@ -23,6 +24,8 @@ from weft.server.openai.models import (
     ChatDelta,
     ChatLogprobs,
     ChatRequest,
+    CustomInput,
+    CustomToolCall,
     FunctionCall,
     FunctionDelta,
     InputTokens,
@@ -45,10 +48,10 @@ from weft.text.tokenizer import Tokenizer
 
 async def chat_completions(front: Front, request: Request) -> ASGIApp:
     body = await read_json(front, request, ChatRequest)
-    conversation = await start_chat(front, request, body)
+    conversation = await start_chat(front, request, body, cut_calls=True)
     reply = ChatReply(
         front.tokenizer,
-        header(front, "chatcmpl", conversation.prompt.rid),
+        header(front, "chatcmpl-", conversation.prompt.rid),
         conversation,
         body=body,
         weight_version=lambda: front.client.weight_version,
@@ -100,7 +103,7 @@ class ChatReply:
     def whole(self, deltas: Sequence[Delta]) -> bytes:
         for delta in deltas:
             self._count.add(delta)
-        choices = [self._choice(delta) for delta in deltas]
+        choices: Any = [written(self._choice(delta)) for delta in deltas]
         answer = ChatCompletion(**self._header._asdict(), **self._about_prompt, choices=choices, usage=self._usage())
         answer.prompt_logprobs = self._prompt_logprobs(0)
         return json_bytes(answer)
@@ -134,7 +137,7 @@ class ChatReply:
         assert delta.end is not None, "a whole answer has ended"
         choice = ChatChoice(
             index=delta.choice,
-            message=answer_of(self._conversation.events(delta), self._conversation.call_id_len),
+            message=answer_of(self._conversation.told(delta), self._conversation.call_id_len),
             logprobs=self._logprobs_of(delta),
             finish_reason=self._conversation.finish_reason(delta),
             matched_stop=delta.end.matched,
@@ -148,7 +151,7 @@ class ChatReply:
 
     def _contents(self, delta: Delta) -> list[ChatChunk]:
         """A chunk for each event. The first has what there is beside the text: ids and logprobs."""
-        found = [self._delta(found) for found in self._conversation.events(delta)]
+        found = [self._delta(found) for found in self._conversation.told(delta)]
         if not found and delta.token_ids and (self._logprobs or self._return_ids):
             found = [ChatDelta(content="")]
         choices = [ChatChunkChoice(index=delta.choice, delta=one) for one in found]
@@ -158,7 +161,7 @@ class ChatReply:
                 choices[0].token_ids = delta.token_ids
         return [self._chunk(choice) for choice in choices]
 
-    def _delta(self, found: Event) -> ChatDelta:
+    def _delta(self, found: Event | CustomCall) -> ChatDelta:
         match found:
             case Text():
                 return ChatDelta(content=found.text)
@@ -173,6 +176,10 @@ class ChatReply:
             case CallArguments():
                 function = FunctionDelta(arguments=found.text)
                 return ChatDelta(tool_calls=[ToolCallDelta(index=found.call, function=function)])
+            case CustomCall():
+                custom = CustomInput(found.name, found.input)
+                id = call_id(self._conversation.call_id_len)
+                return ChatDelta(tool_calls=[ToolCallDelta(index=found.call, id=id, type="custom", custom=custom)])
 
     def _finish(self, delta: Delta) -> ChatChunk:
         assert delta.end is not None
@@ -201,7 +208,9 @@ class ChatReply:
     def _usage(self) -> Usage:
         usage = self._count.usage()
         if self._conversation.has_reasoning:
-            usage.completion_tokens_details = reasoning_details(self._tokenizer, self._conversation.outputs)
+            details = reasoning_details(self._tokenizer, self._conversation.outputs)
+            usage.completion_tokens_details = details
+            usage.reasoning_tokens = details.reasoning_tokens
         return usage
 
     def _prompt_logprobs(self, choice: int) -> list[dict[str, PromptLogprob] | None] | msgspec.UnsetType:
@@ -219,7 +228,7 @@ class ChatReply:
         return chat_logprobs(self._tokenizer, delta, as_ids=self._as_ids, wanted=wanted)
 
 
-def answer_of(events: Sequence[Event], call_id_len: int) -> ChatAnswer:
+def answer_of(events: Sequence[Event | CustomCall], call_id_len: int) -> ChatAnswer:
     """The events of a whole completion as a message."""
     text = "".join(found.text for found in events if isinstance(found, Text))
     reasoning = "".join(found.text for found in events if isinstance(found, Reasoning))
@@ -227,17 +236,24 @@ def answer_of(events: Sequence[Event], call_id_len: int) -> ChatAnswer:
     for found in events:
         if isinstance(found, CallArguments):
             arguments.setdefault(found.call, []).append(found.text)
-    calls = [
-        ToolCall(id=call_id(call_id_len), function=FunctionCall(found.name, "".join(arguments.get(found.call, ()))))
-        for found in events
-        if isinstance(found, CallBegin)
-    ]
+    calls: list[ToolCall | CustomToolCall] = []
+    for found in events:
+        if isinstance(found, CallBegin):
+            function = FunctionCall(found.name, "".join(arguments.get(found.call, ())))
+            calls.append(ToolCall(id=call_id(call_id_len), function=function))
+        elif isinstance(found, CustomCall):
+            calls.append(CustomToolCall(id=call_id(call_id_len), custom=CustomInput(found.name, found.input)))
     answer = ChatAnswer("assistant", text or (None if calls else ""))
     if reasoning:
         answer.reasoning_content = reasoning
     if calls:
         answer.tool_calls = calls
     return answer
+
+
+def function_calls(answer: ChatAnswer) -> list[ToolCall]:
+    """The calls of a message for APIs that have no custom tools."""
+    return [call for call in answer.tool_calls or () if isinstance(call, ToolCall)]
 
 
 def event(chunk: msgspec.Struct) -> bytes:

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from weft.messages.replies import Extra
-from weft.server.body import json_bytes, read_json
+from weft.messages.sampling import SamplingParams
+from weft.server.body import json_bytes, read_json, written
 from weft.server.errors import ApiError, not_supported
+from weft.server.infill import infill_prompt, infill_tokens, with_stops
 from weft.server.info import Front
 from weft.server.openai.chat import event
 from weft.server.openai.models import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest, StreamOptions
 from weft.server.openai.prompt_logprobs import echoed_logprobs, joined, vllm_logprobs
 from weft.server.openai.translate import (
     Header,
+    Places,
     TokenName,
     UsageCount,
     completion_logprobs,
@@ -42,13 +45,13 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's
 async def completions(front: Front, request: Request) -> ASGIApp:
     body = await read_json(front, request, CompletionRequest)
     front.require_model(body.model)
-    num_logprobs = _num_logprobs(body)
-    num_echoed = num_logprobs if body.echo else None
+    num_echoed = body.logprobs if body.echo else None
     told = [num for num in (num_echoed, body.prompt_logprobs) if num is not None]
     params = sampling_params(
         body,
+        front.info.sampling,
         max_new_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
-        logprobs=num_logprobs,
+        logprobs=body.logprobs,
         prompt_logprobs=max(told, default=None),
         fewest_tokens=0 if body.echo or told else 1,
     )
@@ -59,13 +62,17 @@ async def completions(front: Front, request: Request) -> ASGIApp:
     params.check(front.client.engine.vocab_size)
     cut, special = truncation(body, auto=front.config.auto_truncate), body.add_special_tokens is not False
     texts = split_prompt(body.prompt, sys.maxsize if cut else front.info.context_length)
-    ids = await encode_mixed(front, texts, add_special_tokens=special, truncates=cut is not None)
+    if body.suffix:
+        cut = None
+        params, ids = await _infilled(front, body, texts, params)
+    else:
+        ids = await encode_mixed(front, texts, add_special_tokens=special, truncates=cut is not None)
     if cut is not None:
         ids = [cut(one, front.info.context_length, params.max_new_tokens) for one in ids]
     generation = submit(front, prompts(front, request, body, ids, params), stream=bool(body.stream))
     reply = CompletionReply(
         front.tokenizer,
-        header(front, "cmpl", generation.completions[0].rid),
+        header(front, "cmpl-", generation.completions[0].rid),
         n=params.n,
         prompt_ids=ids,
         echo=await _echoes(front, body, ids if cut else texts),
@@ -77,6 +84,7 @@ async def completions(front: Front, request: Request) -> ASGIApp:
         num_echoed=num_echoed,
         num_told=body.prompt_logprobs,
         wanted=params.logprob_token_ids,
+        skip_special_tokens=params.skip_special_tokens,
     )
     return Answer(generation, reply)
 
@@ -99,19 +107,25 @@ def split_prompt(prompt: str | list[str | int | list[int]], context_len: int) ->
     return found
 
 
+async def _infilled(
+    front: Front, body: CompletionRequest, texts: Sequence[str | list[int]], params: SamplingParams
+) -> tuple[SamplingParams, list[list[int]]]:
+    """Parameters and prompts of gaps between each of `texts` and the suffix. Raises `ApiError`."""
+    tokens = infill_tokens(front, "suffix")
+    if body.truncate_prompt_tokens is not None:
+        raise not_supported("truncate_prompt_tokens together with suffix")
+    if body.echo and body.logprobs is not None:
+        raise not_supported("log probabilities of an echoed prompt together with suffix")
+    special = body.add_special_tokens is not False
+    ids = [await infill_prompt(front, tokens, text, body.suffix or "", add_special_tokens=special) for text in texts]
+    return with_stops(front, tokens, params), ids
+
+
 async def _echoes(front: Front, body: CompletionRequest, texts: Sequence[str | list[int]]) -> list[str]:
     """What stands before each completion: the prompt's text if asked for."""
     if not body.echo:
         return [""] * len(texts)
-    return [text if isinstance(text, str) else await front.tokenizer.decode_async(text) for text in texts]
-
-
-def _num_logprobs(body: CompletionRequest) -> int | None:
-    if body.logprobs is None:
-        return None
-    if body.logprobs < 0:
-        raise ApiError(400, f"logprobs is {body.logprobs}; it must be at least 0", param="logprobs")
-    return body.logprobs
+    return [text if isinstance(text, str) else await front.tokenizer.decode_prompt(text) for text in texts]
 
 
 class CompletionReply:
@@ -133,6 +147,7 @@ class CompletionReply:
         num_echoed: int | None,
         num_told: int | None,
         wanted: Sequence[int],
+        skip_special_tokens: bool,
     ) -> None:
         """`given` is by choice; its log probabilities of the prompt are there before the first delta. `num_echoed` and
         `num_told` are the likeliest tokens that `echo` and `prompt_logprobs` tell beside each; None: not asked for."""
@@ -149,19 +164,22 @@ class CompletionReply:
         self._num_echoed = num_echoed
         self._num_told = num_told
         self._wanted = wanted  # tokens that are told beside the likeliest
+        self._skip_special_tokens = skip_special_tokens
         self._count = UsageCount([len(ids) for ids in prompt_ids], n)
         self._plain = not (logprobs or return_ids or options.continuous_usage_stats)
-        self._offsets: dict[int, int] = {}  # of choices that have had their first chunk: length of the text so far
+        self._opened: set[int] = set()  # choices that have had their first chunk
+        self._places: dict[int, Places] = {}  # by choice, where log probabilities are told
         chunk = json_bytes(Completion(**header._asdict(), choices=[]))
         self._prefix = b"data: " + chunk.removesuffix(b"]}").replace(b"%", b"%%") + b'{"index":%d,"text":'
 
     def whole(self, deltas: Sequence[Delta]) -> bytes:
-        answer = Completion(**self._header._asdict(), choices=[self._choice(delta) for delta in deltas])
+        choices: Any = [written(self._choice(delta)) for delta in deltas]
+        answer = Completion(**self._header._asdict(), choices=choices)
         answer.usage = self._count.usage()
         return json_bytes(answer)
 
     def events(self, delta: Delta) -> bytes:
-        if self._plain and delta.end is None and delta.choice in self._offsets:
+        if self._plain and delta.end is None and delta.choice in self._opened:
             self._count.add(delta)
             text = msgspec.json.encode(delta.text)
             return self._prefix % delta.choice + text + b',"logprobs":null,"finish_reason":null}]}\n\n'
@@ -178,13 +196,13 @@ class CompletionReply:
     def _choice(self, delta: Delta) -> CompletionChoice:
         self._count.add(delta)
         prompt = delta.choice // self._n
-        first = delta.choice not in self._offsets
+        first = delta.choice not in self._opened
         text = self._echo[prompt] + delta.text if first else delta.text
         choice = CompletionChoice(index=delta.choice, text=text, logprobs=self._logprobs_of(delta))
         if first and self._num_told is not None:
             tokens = prompt_logprobs(self._given[delta.choice])
             choice.prompt_logprobs = vllm_logprobs(self._tokenizer, tokens, self._num_told)
-        self._offsets[delta.choice] = self._offsets.get(delta.choice, 0) + len(text)
+        self._opened.add(delta.choice)
         if self._return_ids:
             choice.token_ids = delta.token_ids
             if first:
@@ -199,12 +217,17 @@ class CompletionReply:
         """With those of the prompt before them, where it is echoed. Offsets count in the text with the prompt."""
         if not self._logprobs:
             return None
-        offset = self._offsets.get(delta.choice)
-        if offset is not None:
-            return completion_logprobs(self._tokenizer, delta, offset, self._name_of, self._wanted)
-        offset = len(self._echo[delta.choice // self._n])
-        found = completion_logprobs(self._tokenizer, delta, offset, self._name_of, self._wanted)
+        places = self._places.get(delta.choice)
+        if places is not None:
+            return completion_logprobs(delta, places, self._name_of, self._wanted)
+        places = self._places[delta.choice] = self._first_place(delta.choice // self._n)
+        found = completion_logprobs(delta, places, self._name_of, self._wanted)
         if self._num_echoed is None:
             return found
         tokens = prompt_logprobs(self._given[delta.choice])
         return joined(echoed_logprobs(self._tokenizer, tokens, self._num_echoed, self._name_of), found)
+
+    def _first_place(self, prompt: int) -> Places:
+        ids = self._prompt_ids[prompt]
+        detokenizer = self._tokenizer.detokenizer(skip_special_tokens=self._skip_special_tokens, prompt=ids)
+        return Places(detokenizer, len(self._echo[prompt]))

@@ -13,7 +13,8 @@ from starlette.requests import Request
 from weft.messages.sampling import Grammar, InvalidParam, SamplingParams, ThinkingMarks
 from weft.server.errors import ApiError
 from weft.server.info import Front
-from weft.server.openai.models import ChatRequest
+from weft.server.openai.custom_tools import CustomCall, CustomCalls, as_functions, with_function_calls
+from weft.server.openai.models import ChatMessage, ChatRequest
 from weft.server.openai.tools import ToolUse, strict_tag, tool_use
 from weft.server.openai.translate import encode_texts, prompts, sampling_params, submit
 from weft.server.truncation import Truncation, truncation
@@ -37,6 +38,7 @@ class Conversation:
     outputs: list[Output]  # by choice
     is_plain: bool  # nothing is looked for in the text: events need not be asked of `outputs`
     has_reasoning: bool
+    custom_calls: list[CustomCalls]  # by choice
     call_id_len: int
 
     @property
@@ -47,15 +49,23 @@ class Conversation:
         """What is new of one completion."""
         return self.outputs[delta.choice].push(delta.text, is_last=delta.end is not None)
 
+    def told(self, delta: Delta) -> list[Event | CustomCall]:
+        """The same for APIs that have custom tools."""
+        return self.custom_calls[delta.choice].take(self.events(delta), is_last=delta.end is not None)
+
     def finish_reason(self, delta: Delta) -> str:
         """Why a completion has ended, in OpenAI's words."""
         assert delta.end is not None
-        has_calls = self.outputs[delta.choice].num_calls > 0
+        output = self.outputs[delta.choice]
+        has_calls = output.num_calls > 0 and not output.has_cut_call
         return "tool_calls" if has_calls and delta.end.reason == "stop" else delta.end.reason
 
 
-async def start_chat(front: Front, request: Request, body: ChatRequest, *, whole_calls: bool = False) -> Conversation:
-    """Check, render, tokenize and submit. With `whole_calls` a stream, too, tells calls only when they are complete.
+async def start_chat(
+    front: Front, request: Request, body: ChatRequest, *, whole_calls: bool = False, cut_calls: bool = False
+) -> Conversation:
+    """Check, render, tokenize and submit. With `whole_calls` a stream, too, tells calls only when they are complete;
+    with `cut_calls` an answer tells a forced call that its end has cut off, for its arguments are a text.
 
     Raises `ApiError` or `InvalidParam`.
     """
@@ -65,7 +75,11 @@ async def start_chat(front: Front, request: Request, body: ChatRequest, *, whole
     if use.schema is not None:
         body.response_format = None  # that is about what is said beside calls: nothing is
     params = sampling_params(
-        body, max_new_tokens=max_tokens, logprobs=_num_logprobs(body), prompt_logprobs=body.prompt_logprobs
+        body,
+        front.info.sampling,
+        max_new_tokens=max_tokens,
+        logprobs=_num_logprobs(body),
+        prompt_logprobs=body.prompt_logprobs,
     )
     if use.schema is not None:
         params = _constrained(params, use.schema)
@@ -91,13 +105,15 @@ async def start_chat(front: Front, request: Request, body: ChatRequest, *, whole
         raise
     thoughts = front.formats.reasoning if reasons else None
     eager = bool(body.stream) and not whole_calls
-    outputs = [_output(front, body, prompt, use, format, thoughts, eager) for _ in range(params.n)]
+    tells_cut = cut_calls and format is FORCED
+    outputs = [_output(front, body, prompt, use, format, thoughts, eager, tells_cut) for _ in range(params.n)]
     return Conversation(
         generation=generation,
         prompt=prompt,
         outputs=outputs,
         is_plain=format is None and not reasons,
         has_reasoning=reasons,
+        custom_calls=[CustomCalls(use.custom) for _ in range(params.n)],
         call_id_len=FORCED.id_len if front.formats.tools is None else front.formats.tools.id_len,
     )
 
@@ -137,9 +153,12 @@ async def chat_text(front: Front, body: ChatRequest) -> str:
     thinks = thinking_switch(body.thinking, body.reasoning_effort, thinking_budget(body))
     if thinks is not None:  # templates know it by either name
         kwargs = {"enable_thinking": thinks, "thinking": thinks, **kwargs}
-    return await front.template.render_async(
-        [_message(message) for message in msgspec.to_builtins(body.messages)],
-        tools=body.tools,
+    return await front.template.render(
+        [
+            with_function_calls(_with_reasoning(message), f"messages[{place}]")
+            for place, message in enumerate(body.messages)
+        ],
+        tools=as_functions(body.tools),
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=continued,
         kwargs=kwargs,
@@ -147,11 +166,12 @@ async def chat_text(front: Front, body: ChatRequest) -> str:
     )
 
 
-def _message(message: dict[str, Any]) -> dict[str, Any]:
+def _with_reasoning(message: ChatMessage) -> ChatMessage:
     """Reasoning has two names; templates know one."""
-    if "reasoning" in message:
-        message.setdefault("reasoning_content", message.pop("reasoning"))
-    return message
+    if message.reasoning is None:
+        return message
+    named = message.reasoning if message.reasoning_content is None else message.reasoning_content
+    return msgspec.structs.replace(message, reasoning_content=named, reasoning=None)
 
 
 def _tool_format(front: Front, use: ToolUse) -> ToolFormat | None:
@@ -211,12 +231,13 @@ def _output(
     format: ToolFormat | None,
     thoughts: ReasoningFormat | None,
     eager: bool,
+    tells_cut: bool,
 ) -> Output:
     reasoning = None
     if thoughts is not None:
         prompt_end = front.tokenizer.decode(prompt.ids[-_TAIL_LEN:], skip_special_tokens=False)
         reasoning = thoughts.parser(prompt_end, eager=eager)
-    tools = None if format is None else format.parser(use.names, eager=eager)
+    tools = None if format is None else format.parser(use.names, eager=eager, tells_cut=tells_cut)
     return Output(
         reasoning,
         tools,
@@ -228,8 +249,6 @@ def _output(
 
 def _num_logprobs(body: ChatRequest) -> int | None:
     top = body.top_logprobs or 0
-    if top < 0:
-        raise ApiError(400, f"top_logprobs is {top}; it must be at least 0", param="top_logprobs")
     if top and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
     return top if body.logprobs else None

@@ -120,6 +120,7 @@ class ChatRequest(SampledRequest, kw_only=True):
 
 class CompletionRequest(SampledRequest, kw_only=True):
     prompt: str | list[str | int | list[int]]
+    suffix: str | None = None  # the prompt stands before a gap, and this behind it
     echo: bool | None = None
     logprobs: int | None = None
     best_of: int | None = None
@@ -139,6 +140,7 @@ class Usage(msgspec.Struct):
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails | msgspec.UnsetType = msgspec.UNSET
+    reasoning_tokens: int | msgspec.UnsetType = msgspec.UNSET  # SGLang's place for it
 
 
 class InputTokens(msgspec.Struct):
@@ -183,17 +185,26 @@ class FunctionCall(msgspec.Struct):
     arguments: str  # a JSON object
 
 
-class ToolCall(msgspec.Struct, kw_only=True):
+class ToolCall(msgspec.Struct, kw_only=True, tag_field="type", tag="function"):
     id: str
-    type: Literal["function"] = "function"
     function: FunctionCall
+
+
+class CustomInput(msgspec.Struct):
+    name: str
+    input: str
+
+
+class CustomToolCall(msgspec.Struct, kw_only=True, tag_field="type", tag="custom"):
+    id: str
+    custom: CustomInput
 
 
 class ChatAnswer(msgspec.Struct):
     role: Literal["assistant"]
     content: str | None
     reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
-    tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[ToolCall | CustomToolCall] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):
@@ -226,12 +237,13 @@ class FunctionDelta(msgspec.Struct):
 
 
 class ToolCallDelta(msgspec.Struct, kw_only=True):
-    """The first of a call has its id and name, the others pieces of its arguments."""
+    """The first of a call has its id and name, the others pieces of its arguments. Of a custom tool there is one."""
 
     index: int
     id: str | msgspec.UnsetType = msgspec.UNSET
-    type: Literal["function"] | msgspec.UnsetType = msgspec.UNSET
-    function: FunctionDelta
+    type: Literal["function", "custom"] | msgspec.UnsetType = msgspec.UNSET
+    function: FunctionDelta | msgspec.UnsetType = msgspec.UNSET
+    custom: CustomInput | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatDelta(msgspec.Struct):
@@ -298,8 +310,14 @@ class Model(msgspec.Struct, kw_only=True):
     parent: str | None = None
     max_model_len: int
     task: str = "generate"  # what it is for: generate, embed, classify
+    type: Literal["model"] = "model"  # this and what follows: as Anthropic's clients look for it
+    display_name: str
+    created_at: str  # RFC 3339
 
 
 class ModelList(msgspec.Struct, kw_only=True):
     object: Literal["list"] = "list"
     data: list[Model]
+    first_id: str
+    last_id: str
+    has_more: bool = False

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from weft.server.errors import ApiError
+from weft.server.openai.custom_tools import as_functions, is_custom
 
 MAX_DESCRIBED = 64  # characters of a wrong value that are repeated in a message
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
@@ -22,49 +23,83 @@ class ToolUse(NamedTuple):
     schema: dict[str, Any] | None = None  # of the calls, if the answer has to be calls
     one_call: bool = False
     arguments: dict[str, dict[str, Any]] | None = None  # schemas by name, if the model chooses and some tool is strict
+    custom: frozenset[str] = frozenset()  # those of the names whose calls are told as calls of custom tools
 
 
 def tool_use(tools: Sequence[dict[str, Any]] | None, choice: Any, *, parallel: bool) -> ToolUse:
     """The request's fields, checked. Raises `ApiError`."""
-    functions = {_name(tool, place): tool["function"] for place, tool in enumerate(tools or ())}
+    shown = as_functions(tools) or ()
+    functions = {_name(tool, place): tool["function"] for place, tool in enumerate(shown)}
+    custom = frozenset(tool["custom"]["name"] for tool in tools or () if is_custom(tool))
     if len(functions) < len(tools or ()):
         raise ApiError(400, "two tools have the same name", param="tools")
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        functions, choice = _allowed(functions, choice)
     match choice:
         case "none":
             return ToolUse()
         case None | "auto":
             is_strict = any(function.get("strict") is True for function in functions.values())
-            return ToolUse(frozenset(functions), None, not parallel, _arguments(functions) if is_strict else None)
+            arguments = _arguments(functions) if is_strict else None
+            return ToolUse(frozenset(functions), None, not parallel, arguments, custom & functions.keys())
         case "required":
             chosen = functions
-        case {"type": "function", "function": {"name": str(name)}} | {"type": "function", "name": str(name)}:
+        case (
+            {"type": "function" as kind, "function": {"name": str(name)}}
+            | {"type": "custom" as kind, "custom": {"name": str(name)}}
+            | {"type": "function" | "custom" as kind, "name": str(name)}
+        ):
             chosen = {key: value for key, value in functions.items() if key == name}
-            if not chosen:
+            if not chosen or (kind == "custom") != (name in custom):
                 message = f"tool_choice names {name[:MAX_DESCRIBED]!r}, which is none of the tools"
                 raise ApiError(400, message, param="tool_choice")
             parallel = False
         case _:
-            message = f"tool_choice is {str(choice)[:MAX_DESCRIBED]}; none, auto, required or a function is allowed"
+            message = f"tool_choice is {str(choice)[:MAX_DESCRIBED]}; none, auto, required or a tool is allowed"
             raise ApiError(400, message, param="tool_choice")
     if not chosen:
         raise ApiError(400, "tool_choice is required, but there are no tools", param="tool_choice")
-    return ToolUse(frozenset(chosen), forced_schema(chosen, parallel=parallel), not parallel)
+    schema = forced_schema(chosen, parallel=parallel)
+    return ToolUse(frozenset(chosen), schema, not parallel, None, custom & chosen.keys())
 
 
 def forced_schema(functions: dict[str, dict[str, Any]], *, parallel: bool) -> dict[str, Any]:
     """What a list of calls of these functions looks like, as `text.parsers.forced` reads it."""
+    place = "#/items" if len(functions) == 1 else "#/items/anyOf/{number}"
     calls = [
         {
             "type": "object",
-            "properties": {"name": {"const": name}, "parameters": function.get("parameters") or {"type": "object"}},
+            "properties": {
+                "name": {"const": name},
+                "parameters": _moved(_parameters(function), f"{place.format(number=number)}/properties/parameters"),
+            },
             "required": ["name", "parameters"],
             "additionalProperties": False,
         }
-        for name, function in functions.items()
+        for number, (name, function) in enumerate(functions.items())
     ]
     item = calls[0] if len(calls) == 1 else {"anyOf": calls}
-    schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": item}
+    compact = {"whitespace_flexible": False}  # nobody reads it, and a weak model goes on with white space
+    schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": item, "x-guidance": compact}
     return schema if parallel else {**schema, "maxItems": 1}
+
+
+def _parameters(function: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a function's arguments; one that has none takes none, as OpenAI says."""
+    return function.get("parameters") or {"type": "object", "properties": {}}
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """A schema as it stands at `place` of another: what points into it points there."""
+    if isinstance(schema, list):
+        return [_moved(one, place) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    moved = {key: _moved(value, place) for key, value in schema.items()}
+    ref = schema.get("$ref")
+    if isinstance(ref, str) and ref.startswith("#"):
+        moved["$ref"] = place + ref[1:]
+    return moved
 
 
 def strict_tag(arguments: dict[str, dict[str, Any]], trigger: str, around: tuple[str, str]) -> dict[str, Any]:
@@ -82,11 +117,37 @@ def strict_tag(arguments: dict[str, dict[str, Any]], trigger: str, around: tuple
     return {"format": {"type": "triggered_tags", "triggers": [trigger], "tags": tags}}
 
 
+def _allowed(functions: dict[str, dict[str, Any]], choice: dict[str, Any]) -> tuple[dict[str, dict[str, Any]], str]:
+    """Those of the functions that `choice` allows, and whether one must be called: "auto" or "required".
+
+    In chat requests the list lies in an object of its own, in responses it does not.
+    """
+    told = choice.get("allowed_tools", choice)
+    mode = told.get("mode", "auto") if isinstance(told, dict) else None
+    tools = told.get("tools") if isinstance(told, dict) else None
+    if mode not in ("auto", "required") or not isinstance(tools, list):
+        message = "tool_choice of the type allowed_tools needs mode (auto or required) and a list of tools"
+        raise ApiError(400, message, param="tool_choice")
+    names = [_allowed_name(tool) for tool in tools]
+    for name in names:
+        if name not in functions:
+            message = f"tool_choice allows {str(name)[:MAX_DESCRIBED]!r}, which is none of the tools"
+            raise ApiError(400, message, param="tool_choice")
+    return {name: function for name, function in functions.items() if name in names}, mode
+
+
+def _allowed_name(tool: Any) -> Any:
+    """The name of a tool in a list of allowed tools, in either form; None if there is none."""
+    if not isinstance(tool, dict):
+        return None
+    function = tool.get("function", tool.get("custom", tool))
+    return function.get("name") if isinstance(function, dict) else None
+
+
 def _arguments(functions: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """The schema of each function's arguments; any object where it is not strict."""
-    any_object = {"type": "object"}
     return {
-        name: function.get("parameters") or any_object if function.get("strict") is True else any_object
+        name: _parameters(function) if function.get("strict") is True else {"type": "object"}
         for name, function in functions.items()
     }
 
@@ -104,7 +165,7 @@ def _name(tool: dict[str, Any], place: int) -> str:
     function = tool.get("function")
     if tool.get("type", "function") != "function" or not isinstance(function, dict):
         kind = str(tool.get("type"))[:MAX_DESCRIBED]
-        raise ApiError(400, f"{param} is of type {kind!r}; only functions are supported", param=param)
+        raise ApiError(400, f"{param} is of type {kind!r}; functions and custom tools are supported", param=param)
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ApiError(

@@ -10,7 +10,6 @@ from typing import NamedTuple, TypeAlias, TypeVar
 
 from starlette.requests import Request
 
-from weft.config.server import MAX_STREAM_INTERVAL
 from weft.messages.replies import TokenLogprobs
 from weft.messages.sampling import InvalidParam, SamplingParams
 from weft.observe.call import rename
@@ -18,6 +17,7 @@ from weft.server.errors import ApiError
 from weft.server.grammar import grammar_of
 from weft.server.info import Front
 from weft.server.limits import over
+from weft.server.numbers import header_number
 from weft.server.openai.models import (
     ChatLogprobs,
     CompletionLogprobs,
@@ -29,8 +29,10 @@ from weft.server.openai.models import (
     Usage,
 )
 from weft.server.sessions import session_params
+from weft.server.tenants import salt_of, tenant_of, user_of
 from weft.server.wishes import wishes
 from weft.text.as_tokens import with_marks
+from weft.text.detokenizer import Detokenizer
 from weft.text.generation import Delta, Generation, Prompt
 from weft.text.hidden import num_hidden_states
 from weft.text.parsers.output import Output
@@ -41,33 +43,33 @@ V = TypeVar("V")
 TokenName: TypeAlias = Callable[[int], str]
 
 LOWEST_LOGPROB = -9999.0  # JSON has no infinity
-_DEFAULTS = SamplingParams()
-_TOKEN_ID = re.compile(r"\d{1,10}")
+_TOKEN_ID = re.compile(r"[0-9]{1,10}")
 
 
 def sampling_params(
     body: SampledRequest,
+    defaults: SamplingParams,
     *,
     max_new_tokens: int | None,
     logprobs: int | None,
     prompt_logprobs: int | None = None,
     fewest_tokens: int = 1,
 ) -> SamplingParams:
-    """The request's fields as sampling parameters. Ranges are checked when they are submitted, but for `max_tokens`,
-    which have to be `fewest_tokens`."""
+    """The request's fields as sampling parameters, and `defaults` for what it does not give. Ranges are checked when
+    they are submitted, but for `max_tokens`, which have to be `fewest_tokens`."""
     if max_new_tokens is not None and max_new_tokens < fewest_tokens:
         raise InvalidParam("max_tokens", f"max_tokens is {max_new_tokens}; it must be at least {fewest_tokens}")
     seed = body.seed if body.seed is not None else body.sampling_seed
     return SamplingParams(
         max_new_tokens=max_new_tokens,
         min_new_tokens=_or(body.min_tokens, 0),
-        temperature=_or(body.temperature, _DEFAULTS.temperature),
-        top_p=_or(body.top_p, _DEFAULTS.top_p),
-        top_k=_or(body.top_k, _DEFAULTS.top_k),
-        min_p=_or(body.min_p, _DEFAULTS.min_p),
-        frequency_penalty=_or(body.frequency_penalty, _DEFAULTS.frequency_penalty),
-        presence_penalty=_or(body.presence_penalty, _DEFAULTS.presence_penalty),
-        repetition_penalty=_or(body.repetition_penalty, _DEFAULTS.repetition_penalty),
+        temperature=_or(body.temperature, defaults.temperature),
+        top_p=_or(body.top_p, defaults.top_p),
+        top_k=_or(body.top_k, defaults.top_k),
+        min_p=_or(body.min_p, defaults.min_p),
+        frequency_penalty=_or(body.frequency_penalty, defaults.frequency_penalty),
+        presence_penalty=_or(body.presence_penalty, defaults.presence_penalty),
+        repetition_penalty=_or(body.repetition_penalty, defaults.repetition_penalty),
         logit_bias=logit_bias(body.logit_bias),
         seed=seed,
         n=_or(body.n, 1),
@@ -124,19 +126,19 @@ def prompts(
     front: Front, request: Request, body: SampledRequest, ids: Sequence[Sequence[int]], params: SamplingParams
 ) -> list[Prompt]:
     """One `Prompt` for each list of ids, all with the same parameters (but for where their reasoning begins)."""
-    salt = cache_salt(body.cache_salt, body.extra_key)
-    if body.priority is not None and not -(2**31) <= body.priority < 2**31:
-        raise ApiError(400, f"priority is {body.priority}; a 32-bit integer is allowed", param="priority")
+    salt = salt_of(front, request, cache_salt(body.cache_salt, body.extra_key))
+    tenant = tenant_of(front, request, body.user)
     if body.session_id is not None and body.session_params is not None:
         raise ApiError(400, "session_id and session_params exclude each other", param="session_id")
-    session = session_params(front, body.session_params, n=params.n * len(ids))
+    session = session_params(front, request, body.session_params, n=params.n * len(ids))
     rid = request_name(request, body.rid, body.request_id)
     return [
         Prompt(
             ids=prompt_ids,
             params=with_marks(params, front.formats.reasoning, front.tokenizer, prompt_ids),
             rid=rid,
-            user=(body.user or "")[: front.limits.max_user_len],
+            tenant=tenant,
+            user=user_of(front, body.user),
             priority=body.priority or 0,
             cache_salt=salt,
             timeout_ms=timeout_ms(front, request, body.timeout_ms),
@@ -159,23 +161,17 @@ def timeout_ms(front: Front, request: Request, given: int | None) -> int:
         text = request.headers.get("x-request-timeout-ms")
         if text is None:
             return 0
-        given = int(text) if text.isdecimal() and len(text) < 12 else 0
+        given = header_number(text, "timeout_ms", "X-Request-Timeout-Ms")
     longest = front.limits.max_timeout_ms
     if given > longest:
-        raise over("max_timeout_ms", f"timeout_ms must be 1 to {longest:,}", param="timeout_ms")
-    if given < 1:
-        raise ApiError(400, f"timeout_ms must be 1 to {longest:,}", param="timeout_ms")
+        message = f"timeout_ms is {given:,}; 1 to {longest:,} are allowed"
+        raise over("max_timeout_ms", message, param="timeout_ms")
     return given
 
 
 def stream_interval(front: Front, given: int | None) -> int:
     """Tokens of a completion in one event of a stream: as the request says, else the settings."""
-    if given is None:
-        return front.config.stream_interval
-    if not 1 <= given <= MAX_STREAM_INTERVAL:
-        message = f"stream_interval is {given}; 1 to {MAX_STREAM_INTERVAL:,} are allowed"
-        raise ApiError(400, message, param="stream_interval")
-    return given
+    return front.config.stream_interval if given is None else given
 
 
 def submit(front: Front, prompts: Sequence[Prompt], *, stream: bool) -> Generation:
@@ -263,7 +259,8 @@ class Header(NamedTuple):
 
 
 def header(front: Front, prefix: str, rid: str) -> Header:
-    return Header(f"{prefix}-{rid}", int(time.time()), front.info.model_name)
+    """`prefix`: how the ids of such answers begin, with the character before the name of the request."""
+    return Header(f"{prefix}{rid}", int(time.time()), front.info.model_name)
 
 
 class UsageCount:
@@ -317,18 +314,32 @@ def chat_logprobs(
     return ChatLogprobs(content)
 
 
+class Places:
+    """Where in the text of one answer each token begins; half a character stands where the character begins."""
+
+    def __init__(self, detokenizer: Detokenizer, offset: int) -> None:
+        """`offset`: characters before the first token."""
+        self._detokenizer = detokenizer
+        self._offset = offset
+
+    def next(self, token: int) -> int:
+        """The place of the next token."""
+        place = self._offset
+        self._offset += len(self._detokenizer.push(token))
+        return place
+
+
 def completion_logprobs(
-    tokenizer: Tokenizer, delta: Delta, offset: int, name_of: TokenName, wanted: Sequence[int] = ()
+    delta: Delta, places: Places, name_of: TokenName, wanted: Sequence[int] = ()
 ) -> CompletionLogprobs:
-    """`offset`: length of the text before the first of these tokens. `wanted` are told beside the likeliest."""
+    """`places` are those of the completion. `wanted` are told beside the likeliest."""
     result = CompletionLogprobs([], [], [], [])
     for token, found in zip(delta.token_ids, delta.logprobs, strict=False):
         name = name_of(token)
         result.tokens.append(name)
         result.token_logprobs.append(finite(found.logprob))
         result.top_logprobs.append(_top(name_of, found, name, wanted))
-        result.text_offset.append(offset)
-        offset += len(tokenizer.token_text(token))
+        result.text_offset.append(places.next(token))
     return result
 
 

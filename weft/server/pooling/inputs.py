@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -15,12 +15,13 @@ from starlette.requests import Request
 from weft.messages.control import Pools
 from weft.messages.pooling import PoolingParams
 from weft.messages.replies import Pooled
-from weft.messages.sampling import InvalidParam, SamplingParams
+from weft.messages.sampling import SamplingParams
 from weft.server.errors import ApiError, failed
 from weft.server.info import Front
 from weft.server.openai.translate import request_name, submit, timeout_ms
 from weft.server.pooling.models import PooledRequest, Side, Texts
 from weft.server.stream import Answer
+from weft.server.tenants import salt_of, tenant_of, user_of
 from weft.text.generation import Completion, Delta, Generation, Prompt
 from weft.text.tokenizer import ContextExceeded, Encoded
 
@@ -46,8 +47,8 @@ def split(param: str, value: Texts) -> list[Input]:
     """The inputs that a field stands for: a text, ids, or a list of either."""
     if isinstance(value, str):
         return [value]
-    if value and all(isinstance(item, int) for item in value):
-        return [[item for item in value if isinstance(item, int)]]
+    if set(map(type, value)) == {int}:  # there may be millions
+        return [cast(list[int], value)]
     found: list[Input] = [item for item in value if not isinstance(item, int)]
     if len(found) < len(value):
         raise ApiError(400, f"{param} mixes token ids with texts or lists", param=param)
@@ -98,8 +99,10 @@ def start(
             ids=one.ids,
             params=NO_TOKENS,
             rid=rid,
-            user=(body.user or "")[: front.limits.max_user_len],
-            priority=_priority(body.priority),
+            tenant=tenant_of(front, request, body.user),
+            user=user_of(front, body.user),
+            cache_salt=salt_of(front, request, ""),
+            priority=body.priority or 0,
             timeout_ms=timeout_ms(front, request, body.timeout_ms),
             pooling=_with_types(pooling, one.types) if with_types and any(one.types) else pooling,
         )
@@ -142,7 +145,7 @@ def answer(
             end, place = delta.end, delta.choice - first
             name = f"{param}[{place}]: " if len(deltas) > 1 and place >= 0 else ""
             if end is not None and end.failed:
-                return failed(end.status, name + end.message)
+                return failed(end.status, name + end.message, end.retry_after_s)
             if end is not None and end.reason == "abort":
                 return failed(503, name + end.message)
         return None
@@ -170,12 +173,6 @@ def _cut(ids: list[int], limit: int | None, side: Side) -> list[int]:
     if limit is None or len(ids) <= limit:
         return ids
     return ids[:limit] if side == "right" else ids[-limit:]
-
-
-def _priority(priority: int | None) -> int:
-    if priority is not None and not -(2**31) <= priority < 2**31:
-        raise InvalidParam("priority", f"priority is {priority}; a 32-bit integer is allowed")
-    return priority or 0
 
 
 def _with_types(pooling: PoolingParams, types: Sequence[int]) -> PoolingParams:

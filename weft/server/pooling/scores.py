@@ -30,8 +30,6 @@ async def rerank(front: Front, request: Request) -> ASGIApp:
     front.require_model(body.model)
     if not body.documents:
         raise ApiError(400, "documents is empty", param="documents")
-    if body.top_n is not None and body.top_n < 1:
-        raise ApiError(400, f"top_n is {body.top_n}; it must be at least 1", param="top_n")
     texts = [one if isinstance(one, str) else one.text for one in body.documents]
     pairs = Pairs(front, [body.query] * len(texts), texts, param="documents")
     generation = await pairs.start(request, body)

@@ -24,8 +24,10 @@ def json_call(stream: Stream) -> Reading[bool]:
         if reader.begun and stream.eager:
             stream.settle()
             size = 0
-        if reader.failed or size > _most(stream) or not (reader.done or (yield from stream.more())):
+        if reader.failed or size > _most(stream):
             return False
+        if not (reader.done or (yield from stream.more())):
+            return reader.break_off()
     if not reader.finish():
         return False
     stream.settle()
@@ -46,8 +48,10 @@ def json_arguments(stream: Stream, name: str) -> Reading[bool]:
             stream.settle()
         else:
             size += len(piece)
-        if scanner.failed or size > _most(stream) or not (scanner.done or (yield from stream.more())):
+        if scanner.failed or size > _most(stream):
             return False
+        if not (scanner.done or (yield from stream.more())):
+            return call.break_off()
     if not call.close():
         return False
     stream.settle()
@@ -70,12 +74,17 @@ def json_array(stream: Stream) -> Reading[bool]:
 
 def whole_call(stream: Stream, name: str, arguments: str) -> bool:
     """A call that is known at once. False if `arguments` are no JSON object that can be read."""
-    if not isinstance(_decoded(arguments), dict):
+    if not is_object(arguments):
         return False
     call = Call(stream, name)
     call.add(arguments)
     stream.settle()
     return call.close()
+
+
+def is_object(text: str) -> bool:
+    """Whether it is a JSON object that can be read."""
+    return isinstance(_decoded(text), dict)
 
 
 def _most(stream: Stream) -> int:
@@ -110,6 +119,17 @@ class Call:
         self._begin()
         self._stream.tell(CallArguments(self._index, arguments))
         return True
+
+    def break_off(self) -> bool:
+        """The text has ended within the call. Whether it is told, as far as it has come."""
+        stream = self._stream
+        stream.has_cut = stream.eager or stream.tells_cut
+        if stream.tells_cut and not stream.eager:
+            self._begin()
+            stream.tell(CallArguments(self._index, "".join(self._pieces)))
+        if stream.tells_cut:
+            stream.settle()
+        return stream.tells_cut
 
     def _begin(self) -> None:
         self._index = self._stream.num_calls
@@ -160,6 +180,12 @@ class _CallReader:
         if self._call is not None:
             return self._call.close()
         return self._name is not None and whole_call(self._stream, self._name, self._arguments or "{}")
+
+    def break_off(self) -> bool:
+        """The text has ended within the object. Whether a call is told of it."""
+        if self._call is None and self._name is not None and self._stream.tells_cut:
+            self._call = Call(self._stream, self._name)
+        return self._call is not None and self._call.break_off()
 
     def _begin_value(self) -> None:
         key = "".join(self._pieces).strip(" \t\r\n{,:").strip('" \t\r\n')

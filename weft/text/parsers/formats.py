@@ -9,7 +9,7 @@ from typing import NamedTuple
 from weft.text.parsers.deepseek import CALL_BEGIN, deepseek
 from weft.text.parsers.forced import forced
 from weft.text.parsers.hermes import hermes
-from weft.text.parsers.llama3 import TAG, llama3
+from weft.text.parsers.llama3 import TAG, TOOL_ROLE, llama3
 from weft.text.parsers.mistral import MARKER, mistral
 from weft.text.parsers.parser import Parser
 from weft.text.parsers.pythonic import pythonic
@@ -22,11 +22,16 @@ class ToolFormat(NamedTuple):
 
     read: Callable[[Stream], Reading[None]]
     mark: str = ""  # a chat template that has this text is of this format; "" if that cannot be told
+    other_mark: str = ""  # another such text, which is not written before calls
     id_len: int = 24  # characters of a call's id behind "call_"; Mistral's templates want 9 and no prefix
     around: tuple[str, str] | None = None  # what stands before (with NAME for the name) and behind a call's arguments
 
-    def parser(self, names: Set[str], *, eager: bool) -> Parser:
-        return Parser(self.read, Stream(names, eager=eager))
+    def is_marked(self, source: str) -> bool:
+        """Whether the source of chat templates tells that calls are written like this."""
+        return any(mark and mark in source for mark in (self.mark, self.other_mark))
+
+    def parser(self, names: Set[str], *, eager: bool, tells_cut: bool = False) -> Parser:
+        return Parser(self.read, Stream(names, eager=eager, tells_cut=tells_cut))
 
 
 class ReasoningFormat(NamedTuple):
@@ -54,7 +59,7 @@ TOOL_FORMATS = {
     "hermes": ToolFormat(
         hermes, "<tool_call>", around=('<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>")
     ),
-    "llama3": ToolFormat(llama3, TAG),
+    "llama3": ToolFormat(llama3, TAG, other_mark=TOOL_ROLE),
     "mistral": ToolFormat(mistral, MARKER, id_len=9),
     "deepseek": ToolFormat(deepseek, CALL_BEGIN),
     "pythonic": ToolFormat(pythonic),
@@ -81,8 +86,7 @@ def find_formats(tools: str, reasoning: str, templates: Iterable[str]) -> Format
     """By name; "none" for none, "auto" by the sources of the chat templates. Raises KeyError for other names."""
     source = "\n".join(templates)
     if tools == "auto":
-        marked = (name for name, format in TOOL_FORMATS.items() if format.mark and format.mark in source)
-        tools = next(marked, "none")
+        tools = next((name for name, format in TOOL_FORMATS.items() if format.is_marked(source)), "none")
     if reasoning == "auto":
         reasoning = next((name for name in _FOUND_REASONING if REASONING_FORMATS[name].end in source), "none")
     return Formats(

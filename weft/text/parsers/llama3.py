@@ -1,9 +1,11 @@
-"""Calls as JSON objects that are the whole answer, or stand behind the Python tag: Llama 3.1 to 3.3.
+"""Calls as JSON objects that begin a line, or stand behind the Python tag: Llama 3.1 to 3.3.
 
     {"name": "weather", "parameters": {"city": "Oslo"}}; {"name": ...}
+    {"name": "news", "parameters": {}}
     <|python_tag|>{"name": "weather", "parameters": {"city": "Oslo"}}
 
-Python code behind the tag stays text.
+The first may only stand at the beginning of the answer, or behind the tag: other JSON is a part of what is said. Python
+code behind the tag stays text.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from weft.text.parsers.calls import json_call
 from weft.text.parsers.stream import Reading, Stream
 
 TAG = "<|python_tag|>"
+TOOL_ROLE = "<|start_header_id|>ipython"  # Llama 3.2's own template shows no tag, but this
 
 
 def llama3(stream: Stream) -> Reading[None]:
@@ -22,12 +25,16 @@ def llama3(stream: Stream) -> Reading[None]:
 
 
 def _calls(stream: Stream) -> Reading[None]:
-    """Calls with semicolons between them."""
+    """Calls one behind the other, with semicolons, commas, tags or nothing but white space between them."""
     more = True
     while more:
         yield from stream.skip_space()
         if not (yield from json_call(stream)):
             return
-        yield from stream.skip_space()
+        following = yield from stream.skip_space()
         stream.settle()
-        more = yield from stream.accept(";")
+        for between in (";", ","):
+            if (yield from stream.accept(between)):
+                following = yield from stream.skip_space()
+                break
+        more = following == "{"

@@ -33,6 +33,11 @@ class Output:
         self._space = ""  # at the beginning of the answer
         self._answered = False
 
+    @property
+    def has_cut_call(self) -> bool:
+        """Whether the end has cut off a call that was told."""
+        return self._tools is not None and self._tools.has_cut
+
     def push(self, text: str, *, is_last: bool = False) -> list[Event]:
         """The events that `text` completes; with `is_last` all that are left."""
         found: list[Event] = [Text(text)] if text else []

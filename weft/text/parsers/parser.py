@@ -15,6 +15,11 @@ class Parser:
         self._stream = stream
         self._work: Reading[None] | None = read(stream)
 
+    @property
+    def has_cut(self) -> bool:
+        """Whether the last call that was told is not complete."""
+        return self._stream.has_cut
+
     def push(self, text: str) -> list[Event]:
         """What `text` completes; may be nothing."""
         self._stream.add(text)

@@ -1,6 +1,8 @@
-"""Calls as a list of Python calls that is the whole answer: Llama 3.2, Llama 4, ToolACE.
+"""Calls as a list of Python calls, with or without text around it: Llama 3.2, Llama 4, ToolACE.
 
     [weather(city="Oslo", days=3), news()]
+
+A list is told when it is whole: one with anything else in it is text.
 
 Arguments are literals, by keyword. They are translated to JSON token by token, and never given to Python's own parser,
 whose stack a nested text can exhaust.
@@ -12,7 +14,7 @@ import ast
 import json
 import re
 
-from weft.text.parsers.calls import whole_call
+from weft.text.parsers.calls import MAX_CALL_LEN, is_object, whole_call
 from weft.text.parsers.stream import Reading, Stream
 
 MAX_DEPTH = 128
@@ -30,18 +32,33 @@ _CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 
 def pythonic(stream: Stream) -> Reading[None]:
-    yield from stream.skip_space()
-    more = yield from stream.accept("[")
-    while more:
-        yield from stream.skip_space()
-        call = translated((yield from stream.read(CallScanner())) or "")
-        if call is None or call[0] not in stream.names or not whole_call(stream, *call):
-            return
-        yield from stream.skip_space()
-        more = yield from stream.accept(",")
-        if not more and (yield from stream.accept("]")):
+    while (yield from stream.text_until("[")):
+        calls = yield from _list(stream)
+        for name, arguments in calls:
+            whole_call(stream, name, arguments)
+        if calls:
             yield from stream.skip_space()
             stream.settle()
+
+
+def _list(stream: Stream) -> Reading[list[tuple[str, str]]]:
+    """The names and arguments of the calls behind an opening bracket, up to the closing one or to the end of the text.
+    Empty if anything else stands there."""
+    calls: list[tuple[str, str]] = []
+    size = 0
+    while size <= MAX_CALL_LEN:
+        yield from stream.skip_space()
+        source = (yield from stream.read(CallScanner())) or ""
+        size += len(source)
+        call = translated(source)
+        if call is None or call[0] not in stream.names or not is_object(call[1]):
+            return []
+        calls.append(call)
+        if (yield from stream.skip_space()) == "" or (yield from stream.accept("]")):
+            return calls
+        if not (yield from stream.accept(",")):
+            return []
+    return []
 
 
 class CallScanner:

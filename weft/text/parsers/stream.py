@@ -8,6 +8,7 @@ stream waits for more. So each format is a few straight lines, and all of them h
 
 Each character is looked at a fixed number of times. What is kept is bounded by `MAX_HELD`. A stream that is not `eager`
 tells of a call when it is whole, so that a broken one can be passed through as text; more is kept of it (`calls.py`).
+If it `tells_cut`, a call that the end of the text cuts off is told as far as it has come.
 """
 
 from __future__ import annotations
@@ -40,10 +41,12 @@ class Scanner(Protocol):
 class Stream:
     """The text of one completion. `names`: of the tools that can be called."""
 
-    def __init__(self, names: Set[str] = frozenset(), *, eager: bool) -> None:
+    def __init__(self, names: Set[str] = frozenset(), *, eager: bool, tells_cut: bool = False) -> None:
         self.names = names
         self.num_calls = 0
         self.eager = eager
+        self.tells_cut = tells_cut
+        self.has_cut = False  # the last call that was told is not complete
         self._buffer = ""
         self._position = 0
         self._ended = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -18,12 +18,14 @@ class Item(msgspec.Struct, kw_only=True):
     """An item of the input of any type; a message if it has none."""
 
     type: str = "message"
+    id: str | None = None
     role: Role | None = None
     content: str | list[Part] | None = None
     name: str | None = None  # function_call
     arguments: str | None = None
     call_id: str | None = None
-    output: str | list[Part] | None = None  # function_call_output
+    input: str | None = None  # custom_tool_call
+    output: str | list[Part] | None = None  # function_call_output, custom_tool_call_output
 
 
 class Reasoning(msgspec.Struct, kw_only=True):
@@ -72,3 +74,13 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     priority: int | None = None
     cache_salt: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+
+class ItemList(msgspec.Struct, kw_only=True):
+    """Items of the input of a response, in the order that was asked for."""
+
+    object: Literal["list"] = "list"
+    data: list[dict[str, Any]]
+    first_id: str | None  # null if there is none
+    last_id: str | None
+    has_more: bool

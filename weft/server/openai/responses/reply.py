@@ -13,14 +13,17 @@ import msgspec
 
 from weft.server.errors import ApiError
 from weft.server.openai.conversation import Conversation
-from weft.server.openai.models import ChatMessage
+from weft.server.openai.custom_tools import CustomCall, arguments_of
+from weft.server.openai.models import ChatMessage, TokenLogprob
+from weft.server.openai.responses.input_items import item_id
 from weft.server.openai.tools import call_id
-from weft.server.openai.translate import reasoning_details
+from weft.server.openai.translate import chat_logprobs, reasoning_details
 from weft.server.stream import Wire
 from weft.text.generation import Delta
 from weft.text.parsers.events import CallArguments, CallBegin, Event, Reasoning, Text
 from weft.text.tokenizer import Tokenizer
 
+_CALLS = ("function_call", "custom_tool_call")
 _STATUS = {"length": "incomplete", "abort": "cancelled"}
 
 
@@ -49,6 +52,8 @@ class ResponseReply:
         self._told: list[bytes] = []
         self._number = 0  # of the next event
         self._pieces: list[str] = []  # of the item that is open
+        self._logprobs: list[Any] = []  # of its tokens, if they were asked for
+        self._untold = TokenQueue()  # tokens that no piece of text has carried yet
         self._item: dict[str, Any] | None = None
 
     def whole(self, deltas: Sequence[Delta]) -> bytes:
@@ -60,10 +65,12 @@ class ResponseReply:
         if self._number == 0:
             self._tell("response.created", response=self.response)
             self._tell("response.in_progress", response=self.response)
-        for found in self._conversation.events(delta):
+        if self._conversation.params.logprobs is not None:
+            self._untold.add(chat_logprobs(self._tokenizer, delta).content)
+        for found in self._conversation.told(delta):
             self._take(found)
         if delta.end is not None:
-            self._close_item()
+            self._close_item("incomplete" if delta.end.reason == "length" else "completed")
             self._finish(delta)
         told, self._told = self._told, []
         return b"".join(told)
@@ -71,12 +78,15 @@ class ResponseReply:
     def closing(self) -> bytes:
         return b""
 
-    def _take(self, found: Event) -> None:
+    def _take(self, found: Event | CustomCall) -> None:
         match found:
             case Text():
                 self._open_item("message", {"role": "assistant", "content": []})
-                self._add(found.text, "response.output_text.delta", content_index=0, logprobs=[])
+                logprobs = self._untold.take(found.text)
+                self._logprobs += logprobs
+                self._add(found.text, "response.output_text.delta", content_index=0, logprobs=logprobs)
             case Reasoning():
+                self._untold.take(found.text)  # only those of the text are told
                 self._open_item("reasoning", {"summary": [], "content": []})
                 self._add(found.text, "response.reasoning_text.delta", content_index=0)
             case CallBegin():
@@ -85,6 +95,11 @@ class ResponseReply:
                 self._open_item("function_call", name)
             case CallArguments():
                 self._add(found.text, "response.function_call_arguments.delta")
+            case CustomCall():
+                self._close_item()
+                name = {"call_id": call_id(self._conversation.call_id_len), "name": found.name, "input": ""}
+                self._open_item("custom_tool_call", name)
+                self._add(found.input, "response.custom_tool_call_input.delta")
 
     def _add(self, text: str, event: str, **fields: Any) -> None:
         assert self._item is not None
@@ -96,28 +111,31 @@ class ResponseReply:
         if self._item is not None and self._item["type"] == kind:
             return
         self._close_item()
-        prefix = {"message": "msg", "reasoning": "rs", "function_call": "fc"}[kind]
-        id = f"{prefix}_{call_id(24).removeprefix('call_')}"
-        self._item = {"id": id, "type": kind, "status": "in_progress", **fields}
+        self._item = {"id": item_id(kind), "type": kind, "status": "in_progress", **fields}
         self.response["output"].append(self._item)
         self._tell("response.output_item.added", output_index=self._place, item=self._item)
-        if kind != "function_call":
+        if kind not in _CALLS:
             self._tell_part("response.content_part.added", _part(kind, ""))
 
-    def _close_item(self) -> None:
+    def _close_item(self, status: str = "completed") -> None:
         item, text = self._item, "".join(self._pieces)
         if item is None:
             return
-        item["status"] = "completed"
+        item["status"] = status
         place: dict[str, Any] = {"item_id": item["id"], "output_index": self._place}
         if item["type"] == "function_call":
             item["arguments"] = text
             self._tell("response.function_call_arguments.done", **place, name=item["name"], arguments=text)
+        elif item["type"] == "custom_tool_call":
+            item["input"] = text
+            self._tell("response.custom_tool_call_input.done", **place, input=text)
         else:
             part = _part(item["type"], text)
             item["content"] = [part]
             if item["type"] == "message":
-                place["logprobs"] = []
+                part["logprobs"] = self._logprobs
+                place["logprobs"] = self._logprobs
+                self._logprobs = []
             self._tell(f"response.{part['type']}.done", **place, content_index=0, text=text)
             self._tell_part("response.content_part.done", part)
         self._tell("response.output_item.done", output_index=self._place, item=item)
@@ -159,6 +177,38 @@ class ResponseReply:
         self._number += 1
 
 
+class TokenQueue:
+    """Log probabilities of tokens, until the text comes that they make. Marks of reasoning and calls, which are in no
+    text, are passed over. Cost: in proportion to what is added and taken."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._entries: list[TokenLogprob] = []
+
+    def add(self, entries: Sequence[TokenLogprob]) -> None:
+        self._entries += entries
+        self._text += "".join(entry.token for entry in entries)
+
+    def take(self, text: str) -> list[dict[str, Any]]:
+        """Those of the first tokens whose text this is; what stands before them is dropped."""
+        begin = self._text.find(text)
+        if begin < 0:
+            return []
+        end = begin + len(text)
+        place = num_taken = 0
+        found = []
+        for entry in self._entries:
+            if place >= end:
+                break
+            num_taken += 1
+            place += len(entry.token)
+            if place > begin:
+                found.append(msgspec.to_builtins(entry))
+        del self._entries[:num_taken]
+        self._text = self._text[place:]
+        return found
+
+
 def _part(kind: str, text: str) -> dict[str, Any]:
     if kind == "message":
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
@@ -173,8 +223,10 @@ def _message(output: Sequence[dict[str, Any]]) -> ChatMessage:
             message.content = item["content"][0]["text"]
         elif item["type"] == "reasoning":
             message.reasoning_content = item["content"][0]["text"]
-        else:
-            function = {"name": item["name"], "arguments": item["arguments"]}
+        elif item["status"] == "completed":  # the arguments of one that was cut off cannot be read
+            is_custom = item["type"] == "custom_tool_call"
+            arguments = arguments_of(item["input"]) if is_custom else item["arguments"]
+            function = {"name": item["name"], "arguments": arguments}
             call = {"id": item["call_id"], "type": "function", "function": function}
             message.tool_calls = [*(message.tool_calls or ()), call]
     return message

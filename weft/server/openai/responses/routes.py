@@ -1,4 +1,4 @@
-"""`/v1/responses`: create, retrieve, cancel, delete."""
+"""`/v1/responses`: create, retrieve, list the input, cancel, delete."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from weft.server.errors import ApiError
 from weft.server.info import Front
 from weft.server.openai.conversation import Conversation, chat_prompt, start_chat
 from weft.server.openai.models import ChatMessage, InputTokens
+from weft.server.openai.responses.input_items import input_items, page
 from weft.server.openai.responses.models import ResponsesRequest
 from weft.server.openai.responses.reply import RESPONSE_EVENTS, ResponseReply
 from weft.server.openai.responses.store import Stored
 from weft.server.openai.responses.translate import chat_request, messages
 from weft.server.stream import Answer
+from weft.server.tenants import owner_of
 
 CANCEL_TIMEOUT_S = 5.0  # for the engine's last word
 
@@ -30,18 +32,19 @@ async def create(front: Front, request: Request) -> ASGIApp:
     body = await read_json(front, request, ResponsesRequest)
     if body.background and (body.stream or body.store is False):
         raise ApiError(400, "background needs a response that is stored and not streamed", param="background")
-    history = [*_previous(front, body.previous_response_id), *messages(body.items)]
+    history = [*_previous(front, request, body.previous_response_id), *messages(body.items)]
+    items = [] if body.store is False else input_items(body.items)
     id = f"resp_{secrets.token_hex(24)}"
-    conversation = await start_chat(front, request, chat_request(body, history, id))
+    conversation = await start_chat(front, request, chat_request(body, history, id), cut_calls=True)
 
     def finished(response: dict[str, Any], answer: ChatMessage) -> None:
         if body.store is not False:
-            front.responses.put(response, [*history, answer])
+            front.responses.put(response, [*history, answer], owner_of(request), items)
 
     reply = ResponseReply(_new(front, body, id), conversation, front.tokenizer, finished)
     if not body.background:
         return Answer(conversation.generation, reply, RESPONSE_EVENTS)
-    front.responses.put(reply.response, history)
+    front.responses.put(reply.response, history, owner_of(request), items)
     task = asyncio.create_task(_generate(conversation, reply))
     front.responses.running[id] = task
     task.add_done_callback(lambda _: front.responses.running.pop(id, None))
@@ -52,7 +55,7 @@ async def input_tokens(front: Front, request: Request) -> ASGIApp:
     """How many tokens the prompt of such a response would have."""
     body = await read_json(front, request, ResponsesRequest)
     front.require_model(body.model)
-    history = [*_previous(front, body.previous_response_id), *messages(body.items)]
+    history = [*_previous(front, request, body.previous_response_id), *messages(body.items)]
     ids = await chat_prompt(front, chat_request(body, history, ""))
     return Response(json_bytes(InputTokens(len(ids))), media_type="application/json")
 
@@ -60,13 +63,19 @@ async def input_tokens(front: Front, request: Request) -> ASGIApp:
 async def retrieve(front: Front, request: Request) -> ASGIApp:
     if request.query_params.get("stream", "false") not in ("false", "0"):
         raise ApiError(400, "a stored response cannot be streamed", param="stream")
-    return _json(_stored(front, request.path_params["id"]).response)
+    return _json(_stored(front, request, request.path_params["id"]).response)
+
+
+async def list_input_items(front: Front, request: Request) -> ASGIApp:
+    """The input that a stored response was asked for with, page by page."""
+    stored = _stored(front, request, request.path_params["id"])
+    return Response(json_bytes(page(stored.items, request)), media_type="application/json")
 
 
 async def cancel(front: Front, request: Request) -> ASGIApp:
     """End a background response. What it has generated until then is kept."""
     id = request.path_params["id"]
-    response = _stored(front, id).response
+    response = _stored(front, request, id).response
     task = front.responses.running.get(id)
     if task is None:
         if response["background"] is False:
@@ -74,12 +83,12 @@ async def cancel(front: Front, request: Request) -> ASGIApp:
         return _json(response)
     front.client.abort(id)
     await asyncio.wait({task}, timeout=CANCEL_TIMEOUT_S)
-    return _json(_stored(front, id).response)
+    return _json(_stored(front, request, id).response)
 
 
 async def delete(front: Front, request: Request) -> ASGIApp:
     id = request.path_params["id"]
-    _stored(front, id)
+    _stored(front, request, id)
     task = front.responses.running.get(id)
     if task is not None:
         front.client.abort(id)
@@ -94,16 +103,17 @@ async def _generate(conversation: Conversation, reply: ResponseReply) -> None:
         reply.whole([delta async for deltas in generation for delta in deltas])
 
 
-def _previous(front: Front, id: str | None) -> list[ChatMessage]:
+def _previous(front: Front, request: Request, id: str | None) -> list[ChatMessage]:
     if id is None:
         return []
+    stored = _stored(front, request, id, "previous_response_id")
     if id in front.responses.running:
         raise ApiError(400, "the previous response has not ended yet", param="previous_response_id")
-    return _stored(front, id, "previous_response_id").history
+    return stored.history
 
 
-def _stored(front: Front, id: str, param: str = "response_id") -> Stored:
-    stored = front.responses.get(id)
+def _stored(front: Front, request: Request, id: str, param: str = "response_id") -> Stored:
+    stored = front.responses.get(id, owner_of(request))
     if stored is None:
         raise ApiError(404, f"there is no response {id[:64]!r}; they are kept for an hour", param=param)
     return stored
@@ -128,11 +138,11 @@ def _new(front: Front, body: ResponsesRequest, id: str) -> dict[str, Any]:
         "previous_response_id": body.previous_response_id,
         "reasoning": msgspec.to_builtins(body.reasoning) if body.reasoning is not None else None,
         "store": body.store is not False,
-        "temperature": 1.0 if body.temperature is None else body.temperature,
+        "temperature": front.info.sampling.temperature if body.temperature is None else body.temperature,
         "text": {"format": (body.text.format if body.text is not None else None) or {"type": "text"}},
         "tool_choice": body.tool_choice or "auto",
         "tools": body.tools or [],
-        "top_p": 1.0 if body.top_p is None else body.top_p,
+        "top_p": front.info.sampling.top_p if body.top_p is None else body.top_p,
         "truncation": "disabled",
         "usage": None,
         "user": body.user,

@@ -1,14 +1,15 @@
-"""Responses that can be asked for again: a bounded store in memory, oldest out first. Nothing survives the server.
+"""Responses that can be asked for again: a bounded store in memory. Nothing survives the server.
 
-Whoever may use the API and knows a response's id, which nobody can guess, may read and delete it.
+A response belongs to the key that it was made with: for any other there is none of that id. When the store is full, who
+keeps most of it loses the oldest.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -19,12 +20,15 @@ STORED_S = 3_600.0  # then a response is forgotten
 
 
 class Stored(NamedTuple):
-    """`history`: the messages of the conversation up to and with this response, without its instructions."""
+    """`history`: the messages of the conversation up to and with this response, without its instructions.
+    `items`: the input of this response's request alone."""
 
     response: dict[str, Any]
     history: list[Any]
+    items: list[dict[str, Any]]
     size: int  # bytes, as JSON
     at_s: float
+    owner: str
 
 
 class ResponseStore:
@@ -35,27 +39,49 @@ class ResponseStore:
         self._clock = clock
         self._stored: OrderedDict[str, Stored] = OrderedDict()
         self._size = 0
+        self._sizes = Counter[str]()  # by owner
+        self._counts = Counter[str]()  # by owner
 
-    def put(self, response: dict[str, Any], history: list[Any]) -> None:
+    def put(
+        self,
+        response: dict[str, Any],
+        history: list[Any],
+        owner: str = "",
+        items: Sequence[dict[str, Any]] = (),
+    ) -> None:
         """Keep a response, in the place of an older state of it. One that is larger than the store is not kept."""
         self.drop(response["id"])
-        size = len(msgspec.json.encode(response)) + len(msgspec.json.encode(history))
+        size = sum(len(msgspec.json.encode(one)) for one in (response, history, items))
         if size > MAX_STORED_BYTES:
             return
-        self._stored[response["id"]] = Stored(response, history, size, self._clock())
+        self._stored[response["id"]] = Stored(response, history, list(items), size, self._clock(), owner)
         self._size += size
-        while self._size > MAX_STORED_BYTES or len(self._stored) > MAX_STORED:
-            self.drop(next(iter(self._stored)))
+        self._sizes[owner] += size
+        self._counts[owner] += 1
+        while self._size > MAX_STORED_BYTES:
+            self._drop_oldest_of(max(self._sizes, key=self._sizes.__getitem__))
+        while len(self._stored) > MAX_STORED:
+            self._drop_oldest_of(max(self._counts, key=self._counts.__getitem__))
 
-    def get(self, id: str) -> Stored | None:
+    def get(self, id: str, owner: str = "") -> Stored | None:
+        """The response of that id, if it is its."""
         oldest_s = self._clock() - STORED_S
         while self._stored and next(iter(self._stored.values())).at_s < oldest_s:
             self.drop(next(iter(self._stored)))
-        return self._stored.get(id)
+        stored = self._stored.get(id)
+        return stored if stored is not None and stored.owner == owner else None
 
     def drop(self, id: str) -> bool:
         """Whether it was there."""
         stored = self._stored.pop(id, None)
-        if stored is not None:
-            self._size -= stored.size
-        return stored is not None
+        if stored is None:
+            return False
+        self._size -= stored.size
+        self._sizes[stored.owner] -= stored.size
+        self._counts[stored.owner] -= 1
+        if not self._counts[stored.owner]:
+            del self._sizes[stored.owner], self._counts[stored.owner]
+        return True
+
+    def _drop_oldest_of(self, owner: str) -> None:
+        self.drop(next(id for id, stored in self._stored.items() if stored.owner == owner))

@@ -7,10 +7,12 @@ from typing import Any
 
 import msgspec
 
-from weft.server.errors import ApiError, not_supported
+from weft.server.errors import ApiError
+from weft.server.openai.custom_tools import arguments_of
 from weft.server.openai.models import ChatMessage, ChatRequest
 from weft.server.openai.responses.models import Item, Part, ResponsesRequest
 
+LOGPROBS = "message.output_text.logprobs"  # in `include`
 _SAME = (  # fields that mean the same in both
     *("model", "stream", "user", "tool_choice", "parallel_tool_calls", "temperature", "top_p", "top_k", "min_p"),
     *("seed", "stop", "stop_token_ids", "ignore_eos", "frequency_penalty", "presence_penalty"),
@@ -20,8 +22,6 @@ _SAME = (  # fields that mean the same in both
 
 def chat_request(body: ResponsesRequest, history: Sequence[ChatMessage], id: str) -> ChatRequest:
     """`history`: what was said before the input of this request. `id` becomes the name of the request."""
-    if body.top_logprobs:
-        raise not_supported("top_logprobs")
     instructions = [] if body.instructions is None else [ChatMessage(role="system", content=body.instructions)]
     request = ChatRequest(messages=[*instructions, *history])
     for name in _SAME:
@@ -29,11 +29,18 @@ def chat_request(body: ResponsesRequest, history: Sequence[ChatMessage], id: str
     request.rid = id
     request.max_tokens = body.max_output_tokens
     request.tools = None if body.tools is None else [_tool(tool, place) for place, tool in enumerate(body.tools)]
+    request.logprobs = wants_logprobs(body)
+    request.top_logprobs = body.top_logprobs
     if body.reasoning is not None:
         request.reasoning_effort = body.reasoning.effort
     if body.text is not None and body.text.format is not None:
         request.response_format = _response_format(body.text.format)
     return request
+
+
+def wants_logprobs(body: ResponsesRequest) -> bool:
+    """Whether the log probabilities of the text are asked for, in either of the two ways."""
+    return bool(body.top_logprobs) or LOGPROBS in (body.include or ())
 
 
 def messages(given: str | list[Item]) -> list[ChatMessage]:
@@ -49,8 +56,10 @@ def messages(given: str | list[Item]) -> list[ChatMessage]:
                     raise ApiError(400, f"{where} has no role", param=f"{where}.role")
                 found.append(ChatMessage(role=item.role, content=_text(item.content, f"{where}.content")))
             case "function_call":
-                _add_call(found, item)
-            case "function_call_output":
+                _add_call(found, item, item.arguments or "{}")
+            case "custom_tool_call":
+                _add_call(found, item, arguments_of(item.input or ""))
+            case "function_call_output" | "custom_tool_call_output":
                 text = _text(item.output, f"{where}.output")
                 found.append(ChatMessage(role="tool", tool_call_id=item.call_id or "", content=text))
             case "reasoning":
@@ -60,11 +69,11 @@ def messages(given: str | list[Item]) -> list[ChatMessage]:
     return found
 
 
-def _add_call(found: list[ChatMessage], item: Item) -> None:
+def _add_call(found: list[ChatMessage], item: Item, arguments: str) -> None:
     call = {
         "id": item.call_id or "",
         "type": "function",
-        "function": {"name": item.name or "", "arguments": item.arguments or "{}"},
+        "function": {"name": item.name or "", "arguments": arguments},
     }
     if not found or found[-1].role != "assistant":
         found.append(ChatMessage(role="assistant", content=""))
@@ -88,15 +97,14 @@ def _text(content: str | list[Part] | None, where: str) -> str:
 
 
 def _tool(tool: dict[str, Any], place: int) -> dict[str, Any]:
-    """A function here has its name beside its type; in chat requests it has an object of its own."""
+    """A tool here has its name beside its type; in chat requests it has an object of its own."""
     kind = tool.get("type")
-    if kind != "function":
-        raise ApiError(
-            400, f"tools[{place}] is of type {str(kind)[:64]!r}; only functions are supported", param="tools"
-        )
-    if "function" in tool:
+    if kind not in ("function", "custom"):
+        message = f"tools[{place}] is of type {str(kind)[:64]!r}; functions and custom tools are supported"
+        raise ApiError(400, message, param="tools")
+    if kind in tool:
         return tool
-    return {"type": "function", "function": {key: value for key, value in tool.items() if key != "type"}}
+    return {"type": kind, kind: {key: value for key, value in tool.items() if key != "type"}}
 
 
 def _response_format(format: dict[str, Any]) -> dict[str, Any]:

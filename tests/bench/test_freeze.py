@@ -1,0 +1,81 @@
+"""What the benchmark of standing streams measures, in virtual time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.launch.tiny_model import write_tiny_model
+from weft.bench.freeze import Load, Player, Trial, Variant, figures
+from weft.config.options import SettingsError
+from weft.launch.bench import bench
+from weft.scheduler.service.engine import Engine
+from weft.scheduler.settings import SchedulerSettings
+from weft.sim.cost import Cost, CostRunner, TrueLengths, VirtualClock
+
+COST = Cost(0.01, 0.001, 0.0)  # seconds for a step, a token, a pair
+LOAD = Load(
+    num_streams=3, stream_prompt_len=4, stream_output_len=60, num_prompts=4, prompt_len=200, output_len=5, at_once=2
+)
+
+
+def play(variant: Variant) -> Trial:
+    clock, lengths = VirtualClock(), TrueLengths()
+    for id in range(100):
+        lengths.add(id, 10_000)  # all end by what they may have
+    settings = SchedulerSettings(
+        num_pages=2_000,
+        page_size=1,
+        max_running_requests=8,
+        context_length=512,
+        vocab_size=100,
+        chunked_prefill_size=variant.chunk,
+        mixed_chunk=variant.mixed,
+    )
+
+    def fail(exc: Exception) -> None:
+        raise exc
+
+    engine = Engine(settings, CostRunner(COST, clock, lengths), clock=clock, overlap=0, on_failure=fail)
+    trial = Player(engine, clock, LOAD, settings.vocab_size, seed=1).play()
+    assert not engine.has_work
+    return trial
+
+
+def test_a_whole_prompt_holds_streams_up_for_as_long_as_it_takes() -> None:
+    trial = play(Variant(None, mixed=False))
+    assert max(trial.gaps_s) >= 0.2  # the step of a prompt of 200 tokens
+    assert len(trial.ttft_s) == 4
+    assert trial.num_tokens >= 4 * 200 + len(trial.gaps_s) + 4 * 5
+    assert trial.seconds > sum(4 * [0.2])
+
+
+@pytest.mark.parametrize("chunk", [25, 50])
+def test_a_chunk_bounds_the_gaps_only_in_mixed_steps(chunk: int) -> None:
+    mixed, apart = play(Variant(chunk, mixed=True)), play(Variant(chunk, mixed=False))
+    assert max(mixed.gaps_s) == pytest.approx(0.01 + 0.001 * chunk, abs=0.01)
+    assert max(apart.gaps_s) > 0.2
+    assert figures([mixed]).p99_s < figures([apart]).p99_s
+
+
+def test_figures_are_of_all_runs_together() -> None:
+    runs = [Trial([1.0] * 49 + [5.0], [2.0], 100, 10.0), Trial([1.0] * 50, [4.0], 300, 10.0)]
+    found = figures(runs)
+    assert (found.p50_s, found.longest_s, found.ttft_s, found.tokens_per_s) == (1.0, 5.0, 3.0, 20.0)
+    assert found.ratio == found.p99_s / found.p50_s
+
+
+def test_the_verb_prints_a_line_for_each_variant(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, path = write_tiny_model(tmp_path / "tiny"), tmp_path / "out.json"
+    small = ["--streams", "2", "--prompts", "2", "--prompt-len", "20", "--output-len", "2", "--rounds", "1"]
+    engine = ["--load-format", "dummy", "--threads", "1", "--kv-tokens", "4096", "--max-running-requests", "8"]
+    assert bench(["freeze", str(model), "--chunks", "16,none", *small, *engine, "--json", str(path)]) == 0
+    names = [one["variant"] for one in json.loads(path.read_text())["results"]]
+    assert names == ["16, mixed off", "16, mixed on", "none, mixed off", "none, mixed on"]
+    assert "p99 / p50" in capsys.readouterr().out
+    with pytest.raises(SettingsError, match="--chunks has 'x'"):
+        bench(["freeze", str(model), "--chunks", "x", *engine])
+    with pytest.raises(SettingsError, match="at most"):
+        bench(["freeze", str(model), "--prompt-len", "1000000", *engine])

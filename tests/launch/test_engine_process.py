@@ -1,0 +1,43 @@
+"""The engine as a child process: what it has in common with its launcher, and what not."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from weft.launch import engine_process
+from weft.launch.engine_process import EngineProcess
+
+STOP_S = 60.0
+
+
+class Args:
+    """Of an engine that waits for its launcher to hang up."""
+
+    def to_json(self) -> bytes:
+        return b"{}"
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineProcess]:
+    command = (sys.executable, "-c", "import sys; sys.stdin.buffer.read()")
+    monkeypatch.setattr(engine_process, "COMMAND", command)
+    engine = EngineProcess(Args())  # type: ignore[arg-type]
+    yield engine
+    assert engine.stop(STOP_S) == 0
+
+
+def test_signals_of_a_terminal_do_not_reach_the_engine(engine: EngineProcess) -> None:
+    assert os.getpgid(engine.pid) == engine.pid != os.getpgrp()
+
+
+def test_the_priority_of_the_launcher_is_the_engines(engine: EngineProcess) -> None:
+    assert os.getpriority(os.PRIO_PROCESS, engine.pid) == os.getpriority(os.PRIO_PROCESS, 0)
+    assert os.getsid(engine.pid) == os.getsid(0)
+    own, its = (Path("/proc") / str(pid) / "autogroup" for pid in (os.getpid(), engine.pid))
+    if own.exists():  # the kernel shares processors out between sessions
+        assert its.read_text() == own.read_text()

@@ -1,0 +1,191 @@
+"""Plants small faults into the scheduler and the books of memory, and tells which of them no test notices.
+
+`python -m tests.mutation --sample 200 --seed 1 [FILE OR FOLDER ...]`. See README.md beside this file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from tests.mutation.baseline import Profile, learn
+from tests.mutation.equivalents import EQUIVALENT, PLANTED, key_of, planted, read_list
+from tests.mutation.operators import Mutant, mutants_of
+from tests.mutation.runner import PYTEST_OPTIONS, InFunctions, InModules, Selection, Verdict, try_all
+
+ROOT = Path(__file__).parents[2]
+STORE = ROOT / ".pytest_cache" / "mutation"
+DEFAULT_PATHS = ["weft/scheduler/*.py", "weft/scheduler/policies", "weft/memory"]
+DEFAULT_TESTS = ["tests/scheduler", "tests/memory"]
+FOREIGN = ("numpy", "msgspec", "hypothesis", "torch", "zmq", "httpx", "llguidance", "tokenizers")  # slow to import
+
+
+def main() -> int:
+    args = parse_args()
+    chosen, num_equivalent = choose(args)
+    print(f"{len(chosen):,} mutants; {num_equivalent} more are listed as equivalent", flush=True)
+    until = time.monotonic() + 60 * args.minutes
+    record = Record(args.record)
+    chosen = [one for one in chosen if record.wants(one)]
+    inner = [one for one in chosen if one.function]
+    outer = [one for one in chosen if not one.function]
+    for name in FOREIGN:
+        importlib.import_module(name)
+    pid = os.fork()
+    if pid == 0:
+        plugin = Mutating(inner, record, args, until)
+        status = pytest.main([*PYTEST_OPTIONS, *args.tests], plugins=[plugin])
+        sys.stdout.flush()
+        os._exit(int(status))
+    _, status = os.waitpid(pid, 0)
+    if status:
+        return 2
+    if outer:
+        profiles = read_profiles()
+        run = InModules(ROOT, profiles)
+        selection = Selection(profiles, args.budget_s)
+        record.take(try_all(outer, selection, run, jobs=args.jobs, until=until))
+    return record.tell(chosen)
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="scripts/mutants", description=__doc__.split("\n")[0])
+    parser.add_argument("paths", nargs="*", default=DEFAULT_PATHS, help="files, folders or patterns below the root")
+    parser.add_argument("--tests", nargs="+", default=DEFAULT_TESTS, help="files or folders of tests")
+    parser.add_argument("--sample", type=int, default=0, help="try so many, drawn at random; 0: all")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample")
+    parser.add_argument("--planted", action="store_true", help="only the faults in planted.txt; all must die")
+    parser.add_argument("--function", default="", help="only mutants of functions whose name has this in it")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="mutants at a time")
+    parser.add_argument("--budget-s", type=float, default=20.0, help="seconds of tests that a mutant meets at most")
+    parser.add_argument("--minutes", type=float, default=60.0, help="begin no mutant after so long")
+    parser.add_argument("--record", type=Path, default=None, help="keep verdicts in this file; killed ones rest")
+    return parser.parse_args()
+
+
+def choose(args: argparse.Namespace) -> tuple[list[Mutant], int]:
+    """The mutants that are tried, and how many of all are known to be equivalent."""
+    if args.planted:
+        keys = read_list(PLANTED.read_text())
+        return [planted(key, (ROOT / key.path).read_text()) for key in keys], 0
+    equivalents = read_list(EQUIVALENT.read_text())
+    found: list[Mutant] = []
+    met = set()
+    for path in sorted(files(args.paths)):
+        source = (ROOT / path).read_text()
+        for mutant in mutants_of(path, source):
+            key = key_of(mutant, source)
+            if key in equivalents:
+                met.add(key)
+            elif args.function in mutant.function:
+                found.append(mutant)
+    paths = {key.path for key in met}
+    for key in equivalents:
+        if key not in met and key.path in paths:
+            print(f"listed as equivalent, but there is no such mutant any more: {key}", file=sys.stderr)
+    if args.sample and args.sample < len(found):
+        found = random.Random(args.seed).sample(found, args.sample)
+    return found, len(met)
+
+
+def files(patterns: Iterable[str]) -> set[str]:
+    found = set()
+    for pattern in patterns:
+        for path in ROOT.glob(pattern):
+            inside = path.rglob("*.py") if path.is_dir() else [path]
+            found |= {str(one.relative_to(ROOT)) for one in inside if one.suffix == ".py"}
+    return found
+
+
+def read_profiles() -> dict[str, Profile]:
+    known = json.loads((STORE / "profiles.json").read_text())
+    return {
+        id: Profile(one["seconds"], frozenset((path, name) for path, name in one["calls"]))
+        for id, one in known.items()
+        if one["passed"]
+    }
+
+
+class Mutating:
+    """Instead of running the collected tests, runs them against mutants."""
+
+    def __init__(self, mutants: list[Mutant], record: Record, args: argparse.Namespace, until: float) -> None:
+        self._mutants = mutants
+        self._record = record
+        self._args = args
+        self._until = until
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
+        paths = sorted(files(["weft/scheduler", "weft/memory", "weft/executor/*.py"]))
+        began = time.monotonic()
+        profiles = learn(session.items, ROOT, paths, STORE / "profiles.json")
+        seconds = sum(one.seconds for one in profiles.values())
+        print(f"{len(profiles)} tests, {seconds:.0f} s; learnt in {time.monotonic() - began:.0f} s", flush=True)
+        run = InFunctions(session.items, profiles, ROOT)
+        selection = Selection(profiles, self._args.budget_s)
+        self._record.take(try_all(self._mutants, selection, run, jobs=self._args.jobs, until=self._until))
+        return True
+
+
+class Record:
+    """Verdicts, one line each, in a file: two processes write it, one after the other."""
+
+    def __init__(self, path: Path | None) -> None:
+        STORE.mkdir(parents=True, exist_ok=True)
+        self._path = path or STORE / "latest.jsonl"
+        if path is None:
+            self._path.unlink(missing_ok=True)
+        self._killed = {tuple(one["key"]) for one in self._lines() if one["killer"]}
+
+    def wants(self, mutant: Mutant) -> bool:
+        """Whether it is not known to be killed."""
+        return self._key(mutant) not in self._killed
+
+    def take(self, verdicts: Iterable[Verdict]) -> None:
+        for verdict in verdicts:
+            self._show(verdict)
+            line = {"key": self._key(verdict.mutant), "killer": verdict.killer, "tests": verdict.num_tests}
+            with self._path.open("a") as out:
+                out.write(json.dumps(line) + "\n")
+
+    def tell(self, mutants: list[Mutant]) -> int:
+        """Print the sums. Returns 1 if any mutant survived."""
+        latest = {tuple(one["key"]): one for one in self._lines()}
+        tried = [latest[self._key(one)] for one in mutants if self._key(one) in latest]
+        count = Counter("killed" if one["killer"] else "survived" for one in tried)
+        share = count["killed"] / max(len(tried), 1)
+        unknown = len(mutants) - len(tried)
+        print(f"{count['killed']} killed, {count['survived']} survived ({share:.1%}), {unknown} not tried")
+        return int(count["survived"] > 0)
+
+    def _lines(self) -> list[dict[str, object]]:
+        return [json.loads(line) for line in self._path.read_text().splitlines()] if self._path.exists() else []
+
+    @staticmethod
+    def _key(mutant: Mutant) -> tuple[str, ...]:
+        source = (ROOT / mutant.path).read_text()
+        return (*key_of(mutant, source), mutant.kind)
+
+    @staticmethod
+    def _show(verdict: Verdict) -> None:
+        if verdict.is_killed:
+            return
+        mutant = verdict.mutant
+        before, after = mutant.changed((ROOT / mutant.path).read_text())
+        why = f"{verdict.num_tests} tests" if verdict.num_tests else "no test calls it"
+        print(f"\n{mutant.path} {mutant.function}\n- {before}\n+ {after}\n  line {mutant.line}; {why}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

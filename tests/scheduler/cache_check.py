@@ -1,0 +1,57 @@
+"""Whether the prefix cache holds what it says: the K and V of its keys' tokens, of all that go before them, and of the
+present weights.
+
+The oracle's K and V of a token are a hash of all tokens up to it. So a page under a wrong key, a page that somebody
+else has written to, one of old weights and one of a step that went wrong all differ from the chain of hashes that the
+keys give.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tests.scheduler.oracle_runner import OracleRunner, extend_hash
+from weft.memory.allocator import slots_of
+from weft.memory.prefix_cache import PrefixCache
+
+
+class CacheCheck:
+    """Remembers the chains of keys that it has seen: a tree changes little from one step to the next."""
+
+    def __init__(self, runner: OracleRunner) -> None:
+        self._runner = runner
+        self._chains: dict[tuple[int, int, bytes], list[int]] = {}
+        self.num_tokens = 0  # that were compared
+
+    def check(self, cache: PrefixCache) -> None:
+        """Compare every token that is cached, but for those that a launched step is still to compute."""
+        if not cache.shares:
+            return
+        slots, expected = [], []
+        ends: dict[int, int] = {}  # the state behind a node, by its identity
+        for node in cache.nodes():  # type: ignore[attr-defined]
+            chain = self._chain(ends.get(id(node.parent), 0), node)
+            ends[id(node)] = chain[-1]
+            slots.append(slots_of(np.frombuffer(node.pages, dtype=np.int32), cache.page_size))
+            expected += chain
+        if not slots:
+            return
+        at = np.concatenate(slots)
+        is_computed = ~np.isin(at, self._runner.pending_slots())
+        computed = self._runner.state[at[is_computed]]
+        assert (computed == np.array(expected, dtype=np.int64)[is_computed]).all(), "a page is not what its key says"
+        self.num_tokens += len(computed)
+
+    def _chain(self, before: int, node: Any) -> list[int]:
+        weights = self._runner.weights
+        key = before, weights, node.key
+        chain = self._chains.get(key)
+        if chain is None:
+            chain = []
+            for token in np.frombuffer(node.key, dtype=np.int32).tolist():
+                before = extend_hash(before, token, weights)
+                chain.append(before)
+            self._chains[key] = chain
+        return chain

@@ -1,0 +1,267 @@
+"""Random arrivals, aborts, failures and tiny memories in a world that checks every invariant after every step."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from tests.scheduler.recorded import RecordedWorld
+from tests.scheduler.talk import Talk, with_sessions
+from tests.scheduler.world import EOS, VOCAB
+from weft.executor.plan import Plan
+from weft.messages.control import SetPolicy
+from weft.messages.requests import Abort
+from weft.scheduler.policy import POLICIES
+from weft.scheduler.settings import SchedulerSettings
+from weft.scheduler.step_cost import Load
+
+
+def random_settings(rng: random.Random) -> SchedulerSettings:
+    page_size = rng.choice([1, 1, 2, 3, 4, 8, 16])
+    num_pages = rng.choice([60, 100, 200, 300, 500]) // page_size + rng.choice([3, 6])
+    chunk = rng.choice([None, page_size, 2 * page_size, 16, 33])
+    if chunk is not None:
+        chunk = max(chunk, page_size)
+    return SchedulerSettings(
+        num_pages=num_pages,
+        page_size=page_size,
+        max_running_requests=rng.choice([1, 2, 6, 12, 24]),
+        context_length=rng.choice([40, 90, 160]),
+        vocab_size=VOCAB,
+        eos_token_ids=(EOS,),
+        prefix_cache=rng.random() < 0.8,
+        policy=rng.choice(list(POLICIES)),
+        aging_s=rng.choice([0.0, 5.0, 50.0]),
+        low_priority_first=rng.random() < 0.2,
+        preemption_threshold=rng.choice([0, 1, 10]),
+        tenant_weights=(("a", 2.0), ("b", 0.5)),
+        max_step_s=rng.choice([0.0, 0.0, 0.01, 0.05]),
+        max_prefill_tokens=rng.choice([page_size, 20, 64, 1000]) if chunk is None else max(chunk, 64),
+        chunked_prefill_size=chunk,
+        mixed_chunk=rng.random() < 0.5,
+        max_queued_requests=rng.choice([5, 1000, 1000, 1000]),
+        max_queue_s=rng.choice([0.0, 0.0, 0.0, 40.0]),
+        max_run_s=rng.choice([0.0, 0.0, 0.0, 30.0]),
+        schedule_conservativeness=rng.choice([0.0, 0.0, 0.3, 1.0]),
+    )
+
+
+def timed_settings(rng: random.Random) -> SchedulerSettings:
+    """Long prompts and large chunks: how far a prompt gets in a step is decided by time, by tokens or by memory."""
+    page_size = rng.choice([1, 4, 16, 64])
+    context_length = rng.choice([640, 1_500, 3_000])
+    chunk = rng.choice([256, 512, 1_024, 2_048])
+    num_tokens = int(context_length * rng.choice([1.05, 1.3, 4.0]))
+    return SchedulerSettings(
+        num_pages=num_tokens // page_size + 2,
+        page_size=page_size,
+        max_running_requests=rng.choice([3, 8, 24]),
+        context_length=context_length,
+        vocab_size=VOCAB,
+        eos_token_ids=(EOS,),
+        prefix_cache=rng.random() < 0.8,
+        policy=rng.choice(list(POLICIES)),
+        aging_s=rng.choice([0.0, 0.5]),
+        preemption_threshold=rng.choice([0, 1, 10]),
+        max_step_s=rng.choice([0.01, 0.02, 0.04]),
+        max_prefill_tokens=rng.choice([128, chunk // 2, chunk, 4 * chunk]),
+        chunked_prefill_size=chunk,
+        mixed_chunk=rng.random() < 0.5,
+        max_run_s=rng.choice([0.0, 0.0, 2.0]),
+        schedule_conservativeness=rng.choice([0.0, 0.0, 0.3]),
+    )
+
+
+@dataclass(frozen=True)
+class StepSeconds:
+    """What a step costs: so much by itself, for each token, and for each pair of a token and one that it sees."""
+
+    step_s: float
+    token_s: float
+    pair_s: float
+
+    @classmethod
+    def drawn(cls, rng: random.Random, max_step_s: float) -> StepSeconds:
+        """A step of 60 to 500 tokens takes as long as a step may, with or without what comes before them."""
+        token_s = max_step_s / rng.choice([60, 200, 500])
+        pair_s = rng.choice([0.0, 0.001, 0.01]) * token_s
+        return cls(step_s=max_step_s * rng.choice([0.05, 0.3]), token_s=token_s, pair_s=pair_s)
+
+    def __call__(self, plan: Plan) -> float:
+        load = Load.of(plan)
+        return self.step_s + self.token_s * load.tokens + self.pair_s * load.pairs
+
+
+def run_timed(seed: int, num_requests: int = 24, *, puts_aside: bool = False) -> TimedWorld:
+    """Run a random world in which time cuts prompts. If it breaks, its journal is in the file that the exception
+    names. `puts_aside` as for `run_random`."""
+    rng = random.Random(f"time {seed}")
+    settings = timed_settings(rng)
+    depth = rng.choice([0, 1, 2])
+    world = TimedWorld(settings, depth, StepSeconds.drawn(rng, settings.max_step_s))
+    if puts_aside:
+        world.put_aside_in_every_step()
+    with journal_of_failure(world, f"weft-time-{seed}-"):
+        drive_timed(world, rng, num_requests)
+    return world
+
+
+def drive_timed(world: TimedWorld, rng: random.Random, num_requests: int) -> None:
+    """Send long prompts while others stream, and look that all ends well."""
+    families = [[rng.randrange(VOCAB) for _ in range(1_000)] for _ in range(2)]
+    longest = world.scheduler.max_len - 1
+    crowd = rng.choice([3, 12])
+    while len(world.sent) < num_requests or world.has_work:
+        if len(world.sent) < num_requests and len(world.scheduler.requests) < crowd and rng.random() < 0.3:
+            for _ in range(rng.choice([1, 2, 6])):
+                head = rng.choice(families)[: rng.choice([0, 0, 100, 900])]
+                tail = [rng.randrange(VOCAB) for _ in range(int(rng.lognormvariate(5, 1)))]
+                prompt = [*head, rng.randrange(VOCAB), *tail][:longest]
+                world.send(
+                    prompt,
+                    max_new_tokens=max(1, min(rng.choice([1, 8, 60]), world.scheduler.max_len - len(prompt))),
+                    ignore_eos=True,
+                    salt=rng.choice(["", "", "", "other"]),
+                    user=rng.choice("aabc"),
+                    priority=rng.choice([0, 0, 1, 20]),
+                )
+        if rng.random() < 0.01 and world.sent:
+            world.abort(Abort(ids=(rng.randrange(len(world.sent)),)))
+        world.step()
+        check_step(world)
+        count_cuts(world)
+        assert world.num_steps < 2_000 * num_requests, "no end in sight"
+    world.step()
+    world.check_idle()
+    world.check_outputs()
+
+
+def check_step(world: RecordedWorld) -> None:
+    """A step with prompts keeps to the budgets of tokens, chunks included."""
+    settings, batch = world.settings, world.scheduler.last_batch
+    if batch is not None and batch.prefills and settings.chunked_prefill_size is not None:
+        assert batch.plan.num_tokens <= settings.chunked_prefill_size
+        assert batch.plan.num_tokens <= settings.max_prefill_tokens
+
+
+def count_cuts(world: TimedWorld) -> None:
+    """Count the steps in which a prompt was cut though its chunk and the step had room for another page."""
+    settings, batch = world.settings, world.scheduler.last_batch
+    if batch is None or batch.plan.step == world.last_step or settings.chunked_prefill_size is None:
+        return
+    world.last_step = batch.plan.step
+    room = min(settings.chunked_prefill_size, settings.max_prefill_tokens) - batch.plan.num_tokens
+    is_cut = any(not request.completes for request in batch.prefills)
+    pages_left = world.scheduler.kv.available // settings.page_size
+    world.num_cut_by_time += is_cut and room >= 2 * settings.page_size and pages_left > 2
+
+
+class TimedWorld(RecordedWorld):
+    """A clock that goes by what steps cost, so that their cost can be learnt whatever the overlap."""
+
+    def __init__(self, settings: SchedulerSettings, depth: int, seconds: StepSeconds) -> None:
+        super().__init__(settings, depth)
+        self.tick_s = 0.0001
+        self.let_steps_cost(seconds)
+        self.last_step = -1
+        self.num_cut_by_time = 0
+
+
+@contextmanager
+def journal_of_failure(world: RecordedWorld, prefix: str) -> Iterator[None]:
+    """If the world breaks, its journal is kept, and the exception says where."""
+    try:
+        yield
+    except Exception as exc:
+        path = world.write_failure(exc, prefix)
+        exc.add_note(f"its journal: weft replay {path} --check")
+        raise
+
+
+def random_prompt(rng: random.Random, families: list[list[int]], longest: int) -> list[int]:
+    head = rng.choice(families)[: rng.randrange(0, 60)] if rng.random() < 0.7 else []
+    tail = [rng.randrange(VOCAB) for _ in range(rng.randrange(1, 20))]
+    return (head + tail)[:longest]
+
+
+def prompt_wishes(rng: random.Random, prompt_len: int) -> dict[str, int]:
+    """What some want to know of their prompt."""
+    if rng.random() < 0.7:
+        return {}
+    start = rng.choice([0, 0, rng.randrange(prompt_len), prompt_len - 1])
+    return {"prompt_logprobs": 0, "prompt_logprobs_start": start}
+
+
+def run_random(seed: int, num_requests: int = 40, *, switches: bool = False, puts_aside: bool = False) -> RecordedWorld:
+    """Run a random world to its end. If it breaks, its journal is in the file that the exception names. `switches`: the
+    policy changes again and again. In every third world some requests belong to sessions. `puts_aside`: each step
+    has a file of the journal for itself."""
+    rng = random.Random(seed)
+    settings = random_settings(rng)
+    talks = random.Random(f"sessions of {seed}") if seed % 3 == 0 else None
+    if talks is not None:
+        settings = with_sessions(settings, talks)
+    fails = {rng.randrange(5, 200) for _ in range(3)} if rng.random() < 0.2 else set()
+    world = RecordedWorld(settings, depth=rng.choice([0, 1, 2]), fail_steps=fails)
+    if puts_aside:
+        world.put_aside_in_every_step()
+    with journal_of_failure(world, f"weft-world-{seed}-"):
+        drive(world, rng, num_requests, switches, talks)
+    return world
+
+
+def drive(
+    world: RecordedWorld,
+    rng: random.Random,
+    num_requests: int,
+    switches: bool = False,
+    talks: random.Random | None = None,
+) -> None:
+    """Send random requests and aborts, and look that all ends well."""
+    talk = None if talks is None else Talk(world, talks)
+    families = [[rng.randrange(VOCAB) for _ in range(60)] for _ in range(3)]
+    crowd = rng.choice([2, 10, 40])  # as long as fewer wait, others come
+    if world.settings.max_step_s:
+        world.let_steps_cost(lambda plan: 0.001 + 0.0005 * plan.num_tokens)
+    wishes = random.Random(f"wishes beside {families[0]}")
+    sent = 0
+    while sent < num_requests or world.has_work:
+        if sent < num_requests and len(world.scheduler.waiting_queue) < crowd and rng.random() < 0.4:
+            for _ in range(rng.choice([1, 1, 2, 8])):
+                longest = world.scheduler.max_len * rng.choice([1, 1, 2, 4]) // 4
+                prompt = random_prompt(rng, families, longest)
+                max_new = rng.choice([None, 1, 2, 8, 20, 30, 40])
+                if max_new is not None and rng.random() < 0.95:
+                    max_new = max(1, min(max_new, world.scheduler.max_len - len(prompt)))
+                world.send(
+                    prompt,
+                    **prompt_wishes(wishes, len(prompt)),
+                    max_new_tokens=max_new if wishes.random() < 0.95 else 0,
+                    ignore_eos=rng.random() < 0.2,
+                    stop_token_ids=(7,) if rng.random() < 0.2 else (),
+                    salt=rng.choice(["", "", "", "other"]),
+                    user=rng.choice("aabc"),
+                    priority=rng.choice([0, 0, 0, 1, 2, 20]),
+                    timeout_ms=rng.choice([0, 0, 0, 0, 0, 0, 0, 5_000, 20_000, 60_000]),
+                )
+                sent += 1
+        if talk is not None and sent < num_requests:
+            talk.act()
+        if rng.random() < 0.02 and world.sent:
+            world.abort(Abort(ids=(rng.randrange(len(world.sent)),)))
+        if rng.random() < 0.001:
+            world.abort(Abort(all=True))
+        if switches and rng.random() < 0.1:
+            world.tell(SetPolicy(call=0, policy=rng.choice(list(POLICIES))))
+        world.step()
+        check_step(world)
+        assert world.num_steps < 500 * num_requests, "no end in sight"
+    world.run_dry()
+    if talk is not None:
+        talk.end()
+        world.talked = talk.count
+    world.step()
+    world.check_idle()
+    world.check_outputs()

@@ -1,0 +1,358 @@
+"""Fair shares for tenants: the bound of `docs/policies.md`, with the settings that are served.
+
+What a tenant was given is counted here from what came back: tokens of its prompts that were not cached, and generated
+tokens, which count double. The numbers are those of the documentation, not of the code.
+"""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from tests.scheduler.test_scheduler import Patience, settings
+from tests.scheduler.world import EOS, VOCAB, World
+from weft.config.engine import EngineConfig
+from weft.launch.build import scheduler_settings
+from weft.messages.requests import Abort
+from weft.scheduler.policies.fair import Fair, Turn, Walk
+from weft.scheduler.scheduler import Scheduler
+from weft.scheduler.settings import SchedulerSettings
+from weft.scheduler.waiting import Waiting
+
+LEAD = 4_096  # service by which the cache may put a tenant ahead
+ROWS = 12
+
+
+def served_settings(**changes: object) -> SchedulerSettings:
+    """What `weft serve --schedule-policy fair` runs with, on a small pool."""
+    model = SimpleNamespace(vocab_size=VOCAB, hidden_size=0, eos_token_ids=(EOS,), pooling=None)
+    values = {
+        "schedule_policy": "fair",
+        "kv_tokens": 16_384,
+        "page_size": 16,
+        "max_running_requests": ROWS,
+        "context_length": 4_096,
+        "chunked_prefill_size": 512,
+        **changes,
+    }
+    return scheduler_settings(EngineConfig(**values), model)  # type: ignore[arg-type]
+
+
+def begun(scheduler: Scheduler, world: World, id: int) -> int | None:
+    """Tokens of the prompt of a request that were in the cache; None if it has never run."""
+    finish = world.finished.get(id)
+    if finish is not None:
+        return finish.cached_tokens if world.outputs[id] else None
+    request = scheduler.requests[id]
+    return request.cached_tokens if request.admitted_s >= 0 else None
+
+
+def given(world: World, tenant: str) -> int:
+    """The service that a tenant was given."""
+    total = 0
+    for id, request in world.sent.items():
+        if request.tenant == tenant:
+            cached = begun(world.scheduler, world, id)
+            if cached is not None:
+                total += len(world.prompts[id]) - cached + 2 * len(world.outputs[id])
+    return total
+
+
+class Crowd:
+    """Tenants who always want more: `depths` says how many requests of each wait at least, `lengths` how long their
+    prompts may be. Of every other tenant they begin with the same `num_shared` tokens."""
+
+    def __init__(
+        self, world: World, lengths: dict[str, int], depths: dict[str, int], *, max_new: int, num_shared: int = 0
+    ) -> None:
+        self.world = world
+        self.depths = depths
+        self._lengths = lengths
+        self._max_new = max_new
+        self._rng = random.Random(0)
+        self._heads = [[self._rng.randrange(VOCAB) for _ in range(num_shared)] for _ in lengths]
+
+    def fill_up(self) -> None:
+        waiting = [request.tenant for request in self.world.scheduler.waiting_queue]
+        for place, (tenant, depth) in enumerate(self.depths.items()):
+            for _ in range(depth - waiting.count(tenant)):
+                self._send(tenant, self._heads[place] if place % 2 else [])
+
+    def _send(self, tenant: str, head: list[int]) -> None:
+        rng, longest = self._rng, self._lengths[tenant]
+        num_own = max(rng.randrange(longest // 2, longest) - len(head), 1)
+        prompt = [*head, *(rng.randrange(VOCAB) for _ in range(num_own))]
+        max_new = rng.randrange(1, self._max_new + 1)
+        self.world.send(prompt, max_new_tokens=max_new, ignore_eos=True, tenant=tenant)
+
+
+@pytest.mark.parametrize(
+    ("num_tenants", "flood_len", "weights", "num_shared"),
+    [(10, 300, "", 0), (10, 3_000, "", 0), (40, 300, "", 0), (10, 300, "t0=3,t5=0.5", 0), (10, 300, "", 160)],
+    ids=["a flood", "a flood of long prompts", "40 tenants", "weights", "shared prefixes"],
+)
+def test_case_29_what_two_tenants_are_given_differs_by_no_more_than_the_bound(
+    num_tenants: int, flood_len: int, weights: str, num_shared: int
+) -> None:
+    """The first tenant comes with 3,000 requests at once, the others have always three that wait."""
+    max_new, tenants = 24, [f"t{place}" for place in range(num_tenants)]
+    world = World(served_settings(tenant_weights=weights), depth=1)
+    assert world.settings.aging_s == EngineConfig().aging_s > 0
+    share = dict.fromkeys(tenants, 1.0) | dict(world.settings.tenant_weights)
+    lengths = dict.fromkeys(tenants, 300) | {"t0": flood_len}
+    bound = 2 * (LEAD + max((lengths[tenant] + 2 * ROWS * max_new) / share[tenant] for tenant in tenants))
+    depths = dict.fromkeys(tenants, 3)
+    crowd = Crowd(world, lengths, depths | {"t0": 3_000}, max_new=max_new, num_shared=num_shared)
+    crowd.fill_up()
+    crowd.depths = depths
+    seen = [dict.fromkeys(tenants, 0.0)]
+    for number in range(1, 721):
+        crowd.fill_up()
+        world.step(check=False)
+        if number % 60 == 0:
+            seen.append({tenant: given(world, tenant) / share[tenant] for tenant in tenants})
+    assert min(seen[-1].values()) > 1_000
+    for place, later in enumerate(seen):
+        for before in seen[:place]:
+            grown = [later[tenant] - before[tenant] for tenant in tenants]
+            assert max(grown) - min(grown) <= bound
+
+
+def small_world(**changes: object) -> World:
+    """Without a cache, so that nobody is ahead for it."""
+    values = {"policy": "fair", "max_running_requests": 4, "prefix_cache": False, "aging_s": 30.0, **changes}
+    return World(settings(**values))
+
+
+def differs_by(world: World, tenants: tuple[str, str], num_steps: int) -> int:
+    """How much more the first is given than the second in the next steps, in which both always want more."""
+    before = [given(world, tenant) for tenant in tenants]
+    for _ in range(num_steps):
+        world.step(check=False)
+    waiting = {request.tenant for request in world.scheduler.waiting_queue}
+    assert waiting >= set(tenants)
+    grown = [given(world, tenant) - was for tenant, was in zip(tenants, before, strict=True)]
+    assert sum(grown) > 500
+    return grown[0] - grown[1]
+
+
+def flood(world: World, tenant: str, number: int, max_new: int = 10) -> list[int]:
+    return [world.send([1, 2], max_new_tokens=max_new, ignore_eos=True, tenant=tenant) for _ in range(number)]
+
+
+SMALL = 2 * (2 + 2 * 4 * 10)  # the bound of `small_world`: prompts of 2 tokens, 4 rows, outputs of 10
+
+
+def test_a_tenant_saves_nothing_up_while_it_is_away() -> None:
+    world = small_world()
+    flood(world, "busy", 400)
+    for _ in range(200):
+        world.step(check=False)
+    flood(world, "late", 200)
+    assert abs(differs_by(world, ("busy", "late"), 150)) <= SMALL
+
+
+def test_a_tenant_saves_nothing_up_while_one_request_of_it_runs_and_none_waits() -> None:
+    world = small_world()
+    flood(world, "slow", 1, max_new=180)
+    flood(world, "busy", 400)
+    for _ in range(170):
+        world.step(check=False)
+    flood(world, "slow", 200)
+    assert abs(differs_by(world, ("busy", "slow"), 150)) <= SMALL
+
+
+def test_aborted_requests_are_forgotten() -> None:
+    """Else the tenant of requests that never ran would be the least served for ever, and whoever comes begin there."""
+    world = small_world()
+    for id in flood(world, "gone", 5):
+        world.abort(Abort(ids=(id,)))
+    flood(world, "busy", 400)
+    for _ in range(200):
+        world.step(check=False)
+    flood(world, "late", 200)
+    assert abs(differs_by(world, ("busy", "late"), 150)) <= SMALL
+
+
+def test_requests_that_are_not_ready_cost_their_tenant_nothing() -> None:
+    patience = Patience()
+    world = World(settings(policy="fair", prefix_cache=False), parts=(patience,))
+    for number in range(800):
+        is_early = number < 400  # 200 that are not ready stand before all that are
+        tenant = "patient" if is_early or number % 4 == 0 else "other"
+        world.send([1, 2], max_new_tokens=10, ignore_eos=True, tenant=tenant)
+        if is_early == (number % 2 == 0):
+            world.abort(Abort(ids=(number,)))
+    for _ in range(20):
+        world.step(check=False)
+    assert abs(differs_by(world, ("patient", "other"), 120)) <= SMALL
+
+
+def test_who_is_overdue_among_the_requests_of_one_tenant_has_every_fourth_turn_of_it() -> None:
+    world = World(settings(policy="fair", max_running_requests=1, aging_s=10.0, num_pages=190))
+    hot = list(range(100, 140))
+    world.send(hot, max_new_tokens=1, tenant="a")
+    world.run_dry()
+    old = [world.send([5, number], max_new_tokens=1, tenant="a") for number in range(3)]
+    world.time += 20.0
+    new = [world.send([*hot, number], max_new_tokens=1, tenant="a") for number in range(20)]
+    admitted: list[int] = []
+    while len(admitted) < len(old) + len(new):
+        world.step()
+        admitted += [id for id in world.finished if id in {*old, *new} and id not in admitted]
+    places = [admitted.index(id) for id in old]
+    assert places == sorted(places)
+    assert max(after - before for before, after in zip([-1, *places], places, strict=False)) <= 4
+    assert admitted[0] in new
+
+
+def test_the_age_of_a_flood_takes_no_turn_from_other_tenants() -> None:
+    world = small_world(max_running_requests=1)
+    flood(world, "old", 50, max_new=1)
+    world.time += 100.0
+    flood(world, "new", 50, max_new=1)
+    order = [request.tenant for request in world.scheduler.waiting_queue.order(world.time)]
+    assert order[:20].count("old") == 10
+
+
+def warm_world() -> tuple[World, list[int]]:
+    """A prefix is cached, and nobody waits."""
+    world, hot = World(settings(policy="fair", max_running_requests=1, num_pages=400)), list(range(100, 140))
+    world.send(hot, max_new_tokens=1, tenant="first")
+    world.run_dry()
+    return world, hot
+
+
+def test_the_cache_may_put_a_tenant_ahead_by_the_lead_and_no_more() -> None:
+    world, hot = warm_world()
+    lead = 0
+    for number in range(2_600):
+        waiting = [request.tenant for request in world.scheduler.waiting_queue]
+        if waiting.count("cold") < 3:
+            world.send([number % VOCAB, 7], max_new_tokens=1, tenant="cold")
+        if waiting.count("warm") < 3:
+            world.send([*hot, number % VOCAB], max_new_tokens=3, ignore_eos=True, tenant="warm")
+        world.step(check=False)
+        if number % 200 == 199:
+            lead = max(lead, given(world, "warm") - given(world, "cold"))
+    assert 1_000 < lead <= LEAD + 40 + 2 * 3
+
+
+def test_one_of_four_turns_is_of_the_least_served_however_many_new_tenants_bring_cached_prefixes() -> None:
+    world, hot = warm_world()
+    lonely = world.send([5] * 40, max_new_tokens=1, tenant="lonely")
+    for number in range(200):
+        while len(world.scheduler.waiting_queue) < 6:
+            world.send([*hot, number % VOCAB, len(world.sent) % VOCAB], max_new_tokens=1, tenant=f"t{len(world.sent)}")
+        if lonely in world.finished:
+            break
+        world.step(check=False)
+    assert len(world.finished) <= 1 + 4
+
+
+def test_tenants_that_want_nothing_are_forgotten() -> None:
+    world = small_world()
+    for number in range(300):
+        world.send([1], max_new_tokens=1, tenant=f"t{number}")
+        world.run_dry(check=False)
+    policy = world.scheduler.waiting_queue.policy
+    assert isinstance(policy, Fair)
+    assert len(policy._numbers) < 20
+
+
+def test_who_fills_the_queue_makes_room_for_others_and_no_more_than_is_their_share() -> None:
+    world = small_world(max_running_requests=1, max_queued_requests=12, tenant_weights=(("half", 0.5),))
+    flood(world, "running", 1)
+    world.step(check=False)  # no row is free
+    early = flood(world, "many", 20)
+    refused = [id for id in early if id in world.finished or id not in world.scheduler.requests]
+    assert refused == early[12:]
+    few = flood(world, "few", 9)
+    half = flood(world, "half", 9)
+    waiting = [request.tenant for request in world.scheduler.waiting_queue]
+    assert {tenant: waiting.count(tenant) for tenant in ("many", "few", "half")} == {"many": 5, "few": 5, "half": 2}
+    world.run_dry(check=False)
+    served = [id for id in (*early, *few, *half) if world.finished[id].status == 200]
+    assert served == [*early[:5], *few[:5], *half[:2]]
+    assert {world.finished[id].status for id in (*early, *few, *half)} == {200, 503}
+
+
+def test_tenants_whose_requests_were_aborted_before_they_ran_are_forgotten() -> None:
+    world = small_world()
+    policy = world.scheduler.waiting_queue.policy
+    assert isinstance(policy, Fair)
+    for number in range(300):
+        world.abort(Abort(ids=(world.send([1], max_new_tokens=1, tenant=f"t{number}"),)))
+        assert len(policy._numbers) < 20
+
+
+def test_a_new_tenant_begins_beside_the_least_served_however_few_requests_of_it_wait() -> None:
+    world = small_world(max_running_requests=1, aging_s=0.0)
+    flood(world, "busy", 5, max_new=90)
+    world.step(check=False)
+    flood(world, "single", 1)
+    for _ in range(60):
+        world.step(check=False)  # what generates is served more and more
+    flood(world, "late", 1)
+    order = [request.tenant for request in world.scheduler.waiting_queue.order(world.time)]
+    assert order[:3] == ["single", "late", "busy"]
+
+
+class PlainWalk:
+    """Who is next, with lists: each request is (tenant, cached tokens); the first `num_overdue` are overdue."""
+
+    def __init__(self, requests: list[tuple[int, int]], num_overdue: int) -> None:
+        self.left = dict(enumerate(requests))  # by place
+        self._num_overdue = num_overdue
+
+    def next(self, served: list[float], since_oldest: list[int], *, may_leave_due: bool) -> tuple[int, Turn]:
+        oldest: dict[int, int] = {}
+        for place, (tenant, _) in self.left.items():
+            oldest.setdefault(tenant, place)
+        wants = {one for one, place in oldest.items() if since_oldest[one] >= 3 and place < self._num_overdue}
+        due = min(oldest, key=lambda tenant: (served[tenant], oldest[tenant]))
+        mine = [place for place, (tenant, _) in self.left.items() if tenant == due]
+        place = oldest[due] if due in wants else self._longest(mine)
+        if may_leave_due:
+            may_go = {tenant for tenant in oldest if served[tenant] <= served[due] + LEAD}
+            free = [place for place, (tenant, _) in self.left.items() if tenant in may_go - wants]
+            bound = [oldest[tenant] for tenant in sorted(may_go & wants)]
+            rivals = ([self._longest(free)] if free else []) + bound
+            rival = max(rivals, key=lambda one: self.left[one][1])
+            if self.left[rival][1] > self.left[place][1]:
+                place = rival
+        tenant = self.left[place][0]
+        return place, Turn(is_due=tenant == due, is_oldest=tenant in wants)
+
+    def _longest(self, places: list[int]) -> int:
+        return max(places, key=lambda place: self.left[place][1])
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_who_is_next_is_whom_plain_lists_say(seed: int) -> None:
+    rng = random.Random(f"walk {seed}")
+    num_tenants, number = rng.randrange(2, 6), rng.randrange(1, 12)
+    requests = [(rng.randrange(1, num_tenants), rng.choice([0, 0, 3, 5, 8])) for _ in range(number)]
+    waiting = Waiting()
+    waiting.tag[:number] = [tenant for tenant, _ in requests]
+    waiting.cached_len[:number] = [cached for _, cached in requests]
+    waiting.fill_len[:number] = 10
+    served = [rng.choice([0.0, 1.0, 4_000.0, 4_096.0, 4_097.0, 9_000.0]) for _ in range(num_tenants)]
+    since_oldest = [rng.randrange(5) for _ in range(num_tenants)]
+    num_overdue = rng.randrange(number + 1)
+    lines = np.arange(number, dtype=np.int32)
+    walk = Walk(waiting, lines, np.array(served), np.array(since_oldest), num_overdue)
+    plain = PlainWalk(requests, num_overdue)
+    while plain.left:
+        may_leave_due = rng.random() < 0.7
+        place, turn = walk.next(may_leave_due=may_leave_due)
+        assert (place, turn) == plain.next(served, since_oldest, may_leave_due=may_leave_due)
+        tenant = walk.take(place)
+        assert tenant == plain.left.pop(place)[0]
+        served[tenant] += 10
+        walk.service[tenant] += 10
+        since_oldest[tenant] = rng.randrange(5)
+        walk.since_oldest[tenant] = since_oldest[tenant]

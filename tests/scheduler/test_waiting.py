@@ -1,0 +1,74 @@
+"""The columns of the waiting requests against a plain list of them."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from weft.messages.requests import GenerateRequest
+from weft.messages.sampling import SamplingParams
+from weft.scheduler.request import Request
+from weft.scheduler.waiting import Waiting
+
+
+def request_of(number: int, rng: random.Random) -> Request:
+    prompt_len = rng.randrange(1, 20)
+    message = GenerateRequest(
+        id=number,
+        rid=f"r{number}",
+        input_ids=bytes(4 * prompt_len),
+        sampling=SamplingParams(),
+        priority=rng.randrange(-3, 4),
+    )
+    max_len = prompt_len + rng.randrange(9)
+    return Request(message, max_len=max_len, seed=0, arrival=number, arrival_s=number / 2)
+
+
+def compare(waiting: Waiting, expected: list[Request], notes: dict[int, tuple[int, int]]) -> None:
+    """`notes` are the cached length and the tag of each, by its number."""
+    lines = waiting.lines()
+    assert list(waiting) == [waiting.at(line) for line in lines.tolist()] == expected
+    assert waiting.arrival[lines].tolist() == [one.arrival for one in expected]
+    assert waiting.arrival_s[lines].tolist() == [one.arrival_s for one in expected]
+    assert waiting.fill_len[lines].tolist() == [one.fill_len for one in expected]
+    assert waiting.max_len[lines].tolist() == [one.max_len for one in expected]
+    assert waiting.priority[lines].tolist() == [one.priority for one in expected]
+    found = zip(waiting.cached_len[lines].tolist(), waiting.tag[lines].tolist(), strict=True)
+    assert list(found) == [notes[one.arrival] for one in expected]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_columns_have_every_request_that_came_and_has_not_left(seed: int) -> None:
+    rng = random.Random(f"waiting {seed}")
+    waiting, expected = Waiting(), list[Request]()
+    notes: dict[int, tuple[int, int]] = {}
+    for number in range(500):
+        request = request_of(number, rng)
+        waiting.append(request)
+        expected.append(request)
+        notes[number] = rng.randrange(9), rng.randrange(9)
+        waiting.set_cached_len(number, notes[number][0])
+        waiting.set_tag(number, notes[number][1])
+        leave = rng.choice([0.2, 0.5, 1.0]) if number % 100 < 80 else 3.0
+        while expected and rng.random() < leave / 2:
+            gone = expected.pop(rng.randrange(len(expected)))
+            waiting.remove(gone)
+            assert gone not in waiting
+        if number % 5 == 0:
+            compare(waiting, expected, notes)
+    compare(waiting, expected, notes)
+
+
+@pytest.mark.parametrize("num_waiting", [1, 40, 1_000])
+def test_room_is_made_once_for_many_that_come(num_waiting: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each time every line is copied; so it may not happen more often than there are lines that came since."""
+    made = []
+    make_room = Waiting._make_room
+    monkeypatch.setattr(Waiting, "_make_room", lambda self: (made.append(1), make_room(self)))
+    rng, waiting = random.Random(0), Waiting()
+    for number in range(4_000):
+        waiting.append(request_of(number, rng))
+        if number >= num_waiting:
+            waiting.remove(waiting.numbered(number - num_waiting))
+    assert len(made) <= 10 + 4_000 / max(num_waiting, 32)

@@ -1,0 +1,76 @@
+"""Every option that a page names is one of weft's, of a program of this repository, or of a listed foreign one."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+from weft.launch.bench import BENCHES
+from weft.launch.cli import VERBS, main
+from weft.launch.ctl_verbs import VERBS as CTL_VERBS
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PROGRAMS = ("benchmarks", "scripts", "tests", "training")
+FOREIGN = {  # programs of others that a page shows a command of
+    "curl": {"--data", "--data-binary"},
+    "vllm bench serve": {
+        *("--backend", "--base-url", "--dataset-name", "--endpoint", "--max-concurrency", "--model", "--num-prompts"),
+        *("--random-input-len", "--random-output-len", "--tokenizer"),
+    },
+    "guidellm": {"--backend", "--constraint", "--data", "--model", "--profile", "--tokenizer"},
+    "aiperf": {
+        *("--concurrency", "--endpoint-type", "--model", "--output-tokens-mean", "--request-count", "--streaming"),
+        *("--synthetic-input-tokens-mean", "--tokenizer", "--url"),
+    },
+}
+_OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
+_DEFINED = re.compile(r'(?:add_argument|addoption)\(\s*"(--[a-z][a-z0-9-]*)"')
+_SWITCH = re.compile(r"(?<![\w-])--([a-z][a-z0-9-]*) on\|off")
+
+
+@pytest.fixture(scope="module")
+def known() -> set[str]:
+    return {"--version"} | set().union(*FOREIGN.values(), *map(_of_verb, VERBS), *map(_of_program, PROGRAMS))
+
+
+def _of_verb(verb: str) -> set[str]:
+    """The options in the whole help of a verb of weft. A switch can be negated."""
+    if verb == "version":
+        return set()
+    if verb == "ctl":
+        names = {one.name for each in CTL_VERBS for one in each.arguments if one.name.startswith("--")}
+        return names | _in_help("ctl", "--help")
+    if verb == "bench":
+        return set().union(*(_in_help("bench", name, "--help", "all") for name in BENCHES))
+    return _in_help(verb, "--help", "all")
+
+
+def _in_help(*argv: str) -> set[str]:
+    told = io.StringIO()
+    with contextlib.redirect_stdout(told):
+        assert main(list(argv)) == 0
+    text = told.getvalue()
+    return {*_OPTION.findall(text), *(f"--no-{name}" for name in _SWITCH.findall(text))}
+
+
+def _of_program(place: str) -> set[str]:
+    """The options that the sources below a folder of this repository define."""
+    files = [path for path in (ROOT / place).rglob("*") if path.is_file() and path.suffix in ("", ".py")]
+    texts = [path.read_text(encoding="utf-8") for path in files]
+    return {name for text in texts for name in _DEFINED.findall(text)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_option_that_a_page_names_is_there(page: Path, known: set[str]) -> None:
+    named = set(_OPTION.findall(page.read_text(encoding="utf-8")))
+    assert sorted(named - known) == []
+
+
+def test_an_option_that_nobody_has_is_noticed(known: set[str]) -> None:
+    assert {"--no-such-option", "--kv-token"}.isdisjoint(known)
+    assert {"--kv-tokens", "--no-cuda-graph", "--minutes", "--requests"} <= known

@@ -1,0 +1,119 @@
+"""Threads that are taken in turns."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from weft.observe.call import Call, current
+from weft.text.turns import Busy, Turns, Workers
+
+
+def go(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(main())
+
+
+async def settle() -> None:
+    """Until every task that can go on has done so."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def of(tenant: str, work: Awaitable[None]) -> asyncio.Task[None]:
+    async def run() -> None:
+        current.set(Call("r", 0.0, tenant=tenant))
+        await work
+
+    return asyncio.create_task(run())
+
+
+def test_tenants_take_turns() -> None:
+    async def main() -> None:
+        turns, order = Turns(1, "the test"), []
+        await turns.take()
+
+        async def one(name: str) -> None:
+            await turns.take()
+            order.append(name)
+            turns.give_back()
+
+        tasks = [of(name[0], one(name)) for name in ("a0", "a1", "a2", "b0", "c0")]
+        await settle()
+        turns.give_back()
+        await asyncio.gather(*tasks)
+        assert order == ["a0", "b0", "c0", "a1", "a2"]
+
+    go(main)
+
+
+def test_long_work_leaves_a_place_to_short_work() -> None:
+    async def main() -> None:
+        turns = Turns(3, "the test")
+        long = [asyncio.create_task(turns.take(is_long=True)) for _ in range(4)]
+        await settle()
+        assert [task.done() for task in long] == [True, True, False, False]
+        await turns.take()  # at once
+        turns.give_back()
+        turns.give_back(is_long=True)
+        await settle()
+        assert [task.done() for task in long] == [True, True, True, False]
+        turns.give_back(is_long=True)
+        await long[3]
+
+    go(main)
+
+
+def test_who_has_waited_too_long_is_told_to_come_back_and_takes_no_place() -> None:
+    async def main() -> None:
+        turns = Turns(1, "the test", wait_s=0.0)
+        await turns.take()
+        with pytest.raises(Busy, match="the test has more work than it can do"):
+            await turns.take()
+        turns.give_back()
+        await turns.take()
+
+    go(main)
+
+
+def test_who_leaves_in_the_moment_of_the_turn_passes_it_on() -> None:
+    async def main() -> None:
+        turns = Turns(1, "the test")
+        await turns.take()
+        leaves, stays = asyncio.create_task(turns.take()), asyncio.create_task(turns.take())
+        await settle()
+        turns.give_back()
+        leaves.cancel()  # before it has noticed
+        await settle()
+        assert leaves.cancelled()
+        assert stays.done()
+
+    go(main)
+
+
+def test_a_thread_is_free_when_its_work_is_done_and_not_when_nobody_waits_for_it_any_more() -> None:
+    async def main() -> None:
+        workers, may_end = Workers(1, "the test"), threading.Event()
+        left = asyncio.create_task(workers.run(lambda: may_end.wait(240)))
+        await settle()
+        left.cancel()
+        following = asyncio.create_task(workers.run(threading.get_ident))
+        await settle()
+        assert not following.done()
+        may_end.set()
+        assert await following != threading.get_ident()
+
+    go(main)
+
+
+def test_an_error_of_the_work_is_that_of_who_asked_and_frees_the_thread() -> None:
+    async def main() -> None:
+        workers = Workers(1, "the test")
+        for _ in range(3):
+            with pytest.raises(ZeroDivisionError):
+                await workers.run(lambda: 1 // 0)
+
+    go(main)

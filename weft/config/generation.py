@@ -1,0 +1,47 @@
+"""The sampling that the makers of a model recommend, from its `generation_config.json`. Knows nothing of requests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from weft.config.model import ModelNotFound, UnsupportedModel, read_json
+
+FILE = "generation_config.json"
+KINDS: dict[str, type[int] | type[float]] = {
+    "temperature": float,
+    "top_p": float,
+    "top_k": int,
+    "min_p": float,
+    "repetition_penalty": float,
+}
+_FROM_MODEL = ("auto", "model")  # vLLM's and SGLang's words
+_FROM_API = ("none", "openai")
+
+
+def sampling_defaults(source: str, folder: Path) -> dict[str, float | int]:
+    """Sampling parameters of requests that give none, by name; what is not among them is the API's own.
+
+    `source`: "auto" for those of the model in `folder`, "none", or another folder. `do_sample` is not looked at: who
+    wants greedy tokens says so with a temperature of 0. Raises ModelError for a file that cannot be read, a value that
+    is no number, and another folder without the file. Whether numbers are in range is not looked at.
+    """
+    if source in _FROM_API:
+        return {}
+    is_models = source in _FROM_MODEL
+    path = (folder if is_models else Path(source)) / FILE
+    if not path.exists():
+        if is_models:
+            return {}
+        raise ModelNotFound(f"--generation-config: {path} does not exist")
+    config = read_json(path)
+    return {name: _number(path, name, config[name]) for name in KINDS if config.get(name) is not None}
+
+
+def _number(path: Path, name: str, value: Any) -> float | int:
+    kind = KINDS[name]
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or (kind is int and value != value // 1):
+        what = "a whole number" if kind is int else "a number"
+        raise UnsupportedModel(f"{path}: {name} is {value!r}; {what} is expected (--generation-config none ignores it)")
+    return kind(value)

@@ -1,0 +1,205 @@
+"""Every number that a request may give, and how far it may go: the one table of ranges.
+
+All APIs, `weft.LLM` and the engine look a number up here by the name of its field, so a field that several of them have
+goes equally far everywhere. Where: `server/numbers.py` (bodies and queries), `messages/sampling.py` (whoever generates,
+`weft.LLM` among them), `scheduler/refusal.py` (what ends up in a column of the scheduler), `server/openapi.py` (the
+document). How many or how long something may be stands in `limits.py`; the highest of these are here, too.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from typing import Any, NamedTuple
+
+INT32 = 2**31 - 1
+INT64 = 2**63 - 1
+
+# The most that the engine is made for; options can set less (`limits.py`).
+MAX_N = 64
+MAX_STOP_STRINGS = 64
+MAX_STOP_LEN = 1_024
+MAX_STOP_REGEX = 16
+MAX_STOP_REGEX_LEN = 1_024
+MAX_STOP_TOKEN_IDS = 1_024
+MAX_LOGIT_BIAS = 4_096
+MAX_ALLOWED_TOKEN_IDS = 1_000_000
+MAX_BAD_WORDS = 1_024
+MAX_LOGPROBS = 64
+MAX_LOGPROB_TOKEN_IDS = 1_024
+MAX_LABEL_IDS = 1_024
+MAX_GRAMMAR_LEN = 4_000_000
+MAX_CHOICES = 100_000
+MAX_CHOICE_LEN = 16_384  # characters of a choice: each step through a longer one takes many milliseconds
+MAX_CHOICES_LEN = 1_000_000  # of all together: more take seconds and hundreds of MB to compile
+MAX_PROCESSORS = 8
+MAX_PROCESSOR_PARAMS = 16_384  # bytes
+MAX_STREAM_INTERVAL = 1_024
+MAX_PROFILED_STEPS = 200  # all events are kept in memory until the end
+MAX_TIMEOUT_MS = 10**12
+MAX_SHOWN = 40  # characters of a wrong value that are repeated
+
+
+class Number(NamedTuple):
+    """The range of a number, with both ends. `also` are values outside of it that mean something of their own."""
+
+    kind: type[int] | type[float]
+    low: float
+    high: float
+    also: tuple[int, ...] = ()
+    is_open: bool = False  # `low` itself is not allowed
+    is_token: bool = False  # a token id: the vocabulary says how far it goes
+
+    @property
+    def allowed(self) -> str:
+        """What is allowed, in words."""
+        if self.is_open:
+            return f"a number above {_plain(self.low)}, at most {_plain(self.high)}, is allowed"
+        words = f"{_plain(self.low)} to {_plain(self.high)} are allowed"
+        if self.low == self.high:
+            words = f"only {_plain(self.low)} is allowed"
+        return words + "".join(f", or {value}" for value in self.also)
+
+    def holds(self, value: float) -> bool:
+        """Whether the range has this number. NaN is in no range."""
+        is_in = self.low < value <= self.high if self.is_open else self.low <= value <= self.high
+        return is_in or value in self.also
+
+    def within(self, vocab_size: int) -> Number:
+        """The same; of token ids those of a vocabulary of this size."""
+        return self._replace(high=vocab_size - 1) if self.is_token else self
+
+    def wrong(self, name: str, value: Any) -> str:
+        """What is wrong with the value of the field `name`, and what is allowed; nothing if it is right."""
+        if (type(value) is int or (type(value) is float and self.kind is float)) and self.holds(value):
+            return ""  # what nearly all are
+        needed = numbers.Integral if self.kind is int else numbers.Real
+        if isinstance(value, bool) or not isinstance(value, needed):
+            kind = "a whole number" if self.kind is int else "a number"
+            return f"{name} is {shown(value)}; {kind} is needed, {self.allowed}"
+        if self.holds(value):  # type: ignore[arg-type]  # numpy's numbers
+            return ""
+        has = "has token id" if self.is_token else "is"
+        return f"{name} {has} {shown(value)}; {self.allowed}"
+
+
+def _whole(low: int, high: int, *also: int) -> Number:
+    return Number(int, low, high, also)
+
+
+def _real(low: float, high: float) -> Number:
+    return Number(float, low, high)
+
+
+def _above(low: float, high: float) -> Number:
+    return Number(float, low, high, is_open=True)
+
+
+TOKEN = Number(int, 0, INT32, is_token=True)
+_LENGTH = _whole(0, INT32)  # tokens that are generated; the context says more
+_SEED = _whole(-INT64 - 1, INT64)
+_TOP = _whole(0, MAX_LOGPROBS)
+
+# By the name of a field of a body or of `SamplingParams`. The same name means the same everywhere.
+NUMBERS: dict[str, Number] = {
+    # how tokens are sampled
+    "temperature": _real(0, 2),
+    "top_p": _above(0, 1),
+    "top_k": _whole(-1, INT32),  # -1 and 0: off
+    "min_p": _real(0, 1),
+    "frequency_penalty": _real(-2, 2),
+    "presence_penalty": _real(-2, 2),
+    "repetition_penalty": _real(0.01, 10),
+    "repeat_penalty": _real(0.01, 10),  # Ollama's name for it
+    "logit_bias": _real(-100, 100),
+    "seed": _SEED,
+    "sampling_seed": _SEED,
+    "n": _whole(1, MAX_N),
+    "best_of": _whole(1, MAX_N),
+    # how many
+    "max_new_tokens": _LENGTH,
+    "max_tokens": _LENGTH,
+    "max_completion_tokens": _LENGTH,
+    "max_output_tokens": _LENGTH,
+    "num_predict": _whole(-INT32, INT32),  # below 0: as many as the context allows
+    "n_predict": _whole(-INT32, INT32),  # llama.cpp's name for it
+    "min_new_tokens": _LENGTH,
+    "min_tokens": _LENGTH,
+    "thinking_budget": _LENGTH,
+    "thinking_token_budget": _LENGTH,
+    "max_thinking_tokens": _LENGTH,
+    "budget_tokens": _LENGTH,
+    "max_tool_calls": _LENGTH,
+    "truncate_prompt_tokens": _whole(1, INT32, -1),  # -1: as many as leave room for the answer
+    "stream_interval": _whole(1, MAX_STREAM_INTERVAL),
+    # log probabilities
+    "logprobs": _TOP,
+    "top_logprobs": _TOP,
+    "top_logprobs_num": _TOP,
+    "prompt_logprobs": _TOP,
+    "prompt_logprobs_start": _whole(0, INT32),
+    "logprob_start_len": _whole(-1, INT32),  # -1: none of the prompt
+    # token ids
+    "prompt": TOKEN,
+    "input": TOKEN,
+    "input_ids": TOKEN,
+    "query": TOKEN,
+    "items": TOKEN,
+    "tokens": TOKEN,
+    "context": TOKEN,
+    "stop_token_ids": _whole(0, INT32),  # those beyond the vocabulary never come
+    "allowed_token_ids": TOKEN,
+    "bad_word_ids": TOKEN,
+    "logprob_token_ids": TOKEN,
+    "token_ids_logprob": TOKEN,
+    "label_token_ids": TOKEN,
+    "thinking_marks": TOKEN,
+    # vectors
+    "dimensions": _whole(1, INT32),  # the model says more
+    "token_type_ids": _whole(0, 255),
+    "top_n": _whole(1, INT32),
+    # whose turn it is, and until when
+    "priority": _whole(-INT32 - 1, INT32),
+    "timeout_ms": _whole(1, MAX_TIMEOUT_MS),
+    # sessions
+    "capacity": _whole(1, INT32),
+    "capacity_of_str_len": _whole(1, INT32),
+    "offset": _whole(-INT32, INT32),
+    "timeout": _above(0, 1e9),
+    # control
+    "forward_sleep_time": _real(0, 60),
+    "server_args": _real(-INT64 - 1, INT64),  # the setting says more
+    "log_requests_level": _whole(0, INT32),
+    "dump_requests_threshold": _whole(0, INT32),
+    "num_steps": _whole(1, MAX_PROFILED_STEPS),
+    "start_step": _whole(0, INT64),
+    # weights
+    "master_port": _whole(1, 65_535),
+    "rank_offset": _whole(1, INT32),
+    "world_size": _whole(2, INT32),
+    "timeout_s": _above(0, 3_600),
+    "truncate_size": _whole(1, 1_000_000),
+    "shape": _whole(0, 2**40),
+    "shapes": _whole(0, 2**40),
+}
+
+# Of the query behind a path.
+QUERIES: dict[str, Number] = {
+    "limit": _whole(1, 10_000),
+    "timeout": _real(0, 600),
+    "dp_rank": _whole(0, 0),  # there is one engine
+}
+
+
+def shown(value: Any) -> str:
+    """A wrong value as errors repeat it: not all of a long one."""
+    if isinstance(value, int) and value.bit_length() > 4_000:  # Python would refuse to write it
+        return f"a number of {value.bit_length():,} bits"
+    text = repr(value) if isinstance(value, str) else str(value)
+    return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "..."
+
+
+def _plain(value: float) -> str:
+    if isinstance(value, float) and not value.is_integer():
+        return f"{value:g}"
+    return f"{int(value):,}" if math.isfinite(value) else f"{value}"

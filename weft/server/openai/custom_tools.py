@@ -1,0 +1,140 @@
+"""Custom tools, which take a text instead of arguments. The model knows them as functions with one parameter, `input`:
+the template, the grammar and the parsers see nothing else, and calls are translated back where they are told."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from weft.config.numbers import shown
+from weft.server.errors import ApiError
+from weft.server.openai.models import ChatMessage
+from weft.text.parsers.events import CallArguments, CallBegin, Event
+
+INPUT_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
+_BEGINNING = re.compile(r'\s*\{\s*"input"\s*:\s*"')
+_LONGEST_ESCAPE = len(r"\ud83d\ude00")  # a character may be written so
+
+
+class CustomCall(NamedTuple):
+    """A whole call of a custom tool; calls are numbered from 0, those of functions among them."""
+
+    call: int
+    name: str
+    input: str
+
+
+class CustomCalls:
+    """Finds the calls of custom tools among the events of one completion. Each is told at its end, as one event."""
+
+    def __init__(self, names: frozenset[str]) -> None:
+        self._names = names
+        self._open: CallBegin | None = None
+        self._pieces: list[str] = []  # of its arguments
+
+    def take(self, events: Sequence[Event], *, is_last: bool) -> list[Event | CustomCall]:
+        """The events with calls of custom tools in the place of what they consist of."""
+        told: list[Event | CustomCall] = []
+        for event in events:
+            if isinstance(event, CallArguments) and self._open is not None and event.call == self._open.call:
+                self._pieces.append(event.text)
+                continue
+            self._close(told)
+            if isinstance(event, CallBegin) and event.name in self._names:
+                self._open = event
+            else:
+                told.append(event)
+        if is_last:
+            self._close(told)
+        return told
+
+    def _close(self, told: list[Event | CustomCall]) -> None:
+        if self._open is None:
+            return
+        told.append(CustomCall(self._open.call, self._open.name, input_of("".join(self._pieces))))
+        self._open = None
+        self._pieces.clear()
+
+
+def is_custom(tool: dict[str, Any]) -> bool:
+    return tool.get("type") == "custom"
+
+
+def as_functions(tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+    """Tools as the model is shown them. Raises `ApiError` for a custom tool that cannot be served."""
+    if tools is None:
+        return None
+    return [_function(tool, f"tools[{place}]") if is_custom(tool) else tool for place, tool in enumerate(tools)]
+
+
+def _function(tool: dict[str, Any], param: str) -> dict[str, Any]:
+    custom = tool.get("custom")
+    if not isinstance(custom, dict):
+        raise ApiError(400, f"{param} is of type 'custom' and has no object custom", param=param)
+    format = custom.get("format")
+    kind = format.get("type") if isinstance(format, dict) else format
+    if kind not in (None, "text"):
+        message = f"{param}.custom.format is of type {shown(kind)}; only text is supported"
+        raise ApiError(400, message, param=f"{param}.custom.format", code="unsupported_parameter")
+    function = {"name": custom.get("name"), "parameters": INPUT_SCHEMA}
+    if custom.get("description") is not None:
+        function["description"] = custom["description"]
+    return {"type": "function", "function": function}
+
+
+def with_function_calls(message: ChatMessage, where: str) -> ChatMessage:
+    """A message of the history with its calls of custom tools as calls of functions. Raises `ApiError`."""
+    calls = message.tool_calls
+    if not calls or not any(map(is_custom, calls)):
+        return message
+    told = []
+    for place, call in enumerate(calls):
+        told.append(_function_call(call, f"{where}.tool_calls[{place}]") if is_custom(call) else call)
+    return msgspec.structs.replace(message, tool_calls=told)
+
+
+def _function_call(call: dict[str, Any], param: str) -> dict[str, Any]:
+    custom = call.get("custom")
+    name = custom.get("name") if isinstance(custom, dict) else None
+    text = custom.get("input") if isinstance(custom, dict) else None
+    if not isinstance(name, str) or not isinstance(text, str):
+        message = f"{param} is of type 'custom'; it needs custom with the strings name and input"
+        raise ApiError(400, message, param=param)
+    return {"id": call.get("id", ""), "type": "function", "function": {"name": name, "arguments": arguments_of(text)}}
+
+
+def arguments_of(text: str) -> str:
+    """The arguments by which the model is given a custom tool's input."""
+    return msgspec.json.encode({"input": text}).decode()
+
+
+def input_of(arguments: str) -> str:
+    """The input in such arguments, as far as it has come if they are cut off. Other arguments are the input itself."""
+    try:
+        found = msgspec.json.decode(arguments)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return _beginning_of_input(arguments)
+    if isinstance(found, dict) and isinstance(found.get("input"), str):
+        return str(found["input"])
+    return arguments
+
+
+def _beginning_of_input(arguments: str) -> str:
+    match = _BEGINNING.match(arguments)
+    if match is None:
+        return ""
+    text = arguments[match.end() :]
+    for dropped in range(min(len(text), _LONGEST_ESCAPE) + 1):  # an escape may be cut off, too
+        try:
+            return msgspec.json.decode(f'"{text[: len(text) - dropped]}"', type=str)
+        except (msgspec.DecodeError, UnicodeError):
+            continue
+    return ""

@@ -1,0 +1,91 @@
+"""Who is next where requests have to wait for a thread or a process of the front: tokenizing, templates, large bodies.
+
+Tenants take turns, whatever each of them asks for; the requests of one tenant keep their order. Long work never has the
+last place, so that short work does not wait for the end of long. Waiting has a limit of its own: it is nobody's fault,
+and not counted to the work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import NamedTuple, TypeVar
+
+from weft.config.rotation import Rotation
+from weft.observe.call import tenant
+
+T = TypeVar("T")
+WAIT_S = 10.0
+
+
+class Busy(Exception):
+    """There was no turn in time. The message is for the user, who may try again."""
+
+
+class _Waiter(NamedTuple):
+    granted: asyncio.Future[None]
+    is_long: bool
+
+
+class Turns:
+    """Places for `num_places` at a time. For one event loop."""
+
+    def __init__(self, num_places: int, what: str, *, wait_s: float = WAIT_S) -> None:
+        """`what` is waited for at most `wait_s`; the word stands in the message to the user."""
+        self._num_free = num_places
+        self._num_free_long = max(num_places - 1, 1)
+        self._what = what
+        self._wait_s = wait_s
+        self._waiting = Rotation[_Waiter]()
+
+    async def take(self, *, is_long: bool = False) -> None:
+        """Wait for a place, which has to be given back. Raises `Busy`."""
+        waiter = _Waiter(asyncio.get_running_loop().create_future(), is_long)
+        name = tenant()
+        self._waiting.put(name, waiter, is_long=is_long)
+        self._grant()
+        if waiter.granted.done():
+            return
+        try:
+            await asyncio.wait({waiter.granted}, timeout=self._wait_s)
+        except asyncio.CancelledError:
+            if not self._waiting.remove(name, waiter):  # the place came in the same moment
+                self.give_back(is_long=is_long)
+            raise
+        if self._waiting.remove(name, waiter):
+            raise Busy(f"{self._what} has more work than it can do; try again later")
+
+    def give_back(self, *, is_long: bool = False) -> None:
+        self._num_free += 1
+        self._num_free_long += is_long
+        self._grant()
+
+    def _grant(self) -> None:
+        while self._num_free and (waiter := self._waiting.take(with_long=self._num_free_long > 0)) is not None:
+            self._num_free -= 1
+            self._num_free_long -= waiter.is_long
+            waiter.granted.set_result(None)
+
+
+class Workers:
+    """Threads that are taken in turns."""
+
+    def __init__(self, num_threads: int, what: str, *, wait_s: float = WAIT_S) -> None:
+        self._turns = Turns(num_threads, what, wait_s=wait_s)
+        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix=what.replace(" ", "-"))
+
+    async def run(self, work: Callable[[], T], *, is_long: bool = False) -> T:
+        """What `work` returns, done in a thread. Raises `Busy`, or what `work` raises."""
+        turns = self._turns
+        await turns.take(is_long=is_long)
+        loop = asyncio.get_running_loop()
+        future = self._threads.submit(work)
+
+        def ended(_: Future[T]) -> None:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(lambda: turns.give_back(is_long=is_long))
+
+        future.add_done_callback(ended)  # who asked may have left before the work is done
+        return await asyncio.wrap_future(future)
