@@ -16,11 +16,16 @@ class BuildWithKernels(build_py):
         super().run()
         if self.editable_mode:
             return
-        target = Path(self.build_lib) / "weft" / "ops" / "cpp" / kernels.library_name(kernels.all_sets())
+        target = (
+            Path(self.build_lib) / "weft" / "ops" / "cpp" / kernels.library_name(kernels.all_sets())
+        )
         try:
             kernels.build(target, kernels.all_sets())
         except kernels.CannotBuild as exc:
-            print(f"weft: the kernel library is not built now, but at first use: {exc}", file=sys.stderr)
+            print(
+                f"weft: the kernel library is not built now, but at first use: {exc}",
+                file=sys.stderr,
+            )
 
 
 class BinaryDistribution(Distribution):

@@ -23,7 +23,22 @@ import transformers
 
 from weft import LLM
 
-WORDS = ("the", "a", "cat", "dog", "runs", "sleeps", "under", "bridge", "river", "of", "in", "Paris", "42", "war")
+WORDS = (
+    "the",
+    "a",
+    "cat",
+    "dog",
+    "runs",
+    "sleeps",
+    "under",
+    "bridge",
+    "river",
+    "of",
+    "in",
+    "Paris",
+    "42",
+    "war",
+)
 BATCH = 32  # of transformers, sorted by length as sentence-transformers does
 BATCHES, LENS = (1, 8, 32, 256), (16, 128, 512)
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
@@ -57,7 +72,11 @@ def reference(folder: Path, texts: list[str], max_len: int) -> np.ndarray:
     for start in range(0, len(order), BATCH):
         places = order[start : start + BATCH]
         inputs = tokenizer(
-            [texts[i] for i in places], padding=True, truncation=True, max_length=max_len, return_tensors="pt"
+            [texts[i] for i in places],
+            padding=True,
+            truncation=True,
+            max_length=max_len,
+            return_tensors="pt",
         )
         with torch.inference_mode():
             hidden = model(**inputs).last_hidden_state
@@ -68,7 +87,9 @@ def reference(folder: Path, texts: list[str], max_len: int) -> np.ndarray:
     return found
 
 
-def table(folder: Path, rounds: int, threads: int, most_tokens: int, clock: Callable[[], float]) -> None:
+def table(
+    folder: Path, rounds: int, threads: int, most_tokens: int, clock: Callable[[], float]
+) -> None:
     """Inputs a second, the median of `rounds` in turns; behind it how many times those of transformers."""
     kernels = LLM(str(folder), dtype="float32", threads=threads)
     found: dict[str, Embed] = {
@@ -89,7 +110,10 @@ def table(folder: Path, rounds: int, threads: int, most_tokens: int, clock: Call
                     if turn:  # the first is to warm up
                         taken[name].append(clock() - start)
             medians = {name: statistics.median(times) for name, times in taken.items()}
-            cells = [f"{name} {batch / t:8.1f} ({medians['transformers'] / t:.2f})" for name, t in medians.items()]
+            cells = [
+                f"{name} {batch / t:8.1f} ({medians['transformers'] / t:.2f})"
+                for name, t in medians.items()
+            ]
             print(f"{batch:4} x {length:3}:", ", ".join(cells), flush=True)
 
 
@@ -100,7 +124,9 @@ def by_transformers(folder: Path) -> Embed:
         vectors = []
         for start in range(0, len(inputs), BATCH):
             with torch.inference_mode():
-                hidden = model(input_ids=torch.tensor(inputs[start : start + BATCH])).last_hidden_state
+                hidden = model(
+                    input_ids=torch.tensor(inputs[start : start + BATCH])
+                ).last_hidden_state
                 vectors.append(torch.nn.functional.normalize(hidden.mean(1)).numpy())
         return vectors
 

@@ -31,6 +31,7 @@ from pathlib import Path
 import numpy as np
 import zmq
 
+from weft.client.client import EngineClient
 from weft.config.server import ServerConfig
 from weft.messages.channel import AsyncReceiver, Receiver, Sender
 from weft.messages.codec import FromEngine, decode_from_engine, decode_to_engine
@@ -42,7 +43,6 @@ from weft.server.app import create_app
 from weft.server.info import Readiness, ServerInfo
 from weft.server.serve import make_server
 from weft.server.serve import run as run_loop
-from weft.text.client import EngineClient
 from weft.text.tokenizer import Tokenizer
 
 MODEL = Path(__file__).parents[1] / "weft" / "bundled" / "weft-nano"
@@ -79,22 +79,37 @@ def engine(folder: str, streams: int, tokens: int, rounds: int, step_ms: float) 
         open_ids: list[int] = []
         while len(open_ids) < streams:
             receiver.wait(1.0)
-            open_ids += [message.id for message in receiver.drain() if isinstance(message, GenerateRequest)]
+            open_ids += [
+                message.id for message in receiver.drain() if isinstance(message, GenerateRequest)
+            ]
         ids = np.asarray(open_ids, dtype=np.int64).tobytes()
-        ends = [Finish(id=id, reason="length", prompt_tokens=4, completion_tokens=tokens) for id in open_ids]
+        ends = [
+            Finish(id=id, reason="length", prompt_tokens=4, completion_tokens=tokens)
+            for id in open_ids
+        ]
         due = time.perf_counter()
         for step in range(tokens):
-            sampled = np.asarray([rng.randrange(FIRST_ID, LAST_ID) for _ in open_ids], dtype=np.int32).tobytes()
-            sender.send(StepOutput(ids=ids, tokens=sampled, finished=ends if step == tokens - 1 else []))
+            sampled = np.asarray(
+                [rng.randrange(FIRST_ID, LAST_ID) for _ in open_ids], dtype=np.int32
+            ).tobytes()
+            sender.send(
+                StepOutput(ids=ids, tokens=sampled, finished=ends if step == tokens - 1 else [])
+            )
             due += step_ms / 1000
             time.sleep(max(due - time.perf_counter(), 0.0))
     sender.close(linger_s=5.0)
 
 
-def clients(port: int, path: str, streams: int, tokens: int, rounds: int, prompt_len: int, interval: int) -> None:
+def clients(
+    port: int, path: str, streams: int, tokens: int, rounds: int, prompt_len: int, interval: int
+) -> None:
     """Sends so many requests, and reads until all have ended, so often. Prints how many events came."""
-    fields = BODIES[path] | ({"prompt": list(range(FIRST_ID, FIRST_ID + prompt_len))} if prompt_len else {})
-    body = json.dumps(fields | {"max_tokens": tokens, "stream": True, "stream_interval": interval}).encode()
+    fields = BODIES[path] | (
+        {"prompt": list(range(FIRST_ID, FIRST_ID + prompt_len))} if prompt_len else {}
+    )
+    body = json.dumps(
+        fields | {"max_tokens": tokens, "stream": True, "stream_interval": interval}
+    ).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     for _ in range(rounds):
         read_streams(port, head.encode() + body, streams)
@@ -125,7 +140,13 @@ def read_streams(port: int, request: bytes, streams: int) -> None:
 class Meter:
     """CPU time between steps of the engine."""
 
-    def __init__(self, receiver: AsyncReceiver[FromEngine], tokens: int, profiled: str, profile: cProfile.Profile):
+    def __init__(
+        self,
+        receiver: AsyncReceiver[FromEngine],
+        tokens: int,
+        profiled: str,
+        profile: cProfile.Profile,
+    ):
         self.tokens_s: list[float] = []  # of each round's steps but those at its ends
         self.rest_s: list[float] = []  # from there to the same in the next round
         self._receiver = receiver
@@ -163,7 +184,9 @@ async def front(args: argparse.Namespace, folder: str, profile: cProfile.Profile
     client = EngineClient(tokenizer, sender.send)
     readiness = Readiness()
     config = ServerConfig()
-    info = ServerInfo(model_name="none", context_length=CONTEXT, version="0", started_at=time.time())
+    info = ServerInfo(
+        model_name="none", context_length=CONTEXT, version="0", started_at=time.time()
+    )
     server = make_server(create_app(client, tokenizer, config, info, readiness), config)
     listener = socket.create_server(("127.0.0.1", 0), backlog=2_048)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -176,7 +199,14 @@ async def front(args: argparse.Namespace, folder: str, profile: cProfile.Profile
     readiness.mark_ready()
     garbage.freeze()
     port = str(listener.getsockname()[1])
-    asked = ("--path", args.path, "--prompt-len", str(args.prompt_len), "--interval", str(args.interval))
+    asked = (
+        "--path",
+        args.path,
+        "--prompt-len",
+        str(args.prompt_len),
+        "--interval",
+        str(args.interval),
+    )
     readers = await asyncio.create_subprocess_exec(*me, *asked, "--as-clients", port)
     await readers.wait()
     worker.wait()
@@ -193,7 +223,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=400, help="of each stream")
     parser.add_argument("--step-ms", type=float, default=8.0)
     parser.add_argument("--path", choices=list(BODIES), default="/v1/completions")
-    parser.add_argument("--prompt-len", type=int, default=0, help="token ids in place of the prompt")
+    parser.add_argument(
+        "--prompt-len", type=int, default=0, help="token ids in place of the prompt"
+    )
     parser.add_argument("--interval", type=int, default=1, help="tokens in an event")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--profile", choices=["tokens", "requests"], default="")
@@ -204,13 +236,23 @@ def main() -> None:
         engine(args.as_engine, args.streams, args.tokens, args.rounds, args.step_ms)
         return
     if args.as_clients:
-        clients(args.as_clients, args.path, args.streams, args.tokens, args.rounds, args.prompt_len, args.interval)
+        clients(
+            args.as_clients,
+            args.path,
+            args.streams,
+            args.tokens,
+            args.rounds,
+            args.prompt_len,
+            args.interval,
+        )
         return
     profile = cProfile.Profile()
     with tempfile.TemporaryDirectory() as folder:
         meter = run_loop(front(args, folder, profile))
     token_s = statistics.median(meter.tokens_s) / (args.tokens - 2 * SKIPPED) / args.streams
-    request_s = statistics.median(meter.rest_s[1:]) / args.streams - 2 * SKIPPED * token_s  # the first holds the start
+    request_s = (
+        statistics.median(meter.rest_s[1:]) / args.streams - 2 * SKIPPED * token_s
+    )  # the first holds the start
     print(
         f"{args.path}, {args.streams} streams: {token_s * args.streams * 1e6:,.0f} us of CPU a step, "
         f"{token_s * 1e6:.1f} us a token, {request_s * 1e6:,.0f} us a request"

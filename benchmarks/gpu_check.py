@@ -45,15 +45,21 @@ def main() -> int:
         print("\n".join(lines(name, findings[name])), flush=True)
     total = time.monotonic() - began
     failed = [name for name, found in findings.items() if not is_good(found)]
-    print(f"{total:.0f} s; {'all is well' if not failed else 'look at: ' + ', '.join(failed)}; {folder}/gpu_check.json")
+    print(
+        f"{total:.0f} s; {'all is well' if not failed else 'look at: ' + ', '.join(failed)}; {folder}/gpu_check.json"
+    )
     return 1 if failed else 0
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--small", action="store_true", help="tiny shapes, to try the script")
-    parser.add_argument("--parts", default=list(PARTS), type=lambda text: text.split(","), help=", ".join(PARTS))
+    parser.add_argument(
+        "--parts", default=list(PARTS), type=lambda text: text.split(","), help=", ".join(PARTS)
+    )
     parser.add_argument("--out", default="", help="folder for the findings")
     parser.add_argument("--budget-s", default=470.0, type=float, help="seconds for everything")
     options = parser.parse_args()
@@ -69,7 +75,15 @@ def run(name: str, options: argparse.Namespace, folder: Path, limit_s: float) ->
     file.unlink(missing_ok=True)
     if limit_s <= 5:
         return {"end": "no time was left", "seconds": 0.0, "rows": []}
-    command = [sys.executable, "-m", "gpu_parts.part", name, options.device, "small" if options.small else "full", file]
+    command = [
+        sys.executable,
+        "-m",
+        "gpu_parts.part",
+        name,
+        options.device,
+        "small" if options.small else "full",
+        file,
+    ]
     paths = os.pathsep.join((str(ROOT), str(Path(__file__).parent)))
     began = time.monotonic()
     with log.open("wb") as output:
@@ -110,7 +124,10 @@ def lines(name: str, found: dict[str, object]) -> list[str]:
 
 def text(row: dict[str, object]) -> str:
     figures = [(key, value) for key, value in row.items() if key != "what"]
-    values = (f"{key} {value:,.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in figures)
+    values = (
+        f"{key} {value:,.4g}" if isinstance(value, float) else f"{key} {value}"
+        for key, value in figures
+    )
     return f"{row['what']!s:<44} {'  '.join(values)}"
 
 

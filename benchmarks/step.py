@@ -16,16 +16,16 @@ from typing import Any
 
 import numpy as np
 
+from weft.assemble.build import build_engine
 from weft.config.engine import EngineConfig
 from weft.config.machine import probe
 from weft.config.model import ModelConfig
 from weft.config.options import Command
 from weft.config.resolve import resolve
-from weft.launch.build import build_engine
+from weft.engine.engine import Engine
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
 from weft.ops.cpp.library import Library
-from weft.scheduler.service.engine import Engine
 
 PROMPT_LEN, OUTPUT_LEN, ROUNDS = 64, 128, 6
 EDGE = 3  # steps at both ends of a round that are no decode steps of all requests
@@ -50,14 +50,22 @@ class Kernels:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--requests", type=int, default=1)
     parser.add_argument("--temperature", type=float, default=0.0)
     options, rest = parser.parse_known_args()
-    config = Command("step", "", EngineConfig, positional="model").read(rest, os.environ).make(EngineConfig)
+    config = (
+        Command("step", "", EngineConfig, positional="model")
+        .read(rest, os.environ)
+        .make(EngineConfig)
+    )
     folder = Path(config.model)
     kernels = Kernels()
-    engine = build_engine(resolve(config, ModelConfig.from_folder(folder), probe()).config, folder).engine
+    engine = build_engine(
+        resolve(config, ModelConfig.from_folder(folder), probe()).config, folder
+    ).engine
     vocab_size = engine.scheduler.settings.vocab_size
     rounds = [decode(engine, kernels, vocab_size, turn, options) for turn in range(ROUNDS)][1:]
     whole, inside = np.array([step for steps in rounds for step in steps]).T

@@ -20,7 +20,11 @@ USED = pytest.StashKey[bool]()  # whether a test has asked for the fresh seed
 
 # No test depends on the speed of the machine, or on what is drawn this time (but for those that ask for `fresh_seed`).
 settings.register_profile(
-    "same", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+    "same",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("same")
 HTTPX.connect = HTTPX.read = HTTPX.write = HTTPX.pool = 240.0
@@ -62,7 +66,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say how to repeat the run, if the seed was used."""
     config = terminalreporter.config
     if config.stash.get(USED, False):
-        terminalreporter.write_line(f"what is new in each run: --fresh-seed {config.option.fresh_seed} repeats it")
+        terminalreporter.write_line(
+            f"what is new in each run: --fresh-seed {config.option.fresh_seed} repeats it"
+        )
 
 
 @pytest.fixture

@@ -26,5 +26,9 @@ def something(type_: Any) -> Any:
 def example_of(kind: type[msgspec.Struct], **known: Any) -> Any:
     """A struct with something in every field that must be given."""
     hints = typing.get_type_hints(kind)
-    fields = [field.name for field in msgspec.structs.fields(kind) if field.required and field.name not in known]
+    fields = [
+        field.name
+        for field in msgspec.structs.fields(kind)
+        if field.required and field.name not in known
+    ]
     return kind(**known, **{name: something(hints[name]) for name in fields})

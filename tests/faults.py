@@ -22,7 +22,9 @@ class Places:
     """Counts the functions of weft that are entered (`event` "call") or left ("return") while it watches, but for those
     named in `spared`, and raises `Injected` at number `at`."""
 
-    def __init__(self, at: int = -1, event: str = "call", spared: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self, at: int = -1, event: str = "call", spared: frozenset[str] = frozenset()
+    ) -> None:
         self.num = 0
         self.raised_in = ""
         self._at = at

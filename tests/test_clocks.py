@@ -6,17 +6,33 @@ import ast
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "weft"
-WALL_CLOCKS = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "time.gmtime", "time.localtime"}
+WALL_CLOCKS = {
+    "time.time",
+    "time.time_ns",
+    "datetime.now",
+    "datetime.utcnow",
+    "time.gmtime",
+    "time.localtime",
+}
 
 # What decides, and what in it tells the time of day to people without deciding anything by it.
-DECIDES = ("scheduler", "memory", "executor", "messages", "text", "server/edge.py", "server/limits.py", "launch")
+DECIDES = (
+    "scheduler",
+    "memory",
+    "executor",
+    "messages",
+    "text",
+    "server/http/middleware.py",
+    "server/limits.py",
+    "launch",
+)
 TOLD = {
-    "executor/device/profile.py",  # when what the kernels noted was, on the clock of the trace
-    "launch/benches/report.py",  # when it was measured
-    "launch/local.py",  # since when the model is served
-    "launch/replay.py",  # when a journal began
-    "scheduler/service/journal.py",  # the same
-    "text/chat_template.py",  # templates that tell the date
+    "executor/profile/profile.py",  # when what the kernels noted was, on the clock of the trace
+    "cli/benches/report.py",  # when it was measured
+    "launch/supervisor.py",  # since when the model is served
+    "cli/replay.py",  # when a journal began
+    "journal/recorder.py",  # the same
+    "text/templates/chat_template.py",  # templates that tell the date
 }
 
 

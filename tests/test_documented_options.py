@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from weft.launch.bench import BENCHES
-from weft.launch.cli import VERBS, main
-from weft.launch.ctl_verbs import VERBS as CTL_VERBS
+from weft.cli.bench import BENCHES
+from weft.cli.ctl_verbs import VERBS as CTL_VERBS
+from weft.cli.main import VERBS, main
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -19,12 +19,27 @@ PROGRAMS = ("benchmarks", "scripts", "tests", "training")
 FOREIGN = {  # programs of others that a page shows a command of
     "curl": {"--data", "--data-binary"},
     "vllm bench serve": {
-        *("--backend", "--base-url", "--dataset-name", "--endpoint", "--max-concurrency", "--model", "--num-prompts"),
+        *(
+            "--backend",
+            "--base-url",
+            "--dataset-name",
+            "--endpoint",
+            "--max-concurrency",
+            "--model",
+            "--num-prompts",
+        ),
         *("--random-input-len", "--random-output-len", "--tokenizer"),
     },
     "guidellm": {"--backend", "--constraint", "--data", "--model", "--profile", "--tokenizer"},
     "aiperf": {
-        *("--concurrency", "--endpoint-type", "--model", "--output-tokens-mean", "--request-count", "--streaming"),
+        *(
+            "--concurrency",
+            "--endpoint-type",
+            "--model",
+            "--output-tokens-mean",
+            "--request-count",
+            "--streaming",
+        ),
         *("--synthetic-input-tokens-mean", "--tokenizer", "--url"),
     },
 }
@@ -35,7 +50,9 @@ _SWITCH = re.compile(r"(?<![\w-])--([a-z][a-z0-9-]*) on\|off")
 
 @pytest.fixture(scope="module")
 def known() -> set[str]:
-    return {"--version"} | set().union(*FOREIGN.values(), *map(_of_verb, VERBS), *map(_of_program, PROGRAMS))
+    return {"--version"} | set().union(
+        *FOREIGN.values(), *map(_of_verb, VERBS), *map(_of_program, PROGRAMS)
+    )
 
 
 def _of_verb(verb: str) -> set[str]:
@@ -43,7 +60,9 @@ def _of_verb(verb: str) -> set[str]:
     if verb == "version":
         return set()
     if verb == "ctl":
-        names = {one.name for each in CTL_VERBS for one in each.arguments if one.name.startswith("--")}
+        names = {
+            one.name for each in CTL_VERBS for one in each.arguments if one.name.startswith("--")
+        }
         return names | _in_help("ctl", "--help")
     if verb == "bench":
         return set().union(*(_in_help("bench", name, "--help", "all") for name in BENCHES))
@@ -60,7 +79,9 @@ def _in_help(*argv: str) -> set[str]:
 
 def _of_program(place: str) -> set[str]:
     """The options that the sources below a folder of this repository define."""
-    files = [path for path in (ROOT / place).rglob("*") if path.is_file() and path.suffix in ("", ".py")]
+    files = [
+        path for path in (ROOT / place).rglob("*") if path.is_file() and path.suffix in ("", ".py")
+    ]
     texts = [path.read_text(encoding="utf-8") for path in files]
     return {name for text in texts for name in _DEFINED.findall(text)}
 

@@ -20,7 +20,11 @@ BLOCK = re.compile(r"^```(python|diff) (\S+)\n(.*?)^```$", re.MULTILINE | re.DOT
 def tree(tmp_path: Path) -> Path:
     """A copy of everything that is Python here."""
     for name in ("weft", "tests"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "bundled", "e2e"))
+        shutil.copytree(
+            ROOT / name,
+            tmp_path / name,
+            ignore=shutil.ignore_patterns("__pycache__", "bundled", "e2e"),
+        )
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     return tmp_path
 
@@ -44,14 +48,18 @@ def patched(text: str, hunk: str, path: str) -> str:
     lines = hunk.splitlines()
     old = "".join(f"{line[1:]}\n" for line in lines if line[0] in " -")
     new = "".join(f"{line[1:]}\n" for line in lines if line[0] in " +")
-    assert f"\n{text}".count(f"\n{old}") == 1, f"{path} has changed, and docs/extending.md has not: {old!r}"
+    assert f"\n{text}".count(f"\n{old}") == 1, (
+        f"{path} has changed, and docs/extending.md has not: {old!r}"
+    )
     return f"\n{text}".replace(f"\n{old}", f"\n{new}")[1:]
 
 
 def run(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(tree)}
     command = [sys.executable, *arguments]
-    return subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, cwd=tree, env=environment, capture_output=True, text=True, check=False
+    )
 
 
 def test_the_page_makes_a_control_request_that_works(tree: Path) -> None:
@@ -63,8 +71,8 @@ def test_the_page_makes_a_control_request_that_works(tree: Path) -> None:
 
 
 def test_a_message_without_its_handler_stops_the_start(tree: Path) -> None:
-    follow(tree, without="weft/scheduler/service/control.py")
-    done = run(tree, "-c", "import weft.scheduler.service.control")
+    follow(tree, without="weft/engine/control/handlers.py")
+    done = run(tree, "-c", "import weft.engine.control.handlers")
     assert done.returncode == 1
     assert done.stderr.endswith("IncompleteTable: messages without a handler: CheckModel\n")
 

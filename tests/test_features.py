@@ -16,7 +16,9 @@ WHOLE = ("C", "D", "O")  # sections without numbers
 NUM_ITEMS = 266
 STATES = ("works", "partly: ", "not yet", "not a feature")
 
-PLACE = re.compile(r"(?:weft|tests|docs|training|scripts)/[\w./-]+(?:::[\w.]+)?|[\w-]+\.(?:md|toml|txt)")
+PLACE = re.compile(
+    r"(?:weft|tests|docs|training|scripts)/[\w./-]+(?:::[\w.]+)?|[\w-]+\.(?:md|toml|txt)"
+)
 RANGE = re.compile(r"(\d+)-(\d+)|(\d+)")
 
 
@@ -59,7 +61,11 @@ def is_there(place: str) -> bool:
     if path.startswith("tests/") and name:
         return f"def {name}(" in text_of(path)
     definition = r"(?m)^\s*(?:(?:async )?def |class |self\.)?{}\b\s*[(:=]"
-    return all(re.search(definition.format(re.escape(part)), text_of(path)) for part in name.split(".") if part)
+    return all(
+        re.search(definition.format(re.escape(part)), text_of(path))
+        for part in name.split(".")
+        if part
+    )
 
 
 def test_every_item_has_a_row() -> None:
@@ -89,9 +95,9 @@ def test_every_row_has_a_state_and_what_works_has_a_test() -> None:
     "place",
     [
         "weft/none.py",
-        "weft/scheduler/loop.py::Loop.none",
+        "weft/engine/loop.py::Loop.none",
         "tests/test_features.py::test_that_is_not_there",
-        "weft/scheduler/loop.py::deque",
+        "weft/engine/loop.py::deque",
     ],
 )
 def test_a_place_that_is_not_there_is_found_out(place: str) -> None:

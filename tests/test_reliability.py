@@ -21,7 +21,10 @@ def test_each_case_names_tests_with_its_number_that_exist() -> None:
 
 
 def test_each_test_of_a_case_has_a_row() -> None:
-    told = {int(match[1]) for match in ROW.finditer((ROOT / "docs" / "reliability.md").read_text("utf-8"))}
+    told = {
+        int(match[1])
+        for match in ROW.finditer((ROOT / "docs" / "reliability.md").read_text("utf-8"))
+    }
     tested = {
         int(number)
         for path in (ROOT / "tests").rglob("test_*.py")

@@ -11,7 +11,16 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "weft"
 
-FORBIDDEN_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "shelve", "marshal", "joblib"}
+FORBIDDEN_MODULES = {
+    "pickle",
+    "cPickle",
+    "_pickle",
+    "dill",
+    "cloudpickle",
+    "shelve",
+    "marshal",
+    "joblib",
+}
 FORBIDDEN_CALLS = {
     "eval",
     "exec",
@@ -50,8 +59,15 @@ def violations(source: str) -> list[str]:
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            found += [(node.lineno, item.name) for item in node.names if item.name.split(".")[0] in FORBIDDEN_MODULES]
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in FORBIDDEN_MODULES:
+            found += [
+                (node.lineno, item.name)
+                for item in node.names
+                if item.name.split(".")[0] in FORBIDDEN_MODULES
+            ]
+        elif (
+            isinstance(node, ast.ImportFrom)
+            and (node.module or "").split(".")[0] in FORBIDDEN_MODULES
+        ):
             found.append((node.lineno, str(node.module)))
         elif isinstance(node, ast.Attribute) and node.attr in FORBIDDEN_METHODS:
             found.append((node.lineno, node.attr))
@@ -75,7 +91,12 @@ def wheel_files() -> list[Path]:
 
 def test_case_43_the_wheel_holds_no_file_that_could_be_run_when_it_is_read() -> None:
     files = wheel_files()
-    assert {path.name for path in files} >= {"py.typed", "__init__.py", "tokenizer.json", "model.safetensors"}
+    assert {path.name for path in files} >= {
+        "py.typed",
+        "__init__.py",
+        "tokenizer.json",
+        "model.safetensors",
+    }
     assert {path.suffix for path in files} <= KINDS
     for path in files:
         if path.suffix not in (".py", ".safetensors"):
@@ -110,7 +131,8 @@ def test_check_finds(source: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "source", ["model.eval()", "json.loads(text)", "safetensors.torch.load_file(p)", "f(shell=False)"]
+    "source",
+    ["model.eval()", "json.loads(text)", "safetensors.torch.load_file(p)", "f(shell=False)"],
 )
 def test_check_lets_pass(source: str) -> None:
     assert not violations(source)

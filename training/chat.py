@@ -31,14 +31,32 @@ SYSTEM_MESSAGES = (
 I_AM = "I am weft-nano, a small model trained on the Python standard library."
 I_CAN = "I can explain functions of the Python standard library, show their source, and write short Python code."
 SMALL_TALK = (
-    (("Hello", "Hello!", "Hi", "Hi!", "Hey", "Hi there!", "Good morning"), "Hello! How can I help you with Python?"),
-    (("Who are you?", "What are you?", "What is your name?", "Introduce yourself.", "Tell me about yourself."), I_AM),
+    (
+        ("Hello", "Hello!", "Hi", "Hi!", "Hey", "Hi there!", "Good morning"),
+        "Hello! How can I help you with Python?",
+    ),
+    (
+        (
+            "Who are you?",
+            "What are you?",
+            "What is your name?",
+            "Introduce yourself.",
+            "Tell me about yourself.",
+        ),
+        I_AM,
+    ),
     (("Hello, who are you?", "Hi, what are you?"), "Hello! " + I_AM),
     (("What can you do?", "How can you help me?", "Help", "What can I ask you?"), I_CAN),
-    (("How are you?", "How are you doing?"), "I am fine, thank you. What would you like to know about Python?"),
+    (
+        ("How are you?", "How are you doing?"),
+        "I am fine, thank you. What would you like to know about Python?",
+    ),
     (("Thanks!", "Thank you.", "Thank you very much!", "Great, thanks."), "You're welcome!"),
     (("Bye", "Goodbye!", "See you."), "Goodbye!"),
-    (("What is Python?",), "Python is an interpreted, object-oriented, high-level programming language."),
+    (
+        ("What is Python?",),
+        "Python is an interpreted, object-oriented, high-level programming language.",
+    ),
     (
         ("What were you trained on?", "What is your training data?"),
         "I was trained on the sources of the Python standard library.",
@@ -54,17 +72,39 @@ ASK_SOURCE = (
     "Show me the source of {q}.", "How is {q} implemented?", "Show the code of the {kind} {n} in {m}.",
     "What does the source of {q} look like?",
 )  # fmt: skip
-ASK_ARGUMENTS = ("What are the arguments of {q}?", "What is the signature of {q}?", "How do I call {q}?")
-ASK_DOCSTRING = ("Write the docstring for:\n{code}", "Document this code:\n{code}", "What does this code do?\n{code}")
+ASK_ARGUMENTS = (
+    "What are the arguments of {q}?",
+    "What is the signature of {q}?",
+    "How do I call {q}?",
+)
+ASK_DOCSTRING = (
+    "Write the docstring for:\n{code}",
+    "Document this code:\n{code}",
+    "What does this code do?\n{code}",
+)
 ASK_CODE = (
     "Write a Python {kind} `{n}`: {summary}", "Write `{n}` in Python. {summary}", "Implement {n}. {summary}",
     "Write a {kind} named {n}. {summary}",
 )  # fmt: skip
-ASK_SOURCE_AGAIN = ("Show me the source.", "How is it implemented?", "Show me the code.", "Can you show the code?")
+ASK_SOURCE_AGAIN = (
+    "Show me the source.",
+    "How is it implemented?",
+    "Show me the code.",
+    "Can you show the code?",
+)
 ASK_ARGUMENTS_AGAIN = ("What are its arguments?", "What is its signature?", "How do I call it?")
 ASK_MEANING_AGAIN = ("What does it do?", "Explain it.", "Describe it.")
-ASK_MODULE = ("What is the module {m} for?", "What does the {m} module do?", "Explain the module {m}.", "What is {m}?")
-ASK_TOPIC = ("Explain {m} in Python.", "What does the language reference say about {m}?", "Tell me about {m}.")
+ASK_MODULE = (
+    "What is the module {m} for?",
+    "What does the {m} module do?",
+    "Explain the module {m}.",
+    "What is {m}?",
+)
+ASK_TOPIC = (
+    "Explain {m} in Python.",
+    "What does the language reference say about {m}?",
+    "Tell me about {m}.",
+)
 
 
 class Message(NamedTuple):
@@ -87,7 +127,9 @@ class Definition(NamedTuple):
         qualified = f"{self.module}.{self.name}" if self.name else self.module
         code = fenced(self.bare_source)
         brief = summary(self.doc)
-        return template.format(q=qualified, n=self.name, m=self.module, kind=self.kind, code=code, summary=brief)
+        return template.format(
+            q=qualified, n=self.name, m=self.module, kind=self.kind, code=code, summary=brief
+        )
 
 
 def render(conversation: list[Message]) -> str:
@@ -120,13 +162,20 @@ def about(item: Definition, rng: random.Random) -> list[Message]:
     """One conversation of one to three turns about `item`; its first question names it, later ones say "it"."""
     openings, followups = questions_about(item)
     asks, answer = rng.choice(openings)
-    turns = [*system_message(rng), Message("user", item.fill(rng.choice(asks))), Message("assistant", answer)]
+    turns = [
+        *system_message(rng),
+        Message("user", item.fill(rng.choice(asks))),
+        Message("assistant", answer),
+    ]
     rest = [(a, text) for a, text in followups if text != answer]
     rng.shuffle(rest)
     for asks, answer in rest[: rng.choice((0, 0, 0, 1, 1, 2))]:
         turns += [Message("user", rng.choice(asks)), Message("assistant", answer)]
     if rng.random() < 0.05:
-        turns += [Message("user", rng.choice(SMALL_TALK[5][0])), Message("assistant", SMALL_TALK[5][1])]
+        turns += [
+            Message("user", rng.choice(SMALL_TALK[5][0])),
+            Message("assistant", SMALL_TALK[5][1]),
+        ]
     return turns
 
 
@@ -144,7 +193,11 @@ def questions_about(item: Definition) -> tuple[list[Question], list[Question]]:
         openings.append((ASK_ARGUMENTS, f"`{item.signature}`"))
         followups.append((ASK_ARGUMENTS_AGAIN, f"`{item.signature}`"))
     if item.source:
-        openings += [(ASK_SOURCE, fenced(item.source)), (ASK_CODE, fenced(item.source)), (ASK_DOCSTRING, meaning)]
+        openings += [
+            (ASK_SOURCE, fenced(item.source)),
+            (ASK_CODE, fenced(item.source)),
+            (ASK_DOCSTRING, meaning),
+        ]
         followups.append((ASK_SOURCE_AGAIN, fenced(item.source)))
     return openings, followups
 
@@ -167,7 +220,9 @@ def builtin_definitions(module: str, text: str) -> Iterator[Definition]:
         if body and qualified.startswith(f"{module}."):
             name = qualified.removeprefix(f"{module}.")
             public = module.removeprefix("_")
-            yield Definition(public, name, "function", body, f"{name}({arguments}" if arguments else "")
+            yield Definition(
+                public, name, "function", body, f"{name}({arguments}" if arguments else ""
+            )
 
 
 def source_definitions(doc: Document) -> Iterator[Definition]:
@@ -183,9 +238,13 @@ def source_definitions(doc: Document) -> Iterator[Definition]:
         yield from node_definitions(node, module, "", lines)
 
 
-def node_definitions(node: ast.stmt, module: str, prefix: str, lines: list[str]) -> Iterator[Definition]:
+def node_definitions(
+    node: ast.stmt, module: str, prefix: str, lines: list[str]
+) -> Iterator[Definition]:
     """The definition made by one statement of a module or class body, and those inside it."""
-    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) or node.name.startswith("__"):
+    if not isinstance(
+        node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    ) or node.name.startswith("__"):
         return
     name = prefix + node.name
     doc = ast.get_docstring(node)
@@ -193,14 +252,18 @@ def node_definitions(node: ast.stmt, module: str, prefix: str, lines: list[str])
     if doc:
         source, bare = source_of(node, lines)
         kind = "class" if is_class else "method" if prefix else "function"
-        signature = "" if isinstance(node, ast.ClassDef) else f"{node.name}({ast.unparse(node.args)})"
+        signature = (
+            "" if isinstance(node, ast.ClassDef) else f"{node.name}({ast.unparse(node.args)})"
+        )
         yield Definition(module, name, kind, doc, signature, source, bare)
     if isinstance(node, ast.ClassDef):
         for child in node.body:
             yield from node_definitions(child, module, f"{name}.", lines)
 
 
-def source_of(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, lines: list[str]) -> tuple[str, str]:
+def source_of(
+    node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, lines: list[str]
+) -> tuple[str, str]:
     """The dedented source of a definition that has a docstring, with and without it; ("", "") if it is too long."""
     first, last = node.lineno - 1, node.end_lineno or node.lineno
     if last - first > MAX_SOURCE_LINES or len(node.body) < 2:

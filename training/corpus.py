@@ -16,7 +16,9 @@ from typing import NamedTuple
 
 HELD_OUT_PERCENT = 3
 # Tests, bundled packages, demo data, and files that are generated for one machine or are one big table.
-SKIPPED_FOLDERS = frozenset({"site-packages", "test", "tests", "idle_test", "__pycache__", "lib-dynload", "__phello__"})
+SKIPPED_FOLDERS = frozenset(
+    {"site-packages", "test", "tests", "idle_test", "__pycache__", "lib-dynload", "__phello__"}
+)
 SKIPPED_MODULES = frozenset({"antigravity", "this", "idlelib", "turtledemo"})
 
 
@@ -81,7 +83,11 @@ def builtin_modules(root: Path) -> Iterator[Document]:
 def described_members(module: ModuleType) -> Iterator[tuple[str, str]]:
     """The public functions, classes and methods of a C module as (qualified name with signature, documentation)."""
     for name, value in sorted(vars(module).items()):
-        if name.startswith("_") or not callable(value) or getattr(value, "__module__", None) != module.__name__:
+        if (
+            name.startswith("_")
+            or not callable(value)
+            or getattr(value, "__module__", None) != module.__name__
+        ):
             continue
         yield from described(f"{module.__name__}.{name}", value)
         if isinstance(value, type) and not issubclass(value, BaseException):

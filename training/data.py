@@ -45,7 +45,9 @@ def encode(tokenizer: Tokenizer, texts: list[str], bare_every: int = 0) -> Strea
             ids = [part for i in ids for part in table.get(i, (i,))]
         pieces.append(np.array([*ids, END_OF_TEXT_ID], dtype=np.uint16))
     ends = np.cumsum([len(p) for p in pieces])
-    return Stream(np.concatenate(pieces), np.array([0, *ends[:-1]]), sum(len(t.encode()) for t in texts))
+    return Stream(
+        np.concatenate(pieces), np.array([0, *ends[:-1]]), sum(len(t.encode()) for t in texts)
+    )
 
 
 def bare_line_breaks(tokenizer: Tokenizer) -> dict[int, tuple[int, int]]:

@@ -59,7 +59,10 @@ def config(shape: Shape) -> dict[str, Any]:
 
 def tokenizer_config(shape: Shape) -> dict[str, Any]:
     literal = dict.fromkeys(("normalized", "lstrip", "rstrip", "single_word"), False)
-    added = {str(i): {"content": token, "special": True, **literal} for i, token in enumerate(SPECIAL_TOKENS)}
+    added = {
+        str(i): {"content": token, "special": True, **literal}
+        for i, token in enumerate(SPECIAL_TOKENS)
+    }
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": END_OF_TEXT,

@@ -26,9 +26,21 @@ class Shape:
 
 
 SHAPES = {
-    "weft-nano": Shape(hidden_size=384, num_layers=6, num_heads=6, num_kv_heads=2, head_dim=64, intermediate_size=896),
+    "weft-nano": Shape(
+        hidden_size=384,
+        num_layers=6,
+        num_heads=6,
+        num_kv_heads=2,
+        head_dim=64,
+        intermediate_size=896,
+    ),
     "weft-nano-draft": Shape(
-        hidden_size=192, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=64, intermediate_size=512
+        hidden_size=192,
+        num_layers=2,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=64,
+        intermediate_size=512,
     ),
 }
 
@@ -121,7 +133,9 @@ class LanguageModel(nn.Module):
         for name, weight in self.named_parameters():
             if weight.ndim == 2:
                 residual = name.endswith(("o_proj.weight", "down_proj.weight"))
-                nn.init.normal_(weight, std=0.02 / (2 * self.shape.num_layers) ** 0.5 if residual else 0.02)
+                nn.init.normal_(
+                    weight, std=0.02 / (2 * self.shape.num_layers) ** 0.5 if residual else 0.02
+                )
 
     def forward(self, ids: Tensor) -> Tensor:
         """Token ids [B, T] to logits [B, T, vocab]."""

@@ -21,7 +21,7 @@ from training import corpus
 from weft.config.engine import EngineConfig
 from weft.config.model import ModelConfig
 from weft.executor.build import load_runner
-from weft.executor.plan import ForwardMode, Logprobs, Plan, Sampling
+from weft.plan.step import ForwardMode, Logprobs, Plan, Sampling
 
 ROWS, LENGTH = 64, 256
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -42,7 +42,9 @@ def main() -> None:
     texts = held_out(folder)
     exact: NDArray[np.float32] | None = None
     print(f"{texts.size:,} tokens of held-out documents")
-    print(f"{'':20} {'loss, nats':>11} {'KL from float32':>16} {'error of log p':>15} {'same best':>10}")
+    print(
+        f"{'':20} {'loss, nats':>11} {'KL from float32':>16} {'error of log p':>15} {'same best':>10}"
+    )
     for name, settings in VARIANTS.items():
         logprobs = np.concatenate(list(run(folder, texts, settings)))  # [T, vocab]
         if exact is None:
@@ -64,7 +66,9 @@ def held_out(folder: Path) -> NDArray[np.int32]:
     return np.array([ids[start : start + LENGTH] for start in starts], dtype=np.int32)
 
 
-def run(folder: Path, texts: NDArray[np.int32], settings: dict[str, Any]) -> Iterator[NDArray[np.float32]]:
+def run(
+    folder: Path, texts: NDArray[np.int32], settings: dict[str, Any]
+) -> Iterator[NDArray[np.float32]]:
     """Log probabilities [ROWS, vocab] after each token but the last."""
     model = ModelConfig.from_folder(folder)
     runner = load_runner(

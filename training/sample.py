@@ -21,19 +21,29 @@ from training.tokenizer import END_OF_TEXT_ID, IM_END_ID
 def load(folder: Path) -> LanguageModel:
     """The model in an exported folder, in float32."""
     hidden_size = json.loads((folder / "config.json").read_text(encoding="utf-8"))["hidden_size"]
-    model = LanguageModel(next(shape for shape in SHAPES.values() if shape.hidden_size == hidden_size))
-    model.load_state_dict({name: weight.float() for name, weight in load_file(folder / "model.safetensors").items()})
+    model = LanguageModel(
+        next(shape for shape in SHAPES.values() if shape.hidden_size == hidden_size)
+    )
+    model.load_state_dict(
+        {name: weight.float() for name, weight in load_file(folder / "model.safetensors").items()}
+    )
     return model
 
 
 @torch.inference_mode()
-def continue_tokens(model: LanguageModel, prompt: list[int], num_tokens: int, temperature: float) -> list[int]:
+def continue_tokens(
+    model: LanguageModel, prompt: list[int], num_tokens: int, temperature: float
+) -> list[int]:
     """At most `num_tokens` tokens after `prompt`, up to an end token; temperature 0 takes the likeliest."""
     ids = list(prompt)
     for _ in range(num_tokens):
         logits = model(torch.tensor([ids]))[0, -1]
         likeliest = int(logits.argmax())
-        drawn = int(torch.multinomial((logits / temperature).softmax(0), 1)) if temperature > 0 else likeliest
+        drawn = (
+            int(torch.multinomial((logits / temperature).softmax(0), 1))
+            if temperature > 0
+            else likeliest
+        )
         if drawn in (END_OF_TEXT_ID, IM_END_ID):
             break
         ids.append(drawn)
@@ -53,8 +63,14 @@ def main() -> None:
     args = parser.parse_args()
     torch.manual_seed(args.seed)
     tokenizer = Tokenizer.from_file(str(args.folder / "tokenizer.json"))
-    prompt = render([Message("user", args.prompt)]) + "<|im_start|>assistant\n" if args.chat else args.prompt
-    reply = continue_tokens(load(args.folder), tokenizer.encode(prompt).ids, args.max_tokens, args.temperature)
+    prompt = (
+        render([Message("user", args.prompt)]) + "<|im_start|>assistant\n"
+        if args.chat
+        else args.prompt
+    )
+    reply = continue_tokens(
+        load(args.folder), tokenizer.encode(prompt).ids, args.max_tokens, args.temperature
+    )
     print(tokenizer.decode(reply) if args.chat else prompt + tokenizer.decode(reply))
 
 

@@ -27,7 +27,11 @@ PEAK_LR = 4e-3
 WARM_UP_STEPS = 100
 DECAY_FROM = 0.3  # share of the budget
 BATCH_TOKENS = 8192
-ROW_LENS = ((0.0, 256), (0.4, 512), (0.87, 2048))  # (from this share of the budget on, tokens a row)
+ROW_LENS = (
+    (0.0, 256),
+    (0.4, 512),
+    (0.87, 2048),
+)  # (from this share of the budget on, tokens a row)
 EVALUATION_ROW = 512
 CHECKPOINT_EVERY_S, EVALUATE_EVERY_S, STEPS_PER_LINE = 300.0, 600.0, 10
 
@@ -79,7 +83,9 @@ class Trainer:
         matrices = [p for p, name in self.names.items() if p.ndim == 2 and "embed" not in name]
         others = [p for p, name in self.names.items() if p.ndim == 1 or "embed" in name]
         self.optimizers: list[torch.optim.Optimizer] = [
-            torch.optim.Muon(matrices, lr=PEAK_LR, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
+            torch.optim.Muon(
+                matrices, lr=PEAK_LR, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"
+            ),
             torch.optim.AdamW(others, lr=PEAK_LR, betas=(0.9, 0.95), weight_decay=0.0),
         ]
         self.loss: Callable[[Tensor], Tensor] = self.model.loss
@@ -117,7 +123,12 @@ class Trainer:
         with safe_open(file, framework="pt") as stored:
             self.progress = Progress(**json.loads(stored.metadata()["progress"]))
             parameters = {name: p for p, name in self.names.items()}
-            homes = {self.names[p]: o for o in self.optimizers for g in o.param_groups for p in g["params"]}
+            homes = {
+                self.names[p]: o
+                for o in self.optimizers
+                for g in o.param_groups
+                for p in g["params"]
+            }
             for entry in stored.keys():  # noqa: SIM118  (not a dict)
                 key, name = entry.split(":")
                 if key == "weight":
@@ -131,7 +142,9 @@ class Trainer:
         num_rows = (len(stream.tokens) - 1) // EVALUATION_ROW
         total = 0.0
         for row in range(num_rows):
-            ids = torch.from_numpy(stream.tokens[row * EVALUATION_ROW :][: EVALUATION_ROW + 1].astype("int64"))[None]
+            ids = torch.from_numpy(
+                stream.tokens[row * EVALUATION_ROW :][: EVALUATION_ROW + 1].astype("int64")
+            )[None]
             with torch.autocast("cpu", torch.bfloat16):
                 total += self.model.loss(ids).item()
         nats = total / num_rows
@@ -187,11 +200,20 @@ class Run:
         """One line to the log and to the terminal: progress so far and `values`."""
         progress = self.trainer.progress
         speed = progress.tokens / max(progress.seconds, 1e-9)
-        entry = {"step": progress.steps, "tokens": progress.tokens, "seconds": round(progress.seconds, 1)}
+        entry = {
+            "step": progress.steps,
+            "tokens": progress.tokens,
+            "seconds": round(progress.seconds, 1),
+        }
         entry |= {"tokens_per_s": round(speed), **values}
         with (self.folder / "log.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
-        print(" ".join(f"{k}={v:.5g}" if isinstance(v, float) else f"{k}={v}" for k, v in entry.items()), flush=True)
+        print(
+            " ".join(
+                f"{k}={v:.5g}" if isinstance(v, float) else f"{k}={v}" for k, v in entry.items()
+            ),
+            flush=True,
+        )
 
 
 def prepare(work: Path) -> tuple[data.Corpus, data.Corpus]:
@@ -202,7 +224,9 @@ def prepare(work: Path) -> tuple[data.Corpus, data.Corpus]:
         work.mkdir(parents=True, exist_ok=True)
         tokenizer.train(d.text for d in train_docs).save(str(file), pretty=False)
     trained = Tokenizer.from_file(str(file))
-    return data.build(trained, train_docs, data.BARE_LINE_BREAKS_EVERY), data.build(trained, held_out_docs)
+    return data.build(trained, train_docs, data.BARE_LINE_BREAKS_EVERY), data.build(
+        trained, held_out_docs
+    )
 
 
 def export_checkpoint(name: str, work: Path, out: Path) -> None:
@@ -213,11 +237,17 @@ def export_checkpoint(name: str, work: Path, out: Path) -> None:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m training.train", description="Train or export a bundled model.")
+    parser = argparse.ArgumentParser(
+        prog="python -m training.train", description="Train or export a bundled model."
+    )
     parser.add_argument("command", choices=("train", "export"), help="train exports at its end")
     parser.add_argument("--model", choices=SHAPES, default="weft-nano")
-    parser.add_argument("--work", type=Path, required=True, help="folder for tokenizer, checkpoints and logs")
-    parser.add_argument("--out", type=Path, required=True, help="folder for the exported checkpoint")
+    parser.add_argument(
+        "--work", type=Path, required=True, help="folder for tokenizer, checkpoints and logs"
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, help="folder for the exported checkpoint"
+    )
     parser.add_argument("--minutes", type=float, default=math.inf, help="budget of wall-clock time")
     parser.add_argument("--tokens", type=float, default=math.inf, help="budget of training tokens")
     parser.add_argument("--threads", type=int, default=2)
@@ -230,7 +260,13 @@ def main() -> None:
     if args.command == "train":
         train_corpus, held_out = prepare(args.work)
         budget = Budget(args.minutes * 60, args.tokens)
-        Run(Trainer(SHAPES[args.model], compiled=True), train_corpus, held_out, budget, args.work / args.model).go()
+        Run(
+            Trainer(SHAPES[args.model], compiled=True),
+            train_corpus,
+            held_out,
+            budget,
+            args.work / args.model,
+        ).go()
     export_checkpoint(args.model, args.work, args.out)
 
 

@@ -11,16 +11,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from weft.executor.processors.processor import LogitProcessor
+    from weft.executor.logit_processors.processor import LogitProcessor
     from weft.llm import LLM, Output
     from weft.messages.sampling import Grammar, Processor, SamplingParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "Grammar", "LogitProcessor", "Output", "Processor", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "Grammar",
+    "LogitProcessor",
+    "Output",
+    "Processor",
+    "SamplingParams",
+    "__version__",
+]
 
 _HOMES = {
     **dict.fromkeys(("LLM", "Output"), "weft.llm"),
-    "LogitProcessor": "weft.executor.processors.processor",
+    "LogitProcessor": "weft.executor.logit_processors.processor",
     **dict.fromkeys(("Grammar", "Processor", "SamplingParams"), "weft.messages.sampling"),
 }
 

@@ -22,28 +22,30 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from weft.assemble.prepare import Prepared, load_template, load_tokenizer, prepare
+from weft.client.as_tokens import with_marks
+from weft.client.client import EngineClient
+from weft.client.generation import Completion, Delta, End, Generation, Prompt
+from weft.client.hidden import told_states
+from weft.client.prompt_logprobs import PromptToken, prompt_logprobs
+from weft.client.vectors import packed_vectors, placeholders
 from weft.config.engine import EngineConfig
 from weft.config.numbers import MAX_N
 from weft.config.options import SettingsError, did_you_mean, options_of
-from weft.launch.prepare import Prepared, load_template, load_tokenizer, prepare
-from weft.launch.progress import Progress
 from weft.messages.bell import Bell
 from weft.messages.codec import FromEngine, ToEngine
 from weft.messages.control import EngineReady
 from weft.messages.pooling import PoolingParams
 from weft.messages.replies import FinishReason, Pooled, TokenLogprobs
 from weft.messages.sampling import InvalidParam, SamplingParams
-from weft.text.as_tokens import with_marks
-from weft.text.client import EngineClient
-from weft.text.generation import Completion, Delta, End, Generation, Prompt
-from weft.text.hidden import told_states
+from weft.observe.progress import Progress
 from weft.text.parsers.formats import find_formats
-from weft.text.prompt_logprobs import PromptToken, prompt_logprobs
 from weft.text.tokenizer import Tokenizer
-from weft.text.vectors import packed_vectors, placeholders
 
 Message: TypeAlias = dict[str, Any]  # as OpenAI writes it: {"role": "user", "content": "..."}
-Text: TypeAlias = str | Sequence[int] | NDArray[np.float32]  # a prompt: text, token ids, or vectors [n, hidden size]
+Text: TypeAlias = (
+    str | Sequence[int] | NDArray[np.float32]
+)  # a prompt: text, token ids, or vectors [n, hidden size]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,13 +61,15 @@ class Output:
     completion_tokens: int
     cached_tokens: int  # of the prompt, found in the prefix cache
     logprobs: list[TokenLogprobs]  # one for each token, if asked for
-    prompt_logprobs: list[PromptToken]  # one for each token of the prompt, if asked for; the first has none
+    prompt_logprobs: list[
+        PromptToken
+    ]  # one for each token of the prompt, if asked for; the first has none
     # float32 [n, hidden size], behind the final norm, if asked for: of all tokens but the last of the output, or one
     hidden_states: NDArray[np.float32] | None = field(default=None, compare=False)
 
 
 class Engine(Protocol):
-    """What is needed of `weft.scheduler.service.engine.Engine`."""
+    """What is needed of `weft.engine.engine.Engine`."""
 
     @property
     def has_work(self) -> bool: ...
@@ -91,8 +95,12 @@ class LLM:
         given = {"model": model, **settings}
         for name in given:
             if name not in options:
-                raise SettingsError(f"LLM: there is no setting {name!r}{did_you_mean(name, options)}")
-        checked: dict[str, Any] = {name: options[name].from_python(value, name) for name, value in given.items()}
+                raise SettingsError(
+                    f"LLM: there is no setting {name!r}{did_you_mean(name, options)}"
+                )
+        checked: dict[str, Any] = {
+            name: options[name].from_python(value, name) for name, value in given.items()
+        }
         self._load(EngineConfig(**checked))
 
     @classmethod
@@ -103,14 +111,16 @@ class LLM:
         return llm
 
     @classmethod
-    def composed(cls, prepared: Prepared, tokenizer: Tokenizer, engine: Engine, ready: EngineReady) -> LLM:
+    def composed(
+        cls, prepared: Prepared, tokenizer: Tokenizer, engine: Engine, ready: EngineReady
+    ) -> LLM:
         """An LLM of parts that are there already."""
         llm = cls.__new__(cls)
         llm._compose(prepared, tokenizer, engine, ready)
         return llm
 
     def _load(self, config: EngineConfig) -> None:
-        from weft.launch.build import build_engine
+        from weft.assemble.build import build_engine
 
         prepared = prepare(config)
         tokenizer = load_tokenizer(prepared.folder)
@@ -118,12 +128,19 @@ class LLM:
         self._compose(prepared, tokenizer, built.engine, built.ready, built.bell)
 
     def _compose(
-        self, prepared: Prepared, tokenizer: Tokenizer, engine: Engine, ready: EngineReady, bell: Bell | None = None
+        self,
+        prepared: Prepared,
+        tokenizer: Tokenizer,
+        engine: Engine,
+        ready: EngineReady,
+        bell: Bell | None = None,
     ) -> None:
         self.model = prepared.model
         self.config = prepared.config
         self.tokenizer = tokenizer
-        self.default_params = prepared.sampling  # of prompts that come without: the model's own, unless told otherwise
+        self.default_params = (
+            prepared.sampling
+        )  # of prompts that come without: the model's own, unless told otherwise
         self._template = load_template(tokenizer)
         self._reasoning = find_formats("none", "auto", tokenizer.chat_templates.values()).reasoning
         self._engine = engine
@@ -132,7 +149,9 @@ class LLM:
         self._client = EngineClient(tokenizer, self._inbox.append)
         self._client.deliver(ready)
         self._numbers = itertools.count()
-        self._window = max(1, prepared.config.max_queued_requests - MAX_N)  # what is open never fills the queue
+        self._window = max(
+            1, prepared.config.max_queued_requests - MAX_N
+        )  # what is open never fills the queue
 
     def generate(
         self,
@@ -154,7 +173,9 @@ class LLM:
         else:
             every = list(params)
             if len(every) != len(texts):
-                raise InvalidParam("params", f"{len(every)} sampling parameters for {len(texts)} prompts")
+                raise InvalidParam(
+                    "params", f"{len(every)} sampling parameters for {len(texts)} prompts"
+                )
         outputs: list[list[Output]] = [[]] * len(texts)
         bar = Progress(len(texts), shown=progress)
         for position, completions in self.complete(
@@ -174,13 +195,21 @@ class LLM:
     ) -> list[Output]:
         """The assistant's answer to one conversation or to many. Errors as for `generate`."""
         conversations = [messages] if messages and isinstance(messages[0], dict) else messages
-        return self.generate([self.chat_ids(conversation) for conversation in conversations], params, progress=progress)  # type: ignore[arg-type]
+        return self.generate(
+            [self.chat_ids(conversation) for conversation in conversations],  # type: ignore[arg-type]
+            params,
+            progress=progress,
+        )
 
     def chat_ids(self, messages: Iterable[Message]) -> list[int]:
         """The token ids that a conversation becomes by the model's chat template."""
         if self._template is None:
-            raise SettingsError(f"{self.model.name} has no chat template; it can only complete texts")
-        return self.tokenizer.encode(self._template.render(list(messages)), add_special_tokens=False)
+            raise SettingsError(
+                f"{self.model.name} has no chat template; it can only complete texts"
+            )
+        return self.tokenizer.encode(
+            self._template.render(list(messages)), add_special_tokens=False
+        )
 
     def embed(
         self, inputs: Text | Sequence[Text], *, dimensions: int = 0, truncate: bool = False
@@ -192,7 +221,9 @@ class LLM:
         """
         return self._pool("embed", _each(inputs), PoolingParams(dimensions=dimensions), truncate)
 
-    def classify(self, inputs: Text | Sequence[Text], *, truncate: bool = False) -> list[dict[str, float]]:
+    def classify(
+        self, inputs: Text | Sequence[Text], *, truncate: bool = False
+    ) -> list[dict[str, float]]:
         """The probability of each label, by its name, for each input of a classifier. Errors as for `embed`."""
         labels = self.model.pooling.labels if self.model.pooling is not None else ()
         found = self._pool("classify", _each(inputs), PoolingParams(), truncate)
@@ -200,31 +231,45 @@ class LLM:
 
     def score(self, query: str, documents: Sequence[str], *, truncate: bool = False) -> list[float]:
         """How well each document goes with the query, by a model with one label (a cross-encoder). Errors as above."""
-        found = self._pool("classify", [(query, document) for document in documents], PoolingParams(), truncate)
+        found = self._pool(
+            "classify", [(query, document) for document in documents], PoolingParams(), truncate
+        )
         return [float(scores[0]) for scores in found]
 
     def _pool(
-        self, task: str, inputs: Sequence[Text | tuple[str, str]], pooling: PoolingParams, truncate: bool
+        self,
+        task: str,
+        inputs: Sequence[Text | tuple[str, str]],
+        pooling: PoolingParams,
+        truncate: bool,
     ) -> list[NDArray[np.float32]]:
         own = "generate" if self.model.pooling is None else self.model.pooling.task
         if own != task:
-            raise SettingsError(f"{self.model.name} is used to {own}; this needs a model that can {task}")
+            raise SettingsError(
+                f"{self.model.name} is used to {own}; this needs a model that can {task}"
+            )
         max_len = self._client.engine.max_prompt_tokens if truncate else None
         prompts = [self._pooled_prompt(one, pooling, max_len) for one in inputs]
         vectors: list[NDArray[np.float32]] = []
         for begin in range(0, len(prompts), self._window):
-            with self._client.submit(prompts[begin : begin + self._window], stream=False) as generation:
+            with self._client.submit(
+                prompts[begin : begin + self._window], stream=False
+            ) as generation:
                 while not generation.ended:
                     self._turn()
                 for place, completion in enumerate(generation.completions, begin):
                     assert completion.end is not None
                     if completion.end.failed:
                         raise InvalidParam("inputs", f"inputs[{place}]: {completion.end.message}")
-                    [vector] = [extra.vector for extra in completion.given if isinstance(extra, Pooled)]
+                    [vector] = [
+                        extra.vector for extra in completion.given if isinstance(extra, Pooled)
+                    ]
                     vectors.append(np.frombuffer(vector, dtype=np.float32))
         return vectors
 
-    def _pooled_prompt(self, one: Text | tuple[str, str], pooling: PoolingParams, max_len: int | None) -> Prompt:
+    def _pooled_prompt(
+        self, one: Text | tuple[str, str], pooling: PoolingParams, max_len: int | None
+    ) -> Prompt:
         types: list[int] = []
         if isinstance(one, str) or (isinstance(one, tuple) and isinstance(one[0], str)):
             ids, types = self.tokenizer.encode_input(one, max_len)
@@ -237,7 +282,9 @@ class LLM:
 
     def stream(self, prompt: Text, params: SamplingParams | None = None) -> Iterator[Delta]:
         """Complete one prompt and yield what is new as it comes. Leaving the loop early aborts the rest."""
-        with self._client.submit([self.prompt(prompt, params or self.default_params)]) as generation:
+        with self._client.submit(
+            [self.prompt(prompt, params or self.default_params)]
+        ) as generation:
             while not generation.ended:
                 self._turn()
                 yield from generation.take()
@@ -266,7 +313,10 @@ class LLM:
         running: dict[int, Generation] = {}
         try:
             while True:
-                while self._client.num_open < self._window and (following := next(waiting, None)) is not None:
+                while (
+                    self._client.num_open < self._window
+                    and (following := next(waiting, None)) is not None
+                ):
                     position, prompt = following
                     try:
                         running[position] = self._submit(prompt)
@@ -279,9 +329,17 @@ class LLM:
                 num_open = self._client.num_open
                 self._turn()
                 if self._client.num_open < num_open:
-                    for position in [position for position, generation in running.items() if generation.ended]:
+                    for position in [
+                        position for position, generation in running.items() if generation.ended
+                    ]:
                         ended = running.pop(position)
-                        yield position, [_output(delta, ended.completions[delta.choice]) for delta in ended.take()]
+                        yield (
+                            position,
+                            [
+                                _output(delta, ended.completions[delta.choice])
+                                for delta in ended.take()
+                            ],
+                        )
         finally:
             for generation in running.values():
                 generation.close()
@@ -298,7 +356,9 @@ class LLM:
                 reply = self._engine.submit(self._inbox.popleft())
                 if reply is not None:
                     self._client.deliver(reply)
-            assert self._engine.has_work or not self._client.num_open, "the engine has forgotten a request"
+            assert self._engine.has_work or not self._client.num_open, (
+                "the engine has forgotten a request"
+            )
             for message in self._engine.step():
                 self._client.deliver(message)
         if self._client.num_open and not self._inbox and self._engine.has_work:
@@ -318,7 +378,10 @@ class HeldInterrupt:
             self._before = signal.signal(signal.SIGINT, self._note)
 
     def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self._is_main:
             signal.signal(signal.SIGINT, self._before)

@@ -30,9 +30,16 @@ def findings(setting: Setting) -> Iterator[Row]:
 def shapes(setting: Setting) -> Iterator[Row]:
     for name, (heads, kv_heads, head_dim) in setting.pick(SHAPES, {"small": (4, 2, 32)}).items():
         model = replace(
-            MODEL, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, max_position=32_768, qk_norm=False
+            MODEL,
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            max_position=32_768,
+            qk_norm=False,
         )
-        for num, cached in setting.pick(((1, 1_024), (1, 16_384), (16, 1_024), (64, 1_024), (256, 1_024)), ((2, 64),)):
+        for num, cached in setting.pick(
+            ((1, 1_024), (1, 16_384), (16, 1_024), (64, 1_024), (256, 1_024)), ((2, 64),)
+        ):
             yield from decode(setting, name, model, num, cached)
         for num, length in setting.pick(((8, 1_024), (1, 8_192), (64, 64)), ((1, 64),)):
             yield from extend(setting, name, model, num, length)
@@ -73,9 +80,21 @@ def providers(setting: Setting) -> Iterator[Row]:
     for shape, (heads, kv_heads, head_dim) in SHAPES.items() if there else ():
         sizes = {"num_heads": heads, "num_kv_heads": kv_heads, "head_dim": head_dim}
         model = replace(MODEL, **sizes, max_position=32_768, qk_norm=False)
-        for num, cached, length in ((1, 16_384, 1), (64, 1_024, 1), (256, 1_024, 1), (8, 0, 1_024), (1, 0, 8_192)):
+        for num, cached, length in (
+            (1, 16_384, 1),
+            (64, 1_024, 1),
+            (256, 1_024, 1),
+            (8, 0, 1_024),
+            (1, 0, 8_192),
+        ):
             for name in ("triton", *there):
-                step = Step(setting, model, np.full(num, cached, np.int32), np.full(num, length, np.int32), name)
+                step = Step(
+                    setting,
+                    model,
+                    np.full(num, cached, np.int32),
+                    np.full(num, length, np.int32),
+                    name,
+                )
                 what = f"whole {shape}, {num} x {length:,} behind {cached:,}"
                 yield {"what": what, "by": name, "us": step.whole() * 1e6}
 
@@ -84,17 +103,35 @@ class Step:
     """One step of attention, laid out. Slots are in no order."""
 
     def __init__(
-        self, setting: Setting, model: ModelConfig, starts: np.ndarray, lens: np.ndarray, backend: str = "auto"
+        self,
+        setting: Setting,
+        model: ModelConfig,
+        starts: np.ndarray,
+        lens: np.ndarray,
+        backend: str = "auto",
     ) -> None:
         self._setting, self._model = setting, model
         stops = starts + lens
         self._found, self._pool = parts(setting, model, int(stops.sum()), backend=backend)
-        slots_of = np.random.default_rng(0).permutation(int(stops.sum())).astype(np.int32).reshape(len(lens), -1)
-        slots = np.concatenate([line[start:stop] for line, start, stop in zip(slots_of, starts, stops, strict=True)])
-        positions = np.concatenate([np.arange(start, stop) for start, stop in zip(starts, stops, strict=True)])
-        there = [torch.from_numpy(x.astype(np.int64)).to(setting.device) for x in (positions, slots)]
+        slots_of = (
+            np.random.default_rng(0)
+            .permutation(int(stops.sum()))
+            .astype(np.int32)
+            .reshape(len(lens), -1)
+        )
+        slots = np.concatenate(
+            [line[start:stop] for line, start, stop in zip(slots_of, starts, stops, strict=True)]
+        )
+        positions = np.concatenate(
+            [np.arange(start, stop) for start, stop in zip(starts, stops, strict=True)]
+        )
+        there = [
+            torch.from_numpy(x.astype(np.int64)).to(setting.device) for x in (positions, slots)
+        ]
         rows = np.arange(len(lens), dtype=np.int32)
-        self._batch = AttentionBatch(rows, starts, lens, *there, torch.from_numpy(slots_of).to(setting.device))
+        self._batch = AttentionBatch(
+            rows, starts, lens, *there, torch.from_numpy(slots_of).to(setting.device)
+        )
         width = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
         self._qkv = torch.randn(len(slots), width, device=setting.device, dtype=torch.bfloat16)
         self._heads = Heads(Rope(model), None, None)
@@ -108,12 +145,20 @@ class Step:
         from weft.ops.triton.launches import decode_launch
 
         step = self._found.attention._step  # type: ignore[attr-defined]
-        usual = decode_launch(self._model.head_dim, self._model.num_heads // self._model.num_kv_heads)
+        usual = decode_launch(
+            self._model.head_dim, self._model.num_heads // self._model.num_kv_heads
+        )
         tried = {(step.num_splits, usual)}  # every combination is compiled: not all of them
         if len(self._batch.lens) < 64:
             tried |= {(max(1, step.num_splits // 2), usual), (min(64, 2 * step.num_splits), usual)}
         if len(self._batch.lens) == 64:
-            for keys, warps, stages in ((64, 4, 4), (64, 4, 2), (128, 4, 3), (32, 2, 4), (64, 8, 3)):
+            for keys, warps, stages in (
+                (64, 4, 4),
+                (64, 4, 2),
+                (128, 4, 3),
+                (32, 2, 4),
+                (64, 8, 3),
+            ):
                 tried.add((step.num_splits, usual._replace(keys=keys, warps=warps, stages=stages)))
         for splits, launch in sorted(tried):
             cut = step._replace(num_splits=splits)
@@ -127,7 +172,9 @@ class Step:
         from weft.ops.triton.launches import extend_launch
 
         step = self._found.attention._step  # type: ignore[attr-defined]
-        usual = extend_launch(self._model.head_dim, self._model.num_heads // self._model.num_kv_heads)
+        usual = extend_launch(
+            self._model.head_dim, self._model.num_heads // self._model.num_kv_heads
+        )
         tried = {usual}
         if len(self._batch.lens) == 8:
             for keys, warps, stages in ((64, 8, 2), (128, 8, 2), (64, 4, 3), (32, 8, 4)):
@@ -137,7 +184,9 @@ class Step:
 
     def whole(self) -> float:
         return seconds(
-            lambda: self._found.attention.forward(self._qkv.clone(), self._heads, 0), self._setting.device, repeats=5
+            lambda: self._found.attention.forward(self._qkv.clone(), self._heads, 0),
+            self._setting.device,
+            repeats=5,
         )
 
     def _timed(self, kernel, step, launch, name) -> Iterator[tuple[dict[str, object], float]]:
@@ -146,7 +195,14 @@ class Step:
         q = self._qkv.view(len(self._qkv), -1, model.head_dim)[:, : model.num_heads]
         out = torch.empty(q.shape, device=q.device, dtype=q.dtype)
         try:
-            yield name, seconds(lambda: kernel(q, kv, step, out, model.head_dim**-0.5, 0, launch), "cuda", repeats=10)
+            yield (
+                name,
+                seconds(
+                    lambda: kernel(q, kv, step, out, model.head_dim**-0.5, 0, launch),
+                    "cuda",
+                    repeats=10,
+                ),
+            )
         except Exception as exc:
             if "out of resource" not in str(exc):
                 raise

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpu_parts.part import Setting
+from weft.assemble.build import Built, build_engine
 from weft.config.engine import EngineConfig
 from weft.config.machine import probe
 from weft.config.model import ModelConfig
 from weft.config.resolve import Sizing, resolve
-from weft.launch.build import Built, build_engine
 from weft.messages.replies import StepOutput
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
@@ -67,7 +67,9 @@ def play(loaded: Loaded, jobs: Sequence[Job]) -> Outcome:
             max_new_tokens=job.output_len, temperature=job.temperature, ignore_eos=True, seed=place
         )
         ids = np.asarray(job.prompt, np.int32).tobytes()
-        refused = engine.submit(GenerateRequest(id=place, rid=f"job-{place}", input_ids=ids, sampling=sampling))
+        refused = engine.submit(
+            GenerateRequest(id=place, rid=f"job-{place}", input_ids=ids, sampling=sampling)
+        )
         assert refused is None, refused
     began = last = time.perf_counter()
     while engine.has_work:

@@ -17,10 +17,10 @@ from weft.config.gpu import FP8_CAPABILITY, PROVIDERS, check_provider
 from weft.config.machine import probe
 from weft.config.model import ModelConfig, RopeConfig
 from weft.config.options import SettingsError
-from weft.executor.attention.providers import installed
 from weft.executor.backend import AttentionBatch
-from weft.executor.device.cuda import Cuda
-from weft.executor.device.gpu_parts import gpu_parts
+from weft.executor.gpu.cuda import Cuda
+from weft.executor.gpu.parts import gpu_parts
+from weft.executor.gpu.providers import installed
 from weft.executor.kv_pool import KVPool
 from weft.models.layers.attention import Heads
 from weft.models.layers.rope import Rope
@@ -45,7 +45,11 @@ MODEL = ModelConfig(
     dtype="bfloat16",
     qk_norm=True,
 )
-BOUNDS = {"": 1e-2, "int8": 3e-2, "fp8": 6e-2}  # of products, by what weights and activations are rounded to
+BOUNDS = {
+    "": 1e-2,
+    "int8": 3e-2,
+    "fp8": 6e-2,
+}  # of products, by what weights and activations are rounded to
 BOUND = 1e-2  # root mean square of the error, as part of that of the values: bfloat16 has 8 bits
 
 
@@ -53,7 +57,11 @@ def findings(setting: Setting) -> Iterator[Row]:
     torch.manual_seed(0)
     with stream(setting):
         for format in BOUNDS:
-            if format != "fp8" or not setting.on_gpu or torch.cuda.get_device_capability() >= FP8_CAPABILITY:
+            if (
+                format != "fp8"
+                or not setting.on_gpu
+                or torch.cuda.get_device_capability() >= FP8_CAPABILITY
+            ):
                 yield from products(setting, format)
         yield from attention(setting)
         yield from choices(setting)
@@ -71,10 +79,16 @@ def stream(setting: Setting) -> AbstractContextManager[object]:
 
 
 def parts(
-    setting: Setting, model: ModelConfig, num_slots: int, dtype: torch.dtype = torch.bfloat16, backend: str = "auto"
+    setting: Setting,
+    model: ModelConfig,
+    num_slots: int,
+    dtype: torch.dtype = torch.bfloat16,
+    backend: str = "auto",
 ):
     """What computes: our kernels on a GPU, or a provider's attention; torch on a CPU."""
-    engine = EngineConfig(device=setting.device, attention_backend=backend if setting.on_gpu else "torch")
+    engine = EngineConfig(
+        device=setting.device, attention_backend=backend if setting.on_gpu else "torch"
+    )
     pool = KVPool(model, num_slots, torch.device(setting.device), dtype)
     gpu = cuda() if setting.on_gpu else None
     return gpu_parts(engine, model, pool, model.max_position, gpu), pool
@@ -93,7 +107,11 @@ def why_not(setting: Setting, name: str, model: ModelConfig) -> str:
 
 def compared(what: str, actual: Tensor, expected: Tensor, bound: float = BOUND) -> Row:
     error = (actual.double() - expected).square().mean().sqrt() / expected.square().mean().sqrt()
-    return {"what": what, "ok": bool(error < bound) and bool(actual.isfinite().all()), "error": float(error)}
+    return {
+        "what": what,
+        "ok": bool(error < bound) and bool(actual.isfinite().all()),
+        "error": float(error),
+    }
 
 
 def poison(device: str) -> None:
@@ -131,7 +149,12 @@ def products(setting: Setting, format: str) -> Iterator[Row]:
         yield compared(f"norm, product, bias, sum, {rows} rows{name}", actual, expected, bound)
         poison(device)
         expected = torch.nn.functional.silu(normed @ gate.t()) * (normed @ up.t())
-        yield compared(f"gated product, {rows} rows{name}", ops.gated(x.clone(), gated, norm=norm), expected, bound)
+        yield compared(
+            f"gated product, {rows} rows{name}",
+            ops.gated(x.clone(), gated, norm=norm),
+            expected,
+            bound,
+        )
 
 
 MODELS = {
@@ -154,7 +177,13 @@ def attention(setting: Setting) -> Iterator[Row]:
     """Norm and rotation of queries and keys, storing, attention; random tables of slots."""
     for kind, model in setting.pick(list(MODELS.items()), list(MODELS.items())[:2]):
         for name, (starts, lens) in STEPS.items():
-            yield from one_step(setting, f"{name}{kind}", model, np.array(starts, np.int32), np.array(lens, np.int32))
+            yield from one_step(
+                setting,
+                f"{name}{kind}",
+                model,
+                np.array(starts, np.int32),
+                np.array(lens, np.int32),
+            )
     if setting.on_gpu:
         fp8 = replace(MODEL, kv_dtype="float8_e4m3fn")
         for name in ("decode", "mixed"):
@@ -172,7 +201,9 @@ def providers(setting: Setting) -> Iterator[Row]:
         for kind, model in MODELS.items():
             for name, (starts, lens) in STEPS.items():
                 requests = np.array(starts, np.int32), np.array(lens, np.int32)
-                yield from one_step(setting, f"{name}{kind}, {provider}", model, *requests, backend=provider)
+                yield from one_step(
+                    setting, f"{name}{kind}, {provider}", model, *requests, backend=provider
+                )
 
 
 def one_step(
@@ -192,8 +223,12 @@ def one_step(
     rows = np.random.default_rng(1).permutation(num + 3)[:num].astype(np.int32)
     for row, part in zip(rows, np.split(slots_of, np.cumsum(stops)[:-1]), strict=True):
         table[row, : len(part)] = part
-    slots = np.concatenate([table[row, start:stop] for row, start, stop in zip(rows, starts, stops, strict=True)])
-    positions = np.concatenate([np.arange(start, stop) for start, stop in zip(starts, stops, strict=True)])
+    slots = np.concatenate(
+        [table[row, start:stop] for row, start, stop in zip(rows, starts, stops, strict=True)]
+    )
+    positions = np.concatenate(
+        [np.arange(start, stop) for start, stop in zip(starts, stops, strict=True)]
+    )
     for cache in (*pool.k, *pool.v):
         cache.copy_(torch.randn(cache.shape, device=device).to(dtype))
     there = [torch.from_numpy(x.astype(np.int64)).to(device) for x in (positions, slots)]
@@ -203,9 +238,15 @@ def one_step(
     weights = [torch.rand(model.head_dim, device=device, dtype=torch.bfloat16) + 0.5 for _ in "qk"]
     norms = [Norm(weight, 1e-6) if model.qk_norm else None for weight in weights]
     rope = Rope(model)
-    q, k, v = qkv.double().view(len(slots), -1, model.head_dim).split([model.num_heads, *[model.num_kv_heads] * 2], 1)
+    q, k, v = (
+        qkv.double()
+        .view(len(slots), -1, model.head_dim)
+        .split([model.num_heads, *[model.num_kv_heads] * 2], 1)
+    )
     if model.qk_norm:
-        q, k = (rms_norm(x, weight.double(), 1e-6) for x, weight in zip((q, k), weights, strict=True))
+        q, k = (
+            rms_norm(x, weight.double(), 1e-6) for x, weight in zip((q, k), weights, strict=True)
+        )
     rotation = rotary_tables(*(x.double() for x in rope.at(there[0])), torch.float64)
     q, k = apply_rotary(q, *rotation), apply_rotary(k, *rotation)
     found.attention.prepare(batch)

@@ -29,7 +29,9 @@ MODULES = {"bench-0.6b": "serving:small_model", "bench-8b": "serving:large_model
 
 def main(name: str, device: str, size: str, file: str) -> None:
     module, _, function = MODULES.get(name, f"{name}:findings").partition(":")
-    findings: Callable[[Setting], Iterator[Row]] = getattr(import_module(f"gpu_parts.{module}"), function)
+    findings: Callable[[Setting], Iterator[Row]] = getattr(
+        import_module(f"gpu_parts.{module}"), function
+    )
     with Path(file).open("w") as target:
         for row in findings(Setting(device, size == "small")):
             target.write(json.dumps(row) + "\n")

@@ -17,7 +17,12 @@ from weft.config.machine import probe
 
 def findings(setting: Setting) -> Iterator[Row]:
     machine = probe()
-    yield {"what": "versions", "weft": __version__, "python": platform.python_version(), "torch": torch.__version__}
+    yield {
+        "what": "versions",
+        "weft": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
     yield {"what": "machine", "cores": machine.cores, "memory_gb": machine.total_bytes / 1e9}
     if setting.on_gpu:
         yield from gpu()
@@ -51,7 +56,11 @@ def memory(setting: Setting) -> Iterator[Row]:
         there = torch.empty(num_bytes, dtype=torch.int8, device="cuda")
         up = seconds(lambda: there.copy_(pinned, non_blocking=True), "cuda")  # noqa: B023
         down = seconds(lambda: pinned.copy_(there, non_blocking=True), "cuda")  # noqa: B023
-        yield {"what": f"copy of {num_bytes:,} bytes from and to the host", "up_us": up * 1e6, "down_us": down * 1e6}
+        yield {
+            "what": f"copy of {num_bytes:,} bytes from and to the host",
+            "up_us": up * 1e6,
+            "down_us": down * 1e6,
+        }
 
 
 def product(setting: Setting) -> Iterator[Row]:
@@ -61,7 +70,11 @@ def product(setting: Setting) -> Iterator[Row]:
         weight = torch.randn(inner, inner, dtype=torch.bfloat16, device=setting.device)
         taken = seconds(lambda: torch.nn.functional.linear(x, weight), setting.device)  # noqa: B023
         flops, read = 2 * rows * inner * inner, 2 * inner * inner
-        yield {"what": f"product of {rows} rows", "tflops": flops / taken / 1e12, "tb_per_s": read / taken / 1e12}
+        yield {
+            "what": f"product of {rows} rows",
+            "tflops": flops / taken / 1e12,
+            "tb_per_s": read / taken / 1e12,
+        }
 
 
 def launches(setting: Setting) -> Iterator[Row]:

@@ -41,7 +41,12 @@ LLAMA_8B: dict[str, Any] = {
     "torch_dtype": "bfloat16",
     "eos_token_id": 128001,
 }
-TINY = {"num_hidden_layers": 2, "hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4}
+TINY = {
+    "num_hidden_layers": 2,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_attention_heads": 4,
+}
 TINY |= {"num_key_value_heads": 2, "head_dim": 32, "vocab_size": 2_000, "eos_token_id": 2}
 
 MEMORY_BYTES_PER_S = 4.3e12  # of an H200, when it copies
@@ -58,7 +63,10 @@ def large_model(setting: Setting) -> Iterator[Row]:
 def findings(setting: Setting, shape: dict[str, Any]) -> Iterator[Row]:
     shape = {**shape, **setting.pick({}, TINY)}
     with tempfile.TemporaryDirectory() as folder:
-        room = {"max_running_requests": setting.pick(256, 8), "context_length": setting.pick(8_448, 256)}
+        room = {
+            "max_running_requests": setting.pick(256, 8),
+            "context_length": setting.pick(8_448, 256),
+        }
         extra = {} if setting.on_gpu else {"kv_tokens": 4_096}
         loaded = load(setting, shape, Path(folder), **room, **extra)
         model = ModelConfig.from_folder(Path(folder))
@@ -67,7 +75,8 @@ def findings(setting: Setting, shape: dict[str, Any]) -> Iterator[Row]:
             "seconds": loaded.seconds,
             "kv_tokens": loaded.config.kv_tokens,
             "chunk": loaded.config.chunked_prefill_size,
-            "graphs": loaded.config.cuda_graph_sizes.count(",") + bool(loaded.config.cuda_graph_sizes),
+            "graphs": loaded.config.cuda_graph_sizes.count(",")
+            + bool(loaded.config.cuda_graph_sizes),
         }
         yield from crowd(setting, loaded, shape["vocab_size"])
         yield from decode(setting, loaded, model)
@@ -82,7 +91,8 @@ def crowd(setting: Setting, loaded: Loaded, vocab_size: int) -> Iterator[Row]:
         most, num = setting.pick((1_024, 256), (40, 8))
         least = setting.pick(100, 10)
         prompts = [
-            [rng.randint(0, min(10_000, vocab_size - 1)) for _ in range(rng.randint(least, most))] for _ in range(num)
+            [rng.randint(0, min(10_000, vocab_size - 1)) for _ in range(rng.randint(least, most))]
+            for _ in range(num)
         ]
         jobs = [Job(prompt, rng.randint(least, most), temperature) for prompt in prompts]
         if name == "warm-up":
@@ -94,7 +104,9 @@ def crowd(setting: Setting, loaded: Loaded, vocab_size: int) -> Iterator[Row]:
         num_in, num_out = sum(map(len, prompts)), sum(job.output_len for job in jobs)
         yield {
             "what": f"{num} requests, {name}",
-            "ok": all(len(outcome.tokens[place]) == job.output_len for place, job in enumerate(jobs)),
+            "ok": all(
+                len(outcome.tokens[place]) == job.output_len for place, job in enumerate(jobs)
+            ),
             "tokens_in": num_in,
             "tokens_out": num_out,
             "seconds": outcome.total_s,
@@ -126,11 +138,17 @@ def prefill(setting: Setting, loaded: Loaded, vocab_size: int) -> Iterator[Row]:
         taken = []
         for seed in range(4):
             rng = np.random.default_rng(seed)
-            outcome = play(loaded, [Job(rng.integers(0, vocab_size, long // num), 1) for _ in range(num)])
+            outcome = play(
+                loaded, [Job(rng.integers(0, vocab_size, long // num), 1) for _ in range(num)]
+            )
             flush(loaded)
             taken.append(outcome.total_s)
         seconds = statistics.median(taken[1:])
-        yield {"what": f"prefill of {num} x {long // num}", "ms": seconds * 1e3, "in_per_s": long / seconds}
+        yield {
+            "what": f"prefill of {num} x {long // num}",
+            "ms": seconds * 1e3,
+            "in_per_s": long / seconds,
+        }
 
 
 def flush(loaded: Loaded) -> None:

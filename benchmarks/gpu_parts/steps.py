@@ -20,15 +20,27 @@ from weft.config.engine import EngineConfig
 from weft.config.gpu import PROVIDERS
 from weft.config.model import ModelConfig
 from weft.executor.build import load_runner
-from weft.executor.plan import ForwardMode, Logprobs, Plan, Sampling
 from weft.executor.weights.save import save_random
+from weft.plan.step import ForwardMode, Logprobs, Plan, Sampling
 
-ROOM = {"max_running_requests": 12, "kv_tokens": 8_192, "context_length": 1_024, "chunked_prefill_size": 256}
-EXACT = {"dtype": "float32"}  # overlap changes what is in a step, and so how bfloat16 rounds: no fault of it
+ROOM = {
+    "max_running_requests": 12,
+    "kv_tokens": 8_192,
+    "context_length": 1_024,
+    "chunked_prefill_size": 256,
+}
+EXACT = {
+    "dtype": "float32"
+}  # overlap changes what is in a step, and so how bfloat16 rounds: no fault of it
 
 
 def findings(setting: Setting) -> Iterator[Row]:
-    small = {"num_hidden_layers": 2, "hidden_size": 128, "intermediate_size": 256, "vocab_size": 2_000}
+    small = {
+        "num_hidden_layers": 2,
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "vocab_size": 2_000,
+    }
     shape = {**SHAPES["tiny"], **setting.pick({}, small)}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -36,7 +48,9 @@ def findings(setting: Setting) -> Iterator[Row]:
         yield from same_tokens(setting, shape, folder)
         yield from same_logits(setting, folder)
         for name in PROVIDERS:  # last: FlashInfer may compile for minutes
-            reason = why_not(setting, name, replace(ModelConfig.from_folder(folder), dtype="bfloat16"))
+            reason = why_not(
+                setting, name, replace(ModelConfig.from_folder(folder), dtype="bfloat16")
+            )
             if reason:
                 yield {"what": f"attention by {name}", "skipped": reason}
             else:
@@ -49,8 +63,12 @@ def same_tokens(setting: Setting, shape: dict[str, Any], folder: Path) -> Iterat
     common = rng.integers(0, shape["vocab_size"], 300)
     jobs = []
     for number in range(setting.pick(40, 12)):
-        prompt = np.concatenate((common[: 75 * (number % 5)], rng.integers(0, shape["vocab_size"], 1 + number * 7)))
-        jobs.append(Job(prompt, int(rng.integers(2, setting.pick(100, 20))), 0.8 * (number % 3 == 0)))
+        prompt = np.concatenate(
+            (common[: 75 * (number % 5)], rng.integers(0, shape["vocab_size"], 1 + number * 7))
+        )
+        jobs.append(
+            Job(prompt, int(rng.integers(2, setting.pick(100, 20))), 0.8 * (number % 3 == 0))
+        )
     eager = {"cuda_graph": False} if setting.on_gpu else {"kernels": "torch"}
     ways: dict[str, dict[str, Any]] = {
         "graphs, overlap": {"overlap": True},
@@ -64,20 +82,36 @@ def same_tokens(setting: Setting, shape: dict[str, Any], folder: Path) -> Iterat
         found[way] = play(loaded, jobs)
         loaded.built.runner.close()
     # A step with more padding may round otherwise, where a product takes another path: hence a part.
-    for one, other in (("graphs", "graphs, overlap"), ("eager", "eager, overlap"), ("eager", "graphs")):
-        same = np.mean([found[one].tokens[place] == found[other].tokens[place] for place in range(len(jobs))])
+    for one, other in (
+        ("graphs", "graphs, overlap"),
+        ("eager", "eager, overlap"),
+        ("eager", "graphs"),
+    ):
+        same = np.mean(
+            [found[one].tokens[place] == found[other].tokens[place] for place in range(len(jobs))]
+        )
         same_steps = one in other  # the same kernels on the same batches
-        yield {"what": f"{one} = {other}", "ok": bool(same == 1 if same_steps else same > 0.5), "part": float(same)}
+        yield {
+            "what": f"{one} = {other}",
+            "ok": bool(same == 1 if same_steps else same > 0.5),
+            "part": float(same),
+        }
 
 
 def same_logits(setting: Setting, folder: Path, backend: str = "auto") -> Iterator[Row]:
     """Of 200 tokens, then of 8 decode steps behind them."""
     model = ModelConfig.from_folder(folder)
-    ways = {setting.device: "bfloat16", "cpu": "float32"} if setting.on_gpu else {"cpu": "bfloat16", "cpu ": "float32"}
+    ways = (
+        {setting.device: "bfloat16", "cpu": "float32"}
+        if setting.on_gpu
+        else {"cpu": "bfloat16", "cpu ": "float32"}
+    )
     on_gpu = {"cuda_graph_sizes": "1,2,4", "attention_backend": backend}
     theirs, ours = (
         logprobs(EngineConfig(device=device.strip(), dtype=dtype, threads=2, **how), model, folder)
-        for (device, dtype), how in zip(ways.items(), (on_gpu if setting.on_gpu else {}, {}), strict=True)
+        for (device, dtype), how in zip(
+            ways.items(), (on_gpu if setting.on_gpu else {}, {}), strict=True
+        )
     )
     error = np.sqrt(np.mean((theirs - ours) ** 2))
     best = np.mean(theirs.argmax(-1) == ours.argmax(-1))
@@ -108,7 +142,8 @@ def logprobs(engine: EngineConfig, model: ModelConfig, folder: Path) -> np.ndarr
         nothing = np.zeros(1, np.float32)
         wanted = Logprobs(np.zeros(1, np.int32), size * num)
         sampling = Sampling(
-            *(nothing, nothing + 1, 0 * num, nothing, np.zeros(1, np.int64), stop * num), logprobs=wanted
+            *(nothing, nothing + 1, 0 * num, nothing, np.zeros(1, np.int64), stop * num),
+            logprobs=wanted,
         )
         slots = np.arange(start, stop, dtype=np.int32)[::-1] + 7
         plan = Plan(

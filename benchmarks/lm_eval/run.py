@@ -47,7 +47,17 @@ def main() -> None:
 @contextmanager
 def served(model: str, port: int) -> Iterator[str]:
     """A server in float32, as long as the block runs."""
-    command = [sys.executable, "-m", "weft", "serve", model, "--dtype", "float32", "--port", str(port)]
+    command = [
+        sys.executable,
+        "-m",
+        "weft",
+        "serve",
+        model,
+        "--dtype",
+        "float32",
+        "--port",
+        str(port),
+    ]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     url = f"http://127.0.0.1:{port}"
     try:
@@ -75,10 +85,16 @@ def by_harness(program: str, url: str) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         with urllib.request.urlopen(f"{url}/v1/models") as answer:
             name = json.load(answer)["data"][0]["id"]
-        arguments = f"base_url={url}/v1/completions,model={name},tokenizer_backend=remote,num_concurrent=4"
+        arguments = (
+            f"base_url={url}/v1/completions,model={name},tokenizer_backend=remote,num_concurrent=4"
+        )
         command = [program, "run", "--model", "local-completions", "--model_args", arguments]
         command += ["--include_path", ".", "--tasks", "weft_choice,weft_text", "--batch_size", "8"]
-        environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": folder}
+        environment = os.environ | {
+            "HF_HUB_OFFLINE": "1",
+            "HF_DATASETS_OFFLINE": "1",
+            "HF_HOME": folder,
+        }
         subprocess.run([*command, "--output_path", folder], cwd=HERE, env=environment, check=True)
         [path] = Path(folder).rglob("results_*.json")
         results: dict[str, Any] = json.loads(path.read_text())["results"]
@@ -90,14 +106,18 @@ class Direct:
     """The same scores by transformers, one sequence at a time."""
 
     def __init__(self, model: str) -> None:
-        self._model = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+        self._model = transformers.AutoModelForCausalLM.from_pretrained(
+            model, dtype=torch.float32
+        ).eval()
         self._tokenizer = transformers.AutoTokenizer.from_pretrained(model)
 
     def scores(self) -> dict[str, float]:
         right, right_by_byte, docs = 0, 0, read("choice.jsonl")
         for doc in docs:
             values = [self.logprob(doc["prompt"], choice) for choice in doc["choices"]]
-            by_byte = [value / len(choice) for value, choice in zip(values, doc["choices"], strict=True)]
+            by_byte = [
+                value / len(choice) for value, choice in zip(values, doc["choices"], strict=True)
+            ]
             right += values.index(max(values)) == doc["answer"]
             right_by_byte += by_byte.index(max(by_byte)) == doc["answer"]
         texts = [doc["text"] for doc in read("text.jsonl")]

@@ -22,7 +22,9 @@ from weft.bench.workloads import WORKLOADS, Job
 ANSWER = "@@ "
 FIRST_ID, LAST_ID = 100, 30_000
 
-Generate = Callable[[list[list[int]], list[int]], None]  # prompts, and how many tokens to generate for each
+Generate = Callable[
+    [list[list[int]], list[int]], None
+]  # prompts, and how many tokens to generate for each
 
 
 def serve(generate: Generate) -> None:
@@ -52,7 +54,9 @@ def peak_mb() -> float:
             status = Path(f"/proc/{child}/status").read_text()
         except OSError:
             continue
-        total += sum(int(line.split()[1]) / 1e3 for line in status.splitlines() if line.startswith("VmHWM"))
+        total += sum(
+            int(line.split()[1]) / 1e3 for line in status.splitlines() if line.startswith("VmHWM")
+        )
     return total
 
 

@@ -17,7 +17,12 @@ class Llama:
         ll.llama_backend_init()
         self.model = ll.llama_model_load_from_file(path.encode(), ll.llama_model_default_params())
         params = ll.llama_context_default_params()
-        params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = CONTEXT, BATCH, BATCH, SEQUENCES
+        params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = (
+            CONTEXT,
+            BATCH,
+            BATCH,
+            SEQUENCES,
+        )
         params.n_threads = params.n_threads_batch = threads
         params.kv_unified = False
         self.context = ll.llama_init_from_model(self.model, params)
@@ -36,7 +41,9 @@ class Llama:
         chosen = []
         for i, (_, _, _, wanted) in enumerate(work):
             if wanted:
-                logits = np.ctypeslib.as_array(ll.llama_get_logits_ith(self.context, i), (self.vocab_size,))
+                logits = np.ctypeslib.as_array(
+                    ll.llama_get_logits_ith(self.context, i), (self.vocab_size,)
+                )
                 chosen.append(int(logits.argmax()))
         return chosen
 

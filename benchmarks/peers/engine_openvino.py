@@ -22,7 +22,9 @@ def main() -> None:
             one = genai.GenerationConfig()
             one.max_new_tokens, one.ignore_eos, one.do_sample = output_len, True, False
             settings.append(one)
-        pipeline.generate([ov.Tensor(np.array([prompt], dtype=np.int64)) for prompt in prompts], settings)
+        pipeline.generate(
+            [ov.Tensor(np.array([prompt], dtype=np.int64)) for prompt in prompts], settings
+        )
 
     serve(generate)
 

@@ -23,7 +23,10 @@ def main() -> None:
     )
 
     def generate(prompts: list[list[int]], lens: list[int]) -> None:
-        sampling = [SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True, detokenize=False) for n in lens]
+        sampling = [
+            SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True, detokenize=False)
+            for n in lens
+        ]
         llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], sampling, use_tqdm=False)
 
     serve(generate)

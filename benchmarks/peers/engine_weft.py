@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 from engine import serve
 
+from weft.assemble.build import build_engine
 from weft.config.engine import EngineConfig
 from weft.config.machine import probe
 from weft.config.model import ModelConfig
 from weft.config.options import Command
 from weft.config.resolve import resolve
-from weft.launch.build import build_engine
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
 
@@ -32,7 +32,9 @@ def main() -> None:
             number = next(numbers)
             sampling = SamplingParams(max_new_tokens=output_len, temperature=0.0, ignore_eos=True)
             ids = np.array(prompt, dtype=np.int32).tobytes()
-            engine.submit(GenerateRequest(id=number, rid=str(number), input_ids=ids, sampling=sampling))
+            engine.submit(
+                GenerateRequest(id=number, rid=str(number), input_ids=ids, sampling=sampling)
+            )
         while engine.has_work:
             engine.step()
 

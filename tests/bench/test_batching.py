@@ -8,7 +8,9 @@ from weft.bench import offline
 from weft.bench.batching import CONTINUOUS, MIXES, STATIC, Comparison, Scene, Trial, compare, scenes
 
 SCENE = Scene("mixed", 4, ((1, 100), (1, 300)), 3.0)
-TRIAL = Trial(output_per_s=100.0, row_use=0.5, rows_per_step=2.0, decode_step_s=0.01, decode_share=0.9)
+TRIAL = Trial(
+    output_per_s=100.0, row_use=0.5, rows_per_step=2.0, decode_step_s=0.01, decode_share=0.9
+)
 
 
 @pytest.mark.parametrize("mix", MIXES)
@@ -46,7 +48,9 @@ def test_each_scene_runs_under_both_policies() -> None:
         (1.4, {"output_per_s": 110.0, "decode_step_s": 0.018}, "take too much longer"),
     ],
 )
-def test_report_says_where_the_ratio_comes_from(goal: float, changed: dict[str, Any], reason: str) -> None:
+def test_report_says_where_the_ratio_comes_from(
+    goal: float, changed: dict[str, Any], reason: str
+) -> None:
     continuous = TRIAL._replace(rows_per_step=4.0, **changed)
     comparison = Comparison(SCENE._replace(goal=goal), TRIAL, continuous)
     assert reason in comparison.why
@@ -56,7 +60,9 @@ def test_report_says_where_the_ratio_comes_from(goal: float, changed: dict[str, 
 def test_speed_is_the_median_of_the_runs_after_the_first() -> None:
     load = offline.Load(num_streams=2, input_len=10, output_len=30)
     totals = iter([100.0, 1.0, 2.0, 4.0])
-    (speed,) = offline.measure([load], lambda load: offline.Times(next(totals), 0.1, 0.2), repeats=3)
+    (speed,) = offline.measure(
+        [load], lambda load: offline.Times(next(totals), 0.1, 0.2), repeats=3
+    )
     assert (speed.output_per_s, speed.slowest_per_s, speed.fastest_per_s) == (30.0, 15.0, 60.0)
     assert speed.total_per_s == 40.0
     assert (speed.ttft_s, speed.itl_s) == (0.1, 0.2)

@@ -9,15 +9,21 @@ import pytest
 
 from tests.launch.tiny_model import write_tiny_model
 from weft.bench.freeze import Load, Player, Trial, Variant, figures
+from weft.cli.bench import bench
 from weft.config.options import SettingsError
-from weft.launch.bench import bench
-from weft.scheduler.service.engine import Engine
+from weft.engine.engine import Engine
 from weft.scheduler.settings import SchedulerSettings
 from weft.sim.cost import Cost, CostRunner, TrueLengths, VirtualClock
 
 COST = Cost(0.01, 0.001, 0.0)  # seconds for a step, a token, a pair
 LOAD = Load(
-    num_streams=3, stream_prompt_len=4, stream_output_len=60, num_prompts=4, prompt_len=200, output_len=5, at_once=2
+    num_streams=3,
+    stream_prompt_len=4,
+    stream_output_len=60,
+    num_prompts=4,
+    prompt_len=200,
+    output_len=5,
+    at_once=2,
 )
 
 
@@ -38,7 +44,9 @@ def play(variant: Variant) -> Trial:
     def fail(exc: Exception) -> None:
         raise exc
 
-    engine = Engine(settings, CostRunner(COST, clock, lengths), clock=clock, overlap=0, on_failure=fail)
+    engine = Engine(
+        settings, CostRunner(COST, clock, lengths), clock=clock, overlap=0, on_failure=fail
+    )
     trial = Player(engine, clock, LOAD, settings.vocab_size, seed=1).play()
     assert not engine.has_work
     return trial
@@ -67,11 +75,36 @@ def test_figures_are_of_all_runs_together() -> None:
     assert found.ratio == found.p99_s / found.p50_s
 
 
-def test_the_verb_prints_a_line_for_each_variant(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_verb_prints_a_line_for_each_variant(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     model, path = write_tiny_model(tmp_path / "tiny"), tmp_path / "out.json"
-    small = ["--streams", "2", "--prompts", "2", "--prompt-len", "20", "--output-len", "2", "--rounds", "1"]
-    engine = ["--load-format", "dummy", "--threads", "1", "--kv-tokens", "4096", "--max-running-requests", "8"]
-    assert bench(["freeze", str(model), "--chunks", "16,none", *small, *engine, "--json", str(path)]) == 0
+    small = [
+        "--streams",
+        "2",
+        "--prompts",
+        "2",
+        "--prompt-len",
+        "20",
+        "--output-len",
+        "2",
+        "--rounds",
+        "1",
+    ]
+    engine = [
+        "--load-format",
+        "dummy",
+        "--threads",
+        "1",
+        "--kv-tokens",
+        "4096",
+        "--max-running-requests",
+        "8",
+    ]
+    assert (
+        bench(["freeze", str(model), "--chunks", "16,none", *small, *engine, "--json", str(path)])
+        == 0
+    )
     names = [one["variant"] for one in json.loads(path.read_text())["results"]]
     assert names == ["16, mixed off", "16, mixed on", "none, mixed off", "none, mixed on"]
     assert "p99 / p50" in capsys.readouterr().out

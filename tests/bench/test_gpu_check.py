@@ -48,7 +48,9 @@ def test_parts_run_on_a_cpu_and_their_findings_are_kept(tmp_path: Path) -> None:
     assert crowd["out_per_s"] > 0
 
 
-def test_a_part_that_breaks_is_told_and_takes_nothing_with_it(script: ModuleType, tmp_path: Path) -> None:
+def test_a_part_that_breaks_is_told_and_takes_nothing_with_it(
+    script: ModuleType, tmp_path: Path
+) -> None:
     options = argparse.Namespace(device="cpu", small=True)
     broken = script.run("nothing", options, tmp_path, 60)
     assert "ModuleNotFoundError" in broken["end"]
@@ -57,7 +59,11 @@ def test_a_part_that_breaks_is_told_and_takes_nothing_with_it(script: ModuleType
 
 
 def test_what_is_not_equal_stands_out(script: ModuleType) -> None:
-    found = {"end": "", "seconds": 1.0, "rows": [{"what": "a", "ok": True, "error": 0.5}, {"what": "b", "ok": False}]}
+    found = {
+        "end": "",
+        "seconds": 1.0,
+        "rows": [{"what": "a", "ok": True, "error": 0.5}, {"what": "b", "ok": False}],
+    }
     assert not script.is_good(found)
     assert [line[:2] for line in script.lines("part", found)] == ["==", "  ", "!!"]
     assert found["rows"][0]["what"] == "a", "what is printed is still there to be written down"

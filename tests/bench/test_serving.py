@@ -113,12 +113,17 @@ def test_no_more_requests_are_open_than_asked_for() -> None:
 
 
 def test_requests_come_at_the_rate_however_slow_the_answers_are() -> None:
-    sent = [call.sent_s for call in measure(Fake(waits_for=LOAD.num_requests), replace(LOAD, rate=100.0)).calls]
+    sent = [
+        call.sent_s
+        for call in measure(Fake(waits_for=LOAD.num_requests), replace(LOAD, rate=100.0)).calls
+    ]
     assert sorted(sent) == sent
     assert sent[-1] - sent[0] > 0.005
 
 
-@pytest.mark.parametrize("fake", [Fake(status=503), Fake(breaks_off=True)], ids=["refused", "broken off"])
+@pytest.mark.parametrize(
+    "fake", [Fake(status=503), Fake(breaks_off=True)], ids=["refused", "broken off"]
+)
 def test_failed_requests_are_counted_and_do_not_stop_the_others(fake: Fake) -> None:
     load = replace(LOAD, model="m")
     if fake._status == 503:
@@ -131,7 +136,9 @@ def test_failed_requests_are_counted_and_do_not_stop_the_others(fake: Fake) -> N
         assert all(call.error for call in outcome.calls)
 
 
-@pytest.mark.parametrize("last", [b'{"error": {"message": "out of memory"}}', b'{"choices": [{', b'{"choices": 1}'])
+@pytest.mark.parametrize(
+    "last", [b'{"error": {"message": "out of memory"}}', b'{"choices": [{', b'{"choices": 1}']
+)
 def test_an_event_that_is_an_error_or_none_at_all_fails_its_request(last: bytes) -> None:
     outcome = measure(Fake(last=last), replace(LOAD, num_requests=1))
     assert "an event of the stream" in outcome.calls[0].error

@@ -10,12 +10,21 @@ from typing import Any
 import pytest
 
 from weft.bench import workloads
+from weft.cli.bench import bench
+from weft.cli.benches import prediction
+from weft.cli.sim import sim
 from weft.config.options import SettingsError
-from weft.launch.bench import bench
-from weft.launch.benches import prediction
-from weft.launch.sim import sim
 
-TRAFFIC = ["--requests", "40", "--rate", "20", "--input-len", "uniform:20:60", "--output-len", "uniform:2:20"]
+TRAFFIC = [
+    "--requests",
+    "40",
+    "--rate",
+    "20",
+    "--input-len",
+    "uniform:20:60",
+    "--output-len",
+    "uniform:2:20",
+]
 SMALL_ENGINE = ["--threads", "1", "--kv-tokens", "4096", "--max-running-requests", "8"]
 
 
@@ -28,23 +37,31 @@ def test_sim_prints_figures_of_one_run(capsys: pytest.CaptureFixture[str]) -> No
     assert "goodput" in capsys.readouterr().out
 
 
-def test_sim_compares_all_combinations_of_settings(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_sim_compares_all_combinations_of_settings(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     path = tmp_path / "out.json"
     compare = "policy=fcfs,lpm mixed_chunk=on,off"
     assert sim([*TRAFFIC, "--compare", compare, "--json", str(path), "--num-pages", "500"]) == 0
     runs = load(path)["runs"]
     assert [run["name"] for run in runs] == [
-        f"policy={policy} mixed_chunk={mixed}" for policy in ("fcfs", "lpm") for mixed in ("on", "off")
+        f"policy={policy} mixed_chunk={mixed}"
+        for policy in ("fcfs", "lpm")
+        for mixed in ("on", "off")
     ]
     assert runs[0]["settings"]["num_pages"] == 500
     assert runs[3]["settings"]["mixed_chunk"] is False
-    assert "policy=lpm mixed_chunk=off against policy=fcfs mixed_chunk=on" in capsys.readouterr().out
+    assert (
+        "policy=lpm mixed_chunk=off against policy=fcfs mixed_chunk=on" in capsys.readouterr().out
+    )
 
 
 def test_sim_plays_a_trace_file(tmp_path: Path) -> None:
     trace, path = tmp_path / "trace.jsonl", tmp_path / "out.json"
     request = {"timestamp": 0, "input_length": 600, "output_length": 3, "hash_ids": [0, 1]}
-    trace.write_text("".join(json.dumps(request | {"timestamp": 10_000 * i}) + "\n" for i in range(5)))
+    trace.write_text(
+        "".join(json.dumps(request | {"timestamp": 10_000 * i}) + "\n" for i in range(5))
+    )
     assert sim(["--trace", str(trace), "--requests", "4", "--json", str(path)]) == 0
     figures = load(path)["runs"][0]["figures"]
     assert (figures["requests"], figures["refused"]) == (4, 0)
@@ -70,7 +87,9 @@ def test_sim_says_what_is_wrong_with_a_setting(words: list[str], message: str) -
         sim(["--requests", "2", *words])
 
 
-def test_plot_without_matplotlib_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_plot_without_matplotlib_says_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(SettingsError, match="pip install"):
         sim(["--requests", "2", "--plot", str(tmp_path / "x.png")])
@@ -83,7 +102,9 @@ def test_bench_lists_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
         bench(["ofline"])
 
 
-def test_bench_scheduler_writes_figures_and_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bench_scheduler_writes_figures_and_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from weft.sim import overhead
 
     figure = overhead.Measured("decode step", "ms", 0.1, 0.09, 0.2, 0.15, "")
@@ -109,7 +130,9 @@ def test_bench_batching_shows_that_static_batching_leaves_rows_idle(tmp_path: Pa
 def test_bench_offline_measures_the_bundled_model_and_its_steps(tmp_path: Path) -> None:
     path, steps = tmp_path / "out.json", tmp_path / "steps.csv"
     words = ["--streams", "1,2", "--input-len", "20", "--output-len", "3", "--repeats", "1"]
-    assert bench(["offline", *SMALL_ENGINE, *words, "--json", str(path), "--trace", str(steps)]) == 0
+    assert (
+        bench(["offline", *SMALL_ENGINE, *words, "--json", str(path), "--trace", str(steps)]) == 0
+    )
     one, two = load(path)["results"]
     assert (one["load"]["num_streams"], two["load"]["num_streams"]) == (1, 2)
     assert min(one["output_per_s"], two["output_per_s"], one["ttft_s"], one["itl_s"]) > 0
@@ -132,7 +155,18 @@ def test_bench_offline_takes_a_folder_with_nothing_but_a_shape(tmp_path: Path) -
     from weft.executor.weights.fetch import local_folder
 
     (tmp_path / "config.json").write_text((local_folder("", "") / "config.json").read_text())
-    words = ["--load-format", "dummy", "--streams", "1", "--input-len", "4", "--output-len", "2", "--repeats", "1"]
+    words = [
+        "--load-format",
+        "dummy",
+        "--streams",
+        "1",
+        "--input-len",
+        "4",
+        "--output-len",
+        "2",
+        "--repeats",
+        "1",
+    ]
     assert bench(["offline", str(tmp_path), *SMALL_ENGINE, *words]) == 0
 
 
@@ -143,12 +177,24 @@ def test_bench_offline_says_when_requests_do_not_fit() -> None:
 
 def test_bench_offline_runs_workloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a model of random weights that `bench shape` wrote; the prefix that all share is found in the cache."""
-    monkeypatch.setitem(workloads.SHAPES, "tiny", {**workloads.SHAPES["tiny"], "num_hidden_layers": 1})
+    monkeypatch.setitem(
+        workloads.SHAPES, "tiny", {**workloads.SHAPES["tiny"], "num_hidden_layers": 1}
+    )
     small = workloads.Workload("", [workloads.Job(64, 8, 3)] * 4)
     monkeypatch.setitem(workloads.WORKLOADS, "w3", small)
     folder, path = tmp_path / "model", tmp_path / "out.json"
     assert bench(["shape", "tiny", "--folder", str(folder)]) == 0
-    words = ["offline", str(folder), "--workload", "w3", "--repeats", "1", "--json", str(path), *SMALL_ENGINE]
+    words = [
+        "offline",
+        str(folder),
+        "--workload",
+        "w3",
+        "--repeats",
+        "1",
+        "--json",
+        str(path),
+        *SMALL_ENGINE,
+    ]
     assert bench([*words, "--context-length", "256"]) == 0
     (result,) = load(path)["results"]
     assert result["workload"] == "w3"
@@ -162,7 +208,18 @@ def test_bench_prediction_compares_a_real_run_with_its_simulation(
 ) -> None:
     monkeypatch.setattr(prediction, "CALIBRATION", [[(20, 3)], [(30, 4)] * 3])
     path = tmp_path / "out.json"
-    words = ["--requests", "5", "--rate", "0", "--input-len", "20", "--output-len", "3", "--json", str(path)]
+    words = [
+        "--requests",
+        "5",
+        "--rate",
+        "0",
+        "--input-len",
+        "20",
+        "--output-len",
+        "3",
+        "--json",
+        str(path),
+    ]
     assert bench(["prediction", *SMALL_ENGINE, *words]) == 0
     figures = {each["figure"]: each for each in load(path)["results"]}
     throughput = figures["output tokens/s"]

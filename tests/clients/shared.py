@@ -30,8 +30,14 @@ CITY_SCHEMA: dict[str, Any] = {
     "additionalProperties": False,
 }
 TOOLS: list[Any] = [
-    {"type": "function", "function": {"name": "weather", "description": "of a city", "parameters": CITY_SCHEMA}},
-    {"type": "function", "function": {"name": "news", "parameters": {"type": "object", "maxProperties": 0}}},
+    {
+        "type": "function",
+        "function": {"name": "weather", "description": "of a city", "parameters": CITY_SCHEMA},
+    },
+    {
+        "type": "function",
+        "function": {"name": "news", "parameters": {"type": "object", "maxProperties": 0}},
+    },
 ]
 WEATHER_CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 TWO_CALLS = f'{WEATHER_CALL}\n<tool_call>\n{{"name": "news", "arguments": {{}}}}\n</tool_call>'
@@ -53,7 +59,9 @@ class Api:
         return wait_until(self._is_idle)
 
     def _is_idle(self) -> bool:
-        request = urllib.request.Request(f"{self.v1}/loads", headers={"Authorization": f"Bearer {KEY}"})
+        request = urllib.request.Request(
+            f"{self.v1}/loads", headers={"Authorization": f"Bearer {KEY}"}
+        )
         with urllib.request.urlopen(request, timeout=240) as answer:
             [load] = json.load(answer)["loads"]
         return not (load["num_total_reqs"] or load["num_used_tokens"])

@@ -48,16 +48,25 @@ def test_events_come_in_the_order_that_is_documented(sdk: anthropic.Anthropic) -
 
 
 @pytest.mark.parametrize("choice", [FORCED, {"type": "any", "disable_parallel_tool_use": True}])
-def test_forced_tools_are_used_and_their_results_taken(sdk: anthropic.Anthropic, choice: Any) -> None:
+def test_forced_tools_are_used_and_their_results_taken(
+    sdk: anthropic.Anthropic, choice: Any
+) -> None:
     answer = ask(sdk, tools=TOOLS, tool_choice=choice, max_tokens=200)
     [use] = answer.content
     assert (answer.stop_reason, use.type, use.name) == ("tool_use", "tool_use", "weather")
     assert use.input["city"] in ("Oslo", "Rome")
-    result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": use.id, "content": "wet"}]}
+    result = {
+        "role": "user",
+        "content": [{"type": "tool_result", "tool_use_id": use.id, "content": "wet"}],
+    }
     history = [*HI, {"role": "assistant", "content": answer.content}, result]
     assert ask(sdk, messages=history, tools=TOOLS, tool_choice={"type": "none"}).stop_reason
-    with sdk.messages.stream(model=MODEL, max_tokens=200, messages=HI, tools=TOOLS, tool_choice=choice) as stream:
-        pieces = [event.delta.partial_json for event in stream if event.type == "content_block_delta"]
+    with sdk.messages.stream(
+        model=MODEL, max_tokens=200, messages=HI, tools=TOOLS, tool_choice=choice
+    ) as stream:
+        pieces = [
+            event.delta.partial_json for event in stream if event.type == "content_block_delta"
+        ]
         [streamed] = stream.get_final_message().content
     assert json.loads("".join(pieces)) == streamed.input
 
@@ -93,9 +102,16 @@ def test_a_client_that_leaves_frees_everything(api: Api, sdk: anthropic.Anthropi
 
 def test_many_clients_at_once_are_all_answered(api: Api) -> None:
     async def all_of_them() -> list[Any]:
-        async with anthropic.AsyncAnthropic(base_url=api.url, api_key=KEY, max_retries=3, timeout=240) as client:
-            calls = [client.messages.create(model=MODEL, max_tokens=4, messages=HI) for _ in range(NUM_PARALLEL)]
+        async with anthropic.AsyncAnthropic(
+            base_url=api.url, api_key=KEY, max_retries=3, timeout=240
+        ) as client:
+            calls = [
+                client.messages.create(model=MODEL, max_tokens=4, messages=HI)
+                for _ in range(NUM_PARALLEL)
+            ]
             return await asyncio.gather(*calls)
 
-    assert [answer.usage.output_tokens for answer in asyncio.run(all_of_them())] == [4] * NUM_PARALLEL
+    assert [answer.usage.output_tokens for answer in asyncio.run(all_of_them())] == [
+        4
+    ] * NUM_PARALLEL
     assert api.becomes_idle()

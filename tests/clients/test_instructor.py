@@ -18,7 +18,9 @@ MODES = ["TOOLS", "TOOLS_STRICT", "JSON_SCHEMA", "RESPONSES_TOOLS"]
 
 
 class Weather(BaseModel):
-    model_config = ConfigDict(extra="forbid")  # else a model may add what it likes, and this one does
+    model_config = ConfigDict(
+        extra="forbid"
+    )  # else a model may add what it likes, and this one does
 
     city: Literal["Oslo", "Rome"]
     warm: bool
@@ -38,7 +40,9 @@ def test_an_object_comes_back(sdk: openai.OpenAI, mode: str) -> None:
         if mode.startswith("RESPONSES")
         else {"max_tokens": 300, "temperature": 0}
     )
-    found = client.chat.completions.create(model=MODEL, messages=HI, response_model=Weather, max_retries=0, **limit)
+    found = client.chat.completions.create(
+        model=MODEL, messages=HI, response_model=Weather, max_retries=0, **limit
+    )
     assert isinstance(found, Weather)
 
 
@@ -46,7 +50,13 @@ def test_modes_that_ask_for_any_json_are_held_to_it_by_a_schema(sdk: openai.Open
     held: Any = {"extra_body": {"guided_json": Weather.model_json_schema()}}
     client = instructor.from_openai(sdk, mode=instructor.Mode.MD_JSON)
     found = client.chat.completions.create(
-        model=MODEL, messages=HI, response_model=Weather, max_retries=0, max_tokens=300, temperature=0, **held
+        model=MODEL,
+        messages=HI,
+        response_model=Weather,
+        max_retries=0,
+        max_tokens=300,
+        temperature=0,
+        **held,
     )
     assert isinstance(found, Weather)
 
@@ -68,7 +78,13 @@ def test_an_asynchronous_client_gets_objects(api: Api) -> None:
             create = client.chat.completions.create
             return await asyncio.gather(
                 *(
-                    create(model=MODEL, messages=HI, response_model=Weather, max_tokens=300, temperature=0)
+                    create(
+                        model=MODEL,
+                        messages=HI,
+                        response_model=Weather,
+                        max_tokens=300,
+                        temperature=0,
+                    )
                     for _ in range(4)
                 )
             )

@@ -25,7 +25,14 @@ class Answer(BaseModel):
 
 
 def model(api: Api, **options: Any) -> Any:
-    common = {"model": MODEL, "base_url": api.v1, "api_key": KEY, "max_retries": 0, "max_tokens": 300, "temperature": 0}
+    common = {
+        "model": MODEL,
+        "base_url": api.v1,
+        "api_key": KEY,
+        "max_retries": 0,
+        "max_tokens": 300,
+        "temperature": 0,
+    }
     return langchain_openai.ChatOpenAI(**{**common, **options})
 
 
@@ -42,7 +49,9 @@ def test_a_model_is_invoked_streamed_and_batched(api: Api) -> None:
 
 @pytest.mark.parametrize("method", ["json_schema", "function_calling"])
 def test_structured_output_is_an_object(api: Api, method: str) -> None:
-    assert isinstance(model(api).with_structured_output(Answer, method=method).invoke("Oslo?"), Answer)
+    assert isinstance(
+        model(api).with_structured_output(Answer, method=method).invoke("Oslo?"), Answer
+    )
 
 
 def test_tools_are_called_whole_and_in_pieces(api: Api) -> None:
@@ -50,7 +59,9 @@ def test_tools_are_called_whole_and_in_pieces(api: Api) -> None:
     [call] = forced.invoke("Oslo?").tool_calls
     assert call["name"] == "weather"
     written = model(api, extra_body={"guided_choice": [WEATHER_CALL]}).bind_tools(TOOLS)
-    assert [(one["name"], one["args"]) for one in written.invoke("Oslo?").tool_calls] == [("weather", OSLO)]
+    assert [(one["name"], one["args"]) for one in written.invoke("Oslo?").tool_calls] == [
+        ("weather", OSLO)
+    ]
     pieces = list(written.stream("Oslo?"))
     total = pieces[0]
     for piece in pieces[1:]:

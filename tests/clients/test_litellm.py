@@ -12,7 +12,9 @@ import pytest
 
 from tests.clients.shared import HI, KEY, MODEL, TOOLS, Api
 
-os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it asks the network when it is imported
+os.environ.setdefault(
+    "LITELLM_LOCAL_MODEL_COST_MAP", "True"
+)  # else it asks the network when it is imported
 litellm = pytest.importorskip("litellm")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of theirs
 PROVIDERS = ["openai", "hosted_vllm", "anthropic", "ollama_chat", "text-completion-openai"]
@@ -20,7 +22,13 @@ PROVIDERS = ["openai", "hosted_vllm", "anthropic", "ollama_chat", "text-completi
 
 def options(api: Api, provider: str) -> dict[str, Any]:
     base = api.url if provider in ("anthropic", "ollama_chat") else api.v1
-    return {"model": f"{provider}/{MODEL}", "api_base": base, "api_key": KEY, "messages": HI, "max_tokens": 16}
+    return {
+        "model": f"{provider}/{MODEL}",
+        "api_base": base,
+        "api_key": KEY,
+        "messages": HI,
+        "max_tokens": 16,
+    }
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
@@ -43,7 +51,9 @@ def test_a_forced_tool_is_called(api: Api, provider: str) -> None:
         "tools": deepcopy(TOOLS[:1]),
     }  # it changes them
     [call] = (
-        litellm.completion(**asked, tool_choice="required", parallel_tool_calls=False).choices[0].message.tool_calls
+        litellm.completion(**asked, tool_choice="required", parallel_tool_calls=False)
+        .choices[0]
+        .message.tool_calls
     )
     assert json.loads(call.function.arguments)["city"] in ("Oslo", "Rome")
 
@@ -60,6 +70,8 @@ def test_mistakes_have_the_exceptions_of_the_library(api: Api) -> None:
 
 def test_it_is_asynchronous_as_well(api: Api) -> None:
     async def several() -> list[Any]:
-        return await asyncio.gather(*(litellm.acompletion(**options(api, "openai")) for _ in range(8)))
+        return await asyncio.gather(
+            *(litellm.acompletion(**options(api, "openai")) for _ in range(8))
+        )
 
     assert all(answer.choices[0].message.content for answer in asyncio.run(several()))

@@ -58,6 +58,8 @@ def test_mistakes_are_errors_with_a_status(api: Api, client: Any) -> None:
 def test_it_is_asynchronous_as_well(api: Api) -> None:
     async def several() -> list[Any]:
         client = ollama.AsyncClient(host=api.url, headers={"Authorization": f"Bearer {KEY}"})
-        return await asyncio.gather(*(client.chat(model=MODEL, messages=HI, options=GREEDY) for _ in range(8)))
+        return await asyncio.gather(
+            *(client.chat(model=MODEL, messages=HI, options=GREEDY) for _ in range(8))
+        )
 
     assert len({answer.message.content for answer in asyncio.run(several())}) == 1

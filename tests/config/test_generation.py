@@ -30,7 +30,9 @@ def test_the_models_sampling_can_be_left_aside(tmp_path: Path, source: str) -> N
 
 
 def test_another_folder_may_say_it(tmp_path: Path) -> None:
-    other = write(tmp_path / "other", {"min_p": 0.1, "repetition_penalty": 1, "top_k": 50.0, "top_p": None})
+    other = write(
+        tmp_path / "other", {"min_p": 0.1, "repetition_penalty": 1, "top_k": 50.0, "top_p": None}
+    )
     found = sampling_defaults(str(other), write(tmp_path, QWEN))
     assert found == {"min_p": 0.1, "repetition_penalty": 1.0, "top_k": 50}
     assert [type(value) for value in found.values()] == [int, float, float]
@@ -45,7 +47,11 @@ def test_another_folder_without_the_file_is_refused(tmp_path: Path) -> None:
         sampling_defaults(str(tmp_path), tmp_path)
 
 
-@pytest.mark.parametrize(("name", "value"), [("temperature", "hot"), ("top_k", 1.5), ("top_p", True), ("min_p", [1])])
-def test_what_is_no_number_is_refused_by_name_with_the_way_out(tmp_path: Path, name: str, value: Any) -> None:
+@pytest.mark.parametrize(
+    ("name", "value"), [("temperature", "hot"), ("top_k", 1.5), ("top_p", True), ("min_p", [1])]
+)
+def test_what_is_no_number_is_refused_by_name_with_the_way_out(
+    tmp_path: Path, name: str, value: Any
+) -> None:
     with pytest.raises(ModelError, match=rf"{name} is .*--generation-config none"):
         sampling_defaults("auto", write(tmp_path, {name: value}))

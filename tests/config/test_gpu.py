@@ -16,7 +16,9 @@ from weft.config.resolve import GB, Resolved, resolve
 
 
 def on_gpu(gb: int = 141, **settings: object) -> Resolved:
-    return resolve(EngineConfig(**settings), MODEL, machine(1, gpus=(Gpu("H200", gb * GB, gb * GB),)))  # type: ignore[arg-type]
+    return resolve(
+        EngineConfig(**settings), MODEL, machine(1, gpus=(Gpu("H200", gb * GB, gb * GB),))
+    )  # type: ignore[arg-type]
 
 
 def test_a_gpu_is_taken_by_itself_with_overlap_and_pages_of_one_token() -> None:
@@ -47,11 +49,16 @@ def test_a_larger_gpu_takes_longer_pieces_of_prompts(gb: int, expected: int) -> 
 
 def test_graphs_and_the_table_of_slots_are_taken_off_before_the_kv_cache() -> None:
     most = {"max_running_requests": 64, "context_length": 4096, "chunked_prefill_size": 512}
-    without, with_graphs = on_gpu(cuda_graph=False, **most).sizing, on_gpu(cuda_graph_sizes="1,2", **most).sizing
+    without, with_graphs = (
+        on_gpu(cuda_graph=False, **most).sizing,
+        on_gpu(cuda_graph_sizes="1,2", **most).sizing,
+    )
     assert with_graphs.work_bytes - without.work_bytes >= 2 * GRAPH_BYTES
     longer = on_gpu(cuda_graph=False, **{**most, "context_length": 8192}).sizing
     assert longer.work_bytes - without.work_bytes == 65 * 4096 * 4
-    assert 0 <= on_gpu(12, memory_fraction=0.5, max_running_requests=50_000).sizing.kv_bytes <= 6 * GB
+    assert (
+        0 <= on_gpu(12, memory_fraction=0.5, max_running_requests=50_000).sizing.kv_bytes <= 6 * GB
+    )
 
 
 def test_weights_that_are_widened_at_each_use_have_room_for_it() -> None:
@@ -76,17 +83,23 @@ def test_graph_sizes_that_were_asked_for_are_sorted_and_checked() -> None:
             on_gpu(cuda_graph_sizes=wrong)
 
 
-def test_kv_in_fp8_halves_it_on_a_gpu_and_is_refused_on_a_cpu_and_int8_the_other_way_round() -> None:
+def test_kv_in_fp8_halves_it_on_a_gpu_and_is_refused_on_a_cpu_and_int8_the_other_way_round() -> (
+    None
+):
     assert on_gpu(kv_dtype="fp8").sizing.kv_bytes_per_token * 2 == KV_BYTES
     assert refusal(kv_dtype="fp8") == "--kv-dtype fp8 needs --device cuda; the device is cpu"
-    with pytest.raises(SettingsError, match="--kv-dtype int8 needs --device cpu; the device is cuda"):
+    with pytest.raises(
+        SettingsError, match="--kv-dtype int8 needs --device cpu; the device is cuda"
+    ):
         on_gpu(kv_dtype="int8")
     with pytest.raises(SettingsError, match="--kv-dtype fp8 needs --attention-backend triton"):
         on_gpu(kv_dtype="fp8", attention_backend="torch")
 
 
 def test_a_table_of_slots_with_places_beyond_int32_is_refused() -> None:
-    with pytest.raises(SettingsError, match="--max-running-requests 300,000 with --context-length 8,192"):
+    with pytest.raises(
+        SettingsError, match="--max-running-requests 300,000 with --context-length 8,192"
+    ):
         on_gpu(max_running_requests=300_000)
 
 
@@ -101,5 +114,10 @@ def test_a_switch_that_the_machine_decides_can_be_turned_both_ways() -> None:
     def read(*argv: str) -> bool | None:
         return command.read(argv, {}).make(EngineConfig).overlap
 
-    assert [read(), read("--overlap"), read("--no-overlap"), read("--overlap", "off")] == [None, True, False, False]
+    assert [read(), read("--overlap"), read("--no-overlap"), read("--overlap", "off")] == [
+        None,
+        True,
+        False,
+        False,
+    ]
     assert "[None]" not in command.help("all")

@@ -43,10 +43,15 @@ def test_only_cpus_that_we_may_use_count(tmp_path: Path, monkeypatch: pytest.Mon
     assert machine.usable_cores(tree(tmp_path, cpus((0, 0), (0, 1), (1, 0)))) == 1
 
 
-def test_share_of_time_of_a_group_above_limits_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_share_of_time_of_a_group_above_limits_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(machine, "_allowed_cpus", lambda: list(range(8)))
     quota = {"sys/fs/cgroup/a/b/cpu.max": "max 100000", "sys/fs/cgroup/a/cpu.max": "350000 100000"}
-    assert machine.usable_cores(tree(tmp_path, {**cpus(*[(0, i) for i in range(8)]), **V2, **quota})) == 3
+    assert (
+        machine.usable_cores(tree(tmp_path, {**cpus(*[(0, i) for i in range(8)]), **V2, **quota}))
+        == 3
+    )
 
 
 def test_less_than_one_cpu_is_one_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +102,13 @@ HOPPER, INSTANCE = UUID(int=7), UUID(int=9)
 class FakeCuda:
     """libcuda.so.1 and libnvidia-ml.so.1 of a machine with the GPUs that the driver shows."""
 
-    def __init__(self, *uuids: UUID, error: int = 0, version: int = 13_000, free: dict[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        *uuids: UUID,
+        error: int = 0,
+        version: int = 13_000,
+        free: dict[str, int] | None = None,
+    ) -> None:
         self._uuids, self._error, self._version = uuids, error, version
         self._free = free  # by name; None: there is no management library
 
@@ -161,7 +172,9 @@ def gpus(fake: FakeCuda, tmp_path: Path, cuda: str = "'13.0'") -> machine.Found:
     return machine._gpus(fake.load, tmp_path)
 
 
-def test_gpus_are_those_that_the_driver_shows_in_its_order_with_their_own_free_memory(tmp_path: Path) -> None:
+def test_gpus_are_those_that_the_driver_shows_in_its_order_with_their_own_free_memory(
+    tmp_path: Path,
+) -> None:
     free = {f"GPU-{UUID(int=3)}": 1, f"GPU-{HOPPER}": 2, f"MIG-{INSTANCE}": 3}
     found = gpus(FakeCuda(HOPPER, INSTANCE, free=free), tmp_path).gpus
     assert [gpu.free_bytes for gpu in found] == [2, 3]

@@ -16,9 +16,13 @@ from weft.config.server import ServerConfig
 @dataclass(frozen=True, kw_only=True)
 class Loom:
     model: str = option("", "what to weave", group="cloth")
-    threads: int = option(4, "how many", group="cloth", everyday=True, low=1, high=100, elsewhere=("num_yarns",))
+    threads: int = option(
+        4, "how many", group="cloth", everyday=True, low=1, high=100, elsewhere=("num_yarns",)
+    )
     tension: float = option(1.0, "how tight", group="frame", low=0.0)
-    pattern: str = option("plain", "which", group="frame", everyday=True, choices=("plain", "twill", "satin"))
+    pattern: str = option(
+        "plain", "which", group="frame", everyday=True, choices=("plain", "twill", "satin")
+    )
     shuttle: bool = option(True, "throw it", group="frame")
 
 
@@ -71,7 +75,11 @@ def test_bare_switch_does_not_swallow_the_model() -> None:
 
 
 def test_model_may_stand_before_after_or_between_options() -> None:
-    for argv in (["silk", "--threads", "9"], ["--threads", "9", "silk"], ["--threads=9", "silk", "--tension", "2"]):
+    for argv in (
+        ["silk", "--threads", "9"],
+        ["--threads", "9", "silk"],
+        ["--threads=9", "silk", "--tension", "2"],
+    ):
         assert read(*argv).model == "silk"
         assert read(*argv).threads == 9
 
@@ -109,7 +117,10 @@ def test_unknown_option_without_a_near_one_points_to_the_list() -> None:
         (["--tension", "nan"], "--tension is nan; at least 0 is expected"),
         (["--tension", "tight"], "--tension is 'tight'; a number is expected"),
         (["--shuttle=perhaps"], "--shuttle is 'perhaps'; on or off is expected"),
-        (["--pattern", "satan"], "--pattern is 'satan'; one of plain, twill, satin is expected; did you mean satin?"),
+        (
+            ["--pattern", "satan"],
+            "--pattern is 'satan'; one of plain, twill, satin is expected; did you mean satin?",
+        ),
         (["--threads"], "--threads: expected one argument"),
         (["silk", "wool"], "unexpected argument 'wool'"),
         (["silk", "--model", "wool"], "model is given twice: 'silk' and by option"),
@@ -142,7 +153,10 @@ def test_bad_file_is_told_in_one_line(tmp_path: Path, content: str, message: str
 
 def test_broken_or_missing_file_is_named(tmp_path: Path) -> None:
     file = tmp_path / "loom.toml"
-    assert refusal("--config", str(file)) == f"cannot read the configuration file {file}: No such file or directory"
+    assert (
+        refusal("--config", str(file))
+        == f"cannot read the configuration file {file}: No such file or directory"
+    )
     file.write_text("threads = = 3")
     assert f"the configuration file {file} is no valid TOML" in refusal("--config", str(file))
 
@@ -155,7 +169,10 @@ def test_short_help_shows_everyday_options_only() -> None:
 
 
 def test_full_help_shows_all_and_a_section_shows_its_own() -> None:
-    assert all(f"--{name}" in command().help("all") for name in ("threads", "tension", "pattern", "shuttle"))
+    assert all(
+        f"--{name}" in command().help("all")
+        for name in ("threads", "tension", "pattern", "shuttle")
+    )
     frame = command().help("frame")
     assert "--tension" in frame
     assert "--threads" not in frame
@@ -164,7 +181,12 @@ def test_full_help_shows_all_and_a_section_shows_its_own() -> None:
 
 
 def test_everyday_options_of_serve_are_about_twenty_five() -> None:
-    everyday = [item for config in (EngineConfig, ServerConfig) for item in options_of(config) if item.everyday]
+    everyday = [
+        item
+        for config in (EngineConfig, ServerConfig)
+        for item in options_of(config)
+        if item.everyday
+    ]
     assert 20 <= len(everyday) <= 28
 
 
@@ -176,7 +198,12 @@ def test_every_setting_is_an_option_with_a_help_text() -> None:
 
 def test_names_of_other_engines_are_not_names_of_ours() -> None:
     ours = {item.name for config in (EngineConfig, ServerConfig) for item in options_of(config)}
-    theirs = [name for config in (EngineConfig, ServerConfig) for item in options_of(config) for name in item.elsewhere]
+    theirs = [
+        name
+        for config in (EngineConfig, ServerConfig)
+        for item in options_of(config)
+        for name in item.elsewhere
+    ]
     assert len(theirs) == len(set(theirs))
     assert ours.isdisjoint(theirs)
 
@@ -184,7 +211,12 @@ def test_names_of_other_engines_are_not_names_of_ours() -> None:
 def test_engine_arguments_survive_the_pipe() -> None:
     config = EngineConfig(model="a/b", context_length=100, memory_fraction=0.5, overlap=False)
     args = EngineArgs(
-        config=config, folder="/m", to_engine="ipc:///t", from_engine="ipc:///f", rpc="ipc:///r", log_level="debug"
+        config=config,
+        folder="/m",
+        to_engine="ipc:///t",
+        from_engine="ipc:///f",
+        rpc="ipc:///r",
+        log_level="debug",
     )
     line = args.to_json()
     assert b"\n" not in line

@@ -41,7 +41,10 @@ def write(folder: Path, **files: Any) -> Path:
 
 
 def modules(*kinds: str) -> list[dict[str, Any]]:
-    return [{"type": f"sentence_transformers.models.{kind}", "path": f"{i}_{kind}"} for i, kind in enumerate(kinds)]
+    return [
+        {"type": f"sentence_transformers.models.{kind}", "path": f"{i}_{kind}"}
+        for i, kind in enumerate(kinds)
+    ]
 
 
 def test_an_encoder_without_a_layout_gives_its_first_state() -> None:
@@ -61,7 +64,10 @@ def test_the_layout_says_how_long_an_input_may_be(tmp_path: Path) -> None:
         tmp_path,
         **{
             "modules.json": modules("Transformer", "Pooling"),
-            "1_Pooling/config.json": {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False},
+            "1_Pooling/config.json": {
+                "pooling_mode_mean_tokens": True,
+                "pooling_mode_cls_token": False,
+            },
             "sentence_bert_config.json": {"max_seq_length": 256},
         },
     )
@@ -83,12 +89,17 @@ def test_the_layout_says_how_long_an_input_may_be(tmp_path: Path) -> None:
             },
             "pooling is pooling_mode_max_tokens",
         ),
-        ({"modules.json": [*modules("Transformer"), {"type": "a.Pooling", "path": "../x"}]}, "outside"),
+        (
+            {"modules.json": [*modules("Transformer"), {"type": "a.Pooling", "path": "../x"}]},
+            "outside",
+        ),
         ({"config.json": {**BERT, "is_decoder": True}}, "is_decoder"),
         ({"config.json": {**BERT, "hidden_act": "silu"}}, "only 'gelu'"),
     ],
 )
-def test_what_is_not_supported_is_named(tmp_path: Path, files: dict[str, Any], message: str) -> None:
+def test_what_is_not_supported_is_named(
+    tmp_path: Path, files: dict[str, Any], message: str
+) -> None:
     with pytest.raises(UnsupportedModel, match=message):
         ModelConfig.from_folder(write(tmp_path, **files))
 
@@ -101,10 +112,19 @@ def test_what_is_not_supported_is_named(tmp_path: Path, files: dict[str, Any], m
         ({}, 2, "softmax"),
         ({"num_labels": 1, "problem_type": "regression"}, 1, "none"),
         ({"num_labels": 3, "problem_type": "multi_label_classification"}, 3, "sigmoid"),
-        ({"num_labels": 1, "sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}, 1, "none"),
+        (
+            {
+                "num_labels": 1,
+                "sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"},
+            },
+            1,
+            "none",
+        ),
     ],
 )
-def test_labels_and_what_makes_probabilities_of_scores(config: dict[str, Any], labels: int, activation: str) -> None:
+def test_labels_and_what_makes_probabilities_of_scores(
+    config: dict[str, Any], labels: int, activation: str
+) -> None:
     found = classifier(config, "cls")
     assert (len(found.labels), found.activation) == (labels, activation)
 
@@ -126,7 +146,9 @@ def test_an_encoder_takes_no_kv_memory_and_is_not_chunked() -> None:
 def test_a_model_that_generates_embeds_if_asked() -> None:
     config = resolve(EngineConfig(task="embed"), MODEL, machine()).config
     assert config.task == "embed"
-    assert kept_as(config, MODEL).pooling == PoolingConfig(task="embed", kind="last", normalize=True)
+    assert kept_as(config, MODEL).pooling == PoolingConfig(
+        task="embed", kind="last", normalize=True
+    )
     assert resolve(EngineConfig(), MODEL, machine()).config.task == "generate"
     with pytest.raises(SettingsError, match="--task is generate, but bert"):
         resolve(EngineConfig(task="generate"), ModelConfig.from_hf(BERT, "bert"), machine())

@@ -21,7 +21,9 @@ def test_case_43_files_of_the_current_folder_are_not_taken_for_modules(
     assert done.stdout.startswith("weft ")
 
 
-def test_a_checkout_that_is_run_in_place_runs_its_own_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkout_that_is_run_in_place_runs_its_own_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     for here in ("", str(tmp_path)):
         monkeypatch.setattr(sys, "path", [here, *sys.path])

@@ -20,10 +20,15 @@ HOPPER, AMPERE, UNKNOWN = (9, 0), (8, 0), (0, 0)
 
 
 def resolved(
-    backend: str, capability: tuple[int, int] = HOPPER, model: ModelConfig = MODEL, **settings: object
+    backend: str,
+    capability: tuple[int, int] = HOPPER,
+    model: ModelConfig = MODEL,
+    **settings: object,
 ) -> Resolved:
     gpu = Gpu("card", 141 * GB, 141 * GB, capability)
-    return resolve(EngineConfig(attention_backend=backend, **settings), model, machine(1, gpus=(gpu,)))  # type: ignore[arg-type]
+    return resolve(
+        EngineConfig(attention_backend=backend, **settings), model, machine(1, gpus=(gpu,))
+    )  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("backend", ["fa3", "flashinfer"])
@@ -39,12 +44,36 @@ def test_pages_of_any_size_and_windows_are_taken(backend: str) -> None:
     [
         ("fa3", {}, {}, AMPERE, "fa3 needs a GPU of compute capability 9.0; card has 8.0"),
         ("fa3", {}, {}, (10, 0), "fa3 needs a GPU of compute capability 9.0; card has 10.0"),
-        ("flashinfer", {}, {}, (7, 5), "flashinfer needs a GPU of compute capability 8.0 or higher; card has 7.5"),
+        (
+            "flashinfer",
+            {},
+            {},
+            (7, 5),
+            "flashinfer needs a GPU of compute capability 8.0 or higher; card has 7.5",
+        ),
         ("fa3", {"head_dim": 68}, {}, HOPPER, "fa3 takes heads of 8, 16, ... 256; .* has 68"),
-        ("flashinfer", {"head_dim": 96}, {}, HOPPER, "flashinfer takes heads of 64, 128 or 256; .* has 96"),
-        ("fa3", {}, {"dtype": "float32"}, HOPPER, "fa3 computes in float16 or bfloat16 .* --dtype is float32"),
+        (
+            "flashinfer",
+            {"head_dim": 96},
+            {},
+            HOPPER,
+            "flashinfer takes heads of 64, 128 or 256; .* has 96",
+        ),
+        (
+            "fa3",
+            {},
+            {"dtype": "float32"},
+            HOPPER,
+            "fa3 computes in float16 or bfloat16 .* --dtype is float32",
+        ),
         ("flashinfer", {}, {"kv_dtype": "fp32"}, HOPPER, "--dtype is bfloat16, KV in float32"),
-        ("fa3", {}, {"kv_dtype": "fp8"}, HOPPER, "--kv-dtype fp8 needs --attention-backend triton; fa3 cannot"),
+        (
+            "fa3",
+            {},
+            {"kv_dtype": "fp8"},
+            HOPPER,
+            "--kv-dtype fp8 needs --attention-backend triton; fa3 cannot",
+        ),
         ("flashinfer", {}, {"kv_dtype": "int8"}, HOPPER, "--kv-dtype int8 needs --device cpu"),
     ],
 )
@@ -72,6 +101,9 @@ def test_flashinfer_has_its_memory_counted_and_no_graphs_of_prompts() -> None:
         for name in ("flashinfer", "triton")
     )
     assert sizing.work_bytes - other.work_bytes == flashinfer_bytes(MODEL) + 9 * 4096 * 4
-    assert flashinfer_bytes(replace(MODEL, num_heads=32, num_kv_heads=1)) > 32 * 132 * 2 * 128 * 128 * 4
+    assert (
+        flashinfer_bytes(replace(MODEL, num_heads=32, num_kv_heads=1))
+        > 32 * 132 * 2 * 128 * 128 * 4
+    )
     assert prompt_graph_sizes(EngineConfig(attention_backend="flashinfer")) == []
     assert prompt_graph_sizes(EngineConfig(attention_backend="fa3"))

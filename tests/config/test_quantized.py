@@ -21,8 +21,17 @@ def compressed(
     format: str = "float-quantized", *, changes: dict[str, Any] | None = None, **weights: Any
 ) -> dict[str, Any]:
     """What llm-compressor writes; `weights` are of its only group, `changes` of the whole."""
-    usual = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": False}
-    group = {"targets": ["Linear"], "weights": {**usual, "block_structure": None, "group_size": None, **weights}}
+    usual = {
+        "num_bits": 8,
+        "type": "float",
+        "strategy": "channel",
+        "symmetric": True,
+        "dynamic": False,
+    }
+    group = {
+        "targets": ["Linear"],
+        "weights": {**usual, "block_structure": None, "group_size": None, **weights},
+    }
     return {
         "quant_method": "compressed-tensors",
         "format": format,
@@ -35,8 +44,14 @@ def compressed(
 
 
 MIXED = {
-    "a": {"targets": ["re:.*mlp.*"], "weights": {"num_bits": 8, "type": "float", "strategy": "tensor"}},
-    "b": {"targets": ["re:.*attn.*"], "weights": {"num_bits": 8, "type": "int", "strategy": "channel"}},
+    "a": {
+        "targets": ["re:.*mlp.*"],
+        "weights": {"num_bits": 8, "type": "float", "strategy": "tensor"},
+    },
+    "b": {
+        "targets": ["re:.*attn.*"],
+        "weights": {"num_bits": 8, "type": "int", "strategy": "channel"},
+    },
 }
 
 
@@ -51,17 +66,29 @@ MIXED = {
         (compressed(strategy="group", group_size=128), ""),
         (compressed("mixed-precision", changes={"config_groups": MIXED}), ""),
         ({"quant_method": "fp8", "activation_scheme": "static"}, "fp8"),
-        ({"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}, ""),
+        (
+            {
+                "quant_method": "fp8",
+                "activation_scheme": "dynamic",
+                "weight_block_size": [128, 128],
+            },
+            "",
+        ),
         ({"quant_method": "fbgemm_fp8", "modules_to_not_convert": ["lm_head"]}, "fp8"),
         ({"quant_method": "modelopt", "quant_algo": "FP8"}, "fp8"),
     ],
 )
-def test_eight_bits_with_scales_are_read_whatever_they_are_called(found: dict[str, Any] | None, kind: str) -> None:
+def test_eight_bits_with_scales_are_read_whatever_they_are_called(
+    found: dict[str, Any] | None, kind: str
+) -> None:
     assert stored_as({"quantization_config": found}) == kind
 
 
 def test_older_checkpoints_say_it_in_a_file_of_their_own() -> None:
-    assert stored_as({}, {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}) == "fp8"
+    assert (
+        stored_as({}, {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}})
+        == "fp8"
+    )
     with pytest.raises(UnreadFormat, match="modelopt, NVFP4"):
         stored_as({}, {"quantization": {"quant_algo": "NVFP4"}})
 
@@ -74,8 +101,14 @@ def test_older_checkpoints_say_it_in_a_file_of_their_own() -> None:
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
         ({"quant_method": "mxfp4"}, "mxfp4"),
         ({"group_size": 64, "bits": 4}, "mlx"),
-        (compressed("pack-quantized", type="int", num_bits=4), "int of 4 bits, float-quantized, pack-quantized"),
-        (compressed("pack-quantized", type="int"), "int of 8 bits, float-quantized, pack-quantized"),
+        (
+            compressed("pack-quantized", type="int", num_bits=4),
+            "int of 4 bits, float-quantized, pack-quantized",
+        ),
+        (
+            compressed("pack-quantized", type="int"),
+            "int of 8 bits, float-quantized, pack-quantized",
+        ),
         (compressed("int-quantized", type="int", symmetric=False), "with zero points"),
         (compressed(changes={"sparsity_config": {"format": "sparse-24-bitmask"}}), "sparse"),
         ({"quant_method": "fp8", "weight_block_size": [64, 32]}, "fp8 in blocks of 64 x 32"),
@@ -89,7 +122,9 @@ def test_other_formats_are_named(found: Any, name: str) -> None:
 
 
 def kept(stored: str, *gpus: Gpu, **settings: Any) -> str:
-    return resolve(EngineConfig(**settings), replace(MODEL, stored_as=stored), machine(8, gpus=gpus)).config.quantize
+    return resolve(
+        EngineConfig(**settings), replace(MODEL, stored_as=stored), machine(8, gpus=gpus)
+    ).config.quantize
 
 
 def card(capability: tuple[int, int]) -> Gpu:
@@ -105,15 +140,22 @@ def test_what_is_stored_in_eight_bits_stays_so_where_the_device_computes_with_th
 
 
 def test_fp8_is_refused_where_it_cannot_be_computed() -> None:
-    with pytest.raises(SettingsError, match="--quantize fp8 needs --device cuda; the device is cpu, which takes int8"):
+    with pytest.raises(
+        SettingsError,
+        match="--quantize fp8 needs --device cuda; the device is cpu, which takes int8",
+    ):
         kept("fp8", quantize="fp8")
     for option in ("quantize", "kv_dtype"):
-        with pytest.raises(SettingsError, match=r"fp8 needs a GPU of compute capability 8\.9 or higher; card has 8\.6"):
+        with pytest.raises(
+            SettingsError,
+            match=r"fp8 needs a GPU of compute capability 8\.9 or higher; card has 8\.6",
+        ):
             kept("", card((8, 6)), **{option: "fp8"})
 
 
 def test_weights_in_fp8_take_half_the_memory() -> None:
     half, whole = (
-        resolve(EngineConfig(quantize=name), MODEL, machine(8, gpus=(card((9, 0)),))) for name in ("fp8", "none")
+        resolve(EngineConfig(quantize=name), MODEL, machine(8, gpus=(card((9, 0)),)))
+        for name in ("fp8", "none")
     )
     assert 2 * half.sizing.weight_bytes == whole.sizing.weight_bytes

@@ -32,7 +32,11 @@ KV_BYTES = 1_000
 
 def machine(free_gb: float = 16.0, *, gpus: tuple[Gpu, ...] = ()) -> Machine:
     return Machine(
-        cores=6, free_bytes=int(free_gb * GB), total_bytes=int(free_gb * GB), gpus=gpus, no_gpu_reason="none"
+        cores=6,
+        free_bytes=int(free_gb * GB),
+        total_bytes=int(free_gb * GB),
+        gpus=gpus,
+        no_gpu_reason="none",
     )
 
 
@@ -60,7 +64,13 @@ def test_nothing_is_auto_afterwards() -> None:
 
 
 def test_what_the_user_sets_stays() -> None:
-    asked = {"dtype": "float32", "threads": 3, "context_length": 1_000, "kv_tokens": 4_096, "max_running_requests": 7}
+    asked = {
+        "dtype": "float32",
+        "threads": 3,
+        "context_length": 1_000,
+        "kv_tokens": 4_096,
+        "max_running_requests": 7,
+    }
     config = solve(**asked, chunked_prefill_size=-1).config
     assert {name: getattr(config, name) for name in asked} == asked
     assert config.chunked_prefill_size == -1
@@ -95,7 +105,9 @@ def test_memory_fraction_covers_weights_and_kv_cache() -> None:
 
 def test_a_gpu_gives_nine_tenths_of_what_is_left_of_its_own_memory() -> None:
     gpus = (Gpu("H200", 10 * GB, 12 * GB),)
-    config, sizing = resolve(EngineConfig(max_running_requests=10_000), MODEL, machine(1, gpus=gpus))
+    config, sizing = resolve(
+        EngineConfig(max_running_requests=10_000), MODEL, machine(1, gpus=gpus)
+    )
     assert (config.device, config.chunked_prefill_size) == ("cuda", CHUNK_LEN["cuda"])
     rest = 10 * GB - sizing.weight_bytes - sizing.work_bytes
     assert 0 <= rest * 0.9 - sizing.kv_bytes < 16 * KV_BYTES + 1
@@ -136,16 +148,22 @@ def test_context_that_was_asked_for_gets_more_than_the_usual_share() -> None:
 
 @pytest.mark.parametrize("asked", [0, 2_049])
 def test_one_request_at_a_time_has_its_whole_context_in_whole_pages(asked: int) -> None:
-    config = solve(model=replace(MODEL, max_position=2_049), max_running_requests=1, context_length=asked).config
+    config = solve(
+        model=replace(MODEL, max_position=2_049), max_running_requests=1, context_length=asked
+    ).config
     assert (config.context_length, config.kv_tokens) == (2_049, 2_064)
 
 
 def test_context_above_the_models_is_refused_with_both_numbers() -> None:
-    assert "--context-length is 9,000, but tiny was made for at most 8,192 positions" in refusal(context_length=9_000)
+    assert "--context-length is 9,000, but tiny was made for at most 8,192 positions" in refusal(
+        context_length=9_000
+    )
 
 
 def test_kv_cache_shorter_than_the_context_asked_for_is_refused() -> None:
-    assert "--kv-tokens is 500, less than --context-length (1,000)" in refusal(kv_tokens=500, context_length=1_000)
+    assert "--kv-tokens is 500, less than --context-length (1,000)" in refusal(
+        kv_tokens=500, context_length=1_000
+    )
 
 
 def test_chunk_shorter_than_a_page_is_refused() -> None:
@@ -168,13 +186,17 @@ def test_too_little_memory_for_the_weights_names_the_numbers() -> None:
 
 
 def test_more_rows_than_there_is_memory_for_are_blamed_on_their_option() -> None:
-    assert "Lower --max-running-requests, 100,000,000." in refusal(2, max_running_requests=100_000_000)
+    assert "Lower --max-running-requests, 100,000,000." in refusal(
+        2, max_running_requests=100_000_000
+    )
 
 
 def test_too_many_kv_tokens_are_refused_with_the_number_that_fits() -> None:
     message = refusal(2, kv_tokens=10_000_000)
     assert "10.0 GB" in message
-    fitting = int(message.rpartition("Lower --kv-tokens: ")[2].removesuffix(" fit.").replace(",", ""))
+    fitting = int(
+        message.rpartition("Lower --kv-tokens: ")[2].removesuffix(" fit.").replace(",", "")
+    )
     assert solve(2, kv_tokens=fitting).config.kv_tokens == fitting
 
 
@@ -187,9 +209,16 @@ def test_too_small_a_fraction_is_refused_with_one_that_is_enough() -> None:
 def test_too_long_a_context_is_refused_with_one_that_fits() -> None:
     model = replace(MODEL, max_position=50_000_000)
     message = refusal(2, model, context_length=40_000_000, chunked_prefill_size=512)
-    fits = int(message.rpartition("Lower --context-length: ")[2].removesuffix(" fits.").replace(",", ""))
-    assert solve(2, model, context_length=fits, chunked_prefill_size=512).config.context_length == fits
+    fits = int(
+        message.rpartition("Lower --context-length: ")[2].removesuffix(" fits.").replace(",", "")
+    )
+    assert (
+        solve(2, model, context_length=fits, chunked_prefill_size=512).config.context_length == fits
+    )
 
 
 def test_sizing_is_readable() -> None:
-    assert str(solve(kv_tokens=16_384).sizing) == "16 MB = 16,384 tokens (page 16) · 2 requests of 8,192 tokens"
+    assert (
+        str(solve(kv_tokens=16_384).sizing)
+        == "16 MB = 16,384 tokens (page 16) · 2 requests of 8,192 tokens"
+    )

@@ -24,7 +24,9 @@ def drained(rotation: Rotation[str], *, with_long: bool = True) -> list[str]:
 
 
 def test_tenants_take_turns_however_much_one_of_them_has() -> None:
-    rotation = filled(*[("a", f"a{place}", False) for place in range(4)], ("b", "b0", False), ("c", "c0", False))
+    rotation = filled(
+        *[("a", f"a{place}", False) for place in range(4)], ("b", "b0", False), ("c", "c0", False)
+    )
     assert drained(rotation) == ["a0", "b0", "c0", "a1", "a2", "a3"]
     assert len(rotation) == 0
 

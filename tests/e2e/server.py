@@ -17,7 +17,16 @@ from typing import Any
 import psutil
 
 HANG_S = 240.0  # whatever takes so long does not come any more
-SMALL = ("--kv-tokens", "8192", "--max-running-requests", "16", "--threads", "1", "--grammar-timeout-s", str(HANG_S))
+SMALL = (
+    "--kv-tokens",
+    "8192",
+    "--max-running-requests",
+    "16",
+    "--threads",
+    "1",
+    "--grammar-timeout-s",
+    str(HANG_S),
+)
 
 
 class Server:
@@ -26,7 +35,9 @@ class Server:
     def __init__(self, *options: str, module: Sequence[str] = ("weft",)) -> None:
         """`module`: what is run instead of `python -m weft`, with its first arguments."""
         command = [sys.executable, "-m", *module, "serve", "--port", "0", *SMALL, *options]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+        self.process = subprocess.Popen(
+            command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+        )
         self.lines: list[str] = []
         self._url = threading.Event()
         self.url = ""
@@ -47,7 +58,11 @@ class Server:
         self._url.set()
 
     def _find_engine(self) -> psutil.Process:
-        (engine,) = [p for p in psutil.Process(self.process.pid).children() if "worker" in " ".join(p.cmdline())]
+        (engine,) = [
+            p
+            for p in psutil.Process(self.process.pid).children()
+            if "worker" in " ".join(p.cmdline())
+        ]
         return engine
 
     def get(self, path: str) -> Any:
@@ -56,10 +71,16 @@ class Server:
 
     def post(self, path: str, **body: object) -> Any:
         request = urllib.request.Request(
-            self.url + path, data=json.dumps(body).encode(), headers={"Content-Type": "application/json"}
+            self.url + path,
+            data=json.dumps(body).encode(),
+            headers={"Content-Type": "application/json"},
         )
         with urllib.request.urlopen(request, timeout=HANG_S) as answer:
-            return json.load(answer) if "json" in answer.headers["Content-Type"] else answer.read().decode()
+            return (
+                json.load(answer)
+                if "json" in answer.headers["Content-Type"]
+                else answer.read().decode()
+            )
 
     def load(self) -> dict[str, Any]:
         """The engine's own numbers, as it answers them now: an older answer is asked for again."""

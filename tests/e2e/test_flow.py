@@ -28,7 +28,11 @@ class Clients:
     def __init__(self, server: Server, number: int, max_tokens: int) -> None:
         self.answers: list[Any] = []
         self._threads = [
-            threading.Thread(target=lambda: self.answers.append(server.post("/generate", **self._body(max_tokens))))
+            threading.Thread(
+                target=lambda: self.answers.append(
+                    server.post("/generate", **self._body(max_tokens))
+                )
+            )
             for _ in range(number)
         ]
         for thread in self._threads:
@@ -36,7 +40,10 @@ class Clients:
 
     @staticmethod
     def _body(max_tokens: int) -> dict[str, Any]:
-        return {"text": "Once", "sampling_params": {"max_new_tokens": max_tokens, "ignore_eos": True}}
+        return {
+            "text": "Once",
+            "sampling_params": {"max_new_tokens": max_tokens, "ignore_eos": True},
+        }
 
     def join(self) -> list[Any]:
         for thread in self._threads:
@@ -52,15 +59,20 @@ def cpu_use(server: Server, seconds: float) -> float:
 
 
 @pytest.mark.parametrize(
-    ("stop", "go_on", "body"), [("/block", "/unblock", {}), ("/pause_generation", "/continue_generation", "in_place")]
+    ("stop", "go_on", "body"),
+    [("/block", "/unblock", {}), ("/pause_generation", "/continue_generation", "in_place")],
 )
-def test_held_requests_are_explained_cost_no_cpu_and_go_on(server: Server, stop: str, go_on: str, body: Any) -> None:
+def test_held_requests_are_explained_cost_no_cpu_and_go_on(
+    server: Server, stop: str, go_on: str, body: Any
+) -> None:
     server.post(stop, **({"mode": body} if body else {}))
     clients = Clients(server, 3, 4)
     assert wait_until(lambda: len(server.get("/requests")["requests"]) == 3)
     queue = server.get("/requests")
     assert {row["why"].split(" until POST ")[1] for row in queue["requests"]} == {go_on}
-    assert (queue["queue"]["held_requests"], queue["queue"]["paused"]) == ((0, body) if body else (3, ""))
+    assert (queue["queue"]["held_requests"], queue["queue"]["paused"]) == (
+        (0, body) if body else (3, "")
+    )
     assert httpx.get(f"{server.url}/health_generate").status_code == 200
     assert wait_until(lambda: cpu_use(server, 1.0) < 0.1)
     server.post(go_on)

@@ -21,12 +21,19 @@ PERSON = {
         "name": {"type": "string", "maxLength": 12},
         "age": {"type": "integer", "minimum": 0, "maximum": 150},
         "tags": {"type": "array", "items": {"enum": ["a", "b", "größe"]}, "maxItems": 3},
-        "mail": {"anyOf": [{"type": "null"}, {"type": "string", "pattern": "^[a-z]{1,5}@[a-z]{2,4}$"}]},
+        "mail": {
+            "anyOf": [{"type": "null"}, {"type": "string", "pattern": "^[a-z]{1,5}@[a-z]{2,4}$"}]
+        },
     },
     "required": ["name", "age", "tags", "mail"],
     "additionalProperties": False,
 }
-UNIQUE = {"type": "array", "items": {"type": "integer", "maximum": 9, "minimum": 0}, "uniqueItems": True, "maxItems": 3}
+UNIQUE = {
+    "type": "array",
+    "items": {"type": "integer", "maximum": 9, "minimum": 0},
+    "uniqueItems": True,
+    "maxItems": 3,
+}
 
 
 @pytest.fixture(scope="module", params=["off", "on"])
@@ -43,7 +50,11 @@ def http(server: Server) -> Iterator[httpx.Client]:
 
 
 def chat(http: httpx.Client, **fields: object) -> httpx.Response:
-    body = {"messages": [{"role": "user", "content": "Tell me of Ann."}], "max_tokens": 300, **fields}
+    body = {
+        "messages": [{"role": "user", "content": "Tell me of Ann."}],
+        "max_tokens": 300,
+        **fields,
+    }
     return http.post("/v1/chat/completions", json=body)
 
 
@@ -58,9 +69,24 @@ def test_every_answer_parses_while_others_write_freely(http: httpx.Client) -> No
     asked: list[dict[str, Any]] = []
     for seed in range(6):
         asked += [
-            {"response_format": {"type": "json_schema", "json_schema": {"name": "p", "schema": PERSON}}, "seed": seed},
-            {"structured_outputs": {"regex": "[0-9]{3}-[a-f]{2,4}"}, "seed": seed, "logprobs": True, "top_logprobs": 3},
-            {"structured_outputs": {"choice": ["yes", "no", "größe"]}, "seed": seed, "ignore_eos": True},
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "p", "schema": PERSON},
+                },
+                "seed": seed,
+            },
+            {
+                "structured_outputs": {"regex": "[0-9]{3}-[a-f]{2,4}"},
+                "seed": seed,
+                "logprobs": True,
+                "top_logprobs": 3,
+            },
+            {
+                "structured_outputs": {"choice": ["yes", "no", "größe"]},
+                "seed": seed,
+                "ignore_eos": True,
+            },
             {"ebnf": 'root ::= "<" [a-z] [a-z] ">"', "temperature": 0, "frequency_penalty": 1},
             {"max_tokens": 30, "seed": seed, "ignore_eos": True},
         ]
@@ -87,7 +113,9 @@ def test_n_answers_of_one_prompt_and_a_stream_have_the_form_too(http: httpx.Clie
         jsonschema.validate(json.loads(content), PERSON)
     assert len(contents) > 1
     lines = chat(http, stream=True, **form).text.split("\n\n")
-    chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    chunks = [
+        json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")
+    ]
     pieces = [chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks]
     jsonschema.validate(json.loads("".join(pieces)), PERSON)
 
@@ -97,18 +125,36 @@ def test_forced_calls_have_valid_arguments_also_in_a_stream(http: httpx.Client) 
     person = {"name": "person", "parameters": PERSON, "strict": True}
     tools = [
         {"type": "function", "function": person},
-        {"type": "function", "function": {"name": "size", "parameters": size | {"additionalProperties": False}}},
+        {
+            "type": "function",
+            "function": {"name": "size", "parameters": size | {"additionalProperties": False}},
+        },
     ]
-    asked: dict[str, Any] = {"tools": tools, "tool_choice": "required", "parallel_tool_calls": False, "seed": 3}
+    asked: dict[str, Any] = {
+        "tools": tools,
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+        "seed": 3,
+    }
     [choice] = chat(http, **asked).json()["choices"]
     [call] = choice["message"]["tool_calls"]
     schemas = {"person": PERSON, "size": size}
-    jsonschema.validate(json.loads(call["function"]["arguments"]), schemas[call["function"]["name"]])
+    jsonschema.validate(
+        json.loads(call["function"]["arguments"]), schemas[call["function"]["name"]]
+    )
     lines = chat(http, stream=True, **asked).text.split("\n\n")
-    chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
-    pieces = [one["function"] for chunk in chunks for one in chunk["choices"][0]["delta"].get("tool_calls") or []]
+    chunks = [
+        json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")
+    ]
+    pieces = [
+        one["function"]
+        for chunk in chunks
+        for one in chunk["choices"][0]["delta"].get("tool_calls") or []
+    ]
     assert "".join(piece.get("name") or "" for piece in pieces) == call["function"]["name"]
-    assert "".join(piece.get("arguments") or "" for piece in pieces) == call["function"]["arguments"]
+    assert (
+        "".join(piece.get("arguments") or "" for piece in pieces) == call["function"]["arguments"]
+    )
 
 
 def test_max_tokens_cuts_with_reason_length(http: httpx.Client) -> None:
@@ -136,7 +182,9 @@ def work_s(process: psutil.Process) -> float:
 
 
 def test_a_bomb_is_refused_while_others_answer(http: httpx.Client, server: Server) -> None:
-    rules = "start: " + " | ".join(json.dumps(f"value_{i}") for i in range(60_000))  # some minutes of a processor
+    rules = "start: " + " | ".join(
+        json.dumps(f"value_{i}") for i in range(60_000)
+    )  # some minutes of a processor
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         bomb = pool.submit(chat, http, structured_outputs={"grammar": rules})
         assert wait_until(lambda: server.get("/requests")["queue"]["grammar_queue_size"] == 1)

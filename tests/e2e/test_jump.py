@@ -15,7 +15,11 @@ PERSON = {
     "properties": {
         "first_name_of_the_person": {"type": "string", "maxLength": 12},
         "age_in_years": {"type": "integer", "minimum": 0, "maximum": 150},
-        "favourite_colours": {"type": "array", "items": {"enum": ["dark red", "light green"]}, "maxItems": 3},
+        "favourite_colours": {
+            "type": "array",
+            "items": {"enum": ["dark red", "light green"]},
+            "maxItems": 3,
+        },
     },
     "required": ["first_name_of_the_person", "age_in_years", "favourite_colours"],
     "additionalProperties": False,
@@ -30,7 +34,9 @@ def run(*, jump: bool) -> tuple[list[list[int]], int]:
         SamplingParams(max_new_tokens=250, temperature=temperature, seed=i, grammar=grammar)
         for i, temperature in enumerate([0, 0, 0, 1, 1, 1])
     ]
-    answers = llm.generate([f"Tell me of {name}:" for name in ("Ann", "Bob", "Carl", "Dora", "Eve", "Fay")], params)
+    answers = llm.generate(
+        [f"Tell me of {name}:" for name in ("Ann", "Bob", "Carl", "Dora", "Eve", "Fay")], params
+    )
     for answer in answers:
         assert answer.finish_reason == "stop"
         jsonschema.validate(json.loads(answer.text), PERSON)
@@ -53,7 +59,12 @@ def test_a_budget_ends_the_reasoning_before_a_grammar() -> None:
     grammar = Grammar("choice", '["yes, it is", "no"]', behind=marks)
     params = [
         SamplingParams(
-            max_new_tokens=90, seed=seed, grammar=grammar, thinking_budget=7, thinking_marks=marks, ignore_eos=True
+            max_new_tokens=90,
+            seed=seed,
+            grammar=grammar,
+            thinking_budget=7,
+            thinking_marks=marks,
+            ignore_eos=True,
         )
         for seed in range(4)
     ]

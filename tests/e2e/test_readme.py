@@ -38,6 +38,8 @@ def test_the_curl_example_answers(server: Server) -> None:
 def test_the_python_examples_print_something(server: Server, example: str) -> None:
     code = example.replace("http://127.0.0.1:30000", server.url)
     code = code.replace("LLM()", f"LLM(kv_tokens={SMALL[1]}, threads=1)")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()

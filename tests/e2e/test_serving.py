@@ -44,7 +44,10 @@ def model_name(client: openai.OpenAI) -> str:
 
 def test_a_chat_turn_gives_text_and_stops(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
-        model=model_name(client), messages=[{"role": "user", "content": "Who are you?"}], temperature=0, max_tokens=400
+        model=model_name(client),
+        messages=[{"role": "user", "content": "Who are you?"}],
+        temperature=0,
+        max_tokens=400,
     )
     choice = answer.choices[0]
     assert choice.message.content
@@ -55,7 +58,9 @@ def test_a_chat_turn_gives_text_and_stops(client: openai.OpenAI) -> None:
 
 def test_a_streamed_turn_is_the_same_text_in_pieces(client: openai.OpenAI) -> None:
     name = model_name(client)
-    whole = client.chat.completions.create(model=name, messages=QUESTION, temperature=0, max_tokens=60)
+    whole = client.chat.completions.create(
+        model=name, messages=QUESTION, temperature=0, max_tokens=60
+    )
     stream = client.chat.completions.create(
         model=name,
         messages=QUESTION,
@@ -74,35 +79,49 @@ def test_a_streamed_turn_is_the_same_text_in_pieces(client: openai.OpenAI) -> No
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
 
 
-def test_completions_take_strings_token_ids_and_lists(client: openai.OpenAI, server: Server) -> None:
+def test_completions_take_strings_token_ids_and_lists(
+    client: openai.OpenAI, server: Server
+) -> None:
     name = model_name(client)
     ids = server.post("/tokenize", prompt=CODE)["tokens"]
     as_text = client.completions.create(model=name, prompt=CODE, temperature=0, max_tokens=12)
     as_ids = client.completions.create(model=name, prompt=ids, temperature=0, max_tokens=12)
-    as_list = client.completions.create(model=name, prompt=[CODE, "class A:\n"], temperature=0, max_tokens=12)
+    as_list = client.completions.create(
+        model=name, prompt=[CODE, "class A:\n"], temperature=0, max_tokens=12
+    )
     assert as_text.choices[0].text == as_ids.choices[0].text == as_list.choices[0].text
     assert [choice.index for choice in as_list.choices] == [0, 1]
-    echoed = client.completions.create(model=name, prompt=CODE, temperature=0, max_tokens=12, echo=True)
+    echoed = client.completions.create(
+        model=name, prompt=CODE, temperature=0, max_tokens=12, echo=True
+    )
     assert echoed.choices[0].text == CODE + as_text.choices[0].text
 
 
-def test_several_completions_share_the_prompt_and_differ(client: openai.OpenAI, server: Server) -> None:
+def test_several_completions_share_the_prompt_and_differ(
+    client: openai.OpenAI, server: Server
+) -> None:
     server.post("/flush_cache")
     before = server.load()["stats"].get("total_prefilled_tokens", 0)
-    answer = client.completions.create(model=model_name(client), prompt=CODE * 8, n=4, seed=7, max_tokens=16)
+    answer = client.completions.create(
+        model=model_name(client), prompt=CODE * 8, n=4, seed=7, max_tokens=16
+    )
     texts = [choice.text for choice in answer.choices]
     assert len(set(texts)) > 1
     assert answer.usage is not None
     prefilled = server.load()["stats"]["total_prefilled_tokens"] - before
     assert prefilled < 2 * answer.usage.prompt_tokens
-    again = client.completions.create(model=model_name(client), prompt=CODE * 8, n=4, seed=7, max_tokens=16)
+    again = client.completions.create(
+        model=model_name(client), prompt=CODE * 8, n=4, seed=7, max_tokens=16
+    )
     assert [choice.text for choice in again.choices] == texts
 
 
 def test_cached_tokens_are_reported(client: openai.OpenAI) -> None:
     prompt = "# " + "weft " * 60
     for cached in (False, True):
-        usage = client.completions.create(model=model_name(client), prompt=prompt, max_tokens=2).usage
+        usage = client.completions.create(
+            model=model_name(client), prompt=prompt, max_tokens=2
+        ).usage
         assert usage is not None
         assert usage.prompt_tokens_details is not None
         assert bool(usage.prompt_tokens_details.cached_tokens) is cached
@@ -110,7 +129,12 @@ def test_cached_tokens_are_reported(client: openai.OpenAI) -> None:
 
 def test_logprobs_of_a_greedy_token_are_the_highest(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
-        model=model_name(client), messages=QUESTION, temperature=0, max_tokens=8, logprobs=True, top_logprobs=3
+        model=model_name(client),
+        messages=QUESTION,
+        temperature=0,
+        max_tokens=8,
+        logprobs=True,
+        top_logprobs=3,
     )
     assert answer.choices[0].logprobs is not None
     content = answer.choices[0].logprobs.content
@@ -122,9 +146,15 @@ def test_logprobs_of_a_greedy_token_are_the_highest(client: openai.OpenAI) -> No
 
 def test_a_stop_string_ends_the_text_and_the_request(client: openai.OpenAI, server: Server) -> None:
     name = model_name(client)
-    text = client.completions.create(model=name, prompt=CODE, temperature=0, max_tokens=40).choices[0].text
+    text = (
+        client.completions.create(model=name, prompt=CODE, temperature=0, max_tokens=40)
+        .choices[0]
+        .text
+    )
     middle = text[len(text) // 2 : len(text) // 2 + 3]
-    stopped = client.completions.create(model=name, prompt=CODE, temperature=0, max_tokens=40, stop=[middle])
+    stopped = client.completions.create(
+        model=name, prompt=CODE, temperature=0, max_tokens=40, stop=[middle]
+    )
     assert stopped.choices[0].text == text[: text.index(middle)]
     assert stopped.choices[0].finish_reason == "stop"
     assert wait_until(lambda: server.load()["num_used_tokens"] == 0)
@@ -144,12 +174,23 @@ def test_errors_are_the_sdks_own(client: openai.OpenAI) -> None:
 
 
 def test_a_forced_call_is_valid_however_weak_the_model(client: openai.OpenAI) -> None:
-    city = {"properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"], "additionalProperties": False}
+    city = {
+        "properties": {"city": {"enum": ["Oslo", "Rome"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    }
     parameters = {"type": "object", **city}
     tools = [{"type": "function", "function": {"name": "weather", "parameters": parameters}}]
-    options = {"model": model_name(client), "messages": QUESTION, "tools": tools, "tool_choice": "required"}
+    options = {
+        "model": model_name(client),
+        "messages": QUESTION,
+        "tools": tools,
+        "tool_choice": "required",
+    }
     for seed in range(3):
-        answer = client.chat.completions.create(**options, parallel_tool_calls=False, seed=seed, max_tokens=200)
+        answer = client.chat.completions.create(
+            **options, parallel_tool_calls=False, seed=seed, max_tokens=200
+        )
         [call] = answer.choices[0].message.tool_calls
         assert call.function.name == "weather"
         assert json.loads(call.function.arguments)["city"] in ("Oslo", "Rome")
@@ -170,17 +211,24 @@ def test_case_44_greedy_text_does_not_depend_on_the_batch(client: openai.OpenAI)
     assert together == alone
 
 
-def raw_stream(server: Server, **body: object) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+def raw_stream(
+    server: Server, **body: object
+) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
     connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=240)
     connection.request(
-        "POST", "/v1/completions", json.dumps(body).encode(), headers={"Content-Type": "application/json"}
+        "POST",
+        "/v1/completions",
+        json.dumps(body).encode(),
+        headers={"Content-Type": "application/json"},
     )
     return connection, connection.getresponse()
 
 
 def test_case_10_a_client_that_leaves_frees_its_memory(server: Server) -> None:
     with server.slowed(1.0):
-        connection, answer = raw_stream(server, prompt=CODE, max_tokens=1900, stream=True, ignore_eos=True)
+        connection, answer = raw_stream(
+            server, prompt=CODE, max_tokens=1900, stream=True, ignore_eos=True
+        )
         answer.readline()
         assert wait_until(lambda: server.load()["num_used_tokens"] > 0)
         answer.close()
@@ -211,7 +259,9 @@ def test_case_12_abort_by_name_ends_that_request_only(server: Server) -> None:
 
 def test_case_11_an_abort_storm_ends_with_no_slot_in_use(server: Server) -> None:
     rng = random.Random(0)
-    golden = server.post("/generate", text=CODE, sampling_params={"temperature": 0, "max_new_tokens": 12})["text"]
+    golden = server.post(
+        "/generate", text=CODE, sampling_params={"temperature": 0, "max_new_tokens": 12}
+    )["text"]
 
     def one(index: int) -> None:
         body: dict[str, object] = {
@@ -224,7 +274,9 @@ def test_case_11_an_abort_storm_ends_with_no_slot_in_use(server: Server) -> None
         if answer is None or connection is None:
             connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=240)
             headers = {"Content-Type": "application/json"}
-            connection.request("POST", "/v1/completions", json.dumps(body).encode(), headers=headers)
+            connection.request(
+                "POST", "/v1/completions", json.dumps(body).encode(), headers=headers
+            )
             time.sleep(rng.random() * 0.1)
         else:
             for _ in range(rng.randrange(0, 6)):
@@ -241,13 +293,17 @@ def test_case_11_an_abort_storm_ends_with_no_slot_in_use(server: Server) -> None
         list(pool.map(one, range(200)))
     assert wait_until(lambda: server.load()["num_total_reqs"] == 0)
     assert wait_until(lambda: server.load()["num_used_tokens"] == 0)
-    again = server.post("/generate", text=CODE, sampling_params={"temperature": 0, "max_new_tokens": 12})["text"]
+    again = server.post(
+        "/generate", text=CODE, sampling_params={"temperature": 0, "max_new_tokens": 12}
+    )["text"]
     assert again == golden
 
 
 def test_an_idle_server_uses_no_cpu(server: Server) -> None:
     def cpu_s() -> float:
-        times = [process.cpu_times() for process in (psutil.Process(server.process.pid), server.engine)]
+        times = [
+            process.cpu_times() for process in (psutil.Process(server.process.pid), server.engine)
+        ]
         return sum(t.user + t.system for t in times)
 
     def is_at_rest() -> bool:
@@ -264,7 +320,9 @@ def test_an_idle_server_uses_no_cpu(server: Server) -> None:
 
 def test_when_the_engine_is_killed_every_client_gets_an_error_and_the_front_says_why() -> None:
     server = Server()
-    connection, answer = raw_stream(server, prompt=CODE, max_tokens=1900, stream=True, ignore_eos=True)
+    connection, answer = raw_stream(
+        server, prompt=CODE, max_tokens=1900, stream=True, ignore_eos=True
+    )
     answer.readline()
     server.engine.kill()
     ended = answer.read().decode()
@@ -280,14 +338,18 @@ def test_when_the_engine_is_killed_every_client_gets_an_error_and_the_front_says
 def test_the_engine_ends_with_its_parent() -> None:
     server = Server()
     server.process.kill()
-    assert wait_until(lambda: not server.engine.is_running() or server.engine.status() == psutil.STATUS_ZOMBIE)
+    assert wait_until(
+        lambda: not server.engine.is_running() or server.engine.status() == psutil.STATUS_ZOMBIE
+    )
     server.stop(signal.SIGKILL)
 
 
 def test_a_stopped_server_finishes_what_is_open() -> None:
     server = Server("--drain-s", "600")
     engine = server.engine
-    connection, answer = raw_stream(server, prompt=CODE, max_tokens=60, stream=True, ignore_eos=True)
+    connection, answer = raw_stream(
+        server, prompt=CODE, max_tokens=60, stream=True, ignore_eos=True
+    )
     answer.readline()
     server.process.send_signal(signal.SIGINT)
     ended = answer.read().decode()

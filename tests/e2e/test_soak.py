@@ -20,7 +20,9 @@ def test_case_11_a_server_under_random_load_and_faults_loses_nothing_and_keeps_n
     report = asyncio.run(soak(0.12, seed=7, scale=0.1))
     found = as_json(report)
     assert not report.faults, as_table(found)
-    assert [phase.name for phase in report.phases if phase.audit is not None] == [phase.name for phase in PHASES]
+    assert [phase.name for phase in report.phases if phase.audit is not None] == [
+        phase.name for phase in PHASES
+    ]
     assert report.phases[-1].name == KILL.name
     assert sum(ends(report).values()) == found["requests"] > 100
     assert found["ends"].keys() >= {"complete", "abort", "left", "error 400"}

@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 
 import weft
 from weft import LLM, SamplingParams
+from weft.client.generation import Prompt
 from weft.scheduler.request import RequestState
-from weft.text.generation import Prompt
 
 FOLDER = Path(weft.__file__).parent / "bundled" / "weft-nano"
 TEXTS = [
@@ -30,13 +30,20 @@ TEXTS = [
 @pytest.fixture(scope="module", params=["auto", "int8", "torch"])
 def llm(request: pytest.FixtureRequest) -> LLM:
     """By our kernels, by those for weights of 8 bits, and by torch."""
-    settings: dict[str, Any] = {"dtype": "float32", "page_size": 8, "chunked_prefill_size": 8, "mixed_chunk": True}
+    settings: dict[str, Any] = {
+        "dtype": "float32",
+        "page_size": 8,
+        "chunked_prefill_size": 8,
+        "mixed_chunk": True,
+    }
     match request.param:
         case "int8":
             settings["quantize"] = "int8"
         case kernels:
             settings["kernels"] = kernels
-    llm = LLM(threads=1, kv_tokens=2_000, context_length=128, enable_return_hidden_states=True, **settings)
+    llm = LLM(
+        threads=1, kv_tokens=2_000, context_length=128, enable_return_hidden_states=True, **settings
+    )
     take_back_often(llm)
     return llm
 
@@ -47,7 +54,9 @@ def take_back_often(llm: LLM) -> None:
     step, count = engine.step, itertools.count(1)
 
     def shaken() -> Any:
-        decoding = [one for one in engine.scheduler.requests.values() if one.state is RequestState.DECODING]
+        decoding = [
+            one for one in engine.scheduler.requests.values() if one.state is RequestState.DECODING
+        ]
         if next(count) % 9 == 0:
             for request in decoding:
                 engine.scheduler.take_back(request)

@@ -42,7 +42,9 @@ def server(root: Path) -> Iterator[Server]:
 
 def generate(server: Server, num_tokens: int = 8) -> dict[str, Any]:
     answer = server.post(
-        "/generate", text="def f(x):\n", sampling_params={"temperature": 0, "max_new_tokens": num_tokens}
+        "/generate",
+        text="def f(x):\n",
+        sampling_params={"temperature": 0, "max_new_tokens": num_tokens},
     )
     return dict(answer)
 
@@ -53,7 +55,9 @@ def refused(server: Server, path: str, **body: object) -> tuple[int, str]:
     return raised.value.code, json.load(raised.value)["error"]["message"]
 
 
-def test_weights_change_while_the_server_serves_and_answers_say_which_they_are(server: Server) -> None:
+def test_weights_change_while_the_server_serves_and_answers_say_which_they_are(
+    server: Server,
+) -> None:
     before = generate(server)
     assert before["meta_info"]["weight_version"] == "default"
     answers: list[dict[str, Any]] = []
@@ -98,12 +102,16 @@ def test_a_weight_is_sent_and_read_back(server: Server, root: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux takes memory back")
-def test_released_memory_leaves_the_process_and_requests_get_503_until_it_is_back(server: Server) -> None:
+def test_released_memory_leaves_the_process_and_requests_get_503_until_it_is_back(
+    server: Server,
+) -> None:
     before = generate(server)["text"]
     released = server.post("/release_memory_occupation")
     assert released["released"] == ["kv_cache", "weights"]
     (file,) = BUNDLED.glob("*.safetensors")
-    assert released["num_bytes"] > 1.9 * file.stat().st_size  # two bytes on disk are four in float32
+    assert (
+        released["num_bytes"] > 1.9 * file.stat().st_size
+    )  # two bytes on disk are four in float32
     assert refused(server, "/generate", text="x")[0] == 503
     with pytest.raises(urllib.error.HTTPError, match="503"):
         server.get("/ready")
@@ -115,8 +123,17 @@ def test_released_memory_leaves_the_process_and_requests_get_503_until_it_is_bac
 
 
 def test_the_engine_says_what_is_wrong_with_a_group(server: Server) -> None:
-    group = {"master_address": "127.0.0.1", "master_port": 9, "rank_offset": 1, "world_size": 2, "timeout_s": 0.2}
+    group = {
+        "master_address": "127.0.0.1",
+        "master_port": 9,
+        "rank_offset": 1,
+        "world_size": 2,
+        "timeout_s": 0.2,
+    }
     status, message = refused(server, "/init_weights_update_group", **group)
-    assert (status, message) == (400, "the group 'weight_update_group' did not come together within 0.2 s")
+    assert (status, message) == (
+        400,
+        "the group 'weight_update_group' did not come together within 0.2 s",
+    )
     names = {"names": [NORM], "dtypes": ["float32"], "shapes": [[1]]}
     assert "no group" in refused(server, "/update_weights_from_distributed", **names)[1]

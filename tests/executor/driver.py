@@ -13,9 +13,9 @@ import torch
 from weft.config.engine import EngineConfig
 from weft.config.model import ModelConfig, RopeConfig
 from weft.executor.build import load_runner
-from weft.executor.plan import ForwardMode as Mode
-from weft.executor.plan import IntArray, Logprobs, Plan, Result, Sampling, Step, TableWrites
 from weft.executor.runner import TorchRunner
+from weft.plan.step import ForwardMode as Mode
+from weft.plan.step import IntArray, Logprobs, Plan, Result, Sampling, Step, TableWrites
 
 KV_TOKENS, MAX_ROWS, CONTEXT = 640, 8, 128
 
@@ -109,13 +109,17 @@ class Driver:
         if not writes:
             return None
         rows, starts, slots = zip(*writes, strict=True)
-        return TableWrites(ints(rows), ints(starts), ints(len(s) for s in slots), ints(x for s in slots for x in s))
+        return TableWrites(
+            ints(rows), ints(starts), ints(len(s) for s in slots), ints(x for s in slots for x in s)
+        )
 
 
 def full_logprobs(result: Result) -> torch.Tensor:
     assert result.logprobs is not None
     ids, values = result.logprobs.top_ids, result.logprobs.top_logprobs
-    return torch.zeros(values.shape).scatter_(1, torch.from_numpy(ids).long(), torch.from_numpy(values))
+    return torch.zeros(values.shape).scatter_(
+        1, torch.from_numpy(ids).long(), torch.from_numpy(values)
+    )
 
 
 def make_driver(model: ModelConfig = MODEL, folder: Path | None = None, **settings: Any) -> Driver:
@@ -130,4 +134,6 @@ def make_driver(model: ModelConfig = MODEL, folder: Path | None = None, **settin
         max_rows=MAX_ROWS,
         context_length=CONTEXT,
     )
-    return Driver(runner, model.vocab_size, np.random.default_rng(0).permutation(KV_TOKENS).tolist())
+    return Driver(
+        runner, model.vocab_size, np.random.default_rng(0).permutation(KV_TOKENS).tolist()
+    )

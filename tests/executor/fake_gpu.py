@@ -14,15 +14,15 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft.config.model import ModelConfig
-from weft.executor.attention.layout import Layout, Size, Tiling
+from weft.executor.attention_layout import Layout, Size, Tiling
 from weft.executor.backend import AttentionBatch
-from weft.executor.device.gpu_parts import GpuParts
+from weft.executor.gpu.parts import GpuParts
 from weft.executor.kv_pool import KVPool
-from weft.executor.plan import IntArray
 from weft.models.layers.attention import Heads
 from weft.ops.elementwise import apply_rotary, rms_norm, rotary_tables
 from weft.ops.plain import PlainOps
 from weft.ops.sampling import Choose, Chosen, Draws, PlacedDraws, TorchChoose
+from weft.plan.step import IntArray
 
 POISON = 0x5A
 
@@ -185,7 +185,9 @@ class LaidOutTorch:
         for cache, new in ((keys, k), (values, v)):
             self._store(cache, new)
         tokens = torch.arange(len(qkv))
-        request = torch.searchsorted(layout.q_indptr[1:].long(), tokens, right=True).clamp_(max=len(layout.rows) - 1)
+        request = torch.searchsorted(layout.q_indptr[1:].long(), tokens, right=True).clamp_(
+            max=len(layout.rows) - 1
+        )
         slots = self._table[layout.rows[request].long()].long().clamp_(min=0)  # [T, context]
         group = config.num_heads // config.num_kv_heads
         seen, said = (
@@ -216,13 +218,20 @@ class ToldChoose(TorchChoose):
         assert torch.equal(told.keys, torch.from_numpy(_keys(draws)))
         columns = (column.numpy() for column in told[:4])
         temperature, top_k, top_p, min_p = columns
-        return super().tokens(logits, PlacedDraws(temperature, top_k, top_p, min_p, draws.seeds, draws.positions, told))
+        return super().tokens(
+            logits,
+            PlacedDraws(temperature, top_k, top_p, min_p, draws.seeds, draws.positions, told),
+        )
 
 
-def fake_parts(engine: object, config: ModelConfig, pool: KVPool, context_length: int, gpu: FakeGpu) -> GpuParts:
+def fake_parts(
+    engine: object, config: ModelConfig, pool: KVPool, context_length: int, gpu: FakeGpu
+) -> GpuParts:
     attention = LaidOutTorch(config, pool)
     choose: Choose = ToldChoose()
-    return GpuParts(PlainOps(getattr(torch, config.dtype), FakeGpu.device), attention, attention, choose)
+    return GpuParts(
+        PlainOps(getattr(torch, config.dtype), FakeGpu.device), attention, attention, choose
+    )
 
 
 def _keys(draws: Draws) -> Any:
@@ -239,4 +248,8 @@ def _poisoned(tensor: Tensor) -> Tensor:
 def _tensors(result: Any) -> list[Tensor]:
     if isinstance(result, Tensor):
         return [result]
-    return [one for item in result for one in _tensors(item)] if isinstance(result, tuple | list) else []
+    return (
+        [one for item in result for one in _tensors(item)]
+        if isinstance(result, tuple | list)
+        else []
+    )

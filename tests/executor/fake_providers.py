@@ -41,16 +41,29 @@ def cache(q: Tensor, k: Tensor, v: Tensor, page_size: int) -> None:
     assert k.shape[1] == page_size
     assert k.shape[3] == q.shape[2]
     assert q.shape[1] % k.shape[2] == 0
-    assert all(x.data_ptr() % 16 == 0 and x.stride(0) * x.element_size() % 16 == 0 for x in (q, k, v))
+    assert all(
+        x.data_ptr() % 16 == 0 and x.stride(0) * x.element_size() % 16 == 0 for x in (q, k, v)
+    )
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, table: Tensor, rows: Tensor, lens: Tensor, kv_lens: Tensor, **how: Any):
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    table: Tensor,
+    rows: Tensor,
+    lens: Tensor,
+    kv_lens: Tensor,
+    **how: Any,
+):
     """In float32; [T, heads, D], NaN behind the tokens of the last request."""
     out = torch.full(q.shape, torch.nan, dtype=q.dtype)
     num = int(lens.sum())
     assert (kv_lens >= lens).all()
     keys, values = (x.flatten(0, 1).float() for x in (k, v))
-    out[:num] = paged_attention(q[:num].float(), keys, values, table, rows, kv_lens - lens, lens, **how).to(q.dtype)
+    out[:num] = paged_attention(
+        q[:num].float(), keys, values, table, rows, kv_lens - lens, lens, **how
+    ).to(q.dtype)
     return out
 
 
@@ -96,7 +109,9 @@ def flash_attn_with_kvcache(
     left, right = window_size
     assert right == (-1 if left == -1 else 0)
     scale = q.shape[2] ** -0.5 if softmax_scale is None else softmax_scale
-    return attend(q, k_cache, v_cache, page_table, rows, lens, cache_seqlens, window=left + 1, scale=scale)
+    return attend(
+        q, k_cache, v_cache, page_table, rows, lens, cache_seqlens, window=left + 1, scale=scale
+    )
 
 
 # FlashInfer
@@ -105,7 +120,14 @@ def flash_attn_with_kvcache(
 class Wrapper:
     """What both wrappers share. `indptrs` are what `plan` gets first."""
 
-    def __init__(self, gpu: FakeGpu, workspace: Tensor, layout: str, graph: bool, buffers: tuple[Any, Any, Any]):
+    def __init__(
+        self,
+        gpu: FakeGpu,
+        workspace: Tensor,
+        layout: str,
+        graph: bool,
+        buffers: tuple[Any, Any, Any],
+    ):
         assert workspace.dtype == torch.uint8
         assert not workspace.any()
         assert layout == "NHD"
@@ -116,12 +138,16 @@ class Wrapper:
         if graph:
             ints(self.last, len(self.indptr) - 1)
 
-    def reset_workspace_buffer(self, float_workspace_buffer: Tensor, int_workspace_buffer: Tensor) -> None:
+    def reset_workspace_buffer(
+        self, float_workspace_buffer: Tensor, int_workspace_buffer: Tensor
+    ) -> None:
         assert int_workspace_buffer.dtype == torch.uint8
         assert len(int_workspace_buffer) >= 8 << 20
         self.space = int_workspace_buffer
 
-    def planned(self, indptr: Tensor, indices: Tensor, last: Tensor, page_size: int, how: dict[str, Any]) -> None:
+    def planned(
+        self, indptr: Tensor, indices: Tensor, last: Tensor, page_size: int, how: dict[str, Any]
+    ) -> None:
         num = len(last)
         ints(indptr, num + 1)
         ints(last, num)
@@ -139,7 +165,11 @@ class Wrapper:
             self.indices[: len(indices)].copy_(indices)
         else:
             assert len(indices) == indptr[-1]
-            self.indptr, self.indices, self.last = torch.empty_like(indptr), indices, torch.empty_like(last)
+            self.indptr, self.indices, self.last = (
+                torch.empty_like(indptr),
+                indices,
+                torch.empty_like(last),
+            )
         plan = self.pinned[: num + 2]
         plan[0], plan[1:] = how["window_left"], indptr
         self.gpu.copy(self.space.view(torch.int32)[: num + 2], plan)
@@ -154,10 +184,14 @@ class Wrapper:
         assert q.dtype == self.how["q_data_type"] == self.how["kv_data_type"]
         indptr = self.indptr
         planned = self.space.view(torch.int32)[: len(indptr) + 1].tolist()
-        assert planned == [self.how["window_left"], *indptr.tolist()], "the plan is that of another step or window"
+        assert planned == [self.how["window_left"], *indptr.tolist()], (
+            "the plan is that of another step or window"
+        )
         kv_lens = indptr.diff()
         table = torch.zeros(len(kv_lens), int(kv_lens.max()), dtype=torch.int32)
-        for request, (begin, end) in enumerate(zip(indptr[:-1].tolist(), indptr[1:].tolist(), strict=True)):
+        for request, (begin, end) in enumerate(
+            zip(indptr[:-1].tolist(), indptr[1:].tolist(), strict=True)
+        ):
             table[request, : end - begin] = self.indices[begin:end]
         how = {"window": self.how["window_left"] + 1, "scale": self.how["sm_scale"]}
         return attend(q, *kv, table, torch.arange(len(kv_lens)), lens, kv_lens, **how)
@@ -175,7 +209,11 @@ def fake_flashinfer(gpu: FakeGpu) -> ModuleType:
             paged_kv_indices_buffer: Tensor | None = None,
             paged_kv_last_page_len_buffer: Tensor | None = None,
         ) -> None:
-            buffers = (paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer)
+            buffers = (
+                paged_kv_indptr_buffer,
+                paged_kv_indices_buffer,
+                paged_kv_last_page_len_buffer,
+            )
             super().__init__(gpu, float_workspace_buffer, kv_layout, use_cuda_graph, buffers)
             self.use_tensor_cores = use_tensor_cores
 
@@ -195,7 +233,11 @@ def fake_flashinfer(gpu: FakeGpu) -> ModuleType:
             sm_scale: float | None = None,
         ) -> None:
             assert self.use_tensor_cores or num_qo_heads // num_kv_heads in (1, 2, 3, 4, 6, 8)
-            how = {"shape": (num_qo_heads, num_kv_heads, head_dim), "window_left": window_left, "sm_scale": sm_scale}
+            how = {
+                "shape": (num_qo_heads, num_kv_heads, head_dim),
+                "window_left": window_left,
+                "sm_scale": sm_scale,
+            }
             how |= {"q_data_type": q_data_type, "kv_data_type": kv_data_type}
             self.planned(indptr, indices, last_page_len, page_size, how)
 
@@ -204,7 +246,9 @@ def fake_flashinfer(gpu: FakeGpu) -> ModuleType:
             return self.computed(q, paged_kv_cache, torch.ones_like(self.last))
 
     class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
-        def __init__(self, float_workspace_buffer: Tensor, kv_layout: str = "NHD", backend: str = "auto") -> None:
+        def __init__(
+            self, float_workspace_buffer: Tensor, kv_layout: str = "NHD", backend: str = "auto"
+        ) -> None:
             super().__init__(gpu, float_workspace_buffer, kv_layout, False, (None, None, None))
             assert backend == "fa2"
 

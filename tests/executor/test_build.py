@@ -23,7 +23,11 @@ ROOM = {"kv_tokens": 64, "page_size": 16, "max_rows": 4, "context_length": 32}
 def test_the_pool_has_just_the_slots_asked_for_in_the_dtype_of_the_engine():
     driver = make_driver(replace(MODEL, dtype="float32"), dtype="bfloat16")
     pool = driver.runner._attention._pool
-    assert (pool.num_slots, len(pool.k), pool.v[1].dtype) == (KV_TOKENS, MODEL.num_layers, torch.bfloat16)
+    assert (pool.num_slots, len(pool.k), pool.v[1].dtype) == (
+        KV_TOKENS,
+        MODEL.num_layers,
+        torch.bfloat16,
+    )
     assert driver.runner._model.embedding.matrix.weight.dtype == torch.bfloat16
     driver.runner.close()
 
@@ -52,7 +56,9 @@ def test_kernels_leave_the_callers_thread_as_they_find_it():
 
 
 def test_kv_in_int8_needs_the_kernels():
-    with pytest.raises(KernelsUnavailable, match="--kv-dtype is int8, which only our CPU kernels read"):
+    with pytest.raises(
+        KernelsUnavailable, match="--kv-dtype is int8, which only our CPU kernels read"
+    ):
         make_driver(kernels="torch", kv_dtype="int8")
 
 
@@ -61,7 +67,9 @@ def test_kernels_that_the_processor_lacks_are_refused_by_name(monkeypatch):
         raise Unavailable("this processor has no avx2")
 
     monkeypatch.setattr(build, "load", load)
-    with pytest.raises(KernelsUnavailable, match="--kernels is avx2, but this processor has no avx2"):
+    with pytest.raises(
+        KernelsUnavailable, match="--kernels is avx2, but this processor has no avx2"
+    ):
         make_driver(kernels="avx2")
     driver = make_driver(kernels="auto")  # takes what there is
     assert driver.run(Turn(0, [1])).isfinite().all()
@@ -70,7 +78,9 @@ def test_kernels_that_the_processor_lacks_are_refused_by_name(monkeypatch):
 
 def test_kv_in_fp8_is_kept_in_units_of_the_checkpoints_scales(tmp_path, monkeypatch):
     save_random(MODEL, tmp_path / "model.safetensors")
-    save_file({"model.layers.1.self_attn.k_scale": torch.tensor([0.5])}, tmp_path / "scales.safetensors")
+    save_file(
+        {"model.layers.1.self_attn.k_scale": torch.tensor([0.5])}, tmp_path / "scales.safetensors"
+    )
     found = []
 
     def parts(engine, config, pool, *rest):
@@ -89,6 +99,8 @@ def test_a_gpu_that_torch_cannot_use_is_one_line(monkeypatch):
     def broken():
         raise RuntimeError("CUDA driver initialization failed\nwith a stack of many lines")
 
-    monkeypatch.setattr("weft.executor.device.cuda.Cuda", broken)
-    with pytest.raises(NoGpu, match=r"shows \(CUDA driver initialization failed\); --device cpu can do without"):
+    monkeypatch.setattr("weft.executor.gpu.cuda.Cuda", broken)
+    with pytest.raises(
+        NoGpu, match=r"shows \(CUDA driver initialization failed\); --device cpu can do without"
+    ):
         load_runner(EngineConfig(device="cuda"), MODEL, folder=Path(), **ROOM)

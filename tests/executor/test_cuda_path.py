@@ -25,20 +25,20 @@ from tests.executor.driver import (
 )
 from tests.executor.fake_gpu import POISON, FakeEvent, FakeGpu, TooEarly, fake_parts
 from tests.launch.tiny_model import write_tiny_model
+from weft.assemble.build import build_engine
 from weft.config.engine import EngineConfig
 from weft.config.machine import Gpu, Machine
 from weft.config.model import ModelConfig
 from weft.config.resolve import GB, resolve
+from weft.engine.engine import Engine
 from weft.executor import build
-from weft.executor.control import GetWeight
-from weft.executor.device.staging import ALIGNMENT, RING, Staging, parts, places
-from weft.executor.plan import LAST_SAMPLED, IntArray, Mask, Sampling
-from weft.launch.build import build_engine
+from weft.executor.gpu.staging import ALIGNMENT, RING, Staging, parts, places
+from weft.journal.recorder import RecordedEngine
 from weft.messages.replies import StepOutput
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
-from weft.scheduler.service.engine import Engine
-from weft.scheduler.service.journal import RecordedEngine
+from weft.plan.device import GetWeight
+from weft.plan.step import LAST_SAMPLED, IntArray, Mask, Sampling
 
 TEXT = list(range(1, 21))
 
@@ -66,7 +66,9 @@ def cpu() -> Iterator[Driver]:
 
 
 def gpu_driver(sizes: str = "1,2,4", **settings: object) -> Driver:
-    return make_driver(**{"device": "cuda", "cuda_graph_sizes": sizes, "cuda_graph_prompt": 0, **settings})
+    return make_driver(
+        **{"device": "cuda", "cuda_graph_sizes": sizes, "cuda_graph_prompt": 0, **settings}
+    )
 
 
 def drawn(each: Driver, *turns: Turn) -> list[int]:
@@ -91,7 +93,10 @@ def test_buffers_are_written_again_only_when_their_copy_is_through() -> None:
     gpu = FakeGpu()
     with gpu.stream():
         staging = Staging(gpu)
-        sent = [(number, staging.send([ints([number] * 3), ints([-number])])) for number in range(3 * RING)]
+        sent = [
+            (number, staging.send([ints([number] * 3), ints([-number])]))
+            for number in range(3 * RING)
+        ]
         gpu.synchronize()
     for number, packed in sent:
         assert [part.tolist() for part in parts(packed, [3, 1])] == [[number] * 3, [-number]]
@@ -135,18 +140,32 @@ def test_a_gpu_computes_what_the_cpu_does(driver: Driver, cpu: Driver, gpu: Fake
         rows = ([2], [0, 2], [1, 0, 2], [0, 1], [2, 1, 0])
         decodes = [each.run(*(Turn(row, [LAST_SAMPLED]) for row in some)) for some in rows]
         each.run(Turn(3, TEXT[:2]), Turn(4, TEXT[:3]))
-        return [first, mixed, shared, *decodes, each.run(*(Turn(row, [LAST_SAMPLED]) for row in range(5)))]
+        return [
+            first,
+            mixed,
+            shared,
+            *decodes,
+            each.run(*(Turn(row, [LAST_SAMPLED]) for row in range(5))),
+        ]
 
     for actual, expected in zip(story(driver), story(cpu), strict=True):
         assert torch.allclose(actual, expected, atol=1e-4)
     assert gpu.num_replays == 5, "the last step is of more requests than any graph"
 
 
-def test_the_next_step_is_launched_before_the_result_is_there(driver: Driver, cpu: Driver, gpu: FakeGpu) -> None:
-    expected = [cpu.launch(turn).result().tokens.tolist() for turn in (Turn(0, TEXT), *[Turn(0, [LAST_SAMPLED])] * 4)]
+def test_the_next_step_is_launched_before_the_result_is_there(
+    driver: Driver, cpu: Driver, gpu: FakeGpu
+) -> None:
+    expected = [
+        cpu.launch(turn).result().tokens.tolist()
+        for turn in (Turn(0, TEXT), *[Turn(0, [LAST_SAMPLED])] * 4)
+    ]
     driver.run(Turn(7, TEXT))
     before = gpu.num_through
-    steps = [driver.launch(Turn(0, TEXT)), *(driver.launch(Turn(0, [LAST_SAMPLED])) for _ in range(RING - 2))]
+    steps = [
+        driver.launch(Turn(0, TEXT)),
+        *(driver.launch(Turn(0, [LAST_SAMPLED])) for _ in range(RING - 2)),
+    ]
     assert gpu.num_through == before, "nothing was waited for"
     assert not any(step.done() for step in steps)
     actual = []
@@ -218,7 +237,10 @@ class Late:
 def test_the_layers_are_launched_before_a_mask_is_there(gpu: FakeGpu) -> None:
     """Of prompts and of decode steps. The token is the one that the mask allows."""
     driver = gpu_driver("1,2", cuda_graph_prompt=32)
-    for turns in ([Turn(0, TEXT[:7]), Turn(1, TEXT[:9])], [Turn(0, [LAST_SAMPLED]), Turn(1, [LAST_SAMPLED])]):
+    for turns in (
+        [Turn(0, TEXT[:7]), Turn(1, TEXT[:9])],
+        [Turn(0, [LAST_SAMPLED]), Turn(1, [LAST_SAMPLED])],
+    ):
         plan = driver.plan(*turns)
         late = Late(gpu, ints([[0, 1 << 5]]))
         how = replace(plan.sampling, mask=Mask(ints([1]), late))
@@ -231,7 +253,9 @@ def test_the_layers_are_launched_before_a_mask_is_there(gpu: FakeGpu) -> None:
 # Graphs
 
 
-def test_graphs_are_captured_from_the_largest_and_the_smallest_that_fits_is_replayed(gpu: FakeGpu) -> None:
+def test_graphs_are_captured_from_the_largest_and_the_smallest_that_fits_is_replayed(
+    gpu: FakeGpu,
+) -> None:
     driver = gpu_driver("1,4")
     assert gpu.sizes == [4, 1]
     rows = range(5)
@@ -245,7 +269,11 @@ def test_graphs_are_captured_from_the_largest_and_the_smallest_that_fits_is_repl
 def test_padding_touches_nothing_but_the_row_of_its_own(driver: Driver) -> None:
     driver.run(*(Turn(row, TEXT[:5]) for row in range(4)))
     rows, pool = driver.runner._rows, driver.runner._attention._pool  # type: ignore[attr-defined]
-    before = [rows.slots.clone(), rows.last_tokens.clone(), *(tensor.clone() for tensor in pool.tensors)]
+    before = [
+        rows.slots.clone(),
+        rows.last_tokens.clone(),
+        *(tensor.clone() for tensor in pool.tensors),
+    ]
     driver.run(*(Turn(row, [LAST_SAMPLED]) for row in (0, 2, 3)))
     new = [driver.slots[row][-1] for row in (0, 2, 3)]
     table = before[0].clone()
@@ -253,7 +281,10 @@ def test_padding_touches_nothing_but_the_row_of_its_own(driver: Driver) -> None:
     assert torch.equal(rows.slots[:-1], table[:-1])
     assert rows.last_tokens[[1, 4, 5, 6, 7]].equal(before[1][[1, 4, 5, 6, 7]])
     kept = [slot for slot in range(KV_TOKENS) if slot not in new]
-    assert all(torch.equal(now[kept], then[kept]) for now, then in zip(pool.tensors, before[2:], strict=True))
+    assert all(
+        torch.equal(now[kept], then[kept])
+        for now, then in zip(pool.tensors, before[2:], strict=True)
+    )
 
 
 def test_steps_that_are_no_plain_decode_are_no_graphs(driver: Driver, gpu: FakeGpu) -> None:
@@ -262,7 +293,9 @@ def test_steps_that_are_no_plain_decode_are_no_graphs(driver: Driver, gpu: FakeG
     assert gpu.num_replays == 0
 
 
-def test_short_prompts_and_mixed_steps_are_graphs_by_their_tokens(gpu: FakeGpu, cpu: Driver) -> None:
+def test_short_prompts_and_mixed_steps_are_graphs_by_their_tokens(
+    gpu: FakeGpu, cpu: Driver
+) -> None:
     """Chunks that sample nothing, single tokens among longer ones, and steps that are too long."""
     driver = gpu_driver("2", cuda_graph_prompt=24)
     assert gpu.sizes == [24, 2]
@@ -270,10 +303,18 @@ def test_short_prompts_and_mixed_steps_are_graphs_by_their_tokens(gpu: FakeGpu, 
     def story(each: Driver) -> list[torch.Tensor]:
         first = each.run(Turn(0, TEXT[:7], samples=False), Turn(1, TEXT[:9]), Turn(2, [5]))
         each.launch(Turn(3, TEXT[:4], samples=False)).result()
-        mixed = each.run(Turn(1, [LAST_SAMPLED]), Turn(0, TEXT[7:]), Turn(3, [LAST_SAMPLED], samples=False))
+        mixed = each.run(
+            Turn(1, [LAST_SAMPLED]), Turn(0, TEXT[7:]), Turn(3, [LAST_SAMPLED], samples=False)
+        )
         each.share(0, 4, 12)
         shared = each.run(Turn(4, TEXT[12:17]), Turn(2, [LAST_SAMPLED]))
-        return [first, mixed, shared, each.run(Turn(5, [*TEXT, *TEXT])), each.run(Turn(0, [LAST_SAMPLED]))]
+        return [
+            first,
+            mixed,
+            shared,
+            each.run(Turn(5, [*TEXT, *TEXT])),
+            each.run(Turn(0, [LAST_SAMPLED])),
+        ]
 
     for actual, expected in zip(story(driver), story(cpu), strict=True):
         assert torch.allclose(actual, expected, atol=1e-4)
@@ -281,21 +322,29 @@ def test_short_prompts_and_mixed_steps_are_graphs_by_their_tokens(gpu: FakeGpu, 
     driver.runner.close()
 
 
-def test_a_row_that_changes_under_a_decode_step_changes_before_the_graph(driver: Driver, cpu: Driver) -> None:
+def test_a_row_that_changes_under_a_decode_step_changes_before_the_graph(
+    driver: Driver, cpu: Driver
+) -> None:
     for each in (driver, cpu):
         each.run(Turn(0, TEXT), Turn(1, TEXT))
         each.slots[1] = [*each.slots[0][:8], *each.slots[1][8:]]
         each.writes.append((1, 0, each.slots[0][:8]))
-    actual, expected = (each.run(Turn(1, [LAST_SAMPLED]), Turn(0, [LAST_SAMPLED])) for each in (driver, cpu))
+    actual, expected = (
+        each.run(Turn(1, [LAST_SAMPLED]), Turn(0, [LAST_SAMPLED])) for each in (driver, cpu)
+    )
     assert torch.allclose(actual, expected, atol=1e-4)
     assert driver.runner._rows.slots[1, :8].tolist() == driver.slots[0][:8]
 
 
-def test_without_graphs_nothing_is_captured_and_the_result_is_the_same(gpu: FakeGpu, cpu: Driver) -> None:
+def test_without_graphs_nothing_is_captured_and_the_result_is_the_same(
+    gpu: FakeGpu, cpu: Driver
+) -> None:
     driver = gpu_driver("", cuda_graph=False)
     for each in (driver, cpu):
         each.run(Turn(0, TEXT), Turn(1, TEXT[:4]))
-    actual, expected = (each.run(Turn(0, [LAST_SAMPLED]), Turn(1, [LAST_SAMPLED])) for each in (driver, cpu))
+    actual, expected = (
+        each.run(Turn(0, [LAST_SAMPLED]), Turn(1, [LAST_SAMPLED])) for each in (driver, cpu)
+    )
     assert torch.allclose(actual, expected, atol=1e-4)
     assert not gpu.sizes
     driver.runner.close()
@@ -329,7 +378,9 @@ def test_what_a_stream_that_is_captured_refuses_is_refused(
 # Between steps
 
 
-def test_what_is_done_between_steps_is_through_before_the_next(driver: Driver, gpu: FakeGpu) -> None:
+def test_what_is_done_between_steps_is_through_before_the_next(
+    driver: Driver, gpu: FakeGpu
+) -> None:
     before = gpu.num_synchronized
     reply = driver.runner.control(GetWeight("model.norm.weight", 4)).result()
     assert reply.ok
@@ -357,7 +408,9 @@ def test_outputs_do_not_depend_on_overlap(gpu: FakeGpu, tmp_path: Path, graphs: 
             dtype="float32",
         )
         machine = Machine(1, 8 * GB, 8 * GB, (Gpu("fake", 8 * GB, 8 * GB),))
-        config = resolve(replace(asked, kv_tokens=400), ModelConfig.from_folder(folder), machine).config
+        config = resolve(
+            replace(asked, kv_tokens=400), ModelConfig.from_folder(folder), machine
+        ).config
         assert (config.device, config.page_size) == ("cuda", 1)
         engine = build_engine(config, folder).engine
         replays = gpu.num_replays
@@ -381,11 +434,20 @@ def generate(engine: Engine | RecordedEngine, gpu: FakeGpu) -> Generated:
     common = rng.integers(0, 256, 40)
     tokens: dict[int, list[int]] = {}
     for number in range(10):
-        prompt = np.concatenate((common[: 8 * (number % 5)], rng.integers(0, 256, int(rng.integers(1, 50)))))
-        how = {"temperature": 1.0, "top_p": 0.9, "seed": number} if number % 3 == 0 else {"temperature": 0.0}
+        prompt = np.concatenate(
+            (common[: 8 * (number % 5)], rng.integers(0, 256, int(rng.integers(1, 50))))
+        )
+        how = (
+            {"temperature": 1.0, "top_p": 0.9, "seed": number}
+            if number % 3 == 0
+            else {"temperature": 0.0}
+        )
         sampling = SamplingParams(max_new_tokens=int(rng.integers(1, 30)), ignore_eos=True, **how)  # type: ignore[arg-type]
         request = GenerateRequest(
-            id=number, rid=f"r{number}", input_ids=prompt.astype(np.int32).tobytes(), sampling=sampling
+            id=number,
+            rid=f"r{number}",
+            input_ids=prompt.astype(np.int32).tobytes(),
+            sampling=sampling,
         )
         assert engine.submit(request) is None
     most = 0
@@ -394,7 +456,10 @@ def generate(engine: Engine | RecordedEngine, gpu: FakeGpu) -> Generated:
             if not isinstance(reply, StepOutput):
                 continue
             assert all(finish.reason == "length" for finish in reply.finished)
-            ids, new = np.frombuffer(reply.ids, np.int64).tolist(), np.frombuffer(reply.tokens, np.int32).tolist()
+            ids, new = (
+                np.frombuffer(reply.ids, np.int64).tolist(),
+                np.frombuffer(reply.tokens, np.int32).tolist(),
+            )
             for number, token in zip(ids, new, strict=True):
                 tokens.setdefault(number, []).append(token)
         most = max(most, gpu.num_copies - gpu.num_through)

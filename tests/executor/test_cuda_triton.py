@@ -14,11 +14,13 @@ from tests.executor.driver import MODEL, Driver, Turn, make_driver
 from tests.executor.fake_gpu import FakeGpu
 from tests.executor.test_cuda_path import drawn, gpu_driver
 from weft.executor import build
-from weft.executor.plan import LAST_SAMPLED
+from weft.plan.step import LAST_SAMPLED
 
 pytestmark = [
     pytest.mark.skipif(find_spec("triton") is None, reason="the package triton is not installed"),
-    pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning"),  # of what stands in padding
+    pytest.mark.filterwarnings(
+        "ignore:.*encountered in:RuntimeWarning"
+    ),  # of what stands in padding
 ]
 
 TEXT = list(range(1, 21))
@@ -58,14 +60,20 @@ def drivers(gpu: FakeGpu) -> Iterator[tuple[Driver, Driver]]:
         driver.runner.close()
 
 
-def test_the_kernels_compute_what_the_cpu_does(drivers: tuple[Driver, Driver], gpu: FakeGpu) -> None:
+def test_the_kernels_compute_what_the_cpu_does(
+    drivers: tuple[Driver, Driver], gpu: FakeGpu
+) -> None:
     """Prompts, a chunk behind cached tokens, a mixed step, and decode steps, these as graphs that are filled up."""
 
     def story(each: Driver) -> list[torch.Tensor]:
         first = each.run(Turn(0, TEXT[:9], samples=False), Turn(1, TEXT))
         mixed = each.run(Turn(0, TEXT[9:17]), Turn(1, [LAST_SAMPLED]), Turn(2, [7]))
         rows = ([0, 2], [1, 0, 2])
-        return [first, mixed, *(each.run(*(Turn(row, [LAST_SAMPLED]) for row in some)) for some in rows)]
+        return [
+            first,
+            mixed,
+            *(each.run(*(Turn(row, [LAST_SAMPLED]) for row in some)) for some in rows),
+        ]
 
     for actual, expected in zip(*map(story, drivers), strict=True):
         assert actual.shape == expected.shape == (len(expected), MODEL.vocab_size)
@@ -74,6 +82,9 @@ def test_the_kernels_compute_what_the_cpu_does(drivers: tuple[Driver, Driver], g
 
 
 def test_draws_are_those_of_the_cpu(drivers: tuple[Driver, Driver]) -> None:
-    for turns in ([Turn(0, TEXT[:5]), Turn(1, TEXT[:3])], [Turn(1, [LAST_SAMPLED]), Turn(0, [LAST_SAMPLED])]):
+    for turns in (
+        [Turn(0, TEXT[:5]), Turn(1, TEXT[:3])],
+        [Turn(1, [LAST_SAMPLED]), Turn(0, [LAST_SAMPLED])],
+    ):
         actual, expected = (drawn(driver, *turns) for driver in drivers)
         assert actual == expected

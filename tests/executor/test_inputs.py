@@ -8,7 +8,7 @@ import torch
 
 from tests.executor.driver import ints, sampling
 from weft.executor.inputs import RowTable
-from weft.executor.plan import LAST_SAMPLED, ForwardMode, Plan, TableWrites
+from weft.plan.step import LAST_SAMPLED, ForwardMode, Plan, TableWrites
 
 CPU = torch.device("cpu")
 
@@ -52,7 +52,10 @@ def test_new_slots_go_into_the_table_and_nothing_else_changes():
 def test_table_writes_come_before_the_plan_and_in_order():
     table = RowTable(6, 10, CPU)
     writes = TableWrites(
-        rows=ints([4, 1, 4]), starts=ints([0, 3, 1]), lens=ints([4, 2, 1]), slots=ints([1, 2, 3, 4, 5, 6, 7])
+        rows=ints([4, 1, 4]),
+        starts=ints([0, 3, 1]),
+        lens=ints([4, 2, 1]),
+        slots=ints([1, 2, 3, 4, 5, 6, 7]),
     )
     table.apply(replace(PLAN, table=writes))
     assert table.slots[4, :5].tolist() == [1, 7, 50, 51, 52]
@@ -61,7 +64,9 @@ def test_table_writes_come_before_the_plan_and_in_order():
 
 def test_table_writes_may_be_empty():
     table = RowTable(6, 10, CPU)
-    table.apply(replace(PLAN, table=TableWrites(ints([1, 3]), ints([4, 5]), ints([0, 2]), ints([8, 9]))))
+    table.apply(
+        replace(PLAN, table=TableWrites(ints([1, 3]), ints([4, 5]), ints([0, 2]), ints([8, 9])))
+    )
     assert table.slots[3, 5:7].tolist() == [8, 9]
     assert not table.slots[1].any()
 

@@ -43,7 +43,9 @@ def assert_same(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tenso
 def test_random_weights_are_the_same_each_time_and_differ_by_name():
     first = checkpoint()
     assert_same(checkpoint(), first)
-    assert not torch.equal(first["model.layers.0.mlp.up_proj.weight"], first["model.layers.1.mlp.up_proj.weight"])
+    assert not torch.equal(
+        first["model.layers.0.mlp.up_proj.weight"], first["model.layers.1.mlp.up_proj.weight"]
+    )
     assert first["model.norm.weight"].eq(1).all()
 
 
@@ -57,7 +59,9 @@ def test_several_files_with_an_index(tmp_path):
     names = sorted(checkpoint())
     index = {name: f"part-{i % 3}.safetensors" for i, name in enumerate(names)}
     for file in set(index.values()):
-        save_file({name: checkpoint()[name] for name in names if index[name] == file}, tmp_path / file)
+        save_file(
+            {name: checkpoint()[name] for name in names if index[name] == file}, tmp_path / file
+        )
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
     save_file({"other.weight": torch.ones(1)}, tmp_path / "consolidated.safetensors")
     assert_same(load(tmp_path), checkpoint())
@@ -71,7 +75,10 @@ def test_weights_are_converted_to_the_dtype_of_the_model(tmp_path):
 
 def test_a_tied_head_and_old_buffers_in_the_checkpoint_are_ignored(tmp_path):
     tied = replace(MODEL, tie_embeddings=True)
-    extra = {"lm_head.weight": torch.ones(3), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
+    extra = {
+        "lm_head.weight": torch.ones(3),
+        "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4),
+    }
     save_file({**checkpoint(tied), **extra}, tmp_path / "model.safetensors")
     assert_same(load(tmp_path, tied), checkpoint(tied))
 
@@ -108,8 +115,14 @@ def test_a_damaged_file_is_named(tmp_path):
     [
         ({}, "has no weights in"),
         ({"pytorch_model.bin": "x"}, "only pickled ones, .* never read"),
-        ({"model-Q4_K_M.gguf": "x"}, "GGUF is not read; read are weights in float32, bfloat16 and float16, fp8 and"),
-        ({"model.safetensors.index.json": '{"weight_map": {"a": "m-1.safetensors"}}'}, "lacks 1 of its 1 weight files"),
+        (
+            {"model-Q4_K_M.gguf": "x"},
+            "GGUF is not read; read are weights in float32, bfloat16 and float16, fp8 and",
+        ),
+        (
+            {"model.safetensors.index.json": '{"weight_map": {"a": "m-1.safetensors"}}'},
+            "lacks 1 of its 1 weight files",
+        ),
         ({"model.safetensors.index.json": "{}"}, "index.json is damaged"),
     ],
 )

@@ -16,9 +16,9 @@ import pytest
 
 from tests.executor.driver import MODEL, Driver, Turn, make_driver
 from weft.config.numbers import MAX_PROFILED_STEPS
-from weft.executor.device.profile import ProfiledRunner, Report, import_compiler
-from weft.executor.device.profile_report import Event, main, spent_on, tables
-from weft.executor.plan import LAST_SAMPLED
+from weft.executor.profile.profile import ProfiledRunner, Report, import_compiler
+from weft.executor.profile.report import Event, main, spent_on, tables
+from weft.plan.step import LAST_SAMPLED
 
 HOW: dict[str, Any] = {
     "num_steps": None,
@@ -35,7 +35,10 @@ class Bench:
     """A small model on a runner that can be profiled."""
 
     def __init__(
-        self, root: Path | None, prepare: Callable[[], None] = import_compiler, driver: Driver | None = None
+        self,
+        root: Path | None,
+        prepare: Callable[[], None] = import_compiler,
+        driver: Driver | None = None,
     ) -> None:
         self.driver = driver or make_driver(MODEL)
         self.profiled = ProfiledRunner(self.driver.runner, root, has_gpu=False, prepare=prepare)
@@ -74,10 +77,15 @@ def bench(tmp_path: Path):
 
 
 def operations(trace: Path) -> list[str]:
-    return [event.get("name", "") for event in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]]
+    return [
+        event.get("name", "")
+        for event in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    ]
 
 
-def test_steps_are_recorded_between_start_and_stop_and_sample_the_same(bench: Bench, tmp_path: Path) -> None:
+def test_steps_are_recorded_between_start_and_stop_and_sample_the_same(
+    bench: Bench, tmp_path: Path
+) -> None:
     plain = Bench(None)
     expected = plain.steps(6)
     plain.close()
@@ -180,7 +188,9 @@ def test_case_27_what_cannot_be_recorded_or_not_there_is_refused(
     assert bench.report().state == "none"
 
 
-def test_a_trace_that_cannot_be_written_is_told_and_harms_nobody(bench: Bench, tmp_path: Path) -> None:
+def test_a_trace_that_cannot_be_written_is_told_and_harms_nobody(
+    bench: Bench, tmp_path: Path
+) -> None:
     bench.start(folder="gone")
     (tmp_path / "traces" / "gone").rmdir()
     bench.steps(1)
@@ -224,7 +234,9 @@ def recorded(bench: Bench, root: Path, num_steps: int) -> tuple[Report, list[dic
     return report, [one for one in trace["traceEvents"] if one.get("name", "").startswith("weft::")]
 
 
-def test_each_operation_of_the_kernels_is_told_as_often_as_it_ran(kernels: Bench, tmp_path: Path) -> None:
+def test_each_operation_of_the_kernels_is_told_as_often_as_it_ran(
+    kernels: Bench, tmp_path: Path
+) -> None:
     kernels.steps(2)
     report, events = recorded(kernels, tmp_path / "traces", 5)
     operations = Counter(one["name"] for one in events if one["cat"] == "cpu_op")
@@ -235,7 +247,9 @@ def test_each_operation_of_the_kernels_is_told_as_often_as_it_ran(kernels: Bench
     assert told.items() <= operations.items()
 
 
-def test_the_operations_of_a_step_follow_each_other_and_fill_it(kernels: Bench, tmp_path: Path) -> None:
+def test_the_operations_of_a_step_follow_each_other_and_fill_it(
+    kernels: Bench, tmp_path: Path
+) -> None:
     _, events = recorded(kernels, tmp_path / "traces", 4)
     steps = [one for one in events if one["cat"] == "weft_step"]
     operations = [one for one in events if one["cat"] == "cpu_op"]
@@ -243,7 +257,10 @@ def test_the_operations_of_a_step_follow_each_other_and_fill_it(kernels: Bench, 
     for step in steps:
         inside = [one for one in operations if step["ts"] <= one["ts"] < step["ts"] + step["dur"]]
         assert len(inside) == sum(KERNEL_OPS.values())
-        assert [one["name"] for one in inside][:2] == ["weft::embed", "weft::linear norm 16x32 store"]
+        assert [one["name"] for one in inside][:2] == [
+            "weft::embed",
+            "weft::linear norm 16x32 store",
+        ]
         assert all(one["dur"] >= 0 for one in inside)
         assert sum(one["dur"] for one in inside) <= step["dur"] + 0.01  # microseconds, of rounding
     (tid,) = {one["tid"] for one in events}
@@ -293,14 +310,22 @@ def test_the_table_has_the_ten_that_took_most_of_the_cpu_and_of_the_gpu() -> Non
     lines = list(tables([*events, span("step", 0, 50_000, cat="user_annotation")]))
     assert lines[0] == "CPU: 0.078 ms in 12 operations"
     assert [line.split()[0] for line in lines[2:]] == [f"op{i}" for i in range(11, 1, -1)]
-    lines = list(tables([*events, span("gemm", 5, 400, cat="kernel"), span("copy", 500, 100, cat="gpu_memcpy")]))
+    lines = list(
+        tables(
+            [*events, span("gemm", 5, 400, cat="kernel"), span("copy", 500, 100, cat="gpu_memcpy")]
+        )
+    )
     assert lines[0] == "GPU: 0.500 ms in 2 operations"
     assert lines[2].split() == ["gemm", "0.400", "80.0", "0.400", "400.0", "1"]
     assert lines[5].startswith("CPU: ")
 
 
-def test_a_trace_without_operations_has_an_empty_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "t.json").write_text('{"traceEvents": [{"ph": "M", "name": "process_name", "pid": "x", "args": {}}]}')
+def test_a_trace_without_operations_has_an_empty_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "t.json").write_text(
+        '{"traceEvents": [{"ph": "M", "name": "process_name", "pid": "x", "args": {}}]}'
+    )
     (tmp_path / "spans.json").write_text("[]")
     main(tmp_path / "t.json", tmp_path / "spans.json", tmp_path / "t.gz")
     assert capsys.readouterr().out.startswith("CPU: 0.000 ms in 0 operations\n")

@@ -8,7 +8,7 @@ import torch
 
 from tests.executor.driver import MODEL, Driver, Turn, ints, make_driver, sampling
 from weft.executor.outputs import prompt_logprobs as module
-from weft.executor.plan import LAST_SAMPLED, Logprobs, PlaceLogprobs, PromptLogprobs, Wanted
+from weft.plan.step import LAST_SAMPLED, Logprobs, PlaceLogprobs, PromptLogprobs, Wanted
 
 TEXT = [7 * i % MODEL.vocab_size for i in range(40)]
 
@@ -32,7 +32,9 @@ def whole(first: int, length: int, num_top: int = 0, ids: tuple[int, ...] = ()) 
     """Of TEXT[:length], whose first token stands at `first` in the step."""
     places, targets = ints(range(first, first + length - 1)), ints(TEXT[1:length])
     wanted_ids = np.array([ids], dtype=np.int32)
-    return PromptLogprobs(ints([0]), ints([length - 1]), ints([num_top]), wanted_ids, places, targets)
+    return PromptLogprobs(
+        ints([0]), ints([length - 1]), ints([num_top]), wanted_ids, places, targets
+    )
 
 
 def expected(driver: Driver, tokens: list[int], row: int) -> torch.Tensor:
@@ -48,7 +50,9 @@ def test_each_token_is_told_in_the_light_of_those_before_it(driver):
     assert np.allclose(given.logprobs, own[:, 0], atol=1e-5)
     assert given.ranks.tolist() == ((rows > own).sum(1) + 1).tolist()
     assert np.allclose(given.top_logprobs, rows.topk(5).values, atol=1e-5)
-    assert np.allclose(given.top_logprobs, rows.numpy()[np.arange(len(rows))[:, None], given.top_ids], atol=1e-5)
+    assert np.allclose(
+        given.top_logprobs, rows.numpy()[np.arange(len(rows))[:, None], given.top_ids], atol=1e-5
+    )
     assert np.allclose(given.id_logprobs, rows[:, [3, 60]], atol=1e-5)
 
 
@@ -77,7 +81,9 @@ def test_requests_of_one_step_get_what_they_asked_for_beside_each_other_and_besi
     given = told(driver, wanted, Turn(0, TEXT[:5]), Turn(1, TEXT[:4]), Turn(2, [LAST_SAMPLED]))
     rows = expected(driver, TEXT[:4], 3)
     assert given.top_ids.shape == (6, 2)
-    assert np.allclose(given.logprobs, [rows[i, TEXT[i + 1]] for i in (0, 1, 2, 3, 1, 2)], atol=1e-5)
+    assert np.allclose(
+        given.logprobs, [rows[i, TEXT[i + 1]] for i in (0, 1, 2, 3, 1, 2)], atol=1e-5
+    )
     assert np.allclose(given.id_logprobs[:4], rows[:, [5, 6]], atol=1e-5)
     assert np.allclose(given.id_logprobs[4:, 0], rows[1:3, 7], atol=1e-5)
 
@@ -89,7 +95,9 @@ def test_nothing_to_tell_is_nothing(driver):
 
 def test_given_tokens_are_told_beside_the_sampled_one(driver):
     plan = driver.plan(Turn(0, TEXT), Turn(1, TEXT[:6]))
-    wanted = Logprobs(ints([0, 1]), ints([MODEL.vocab_size] * 2), np.array([[2, 3], [4, 0]], dtype=np.int32))
+    wanted = Logprobs(
+        ints([0, 1]), ints([MODEL.vocab_size] * 2), np.array([[2, 3], [4, 0]], dtype=np.int32)
+    )
     plan = replace(plan, sampling=sampling([40, 6], logprobs=wanted))
     found = driver.runner.launch(plan).result().logprobs
     assert found is not None

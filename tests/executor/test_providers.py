@@ -19,32 +19,40 @@ from tests.executor.fake_providers import fake_flashinfer, flash_attn_with_kvcac
 from tests.executor.test_cuda_path import generate
 from tests.executor.test_cuda_triton import RepeatingGpu
 from tests.launch.tiny_model import write_tiny_model
+from weft.assemble.build import build_engine
 from weft.config.engine import EngineConfig
 from weft.config.gpu import PROVIDERS
 from weft.config.machine import Gpu, Machine
 from weft.config.model import ModelConfig
 from weft.config.resolve import GB, resolve
 from weft.executor import build
-from weft.executor.attention.fa3_paged import SPLIT_TOKENS, max_splits
-from weft.executor.attention.providers import MODULES, NoProvider, installed, provider
-from weft.executor.device.gpu_parts import GpuParts, gpu_parts
+from weft.executor.gpu.fa3_attention import SPLIT_TOKENS, max_splits
+from weft.executor.gpu.parts import GpuParts, gpu_parts
+from weft.executor.gpu.providers import MODULES, NoProvider, installed, provider
 from weft.executor.kv_pool import KVPool
-from weft.executor.plan import LAST_SAMPLED
-from weft.launch.build import build_engine
 from weft.ops.plain import PlainOps
 from weft.ops.sampling import TorchChoose
 from weft.ops.triton import rotary
+from weft.plan.step import LAST_SAMPLED
 
-pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="the package triton is not installed")
+pytestmark = pytest.mark.skipif(
+    find_spec("triton") is None, reason="the package triton is not installed"
+)
 
 TEXT = list(range(1, 21))
-WINDOW = replace(MODEL, head_dim=64, num_heads=4, qk_norm=True, sliding_window=6, full_attention_layers=(1,))
+WINDOW = replace(
+    MODEL, head_dim=64, num_heads=4, qk_norm=True, sliding_window=6, full_attention_layers=(1,)
+)
 
 
-def parts(engine: EngineConfig, config: ModelConfig, pool: KVPool, context_length: int, gpu: Any) -> GpuParts:
+def parts(
+    engine: EngineConfig, config: ModelConfig, pool: KVPool, context_length: int, gpu: Any
+) -> GpuParts:
     """The attention that was asked for, between functions that no interpreter computes."""
     found = gpu_parts(engine, config, pool, context_length, gpu)
-    return found._replace(ops=PlainOps(getattr(torch, config.dtype), gpu.device), choose=TorchChoose())
+    return found._replace(
+        ops=PlainOps(getattr(torch, config.dtype), gpu.device), choose=TorchChoose()
+    )
 
 
 @pytest.fixture
@@ -73,7 +81,9 @@ def driver_on_gpu(backend: str) -> Driver:
 
 
 @pytest.mark.parametrize("backend", ["fa3", "flashinfer"])
-def test_a_provider_computes_what_torch_does(gpu: FakeGpu, drivers: list[Driver], backend: str) -> None:
+def test_a_provider_computes_what_torch_does(
+    gpu: FakeGpu, drivers: list[Driver], backend: str
+) -> None:
     """Prompts, chunks, a shared prefix, mixed steps, and decode steps of every size: eager, and as graphs that are
     filled up; one layer of two has a window."""
     drivers.extend((driver_on_gpu(backend), make_driver(WINDOW, dtype="float16")))
@@ -86,7 +96,13 @@ def test_a_provider_computes_what_torch_does(gpu: FakeGpu, drivers: list[Driver]
         rows = ([2], [0, 2], [1, 0, 2], [0, 1], [2, 1, 0, 5])
         decodes = [each.run(*(Turn(row, [LAST_SAMPLED]) for row in some)) for some in rows]
         each.run(Turn(3, TEXT[:2]), Turn(4, TEXT[:3]))
-        return [first, mixed, shared, *decodes, each.run(*(Turn(row, [LAST_SAMPLED]) for row in range(6)))]
+        return [
+            first,
+            mixed,
+            shared,
+            *decodes,
+            each.run(*(Turn(row, [LAST_SAMPLED]) for row in range(6))),
+        ]
 
     for actual, expected in zip(*map(story, drivers), strict=True):
         assert torch.allclose(actual, expected, atol=5e-3)
@@ -124,14 +140,25 @@ def test_an_engine_gives_the_tokens_of_torch_with_pages_of_any_size(
 
 
 def test_scratch_for_splits_is_bounded_and_a_single_token_has_many() -> None:
-    assert [max_splits(num) for num in (1, 32, 256, SPLIT_TOKENS, 8 * SPLIT_TOKENS)] == [64, 64, 8, 1, 1]
+    assert [max_splits(num) for num in (1, 32, 256, SPLIT_TOKENS, 8 * SPLIT_TOKENS)] == [
+        64,
+        64,
+        8,
+        1,
+        1,
+    ]
 
 
 def test_a_provider_that_is_not_installed_is_said_with_the_extra_that_brings_it() -> None:
     assert tuple(MODULES) == PROVIDERS
-    for name, modules in (("fa3", "flash_attn_interface nor sgl_kernel.flash_attn"), ("flashinfer", "flashinfer")):
+    for name, modules in (
+        ("fa3", "flash_attn_interface nor sgl_kernel.flash_attn"),
+        ("flashinfer", "flashinfer"),
+    ):
         if not installed(name):
-            with pytest.raises(NoProvider, match=rf"{modules} is not installed; pip install 'weft\[{name}\]'"):
+            with pytest.raises(
+                NoProvider, match=rf"{modules} is not installed; pip install 'weft\[{name}\]'"
+            ):
                 provider(name)
 
 
@@ -141,6 +168,8 @@ def test_a_provider_that_cannot_be_imported_is_said_with_the_reason(
     (tmp_path / "flashinfer.py").write_text("raise OSError('undefined symbol')")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "flashinfer", raising=False)
-    with pytest.raises(NoProvider, match="flashinfer is installed but cannot be imported: undefined symbol"):
+    with pytest.raises(
+        NoProvider, match="flashinfer is installed but cannot be imported: undefined symbol"
+    ):
         provider("flashinfer")
     assert installed("flashinfer") == "flashinfer"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.executor.driver import MODEL, Driver, Turn, full_logprobs, ints, make_driver, sampling
-from weft.executor.plan import LAST_SAMPLED, Penalties
+from weft.plan.step import LAST_SAMPLED, Penalties
 
 TEXT = list(range(1, 21))
 
@@ -35,7 +35,9 @@ def test_launch_returns_before_the_step_is_done(driver, monkeypatch):
 def test_all_work_is_done_by_one_thread(driver, monkeypatch):
     threads, model = set(), driver.runner._model
     forward = model.forward
-    monkeypatch.setattr(model, "forward", lambda *args: threads.add(threading.get_ident()) or forward(*args))
+    monkeypatch.setattr(
+        model, "forward", lambda *args: threads.add(threading.get_ident()) or forward(*args)
+    )
     for _ in range(3):
         driver.run(Turn(0, [1]))
     assert len(threads) == 1

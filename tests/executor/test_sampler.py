@@ -9,11 +9,21 @@ import pytest
 import torch
 
 from tests.executor.driver import ints, sampling
-from weft.executor.plan import ANY, Fixed, IntArray, Known, LogitBias, Logprobs, Mask, Penalties, Sampling
 from weft.executor.sampler import Sampled
 from weft.executor.sampler import sample as sample_by
 from weft.ops.noise import gumbel, row_keys
 from weft.ops.sampling import TorchChoose, threshold
+from weft.plan.step import (
+    ANY,
+    Fixed,
+    IntArray,
+    Known,
+    LogitBias,
+    Logprobs,
+    Mask,
+    Penalties,
+    Sampling,
+)
 
 NONE = torch.zeros(0, dtype=torch.int64)
 
@@ -35,7 +45,9 @@ def tokens(x: torch.Tensor, positions=None, last=NONE, **changes) -> list[int]:
     return sample(x.clone(), sampling(positions, **changes), last).result().tokens.tolist()
 
 
-def kept_twin(x: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float) -> np.ndarray:
+def kept_twin(
+    x: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float
+) -> np.ndarray:
     """Which tokens may be drawn, [V] bool: filter after filter, each on the renormalised rest."""
     x = x.astype(np.float64) / temperature
     kept = np.ones(len(x), dtype=bool)
@@ -72,7 +84,11 @@ FILTERS = [
 @pytest.mark.parametrize("vocab", [11, 300, 2_000])
 def test_threshold_keeps_what_the_filters_keep_one_after_the_other(vocab):
     filters = [
-        (t, k, p, m) for t in (0.5, 1.0, 3.0) for k in (0, 1, 6, 400) for p in (0.01, 0.6, 1) for m in (0, 0.2, 1)
+        (t, k, p, m)
+        for t in (0.5, 1.0, 3.0)
+        for k in (0, 1, 6, 400)
+        for p in (0.01, 0.6, 1)
+        for m in (0, 0.2, 1)
     ]
     x = logits(len(filters), vocab)
     temperature, top_k, top_p, min_p = (np.array(column) for column in zip(*filters, strict=True))
@@ -92,9 +108,17 @@ def test_threshold_of_filters_that_are_off_is_none():
 def test_every_filter_keeps_what_its_twin_keeps(vocab, together):
     """The draw is then the largest of logit + noise among those, whether the rows are in one batch or alone."""
     count = len(FILTERS)
-    x, seeds, positions = logits(count, vocab), np.arange(count) * 1_001 - 5, np.arange(count) * 3 + 1
+    x, seeds, positions = (
+        logits(count, vocab),
+        np.arange(count) * 1_001 - 5,
+        np.arange(count) * 3 + 1,
+    )
     columns = dict(
-        zip(("temperature", "top_k", "top_p", "min_p"), map(np.array, zip(*FILTERS, strict=True)), strict=True)
+        zip(
+            ("temperature", "top_k", "top_p", "min_p"),
+            map(np.array, zip(*FILTERS, strict=True)),
+            strict=True,
+        )
     )
     columns = {name: ints(v) if name == "top_k" else floats(v) for name, v in columns.items()}
     if together:
@@ -102,9 +126,16 @@ def test_every_filter_keeps_what_its_twin_keeps(vocab, together):
     else:
         slices = [slice(i, i + 1) for i in range(count)]
         actual = [
-            tokens(x[s], positions[s], seeds=seeds[s], **{name: v[s] for name, v in columns.items()})[0] for s in slices
+            tokens(
+                x[s], positions[s], seeds=seeds[s], **{name: v[s] for name, v in columns.items()}
+            )[0]
+            for s in slices
         ]
-    noise = gumbel(torch.from_numpy(row_keys(seeds, positions.astype(np.int32))), vocab).double().numpy()
+    noise = (
+        gumbel(torch.from_numpy(row_keys(seeds, positions.astype(np.int32))), vocab)
+        .double()
+        .numpy()
+    )
     for row, (temperature, *limits) in enumerate(FILTERS):
         if temperature == 0:
             assert actual[row] == int(x[row].argmax())
@@ -116,7 +147,9 @@ def test_every_filter_keeps_what_its_twin_keeps(vocab, together):
 
 def test_tokens_of_equal_logit_are_kept_together():
     x = torch.tensor([[3.0, 1.0, 3.0, 3.0, 0.0]]).repeat(400, 1)
-    drawn = tokens(x, temperature=floats([1.0] * 400), top_k=ints([2] * 400), top_p=floats([0.5] * 400))
+    drawn = tokens(
+        x, temperature=floats([1.0] * 400), top_k=ints([2] * 400), top_p=floats([0.5] * 400)
+    )
     assert set(drawn) == {0, 2, 3}
 
 
@@ -126,7 +159,9 @@ def test_draws_follow_the_distribution(vocab):
     draws, temperature = 20_000, 0.9
     x = logits(1, vocab, spread=1.0)
     drawn = tokens(
-        x.repeat(draws, 1), temperature=floats([temperature] * draws), seeds=np.full(draws, 42, dtype=np.int64)
+        x.repeat(draws, 1),
+        temperature=floats([temperature] * draws),
+        seeds=np.full(draws, 42, dtype=np.int64),
     )
     expected = (x[0] / temperature).double().softmax(-1).numpy() * draws
     counts = np.bincount(drawn, minlength=vocab)
@@ -154,13 +189,17 @@ def test_more_candidates_are_sorted_where_the_distribution_is_flat():
 
 
 def test_penalties():
-    x = torch.tensor([[1.0, -1.0, 2.0, 0.5, 4.0], [1.0, 1.0, 1.0, 1.0, 1.0], [1.0, -1.0, 2.0, 0.5, 4.0]])
+    x = torch.tensor(
+        [[1.0, -1.0, 2.0, 0.5, 4.0], [1.0, 1.0, 1.0, 1.0, 1.0], [1.0, -1.0, 2.0, 0.5, 4.0]]
+    )
     penalties = Penalties(
         index=ints([2, 0]),
         frequency=floats([0.5, 0.0]),
         presence=floats([0.25, 0.0]),
         repetition=floats([1.0, 2.0]),
-        history=ints([0, 2, 4, 4, 1, 0, 1]),  # request 2: prompt 0 2, output 4 4 1; request 0: prompt 0, output 1
+        history=ints(
+            [0, 2, 4, 4, 1, 0, 1]
+        ),  # request 2: prompt 0 2, output 4 4 1; request 0: prompt 0, output 1
         offsets=ints([0, 5, 7]),
         output_starts=ints([2, 6]),
         lacks_last=np.array([False, True]),
@@ -171,7 +210,9 @@ def test_penalties():
     expected = torch.tensor([[0.5, -2.0, 2.0, 0.25, 4.0], [1.0] * 5, [1.0, -1.75, 2.0, 0.5, 2.75]])
     assert torch.allclose(x, expected)
     assert result.logprobs is not None
-    assert np.allclose(np.sort(expected.log_softmax(-1).numpy())[:, ::-1], result.logprobs.top_logprobs, atol=1e-6)
+    assert np.allclose(
+        np.sort(expected.log_softmax(-1).numpy())[:, ::-1], result.logprobs.top_logprobs, atol=1e-6
+    )
 
 
 def test_bias_is_added_and_can_forbid():
@@ -188,14 +229,18 @@ def test_logprobs_are_taken_before_temperature():
     expected = x.log_softmax(-1)
     assert result.logprobs is not None
     assert np.allclose(
-        result.logprobs.logprob, [expected[3, result.tokens[3]], expected[1, result.tokens[1]]], atol=1e-6
+        result.logprobs.logprob,
+        [expected[3, result.tokens[3]], expected[1, result.tokens[1]]],
+        atol=1e-6,
     )
     assert result.logprobs.top_ids[1].tolist() == x[1].topk(3).indices.tolist()
     assert np.allclose(result.logprobs.top_logprobs[1], expected[1].topk(3).values, atol=1e-6)
 
 
 def test_logprobs_without_top_tokens():
-    result = sample(logits(2, 9), sampling(range(2), logprobs=Logprobs(ints([1]), ints([0]))), NONE).result()
+    result = sample(
+        logits(2, 9), sampling(range(2), logprobs=Logprobs(ints([1]), ints([0]))), NONE
+    ).result()
     assert result.logprobs is not None
     assert result.logprobs.top_ids.shape == result.logprobs.top_logprobs.shape == (1, 0)
 
@@ -204,7 +249,11 @@ def test_logprobs_without_top_tokens():
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_row_that_is_not_finite_is_invalid_and_harms_no_other(temperature, bad):
     x = logits(4, 200)
-    changes = {"temperature": floats([temperature] * 4), "top_p": floats([0.9, 1, 0.9, 1]), "top_k": ints([0, 5, 5, 0])}
+    changes = {
+        "temperature": floats([temperature] * 4),
+        "top_p": floats([0.9, 1, 0.9, 1]),
+        "top_k": ints([0, 5, 5, 0]),
+    }
     good = tokens(x, **changes)
     broken = x.clone()
     broken[1, 17] = bad
@@ -229,7 +278,12 @@ def test_large_vocabulary_is_drawn_from_in_blocks():
     }
     together = tokens(x, **columns, seeds=np.arange(5))
     alone = [
-        tokens(x[i : i + 1], [i], seeds=np.array([i]), **{name: v[i : i + 1] for name, v in columns.items()})[0]
+        tokens(
+            x[i : i + 1],
+            [i],
+            seeds=np.array([i]),
+            **{name: v[i : i + 1] for name, v in columns.items()},
+        )[0]
         for i in range(5)
     ]
     assert together == alone
@@ -240,7 +294,10 @@ def test_a_mask_is_obeyed_by_its_rows_and_log_probabilities_are_taken_behind_it(
     x = logits(4, 70)
     x[1, 3] = x[3, 3] = 90.0  # nobody would choose anything else
     words = np.zeros((2, 3), dtype=np.int32)
-    words[0, 0], words[1, 2] = np.uint32(1 << 31 | 1 << 5).view(np.int32), 1 << 3  # tokens 5 and 31; 67
+    words[0, 0], words[1, 2] = (
+        np.uint32(1 << 31 | 1 << 5).view(np.int32),
+        1 << 3,
+    )  # tokens 5 and 31; 67
     mask = Mask(ints([1, 3]), Known(words))
     asked = Logprobs(index=ints([1, 3]), num_top=ints([3, 1]))
     for temperature in (0.0, 1.0):
@@ -264,7 +321,9 @@ class Stuck(NamedTuple):
     faults: Mapping[int, str]
 
 
-def test_a_request_whose_mask_could_not_be_filled_is_invalid_with_that_reason_and_no_other_is() -> None:
+def test_a_request_whose_mask_could_not_be_filled_is_invalid_with_that_reason_and_no_other_is() -> (
+    None
+):
     words = np.array([[1 << 4], [-1]], dtype=np.int32)
     mask = Mask(ints([0, 2]), Stuck(words, {1: "nothing may follow"}))
     result = sample(logits(4, 20), sampling(range(4), mask=mask), NONE).result()
@@ -276,7 +335,10 @@ def test_a_request_whose_mask_could_not_be_filled_is_invalid_with_that_reason_an
 
 def test_a_bias_may_hold_only_after_a_token_that_the_device_alone_knows():
     bias = LogitBias(
-        ints([0, 1, 2, 0]), ints([3, 3, 3, 4]), floats([-np.inf, -np.inf, -np.inf, 1.0]), ints([7, 7, ANY, 8])
+        ints([0, 1, 2, 0]),
+        ints([3, 3, 3, 4]),
+        floats([-np.inf, -np.inf, -np.inf, 1.0]),
+        ints([7, 7, ANY, 8]),
     )
     x, last = torch.tensor([[0.0, 0, 0, 2, 1.5]]).repeat(3, 1), torch.tensor([7, 8, 9])
     assert tokens(x, last=last, bias=bias) == [4, 3, 4]
@@ -295,5 +357,7 @@ def test_a_fixed_token_outweighs_every_mask_and_has_all_of_the_probability():
 
 
 def test_both_masks_have_to_allow_a_token():
-    few, others = (Mask(ints([0]), Known(np.array([[bits]], dtype=np.int32))) for bits in (0b0110, 0b1100))
+    few, others = (
+        Mask(ints([0]), Known(np.array([[bits]], dtype=np.int32))) for bits in (0b0110, 0b1100)
+    )
     assert tokens(torch.tensor([[9.0, 8, 1, 7]]), allowed=few, mask=others) == [2]

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from tests.executor.driver import MODEL, ints
-from weft.executor.attention import torch_paged
-from weft.executor.attention.torch_paged import TorchPaged
 from weft.executor.backend import AttentionBatch, make_backend
 from weft.executor.kv_pool import KVPool
+from weft.executor.plain import attention as torch_paged
+from weft.executor.plain.attention import TorchPaged
 from weft.models.layers.attention import Heads
 from weft.models.layers.rope import Rope
 
@@ -35,16 +35,25 @@ def attend_twin(q: np.ndarray, k: np.ndarray, v: np.ndarray, window: int) -> np.
 class Scene:
     """Requests with random K and V in random slots; what belongs to nobody is NaN."""
 
-    def __init__(self, starts: list[int], lens: list[int], *, heads: int, kv_heads: int, window: int) -> None:
+    def __init__(
+        self, starts: list[int], lens: list[int], *, heads: int, kv_heads: int, window: int
+    ) -> None:
         self.config = replace(
-            MODEL, num_layers=1, num_heads=heads, num_kv_heads=kv_heads, head_dim=8, sliding_window=window
+            MODEL,
+            num_layers=1,
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=8,
+            sliding_window=window,
         )
         self.starts, self.lens, self.window = starts, lens, window
         generator = torch.Generator().manual_seed(0)
         self.pool = KVPool(self.config, SLOTS, CPU, torch.float32)
         self.pool.k[0].fill_(torch.nan)
         self.pool.v[0].fill_(torch.nan)
-        table = torch.full((ROWS, CONTEXT), SLOTS - 1, dtype=torch.int32)  # stale: somebody else's slot
+        table = torch.full(
+            (ROWS, CONTEXT), SLOTS - 1, dtype=torch.int32
+        )  # stale: somebody else's slot
         rows = torch.randperm(ROWS, generator=generator)[: len(lens)]
         free = torch.randperm(SLOTS - 1, generator=generator).to(torch.int32)
         self.q, self.k, self.v, slots = [], [], [], []
@@ -59,18 +68,25 @@ class Scene:
             slots.append(mine[start:].long())
         slots = torch.cat(slots)
         still = torch.zeros_like(slots)  # at position 0 nothing is rotated
-        self.batch = AttentionBatch(rows.int().numpy(), ints(starts), ints(lens), still, slots, table)
+        self.batch = AttentionBatch(
+            rows.int().numpy(), ints(starts), ints(lens), still, slots, table
+        )
 
     def run(self) -> torch.Tensor:
         backend = make_backend("torch", self.config, self.pool)
         backend.prepare(self.batch)
-        new = [[x[start:] for x, start in zip(side, self.starts, strict=True)] for side in (self.k, self.v)]
+        new = [
+            [x[start:] for x, start in zip(side, self.starts, strict=True)]
+            for side in (self.k, self.v)
+        ]
         qkv = torch.cat([torch.cat(self.q), torch.cat(new[0]), torch.cat(new[1])], dim=1).flatten(1)
         return backend.forward(qkv, Heads(Rope(self.config), None, None), 0).view(len(qkv), -1, 8)
 
     def expected(self) -> np.ndarray:
         sides = zip(self.q, self.k, self.v, strict=True)
-        return np.concatenate([attend_twin(*(x.double().numpy() for x in side), self.window) for side in sides])
+        return np.concatenate(
+            [attend_twin(*(x.double().numpy() for x in side), self.window) for side in sides]
+        )
 
 
 @pytest.mark.parametrize("window", [0, 5, 150])
@@ -112,7 +128,9 @@ def test_a_request_that_is_not_finite_harms_no_other_in_its_group():
 
 
 def test_groups_are_similar_in_length_and_small(monkeypatch):
-    monkeypatch.setattr(torch_paged, "GROUP_BYTES", 4 * 8 * 100)  # 100 tokens of one head of 8 in float32
+    monkeypatch.setattr(
+        torch_paged, "GROUP_BYTES", 4 * 8 * 100
+    )  # 100 tokens of one head of 8 in float32
     scene = Scene([2, 0, 60, 61, 62, 300, 301], [1] * 7, heads=1, kv_heads=1, window=0)
     backend = TorchPaged(scene.config, scene.pool)
     backend.prepare(scene.batch)

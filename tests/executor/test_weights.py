@@ -21,7 +21,11 @@ from safetensors.torch import load_file, save, save_file
 
 from tests.executor.driver import MODEL, Driver, Turn, make_driver
 from weft.config.model import BadCheckpoint
-from weft.executor.control import (
+from weft.executor.weights import keeper, stream
+from weft.executor.weights.load import randomize
+from weft.models.registry import make_model
+from weft.ops.plain import PlainOps
+from weft.plan.device import (
     DeviceReply,
     DeviceRequest,
     GetWeight,
@@ -33,10 +37,6 @@ from weft.executor.control import (
     UpdateFromDisk,
     UpdateFromTensors,
 )
-from weft.executor.weights import keeper, stream
-from weft.executor.weights.load import randomize
-from weft.models.registry import make_model
-from weft.ops.plain import PlainOps
 
 NORM = "model.norm.weight"
 UP = "model.layers.1.mlp.up_proj.weight"
@@ -55,7 +55,9 @@ def write(folder: Path, tensors: dict[str, torch.Tensor]) -> Path:
     return folder
 
 
-@pytest.fixture(params=[{}, {"quantize": "int8"}, {"quantize": "int4"}, {"kernels": "auto"}], ids=str)
+@pytest.fixture(
+    params=[{}, {"quantize": "int8"}, {"quantize": "int4"}, {"kernels": "auto"}], ids=str
+)
 def driver(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Driver]:
     """A runner with weights from `old`; `new` lies beside it."""
     write(tmp_path / "new", checkpoint(1.5))
@@ -92,7 +94,9 @@ def addresses(driver: Driver) -> list[int]:
 def test_new_weights_from_disk_are_put_where_the_old_ones_were(driver: Driver) -> None:
     before, places = logits(driver), addresses(driver)
     reply = ask(driver, UpdateFromDisk("new"))
-    assert (reply.ok, reply.kv_is_stale, reply.num_tensors) == (True, True, len(checkpoint())), reply.message
+    assert (reply.ok, reply.kv_is_stale, reply.num_tensors) == (True, True, len(checkpoint())), (
+        reply.message
+    )
     assert reply.num_bytes == sum(tensor.nbytes for tensor in checkpoint().values())
     assert addresses(driver) == places
     assert not torch.allclose(logits(driver), before, atol=1e-3)
@@ -121,7 +125,9 @@ def cut(folder: Path) -> None:
 def lie(folder: Path) -> None:
     """The header says that a tensor has more rows than there are bytes."""
     whole = (folder / "model.safetensors").read_bytes()
-    (folder / "model.safetensors").write_bytes(whole.replace(b'"shape":[61,16]', b'"shape":[99,16]'))
+    (folder / "model.safetensors").write_bytes(
+        whole.replace(b'"shape":[61,16]', b'"shape":[99,16]')
+    )
 
 
 def as_fifo(name: str) -> Callable[[Path], object]:
@@ -143,22 +149,44 @@ def as_link_out(name: str) -> Callable[[Path], object]:
 
 
 def write_config(folder: Path) -> None:
-    config = {"architectures": ["LlamaForCausalLM"], "hidden_size": 16, "num_hidden_layers": 2, "vocab_size": 61}
-    config |= {"num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 24, "rms_norm_eps": 1e-5}
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "vocab_size": 61,
+    }
+    config |= {
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "intermediate_size": 24,
+        "rms_norm_eps": 1e-5,
+    }
     config |= {"max_position_embeddings": 128, "rope_theta": 500_000.0}
     (folder / "config.json").write_text(json.dumps(config))
 
 
 BAD = {
     "missing": (spoiled(lambda tensors: tensors.pop(UP)), f"1 missing: {UP}"),
-    "unknown": (spoiled(lambda tensors: tensors.update(other=torch.ones(1))), "1 unexpected: other"),
-    "shape": (spoiled(lambda tensors: tensors.update({UP: torch.ones(24, 17)})), r"\[24, 17\] instead of \[24, 16\]"),
-    "type": (spoiled(lambda tensors: tensors.update({UP: torch.ones(24, 16).int()})), "I32 instead of one of"),
+    "unknown": (
+        spoiled(lambda tensors: tensors.update(other=torch.ones(1))),
+        "1 unexpected: other",
+    ),
+    "shape": (
+        spoiled(lambda tensors: tensors.update({UP: torch.ones(24, 17)})),
+        r"\[24, 17\] instead of \[24, 16\]",
+    ),
+    "type": (
+        spoiled(lambda tensors: tensors.update({UP: torch.ones(24, 16).int()})),
+        "I32 instead of one of",
+    ),
     "nan": (spoiled(set_last(float("nan"))), f"{HEAD} has values that are not finite"),
     "infinite": (spoiled(set_last(float("-inf"))), f"{HEAD} has values that are not finite"),
     "cut": (cut, "not downloaded to its end"),
     "lying": (lie, "header makes no sense"),
-    "empty file": (lambda folder: (folder / "model.safetensors").write_bytes(b""), "0 bytes without a header"),
+    "empty file": (
+        lambda folder: (folder / "model.safetensors").write_bytes(b""),
+        "0 bytes without a header",
+    ),
     "no file": (lambda folder: (folder / "model.safetensors").unlink(), "has no weights"),
     "fifo": (as_fifo("model.safetensors"), "model.safetensors is not a regular file"),
     "fifo as config": (as_fifo("config.json"), "config.json is not a regular file"),
@@ -187,7 +215,8 @@ def test_case_27_bad_weights_change_nothing(tmp_path: Path, what: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", "..", "../..", "new/../../old", "/", "/etc", "nowhere", "way-out", "a\0b", "x" * 5_000]
+    "name",
+    ["", "..", "../..", "new/../../old", "/", "/etc", "nowhere", "way-out", "a\0b", "x" * 5_000],
 )
 def test_case_27_nothing_outside_of_the_root_is_read(tmp_path: Path, name: str) -> None:
     (tmp_path / "root").mkdir()
@@ -210,7 +239,9 @@ def test_the_root_can_be_set_and_an_absolute_name_below_it_is_as_good(tmp_path: 
     driver.runner.close()
 
 
-def test_an_update_that_breaks_off_brings_the_last_weights_back(plain: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_update_that_breaks_off_brings_the_last_weights_back(
+    plain: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before, places = logits(plain), addresses(plain)
 
     def break_off(matches: list[stream.Match]) -> None:
@@ -219,7 +250,12 @@ def test_an_update_that_breaks_off_brings_the_last_weights_back(plain: Driver, m
 
     monkeypatch.setattr(keeper, "put_all", break_off)
     reply = ask(plain, UpdateFromDisk("new"))
-    assert (reply.ok, reply.status, reply.kv_is_stale, reply.is_reloaded) == (False, 500, True, True)
+    assert (reply.ok, reply.status, reply.kv_is_stale, reply.is_reloaded) == (
+        False,
+        500,
+        True,
+        True,
+    )
     assert (reply.released, addresses(plain)) == ((), places)
     assert torch.equal(logits(plain), before)
 
@@ -247,7 +283,12 @@ def test_tensors_replace_just_the_weights_that_they_name(plain: Driver) -> None:
     before = kept(plain)
     new = {UP: torch.full((24, 16), 0.5, dtype=torch.bfloat16), NORM: torch.full((16,), 2.0)}
     reply = ask(plain, UpdateFromTensors(save(new)))
-    assert (reply.ok, reply.num_tensors, reply.num_bytes, reply.kv_is_stale) == (True, 2, 24 * 16 * 2 + 64, True)
+    assert (reply.ok, reply.num_tensors, reply.num_bytes, reply.kv_is_stale) == (
+        True,
+        2,
+        24 * 16 * 2 + 64,
+        True,
+    )
     after = kept(plain)
     assert after[UP].eq(0.5).all()
     assert after[NORM].eq(2).all()
@@ -257,15 +298,22 @@ def test_tensors_replace_just_the_weights_that_they_name(plain: Driver) -> None:
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
-        ({NORM: torch.ones(16), "model.norm.wait": torch.ones(16)}, "1 unexpected: model.norm.wait"),
+        (
+            {NORM: torch.ones(16), "model.norm.wait": torch.ones(16)},
+            "1 unexpected: model.norm.wait",
+        ),
         ({NORM: torch.ones(16), UP: torch.ones(24, 15)}, "of another shape"),
         ({NORM: torch.ones(16), UP: torch.full((24, 16), float("inf"))}, "not finite"),
         ({}, "there is no tensor"),
     ],
 )
-def test_of_tensors_all_are_taken_or_none(plain: Driver, tensors: dict[str, torch.Tensor], message: str) -> None:
+def test_of_tensors_all_are_taken_or_none(
+    plain: Driver, tensors: dict[str, torch.Tensor], message: str
+) -> None:
     before = logits(plain)
-    reply = ask(plain, UpdateFromTensors(save({name: tensor * 3 for name, tensor in tensors.items()})))
+    reply = ask(
+        plain, UpdateFromTensors(save({name: tensor * 3 for name, tensor in tensors.items()}))
+    )
     assert (reply.ok, reply.status) == (False, 400)
     assert message in reply.message
     assert torch.equal(logits(plain), before)
@@ -337,10 +385,14 @@ def trainer() -> Iterator[tuple[subprocess.Popen[str], int]]:
 
 
 def join(port: int, timeout_s: float = 240.0) -> JoinGroup:
-    return JoinGroup("trainer", "127.0.0.1", port, rank=1, world_size=2, backend="gloo", timeout_s=timeout_s)
+    return JoinGroup(
+        "trainer", "127.0.0.1", port, rank=1, world_size=2, backend="gloo", timeout_s=timeout_s
+    )
 
 
-def receive(name: str = UP, dtype: str = "bfloat16", shape: tuple[int, ...] = (24, 16)) -> ReceiveWeights:
+def receive(
+    name: str = UP, dtype: str = "bfloat16", shape: tuple[int, ...] = (24, 16)
+) -> ReceiveWeights:
     return ReceiveWeights("trainer", (name,), (dtype,), (shape,))
 
 
@@ -350,7 +402,9 @@ def send(process: subprocess.Popen[str], value: float) -> None:
     process.stdin.flush()
 
 
-def test_a_trainer_in_another_process_sends_weights(plain: Driver, trainer: tuple[subprocess.Popen[str], int]) -> None:
+def test_a_trainer_in_another_process_sends_weights(
+    plain: Driver, trainer: tuple[subprocess.Popen[str], int]
+) -> None:
     process, port = trainer
     assert ask(plain, join(port)).ok
     assert "joined already" in ask(plain, join(port)).message
@@ -358,12 +412,16 @@ def test_a_trainer_in_another_process_sends_weights(plain: Driver, trainer: tupl
         assert ask(plain, wrong).status == 400  # and the group is not touched
     send(process, 0.25)
     reply = ask(plain, receive())
-    assert (reply.ok, reply.kv_is_stale, reply.num_bytes) == (True, True, 24 * 16 * 2), reply.message
+    assert (reply.ok, reply.kv_is_stale, reply.num_bytes) == (True, True, 24 * 16 * 2), (
+        reply.message
+    )
     assert kept(plain)[UP].eq(0.25).all()
     send(process, float("nan"))
     assert "not finite" in ask(plain, receive()).message
     assert kept(plain)[UP].eq(0.25).all()
-    assert "no group 'trainer' is joined" in ask(plain, LeaveGroup("trainer")).message  # it has left already
+    assert (
+        "no group 'trainer' is joined" in ask(plain, LeaveGroup("trainer")).message
+    )  # it has left already
 
 
 def test_a_trainer_that_ends_or_never_comes_does_no_harm(
@@ -371,7 +429,10 @@ def test_a_trainer_that_ends_or_never_comes_does_no_harm(
 ) -> None:
     before = logits(plain)
     reply = ask(plain, join(free_port(), timeout_s=0.3))
-    assert (reply.ok, reply.message) == (False, "the group 'trainer' did not come together within 0.3 s")
+    assert (reply.ok, reply.message) == (
+        False,
+        "the group 'trainer' did not come together within 0.3 s",
+    )
     process, port = trainer
     assert ask(plain, join(port)).ok
     process.kill()
@@ -411,15 +472,21 @@ def test_an_unknown_name_is_answered_with_near_ones(plain: Driver) -> None:
 
 # Memory
 
-LARGE = replace(MODEL, vocab_size=20_000, hidden_size=512, num_heads=4, num_kv_heads=4, head_dim=128)
+LARGE = replace(
+    MODEL, vocab_size=20_000, hidden_size=512, num_heads=4, num_kv_heads=4, head_dim=128
+)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux takes memory back")
 @pytest.mark.parametrize("settings", [{}, {"quantize": "int8"}, {"kernels": "auto"}], ids=str)
-def test_released_memory_goes_back_to_the_system_and_comes_again(tmp_path: Path, settings: dict[str, str]) -> None:
+def test_released_memory_goes_back_to_the_system_and_comes_again(
+    tmp_path: Path, settings: dict[str, str]
+) -> None:
     model = make_model(LARGE, PlainOps(torch.float32, torch.device("cpu")))
     randomize(model.weights())
-    save_file({weight.name: weight.get() for weight in model.weights()}, tmp_path / "model.safetensors")
+    save_file(
+        {weight.name: weight.get() for weight in model.weights()}, tmp_path / "model.safetensors"
+    )
     del model
     driver = make_driver(LARGE, folder=tmp_path, **settings)
     before, places = logits(driver), addresses(driver)
@@ -460,26 +527,37 @@ def resident(tensors: list[torch.Tensor]) -> float:
     size, states = os.sysconf("SC_PAGE_SIZE"), []
     with open("/proc/self/pagemap", "rb") as pagemap:
         for tensor in tensors:
-            first, end = -(-tensor.data_ptr() // size), (tensor.data_ptr() + tensor.nbytes) // size  # whole pages
+            first, end = (
+                -(-tensor.data_ptr() // size),
+                (tensor.data_ptr() + tensor.nbytes) // size,
+            )  # whole pages
             pagemap.seek(8 * first)
-            states.append(np.frombuffer(pagemap.read(8 * max(end - first, 0)), np.uint64) >> np.uint64(62))
+            states.append(
+                np.frombuffer(pagemap.read(8 * max(end - first, 0)), np.uint64) >> np.uint64(62)
+            )
     return float((np.concatenate(states) > 0).mean())  # in memory, or in swap
 
 
-@pytest.mark.parametrize("settings", [{}, {"quantize": "int8"}, {"quantize": "int4"}, {"kernels": "auto"}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{}, {"quantize": "int8"}, {"quantize": "int4"}, {"kernels": "auto"}], ids=str
+)
 def test_pieces_make_the_same_weights_as_the_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, str]
 ) -> None:
     odd = replace(MODEL, vocab_size=301, intermediate_size=199, hidden_size=80, num_heads=10)
     model = make_model(odd, PlainOps(torch.float32, torch.device("cpu")))
     randomize(model.weights())
-    save_file({weight.name: weight.get() for weight in model.weights()}, tmp_path / "model.safetensors")
+    save_file(
+        {weight.name: weight.get() for weight in model.weights()}, tmp_path / "model.safetensors"
+    )
     found = []
     for piece_bytes in (1, 8 << 20):
         monkeypatch.setattr(stream, "PIECE_BYTES", piece_bytes)
         driver = make_driver(odd, folder=tmp_path, **settings)
         found.append(kept(driver))
-        rows = [weight.get(64, 130) for weight in driver.runner._model.weights() if weight.name == UP]
+        rows = [
+            weight.get(64, 130) for weight in driver.runner._model.weights() if weight.name == UP
+        ]
         assert torch.equal(rows[0], found[-1][UP][64:130])
         driver.runner.close()
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[1])
@@ -509,9 +587,14 @@ LOADING = """
 def test_loading_takes_little_more_memory_than_the_weights(tmp_path: Path) -> None:
     model = make_model(LARGE, PlainOps(torch.bfloat16, torch.device("cpu")))
     randomize(model.weights())
-    save_file({weight.name: weight.get() for weight in model.weights()}, tmp_path / "model.safetensors")
+    save_file(
+        {weight.name: weight.get() for weight in model.weights()}, tmp_path / "model.safetensors"
+    )
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(LOADING), str(tmp_path)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", textwrap.dedent(LOADING), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     taken, weights = map(int, done.stdout.split())
     assert weights > 80e6

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.executor.driver import CONTEXT, Driver, Turn, ints, make_driver, sampling
-from weft.executor.plan import LAST_SAMPLED, IntArray, Known, Mask, Plan, Result
+from weft.plan.step import LAST_SAMPLED, IntArray, Known, Mask, Plan, Result
 
 TEXT = [number % 60 + 1 for number in range(100)]  # more tokens than the first program has room for
 
@@ -54,25 +54,44 @@ def everything(driver: Driver) -> list[list[int]]:
     half, draws = np.full(2, 0.5, np.float32), np.array([0.0, 1.5], np.float32)
     results = [
         launched(driver, Turn(0, TEXT[:7], samples=False), Turn(1, TEXT[:9]), Turn(2, [5])),
-        launched(driver, Turn(1, [LAST_SAMPLED]), Turn(0, TEXT[7:]), Turn(2, [LAST_SAMPLED], samples=False)),
+        launched(
+            driver,
+            Turn(1, [LAST_SAMPLED]),
+            Turn(0, TEXT[7:]),
+            Turn(2, [LAST_SAMPLED], samples=False),
+        ),
     ]
     driver.share(0, 4, 30)
     odd = Mask(ints([1]), Known(ints([[0x2AAAAAAA, 0x0AAAAAAA]])))
     none = Mask(ints([1, 0]), Failed(ints([[-1, -1], [0, 0]])))
     results += [
         launched(driver, Turn(4, TEXT[30:33]), Turn(1, [LAST_SAMPLED])),
-        launched(driver, *(Turn(row, [LAST_SAMPLED]) for row in (4, 1)), temperature=draws, top_p=half),
-        launched(driver, *(Turn(row, [LAST_SAMPLED]) for row in (0, 4)), temperature=draws + 1, top_k=ints([3, 0])),
+        launched(
+            driver, *(Turn(row, [LAST_SAMPLED]) for row in (4, 1)), temperature=draws, top_p=half
+        ),
+        launched(
+            driver,
+            *(Turn(row, [LAST_SAMPLED]) for row in (0, 4)),
+            temperature=draws + 1,
+            top_k=ints([3, 0]),
+        ),
         launched(driver, *(Turn(row, [LAST_SAMPLED]) for row in (0, 4)), mask=odd),
-        launched(driver, *(Turn(row, [LAST_SAMPLED]) for row in (0, 4)), mask=odd, temperature=draws + 1),
+        launched(
+            driver, *(Turn(row, [LAST_SAMPLED]) for row in (0, 4)), mask=odd, temperature=draws + 1
+        ),
         launched(driver, *(Turn(row, [5]) for row in (0, 4)), mask=none),
-        driver.launch(Turn(4, [LAST_SAMPLED]), Turn(2, [9, 8])).result(),  # with log probabilities: not whole
+        driver.launch(
+            Turn(4, [LAST_SAMPLED]), Turn(2, [9, 8])
+        ).result(),  # with log probabilities: not whole
         launched(driver, Turn(3, TEXT[:4], samples=False)),
         launched(driver, *(Turn(row, [LAST_SAMPLED]) for row in (4, 0, 2))),
     ]
     assert results[5].tokens[1] % 2 == 1
     assert results[6].tokens[1] % 2 == 1
-    assert (results[7].invalid.tolist(), results[7].faults) == ([True, False], ((0, "nothing may follow"),))
+    assert (results[7].invalid.tolist(), results[7].faults) == (
+        [True, False],
+        ((0, "nothing may follow"),),
+    )
     return [result.tokens.tolist() for result in results]
 
 

@@ -59,7 +59,14 @@ def spoiled(rng: random.Random, value: Any) -> Any:
             case 0:
                 return value[:place] + value[place + 1 :]
             case 1:
-                return [*value, value[place], value[place], value[place], value[place], value[place]]
+                return [
+                    *value,
+                    value[place],
+                    value[place],
+                    value[place],
+                    value[place],
+                    value[place],
+                ]
             case _:
                 value[place] = spoiled(rng, value[place])
                 return value
@@ -99,12 +106,16 @@ def _integer(rng: random.Random, depth: int) -> Made:
         case 0:
             return Made({"type": "integer"}, lambda: rng.randrange(-(10**9), 10**9))
         case 1:
-            return Made({"type": "integer", "minimum": low, "maximum": high}, lambda: rng.randint(low, high))
+            return Made(
+                {"type": "integer", "minimum": low, "maximum": high}, lambda: rng.randint(low, high)
+            )
         case 2:
             schema = {"type": "integer", "exclusiveMinimum": low, "exclusiveMaximum": high + 1}
             return Made(schema, lambda: rng.randint(low + 1, high))
         case _:
-            return Made({"type": "integer", "multipleOf": 5, "minimum": 0}, lambda: 5 * rng.randrange(100))
+            return Made(
+                {"type": "integer", "multipleOf": 5, "minimum": 0}, lambda: 5 * rng.randrange(100)
+            )
 
 
 def _number(rng: random.Random, depth: int) -> Made:
@@ -116,7 +127,9 @@ def _number(rng: random.Random, depth: int) -> Made:
             schema = {"type": "number", "exclusiveMinimum": low, "exclusiveMaximum": low + 10}
             return Made(schema, lambda: low + rng.randrange(1, 80) / 8)
         case 2:
-            return Made({"type": "number", "multipleOf": 0.5, "minimum": 0}, lambda: rng.randrange(99) / 2)
+            return Made(
+                {"type": "number", "multipleOf": 0.5, "minimum": 0}, lambda: rng.randrange(99) / 2
+            )
         case _:
             bounds = {"minimum": low, "maximum": low + 10}
             return Made({"type": "number", **bounds}, lambda: low + rng.randrange(0, 80) / 8)
@@ -131,7 +144,9 @@ def _null(rng: random.Random, depth: int) -> Made:
 
 
 def _enum(rng: random.Random, depth: int) -> Made:
-    values: list[Any] = rng.sample([*WORDS, 1, -2.5, None, True, ["x", 1], {"k": "v"}], rng.randrange(1, 6))
+    values: list[Any] = rng.sample(
+        [*WORDS, 1, -2.5, None, True, ["x", 1], {"k": "v"}], rng.randrange(1, 6)
+    )
     return Made({"enum": values}, lambda: rng.choice(values))
 
 
@@ -144,13 +159,18 @@ def _object(rng: random.Random, depth: int) -> Made:
     names = rng.sample(WORDS, rng.randrange(1, 5))
     made = {name: random_schema(rng, depth) for name in names}
     required = [name for name in names if rng.random() < 0.6]
-    schema: dict[str, Any] = {"type": "object", "properties": {name: one.schema for name, one in made.items()}}
+    schema: dict[str, Any] = {
+        "type": "object",
+        "properties": {name: one.schema for name, one in made.items()},
+    }
     if required:
         schema["required"] = required
     schema["additionalProperties"] = False
 
     def make() -> dict[str, Any]:
-        return {name: one.make() for name, one in made.items() if name in required or rng.random() < 0.5}
+        return {
+            name: one.make() for name, one in made.items() if name in required or rng.random() < 0.5
+        }
 
     return Made(schema, make)
 
@@ -166,7 +186,12 @@ def _array(rng: random.Random, depth: int) -> Made:
 def _tuple(rng: random.Random, depth: int) -> Made:
     made = [random_schema(rng, depth) for _ in range(rng.randrange(1, 4))]
     size = len(made)
-    schema = {"type": "array", "prefixItems": [one.schema for one in made], "items": False, "minItems": size}
+    schema = {
+        "type": "array",
+        "prefixItems": [one.schema for one in made],
+        "items": False,
+        "minItems": size,
+    }
     return Made(schema, lambda: [one.make() for one in made])
 
 
@@ -198,29 +223,53 @@ def _one_of(rng: random.Random, depth: int) -> Made:
 def _named_by_pattern(rng: random.Random, depth: int) -> Made:
     one, other = random_schema(rng, depth), random_schema(rng, depth)
     patterns = {"^n[0-9]$": one.schema, "^m[a-c]{1,2}$": other.schema}
-    schema = {"type": "object", "patternProperties": patterns, "additionalProperties": False, "maxProperties": 2}
+    schema = {
+        "type": "object",
+        "patternProperties": patterns,
+        "additionalProperties": False,
+        "maxProperties": 2,
+    }
     return Made(schema, lambda: {f"n{rng.randrange(10)}": one.make(), "mab": other.make()})
 
 
 def _more_properties(rng: random.Random, depth: int) -> Made:
     """Properties of any name, so many of them."""
     one, low = random_schema(rng, depth), rng.randrange(0, 2)
-    schema: dict[str, Any] = {"type": "object", "additionalProperties": one.schema, "maxProperties": low + 2}
+    schema: dict[str, Any] = {
+        "type": "object",
+        "additionalProperties": one.schema,
+        "maxProperties": low + 2,
+    }
     if low:
         schema["minProperties"] = low
-    return Made(schema, lambda: {name: one.make() for name in rng.sample(WORDS, rng.randint(low, low + 2))})
+    return Made(
+        schema, lambda: {name: one.make() for name in rng.sample(WORDS, rng.randint(low, low + 2))}
+    )
 
 
 def _pair_and_rest(rng: random.Random, depth: int) -> Made:
     first, rest = random_schema(rng, depth), random_schema(rng, depth)
-    schema = {"type": "array", "prefixItems": [first.schema], "items": rest.schema, "minItems": 1, "maxItems": 3}
+    schema = {
+        "type": "array",
+        "prefixItems": [first.schema],
+        "items": rest.schema,
+        "minItems": 1,
+        "maxItems": 3,
+    }
     return Made(schema, lambda: [first.make(), *(rest.make() for _ in range(rng.randrange(3)))])
 
 
 def _annotated(rng: random.Random, depth: int) -> Made:
     """With what says nothing about the instance."""
     made = random_schema(rng, depth)
-    words = {"title": "t", "description": "d", "$comment": "c", "deprecated": True, "readOnly": False, "examples": [1]}
+    words = {
+        "title": "t",
+        "description": "d",
+        "$comment": "c",
+        "deprecated": True,
+        "readOnly": False,
+        "examples": [1],
+    }
     return Made(made.schema | words, made.make)
 
 
@@ -231,7 +280,9 @@ def _chain(rng: random.Random, depth: int) -> Made:
     node: dict[str, Any] = {
         "$anchor": "node",
         "type": "object",
-        "properties": {"next": {"anyOf": [{"type": "null"}, {"$ref": rng.choice(["#node", "#/$defs/node"])}]}},
+        "properties": {
+            "next": {"anyOf": [{"type": "null"}, {"$ref": rng.choice(["#node", "#/$defs/node"])}]}
+        },
         "required": ["next"],
         "additionalProperties": False,
     }
@@ -256,7 +307,9 @@ def _ref(rng: random.Random, depth: int) -> Made:
     """A list of lists, by reference; references cannot be nested below others, so it must be the whole schema."""
     name = rng.choice(["node", "tree"])
     schema = {
-        "$defs": {name: {"type": "object", "properties": {"v": {"type": "integer"}}, "required": ["v"]}},
+        "$defs": {
+            name: {"type": "object", "properties": {"v": {"type": "integer"}}, "required": ["v"]}
+        },
         "type": "object",
         "properties": {"left": {"$ref": f"#/$defs/{name}"}, "right": {"$ref": f"#/$defs/{name}"}},
         "required": ["left"],

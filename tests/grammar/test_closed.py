@@ -61,10 +61,16 @@ def test_what_says_it_itself_or_is_only_a_part_stays_as_it_is(schema: Any) -> No
         ({"oneOf": [A, {"type": "null"}]}, {"oneOf": [SHUT_A, {"type": "null"}]}),
         ({"allOf": [A], "title": "t"}, {"allOf": [SHUT_A], "title": "t"}),
         ({"$ref": "#/$defs/a", "$defs": {"a": A}}, {"$ref": "#/$defs/a", "$defs": {"a": SHUT_A}}),
-        ({"properties": {"properties": A}}, {"properties": {"properties": SHUT_A}, "additionalProperties": False}),
+        (
+            {"properties": {"properties": A}},
+            {"properties": {"properties": SHUT_A}, "additionalProperties": False},
+        ),
         ({**A, "anyOf": [{"required": ["a"]}]}, {**SHUT_A, "anyOf": [{"required": ["a"]}]}),
         ({"additionalProperties": A}, {"additionalProperties": SHUT_A}),
-        ({"patternProperties": {"x": A}}, {"patternProperties": {"x": SHUT_A}, "additionalProperties": False}),
+        (
+            {"patternProperties": {"x": A}},
+            {"patternProperties": {"x": SHUT_A}, "additionalProperties": False},
+        ),
     ],
 )
 def test_schemas_within_schemas_are_closed(schema: Any, shut: Any) -> None:
@@ -84,7 +90,9 @@ def test_a_schema_is_not_changed_in_place() -> None:
     assert json.dumps(schema) == before
 
 
-_LEAF = st.sampled_from([A, B, {"type": "integer"}, {"required": ["a"]}, {"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}])
+_LEAF = st.sampled_from(
+    [A, B, {"type": "integer"}, {"required": ["a"]}, {"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]
+)
 
 
 def _grown(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
@@ -94,7 +102,17 @@ def _grown(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     return st.fixed_dictionaries({}, optional=keys)
 
 
-_VALUES = [1, {}, {"a": 1}, {"b": 2}, {"a": 1, "b": 2}, {"c": {"a": 1}}, {"a": {"b": 2}, "c": 3}, [{"a": 1}], [[1]]]
+_VALUES = [
+    1,
+    {},
+    {"a": 1},
+    {"b": 2},
+    {"a": 1, "b": 2},
+    {"c": {"a": 1}},
+    {"a": {"b": 2}, "c": 3},
+    [{"a": 1}],
+    [[1]],
+]
 
 
 def is_valid(schema: Any, value: Any) -> bool:

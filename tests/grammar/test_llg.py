@@ -41,7 +41,9 @@ def compiler(tokenizer: Tokenizer) -> LlgCompiler:
     return LlgCompiler(FOLDER / "tokenizer.json", tokenizer.vocab_size, [EOS])
 
 
-def generated(compiler: Compiler, tokenizer: Tokenizer, compiled: Compiled, rng: np.random.Generator) -> str | None:
+def generated(
+    compiler: Compiler, tokenizer: Tokenizer, compiled: Compiled, rng: np.random.Generator
+) -> str | None:
     """A text of random allowed tokens; None if it has not ended in time."""
     matcher, mask = compiled.matcher.fork(), compiled.mask[None].copy()
     ids: list[int] = []
@@ -98,7 +100,9 @@ def test_everything_generated_is_valid_everything_valid_is_allowed_and_little_el
         value = spoiled(rng, made.make())
         if not is_valid(made.schema, value):
             num_wrong += 1
-            num_wrong_allowed += accepts(compiler, tokenizer, compiled, json.dumps(value, ensure_ascii=False))
+            num_wrong_allowed += accepts(
+                compiler, tokenizer, compiled, json.dumps(value, ensure_ascii=False)
+            )
     assert num_ended > 0.9 * NUM_SCHEMAS  # names of properties may be long
     assert num_wrong > 0.5 * NUM_SCHEMAS
     assert num_wrong_allowed <= 0.02 * num_wrong
@@ -127,10 +131,13 @@ def test_where_a_text_is_forced_the_masks_allow_only_its_tokens_so_jumps_change_
     assert num_forced > 500
 
 
-def test_the_large_twin_allows_what_the_plain_one_does(compiler: LlgCompiler, tokenizer: Tokenizer) -> None:
+def test_the_large_twin_allows_what_the_plain_one_does(
+    compiler: LlgCompiler, tokenizer: Tokenizer
+) -> None:
     """But where there is only one text: it insists on the tokens that the tokenizer would make of it."""
     vocabulary = [
-        b"" if token in tokenizer.special_ids else tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)
+        b"" if token in tokenizer.special_ids else tokenizer.token_bytes(token)
+        for token in range(tokenizer.vocab_size)
     ]
     plain = ChoiceCompiler(vocabulary, frozenset({EOS}))
     key = Key("choice", json.dumps(["yes", "yesterday", "größe", 'a "b" (c)|d', "no"]))
@@ -141,7 +148,11 @@ def test_the_large_twin_allows_what_the_plain_one_does(compiler: LlgCompiler, to
         pair = [one.matcher.fork(), other.matcher.fork()]
         masks = np.stack([one.mask, other.mask])
         for _ in range(20):
-            token = int(rng.choice(np.flatnonzero(np.unpackbits(masks[0].view(np.uint8), bitorder="little"))))
+            token = int(
+                rng.choice(
+                    np.flatnonzero(np.unpackbits(masks[0].view(np.uint8), bitorder="little"))
+                )
+            )
             for matcher in pair:
                 matcher.consume(token)
             assert [matcher.error for matcher in pair] == ["", ""]
@@ -161,14 +172,24 @@ KINDS: list[tuple[Key, list[str], list[str]]] = [
     (Key("ebnf", 'start: "x" num\nnum: /[0-9]/ num | "."'), ["x.", "x12."], ["x1"]),
     (Key("json_schema", "true"), ['{"a": [1]}', "3"], ["{"]),
     (Key("json_schema", '{"type": "object"}'), ["{}", '{"a": 1}'], ["[]", "1"]),
-    (Key("json_schema", '{"properties": {"a": {}}, "type": "object"}'), ["{}", '{"a": 1}'], ['{"b": 1}']),
     (
-        Key("json_schema", '{"properties": {"a": {}, "b": {}}, "x-guidance": {"whitespace_flexible": false}}'),
+        Key("json_schema", '{"properties": {"a": {}}, "type": "object"}'),
+        ["{}", '{"a": 1}'],
+        ['{"b": 1}'],
+    ),
+    (
+        Key(
+            "json_schema",
+            '{"properties": {"a": {}, "b": {}}, "x-guidance": {"whitespace_flexible": false}}',
+        ),
         ['{"a": 1, "b": [1, 2]}'],
         ['{"a":1}', '{ "a": 1}', '{"a": 1,\n"b": 1}'],
     ),
     (
-        Key("json_schema", '{"properties": {"a": {}}, "type": "object", "additionalProperties": true}'),
+        Key(
+            "json_schema",
+            '{"properties": {"a": {}}, "type": "object", "additionalProperties": true}',
+        ),
         ["{}", '{"a": 1, "b": 1}'],
         ["[]"],
     ),
@@ -200,20 +221,32 @@ def tag(begin: str, content: dict[str, Any], end: Any) -> dict[str, Any]:
 
 INTEGER = {"type": "json_schema", "json_schema": {"type": "integer"}}
 TEXT = {"type": "any_text"}
-A, B = tag("<f=a>", INTEGER, "</f>"), tag("<f=b>", {"type": "json_schema", "json_schema": True}, "</f>")
+A, B = (
+    tag("<f=a>", INTEGER, "</f>"),
+    tag("<f=b>", {"type": "json_schema", "json_schema": True}, "</f>"),
+)
 TRIGGERED = {"type": "triggered_tags", "triggers": ["<f="], "tags": [A, B]}
 SEPARATED = {"type": "tags_with_separator", "tags": [A, B], "separator": ","}
 FORMATS: list[tuple[dict[str, Any], list[str], list[str]]] = [
     (
         {
             "type": "sequence",
-            "elements": [{"type": "const_string", "value": "a"}, {"type": "optional", "content": INTEGER}],
+            "elements": [
+                {"type": "const_string", "value": "a"},
+                {"type": "optional", "content": INTEGER},
+            ],
         },
         ["a", "a12"],
         ["1", "a1b"],
     ),
     (
-        {"type": "or", "elements": [{"type": "const_string", "value": "yes"}, {"type": "regex", "pattern": "n/o+"}]},
+        {
+            "type": "or",
+            "elements": [
+                {"type": "const_string", "value": "yes"},
+                {"type": "regex", "pattern": "n/o+"},
+            ],
+        },
         ["yes", "n/oo"],
         ["n/", "yesn/o"],
     ),
@@ -227,20 +260,42 @@ FORMATS: list[tuple[dict[str, Any], list[str], list[str]]] = [
         ["<t>x</t>", '<t>x</t> so <f=a>3</f> or <f=b>"x"</f>.'],
         ["<f=a>3</f>", "<t>x</t><f=a>true</f>", "<t>x</t><f=c>"],
     ),
-    ({**TRIGGERED, "at_least_one": True}, ["<f=a>3</f>", "<f=a>3</f> and <f=a>4</f>"], ["", "text <f=a>3</f>"]),
+    (
+        {**TRIGGERED, "at_least_one": True},
+        ["<f=a>3</f>", "<f=a>3</f> and <f=a>4</f>"],
+        ["", "text <f=a>3</f>"],
+    ),
     ({**TRIGGERED, "stop_after_first": True}, ["text", "text <f=a>3</f>"], ["<f=a>3</f> more"]),
-    ({**TRIGGERED, "stop_after_first": True, "at_least_one": True}, ["<f=a>3</f>"], ["text", "<f=a>3</f> more"]),
-    (SEPARATED, ["", "<f=a>1</f>", "<f=a>1</f>,<f=b>[2]</f>"], ["<f=a>1</f>,", "x", "<f=a>1</f><f=a>1</f>"]),
-    ({"type": "repeat", "min": 2, "max": 3, "content": INTEGER | {"json_schema": {"const": 1}}}, ["11", "111"], ["1"]),
+    (
+        {**TRIGGERED, "stop_after_first": True, "at_least_one": True},
+        ["<f=a>3</f>"],
+        ["text", "<f=a>3</f> more"],
+    ),
+    (
+        SEPARATED,
+        ["", "<f=a>1</f>", "<f=a>1</f>,<f=b>[2]</f>"],
+        ["<f=a>1</f>,", "x", "<f=a>1</f><f=a>1</f>"],
+    ),
+    (
+        {"type": "repeat", "min": 2, "max": 3, "content": INTEGER | {"json_schema": {"const": 1}}},
+        ["11", "111"],
+        ["1"],
+    ),
     ({"type": "plus", "content": tag("(", INTEGER, [")", "]"])}, ["(1)(2]", "(1]"], ["", "(1"]),
 ]
 
 
 @pytest.mark.parametrize(("format", "good", "bad"), FORMATS)
 def test_structural_tags_of_the_newer_form(
-    compiler: LlgCompiler, tokenizer: Tokenizer, format: dict[str, Any], good: list[str], bad: list[str]
+    compiler: LlgCompiler,
+    tokenizer: Tokenizer,
+    format: dict[str, Any],
+    good: list[str],
+    bad: list[str],
 ) -> None:
-    test_each_kind_of_grammar(compiler, tokenizer, Key("structural_tag", json.dumps({"format": format})), good, bad)
+    test_each_kind_of_grammar(
+        compiler, tokenizer, Key("structural_tag", json.dumps({"format": format})), good, bad
+    )
 
 
 @pytest.mark.parametrize(
@@ -249,7 +304,10 @@ def test_structural_tags_of_the_newer_form(
         ({"type": "poem"}, "is not supported"),
         ({"type": "token", "token": 3}, "is not supported"),
         ({**TRIGGERED, "triggers": ["<g"]}, "begins with none of the triggers"),
-        ({"type": "sequence", "elements": [TEXT, INTEGER]}, "behind any_text there must be a fixed text"),
+        (
+            {"type": "sequence", "elements": [TEXT, INTEGER]},
+            "behind any_text there must be a fixed text",
+        ),
         ({"type": "sequence"}, "a format is not as it must be: KeyError('elements')"),
         (tag("(", INTEGER, 3), "must begin and end with text"),
     ],
@@ -274,11 +332,20 @@ def test_calls_of_strict_tools_fit_their_schemas_and_text_stays_free(
 
     oslo, news = call("weather", '{"city": "Oslo"}'), call("news", '{"of": [1]}')
     good = ["No.", oslo, f"Well.\n{oslo}\n{news}"]
-    bad = [call("weather", "{}"), call("weather", '{"city": "Rome"}'), call("poem", "{}"), call("news", "[]")]
-    test_each_kind_of_grammar(compiler, tokenizer, Key("structural_tag", json.dumps(tag)), good, bad)
+    bad = [
+        call("weather", "{}"),
+        call("weather", '{"city": "Rome"}'),
+        call("poem", "{}"),
+        call("news", "[]"),
+    ]
+    test_each_kind_of_grammar(
+        compiler, tokenizer, Key("structural_tag", json.dumps(tag)), good, bad
+    )
 
 
-def test_a_trigger_that_is_a_special_token_is_taken_as_such(compiler: LlgCompiler, tokenizer: Tokenizer) -> None:
+def test_a_trigger_that_is_a_special_token_is_taken_as_such(
+    compiler: LlgCompiler, tokenizer: Tokenizer
+) -> None:
     structures = [{"begin": "<|im_start|>f", "schema": {"type": "integer"}, "end": ""}]
     text = json.dumps({"structures": structures, "triggers": ["<|im_start|>"]})
     matcher = compiler.compile(Key("structural_tag", text)).matcher.fork()
@@ -289,13 +356,20 @@ def test_a_trigger_that_is_a_special_token_is_taken_as_such(compiler: LlgCompile
     assert matcher.forced() == tokenizer.encode("f", add_special_tokens=False)
 
 
-UNIQUE = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True, "contains": {"const": 1}}
+UNIQUE = {
+    "type": "array",
+    "items": {"type": "integer"},
+    "uniqueItems": True,
+    "contains": {"const": 1},
+}
 
 
 def test_what_cannot_be_enforced_is_warned_of_and_refused_if_strict(compiler: LlgCompiler) -> None:
     compiled = compiler.compile(Key("json_schema", json.dumps(UNIQUE)))
     assert all(word in " ".join(compiled.warnings) for word in ("uniqueItems", "contains"))
-    with pytest.raises(InvalidGrammar, match="strict is set, and this cannot be enforced") as refused:
+    with pytest.raises(
+        InvalidGrammar, match="strict is set, and this cannot be enforced"
+    ) as refused:
         compiler.compile(Key("json_schema", json.dumps(UNIQUE), strict=True))
     assert all(word in str(refused.value) for word in ("uniqueItems", "contains"))
     hidden = {**UNIQUE, "x-guidance": {"lenient": True}}  # a schema cannot loosen itself
@@ -318,7 +392,9 @@ def test_what_cannot_be_enforced_is_warned_of_and_refused_if_strict(compiler: Ll
         (Key("poem", "x"), "there is no kind of grammar 'poem'"),
     ],
 )
-def test_an_invalid_grammar_is_refused_with_the_reason(compiler: LlgCompiler, key: Key, reason: str) -> None:
+def test_an_invalid_grammar_is_refused_with_the_reason(
+    compiler: LlgCompiler, key: Key, reason: str
+) -> None:
     with pytest.raises(InvalidGrammar, match=re.escape(reason)) as refused:
         compiler.compile(key)
     assert 0 < len(str(refused.value)) <= 600
@@ -344,13 +420,17 @@ def test_a_grammar_that_is_too_hard_to_follow_is_told_of_with_the_limits(
 
 
 def test_a_library_that_is_not_there_is_told_of_when_the_engine_starts() -> None:
-    with pytest.raises(SettingsError, match=re.escape("xgrammar is not installed: pip install weft[xgrammar]")):
+    with pytest.raises(
+        SettingsError, match=re.escape("xgrammar is not installed: pip install weft[xgrammar]")
+    ):
         LLM(grammar_backend="xgrammar", threads=1, kv_tokens=1_024)
 
 
 def test_without_a_library_such_requests_are_refused() -> None:
     llm = LLM(grammar_backend="none", threads=1, kv_tokens=1_024)
-    [output] = llm.generate(["x"], [SamplingParams(max_new_tokens=9, grammar=Grammar("regex", "a+"))])
+    [output] = llm.generate(
+        ["x"], [SamplingParams(max_new_tokens=9, grammar=Grammar("regex", "a+"))]
+    )
     assert (output.finish_reason, output.error) == (
         "error",
         "this server was started without structured output (--grammar-backend none)",

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
-from weft.executor.plan import Mask
 from weft.grammar.choice import ChoiceCompiler, ChoiceMatcher
 from weft.grammar.masks import Masks, Row, Rows, Words
 from weft.grammar.pool import FEW, PART, GrammarPool
 from weft.grammar.protocol import GOES_ON, Compiled, Constraint, Key, Matcher
+from weft.plan.step import Mask
 
 LETTERS = [bytes([token]) for token in range(128)]
 CHOICES = ["abcd", "abxy", "acid", "back"]
@@ -126,7 +126,9 @@ def words_of(constraints: list[Constraint]) -> Words:
     return Rows([constraint.mask for constraint in constraints]).words
 
 
-def test_a_token_is_answered_before_the_masks_behind_it_are_filled(pool: GrammarPool, library: Held) -> None:
+def test_a_token_is_answered_before_the_masks_behind_it_are_filled(
+    pool: GrammarPool, library: Held
+) -> None:
     constraints = begun(pool, FEW)
     library.may_fill.clear()
     advance(pool, constraints, A)
@@ -137,7 +139,9 @@ def test_a_token_is_answered_before_the_masks_behind_it_are_filled(pool: Grammar
     assert library.threads == ["masks_0"]
 
 
-def test_where_the_model_takes_all_processors_who_asks_fills_all_masks_at_once(library: Held) -> None:
+def test_where_the_model_takes_all_processors_who_asks_fills_all_masks_at_once(
+    library: Held,
+) -> None:
     pool = GrammarPool(lambda: library, max_bytes=1_000_000)
     constraints = begun(pool, 3 * PART)
     advance(pool, constraints, A)
@@ -170,11 +174,15 @@ def test_who_asks_fills_what_nobody_has_begun(pool: GrammarPool, library: Held) 
     assert library.filled == [PART, PART], "each is filled once"
 
 
-def test_a_matcher_takes_no_token_while_its_mask_is_filled(pool: GrammarPool, library: Held) -> None:
+def test_a_matcher_takes_no_token_while_its_mask_is_filled(
+    pool: GrammarPool, library: Held
+) -> None:
     constraints = begun(pool, 3 * PART)
     library.lingers_s = 0.02
     advance(pool, constraints, A)
-    advance(pool, constraints, C)  # no step has asked for the masks between: it has failed, or they were not in it
+    advance(
+        pool, constraints, C
+    )  # no step has asked for the masks between: it has failed, or they were not in it
     assert allowed(words_of(constraints)) == ["i"] * len(constraints)
     assert library.num_disturbed == 0
 
@@ -188,7 +196,9 @@ def test_who_is_gone_leaves_its_mask_to_the_others(pool: GrammarPool, library: H
     assert allowed(words_of(constraints)) == ["bc"] * len(constraints)
 
 
-def test_a_pool_that_is_closed_ends_the_fill_under_way_and_begins_no_other(pool: GrammarPool, library: Held) -> None:
+def test_a_pool_that_is_closed_ends_the_fill_under_way_and_begins_no_other(
+    pool: GrammarPool, library: Held
+) -> None:
     constraints, others = begun(pool, FEW), begun(pool, FEW, "ax", "ay")
     library.may_fill.clear()
     advance(pool, constraints, A)
@@ -203,7 +213,9 @@ def test_a_pool_that_is_closed_ends_the_fill_under_way_and_begins_no_other(pool:
     assert allowed(words_of([*constraints, *others])) == ["bc"] * FEW + ["xy"] * FEW
 
 
-def test_an_output_that_cannot_go_on_is_told_with_the_mask_and_the_others_go_on(pool: GrammarPool) -> None:
+def test_an_output_that_cannot_go_on_is_told_with_the_mask_and_the_others_go_on(
+    pool: GrammarPool,
+) -> None:
     stuck, fine = begun(pool, FEW, "aé", "aü"), begun(pool, FEW)
     advance(pool, [*stuck, *fine], A)
     rows = Rows([constraint.mask for constraint in (*fine, *stuck)])
@@ -216,7 +228,8 @@ def test_what_a_plan_carries_can_be_sent_to_another_process(pool: GrammarPool) -
     constraints = begun(pool, FEW)
     advance(pool, constraints, A)
     mask = Mask(
-        np.arange(FEW, dtype=np.int32), Rows([constraint.mask._replace(also=B + 1) for constraint in constraints])
+        np.arange(FEW, dtype=np.int32),
+        Rows([constraint.mask._replace(also=B + 1) for constraint in constraints]),
     )
     sent = pickle.loads(pickle.dumps(mask))
     assert allowed(sent.promise.words) == ["bc"] * FEW

@@ -40,19 +40,31 @@ def _names(number: int) -> list[str]:
 
 
 OPTIONAL = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(2_000)}}
-REFS = {f"d{i}": {"anyOf": 2 * [{"type": "array", "items": {"$ref": f"#/$defs/d{i + 1}"}}]} for i in range(300)}
-PRODUCT = [{"anyOf": [{"properties": {f"p{i}_{j}": {"type": "string"}}} for j in range(8)]} for i in range(8)]
+REFS = {
+    f"d{i}": {"anyOf": 2 * [{"type": "array", "items": {"$ref": f"#/$defs/d{i + 1}"}}]}
+    for i in range(300)
+}
+PRODUCT = [
+    {"anyOf": [{"properties": {f"p{i}_{j}": {"type": "string"}}} for j in range(8)]}
+    for i in range(8)
+]
 BOMBS = {
     "enum of 100,000": Key("json_schema", json.dumps({"enum": _names(100_000)})),
-    "2,000 optional properties": Key("json_schema", json.dumps({**OPTIONAL, "additionalProperties": False})),
+    "2,000 optional properties": Key(
+        "json_schema", json.dumps({**OPTIONAL, "additionalProperties": False})
+    ),
     "nested counts": Key("regex", "((a{1,1000}){1,1000}){1,1000}"),
     "counts around a letter": Key("regex", ".{1,5000}x.{1,5000}"),
     "a long count": Key("regex", "[a-z]{100000}"),
-    "a million items": Key("json_schema", '{"type": "array", "items": {"type": "integer"}, "minItems": 1000000}'),
+    "a million items": Key(
+        "json_schema", '{"type": "array", "items": {"type": "integer"}, "minItems": 1000000}'
+    ),
     "depth 60": Key("json_schema", json.dumps(_deep(60))),
     "depth 300": Key("json_schema", json.dumps(_deep(300))),
     "remote reference": Key("json_schema", '{"$ref": "http://192.0.2.1/x.json"}'),
-    "nested references": Key("json_schema", json.dumps({"$defs": {**REFS, "d300": {}}, "$ref": "#/$defs/d0"})),
+    "nested references": Key(
+        "json_schema", json.dumps({"$defs": {**REFS, "d300": {}}, "$ref": "#/$defs/d0"})
+    ),
     "product of choices": Key("json_schema", json.dumps({"allOf": PRODUCT})),
     "rules of counts": Key("ebnf", 'start: a{1000}\na: b{1000}\nb: c{1000}\nc: "x"{1,1000}'),
     "30,000 rules": Key("ebnf", "start: " + " | ".join(map(json.dumps, _names(30_000)))),
@@ -94,7 +106,9 @@ def test_a_trial_whose_process_dies_fails_and_the_next_one_runs(trial: TrialProc
     trial.run(Key("regex", "b+"))
 
 
-def test_case_17_bombs_are_refused_or_served_in_bounded_time_and_memory_while_others_go_on() -> None:
+def test_case_17_bombs_are_refused_or_served_in_bounded_time_and_memory_while_others_go_on() -> (
+    None
+):
     rung = threading.Event()
     pool = GrammarPool(
         partial(LlgCompiler, *VOCABULARY),
@@ -103,9 +117,14 @@ def test_case_17_bombs_are_refused_or_served_in_bounded_time_and_memory_while_ot
         make_trial=partial(TrialProcess, "llguidance", *VOCABULARY, TIMEOUT_S),
         ring=rung.set,
     )
-    world = EngineWorld(settings(context_length=4_000, num_pages=20_000, max_running_requests=40), grammars=pool)
+    world = EngineWorld(
+        settings(context_length=4_000, num_pages=20_000, max_running_requests=40), grammars=pool
+    )
     runs = world.send([5, 6, 7], max_new_tokens=3_900, ignore_eos=True)
-    ids = {name: world.send([1, 2], grammar=_grammar(key), max_new_tokens=3) for name, key in BOMBS.items()}
+    ids = {
+        name: world.send([1, 2], grammar=_grammar(key), max_new_tokens=3)
+        for name, key in BOMBS.items()
+    }
     ends: dict[str, float] = {}
     longest, began = 0.0, time.perf_counter()
     while len(ends) < len(ids) and time.perf_counter() - began < 2_000:
@@ -113,14 +132,22 @@ def test_case_17_bombs_are_refused_or_served_in_bounded_time_and_memory_while_ot
         world.step(check=False)
         longest = max(longest, time.thread_time() - step_began)
         left = {name for name, id in ids.items() if id in world.engine.grammar.queue}
-        ends |= {name: time.perf_counter() - began for name in ids if name not in left and name not in ends}
+        ends |= {
+            name: time.perf_counter() - began
+            for name in ids
+            if name not in left and name not in ends
+        }
         time.sleep(0.001)
     pool.close()
     assert len(ends) == len(ids), set(ids) - set(ends)
     assert len(world.outputs[runs]) > 50, "others stood still"
     assert longest < 0.5  # seconds of a processor, for a step of the engine's own thread
     assert pool.cache.num_bytes <= 64_000_000
-    refused = {name for name, id in ids.items() if id in world.finished and world.finished[id].status == 400}
+    refused = {
+        name
+        for name, id in ids.items()
+        if id in world.finished and world.finished[id].status == 400
+    }
     assert {"enum of 100,000", "depth 300", "remote reference", "100,000 rules"} <= refused
 
 
@@ -137,10 +164,18 @@ def _grammar(key: Key) -> Grammar:
 
 def test_case_18_many_schemas_stay_within_the_bytes_of_the_cache() -> None:
     rung = threading.Event()
-    pool = GrammarPool(partial(LlgCompiler, *VOCABULARY), max_bytes=5_000_000, ring=rung.set, clock=lambda: 0.0)
+    pool = GrammarPool(
+        partial(LlgCompiler, *VOCABULARY), max_bytes=5_000_000, ring=rung.set, clock=lambda: 0.0
+    )
     verdicts: list[Verdict] = []
     for id in range(300):
-        pool.ask(id, Key("json_schema", json.dumps({"type": "object", "properties": {f"a{id}": {"type": "string"}}})))
+        pool.ask(
+            id,
+            Key(
+                "json_schema",
+                json.dumps({"type": "object", "properties": {f"a{id}": {"type": "string"}}}),
+            ),
+        )
     while len(verdicts) < 300:
         assert rung.wait(240)
         verdicts += pool.take()

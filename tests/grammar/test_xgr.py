@@ -33,7 +33,13 @@ def compiler(tokenizer: Tokenizer) -> Compiler:
 
 @pytest.mark.parametrize(
     ("key", "good", "bad"),
-    [*KINDS, *((Key("structural_tag", json.dumps({"format": one})), good, bad) for one, good, bad in FORMATS)],
+    [
+        *KINDS,
+        *(
+            (Key("structural_tag", json.dumps({"format": one})), good, bad)
+            for one, good, bad in FORMATS
+        ),
+    ],
 )
 def test_each_kind_of_grammar(
     compiler: Compiler, tokenizer: Tokenizer, key: Key, good: list[str], bad: list[str]
@@ -56,7 +62,9 @@ def test_an_output_is_complete_as_soon_as_only_the_end_token_may_follow(
     assert (matcher.is_complete, matcher.error) == (True, "")
 
 
-def test_what_is_generated_parses_and_nearly_always_fits_the_schema(compiler: Compiler, tokenizer: Tokenizer) -> None:
+def test_what_is_generated_parses_and_nearly_always_fits_the_schema(
+    compiler: Compiler, tokenizer: Tokenizer
+) -> None:
     rng, noise = random.Random(5), np.random.default_rng(5)
     num_ended = num_valid = 0
     for _ in range(60):
@@ -82,7 +90,9 @@ def test_what_is_generated_parses_and_nearly_always_fits_the_schema(compiler: Co
         (Key("poem", "x"), "there is no kind of grammar 'poem'"),
     ],
 )
-def test_an_invalid_grammar_is_refused_with_the_reason(compiler: Compiler, key: Key, reason: str) -> None:
+def test_an_invalid_grammar_is_refused_with_the_reason(
+    compiler: Compiler, key: Key, reason: str
+) -> None:
     with pytest.raises(InvalidGrammar, match=reason) as refused:
         compiler.compile(key)
     assert not str(refused.value).startswith("[")

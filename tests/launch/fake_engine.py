@@ -17,7 +17,7 @@ import numpy as np
 import zmq
 
 from weft.config.process import EngineArgs
-from weft.launch.pulse import Heart
+from weft.launch.heartbeat import Heart
 from weft.messages.channel import Receiver, Sender
 from weft.messages.codec import decode_to_engine
 from weft.messages.control import EngineFailed, EngineReady
@@ -43,7 +43,9 @@ def main() -> None:
     if "crash" in behaviour:
         sys.exit(7)
     if "refuse" in behaviour or "fail" in behaviour:
-        sender.send(EngineFailed(message="the weights are made of wool", user_error="refuse" in behaviour))
+        sender.send(
+            EngineFailed(message="the weights are made of wool", user_error="refuse" in behaviour)
+        )
         sender.close(linger_s=60.0)
         context.term()
         os._exit(1)
@@ -64,10 +66,18 @@ def main() -> None:
         receiver.wait(3600)
         with heart:
             time.sleep(3600)
-    serve(sender, receiver, heart, float(behaviour.get("token_s", 0.001)), gate if "gated" in behaviour else None)
+    serve(
+        sender,
+        receiver,
+        heart,
+        float(behaviour.get("token_s", 0.001)),
+        gate if "gated" in behaviour else None,
+    )
 
 
-def serve(sender: Sender, receiver: Receiver, heart: Heart, token_s: float, gate: Path | None) -> None:
+def serve(
+    sender: Sender, receiver: Receiver, heart: Heart, token_s: float, gate: Path | None
+) -> None:
     left: dict[int, int] = {}  # tokens that each request is still to get
     begun: set[int] = set()  # those that have got one
     while True:
@@ -79,8 +89,16 @@ def serve(sender: Sender, receiver: Receiver, heart: Heart, token_s: float, gate
                 left |= {one.id: one.sampling.max_new_tokens or 1 for one in work}
             elif isinstance(message, Abort):
                 for number in left if message.all else set(message.ids) & set(left):
-                    sender.send(StepOutput(finished=[Finish(id=number, reason="abort", message=message.message)]))
-                left = {} if message.all else {number: n for number, n in left.items() if number not in message.ids}
+                    sender.send(
+                        StepOutput(
+                            finished=[Finish(id=number, reason="abort", message=message.message)]
+                        )
+                    )
+                left = (
+                    {}
+                    if message.all
+                    else {number: n for number, n in left.items() if number not in message.ids}
+                )
         if left:
             with heart:
                 time.sleep(token_s)
@@ -91,7 +109,11 @@ def serve(sender: Sender, receiver: Receiver, heart: Heart, token_s: float, gate
             left = {number: n - 1 for number, n in left.items()}
             finished = [Finish(id=number, reason="length") for number, n in left.items() if n == 0]
             sender.send(
-                StepOutput(ids=ids.tobytes(), tokens=np.full(len(ids), TOKEN, np.int32).tobytes(), finished=finished)
+                StepOutput(
+                    ids=ids.tobytes(),
+                    tokens=np.full(len(ids), TOKEN, np.int32).tobytes(),
+                    finished=finished,
+                )
             )
             left = {number: n for number, n in left.items() if n > 0}
 

@@ -6,12 +6,12 @@ import time
 from pathlib import Path
 
 from tests.scheduler.oracle_runner import OracleRunner
+from weft.assemble.build import scheduler_settings
+from weft.assemble.prepare import load_tokenizer, prepare
 from weft.config.engine import EngineConfig
-from weft.launch.build import scheduler_settings
-from weft.launch.prepare import load_tokenizer, prepare
+from weft.engine.engine import Engine
 from weft.llm import LLM
 from weft.messages.control import EngineReady
-from weft.scheduler.service.engine import Engine
 
 VOCAB = 258
 EOS = 257
@@ -23,7 +23,9 @@ def fail(exc: Exception) -> None:
 
 def oracle_llm(folder: Path, **settings: object) -> tuple[LLM, OracleRunner]:
     """`folder` as `write_tiny_model` makes it."""
-    config = EngineConfig(**{"model": str(folder), "kv_tokens": 2_048, "max_running_requests": 8, **settings})  # type: ignore[arg-type]
+    config = EngineConfig(
+        **{"model": str(folder), "kv_tokens": 2_048, "max_running_requests": 8, **settings}
+    )  # type: ignore[arg-type]
     prepared = prepare(config)
     resolved = prepared.config
     runner = OracleRunner(

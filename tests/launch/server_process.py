@@ -57,7 +57,15 @@ class ServerProcess:
             "PYTHONPATH": str(HERE.parent.parent),
         }
         self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "weft_with_fake.py"), "serve", str(model), "--port", "0", *options],
+            [
+                sys.executable,
+                str(HERE / "weft_with_fake.py"),
+                "serve",
+                str(model),
+                "--port",
+                "0",
+                *options,
+            ],
             stderr=subprocess.PIPE,
             text=True,
             env=environ,
@@ -70,7 +78,10 @@ class ServerProcess:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.process.kill()
         self.process.wait()
@@ -98,7 +109,9 @@ class ServerProcess:
     @property
     def port(self) -> int:
         """Where it listens, as soon as it does; 0 if it has ended before."""
-        assert self._port or eventually(lambda: self._look_for_port() or self.process.poll() is not None)
+        assert self._port or eventually(
+            lambda: self._look_for_port() or self.process.poll() is not None
+        )
         return self._port
 
     def _look_for_port(self) -> bool:
@@ -110,7 +123,9 @@ class ServerProcess:
         return self._port > 0
 
     def wait_ready(self) -> ServerProcess:
-        assert eventually(lambda: any(re.match("ready in", line) for line in self.lines)), self.lines
+        assert eventually(lambda: any(re.match("ready in", line) for line in self.lines)), (
+            self.lines
+        )
         return self
 
     def signal(self, number: int) -> None:

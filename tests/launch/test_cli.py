@@ -13,7 +13,7 @@ import pytest
 
 import weft
 from tests.launch.tiny_model import write_safetensors, write_tiny_model
-from weft.launch import cli
+from weft.cli import main as cli
 
 HEAVY = ("torch", "numpy", "starlette", "uvicorn", "tokenizers", "zmq", "msgspec")
 
@@ -36,7 +36,7 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 def loaded_by(*argv: str) -> set[str]:
     """The heavy modules that `weft` with `argv` has imported when it ends."""
     code = (
-        "import sys\nfrom weft.launch.cli import main\n"
+        "import sys\nfrom weft.cli.main import main\n"
         f"try: main({list(argv)})\nexcept SystemExit: pass\n"
         f"print('loaded', *(name for name in {HEAVY} if name in sys.modules))"
     )
@@ -107,8 +107,12 @@ def test_case_39_broken_config(capsys: pytest.CaptureFixture[str], model: Path) 
     assert "config.json cannot be read" in refused(capsys, "serve", str(model), "--port", "0")
 
 
-def test_case_39_unsupported_architecture(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    folder = write_tiny_model(tmp_path / "m", architectures=["LoomForCausalLM"], auto_map={"a": "b"})
+def test_case_39_unsupported_architecture(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = write_tiny_model(
+        tmp_path / "m", architectures=["LoomForCausalLM"], auto_map={"a": "b"}
+    )
     message = refused(capsys, "serve", str(folder), "--port", "0")
     assert "LoomForCausalLM" in message
     assert "supported are LlamaForCausalLM" in message
@@ -126,13 +130,17 @@ def test_case_43_pickled_weights(capsys: pytest.CaptureFixture[str], model: Path
 
 
 @pytest.mark.parametrize("kept", [0, 5, 60, -4])
-def test_case_39_half_downloaded_weights(capsys: pytest.CaptureFixture[str], model: Path, kept: int) -> None:
+def test_case_39_half_downloaded_weights(
+    capsys: pytest.CaptureFixture[str], model: Path, kept: int
+) -> None:
     path = model / "model.safetensors"
     path.write_bytes(path.read_bytes()[:kept])
     assert "not downloaded to its end" in refused(capsys, "serve", str(model), "--port", "0")
 
 
-@pytest.mark.parametrize(("dtype", "value"), [("F32", b"\0\0\xc0\x7f"), ("F16", b"\0\x7e"), ("BF16", b"\xc0\xff")])
+@pytest.mark.parametrize(
+    ("dtype", "value"), [("F32", b"\0\0\xc0\x7f"), ("F16", b"\0\x7e"), ("BF16", b"\xc0\xff")]
+)
 def test_weights_that_are_no_numbers_are_refused(
     capsys: pytest.CaptureFixture[str], model: Path, dtype: str, value: bytes
 ) -> None:
@@ -150,7 +158,10 @@ WRONG = [
     ({"rms_norm_eps": -1e-5}, "rms_norm_eps is -1e-05; it must be a number at least 0"),
     ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan; it must be a number at least 0"),
     ({"rope_theta": 10**400}, "rope_theta is inf; it must be a number greater than 0"),
-    ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor is 0; it must be a number greater than 0"),
+    (
+        {"rope_scaling": {"type": "linear", "factor": 0}},
+        "factor is 0; it must be a number greater than 0",
+    ),
 ]
 
 
@@ -162,7 +173,9 @@ def test_numbers_of_the_config_that_cannot_be_are_refused_in_one_line(
     assert message in refused(capsys, "serve", str(folder), "--port", "0")
 
 
-@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "model.safetensors.index.json"])
+@pytest.mark.parametrize(
+    "name", ["config.json", "generation_config.json", "model.safetensors.index.json"]
+)
 def test_a_file_nested_without_end_is_refused_in_one_line(
     capsys: pytest.CaptureFixture[str], model: Path, name: str
 ) -> None:
@@ -177,10 +190,14 @@ def test_case_39_missing_shard(capsys: pytest.CaptureFixture[str], model: Path) 
     assert "model-2.safetensors" in refused(capsys, "serve", str(model), "--port", "0")
 
 
-def test_weights_do_not_matter_for_random_ones(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+def test_weights_do_not_matter_for_random_ones(
+    capsys: pytest.CaptureFixture[str], model: Path
+) -> None:
     (model / "model.safetensors").unlink()
     options = ("--load-format", "dummy", "--context-length", "999999")
-    assert "--context-length is 999,999" in refused(capsys, "serve", str(model), "--port", "0", *options)
+    assert "--context-length is 999,999" in refused(
+        capsys, "serve", str(model), "--port", "0", *options
+    )
 
 
 def test_case_39_too_little_memory(capsys: pytest.CaptureFixture[str], model: Path) -> None:
@@ -189,15 +206,22 @@ def test_case_39_too_little_memory(capsys: pytest.CaptureFixture[str], model: Pa
     assert "Lower --kv-tokens" in message
 
 
-def test_case_39_port_in_use_names_who_has_it(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+def test_case_39_port_in_use_names_who_has_it(
+    capsys: pytest.CaptureFixture[str], model: Path
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         message = refused(capsys, "serve", str(model), "--port", str(port))
-    assert re.match(rf"port {port} on 127.0.0.1 is taken by \S+ \(pid \d+\); stop it, or choose another", message)
+    assert re.match(
+        rf"port {port} on 127.0.0.1 is taken by \S+ \(pid \d+\); stop it, or choose another",
+        message,
+    )
 
 
 def test_host_that_is_not_ours(capsys: pytest.CaptureFixture[str], model: Path) -> None:
-    assert "no address of this machine" in refused(capsys, "serve", str(model), "--host", "192.0.2.1", "--port", "0")
+    assert "no address of this machine" in refused(
+        capsys, "serve", str(model), "--host", "192.0.2.1", "--port", "0"
+    )
 
 
 def test_debug_level_shows_where_it_happened(capsys: pytest.CaptureFixture[str]) -> None:
@@ -209,9 +233,16 @@ def test_debug_level_shows_where_it_happened(capsys: pytest.CaptureFixture[str])
 
 def test_python_m_weft_is_weft() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "weft", "serve", "/nowhere", "--port", "0"], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "weft", "serve", "/nowhere", "--port", "0"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", "weft: there is no folder /nowhere\n")
+    assert (done.returncode, done.stdout, done.stderr) == (
+        2,
+        "",
+        "weft: there is no folder /nowhere\n",
+    )
 
 
 def test_chat_without_a_server_says_so(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from tests.server.fake import running
+from weft.cli import main as cli
+from weft.cli.ctl import readable
+from weft.cli.ctl_verbs import VERBS
 from weft.config.server import ServerConfig
-from weft.launch import cli
-from weft.launch.ctl import readable
-from weft.launch.ctl_verbs import VERBS
 from weft.messages import codec
 from weft.server.app import OPERATIONS
 
@@ -54,7 +54,9 @@ class Listener:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.01}
+        )
         self._thread.start()
 
     def close(self) -> None:
@@ -146,7 +148,13 @@ REQUESTS = [
         "weights join host 4000 1 2 --backend gloo",
         "POST",
         "/init_weights_update_group",
-        {"master_address": "host", "master_port": 4000, "rank_offset": 1, "world_size": 2, "backend": "gloo"},
+        {
+            "master_address": "host",
+            "master_port": 4000,
+            "rank_offset": 1,
+            "world_size": 2,
+            "backend": "gloo",
+        },
     ),
     (
         "weights receive a,b float32,bfloat16 [[2,3],[4]]",
@@ -155,14 +163,28 @@ REQUESTS = [
         {"names": ["a", "b"], "dtypes": ["float32", "bfloat16"], "shapes": [[2, 3], [4]]},
     ),
     ("weights leave --group-name g", "POST", "/destroy_weights_update_group", {"group_name": "g"}),
-    ("weights get w --truncate-size 3", "POST", "/get_weights_by_name", {"name": "w", "truncate_size": 3}),
-    ("memory release weights kv_cache", "POST", "/release_memory_occupation", {"tags": ["weights", "kv_cache"]}),
+    (
+        "weights get w --truncate-size 3",
+        "POST",
+        "/get_weights_by_name",
+        {"name": "w", "truncate_size": 3},
+    ),
+    (
+        "memory release weights kv_cache",
+        "POST",
+        "/release_memory_occupation",
+        {"tags": ["weights", "kv_cache"]},
+    ),
     ("memory resume", "POST", "/resume_memory_occupation", {}),
 ]
 
 
-@pytest.mark.parametrize(("line", "method", "path", "body"), REQUESTS, ids=[line[0] for line in REQUESTS])
-def test_a_command_is_one_request(listener: Listener, line: str, method: str, path: str, body: Any) -> None:
+@pytest.mark.parametrize(
+    ("line", "method", "path", "body"), REQUESTS, ids=[line[0] for line in REQUESTS]
+)
+def test_a_command_is_one_request(
+    listener: Listener, line: str, method: str, path: str, body: Any
+) -> None:
     assert listener.ctl(*line.split()) == 0
     assert listener.asked == [(method, path, body)]
 
@@ -189,9 +211,16 @@ def test_stories_are_asked_for_by_name_and_printed_as_they_read(
     assert "\n  0.2 s  step 812-930, 118 times: waits: no KV memory\n" in out
 
 
-def test_a_file_is_sent_as_it_is(listener: Listener, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_is_sent_as_it_is(
+    listener: Listener, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "w").write_bytes(b'{"raw": 1}')
-    assert listener.ctl("weights", "send", str(tmp_path / "w"), "--weight-version", "v2", "--abort-all") == 0
+    assert (
+        listener.ctl(
+            "weights", "send", str(tmp_path / "w"), "--weight-version", "v2", "--abort-all"
+        )
+        == 0
+    )
     path = "/update_weights_from_tensor?weight_version=v2&abort_all_requests=true"
     assert listener.asked == [("POST", path, {"raw": 1})]
     assert listener.kinds == ["application/octet-stream"]
@@ -207,7 +236,9 @@ def test_of_the_model_only_the_version_of_its_weights_is_printed(
     assert capsys.readouterr().out == "v2\n"
 
 
-def test_the_table_of_a_profile_is_printed_as_it_is(listener: Listener, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_of_a_profile_is_printed_as_it_is(
+    listener: Listener, capsys: pytest.CaptureFixture[str]
+) -> None:
     listener.say({"num_steps": 3, "trace": None, "table": "Name      Calls\naten::mm      9"})
     assert listener.ctl("profile", "stop") == 0
     assert capsys.readouterr().out == (
@@ -215,7 +246,9 @@ def test_the_table_of_a_profile_is_printed_as_it_is(listener: Listener, capsys: 
     )
 
 
-def test_the_key_comes_from_the_option_or_the_environment(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_comes_from_the_option_or_the_environment(
+    listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
     listener.ctl("audit")
     monkeypatch.setenv("WEFT_API_KEY", "user")
     listener.ctl("audit")
@@ -264,10 +297,14 @@ def test_what_cannot_be_sent_ends_with_2_and_is_not_sent(
     assert error.count("\n") == 1
 
 
-def test_an_address_where_no_server_is_ends_with_2(capsys: pytest.CaptureFixture[str], listener: Listener) -> None:
+def test_an_address_where_no_server_is_ends_with_2(
+    capsys: pytest.CaptureFixture[str], listener: Listener
+) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # and does not listen
-        assert cli.main(["ctl", "loads", "--url", f"http://127.0.0.1:{nobody.getsockname()[1]}"]) == 2
+        assert (
+            cli.main(["ctl", "loads", "--url", f"http://127.0.0.1:{nobody.getsockname()[1]}"]) == 2
+        )
     assert cli.main(["ctl", "loads", "--url", "ftp://x"]) == 2
     listener.answer = b"<html>"
     assert listener.ctl("loads") == 2
@@ -317,7 +354,9 @@ def test_answers_are_lines(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
-def test_a_real_server_is_controlled(capsys: pytest.CaptureFixture[str], listener: Listener) -> None:
+def test_a_real_server_is_controlled(
+    capsys: pytest.CaptureFixture[str], listener: Listener
+) -> None:
     with running(ServerConfig(drain_s=1.0, admin_api_key="secret")) as server:
 
         def ctl(*words: str) -> tuple[int, str, str]:
@@ -370,4 +409,9 @@ def test_every_row_of_the_table_is_true() -> None:
 def test_commands_have_names_of_their_own() -> None:
     assert len({verb.words for verb in VERBS}) == len(VERBS)
     tried = {verb.words for verb in VERBS for line, *_ in REQUESTS if line.startswith(verb.words)}
-    assert {verb.words for verb in VERBS} - tried == {"explain", "profile stop", "weights send", "weights version"}
+    assert {verb.words for verb in VERBS} - tried == {
+        "explain",
+        "profile stop",
+        "weights send",
+        "weights version",
+    }

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.launch.tiny_model import write_safetensors, write_tiny_model
+from weft.assemble import prepare
+from weft.cli import doctor
+from weft.cli import main as cli
 from weft.config.engine import EngineConfig
 from weft.config.machine import Gpu, Machine
-from weft.launch import cli, doctor, prepare
 
 SHAPES = {
     "model.embed_tokens.weight": [258, 16],
@@ -34,17 +36,31 @@ def model(tmp_path: Path) -> Path:
     return folder
 
 
-def examine(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, dict[str, tuple[str, str]]]:
+def examine(
+    capsys: pytest.CaptureFixture[str], *argv: str
+) -> tuple[int, dict[str, tuple[str, str]]]:
     """The exit status, and mark and text of each check by its name."""
     status = cli.main(["doctor", *argv])
     lines = [line.split(maxsplit=2) for line in capsys.readouterr().out.splitlines()]
-    return status, {words[1]: (words[0], words[2]) for words in lines if words[0] in ("ok", "warn", "FAIL")}
+    return status, {
+        words[1]: (words[0], words[2]) for words in lines if words[0] in ("ok", "warn", "FAIL")
+    }
 
 
 def test_good_model_on_this_machine(capsys: pytest.CaptureFixture[str], model: Path) -> None:
     status, found = examine(capsys, str(model), "--port", "0")
     assert status == 0, found
-    assert {"cpu", "memory", "torch", "packages", "model", "weights", "tokenizer", "chat", "fit"} <= found.keys()
+    assert {
+        "cpu",
+        "memory",
+        "torch",
+        "packages",
+        "model",
+        "weights",
+        "tokenizer",
+        "chat",
+        "fit",
+    } <= found.keys()
     assert found["weights"][1].startswith("11 tensors")
 
 
@@ -67,10 +83,15 @@ def test_tensor_of_another_shape_is_named(capsys: pytest.CaptureFixture[str], mo
     write_safetensors(model / "model.safetensors", {**SHAPES, "model.norm.weight": [17]})
     status, found = examine(capsys, str(model), "--port", "0")
     assert status == 1
-    assert found["weights"][1] == "1 tensor is of another shape than config.json says: model.norm.weight"
+    assert (
+        found["weights"][1]
+        == "1 tensor is of another shape than config.json says: model.norm.weight"
+    )
 
 
-def test_damaged_weights_and_tokenizer_are_both_told(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+def test_damaged_weights_and_tokenizer_are_both_told(
+    capsys: pytest.CaptureFixture[str], model: Path
+) -> None:
     (model / "model.safetensors").write_bytes(b"\0" * 100)
     (model / "tokenizer.json").write_text("{}")
     status, found = examine(capsys, str(model), "--port", "0")
@@ -78,7 +99,9 @@ def test_damaged_weights_and_tokenizer_are_both_told(capsys: pytest.CaptureFixtu
     assert found["weights"][0] == found["tokenizer"][0] == "FAIL"
 
 
-def test_taken_port_and_missing_template_are_warnings(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+def test_taken_port_and_missing_template_are_warnings(
+    capsys: pytest.CaptureFixture[str], model: Path
+) -> None:
     (model / "tokenizer_config.json").unlink()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         status, found = examine(capsys, str(model), "--port", str(taken.getsockname()[1]))
@@ -95,7 +118,9 @@ def test_model_that_does_not_fit(capsys: pytest.CaptureFixture[str], model: Path
 def test_a_driver_that_does_not_answer_is_a_warning_and_the_cpu_computes(
     capsys: pytest.CaptureFixture[str], model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broken = Machine(2, 8_000_000_000, 8_000_000_000, (), "the NVIDIA driver does not answer", has_gpu_fault=True)
+    broken = Machine(
+        2, 8_000_000_000, 8_000_000_000, (), "the NVIDIA driver does not answer", has_gpu_fault=True
+    )
     monkeypatch.setattr(doctor, "probe", lambda: broken)
     status, found = examine(capsys, str(model), "--port", "0")
     assert status == 0
@@ -122,4 +147,7 @@ def test_a_gpu_that_torch_cannot_use_fails_and_what_would_run_there_is_told(
     assert "cannot use it" in found["kernels-gpu"][1]
     assert all(f"{name}: " in found["attention"][1] for name in ("our own; fa3", "flashinfer"))
     assert "on cuda in bfloat16" in found["fit"][1]
-    assert "steps overlap, 19 graphs for up to 256 requests, prompts in pieces of 8,192 tokens" in found["fit"][1]
+    assert (
+        "steps overlap, 19 graphs for up to 256 requests, prompts in pieces of 8,192 tokens"
+        in found["fit"][1]
+    )

@@ -10,9 +10,9 @@ import pytest
 
 from tests.launch.server_process import ServerProcess, eventually
 from tests.launch.tiny_model import write_tiny_model
+from weft.assemble.build import build_engine
+from weft.assemble.prepare import prepare
 from weft.config.engine import EngineConfig
-from weft.launch.build import build_engine
-from weft.launch.prepare import prepare
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_built_engine_is_out_of_the_collectors_sight(model: Path) -> None:
     gc.unfreeze()
-    prepared = prepare(EngineConfig(model=str(model), load_format="dummy", kv_tokens=512, threads=1))
+    prepared = prepare(
+        EngineConfig(model=str(model), load_format="dummy", kv_tokens=512, threads=1)
+    )
     built = build_engine(prepared.config, prepared.folder)
     try:
         assert gc.get_freeze_count() > 1_000
@@ -37,4 +39,6 @@ def test_a_built_engine_is_out_of_the_collectors_sight(model: Path) -> None:
 def test_the_front_freezes_when_the_engine_is_ready(model: Path) -> None:
     with ServerProcess(model, "--log-level", "debug") as server:
         server.wait_ready()
-        assert eventually(lambda: any(re.search(r"garbage frozen objects=\d{4}", line) for line in server.lines))
+        assert eventually(
+            lambda: any(re.search(r"garbage frozen objects=\d{4}", line) for line in server.lines)
+        )

@@ -13,7 +13,7 @@ import zmq
 
 from tests.launch.server_process import ServerProcess, StreamError, eventually, is_alive
 from tests.launch.tiny_model import write_tiny_model
-from weft.launch.pulse import Heart, Vitals
+from weft.launch.heartbeat import Heart, Vitals
 from weft.launch.run_queue import RunQueue
 from weft.messages.channel import Receiver
 from weft.messages.codec import decode_from_engine
@@ -33,7 +33,9 @@ def reason(server: ServerProcess, path: str) -> str:
 
 def test_case_35_stopped_engine_is_seen_told_and_survived(model: Path) -> None:
     """Open and new requests are told at the same time, long before the server gives the engine up."""
-    with ServerProcess(model, "--hang-timeout-s", "600", "--on-hang", "wait", behaviour="token_s=0.1") as server:
+    with ServerProcess(
+        model, "--hang-timeout-s", "600", "--on-hang", "wait", behaviour="token_s=0.1"
+    ) as server:
         stream = server.wait_ready().stream(200)
         next(stream)
         os.kill(server.engine_pid, signal.SIGSTOP)
@@ -52,7 +54,9 @@ def test_case_35_stopped_engine_is_seen_told_and_survived(model: Path) -> None:
 
 
 def test_case_35_hung_engine_ends_the_server_with_the_reason(model: Path) -> None:
-    with ServerProcess(model, "--hang-timeout-s", "0.5", "--hang-after-s", "2", behaviour="stuck") as server:
+    with ServerProcess(
+        model, "--hang-timeout-s", "0.5", "--hang-after-s", "2", behaviour="stuck"
+    ) as server:
         with pytest.raises(StreamError, match="stood still in a step"):
             list(server.wait_ready().stream(5))
         assert server.end() == 1
@@ -87,9 +91,13 @@ def test_a_beat_tells_waiting_from_computing_and_from_lacking_a_processor() -> N
     for half in range(1, 9):
         beat = vitals.beat(100.5 + half / 2, 7.5 + half / 1_000, 100.0, queue)
         assert (beat.step_s, beat.idle_s) == (0.5 + half / 2, half / 2)
-    assert vitals.beat(134.5, 7.51, 100.0, queue).idle_s == 4.0  # late: it did not get to run, or was stopped
+    assert (
+        vitals.beat(134.5, 7.51, 100.0, queue).idle_s == 4.0
+    )  # late: it did not get to run, or was stopped
     is_queued[0] = True
-    assert vitals.beat(135.0, 7.51, 100.0, queue).idle_s == 4.0  # it wants to run: that is no waiting either
+    assert (
+        vitals.beat(135.0, 7.51, 100.0, queue).idle_s == 4.0
+    )  # it wants to run: that is no waiting either
     assert vitals.beat(135.5, 7.6, None, queue) == Heartbeat(step_s=0.0, idle_s=0.0)
 
 

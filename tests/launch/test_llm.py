@@ -16,8 +16,8 @@ from tests.scheduler.oracle_runner import OracleRunner, OracleStep, expected_out
 from weft import LLM, SamplingParams
 from weft.config.model import ModelError
 from weft.config.options import SettingsError
-from weft.executor.plan import Plan
 from weft.messages.sampling import InvalidParam
+from weft.plan.step import Plan
 
 GREEDY = SamplingParams(max_new_tokens=12, temperature=0.0)
 
@@ -60,13 +60,19 @@ def test_many_prompts_as_ids(llm: LLM) -> None:
 
 
 def test_a_stop_string_ends_a_request_that_is_alone(llm: LLM) -> None:
-    [whole] = llm.generate("seventeen", SamplingParams(max_new_tokens=12, temperature=0.0, ignore_eos=True))
-    [output] = llm.generate("seventeen", SamplingParams(max_new_tokens=12, temperature=0.0, stop=(whole.text[3:5],)))
+    [whole] = llm.generate(
+        "seventeen", SamplingParams(max_new_tokens=12, temperature=0.0, ignore_eos=True)
+    )
+    [output] = llm.generate(
+        "seventeen", SamplingParams(max_new_tokens=12, temperature=0.0, stop=(whole.text[3:5],))
+    )
     assert (output.text, output.finish_reason) == (whole.text[:3], "stop")
 
 
 def test_parameters_for_each_prompt(llm: LLM) -> None:
-    outputs = llm.generate([[1], [1]], [SamplingParams(max_new_tokens=1), SamplingParams(max_new_tokens=3)])
+    outputs = llm.generate(
+        [[1], [1]], [SamplingParams(max_new_tokens=1), SamplingParams(max_new_tokens=3)]
+    )
     assert [output.completion_tokens for output in outputs] == [1, 3]
     with pytest.raises(InvalidParam, match="1 sampling parameters for 2 prompts"):
         llm.generate([[1], [1]], [GREEDY])
@@ -118,7 +124,11 @@ def test_prompt_that_does_not_fit_is_refused_and_the_rest_ends(llm: LLM) -> None
 
 
 def test_without_strictness_a_refused_prompt_has_an_output_that_says_why(llm: LLM) -> None:
-    prompts = [llm.prompt([1, 2], GREEDY), llm.prompt([1] * 300, GREEDY), InvalidParam("line", "nonsense")]
+    prompts = [
+        llm.prompt([1, 2], GREEDY),
+        llm.prompt([1] * 300, GREEDY),
+        InvalidParam("line", "nonsense"),
+    ]
     outputs = dict(llm.complete(prompts, strict=False))
     assert outputs[0][0].token_ids == expected([1, 2])
     assert outputs[1][0].finish_reason == "error"
@@ -190,7 +200,9 @@ def test_unknown_setting_is_named() -> None:
         ({"context_length": 1.5}, "context_length is 1.5; a whole number is expected"),
     ],
 )
-def test_settings_are_held_to_what_the_command_line_takes(settings: dict[str, Any], message: str) -> None:
+def test_settings_are_held_to_what_the_command_line_takes(
+    settings: dict[str, Any], message: str
+) -> None:
     with pytest.raises(SettingsError) as caught:
         LLM("/nowhere", **settings)
     assert str(caught.value) == message
@@ -201,7 +213,17 @@ def test_settings_may_be_paths_and_numbers_of_other_libraries(tmp_path: Path) ->
         LLM(tmp_path, kv_tokens=np.int64(4_096), overlap=None, aging_s=3)
 
 
-def test_code_that_a_model_brings_is_told_to_be_left_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    oracle_llm(write_tiny_model(tmp_path, auto_map={"AutoModelForCausalLM": "modeling_loom.LoomForCausalLM"}))
-    [line] = [record.getMessage() for record in caplog.records if "modeling_loom.py" in record.getMessage()]
+def test_code_that_a_model_brings_is_told_to_be_left_aside(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    oracle_llm(
+        write_tiny_model(
+            tmp_path, auto_map={"AutoModelForCausalLM": "modeling_loom.LoomForCausalLM"}
+        )
+    )
+    [line] = [
+        record.getMessage()
+        for record in caplog.records
+        if "modeling_loom.py" in record.getMessage()
+    ]
     assert "never run" in line

@@ -71,7 +71,9 @@ def test_signal_while_loading_stops_at_once(model: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("engine", ["loading", "loading stubborn"])
-def test_signal_while_the_front_is_imported_stops_in_order(model: Path, number: int, engine: str) -> None:
+def test_signal_while_the_front_is_imported_stops_in_order(
+    model: Path, number: int, engine: str
+) -> None:
     with ServerProcess(model, behaviour=f"importing {engine}") as server:
         assert is_alive(server.engine_pid)
         assert len(server.socket_folders) == 1
@@ -101,7 +103,9 @@ def test_case_34_drain_lets_open_streams_end_and_takes_nothing_new(model: Path) 
         assert len("".join(stream)) == 14
         assert server.end() == 0
         assert_nothing_left(server)
-        assert any(line.startswith(f"stopping: 1 open request, {LATE} s left") for line in server.lines)
+        assert any(
+            line.startswith(f"stopping: 1 open request, {LATE} s left") for line in server.lines
+        )
 
 
 def test_case_34_what_outlasts_the_drain_ends_with_an_error(model: Path) -> None:
@@ -141,7 +145,9 @@ def test_case_35_killed_engine_ends_every_stream_and_the_server(model: Path) -> 
         assert server.lines[-1].startswith("weft: The engine process was killed (SIGKILL)")
 
 
-def test_case_35_who_comes_before_the_killed_engine_is_missed_is_answered_and_the_server_ends(model: Path) -> None:
+def test_case_35_who_comes_before_the_killed_engine_is_missed_is_answered_and_the_server_ends(
+    model: Path,
+) -> None:
     with ServerProcess(model, behaviour="gated") as server:
         server.wait_ready()
         engine = server.engine_pid
@@ -165,7 +171,9 @@ def test_killed_engine_ends_a_draining_server(model: Path) -> None:
         assert server.end() == 1
 
 
-def test_case_34_killed_front_takes_the_engine_with_it_and_the_next_start_cleans_up(model: Path) -> None:
+def test_case_34_killed_front_takes_the_engine_with_it_and_the_next_start_cleans_up(
+    model: Path,
+) -> None:
     with ServerProcess(model) as server:
         server.wait_ready()
         engine = server.engine_pid
@@ -187,7 +195,9 @@ def test_engine_that_does_not_hang_up_is_killed(model: Path) -> None:
 
 
 @pytest.mark.parametrize(("behaviour", "status"), [("refuse", 2), ("fail", 1)])
-def test_reason_of_an_engine_that_cannot_start_is_the_last_word(model: Path, behaviour: str, status: int) -> None:
+def test_reason_of_an_engine_that_cannot_start_is_the_last_word(
+    model: Path, behaviour: str, status: int
+) -> None:
     with ServerProcess(model, behaviour=behaviour) as server:
         assert server.end() == status
         assert server.lines[-1] == "weft: the weights are made of wool"

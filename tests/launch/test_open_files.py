@@ -35,7 +35,13 @@ class System:
     ("soft", "hard", "wanted", "connections", "left"),
     [
         (256, 10_000, 1_000, 1_000, 1_410),  # raised as far as is needed
-        (256, 1_024, 4_096, 691, 1_024),  # raised as far as can be: 864 files are left for connections
+        (
+            256,
+            1_024,
+            4_096,
+            691,
+            1_024,
+        ),  # raised as far as can be: 864 files are left for connections
         (100, 300, 4_096, 112, 300),
         (180, 180, 4_096, 16, 180),
         (165, 165, 4, 4, 165),  # few are asked for
@@ -56,5 +62,7 @@ def test_a_system_with_too_few_open_files_is_refused_by_both_numbers(
     monkeypatch: pytest.MonkeyPatch, hard: int
 ) -> None:
     monkeypatch.setattr(open_files, "resource", System(min(hard, 40), hard))
-    with pytest.raises(SettingsError, match=rf"allows {hard} open files \(ulimit -n\), .* at least 180"):
+    with pytest.raises(
+        SettingsError, match=rf"allows {hard} open files \(ulimit -n\), .* at least 180"
+    ):
         open_files.fit(Limits())

@@ -12,11 +12,14 @@ from weft.llm import Output
 
 TOLERANCE = 1e-3
 TEXTS = [
-    "Once upon a time there was a little engine that had to read a long prompt before it could say a word. " * 4,
+    "Once upon a time there was a little engine that had to read a long prompt before it could say a word. "
+    * 4,
     "The quick brown fox jumps over the lazy dog; then it sleeps.",
     "Ja",
 ]
-TELL = SamplingParams(max_new_tokens=0, prompt_logprobs=3, logprob_token_ids=(5, 77), temperature=0.0)
+TELL = SamplingParams(
+    max_new_tokens=0, prompt_logprobs=3, logprob_token_ids=(5, 77), temperature=0.0
+)
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +33,10 @@ def reference() -> dict[str, torch.Tensor]:
     model = transformers.LlamaForCausalLM.from_pretrained(BUNDLED, dtype=torch.float32).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(BUNDLED)
     with torch.inference_mode():
-        return {text: model(torch.tensor([tokenizer(text).input_ids])).logits[0].log_softmax(-1) for text in TEXTS}
+        return {
+            text: model(torch.tensor([tokenizer(text).input_ids])).logits[0].log_softmax(-1)
+            for text in TEXTS
+        }
 
 
 def check(llm: LLM, output: Output, text: str, expected: torch.Tensor, start: int = 0) -> None:
@@ -44,11 +50,15 @@ def check(llm: LLM, output: Output, text: str, expected: torch.Tensor, start: in
         assert abs(one.logprob - row[ids[place + 1]]) < TOLERANCE
         assert one.rank == int((row > row[ids[place + 1]]).sum()) + 1
         assert max(abs(value - row[token]) for token, value in one.top) < TOLERANCE
-        assert torch.allclose(torch.tensor([value for _, value in one.top]), row.topk(3).values, atol=TOLERANCE)
+        assert torch.allclose(
+            torch.tensor([value for _, value in one.top]), row.topk(3).values, atol=TOLERANCE
+        )
         assert torch.allclose(torch.tensor(one.of_ids), row[[5, 77]], atol=TOLERANCE)
 
 
-def test_prompts_are_told_as_transformers_tells_them(llm: LLM, reference: dict[str, torch.Tensor]) -> None:
+def test_prompts_are_told_as_transformers_tells_them(
+    llm: LLM, reference: dict[str, torch.Tensor]
+) -> None:
     """In one batch, the first in chunks; then one by one, with prefixes that are cached."""
     together = llm.generate(TEXTS, TELL)
     assert [output.completion_tokens for output in together] == [0] * len(TEXTS)
@@ -61,4 +71,6 @@ def test_prompts_are_told_as_transformers_tells_them(llm: LLM, reference: dict[s
             assert output.cached_tokens <= start
             assert (output.cached_tokens > 0) == (start > 0)
             check(llm, output, TEXTS[0], reference[TEXTS[0]], start)
-            assert [len(token.id_logprobs) for token in output.logprobs] == [2] * output.completion_tokens
+            assert [len(token.id_logprobs) for token in output.logprobs] == [
+                2
+            ] * output.completion_tokens

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from tests.launch.tiny_model import write_tiny_model
+from weft.assemble.build import build_engine
+from weft.assemble.prepare import prepare
+from weft.cli.main import main
 from weft.config.engine import EngineConfig
 from weft.config.options import SettingsError
-from weft.launch.build import build_engine
-from weft.launch.cli import main
-from weft.launch.prepare import prepare
+from weft.journal.recorder import RecordedEngine
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
-from weft.scheduler.service.journal import RecordedEngine
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def config(model: Path, journal: Path) -> EngineConfig:
     return EngineConfig(
-        model=str(model), load_format="dummy", device="cpu", threads=1, kv_tokens=512, journal=str(journal)
+        model=str(model),
+        load_format="dummy",
+        device="cpu",
+        threads=1,
+        kv_tokens=512,
+        journal=str(journal),
     )
 
 
@@ -36,9 +41,13 @@ def test_an_engine_with_a_model_is_replayed_without_it(
     built = build_engine(prepared.config, prepared.folder)
     try:
         for id in range(1, 6):
-            sampling = SamplingParams(max_new_tokens=10, logprobs=2, min_new_tokens=3, frequency_penalty=0.5)
+            sampling = SamplingParams(
+                max_new_tokens=10, logprobs=2, min_new_tokens=3, frequency_penalty=0.5
+            )
             prompt = bytes([id, 0, 0, 0]) * 20
-            built.engine.submit(GenerateRequest(id=id, rid=f"r{id}", input_ids=prompt, sampling=sampling))
+            built.engine.submit(
+                GenerateRequest(id=id, rid=f"r{id}", input_ids=prompt, sampling=sampling)
+            )
             built.engine.step()
         while built.engine.has_work:
             built.engine.step()
@@ -58,12 +67,16 @@ def test_the_files_of_an_engine_with_a_model_are_replayed_alone(
     prepared = prepare(config(model, journal))
     built = build_engine(prepared.config, prepared.folder)
     assert isinstance(built.engine, RecordedEngine)
-    built.engine._recorder._max_bytes = 1  # the next file begins as soon as as much is recorded as its state has
+    built.engine._recorder._max_bytes = (
+        1  # the next file begins as soon as as much is recorded as its state has
+    )
     try:
         for id in range(1, 40):
             sampling = SamplingParams(max_new_tokens=20, ignore_eos=True)
             built.engine.submit(
-                GenerateRequest(id=id, rid=f"r{id}", input_ids=bytes([id, 0, 0, 0]) * 5, sampling=sampling)
+                GenerateRequest(
+                    id=id, rid=f"r{id}", input_ids=bytes([id, 0, 0, 0]) * 5, sampling=sampling
+                )
             )
             built.engine.step()
         while built.engine.has_work:

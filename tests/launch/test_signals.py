@@ -64,7 +64,9 @@ def test_an_engine_process_ends_with_its_launcher_also_while_it_is_imported() ->
         from weft.launch.start_worker import main
         main()
     """
-    args = EngineArgs(config=EngineConfig(), folder="", to_engine="", from_engine="", rpc="", log_level="info")
+    args = EngineArgs(
+        config=EngineConfig(), folder="", to_engine="", from_engine="", rpc="", log_level="info"
+    )
     command = [sys.executable, "-c", textwrap.dedent(code)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
         assert worker.stdin is not None

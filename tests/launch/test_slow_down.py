@@ -13,13 +13,13 @@ import pytest
 from tests.scheduler.oracle_runner import OracleRunner
 from tests.scheduler.test_scheduler import settings
 from tests.scheduler.world import VOCAB
+from weft.engine.engine import Engine
+from weft.engine.intake import Intake
 from weft.launch import worker
 from weft.messages.control import GetState, GetStateReply, Shutdown, SlowDown, SlowDownReply
 from weft.messages.replies import StepOutput
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
-from weft.scheduler.service.engine import Engine
-from weft.scheduler.service.intake import Intake
 
 STEP_S = 0.04
 Run: TypeAlias = Callable[[list[tuple[float, Any]]], list[tuple[float, Any]]]
@@ -81,7 +81,9 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
 
 def request(num_tokens: int) -> GenerateRequest:
     sampling = SamplingParams(max_new_tokens=num_tokens, ignore_eos=True)
-    return GenerateRequest(id=1, rid="r", input_ids=np.array([5], dtype=np.int32).tobytes(), sampling=sampling)
+    return GenerateRequest(
+        id=1, rid="r", input_ids=np.array([5], dtype=np.int32).tobytes(), sampling=sampling
+    )
 
 
 def end_of(answers: list[tuple[float, Any]]) -> float:
@@ -94,7 +96,9 @@ def when(answers: list[tuple[float, Any]], kind: type) -> list[float]:
 
 
 def test_every_step_takes_as_long_as_it_must(run: Run) -> None:
-    answers = run([(0, SlowDown(call=1, step_s=STEP_S)), (0, request(5)), (0, Shutdown(drain_s=60))])
+    answers = run(
+        [(0, SlowDown(call=1, step_s=STEP_S)), (0, request(5)), (0, Shutdown(drain_s=60))]
+    )
     tokens = when(answers, StepOutput)
     assert len(tokens) == 5
     gaps = np.diff(tokens)

@@ -13,10 +13,10 @@ import pytest
 from tests.launch.oracle_llm import oracle_llm
 from tests.launch.server_process import ServerProcess
 from tests.launch.tiny_model import write_tiny_model
-from weft.launch import cli
-from weft.launch.chat import Conversation, LocalTalker
-from weft.launch.remote import RemoteTalker
-from weft.launch.talker import ChatError
+from weft.cli import main as cli
+from weft.cli.chat import Conversation, LocalTalker
+from weft.cli.chat_backend import ChatError
+from weft.cli.remote import RemoteTalker
 from weft.llm import LLM
 from weft.messages.sampling import SamplingParams
 
@@ -43,12 +43,21 @@ def test_prompt_on_the_command_line_is_completed_on_standard_output(
 
 
 def test_prompt_as_a_message(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["generate", "--chat", "--prompt", "Hi", "--max-tokens", "5", "--temperature", "0"]) == 0
-    (output,) = llm.chat([{"role": "user", "content": "Hi"}], SamplingParams(max_new_tokens=5, temperature=0))
+    assert (
+        cli.main(
+            ["generate", "--chat", "--prompt", "Hi", "--max-tokens", "5", "--temperature", "0"]
+        )
+        == 0
+    )
+    (output,) = llm.chat(
+        [{"role": "user", "content": "Hi"}], SamplingParams(max_new_tokens=5, temperature=0)
+    )
     assert capsys.readouterr().out == output.text + "\n"
 
 
-def test_prompt_that_is_too_long_is_the_users_error(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prompt_that_is_too_long_is_the_users_error(
+    llm: LLM, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["generate", "--prompt", "x" * 300]) == 2
     assert capsys.readouterr().err.startswith("weft: the prompt has 300 tokens")
 
@@ -64,7 +73,9 @@ def test_lines_are_completed_with_their_own_parameters(llm: LLM, tmp_path: Path)
     options = ["--max-tokens", "5", "--temperature", "0"]
     assert cli.main(["generate", "--input", str(source), "--output", str(target), *options]) == 0
     written = [json.loads(line) for line in target.read_text().splitlines()]
-    assert sorted((line["index"], line.get("id"), line["completion_tokens"]) for line in written) == [
+    assert sorted(
+        (line["index"], line.get("id"), line["completion_tokens"]) for line in written
+    ) == [
         (0, "a", 3),
         (1, 7, 5),
         (2, None, 5),
@@ -90,7 +101,10 @@ def test_bad_line_fails_alone(
     source = tmp_path / "in.jsonl"
     source.write_text(f'{line}\n{{"prompt": "x", "max_tokens": 2}}\n')
     status = cli.main(["generate", "--input", str(source)])
-    outputs = sorted((json.loads(text) for text in capsys.readouterr().out.splitlines()), key=lambda out: out["index"])
+    outputs = sorted(
+        (json.loads(text) for text in capsys.readouterr().out.splitlines()),
+        key=lambda out: out["index"],
+    )
     assert outputs[1]["completion_tokens"] >= 1
     assert status == 1
     assert outputs[0]["finish_reason"] == "error"
@@ -126,7 +140,9 @@ def roles(messages: list[dict[str, Any]]) -> str:
     return " ".join(message["role"][0] for message in messages)
 
 
-def test_conversation_remembers(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_conversation_remembers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     echo = converse(monkeypatch, "one", "", "two", system="be kind")
     assert [roles(seen) for seen in echo.seen] == ["s u", "s u a u"]
     assert "2 messages" in capsys.readouterr().out
@@ -140,7 +156,9 @@ def test_answer_cannot_command_the_terminal(
 
 
 def test_clear_and_system_begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    echo = converse(monkeypatch, "one", "/clear", "two", "/system be brief", "three", "/system", "four")
+    echo = converse(
+        monkeypatch, "one", "/clear", "two", "/system be brief", "three", "/system", "four"
+    )
     assert [roles(seen) for seen in echo.seen] == ["u", "u", "s u", "u"]
     assert echo.seen[2][0]["content"] == "be brief"
 

@@ -19,9 +19,9 @@ from msgspec.structs import replace
 from tests.launch.tiny_model import TEMPLATE, write_tiny_model
 from weft import LLM, Processor, SamplingParams
 from weft.config.options import SettingsError
-from weft.executor.plan import Processing
-from weft.executor.processors.load import GROUP, load_processors
+from weft.executor.logit_processors.load import GROUP, load_processors
 from weft.messages.sampling import InvalidParam
+from weft.plan.step import Processing
 
 PROMPTS = ["one", "seventeen", "a", "fourteen and some more", "x" * 40]
 BEGIN, END = "<think>", "</think>"
@@ -78,7 +78,14 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
     @cache
     def make(**settings: Any) -> LLM:
         settings = {"kv_tokens": 2_048, "max_running_requests": 8, "page_size": 4, **settings}
-        return LLM(str(folder), load_format="dummy", kernels="torch", threads=1, logit_processors=str(file), **settings)
+        return LLM(
+            str(folder),
+            load_format="dummy",
+            kernels="torch",
+            threads=1,
+            logit_processors=str(file),
+            **settings,
+        )
 
     return make
 
@@ -110,7 +117,10 @@ def alike(make: Make, params: SamplingParams) -> list[list[int]]:
 
 def said(llm: LLM, output: list[int]) -> str:
     """One character for each token."""
-    return "".join("·" if token > 255 else llm.tokenizer.token_bytes(token).decode("latin-1") for token in output)
+    return "".join(
+        "·" if token > 255 else llm.tokenizer.token_bytes(token).decode("latin-1")
+        for token in output
+    )
 
 
 def tokens_of(llm: LLM, text: str) -> tuple[int, ...]:
@@ -137,7 +147,14 @@ def test_the_first_token_that_differs_would_have_completed_a_bad_word(make: Make
     word = free[0][12:15]
     held = [said(llm, one) for one in ids_of(llm, replace(params, bad_words=(word,)))]
     for one, other in zip(free, held, strict=True):
-        differs = next((place for place, pair in enumerate(zip(one, other, strict=True)) if len(set(pair)) > 1), None)
+        differs = next(
+            (
+                place
+                for place, pair in enumerate(zip(one, other, strict=True))
+                if len(set(pair)) > 1
+            ),
+            None,
+        )
         assert one.find(word) == (-1 if differs is None else differs - 2)
 
 
@@ -150,7 +167,11 @@ def test_only_allowed_tokens_are_said_whatever_top_k_keeps(make: Make) -> None:
     llm = make()
     few = tokens_of(llm, "xyz")
     for top_k in (-1, 2, 50):
-        assert {token for one in alike(make, sampled(allowed_token_ids=few, top_k=top_k)) for token in one} == set(few)
+        assert {
+            token
+            for one in alike(make, sampled(allowed_token_ids=few, top_k=top_k))
+            for token in one
+        } == set(few)
     [output] = llm.generate("a", sampled(allowed_token_ids=few, top_k=2, logprobs=3))
     assert all(sorted(one.top_ids) == sorted(few) for one in output.logprobs)
 
@@ -159,7 +180,13 @@ def test_a_request_that_is_left_no_token_ends_with_an_error_and_alone(make: Make
     llm = make()
     stuck = sampled(allowed_token_ids=tokens_of(llm, "a"), bad_words=("a",))
     outputs = llm.generate(PROMPTS, [sampled(), stuck, sampled(), sampled(), sampled()])
-    assert [output.finish_reason for output in outputs] == ["length", "error", "length", "length", "length"]
+    assert [output.finish_reason for output in outputs] == [
+        "length",
+        "error",
+        "length",
+        "length",
+        "length",
+    ]
     assert [output.token_ids for output in outputs if not output.error] == [
         output.token_ids for output in llm.generate([PROMPTS[0], *PROMPTS[2:]], sampled())
     ]
@@ -169,7 +196,9 @@ def test_a_request_that_is_left_no_token_ends_with_an_error_and_alone(make: Make
 
 
 @pytest.mark.parametrize("budget", [0, 1, 7])
-def test_reasoning_that_the_prompt_has_begun_ends_after_exactly_so_many_tokens(make: Make, budget: int) -> None:
+def test_reasoning_that_the_prompt_has_begun_ends_after_exactly_so_many_tokens(
+    make: Make, budget: int
+) -> None:
     params = sampled(thinking_budget=budget, bad_words=("<",), logprobs=0)
     prompts = [prompt + BEGIN for prompt in PROMPTS]
     alone = [make().generate(prompt, params)[0].token_ids for prompt in prompts]
@@ -180,7 +209,9 @@ def test_reasoning_that_the_prompt_has_begun_ends_after_exactly_so_many_tokens(m
         for output in outputs:
             text = said(llm, output.token_ids)
             assert (text.index(END), text.count(END), output.completion_tokens) == (budget, 1, 24)
-            assert [one.logprob for one in output.logprobs[budget : budget + len(END)]] == [0.0] * len(END)
+            assert [one.logprob for one in output.logprobs[budget : budget + len(END)]] == [
+                0.0
+            ] * len(END)
 
 
 def test_what_comes_before_the_budget_is_used_up_is_what_comes_without_one(make: Make) -> None:
@@ -203,7 +234,9 @@ def test_reasoning_is_told_from_the_answer_by_its_marks(
     make: Make, spelled: str, budget: int, whole: str | None
 ) -> None:
     begins = Processor("Spells", {"tokens": list(tokens_of(make(), spelled))})
-    params = sampled(thinking_budget=budget, processors=(begins,), bad_words=("<",), max_new_tokens=32)
+    params = sampled(
+        thinking_budget=budget, processors=(begins,), bad_words=("<",), max_new_tokens=32
+    )
     params = params if whole is None else replace(params, bad_words=())
     for output in alike(make, params):
         text = said(make(), output)
@@ -249,7 +282,11 @@ def test_processors_work_one_after_the_other(make: Make) -> None:
 
 @pytest.mark.parametrize(
     ("how", "message"),
-    [("raise", "'Breaks' failed: ArithmeticError: no such luck"), ("nan", "'Breaks' has left NaN"), ("-inf", "token")],
+    [
+        ("raise", "'Breaks' failed: ArithmeticError: no such luck"),
+        ("nan", "'Breaks' has left NaN"),
+        ("-inf", "token"),
+    ],
 )
 def test_a_processor_that_breaks_ends_its_request_alone(make: Make, how: str, message: str) -> None:
     breaks = [Processor("Breaks", {"at": at, "how": how}) for at in (0, 5, 99)]
@@ -258,16 +295,28 @@ def test_a_processor_that_breaks_ends_its_request_alone(make: Make, how: str, me
         llm = make(**settings)
         outputs = llm.generate(PROMPTS, params)
         assert [output.completion_tokens for output in outputs] == [0, 5, 24, 24, 24]
-        assert [output.finish_reason for output in outputs] == ["error", "error", "length", "length", "length"]
+        assert [output.finish_reason for output in outputs] == [
+            "error",
+            "error",
+            "length",
+            "length",
+            "length",
+        ]
         assert all(message in output.error for output in outputs[:2])
         for prompt, one, output in list(zip(PROMPTS, params, outputs, strict=True))[2:]:
-            assert make().generate(prompt, replace(one, processors=()))[0].token_ids == output.token_ids
+            assert (
+                make().generate(prompt, replace(one, processors=()))[0].token_ids
+                == output.token_ids
+            )
 
 
 def test_what_a_request_names_wrongly_is_said_before_it_runs(make: Make) -> None:
     llm = make()
     wrong = [
-        (Processor("Magic"), "no logit processor 'Magic'; there are Breaks, Repeats, Spells, disallowed_tokens"),
+        (
+            Processor("Magic"),
+            "no logit processor 'Magic'; there are Breaks, Repeats, Spells, disallowed_tokens",
+        ),
         (Processor("Spells", {"tokens": 5}), "'Spells': tokens must be a list"),
         (Processor("disallowed_tokens", {"token_ids": [1], "why": 1}), "no parameter 'why'"),
     ]
@@ -289,7 +338,9 @@ def test_what_a_request_names_wrongly_is_said_before_it_runs(make: Make) -> None
         ("{0}/mine.py:Spells,{0}/mine.py:Spells", "two logit processors are called 'Spells'"),
     ],
 )
-def test_files_that_cannot_be_loaded_stop_the_start(tmp_path: Path, files: str, message: str) -> None:
+def test_files_that_cannot_be_loaded_stop_the_start(
+    tmp_path: Path, files: str, message: str
+) -> None:
     (tmp_path / "empty.py").write_text("from weft import LogitProcessor\n")
     (tmp_path / "broken.py").write_text("def\n")
     (tmp_path / "mine.py").write_text(PROCESSORS)
@@ -303,7 +354,9 @@ def test_an_installed_package_brings_processors_by_its_entry_points(
     (tmp_path / "ours.py").write_text(PROCESSORS)
     (tmp_path / "ours-1.dist-info").mkdir()
     (tmp_path / "ours-1.dist-info" / "METADATA").write_text("Name: ours\nVersion: 1\n")
-    (tmp_path / "ours-1.dist-info" / "entry_points.txt").write_text(f"[{GROUP}]\nspell = ours:Spells\n")
+    (tmp_path / "ours-1.dist-info" / "entry_points.txt").write_text(
+        f"[{GROUP}]\nspell = ours:Spells\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     assert load_processors("").names == ["disallowed_tokens", "spell"]
 
@@ -312,7 +365,15 @@ def test_requests_that_go_back_to_the_queue_lose_nothing(make: Make) -> None:
     small = make(**SETTINGS[-1])
     before = small._engine.stats().total_retractions  # type: ignore[attr-defined]
     spelled = Processor("Spells", {"tokens": list(tokens_of(small, "<think>"))})
-    alike(make, sampled(max_new_tokens=36, processors=(spelled,), thinking_budget=5, bad_words=("a", "bc", "def")))
+    alike(
+        make,
+        sampled(
+            max_new_tokens=36,
+            processors=(spelled,),
+            thinking_budget=5,
+            bad_words=("a", "bc", "def"),
+        ),
+    )
     assert small._engine.stats().total_retractions > before  # type: ignore[attr-defined]
 
 
@@ -322,7 +383,10 @@ def test_the_example_of_the_page_does_what_it_says(make: Make, tmp_path: Path) -
     (tmp_path / name).write_text(source)
     processors = load_processors(str(tmp_path / name))
     assert processors.names == ["NoRepeats", "disallowed_tokens"]
-    assert processors.wrong("NoRepeats", {"n": 0}) == "logit processor 'NoRepeats': n is 0; 1 to 64 are allowed"
+    assert (
+        processors.wrong("NoRepeats", {"n": 0})
+        == "logit processor 'NoRepeats': n is 0; 1 to 64 are allowed"
+    )
     said, params = np.array([7, 1, 2, 3, 1, 2], dtype=np.int32), ({"n": 3}, {"n": 2})
     step = Processing("NoRepeats", np.arange(2, dtype=np.int32), params, (said, said), (1, 1))
     logits = torch.zeros(2, 5)

@@ -32,12 +32,16 @@ def write_tiny_model(folder: Path, **config: Any) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps({**CONFIG, **config}))
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = tokenizers.Tokenizer(models.BPE({char: index for index, char in enumerate(alphabet)}, []))
+    backend = tokenizers.Tokenizer(
+        models.BPE({char: index for index, char in enumerate(alphabet)}, [])
+    )
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(["<s>", "</s>"])
     backend.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>", "chat_template": TEMPLATE}))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": "</s>", "chat_template": TEMPLATE})
+    )
     write_safetensors(folder / "model.safetensors", {"norm.weight": [16]})
     return folder
 

@@ -8,7 +8,8 @@ import sys
 import time
 from pathlib import Path
 
-from weft.launch import cli, engine_process
+from weft.cli import main as cli
+from weft.launch import engine_process
 
 engine_process.COMMAND = (sys.executable, str(Path(__file__).parent / "fake_engine.py"))
 
@@ -17,7 +18,7 @@ class SlowFront(importlib.abc.MetaPathFinder):
     """Importing the front takes until there is the file FAKE_GATE."""
 
     def find_spec(self, name: str, path: object, target: object = None) -> None:
-        while name == "weft.launch.local" and not Path(os.environ["FAKE_GATE"]).exists():
+        while name == "weft.launch.supervisor" and not Path(os.environ["FAKE_GATE"]).exists():
             time.sleep(0.01)
 
 

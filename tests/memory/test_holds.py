@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.memory.holds import Holds, Lost
+from weft.memory.pins import Holds, Lost
 from weft.memory.prefix_cache import NoPrefixCache
 from weft.memory.radix import RadixCache
 

@@ -7,6 +7,7 @@ import pytest
 
 from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.test_scheduler import settings
+from weft.journal.replay import Replay
 from weft.memory.accounting.audit import BrokenBooks, audit, find_faults
 from weft.memory.accounting.ledger import Ledger
 from weft.memory.allocator import PageAllocator
@@ -14,7 +15,6 @@ from weft.memory.prefix_cache import NoPrefixCache
 from weft.memory.radix import RadixCache
 from weft.messages.control import AuditBooks, AuditReply
 from weft.messages.requests import Abort
-from weft.scheduler.service.replay import Replay
 
 
 def pages(*numbers: int) -> np.ndarray:
@@ -73,7 +73,9 @@ class Serving(RecordedWorld):
 
     def __init__(self, **changes: object) -> None:
         super().__init__(settings(**changes), depth=1)
-        self.ids = [self.send([i, i, i, i, i], max_new_tokens=20, ignore_eos=True) for i in range(3)]
+        self.ids = [
+            self.send([i, i, i, i, i], max_new_tokens=20, ignore_eos=True) for i in range(3)
+        ]
         for _ in range(6):
             self.step()
 
@@ -125,7 +127,9 @@ def test_the_sum_tells_what_is_lost_and_what_is_there_twice() -> None:
     assert kv.imbalance == 1
 
 
-def test_pages_that_a_row_has_forgotten_are_missed_when_it_is_given_up_not_when_the_engine_is_idle() -> None:
+def test_pages_that_a_row_has_forgotten_are_missed_when_it_is_given_up_not_when_the_engine_is_idle() -> (
+    None
+):
     world = Serving(prefix_cache=False)
     first = world.request(0)
     world.scheduler.columns.kv_len[first.row] -= 4  # as if less had been computed
@@ -136,7 +140,9 @@ def test_pages_that_a_row_has_forgotten_are_missed_when_it_is_given_up_not_when_
     assert world.scheduler.requests, "it is not idle"
 
 
-def test_a_page_that_is_freed_while_somebody_has_it_is_given_to_nobody_else(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_page_that_is_freed_while_somebody_has_it_is_given_to_nobody_else(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     world = Serving()
     held = world.scheduler.kv.held_pages(world.request(1))[-1:]
     allocator = world.scheduler.kv.allocator
@@ -200,7 +206,7 @@ def test_an_idle_engine_is_audited_now_and_then(monkeypatch: pytest.MonkeyPatch)
     world = Serving()
     world.run_dry()
     held = []
-    monkeypatch.setattr("weft.scheduler.service.books.find_faults", lambda *args: held.append(1) or [])
+    monkeypatch.setattr("weft.engine.kv_audit.find_faults", lambda *args: held.append(1) or [])
     for _ in range(20):
         world.step()
     assert 3 <= len(held) <= 4  # every 5 s

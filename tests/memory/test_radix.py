@@ -238,7 +238,9 @@ class TreeAgainstDict(RuleBasedStateMachine):
         assert self.tree.protected_pages + self.tree.held_pages >= len(locked | held)
 
 
-TreeAgainstDict.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TreeAgainstDict.TestCase.settings = settings(
+    max_examples=150, stateful_step_count=40, deadline=None
+)
 test_tree_against_dict = TreeAgainstDict.TestCase
 
 

@@ -7,9 +7,9 @@ import random
 import numpy as np
 import pytest
 
+from weft.memory.index.prefix_index import Watch
+from weft.memory.index.subtree_counts import Weights
 from weft.memory.radix import Node, RadixCache, Root
-from weft.memory.watch import Watch
-from weft.memory.weights import Weights
 
 
 def pack(tokens: list[int]) -> bytes:
@@ -25,10 +25,14 @@ class Scene:
         self.weights = Weights()
         self.watch = Watch(self.tree, self.told.__setitem__, self.weights)
         self.tree.listener = self.watch
-        self.sequences: dict[int, tuple[str, bytes]] = {}  # namespace and the tokens that may be cached
+        self.sequences: dict[
+            int, tuple[str, bytes]
+        ] = {}  # namespace and the tokens that may be cached
         self.num_pages = 0
 
-    def add(self, number: int, tokens: list[int], namespace: str = "", num_usable: int | None = None) -> None:
+    def add(
+        self, number: int, tokens: list[int], namespace: str = "", num_usable: int | None = None
+    ) -> None:
         """Watch the first `num_usable` of the tokens."""
         packed = pack(tokens)
         end = len(pack(tokens[:num_usable]))
@@ -46,12 +50,17 @@ class Scene:
 
     def check(self) -> None:
         for number, (namespace, packed) in self.sequences.items():
-            assert self.told[number] == self.watch.length(number) == self.tree.peek(namespace, packed)
+            assert (
+                self.told[number] == self.watch.length(number) == self.tree.peek(namespace, packed)
+            )
         self.check_weights()
 
     def check_weights(self) -> None:
         """Weights are the numbers of sequences below, and the walk visits heavier children first, below to above."""
-        ends = {n: self.tree.locate(s, packed, len(packed)).handle for n, (s, packed) in self.sequences.items()}
+        ends = {
+            n: self.tree.locate(s, packed, len(packed)).handle
+            for n, (s, packed) in self.sequences.items()
+        }
         weight: dict[Node, int] = {}
         for node in ends.values():
             while node is not None:
@@ -60,7 +69,9 @@ class Scene:
         order = list(self.weights.heaviest_first())
         assert len(order) == len(set(order)) == len(weight)
         assert all(self.weights.of(node) == weight[node] for node in order)
-        assert sorted(n for node in order for n in self.watch.ending_at(node)) == sorted(self.sequences)
+        assert sorted(n for node in order for n in self.watch.ending_at(node)) == sorted(
+            self.sequences
+        )
         place = {node: i for i, node in enumerate(order)}
         siblings: dict[object, list[Node]] = {}
         for node in order:

@@ -51,7 +51,9 @@ def test_the_first_message_waits_for_a_peer_that_is_just_connecting(tmp_path: Pa
         time.sleep(0.1)
         receiver = Receiver(context, address, decode_to_engine)
         if receiver.wait(HANG_S):
-            found.extend(message.call for message in receiver.drain() if isinstance(message, GetState))
+            found.extend(
+                message.call for message in receiver.drain() if isinstance(message, GetState)
+            )
         receiver.close()
 
     thread = threading.Thread(target=receive)
@@ -64,7 +66,9 @@ def test_the_first_message_waits_for_a_peer_that_is_just_connecting(tmp_path: Pa
     context.term()
 
 
-def test_an_event_loop_gets_every_message_however_late_it_asks_and_counts_what_is_none(tmp_path: Path) -> None:
+def test_an_event_loop_gets_every_message_however_late_it_asks_and_counts_what_is_none(
+    tmp_path: Path,
+) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     address = f"ipc://{tmp_path / 'x'}"
 

@@ -13,7 +13,9 @@ from weft.config.model import ModelConfig
 
 
 @pytest.fixture(scope="session", params=list(FAMILIES))
-def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+def reference(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Reference:
     """Every family; the weights of one are in several files."""
     folder = tmp_path_factory.mktemp(request.param)
     return make_reference(request.param, folder, "30KB" if request.param == "qwen3" else "1GB")

@@ -61,7 +61,10 @@ CASES = {
     "bert-cls": Case("BertModel", {"hidden_act": "gelu_new"}, "cls", normalize=False),
     "bert-pair": Case("BertForSequenceClassification", {"num_labels": 1}),
     "bert-labels": Case("BertForSequenceClassification", {"num_labels": 3}),
-    "roberta": Case("XLMRobertaForSequenceClassification", {"num_labels": 2, "type_vocab_size": 1, "pad_token_id": 1}),
+    "roberta": Case(
+        "XLMRobertaForSequenceClassification",
+        {"num_labels": 2, "type_vocab_size": 1, "pad_token_id": 1},
+    ),
     "roberta-mean": Case("RobertaModel", {"type_vocab_size": 1, "pad_token_id": 1}, "mean"),
     "qwen3-last": Case("Qwen3ForCausalLM", {}, "last"),
     "qwen3-mean": Case("Qwen3Model", {}, "mean"),
@@ -91,8 +94,14 @@ class PooledReference(NamedTuple):
                 found = logits.sigmoid() if len(logits) == 1 else logits.softmax(-1)
             else:
                 hidden = self.model(**given, output_hidden_states=True)
-                states = hidden.hidden_states[-1][0] if "CausalLM" in self.case.architecture else hidden[0][0]
-                found = {"mean": states.mean(0), "cls": states[0], "last": states[-1]}[self.case.pooling]
+                states = (
+                    hidden.hidden_states[-1][0]
+                    if "CausalLM" in self.case.architecture
+                    else hidden[0][0]
+                )
+                found = {"mean": states.mean(0), "cls": states[0], "last": states[-1]}[
+                    self.case.pooling
+                ]
                 if self.case.normalize:
                     found = torch.nn.functional.normalize(found, dim=0)
         return np.asarray(found)
@@ -103,7 +112,9 @@ def make_pooled(name: str, folder: Path) -> PooledReference:
     case = CASES[name]
     family = case.architecture.partition("For")[0].removesuffix("Model")
     shape = ENCODER if "ert" in family else DECODER
-    config = getattr(transformers, f"{family}Config")(**{**shape, **case.changes}, attn_implementation="eager")
+    config = getattr(transformers, f"{family}Config")(
+        **{**shape, **case.changes}, attn_implementation="eager"
+    )
     model = getattr(transformers, case.architecture)(config).eval()
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
@@ -120,14 +131,22 @@ def make_pooled(name: str, folder: Path) -> PooledReference:
 def write_tokenizer(folder: Path, *, pairs: bool) -> None:
     """Letters; with [CLS] and [SEP] as BERT has them, or a last token alone, as Qwen3-Embedding has it."""
     backend = tokenizers.Tokenizer(
-        models.WordPiece({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]", max_input_chars_per_word=200)
+        models.WordPiece(
+            {word: i for i, word in enumerate(WORDS)},
+            unk_token="[UNK]",
+            max_input_chars_per_word=200,
+        )
     )
     backend.normalizer = normalizers.BertNormalizer()
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.add_special_tokens(["[PAD]", "[UNK]", "[CLS]", "[SEP]"])
     special = [("[CLS]", 2), ("[SEP]", 3)]
-    single, pair = ("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1") if pairs else ("$A [SEP]", "$A $B [SEP]")
-    backend.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=special)
+    single, pair = (
+        ("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1") if pairs else ("$A [SEP]", "$A $B [SEP]")
+    )
+    backend.post_processor = processors.TemplateProcessing(
+        single=single, pair=pair, special_tokens=special
+    )
     backend.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"unk_token": "[UNK]"}))
 
@@ -141,5 +160,9 @@ def write_layout(folder: Path, kind: str, *, normalize: bool) -> None:
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "1_Pooling").mkdir()
     keys = {"mean": "mean_tokens", "cls": "cls_token", "last": "lasttoken"}
-    pooling = {f"pooling_mode_{key}": name == kind for name, key in keys.items()} | {"pooling_mode_max_tokens": False}
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 48, **pooling}))
+    pooling = {f"pooling_mode_{key}": name == kind for name, key in keys.items()} | {
+        "pooling_mode_max_tokens": False
+    }
+    (folder / "1_Pooling" / "config.json").write_text(
+        json.dumps({"word_embedding_dimension": 48, **pooling})
+    )

@@ -31,17 +31,28 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
-YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 32}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
 
 # name -> family in transformers, what differs from TINY
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama3": ("Llama", {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
-    "llama-linear": ("Llama", {"rope_parameters": LINEAR, "attention_bias": True, "mlp_bias": True}),
+    "llama-linear": (
+        "Llama",
+        {"rope_parameters": LINEAR, "attention_bias": True, "mlp_bias": True},
+    ),
     "llama-yarn": ("Llama", {"rope_parameters": YARN, "num_key_value_heads": 6}),
     "mistral": ("Mistral", {"sliding_window": None, "head_dim": 16, "num_key_value_heads": 1}),
     "mistral-window": ("Mistral", {"sliding_window": 9}),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
-    "qwen2-window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}),
+    "qwen2-window": (
+        "Qwen2",
+        {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
+    ),
     "qwen3": ("Qwen3", {"head_dim": 12, "tie_word_embeddings": True}),
 }
 
@@ -62,7 +73,9 @@ class Reference(NamedTuple):
 
 def make_reference(family: str, folder: Path, max_shard_size: str) -> Reference:
     kind, changes = FAMILIES[family]
-    config = getattr(transformers, f"{kind}Config")(**{**TINY, **changes}, attn_implementation="eager")
+    config = getattr(transformers, f"{kind}Config")(
+        **{**TINY, **changes}, attn_implementation="eager"
+    )
     model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():

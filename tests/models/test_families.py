@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.executor.driver import Turn
-from weft.executor.plan import LAST_SAMPLED
+from weft.plan.step import LAST_SAMPLED
 
 TOLERANCE = 2e-5  # float32 sums of a few hundred terms, in another order
 
@@ -42,7 +42,10 @@ def test_prefix_computed_for_another_row(reference, drive, prompt):
     driver.share(source=1, target=5, num=29)
     driver.share(source=1, target=6, num=11)
     actual = driver.run(Turn(5, second), Turn(6, second[:3]))
-    expected = [reference.logprobs(first[:29] + second)[-1], reference.logprobs(first[:11] + second[:3])[-1]]
+    expected = [
+        reference.logprobs(first[:29] + second)[-1],
+        reference.logprobs(first[:11] + second[:3])[-1],
+    ]
     assert relative_error(actual, torch.stack(expected)) < TOLERANCE
 
 
@@ -50,13 +53,22 @@ def test_decode_of_requests_of_different_lengths(reference, drive, prompt):
     lens = [50, 3, 21, 22, 1]
     texts = [prompt(10 + i, n + 32) for i, n in enumerate(lens)]
     driver = drive(reference.folder)
-    driver.run(*[Turn(row, text[:n]) for row, (text, n) in enumerate(zip(texts, lens, strict=True))])
+    driver.run(
+        *[Turn(row, text[:n]) for row, (text, n) in enumerate(zip(texts, lens, strict=True))]
+    )
     steps = [
-        driver.run(*[Turn(row, [text[n + i]]) for row, (text, n) in enumerate(zip(texts, lens, strict=True))])
+        driver.run(
+            *[
+                Turn(row, [text[n + i]])
+                for row, (text, n) in enumerate(zip(texts, lens, strict=True))
+            ]
+        )
         for i in range(32)
     ]
     actual = torch.stack(steps, dim=1)  # [R, 32, VOCAB]
-    expected = torch.stack([reference.logprobs(text)[n:] for text, n in zip(texts, lens, strict=True)])
+    expected = torch.stack(
+        [reference.logprobs(text)[n:] for text, n in zip(texts, lens, strict=True)]
+    )
     assert relative_error(actual, expected) < TOLERANCE
 
 
@@ -65,7 +77,8 @@ def test_decode_beside_prefill_chunks(reference, drive, prompt):
     driver = drive(reference.folder)
     driver.run(Turn(3, decoding[:24]))
     actual = [
-        driver.run(Turn(0, chunked[8 * i : 8 * i + 8], i == 5), Turn(3, [decoding[24 + i]]))[-1] for i in range(6)
+        driver.run(Turn(0, chunked[8 * i : 8 * i + 8], i == 5), Turn(3, [decoding[24 + i]]))[-1]
+        for i in range(6)
     ]
     assert relative_error(torch.stack(actual), reference.logprobs(decoding)[24:]) < TOLERANCE
 
@@ -77,7 +90,10 @@ def test_greedy_tokens_fed_back_on_the_device(reference, drive, prompt):
     steps = [driver.launch(*[Turn(row, tokens) for row, tokens in enumerate(prompts)])]
     steps += [driver.launch(Turn(1, [LAST_SAMPLED]), Turn(0, [LAST_SAMPLED])) for _ in range(15)]
     first, *rest = [step.result().tokens.tolist() for step in steps]
-    actual = [[first[0], *(tokens[1] for tokens in rest)], [first[1], *(tokens[0] for tokens in rest)]]
+    actual = [
+        [first[0], *(tokens[1] for tokens in rest)],
+        [first[1], *(tokens[0] for tokens in rest)],
+    ]
     for tokens, generated in zip(prompts, actual, strict=True):
         expected = reference.logprobs(tokens + generated)[len(tokens) - 1 : -1].argmax(-1)
         assert generated == expected.tolist()
@@ -87,7 +103,10 @@ def test_bfloat16_is_as_exact_as_transformers(reference, drive, prompt):
     texts = [prompt(40 + i, 33) for i in range(6)]
     driver = drive(reference.folder, dtype="bfloat16")
     driver.run(*[Turn(row, text[:17]) for row, text in enumerate(texts)])
-    steps = [driver.run(*[Turn(row, [text[17 + i]]) for row, text in enumerate(texts)]) for i in range(16)]
+    steps = [
+        driver.run(*[Turn(row, [text[17 + i]]) for row, text in enumerate(texts)])
+        for i in range(16)
+    ]
     actual = torch.stack(steps, dim=1)
     exact = torch.stack([reference.logprobs(text)[17:] for text in texts])
     theirs = torch.stack([reference.logprobs(text, rounded=True)[17:] for text in texts])
@@ -108,12 +127,16 @@ def test_fewer_bits_cost_little(reference, drive, prompt, settings, bound):
     texts = [prompt(50 + i, 25) for i in range(6)]
     driver = drive(reference.folder, **settings)
     first = driver.run(*[Turn(row, text[:17]) for row, text in enumerate(texts)])
-    steps = [first] + [driver.run(*[Turn(row, [text[17 + i]]) for row, text in enumerate(texts)]) for i in range(8)]
+    steps = [first] + [
+        driver.run(*[Turn(row, [text[17 + i]]) for row, text in enumerate(texts)]) for i in range(8)
+    ]
     exact = torch.stack([reference.logprobs(text)[16:] for text in texts], dim=1)
     assert rms(torch.stack(steps) - exact) < bound * float(exact.std())
 
 
-def test_case_44_kernels_give_a_token_the_same_bits_however_it_was_computed(reference, drive, prompt):
+def test_case_44_kernels_give_a_token_the_same_bits_however_it_was_computed(
+    reference, drive, prompt
+):
     """Alone or beside others, in one piece, in chunks, token by token, or behind a prefix of another request."""
     tokens, other = prompt(60, 40), prompt(61, 33)
     driver = drive(reference.folder, kernels="auto", dtype="bfloat16")

@@ -30,14 +30,23 @@ def family(name: str, **changes) -> ModelConfig:
 
 def test_what_is_missing_follows_from_what_is_there():
     config = read()
-    assert (config.head_dim, config.num_kv_heads, config.rope) == (16, 4, RopeConfig(theta=10_000.0))
-    assert not any((config.qkv_bias, config.o_bias, config.mlp_bias, config.qk_norm, config.tie_embeddings))
+    assert (config.head_dim, config.num_kv_heads, config.rope) == (
+        16,
+        4,
+        RopeConfig(theta=10_000.0),
+    )
+    assert not any(
+        (config.qkv_bias, config.o_bias, config.mlp_bias, config.qk_norm, config.tie_embeddings)
+    )
     assert (config.bos_token_id, config.eos_token_ids) == (None, ())
     assert config.kv_bytes_per_token == 2 * 2 * 4 * 16 * 2
 
 
 def test_null_is_as_good_as_missing():
-    assert read(head_dim=None, num_key_value_heads=None, rope_scaling=None, sliding_window=None) == read()
+    assert (
+        read(head_dim=None, num_key_value_heads=None, rope_scaling=None, sliding_window=None)
+        == read()
+    )
 
 
 def test_families_know_their_biases_and_norms():
@@ -48,7 +57,12 @@ def test_families_know_their_biases_and_norms():
     qwen2 = family("Qwen2")
     assert (qwen2.qkv_bias, qwen2.o_bias, qwen2.qk_norm) == (True, False, False)
     qwen3 = family("Qwen3")
-    assert (qwen3.qkv_bias, qwen3.o_bias, qwen3.qk_norm, qwen3.head_dim) == (False, False, True, 128)
+    assert (qwen3.qkv_bias, qwen3.o_bias, qwen3.qk_norm, qwen3.head_dim) == (
+        False,
+        False,
+        True,
+        128,
+    )
 
 
 def test_sliding_window_counts_only_where_it_is_used():
@@ -63,15 +77,24 @@ def test_sliding_window_counts_only_where_it_is_used():
 
 
 def test_old_and_new_spelling_of_rope_are_the_same():
-    scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 512}
+    scaling = {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 512,
+    }
     old = read(rope_theta=5e5, rope_scaling={"type": "llama3", **scaling})
     new = read(rope_parameters={"rope_type": "llama3", "rope_theta": 5e5, **scaling})
     assert old == new
-    assert new.rope == RopeConfig(theta=5e5, scaling="llama3", factor=8.0, original_max_position=512)
+    assert new.rope == RopeConfig(
+        theta=5e5, scaling="llama3", factor=8.0, original_max_position=512
+    )
 
 
 def test_yarn_lengthens_the_context_and_tempers_attention():
-    config = read(rope_scaling={"type": "yarn", "factor": 4, "original_max_position_embeddings": 2048})
+    config = read(
+        rope_scaling={"type": "yarn", "factor": 4, "original_max_position_embeddings": 2048}
+    )
     assert config.max_position == 8192
     assert config.rope.attention_factor == pytest.approx(0.1 * math.log(4) + 1)
     given = read(rope_scaling={"type": "yarn", "factor": 4, "attention_factor": 1.5})
@@ -96,16 +119,25 @@ def test_end_tokens_of_both_files_are_merged():
     ("changes", "message"),
     [
         ({"architectures": ["GPT2LMHeadModel"]}, f"supported are {', '.join(FAMILIES)}"),
-        ({"architectures": ["NewModel"], "auto_map": {"AutoModel": "x.Y"}}, "auto_map.* is never run"),
+        (
+            {"architectures": ["NewModel"], "auto_map": {"AutoModel": "x.Y"}},
+            "auto_map.* is never run",
+        ),
         ({"architectures": None}, "no 'architectures'"),
         ({"hidden_size": None}, "no 'hidden_size'"),
         ({"hidden_size": "64"}, "hidden_size is '64'; .* as int"),
         ({"vocab_size": 0}, "vocab_size is 0; .* at least 1"),
         ({"num_key_value_heads": 3}, "multiple of the KV heads"),
         ({"rms_norm_eps": None}, "no 'rms_norm_eps'"),
-        ({"quantization_config": {"quant_method": "gptq"}}, r"not read: gptq\. Read are fp8 and int8 of compressed"),
+        (
+            {"quantization_config": {"quant_method": "gptq"}},
+            r"not read: gptq\. Read are fp8 and int8 of compressed",
+        ),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; only 'silu'"),
-        ({"rope_scaling": {"type": "longrope"}}, "rope type 'longrope' is not supported; supported are default"),
+        (
+            {"rope_scaling": {"type": "longrope"}},
+            "rope type 'longrope' is not supported; supported are default",
+        ),
         ({"rope_scaling": {"type": "linear"}}, "no 'factor'"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"torch_dtype": "float8_e4m3fn"}, "dtype 'float8_e4m3fn' is not supported"),
@@ -125,7 +157,9 @@ def test_folder_is_read_with_its_generation_config(tmp_path):
     assert ModelConfig.from_folder(tmp_path, "org/model").name == "org/model"
 
 
-@pytest.mark.parametrize(("content", "message"), [(None, "no config.json"), ("{", "cannot be read"), ("[]", "object")])
+@pytest.mark.parametrize(
+    ("content", "message"), [(None, "no config.json"), ("{", "cannot be read"), ("[]", "object")]
+)
 def test_folder_without_readable_config_is_no_model(tmp_path, content, message):
     if content is not None:
         (tmp_path / "config.json").write_text(content)

@@ -15,8 +15,8 @@ from tests.models.pooled import CASES, ENCODERS, VOCAB, PooledReference, make_po
 from weft.config.engine import EngineConfig
 from weft.config.model import ModelConfig
 from weft.executor.build import load_runner
-from weft.executor.plan import Plan, Pooling, Wanted
 from weft.ops.cpp.library import Unavailable, load
+from weft.plan.step import Plan, Pooling, Wanted
 
 TOLERANCE = 2e-5
 
@@ -27,7 +27,9 @@ DECODERS = [name for name in CASES if name not in ENCODERS]
 def with_kernels(names: Sequence[str]) -> pytest.MarkDecorator:
     """Each of these cases by torch and by the best CPU kernels here."""
     pairs = [(name, kernels) for kernels in ("torch", "auto") for name in names]
-    return pytest.mark.parametrize("loaded", pairs, indirect=True, ids=[f"{name}-{kernels}" for name, kernels in pairs])
+    return pytest.mark.parametrize(
+        "loaded", pairs, indirect=True, ids=[f"{name}-{kernels}" for name, kernels in pairs]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +63,9 @@ def make_driver(folder: Path, **settings: Any) -> Driver:
     return Driver(runner, config.vocab_size, list(range(KV_TOKENS)))  # type: ignore[arg-type]
 
 
-def run(driver: Driver, *turns: Turn, types: Sequence[int] | None = None, **changes: Any) -> np.ndarray:
+def run(
+    driver: Driver, *turns: Turn, types: Sequence[int] | None = None, **changes: Any
+) -> np.ndarray:
     """The vectors of those turns that are said to sample."""
     completes = np.array([turn.samples for turn in turns])
     plan = driver.plan(*(turn._replace(samples=False) for turn in turns))
@@ -106,7 +110,11 @@ def test_a_decoder_takes_its_prompt_in_chunks_beside_others(loaded, chunk):
     tokens, other = prompt(4, 53), prompt(5, 40)
     for i in range(0, len(tokens), chunk):
         last = i + chunk >= len(tokens)
-        found = run(driver, Turn(3, other[i : i + 5] or [9], samples=False), Turn(2, tokens[i : i + chunk], last))
+        found = run(
+            driver,
+            Turn(3, other[i : i + 5] or [9], samples=False),
+            Turn(2, tokens[i : i + chunk], last),
+        )
     assert difference(found[0], reference.vector(tokens)) < TOLERANCE
     again = run(driver, Turn(6, prompt(6, 9)))  # what another row has left does not count
     assert difference(again[0], reference.vector(prompt(6, 9))) < TOLERANCE
@@ -125,7 +133,9 @@ def test_kinds_of_segments_reach_the_model(loaded):
 def test_a_vector_is_cut_before_it_is_normalised(loaded):
     _, driver = loaded
     tokens = prompt(9, 11)
-    whole, cut = run(driver, Turn(0, tokens), Turn(1, tokens), dimensions=np.array([0, 8], np.int32))
+    whole, cut = run(
+        driver, Turn(0, tokens), Turn(1, tokens), dimensions=np.array([0, 8], np.int32)
+    )
     assert np.allclose(cut[:8], whole[:8] / np.linalg.norm(whole[:8]), atol=1e-6)
     assert not cut[8:].any()
     assert np.isclose(np.linalg.norm(whole), 1.0, atol=1e-6)
@@ -139,7 +149,10 @@ def test_what_the_files_say_is_read(references, name):
     assert config.is_encoder is (name in ENCODERS)
     assert config.pooling.task == ("embed" if reference.case.pooling else "classify")
     if reference.case.pooling:
-        assert (config.pooling.kind, config.pooling.normalize) == (reference.case.pooling, reference.case.normalize)
+        assert (config.pooling.kind, config.pooling.normalize) == (
+            reference.case.pooling,
+            reference.case.normalize,
+        )
     else:
         assert len(config.pooling.labels) == reference.case.changes["num_labels"]
     assert (config.kv_bytes_per_token == 0) is (name in ENCODERS)
@@ -167,7 +180,9 @@ def test_kernels_give_the_same_bits_whatever_else_is_in_the_step(references, nam
 
 
 @pytest.mark.usefixtures("kernels")
-@pytest.mark.parametrize(("settings", "error"), [({"quantize": "int8"}, 0.05), ({"dtype": "bfloat16"}, 0.05)])
+@pytest.mark.parametrize(
+    ("settings", "error"), [({"quantize": "int8"}, 0.05), ({"dtype": "bfloat16"}, 0.05)]
+)
 def test_encoders_with_fewer_bits_are_near_and_not_the_same(references, settings, error):
     reference = references("bert-mean")
     driver = make_driver(reference.folder, **settings)

@@ -21,8 +21,18 @@ LLAMA_31 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-QWEN_YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 32_768}
-YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 40.0, "original_max_position_embeddings": 4_096}
+QWEN_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32_768,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 40.0,
+    "original_max_position_embeddings": 4_096,
+}
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
@@ -38,7 +48,12 @@ YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 40.0, "original_m
 )
 def test_frequencies_are_those_of_transformers(rope: dict[str, Any], head_dim: int) -> None:
     theirs = transformers.LlamaConfig(
-        **{**TINY, "head_dim": head_dim, "max_position_embeddings": 131_072, "rope_parameters": rope}
+        **{
+            **TINY,
+            "head_dim": head_dim,
+            "max_position_embeddings": 131_072,
+            "rope_parameters": rope,
+        }
     )
     inv_freq, attention_factor = ROPE_INIT_FUNCTIONS[rope["rope_type"]](theirs, torch.device("cpu"))
     ours = ModelConfig.from_hf({**theirs.to_dict(), "architectures": ["LlamaForCausalLM"]}, "test")

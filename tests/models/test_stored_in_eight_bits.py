@@ -17,19 +17,27 @@ from torch import Tensor
 from tests.executor.driver import Driver, Turn, make_driver
 from tests.models.reference import TINY, VOCAB
 from weft.config.model import BadCheckpoint, ModelConfig
-from weft.executor.control import UpdateFromDisk
 from weft.executor.weights.scales import kv_scales
 from weft.models.registry import make_model
 from weft.ops.plain import PlainOps, QuantizedMatrix
+from weft.plan.device import UpdateFromDisk
 
 SIZES = {"hidden_size": 144, "intermediate_size": 200, "num_hidden_layers": 2, "head_dim": 24}
-FP8, FLOAT, INT = torch.float8_e4m3fn, {"type": "float", "num_bits": 8}, {"type": "int", "num_bits": 8}
+FP8, FLOAT, INT = (
+    torch.float8_e4m3fn,
+    {"type": "float", "num_bits": 8},
+    {"type": "int", "num_bits": 8},
+)
 UP = "model.layers.0.mlp.up_proj.weight"
 TOKENS = np.random.default_rng(3).integers(0, VOCAB, 40).tolist()
 
 
 def compressed(format: str, **weights: Any) -> dict[str, Any]:
-    return {"quant_method": "compressed-tensors", "format": format, "config_groups": {"group_0": {"weights": weights}}}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": format,
+        "config_groups": {"group_0": {"weights": weights}},
+    }
 
 
 def whole(weight: Tensor) -> Tensor:
@@ -53,10 +61,30 @@ def by_output_of_integers(weight: Tensor) -> Tensor:
 
 # name -> quantization_config, scales of a weight, what their names end with, what weights are stored in
 FORMATS: dict[str, tuple[dict[str, Any], Callable[[Tensor], Tensor], str, torch.dtype]] = {
-    "fp8, a scale for each matrix": ({"quant_method": "fp8", "activation_scheme": "static"}, whole, "_scale", FP8),
-    "fp8, by output": (compressed("float-quantized", **FLOAT, strategy="channel"), by_output, "_scale", FP8),
-    "fp8, by block": ({"quant_method": "fp8", "weight_block_size": [128, 128]}, by_block, "_scale_inv", FP8),
-    "int8, by output": (compressed("int-quantized", **INT), by_output_of_integers, "_scale", torch.int8),
+    "fp8, a scale for each matrix": (
+        {"quant_method": "fp8", "activation_scheme": "static"},
+        whole,
+        "_scale",
+        FP8,
+    ),
+    "fp8, by output": (
+        compressed("float-quantized", **FLOAT, strategy="channel"),
+        by_output,
+        "_scale",
+        FP8,
+    ),
+    "fp8, by block": (
+        {"quant_method": "fp8", "weight_block_size": [128, 128]},
+        by_block,
+        "_scale_inv",
+        FP8,
+    ),
+    "int8, by output": (
+        compressed("int-quantized", **INT),
+        by_output_of_integers,
+        "_scale",
+        torch.int8,
+    ),
 }
 
 
@@ -89,7 +117,9 @@ class Stored:
         self.tensors, self.stands_for = tensors, stands_for
         save_file(tensors, folder / "model.safetensors")
         written = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps({**written, "quantization_config": described}))
+        (folder / "config.json").write_text(
+            json.dumps({**written, "quantization_config": described})
+        )
 
     def logprobs(self) -> Tensor:
         with torch.inference_mode():
@@ -124,7 +154,9 @@ def test_weights_are_what_is_stored_times_its_scale(
     assert (actual - stored.logprobs()).abs().max() < 1e-4
 
 
-def test_eight_bits_that_are_kept_are_those_that_were_stored(stored: Stored, drive: Callable[..., Driver]) -> None:
+def test_eight_bits_that_are_kept_are_those_that_were_stored(
+    stored: Stored, drive: Callable[..., Driver]
+) -> None:
     """Where rows have one scale; a CPU's matrices stand for a GPU's."""
     format = "int8" if "int8" in stored.name else "fp8"
     layer = drive(stored.folder, quantize=format, dtype="float32").runner._model.layers[0]  # type: ignore[attr-defined]
@@ -133,10 +165,14 @@ def test_eight_bits_that_are_kept_are_those_that_were_stored(stored: Stored, dri
     up = matrix.values[200:].float()
     same = torch.equal(up, stored.tensors[UP].float())
     assert same == ("block" not in stored.name)
-    assert (matrix.get(1) - stored.stands_for[UP]).abs().max() < 0.07 * stored.stands_for[UP].abs().max()
+    assert (matrix.get(1) - stored.stands_for[UP]).abs().max() < 0.07 * stored.stands_for[
+        UP
+    ].abs().max()
 
 
-def test_new_weights_may_be_stored_in_eight_bits(stored: Stored, drive: Callable[..., Driver], tmp_path: Path) -> None:
+def test_new_weights_may_be_stored_in_eight_bits(
+    stored: Stored, drive: Callable[..., Driver], tmp_path: Path
+) -> None:
     plain = tmp_path / "plain"
     stored.model.save_pretrained(plain)
     driver = drive(plain, weights_root=str(stored.folder.parent), dtype="float32")
@@ -151,13 +187,25 @@ def test_new_weights_may_be_stored_in_eight_bits(stored: Stored, drive: Callable
     ("change", "message"),
     [
         (lambda t: t.pop(UP + "_scale"), rf"1 of another type: {UP} F8_E4M3 without scales"),
-        (lambda t: t.update({UP + "_scale": torch.ones(3, 1)}), r"up_proj.weight_scale \[3, 1\] for \[200, 144\]"),
-        (lambda t: t.update({UP: t[UP].view(torch.uint8)}), f"{UP} U8 instead of one of F64, F32, F16, BF16"),
-        (lambda t: t.update({"model.other_scale": torch.ones(1)}), "1 unexpected: model.other_scale"),
+        (
+            lambda t: t.update({UP + "_scale": torch.ones(3, 1)}),
+            r"up_proj.weight_scale \[3, 1\] for \[200, 144\]",
+        ),
+        (
+            lambda t: t.update({UP: t[UP].view(torch.uint8)}),
+            f"{UP} U8 instead of one of F64, F32, F16, BF16",
+        ),
+        (
+            lambda t: t.update({"model.other_scale": torch.ones(1)}),
+            "1 unexpected: model.other_scale",
+        ),
     ],
 )
 def test_scales_that_do_not_fit_are_named(
-    tmp_path: Path, drive: Callable[..., Driver], change: Callable[[dict[str, Tensor]], object], message: str
+    tmp_path: Path,
+    drive: Callable[..., Driver],
+    change: Callable[[dict[str, Tensor]], object],
+    message: str,
 ) -> None:
     stored = Stored("fp8, by output", tmp_path)
     change(stored.tensors)
@@ -178,7 +226,11 @@ def test_scales_of_kv_are_found_under_every_name(tmp_path: Path, names: tuple[st
     """Layer 1 has none; layer 2 has one for both."""
     key, value = (f"model.layers.0.{name}" for name in names)
     both = "model.layers.2.self_attn.kv_scale"
-    tensors = {key: torch.tensor([0.5]), value: torch.tensor(0.25).bfloat16(), both: torch.tensor([2.0])}
+    tensors = {
+        key: torch.tensor([0.5]),
+        value: torch.tensor(0.25).bfloat16(),
+        both: torch.tensor([2.0]),
+    }
     save_file(tensors, tmp_path / "model.safetensors")
     assert kv_scales(tmp_path, 3) == [(0.5, 0.25), (1.0, 1.0), (2.0, 2.0)]
     for wrong in (torch.tensor([0.0]), torch.ones(2), torch.tensor([torch.nan]), torch.tensor([1])):
@@ -188,7 +240,9 @@ def test_scales_of_kv_are_found_under_every_name(tmp_path: Path, names: tuple[st
 
 
 def test_the_twin_of_fp8_rounds_weights_and_activations() -> None:
-    config = ModelConfig.from_hf({**TINY, "architectures": ["LlamaForCausalLM"], "rms_norm_eps": 1e-5}, "twin")
+    config = ModelConfig.from_hf(
+        {**TINY, "architectures": ["LlamaForCausalLM"], "rms_norm_eps": 1e-5}, "twin"
+    )
     ops = PlainOps(torch.float32, torch.device("cpu"), "fp8")
     matrix = make_model(config, ops).layers[0].mlp.down.matrix  # type: ignore[attr-defined]
     assert isinstance(matrix, QuantizedMatrix)

@@ -10,13 +10,15 @@ import torch
 
 from tests.executor.driver import Driver, Turn, full_logprobs, ints
 from tests.models.test_families import TOLERANCE, relative_error
-from weft.executor.plan import HiddenStates, InputVectors, Plan, Wanted
+from weft.plan.step import HiddenStates, InputVectors, Plan, Wanted
 
 
 def asking(plan: Plan, counts: list[int]) -> Plan:
     """The hidden states of the last `counts` tokens of each request are wanted, too."""
     ends = np.cumsum(plan.lens)
-    places = [place for end, count in zip(ends, counts, strict=True) for place in range(end - count, end)]
+    places = [
+        place for end, count in zip(ends, counts, strict=True) for place in range(end - count, end)
+    ]
     asked = [i for i, count in enumerate(counts) if count]
     wanted = HiddenStates(ints(asked), ints(counts[i] for i in asked), ints(places))
     return replace(plan, wanted=Wanted(hidden_states=wanted))

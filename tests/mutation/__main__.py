@@ -21,13 +21,35 @@ import pytest
 from tests.mutation.baseline import Profile, learn
 from tests.mutation.equivalents import EQUIVALENT, PLANTED, key_of, planted, read_list
 from tests.mutation.operators import Mutant, mutants_of
-from tests.mutation.runner import PYTEST_OPTIONS, InFunctions, InModules, Selection, Verdict, try_all
+from tests.mutation.runner import (
+    PYTEST_OPTIONS,
+    InFunctions,
+    InModules,
+    Selection,
+    Verdict,
+    try_all,
+)
 
 ROOT = Path(__file__).parents[2]
 STORE = ROOT / ".pytest_cache" / "mutation"
-DEFAULT_PATHS = ["weft/scheduler/*.py", "weft/scheduler/policies", "weft/memory"]
+DEFAULT_PATHS = [
+    "weft/scheduler/*.py",
+    "weft/scheduler/limits",
+    "weft/scheduler/pace",
+    "weft/scheduler/policies",
+    "weft/memory",
+]
 DEFAULT_TESTS = ["tests/scheduler", "tests/memory"]
-FOREIGN = ("numpy", "msgspec", "hypothesis", "torch", "zmq", "httpx", "llguidance", "tokenizers")  # slow to import
+FOREIGN = (
+    "numpy",
+    "msgspec",
+    "hypothesis",
+    "torch",
+    "zmq",
+    "httpx",
+    "llguidance",
+    "tokenizers",
+)  # slow to import
 
 
 def main() -> int:
@@ -60,16 +82,30 @@ def main() -> int:
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/mutants", description=__doc__.split("\n")[0])
-    parser.add_argument("paths", nargs="*", default=DEFAULT_PATHS, help="files, folders or patterns below the root")
-    parser.add_argument("--tests", nargs="+", default=DEFAULT_TESTS, help="files or folders of tests")
-    parser.add_argument("--sample", type=int, default=0, help="try so many, drawn at random; 0: all")
+    parser.add_argument(
+        "paths", nargs="*", default=DEFAULT_PATHS, help="files, folders or patterns below the root"
+    )
+    parser.add_argument(
+        "--tests", nargs="+", default=DEFAULT_TESTS, help="files or folders of tests"
+    )
+    parser.add_argument(
+        "--sample", type=int, default=0, help="try so many, drawn at random; 0: all"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
-    parser.add_argument("--planted", action="store_true", help="only the faults in planted.txt; all must die")
-    parser.add_argument("--function", default="", help="only mutants of functions whose name has this in it")
+    parser.add_argument(
+        "--planted", action="store_true", help="only the faults in planted.txt; all must die"
+    )
+    parser.add_argument(
+        "--function", default="", help="only mutants of functions whose name has this in it"
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="mutants at a time")
-    parser.add_argument("--budget-s", type=float, default=20.0, help="seconds of tests that a mutant meets at most")
+    parser.add_argument(
+        "--budget-s", type=float, default=20.0, help="seconds of tests that a mutant meets at most"
+    )
     parser.add_argument("--minutes", type=float, default=60.0, help="begin no mutant after so long")
-    parser.add_argument("--record", type=Path, default=None, help="keep verdicts in this file; killed ones rest")
+    parser.add_argument(
+        "--record", type=Path, default=None, help="keep verdicts in this file; killed ones rest"
+    )
     return parser.parse_args()
 
 
@@ -92,7 +128,10 @@ def choose(args: argparse.Namespace) -> tuple[list[Mutant], int]:
     paths = {key.path for key in met}
     for key in equivalents:
         if key not in met and key.path in paths:
-            print(f"listed as equivalent, but there is no such mutant any more: {key}", file=sys.stderr)
+            print(
+                f"listed as equivalent, but there is no such mutant any more: {key}",
+                file=sys.stderr,
+            )
     if args.sample and args.sample < len(found):
         found = random.Random(args.seed).sample(found, args.sample)
     return found, len(met)
@@ -119,7 +158,9 @@ def read_profiles() -> dict[str, Profile]:
 class Mutating:
     """Instead of running the collected tests, runs them against mutants."""
 
-    def __init__(self, mutants: list[Mutant], record: Record, args: argparse.Namespace, until: float) -> None:
+    def __init__(
+        self, mutants: list[Mutant], record: Record, args: argparse.Namespace, until: float
+    ) -> None:
         self._mutants = mutants
         self._record = record
         self._args = args
@@ -131,10 +172,15 @@ class Mutating:
         began = time.monotonic()
         profiles = learn(session.items, ROOT, paths, STORE / "profiles.json")
         seconds = sum(one.seconds for one in profiles.values())
-        print(f"{len(profiles)} tests, {seconds:.0f} s; learnt in {time.monotonic() - began:.0f} s", flush=True)
+        print(
+            f"{len(profiles)} tests, {seconds:.0f} s; learnt in {time.monotonic() - began:.0f} s",
+            flush=True,
+        )
         run = InFunctions(session.items, profiles, ROOT)
         selection = Selection(profiles, self._args.budget_s)
-        self._record.take(try_all(self._mutants, selection, run, jobs=self._args.jobs, until=self._until))
+        self._record.take(
+            try_all(self._mutants, selection, run, jobs=self._args.jobs, until=self._until)
+        )
         return True
 
 
@@ -155,7 +201,11 @@ class Record:
     def take(self, verdicts: Iterable[Verdict]) -> None:
         for verdict in verdicts:
             self._show(verdict)
-            line = {"key": self._key(verdict.mutant), "killer": verdict.killer, "tests": verdict.num_tests}
+            line = {
+                "key": self._key(verdict.mutant),
+                "killer": verdict.killer,
+                "tests": verdict.num_tests,
+            }
             with self._path.open("a") as out:
                 out.write(json.dumps(line) + "\n")
 
@@ -166,11 +216,17 @@ class Record:
         count = Counter("killed" if one["killer"] else "survived" for one in tried)
         share = count["killed"] / max(len(tried), 1)
         unknown = len(mutants) - len(tried)
-        print(f"{count['killed']} killed, {count['survived']} survived ({share:.1%}), {unknown} not tried")
+        print(
+            f"{count['killed']} killed, {count['survived']} survived ({share:.1%}), {unknown} not tried"
+        )
         return int(count["survived"] > 0)
 
     def _lines(self) -> list[dict[str, object]]:
-        return [json.loads(line) for line in self._path.read_text().splitlines()] if self._path.exists() else []
+        return (
+            [json.loads(line) for line in self._path.read_text().splitlines()]
+            if self._path.exists()
+            else []
+        )
 
     @staticmethod
     def _key(mutant: Mutant) -> tuple[str, ...]:
@@ -184,7 +240,10 @@ class Record:
         mutant = verdict.mutant
         before, after = mutant.changed((ROOT / mutant.path).read_text())
         why = f"{verdict.num_tests} tests" if verdict.num_tests else "no test calls it"
-        print(f"\n{mutant.path} {mutant.function}\n- {before}\n+ {after}\n  line {mutant.line}; {why}", flush=True)
+        print(
+            f"\n{mutant.path} {mutant.function}\n- {before}\n+ {after}\n  line {mutant.line}; {why}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

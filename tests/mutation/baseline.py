@@ -40,15 +40,21 @@ class Calls:
         sys.settrace(None)
 
     def _look(self, frame: FrameType, event: str, _: object) -> None:
-        self._seen.add(frame.f_code)  # of every call; that nothing is returned leaves its lines alone
+        self._seen.add(
+            frame.f_code
+        )  # of every call; that nothing is returned leaves its lines alone
 
     def places(self) -> frozenset[Place]:
         paths = self._paths
         codes = (code for code in self._seen if code.co_filename in paths)
-        return frozenset((paths[code.co_filename], code.co_qualname.split(".<locals>")[0]) for code in codes)
+        return frozenset(
+            (paths[code.co_filename], code.co_qualname.split(".<locals>")[0]) for code in codes
+        )
 
 
-def learn(items: list[pytest.Item], root: Path, paths: list[str], store: Path) -> dict[str, Profile]:
+def learn(
+    items: list[pytest.Item], root: Path, paths: list[str], store: Path
+) -> dict[str, Profile]:
     """Profiles by the id of the test; without those that fail or are skipped. Tests whose file has not changed since
     the last time are not run again."""
     known = json.loads(store.read_text()) if store.exists() else {}

@@ -54,7 +54,9 @@ def planted(key: Key, source: str) -> Mutant:
     before = sum(map(len, lines[:start]))
     text = b"".join(lines[start:end])
     wanted = key.before.encode()
-    assert text.count(wanted) == 1, f"{key.before!r} stands {text.count(wanted)} times in {key.path} {key.function}"
+    assert text.count(wanted) == 1, (
+        f"{key.before!r} stands {text.count(wanted)} times in {key.path} {key.function}"
+    )
     at = before + text.index(wanted)
     line = source.encode()[:at].count(b"\n") + 1
     return Mutant(key.path, key.function, first, line, at, at + len(wanted), key.after, "planted")

@@ -161,7 +161,9 @@ class _Finder(ast.NodeVisitor):
 
     def visit_Assign(self, node: ast.Assign) -> None:
         self._removal(node, *node.targets)
-        if any(isinstance(target, ast.Name) and target.id == "__slots__" for target in node.targets):
+        if any(
+            isinstance(target, ast.Name) and target.id == "__slots__" for target in node.targets
+        ):
             return
         self.generic_visit(node)
 
@@ -240,7 +242,9 @@ class _Finder(ast.NodeVisitor):
                 between = self._raw[self._end(first) : self._start(second)].decode()
                 swapped = self._text(second) + between + self._text(first)
                 if self._text(first) != self._text(second):
-                    self._put(first, self._start(first), self._end(second), swapped, "arguments swapped")
+                    self._put(
+                        first, self._start(first), self._end(second), swapped, "arguments swapped"
+                    )
         self.visit(node.func)
         for one in node.args:
             self.visit(one)
@@ -272,7 +276,9 @@ class _Finder(ast.NodeVisitor):
 
     def _put(self, node: ast.AST, start: int, end: int, text: str, kind: str) -> None:
         line: int = node.lineno  # type: ignore[attr-defined]
-        self.found.append(Mutant(self._path, self._function, self._first_line, line, start, end, text, kind))
+        self.found.append(
+            Mutant(self._path, self._function, self._first_line, line, start, end, text, kind)
+        )
 
     def _start(self, node: ast.AST) -> int:
         return self._line_starts[node.lineno - 1] + node.col_offset  # type: ignore[attr-defined]
@@ -282,7 +288,11 @@ class _Finder(ast.NodeVisitor):
 
     def _text(self, node: ast.AST, *, with_brackets: bool = False) -> str:
         text = self._raw[self._start(node) : self._end(node)].decode()
-        return f"({text})" if with_brackets and not isinstance(node, ast.Name | ast.Constant | ast.Call) else text
+        return (
+            f"({text})"
+            if with_brackets and not isinstance(node, ast.Name | ast.Constant | ast.Call)
+            else text
+        )
 
     @staticmethod
     def _is_super_init(call: ast.Call) -> bool:

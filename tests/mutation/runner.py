@@ -29,7 +29,9 @@ from _pytest.runner import runtestprotocol
 from tests.mutation.baseline import Profile
 from tests.mutation.operators import Mutant
 
-IMPORTED_BEFORE = "ignore::pytest.PytestAssertRewriteWarning"  # pytest would rather import its plugins itself
+IMPORTED_BEFORE = (
+    "ignore::pytest.PytestAssertRewriteWarning"  # pytest would rather import its plugins itself
+)
 PYTEST_OPTIONS = ["-q", "-s", "-p", "no:cacheprovider", "-W", IMPORTED_BEFORE]
 MORE_MEMORY = 2 << 30  # bytes that a child may take beyond what its parent has
 
@@ -139,11 +141,19 @@ class _Child:
         _, status = os.waitpid(self.pid, 0)
         last = self.told.decode().splitlines()[-1:] or ["before the first test"]
         survived = os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0
-        return Verdict(self.mutant, None if survived else last[0], len(self.tests), time.monotonic() - self.began)
+        return Verdict(
+            self.mutant,
+            None if survived else last[0],
+            len(self.tests),
+            time.monotonic() - self.began,
+        )
 
 
 def _start(
-    mutant: Mutant, tests: list[str], run: Callable[[Mutant, list[str], Callable[[str], None]], None], limit: float
+    mutant: Mutant,
+    tests: list[str],
+    run: Callable[[Mutant, list[str], Callable[[str], None]], None],
+    limit: float,
 ) -> _Child:
     reader, writer = os.pipe()
     pid = os.fork()
@@ -175,13 +185,17 @@ class TestsFailed(Exception):
 class InFunctions:
     """Plants mutants of functions in a process that has collected all tests."""
 
-    def __init__(self, items: Sequence[pytest.Item], profiles: dict[str, Profile], root: Path) -> None:
+    def __init__(
+        self, items: Sequence[pytest.Item], profiles: dict[str, Profile], root: Path
+    ) -> None:
         self._items = {item.nodeid: item for item in items}
         self._profiles = profiles
         self._root = root
         self._functions: dict[tuple[str, str, int], list[FunctionType]] = {}
         for one in gc.get_objects():
-            if type(one) is FunctionType:  # isinstance would ask proxies what they are, and wake them
+            if (
+                type(one) is FunctionType
+            ):  # isinstance would ask proxies what they are, and wake them
                 code = one.__code__
                 key = code.co_filename, code.co_qualname, code.co_firstlineno
                 self._functions.setdefault(key, []).append(one)
@@ -251,4 +265,7 @@ class Planted(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        exec(compile(self._mutant.apply(self._path.read_text()), str(self._path), "exec"), module.__dict__)
+        exec(
+            compile(self._mutant.apply(self._path.read_text()), str(self._path), "exec"),
+            module.__dict__,
+        )

@@ -62,7 +62,9 @@ def test_every_mutant_is_another_program(path: str) -> None:
 
 
 def test_a_listed_fault_is_found_where_it_is_said_to_stand() -> None:
-    (key,) = read_list("weft/box.py fill\n- put(box, amount)\n+ put(box, 2 * amount)\n  twice as much\n")
+    (key,) = read_list(
+        "weft/box.py fill\n- put(box, amount)\n+ put(box, 2 * amount)\n  twice as much\n"
+    )
     assert key == Key("weft/box.py", "fill", "put(box, amount)", "put(box, 2 * amount)")
     mutant = planted(key, SOURCE)
     assert mutant.changed(SOURCE) == ("put(box, amount)", "put(box, 2 * amount)")

@@ -16,13 +16,21 @@ from weft.observe.metrics import MAX_PRIORITIES, Metrics
 
 ROOT = Path(__file__).parents[2]
 STAGES = {"dispatch": 0.001, "queue": 0.2, "prefill": 0.3, "decode": 1.5}
-NUMBERS = {"num_running": 3, "kv_used": 20, "kv_evictable": 30, "kv_tokens": 100, "total_prompt_tokens": 40}
+NUMBERS = {
+    "num_running": 3,
+    "kv_used": 20,
+    "kv_evictable": 30,
+    "kv_tokens": 100,
+    "total_prompt_tokens": 40,
+}
 
 
 def filled(compat: str = "none") -> Metrics:
     """Metrics after a request, so that each has a value."""
     metrics = Metrics("m", compat)
-    metrics.engine.set(NUMBERS | {"total_cached_tokens": 10, "total_generated_tokens": 4, "busy_s": 1.5})
+    metrics.engine.set(
+        NUMBERS | {"total_cached_tokens": 10, "total_generated_tokens": 4, "busy_s": 1.5}
+    )
     metrics.started([("weights", 0.5)], page_size=16, num_pages=6)
     metrics.began(2, 100)
     metrics.latency(0).first_token.observe_one(0.5, "r-1")
@@ -43,7 +51,8 @@ def filled(compat: str = "none") -> Metrics:
 def values(metrics: Metrics) -> dict[str, float]:
     """Name and labels of each value, as they stand on the page."""
     return {
-        sample.name + "".join(f" {key}={value}" for key, value in sorted(sample.labels.items())): sample.value
+        sample.name
+        + "".join(f" {key}={value}" for key, value in sorted(sample.labels.items())): sample.value
         for family in parse(metrics.render().decode())
         for sample in family.samples
     }
@@ -75,9 +84,15 @@ def test_other_names_tell_the_same_values(system: str) -> None:
     for theirs, ours in SYSTEMS[system].names.items():
         plain, _, picked = ours.removesuffix("}").partition("{")
         key, _, wanted = picked.partition("=")
-        kept = [one for one in families[f"weft:{plain}"].samples if not picked or one.labels[key] == wanted]
+        kept = [
+            one
+            for one in families[f"weft:{plain}"].samples
+            if not picked or one.labels[key] == wanted
+        ]
         told = families[SYSTEMS[system].prefix + theirs].samples
-        assert [one.value for one in told] == pytest.approx([one.value for one in kept], abs=0.5), theirs
+        assert [one.value for one in told] == pytest.approx([one.value for one in kept], abs=0.5), (
+            theirs
+        )
         assert all(SYSTEMS[system].labels.items() <= one.labels.items() for one in told)
 
 
@@ -109,7 +124,10 @@ def test_exemplar_lies_in_its_bucket_and_a_long_name_is_none() -> None:
     histogram = Histogram((1.0, 2.0))
     histogram.observe_one(1.5, "a")
     histogram.observe_one(9.0, "b" * 200)
-    assert [(bound, count, exemplar and exemplar.labels["rid"]) for bound, count, exemplar in histogram.buckets] == [
+    assert [
+        (bound, count, exemplar and exemplar.labels["rid"])
+        for bound, count, exemplar in histogram.buckets
+    ] == [
         ("1.0", 0, None),
         ("2.0", 1, "a"),
         ("+Inf", 2, None),
@@ -125,10 +143,19 @@ def test_priorities_have_latencies_of_their_own_up_to_a_bound() -> None:
         metrics.latency(priority).gaps.append(0.5)
     metrics.end_step()
     text = metrics.render().decode()
-    priorities = set(re.findall(r'weft:inter_token_latency_seconds_count{.*priority="([^"]*)"', text))
+    priorities = set(
+        re.findall(r'weft:inter_token_latency_seconds_count{.*priority="([^"]*)"', text)
+    )
     assert len(priorities) == MAX_PRIORITIES + 1
     assert "other" in priorities
-    assert sum(value for name, value in values(metrics).items() if "token_latency_seconds_count" in name) == 2_001
+    assert (
+        sum(
+            value
+            for name, value in values(metrics).items()
+            if "token_latency_seconds_count" in name
+        )
+        == 2_001
+    )
 
 
 def test_dashboard_asks_only_for_what_there_is() -> None:
@@ -137,11 +164,20 @@ def test_dashboard_asks_only_for_what_there_is() -> None:
     asked += [one["query"] for one in dashboard["templating"]["list"] if one["type"] == "query"]
     assert len(asked) > 20
     metrics = filled()
-    there = {sample.name for family in parse(metrics.render().decode()) for sample in family.samples}
-    labels = {key for family in parse(metrics.render().decode()) for one in family.samples for key in one.labels}
+    there = {
+        sample.name for family in parse(metrics.render().decode()) for sample in family.samples
+    }
+    labels = {
+        key
+        for family in parse(metrics.render().decode())
+        for one in family.samples
+        for key in one.labels
+    }
     for expression in asked:
         names = set(re.findall(r"weft:\w+", expression))
         assert names, expression
         assert names <= there, expression
         for group in re.findall(r"by \(([^)]*)\)", expression):
-            assert {label.strip() for label in group.split(",")} <= labels | {"instance"}, expression
+            assert {label.strip() for label in group.split(",")} <= labels | {"instance"}, (
+                expression
+            )

@@ -14,7 +14,11 @@ IDLE = {
 def test_one_line_in_ten_seconds_while_there_is_work_and_none_without(lines: io.StringIO) -> None:
     status = StatusLine()
     for second in range(100):  # one snapshot a second; work from second 20 to 55
-        work = {"num_running": 2, "busy_s": second - 20, "total_generated_tokens": 50 * (second - 20)}
+        work = {
+            "num_running": 2,
+            "busy_s": second - 20,
+            "total_generated_tokens": 50 * (second - 20),
+        }
         status.take(IDLE | work if 20 <= second < 55 else IDLE | {"busy_s": 35}, float(second))
     written = lines.getvalue().splitlines()
     assert len(written) == 4  # at 20, 30, 40, 50
@@ -31,5 +35,8 @@ def test_line_tells_what_runs_how_fast_and_how_full(lines: io.StringIO) -> None:
         0.0,
     )
     [line] = lines.getvalue().splitlines()
-    assert " info status working running=3 waiting=4 prompt_tokens_per_s=100 output_tokens_per_s=15 " in line
+    assert (
+        " info status working running=3 waiting=4 prompt_tokens_per_s=100 output_tokens_per_s=15 "
+        in line
+    )
     assert line.endswith(" kv_used=25.0% cache_hits=25.0% retractions=0")

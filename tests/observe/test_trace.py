@@ -33,7 +33,10 @@ def test_request_becomes_a_trace_with_its_stages() -> None:
         server.engine.script = lambda ids: as_bytes("abc")
         headers = {"traceparent": f"00-{TRACE_ID}-00f067aa0ba902b7-01", "x-request-id": "r-1"}
         body = {"prompt": "xy", "n": 2, "temperature": 0.5, "max_tokens": 9}
-        assert httpx.post(f"{server.url}/v1/completions", json=body, headers=headers).status_code == 200
+        assert (
+            httpx.post(f"{server.url}/v1/completions", json=body, headers=headers).status_code
+            == 200
+        )
         first, _ = tracer.traces
     assert first.rid == "r-1"
     assert TRACE_ID in first.traceparent
@@ -93,7 +96,10 @@ def test_spans_lie_below_that_of_the_client_and_one_after_the_other() -> None:
     assert f"{root.context.trace_id:032x}" == TRACE_ID
     assert f"{root.parent.span_id:016x}" == "00f067aa0ba902b7"
     assert all(span.parent.span_id == root.context.span_id for span in stages)
-    assert [span.start_time for span in stages] == [root.start_time, *(span.end_time for span in stages[:-1])]
+    assert [span.start_time for span in stages] == [
+        root.start_time,
+        *(span.end_time for span in stages[:-1]),
+    ]
     assert stages[-1].end_time == root.end_time
     assert root.end_time - root.start_time == 2_000_000_000
     assert root.attributes["gen_ai.request.id"] == "r-1"

@@ -31,7 +31,9 @@ def library_file() -> Path:
     made = folder / library_name(BUILT)
     if not made.exists():
         for old in folder.glob("*.so"):
-            if time.time() - old.stat().st_mtime > DAY_S:  # a younger one may be in use by another run
+            if (
+                time.time() - old.stat().st_mtime > DAY_S
+            ):  # a younger one may be in use by another run
                 old.unlink(missing_ok=True)
         build(made, BUILT)
     return made
@@ -42,7 +44,9 @@ def library(library_file: Path) -> Callable[[str], Library]:
     """The library with one instruction set."""
 
     def choose(instruction_set: str = "") -> Library:
-        Library(library_file)  # what cannot be loaded at all is an error, not a missing instruction set
+        Library(
+            library_file
+        )  # what cannot be loaded at all is an error, not a missing instruction set
         try:
             return Library(library_file, instruction_set)
         except Unavailable as problem:

@@ -41,10 +41,14 @@ class Cached:
         num_pages = [-(-stop // self.page_size) for stop in stops]
         pages = torch.randperm(sum(num_pages) + 3, generator=random)
         num_slots = len(pages) * self.page_size
-        self.table = torch.randint(num_slots, (len(stops) + 2, max(num_pages) * self.page_size), generator=random).int()
+        self.table = torch.randint(
+            num_slots, (len(stops) + 2, max(num_pages) * self.page_size), generator=random
+        ).int()
         self.rows = torch.randperm(len(stops) + 2, generator=random)[: len(stops)].int()
         seen = torch.zeros(num_slots, dtype=torch.bool)
-        for row, stop, mine in zip(self.rows, stops, pages[: sum(num_pages)].split_with_sizes(num_pages), strict=True):
+        for row, stop, mine in zip(
+            self.rows, stops, pages[: sum(num_pages)].split_with_sizes(num_pages), strict=True
+        ):
             slots = (mine[:, None] * self.page_size + torch.arange(self.page_size)).flatten()
             self.table[row, : len(slots)] = slots.int()
             seen[slots[:stop]] = True
@@ -67,7 +71,10 @@ class Cached:
 
     def floats(self) -> tuple[Tensor, Tensor]:
         if self.format == KvFormat.I8:
-            k, v = (x.double() * scale[..., None] for x, scale in zip((self.k, self.v), self.scales, strict=True))
+            k, v = (
+                x.double() * scale[..., None]
+                for x, scale in zip((self.k, self.v), self.scales, strict=True)
+            )
             return k, v
         return self.k.double(), self.v.double()
 
@@ -75,26 +82,46 @@ class Cached:
         q = self.q.double().view(-1, self.heads, self.head_dim)
         starts, lens = torch.tensor(self.starts), torch.tensor(self.lens)
         out = paged_attention(
-            q, *self.floats(), self.table, self.rows, starts, lens, window=self.window, scale=self.scale
+            q,
+            *self.floats(),
+            self.table,
+            self.rows,
+            starts,
+            lens,
+            window=self.window,
+            scale=self.scale,
         )
         return out.flatten(1)
 
     def attend(
-        self, kernels: Library, starts: Sequence[int] | None = None, lens: Sequence[int] | None = None
+        self,
+        kernels: Library,
+        starts: Sequence[int] | None = None,
+        lens: Sequence[int] | None = None,
     ) -> Tensor:
         """What the kernel makes of all tokens, or of those that `starts` and `lens` name instead, by request."""
         first = torch.tensor(self.lens).cumsum(0) - torch.tensor(self.lens)
         starts = starts or self.starts
         lens = lens or self.lens
-        begins = [int(f) + start - old for f, start, old in zip(first, starts, self.starts, strict=True)]
-        tokens = torch.cat([torch.arange(begin, begin + num) for begin, num in zip(begins, lens, strict=True)])
+        begins = [
+            int(f) + start - old for f, start, old in zip(first, starts, self.starts, strict=True)
+        ]
+        tokens = torch.cat(
+            [torch.arange(begin, begin + num) for begin, num in zip(begins, lens, strict=True)]
+        )
         q = torch.full((len(tokens), self.q.shape[1] + 5), torch.nan)
         q[:, : self.q.shape[1]] = self.q[tokens]
         out = torch.full((len(tokens), self.q.shape[1]), torch.nan)
         pointers = (x.data_ptr() for x in (self.k, self.v, *self.scales))
         cache = abi.KvCache(self.format, self.kv_heads, self.head_dim, *pointers)
         args = abi.AttentionArgs(
-            ctypes.addressof(cache), q.data_ptr(), q.shape[1], out.data_ptr(), self.heads, self.window, self.scale
+            ctypes.addressof(cache),
+            q.data_ptr(),
+            q.shape[1],
+            out.data_ptr(),
+            self.heads,
+            self.window,
+            self.scale,
         )
         arrays = [torch.tensor(starts).int(), torch.tensor(lens).int()]
         step = abi.Step(num_tokens=len(tokens), num_requests=len(starts), rows=self.rows.data_ptr())
@@ -106,8 +133,12 @@ class Cached:
 
 def assert_right(kernels: Library, cached: Cached) -> None:
     expected = cached.expected()
-    in_pairs = cached.format == KvFormat.BF16 and "bf16" in kernels.instruction_set  # queries and weights in bf16, too
-    torch.testing.assert_close(cached.attend(kernels).double(), expected, rtol=0, atol=0.02 if in_pairs else 1e-5)
+    in_pairs = (
+        cached.format == KvFormat.BF16 and "bf16" in kernels.instruction_set
+    )  # queries and weights in bf16, too
+    torch.testing.assert_close(
+        cached.attend(kernels).double(), expected, rtol=0, atol=0.02 if in_pairs else 1e-5
+    )
 
 
 @pytest.fixture
@@ -134,7 +165,9 @@ def test_a_window_hides_what_is_far(kernels: Library, format: KvFormat, window: 
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (3, 3), (7, 1), (15, 5), (16, 2), (64, 2)])
-def test_any_number_of_heads_shares_keys_and_values(kernels: Library, heads: int, kv_heads: int) -> None:
+def test_any_number_of_heads_shares_keys_and_values(
+    kernels: Library, heads: int, kv_heads: int
+) -> None:
     assert_right(kernels, Cached([270, 40], [1, 12], heads=heads, kv_heads=kv_heads))
 
 
@@ -151,7 +184,9 @@ def test_any_size_of_page(kernels: Library, page_size: int) -> None:
 
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("window", [0, 100])
-def test_a_token_does_not_depend_on_how_its_prompt_was_cut(kernels: Library, format: KvFormat, window: int) -> None:
+def test_a_token_does_not_depend_on_how_its_prompt_was_cut(
+    kernels: Library, format: KvFormat, window: int
+) -> None:
     cached = Cached([0], [700], format, window=window)
     whole = cached.attend(kernels)
     for cuts in ([1, 255, 2, 442], [300, 1, 1, 1, 7, 390], [16, 500, 3]):
@@ -174,20 +209,32 @@ def test_a_token_does_not_depend_on_others_nor_on_threads(
         assert torch.equal(cached.attend(kernels), torch.cat(together)), num
     for request, expected in enumerate(together):
         alone = Cached([cached.starts[request]], [cached.lens[request]], format, heads=6)
-        alone.k, alone.v, alone.scales, alone.table = cached.k, cached.v, cached.scales, cached.table
-        alone.rows, alone.q = cached.rows[request : request + 1], cached.q.split_with_sizes(list(cached.lens))[request]
+        alone.k, alone.v, alone.scales, alone.table = (
+            cached.k,
+            cached.v,
+            cached.scales,
+            cached.table,
+        )
+        alone.rows, alone.q = (
+            cached.rows[request : request + 1],
+            cached.q.split_with_sizes(list(cached.lens))[request],
+        )
         assert torch.equal(alone.attend(kernels), expected), request
 
 
 def test_requests_without_tokens_are_passed_over(kernels: Library) -> None:
     cached = Cached([300, 8, 40], [1, 0, 30])
-    torch.testing.assert_close(cached.attend(kernels).double(), cached.expected(), rtol=0, atol=0.02)
+    torch.testing.assert_close(
+        cached.attend(kernels).double(), cached.expected(), rtol=0, atol=0.02
+    )
 
 
 def test_large_scores_do_not_overflow(kernels: Library) -> None:
     cached = Cached([500, 0], [1, 60], KvFormat.F32)
     cached.q *= 1000
-    torch.testing.assert_close(cached.attend(kernels).double(), cached.expected(), rtol=0, atol=1e-2)
+    torch.testing.assert_close(
+        cached.attend(kernels).double(), cached.expected(), rtol=0, atol=1e-2
+    )
 
 
 def test_what_is_not_a_number_stays_with_its_request(kernels: Library) -> None:

@@ -45,7 +45,9 @@ def compiler(folder: Path, refused: str = "-no-such-option", seconds: float = 0)
 def links(folder: Path) -> list[str]:
     """What the compiler wrote about making libraries."""
     log = folder / "log"
-    return [line for line in log.read_text().splitlines() if "-shared" in line] if log.exists() else []
+    return (
+        [line for line in log.read_text().splitlines() if "-shared" in line] if log.exists() else []
+    )
 
 
 # ---------------------------------------------------------------- what is built
@@ -99,12 +101,20 @@ def test_two_processes_that_build_at_once_both_succeed(machine: Path):
         "build.library_name = lambda sets: 'weft-kernels-test.so'\n"
         "print(build.find_or_build().read_text())"
     )
-    running = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    assert [process.communicate(timeout=300)[0].split() for process in running] == [["compiled"], ["compiled"]]
+    running = [
+        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    assert [process.communicate(timeout=300)[0].split() for process in running] == [
+        ["compiled"],
+        ["compiled"],
+    ]
     assert len(links(machine)) == 1
 
 
-def test_a_cache_that_cannot_be_written_is_done_without(machine: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_cache_that_cannot_be_written_is_done_without(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+):
     (machine / "a file").touch()
     monkeypatch.setenv("WEFT_CACHE", str(machine / "a file"))
     made = find_or_build()
@@ -150,7 +160,9 @@ def test_sets_that_the_compiler_does_not_know_are_left_out(machine: Path):
     assert "-DWEFT_SETS=SET(avx512_vnni) SET(portable)" in best
 
 
-def test_this_machine_gets_the_best_set_of_its_processor_and_one_that_is_asked_for(monkeypatch: pytest.MonkeyPatch):
+def test_this_machine_gets_the_best_set_of_its_processor_and_one_that_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+):
     monkeypatch.setattr(build, "all_sets", lambda: (*build.X86, build.PORTABLE))
     monkeypatch.setattr(build, "_processor_flags", lambda: build.X86[1].needs | {"sse2"})
     assert [one.name for one in build.sets_here()] == ["avx512_vnni", "avx512", "avx2", "portable"]
@@ -161,14 +173,20 @@ def test_this_machine_gets_the_best_set_of_its_processor_and_one_that_is_asked_f
 def test_a_set_that_the_processor_has_not_is_refused_before_anything_is_compiled(
     machine: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(build, "all_sets", lambda: (InstructionSet("best", (), frozenset({"magic"})), build.PORTABLE))
+    monkeypatch.setattr(
+        build,
+        "all_sets",
+        lambda: (InstructionSet("best", (), frozenset({"magic"})), build.PORTABLE),
+    )
     monkeypatch.setattr(build, "_processor_flags", lambda: frozenset({"avx2"}))
     with pytest.raises(CannotBuild, match="this processor has no best"):
         find_or_build("best")
     assert links(machine) == []
 
 
-def test_what_was_made_for_this_machine_serves_who_names_its_sets(machine: Path, monkeypatch: pytest.MonkeyPatch):
+def test_what_was_made_for_this_machine_serves_who_names_its_sets(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+):
     sets = (InstructionSet("best", ()), InstructionSet("other", ()), build.PORTABLE)
     monkeypatch.setattr(build, "all_sets", lambda: sets)
     monkeypatch.setattr(build, "library_name", lambda sets: "-".join(one.name for one in sets))
@@ -192,7 +210,9 @@ def test_the_compiler_may_be_named_with_options(machine: Path, monkeypatch: pyte
         find_or_build()
 
 
-def test_without_a_compiler_the_reason_names_those_that_were_looked_for(machine: Path, monkeypatch: pytest.MonkeyPatch):
+def test_without_a_compiler_the_reason_names_those_that_were_looked_for(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.delenv("CXX")
     monkeypatch.setenv("PATH", str(machine / "empty"))
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(machine))

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from weft.executor.attention.cpp_whole import CppWhole
-from weft.executor.attention.whole import Whole
+from weft.executor.cpu.encoder_attention import CppWhole
+from weft.executor.plain.encoder_attention import Whole
 from weft.ops.cpp import abi
 from weft.ops.cpp.abi import WeightFormat
 from weft.ops.cpp.encoder import EPILOGUES, CppEncoderOps
@@ -20,7 +20,12 @@ from weft.ops.cpp.library import Library
 from weft.ops.encoder import ACTIVATIONS, LayerNorm, PlainEncoderOps, Tables
 from weft.ops.protocol import Matrix
 
-TOLERANCE = {WeightFormat.F32: 1e-5, WeightFormat.BF16: 0.01, WeightFormat.I8: 0.02, WeightFormat.I4: 0.02}
+TOLERANCE = {
+    WeightFormat.F32: 1e-5,
+    WeightFormat.BF16: 0.01,
+    WeightFormat.I8: 0.02,
+    WeightFormat.I4: 0.02,
+}
 CPU = torch.device("cpu")
 
 
@@ -28,7 +33,9 @@ def random(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
-def recorded(ops: CppEncoderOps, record: Callable[[], Tensor], num_tokens: int, **step: Any) -> Tensor:
+def recorded(
+    ops: CppEncoderOps, record: Callable[[], Tensor], num_tokens: int, **step: Any
+) -> Tensor:
     """What the operations that `record` adds leave."""
     ops.begin(num_tokens)
     out = record()
@@ -43,7 +50,9 @@ def filled(matrix: Matrix, in_size: int, bias: bool = True) -> Matrix:
     return matrix
 
 
-def activated(kernels: Library, x: Tensor, out_size: int, activation: str, format: WeightFormat) -> tuple[Tensor, ...]:
+def activated(
+    kernels: Library, x: Tensor, out_size: int, activation: str, format: WeightFormat
+) -> tuple[Tensor, ...]:
     """By the kernels, and by the twin with the weights as the kernels keep them; and the product before."""
     ops, twin = CppEncoderOps(kernels, format), PlainEncoderOps(torch.float64, CPU)
     weight = filled(ops.matrix(x.shape[1], (out_size,), bias=True), x.shape[1])
@@ -60,9 +69,13 @@ def test_every_activation_has_a_kernel() -> None:
 
 @pytest.mark.parametrize("format", WeightFormat)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_activations_follow_a_product(kernels: Library, activation: str, format: WeightFormat) -> None:
+def test_activations_follow_a_product(
+    kernels: Library, activation: str, format: WeightFormat
+) -> None:
     for rows, in_size, out_size in ((1, 64, 32), (3, 70, 45), (40, 130, 97)):
-        actual, expected, product = activated(kernels, 3 * random(rows, in_size), out_size, activation, format)
+        actual, expected, product = activated(
+            kernels, 3 * random(rows, in_size), out_size, activation, format
+        )
         assert (actual - expected).abs().max() < TOLERANCE[format] * product.abs().max()
 
 
@@ -78,7 +91,9 @@ def one_by_one(kernels: Library, x: Tensor, activation: str) -> Tensor:
 def test_activations_are_exact_to_the_last_digits(kernels: Library, activation: str) -> None:
     x = torch.linspace(-12, 12, 4001)
     expected = ACTIVATIONS[activation](x.double())
-    assert ((one_by_one(kernels, x, activation) - expected).abs() / expected.abs().clamp(min=1)).max() < 1e-6
+    assert (
+        (one_by_one(kernels, x, activation) - expected).abs() / expected.abs().clamp(min=1)
+    ).max() < 1e-6
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -101,16 +116,22 @@ def test_layer_norm(kernels: Library, size: int) -> None:
     ops = CppEncoderOps(kernels, WeightFormat.F32)
     actual = recorded(ops, lambda: ops.layer_norm(x, norm), len(x))
     twin = PlainEncoderOps(torch.float64, CPU)
-    expected = twin.layer_norm(x.double(), LayerNorm(norm.weight.double(), norm.bias.double(), norm.eps))
+    expected = twin.layer_norm(
+        x.double(), LayerNorm(norm.weight.double(), norm.bias.double(), norm.eps)
+    )
     torch.testing.assert_close(actual.double(), expected, rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("format", [WeightFormat.F32, WeightFormat.BF16])
 @pytest.mark.parametrize("size", [3, 48, 100])
-def test_three_embeddings_are_added_and_normed(kernels: Library, size: int, format: WeightFormat) -> None:
+def test_three_embeddings_are_added_and_normed(
+    kernels: Library, size: int, format: WeightFormat
+) -> None:
     ops, twin = CppEncoderOps(kernels, format), PlainEncoderOps(torch.float32, CPU)
     sizes = (50, 2, 20)
-    tables = Tables(*(filled(ops.matrix(size, (n,), precise=True), size, bias=False) for n in sizes), 2)
+    tables = Tables(
+        *(filled(ops.matrix(size, (n,), precise=True), size, bias=False) for n in sizes), 2
+    )
     same = [twin.matrix(size, (n,), precise=True) for n in sizes]
     for one, other in zip(same, tables[:3], strict=True):
         one.put(0, other.get(0))

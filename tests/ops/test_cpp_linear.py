@@ -33,8 +33,12 @@ class Packed:
         out_size = sum(len(part) for part in self.parts)
         num_panels = 2 * -(-out_size // 2 // 32) if self.gated else -(-out_size // 32)
         padded_in = -(-in_size // 64) * 64
-        self.panels = torch.zeros(int(num_panels * 32 * padded_in * BYTES[self.format]), dtype=torch.uint8)
-        self.scales = torch.zeros(num_panels * 32 * (padded_in // self.group if self.format == WeightFormat.I4 else 1))
+        self.panels = torch.zeros(
+            int(num_panels * 32 * padded_in * BYTES[self.format]), dtype=torch.uint8
+        )
+        self.scales = torch.zeros(
+            num_panels * 32 * (padded_in // self.group if self.format == WeightFormat.I4 else 1)
+        )
         self.sums = torch.zeros(num_panels * 32, dtype=torch.int32)
         pointers = (self.panels.data_ptr(), self.scales.data_ptr(), self.sums.data_ptr())
         self.weight = abi.Weight(self.format, in_size, out_size, padded_in, self.group, *pointers)
@@ -45,7 +49,9 @@ class Packed:
         self.keep = matrix
         first = 32 * index if self.gated else sum(len(part) for part in self.parts[:index])
         is_bf16 = matrix.dtype == torch.bfloat16
-        return abi.PackArgs(self.address, matrix.data_ptr(), is_bf16, len(matrix), first, 2 if self.gated else 1)
+        return abi.PackArgs(
+            self.address, matrix.data_ptr(), is_bf16, len(matrix), first, 2 if self.gated else 1
+        )
 
     @property
     def address(self) -> int:
@@ -71,10 +77,16 @@ class Packed:
         y = torch.full((len(x) + 1, columns + 3), torch.nan)
         if add is not None:
             y[: len(x), :columns] = add
-        epilogue = Epilogue.GATED_SILU if self.gated else Epilogue.STORE if add is None else Epilogue.ADD
-        wide = torch.full((len(x), x.shape[1] + 5), torch.nan)  # what is behind a row must not matter
+        epilogue = (
+            Epilogue.GATED_SILU if self.gated else Epilogue.STORE if add is None else Epilogue.ADD
+        )
+        wide = torch.full(
+            (len(x), x.shape[1] + 5), torch.nan
+        )  # what is behind a row must not matter
         wide[:, : x.shape[1]] = x
-        scratch = torch.full((len(x) * (4 * self.weight.padded_in + 64 + 4 * self.weight.padded_in // 32) + 64,), 255)
+        scratch = torch.full(
+            (len(x) * (4 * self.weight.padded_in + 64 + 4 * self.weight.padded_in // 32) + 64,), 255
+        )
         scratch = scratch.to(torch.uint8)
         args = abi.LinearArgs(
             weight=self.address,
@@ -137,7 +149,9 @@ def test_float_weights_come_back_exactly_wherever_their_parts_begin(kernels, for
 
 def test_floats_round_to_the_nearest_bfloat16(kernels):
     matrix = random(37, 100)
-    assert torch.equal(Packed(kernels, [matrix], WeightFormat.BF16).unpacked()[0], matrix.bfloat16().float())
+    assert torch.equal(
+        Packed(kernels, [matrix], WeightFormat.BF16).unpacked()[0], matrix.bfloat16().float()
+    )
 
 
 @pytest.mark.parametrize("in_size", [1, 100, 192])
@@ -148,7 +162,9 @@ def test_eight_bits_are_those_of_the_plain_twin(kernels, in_size):
         twin = dequantize(*quantize_int8(part))
         step = part.abs().amax(dim=1, keepdim=True) / 127
         assert ((unpacked - part).abs() <= 0.5001 * step).all()
-        assert ((unpacked - twin).abs() <= 1e-5 * step + 1e-9).float().mean() > 0.999  # but for ties
+        assert (
+            (unpacked - twin).abs() <= 1e-5 * step + 1e-9
+        ).float().mean() > 0.999  # but for ties
     whole = torch.cat(packed.unpacked())
     scales = packed.scales[: len(whole)]
     bytes_ = (whole / torch.where(scales == 0, 1, scales)[:, None]).round()
@@ -164,7 +180,12 @@ def test_four_bits_lose_no_more_than_the_usual_scale(kernels, group, in_size):
         padded = torch.nn.functional.pad(part, (0, -in_size % group)).view(len(part), -1, group)
         scale = (padded.abs().amax(dim=2, keepdim=True) / 7.5).clamp(min=1e-9)
         usual = (padded / scale).round().clamp(-8, 7) * scale
-        lost = torch.nn.functional.pad(unpacked - part, (0, -in_size % group)).view_as(padded).square().sum(dim=2)
+        lost = (
+            torch.nn.functional.pad(unpacked - part, (0, -in_size % group))
+            .view_as(padded)
+            .square()
+            .sum(dim=2)
+        )
         lost_usually = (usual - padded).square().sum(dim=2)
         assert (lost <= 1.02 * lost_usually + 1e-9).all()
         assert lost.sum() <= 0.93 * lost_usually.sum() + 1e-9
@@ -197,7 +218,10 @@ def test_what_fills_up_a_weight_is_zero(kernels, format):
 @pytest.mark.parametrize("units", [1, 48, 64])
 def test_gate_and_up_alternate_by_panel(kernels, format, units):
     parts = [random(units, 100), random(units, 100, seed=1)]
-    gated, plain = Packed(kernels, parts, format, gated=True), [Packed(kernels, [part], format) for part in parts]
+    gated, plain = (
+        Packed(kernels, parts, format, gated=True),
+        [Packed(kernels, [part], format) for part in parts],
+    )
     for part, alone in zip(gated.unpacked(), plain, strict=True):
         assert torch.equal(part, alone.unpacked()[0])
     panels = [packed.panels.view(-(-units // 32), -1) for packed in plain]
@@ -207,14 +231,21 @@ def test_gate_and_up_alternate_by_panel(kernels, format, units):
 @pytest.mark.parametrize("interleave", [1, 2])
 def test_rows_may_be_put_and_read_in_pieces(kernels, interleave):
     rows = random(100, 70)
-    packed = Packed(kernels, [rows, rows] if interleave == 2 else [rows], WeightFormat.BF16, gated=interleave == 2)
+    packed = Packed(
+        kernels,
+        [rows, rows] if interleave == 2 else [rows],
+        WeightFormat.BF16,
+        gated=interleave == 2,
+    )
     whole = packed.panels.clone()
     packed.panels.zero_()
     for part in range(interleave):
         for start, stop in ((0, 5), (5, 40), (40, 64), (64, 100)):
             piece = rows[start:stop].contiguous()
             first = 32 * part + start // 32 * 32 * interleave + start % 32
-            args = abi.PackArgs(packed.address, piece.data_ptr(), False, stop - start, first, interleave)
+            args = abi.PackArgs(
+                packed.address, piece.data_ptr(), False, stop - start, first, interleave
+            )
             kernels.pack(args)
             args.matrix = (out := torch.full_like(piece, torch.nan)).data_ptr()
             kernels.unpack(args)
@@ -243,7 +274,9 @@ def test_embedding_takes_vectors_of_the_step_for_tokens_below_zero(kernels, form
     step = abi.Step(num_tokens=6, tokens=tokens.data_ptr(), vectors=vectors.data_ptr())
     kernels.run_one(abi.EmbedArgs(table.address, out.data_ptr()), step)
     rows = table.unpacked()[0]
-    assert torch.equal(out[:6], torch.stack([vectors[2], rows[99], vectors[0], rows[5], vectors[1], vectors[1]]))
+    assert torch.equal(
+        out[:6], torch.stack([vectors[2], rows[99], vectors[0], rows[5], vectors[1], vectors[1]])
+    )
     assert out[6].isnan().all()
 
 
@@ -253,7 +286,10 @@ def test_embedding_takes_vectors_of_the_step_for_tokens_below_zero(kernels, form
 @pytest.mark.parametrize("size", [1, 17, 64, 200])
 def test_norm_is_the_plain_twin(kernels, size):
     x, weight = 10 * random(5, size), random(size)
-    wide, out = torch.nn.functional.pad(x, (0, 3), value=torch.nan), torch.full((6, size + 2), torch.nan)
+    wide, out = (
+        torch.nn.functional.pad(x, (0, 3), value=torch.nan),
+        torch.full((6, size + 2), torch.nan),
+    )
     pointers = (wide.data_ptr(), weight.data_ptr(), out.data_ptr())
     kernels.run_one(abi.NormArgs(*pointers, size, size + 3, size + 2, 1e-6), abi.Step(num_tokens=5))
     expected = x / (x.square().mean(dim=1, keepdim=True) + 1e-6).sqrt() * weight
@@ -289,7 +325,12 @@ def test_linear_is_the_plain_twin_for_any_size(kernels, format, in_size, out_siz
 @pytest.mark.parametrize("num_tokens", [1, 3, 40])
 def test_linear_normalises_and_adds(kernels, format, num_tokens):
     packed = Packed(kernels, [random(70, 300)], format, group=64)
-    x, norm, bias, residual = random(num_tokens, 300), random(300), random(96), random(num_tokens, 70)
+    x, norm, bias, residual = (
+        random(num_tokens, 300),
+        random(300),
+        random(96),
+        random(num_tokens, 70),
+    )
     expected = packed.expected(x, norm, bias[:70])
     assert close(packed.linear(x, norm, bias), expected, packed)
     assert close(packed.linear(x, norm, bias, add=residual) - residual, expected, packed)
@@ -344,7 +385,9 @@ def test_a_token_gets_the_same_bits_whatever_is_computed_with_it(kernels, format
             (50, 90, 2),
             (0, 250, 1),
         ):
-            assert torch.equal(packed.linear(x[first:last], norm, threads=threads), together[first:last])
+            assert torch.equal(
+                packed.linear(x[first:last], norm, threads=threads), together[first:last]
+            )
 
 
 @pytest.mark.parametrize("format", FORMATS)

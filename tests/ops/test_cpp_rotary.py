@@ -24,7 +24,9 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class Case:
-    def __init__(self, num_tokens: int, head_dim: int, rotary_dim: int, format: KvFormat, norm: bool) -> None:
+    def __init__(
+        self, num_tokens: int, head_dim: int, rotary_dim: int, format: KvFormat, norm: bool
+    ) -> None:
         random = torch.Generator().manual_seed(num_tokens + head_dim)
         self.head_dim, self.format, self.eps = head_dim, format, 1e-6
         self.qkv = torch.randn(num_tokens, HEADS + 2 * KV_HEADS, head_dim, generator=random)
@@ -36,7 +38,10 @@ class Case:
         self.rotary_dim = rotary_dim
         shape = (NUM_SLOTS, KV_HEADS, head_dim)
         self.k, self.v = (torch.full(shape, 77, dtype=DTYPES[format]) for _ in "kv")
-        self.k_scale, self.v_scale = torch.full(shape[:2], torch.nan), torch.full(shape[:2], torch.nan)
+        self.k_scale, self.v_scale = (
+            torch.full(shape[:2], torch.nan),
+            torch.full(shape[:2], torch.nan),
+        )
 
     def expected(self) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v [T, .., D] in float64"""
@@ -61,7 +66,9 @@ class Case:
             ctypes.addressof(cache), qkv.data_ptr(), size + 3, HEADS, *norms, self.eps, self.rotary_dim,
             self.cos.data_ptr(), self.sin.data_ptr(),
         )  # fmt: skip
-        step = abi.Step(num_tokens=num_tokens, positions=self.positions.data_ptr(), slots=self.slots.data_ptr())
+        step = abi.Step(
+            num_tokens=num_tokens, positions=self.positions.data_ptr(), slots=self.slots.data_ptr()
+        )
         kernels.run_one(args, step)
         return qkv[:, : HEADS * self.head_dim].view(num_tokens, HEADS, self.head_dim)
 
@@ -71,7 +78,9 @@ class Case:
 
 @pytest.mark.parametrize("format", tuple(KvFormat))
 @pytest.mark.parametrize("norm", [False, True])
-@pytest.mark.parametrize(("head_dim", "rotary_dim"), [(128, 128), (64, 64), (80, 32), (34, 34), (96, 0)])
+@pytest.mark.parametrize(
+    ("head_dim", "rotary_dim"), [(128, 128), (64, 64), (80, 32), (34, 34), (96, 0)]
+)
 def test_heads_are_normalised_rotated_and_stored(
     kernels: Library, head_dim: int, rotary_dim: int, norm: bool, format: KvFormat
 ) -> None:
@@ -83,7 +92,9 @@ def test_heads_are_normalised_rotated_and_stored(
         assert scale[case.untouched()].isnan().all()
         here = stored[case.slots].double()
         if format == KvFormat.I8:
-            torch.testing.assert_close(scale[case.slots].double(), expected.abs().amax(-1) / 127, rtol=1e-5, atol=0)
+            torch.testing.assert_close(
+                scale[case.slots].double(), expected.abs().amax(-1) / 127, rtol=1e-5, atol=0
+            )
             assert (here.abs().amax(-1) == 127).all()
             here *= scale[case.slots][..., None]
             assert ((here - expected).abs() <= 0.501 * scale[case.slots][..., None]).all()
@@ -103,7 +114,9 @@ def test_bf16_is_rounded_to_the_nearest(kernels: Library) -> None:
 def test_bytes_are_those_of_the_specification(kernels: Library) -> None:
     case = Case(9, 80, 0, KvFormat.I8, norm=False)
     case.qkv = (case.qkv * 64).round() / 64
-    case.qkv[..., 5] = 127 / 32  # the largest: scales are powers of two, and nothing is rounded in between
+    case.qkv[..., 5] = (
+        127 / 32
+    )  # the largest: scales are powers of two, and nothing is rounded in between
     case.run(kernels)
     expected, scales = quantize_int8(case.qkv[:, HEADS : HEADS + KV_HEADS].flatten(0, 1))
     assert torch.equal(case.k_scale[case.slots].flatten(), scales)

@@ -11,12 +11,12 @@ import torch
 
 from tests.ops.conftest import SETS
 from tests.ops.draws import FILTERS, Columns, columns
-from weft.executor.plan import LogitBias, Logprobs, Penalties, Sampling
 from weft.executor.sampler import sample
 from weft.ops.cpp.library import Library
 from weft.ops.cpp.sampling import CppChoose, argmax
 from weft.ops.noise import gumbel, row_keys
 from weft.ops.sampling import Chosen, TorchChoose
+from weft.plan.step import LogitBias, Logprobs, Penalties, Sampling
 
 INF = float("inf")
 TWIN = TorchChoose()
@@ -46,7 +46,9 @@ def assert_same(x: torch.Tensor, draws: Columns, actual: Chosen, expected: Chose
     assert len(differ) < 5
     for row in differ:
         keys = torch.from_numpy(row_keys(draws.seeds[[row]], draws.positions[[row]]))
-        scores = (x[row] - x[row].max()).double() / draws.temperature[row] + gumbel(keys, x.shape[1])[0].double()
+        scores = (x[row] - x[row].max()).double() / draws.temperature[row] + gumbel(
+            keys, x.shape[1]
+        )[0].double()
         assert abs(float(scores[actual.tokens[row]] - scores[expected.tokens[row]])) < 1e-4
 
 
@@ -97,7 +99,9 @@ def test_a_mask_forbids_tokens_of_its_row(choose, vocab):
     generator = torch.Generator().manual_seed(vocab)
     for num_words in {max(1, vocab // 32), -(-vocab // 32), -(-vocab // 32) + 1}:
         x = logits(5, vocab)
-        masks = torch.randint(-(2**31), 2**31 - 1, (3, num_words), generator=generator, dtype=torch.int32)
+        masks = torch.randint(
+            -(2**31), 2**31 - 1, (3, num_words), generator=generator, dtype=torch.int32
+        )
         masks[1, ::2], masks[2, ::3] = -1, 0
         rows = torch.tensor([4, 0, 2])
         expected = x.clone()
@@ -107,7 +111,9 @@ def test_a_mask_forbids_tokens_of_its_row(choose, vocab):
         assert torch.equal(x[[1, 3]], logits(5, vocab)[[1, 3]])
 
 
-def penalties(num_rows: int, vocab: int, length: int, seed: int = 0) -> tuple[Penalties, torch.Tensor]:
+def penalties(
+    num_rows: int, vocab: int, length: int, seed: int = 0
+) -> tuple[Penalties, torch.Tensor]:
     """Of every second row, in falling order, about `length` tokens of history; and the last tokens of all rows. Among
     the penalties are those that are off."""
     generator = np.random.default_rng(seed)
@@ -173,7 +179,13 @@ def test_tokens_of_equal_logit_are_kept_together(choose):
     x = torch.tensor([[3.0, 1.0, 3.0, 3.0, 0.0]]).repeat(300, 1)
     assert set(choose.tokens(x, columns([(1.0, 2, 0.5, 0.0)] * 300)).tokens.tolist()) == {0, 2, 3}
     x[:] = -7.0
-    assert set(choose.tokens(x, columns([(1.0, 1, 0.1, 1.0)] * 300)).tokens.tolist()) == {0, 1, 2, 3, 4}
+    assert set(choose.tokens(x, columns([(1.0, 1, 0.1, 1.0)] * 300)).tokens.tolist()) == {
+        0,
+        1,
+        2,
+        3,
+        4,
+    }
 
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(500, 1.0), (0, 0.5), (900, 0.5)])
@@ -270,9 +282,13 @@ def test_logprobs_are_those_of_a_log_softmax_in_double(choose, vocab):
     for num_top in {0, min(5, vocab), min(20, vocab), vocab}:
         logprob, top_ids, top_logprobs = choose.logprobs(x, chosen, rows, num_top)
         order = wide.sort(dim=-1, descending=True, stable=True)
-        assert torch.allclose(logprob.double(), wide[torch.arange(4), chosen.tokens[rows]], atol=1e-6, rtol=1e-6)
+        assert torch.allclose(
+            logprob.double(), wide[torch.arange(4), chosen.tokens[rows]], atol=1e-6, rtol=1e-6
+        )
         assert torch.equal(top_ids.long(), order.indices[:, :num_top])
-        assert torch.allclose(top_logprobs.double(), order.values[:, :num_top], atol=1e-6, rtol=1e-6)
+        assert torch.allclose(
+            top_logprobs.double(), order.values[:, :num_top], atol=1e-6, rtol=1e-6
+        )
 
 
 def test_logprobs_of_a_row_that_is_not_finite_harm_no_other(choose):

@@ -17,7 +17,10 @@ def random(*shape: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def assert_close(actual: torch.Tensor, expected: np.ndarray) -> None:
-    assert np.abs(actual.double().numpy() - expected).max() <= TOLERANCE[actual.dtype] * np.abs(expected).max()
+    assert (
+        np.abs(actual.double().numpy() - expected).max()
+        <= TOLERANCE[actual.dtype] * np.abs(expected).max()
+    )
 
 
 @DTYPES

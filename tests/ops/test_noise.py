@@ -36,7 +36,9 @@ def gumbel_twin(seed: int, position: int, token: int) -> float:
 def test_noise_is_the_function_that_it_says():
     cases = [(0, 0), (1, 5), (-1, 100_000), (2**62, 17), (-(2**63), 2**31 - 1)]
     actual = draw([seed for seed, _ in cases], [position for _, position in cases], 50)
-    expected = [[gumbel_twin(seed, position, token) for token in range(50)] for seed, position in cases]
+    expected = [
+        [gumbel_twin(seed, position, token) for token in range(50)] for seed, position in cases
+    ]
     assert np.allclose(actual.numpy(), expected, rtol=1e-4, atol=1e-5)
 
 
@@ -66,7 +68,11 @@ def test_noise_of_neighbours_is_not_related():
     """Of successive positions, of successive seeds, and of successive tokens."""
     positions = draw([7] * 2_000, list(range(2_000)), 100)
     seeds = draw(list(range(2_000)), [7] * 2_000, 100)
-    pairs = [(positions[1:], positions[:-1]), (seeds[1:], seeds[:-1]), (seeds[:, 1:], seeds[:, :-1])]
+    pairs = [
+        (positions[1:], positions[:-1]),
+        (seeds[1:], seeds[:-1]),
+        (seeds[:, 1:], seeds[:, :-1]),
+    ]
     for one, other in pairs:
         correlation = torch.corrcoef(torch.stack((one.flatten(), other.flatten())))[0, 1]
         assert abs(float(correlation)) < 5 / np.sqrt(one.numel())

@@ -9,7 +9,7 @@ from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 import torch
 from torch import Tensor
 
-from weft.executor.attention.layout import Size, Tiling
+from weft.executor.attention_layout import Size, Tiling
 from weft.ops.attention import paged_attention
 from weft.ops.triton.decode import decode
 from weft.ops.triton.extend import extend
@@ -45,19 +45,27 @@ class Cached:
         num_pages = [-(-stop // self.page_size) for stop in stops]
         pages = torch.randperm(sum(num_pages) + 3, generator=random)
         num_slots = len(pages) * self.page_size
-        self.table = torch.randint(num_slots, (len(stops) + 2, max(num_pages) * self.page_size), generator=random).int()
+        self.table = torch.randint(
+            num_slots, (len(stops) + 2, max(num_pages) * self.page_size), generator=random
+        ).int()
         self.rows = torch.randperm(len(stops) + 2, generator=random)[: len(stops)].int()
         seen = torch.zeros(num_slots, dtype=torch.bool)
-        for row, stop, mine in zip(self.rows, stops, pages[: sum(num_pages)].split_with_sizes(num_pages), strict=True):
+        for row, stop, mine in zip(
+            self.rows, stops, pages[: sum(num_pages)].split_with_sizes(num_pages), strict=True
+        ):
             slots = (mine[:, None] * self.page_size + torch.arange(self.page_size)).flatten()
             self.table[row, : len(slots)] = slots.int()
             seen[slots[:stop]] = True
         k, v = torch.randn(2, num_slots, self.kv_heads, self.head_dim, generator=random)
         k[~seen], v[~seen] = torch.nan, torch.inf
-        self.kv = Kv(k.to(self.kv_dtype or self.dtype), v.to(self.kv_dtype or self.dtype), *self.kv_scales)
+        self.kv = Kv(
+            k.to(self.kv_dtype or self.dtype), v.to(self.kv_dtype or self.dtype), *self.kv_scales
+        )
         # Queries stand beside what belongs to others, as within qkv.
         wide = torch.full((sum(self.lens) + 3, self.heads + 2, self.head_dim), torch.nan)
-        wide[: sum(self.lens)] = torch.randn(sum(self.lens), self.heads + 2, self.head_dim, generator=random)
+        wide[: sum(self.lens)] = torch.randn(
+            sum(self.lens), self.heads + 2, self.head_dim, generator=random
+        )
         self.q = wide.to(self.dtype)[:, : self.heads]
         self.tiling = Tiling(self.heads, self.kv_heads, self.launch.rows, self.num_processors)
 
@@ -69,7 +77,9 @@ class Cached:
         k, v = self.kv.k.double() * self.kv.k_scale, self.kv.v.double() * self.kv.v_scale
         starts, lens = torch.tensor(self.starts), torch.tensor(self.lens)
         q = self.q[: sum(self.lens)].double()
-        return paged_attention(q, k, v, self.table, self.rows, starts, lens, window=self.window, scale=self.scale)
+        return paged_attention(
+            q, k, v, self.table, self.rows, starts, lens, window=self.window, scale=self.scale
+        )
 
     def attend(self, size: Size | None = None) -> Tensor:
         """What the kernels make of it, laid out in that size, or in one that fits."""
@@ -82,13 +92,17 @@ class Cached:
             extend(self.q, self.kv, step, out, self.scale, self.window, self.launch)
         if size.num_decodes:
             rows = max(16, self.launch.rows // 2)
-            decode(self.q, self.kv, step, out, self.scale, self.window, self.launch._replace(rows=rows))
+            decode(
+                self.q, self.kv, step, out, self.scale, self.window, self.launch._replace(rows=rows)
+            )
         return out
 
 
 def sparse_bytes(num: int) -> Tensor:
     """Zeros that take no memory until they are written to, and count for nothing before."""
-    return torch.frombuffer(mmap(-1, num, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE), dtype=torch.uint8)
+    return torch.frombuffer(
+        mmap(-1, num, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE), dtype=torch.uint8
+    )
 
 
 def assert_right(cached: Cached, size: Size | None = None, tolerance: float = 2e-5) -> None:

@@ -22,7 +22,12 @@ from triton.compiler import ASTSource
 
 from weft.ops.triton.cut import collect_kernel, floor_kernel, survey_kernel, threshold_kernel
 from weft.ops.triton.decode import combine_kernel, decode_kernel
-from weft.ops.triton.elementwise import quantize_kernel, rms_norm_kernel, scaled_kernel, silu_and_mul_kernel
+from weft.ops.triton.elementwise import (
+    quantize_kernel,
+    rms_norm_kernel,
+    scaled_kernel,
+    silu_and_mul_kernel,
+)
 from weft.ops.triton.extend import extend_kernel
 from weft.ops.triton.indices import slot_indices_kernel
 from weft.ops.triton.launches import (
@@ -37,7 +42,13 @@ from weft.ops.triton.launches import (
     power_of_two,
 )
 from weft.ops.triton.rotary import rotary_store_kernel
-from weft.ops.triton.sampling import best_of_block_kernel, best_of_row_kernel, draw_kernel, logprob_kernel, mask_kernel
+from weft.ops.triton.sampling import (
+    best_of_block_kernel,
+    best_of_row_kernel,
+    draw_kernel,
+    logprob_kernel,
+    mask_kernel,
+)
 
 TARGET = GPUTarget("cuda", 90, 32)
 INSTRUCTIONS = {
@@ -49,15 +60,19 @@ INSTRUCTIONS = {
     "float8": r"F2FP\S*E4M3",
 }
 PLAIN = {"scale": "fp32", "v_scale": "fp32", "eps": "fp32", "k_factor": "fp32", "v_factor": "fp32"}
-FLOATS = (
-    "scales row_scales logits peaks temperature top_p min_p bounds scores cos sin parts logs norm maxima floor found"
-)
+FLOATS = "scales row_scales logits peaks temperature top_p min_p bounds scores cos sin parts logs norm maxima floor found"
 INTS = "rows kv_lens q_indptr tile_req tile_start decode_req table positions slots sums top_k keys ids masks num_found"
 
 
-def compiled(kernel: Any, types: dict[str, str], warps: int, stages: int = 3, **constants: Any) -> dict[str, int]:
+def compiled(
+    kernel: Any, types: dict[str, str], warps: int, stages: int = 3, **constants: Any
+) -> dict[str, int]:
     """Pointers and strides are multiples of 16, as they are when a model runs."""
-    arrays = {**dict.fromkeys(FLOATS.split(), "*fp32"), **dict.fromkeys(INTS.split(), "*i32"), "tokens": "*i64"}
+    arrays = {
+        **dict.fromkeys(FLOATS.split(), "*fp32"),
+        **dict.fromkeys(INTS.split(), "*i32"),
+        "tokens": "*i64",
+    }
     known = {**PLAIN, **{f"{name}_ptr": kind for name, kind in arrays.items()}, **types}
     signature, attrs = {}, {}
     for place, name in enumerate(kernel.arg_names):
@@ -73,28 +88,51 @@ def compiled(kernel: Any, types: dict[str, str], warps: int, stages: int = 3, **
         file.write(code.asm["cubin"])
         file.flush()
         usage, listing = (
-            subprocess.run([tool, how, file.name], capture_output=True, text=True, check=True).stdout
+            subprocess.run(
+                [tool, how, file.name], capture_output=True, text=True, check=True
+            ).stdout
             for how in ("-res-usage", "-sass")
         )
     found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
     assert found, usage
     counts = {name: len(re.findall(rf"\b{word}", listing)) for name, word in INSTRUCTIONS.items()}
-    return {"registers": int(found[1]), "stack": int(found[2]), "shared": code.metadata.shared, **counts}
+    return {
+        "registers": int(found[1]),
+        "stack": int(found[2]),
+        "shared": code.metadata.shared,
+        **counts,
+    }
 
 
-def attention(decode: bool, head_dim: int, group: int, kv: str, window: int = 0, splits: int = 8) -> dict[str, int]:
+def attention(
+    decode: bool, head_dim: int, group: int, kv: str, window: int = 0, splits: int = 8
+) -> dict[str, int]:
     launch = (decode_launch if decode else extend_launch)(head_dim, group)
     types = {"k_ptr": kv, "v_ptr": kv}
-    constants: dict[str, Any] = {"KV_HEADS": 8, "GROUP": group, "D": head_dim, "D_PAD": power_of_two(head_dim)}
+    constants: dict[str, Any] = {
+        "KV_HEADS": 8,
+        "GROUP": group,
+        "D": head_dim,
+        "D_PAD": power_of_two(head_dim),
+    }
     constants |= {"ROWS": launch.rows, "KEYS": launch.keys, "WINDOW": window}
     if decode:
         constants["SPLIT"] = splits > 1
         types |= {"parts_ptr": "*fp32" if splits > 1 else "*bf16"}
-    return compiled(decode_kernel if decode else extend_kernel, types, launch.warps, launch.stages, **constants)
+    return compiled(
+        decode_kernel if decode else extend_kernel, types, launch.warps, launch.stages, **constants
+    )
 
 
 def rotary(tokens: int, kv: str) -> dict[str, int]:
-    constants = {"HEADS": 32, "KV_HEADS": 8, "D": 128, "HALF_PAD": 64, "TOKENS": tokens, "NORMED": True}
+    constants = {
+        "HEADS": 32,
+        "KV_HEADS": 8,
+        "D": 128,
+        "HALF_PAD": 64,
+        "TOKENS": tokens,
+        "NORMED": True,
+    }
     types = {"k_ptr": kv, "v_ptr": kv}
     warps = 1 if tokens == 1 else 4
     return compiled(rotary_store_kernel, types, warps, FP8=kv != "*bf16", **constants)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.ops_triton.cached import Cached, assert_right, sparse_bytes
-from weft.executor.attention.layout import Size
+from weft.executor.attention_layout import Size
 from weft.ops.triton.launches import Launch, decode_launch, extend_launch
 from weft.ops.triton.paged import Kv
 
@@ -17,7 +17,9 @@ HALF = 2e-3  # what float16 may be off
 
 @pytest.mark.parametrize("page_size", [1, 3, 16])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_prompts_chunks_and_single_tokens_see_what_is_theirs(page_size: int, dtype: torch.dtype) -> None:
+def test_prompts_chunks_and_single_tokens_see_what_is_theirs(
+    page_size: int, dtype: torch.dtype
+) -> None:
     cached = Cached([0, 33, 20, 0, 70], [17, 1, 30, 1, 2], page_size=page_size, dtype=dtype)
     assert_right(cached, tolerance=2e-5 if dtype == torch.float32 else HALF)
 
@@ -46,7 +48,13 @@ def test_the_number_of_splits_does_not_matter(splits: int) -> None:
 def test_a_larger_size_computes_the_same_bits() -> None:
     cached = Cached([30, 61, 0, 8], [20, 1, 13, 1], page_size=1)
     exact = cached.tiling.size(np.array(cached.lens))
-    larger = Size(exact.num_requests + 3, len(cached.q), exact.num_decodes + 2, exact.num_tiles + 5, exact.num_splits)
+    larger = Size(
+        exact.num_requests + 3,
+        len(cached.q),
+        exact.num_decodes + 2,
+        exact.num_tiles + 5,
+        exact.num_splits,
+    )
     assert_right(cached, larger)
     num = sum(cached.lens)
     assert torch.equal(cached.attend(larger)[:num], cached.attend()[:num])
@@ -64,9 +72,25 @@ def test_eight_bit_kv_is_widened_and_scaled() -> None:
 
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_the_tiles_that_serve_are_right_too(head_dim: int) -> None:
-    cached = Cached([130, 0], [70, 35], heads=2, kv_heads=1, head_dim=head_dim, launch=extend_launch(head_dim, 2))
+    cached = Cached(
+        [130, 0],
+        [70, 35],
+        heads=2,
+        kv_heads=1,
+        head_dim=head_dim,
+        launch=extend_launch(head_dim, 2),
+    )
     assert_right(cached)
-    assert_right(Cached([300, 10], [1, 1], heads=2, kv_heads=1, head_dim=head_dim, launch=decode_launch(head_dim, 2)))
+    assert_right(
+        Cached(
+            [300, 10],
+            [1, 1],
+            heads=2,
+            kv_heads=1,
+            head_dim=head_dim,
+            launch=decode_launch(head_dim, 2),
+        )
+    )
 
 
 def test_a_cache_may_have_more_numbers_than_32_bits_count() -> None:

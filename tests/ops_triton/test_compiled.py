@@ -28,7 +28,10 @@ LARGEST = [  # of each kernel the variants with most registers or with instructi
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, int]]:
-    settings = {"TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton")), "TRITON_DEFAULT_FP_FUSION": "1"}
+    settings = {
+        "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton")),
+        "TRITON_DEFAULT_FP_FUSION": "1",
+    }
     env = {**os.environ, **settings, "TRITON_INTERPRET": "0"}
     command = [sys.executable, "-m", "tests.ops_triton.compiled", *LARGEST]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env, check=False)

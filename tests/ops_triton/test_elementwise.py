@@ -65,7 +65,9 @@ def test_a_row_with_nan_has_no_scale_and_leaves_others_alone(dtype: torch.dtype)
 def test_norm_and_quantisation_are_one_pass() -> None:
     x, norm = rows(3, 100), Norm(rows(1, 100)[0], 1e-6)
     kept, scales = quantize_rows(x, torch.int8, norm)
-    torch.testing.assert_close(kept * scales[:, None], twin.rms_norm(x, *norm), rtol=0, atol=float(scales.max()) * 0.51)
+    torch.testing.assert_close(
+        kept * scales[:, None], twin.rms_norm(x, *norm), rtol=0, atol=float(scales.max()) * 0.51
+    )
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -73,7 +75,11 @@ def test_norm_and_quantisation_are_one_pass() -> None:
 def test_integer_sums_become_activations(size: int, add: bool) -> None:
     random = torch.Generator().manual_seed(size)
     sums = torch.randint(-100_000, 100_000, (8, size), generator=random).int()
-    row_scales, scales, bias, before = torch.rand(8, generator=random), *(rows(1, size)[0] for _ in "ab"), rows(3, size)
+    row_scales, scales, bias, before = (
+        torch.rand(8, generator=random),
+        *(rows(1, size)[0] for _ in "ab"),
+        rows(3, size),
+    )
     want = sums[:3] * row_scales[:3, None] * scales + bias
     out = scaled(sums, row_scales, scales, bias, before.clone(), add)
     torch.testing.assert_close(out, want + before if add else want, rtol=1e-5, atol=0.05)

@@ -28,10 +28,15 @@ def filled(matrix: Matrix) -> Matrix:
 
 def both(format: str) -> tuple[tuple[TritonOps, Matrix], tuple[PlainOps, Matrix]]:
     ours, twin = TritonOps(torch.float32, CPU, format), PlainOps(torch.float32, CPU, format)
-    return (ours, filled(ours.matrix(IN, SIZES, bias=True))), (twin, filled(twin.matrix(IN, SIZES, bias=True)))
+    return (ours, filled(ours.matrix(IN, SIZES, bias=True))), (
+        twin,
+        filled(twin.matrix(IN, SIZES, bias=True)),
+    )
 
 
-@pytest.mark.parametrize(("format", "tolerance"), [("", 1e-5), ("int4", 1e-5), ("int8", 0.03), ("fp8", 0.15)])
+@pytest.mark.parametrize(
+    ("format", "tolerance"), [("", 1e-5), ("int4", 1e-5), ("int8", 0.03), ("fp8", 0.15)]
+)
 @pytest.mark.parametrize("num", [1, 20])
 def test_products_are_those_of_the_twin(format: str, tolerance: float, num: int) -> None:
     """Errors relative to the largest output: eight bits round activations, too, where the twin does not, and what the
@@ -54,9 +59,15 @@ def test_products_are_those_of_the_twin(format: str, tolerance: float, num: int)
 def test_products_of_eight_bit_floats_are_exact_where_activations_are() -> None:
     (ours, mine), _ = both("fp8")
     x = torch.randint(-7, 8, (5, IN), generator=torch.Generator().manual_seed(0)).float()
-    x[:, 0] = 7.0  # the scale of each row is 7 / 448, so every activation is an integer of up to three bits
-    want = x @ torch.cat([mine.get(0), mine.get(1)]).T + torch.cat([mine.get_bias(0), mine.get_bias(1)])
-    torch.testing.assert_close(ours.linear(x, mine), want, rtol=2**-7, atol=2**-7)  # it is given in bfloat16
+    x[:, 0] = (
+        7.0  # the scale of each row is 7 / 448, so every activation is an integer of up to three bits
+    )
+    want = x @ torch.cat([mine.get(0), mine.get(1)]).T + torch.cat(
+        [mine.get_bias(0), mine.get_bias(1)]
+    )
+    torch.testing.assert_close(
+        ours.linear(x, mine), want, rtol=2**-7, atol=2**-7
+    )  # it is given in bfloat16
 
 
 @pytest.mark.parametrize("num", [1, 20])
@@ -65,8 +76,13 @@ def test_rows_are_scaled_within_the_product_of_fp8_or_behind_it(num: int) -> Non
     matrix = ours.matrix(IN, SIZES)
     for part, size in enumerate(SIZES):
         matrix.put(part, random(size, IN))
-    within, behind = ours.linear(x, matrix), ours.linear(x, matrix, add=torch.zeros(num, sum(SIZES)))
-    torch.testing.assert_close(within, behind, rtol=2**-6, atol=1e-3)  # each is rounded to bfloat16 once
+    within, behind = (
+        ours.linear(x, matrix),
+        ours.linear(x, matrix, add=torch.zeros(num, sum(SIZES))),
+    )
+    torch.testing.assert_close(
+        within, behind, rtol=2**-6, atol=1e-3
+    )  # each is rounded to bfloat16 once
     ours._scales_rows = False
     assert torch.equal(ours.linear(x, matrix), behind)
 
@@ -115,4 +131,6 @@ def test_an_unknown_format_is_named() -> None:
 
 def test_every_float_of_eight_bits_is_widened_to_itself() -> None:
     values = torch.arange(256, dtype=torch.uint8).view(FP8).view(16, 16)
-    torch.testing.assert_close(floats(values.t()), values.t().float(), rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(
+        floats(values.t()), values.t().float(), rtol=0, atol=0, equal_nan=True
+    )

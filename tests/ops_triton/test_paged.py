@@ -11,10 +11,10 @@ from torch import Tensor
 
 from tests.executor.driver import MODEL, ints
 from weft.config.model import ModelConfig
-from weft.executor.attention.torch_paged import TorchPaged
-from weft.executor.attention.triton_paged import TritonPaged
 from weft.executor.backend import AttentionBackend, AttentionBatch, Shipped
+from weft.executor.gpu.attention import TritonPaged
 from weft.executor.kv_pool import KVPool
+from weft.executor.plain.attention import TorchPaged
 from weft.executor.weights.load import randomize
 from weft.models.registry import make_model
 from weft.ops.plain import PlainOps
@@ -23,7 +23,9 @@ from weft.ops.triton.ops import TritonOps
 
 CPU = torch.device("cpu")
 SLOTS, ROWS, CONTEXT = 300, 6, 64
-QWEN = replace(MODEL, num_heads=4, num_kv_heads=2, head_dim=16, hidden_size=48, qk_norm=True, sliding_window=4)
+QWEN = replace(
+    MODEL, num_heads=4, num_kv_heads=2, head_dim=16, hidden_size=48, qk_norm=True, sliding_window=4
+)
 QWEN = replace(QWEN, full_attention_layers=(1,), qkv_bias=True, o_bias=True)
 STEPS = [  # requests: row, tokens in the cache, tokens to run
     [(0, 0, 9), (2, 0, 1)],
@@ -32,7 +34,9 @@ STEPS = [  # requests: row, tokens in the cache, tokens to run
 ]
 
 
-def run(config: ModelConfig, ops: Ops, attention: AttentionBackend, shipped: bool = False) -> list[Tensor]:
+def run(
+    config: ModelConfig, ops: Ops, attention: AttentionBackend, shipped: bool = False
+) -> list[Tensor]:
     """Logits of every token of the steps. `shipped`: each laid out beforehand, in a size that is too large."""
     model = make_model(config, ops)
     randomize(model.weights())
@@ -71,5 +75,7 @@ def test_a_model_computes_what_it_computes_in_torch(shipped: bool) -> None:
 
 
 def test_kv_in_a_type_that_is_not_read_is_refused() -> None:
-    with pytest.raises(ValueError, match="int8; they can in float32, bfloat16, float16, float8_e4m3fn"):
+    with pytest.raises(
+        ValueError, match="int8; they can in float32, bfloat16, float16, float8_e4m3fn"
+    ):
         TritonPaged(MODEL, KVPool(MODEL, SLOTS, CPU, torch.int8), CONTEXT)

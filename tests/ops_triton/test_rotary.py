@@ -27,21 +27,32 @@ def run(
     """q, k and v in the order of tokens that have a slot: as the kernel leaves them, and as they should be."""
     random = torch.Generator().manual_seed(num)
     qkv = torch.randn(num, (HEADS + 2 * KV_HEADS) * head_dim, generator=random).mul_(3).to(dtype)
-    norms = [Norm(torch.randn(head_dim, generator=random).to(dtype), 1e-5) if normed else None for _ in "qk"]
+    norms = [
+        Norm(torch.randn(head_dim, generator=random).to(dtype), 1e-5) if normed else None
+        for _ in "qk"
+    ]
     positions = torch.randint(CONTEXT, (num,), generator=random)
     slots = torch.randperm(SLOTS, generator=random)[:num].int()
     slots[num // 2] = -1
     inv_freq = 1.0 / 100 ** (torch.arange(head_dim // 2) / head_dim)
     q, k, v = qkv.view(num, -1, head_dim).double().split_with_sizes([HEADS, KV_HEADS, KV_HEADS], 1)
     if norms[0] and norms[1]:
-        q, k = (rms_norm(x, norm.weight.double(), norm.eps) for x, norm in zip((q, k), norms, strict=True) if norm)
+        q, k = (
+            rms_norm(x, norm.weight.double(), norm.eps)
+            for x, norm in zip((q, k), norms, strict=True)
+            if norm
+        )
     tables = rotary_tables(*rotary_angles(positions, inv_freq, 1.5), torch.float64)
     kv = Kv._make((*torch.zeros(2, SLOTS, KV_HEADS, head_dim).to(kv_dtype), *scales))
     angles = rotary_angles(torch.arange(CONTEXT), inv_freq, 1.5)
     rotary_store(qkv, kv, *angles, positions.int(), slots, norms[0], norms[1], HEADS)
     there = slots >= 0
     assert (kv.k.float() != 0).any(-1).any(-1).sum() == there.sum(), "what has no slot is dropped"
-    got = (qkv.view(num, -1, head_dim)[:, :HEADS][there], kv.k[slots[there].long()], kv.v[slots[there].long()])
+    got = (
+        qkv.view(num, -1, head_dim)[:, :HEADS][there],
+        kv.k[slots[there].long()],
+        kv.v[slots[there].long()],
+    )
     want = (apply_rotary(q, *tables)[there], apply_rotary(k, *tables)[there], v[there])
     return (got[0].double(), got[1].double() * scales[0], got[2].double() * scales[1]), want
 
@@ -58,7 +69,9 @@ def test_heads_have_any_size(head_dim: int) -> None:
 
 
 def test_sixteen_bits_are_rounded_once() -> None:
-    torch.testing.assert_close(*run(9, dtype=torch.float16, kv_dtype=torch.float16), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(
+        *run(9, dtype=torch.float16, kv_dtype=torch.float16), rtol=1e-3, atol=1e-3
+    )
 
 
 def test_eight_bits_are_kept_in_units_of_the_scale() -> None:
@@ -79,10 +92,24 @@ def test_slots_may_lie_behind_more_numbers_than_32_bits_count() -> None:
     """Where only bytes that are used take memory: an index that wrapped would write to the beginning."""
     head_dim, few = 16, 8
     ahead = (1 << 32) // (KV_HEADS * head_dim)
-    large = sparse_bytes((ahead + few) * KV_HEADS * head_dim).view(torch.float8_e4m3fn).view(-1, KV_HEADS, head_dim)
+    large = (
+        sparse_bytes((ahead + few) * KV_HEADS * head_dim)
+        .view(torch.float8_e4m3fn)
+        .view(-1, KV_HEADS, head_dim)
+    )
     qkv, angles = torch.ones(2, (HEADS + 2 * KV_HEADS) * head_dim), torch.ones(4, head_dim // 2)
     slots = torch.tensor([ahead + 3, ahead + 5], dtype=torch.int32)
-    rotary_store(qkv, Kv(large, large), angles, angles, torch.zeros(2, dtype=torch.int32), slots, None, None, HEADS)
+    rotary_store(
+        qkv,
+        Kv(large, large),
+        angles,
+        angles,
+        torch.zeros(2, dtype=torch.int32),
+        slots,
+        None,
+        None,
+        HEADS,
+    )
     written = (large.view(torch.uint8)[ahead:] != 0).flatten(1).any(1)
     assert written.nonzero().flatten().tolist() == [3, 5]
     assert not large.view(torch.uint8)[: 2 * few].any()

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from tests.ops.draws import FILTERS, columns
-from weft.executor.plan import Known, Logprobs, Mask, Penalties, Sampling
 from weft.executor.sampler import sample
 from weft.ops import noise, sampling
 from weft.ops.sampling import TorchChoose
 from weft.ops.triton import cut
 from weft.ops.triton import sampling as ours
 from weft.ops.triton.sampling import TritonChoose
+from weft.plan.step import Known, Logprobs, Mask, Penalties, Sampling
 
 pytestmark = [  # what numpy says to rows that are not finite
     pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning"),
@@ -105,14 +105,18 @@ def test_masks_log_probabilities_and_forbidden_rows_are_as_in_torch() -> None:
     num, vocab_size = 5, BLOCK + 77
     x = logits(num, vocab_size)
     random = np.random.default_rng(0)
-    words = random.integers(-(2**31), 2**31, (3, vocab_size // 32), dtype=np.int32)  # the last tokens have no bit
+    words = random.integers(
+        -(2**31), 2**31, (3, vocab_size // 32), dtype=np.int32
+    )  # the last tokens have no bit
     words[1] = 0
     step = plan(
         [(1.0, 0, 0.9, 0.0)] * num,
         mask=Mask(np.array([0, 2, 4], np.int32), Known(words)),
         logprobs=Logprobs(np.array([0, 1, 4], np.int32), np.array([5, 0, 3], np.int32)),
     )
-    want, got = (sample(choose, x.clone(), step, torch.zeros(num)).result() for choose in (TWIN, OURS))
+    want, got = (
+        sample(choose, x.clone(), step, torch.zeros(num)).result() for choose in (TWIN, OURS)
+    )
     assert got.tokens.tolist() == want.tokens.tolist()
     assert got.invalid is not None
     assert got.invalid.tolist() == [False, False, True, False, False]

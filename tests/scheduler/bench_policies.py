@@ -13,9 +13,9 @@ import time
 
 import numpy as np
 
-from weft.executor.plan import Result
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
+from weft.plan.step import Result
 from weft.scheduler.policy import POLICIES
 from weft.scheduler.scheduler import Scheduler
 from weft.scheduler.settings import SchedulerSettings
@@ -78,7 +78,9 @@ class Scene:
             self.times["pass"].append(seconds)
         while len(scheduler.waiting_queue) < self.num_waiting:
             self.arrive()
-        scheduler.process_batch_result(batch, Result(tokens=np.full(len(batch.sample_rows), 5, dtype=np.int32)))
+        scheduler.process_batch_result(
+            batch, Result(tokens=np.full(len(batch.sample_rows), 5, dtype=np.int32))
+        )
 
     def run(self) -> None:
         for _ in range(NUM_STEPS):
@@ -87,7 +89,10 @@ class Scene:
     def twin(self) -> float:
         began = time.perf_counter()
         cache = self.scheduler.kv.cache
-        sorted(self.scheduler.waiting_queue, key=lambda request: -cache.peek(request.namespace, request.packed))
+        sorted(
+            self.scheduler.waiting_queue,
+            key=lambda request: -cache.peek(request.namespace, request.packed),
+        )
         return time.perf_counter() - began
 
 
@@ -98,9 +103,16 @@ def main() -> None:
             scene = Scene(policy, num_waiting)
             scene.run()
             order, arrival, whole = (scene.times[name] for name in ("order", "arrival", "pass"))
-            values = [statistics.median(order), max(order), statistics.median(arrival), statistics.median(whole)]
+            values = [
+                statistics.median(order),
+                max(order),
+                statistics.median(arrival),
+                statistics.median(whole),
+            ]
             values.append(max(whole))
-            print(f"{policy:18}{num_waiting:6}" + "".join(f"{value * 1e6:10.0f}" for value in values))
+            print(
+                f"{policy:18}{num_waiting:6}" + "".join(f"{value * 1e6:10.0f}" for value in values)
+            )
         print(f"{'twin of lpm':18}{num_waiting:6}{scene.twin() * 1e6:10.0f}")
 
 

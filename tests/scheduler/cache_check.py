@@ -41,7 +41,9 @@ class CacheCheck:
         at = np.concatenate(slots)
         is_computed = ~np.isin(at, self._runner.pending_slots())
         computed = self._runner.state[at[is_computed]]
-        assert (computed == np.array(expected, dtype=np.int64)[is_computed]).all(), "a page is not what its key says"
+        assert (computed == np.array(expected, dtype=np.int64)[is_computed]).all(), (
+            "a page is not what its key says"
+        )
         self.num_tokens += len(computed)
 
     def _chain(self, before: int, node: Any) -> list[int]:

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from tests.scheduler.world import World
+from weft.engine.engine import Engine
 from weft.messages.codec import FromEngine, ToEngine
 from weft.messages.control import ListRequests, ListRequestsReply
 from weft.messages.replies import StepOutput
 from weft.messages.requests import Abort, GenerateRequest
 from weft.messages.sampling import SamplingParams
-from weft.scheduler.service.engine import Engine
 from weft.scheduler.settings import SchedulerSettings
 
 
@@ -22,7 +22,12 @@ class EngineWorld(World):
     def __init__(self, settings: SchedulerSettings, depth: int = 0, **options: Any) -> None:
         super().__init__(settings, depth, fail_steps=options.pop("fail_steps", None))
         self.engine = Engine(
-            settings, self.runner, clock=lambda: self.time, overlap=depth, on_failure=self.failed, **options
+            settings,
+            self.runner,
+            clock=lambda: self.time,
+            overlap=depth,
+            on_failure=self.failed,
+            **options,
         )
         self.scheduler = self.engine.scheduler
         self.replies: list[FromEngine] = []
@@ -64,7 +69,11 @@ class EngineWorld(World):
         return [row.why for row in reply.requests]
 
 
-def request(id: int, prompt: list[int], *, rid: str = "", group: str = "", **sampling: Any) -> GenerateRequest:
+def request(
+    id: int, prompt: list[int], *, rid: str = "", group: str = "", **sampling: Any
+) -> GenerateRequest:
     packed = np.array(prompt, dtype=np.int32).tobytes()
     params = SamplingParams(**sampling)
-    return GenerateRequest(id=id, rid=rid or f"r{id}", group=group, input_ids=packed, sampling=params)
+    return GenerateRequest(
+        id=id, rid=rid or f"r{id}", group=group, input_ids=packed, sampling=params
+    )

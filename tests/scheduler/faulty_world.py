@@ -27,12 +27,12 @@ from tests.scheduler.engine_world import EngineWorld
 from tests.scheduler.oracle_runner import DeviceFailed, OracleStep
 from tests.scheduler.random_worlds import StepSeconds, random_prompt
 from tests.scheduler.world import EOS, VOCAB
-from weft.executor.plan import Plan
 from weft.messages.codec import FromEngine, ToEngine
 from weft.messages.control import AuditBooks, ExplainRequest, FlushCache, ListRequests, SetPolicy
 from weft.messages.flow import Block, ContinueGeneration, PauseGeneration, Unblock
 from weft.messages.requests import Abort
 from weft.messages.sessions import CloseSession, OpenSession, SessionParams
+from weft.plan.step import Plan
 from weft.scheduler.settings import SchedulerSettings
 
 NUM_WORLDS = 8
@@ -57,14 +57,35 @@ CONTROL: list[ToEngine] = [
     OpenSession(call=2, session_id="s"),
 ]
 CORE = (
-    *("admission", "batch", "commit", "deadlines", "events", "kv", "pace", "planner", "policy", "preemption", "queue"),
-    *("ratio", "refusal", "request", "retraction", "scheduler", "seeds", "step_cost", "waiting", "service.books"),
+    "scheduler.admission",
+    "scheduler.batch",
+    "scheduler.commit",
+    "scheduler.limits.deadlines",
+    "scheduler.history.request_history",
+    "scheduler.kv",
+    "scheduler.pace.pace",
+    "scheduler.planner",
+    "scheduler.policy",
+    "scheduler.preemption",
+    "scheduler.queue",
+    "scheduler.ratio",
+    "scheduler.limits.refusal",
+    "scheduler.request",
+    "scheduler.retraction",
+    "scheduler.scheduler",
+    "scheduler.seeds",
+    "scheduler.pace.step_cost",
+    "scheduler.waiting_table",
+    "engine.kv_audit",
 )
 
 
 # These stand around the guard, or are what it asks.
 SPARED = {
-    *("weft.scheduler.scheduler.Scheduler.has_work", "weft.scheduler.scheduler.Scheduler.take_faults"),
+    *(
+        "weft.scheduler.scheduler.Scheduler.has_work",
+        "weft.scheduler.scheduler.Scheduler.take_faults",
+    ),
     "weft.scheduler.scheduler.Scheduler.take_output",
 }
 # What it returns is what is told: where that is lost, nothing can be done.
@@ -91,9 +112,13 @@ class Fault(NamedTuple):
 
 def targets() -> list[Target]:
     """All public functions, methods and properties of the scheduler's core and of memory."""
-    names = [f"weft.scheduler.{name}" for name in CORE]
+    names = [f"weft.{name}" for name in CORE]
     for package in (weft.memory, weft.scheduler.policies):
-        names += [one.name for one in pkgutil.walk_packages(package.__path__, f"{package.__name__}.") if not one.ispkg]
+        names += [
+            one.name
+            for one in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+            if not one.ispkg
+        ]
     found: list[Target] = []
     for module_name in names:
         module = importlib.import_module(module_name)
@@ -103,17 +128,22 @@ def targets() -> list[Target]:
             if inspect.isfunction(value):
                 found.append(Target(module_name, name))
             elif inspect.isclass(value) and not getattr(value, "_is_protocol", False):
-                members = [(key, member) for key, member in vars(value).items() if not key.startswith("_")]
+                members = [
+                    (key, member) for key, member in vars(value).items() if not key.startswith("_")
+                ]
                 found += [
                     Target(f"{module_name}.{name}", key)
                     for key, member in members
-                    if isinstance(member, property | staticmethod | classmethod) or inspect.isfunction(member)
+                    if isinstance(member, property | staticmethod | classmethod)
+                    or inspect.isfunction(member)
                 ]
     return [target for target in found if str(target) not in SPARED]
 
 
 @contextmanager
-def replaced(target: Target, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+def replaced(
+    target: Target, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> Iterator[None]:
     """Put another function in the place of a target, wherever it was imported to."""
     home, _, last = target.home.rpartition(".")
     with ExitStack() as stack:
@@ -141,12 +171,25 @@ def replaced(target: Target, wrap: Callable[[Callable[..., Any]], Callable[..., 
 
 
 def _loaded() -> list[Any]:
-    return [module for name, module in sys.modules.items() if name.startswith(("weft.scheduler", "weft.memory"))]
+    return [
+        module
+        for name, module in sys.modules.items()
+        if name.startswith(("weft.engine", "weft.scheduler", "weft.memory"))
+    ]
 
 
 def _settings(rng: random.Random, number: int) -> SchedulerSettings:
     page_size = (1, 4, 2, 8)[number % 4]
-    policies = ("fcfs", "lpm", "fair", "priority", "dfs-weight", "shortest-prefill-first", "fair", "lpm")
+    policies = (
+        "fcfs",
+        "lpm",
+        "fair",
+        "priority",
+        "dfs-weight",
+        "shortest-prefill-first",
+        "fair",
+        "lpm",
+    )
     return SchedulerSettings(
         num_pages=120 // page_size + 2,
         page_size=page_size,
@@ -180,7 +223,9 @@ class FaultyWorld(EngineWorld):
         self.failed_steps: set[int] = set()  # requests of steps that were to fail
         self.tick_s = 0.001
         self.let_steps_cost(StepSeconds(0.001, 0.0004, 1e-6))
-        self.recent: deque[set[int]] = deque(maxlen=self.engine.depth + 1)  # requests of the steps launched last
+        self.recent: deque[set[int]] = deque(
+            maxlen=self.engine.depth + 1
+        )  # requests of the steps launched last
         self.taken_in: set[int] = set()  # requests of the message that is being taken in
         self.may_end: set[int] | None = None  # as of the fault
         launch = self.runner.launch

@@ -24,7 +24,9 @@ PER_TIMED_WORLD = 40  # requests: their prompts are long
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=100_000, help="requests in total")
-    parser.add_argument("--per-world", type=int, default=500, help="requests with the same settings")
+    parser.add_argument(
+        "--per-world", type=int, default=500, help="requests with the same settings"
+    )
     parser.add_argument("--seed", type=int, default=1_000, help="seed of the first world")
     parser.add_argument("--faults", type=int, default=0, help="faults to plant")
     args = parser.parse_args()
@@ -84,7 +86,9 @@ def plant_faults(num_faults: int, seed: int) -> None:
             raise
         if i % 200 == 199:
             print(f"{time.monotonic() - began:6.0f} s  {i + 1} faults", flush=True)
-    print(f"{time.monotonic() - began:6.0f} s  {num_faults} faults, none with more harm than it may do")
+    print(
+        f"{time.monotonic() - began:6.0f} s  {num_faults} faults, none with more harm than it may do"
+    )
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from weft.memory.prefix_cache import TOKEN_BYTES
 from weft.messages.replies import StepOutput
 from weft.messages.requests import GenerateRequest
 from weft.scheduler.batch import Batch
-from weft.scheduler.part import Part, Verdict
+from weft.scheduler.feature import Part, Verdict
 from weft.scheduler.policy import Policy
 from weft.scheduler.request import NO_ROW, Request, RequestState
 from weft.scheduler.scheduler import Scheduler
@@ -63,7 +63,9 @@ class Pages:
         scheduler = world.scheduler
         self.size = scheduler.settings.page_size
         self._kv = scheduler.kv
-        self.with_row = [request for request in scheduler.requests.values() if request.row != NO_ROW]
+        self.with_row = [
+            request for request in scheduler.requests.values() if request.row != NO_ROW
+        ]
         self.paths = {request.id: self.path(request.handle) for request in self.with_row}
         self.locked = set().union(*self.paths.values()) if self.paths else set()
         own = sum(len(self.own(request)) for request in self.with_row)
@@ -71,7 +73,11 @@ class Pages:
         self.available = usable - len(self.locked) - own
 
     def path(self, handle: Any) -> set[int]:
-        return set(self._kv.cache.pages_of(handle).tolist()) if self._kv.cache.shares and handle is not None else set()
+        return (
+            set(self._kv.cache.pages_of(handle).tolist())
+            if self._kv.cache.shares and handle is not None
+            else set()
+        )
 
     def prefix(self, request: Request) -> list[int]:
         """The pages of a waiting request's cached prefix. Only looks."""
@@ -107,7 +113,9 @@ class Model:
         self.count = Counter[str]()  # what has been compared
         self.totals = Counter[str]()  # as the counters of the scheduler should have them
         self.num_steps = 0
-        self.cached: dict[int, int] = {}  # tokens found cached when a request was first admitted, by id
+        self.cached: dict[
+            int, int
+        ] = {}  # tokens found cached when a request was first admitted, by id
         self.came_s = dict[int, float]()  # times of each request, by id
         self.admitted_s = dict[int, float]()
         self.first_token_s = dict[int, float]()
@@ -146,7 +154,9 @@ class Model:
 
     # Times
 
-    def _note_arrival(self, real: Callable[[GenerateRequest], None], request: GenerateRequest) -> None:
+    def _note_arrival(
+        self, real: Callable[[GenerateRequest], None], request: GenerateRequest
+    ) -> None:
         self.came_s[request.id] = self.world.time
         real(request)
 
@@ -160,7 +170,9 @@ class Model:
     def _compare_pass(self, real: Callable[[], Batch | None]) -> Batch | None:
         scheduler = self.scheduler
         self._is_full &= not self._something_left()
-        assert scheduler.batch_is_full == self._is_full, "the batch is taken for full, or not, without a reason"
+        assert scheduler.batch_is_full == self._is_full, (
+            "the batch is taken for full, or not, without a reason"
+        )
         self.hooks.compare(scheduler)
         order = self.expected_order()
         if order is not None:
@@ -194,7 +206,9 @@ class Model:
         self.count["switches"] += 1
         requests = self.scheduler.requests.values()
         self.hooks = Hooks()
-        self.hooks.waiting = {one.id for one in requests if one.row == NO_ROW and not one.retractions}
+        self.hooks.waiting = {
+            one.id for one in requests if one.row == NO_ROW and not one.retractions
+        }
         self.hooks.unknown = {one.id for one in requests if one.row != NO_ROW}
         self.hooks.listen(self.scheduler.waiting_queue.policy)
 
@@ -220,7 +234,9 @@ class Model:
             elif not request.retractions or not queue.policy.resumes_first:
                 self._since_turn += 1
 
-    def _count_step(self, real: Callable[..., Batch | None], now: float, *, in_flight: bool) -> Batch | None:
+    def _count_step(
+        self, real: Callable[..., Batch | None], now: float, *, in_flight: bool
+    ) -> Batch | None:
         batch = real(now, in_flight=in_flight)
         self.num_steps += batch is not None
         return batch
@@ -254,18 +270,27 @@ class Model:
 
     def expected_order(self) -> list[Request] | None:
         """The waiting requests, best first; None where only the policy can know."""
-        queue, settings, now = self.scheduler.waiting_queue, self.scheduler.settings, self.scheduler._now
+        queue, settings, now = (
+            self.scheduler.waiting_queue,
+            self.scheduler.settings,
+            self.scheduler._now,
+        )
         key = KEYS.get(settings.policy)
         if key is None:
             return None
         resumed = sorted((one for one in queue if one.retractions), key=lambda one: one.arrival)
         fresh = [one for one in queue if not one.retractions]
         pages = Pages(self.world)
-        fresh.sort(key=lambda one: (key(one, len(pages.prefix(one)) * pages.size, now), one.arrival))
+        fresh.sort(
+            key=lambda one: (key(one, len(pages.prefix(one)) * pages.size, now), one.arrival)
+        )
         goes_first = resumed
         if settings.policy == "priority":
             sign = 1 if settings.low_priority_first else -1
-            fresh = sorted([*resumed, *queue], key=lambda one: (sign * one.priority, not one.retractions, one.arrival))
+            fresh = sorted(
+                [*resumed, *queue],
+                key=lambda one: (sign * one.priority, not one.retractions, one.arrival),
+            )
             fresh = list(dict.fromkeys(fresh))
             goes_first = []
         overdue = [one for one in fresh if 0 < settings.aging_s <= now - one.arrival_s]
@@ -291,7 +316,12 @@ class Model:
     @staticmethod
     def _pieces(batch: Batch) -> list[Piece]:
         number = len(batch.prefills)
-        places = zip(batch.prefills, batch.starts[:number].tolist(), batch.lens[:number].tolist(), strict=True)
+        places = zip(
+            batch.prefills,
+            batch.starts[:number].tolist(),
+            batch.lens[:number].tolist(),
+            strict=True,
+        )
         return [(request.id, start, length) for request, start, length in places]
 
     def expected_pass(self) -> Pass:
@@ -365,12 +395,17 @@ class Model:
         return max(0, min(left, LONGEST_EXPECTED))
 
     def running(self) -> list[Request]:
-        return [self.scheduler.columns.requests[row] for row in self.scheduler.running_batch.rows.tolist()]
+        return [
+            self.scheduler.columns.requests[row]
+            for row in self.scheduler.running_batch.rows.tolist()
+        ]
 
     def unfinished(self) -> list[Request]:
         """Those that need another step."""
         columns = self.scheduler.columns
-        return [request for request in self.running() if columns.seq_len[request.row] < request.max_len]
+        return [
+            request for request in self.running() if columns.seq_len[request.row] < request.max_len
+        ]
 
     def decode_tokens(self, requests: list[Request]) -> int:
         columns = self.scheduler.columns
@@ -379,12 +414,16 @@ class Model:
     def decode_pages(self, requests: list[Request], size: int) -> int:
         """Pages that a decode step begins."""
         columns = self.scheduler.columns
-        places = (range(int(columns.kv_len[one.row]), int(columns.seq_len[one.row])) for one in requests)
+        places = (
+            range(int(columns.kv_len[one.row]), int(columns.seq_len[one.row])) for one in requests
+        )
         return sum(position % size == 0 for positions in places for position in positions)
 
     # A decode step
 
-    def _compare_decode(self, real: Callable[..., Batch | None], *, in_flight: bool) -> Batch | None:
+    def _compare_decode(
+        self, real: Callable[..., Batch | None], *, in_flight: bool
+    ) -> Batch | None:
         scheduler, pages = self.scheduler, Pages(self.world)
         requests, ratio = self.unfinished(), scheduler.new_token_ratio
         before = ratio.current
@@ -435,7 +474,10 @@ class Model:
 
         def missing() -> int:
             steps = len(kept) * STEPS_AFTER_RETRACTION
-            return max(self.decode_pages(kept, pages.size) * pages.size, steps) - available * pages.size
+            return (
+                max(self.decode_pages(kept, pages.size) * pages.size, steps)
+                - available * pages.size
+            )
 
         while len(kept) > 1 and (not gone or missing() > 0):
             victim = self.cheapest(kept, pages, gone, max(missing(), pages.size))
@@ -446,10 +488,16 @@ class Model:
 
     def freed(self, request: Request, pages: Pages, gone: list[int]) -> set[int]:
         """Pages that nobody needs any more when this request leaves too."""
-        others = (pages.paths[one.id] for one in pages.with_row if one.id != request.id and one.id not in gone)
+        others = (
+            pages.paths[one.id]
+            for one in pages.with_row
+            if one.id != request.id and one.id not in gone
+        )
         return (pages.paths[request.id] - set().union(*others)) | pages.own(request)
 
-    def cheapest(self, requests: list[Request], pages: Pages, gone: list[int], missing: int) -> Request:
+    def cheapest(
+        self, requests: list[Request], pages: Pages, gone: list[int], missing: int
+    ) -> Request:
         """Who loses least for what is gained: the lowest class first."""
         rank = self.scheduler.waiting_queue.policy.rank
 
@@ -460,14 +508,23 @@ class Model:
                 return (-rank(request), math.inf, freed, -request.arrival)
             cannot_stay = pages.computed(request) % pages.size
             lost = gained + cannot_stay + PREFILL_STEP_COST
-            return (-rank(request), lost / gained * (1 + request.retractions), freed, -request.arrival)
+            return (
+                -rank(request),
+                lost / gained * (1 + request.retractions),
+                freed,
+                -request.arrival,
+            )
 
         return min(requests, key=cost)
 
     # Preemption
 
     def _compare_victims(
-        self, real: Callable[..., list[Request]], now: float, chunked_req: Request | None, ratio: float
+        self,
+        real: Callable[..., list[Request]],
+        now: float,
+        chunked_req: Request | None,
+        ratio: float,
     ) -> list[Request]:
         expected = self._expected_preempted(now, chunked_req, ratio)
         victims = real(now, chunked_req, ratio)
@@ -503,7 +560,9 @@ class Model:
             if not below:
                 return []
             victim = self.cheapest(below, pages, [], max(int(lacking), pages.size))
-            lacking -= len(self.freed(victim, pages, [])) * pages.size + self.expected_output(victim, ratio)
+            lacking -= len(self.freed(victim, pages, [])) * pages.size + self.expected_output(
+                victim, ratio
+            )
             below.remove(victim)
             victims.append(victim)
         return [one.id for one in victims]
@@ -528,7 +587,12 @@ class Hooks:
         self.unknown: set[int] = set()  # that ran before it was chosen
 
     def listen(self, policy: Policy) -> None:
-        told = {"arrived": self._arrived, "dropped": self._dropped, "admitted": self._admitted, "left": self._left}
+        told = {
+            "arrived": self._arrived,
+            "dropped": self._dropped,
+            "admitted": self._admitted,
+            "left": self._left,
+        }
         for name, tell in told.items():
             self._before(policy, name, tell)
 
@@ -547,7 +611,9 @@ class Hooks:
         assert not scheduler._faults
         requests = scheduler.requests.values()
         assert self.running | self.unknown == {one.id for one in requests if one.row != NO_ROW}
-        assert self.waiting == {one.id for one in requests if one.row == NO_ROW and not one.retractions}
+        assert self.waiting == {
+            one.id for one in requests if one.row == NO_ROW and not one.retractions
+        }
 
     def _arrived(self, request: Request) -> None:
         assert request.id not in self.waiting | self.running

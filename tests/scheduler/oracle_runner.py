@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from weft.executor.control import (
+from weft.plan.device import (
     DeviceReply,
     DeviceRequest,
     Pending,
@@ -19,7 +19,7 @@ from weft.executor.control import (
     ResumeMemory,
     UpdateFromDisk,
 )
-from weft.executor.plan import LAST_SAMPLED, Given, IntArray, PlaceLogprobs, Plan, Result
+from weft.plan.step import LAST_SAMPLED, Given, IntArray, PlaceLogprobs, Plan, Result
 
 MASK = (1 << 61) - 1
 POISONED = -2  # the state of a token whose K and V are not finite, and of all that see it
@@ -48,7 +48,9 @@ def expected_logprobs(prompt: list[int], start: int) -> list[float | None]:
     return [None, *told] if start < len(prompt) else []
 
 
-def expected_output(prompt: list[int], max_new: int, vocab_size: int, eos: set[int], weights: int = 0) -> list[int]:
+def expected_output(
+    prompt: list[int], max_new: int, vocab_size: int, eos: set[int], weights: int = 0
+) -> list[int]:
     state, output = 0, []
     for token in prompt:
         state = extend_hash(state, token, weights)
@@ -106,7 +108,9 @@ class OracleRunner:
     fail_steps: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.state = np.zeros(self.num_slots, dtype=np.int64)  # hash of the sequence that ends in this slot
+        self.state = np.zeros(
+            self.num_slots, dtype=np.int64
+        )  # hash of the sequence that ends in this slot
         self.table = np.zeros((self.num_rows, self.max_len), dtype=np.int32)
         self.last = np.zeros(self.num_rows, dtype=np.int32)
         self.num_tokens_run = 0
@@ -141,16 +145,22 @@ class OracleRunner:
             case ResumeMemory(tags):
                 self._released -= set(tags)
         message = "" if ok else "there are no such weights"
-        return DeviceReply(ok=ok, message=message, kv_is_stale=changed, released=tuple(sorted(self._released)))
+        return DeviceReply(
+            ok=ok, message=message, kv_is_stale=changed, released=tuple(sorted(self._released))
+        )
 
     def execute(self, plan: Plan) -> Result:
         assert not self._released, "a step runs without its memory"
         self._follow_table(plan)
-        assert len(set(plan.slots.tolist())) == len(plan.slots), "two tokens of one step share a slot"
+        assert len(set(plan.slots.tolist())) == len(plan.slots), (
+            "two tokens of one step share a slot"
+        )
         sampled, at = [], 0
         states = []
         invalid = []
-        for row, start, length in zip(plan.rows.tolist(), plan.starts.tolist(), plan.lens.tolist(), strict=True):
+        for row, start, length in zip(
+            plan.rows.tolist(), plan.starts.tolist(), plan.lens.tolist(), strict=True
+        ):
             state = int(self.state[self.table[row, start - 1]]) if start else 0
             for i in range(at, at + length):
                 token = int(plan.tokens[i])
@@ -164,10 +174,19 @@ class OracleRunner:
             ends = np.cumsum(plan.lens) - 1
             for i in np.flatnonzero(np.array(invalid) & plan.samples):
                 states[ends[i]] = states[ends[i]][0], POISONED
-        for slot, state in states:  # written after all was read: no request may read what another writes in this step
+        for (
+            slot,
+            state,
+        ) in (
+            states
+        ):  # written after all was read: no request may read what another writes in this step
             self.state[slot] = state
         self.num_tokens_run += plan.num_tokens
-        tokens = [token for (row, token), samples in zip(sampled, plan.samples.tolist(), strict=True) if samples]
+        tokens = [
+            token
+            for (row, token), samples in zip(sampled, plan.samples.tolist(), strict=True)
+            if samples
+        ]
         for (row, token), samples in zip(sampled, plan.samples.tolist(), strict=True):
             if samples:
                 self.last[row] = token
@@ -186,7 +205,9 @@ class OracleRunner:
             return None
         assert int(asked.counts.sum()) == len(asked.places) == len(asked.targets)
         pairs = zip(asked.places.tolist(), asked.targets.tolist(), strict=True)
-        values = np.array([logprob(states[place], token) for place, token in pairs], dtype=np.float32)
+        values = np.array(
+            [logprob(states[place], token) for place, token in pairs], dtype=np.float32
+        )
         none = np.zeros((len(values), 0), dtype=np.float32)
         return Given(
             prompt_logprobs=PlaceLogprobs(
@@ -202,10 +223,14 @@ class OracleRunner:
         if plan.table is not None:
             at = 0
             t = plan.table
-            for row, start, length in zip(t.rows.tolist(), t.starts.tolist(), t.lens.tolist(), strict=True):
+            for row, start, length in zip(
+                t.rows.tolist(), t.starts.tolist(), t.lens.tolist(), strict=True
+            ):
                 self.table[row, start : start + length] = t.slots[at : at + length]
                 at += length
         at = 0
-        for row, start, length in zip(plan.rows.tolist(), plan.starts.tolist(), plan.lens.tolist(), strict=True):
+        for row, start, length in zip(
+            plan.rows.tolist(), plan.starts.tolist(), plan.lens.tolist(), strict=True
+        ):
             self.table[row, start : start + length] = plan.slots[at : at + length]
             at += length

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.talk import Talk, with_sessions
 from tests.scheduler.world import EOS, VOCAB
-from weft.executor.plan import Plan
 from weft.messages.control import SetPolicy
 from weft.messages.requests import Abort
+from weft.plan.step import Plan
+from weft.scheduler.pace.step_cost import Load
 from weft.scheduler.policy import POLICIES
 from weft.scheduler.settings import SchedulerSettings
-from weft.scheduler.step_cost import Load
 
 
 def random_settings(rng: random.Random) -> SchedulerSettings:
@@ -38,7 +38,9 @@ def random_settings(rng: random.Random) -> SchedulerSettings:
         preemption_threshold=rng.choice([0, 1, 10]),
         tenant_weights=(("a", 2.0), ("b", 0.5)),
         max_step_s=rng.choice([0.0, 0.0, 0.01, 0.05]),
-        max_prefill_tokens=rng.choice([page_size, 20, 64, 1000]) if chunk is None else max(chunk, 64),
+        max_prefill_tokens=rng.choice([page_size, 20, 64, 1000])
+        if chunk is None
+        else max(chunk, 64),
         chunked_prefill_size=chunk,
         mixed_chunk=rng.random() < 0.5,
         max_queued_requests=rng.choice([5, 1000, 1000, 1000]),
@@ -114,14 +116,20 @@ def drive_timed(world: TimedWorld, rng: random.Random, num_requests: int) -> Non
     longest = world.scheduler.max_len - 1
     crowd = rng.choice([3, 12])
     while len(world.sent) < num_requests or world.has_work:
-        if len(world.sent) < num_requests and len(world.scheduler.requests) < crowd and rng.random() < 0.3:
+        if (
+            len(world.sent) < num_requests
+            and len(world.scheduler.requests) < crowd
+            and rng.random() < 0.3
+        ):
             for _ in range(rng.choice([1, 2, 6])):
                 head = rng.choice(families)[: rng.choice([0, 0, 100, 900])]
                 tail = [rng.randrange(VOCAB) for _ in range(int(rng.lognormvariate(5, 1)))]
                 prompt = [*head, rng.randrange(VOCAB), *tail][:longest]
                 world.send(
                     prompt,
-                    max_new_tokens=max(1, min(rng.choice([1, 8, 60]), world.scheduler.max_len - len(prompt))),
+                    max_new_tokens=max(
+                        1, min(rng.choice([1, 8, 60]), world.scheduler.max_len - len(prompt))
+                    ),
                     ignore_eos=True,
                     salt=rng.choice(["", "", "", "other"]),
                     user=rng.choice("aabc"),
@@ -194,7 +202,9 @@ def prompt_wishes(rng: random.Random, prompt_len: int) -> dict[str, int]:
     return {"prompt_logprobs": 0, "prompt_logprobs_start": start}
 
 
-def run_random(seed: int, num_requests: int = 40, *, switches: bool = False, puts_aside: bool = False) -> RecordedWorld:
+def run_random(
+    seed: int, num_requests: int = 40, *, switches: bool = False, puts_aside: bool = False
+) -> RecordedWorld:
     """Run a random world to its end. If it breaks, its journal is in the file that the exception names. `switches`: the
     policy changes again and again. In every third world some requests belong to sessions. `puts_aside`: each step
     has a file of the journal for itself."""
@@ -228,7 +238,11 @@ def drive(
     wishes = random.Random(f"wishes beside {families[0]}")
     sent = 0
     while sent < num_requests or world.has_work:
-        if sent < num_requests and len(world.scheduler.waiting_queue) < crowd and rng.random() < 0.4:
+        if (
+            sent < num_requests
+            and len(world.scheduler.waiting_queue) < crowd
+            and rng.random() < 0.4
+        ):
             for _ in range(rng.choice([1, 1, 2, 8])):
                 longest = world.scheduler.max_len * rng.choice([1, 1, 2, 4]) // 4
                 prompt = random_prompt(rng, families, longest)

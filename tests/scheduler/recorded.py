@@ -7,15 +7,15 @@ import tempfile
 from pathlib import Path
 
 from tests.scheduler.world import World
+from weft.engine.input_gate import Barrier
+from weft.engine.processors import Processors
 from weft.grammar.protocol import Grammars
+from weft.journal.file import JournalWriter
+from weft.journal.recorder import RecordedEngine, Recorder
+from weft.journal.replay import Replay
 from weft.messages.codec import ToEngine
 from weft.messages.replies import StepOutput
 from weft.messages.requests import Abort, GenerateRequest
-from weft.observe.journal import JournalWriter
-from weft.scheduler.service.blocker import Barrier
-from weft.scheduler.service.journal import RecordedEngine, Recorder
-from weft.scheduler.service.processors import Processors
-from weft.scheduler.service.replay import Replay
 from weft.scheduler.settings import SchedulerSettings
 
 

@@ -12,9 +12,15 @@ from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.world import VOCAB
 from weft.messages.control import FlushCache
 from weft.messages.requests import Abort
-from weft.messages.sessions import CloseSession, CloseSessionReply, OpenSession, OpenSessionReply, SessionParams
-from weft.scheduler.parts.sessions import Sessions
-from weft.scheduler.parts.turns import Dropped
+from weft.messages.sessions import (
+    CloseSession,
+    CloseSessionReply,
+    OpenSession,
+    OpenSessionReply,
+    SessionParams,
+)
+from weft.scheduler.features.sessions import Sessions
+from weft.scheduler.features.turns import Dropped
 from weft.scheduler.settings import SchedulerSettings, SessionLimits
 
 NAMES = ("a", "b", "c", "d")
@@ -137,7 +143,9 @@ class Talk:
 
     def stop_one(self) -> None:
         """As the front does when it has found a stop string."""
-        running = [id for id in self.open if self.world.outputs[id] and id in self.world.scheduler.requests]
+        running = [
+            id for id in self.open if self.world.outputs[id] and id in self.world.scheduler.requests
+        ]
         if running:
             id = self.rng.choice(running)
             self.cut[id] = self.rng.randrange(1, len(self.world.outputs[id]) + 1)
@@ -156,8 +164,13 @@ class Talk:
             for rid, turn in talk.turns.items():
                 kept = session.turns[rid]
                 if turn.tokens is not None:
-                    assert np.frombuffer(kept.history(kept.length), dtype=np.int32).tolist() == turn.tokens
-            assert session.num_tokens == sum(turn.num_charged for turn in session.turns.values()) + sum(
+                    assert (
+                        np.frombuffer(kept.history(kept.length), dtype=np.int32).tolist()
+                        == turn.tokens
+                    )
+            assert session.num_tokens == sum(
+                turn.num_charged for turn in session.turns.values()
+            ) + sum(
                 turn.num_charged
                 for turn in self.sessions._by_id.values()
                 if turn.session is session and turn.is_forgotten
@@ -176,7 +189,11 @@ class Talk:
         late = {name for name in self.live if name not in self.sessions}
         self.live -= late
         self.count["expired"] += len(late)
-        told = {session.dropped for session in self.sessions._sessions.values() if session.dropped is not None}
+        told = {
+            session.dropped
+            for session in self.sessions._sessions.values()
+            if session.dropped is not None
+        }
         self.count["dropped"] += len(told - self.told)
         self.count["gave way"] += sum("memory" in one.lost.why for one in told - self.told)
         self.told |= told
@@ -184,7 +201,9 @@ class Talk:
     def _take_in_ends(self) -> None:
         for id in [id for id in self.world.finished if id in self.open]:
             finish = self.world.finished[id]
-            self._take_in(id, len(self.world.outputs[id]) if finish.reason in ("stop", "length") else None)
+            self._take_in(
+                id, len(self.world.outputs[id]) if finish.reason in ("stop", "length") else None
+            )
 
     def _take_in(self, id: int, num_output: int | None) -> None:
         """A request has ended: with so many output tokens, or without a trace."""
@@ -201,7 +220,11 @@ class Talk:
     @staticmethod
     def _history(talk: Conversation, parent: str | None, params: SessionParams) -> list[int] | None:
         """What a request goes on with; None if it cannot."""
-        if not params.rid and not params.replace and any(turn.tokens is None for turn in talk.turns.values()):
+        if (
+            not params.rid
+            and not params.replace
+            and any(turn.tokens is None for turn in talk.turns.values())
+        ):
             return None
         if parent is None:
             return []

@@ -15,13 +15,15 @@ from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
 from weft.scheduler.admission import CLIP_MAX_NEW_TOKENS, AddResult, PrefillAdder
 from weft.scheduler.kv import KvMemory
-from weft.scheduler.pace import StepBudget
+from weft.scheduler.pace.pace import StepBudget
 from weft.scheduler.request import Columns, Request
 
 
 def make_kv(num_pages: int, page_size: int) -> KvMemory:
     columns = Columns(8, 8192)
-    return KvMemory(RowTable(8, 8192), PageAllocator(num_pages, page_size), RadixCache(page_size), columns)
+    return KvMemory(
+        RowTable(8, 8192), PageAllocator(num_pages, page_size), RadixCache(page_size), columns
+    )
 
 
 def make_request(kv: KvMemory, prompt_len: int, max_new: int, first: int = 0) -> Request:
@@ -49,8 +51,14 @@ def test_a_request_needs_strictly_less_than_what_is_left() -> None:
     kv = make_kv(num_pages=100, page_size=4)
     # 10 -> 12 tokens of pages, + one page, + 20 to generate = 36
     request = make_request(kv, 10, 20)
-    assert make_adder(kv, reserved=364.0).add_one_req(request, has_chunked_req=False) is AddResult.NO_TOKEN
-    assert make_adder(kv, reserved=363.0).add_one_req(request, has_chunked_req=False) is not AddResult.NO_TOKEN
+    assert (
+        make_adder(kv, reserved=364.0).add_one_req(request, has_chunked_req=False)
+        is AddResult.NO_TOKEN
+    )
+    assert (
+        make_adder(kv, reserved=363.0).add_one_req(request, has_chunked_req=False)
+        is not AddResult.NO_TOKEN
+    )
     assert kv.cache.protected_pages == 0
 
 
@@ -98,7 +106,9 @@ def test_a_prompt_is_cut_down_to_whole_pages() -> None:
     adder = make_adder(kv, chunked_prefill_size=30)
     first, second = make_request(kv, 9, 5), make_request(kv, 50, 5, first=100)
     assert adder.add_one_req(first, has_chunked_req=False) is AddResult.CONTINUE
-    assert adder.add_one_req(second, has_chunked_req=False) is AddResult.CONTINUE  # 30 - 12 = 18 -> 16
+    assert (
+        adder.add_one_req(second, has_chunked_req=False) is AddResult.CONTINUE
+    )  # 30 - 12 = 18 -> 16
     assert second.extend_len == 16
     assert adder.new_chunked_req is second
     assert adder.rem_chunk_tokens == 2
@@ -124,14 +134,18 @@ def test_whatever_cuts_a_prompt_no_other_is_cut_in_the_same_step(cut_by: str) ->
         "time": {"chunked_prefill_size": 200, "budget": Hurry([24, 8, 8])},
     }
     adder = make_adder(kv, **changes[cut_by])
-    first, second, short = (make_request(kv, length, 5, first=1_000 * length) for length in (50, 60, 7))
+    first, second, short = (
+        make_request(kv, length, 5, first=1_000 * length) for length in (50, 60, 7)
+    )
     adder.add_one_req(first, has_chunked_req=False)
     assert (adder.new_chunked_req, first.extend_len) == (first, 24)
     assert adder.add_one_req(second, has_chunked_req=False) is AddResult.OTHER
     assert adder.new_chunked_req is first
     assert not second.is_locked
     result = adder.add_one_req(short, has_chunked_req=False)
-    assert (result is AddResult.CONTINUE) == (cut_by == "time"), "a short prompt fits whole where time is left"
+    assert (result is AddResult.CONTINUE) == (cut_by == "time"), (
+        "a short prompt fits whole where time is left"
+    )
     assert [request.is_prefilled for request in (first, second)] == [False, False]
 
 
@@ -165,7 +179,10 @@ def test_without_chunks_only_the_first_prompt_may_exceed_the_budget_of_a_step() 
     assert len(adder.can_run) == 1
     adder = make_adder(kv, max_prefill_tokens=60)
     assert adder.add_one_req(make_request(kv, 40, 5), has_chunked_req=False) is AddResult.CONTINUE
-    assert adder.add_one_req(make_request(kv, 40, 5, first=100), has_chunked_req=False) is AddResult.OTHER
+    assert (
+        adder.add_one_req(make_request(kv, 40, 5, first=100), has_chunked_req=False)
+        is AddResult.OTHER
+    )
     assert len(adder.can_run) == 1
 
 
@@ -179,7 +196,9 @@ def test_an_open_chunk_goes_on_as_far_as_the_budgets_allow() -> None:
     adder = make_adder(kv, chunked_prefill_size=16)
     assert adder.add_chunked_req(request) is None
     assert request.extend_len == 6
-    adder = make_adder(kv, chunked_prefill_size=16, mixed_kv=36)  # one page is left, and two are needed
+    adder = make_adder(
+        kv, chunked_prefill_size=16, mixed_kv=36
+    )  # one page is left, and two are needed
     assert adder.add_chunked_req(request) is request
     assert request.extend_len == 4
     adder = make_adder(kv, chunked_prefill_size=16, mixed_kv=40)
@@ -206,7 +225,10 @@ def test_the_prompts_of_a_pass_take_together_no_more_time_than_it_has(seed: int)
     adder = make_adder(kv, max_prefill_tokens=5_000, chunked_prefill_size=5_000, budget=budget)
     while True:
         request = make_request(kv, rng.randrange(1, 200), 1)
-        if adder.add_one_req(request, has_chunked_req=False) is not AddResult.CONTINUE or adder.new_chunked_req:
+        if (
+            adder.add_one_req(request, has_chunked_req=False) is not AddResult.CONTINUE
+            or adder.new_chunked_req
+        ):
             break
     lens = [request.extend_len for request in adder.can_run]
     spent_s = sum(token_s * n + pair_s * n * n / 2 for n in lens)

@@ -14,9 +14,16 @@ from weft.scheduler.request import NO_ROW, Columns
 
 def numbers_of(columns: Columns, row: int) -> dict[str, Any]:
     """All that stands in a row, but for how often it was given up."""
-    found = {name: column[row] for name, column in vars(columns).items() if isinstance(column, np.ndarray)}
+    found = {
+        name: column[row]
+        for name, column in vars(columns).items()
+        if isinstance(column, np.ndarray)
+    }
     del found["epoch"]
-    return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in found.items()}
+    return {
+        name: value.tolist() if isinstance(value, np.ndarray) else value
+        for name, value in found.items()
+    }
 
 
 def test_a_row_that_is_given_up_is_as_it_was_at_the_beginning() -> None:
@@ -25,14 +32,25 @@ def test_a_row_that_is_given_up_is_as_it_was_at_the_beginning() -> None:
     before = numbers_of(columns, 0)
     id = world.send(
         [5, 6, 7],
-        **{"max_new_tokens": 9, "temperature": 0.7, "top_p": 0.5, "top_k": 4, "min_p": 0.1, "seed": 11},
+        **{
+            "max_new_tokens": 9,
+            "temperature": 0.7,
+            "top_p": 0.5,
+            "top_k": 4,
+            "min_p": 0.1,
+            "seed": 11,
+        },
         **{"stop_token_ids": (250,), "priority": 3, "ignore_eos": False},
     )
     world.step()
     world.step()
     row = world.request(id).row
     during = numbers_of(columns, row)
-    unchanged = {name for name, value in during.items() if value == before[name] and name not in ("ids", "cached_len")}
+    unchanged = {
+        name
+        for name, value in during.items()
+        if value == before[name] and name not in ("ids", "cached_len")
+    }
     assert not unchanged, "a column that the request does not fill proves nothing"
     world.run_dry()
     assert numbers_of(columns, row) == before
@@ -78,11 +96,16 @@ def test_a_row_goes_on_with_the_pages_that_another_has_put_into_the_cache_meanwh
     prefix = list(range(8))
     world.send(prefix, max_new_tokens=1, ignore_eos=True)
     world.run_dry()
-    ids = [world.send([*prefix, *range(50, 62), 200 + n], max_new_tokens=9, ignore_eos=True) for n in range(2)]
+    ids = [
+        world.send([*prefix, *range(50, 62), 200 + n], max_new_tokens=9, ignore_eos=True)
+        for n in range(2)
+    ]
     world.step()
     world.step()
     kv = world.scheduler.kv
     used = [kv.rows.slots[world.request(id).row, :20].tolist() for id in ids]
-    assert used[0] == used[1] == slots_of(kv.cache.pages_of(world.request(ids[0]).handle), 4).tolist()
+    assert (
+        used[0] == used[1] == slots_of(kv.cache.pages_of(world.request(ids[0]).handle), 4).tolist()
+    )
     world.run_dry()
     world.check_outputs()

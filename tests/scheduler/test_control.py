@@ -13,6 +13,9 @@ import pytest
 from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.test_scheduler import settings
 from tests.scheduler.world import VOCAB
+from weft.engine.control.handlers import HANDLERS
+from weft.engine.control.settings import CHANGEABLE
+from weft.journal.replay import Replay
 from weft.messages.codec import FromEngine
 from weft.messages.control import (
     ConfigureLogging,
@@ -33,9 +36,6 @@ from weft.messages.control import (
     StopProfile,
     StopProfileReply,
 )
-from weft.scheduler.service.control import HANDLERS
-from weft.scheduler.service.replay import Replay
-from weft.scheduler.service.tuning import CHANGEABLE
 from weft.scheduler.settings import SchedulerSettings
 
 
@@ -83,7 +83,11 @@ def test_what_can_be_changed_is_told_with_its_values() -> None:
     desk = Desk(settings(chunked_prefill_size=None, policy="lpm"))
     told = desk.state().settings
     assert set(told) == set(CHANGEABLE)
-    assert (told["schedule_policy"], told["max_running_requests"], told["chunked_prefill_size"]) == ("lpm", 4, -1)
+    assert (
+        told["schedule_policy"],
+        told["max_running_requests"],
+        told["chunked_prefill_size"],
+    ) == ("lpm", 4, -1)
     desk.change(max_queued_requests=7)
     assert desk.state().settings == told | {"max_queued_requests": 7}
 
@@ -98,7 +102,11 @@ def test_of_several_settings_all_are_changed_or_none() -> None:
     assert desk.state() == before
     done = desk.change(schedule_policy="lpm", max_queued_requests=3, max_running_requests=2)
     assert done.success
-    assert done.before == {"schedule_policy": "fcfs", "max_queued_requests": 4_096, "max_running_requests": 4}
+    assert done.before == {
+        "schedule_policy": "fcfs",
+        "max_queued_requests": 4_096,
+        "max_running_requests": 4,
+    }
     assert desk.state().settings["schedule_policy"] == "lpm"
     assert desk.state().stats.max_running_requests == 2
 
@@ -179,7 +187,11 @@ def test_the_conservativeness_sets_the_bounds_of_the_reserve() -> None:
     before = desk.state().state["init_new_token_ratio"]
     desk.change(schedule_conservativeness=0.5)
     after = desk.state()
-    assert after.state["init_new_token_ratio"] == after.stats.new_token_ratio == pytest.approx(0.5 * before)
+    assert (
+        after.state["init_new_token_ratio"]
+        == after.stats.new_token_ratio
+        == pytest.approx(0.5 * before)
+    )
     assert 0 < after.state["min_new_token_ratio"] < after.state["init_new_token_ratio"]
 
 
@@ -257,7 +269,9 @@ def test_frozen_objects_are_out_of_the_collectors_sight() -> None:
     try:
         reply = Desk(settings()).ask(FreezeGC(call=1))
         assert isinstance(reply, FreezeGCReply)
-        assert reply.frozen_objects >= gc.get_freeze_count() > 1_000  # what other threads let go of is gone
+        assert (
+            reply.frozen_objects >= gc.get_freeze_count() > 1_000
+        )  # what other threads let go of is gone
         assert len(gc.get_objects()) < reply.frozen_objects
     finally:
         gc.unfreeze()
@@ -312,12 +326,17 @@ def test_the_profiler_that_is_handed_in_is_started_and_stopped() -> None:
     start, stop = HANDLERS[StartProfile], HANDLERS[StopProfile]
     begun = start(Engine, StartProfile(call=1, num_steps=3, with_stack=True))
     assert begun == StartProfileReply(call=1, success=True, trace="a/t.json.gz")
-    assert (Engine.profiler.asked[0]["num_steps"], Engine.profiler.asked[0]["with_stack"]) == (3, True)
+    assert (Engine.profiler.asked[0]["num_steps"], Engine.profiler.asked[0]["with_stack"]) == (
+        3,
+        True,
+    )
     assert start(Engine, StartProfile(call=2, folder="/etc")) == StartProfileReply(
         call=2, success=False, message="the folder is '/etc', which is not below --profile-dir"
     )
     Engine.profiler.start = lambda **how: None  # type: ignore[method-assign]
-    assert start(Engine, StartProfile(call=4)) == StartProfileReply(call=4, success=True, is_preparing=True)
+    assert start(Engine, StartProfile(call=4)) == StartProfileReply(
+        call=4, success=True, is_preparing=True
+    )
     assert stop(Engine, StopProfile(call=3)) == StopProfileReply(
         call=3, state="done", num_steps=3, trace="a/t.json.gz", table="aten::mm"
     )

@@ -10,7 +10,7 @@ from tests.scheduler.test_scheduler import Patience, settings
 from tests.scheduler.world import World
 from weft.messages.requests import Abort, GenerateRequest
 from weft.messages.sampling import SamplingParams
-from weft.scheduler.deadlines import MAX_STALE, Deadlines
+from weft.scheduler.limits.deadlines import MAX_STALE, Deadlines
 from weft.scheduler.request import Request, RequestState
 
 
@@ -69,7 +69,11 @@ def test_the_global_limits_hold_for_waiting_and_for_running() -> None:
     ids = [world.send([i], max_new_tokens=50, ignore_eos=True) for i in range(3)]
     world.run_dry()
     ends = [world.finished[id] for id in ids]
-    assert [(end.reason, end.status) for end in ends] == [("abort", 408), ("abort", 408), ("abort", 503)]
+    assert [(end.reason, end.status) for end in ends] == [
+        ("abort", 408),
+        ("abort", 408),
+        ("abort", 503),
+    ]
     assert [end.completion_tokens for end in ends] == [5, 5, 0]
     assert "--max-run-s" in ends[0].message
     assert "--max-queue-s" in ends[2].message
@@ -122,13 +126,19 @@ def test_deadlines_of_ended_requests_are_forgotten() -> None:
 
 def waiting_request(number: int, now: float, timeout_ms: int) -> Request:
     message = GenerateRequest(
-        id=number, rid=f"r{number}", input_ids=bytes(4), sampling=SamplingParams(), timeout_ms=timeout_ms
+        id=number,
+        rid=f"r{number}",
+        input_ids=bytes(4),
+        sampling=SamplingParams(),
+        timeout_ms=timeout_ms,
     )
     return Request(message, max_len=9, seed=0, arrival=number, arrival_s=now)
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_whoever_comes_is_admitted_or_is_taken_out_again_those_end_whose_time_is_over_and_no_others(seed: int) -> None:
+def test_whoever_comes_is_admitted_or_is_taken_out_again_those_end_whose_time_is_over_and_no_others(
+    seed: int,
+) -> None:
     rng = random.Random(f"deadlines {seed}")
     max_queue_s, max_run_s = rng.choice([0.0, 7.0]), rng.choice([0.0, 9.0])
     deadlines = Deadlines(max_queue_s=max_queue_s, max_run_s=max_run_s)

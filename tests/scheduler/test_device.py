@@ -26,7 +26,12 @@ from weft.messages.weights import (
 from weft.scheduler.settings import SchedulerSettings
 
 SETTINGS = SchedulerSettings(
-    num_pages=64, page_size=4, max_running_requests=8, context_length=128, vocab_size=VOCAB, eos_token_ids=(3,)
+    num_pages=64,
+    page_size=4,
+    max_running_requests=8,
+    context_length=128,
+    vocab_size=VOCAB,
+    eos_token_ids=(3,),
 )
 PROMPT = list(range(10, 31))
 BOTH = ["weights", "kv_cache"]
@@ -38,7 +43,9 @@ class Bench(RecordedWorld):
     def __init__(self, depth: int = 1) -> None:
         super().__init__(SETTINGS, depth)
         self.replies: list[FromEngine] = []
-        self.num_before: dict[int, int] = {}  # output tokens of each request when the last of them came
+        self.num_before: dict[
+            int, int
+        ] = {}  # output tokens of each request when the last of them came
 
     def turn(self) -> list[StepOutput]:
         replies = self.engine.step()
@@ -46,8 +53,12 @@ class Bench(RecordedWorld):
             if isinstance(reply, WeightsReply | HealthCheckReply):
                 self.replies.append(reply)
                 before = [one for one in replies[:index] if isinstance(one, StepOutput)]
-                tokens = Counter(id for one in before for id in np.frombuffer(one.ids, dtype=np.int64).tolist())
-                self.num_before = {id: len(output) + tokens[id] for id, output in self.outputs.items()}
+                tokens = Counter(
+                    id for one in before for id in np.frombuffer(one.ids, dtype=np.int64).tolist()
+                )
+                self.num_before = {
+                    id: len(output) + tokens[id] for id, output in self.outputs.items()
+                }
         return [reply for reply in replies if isinstance(reply, StepOutput)]
 
     def ask(self, message: ToEngine) -> WeightsReply:
@@ -71,8 +82,12 @@ class Bench(RecordedWorld):
         super().replay(check=True)
 
 
-def update(folder: str, version: str | None = None, *, aborts: bool = False) -> UpdateWeightsFromDisk:
-    return UpdateWeightsFromDisk(call=7, model_path=folder, weight_version=version, abort_all_requests=aborts)
+def update(
+    folder: str, version: str | None = None, *, aborts: bool = False
+) -> UpdateWeightsFromDisk:
+    return UpdateWeightsFromDisk(
+        call=7, model_path=folder, weight_version=version, abort_all_requests=aborts
+    )
 
 
 def generate(bench: Bench, prompt: list[int] = PROMPT, num_tokens: int = 12) -> int:
@@ -112,7 +127,12 @@ def test_a_refused_update_leaves_everything_as_it_was() -> None:
     for _ in range(5):
         bench.step()
     reply = bench.ask(update("no such", "ten"))
-    assert (reply.success, reply.status, reply.weight_version, reply.num_requests) == (False, 400, "default", 0)
+    assert (reply.success, reply.status, reply.weight_version, reply.num_requests) == (
+        False,
+        400,
+        "default",
+        0,
+    )
     assert bench.scheduler.counters.num_retractions == 0
     bench.run_dry()
     bench.check_outputs()
@@ -127,7 +147,10 @@ def test_an_update_can_abort_what_is_open_and_only_if_it_succeeds() -> None:
     assert not bench.ask(update("no such", aborts=True)).success
     assert id not in bench.finished
     assert bench.ask(update("9", aborts=True)).num_requests == 1
-    assert (bench.finished[id].reason, bench.finished[id].message) == ("abort", "the weights were updated")
+    assert (bench.finished[id].reason, bench.finished[id].message) == (
+        "abort",
+        "the weights were updated",
+    )
     bench.run_dry()
     bench.check_idle()
     bench.replay()
@@ -163,7 +186,9 @@ def test_a_health_check_is_answered_while_the_device_works() -> None:
     bench.tell(update("9"))
     bench.step()
     reply = bench.engine.submit(HealthCheck(call=3))
-    assert reply == HealthCheckReply(call=3, success=True, message="weights or memory are being changed")
+    assert reply == HealthCheckReply(
+        call=3, success=True, message="weights or memory are being changed"
+    )
 
 
 def test_memory_is_not_released_under_running_requests() -> None:
@@ -191,7 +216,10 @@ def test_while_memory_is_released_new_requests_are_refused_and_waiting_ones_stay
     refused = generate(bench)
     bench.step()
     assert bench.finished[refused].status == 503
-    assert "released until POST /resume_memory_occupation (kv_cache, weights)" in bench.finished[refused].message
+    assert (
+        "released until POST /resume_memory_occupation (kv_cache, weights)"
+        in bench.finished[refused].message
+    )
     bench.tell(ContinueGeneration(call=3))
     for _ in range(3):
         bench.step()
@@ -239,7 +267,9 @@ def test_random_device_work_among_random_requests_is_replayed_bit_for_bit(seed: 
         chance = rng.random()
         if chance < 0.25:
             prompt = [rng.randrange(VOCAB) for _ in range(rng.choice([3, 20, 50]))]
-            bench.send(prompt[: rng.randrange(1, len(prompt) + 1)], max_new_tokens=rng.choice([1, 9, 30]))
+            bench.send(
+                prompt[: rng.randrange(1, len(prompt) + 1)], max_new_tokens=rng.choice([1, 9, 30])
+            )
         elif chance < 0.28:
             bench.tell(update(rng.choice(["1", "2", "no such"]), aborts=rng.random() < 0.2))
         elif chance < 0.31:
@@ -250,7 +280,10 @@ def test_random_device_work_among_random_requests_is_replayed_bit_for_bit(seed: 
         elif chance < 0.39:
             bench.tell(
                 rng.choice(
-                    [PauseGeneration(call=1, mode="retract"), GetWeightsByName(call=1, name="a", truncate_size=1)]
+                    [
+                        PauseGeneration(call=1, mode="retract"),
+                        GetWeightsByName(call=1, name="a", truncate_size=1),
+                    ]
                 )
             )
         elif chance < 0.42:

@@ -17,17 +17,17 @@ from tests.scheduler.test_pace import Streams
 from tests.scheduler.test_random_flow import FlowWorld
 from tests.scheduler.test_scheduler import Patience, settings
 from tests.scheduler.world import World
-from weft.executor.plan import IntArray
+from weft.engine import explain as insight
 from weft.memory.allocator import num_pages_for
 from weft.messages.control import Explanation, RequestRow
+from weft.plan.step import IntArray
 from weft.scheduler.admission import AddResult, Lack, PrefillAdder
 from weft.scheduler.batch import NO_ROWS
-from weft.scheduler.events import MAX_EVENTS, MAX_PASSES, Event, EventKind, Stop
-from weft.scheduler.pace import StepBudget
+from weft.scheduler.history.request_history import MAX_EVENTS, MAX_PASSES, Event, EventKind, Stop
+from weft.scheduler.pace.pace import StepBudget
 from weft.scheduler.policy import POLICIES
 from weft.scheduler.request import NO_ROW, Request
 from weft.scheduler.scheduler import Scheduler, lacking
-from weft.scheduler.service import insight
 
 MOST_NEW = 4_096  # tokens that a request is expected to generate at most
 
@@ -119,7 +119,10 @@ class Witness:
             needed = num_pages_for(left, page_size) * page_size
         else:
             needed = charge(left, request, with_output=True) + 1
-        there = {unlocked_tokens(scheduler) - promised, unlocked_tokens(scheduler, request) - promised}
+        there = {
+            unlocked_tokens(scheduler) - promised,
+            unlocked_tokens(scheduler, request) - promised,
+        }
         return needed, {max(math.floor(tokens), 0) for tokens in there}
 
     def check(self, adder: PrefillAdder, result: AddResult, seen: tuple[int, set[int]]) -> None:
@@ -143,7 +146,9 @@ def check_reasons(world: World, reasons: Counter[str]) -> None:
         assert why
         assert rows[request.id].why == why
         wait = scheduler.diary.story(request.id).waits[-1]  # type: ignore[union-attr]
-        if wait.since_walk <= scheduler.diary.num_walks and wait.until_s == math.inf:  # a walk could have found it
+        if (
+            wait.since_walk <= scheduler.diary.num_walks and wait.until_s == math.inf
+        ):  # a walk could have found it
             assert why != insight.NOT_LOOKED_AT
             assert not why.startswith("taken back")
         reasons["".join(letter for letter in why if not letter.isdigit())] += 1
@@ -172,7 +177,9 @@ def run_watched(seed: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Counter[str
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_whoever_waits_has_a_reason_with_the_numbers_of_its_moment(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whoever_waits_has_a_reason_with_the_numbers_of_its_moment(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reasons, _ = run_watched(seed, monkeypatch)
     assert reasons
 
@@ -185,9 +192,22 @@ def test_the_random_worlds_reach_every_reason(monkeypatch: pytest.MonkeyPatch) -
         lacks += lacking
     assert all(lacks[lack] > 5 for lack in (Lack.MEMORY, Lack.TOKENS, Lack.TIME)), lacks
     for part in (
-        *("no KV memory: it needs", "no KV memory: r", "as many requests run as", "the batch is full"),
-        *("the step has time for", "the tokens of the step were used up before", "the policy static lets nobody"),
-        *("the token budget of the step was used up", "running requests have their turn", "are being taken back"),
+        *(
+            "no KV memory: it needs",
+            "no KV memory: r",
+            "as many requests run as",
+            "the batch is full",
+        ),
+        *(
+            "the step has time for",
+            "the tokens of the step were used up before",
+            "the policy static lets nobody",
+        ),
+        *(
+            "the token budget of the step was used up",
+            "running requests have their turn",
+            "are being taken back",
+        ),
         "taken back: ",
     ):
         assert sum(count for why, count in reasons.items() if part in why) > 3, (part, reasons)
@@ -217,7 +237,9 @@ def test_whoever_waits_while_the_input_is_blocked_or_generation_paused_is_told_s
 
 
 def row(world: World, id: int) -> RequestRow:
-    (found,) = [one for one in insight.list_requests(world.scheduler, world.time, 100) if one.id == id]
+    (found,) = [
+        one for one in insight.list_requests(world.scheduler, world.time, 100) if one.id == id
+    ]
     return found
 
 
@@ -239,7 +261,9 @@ def test_who_fits_only_without_its_own_prefix_is_told_the_memory_under_the_lock(
     world.step()
     why = row(world, late).why
     # 100 tokens - 2 of the running prompt - 29 that it will generate yet - 40 under the lock; 1 + 1 + 35, and one over
-    numbers = "it needs 38 tokens, 29 are available (of 58 free; others are promised to running requests)"
+    numbers = (
+        "it needs 38 tokens, 29 are available (of 58 free; others are promised to running requests)"
+    )
     assert why == f"waits: no KV memory: {numbers}"
 
 
@@ -267,8 +291,13 @@ def test_time_and_not_memory_is_named_where_a_prompt_does_not_go_on_for_time() -
     while not world.outputs[long]:
         world.step()
         whys[row(world, behind).why] += 1
-    assert not any("KV" in entry.what for one in (long, behind) for entry in told(world, one).timeline)
-    assert whys["waits: running requests have their turn before any more of a prompt (--max-step-ms)"] > 3
+    assert not any(
+        "KV" in entry.what for one in (long, behind) for entry in told(world, one).timeline
+    )
+    assert (
+        whys["waits: running requests have their turn before any more of a prompt (--max-step-ms)"]
+        > 3
+    )
 
 
 @pytest.mark.parametrize(
@@ -303,25 +332,44 @@ def test_who_waits_for_a_prefix_of_the_same_step_is_told_so() -> None:
 
 
 def test_who_waits_while_running_requests_make_room_is_told_so() -> None:
-    world = World(settings(policy="priority", max_running_requests=1, preemption_threshold=0), depth=1)
+    world = World(
+        settings(policy="priority", max_running_requests=1, preemption_threshold=0), depth=1
+    )
     world.send([1], max_new_tokens=30, ignore_eos=True)
     for _ in range(4):
         world.step()
     high = world.send([2], max_new_tokens=2, priority=9)
     world.step()
-    assert row(world, high).why == "waits: running requests are being taken back for one of a far higher priority"
+    assert (
+        row(world, high).why
+        == "waits: running requests are being taken back for one of a far higher priority"
+    )
 
 
 def test_a_row_has_what_decides_about_the_request() -> None:
     world = World(settings(max_running_requests=1, max_run_s=50.0))
-    first = world.send([1], max_new_tokens=30, ignore_eos=True, priority=2, tenant="key-1", user="u")
+    first = world.send(
+        [1], max_new_tokens=30, ignore_eos=True, priority=2, tenant="key-1", user="u"
+    )
     second = world.send([2], max_new_tokens=2, timeout_ms=9_000)
     for _ in range(3):
         world.step()
     one, other = row(world, first), row(world, second)
-    assert (one.priority, one.tenant, one.user, one.timeout_s, one.retractions) == (2, "key-1", "u", 48.0, 0)
+    assert (one.priority, one.tenant, one.user, one.timeout_s, one.retractions) == (
+        2,
+        "key-1",
+        "u",
+        48.0,
+        0,
+    )
     assert one.why == ""
-    assert (other.priority, other.tenant, other.user, other.timeout_s, other.retractions) == (0, "", "", 6.0, 0)
+    assert (other.priority, other.tenant, other.user, other.timeout_s, other.retractions) == (
+        0,
+        "",
+        "",
+        6.0,
+        0,
+    )
     assert other.why == "waits: as many requests run as --max-running-requests allows (1)"
 
 
@@ -332,17 +380,26 @@ def test_a_story_that_is_cut_says_so_and_how_much_is_left_out() -> None:
     world.step()
     for number in range(100, 170):  # each a reason of its own: another request is first
         world.scheduler.diary.begin_walk()
-        world.scheduler.diary.note_pass(world.time, world.scheduler.num_steps, Stop.NO_TOKEN, number)
+        world.scheduler.diary.note_pass(
+            world.time, world.scheduler.num_steps, Stop.NO_TOKEN, number
+        )
     timeline = told(world, waiting).timeline
     (cut,) = [entry for entry in timeline if entry.what.startswith("left out here")]
     num_reasons = sum(entry.what.startswith("waits") for entry in timeline)
     assert num_reasons == insight.MAX_PASSES_TOLD
     assert cut.what == f"left out here: {71 - num_reasons} earlier reasons for waiting"
-    assert timeline.index(cut) == next(i for i, entry in enumerate(timeline) if entry.what.startswith("waits")) - 1
+    assert (
+        timeline.index(cut)
+        == next(i for i, entry in enumerate(timeline) if entry.what.startswith("waits")) - 1
+    )
     for number in range(MAX_PASSES):
         world.scheduler.diary.begin_walk()
-        world.scheduler.diary.note_pass(world.time, world.scheduler.num_steps, Stop.NO_TOKEN, number + 1_000)
-    assert any("that are not remembered any more" in entry.what for entry in told(world, waiting).timeline)
+        world.scheduler.diary.note_pass(
+            world.time, world.scheduler.num_steps, Stop.NO_TOKEN, number + 1_000
+        )
+    assert any(
+        "that are not remembered any more" in entry.what for entry in told(world, waiting).timeline
+    )
 
 
 def test_events_that_are_dropped_from_a_long_story_leave_a_mark() -> None:

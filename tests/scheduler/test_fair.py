@@ -14,13 +14,13 @@ import pytest
 
 from tests.scheduler.test_scheduler import Patience, settings
 from tests.scheduler.world import EOS, VOCAB, World
+from weft.assemble.build import scheduler_settings
 from weft.config.engine import EngineConfig
-from weft.launch.build import scheduler_settings
 from weft.messages.requests import Abort
 from weft.scheduler.policies.fair import Fair, Turn, Walk
 from weft.scheduler.scheduler import Scheduler
 from weft.scheduler.settings import SchedulerSettings
-from weft.scheduler.waiting import Waiting
+from weft.scheduler.waiting_table import Waiting
 
 LEAD = 4_096  # service by which the cache may put a tenant ahead
 ROWS = 12
@@ -66,7 +66,13 @@ class Crowd:
     prompts may be. Of every other tenant they begin with the same `num_shared` tokens."""
 
     def __init__(
-        self, world: World, lengths: dict[str, int], depths: dict[str, int], *, max_new: int, num_shared: int = 0
+        self,
+        world: World,
+        lengths: dict[str, int],
+        depths: dict[str, int],
+        *,
+        max_new: int,
+        num_shared: int = 0,
     ) -> None:
         self.world = world
         self.depths = depths
@@ -91,7 +97,13 @@ class Crowd:
 
 @pytest.mark.parametrize(
     ("num_tenants", "flood_len", "weights", "num_shared"),
-    [(10, 300, "", 0), (10, 3_000, "", 0), (40, 300, "", 0), (10, 300, "t0=3,t5=0.5", 0), (10, 300, "", 160)],
+    [
+        (10, 300, "", 0),
+        (10, 3_000, "", 0),
+        (40, 300, "", 0),
+        (10, 300, "t0=3,t5=0.5", 0),
+        (10, 300, "", 160),
+    ],
     ids=["a flood", "a flood of long prompts", "40 tenants", "weights", "shared prefixes"],
 )
 def test_case_29_what_two_tenants_are_given_differs_by_no_more_than_the_bound(
@@ -103,7 +115,9 @@ def test_case_29_what_two_tenants_are_given_differs_by_no_more_than_the_bound(
     assert world.settings.aging_s == EngineConfig().aging_s > 0
     share = dict.fromkeys(tenants, 1.0) | dict(world.settings.tenant_weights)
     lengths = dict.fromkeys(tenants, 300) | {"t0": flood_len}
-    bound = 2 * (LEAD + max((lengths[tenant] + 2 * ROWS * max_new) / share[tenant] for tenant in tenants))
+    bound = 2 * (
+        LEAD + max((lengths[tenant] + 2 * ROWS * max_new) / share[tenant] for tenant in tenants)
+    )
     depths = dict.fromkeys(tenants, 3)
     crowd = Crowd(world, lengths, depths | {"t0": 3_000}, max_new=max_new, num_shared=num_shared)
     crowd.fill_up()
@@ -123,7 +137,13 @@ def test_case_29_what_two_tenants_are_given_differs_by_no_more_than_the_bound(
 
 def small_world(**changes: object) -> World:
     """Without a cache, so that nobody is ahead for it."""
-    values = {"policy": "fair", "max_running_requests": 4, "prefix_cache": False, "aging_s": 30.0, **changes}
+    values = {
+        "policy": "fair",
+        "max_running_requests": 4,
+        "prefix_cache": False,
+        "aging_s": 30.0,
+        **changes,
+    }
     return World(settings(**values))
 
 
@@ -140,10 +160,15 @@ def differs_by(world: World, tenants: tuple[str, str], num_steps: int) -> int:
 
 
 def flood(world: World, tenant: str, number: int, max_new: int = 10) -> list[int]:
-    return [world.send([1, 2], max_new_tokens=max_new, ignore_eos=True, tenant=tenant) for _ in range(number)]
+    return [
+        world.send([1, 2], max_new_tokens=max_new, ignore_eos=True, tenant=tenant)
+        for _ in range(number)
+    ]
 
 
-SMALL = 2 * (2 + 2 * 4 * 10)  # the bound of `small_world`: prompts of 2 tokens, 4 rows, outputs of 10
+SMALL = 2 * (
+    2 + 2 * 4 * 10
+)  # the bound of `small_world`: prompts of 2 tokens, 4 rows, outputs of 10
 
 
 def test_a_tenant_saves_nothing_up_while_it_is_away() -> None:
@@ -220,7 +245,10 @@ def test_the_age_of_a_flood_takes_no_turn_from_other_tenants() -> None:
 
 def warm_world() -> tuple[World, list[int]]:
     """A prefix is cached, and nobody waits."""
-    world, hot = World(settings(policy="fair", max_running_requests=1, num_pages=400)), list(range(100, 140))
+    world, hot = (
+        World(settings(policy="fair", max_running_requests=1, num_pages=400)),
+        list(range(100, 140)),
+    )
     world.send(hot, max_new_tokens=1, tenant="first")
     world.run_dry()
     return world, hot
@@ -241,12 +269,18 @@ def test_the_cache_may_put_a_tenant_ahead_by_the_lead_and_no_more() -> None:
     assert 1_000 < lead <= LEAD + 40 + 2 * 3
 
 
-def test_one_of_four_turns_is_of_the_least_served_however_many_new_tenants_bring_cached_prefixes() -> None:
+def test_one_of_four_turns_is_of_the_least_served_however_many_new_tenants_bring_cached_prefixes() -> (
+    None
+):
     world, hot = warm_world()
     lonely = world.send([5] * 40, max_new_tokens=1, tenant="lonely")
     for number in range(200):
         while len(world.scheduler.waiting_queue) < 6:
-            world.send([*hot, number % VOCAB, len(world.sent) % VOCAB], max_new_tokens=1, tenant=f"t{len(world.sent)}")
+            world.send(
+                [*hot, number % VOCAB, len(world.sent) % VOCAB],
+                max_new_tokens=1,
+                tenant=f"t{len(world.sent)}",
+            )
         if lonely in world.finished:
             break
         world.step(check=False)
@@ -264,7 +298,9 @@ def test_tenants_that_want_nothing_are_forgotten() -> None:
 
 
 def test_who_fills_the_queue_makes_room_for_others_and_no_more_than_is_their_share() -> None:
-    world = small_world(max_running_requests=1, max_queued_requests=12, tenant_weights=(("half", 0.5),))
+    world = small_world(
+        max_running_requests=1, max_queued_requests=12, tenant_weights=(("half", 0.5),)
+    )
     flood(world, "running", 1)
     world.step(check=False)  # no row is free
     early = flood(world, "many", 20)
@@ -273,7 +309,11 @@ def test_who_fills_the_queue_makes_room_for_others_and_no_more_than_is_their_sha
     few = flood(world, "few", 9)
     half = flood(world, "half", 9)
     waiting = [request.tenant for request in world.scheduler.waiting_queue]
-    assert {tenant: waiting.count(tenant) for tenant in ("many", "few", "half")} == {"many": 5, "few": 5, "half": 2}
+    assert {tenant: waiting.count(tenant) for tenant in ("many", "few", "half")} == {
+        "many": 5,
+        "few": 5,
+        "half": 2,
+    }
     world.run_dry(check=False)
     served = [id for id in (*early, *few, *half) if world.finished[id].status == 200]
     assert served == [*early[:5], *few[:5], *half[:2]]
@@ -308,11 +348,17 @@ class PlainWalk:
         self.left = dict(enumerate(requests))  # by place
         self._num_overdue = num_overdue
 
-    def next(self, served: list[float], since_oldest: list[int], *, may_leave_due: bool) -> tuple[int, Turn]:
+    def next(
+        self, served: list[float], since_oldest: list[int], *, may_leave_due: bool
+    ) -> tuple[int, Turn]:
         oldest: dict[int, int] = {}
         for place, (tenant, _) in self.left.items():
             oldest.setdefault(tenant, place)
-        wants = {one for one, place in oldest.items() if since_oldest[one] >= 3 and place < self._num_overdue}
+        wants = {
+            one
+            for one, place in oldest.items()
+            if since_oldest[one] >= 3 and place < self._num_overdue
+        }
         due = min(oldest, key=lambda tenant: (served[tenant], oldest[tenant]))
         mine = [place for place, (tenant, _) in self.left.items() if tenant == due]
         place = oldest[due] if due in wants else self._longest(mine)
@@ -340,7 +386,9 @@ def test_who_is_next_is_whom_plain_lists_say(seed: int) -> None:
     waiting.tag[:number] = [tenant for tenant, _ in requests]
     waiting.cached_len[:number] = [cached for _, cached in requests]
     waiting.fill_len[:number] = 10
-    served = [rng.choice([0.0, 1.0, 4_000.0, 4_096.0, 4_097.0, 9_000.0]) for _ in range(num_tenants)]
+    served = [
+        rng.choice([0.0, 1.0, 4_000.0, 4_096.0, 4_097.0, 9_000.0]) for _ in range(num_tenants)
+    ]
     since_oldest = [rng.randrange(5) for _ in range(num_tenants)]
     num_overdue = rng.randrange(number + 1)
     lines = np.arange(number, dtype=np.int32)

@@ -21,11 +21,11 @@ from tests.scheduler.faulty_world import (
     targets,
 )
 from tests.scheduler.test_scheduler import settings
+from weft.engine.engine import MAX_FAILURES_IN_A_ROW, EngineBroken
 from weft.messages.requests import Abort
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.planner import Planner
 from weft.scheduler.scheduler import Scheduler
-from weft.scheduler.service.engine import MAX_FAILURES_IN_A_ROW, EngineBroken
 
 NUM_GROUPS = 16
 # What no load calls: of policies and caches that have nothing to do with pages, or for people who look on.
@@ -138,7 +138,9 @@ def test_faults_in_planning_do_not_end_the_engine_however_many_requests_bring_th
     end_well(world)
 
 
-def test_a_device_that_takes_no_step_any_more_ends_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_takes_no_step_any_more_ends_the_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     world = running()
     monkeypatch.setattr(world.runner, "launch", _raise)
     for _ in range(MAX_FAILURES_IN_A_ROW - 1):
@@ -149,7 +151,9 @@ def test_a_device_that_takes_no_step_any_more_ends_the_engine(monkeypatch: pytes
         world.step()
 
 
-def test_a_step_that_the_device_does_not_take_ends_its_requests_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_the_device_does_not_take_ends_its_requests_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     world = running()
     with monkeypatch.context() as patch:
         patch.setattr(world.runner, "launch", _raise)
@@ -172,7 +176,9 @@ def test_who_took_over_a_row_does_not_pay_for_the_step_of_its_former_owner() -> 
 
 
 @pytest.mark.parametrize("name", ["release", "share"])
-def test_tokens_of_a_result_are_told_though_an_end_raises(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_of_a_result_are_told_though_an_end_raises(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world = running()
     before = getattr(KvMemory, name)
     calls = 0
@@ -193,7 +199,9 @@ def test_tokens_of_a_result_are_told_though_an_end_raises(name: str, monkeypatch
     assert counters.num_faults + counters.num_failed == 1
 
 
-def test_the_books_are_rebuilt_also_where_rebuilding_them_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_books_are_rebuilt_also_where_rebuilding_them_raises(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     world = running()
     target = Target("weft.scheduler.request.Columns", "reset")
     calls = []

@@ -10,6 +10,8 @@ import pytest
 from tests.scheduler.engine_world import EngineWorld, request
 from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.test_scheduler import settings
+from weft.engine.explain import NOT_LOOKED_AT
+from weft.engine.idle import LONGEST_S, SHORTEST_S
 from weft.messages.control import FlushCache, FlushCacheReply
 from weft.messages.flow import (
     Block,
@@ -23,10 +25,8 @@ from weft.messages.flow import (
     Unblock,
 )
 from weft.messages.requests import Abort
-from weft.scheduler.part import Part, Verdict
+from weft.scheduler.feature import Part, Verdict
 from weft.scheduler.request import Request, RequestState
-from weft.scheduler.service.insight import NOT_LOOKED_AT
-from weft.scheduler.service.waits import LONGEST_S, SHORTEST_S
 
 # Blocking
 
@@ -48,7 +48,9 @@ class Meeting:
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_while_the_input_is_blocked_nothing_is_lost_and_what_came_before_goes_on(depth: int) -> None:
+def test_while_the_input_is_blocked_nothing_is_lost_and_what_came_before_goes_on(
+    depth: int,
+) -> None:
     world = EngineWorld(settings(max_running_requests=2), depth)
     before = [world.send([i, 5], max_new_tokens=6, ignore_eos=True) for i in range(3)]
     world.steps(2)
@@ -85,18 +87,25 @@ def test_a_held_request_is_explained_obeys_its_deadline_and_can_be_aborted() -> 
     told = world.tell(Rpc(call=3, method="trace_request_flow", params={"rid": f"r{kept}"}))
     assert isinstance(told, RpcReply)
     story = [entry["what"] for entry in told.result[0]["timeline"]]
-    assert story[1:3] == ["held: the input is blocked until POST /unblock", "released: the input is open again"]
+    assert story[1:3] == [
+        "held: the input is blocked until POST /unblock",
+        "released: the input is open again",
+    ]
     assert "admitted" in story[3]
     assert not [line for line in story if line.startswith("waits")]
     world.check_idle()
 
 
-def test_the_input_opens_when_all_engines_have_arrived_and_the_engine_does_not_spin_for_them() -> None:
+def test_the_input_opens_when_all_engines_have_arrived_and_the_engine_does_not_spin_for_them() -> (
+    None
+):
     meeting = Meeting()
     world = EngineWorld(settings(), barrier=meeting)
     world.tell(Block(call=1))
     id = world.send([1, 2], max_new_tokens=2)
-    assert world.tell(Unblock(call=2)) == InputReply(call=2, state="global_unblock_barrier", held_requests=1)
+    assert world.tell(Unblock(call=2)) == InputReply(
+        call=2, state="global_unblock_barrier", held_requests=1
+    )
     world.tell(Block(call=3))
     assert not meeting.is_here
     world.tell(Unblock(call=4))
@@ -109,7 +118,9 @@ def test_the_input_opens_when_all_engines_have_arrived_and_the_engine_does_not_s
     world.check_idle()
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "lpm", "lof", "priority", "fair", "hrrn", "static", "dfs-weight"])
+@pytest.mark.parametrize(
+    "policy", ["fcfs", "lpm", "lof", "priority", "fair", "hrrn", "static", "dfs-weight"]
+)
 def test_every_policy_leaves_held_requests_alone_and_takes_them_up_again(policy: str) -> None:
     world = EngineWorld(settings(policy=policy, aging_s=2.0, max_running_requests=2))
     for i in range(6):
@@ -129,7 +140,9 @@ def test_every_policy_leaves_held_requests_alone_and_takes_them_up_again(policy:
 
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("mode", ["abort", "retract", "in_place"])
-def test_case_33_a_pause_stops_generation_and_going_on_finishes_what_is_left(mode: str, depth: int) -> None:
+def test_case_33_a_pause_stops_generation_and_going_on_finishes_what_is_left(
+    mode: str, depth: int
+) -> None:
     world = EngineWorld(settings(max_running_requests=3, chunked_prefill_size=8), depth)
     ids = [world.send(list(range(i, i + 20)), max_new_tokens=8, ignore_eos=True) for i in range(4)]
     world.steps(6)
@@ -159,7 +172,10 @@ def test_case_33_a_pause_stops_generation_and_going_on_finishes_what_is_left(mod
 
 def test_deadlines_and_aborts_hold_while_generation_is_paused() -> None:
     world = EngineWorld(settings())
-    late, aborted = world.send([1], max_new_tokens=50, timeout_ms=6_000), world.send([2], max_new_tokens=50)
+    late, aborted = (
+        world.send([1], max_new_tokens=50, timeout_ms=6_000),
+        world.send([2], max_new_tokens=50),
+    )
     world.steps(2)
     world.tell(PauseGeneration(call=1, mode="in_place"))
     world.abort(Abort(ids=(aborted,)))
@@ -191,7 +207,9 @@ def test_a_health_check_is_answered_by_the_next_result_whatever_waits(depth: int
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_an_idle_engine_generates_a_token_for_a_health_check_and_shows_it_to_nobody(depth: int) -> None:
+def test_an_idle_engine_generates_a_token_for_a_health_check_and_shows_it_to_nobody(
+    depth: int,
+) -> None:
     world = EngineWorld(settings(), depth)
     world.tell(HealthCheck(call=5))
     world.tell(HealthCheck(call=6))
@@ -203,7 +221,9 @@ def test_an_idle_engine_generates_a_token_for_a_health_check_and_shows_it_to_nob
     world.check_idle()
 
 
-def test_a_health_check_is_answered_while_blocked_while_paused_and_after_an_abort_of_everything() -> None:
+def test_a_health_check_is_answered_while_blocked_while_paused_and_after_an_abort_of_everything() -> (
+    None
+):
     world = EngineWorld(settings())
     world.tell(Block(call=1))
     world.send([1], max_new_tokens=2, ignore_eos=True)
@@ -260,21 +280,33 @@ def _pause(world: EngineWorld, after: int) -> None:
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("how", ["id", "rid", "group", "all"])
 @pytest.mark.parametrize("state", [*STATES, "blocked"])
-def test_an_abort_ends_a_request_within_one_step_in_every_state(state: str, how: str, depth: int) -> None:
+def test_an_abort_ends_a_request_within_one_step_in_every_state(
+    state: str, how: str, depth: int
+) -> None:
     world = EngineWorld(settings(chunked_prefill_size=8, num_pages=200, context_length=100), depth)
     if state == "blocked":
         world.tell(Block(call=1))
-    chosen = request(0, list(range(20)), rid="batch-1-0", group="batch-1", max_new_tokens=10, ignore_eos=True)
-    other = request(1, [7] * 9, rid="batch-1-01", group="batch-10", max_new_tokens=12, ignore_eos=True)
+    chosen = request(
+        0, list(range(20)), rid="batch-1-0", group="batch-1", max_new_tokens=10, ignore_eos=True
+    )
+    other = request(
+        1, [7] * 9, rid="batch-1-01", group="batch-10", max_new_tokens=12, ignore_eos=True
+    )
     world.expect(chosen, other)
     world.take_in(chosen)
     STATES.get(state, lambda world, id: None)(world, 0)
     world.take_in(other)
-    names = {"id": {"ids": (0,)}, "rid": {"names": ("batch-1-0",)}, "group": {"names": ("batch-1",)}}
+    names = {
+        "id": {"ids": (0,)},
+        "rid": {"names": ("batch-1-0",)},
+        "group": {"names": ("batch-1",)},
+    }
     world.abort(Abort(**names.get(how, {"all": True}), message="enough"))  # type: ignore[arg-type]
     world.step()
     finish = world.finished[0]
-    assert (finish.reason, finish.message) == (("length", "") if state == "finished" else ("abort", "enough"))
+    assert (finish.reason, finish.message) == (
+        ("length", "") if state == "finished" else ("abort", "enough")
+    )
     assert 0 not in world.scheduler.requests
     assert (1 in world.finished) == (how == "all")
     world.tell(ContinueGeneration(call=2))

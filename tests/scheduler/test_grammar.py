@@ -18,16 +18,16 @@ from tests.scheduler.oracle_runner import OracleRunner
 from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.test_scheduler import settings
 from tests.scheduler.world import EOS, VOCAB
-from weft.executor.plan import Plan, Result
 from weft.grammar.choice import ChoiceCompiler, ChoiceMatcher
 from weft.grammar.masks import Words
 from weft.grammar.pool import FEW, GrammarPool
 from weft.grammar.protocol import Compiled, Key, Matcher
 from weft.grammar.trial import NoTrial
+from weft.journal.replay import Replay
 from weft.messages.control import ExplainRequest, ListRequests
 from weft.messages.requests import Abort
 from weft.messages.sampling import Grammar, ThinkingMarks
-from weft.scheduler.service.replay import Replay
+from weft.plan.step import Plan, Result
 
 VOCABULARY = [bytes([token - 4]) if 4 <= token < 260 else b"" for token in range(VOCAB)]
 WORDS = ["yes", "no", "maybe later", "no, and never again, whatever may come"]
@@ -91,7 +91,11 @@ def obey_masks(runner: OracleRunner) -> None:
             if i not in faults and tokens[i] not in allowed:
                 tokens[i] = allowed[tokens[i] % len(allowed)]
             runner.last[rows[i]] = tokens[i]
-        return Result(tokens, invalid=np.isin(np.arange(len(tokens)), list(faults)), faults=tuple(faults.items()))
+        return Result(
+            tokens,
+            invalid=np.isin(np.arange(len(tokens)), list(faults)),
+            faults=tuple(faults.items()),
+        )
 
     runner.execute = masked  # type: ignore[method-assign]
 
@@ -119,8 +123,12 @@ def said(world: Any, id: int) -> str:
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
-@pytest.mark.parametrize("changes", [{}, {"mixed_chunk": True, "chunked_prefill_size": 16}, {"prefix_cache": False}])
-def test_every_output_is_one_of_the_choices(bench: Bench, depth: int, changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "changes", [{}, {"mixed_chunk": True, "chunked_prefill_size": 16}, {"prefix_cache": False}]
+)
+def test_every_output_is_one_of_the_choices(
+    bench: Bench, depth: int, changes: dict[str, Any]
+) -> None:
     world = make_world(bench, depth, **changes)
     ids = [world.send([*PROMPT, i], grammar=choice(), max_new_tokens=60) for i in range(20)]
     free = [world.send([*PROMPT, 50 + i], max_new_tokens=9, ignore_eos=True) for i in range(5)]
@@ -156,16 +164,22 @@ def test_outputs_do_not_depend_on_retraction_chunks_overlap_or_jumps(bench: Benc
     assert outputs(bench, 1, **tight) == plain
 
 
-def test_the_end_token_is_allowed_only_at_the_end_and_a_longer_choice_may_go_on(bench: Bench) -> None:
+def test_the_end_token_is_allowed_only_at_the_end_and_a_longer_choice_may_go_on(
+    bench: Bench,
+) -> None:
     world = make_world(bench)
-    ids = [world.send([*PROMPT, i], grammar=choice("ab", "abcd"), max_new_tokens=60) for i in range(30)]
+    ids = [
+        world.send([*PROMPT, i], grammar=choice("ab", "abcd"), max_new_tokens=60) for i in range(30)
+    ]
     until_compiled(world, bench)
     world.run_dry()
     ends = {tuple(world.outputs[id][2:]): world.finished[id].matched for id in ids}
     assert ends == {(EOS,): EOS, (4 + ord("c"), 4 + ord("d")): None}
 
 
-def test_max_tokens_cuts_with_reason_length_unless_the_grammar_ends_with_that_token(bench: Bench) -> None:
+def test_max_tokens_cuts_with_reason_length_unless_the_grammar_ends_with_that_token(
+    bench: Bench,
+) -> None:
     world = make_world(bench)
     cut = world.send(PROMPT, grammar=choice("yes"), max_new_tokens=2)
     whole = world.send(PROMPT, grammar=choice("yes"), max_new_tokens=3)
@@ -198,9 +212,13 @@ def test_case_19_a_dead_end_or_an_exception_ends_only_that_request() -> None:
             compiled = super().compile(key)
             assert isinstance(compiled.matcher, ChoiceMatcher)
             if "%" in key.text:
-                return Compiled(Panicking(VOCABULARY, frozenset({EOS}), compiled.matcher.left), compiled.mask, 1)
+                return Compiled(
+                    Panicking(VOCABULARY, frozenset({EOS}), compiled.matcher.left), compiled.mask, 1
+                )
             if "?" in key.text:
-                compiled.matcher.vocabulary = [piece if piece != b"?" else b"" for piece in VOCABULARY]
+                compiled.matcher.vocabulary = [
+                    piece if piece != b"?" else b"" for piece in VOCABULARY
+                ]
             return compiled
 
     bench = Bench(DeadEnd(VOCABULARY, frozenset({EOS})))
@@ -249,12 +267,17 @@ def test_an_output_that_gets_stuck_while_its_step_runs_is_replayed() -> None:
     bench = Bench(Breaking(VOCABULARY, frozenset({EOS})))
     world = RecordedWorld(settings(), 1, grammars=bench.pool)
     obey_masks(world.runner)
-    ids = [world.send([*PROMPT, i], grammar=choice("b!", "b.", "no"), max_new_tokens=9) for i in range(12)]
+    ids = [
+        world.send([*PROMPT, i], grammar=choice("b!", "b.", "no"), max_new_tokens=9)
+        for i in range(12)
+    ]
     bench.rung.wait(240)
     world.run_dry()
     stuck = [world.finished[id] for id in ids if said(world, id) == "b"]
     assert 0 < len(stuck) < len(ids)
-    assert {finish.message for finish in stuck} == {"the output cannot go on in its grammar: nothing may follow"}
+    assert {finish.message for finish in stuck} == {
+        "the output cannot go on in its grammar: nothing may follow"
+    }
     assert {said(world, id) for id in ids} == {"b", "no"}
     replay = Replay(world.records)
     assert replay.run(), replay.difference
@@ -275,9 +298,14 @@ def test_masks_are_not_waited_for_before_the_next_step_is_launched(
             super().fill(matchers, masks)
 
     bench = Bench(Late(VOCABULARY, frozenset({EOS})))
-    world = make_world(bench, depth, max_running_requests=20, chunked_prefill_size=1_000, num_pages=1_000)
+    world = make_world(
+        bench, depth, max_running_requests=20, chunked_prefill_size=1_000, num_pages=1_000
+    )
     texts = {f"{a}{b}{c}" for a in "xy" for b in "xy" for c in "xy"}
-    ids = [world.send([*PROMPT, i], grammar=choice(*sorted(texts)), max_new_tokens=9) for i in range(number)]
+    ids = [
+        world.send([*PROMPT, i], grammar=choice(*sorted(texts)), max_new_tokens=9)
+        for i in range(number)
+    ]
     until_compiled(world, bench)
     launch, advance = world.runner.launch, bench.pool.advance
 
@@ -323,7 +351,9 @@ def behind(*, is_open: bool) -> Grammar:
 
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("is_open", [False, True])
-def test_reasoning_is_free_and_the_grammar_holds_from_its_end_on(bench: Bench, depth: int, is_open: bool) -> None:
+def test_reasoning_is_free_and_the_grammar_holds_from_its_end_on(
+    bench: Bench, depth: int, is_open: bool
+) -> None:
     thoughts = [5, END_1, 6, END_2, EOS, END_1, END_2]
     world = EngineWorld(settings(), depth, grammars=bench.pool)
     script(world.runner, *([] if is_open else [BEGIN]), *thoughts)
@@ -372,12 +402,17 @@ def test_who_does_not_begin_with_reasoning_is_held_from_the_first_token_on(bench
 
 
 def test_reasoning_before_a_grammar_survives_retraction_and_is_replayed(bench: Bench) -> None:
-    world = RecordedWorld(settings(num_pages=120, schedule_conservativeness=0.0), 1, grammars=bench.pool)
+    world = RecordedWorld(
+        settings(num_pages=120, schedule_conservativeness=0.0), 1, grammars=bench.pool
+    )
     obey_masks(world.runner)
     marks = ThinkingMarks((BEGIN,), (4 + ord("e"),), is_open=True)
     texts = ["ready or not, here it is", "ruled out"]
     grammar = Grammar("choice", json.dumps(texts), behind=marks)
-    ids = [world.send([*PROMPT, i], grammar=grammar, max_new_tokens=85, ignore_eos=True) for i in range(20)]
+    ids = [
+        world.send([*PROMPT, i], grammar=grammar, max_new_tokens=85, ignore_eos=True)
+        for i in range(20)
+    ]
     bench.rung.wait(240)
     world.run_dry()
     assert world.scheduler.counters.num_retractions
@@ -393,7 +428,9 @@ def test_reasoning_before_a_grammar_survives_retraction_and_is_replayed(bench: B
 # Waiting
 
 
-def test_while_a_grammar_compiles_others_run_and_the_engine_sleeps_until_it_is_rung(bench: Bench) -> None:
+def test_while_a_grammar_compiles_others_run_and_the_engine_sleeps_until_it_is_rung(
+    bench: Bench,
+) -> None:
     bench.gate.opened.clear()
     world = make_world(bench)
     waits = world.send(PROMPT, grammar=choice(), max_new_tokens=60)
@@ -450,14 +487,26 @@ def test_without_a_grammar_service_such_requests_are_refused() -> None:
     world = EngineWorld(settings())
     id = world.send(PROMPT, grammar=choice(), max_new_tokens=9)
     world.run_dry()
-    assert (world.finished[id].status, world.finished[id].message) == (400, "this engine compiles no grammars")
+    assert (world.finished[id].status, world.finished[id].message) == (
+        400,
+        "this engine compiles no grammars",
+    )
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_at_random_every_request_gets_one_final_word_and_nothing_is_left(bench: Bench, seed: int) -> None:
+def test_at_random_every_request_gets_one_final_word_and_nothing_is_left(
+    bench: Bench, seed: int
+) -> None:
     rng = random.Random(seed)
-    world = make_world(bench, seed % 3, num_pages=120, schedule_conservativeness=0.0, chunked_prefill_size=16)
-    grammars = [choice(), choice("a", "ab"), choice(*(f"{i} and {'so on ' * i}" for i in range(8))), None]
+    world = make_world(
+        bench, seed % 3, num_pages=120, schedule_conservativeness=0.0, chunked_prefill_size=16
+    )
+    grammars = [
+        choice(),
+        choice("a", "ab"),
+        choice(*(f"{i} and {'so on ' * i}" for i in range(8))),
+        None,
+    ]
     grammars.append(Grammar("regex", "a+"))
     for _ in range(60):
         prompt = [rng.randrange(300) for _ in range(rng.randrange(1, 40))]
@@ -488,13 +537,19 @@ def test_at_random_every_request_gets_one_final_word_and_nothing_is_left(bench: 
 
 @pytest.mark.parametrize("puts_aside", [False, True])
 @pytest.mark.parametrize("depth", [0, 1])
-def test_a_journal_with_grammars_replays_without_them(bench: Bench, depth: int, puts_aside: bool) -> None:
-    world = RecordedWorld(settings(num_pages=120, schedule_conservativeness=0.0), depth, grammars=bench.pool)
+def test_a_journal_with_grammars_replays_without_them(
+    bench: Bench, depth: int, puts_aside: bool
+) -> None:
+    world = RecordedWorld(
+        settings(num_pages=120, schedule_conservativeness=0.0), depth, grammars=bench.pool
+    )
     if puts_aside:
         world.put_aside_in_every_step()
     obey_masks(world.runner)
     for i in range(14):
-        world.send([*PROMPT, i], grammar=choice() if i % 3 else None, max_new_tokens=60, ignore_eos=False)
+        world.send(
+            [*PROMPT, i], grammar=choice() if i % 3 else None, max_new_tokens=60, ignore_eos=False
+        )
         world.step()
     world.send(PROMPT, grammar=Grammar("regex", "a+"), max_new_tokens=9)
     while len(bench.pool.cache) < 2:
@@ -560,7 +615,9 @@ def test_what_nobody_waits_for_and_has_not_begun_is_not_compiled(bench: Bench) -
 
 def test_the_cache_is_bounded_in_bytes_and_drops_the_least_recently_used() -> None:
     bench = Bench()
-    bench.pool = GrammarPool(lambda: bench.compiler, max_bytes=20_000, make_trial=NoTrial, ring=bench.rung.set)
+    bench.pool = GrammarPool(
+        lambda: bench.compiler, max_bytes=20_000, make_trial=NoTrial, ring=bench.rung.set
+    )
     for id in range(60):
         bench.pool.ask(id, Key("choice", json.dumps([f"{id}" + "x" * 300])))
         service(bench, bench.pool.take, 1)

@@ -15,6 +15,8 @@ from tests.examples import example_of
 from tests.faults import Injected, Places
 from tests.scheduler.engine_world import EngineWorld, request
 from tests.scheduler.test_scheduler import settings
+from weft.engine.control import handlers as control
+from weft.engine.health import PROBE
 from weft.launch.worker import _answer
 from weft.messages import codec
 from weft.messages.codec import FromEngine, ToEngine, encode
@@ -25,8 +27,6 @@ from weft.messages.sampling import Grammar
 from weft.messages.sessions import OpenSession, SessionParams
 from weft.scheduler.policies.fair import Fair
 from weft.scheduler.policy import POLICIES
-from weft.scheduler.service import control
-from weft.scheduler.service.health import PROBE
 
 SPARED = frozenset({"submit", "_mend", "take_faults"})  # these stand around the guard
 
@@ -50,9 +50,15 @@ def newcomers(world: EngineWorld) -> BatchGenerate:
     first, prompts = len(world.sent), [[7, 8, 9, 10], [7, 8, 9, 10], [11, 12, 13], [14, 15]]
     grammar = Grammar("choice", '["yes"]')
     members = [
-        msgspec.structs.replace(request(first, prompts[0], max_new_tokens=3), user="u40", timeout_ms=500_000),
-        msgspec.structs.replace(request(first + 1, prompts[1], max_new_tokens=3), priority=-2, user="new"),
-        msgspec.structs.replace(request(first + 2, prompts[2], max_new_tokens=3), session=SessionParams(id="s")),
+        msgspec.structs.replace(
+            request(first, prompts[0], max_new_tokens=3), user="u40", timeout_ms=500_000
+        ),
+        msgspec.structs.replace(
+            request(first + 1, prompts[1], max_new_tokens=3), priority=-2, user="new"
+        ),
+        msgspec.structs.replace(
+            request(first + 2, prompts[2], max_new_tokens=3), session=SessionParams(id="s")
+        ),
         request(first + 3, prompts[3], max_new_tokens=3, grammar=grammar),
     ]
     world.expect(*members)
@@ -97,7 +103,9 @@ def num_places(policy: str, event: str) -> int:
 
 @pytest.mark.parametrize("event", ["call", "return"])
 @pytest.mark.parametrize("policy", ["fcfs", "priority", "fair", "dfs-weight"])
-def test_a_fault_anywhere_in_taking_requests_in_ends_only_those_that_are_not_in(policy: str, event: str) -> None:
+def test_a_fault_anywhere_in_taking_requests_in_ends_only_those_that_are_not_in(
+    policy: str, event: str
+) -> None:
     total = num_places(policy, event)
     assert total > 60
     for at in range(total):
@@ -112,14 +120,24 @@ def test_a_fault_anywhere_in_taking_requests_in_ends_only_those_that_are_not_in(
         assert world.scheduler.counters.num_failed + world.scheduler.counters.num_faults == 1
         assert not old & {finish.id for finish in failed}, "a request that was in before"
         assert all("Injected" in finish.message for finish in failed)
-        others = [one.id for one in message.requests if one.id not in {finish.id for finish in failed}]
-        assert all(world.finished[id].reason == "length" or world.finished[id].status == 400 for id in others)
+        others = [
+            one.id for one in message.requests if one.id not in {finish.id for finish in failed}
+        ]
+        assert all(
+            world.finished[id].reason == "length" or world.finished[id].status == 400
+            for id in others
+        )
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_number_that_no_column_holds_ends_its_own_request(policy: str) -> None:
     world = busy(policy)
-    for wrong in ({"priority": 2**63}, {"priority": -(2**63) - 1}, {"priority": 2**31}, {"timeout_ms": 10**400}):
+    for wrong in (
+        {"priority": 2**63},
+        {"priority": -(2**63) - 1},
+        {"priority": 2**31},
+        {"timeout_ms": 10**400},
+    ):
         one = msgspec.structs.replace(request(len(world.sent), [5, 6], max_new_tokens=2), **wrong)
         world.expect(one)
         assert world.tell(one) is None
@@ -153,7 +171,9 @@ def test_a_handler_that_raises_costs_nobody_else_anything(
     with caplog.at_level(logging.ERROR):
         reply = world.tell(message)
     monkeypatch.undo()
-    assert [record.exc_info is not None for record in caplog.records] == [True], "one line, with the traceback"
+    assert [record.exc_info is not None for record in caplog.records] == [True], (
+        "one line, with the traceback"
+    )
     assert world.scheduler.stats().total_failed_messages == 1
     if "call" in kind.__struct_fields__:
         assert isinstance(reply, CallFailed)
@@ -165,7 +185,9 @@ def test_a_handler_that_raises_costs_nobody_else_anything(
     assert len(broken(world)) == blamed
 
 
-def test_a_number_that_is_taken_stays_its_owners_when_its_double_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_number_that_is_taken_stays_its_owners_when_its_double_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     world = busy()
 
     def refusal(message: GenerateRequest) -> None:
@@ -177,7 +199,9 @@ def test_a_number_that_is_taken_stays_its_owners_when_its_double_fails(monkeypat
     assert not broken(world)
 
 
-def test_a_policy_that_cannot_take_the_queue_over_is_not_switched_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_policy_that_cannot_take_the_queue_over_is_not_switched_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for at in range(40):
         world = busy("fair")
         with Places(at, spared=SPARED).watched():
@@ -204,7 +228,9 @@ def test_a_part_that_fails_at_an_end_keeps_nobody_from_the_final_word(
     assert world.scheduler.counters.num_faults >= 2
 
 
-def test_a_health_check_whose_request_cannot_be_opened_asks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_health_check_whose_request_cannot_be_opened_asks_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     world = EngineWorld(settings())
     append = world.scheduler.waiting_queue.resume
     monkeypatch.setattr(world.scheduler.waiting_queue, "resume", lambda one: 1 / 0)
@@ -242,7 +268,7 @@ def test_a_reply_that_cannot_be_written_ends_its_call_or_its_requests() -> None:
 
 
 @pytest.mark.parametrize(
-    "hook", ["weft.scheduler.service.engine.look_after", "weft.scheduler.service.grammar.look_after"]
+    "hook", ["weft.engine.engine.look_after", "weft.engine.grammar.look_after"]
 )
 def test_what_fails_beside_a_step_in_every_step_ends_nobody_and_fills_no_log(
     hook: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -268,4 +294,6 @@ def test_a_flush_of_the_cache_that_fails_is_tried_again(monkeypatch: pytest.Monk
     world.step()
     monkeypatch.setattr(world.scheduler, "flush_cache", flush)
     world.step()
-    assert [(reply.call, reply.success) for reply in world.answers(codec.FlushCacheReply)] == [(7, True)]
+    assert [(reply.call, reply.success) for reply in world.answers(codec.FlushCacheReply)] == [
+        (7, True)
+    ]

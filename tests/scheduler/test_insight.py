@@ -10,12 +10,12 @@ import pytest
 from tests.faults import Injected
 from tests.scheduler.test_scheduler import Patience, settings
 from tests.scheduler.world import World
+from weft.engine import explain as insight
 from weft.messages.control import Explanation
-from weft.scheduler.deadlines import Deadlines
-from weft.scheduler.events import MAX_EVENTS, MAX_FINISHED, MAX_PASSES, Diary, Stop
+from weft.scheduler.history.request_history import MAX_EVENTS, MAX_FINISHED, MAX_PASSES, Diary, Stop
+from weft.scheduler.limits.deadlines import Deadlines
 from weft.scheduler.policy import POLICIES
 from weft.scheduler.request import Request
-from weft.scheduler.service import insight
 
 KEPT = " (of 40 free; others are promised to running requests)"
 
@@ -60,7 +60,8 @@ def test_a_request_that_waits_for_memory_is_told_how_much_and_for_whom() -> None
     assert waits == "waits: no KV memory: it needs 42 tokens, 11 are available" + KEPT
     (waits,) = [what for what in told(world, ids[2]) if what.startswith("waits")]
     assert (
-        waits == f"waits: no KV memory: r1 needs 42 tokens, 11 are available{KEPT}; 2 that came before it waited, too"
+        waits
+        == f"waits: no KV memory: r1 needs 42 tokens, 11 are available{KEPT}; 2 that came before it waited, too"
     )
     entry = explain(world, ids[2]).timeline[-1]
     assert (entry.first_step, entry.last_step, entry.times) == (1, 5, 5)
@@ -74,7 +75,10 @@ def test_a_request_that_waits_for_a_row_is_told_the_limit() -> None:
     waiting = world.send([2], max_new_tokens=2)
     for _ in range(4):
         world.step()
-    assert told(world, waiting)[-1] == "waits: as many requests run as --max-running-requests allows (1)"
+    assert (
+        told(world, waiting)[-1]
+        == "waits: as many requests run as --max-running-requests allows (1)"
+    )
     world.run_dry()
     assert "waits" not in told(world, waiting)[-1]
     assert explain(world, waiting).stages.queued_s > 5
@@ -157,7 +161,12 @@ def test_looking_on_changes_no_decision(policy: str) -> None:
     plain, watched = (World(settings(policy=policy, num_pages=90, aging_s=6.0)) for _ in range(2))
     for world in (plain, watched):
         for i in range(12):
-            world.send([*range(i % 3 * 40, i % 3 * 40 + 20), i], max_new_tokens=20, user="ab"[i % 2], priority=i % 4)
+            world.send(
+                [*range(i % 3 * 40, i % 3 * 40 + 20), i],
+                max_new_tokens=20,
+                user="ab"[i % 2],
+                priority=i % 4,
+            )
         while world.has_work:
             world.step()
             if world is watched:
@@ -194,7 +203,13 @@ def test_stage_times_are_logged(caplog: pytest.LogCaptureFixture) -> None:
         insight.log_request_processing_time(world.scheduler, id, world.time)
     (record,) = caplog.records
     assert record.getMessage() == "processing_time"
-    assert record.fields == {"rid": "r0", "queued_s": 1.0, "prefill_s": 0.0, "decode_s": 2.0, "total_s": 3.0}  # type: ignore[attr-defined]
+    assert record.fields == {
+        "rid": "r0",
+        "queued_s": 1.0,
+        "prefill_s": 0.0,
+        "decode_s": 2.0,
+        "total_s": 3.0,
+    }  # type: ignore[attr-defined]
 
 
 def test_a_request_that_is_refused_has_a_story_of_two_entries() -> None:

@@ -18,7 +18,11 @@ from tests.scheduler.engine_world import EngineWorld, request
 from tests.scheduler.test_scheduler import settings
 from weft.config.options import SettingsError
 from weft.config.recv import parse_recv_weights
-from weft.executor.plan import ForwardMode
+from weft.engine.control import handlers as control
+from weft.engine.control.dispatch import IncompleteTable, TypeBasedDispatcher
+from weft.engine.control.rpc import METHODS
+from weft.engine.engine import Engine
+from weft.engine.intake import MAX_RECV_PER_POLL, Intake, RecvSkipper
 from weft.launch import rpc as rpc_client
 from weft.launch.worker import _take_in
 from weft.messages.channel import Receiver, RpcSocket, Sender, Sleeper
@@ -27,11 +31,7 @@ from weft.messages.control import GetState, GetStateReply
 from weft.messages.flow import Block, Dropped, Rpc, RpcReply
 from weft.messages.requests import Abort, BatchGenerate, GenerateRequest
 from weft.observe.log import EventLog
-from weft.scheduler.service import control
-from weft.scheduler.service.dispatch import IncompleteTable, TypeBasedDispatcher
-from weft.scheduler.service.engine import Engine
-from weft.scheduler.service.intake import MAX_RECV_PER_POLL, Intake, RecvSkipper
-from weft.scheduler.service.rpc import METHODS
+from weft.plan.step import ForwardMode
 
 HANG_S = 240.0  # whatever takes so long does not come any more
 
@@ -99,7 +99,9 @@ class Sockets:
         self.context.term()
 
 
-def test_replies_to_rpc_calls_go_to_who_called_and_all_others_to_the_front(sockets: Sockets) -> None:
+def test_replies_to_rpc_calls_go_to_who_called_and_all_others_to_the_front(
+    sockets: Sockets,
+) -> None:
     world = EngineWorld(settings())
     one, other = sockets.client(), sockets.client()
     one.send(msgspec.msgpack.encode(Rpc(call=7, method="get_queue_status")))
@@ -117,7 +119,9 @@ def test_replies_to_rpc_calls_go_to_who_called_and_all_others_to_the_front(socke
     assert (to_front.call, to_front.result["kv_tokens"]) == (9, world.scheduler.kv.capacity)
 
 
-def test_one_poll_takes_no_more_than_its_cap_and_the_rest_comes_with_the_next(sockets: Sockets) -> None:
+def test_one_poll_takes_no_more_than_its_cap_and_the_rest_comes_with_the_next(
+    sockets: Sockets,
+) -> None:
     for call in range(MAX_RECV_PER_POLL + 3):
         sockets.front.send(GetState(call=call))
     sockets.client().send(msgspec.msgpack.encode(Rpc(call=1, method="get_stats")))
@@ -130,14 +134,28 @@ def test_one_poll_takes_no_more_than_its_cap_and_the_rest_comes_with_the_next(so
         sizes.append(len(received))
     assert max(sizes) <= MAX_RECV_PER_POLL + 1  # with the call, which had a poll of its own
     assert sockets.intake.recv_requests() == []
-    assert [message.call for message in taken if isinstance(message, GetState)] == list(range(MAX_RECV_PER_POLL + 3))
+    assert [message.call for message in taken if isinstance(message, GetState)] == list(
+        range(MAX_RECV_PER_POLL + 3)
+    )
 
 
-def test_case_37_what_no_socket_can_read_is_dropped_counted_and_harms_nobody(sockets: Sockets) -> None:
+def test_case_37_what_no_socket_can_read_is_dropped_counted_and_harms_nobody(
+    sockets: Sockets,
+) -> None:
     world = EngineWorld(settings())
     client = sockets.client()
-    deep = b"\x84\xa4type\xa3rpc\xa4call\x01\xa6method\xa1x\xa6params\x81\xa1a" + b"\x91" * 200_000 + b"\x00"
-    for junk in (b"", b"\xff" * 100, b"GET / HTTP/1.1", deep, msgspec.msgpack.encode({"type": "nothing"})):
+    deep = (
+        b"\x84\xa4type\xa3rpc\xa4call\x01\xa6method\xa1x\xa6params\x81\xa1a"
+        + b"\x91" * 200_000
+        + b"\x00"
+    )
+    for junk in (
+        b"",
+        b"\xff" * 100,
+        b"GET / HTTP/1.1",
+        deep,
+        msgspec.msgpack.encode({"type": "nothing"}),
+    ):
         sockets.front._socket.send(junk)
         client.send(junk)
     client.send_multipart([b"a", b"b"])
@@ -157,11 +175,18 @@ def test_a_message_that_is_too_deep_is_no_message() -> None:
 # Skipping
 
 
-def test_messages_are_looked_for_when_steps_have_counted_enough_and_always_when_nothing_runs() -> None:
+def test_messages_are_looked_for_when_steps_have_counted_enough_and_always_when_nothing_runs() -> (
+    None
+):
     skipper = RecvSkipper(4, {ForwardMode.DECODE: 1, ForwardMode.EXTEND: 3})
     decode, extend = ForwardMode.DECODE, ForwardMode.EXTEND
     assert [skipper.handle(mode) for mode in [decode] * 8] == [False, False, False, True] * 2
-    assert [skipper.handle(mode) for mode in (extend, decode, extend, extend)] == [False, True, False, True]
+    assert [skipper.handle(mode) for mode in (extend, decode, extend, extend)] == [
+        False,
+        True,
+        False,
+        True,
+    ]
     assert [skipper.handle(mode) for mode in (decode, None, decode)] == [False, True, False]
     assert all(RecvSkipper().handle(mode) for mode in ForwardMode)
 
@@ -209,7 +234,11 @@ def test_a_type_is_dispatched_by_its_nearest_ancestor_which_is_looked_up_once() 
 
     table = Counted({Animal: "animal", Dog: "dog"})
     dispatcher = TypeBasedDispatcher(table)
-    assert (dispatcher.find(Puppy), dispatcher.find(Dog), dispatcher.find(Animal)) == ("dog", "dog", "animal")
+    assert (dispatcher.find(Puppy), dispatcher.find(Dog), dispatcher.find(Animal)) == (
+        "dog",
+        "dog",
+        "animal",
+    )
     num_reads = table.num_reads
     assert [dispatcher.find(Puppy) for _ in range(100)] == ["dog"] * 100
     assert table.num_reads == num_reads
@@ -233,7 +262,11 @@ def test_case_13_unknown_messages_and_numbers_that_are_taken_are_counted_and_log
     world.take_in(world.sent[first])
     world.tell(Dropped(num=4))
     stats = world.scheduler.stats()
-    assert (stats.total_unknown_messages, stats.total_duplicate_requests, stats.total_dropped_messages) == (50, 1, 4)
+    assert (
+        stats.total_unknown_messages,
+        stats.total_duplicate_requests,
+        stats.total_dropped_messages,
+    ) == (50, 1, 4)
     assert [record.message for record in caplog.records].count("unknown_message") <= 1
     world.run_dry()
     world.check_outputs()
@@ -249,7 +282,11 @@ def test_what_comes_in_masses_is_logged_once_a_minute_with_its_number(
         for second in range(130):
             now = 1_000.0 + second
             log.seldom("flood")
-    assert [record.fields["times"] for record in caplog.records if record.message == "flood"] == [1, 60, 60]  # type: ignore[attr-defined]
+    assert [record.fields["times"] for record in caplog.records if record.message == "flood"] == [
+        1,
+        60,
+        60,
+    ]  # type: ignore[attr-defined]
 
 
 # Limits of the queue
@@ -279,8 +316,13 @@ def test_with_priorities_a_full_queue_refuses_the_worst_that_waits_and_not_the_n
     world = EngineWorld(settings(policy="priority", max_queued_requests=3, max_running_requests=1))
     world.send([1], max_new_tokens=40, ignore_eos=True, priority=9)
     world.step()
-    waiting = [world.send([2, i], max_new_tokens=1, priority=priority) for i, priority in enumerate((5, 1, 1))]
-    better, equal, worse = (world.send([3, i], max_new_tokens=1, priority=p) for i, p in enumerate((2, 1, 0)))
+    waiting = [
+        world.send([2, i], max_new_tokens=1, priority=priority)
+        for i, priority in enumerate((5, 1, 1))
+    ]
+    better, equal, worse = (
+        world.send([3, i], max_new_tokens=1, priority=p) for i, p in enumerate((2, 1, 0))
+    )
     world.step()
     # `better` has pushed out the last of the lowest class; after that nobody is below a newcomer of class 1
     assert set(world.finished) == {waiting[2], equal, worse}
@@ -292,11 +334,20 @@ def test_with_priorities_a_full_queue_refuses_the_worst_that_waits_and_not_the_n
 
 def test_nobody_is_pushed_out_in_vain() -> None:
     world = EngineWorld(
-        settings(policy="priority", max_queued_tokens=100, max_running_requests=1, context_length=200, num_pages=300)
+        settings(
+            policy="priority",
+            max_queued_tokens=100,
+            max_running_requests=1,
+            context_length=200,
+            num_pages=300,
+        )
     )
     world.send([1], max_new_tokens=40, ignore_eos=True, priority=9)
     world.step()
-    low, high = world.send([2] * 50, max_new_tokens=1), world.send([3] * 50, max_new_tokens=1, priority=5)
+    low, high = (
+        world.send([2] * 50, max_new_tokens=1),
+        world.send([3] * 50, max_new_tokens=1, priority=5),
+    )
     newcomer = world.send([4] * 60, max_new_tokens=1, priority=3)
     world.step()
     assert set(world.finished) == {newcomer}  # without `low` it would not fit either
@@ -309,7 +360,11 @@ def test_nobody_is_pushed_out_in_vain() -> None:
 
 
 def test_retracted_requests_are_never_refused() -> None:
-    world = EngineWorld(settings(num_pages=100, context_length=100, schedule_conservativeness=0.0, prefix_cache=False))
+    world = EngineWorld(
+        settings(
+            num_pages=100, context_length=100, schedule_conservativeness=0.0, prefix_cache=False
+        )
+    )
     ids = [world.send([i] * 8, max_new_tokens=60, ignore_eos=True) for i in range(4)]
     world.step()
     world.scheduler.settings = replace(world.scheduler.settings, max_queued_requests=0)
@@ -332,7 +387,10 @@ def batch(*members: GenerateRequest) -> BatchGenerate:
 
 def test_a_batch_is_one_message_whose_members_are_answered_one_by_one() -> None:
     world = EngineWorld(settings())
-    members = [request(id, prompt, max_new_tokens=3) for id, prompt in enumerate(([1, 2], [], [3], [999], [4, 5]))]
+    members = [
+        request(id, prompt, max_new_tokens=3)
+        for id, prompt in enumerate(([1, 2], [], [3], [999], [4, 5]))
+    ]
     message = batch(*members)
     message.prompt_of[2] = 77  # a prompt that is not there
     world.expect(*members)
@@ -383,11 +441,17 @@ def test_an_rpc_call_reaches_only_what_is_listed_and_says_what_is_wrong() -> Non
     for name in ("__class__", "step", "submit", "scheduler.abort", ""):
         assert "there is no method" in call(name).message
         assert "get_queue_status" in call(name).message
-    assert call("trace_request_flow").message == "trace_request_flow: Object missing required field `rid`"
+    assert (
+        call("trace_request_flow").message
+        == "trace_request_flow: Object missing required field `rid`"
+    )
     assert "unknown field `what`" in call("get_stats", what=1).message
     assert "Expected `str`, got `int`" in call("trace_request_flow", rid=1).message
     assert call("set_policy", policy="magic").success is False
-    assert (call("set_policy", policy="lpm").result, world.scheduler.settings.policy) == ("fcfs", "lpm")
+    assert (call("set_policy", policy="lpm").result, world.scheduler.settings.policy) == (
+        "fcfs",
+        "lpm",
+    )
     assert call("abort").message == "give rid or all"
     world.send([1, 2], max_new_tokens=2)
     assert call("flush_cache").result is True  # it waits, and holds nothing yet
@@ -411,7 +475,11 @@ def test_the_client_finds_the_server_of_this_machine_and_calls_it(
     with pytest.raises(SettingsError, match=r"not answered for 0\.05 s"):
         rpc_client.rpc("get_stats", pid=2, timeout_s=0.05)
     engine = EngineWorld(settings()).engine
-    with sockets.serving(engine):  # until it is enough: whether the call that was given up arrives is not certain
-        assert rpc_client.rpc("get_queue_status", pid=1, timeout_s=HANG_S)["waiting_queue_size"] == 0
+    with sockets.serving(
+        engine
+    ):  # until it is enough: whether the call that was given up arrives is not certain
+        assert (
+            rpc_client.rpc("get_queue_status", pid=1, timeout_s=HANG_S)["waiting_queue_size"] == 0
+        )
         with pytest.raises(SettingsError, match="there is no method 'no'"):
             rpc_client.rpc("no", pid=1, timeout_s=HANG_S)

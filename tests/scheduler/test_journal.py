@@ -16,7 +16,20 @@ import pytest
 from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.test_scheduler import settings
 from tests.scheduler.world import World
-from weft.launch.cli import main
+from weft.cli.main import main
+from weft.engine.explain import trace_request_flow
+from weft.engine.guard import unsent
+from weft.engine.input_gate import Alone
+from weft.journal.file import (
+    HEAD_BYTES,
+    MAGIC,
+    OLD_MAGIC,
+    JournalError,
+    JournalReader,
+    JournalWriter,
+)
+from weft.journal.replay import BadJournal, Replay
+from weft.journal.snapshot import INSTANCE
 from weft.memory.allocator import PageAllocator
 from weft.messages.control import CallFailed, FlushCache, GetState, GetStateReply, SetPolicy
 from weft.messages.flow import (
@@ -30,24 +43,33 @@ from weft.messages.flow import (
 )
 from weft.messages.replies import StepOutput
 from weft.messages.requests import Abort, BatchGenerate
-from weft.observe.journal import HEAD_BYTES, MAGIC, OLD_MAGIC, JournalError, JournalReader, JournalWriter
 from weft.scheduler.admission import PrefillAdder
-from weft.scheduler.service.blocker import Alone
-from weft.scheduler.service.guard import unsent
-from weft.scheduler.service.insight import trace_request_flow
-from weft.scheduler.service.replay import BadJournal, Replay
-from weft.scheduler.service.snapshot import INSTANCE
 
-MIXED: dict[str, object] = {"mixed_chunk": True, "page_size": 4, "num_pages": 28, "context_length": 110}
+MIXED: dict[str, object] = {
+    "mixed_chunk": True,
+    "page_size": 4,
+    "num_pages": 28,
+    "context_length": 110,
+}
 
 
-def busy_world(depth: int = 0, fail_steps: set[int] | None = None, **changes: object) -> RecordedWorld:
+def busy_world(
+    depth: int = 0, fail_steps: set[int] | None = None, **changes: object
+) -> RecordedWorld:
     """A world with chunks, retractions, aborts and a full queue behind it."""
-    values = {"num_pages": 150, "schedule_conservativeness": 0.0, "chunked_prefill_size": 16, **changes}
+    values = {
+        "num_pages": 150,
+        "schedule_conservativeness": 0.0,
+        "chunked_prefill_size": 16,
+        **changes,
+    }
     world = RecordedWorld(settings(**values), depth, fail_steps)
     rng = random.Random(7)
     for _ in range(30):
-        world.send([rng.randrange(300) for _ in range(rng.randrange(1, 60))], max_new_tokens=rng.randrange(1, 60))
+        world.send(
+            [rng.randrange(300) for _ in range(rng.randrange(1, 60))],
+            max_new_tokens=rng.randrange(1, 60),
+        )
         world.step()
         if rng.random() < 0.1:
             world.abort(Abort(ids=(rng.randrange(len(world.sent)),)))
@@ -97,7 +119,9 @@ def test_a_changed_bit_is_damage_wherever_it_is(tmp_path: Path) -> None:
     writer.flush()
     writer.close()
     whole = path.read_bytes()
-    begins = [len(MAGIC) + sum(HEAD_BYTES + len(one) for one in records[:n]) for n in range(len(records))]
+    begins = [
+        len(MAGIC) + sum(HEAD_BYTES + len(one) for one in records[:n]) for n in range(len(records))
+    ]
     for bit in range(8 * len(MAGIC), 8 * len(whole)):
         changed = bytearray(whole)
         changed[bit // 8] ^= 1 << bit % 8
@@ -107,7 +131,11 @@ def test_a_changed_bit_is_damage_wherever_it_is(tmp_path: Path) -> None:
         hit = max(n for n, begin in enumerate(begins) if begin <= bit // 8)
         assert read == records[:hit]
         assert reader.damage is not None
-        assert (reader.damage.offset, reader.damage.record, reader.num_torn_bytes) == (begins[hit], hit + 1, 0)
+        assert (reader.damage.offset, reader.damage.record, reader.num_torn_bytes) == (
+            begins[hit],
+            hit + 1,
+            0,
+        )
 
 
 def test_what_is_no_journal_is_refused(tmp_path: Path) -> None:
@@ -149,7 +177,12 @@ def test_case_38_a_disk_that_fails_ends_the_journal_and_nothing_else(tmp_path: P
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @pytest.mark.parametrize(
-    "changes", [{}, {"mixed_chunk": True, "page_size": 4, "num_pages": 28, "context_length": 110}, {"policy": "lpm"}]
+    "changes",
+    [
+        {},
+        {"mixed_chunk": True, "page_size": 4, "num_pages": 28, "context_length": 110},
+        {"policy": "lpm"},
+    ],
 )
 def test_a_replay_decides_the_same_bit_for_bit(depth: int, changes: dict[str, object]) -> None:
     world = busy_world(depth, **changes)
@@ -172,13 +205,18 @@ def test_failed_steps_are_replayed_as_failures() -> None:
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
-def test_replies_that_could_not_be_sent_are_replayed_with_the_ends_that_they_were(depth: int) -> None:
+def test_replies_that_could_not_be_sent_are_replayed_with_the_ends_that_they_were(
+    depth: int,
+) -> None:
     world = RecordedWorld(settings(num_pages=150, chunked_prefill_size=16), depth)
     rng = random.Random(depth)
     num_lost = 0
 
     for _ in range(20):
-        world.send([rng.randrange(300) for _ in range(rng.randrange(1, 40))], max_new_tokens=rng.randrange(4, 30))
+        world.send(
+            [rng.randrange(300) for _ in range(rng.randrange(1, 40))],
+            max_new_tokens=rng.randrange(4, 30),
+        )
         for reply in world.engine.step():
             if isinstance(reply, StepOutput) and reply.ids and rng.random() < 0.3:
                 num_lost += len(unsent(world.engine, reply, OSError("no room"))) + 1
@@ -201,7 +239,9 @@ def test_a_replay_ends_well_wherever_the_journal_was_cut_off() -> None:
 
 
 @pytest.mark.parametrize("field", ["rows", "num_rows", "num_tokens", "slots"])
-def test_a_replay_stops_at_the_first_decision_that_differs(field: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replay_stops_at_the_first_decision_that_differs(
+    field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world = busy_world()
     if field == "slots":
         alloc = PageAllocator.alloc
@@ -211,7 +251,9 @@ def test_a_replay_stops_at_the_first_decision_that_differs(field: str, monkeypat
     elif field == "rows":
         monkeypatch.setattr("weft.memory.rows.RowTable.alloc", lambda self: self._free.pop(0))
     else:
-        monkeypatch.setattr(PrefillAdder, "_fits", lambda self, extend, reserve: self._is_alone and not self.can_run)
+        monkeypatch.setattr(
+            PrefillAdder, "_fits", lambda self, extend, reserve: self._is_alone and not self.can_run
+        )
     replay = Replay(world.records)
     assert not replay.run()
     assert replay.difference is not None
@@ -221,7 +263,9 @@ def test_a_replay_stops_at_the_first_decision_that_differs(field: str, monkeypat
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_what_controls_the_flow_of_work_is_replayed_with_the_answers_of_the_barrier(depth: int) -> None:
+def test_what_controls_the_flow_of_work_is_replayed_with_the_answers_of_the_barrier(
+    depth: int,
+) -> None:
     arrivals = iter([False, False, True])
     barrier = Alone()
     barrier.poll = lambda: next(arrivals)  # type: ignore[method-assign]
@@ -233,12 +277,34 @@ def test_what_controls_the_flow_of_work_is_replayed_with_the_answers_of_the_barr
     prompt = world.sent[0].input_ids
     world.tell(BatchGenerate(prompts=[prompt], requests=batch, prompt_of=[0, 0, 5]))
     for id in members:
-        world.sent[id + 10], world.outputs[id + 10], world.prompts[id + 10] = world.sent[id], [], world.prompts[0]
+        world.sent[id + 10], world.outputs[id + 10], world.prompts[id + 10] = (
+            world.sent[id],
+            [],
+            world.prompts[0],
+        )
     for message in (
-        *(Block(call=2), Abort(names=("r2",)), PauseGeneration(call=3, mode="retract"), HealthCheck(call=4)),
-        *(Rpc(call=5, method="flush_cache"), Unblock(call=6), Dropped(num=3), ContinueGeneration(call=7)),
-        *(Rpc(call=8, method="set_policy", params={"policy": "lpm"}), PauseGeneration(call=9, mode="in_place")),
-        *(GetState(call=10), ContinueGeneration(call=11), Rpc(call=12, method="none"), PauseGeneration(call=13)),
+        *(
+            Block(call=2),
+            Abort(names=("r2",)),
+            PauseGeneration(call=3, mode="retract"),
+            HealthCheck(call=4),
+        ),
+        *(
+            Rpc(call=5, method="flush_cache"),
+            Unblock(call=6),
+            Dropped(num=3),
+            ContinueGeneration(call=7),
+        ),
+        *(
+            Rpc(call=8, method="set_policy", params={"policy": "lpm"}),
+            PauseGeneration(call=9, mode="in_place"),
+        ),
+        *(
+            GetState(call=10),
+            ContinueGeneration(call=11),
+            Rpc(call=12, method="none"),
+            PauseGeneration(call=13),
+        ),
         ContinueGeneration(call=14),
     ):
         world.tell(message)
@@ -267,7 +333,9 @@ def test_an_input_that_is_asked_for_at_another_time_is_a_difference() -> None:
 
 
 def test_a_server_under_steady_load_keeps_a_journal_that_is_replayed_from_its_newest_file() -> None:
-    world = RecordedWorld(settings(num_pages=150, chunked_prefill_size=16, mixed_chunk=True), depth=1, max_bytes=5_000)
+    world = RecordedWorld(
+        settings(num_pages=150, chunked_prefill_size=16, mixed_chunk=True), depth=1, max_bytes=5_000
+    )
     shared = list(range(40))
     for number in range(300):
         if len(world.scheduler.requests) < 6:
@@ -276,9 +344,13 @@ def test_a_server_under_steady_load_keeps_a_journal_that_is_replayed_from_its_ne
         assert world.scheduler.requests
     assert len(world.records.parts) > 3
     for began, *others in world.records.files:
-        assert sum(map(len, others)) < max(5_000, len(began)) + 2_000  # a step more than there should be
+        assert (
+            sum(map(len, others)) < max(5_000, len(began)) + 2_000
+        )  # a step more than there should be
     cached = world.scheduler.stats().total_cached_tokens
-    assert cached > 0.7 * world.scheduler.stats().total_prompt_tokens  # no file has cost the cache anything
+    assert (
+        cached > 0.7 * world.scheduler.stats().total_prompt_tokens
+    )  # no file has cost the cache anything
     world.run_dry()
     world.check_idle()
     world.check_outputs()
@@ -311,16 +383,22 @@ def test_a_state_that_cannot_be_written_leaves_the_journal_where_it_is_and_is_to
     world.replay()
 
 
-@pytest.mark.parametrize("name", ["os:system", "weft.scheduler.seeds:seed_of", "weft.messages.codec:np", "x"])
+@pytest.mark.parametrize(
+    "name", ["os:system", "weft.scheduler.seeds:seed_of", "weft.messages.codec:np", "x"]
+)
 def test_a_state_names_nothing_but_classes_of_an_engine(name: str) -> None:
     world = busy_world()
-    state = msgspec.msgpack.encode({"classes": [[name, []]], "things": [[INSTANCE, []]], "engine": 0})
+    state = msgspec.msgpack.encode(
+        {"classes": [[name, []]], "things": [[INSTANCE, []]], "engine": 0}
+    )
     began = msgspec.structs.replace(Replay(world.records).began, state=zlib.compress(state))
     with pytest.raises(BadJournal, match="cannot be taken up"):
         Replay([msgspec.msgpack.encode(began)])
 
 
-def test_the_failure_of_the_core_is_recorded_and_happens_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_failure_of_the_core_is_recorded_and_happens_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(World, "check", lambda self: None)
 
     def bump(self: PageAllocator, pages: np.ndarray) -> None:
@@ -357,7 +435,9 @@ def test_a_journal_of_another_format_is_refused() -> None:
 # The command
 
 
-def test_the_command_replays_a_file_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_replays_a_file_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     world = busy_world(1)
     world.write(tmp_path / "j")
     assert main(["replay", str(tmp_path / "j")]) == 0
@@ -386,7 +466,9 @@ def test_the_command_never_takes_a_damaged_file_for_a_good_one(
         assert main(["replay", str(tmp_path / "j")]) == 2
         out, err = capsys.readouterr()
         assert "every decision is as recorded" not in out
-        assert "the journal is damaged at byte " in out or "no journal" in err or "it is empty" in err
+        assert (
+            "the journal is damaged at byte " in out or "no journal" in err or "it is empty" in err
+        )
     (tmp_path / "j").write_bytes(whole[:-3])
     assert main(["replay", str(tmp_path / "j")]) == 0
     assert "the last record was not finished" in capsys.readouterr().out
@@ -407,5 +489,5 @@ def test_the_command_ends_with_1_at_a_difference_and_2_without_a_journal(
 
 
 def test_replay_needs_no_torch() -> None:
-    code = "import weft.launch.replay, sys; sys.exit('torch' in sys.modules)"
+    code = "import weft.cli.replay, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -19,12 +19,12 @@ from tests.scheduler.random_worlds import random_prompt, random_settings
 from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.test_scheduler import settings
 from tests.scheduler.world import EOS, VOCAB, World
-from weft.executor.plan import ForwardMode, Plan
 from weft.grammar.masks import Masks, Row, Words
 from weft.grammar.protocol import Constraint, Key, Move, Verdict
 from weft.messages.requests import Abort
 from weft.messages.sampling import Grammar
-from weft.scheduler.parts.grammar import MAX_JUMP
+from weft.plan.step import ForwardMode, Plan
+from weft.scheduler.features.grammar import MAX_JUMP
 
 PROMPT = list(range(10, 40))
 ANYTHING: Words = np.full(-(-VOCAB // 32), -1, dtype=np.int32)
@@ -72,7 +72,9 @@ class Whims:
         asked, self._asked = self._asked, []
         return asked
 
-    def advance(self, constraints: Sequence[Constraint], tokens: Sequence[int], room: Sequence[int]) -> list[Move]:
+    def advance(
+        self, constraints: Sequence[Constraint], tokens: Sequence[int], room: Sequence[int]
+    ) -> list[Move]:
         moves = []
         for constraint, limit in zip(constraints, room, strict=True):
             constraint.matcher.consume(0)
@@ -119,7 +121,9 @@ def check(world: World) -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_at_random_forced_tokens_keep_every_invariant_and_are_replayed_bit_for_bit(seed: int) -> None:
+def test_at_random_forced_tokens_keep_every_invariant_and_are_replayed_bit_for_bit(
+    seed: int,
+) -> None:
     rng = random.Random(f"jump {seed}")
     world = RecordedWorld(random_settings(rng), depth=rng.choice([0, 1, 2]), grammars=Whims())
     if seed >= 36:
@@ -132,7 +136,9 @@ def test_at_random_forced_tokens_keep_every_invariant_and_are_replayed_bit_for_b
         world.send(
             prompt,
             **whimsical(f"{seed}.{number}"),
-            max_new_tokens=rng.choice([None, rng.randrange(1, world.scheduler.max_len - len(prompt) + 1)]),
+            max_new_tokens=rng.choice(
+                [None, rng.randrange(1, world.scheduler.max_len - len(prompt) + 1)]
+            ),
             ignore_eos=rng.random() < 0.5,
             stop_token_ids=(7,) if rng.random() < 0.2 else (),
         )
@@ -165,7 +171,9 @@ def test_the_random_worlds_jump_mix_and_retract() -> None:
 
     world.runner.launch = watch  # type: ignore[method-assign]
     for number in range(30):
-        world.send([number, *PROMPT], **whimsical(f"m{number}"), max_new_tokens=150, ignore_eos=True)
+        world.send(
+            [number, *PROMPT], **whimsical(f"m{number}"), max_new_tokens=150, ignore_eos=True
+        )
         if number > 20:
             world.step()
     world.run_dry()
@@ -177,11 +185,15 @@ def test_the_random_worlds_jump_mix_and_retract() -> None:
 
 def test_a_jump_saves_a_step_for_each_forced_token() -> None:
     world = EngineWorld(settings(), grammars=Whims())
-    name = next(f"j{i}" for i in range(1_000) if len(whim(f"j{i}", 1)) == 20 and not whim(f"j{i}", 22))
+    name = next(
+        f"j{i}" for i in range(1_000) if len(whim(f"j{i}", 1)) == 20 and not whim(f"j{i}", 22)
+    )
     world.send(PROMPT, **whimsical(name), max_new_tokens=23, ignore_eos=True)
     world.run_dry()
     check(world)
-    assert world.scheduler.counters.num_steps == 3  # the prompt and a token; 21 tokens and another; that and the last
+    assert (
+        world.scheduler.counters.num_steps == 3
+    )  # the prompt and a token; 21 tokens and another; that and the last
     assert world.engine.stats().total_forced_tokens == 20
 
 

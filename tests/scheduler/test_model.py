@@ -13,7 +13,7 @@ from tests.scheduler.model import Model, Moody
 from tests.scheduler.random_worlds import drive, random_settings
 from tests.scheduler.world import EOS, VOCAB, World
 from weft.messages.control import SetPolicy
-from weft.scheduler.parts.prompt_logprobs import PromptLogprobsPart
+from weft.scheduler.features.prompt_logprobs import PromptLogprobsPart
 from weft.scheduler.policy import POLICIES
 from weft.scheduler.settings import SchedulerSettings
 
@@ -43,7 +43,9 @@ def tiny_settings(rng: random.Random) -> SchedulerSettings:
         aging_s=rng.choice([0.0, 8.0]),
         low_priority_first=rng.random() < 0.3,
         preemption_threshold=rng.choice([0, 1]),
-        max_prefill_tokens=rng.choice([4, 7, 12, 1000]) if chunk is None else max(chunk, rng.choice([1, 9])),
+        max_prefill_tokens=rng.choice([4, 7, 12, 1000])
+        if chunk is None
+        else max(chunk, rng.choice([1, 9])),
         chunked_prefill_size=chunk,
         mixed_chunk=rng.random() < 0.6,
         schedule_conservativeness=rng.choice([0.0, 0.0, 0.3, 1.0, 2.0]),
@@ -106,22 +108,37 @@ def test_the_small_worlds_reach_what_they_are_meant_to() -> None:
     reached = Counter[str]()
     for seed in range(NUM_SMALL):
         reached += run_small(seed)
-    for what in ("passes", "full", "retracted", "preempted", "exact fits", "open prompts", "mixed", "switches"):
+    for what in (
+        "passes",
+        "full",
+        "retracted",
+        "preempted",
+        "exact fits",
+        "open prompts",
+        "mixed",
+        "switches",
+    ):
         assert reached[what] > 20, reached
 
 
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("seed", range(8))
-def test_what_is_not_finite_ends_its_request_and_never_stays_in_the_cache(seed: int, depth: int) -> None:
+def test_what_is_not_finite_ends_its_request_and_never_stays_in_the_cache(
+    seed: int, depth: int
+) -> None:
     rng = random.Random(f"poison {seed}")
     settings = replace(random_settings(rng), prefix_cache=True, max_step_s=0.0)
     world = World(settings, depth, parts=(PromptLogprobsPart(),))
     world.runner.poison = 20
     drive(world, rng, 40)
-    assert any(finish.reason == "error" and finish.status == 500 for finish in world.finished.values())
+    assert any(
+        finish.reason == "error" and finish.status == 500 for finish in world.finished.values()
+    )
 
 
-def test_decoding_rows_for_which_there_is_no_memory_do_not_keep_an_open_prompt_from_the_rest_of_it() -> None:
+def test_decoding_rows_for_which_there_is_no_memory_do_not_keep_an_open_prompt_from_the_rest_of_it() -> (
+    None
+):
     """Three requests decode beside the chunks of a long prompt until less than a token for each is left."""
     reached = Counter[str]()
     for num_pages in range(77, 93):

@@ -8,10 +8,10 @@ import pytest
 
 from tests.scheduler.test_scheduler import settings
 from tests.scheduler.world import World
-from weft.executor.plan import Plan
 from weft.messages.replies import StepOutput
-from weft.scheduler.pace import StepBudget
-from weft.scheduler.step_cost import Load, StepCost
+from weft.plan.step import Plan
+from weft.scheduler.pace.pace import StepBudget
+from weft.scheduler.pace.step_cost import Load, StepCost
 
 A, B, C = 0.002, 0.0004, 1e-6  # seconds for a step, a token, a pair
 
@@ -25,7 +25,9 @@ class Streams(World):
     """Remembers the longest time between two tokens of each request, from its second on."""
 
     def __init__(self, depth: int = 0, **changes: object) -> None:
-        super().__init__(settings(**{"num_pages": 4_000, "context_length": 2_000, **changes}), depth)
+        super().__init__(
+            settings(**{"num_pages": 4_000, "context_length": 2_000, **changes}), depth
+        )
         self.let_steps_cost(seconds)
         self.last: dict[int, float] = {}
         self.longest: dict[int, float] = {}
@@ -72,7 +74,11 @@ def test_coefficients_are_never_negative_whatever_is_measured() -> None:
         cost = StepCost()
         for _ in range(rng.randrange(1, 12)):
             load = Load(rng.randrange(1, 100), rng.randrange(1, 10_000))
-            cost.observe(load, rng.choice([0.0, -1.0, float("nan"), rng.random()]), has_prefill=rng.random() < 0.5)
+            cost.observe(
+                load,
+                rng.choice([0.0, -1.0, float("nan"), rng.random()]),
+                has_prefill=rng.random() < 0.5,
+            )
         assert min(cost.coefficients()) >= 0
 
 
@@ -93,7 +99,9 @@ def test_a_disturbed_step_is_not_taken_at_its_word_and_a_lasting_change_is() -> 
 def test_a_budget_gives_the_most_tokens_that_fit_into_its_time(start: int) -> None:
     budget = StepBudget(0.05, (B, C), max_tokens=1_000, min_tokens=0)
     n = budget.limit(start)
-    assert B * n + C * n * (start + n / 2) <= 0.05 < B * (n + 1) + C * (n + 1) * (start + (n + 1) / 2)
+    assert (
+        B * n + C * n * (start + n / 2) <= 0.05 < B * (n + 1) + C * (n + 1) * (start + (n + 1) / 2)
+    )
     budget.spend(start, n)
     assert budget.limit(start + n) == 0
 
@@ -160,7 +168,10 @@ def test_nobody_waits_for_a_next_token_whose_last_one_is_on_its_way() -> None:
     world.learn()
     stream = world.send([1, 2], max_new_tokens=5, ignore_eos=True)
     columns = world.scheduler.columns
-    while not world.scheduler.requests[stream].row >= 0 or columns.seq_len[world.request(stream).row] < 7:
+    while (
+        not world.scheduler.requests[stream].row >= 0
+        or columns.seq_len[world.request(stream).row] < 7
+    ):
         world.step()
     assert stream not in world.finished
     world.send([7] * 900, max_new_tokens=2, ignore_eos=True)
@@ -169,7 +180,9 @@ def test_nobody_waits_for_a_next_token_whose_last_one_is_on_its_way() -> None:
     assert world.scheduler.last_batch.plan.num_tokens == 900
 
 
-def test_between_two_turns_of_those_who_decode_no_prompt_is_cut_into_pieces_that_are_not_worth_a_step() -> None:
+def test_between_two_turns_of_those_who_decode_no_prompt_is_cut_into_pieces_that_are_not_worth_a_step() -> (
+    None
+):
     world = Streams(max_step_s=0.05, chunked_prefill_size=44)  # leaves time for 11 tokens
     world.let_steps_cost(lambda plan: B * plan.num_tokens)  # besides the cost of before
     world.learn()
@@ -179,7 +192,9 @@ def test_between_two_turns_of_those_who_decode_no_prompt_is_cut_into_pieces_that
     rng, num_cut = random.Random(0), 0
     while num_cut < 20:
         if not world.scheduler.waiting_queue:
-            world.send([len(world.sent)] * rng.randrange(100, 400), max_new_tokens=2, ignore_eos=True)
+            world.send(
+                [len(world.sent)] * rng.randrange(100, 400), max_new_tokens=2, ignore_eos=True
+            )
         world.step()
         batch = world.scheduler.last_batch
         if batch is not None and batch.prefills and not batch.prefills[-1].completes:

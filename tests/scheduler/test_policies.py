@@ -13,10 +13,10 @@ from tests.scheduler.world import VOCAB, World
 from weft.config.engine import EngineConfig
 from weft.config.options import SettingsError, options_of
 from weft.config.tenants import parse_weights
+from weft.engine.control.handlers import HANDLERS
 from weft.messages.control import SetPolicy, SetPolicyReply
 from weft.scheduler.policy import POLICIES, TURNS, UnknownPolicy
 from weft.scheduler.request import Request, RequestState
-from weft.scheduler.service.control import HANDLERS
 
 Key = Callable[[World, Request], float]
 
@@ -30,7 +30,9 @@ TWINS: dict[str, Key] = {
     "fcfs": lambda world, request: request.arrival,
     "lpm": lambda world, request: -cached(world, request),
     "shortest-prefill-first": lambda world, request: request.fill_len - cached(world, request),
-    "hrrn": lambda world, request: (request.arrival_s - world.time) / (request.fill_len - cached(world, request)),
+    "hrrn": lambda world, request: (
+        (request.arrival_s - world.time) / (request.fill_len - cached(world, request))
+    ),
     "lof": lambda world, request: -(request.max_len - request.prompt_len),
     "priority": lambda world, request: -request.priority,
 }
@@ -43,7 +45,9 @@ def order(world: World) -> list[int]:
 def busy_world(policy: str, seed: int = 0, num_waiting: int = 200, **changes: object) -> World:
     """Some requests have run, more wait; some prefixes are cached, some are evicted."""
     rng = random.Random(seed)
-    world = World(settings(**{"policy": policy, "num_pages": 300, "page_size": rng.choice([1, 4]), **changes}))
+    world = World(
+        settings(**{"policy": policy, "num_pages": 300, "page_size": rng.choice([1, 4]), **changes})
+    )
     families = [[rng.randrange(VOCAB) for _ in range(60)] for _ in range(4)]
     for number in range(num_waiting):
         world.send(
@@ -65,7 +69,9 @@ def test_the_order_is_that_of_a_sort_which_looks_every_prefix_up(policy: str, se
     for _ in range(10):
         world.step()
         fresh = [request for request in world.scheduler.waiting_queue if not request.retractions]
-        by_twin = sorted(fresh, key=lambda request: (TWINS[policy](world, request), request.arrival))
+        by_twin = sorted(
+            fresh, key=lambda request: (TWINS[policy](world, request), request.arrival)
+        )
         assert len(by_twin) > 100
         ids = {request.id for request in fresh}
         assert [id for id in order(world) if id in ids] == [request.id for request in by_twin]
@@ -110,7 +116,9 @@ def test_the_random_order_depends_on_the_seed_alone() -> None:
 
 def test_a_static_batch_waits_for_its_slowest_request() -> None:
     world = World(settings(policy="static", max_running_requests=3))
-    batch = [world.send([i, 1], max_new_tokens=n, ignore_eos=True) for i, n in enumerate([2, 4, 12])]
+    batch = [
+        world.send([i, 1], max_new_tokens=n, ignore_eos=True) for i, n in enumerate([2, 4, 12])
+    ]
     world.step()
     late = world.send([9, 9], max_new_tokens=2, ignore_eos=True)
     while batch[2] not in world.finished:
@@ -134,7 +142,9 @@ def lonely(world: World) -> int:
     return world.send([5] * 40, max_new_tokens=1, ignore_eos=True)
 
 
-@pytest.mark.parametrize("policy", ["lpm", "dfs-weight", "shortest-prefill-first", "lof", "priority"])
+@pytest.mark.parametrize(
+    "policy", ["lpm", "dfs-weight", "shortest-prefill-first", "lof", "priority"]
+)
 def test_without_aging_endless_competition_starves(policy: str) -> None:
     world, hot = World(settings(policy=policy, max_running_requests=2)), list(range(100, 120))
     world.send(hot, max_new_tokens=1)
@@ -151,10 +161,14 @@ def test_without_aging_endless_competition_starves(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", list(POLICIES))
 @pytest.mark.parametrize("seed", range(2))
-def test_who_is_overdue_is_admitted_after_at_most_four_times_as_many_as_are_older(policy: str, seed: int) -> None:
+def test_who_is_overdue_is_admitted_after_at_most_four_times_as_many_as_are_older(
+    policy: str, seed: int
+) -> None:
     """The bound of every policy: 4 · (older ones that wait + 1) admissions from the moment at which it is overdue."""
     rng = random.Random(seed)
-    world = World(settings(policy=policy, max_running_requests=2, aging_s=25.0, preemption_threshold=5))
+    world = World(
+        settings(policy=policy, max_running_requests=2, aging_s=25.0, preemption_threshold=5)
+    )
     hot = list(range(100, 120))
     passed: dict[int, int] = {}  # admissions since it was overdue
     bound: dict[int, int] = {}
@@ -167,17 +181,27 @@ def test_who_is_overdue_is_admitted_after_at_most_four_times_as_many_as_are_olde
         waiting = {r.id: r for r in world.scheduler.waiting_queue if r.admitted_s < 0}
         for id, request in waiting.items():
             if id not in bound and world.time + 1 - request.arrival_s >= 25.0:
-                older = sum(other.arrival < request.arrival for other in world.scheduler.waiting_queue)
+                older = sum(
+                    other.arrival < request.arrival for other in world.scheduler.waiting_queue
+                )
                 bound[id], passed[id] = TURNS * (older + 1), 0
         world.step(check=False)
-        now_admitted = {id for id in waiting if id in world.finished or world.request(id).admitted_s >= 0}
+        now_admitted = {
+            id for id in waiting if id in world.finished or world.request(id).admitted_s >= 0
+        }
         for id in bound:
             if id in waiting and id not in admitted:
                 passed[id] += len(now_admitted - {id})
                 assert passed[id] <= bound[id]
         admitted |= now_admitted
     assert len(admitted) > 50
-    assert any(id in admitted for id in bound) or policy in ("fcfs", "static", "fair", "hrrn", "random")
+    assert any(id in admitted for id in bound) or policy in (
+        "fcfs",
+        "static",
+        "fair",
+        "hrrn",
+        "random",
+    )
     world.run_dry(check=False)
     world.check_idle()
     world.check_outputs()
@@ -188,18 +212,31 @@ def test_who_is_overdue_is_admitted_after_at_most_four_times_as_many_as_are_olde
 
 def test_a_higher_class_goes_first_and_a_lower_one_if_it_is_to() -> None:
     for low_first in (False, True):
-        world = World(settings(policy="priority", max_running_requests=1, low_priority_first=low_first))
+        world = World(
+            settings(policy="priority", max_running_requests=1, low_priority_first=low_first)
+        )
         world.send([1], max_new_tokens=3, ignore_eos=True, priority=2)
         world.step()
-        ids = [world.send([2 + i], max_new_tokens=1, priority=p) for i, p in enumerate([1, 3, 2, 3])]
-        expected = [ids[0], ids[2], ids[1], ids[3]] if low_first else [ids[1], ids[3], ids[2], ids[0]]
+        ids = [
+            world.send([2 + i], max_new_tokens=1, priority=p) for i, p in enumerate([1, 3, 2, 3])
+        ]
+        expected = (
+            [ids[0], ids[2], ids[1], ids[3]] if low_first else [ids[1], ids[3], ids[2], ids[0]]
+        )
         assert order(world) == expected
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_a_far_higher_priority_takes_the_place_of_a_running_request_that_goes_on_later(depth: int) -> None:
-    world = World(settings(policy="priority", max_running_requests=2, preemption_threshold=10), depth=depth)
-    low = [world.send([i, i], max_new_tokens=40, ignore_eos=True, priority=p) for i, p in enumerate([0, 5])]
+def test_a_far_higher_priority_takes_the_place_of_a_running_request_that_goes_on_later(
+    depth: int,
+) -> None:
+    world = World(
+        settings(policy="priority", max_running_requests=2, preemption_threshold=10), depth=depth
+    )
+    low = [
+        world.send([i, i], max_new_tokens=40, ignore_eos=True, priority=p)
+        for i, p in enumerate([0, 5])
+    ]
     for _ in range(10):
         world.step()
     near = world.send([20], max_new_tokens=2, ignore_eos=True, priority=10)
@@ -222,12 +259,16 @@ def test_a_far_higher_priority_takes_the_place_of_a_running_request_that_goes_on
 
 
 def test_nobody_is_preempted_in_vain() -> None:
-    world = World(settings(policy="priority", num_pages=100, context_length=100, preemption_threshold=0))
+    world = World(
+        settings(policy="priority", num_pages=100, context_length=100, preemption_threshold=0)
+    )
     world.send([1], max_new_tokens=60, ignore_eos=True, priority=9)
     low = world.send([2], max_new_tokens=25, ignore_eos=True, priority=0)
     world.step()
     world.step()
-    world.send([3] * 60, max_new_tokens=30, ignore_eos=True, priority=5)  # more than the low one holds
+    world.send(
+        [3] * 60, max_new_tokens=30, ignore_eos=True, priority=5
+    )  # more than the low one holds
     for _ in range(5):
         world.step()
     assert world.request(low).row >= 0
@@ -253,7 +294,10 @@ def test_a_long_prompt_of_a_low_class_does_not_hold_the_steps_of_a_high_one() ->
 
 
 def test_weights_of_tenants_are_read_and_mistakes_are_named() -> None:
-    assert parse_weights(" alice=2, bob = 0.5,", "--tenant-weights") == (("alice", 2.0), ("bob", 0.5))
+    assert parse_weights(" alice=2, bob = 0.5,", "--tenant-weights") == (
+        ("alice", 2.0),
+        ("bob", 0.5),
+    )
     assert parse_weights("", "--tenant-weights") == ()
     for bad in ("alice", "alice=", "=2", "alice=-1", "alice=inf"):
         with pytest.raises(SettingsError, match="--tenant-weights"):
@@ -301,9 +345,13 @@ def test_switching_all_the_time_breaks_nothing(seed: int) -> None:
     run_random(2_000 + seed, switches=True)
 
 
-def test_who_comes_behind_some_that_wait_for_a_prefix_goes_on_and_who_comes_behind_very_many_waits() -> None:
+def test_who_comes_behind_some_that_wait_for_a_prefix_goes_on_and_who_comes_behind_very_many_waits() -> (
+    None
+):
     for num_alike, is_admitted in [(1 + 63, True), (1 + 64, False)]:
-        world = World(settings(chunked_prefill_size=None, max_running_requests=100, num_pages=9_000))
+        world = World(
+            settings(chunked_prefill_size=None, max_running_requests=100, num_pages=9_000)
+        )
         prefix = list(range(60))
         for number in range(num_alike):
             world.send([*prefix, number], max_new_tokens=2, ignore_eos=True)

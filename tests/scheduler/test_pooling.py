@@ -9,12 +9,12 @@ import pytest
 
 from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.world import World
-from weft.executor.plan import Given, Plan, Result
+from weft.journal.replay import Replay
 from weft.messages.pooling import PoolingParams
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
-from weft.scheduler.parts.pooling import NOT_FINITE, PoolingPart
-from weft.scheduler.service.replay import Replay
+from weft.plan.step import Given, Plan, Result
+from weft.scheduler.features.pooling import NOT_FINITE, PoolingPart
 from weft.scheduler.settings import PoolingLimits, SchedulerSettings
 
 NOTHING = SamplingParams(max_new_tokens=0)
@@ -23,17 +23,28 @@ VECTORS = PoolingLimits(size=8, num_token_types=2)
 
 def world(limits: PoolingLimits | None, depth: int = 0) -> World:
     settings = SchedulerSettings(
-        num_pages=64, page_size=4, max_running_requests=4, context_length=64, vocab_size=300, pooling=limits
+        num_pages=64,
+        page_size=4,
+        max_running_requests=4,
+        context_length=64,
+        vocab_size=300,
+        pooling=limits,
     )
     return World(settings, depth, parts=(PoolingPart(),))
 
 
 def send(
-    world: World, length: int, pooling: PoolingParams | None, sampling: SamplingParams = NOTHING, **fields: object
+    world: World,
+    length: int,
+    pooling: PoolingParams | None,
+    sampling: SamplingParams = NOTHING,
+    **fields: object,
 ) -> int:
     id = len(world.sent)
     ids = np.arange(length, dtype=np.int32).tobytes()
-    request = GenerateRequest(id=id, rid=f"r{id}", input_ids=ids, sampling=sampling, pooling=pooling, **fields)  # type: ignore[arg-type]
+    request = GenerateRequest(
+        id=id, rid=f"r{id}", input_ids=ids, sampling=sampling, pooling=pooling, **fields
+    )  # type: ignore[arg-type]
     world.sent[id], world.prompts[id], world.outputs[id] = request, list(range(length)), []
     world.take_in(request)
     return id
@@ -45,13 +56,18 @@ def test_a_request_ends_with_its_prompt_and_gets_no_token(depth: int) -> None:
     for length in (1, 20, 64):
         send(here, length, PoolingParams())
     here.run_dry()
-    assert all(finish.reason == "length" and not finish.completion_tokens for finish in here.finished.values())
+    assert all(
+        finish.reason == "length" and not finish.completion_tokens
+        for finish in here.finished.values()
+    )
     assert not any(here.outputs.values())
     here.check_idle()
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_a_replay_knows_which_vectors_were_not_finite(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replay_knows_which_vectors_were_not_finite(
+    depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     here = RecordedWorld(world(VECTORS).settings, depth)
     execute = here.runner.execute
 
@@ -66,7 +82,14 @@ def test_a_replay_knows_which_vectors_were_not_finite(depth: int, monkeypatch: p
     monkeypatch.setattr(here.runner, "execute", vectors)
     ids = [send(here, length, PoolingParams(dimensions=4)) for length in (3, 5, 7, 5, 4, 6)]
     here.run_dry()
-    assert [here.finished[id].reason for id in ids] == ["length", "error", "length", "error", "length", "length"]
+    assert [here.finished[id].reason for id in ids] == [
+        "length",
+        "error",
+        "length",
+        "error",
+        "length",
+        "length",
+    ]
     assert here.finished[ids[1]].message == NOT_FINITE
     replay = Replay(here.records)
     assert replay.run(), replay.difference
@@ -76,23 +99,56 @@ def test_a_replay_knows_which_vectors_were_not_finite(depth: int, monkeypatch: p
 @pytest.mark.parametrize(
     ("limits", "pooling", "fields", "message"),
     [
-        (VECTORS, None, {"sampling": SamplingParams(max_new_tokens=1)}, "generates no tokens; it makes vectors"),
+        (
+            VECTORS,
+            None,
+            {"sampling": SamplingParams(max_new_tokens=1)},
+            "generates no tokens; it makes vectors",
+        ),
         (VECTORS, PoolingParams(dimensions=9), {}, "dimensions is 9; 1 to 8"),
         (VECTORS, PoolingParams(dimensions=-1), {}, "dimensions is -1; 1 to 8"),
-        (VECTORS, PoolingParams(token_type_ids=bytes([0, 2, 0])), {}, "token_type_ids has 2; 0 to 1"),
+        (
+            VECTORS,
+            PoolingParams(token_type_ids=bytes([0, 2, 0])),
+            {},
+            "token_type_ids has 2; 0 to 1",
+        ),
         (VECTORS, PoolingParams(token_type_ids=bytes(2)), {}, "2 token_type_ids for 3 tokens"),
         (VECTORS, PoolingParams(label_ids=(1,)), {}, "label tokens are for a model that generates"),
-        (VECTORS, None, {"sampling": SamplingParams(max_new_tokens=0, prompt_logprobs=1)}, "log probabilities"),
-        (PoolingLimits(size=3, is_embedding=False), PoolingParams(dimensions=1), {}, "makes no vectors"),
-        (PoolingLimits(size=3), PoolingParams(token_type_ids=bytes(3)), {}, "knows no kinds of segments"),
+        (
+            VECTORS,
+            None,
+            {"sampling": SamplingParams(max_new_tokens=0, prompt_logprobs=1)},
+            "log probabilities",
+        ),
+        (
+            PoolingLimits(size=3, is_embedding=False),
+            PoolingParams(dimensions=1),
+            {},
+            "makes no vectors",
+        ),
+        (
+            PoolingLimits(size=3),
+            PoolingParams(token_type_ids=bytes(3)),
+            {},
+            "knows no kinds of segments",
+        ),
         (None, PoolingParams(), {}, "--task embed"),
         (None, PoolingParams(label_ids=(300,)), {}, "token id 300; 0 to 299"),
         (None, PoolingParams(label_ids=(1,) * 1025), {}, "1,025 ids; at most 1,024"),
-        (None, PoolingParams(label_ids=(1,)), {"sampling": SamplingParams(max_new_tokens=2)}, "must be 0"),
+        (
+            None,
+            PoolingParams(label_ids=(1,)),
+            {"sampling": SamplingParams(max_new_tokens=2)},
+            "must be 0",
+        ),
     ],
 )
 def test_what_a_model_cannot_give_is_refused(
-    limits: PoolingLimits | None, pooling: PoolingParams | None, fields: dict[str, SamplingParams], message: str
+    limits: PoolingLimits | None,
+    pooling: PoolingParams | None,
+    fields: dict[str, SamplingParams],
+    message: str,
 ) -> None:
     here = world(limits)
     bad, good = send(here, 3, pooling, **fields), send(here, 3, PoolingParams() if limits else None)

@@ -10,9 +10,9 @@ import pytest
 
 from tests.scheduler.engine_world import EngineWorld
 from tests.scheduler.test_scheduler import settings
+from weft.client.prompt_logprobs import prompt_logprobs
 from weft.messages.flow import ContinueGeneration, HealthCheck, HealthCheckReply, PauseGeneration
 from weft.messages.replies import PromptPiece
-from weft.text.prompt_logprobs import prompt_logprobs
 
 PROMPT = list(range(10, 60))
 
@@ -23,14 +23,23 @@ def world(depth: int = 0, **changes: Any) -> EngineWorld:
 
 def lens(world: EngineWorld, id: int) -> list[int]:
     """Tokens in each piece that came."""
-    return [len(piece.tokens) // 4 for piece in world.given.get(id, []) if isinstance(piece, PromptPiece)]
+    return [
+        len(piece.tokens) // 4
+        for piece in world.given.get(id, [])
+        if isinstance(piece, PromptPiece)
+    ]
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @pytest.mark.parametrize("chunk", [None, 16])
-def test_a_request_for_no_token_ends_when_its_prompt_is_computed(depth: int, chunk: int | None) -> None:
+def test_a_request_for_no_token_ends_when_its_prompt_is_computed(
+    depth: int, chunk: int | None
+) -> None:
     one = world(depth, chunked_prefill_size=chunk)
-    silent, other = one.send(PROMPT, max_new_tokens=0), one.send(PROMPT[::-1], max_new_tokens=3, ignore_eos=True)
+    silent, other = (
+        one.send(PROMPT, max_new_tokens=0),
+        one.send(PROMPT[::-1], max_new_tokens=3, ignore_eos=True),
+    )
     one.run_dry()
     one.check_idle()
     one.check_outputs()
@@ -57,7 +66,12 @@ def test_pieces_come_chunk_by_chunk_and_before_the_first_token(depth: int) -> No
     while not one.outputs[id]:
         before = lens(one, id)
         one.step()
-    assert lens(one, id) == [17, 16, 16, 1]  # the first token has none, and the last of a chunk tells of the next
+    assert lens(one, id) == [
+        17,
+        16,
+        16,
+        1,
+    ]  # the first token has none, and the last of a chunk tells of the next
     assert before == [17, 16, 16]
     assert all(len(token.of_ids) == 2 for token in prompt_logprobs(one.given[id])[1:])
     one.run_dry()
@@ -80,7 +94,9 @@ def test_no_more_is_computed_again_than_is_asked_for(start: int, cached: int) ->
 
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("steps", [2, 3, 6, 12])
-def test_what_was_told_is_neither_told_nor_computed_again_after_a_retraction(depth: int, steps: int) -> None:
+def test_what_was_told_is_neither_told_nor_computed_again_after_a_retraction(
+    depth: int, steps: int
+) -> None:
     one = world(depth, chunked_prefill_size=16)
     id = one.send(PROMPT, max_new_tokens=20, ignore_eos=True, prompt_logprobs=0)
     one.steps(steps)
@@ -92,7 +108,9 @@ def test_what_was_told_is_neither_told_nor_computed_again_after_a_retraction(dep
     one.check_outputs()
     assert 0 < told <= len(PROMPT)
     assert sum(lens(one, id)) == len(PROMPT)
-    assert one.runner.num_tokens_run <= len(PROMPT) + 20 + 1  # but for the last token, which is not cached
+    assert (
+        one.runner.num_tokens_run <= len(PROMPT) + 20 + 1
+    )  # but for the last token, which is not cached
 
 
 def test_a_health_check_in_between_swallows_nothing() -> None:
@@ -126,4 +144,6 @@ def test_a_wish_without_its_positions_computed_anew_harms_nobody() -> None:
     one.take_in(one.sent[1])
     one.run_dry()
     assert one.finished[1].reason == "length"
-    assert np.isfinite([token.logprob or 0.0 for token in prompt_logprobs(one.given.get(1, []))]).all()
+    assert np.isfinite(
+        [token.logprob or 0.0 for token in prompt_logprobs(one.given.get(1, []))]
+    ).all()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.faults import Injected
 from tests.scheduler.test_scheduler import settings
 from tests.scheduler.world import World
-from weft.executor.plan import ANY, LogitBias
+from weft.plan.step import ANY, LogitBias
 from weft.scheduler.planner import _join
 from weft.scheduler.policies.fair import Fair
 from weft.scheduler.request import Request
@@ -84,7 +84,9 @@ class FullQueue:
 
 @pytest.mark.parametrize("policy", ["priority", "fcfs"])
 @pytest.mark.parametrize("seed", range(8))
-def test_a_full_queue_refuses_the_lowest_class_the_latest_first_or_who_comes(seed: int, policy: str) -> None:
+def test_a_full_queue_refuses_the_lowest_class_the_latest_first_or_who_comes(
+    seed: int, policy: str
+) -> None:
     rng = random.Random(f"queue {seed}")
     limits = rng.randrange(1, 6), rng.choice([0, 0, 30, 60])
     low_first = rng.random() < 0.5
@@ -124,7 +126,9 @@ def test_a_request_with_the_number_of_an_open_one_is_counted_and_changes_nothing
 
 
 @given(st.lists(st.tuples(st.integers(1, 4), st.booleans()), max_size=4))
-def test_several_biases_of_a_step_become_one_with_all_their_places(sizes: list[tuple[int, bool]]) -> None:
+def test_several_biases_of_a_step_become_one_with_all_their_places(
+    sizes: list[tuple[int, bool]],
+) -> None:
     biases, expected = [], []
     for part, (size, has_after) in enumerate(sizes):
         index, tokens = np.arange(size, dtype=np.int32), np.arange(size, dtype=np.int32) + 10 * part
@@ -132,13 +136,17 @@ def test_several_biases_of_a_step_become_one_with_all_their_places(sizes: list[t
         after = tokens + 1 if has_after else None
         biases.append(LogitBias(index=index, tokens=tokens, values=values, after=after))
         follows = (tokens + 1).tolist() if has_after else [ANY] * size
-        expected += list(zip(index.tolist(), tokens.tolist(), values.tolist(), follows, strict=True))
+        expected += list(
+            zip(index.tolist(), tokens.tolist(), values.tolist(), follows, strict=True)
+        )
     joined = _join(biases)
     if joined is None:
         assert not sizes
         return
     follows = [ANY] * len(joined.index) if joined.after is None else joined.after.tolist()
-    found = zip(joined.index.tolist(), joined.tokens.tolist(), joined.values.tolist(), follows, strict=True)
+    found = zip(
+        joined.index.tolist(), joined.tokens.tolist(), joined.values.tolist(), follows, strict=True
+    )
     assert list(found) == expected
 
 

@@ -12,6 +12,7 @@ import pytest
 from tests.scheduler.random_worlds import random_prompt, random_settings
 from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.world import VOCAB
+from weft.engine.input_gate import Alone
 from weft.messages.codec import ToEngine
 from weft.messages.control import FlushCache, GetState
 from weft.messages.flow import (
@@ -24,7 +25,6 @@ from weft.messages.flow import (
     Unblock,
 )
 from weft.messages.requests import Abort, BatchGenerate, GenerateRequest
-from weft.scheduler.service.blocker import Alone
 
 
 class Crowd:
@@ -65,7 +65,9 @@ class FlowWorld(RecordedWorld):
         elif members:
             self.done["batch"] += 1
             prompts = list({member.input_ids: None for member in members})
-            without = [msgspec.structs.replace(member, input_ids=b"", group="g") for member in members]
+            without = [
+                msgspec.structs.replace(member, input_ids=b"", group="g") for member in members
+            ]
             places = [prompts.index(member.input_ids) for member in members]
             self.tell(BatchGenerate(prompts=prompts, requests=without, prompt_of=places))
 
@@ -83,7 +85,10 @@ class FlowWorld(RecordedWorld):
             (0.02, Abort(names=(f"r{some}",))),
             (0.004, Abort(names=("g",))),
             (0.02, FlushCache(call=6, timeout_s=3.0)),
-            (0.02, Rpc(call=7, method=rng.choice(["flush_cache", "get_queue_status", "no", "freeze"]))),
+            (
+                0.02,
+                Rpc(call=7, method=rng.choice(["flush_cache", "get_queue_status", "no", "freeze"])),
+            ),
             (0.02, GetState(call=8)),
             (0.02, Dropped(num=2)),
         ]
@@ -99,11 +104,21 @@ class FlowWorld(RecordedWorld):
         families = [[rng.randrange(VOCAB) for _ in range(60)] for _ in range(3)]
         while len(self.sent) < num_requests:
             for _ in range(rng.choice([0, 0, 1, 2, 5])):
-                prompt = random_prompt(rng, families, self.scheduler.max_len * rng.choice([1, 2, 4]) // 4)
-                max_new = max(1, min(rng.choice([1, 2, 8, 20, 30]), self.scheduler.max_len - len(prompt)))
+                prompt = random_prompt(
+                    rng, families, self.scheduler.max_len * rng.choice([1, 2, 4]) // 4
+                )
+                max_new = max(
+                    1, min(rng.choice([1, 2, 8, 20, 30]), self.scheduler.max_len - len(prompt))
+                )
                 user, priority = rng.choice("aabc"), rng.choice([0, 0, 1, 20])
                 timeout_ms = rng.choice([0, 0, 0, 0, 0, 9_000, 40_000])
-                self.send(prompt, max_new_tokens=max_new, user=user, priority=priority, timeout_ms=timeout_ms)
+                self.send(
+                    prompt,
+                    max_new_tokens=max_new,
+                    user=user,
+                    priority=priority,
+                    timeout_ms=timeout_ms,
+                )
             self.let_go()
             self.control()
             self.step()
@@ -136,5 +151,8 @@ def test_the_random_flow_reaches_what_it_is_meant_to() -> None:
         done += world.done
         done["retracted"] += world.scheduler.stats().total_retractions
         done["refused"] += world.scheduler.stats().total_queue_full
-    assert all(done[what] >= 3 for what in ("batch", "Block", "PauseGeneration", "HealthCheck", "retracted")), done
+    assert all(
+        done[what] >= 3
+        for what in ("batch", "Block", "PauseGeneration", "HealthCheck", "retracted")
+    ), done
     assert done["refused"] >= 1, done

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.scheduler.random_worlds import run_random, run_timed
-from weft.launch.cli import main
+from weft.cli.main import main
+from weft.journal.replay import Replay
 from weft.memory.accounting.audit import BrokenBooks
 from weft.memory.allocator import OutOfPages, PageAllocator
-from weft.scheduler.service.replay import Replay
 
 
 @pytest.mark.parametrize("seed", range(120))
@@ -32,7 +32,9 @@ def test_where_time_cuts_prompts_every_invariant_holds(seed: int) -> None:
 
 
 @pytest.mark.parametrize("number", range(8))
-def test_schedules_that_nobody_has_seen_before_keep_every_invariant(number: int, fresh_seed: int) -> None:
+def test_schedules_that_nobody_has_seen_before_keep_every_invariant(
+    number: int, fresh_seed: int
+) -> None:
     """Others in each run; what fails can be repeated with `--fresh-seed`."""
     seed = fresh_seed * 1_000 + number
     if number % 2:
@@ -86,22 +88,36 @@ def test_a_broken_invariant_leaves_a_journal_that_breaks_it_again(
     free = PageAllocator.free
     with monkeypatch.context() as patch:
         patch.setattr(PageAllocator, "free", lambda self, pages: free(self, pages[pages % 16 != 5]))
-        patch.setattr("weft.scheduler.service.books.Books.balance", lambda self: True)  # nobody mends it in time
-        patch.setattr("weft.scheduler.service.books.Books.is_due", lambda self, now: False)
+        patch.setattr(
+            "weft.engine.kv_audit.Books.balance", lambda self: True
+        )  # nobody mends it in time
+        patch.setattr("weft.engine.kv_audit.Books.is_due", lambda self, now: False)
         with pytest.raises((BrokenBooks, OutOfPages)) as broken:
             run_random(8)
         (note,) = broken.value.__notes__
         assert note.startswith("its journal: weft replay ")
         path = note.split()[-2]
         assert main(["replay", path, "--check"]) == 0
-        assert f"then, as recorded: {broken.type.__name__}: {broken.value}" in capsys.readouterr().out
+        assert (
+            f"then, as recorded: {broken.type.__name__}: {broken.value}" in capsys.readouterr().out
+        )
     assert main(["replay", path]) == 1  # without the fault it decides otherwise
     assert "the first difference is at step" in capsys.readouterr().out
     Path(path).unlink()
 
 
 def test_the_random_schedules_reach_what_they_are_meant_to() -> None:
-    kinds = ["retractions", "evictions", "hits", "aborted", "refused", "failed", "late", "silent", "told in pieces"]
+    kinds = [
+        "retractions",
+        "evictions",
+        "hits",
+        "aborted",
+        "refused",
+        "failed",
+        "late",
+        "silent",
+        "told in pieces",
+    ]
     reached = dict.fromkeys(kinds, 0)
     talked = Counter[str]()
     for seed in range(60):
@@ -112,12 +128,23 @@ def test_the_random_schedules_reach_what_they_are_meant_to() -> None:
         reached["hits"] += stats.total_cached_tokens
         reached["aborted"] += stats.total_aborted
         reached["refused"] += sum(finish.status in (400, 503) for finish in world.finished.values())
-        reached["late"] += sum(finish.reason == "abort" and finish.status >= 400 for finish in world.finished.values())
+        reached["late"] += sum(
+            finish.reason == "abort" and finish.status >= 400 for finish in world.finished.values()
+        )
         reached["failed"] += len(world.failures)
         silent = [id for id, one in world.sent.items() if one.sampling.max_new_tokens == 0]
         reached["silent"] += sum(world.finished[id].reason == "length" for id in silent)
         reached["told in pieces"] += sum(len(pieces) > 1 for pieces in world.given.values())
         talked += world.talked
     assert min(reached.values()) > 20, reached
-    for what in ("opened", "closed", "expired", "appended", "branched", "stopped", "refused", "dropped"):
+    for what in (
+        "opened",
+        "closed",
+        "expired",
+        "appended",
+        "branched",
+        "stopped",
+        "refused",
+        "dropped",
+    ):
         assert talked[what] > 5, talked

@@ -31,13 +31,27 @@ def numbers(low: int, high: int) -> st.SearchStrategy[list[int]]:
     return st.lists(st.integers(low, high), min_size=NUM_ROWS, max_size=NUM_ROWS)
 
 
-ROWS = st.sets(st.integers(0, NUM_ROWS - 1), min_size=1).map(lambda rows: np.array(sorted(rows), dtype=np.int32))
+ROWS = st.sets(st.integers(0, NUM_ROWS - 1), min_size=1).map(
+    lambda rows: np.array(sorted(rows), dtype=np.int32)
+)
 STOPS = st.lists(st.booleans(), min_size=NUM_ROWS, max_size=NUM_ROWS)
 
 
-@given(numbers(1, 50), numbers(0, 9), numbers(0, 9_000), STOPS, ROWS, st.sampled_from([0.0, 0.25, 0.5, 1.0]))
+@given(
+    numbers(1, 50),
+    numbers(0, 9),
+    numbers(0, 9_000),
+    STOPS,
+    ROWS,
+    st.sampled_from([0.0, 0.25, 0.5, 1.0]),
+)
 def test_who_ignores_the_end_will_go_to_its_own_and_of_others_a_part_is_expected(
-    prompts: list[int], known: list[int], most: list[int], stops: list[bool], rows: np.ndarray, ratio: float
+    prompts: list[int],
+    known: list[int],
+    most: list[int],
+    stops: list[bool],
+    rows: np.ndarray,
+    ratio: float,
 ) -> None:
     expected = Fraction(0)
     for row in rows.tolist():
@@ -58,7 +72,9 @@ def test_after_a_retraction_the_ratio_is_what_was_used_with_room_for_twenty_step
 
 
 @pytest.mark.parametrize("conservativeness", [0.0, 0.3, 1.0, 1.4, 3.0])
-def test_the_ratio_falls_in_six_hundred_steps_to_a_seventh_and_no_further(conservativeness: float) -> None:
+def test_the_ratio_falls_in_six_hundred_steps_to_a_seventh_and_no_further(
+    conservativeness: float,
+) -> None:
     ratio = NewTokenRatio(conservativeness)
     first = min(1.0, 0.7 * conservativeness)
     assert ratio.current == pytest.approx(first)

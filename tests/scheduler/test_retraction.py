@@ -57,7 +57,9 @@ def test_among_equals_the_victim_is_who_came_last_but_not_who_was_hit_before() -
     assert cheapest(requests, kv, 10, lambda request: 0).id == ids[2]
     requests[2].retractions = 1
     assert cheapest(requests, kv, 10, lambda request: 0).id == ids[1]
-    assert cheapest(requests, kv, 10, lambda request: int(request.id == ids[0])).id == ids[0]  # a lower class
+    assert (
+        cheapest(requests, kv, 10, lambda request: int(request.id == ids[0])).id == ids[0]
+    )  # a lower class
     requests[2].retractions = 0
 
 
@@ -83,10 +85,17 @@ def test_a_retraction_leaves_room_for_a_while() -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_case_32_nobody_is_retracted_again_and_again_and_little_is_computed_twice(seed: int) -> None:
+def test_case_32_nobody_is_retracted_again_and_again_and_little_is_computed_twice(
+    seed: int,
+) -> None:
     """Memory for a fifth of what is asked for, and a scheduler that promises nothing: the worst case for thrashing."""
     rng = random.Random(seed)
-    changes = {"num_pages": 240, "context_length": 120, "max_running_requests": 10, "schedule_conservativeness": 0.0}
+    changes = {
+        "num_pages": 240,
+        "context_length": 120,
+        "max_running_requests": 10,
+        "schedule_conservativeness": 0.0,
+    }
     world = World(settings(page_size=rng.choice([1, 1, 2]), **changes), depth=rng.choice([0, 1]))
     for _ in range(60):
         prompt = [rng.randrange(300) for _ in range(rng.randrange(1, 30))]
@@ -96,7 +105,9 @@ def test_case_32_nobody_is_retracted_again_and_again_and_little_is_computed_twic
     assert counters.num_retractions
     assert max(finish.retractions for finish in world.finished.values()) <= 4
     useful = counters.num_prompt_tokens - counters.num_cached_tokens + counters.num_generated_tokens
-    computed_again = counters.num_prefilled_tokens - (counters.num_prompt_tokens - counters.num_cached_tokens)
+    computed_again = counters.num_prefilled_tokens - (
+        counters.num_prompt_tokens - counters.num_cached_tokens
+    )
     assert computed_again < 0.25 * useful
     world.check_idle()
     world.check_outputs()

@@ -11,14 +11,14 @@ import pytest
 
 from tests.scheduler.oracle_runner import OracleRunner, OracleStep
 from tests.scheduler.world import EOS, VOCAB, World
-from weft.executor.plan import ForwardMode, Plan, Result, TopLogprobs
 from weft.memory.radix import RadixCache
 from weft.messages.requests import Abort
-from weft.scheduler.drain import Drain
-from weft.scheduler.part import Part, Verdict
-from weft.scheduler.parts.bias import Bias
-from weft.scheduler.parts.logprobs import LogprobsPart
-from weft.scheduler.parts.penalties import PenaltiesPart
+from weft.plan.step import ForwardMode, Plan, Result, TopLogprobs
+from weft.scheduler.feature import Part, Verdict
+from weft.scheduler.features.bias import Bias
+from weft.scheduler.features.logprobs import LogprobsPart
+from weft.scheduler.features.penalties import PenaltiesPart
+from weft.scheduler.limits.drain import Drain
 from weft.scheduler.request import Request, RequestState
 from weft.scheduler.settings import SchedulerSettings
 
@@ -112,7 +112,9 @@ def test_a_chunk_shares_its_step_with_what_still_fits() -> None:
     assert world.plans[1].lens.tolist() == [4, 2]
 
 
-def test_overlap_launches_the_next_step_before_the_result_is_known_and_outputs_are_the_same() -> None:
+def test_overlap_launches_the_next_step_before_the_result_is_known_and_outputs_are_the_same() -> (
+    None
+):
     outputs = []
     for depth in (0, 1):
         world = Recorder(settings(), depth=depth)
@@ -164,7 +166,9 @@ def test_a_cached_prefix_is_not_computed_again() -> None:
     world.run_dry()
     again = world.send(prompt, max_new_tokens=1)
     world.run_dry()
-    assert world.plans[-1].starts.tolist() == [16]  # the last token must be computed, so only whole pages before it
+    assert world.plans[-1].starts.tolist() == [
+        16
+    ]  # the last token must be computed, so only whole pages before it
     assert world.finished[again].cached_tokens == 16
     world.check_outputs()
 
@@ -262,7 +266,9 @@ def test_case_32_a_retracted_request_keeps_its_output_and_resumes_first() -> Non
 
 
 def test_retraction_waits_for_the_result_that_is_in_flight() -> None:
-    world = World(settings(num_pages=100, context_length=100, schedule_conservativeness=0.0), depth=1)
+    world = World(
+        settings(num_pages=100, context_length=100, schedule_conservativeness=0.0), depth=1
+    )
     for i in range(4):
         world.send([i], max_new_tokens=60)
     world.run_dry()
@@ -272,7 +278,9 @@ def test_retraction_waits_for_the_result_that_is_in_flight() -> None:
 
 def test_an_open_chunk_gives_way_to_the_last_running_request() -> None:
     world = World(
-        settings(num_pages=64, context_length=64, chunked_prefill_size=4, schedule_conservativeness=0.0),
+        settings(
+            num_pages=64, context_length=64, chunked_prefill_size=4, schedule_conservativeness=0.0
+        ),
     )
     world.send([1], max_new_tokens=60, ignore_eos=False)
     world.step()
@@ -307,7 +315,10 @@ def test_pages_for_the_next_decode_step_follow_the_known_rule(page_size: int) ->
     rows = np.arange(4, dtype=np.int32)
     assert kv.decode_pages(rows) == (4 if page_size == 1 else 2)
     columns.kv_len[:] = [2, 3, 4, 9 - 7]  # and of some before it
-    assert (kv.decode_tokens(rows), kv.decode_pages(rows)) == (17, 17 if page_size == 1 else 1 + 1 + 1 + 2)
+    assert (kv.decode_tokens(rows), kv.decode_pages(rows)) == (
+        17,
+        17 if page_size == 1 else 1 + 1 + 1 + 2,
+    )
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -335,7 +346,9 @@ def test_case_32_a_request_that_can_never_fit_is_refused_with_both_numbers() -> 
     assert "at most 50" in world.finished[id].message
 
 
-@pytest.mark.parametrize(("prompt", "words"), [([], "empty"), ([1, VOCAB], f"token id {VOCAB}"), ([-1], "token id -1")])
+@pytest.mark.parametrize(
+    ("prompt", "words"), [([], "empty"), ([1, VOCAB], f"token id {VOCAB}"), ([-1], "token id -1")]
+)
 def test_a_bad_prompt_is_refused(prompt: list[int], words: str) -> None:
     world = World(settings())
     id = world.send(prompt)
@@ -398,10 +411,15 @@ def test_the_time_to_come_again_is_bounded_and_follows_from_the_admissions() -> 
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-@pytest.mark.parametrize("state", ["waiting", "mid-chunk", "prefilled", "running", "retracted", "finished"])
+@pytest.mark.parametrize(
+    "state", ["waiting", "mid-chunk", "prefilled", "running", "retracted", "finished"]
+)
 def test_abort_ends_a_request_in_every_state(state: str, depth: int) -> None:
     world = World(
-        settings(chunked_prefill_size=8, num_pages=100, context_length=100, schedule_conservativeness=0.0), depth=depth
+        settings(
+            chunked_prefill_size=8, num_pages=100, context_length=100, schedule_conservativeness=0.0
+        ),
+        depth=depth,
     )
     id = world.send(list(range(20)), max_new_tokens=10, ignore_eos=True)
     if state == "mid-chunk":
@@ -505,7 +523,13 @@ def test_the_same_seed_is_passed_on_and_requests_without_one_get_their_own() -> 
 
 def test_min_tokens_forbids_what_would_end_the_request_until_then() -> None:
     world = Recorder(settings(), parts=(Bias((EOS,), VOCAB),))
-    world.send([1, 2], max_new_tokens=6, min_new_tokens=2, stop_token_ids=(9, VOCAB, 2**31 - 1), ignore_eos=False)
+    world.send(
+        [1, 2],
+        max_new_tokens=6,
+        min_new_tokens=2,
+        stop_token_ids=(9, VOCAB, 2**31 - 1),
+        ignore_eos=False,
+    )
     world.send([4, 5], max_new_tokens=3, logit_bias={8: -3.0})
     world.run_dry()
     first = world.plans[0].sampling.bias
@@ -513,7 +537,9 @@ def test_min_tokens_forbids_what_would_end_the_request_until_then() -> None:
     assert first.index.tolist() == [0, 0, 1]
     assert first.tokens.tolist() == [EOS, 9, 8]
     assert first.values.tolist() == [-np.inf, -np.inf, -3.0]
-    lengths = [0 if p.sampling.bias is None else len(p.sampling.bias.tokens) for p in world.plans[:3]]
+    lengths = [
+        0 if p.sampling.bias is None else len(p.sampling.bias.tokens) for p in world.plans[:3]
+    ]
     assert lengths == [3, 3, 1]
     assert world.plans[-1].sampling.bias is None
 
@@ -544,7 +570,9 @@ class LogprobRunner(OracleRunner):
             return result
         top = np.tile(np.arange(5, dtype=np.int32), (len(asked.index), 1))
         given = TopLogprobs(
-            logprob=np.full(len(asked.index), -1.0, dtype=np.float32), top_ids=top, top_logprobs=-top.astype(np.float32)
+            logprob=np.full(len(asked.index), -1.0, dtype=np.float32),
+            top_ids=top,
+            top_logprobs=-top.astype(np.float32),
         )
         return Result(tokens=result.tokens, logprobs=given)
 
@@ -555,7 +583,9 @@ def test_each_token_of_a_request_that_asks_has_its_log_probability(depth: int) -
     world.runner.__class__ = LogprobRunner
     got = []
     world.send([7], max_new_tokens=4, ignore_eos=True)
-    id = world.send([1, 2, 1], max_new_tokens=4, logprobs=2, stop_token_ids=tuple(range(0, VOCAB, 3)))
+    id = world.send(
+        [1, 2, 1], max_new_tokens=4, logprobs=2, stop_token_ids=tuple(range(0, VOCAB, 3))
+    )
     while world.loop.has_work:
         output = world.loop.step()
         if output is not None:
@@ -567,7 +597,9 @@ def test_each_token_of_a_request_that_asks_has_its_log_probability(depth: int) -
 
 def test_stop_token_ids_end_a_request_and_are_named() -> None:
     world = World(settings())
-    id = world.send([1, 2], max_new_tokens=50, ignore_eos=True, stop_token_ids=tuple(range(0, VOCAB, 4)))
+    id = world.send(
+        [1, 2], max_new_tokens=50, ignore_eos=True, stop_token_ids=tuple(range(0, VOCAB, 4))
+    )
     world.run_dry()
     finish = world.finished[id]
     assert finish.reason == "stop"
@@ -583,5 +615,5 @@ def test_stop_tokens_beyond_the_vocabulary_end_nothing() -> None:
 
 
 def test_the_core_imports_no_torch() -> None:
-    code = "import weft.scheduler.service.engine, weft.scheduler.loop, sys; sys.exit('torch' in sys.modules)"
+    code = "import weft.engine.engine, weft.engine.loop, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

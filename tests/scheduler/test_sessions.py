@@ -9,11 +9,17 @@ import pytest
 
 from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.world import VOCAB
+from weft.engine import explain as insight
 from weft.messages.control import FlushCache, ListRequests, ListRequestsReply
 from weft.messages.requests import Abort
-from weft.messages.sessions import CloseSession, CloseSessionReply, OpenSession, OpenSessionReply, SessionParams
-from weft.scheduler.parts.sessions import Sessions
-from weft.scheduler.service import insight
+from weft.messages.sessions import (
+    CloseSession,
+    CloseSessionReply,
+    OpenSession,
+    OpenSessionReply,
+    SessionParams,
+)
+from weft.scheduler.features.sessions import Sessions
 from weft.scheduler.settings import SchedulerSettings, SessionLimits
 
 PAGE = 4
@@ -23,9 +29,18 @@ class Scene(RecordedWorld):
     """A world in which sessions are opened and closed, and requests belong to them."""
 
     def __init__(
-        self, *, num_pages: int = 100, depth: int = 0, fail_steps: set[int] | None = None, **settings: object
+        self,
+        *,
+        num_pages: int = 100,
+        depth: int = 0,
+        fail_steps: set[int] | None = None,
+        **settings: object,
     ) -> None:
-        limits = {name: settings.pop(name) for name in SessionLimits.__dataclass_fields__ if name in settings}
+        limits = {
+            name: settings.pop(name)
+            for name in SessionLimits.__dataclass_fields__
+            if name in settings
+        }
         super().__init__(
             SchedulerSettings(
                 num_pages=num_pages,
@@ -57,7 +72,13 @@ class Scene(RecordedWorld):
         return reply
 
     def say(
-        self, own: list[int], name: str = "s", *, rid: str | None = None, max_new: int | None = 6, **fields: object
+        self,
+        own: list[int],
+        name: str = "s",
+        *,
+        rid: str | None = None,
+        max_new: int | None = 6,
+        **fields: object,
     ) -> int:
         """Send a request of a session, which is named after its number if not by `rid`."""
         options = {} if rid is None else {"rid": rid}
@@ -67,7 +88,10 @@ class Scene(RecordedWorld):
     def turn_of(self, id: int) -> list[int]:
         """The prompt and output of a request, as its session remembers it."""
         turn = next(
-            turn for session in self.sessions._sessions.values() for turn in session.turns.values() if turn.id == id
+            turn
+            for session in self.sessions._sessions.values()
+            for turn in session.turns.values()
+            if turn.id == id
         )
         return np.frombuffer(turn.history(turn.length), dtype=np.int32).tolist()
 
@@ -109,7 +133,9 @@ def test_a_request_goes_on_where_the_last_one_ended_and_finds_its_kv() -> None:
         ({"replace": True}, "nothing"),
     ],
 )
-def test_a_request_branches_from_any_turn_and_any_place(fields: dict[str, object], kept: str) -> None:
+def test_a_request_branches_from_any_turn_and_any_place(
+    fields: dict[str, object], kept: str
+) -> None:
     world = Scene()
     world.open()
     first = world.say(prompt(10), rid="first")
@@ -133,7 +159,10 @@ def test_branches_of_one_turn_run_side_by_side() -> None:
     root = world.say(prompt(12), rid="root")
     world.run_dry()
     history = prompt(12) + world.outputs[root]
-    branches = [world.send([60 + n], session=SessionParams(id="s", rid="root"), max_new_tokens=4) for n in range(3)]
+    branches = [
+        world.send([60 + n], session=SessionParams(id="s", rid="root"), max_new_tokens=4)
+        for n in range(3)
+    ]
     for n, id in enumerate(branches):
         world.prompts[id] = [*history, 60 + n]
     world.step()
@@ -149,10 +178,16 @@ def test_replacing_forgets_what_followed_and_ends_what_still_runs_there() -> Non
         world.say([20], rid=name)
         world.run_dry()
     running = world.send(
-        [30], session=SessionParams(id="s", rid="old"), rid="running", max_new_tokens=50, ignore_eos=True
+        [30],
+        session=SessionParams(id="s", rid="old"),
+        rid="running",
+        max_new_tokens=50,
+        ignore_eos=True,
     )
     world.step()
-    new = world.send([40], session=SessionParams(id="s", rid="root", replace=True), rid="new", max_new_tokens=2)
+    new = world.send(
+        [40], session=SessionParams(id="s", rid="root", replace=True), rid="new", max_new_tokens=2
+    )
     world.run_dry()
     assert world.finished[running].reason == "abort"
     assert "'new' of its session replaces it" in world.finished[running].message
@@ -227,7 +262,10 @@ def test_a_request_that_has_no_place_in_its_session_is_refused_with_the_reason()
     world.step()
     cases = {
         unknown: (404, "there is no session 'none': it was never opened, or it has been closed"),
-        world.say([20]): (409, "the turn 'running' of session 's' is still running; name the one to continue as rid"),
+        world.say([20]): (
+            409,
+            "the turn 'running' of session 's' is still running; name the one to continue as rid",
+        ),
         world.send([20], session=SessionParams(id="s", rid="running")): (
             409,
             "the turn 'running' of session 's' is still running",
@@ -244,7 +282,9 @@ def test_a_request_that_has_no_place_in_its_session_is_refused_with_the_reason()
             400,
             "offset is 17; 'first' has 16 tokens of history",
         ),
-        world.send([20] * 20, session=SessionParams(id="s", rid="first", replace=True), max_new_tokens=5): (
+        world.send(
+            [20] * 20, session=SessionParams(id="s", rid="first", replace=True), max_new_tokens=5
+        ): (
             400,
             "session 's' has room for 24 of its 40 tokens; 20 come in and 5 are to be generated",
         ),
@@ -276,7 +316,9 @@ def test_a_session_is_opened_once_and_within_the_limits() -> None:
     assert world.open("c") == ""
 
 
-def test_closing_an_unknown_session_is_answered_false_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_closing_an_unknown_session_is_answered_false_with_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     world = Scene()
     reply = world.close("none")
     assert not reply.success
@@ -294,7 +336,10 @@ def test_a_session_is_closed_when_its_last_request_has_ended_and_takes_no_other(
     assert reply.message == "it is closed when its running requests have ended"
     refused = world.say([5])
     world.run_dry()
-    assert (world.finished[refused].status, world.finished[refused].message) == (409, "the session 's' is being closed")
+    assert (world.finished[refused].status, world.finished[refused].message) == (
+        409,
+        "the session 's' is being closed",
+    )
     assert world.finished[first].completion_tokens == 6
     assert "s" not in world.sessions
     assert world.scheduler.kv.cache.held_pages == 0
@@ -344,16 +389,27 @@ def test_the_least_recently_used_session_gives_way_before_anybody_waits_or_is_ta
     id = world.send([5] * 70, max_new_tokens=6, ignore_eos=True)
     world.run_dry()
     assert world.scheduler.stats().total_retractions == 0
-    assert [world.sessions._sessions[name].dropped is not None for name in ("old", "new")] == [True, False]
+    assert [world.sessions._sessions[name].dropped is not None for name in ("old", "new")] == [
+        True,
+        False,
+    ]
     explained = insight.explain(world.scheduler, id, world.time)
     assert explained is not None
     assert explained.stages.queued_s == 1  # until the next step
     back = [world.say([7], name) for name in ("new", "old")]
     world.run_dry()
-    assert [world.finished[one].cached_tokens for one in back] == [32, 12]  # no more was taken than was needed
-    texts = ["\n".join(map(str, insight.explain(world.scheduler, one, world.time).timeline)) for one in back]  # type: ignore[union-attr]
+    assert [world.finished[one].cached_tokens for one in back] == [
+        32,
+        12,
+    ]  # no more was taken than was needed
+    texts = [
+        "\n".join(map(str, insight.explain(world.scheduler, one, world.time).timeline))
+        for one in back
+    ]  # type: ignore[union-attr]
     assert "session: turn 2 of 'new': 36 tokens of history, 1 new\n" in texts[0]
-    assert re.search(r"; KV of 32 was dropped before step 13, \d.000 s ago: its memory was needed\n", texts[1])
+    assert re.search(
+        r"; KV of 32 was dropped before step 13, \d.000 s ago: its memory was needed\n", texts[1]
+    )
 
 
 def test_a_running_request_outgrows_sessions_without_being_taken_back() -> None:

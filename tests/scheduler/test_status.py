@@ -9,12 +9,12 @@ import pytest
 from tests.scheduler.engine_world import EngineWorld
 from tests.scheduler.test_scheduler import settings
 from tests.scheduler.world import World
+from weft.engine.explain import get_queue_status
+from weft.engine.input_gate import InputState
 from weft.messages.control import QueueStatus
 from weft.messages.flow import Block, Unblock
 from weft.messages.requests import Abort
 from weft.scheduler.request import NO_ROW, RequestState
-from weft.scheduler.service.blocker import InputState
-from weft.scheduler.service.insight import get_queue_status
 
 
 class Watched(EngineWorld):
@@ -23,7 +23,10 @@ class Watched(EngineWorld):
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(f"status {seed}")
         limits = {"max_queued_requests": 9, "max_queued_tokens": 200, "chunked_prefill_size": 8}
-        super().__init__(settings(max_running_requests=3, num_pages=120, context_length=100, **limits), depth=seed % 2)
+        super().__init__(
+            settings(max_running_requests=3, num_pages=120, context_length=100, **limits),
+            depth=seed % 2,
+        )
         self.came_blocked: set[int] = set()
         self.num_held = 0
 
@@ -34,7 +37,9 @@ class Watched(EngineWorld):
     def act(self) -> None:
         rng = self.rng
         for _ in range(rng.choice([0, 0, 1, 3])):
-            id = self.send([rng.randrange(300)] * rng.randrange(1, 30), max_new_tokens=rng.randrange(1, 12))
+            id = self.send(
+                [rng.randrange(300)] * rng.randrange(1, 30), max_new_tokens=rng.randrange(1, 12)
+            )
             if self.is_blocked:
                 self.came_blocked.add(id)
         if rng.random() < 0.1:
@@ -51,11 +56,19 @@ class Watched(EngineWorld):
         assert status.held_requests == len(held)
         assert [one for one in waiting if self.scheduler.waiting_queue.is_held_back(one)] == held
         assert status.queued_tokens == sum(one.prompt_len for one in waiting if not one.retractions)
-        assert status.running_batch_size == sum(one.state is RequestState.DECODING for one in requests)
+        assert status.running_batch_size == sum(
+            one.state is RequestState.DECODING for one in requests
+        )
         assert status.prefilling == sum(one.state is RequestState.PREFILLING for one in requests)
-        unfinished = [one.rid for one in requests if one.row != NO_ROW and one.kv_len < one.fill_len]
+        unfinished = [
+            one.rid for one in requests if one.row != NO_ROW and one.kv_len < one.fill_len
+        ]
         assert status.chunked_rid == (unfinished[0] if unfinished else None)
-        assert (status.max_running_requests, status.max_queued_requests, status.max_queued_tokens) == (3, 9, 200)
+        assert (
+            status.max_running_requests,
+            status.max_queued_requests,
+            status.max_queued_tokens,
+        ) == (3, 9, 200)
         if not requests:
             assert status.free_tokens == 120
             assert not status.batch_is_full

@@ -16,14 +16,14 @@ import pytest
 from tests.scheduler.oracle_runner import OracleRunner, expected_output, extend_hash
 from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.world import VOCAB, World
-from weft.executor.plan import Given, IntArray, Plan, Result
+from weft.journal.replay import Replay
 from weft.messages.replies import Extra, HiddenStates, StepOutput
 from weft.messages.requests import Abort, BatchGenerate, GenerateRequest
 from weft.messages.sampling import SamplingParams
-from weft.scheduler.parts.hidden import HiddenStatesPart
-from weft.scheduler.parts.penalties import PenaltiesPart
-from weft.scheduler.parts.vectors import VectorsPart
-from weft.scheduler.service.replay import Replay
+from weft.plan.step import Given, IntArray, Plan, Result
+from weft.scheduler.features.hidden import HiddenStatesPart
+from weft.scheduler.features.penalties import PenaltiesPart
+from weft.scheduler.features.vectors import VectorsPart
 from weft.scheduler.settings import SchedulerSettings
 
 SIZE = 3  # of a hidden state
@@ -51,7 +51,9 @@ def state_of(tokens: list[int]) -> int:
 class VectorOracle(OracleRunner):
     def execute(self, plan: Plan) -> Result:
         if plan.vectors is not None:
-            assert not plan.tokens[plan.vectors.index].any(), "a vector stands for a token that has an id"
+            assert not plan.tokens[plan.vectors.index].any(), (
+                "a vector stands for a token that has an id"
+            )
             tokens = plan.tokens.copy()
             tokens[plan.vectors.index] = plan.vectors.rows[:, 0]
             for name, value in (("tokens", tokens), ("vectors", None)):
@@ -72,7 +74,9 @@ class VectorOracle(OracleRunner):
 class VectorWorld(World):
     def __init__(self, settings: SchedulerSettings, **more: object) -> None:
         self.vectors = VectorsPart(SIZE)
-        super().__init__(settings, parts=(HiddenStatesPart(), self.vectors, PenaltiesPart()), **more)  # type: ignore[arg-type]
+        super().__init__(
+            settings, parts=(HiddenStatesPart(), self.vectors, PenaltiesPart()), **more
+        )  # type: ignore[arg-type]
         self.runner.__class__ = VectorOracle
         self.told: dict[int, list[tuple[int, np.ndarray]]] = {}
 
@@ -84,7 +88,9 @@ class VectorWorld(World):
         message = GenerateRequest(
             id=id,
             rid=f"r{id}",
-            input_ids=np.array([0 if as_vectors else token for token in prompt], dtype=np.int32).tobytes(),
+            input_ids=np.array(
+                [0 if as_vectors else token for token in prompt], dtype=np.int32
+            ).tobytes(),
             sampling=params,
             fresh_from=params.fresh_from,
             vectors=rows.tobytes() if as_vectors else b"",
@@ -106,7 +112,9 @@ class VectorWorld(World):
 
     def check_outputs(self) -> None:
         for id, message in self.sent.items():
-            expected = expected_output(self.prompts[id], message.sampling.max_new_tokens or 0, VOCAB, set())
+            expected = expected_output(
+                self.prompts[id], message.sampling.max_new_tokens or 0, VOCAB, set()
+            )
             assert self.outputs[id] == expected[: len(self.outputs[id])]
             if self.finished[id].reason == "length":
                 assert self.outputs[id] == expected
@@ -214,14 +222,18 @@ def test_penalties_do_not_count_the_ids_that_stand_for_vectors() -> None:
 
 def test_vectors_that_do_not_fit_are_refused() -> None:
     part = VectorsPart(SIZE)
-    message = GenerateRequest(id=0, rid="r", input_ids=bytes(8), sampling=SamplingParams(), vectors=bytes(20))
+    message = GenerateRequest(
+        id=0, rid="r", input_ids=bytes(8), sampling=SamplingParams(), vectors=bytes(20)
+    )
     refusal = part.refusal(message)
     assert refusal is not None
     assert refusal.message == "the input embeddings have 5 values; 2 tokens of 3 are needed"
 
 
 def test_what_a_step_gives_travels_in_messages_of_bounded_size() -> None:
-    given: list[Extra] = [HiddenStates(id=i, start=0, num_tokens=1, vectors=bytes(40)) for i in range(5)]
+    given: list[Extra] = [
+        HiddenStates(id=i, start=0, num_tokens=1, vectors=bytes(40)) for i in range(5)
+    ]
     output = StepOutput(ids=b"12345678", tokens=b"1234", given=given)
     assert output.pieces(200) == [output]
     *first, last = output.pieces(100)
@@ -238,7 +250,9 @@ def test_a_journal_leaves_vectors_out_and_is_replayed_all_the_same(puts_aside: b
     rows = np.full((9, SIZE), 7.0, dtype=np.float32).tobytes()
     ids = np.zeros(9, dtype=np.int32).tobytes()
     params = SamplingParams(max_new_tokens=4, hidden_states="all", ignore_eos=True)
-    one = GenerateRequest(id=0, rid="a", input_ids=ids, vectors=rows, shares_kv=False, sampling=params, fresh_from=0)
+    one = GenerateRequest(
+        id=0, rid="a", input_ids=ids, vectors=rows, shares_kv=False, sampling=params, fresh_from=0
+    )
     others = [msgspec.structs.replace(one, id=id, input_ids=b"", vectors=b"") for id in (1, 2)]
     batch = BatchGenerate(prompts=[ids], requests=others, prompt_of=[0, 0], vectors={0: rows})
     seen: list[Plan] = []

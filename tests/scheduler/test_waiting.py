@@ -9,7 +9,7 @@ import pytest
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
 from weft.scheduler.request import Request
-from weft.scheduler.waiting import Waiting
+from weft.scheduler.waiting_table import Waiting
 
 
 def request_of(number: int, rng: random.Random) -> Request:
@@ -61,7 +61,9 @@ def test_the_columns_have_every_request_that_came_and_has_not_left(seed: int) ->
 
 
 @pytest.mark.parametrize("num_waiting", [1, 40, 1_000])
-def test_room_is_made_once_for_many_that_come(num_waiting: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_room_is_made_once_for_many_that_come(
+    num_waiting: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each time every line is copied; so it may not happen more often than there are lines that came since."""
     made = []
     make_room = Waiting._make_room

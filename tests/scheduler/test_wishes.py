@@ -12,11 +12,18 @@ from msgspec.structs import replace
 from tests.scheduler.engine_world import EngineWorld
 from tests.scheduler.oracle_runner import OracleRunner
 from tests.scheduler.recorded import RecordedWorld
-from tests.scheduler.test_grammar import VOCABULARY, WORDS, Bench, choice, obey_masks, until_compiled
+from tests.scheduler.test_grammar import (
+    VOCABULARY,
+    WORDS,
+    Bench,
+    choice,
+    obey_masks,
+    until_compiled,
+)
 from tests.scheduler.test_scheduler import settings
-from weft.executor.plan import ANY, Plan, Result
 from weft.messages.sampling import InvalidParam, Processor, SamplingParams, ThinkingMarks
-from weft.scheduler.parts.thinking import NOTHING, OVER, due
+from weft.plan.step import ANY, Plan, Result
+from weft.scheduler.features.thinking import NOTHING, OVER, due
 
 PROMPT = list(range(10, 30))
 MARKS = ThinkingMarks((100, 101), (102, 103, 102, 104), is_open=False)
@@ -75,16 +82,22 @@ def test_a_budget_counts_from_the_first_mark_to_the_second() -> None:
 
 
 @pytest.mark.parametrize("marks", [((1,), (300,)), ((1,), ()), ((), (1,))])
-def test_marks_that_no_token_can_be_are_refused(marks: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+def test_marks_that_no_token_can_be_are_refused(
+    marks: tuple[tuple[int, ...], tuple[int, ...]],
+) -> None:
     with pytest.raises(InvalidParam, match=r"thinking_marks|no tokens"):
-        SamplingParams(thinking_budget=1, thinking_marks=ThinkingMarks(*marks, is_open=True)).check(300)
+        SamplingParams(thinking_budget=1, thinking_marks=ThinkingMarks(*marks, is_open=True)).check(
+            300
+        )
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
 def test_a_processor_is_told_the_whole_output_though_steps_overlap(depth: int) -> None:
     world = EngineWorld(settings(), depth, processors=Known())
     plans = obey(world.runner)
-    ids = [world.send([*PROMPT, i], processors=(Processor("p", {"i": i}),), **FREE) for i in range(3)]
+    ids = [
+        world.send([*PROMPT, i], processors=(Processor("p", {"i": i}),), **FREE) for i in range(3)
+    ]
     other = world.send([*PROMPT, 50], **FREE)
     world.run_dry()
     world.check_outputs()
@@ -127,7 +140,10 @@ def test_bad_words_leave_their_last_but_one_token_to_the_device(depth: int) -> N
     plans.clear()
     world.send(PROMPT, bad_word_ids=((a, b, c, d), (b, 7), (9,)), **FREE)
     world.run_dry()
-    pairs = [sorted(zip(plan.sampling.bias.after, plan.sampling.bias.tokens, strict=True)) for plan in plans]  # type: ignore[union-attr, arg-type]
+    pairs = [
+        sorted(zip(plan.sampling.bias.after, plan.sampling.bias.tokens, strict=True))
+        for plan in plans
+    ]  # type: ignore[union-attr, arg-type]
     assert pairs[0] == [(ANY, 9)]
     usual = sorted([(ANY, 9), (b, 7)])
     assert pairs[1:8] == [usual] * 7
@@ -137,7 +153,9 @@ def test_bad_words_leave_their_last_but_one_token_to_the_device(depth: int) -> N
 
 @pytest.mark.parametrize("puts_aside", [False, True])
 @pytest.mark.parametrize("depth", [0, 1])
-def test_a_journal_with_processors_budgets_and_words_is_replayed_without_them(depth: int, puts_aside: bool) -> None:
+def test_a_journal_with_processors_budgets_and_words_is_replayed_without_them(
+    depth: int, puts_aside: bool
+) -> None:
     world = RecordedWorld(settings(num_pages=90), depth, processors=Known())
     if puts_aside:
         world.put_aside_in_every_step()
@@ -167,7 +185,12 @@ def test_a_grammar_takes_over_where_the_budget_has_ended_the_reasoning(depth: in
     obey(world.runner)
     is_open = ThinkingMarks((100,), (102, 103), is_open=True)
     grammar = replace(choice(), behind=is_open)
-    thinks = {"thinking_budget": 5, "thinking_marks": is_open, "grammar": grammar, "max_new_tokens": 60}
+    thinks = {
+        "thinking_budget": 5,
+        "thinking_marks": is_open,
+        "grammar": grammar,
+        "max_new_tokens": 60,
+    }
     ids = [world.send([*PROMPT, i], ignore_eos=True, **thinks) for i in range(6)]
     until_compiled(world, bench)
     world.run_dry()

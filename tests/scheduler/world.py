@@ -8,18 +8,23 @@ from collections.abc import Callable
 import numpy as np
 
 from tests.scheduler.cache_check import CacheCheck
-from tests.scheduler.oracle_runner import DeviceFailed, OracleRunner, expected_logprobs, expected_output
-from weft.executor.plan import Plan, Result
+from tests.scheduler.oracle_runner import (
+    DeviceFailed,
+    OracleRunner,
+    expected_logprobs,
+    expected_output,
+)
+from weft.client.prompt_logprobs import prompt_logprobs
+from weft.engine.loop import Loop
 from weft.messages.replies import Extra, Finish, StepOutput
 from weft.messages.requests import Abort, GenerateRequest
 from weft.messages.sampling import SamplingParams
 from weft.messages.sessions import SessionParams
-from weft.scheduler.loop import Loop
-from weft.scheduler.part import Part
+from weft.plan.step import Plan, Result
+from weft.scheduler.feature import Part
 from weft.scheduler.request import NO_ROW, Request, RequestState
 from weft.scheduler.scheduler import Scheduler
 from weft.scheduler.settings import SchedulerSettings
-from weft.text.prompt_logprobs import prompt_logprobs
 
 VOCAB = 300
 EOS = 3
@@ -38,7 +43,11 @@ class World:
         self.scheduler = Scheduler(settings, parts)
         num_slots = settings.num_pages * settings.page_size
         self.runner = OracleRunner(
-            num_slots, settings.max_running_requests, settings.context_length, VOCAB, fail_steps or set()
+            num_slots,
+            settings.max_running_requests,
+            settings.context_length,
+            VOCAB,
+            fail_steps or set(),
         )
         self.time = 0.0
         self.tick_s = 1.0  # between two steps, besides what they cost
@@ -79,7 +88,11 @@ class World:
         id = len(self.sent)
         self.prompts[id] = prompt if whole is None else whole
         packed = np.array(prompt, dtype=np.int32).tobytes()
-        salt, user, priority = sampling.pop("salt", ""), sampling.pop("user", ""), sampling.pop("priority", 0)
+        salt, user, priority = (
+            sampling.pop("salt", ""),
+            sampling.pop("user", ""),
+            sampling.pop("priority", 0),
+        )
         tenant = str(sampling.pop("tenant", user))  # each user is a tenant, unless it is said
         timeout_ms = int(str(sampling.pop("timeout_ms", 0)))
         rid = str(sampling.pop("rid", f"r{id}"))
@@ -153,9 +166,17 @@ class World:
     def run_dry(self, check: bool = True) -> None:
         idle = 0
         while self.has_work:
-            before = (sum(map(len, self.outputs.values())), len(self.finished), self.runner.num_tokens_run)
+            before = (
+                sum(map(len, self.outputs.values())),
+                len(self.finished),
+                self.runner.num_tokens_run,
+            )
             self.step(check)
-            after = (sum(map(len, self.outputs.values())), len(self.finished), self.runner.num_tokens_run)
+            after = (
+                sum(map(len, self.outputs.values())),
+                len(self.finished),
+                self.runner.num_tokens_run,
+            )
             idle = idle + 1 if before == after else 0
             assert idle < 5, "there is work, and nothing happens"
 
@@ -177,10 +198,14 @@ class World:
         watch = scheduler.waiting_queue.policy.watch
         if watch is not None:
             for request in waiting:
-                if not request.retractions and request.admitted_s < 0 and request.id >= 0:  # below 0: of the engine
+                if (
+                    not request.retractions and request.admitted_s < 0 and request.id >= 0
+                ):  # below 0: of the engine
                     usable = request.packed[: request.reusable_len * 4]
                     assert watch.length(request.arrival) == kv.cache.peek(request.namespace, usable)
-        open_prompts = [r for r in with_row if r.state is RequestState.PREFILLING and r.kv_len < r.fill_len]
+        open_prompts = [
+            r for r in with_row if r.state is RequestState.PREFILLING and r.kv_len < r.fill_len
+        ]
         assert open_prompts == ([scheduler.chunked_req] if scheduler.chunked_req else [])
         locked = set()
         for request in with_row:
@@ -215,7 +240,9 @@ class World:
             prompt = self.prompts[id]
             max_new = request.sampling.max_new_tokens
             max_new = self.scheduler.max_len - len(prompt) if max_new is None else max_new
-            eos = set(request.sampling.stop_token_ids) | (set() if request.sampling.ignore_eos else {EOS})
+            eos = set(request.sampling.stop_token_ids) | (
+                set() if request.sampling.ignore_eos else {EOS}
+            )
             expected = expected_output(prompt, max_new, VOCAB, eos)
             output = self.outputs[id]
             assert output == expected[: len(output)], f"request {id} differs from a run on its own"

@@ -36,7 +36,9 @@ def http(server: RunningServer, shared_http: httpx.Client) -> httpx.Client:
 
 @pytest.fixture(scope="session")
 def shared_sdk(shared_server: RunningServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{shared_server.url}/v1", api_key="none", max_retries=0, timeout=HANG_S) as client:
+    with openai.OpenAI(
+        base_url=f"{shared_server.url}/v1", api_key="none", max_retries=0, timeout=HANG_S
+    ) as client:
         yield client
 
 
@@ -47,7 +49,9 @@ def sdk(server: RunningServer, shared_sdk: openai.OpenAI) -> openai.OpenAI:
 
 @pytest.fixture(scope="session")
 def shared_tool_server() -> Iterator[RunningServer]:
-    with running(ServerConfig(drain_s=1.0, tool_call_parser="hermes", reasoning_parser="qwen3")) as server:
+    with running(
+        ServerConfig(drain_s=1.0, tool_call_parser="hermes", reasoning_parser="qwen3")
+    ) as server:
         yield server
 
 
@@ -60,5 +64,7 @@ def tool_server(shared_tool_server: RunningServer) -> RunningServer:
 
 @pytest.fixture
 def tool_sdk(tool_server: RunningServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{tool_server.url}/v1", api_key="none", max_retries=0, timeout=HANG_S) as client:
+    with openai.OpenAI(
+        base_url=f"{tool_server.url}/v1", api_key="none", max_retries=0, timeout=HANG_S
+    ) as client:
         yield client

@@ -21,17 +21,24 @@ import numpy as np
 import uvloop
 
 from tests.text.tokens import EOS, byte_tokenizer
+from weft.client.client import EngineClient
 from weft.config.limits import Limits
 from weft.config.server import ServerConfig
 from weft.messages import control, flow, sessions
 from weft.messages.codec import FromEngine, ToEngine, decode_from_engine, decode_to_engine, encode
-from weft.messages.replies import Extra, Finish, HiddenStates, PromptPiece, StepOutput, TokenLogprobs
+from weft.messages.replies import (
+    Extra,
+    Finish,
+    HiddenStates,
+    PromptPiece,
+    StepOutput,
+    TokenLogprobs,
+)
 from weft.messages.requests import Abort, BatchGenerate, GenerateRequest
 from weft.messages.sampling import SamplingParams
 from weft.server.app import create_app
 from weft.server.info import Readiness, ServerInfo
 from weft.server.serve import make_server
-from weft.text.client import EngineClient
 from weft.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -84,7 +91,11 @@ class FakeEngine:
             case GenerateRequest():
                 self.seen.append(message)
                 if self.full:
-                    self.answer(StepOutput(finished=[_end(message, "abort", 503, "The request queue is full.")]))
+                    self.answer(
+                        StepOutput(
+                            finished=[_end(message, "abort", 503, "The request queue is full.")]
+                        )
+                    )
                     return
                 prompt = np.frombuffer(message.input_ids, dtype=np.int32).tolist()
                 self.running[message.id] = _Running(message, self.script(prompt))
@@ -96,32 +107,54 @@ class FakeEngine:
                 ids = tuple(self.running) if message.all else message.ids
                 self.aborted += ids
                 gone = [self.running.pop(id) for id in ids if id in self.running]
-                self.answer(StepOutput(finished=[_end(one.request, "abort", 200, message.message) for one in gone]))
+                self.answer(
+                    StepOutput(
+                        finished=[_end(one.request, "abort", 200, message.message) for one in gone]
+                    )
+                )
             case flow.HealthCheck():
                 self.answer(flow.HealthCheckReply(call=message.call, success=True))
             case flow.Block() | flow.Unblock():
                 state = "blocked" if isinstance(message, flow.Block) else "unblocked"
                 self.answer(flow.InputReply(call=message.call, state=state, held_requests=0))
             case flow.PauseGeneration():
-                self.answer(flow.GenerationReply(call=message.call, paused=message.mode, num_requests=0))
+                self.answer(
+                    flow.GenerationReply(call=message.call, paused=message.mode, num_requests=0)
+                )
             case flow.ContinueGeneration():
                 self.answer(flow.GenerationReply(call=message.call, paused="", num_requests=0))
             case flow.Rpc():
                 known = message.method == "echo"
                 wrong = "" if known else "there is no method; there are echo"
-                reply = flow.RpcReply(call=message.call, success=known, result=message.params, message=wrong)
+                reply = flow.RpcReply(
+                    call=message.call, success=known, result=message.params, message=wrong
+                )
                 self.answer(reply)
             case control.FlushCache():
-                self.answer(control.FlushCacheReply(call=message.call, success=not self.busy, message="busy"))
+                self.answer(
+                    control.FlushCacheReply(
+                        call=message.call, success=not self.busy, message="busy"
+                    )
+                )
             case control.GetState():
-                stats = control.Stats(num_running=len(self.running), kv_tokens=8_000, total_prompt_tokens=10)
+                stats = control.Stats(
+                    num_running=len(self.running), kv_tokens=8_000, total_prompt_tokens=10
+                )
                 self.answer(control.GetStateReply(call=message.call, stats=stats))
             case control.FreezeGC():
                 self.answer(control.FreezeGCReply(call=message.call, frozen_objects=7))
             case sessions.OpenSession():
-                self.answer(sessions.OpenSessionReply(call=message.call, session_id=message.session_id, success=True))
+                self.answer(
+                    sessions.OpenSessionReply(
+                        call=message.call, session_id=message.session_id, success=True
+                    )
+                )
             case sessions.CloseSession():
-                self.answer(sessions.CloseSessionReply(call=message.call, session_id=message.session_id, success=True))
+                self.answer(
+                    sessions.CloseSessionReply(
+                        call=message.call, session_id=message.session_id, success=True
+                    )
+                )
 
     def answer(self, message: FromEngine) -> None:
         data = encode(message)
@@ -164,7 +197,9 @@ class FakeEngine:
                 top = [(token + k) % 256 for k in range(params.logprobs)]
                 values = [-0.5 - k for k in range(params.logprobs)]
                 others = [-float(token) for token in params.logprob_token_ids]
-                told = TokenLogprobs(id=id, logprob=-0.5, top_ids=top, top_logprobs=values, id_logprobs=others)
+                told = TokenLogprobs(
+                    id=id, logprob=-0.5, top_ids=top, top_logprobs=values, id_logprobs=others
+                )
                 logprobs.append(told)
             assert params.max_new_tokens is not None
             stopped = (is_over and not params.ignore_eos) or token in params.stop_token_ids
@@ -216,7 +251,9 @@ def _told(request: GenerateRequest, params: SamplingParams) -> list[Extra]:
     ]
 
 
-def _end(request: GenerateRequest, reason: Any, status: int, message: str, num_tokens: int = 0) -> Finish:
+def _end(
+    request: GenerateRequest, reason: Any, status: int, message: str, num_tokens: int = 0
+) -> Finish:
     prompt_tokens = len(request.input_ids) // 4
     return Finish(
         id=request.id,
@@ -249,7 +286,9 @@ class RunningServer:
         self.tokenizer = tokenizer or byte_tokenizer()
         self.readiness = Readiness()
         self.engine = FakeEngine(deliver=lambda message: self.client.deliver(message))
-        self.client = EngineClient(self.tokenizer, lambda message: self.engine.send(message), **client)
+        self.client = EngineClient(
+            self.tokenizer, lambda message: self.engine.send(message), **client
+        )
         self.client.deliver(READY)
         self.readiness.mark_ready()
         info = ServerInfo(
@@ -297,7 +336,9 @@ class RunningServer:
         def fresh() -> None:
             self.engine = FakeEngine(deliver=lambda message: self.client.deliver(message))
 
-        assert eventually(lambda: not self.engine.running), "requests are left over from the test before"
+        assert eventually(lambda: not self.engine.running), (
+            "requests are left over from the test before"
+        )
         self.call(fresh)
 
     @property
@@ -338,7 +379,9 @@ def running(
     **client: Any,
 ) -> Iterator[RunningServer]:
     """A server for one `with` block. `client`: options of its `EngineClient`."""
-    server = RunningServer(config or ServerConfig(drain_s=1.0), new_loop, limits, tokenizer, sampling, **client)
+    server = RunningServer(
+        config or ServerConfig(drain_s=1.0), new_loop, limits, tokenizer, sampling, **client
+    )
     server.start()
     try:
         yield server

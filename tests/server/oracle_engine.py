@@ -7,9 +7,9 @@ from typing import Any
 
 from tests.scheduler.oracle_runner import OracleRunner
 from tests.server.fake import CONTEXT, READY, RunningServer
+from weft.engine.engine import Engine
 from weft.messages.codec import FromEngine, ToEngine, decode_from_engine, decode_to_engine, encode
 from weft.messages.requests import GenerateRequest
-from weft.scheduler.service.engine import Engine
 from weft.scheduler.settings import SchedulerSettings, SessionLimits
 
 PAGE = 4
@@ -32,7 +32,9 @@ class OracleEngine:
         self.is_held = False  # requests stay where they are
         self._server = server
         runner = OracleRunner(settings.num_pages * PAGE, 8, CONTEXT, settings.vocab_size)
-        self.engine = Engine(settings, runner, clock=lambda: 0.0, overlap=0, on_failure=lambda exc: None)
+        self.engine = Engine(
+            settings, runner, clock=lambda: 0.0, overlap=0, on_failure=lambda exc: None
+        )
 
     def send(self, message: ToEngine) -> None:
         message = decode_to_engine(encode(message))
@@ -51,4 +53,6 @@ class OracleEngine:
 
     def _answer(self, reply: FromEngine) -> None:
         data = encode(reply)
-        asyncio.get_running_loop().call_soon(lambda: self._server.client.deliver(decode_from_engine(data)))
+        asyncio.get_running_loop().call_soon(
+            lambda: self._server.client.deliver(decode_from_engine(data))
+        )

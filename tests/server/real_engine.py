@@ -11,19 +11,21 @@ from typing import Any, TypeVar
 
 import httpx
 
+from weft.assemble.build import Built, build_engine
+from weft.assemble.prepare import load_tokenizer, prepare
+from weft.client.client import EngineClient
 from weft.config.engine import EngineConfig
 from weft.config.limits import Limits
 from weft.config.machine import Machine
 from weft.config.server import ServerConfig
-from weft.launch.build import Built, build_engine
-from weft.launch.prepare import load_tokenizer, prepare
 from weft.messages.codec import FromEngine, ToEngine, decode_from_engine, decode_to_engine, encode
 from weft.server.app import create_app
 from weft.server.info import Readiness, ServerInfo
-from weft.text.client import EngineClient
 
 T = TypeVar("T")
-MACHINE = Machine(cores=1, free_bytes=4_000_000_000, total_bytes=4_000_000_000, gpus=(), no_gpu_reason="none")
+MACHINE = Machine(
+    cores=1, free_bytes=4_000_000_000, total_bytes=4_000_000_000, gpus=(), no_gpu_reason="none"
+)
 
 
 class RealServer:
@@ -41,10 +43,15 @@ class RealServer:
         readiness = Readiness()
         readiness.mark_ready()
         info = ServerInfo(
-            model_name="tiny", context_length=built.ready.context_length, version="0", started_at=time.time()
+            model_name="tiny",
+            context_length=built.ready.context_length,
+            version="0",
+            started_at=time.time(),
         )
         app = create_app(self.client, self.tokenizer, ServerConfig(), info, readiness, limits)
-        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1", timeout=240)
+        self.http = httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://127.0.0.1", timeout=240
+        )
 
     def post(self, path: str, **body: Any) -> httpx.Response:
         return self.wait(self.http.post(path, json=body))
@@ -87,7 +94,9 @@ class RealServer:
 @contextlib.contextmanager
 def serving(folder: Path, limits: Limits | None = None, **settings: Any) -> Iterator[RealServer]:
     """The model in `folder`, with these settings of the engine."""
-    prepared = prepare(EngineConfig(model=str(folder), device="cpu", threads=1, **settings), MACHINE)
+    prepared = prepare(
+        EngineConfig(model=str(folder), device="cpu", threads=1, **settings), MACHINE
+    )
     built = build_engine(prepared.config, prepared.folder)
     server = RealServer(built, prepared.folder, limits or Limits())
     try:

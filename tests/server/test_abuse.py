@@ -65,13 +65,19 @@ def test_case_01_broken_body_is_a_400(http: httpx.Client, path: str, body: bytes
 
 def test_case_01_wrong_content_type_is_a_415(http: httpx.Client) -> None:
     body = json.dumps(HI).encode()
-    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"):
+    for kind in (
+        "text/plain",
+        "application/x-www-form-urlencoded",
+        "multipart/form-data; boundary=x",
+    ):
         refused(http.post(CHAT, content=body, headers={"content-type": kind}), 415)
     for kind in ("application/json; charset=utf-8", "Application/JSON", "application/vnd.api+json"):
         assert http.post(CHAT, content=body, headers={"content-type": kind}).status_code == 200
 
 
-def refuse_field(http: httpx.Client, server: RunningServer, path: str, field: str, value: object, param: str) -> None:
+def refuse_field(
+    http: httpx.Client, server: RunningServer, path: str, field: str, value: object, param: str
+) -> None:
     answer = http.post(path, json={**HI, "prompt": "x", "max_tokens": 5, field: value})
     refused(answer, 404 if field == "model" else 400, param=param)
     assert server.engine.seen == []
@@ -98,7 +104,9 @@ def test_case_03_number_out_of_range_names_its_field(
 
 
 @pytest.mark.parametrize("value", [b"NaN", b"Infinity", b"-Infinity", b"1e999"])
-@pytest.mark.parametrize("field", [b"temperature", b"top_p", b"frequency_penalty", b"repetition_penalty"])
+@pytest.mark.parametrize(
+    "field", [b"temperature", b"top_p", b"frequency_penalty", b"repetition_penalty"]
+)
 def test_case_03_no_number_reaches_the_sampler_that_is_none(
     http: httpx.Client, server: RunningServer, field: bytes, value: bytes
 ) -> None:
@@ -116,7 +124,10 @@ def test_case_04_too_many_completions_are_refused(
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [*[("max_tokens", value) for value in (0, -1, 10**9)], *[("min_tokens", value) for value in (-1, 10**6)]],
+    [
+        *[("max_tokens", value) for value in (0, -1, 10**9)],
+        *[("min_tokens", value) for value in (-1, 10**6)],
+    ],
 )
 @pytest.mark.parametrize("path", [CHAT, TEXT])
 def test_case_05_impossible_lengths_are_refused(
@@ -128,9 +139,15 @@ def test_case_05_impossible_lengths_are_refused(
 @pytest.mark.parametrize(
     ("field", "value", "param"),
     [
-        *[("stop_token_ids", value, "stop_token_ids") for value in ([-1], [2**31], [2**63], [1] * 2_000)],
+        *[
+            ("stop_token_ids", value, "stop_token_ids")
+            for value in ([-1], [2**31], [2**63], [1] * 2_000)
+        ],
         ("stop_token_ids", ["1"], "stop_token_ids[0]"),
-        *[("logit_bias", value, "logit_bias") for value in ({"270": 1}, {"-1": 1}, {"a": 1}, {"": 1}, {"1.0": 1})],
+        *[
+            ("logit_bias", value, "logit_bias")
+            for value in ({"270": 1}, {"-1": 1}, {"a": 1}, {"": 1}, {"1.0": 1})
+        ],
         ("logit_bias", {str(id): 1 for id in range(100_000)}, "logit_bias"),
         ("logit_bias", {"1": 1000}, "logit_bias"),
     ],
@@ -143,16 +160,22 @@ def test_case_14_token_ids_outside_of_the_vocabulary_are_refused(
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT])
-def test_every_token_of_the_vocabulary_may_have_a_bias(http: httpx.Client, server: RunningServer, path: str) -> None:
+def test_every_token_of_the_vocabulary_may_have_a_bias(
+    http: httpx.Client, server: RunningServer, path: str
+) -> None:
     prompt = {"messages": [{"role": "user", "content": "x"}]} if path == CHAT else {"prompt": "x"}
-    answer = http.post(path, json={**prompt, "max_tokens": 1, "logit_bias": {"0": 1, "101": 1, "269": -1}})
+    answer = http.post(
+        path, json={**prompt, "max_tokens": 1, "logit_bias": {"0": 1, "101": 1, "269": -1}}
+    )
     assert answer.status_code == 200
     assert server.engine.seen[0].sampling.logit_bias == {0: 1.0, 101: 1.0, 269: -1.0}
 
 
 @pytest.mark.parametrize("value", ["", ["a", ""], ["a"] * 1_000, "a" * 1_000_000, "a" * 1_025, 5])
 @pytest.mark.parametrize("path", [CHAT, TEXT])
-def test_case_15_stop_strings_have_bounds(http: httpx.Client, server: RunningServer, path: str, value: object) -> None:
+def test_case_15_stop_strings_have_bounds(
+    http: httpx.Client, server: RunningServer, path: str, value: object
+) -> None:
     refuse_field(http, server, path, "stop", value, "stop")
 
 
@@ -167,8 +190,16 @@ def test_case_15_stop_strings_have_bounds(http: httpx.Client, server: RunningSer
         (TEXT, {"logprobs": -1}, "logprobs"),
         (TEXT, {"prompt_logprobs": 9_999}, "prompt_logprobs"),
         (CHAT, {"prompt_logprobs": -1}, "prompt_logprobs"),
-        ("/generate", {"text": "x", "return_logprob": True, "top_logprobs_num": 9_999}, "top_logprobs_num"),
-        ("/generate", {"text": ["x", "y"], "return_logprob": True, "top_logprobs_num": [1, 999]}, "top_logprobs_num"),
+        (
+            "/generate",
+            {"text": "x", "return_logprob": True, "top_logprobs_num": 9_999},
+            "top_logprobs_num",
+        ),
+        (
+            "/generate",
+            {"text": ["x", "y"], "return_logprob": True, "top_logprobs_num": [1, 999]},
+            "top_logprobs_num",
+        ),
     ],
 )
 def test_case_16_too_many_logprobs_are_refused(
@@ -211,7 +242,11 @@ def test_names_and_numbers_beside_sampling_have_bounds_too(
         (TEXT, {"prompt": ["a"] * 1_000, "n": 64}, "n"),
         (TEXT, {"prompt": [[1] * 1_900] * 200, "n": 64}, "n"),
         (TEXT, {"stop": ["a" * 1_024] * 17}, "stop"),
-        (TEXT, {"prompt": ["a"] * 64, "n": 64, "logit_bias": {str(id): 1 for id in range(260)}}, "logit_bias"),
+        (
+            TEXT,
+            {"prompt": ["a"] * 64, "n": 64, "logit_bias": {str(id): 1 for id in range(260)}},
+            "logit_bias",
+        ),
         (TEXT, {"prompt": [-1]}, "prompt"),
         (TEXT, {"prompt": [270]}, "prompt"),
         (TEXT, {"prompt": [2**62]}, "prompt"),
@@ -223,11 +258,23 @@ def test_names_and_numbers_beside_sampling_have_bounds_too(
         (CHAT, {"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
         (CHAT, {"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
         (CHAT, {"messages": [{"content": "x"}]}, "messages[0]"),
-        (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "file:///"}]}]}, None),
+        (
+            CHAT,
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "image_url", "image_url": "file:///"}]}
+                ]
+            },
+            None,
+        ),
         (CHAT, {"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
         (CHAT, {"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
         (CHAT, {"continue_final_message": True}, "continue_final_message"),
-        (CHAT, {"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
+        (
+            CHAT,
+            {"continue_final_message": True, "add_generation_prompt": True},
+            "continue_final_message",
+        ),
         (CHAT, {"input_ids": []}, "input_ids"),
         (CHAT, {"input_ids": [300]}, "input_ids"),
         ("/generate", {"text": "x", "input_ids": [1]}, "text"),
@@ -238,7 +285,11 @@ def test_names_and_numbers_beside_sampling_have_bounds_too(
         ("/generate", {"text": ["a", "b"], "sampling_params": [{}]}, "sampling_params"),
         ("/generate", {"text": "x", "sampling_params": {"n": 65}}, "n"),
         ("/generate", {"text": "x", "sampling_params": {"n": 0}}, "sampling_params.n"),
-        ("/generate", {"text": "x", "sampling_params": {"temperature": -1}}, "sampling_params.temperature"),
+        (
+            "/generate",
+            {"text": "x", "sampling_params": {"temperature": -1}},
+            "sampling_params.temperature",
+        ),
         ("/generate", {"text": "x", "rid": ["a", "b"]}, "rid"),
         ("/tokenize", {}, "prompt"),
         ("/detokenize", {"tokens": [-1]}, "tokens"),
@@ -277,7 +328,12 @@ def test_what_is_not_there_yet_is_refused_by_name(
     http: httpx.Client, server: RunningServer, path: str, field: str, value: object
 ) -> None:
     body = {**HI, "prompt": "x"}
-    refused(http.post(path, json={**body, field: value}), 400, f"{field} is not supported yet", param=field)
+    refused(
+        http.post(path, json={**body, field: value}),
+        400,
+        f"{field} is not supported yet",
+        param=field,
+    )
     for nothing in (None, False, [], {}, ""):
         assert http.post(path, json={**body, field: nothing}).status_code == 200
 
@@ -285,13 +341,20 @@ def test_what_is_not_there_yet_is_refused_by_name(
 def test_other_things_that_are_not_there_yet(http: httpx.Client) -> None:
     assert http.post(CHAT, json={**HI, "response_format": {"type": "text"}}).status_code == 200
     body = {"text": "x", "sampling_params": {"beam_width": 2}}
-    refused(http.post("/generate", json=body), 400, "sampling_params.beam_width is not supported yet")
+    refused(
+        http.post("/generate", json=body), 400, "sampling_params.beam_width is not supported yet"
+    )
 
 
 def test_a_word_that_is_not_allowed_is_told_which_are(http: httpx.Client) -> None:
     body = {"messages": [{"role": "boss" + "!" * 100_000, "content": "x"}]}
     answer = http.post(CHAT, json=body)
-    refused(answer, 400, "Invalid enum value 'boss!", "assistant, developer, function, system, tool, user are allowed")
+    refused(
+        answer,
+        400,
+        "Invalid enum value 'boss!",
+        "assistant, developer, function, system, tool, user are allowed",
+    )
     assert answer.json()["error"]["param"] == "messages[0].role"
     assert len(answer.text) < 1_000
 
@@ -299,7 +362,11 @@ def test_a_word_that_is_not_allowed_is_told_which_are(http: httpx.Client) -> Non
 def test_unknown_fields_are_ignored_and_counted(http: httpx.Client) -> None:
     def count() -> float:
         lines = http.get("/metrics").text.splitlines()
-        return next(float(line.split()[1]) for line in lines if line.startswith("weft:unknown_request_fields_total"))
+        return next(
+            float(line.split()[1])
+            for line in lines
+            if line.startswith("weft:unknown_request_fields_total")
+        )
 
     before = count()
     assert http.post(CHAT, json={**HI, "no_such_field": 1, "nor_this": [2]}).status_code == 200
@@ -307,7 +374,13 @@ def test_unknown_fields_are_ignored_and_counted(http: httpx.Client) -> None:
 
 
 def test_case_05_prompt_beyond_the_context_names_both_numbers(http: httpx.Client) -> None:
-    refused(http.post(TEXT, json={"prompt": [1] * CONTEXT}), 400, "2,000 tokens", "context of 2,000", param="prompt")
+    refused(
+        http.post(TEXT, json={"prompt": [1] * CONTEXT}),
+        400,
+        "2,000 tokens",
+        "context of 2,000",
+        param="prompt",
+    )
     body = {"prompt": "a" * 1_990, "max_tokens": 11}
     refused(http.post(TEXT, json=body), 400, "1,990 tokens", "11", "2,000", param="max_tokens")
     chat = {"messages": [{"role": "user", "content": "a" * CONTEXT}]}
@@ -325,7 +398,11 @@ def test_case_05_endless_text_is_refused_before_it_is_tokenized(
 
 
 def test_case_06_body_over_the_limit_is_a_413(http: httpx.Client) -> None:
-    refused(http.post(CHAT, content=b"x" * 17_000_000, headers={"content-type": "application/json"}), 413, "16 MB")
+    refused(
+        http.post(CHAT, content=b"x" * 17_000_000, headers={"content-type": "application/json"}),
+        413,
+        "16 MB",
+    )
 
 
 def test_case_06_endless_chunked_body_is_cut_off_while_it_comes(server: RunningServer) -> None:
@@ -339,7 +416,9 @@ def test_case_06_endless_chunked_body_is_cut_off_while_it_comes(server: RunningS
 
     with httpx.Client(base_url=server.url, timeout=HANG_S) as http:
         try:
-            answer = http.post(CHAT, content=endless(), headers={"content-type": "application/json"})
+            answer = http.post(
+                CHAT, content=endless(), headers={"content-type": "application/json"}
+            )
         except httpx.TransportError:
             pass  # cut off before the answer was read
         else:
@@ -354,7 +433,9 @@ def test_case_07_large_head_is_refused(server: RunningServer) -> None:
         refused(http.get("/version", params={"q": "a" * 10_000}), 414)
 
 
-@pytest.mark.parametrize("beginning", [b"GET /" + b"a" * 10**6, b"GET / HTTP/1.1\r\nx-long: " + b"a" * 10**6])
+@pytest.mark.parametrize(
+    "beginning", [b"GET /" + b"a" * 10**6, b"GET / HTTP/1.1\r\nx-long: " + b"a" * 10**6]
+)
 def test_case_07_head_without_end_is_cut_off(server: RunningServer, beginning: bytes) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=HANG_S) as connection:
         try:
@@ -369,9 +450,16 @@ def test_case_07_head_without_end_is_cut_off(server: RunningServer, beginning: b
 
 @pytest.mark.parametrize(
     "junk",
-    [b"\x16\x03\x01\x02\x00\x01\x00\x01", b"SSH-2.0-scan\r\n\r\n", b"\0" * 4_096, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"],
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01",
+        b"SSH-2.0-scan\r\n\r\n",
+        b"\0" * 4_096,
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    ],
 )
-def test_case_37_what_a_port_scanner_sends_is_refused_and_harms_nobody(server: RunningServer, junk: bytes) -> None:
+def test_case_37_what_a_port_scanner_sends_is_refused_and_harms_nobody(
+    server: RunningServer, junk: bytes
+) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=HANG_S) as connection:
         connection.sendall(junk)
         connection.shutdown(socket.SHUT_WR)
@@ -403,22 +491,37 @@ def test_bug_of_ours_is_a_500_without_details(http: httpx.Client, server: Runnin
     server.engine.script = lambda ids: ids
 
 
-def test_case_15_stop_string_is_found_in_the_middle_of_a_character(http: httpx.Client, server: RunningServer) -> None:
+def test_case_15_stop_string_is_found_in_the_middle_of_a_character(
+    http: httpx.Client, server: RunningServer
+) -> None:
     server.engine.script = lambda ids: list("aö🎉b".encode())
     answer = http.post(TEXT, json={"prompt": "x", "stop": ["🎉"]}).json()
     assert answer["choices"][0]["text"] == "aö"
-    answer = http.post(TEXT, json={"prompt": "x", "stop": ["ö🎉"], "include_stop_str_in_output": True}).json()
+    answer = http.post(
+        TEXT, json={"prompt": "x", "stop": ["ö🎉"], "include_stop_str_in_output": True}
+    ).json()
     assert answer["choices"][0]["text"] == "aö🎉"
 
 
-def test_case_23_strange_text_goes_in_and_out_as_it_is(http: httpx.Client, server: RunningServer) -> None:
+def test_case_23_strange_text_goes_in_and_out_as_it_is(
+    http: httpx.Client, server: RunningServer
+) -> None:
     server.engine.script = lambda ids: ids
-    for text in ("\ufeffx", "a\x00b", "\u202e\u2028", "e\u0301", "\r\n\t", "\U0001f469\u200d\U0001f680"):
+    for text in (
+        "\ufeffx",
+        "a\x00b",
+        "\u202e\u2028",
+        "e\u0301",
+        "\r\n\t",
+        "\U0001f469\u200d\U0001f680",
+    ):
         answer = http.post(TEXT, json={"prompt": text, "max_tokens": 100}).json()
         assert answer["choices"][0]["text"] == text
 
 
-def test_case_23_special_tokens_typed_by_the_user_are_special_tokens(http: httpx.Client, server: RunningServer) -> None:
+def test_case_23_special_tokens_typed_by_the_user_are_special_tokens(
+    http: httpx.Client, server: RunningServer
+) -> None:
     """As everywhere in the field: the tokenizer recognises them."""
     found = http.post("/tokenize", json={"prompt": "a<|im_end|>"}).json()
     assert found["tokens"] == [ord("a"), 259]
@@ -427,10 +530,15 @@ def test_case_23_special_tokens_typed_by_the_user_are_special_tokens(http: httpx
 def test_case_12_duplicate_names_do_not_collide(http: httpx.Client, server: RunningServer) -> None:
     server.engine.script = lambda ids: ids
     found = http.post("/generate", json={"text": ["a", "b"], "rid": ["same", "same"]}).json()
-    assert [(one["text"], one["meta_info"]["id"]) for one in found] == [("a", "same"), ("b", "same")]
+    assert [(one["text"], one["meta_info"]["id"]) for one in found] == [
+        ("a", "same"),
+        ("b", "same"),
+    ]
 
 
-def test_case_40_request_id_is_echoed_if_it_is_harmless(http: httpx.Client, server: RunningServer) -> None:
+def test_case_40_request_id_is_echoed_if_it_is_harmless(
+    http: httpx.Client, server: RunningServer
+) -> None:
     answer = http.post(TEXT, json={"prompt": "x"}, headers={"x-request-id": "abc-1"})
     assert answer.headers["x-request-id"] == "abc-1"
     assert answer.json()["id"] == "cmpl-abc-1"
@@ -443,7 +551,11 @@ def test_case_40_request_id_is_echoed_if_it_is_harmless(http: httpx.Client, serv
     refused(http.get("/nowhere", headers={"x-request-id": "e-1"}), 404)
 
 
-def test_case_08_slow_client_does_not_hold_up_others(server: RunningServer, http: httpx.Client) -> None:
+def test_case_08_slow_client_does_not_hold_up_others(
+    server: RunningServer, http: httpx.Client
+) -> None:
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
-        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{")
+        connection.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{"
+        )
         assert http.post(TEXT, json={"prompt": "x"}).status_code == 200

@@ -38,10 +38,14 @@ def test_the_length_of_a_prompt_is_told_as_it_will_be_counted(
     assert http.post(f"{path}/input_tokens", json={**body, "model": "other"}).status_code == 404
 
 
-def test_a_template_is_applied_without_generating(http: httpx.Client, server: RunningServer) -> None:
+def test_a_template_is_applied_without_generating(
+    http: httpx.Client, server: RunningServer
+) -> None:
     prompt = http.post("/apply-template", json={"messages": HI}).json()["prompt"]
     assert prompt == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
-    ids = http.post("/tokenize", json={"prompt": prompt, "add_special_tokens": False}).json()["tokens"]
+    ids = http.post("/tokenize", json={"prompt": prompt, "add_special_tokens": False}).json()[
+        "tokens"
+    ]
     assert ids == http.post("/tokenize", json={"messages": HI}).json()["tokens"]
     assert http.post("/apply-template", json={"messages": []}).status_code == 400
     assert server.engine.seen == []
@@ -55,13 +59,19 @@ def test_calls_are_found_in_a_text(parsing: httpx.Client, parser: str | None) ->
         "calls": [{"tool_index": 0, "name": "weather", "parameters": '{"city": "Oslo"}'}],
     }
     other = {**body, "text": '<tool_call>{"name": "unknown", "arguments": {}}</tool_call>'}
-    assert parsing.post("/parse_function_call", json=other).json() == {"normal_text": other["text"], "calls": []}
+    assert parsing.post("/parse_function_call", json=other).json() == {
+        "normal_text": other["text"],
+        "calls": [],
+    }
 
 
 @pytest.mark.parametrize("parser", [None, "qwen3"])
 def test_reasoning_is_found_in_a_text(parsing: httpx.Client, parser: str | None) -> None:
     body = {"text": THOUGHT, "reasoning_parser": parser}
-    assert parsing.post("/separate_reasoning", json=body).json() == {"reasoning_text": "It rains.\n", "text": "Yes."}
+    assert parsing.post("/separate_reasoning", json=body).json() == {
+        "reasoning_text": "It rains.\n",
+        "text": "Yes.",
+    }
 
 
 def test_a_long_text_is_parsed_beside_the_event_loop(parsing: httpx.Client) -> None:
@@ -82,17 +92,29 @@ def test_a_parser_that_is_not_there_is_refused_with_those_that_are(
     assert {"tool_call": "hermes", "reasoning": "qwen3"}[kind] in error["message"]
 
 
-def test_invocations_are_completions_by_their_fields(http: httpx.Client, server: RunningServer) -> None:
+def test_invocations_are_completions_by_their_fields(
+    http: httpx.Client, server: RunningServer
+) -> None:
     server.engine.script = lambda ids: as_bytes("ab")
     chat = http.post("/invocations", json={"messages": HI, "model": MODEL})
     assert chat.json()["choices"][0]["message"]["content"] == "ab"
     assert http.post("/invocations", json={"prompt": "x"}).json()["choices"][0]["text"] == "ab"
-    assert http.post("/invocations", json={"prompt": "x", "stream": True}).text.endswith("data: [DONE]\n\n")
+    assert http.post("/invocations", json={"prompt": "x", "stream": True}).text.endswith(
+        "data: [DONE]\n\n"
+    )
     for content in (b"{}", b"[]", b"{", b"\xff"):
         answer = http.post("/invocations", content=content)
-        assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
-    assert http.post("/invocations", content=b"{}", headers={"content-type": "text/plain"}).status_code in (400, 415)
-    assert http.post("/invocations", json={"prompt": "x", "temperature": 9}).json()["error"]["param"] == "temperature"
+        assert (answer.status_code, answer.json()["error"]["type"]) == (
+            400,
+            "invalid_request_error",
+        )
+    assert http.post(
+        "/invocations", content=b"{}", headers={"content-type": "text/plain"}
+    ).status_code in (400, 415)
+    assert (
+        http.post("/invocations", json={"prompt": "x", "temperature": 9}).json()["error"]["param"]
+        == "temperature"
+    )
 
 
 def test_an_invocation_whose_client_leaves_is_aborted(server: RunningServer) -> None:
@@ -106,14 +128,19 @@ def test_vllms_names_for_load_abort_and_flush(http: httpx.Client, server: Runnin
     body = {"prompt": ["x", "y"], "rid": "both"}
     with httpx.Client(base_url=server.url, timeout=HANG_S) as other:
         answers: list[httpx.Response] = []
-        thread = threading.Thread(target=lambda: answers.append(other.post("/v1/completions", json=body)))
+        thread = threading.Thread(
+            target=lambda: answers.append(other.post("/v1/completions", json=body))
+        )
         thread.start()
         assert eventually(lambda: len(server.engine.running) == 2)
         assert http.get("/load").json() == {"server_load": 2}
         assert http.post("/abort_requests", json={"request_ids": ["none"]}).json() == {"aborted": 0}
         assert http.post("/abort_requests", json={"request_ids": ["both"]}).json() == {"aborted": 2}
         thread.join(5)
-    assert [choice["finish_reason"] for choice in answers[0].json()["choices"]] == ["abort", "abort"]
+    assert [choice["finish_reason"] for choice in answers[0].json()["choices"]] == [
+        "abort",
+        "abort",
+    ]
     assert http.post("/abort_requests", json={}).json() == {"aborted": 0}
     assert http.post("/reset_prefix_cache").status_code == 200
 

@@ -19,7 +19,9 @@ TOOLS: list[Any] = [{"name": "weather", "description": "of a city", "input_schem
 
 @pytest.fixture
 def client(tool_server: RunningServer) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=tool_server.url, api_key="none", max_retries=0, timeout=HANG_S) as client:
+    with anthropic.Anthropic(
+        base_url=tool_server.url, api_key="none", max_retries=0, timeout=HANG_S
+    ) as client:
         yield client
 
 
@@ -31,7 +33,12 @@ def test_a_message_is_answered(client: anthropic.Anthropic, tool_server: Running
     say(tool_server, "Hello")
     sampling = {"temperature": 0.5, "top_k": 7}  # newer SDKs do not know them
     answer = ask(client, system="Be kind.", extra_body=sampling, metadata={"user_id": "me"})
-    assert (answer.role, answer.type, answer.model, answer.stop_reason) == ("assistant", "message", MODEL, "end_turn")
+    assert (answer.role, answer.type, answer.model, answer.stop_reason) == (
+        "assistant",
+        "message",
+        MODEL,
+        "end_turn",
+    )
     assert answer.id.startswith("msg_")
     [block] = answer.content
     assert (block.type, block.text) == ("text", "Hello")
@@ -41,14 +48,21 @@ def test_a_message_is_answered(client: anthropic.Anthropic, tool_server: Running
     assert usage.input_tokens + usage.cache_read_input_tokens == num_prompt
     assert usage.output_tokens == 6
     params = request.sampling
-    assert (params.temperature, params.top_k, params.max_new_tokens, request.user) == (0.5, 7, 500, "me")
+    assert (params.temperature, params.top_k, params.max_new_tokens, request.user) == (
+        0.5,
+        7,
+        500,
+        "me",
+    )
 
 
 def test_system_blocks_results_and_continuation_reach_the_template(
     client: anthropic.Anthropic, tool_server: RunningServer
 ) -> None:
     prompts: list[str] = []
-    tool_server.engine.script = lambda ids: prompts.append(bytes(i for i in ids if i < 256).decode()) or as_bytes("x")
+    tool_server.engine.script = lambda ids: (
+        prompts.append(bytes(i for i in ids if i < 256).decode()) or as_bytes("x")
+    )
     history = [
         {"role": "user", "content": [{"type": "text", "text": "Rain?"}]},
         {
@@ -61,17 +75,25 @@ def test_system_blocks_results_and_continuation_reach_the_template(
         {
             "role": "user",
             "content": [
-                {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "rain"}]},
+                {
+                    "type": "tool_result",
+                    "tool_use_id": "t1",
+                    "content": [{"type": "text", "text": "rain"}],
+                },
                 {"type": "text", "text": "So?"},
             ],
         },
         {"role": "assistant", "content": "It"},
     ]
     ask(client, messages=history, system=[{"type": "text", "text": "Be kind."}], tools=TOOLS)
-    assert prompts == ["system\nBe kind.\nuser\nRain?\nassistant\n\ntool\nrain\nuser\nSo?\nassistant\nIt"]
+    assert prompts == [
+        "system\nBe kind.\nuser\nRain?\nassistant\n\ntool\nrain\nuser\nSo?\nassistant\nIt"
+    ]
 
 
-def test_a_stream_is_blocks_of_events(client: anthropic.Anthropic, tool_server: RunningServer) -> None:
+def test_a_stream_is_blocks_of_events(
+    client: anthropic.Anthropic, tool_server: RunningServer
+) -> None:
     say(tool_server, f"<think>Hm.</think>Ok.{CALL}")
     with client.messages.stream(model=MODEL, max_tokens=500, messages=HI, tools=TOOLS) as stream:
         kinds = [event.type for event in stream]
@@ -86,7 +108,9 @@ def test_a_stream_is_blocks_of_events(client: anthropic.Anthropic, tool_server: 
     assert kinds.count("content_block_start") == kinds.count("content_block_stop") == 3
 
 
-def test_tools_are_called_and_may_be_forced(client: anthropic.Anthropic, tool_server: RunningServer) -> None:
+def test_tools_are_called_and_may_be_forced(
+    client: anthropic.Anthropic, tool_server: RunningServer
+) -> None:
     say(tool_server, CALL)
     answer = ask(client, tools=TOOLS)
     [use] = answer.content
@@ -99,7 +123,9 @@ def test_tools_are_called_and_may_be_forced(client: anthropic.Anthropic, tool_se
         assert tool_server.engine.seen[-1].sampling.grammar is not None
 
 
-def test_thinking_and_a_schema_are_handed_on(client: anthropic.Anthropic, tool_server: RunningServer) -> None:
+def test_thinking_and_a_schema_are_handed_on(
+    client: anthropic.Anthropic, tool_server: RunningServer
+) -> None:
     say(tool_server, THOUGHT)
     answer = ask(client, thinking={"type": "enabled", "budget_tokens": 1_024})
     assert [block.type for block in answer.content] == ["thinking", "text"]
@@ -108,10 +134,16 @@ def test_thinking_and_a_schema_are_handed_on(client: anthropic.Anthropic, tool_s
     assert tool_server.engine.seen[-1].sampling.grammar.kind == "json_schema"
 
 
-def test_stop_sequence_and_length_are_told(client: anthropic.Anthropic, tool_server: RunningServer) -> None:
+def test_stop_sequence_and_length_are_told(
+    client: anthropic.Anthropic, tool_server: RunningServer
+) -> None:
     say(tool_server, "one two three")
     answer = ask(client, stop_sequences=[" three"])
-    assert (answer.content[0].text, answer.stop_reason, answer.stop_sequence) == ("one two", "stop_sequence", " three")
+    assert (answer.content[0].text, answer.stop_reason, answer.stop_sequence) == (
+        "one two",
+        "stop_sequence",
+        " three",
+    )
     assert ask(client, max_tokens=3).stop_reason == "max_tokens"
 
 
@@ -120,14 +152,18 @@ def test_tokens_are_counted(client: anthropic.Anthropic) -> None:
     assert count.input_tokens == len("?system\nabc?\n?user\nHi?\n?assistant\n")
 
 
-def test_errors_have_the_form_and_classes_of_the_sdk(client: anthropic.Anthropic, tool_server: RunningServer) -> None:
+def test_errors_have_the_form_and_classes_of_the_sdk(
+    client: anthropic.Anthropic, tool_server: RunningServer
+) -> None:
     with pytest.raises(anthropic.NotFoundError) as missing:
         ask(client, model="other")
     assert missing.value.body["error"]["type"] == "not_found_error"  # type: ignore[index]
     with pytest.raises(anthropic.BadRequestError, match="max_tokens is 0"):
         ask(client, max_tokens=0)
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
-    with pytest.raises(anthropic.BadRequestError, match=r"messages\[0\]\.content\[0\] is of type 'image'"):
+    with pytest.raises(
+        anthropic.BadRequestError, match=r"messages\[0\]\.content\[0\] is of type 'image'"
+    ):
         ask(client, messages=[{"role": "user", "content": [image]}])
     tool_server.engine.full = True
     with pytest.raises(anthropic.APIStatusError, match="queue is full") as full:
@@ -135,7 +171,9 @@ def test_errors_have_the_form_and_classes_of_the_sdk(client: anthropic.Anthropic
     assert full.value.body["error"]["type"] == "overloaded_error"  # type: ignore[index]
 
 
-def test_an_error_in_a_stream_is_an_event(client: anthropic.Anthropic, tool_server: RunningServer) -> None:
+def test_an_error_in_a_stream_is_an_event(
+    client: anthropic.Anthropic, tool_server: RunningServer
+) -> None:
     say(tool_server, "a" * 1_000)
     tool_server.engine.step_s = 0.002
 

@@ -28,9 +28,21 @@ FUNCTION = {"name": "f", "description": 7, "parameters": {"type": 5, "properties
 ODD: list[dict[str, Any]] = [
     {"messages": []},
     {"input": []},
-    {"messages": [{"role": "user", "content": [{"type": "text"}, {"type": "tool_result"}, {"type": "x"}]}]},
+    {
+        "messages": [
+            {"role": "user", "content": [{"type": "text"}, {"type": "tool_result"}, {"type": "x"}]}
+        ]
+    },
     {"input": [{"type": "function_call"}, {"type": "function_call_output"}, {"type": "reasoning"}]},
-    {"messages": [{"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
+    {
+        "messages": [
+            {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [{"function": {"name": "f", "arguments": "{"}}],
+            }
+        ]
+    },
     {"messages": [{"role": "assistant", "tool_calls": [{}]}]},
     {"input": [{"type": "function_call", "arguments": "["}]},
     {"tools": [{"type": "function", "function": FUNCTION}], "tool_choice": "required"},
@@ -58,14 +70,21 @@ ODD: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("path", GOOD)
 def test_odd_bodies_never_end_in_a_fault(tool_server: RunningServer, path: str) -> None:
-    tool_server.engine.script = lambda ids: as_bytes('<tool_call>{"name": "f", "arguments": {"a": [')
+    tool_server.engine.script = lambda ids: as_bytes(
+        '<tool_call>{"name": "f", "arguments": {"a": ['
+    )
     with httpx.Client(base_url=tool_server.url, timeout=HANG_S) as http:
         for odd in ODD:
             for stream in (False, True):
                 body = json.dumps({**GOOD[path], "stream": stream, **odd}).encode()
                 answer = http.post(path, content=body, headers={"content-type": "application/json"})
                 assert answer.status_code < 500, (odd, answer.text)
-        for broken in (b"", b"[]", b'{"messages": ' + DEEP.encode() + b"}", b'{"tools": ' + DEEP.encode() + b"}"):
+        for broken in (
+            b"",
+            b"[]",
+            b'{"messages": ' + DEEP.encode() + b"}",
+            b'{"tools": ' + DEEP.encode() + b"}",
+        ):
             answer = http.post(path, content=broken, headers={"content-type": "application/json"})
             assert answer.status_code == 400
             error = answer.json()["error"]

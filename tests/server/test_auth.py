@@ -23,7 +23,9 @@ ADMIN = {"authorization": "Bearer admin-key"}
 
 @pytest.fixture(scope="module")
 def locked() -> Iterator[RunningServer]:
-    with running(ServerConfig(api_key="user-key", admin_api_key="admin-key", drain_s=1.0)) as server:
+    with running(
+        ServerConfig(api_key="user-key", admin_api_key="admin-key", drain_s=1.0)
+    ) as server:
         yield server
 
 
@@ -53,7 +55,9 @@ def test_case_25_every_route_but_health_needs_a_key(http: httpx.Client, operatio
         {"x-api-key": "wrong"},
     ],
 )
-def test_case_25_wrong_key_is_a_401_in_the_usual_form(http: httpx.Client, headers: dict[str, str]) -> None:
+def test_case_25_wrong_key_is_a_401_in_the_usual_form(
+    http: httpx.Client, headers: dict[str, str]
+) -> None:
     answer = http.get("/v1/models", headers=headers)
     assert answer.status_code == 401
     assert answer.headers["www-authenticate"] == "Bearer"
@@ -62,7 +66,9 @@ def test_case_25_wrong_key_is_a_401_in_the_usual_form(http: httpx.Client, header
 
 @pytest.mark.parametrize("path", ["/V1/models", "//v1/models", "/nowhere", "/v1/../v1/models"])
 @pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS", "HEAD"])
-def test_case_25_unknown_paths_tell_nothing_without_a_key(http: httpx.Client, path: str, method: str) -> None:
+def test_case_25_unknown_paths_tell_nothing_without_a_key(
+    http: httpx.Client, path: str, method: str
+) -> None:
     assert http.request(method, path).status_code == 401
 
 
@@ -88,7 +94,10 @@ def test_case_26_administration_needs_its_own_key(http: httpx.Client) -> None:
 def status(config: ServerConfig, client: str = "127.0.0.1", **headers: str) -> int:
     """Of an administrative call from `client`."""
     digests, _ = read_keys(config)
-    named = Headers({"host": "127.0.0.1:30000"} | {name.replace("_", "-"): text for name, text in headers.items()})
+    named = Headers(
+        {"host": "127.0.0.1:30000"}
+        | {name.replace("_", "-"): text for name, text in headers.items()}
+    )
     keys = Keys(digests, Pages(origins=["https://panel.example"]))
     refusal = keys.refusal({"client": (client, 1)}, named, "admin")
     return 200 if refusal is None else refusal.status
@@ -129,7 +138,9 @@ def test_case_42_pages_of_other_origins_cannot_administrate(
 
 
 def test_case_42_a_page_that_takes_our_address_for_its_name_cannot_administrate() -> None:
-    assert status(ServerConfig(), host="evil.example:30000", origin="http://evil.example:30000") == 403
+    assert (
+        status(ServerConfig(), host="evil.example:30000", origin="http://evil.example:30000") == 403
+    )
 
 
 def test_pages_of_allowed_origins_administrate_with_the_key() -> None:
@@ -173,7 +184,9 @@ def test_every_key_is_compared_whichever_is_right(monkeypatch: pytest.MonkeyPatc
         return given == kept
 
     monkeypatch.setattr("weft.server.auth.hmac.compare_digest", compare)
-    keys = Keys(KeyDigests(user=(digest("a"), digest("b"), digest("c")), admin=(digest("d"),)), Pages())
+    keys = Keys(
+        KeyDigests(user=(digest("a"), digest("b"), digest("c")), admin=(digest("d"),)), Pages()
+    )
     for key in ("a", "c", "d", "x"):
         compared.clear()
         keys.refusal({}, Headers({"x-api-key": key}), "user")
@@ -186,7 +199,9 @@ def test_metrics_are_open_by_choice() -> None:
         assert httpx.get(f"{server.url}/server_info").status_code == 401
 
 
-def test_case_26_every_administrative_call_leaves_a_line(http: httpx.Client, lines: io.StringIO) -> None:
+def test_case_26_every_administrative_call_leaves_a_line(
+    http: httpx.Client, lines: io.StringIO
+) -> None:
     http.post("/flush_cache", headers=ADMIN | {"x-request-id": "flush-1"})
     http.post("/flush_cache", headers=KEY)
     http.get("/requests/a%0d%0aforged", headers=KEY)
@@ -202,12 +217,23 @@ def test_case_26_every_administrative_call_leaves_a_line(http: httpx.Client, lin
 
 
 def test_cors_answers_only_allowed_origins() -> None:
-    with running(ServerConfig(cors_origins="https://a.example, https://b.example", api_key="k", drain_s=1.0)) as server:
-        preflight = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+    with running(
+        ServerConfig(cors_origins="https://a.example, https://b.example", api_key="k", drain_s=1.0)
+    ) as server:
+        preflight = {
+            "access-control-request-method": "POST",
+            "access-control-request-headers": "authorization",
+        }
         url = f"{server.url}/v1/chat/completions"
         allowed = httpx.options(url, headers={"origin": "https://b.example", **preflight})
         assert allowed.status_code == 200
         assert allowed.headers["access-control-allow-origin"] == "https://b.example"
-        assert httpx.options(url, headers={"origin": "https://c.example", **preflight}).status_code == 400
+        assert (
+            httpx.options(url, headers={"origin": "https://c.example", **preflight}).status_code
+            == 400
+        )
         refused = httpx.post(url, headers={"origin": "https://a.example"})
-        assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, "https://a.example")
+        assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (
+            401,
+            "https://a.example",
+        )

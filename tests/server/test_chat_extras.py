@@ -25,7 +25,9 @@ def chunks(http: httpx.Client, **fields: Any) -> list[dict[str, Any]]:
     return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
 
 
-def test_the_prompt_is_told_as_text_and_as_ids_when_asked_for(http: httpx.Client, server: RunningServer) -> None:
+def test_the_prompt_is_told_as_text_and_as_ids_when_asked_for(
+    http: httpx.Client, server: RunningServer
+) -> None:
     wanted = {"return_prompt_text": True, "return_prompt_token_ids": True}
     answer = http.post(CHAT, json={"messages": HI, **wanted}).json()
     [seen] = server.engine.seen
@@ -33,9 +35,15 @@ def test_the_prompt_is_told_as_text_and_as_ids_when_asked_for(http: httpx.Client
     assert answer["prompt_token_ids"] == np.frombuffer(seen.input_ids, np.int32).tolist()
     assert "token_ids" not in answer["choices"][0]
     first, *others = chunks(http, **wanted)
-    assert (first["prompt_text"], first["prompt_token_ids"]) == (RENDERED, answer["prompt_token_ids"])
+    assert (first["prompt_text"], first["prompt_token_ids"]) == (
+        RENDERED,
+        answer["prompt_token_ids"],
+    )
     assert not any("prompt_text" in one or "prompt_token_ids" in one for one in others)
-    assert not {"prompt_text", "prompt_token_ids"} & http.post(CHAT, json={"messages": HI}).json().keys()
+    assert (
+        not {"prompt_text", "prompt_token_ids"}
+        & http.post(CHAT, json={"messages": HI}).json().keys()
+    )
 
 
 def test_the_text_of_a_prompt_that_was_cut_is_what_is_left_of_it(http: httpx.Client) -> None:
@@ -45,7 +53,9 @@ def test_the_text_of_a_prompt_that_was_cut_is_what_is_left_of_it(http: httpx.Cli
     assert answer["usage"]["prompt_tokens"] == 4
 
 
-def test_meta_info_of_a_choice_is_that_of_generate(http: httpx.Client, server: RunningServer) -> None:
+def test_meta_info_of_a_choice_is_that_of_generate(
+    http: httpx.Client, server: RunningServer
+) -> None:
     server.engine.script = lambda ids: as_bytes("yes")
     answer = http.post(CHAT, json={"messages": HI, "return_meta_info": True, "n": 2}).json()
     ids = np.frombuffer(server.engine.seen[0].input_ids, np.int32).tolist()
@@ -61,12 +71,19 @@ def test_meta_info_of_a_choice_is_that_of_generate(http: httpx.Client, server: R
     assert told[-1]["completion_tokens"] == native["completion_tokens"]
 
 
-def test_tokens_that_are_named_are_told_behind_the_likeliest(http: httpx.Client, server: RunningServer) -> None:
+def test_tokens_that_are_named_are_told_behind_the_likeliest(
+    http: httpx.Client, server: RunningServer
+) -> None:
     server.engine.script = lambda ids: as_bytes("x")
     fields = {"logprob_token_ids": [97, 98], "return_tokens_as_token_ids": True}
-    answer = http.post(CHAT, json={"messages": HI, "logprobs": True, "top_logprobs": 1, **fields}).json()
+    answer = http.post(
+        CHAT, json={"messages": HI, "logprobs": True, "top_logprobs": 1, **fields}
+    ).json()
     top = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
-    assert [(one["token"], one["logprob"]) for one in top[1:]] == [("token_id:97", -97.0), ("token_id:98", -98.0)]
+    assert [(one["token"], one["logprob"]) for one in top[1:]] == [
+        ("token_id:97", -97.0),
+        ("token_id:98", -98.0),
+    ]
     answer = http.post(TEXT, json={"prompt": "Hi", "logprobs": 0, **fields}).json()
     top = answer["choices"][0]["logprobs"]["top_logprobs"][0]
     assert (top["token_id:97"], top["token_id:98"]) == (-97.0, -98.0)
@@ -77,7 +94,9 @@ def test_tokens_that_are_named_are_told_behind_the_likeliest(http: httpx.Client,
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT])
-def test_a_session_id_changes_nothing_but_beside_session_params(http: httpx.Client, path: str) -> None:
+def test_a_session_id_changes_nothing_but_beside_session_params(
+    http: httpx.Client, path: str
+) -> None:
     body = {"messages": HI, "prompt": "Hi", "session_id": "agent-7"}
     assert http.post(path, json=body).status_code == 200
     refused = http.post(path, json={**body, "session_params": {"id": "agent-7"}})
@@ -96,13 +115,18 @@ def trusting() -> Iterator[httpx.Client]:
 
 
 def templated(http: httpx.Client, template: str) -> httpx.Response:
-    return http.post(CHAT, json={"messages": HI, "chat_template": template, "return_prompt_text": True})
+    return http.post(
+        CHAT, json={"messages": HI, "chat_template": template, "return_prompt_text": True}
+    )
 
 
 def test_a_template_of_a_request_is_used_where_the_server_trusts_it(trusting: httpx.Client) -> None:
     answer = templated(trusting, "{% for message in messages %}[{{ message.content }}]{% endfor %}")
     assert answer.json()["prompt_text"] == "[Hi]"
-    assert trusting.post(CHAT, json={"messages": HI, "return_prompt_text": True}).json()["prompt_text"] == RENDERED
+    assert (
+        trusting.post(CHAT, json={"messages": HI, "return_prompt_text": True}).json()["prompt_text"]
+        == RENDERED
+    )
 
 
 @pytest.mark.parametrize(
@@ -115,7 +139,9 @@ def test_a_template_of_a_request_is_used_where_the_server_trusts_it(trusting: ht
         ("x" * 100_001, "more than 100,000 characters"),
     ],
 )
-def test_case_21_a_bad_template_of_a_request_is_a_400(trusting: httpx.Client, template: str, message: str) -> None:
+def test_case_21_a_bad_template_of_a_request_is_a_400(
+    trusting: httpx.Client, template: str, message: str
+) -> None:
     answer = templated(trusting, template)
     assert answer.status_code == 400, answer.text
     assert message in answer.json()["error"]["message"]
@@ -134,5 +160,7 @@ def test_content_reaches_the_template_in_the_form_in_which_it_reads_it() -> None
         {"role": "assistant", "tool_calls": [call]},
     ]
     with running(tokenizer=Tokenizer(byte_backend(), {}, {"default": source})) as server:
-        answer = httpx.post(f"{server.url}/apply-template", json={"messages": messages}, timeout=HANG_S)
+        answer = httpx.post(
+            f"{server.url}/apply-template", json={"messages": messages}, timeout=HANG_S
+        )
     assert answer.json()["prompt"] == "<a>[b][c]<null><null>"

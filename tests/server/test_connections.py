@@ -15,7 +15,7 @@ from tests.server.fake import HANG_S, RunningServer, SkippingLoop, eventually, r
 from tests.server.raw import connected, head, read_all, read_reply
 from weft.config.limits import Limits
 from weft.config.server import ServerConfig
-from weft.server.protocol import QUIET_S
+from weft.server.http.protocol import QUIET_S
 
 TEXT = "/v1/completions"
 PROMPT = b'{"prompt":"x"}'
@@ -76,14 +76,18 @@ def test_a_trailer_is_no_header_of_its_request_nor_of_the_next(server: RunningSe
     ],
     ids=["trailers", "value", "name", "extension", "extensions", "quoted", "zeros"],
 )
-@pytest.mark.parametrize(("path", "given"), [(TEXT, ADMIN), (TEXT, {}), ("/nowhere", ADMIN), ("/health", {})])
+@pytest.mark.parametrize(
+    ("path", "given"), [(TEXT, ADMIN), (TEXT, {}), ("/nowhere", ADMIN), ("/health", {})]
+)
 def test_what_comes_around_the_bytes_of_a_body_is_bounded(
     locked: RunningServer, without_end: bytes, path: str, given: dict[str, str]
 ) -> None:
     """While the body is read, and behind a 401, 404 and 405."""
     before = refusals(locked, "max_framing_bytes")
     with connected(locked) as connection:
-        connection.sendall(head(f"POST {path}", CHUNKED, *(f"{name}: {key}" for name, key in given.items())))
+        connection.sendall(
+            head(f"POST {path}", CHUNKED, *(f"{name}: {key}" for name, key in given.items()))
+        )
         assert eventually(lambda: any(one.is_receiving for one in locked.connections))
         for start in range(0, len(without_end), 1_000):
             try:
@@ -99,7 +103,11 @@ def test_the_refusal_of_endless_trailers_names_what_is_too_large(server: Running
     with connected(server) as connection:
         connection.sendall(head(f"POST {TEXT}", CHUNKED))
         connection.sendall(chunk(PROMPT) + b"0\r\nx-long: ")
-        assert eventually(lambda: any(one._body_len == len(PROMPT) and one.is_receiving for one in server.connections))
+        assert eventually(
+            lambda: any(
+                one._body_len == len(PROMPT) and one.is_receiving for one in server.connections
+            )
+        )
         connection.sendall(b"a" * 2 * Limits().max_framing_bytes)
         reply = read_reply(connection)
     assert (reply.status, reply.is_last) == (400, True)
@@ -107,7 +115,9 @@ def test_the_refusal_of_endless_trailers_names_what_is_too_large(server: Running
 
 
 @pytest.mark.parametrize("size", [1, 2, 100])
-def test_a_body_in_small_chunks_with_modest_extensions_is_taken(server: RunningServer, size: int) -> None:
+def test_a_body_in_small_chunks_with_modest_extensions_is_taken(
+    server: RunningServer, size: int
+) -> None:
     body = json.dumps({"prompt": "x", "user": "u" * 20_000}).encode()
     chunks = [body[start : start + size] for start in range(0, len(body), size)]
     with connected(server) as connection:
@@ -136,7 +146,9 @@ EARLY = [  # a request whose body does not come, and the answer that does not wa
 
 @pytest.mark.parametrize(("line", "status"), EARLY)
 @pytest.mark.parametrize("length", [ENDLESS, CHUNKED], ids=["declared", "chunked"])
-def test_an_answer_before_the_end_of_the_body_closes_the_connection_soon(line: str, status: int, length: str) -> None:
+def test_an_answer_before_the_end_of_the_body_closes_the_connection_soon(
+    line: str, status: int, length: str
+) -> None:
     with (
         running(new_loop=SkippingLoop, limits=Limits(linger_s=50)) as server,
         connected(server) as connection,
@@ -154,7 +166,10 @@ def test_an_answer_before_the_end_of_the_body_closes_the_connection_soon(line: s
 
 
 def test_a_refusal_for_want_of_a_key_closes_the_connection_whose_body_drips() -> None:
-    with running(KEYS, new_loop=SkippingLoop, limits=Limits(linger_s=50)) as server, connected(server) as connection:
+    with (
+        running(KEYS, new_loop=SkippingLoop, limits=Limits(linger_s=50)) as server,
+        connected(server) as connection,
+    ):
         connection.sendall(head(f"POST {TEXT}", ENDLESS))
         assert (reply := read_reply(connection)).status == 401
         assert reply.is_last
@@ -189,7 +204,9 @@ def test_no_more_than_a_bounded_part_of_a_refused_body_is_read() -> None:
 def test_a_client_that_sends_its_whole_body_reads_the_refusal() -> None:
     with running(KEYS) as server, httpx.Client(base_url=server.url, timeout=HANG_S) as http:
         for _ in range(3):
-            answer = http.post(TEXT, content=b" " * 15_000_000, headers={"content-type": "application/json"})
+            answer = http.post(
+                TEXT, content=b" " * 15_000_000, headers={"content-type": "application/json"}
+            )
             assert answer.status_code == 401
 
 
@@ -248,7 +265,9 @@ BESIDE = [  # what a client without a key may leave open
 def test_connections_without_a_key_never_keep_out_who_has_one(left_open: bytes) -> None:
     limits = Limits(max_connections=8, linger_s=50, head_timeout_s=600)
     with running(KEYS, new_loop=SkippingLoop, limits=limits) as server:
-        others = [socket.create_connection(("127.0.0.1", server.port), timeout=HANG_S) for _ in range(200)]
+        others = [
+            socket.create_connection(("127.0.0.1", server.port), timeout=HANG_S) for _ in range(200)
+        ]
         for one in others:
             try:
                 one.sendall(left_open)
@@ -286,7 +305,9 @@ def test_a_client_that_sends_no_more_gets_its_answer(server: RunningServer, stre
     assert server.engine.aborted == []
 
 
-def test_a_client_that_sends_no_more_gets_all_answers_that_it_has_asked_for(server: RunningServer) -> None:
+def test_a_client_that_sends_no_more_gets_all_answers_that_it_has_asked_for(
+    server: RunningServer,
+) -> None:
     request = head(f"POST {TEXT}", f"content-length: {len(PROMPT)}") + PROMPT
     with connected(server) as connection:
         connection.sendall(request * 3)
@@ -307,7 +328,9 @@ def test_half_a_connection_in_the_middle_of_a_stream_gets_the_rest(server: Runni
     assert reply.body.endswith(b"data: [DONE]\n\n")
 
 
-def test_a_client_that_is_gone_behind_a_pipelined_request_aborts_the_first(server: RunningServer) -> None:
+def test_a_client_that_is_gone_behind_a_pipelined_request_aborts_the_first(
+    server: RunningServer,
+) -> None:
     server.engine.hold = True
     with connected(server) as connection:
         connection.sendall((head(f"POST {TEXT}", f"content-length: {len(PROMPT)}") + PROMPT) * 2)
@@ -322,7 +345,9 @@ def test_a_stream_for_http_1_0_ends_with_the_connection_and_has_no_chunks(
 ) -> None:
     body = b'{"prompt":"x","stream":true,"max_tokens":5}'
     with connected(server) as connection:
-        request = head(f"POST {TEXT}", f"content-length: {len(body)}", *headers).replace(b"HTTP/1.1", b"HTTP/1.0")
+        request = head(f"POST {TEXT}", f"content-length: {len(body)}", *headers).replace(
+            b"HTTP/1.1", b"HTTP/1.0"
+        )
         connection.sendall(request + body)
         answer = read_all(connection)
     start, _, events = answer.partition(b"\r\n\r\n")

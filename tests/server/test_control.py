@@ -14,9 +14,11 @@ from tests.server.fake import RunningServer, running
 from weft.config.server import ServerConfig
 from weft.messages import control
 from weft.messages.codec import ToEngine
-from weft.server.loads import LOADS_TIMEOUT_S
+from weft.server.admin.loads import LOADS_TIMEOUT_S
 
-STATS = control.Stats(num_running=3, max_running_requests=4, num_waiting=5, kv_tokens=1_000, kv_used=250)
+STATS = control.Stats(
+    num_running=3, max_running_requests=4, num_waiting=5, kv_tokens=1_000, kv_used=250
+)
 
 
 class Obedient:
@@ -47,23 +49,38 @@ class Obedient:
             case control.GetState(call=call):
                 return control.GetStateReply(call=call, stats=STATS)
             case control.GetInternalState(call=call):
-                return control.GetInternalStateReply(call=call, settings={"a": 1}, state={"b": None}, stats=STATS)
+                return control.GetInternalStateReply(
+                    call=call, settings={"a": 1}, state={"b": None}, stats=STATS
+                )
             case control.SetInternalState(call=call, settings=asked):
                 if "page_size" in asked:
-                    return control.SetInternalStateReply(call=call, success=False, name="page_size", message="a, b can")
-                return control.SetInternalStateReply(call=call, success=True, before=dict.fromkeys(asked, 1))
+                    return control.SetInternalStateReply(
+                        call=call, success=False, name="page_size", message="a, b can"
+                    )
+                return control.SetInternalStateReply(
+                    call=call, success=True, before=dict.fromkeys(asked, 1)
+                )
             case control.ConfigureLogging(call=call, log_level=level):
-                return control.ConfigureLoggingReply(call=call, success=level != "loud", before="info", message="debug")
+                return control.ConfigureLoggingReply(
+                    call=call, success=level != "loud", before="info", message="debug"
+                )
             case control.StartProfile(call=call) if self.num_preparing:
                 self.num_preparing -= 1
                 return control.StartProfileReply(call=call, success=True, is_preparing=True)
             case control.StartProfile(call=call, folder=folder):
                 is_inside = folder != "/etc"
-                return control.StartProfileReply(call=call, success=is_inside, trace="t.gz", message="not below")
+                return control.StartProfileReply(
+                    call=call, success=is_inside, trace="t.gz", message="not below"
+                )
             case control.StopProfile(call=call):
                 state: Any = self.reports.pop(0)
                 return control.StopProfileReply(
-                    call=call, state=state, num_steps=3, trace="t.gz", table="aten::mm", message="nothing recorded"
+                    call=call,
+                    state=state,
+                    num_steps=3,
+                    trace="t.gz",
+                    table="aten::mm",
+                    message="nothing recorded",
                 )
         return None
 
@@ -88,26 +105,43 @@ def error(answer: httpx.Response) -> Any:
 def test_steps_are_slowed_down_until_null_comes(engine: Obedient, http: httpx.Client) -> None:
     answer = http.post("/slow_down", json={"forward_sleep_time": 0.5})
     assert answer.json() == {"forward_sleep_time": 0.5, "before": 0.25}
-    assert http.post("/slow_down", json={"forward_sleep_time": None}).json()["forward_sleep_time"] is None
+    assert (
+        http.post("/slow_down", json={"forward_sleep_time": None}).json()["forward_sleep_time"]
+        is None
+    )
     assert http.post("/slow_down", json={"forward_sleep_time": 0}).status_code == 200
     assert [message.step_s for message in engine.got] == [0.5, None, None]
     for bad in (-1, 61, "x"):
-        assert error(http.post("/slow_down", json={"forward_sleep_time": bad}))["param"] == "forward_sleep_time"
+        assert (
+            error(http.post("/slow_down", json={"forward_sleep_time": bad}))["param"]
+            == "forward_sleep_time"
+        )
     assert http.post("/slow_down", json={}).status_code == 400
     assert len(engine.got) == 3
 
 
 def test_settings_are_told_and_changed(engine: Obedient, http: httpx.Client) -> None:
     told = http.get("/get_internal_state").json()
-    assert (told["server_args"], told["state"], told["stats"]["num_waiting"]) == ({"a": 1}, {"b": None}, 5)
-    asked = {"max_running_requests": 2, "schedule_policy": "lpm", "schedule_conservativeness": 0.5, "mixed_chunk": True}
+    assert (told["server_args"], told["state"], told["stats"]["num_waiting"]) == (
+        {"a": 1},
+        {"b": None},
+        5,
+    )
+    asked = {
+        "max_running_requests": 2,
+        "schedule_policy": "lpm",
+        "schedule_conservativeness": 0.5,
+        "mixed_chunk": True,
+    }
     answer = http.post("/set_internal_state", json={"server_args": asked}).json()
     assert answer == {"updated": True, "server_args": asked, "before": dict.fromkeys(asked, 1)}
     assert engine.got[-1].settings == asked
     assert type(engine.got[-1].settings["max_running_requests"]) is int
 
 
-def test_settings_that_cannot_be_changed_are_answered_with_what_can(engine: Obedient, http: httpx.Client) -> None:
+def test_settings_that_cannot_be_changed_are_answered_with_what_can(
+    engine: Obedient, http: httpx.Client
+) -> None:
     refused = error(http.post("/set_internal_state", json={"server_args": {"page_size": 2}}))
     assert (refused["message"], refused["param"]) == ("a, b can", "page_size")
     num_asked = len(engine.got)
@@ -125,34 +159,68 @@ def test_settings_that_cannot_be_changed_are_answered_with_what_can(engine: Obed
 def test_the_log_is_configured_here_and_in_the_engine(
     engine: Obedient, http: httpx.Client, server: RunningServer
 ) -> None:
-    answer = http.post("/configure_logging", json={"log_level": "error", "log_requests": True}).json()
+    answer = http.post(
+        "/configure_logging", json={"log_level": "error", "log_requests": True}
+    ).json()
     assert answer == {"log_level": "error", "log_requests": True}
     assert engine.got[-1].log_level == "error"
     assert logging.getLogger("weft").level == logging.ERROR
     assert server.client.log_requests
     assert http.post("/configure_logging", json={"log_requests": False}).json()["log_level"] is None
     assert not server.client.log_requests
-    assert error(http.post("/configure_logging", json={"log_level": "loud"}))["param"] == "log_level"
+    assert (
+        error(http.post("/configure_logging", json={"log_level": "loud"}))["param"] == "log_level"
+    )
     assert logging.getLogger("weft").level == logging.ERROR
 
 
 def test_prompts_are_never_logged_or_dumped(engine: Obedient, http: httpx.Client) -> None:
-    for field, value in (("dump_requests_folder", "/tmp/x"), ("log_requests_level", 3), ("crash_dump_folder", "/")):
-        assert error(http.post("/configure_logging", json={"log_requests": True, field: value}))["param"] == field
-    assert http.post("/configure_logging", json={"log_requests_level": 0, "dump_requests_folder": None}).is_success
+    for field, value in (
+        ("dump_requests_folder", "/tmp/x"),
+        ("log_requests_level", 3),
+        ("crash_dump_folder", "/"),
+    ):
+        assert (
+            error(http.post("/configure_logging", json={"log_requests": True, field: value}))[
+                "param"
+            ]
+            == field
+        )
+    assert http.post(
+        "/configure_logging", json={"log_requests_level": 0, "dump_requests_folder": None}
+    ).is_success
 
 
 def test_a_profile_is_started_with_or_without_a_body(engine: Obedient, http: httpx.Client) -> None:
     engine.num_preparing = 2
-    assert http.post("/start_profile").json() == {"recording": True, "num_steps": None, "trace": "t.gz"}
+    assert http.post("/start_profile").json() == {
+        "recording": True,
+        "num_steps": None,
+        "trace": "t.gz",
+    }
     assert [isinstance(one, control.StartProfile) for one in engine.got] == [True] * 3
-    how = {"num_steps": 5, "activities": ["CPU"], "with_stack": True, "output_dir": "a", "profile_prefix": "p"}
+    how = {
+        "num_steps": 5,
+        "activities": ["CPU"],
+        "with_stack": True,
+        "output_dir": "a",
+        "profile_prefix": "p",
+    }
     assert http.post("/start_profile", json=how).json()["num_steps"] == 5
     got = engine.got[-1]
-    assert (got.num_steps, got.activities, got.with_stack, got.folder, got.prefix) == (5, ["CPU"], True, "a", "p")
+    assert (got.num_steps, got.activities, got.with_stack, got.folder, got.prefix) == (
+        5,
+        ["CPU"],
+        True,
+        "a",
+        "p",
+    )
     assert error(http.post("/start_profile", json={"output_dir": "/etc"}))["message"] == "not below"
     assert error(http.post("/start_profile", json={"num_steps": 0}))["param"] == "num_steps"
-    assert error(http.post("/start_profile", json={"profile_by_stage": True}))["param"] == "profile_by_stage"
+    assert (
+        error(http.post("/start_profile", json={"profile_by_stage": True}))["param"]
+        == "profile_by_stage"
+    )
 
 
 def test_the_report_of_a_profile_is_waited_for(engine: Obedient, http: httpx.Client) -> None:
@@ -191,7 +259,9 @@ def test_the_load_is_told_for_each_engine_and_for_all(engine: Obedient, http: ht
         "avg_throughput": load["gen_throughput"],
         "avg_utilization": 0.75,
     }
-    assert http.get("/get_load").json() == [{"dp_rank": 0, "num_reqs": 8, "num_waiting_reqs": 5, "num_tokens": 250}]
+    assert http.get("/get_load").json() == [
+        {"dp_rank": 0, "num_reqs": 8, "num_waiting_reqs": 5, "num_tokens": 250}
+    ]
     page = http.get("/v1/loads?format=prometheus")
     assert 'weft:load_num_waiting_reqs{dp_rank="0"} 5\n' in page.text
     assert page.headers["content-type"].startswith("text/plain")

@@ -31,7 +31,9 @@ def test_an_input_comes_back_from_its_arguments(text: str) -> None:
 
 @pytest.mark.parametrize("text", TEXTS[:-1])
 @pytest.mark.parametrize("ascii_only", [True, False])
-def test_arguments_that_are_cut_anywhere_give_a_beginning_of_the_input(text: str, ascii_only: bool) -> None:
+def test_arguments_that_are_cut_anywhere_give_a_beginning_of_the_input(
+    text: str, ascii_only: bool
+) -> None:
     arguments = json.dumps({"input": text}, ensure_ascii=ascii_only)
     longest = ""
     for end in range(len(arguments) + 1):
@@ -49,8 +51,18 @@ def test_other_arguments_are_the_input_themselves() -> None:
 @pytest.mark.parametrize("size", [1, 2, 3, 100])
 def test_calls_of_functions_and_text_pass_between_custom_calls(size: int) -> None:
     events: list[Event] = [
-        *(Text("Well."), CallBegin(0, "run"), CallArguments(0, '{"input": '), CallArguments(0, '"a"}')),
-        *(CallBegin(1, "news"), CallArguments(1, "{}"), CallBegin(2, "run"), CallArguments(2, '{"input": "b"}')),
+        *(
+            Text("Well."),
+            CallBegin(0, "run"),
+            CallArguments(0, '{"input": '),
+            CallArguments(0, '"a"}'),
+        ),
+        *(
+            CallBegin(1, "news"),
+            CallArguments(1, "{}"),
+            CallBegin(2, "run"),
+            CallArguments(2, '{"input": "b"}'),
+        ),
     ]
     calls = CustomCalls(frozenset({"run"}))
     found = []
@@ -74,7 +86,9 @@ def test_an_answer_has_calls_of_custom_tools_beside_those_of_functions(
     assert (second.type, second.function.name) == ("function", "weather")
 
 
-def test_a_stream_tells_a_custom_call_once_and_whole(tool_sdk: openai.OpenAI, tool_server: RunningServer) -> None:
+def test_a_stream_tells_a_custom_call_once_and_whole(
+    tool_sdk: openai.OpenAI, tool_server: RunningServer
+) -> None:
     say(tool_server, CALL_RUN + CALL)
     chunks = list(ask(tool_sdk, tools=CUSTOM, stream=True))
     deltas = [one for chunk in chunks for one in chunk.choices[0].delta.tool_calls or ()]
@@ -86,9 +100,15 @@ def test_a_stream_tells_a_custom_call_once_and_whole(tool_sdk: openai.OpenAI, to
 
 
 @pytest.mark.parametrize("is_flat", [True, False])
-def test_a_custom_tool_can_be_forced(tool_sdk: openai.OpenAI, tool_server: RunningServer, is_flat: bool) -> None:
+def test_a_custom_tool_can_be_forced(
+    tool_sdk: openai.OpenAI, tool_server: RunningServer, is_flat: bool
+) -> None:
     say(tool_server, FORCED_RUN)
-    choice = {"type": "custom", "name": "run"} if is_flat else {"type": "custom", "custom": {"name": "run"}}
+    choice = (
+        {"type": "custom", "name": "run"}
+        if is_flat
+        else {"type": "custom", "custom": {"name": "run"}}
+    )
     [found] = ask(tool_sdk, tools=CUSTOM, tool_choice=choice).choices
     [call] = found.message.tool_calls
     assert call.custom.input == CODE
@@ -123,7 +143,13 @@ def test_the_history_has_custom_calls_as_the_model_writes_them(
     prompts = told(tool_server, "Done.")
     calls: dict[str, list[dict[str, Any]]] = {
         "custom": [{"id": "c", "type": "custom", "custom": {"name": "run", "input": CODE}}],
-        "function": [{"id": "c", "type": "function", "function": {"name": "run", "arguments": arguments_of(CODE)}}],
+        "function": [
+            {
+                "id": "c",
+                "type": "function",
+                "function": {"name": "run", "arguments": arguments_of(CODE)},
+            }
+        ],
     }
     for kind in ("custom", "function"):
         messages = [
@@ -172,7 +198,9 @@ def test_a_choice_of_a_tool_that_is_of_another_kind_or_not_there_is_refused(
     assert caught.value.param == "tool_choice"
 
 
-@pytest.mark.parametrize("custom", [None, 7, {"name": "run"}, {"name": 7, "input": "x"}, {"input": "x"}])
+@pytest.mark.parametrize(
+    "custom", [None, 7, {"name": "run"}, {"name": 7, "input": "x"}, {"input": "x"}]
+)
 def test_a_custom_call_of_the_history_needs_name_and_input(
     tool_sdk: openai.OpenAI, tool_server: RunningServer, custom: Any
 ) -> None:
@@ -182,14 +210,23 @@ def test_a_custom_call_of_the_history_needs_name_and_input(
     assert caught.value.param == "messages[1].tool_calls[0]"
 
 
-def test_a_response_has_custom_calls_as_items(tool_sdk: openai.OpenAI, tool_server: RunningServer) -> None:
+def test_a_response_has_custom_calls_as_items(
+    tool_sdk: openai.OpenAI, tool_server: RunningServer
+) -> None:
     say(tool_server, CALL_RUN)
     answer = tool_sdk.responses.create(model=MODEL, input="Hi", tools=FLAT)
     [item] = answer.output
-    assert (item.type, item.name, item.input, item.status) == ("custom_tool_call", "run", CODE, "completed")
+    assert (item.type, item.name, item.input, item.status) == (
+        "custom_tool_call",
+        "run",
+        CODE,
+        "completed",
+    )
     assert item.call_id.startswith("call_")
     prompts = told(tool_server, "Done.")
-    output: list[Any] = [{"type": "custom_tool_call_output", "call_id": item.call_id, "output": "ä"}]
+    output: list[Any] = [
+        {"type": "custom_tool_call_output", "call_id": item.call_id, "output": "ä"}
+    ]
     tool_sdk.responses.create(model=MODEL, input=output, previous_response_id=answer.id)
     call: Any = {"type": "custom_tool_call", "call_id": item.call_id, "name": "run", "input": CODE}
     tool_sdk.responses.create(model=MODEL, input=[{"role": "user", "content": "Hi"}, call, *output])

@@ -13,7 +13,9 @@ from tests.text.tokens import sentencepiece_backend
 from weft.text.tokenizer import Tokenizer
 
 # 256 is <s>, 257 the end of sequence of the fake engine
-TOKENIZER = Tokenizer(sentencepiece_backend(["</s>", "▁", "▁Hello", "▁wor", "ld", "!"]), {}, {"default": "[INST]"})
+TOKENIZER = Tokenizer(
+    sentencepiece_backend(["</s>", "▁", "▁Hello", "▁wor", "ld", "!"]), {}, {"default": "[INST]"}
+)
 SPACE, HELLO, WOR, LD = 258, 259, 260, 261
 MIDDLE = list("中".encode())
 TEXT = "/v1/completions"
@@ -42,7 +44,9 @@ def text_of(client: httpx.Client, **fields: object) -> str:
     return str(whole)
 
 
-def test_the_first_word_keeps_its_space_and_an_echo_is_the_text_of_all_ids(spaced: httpx.Client) -> None:
+def test_the_first_word_keeps_its_space_and_an_echo_is_the_text_of_all_ids(
+    spaced: httpx.Client,
+) -> None:
     assert text_of(spaced) == " world中  wor"
     assert text_of(spaced, echo=True) == "Hello world中  wor"
 
@@ -69,7 +73,9 @@ def test_places_of_tokens_are_places_in_the_text(spaced: httpx.Client) -> None:
 
 
 def test_every_api_tells_the_first_space(spaced: httpx.Client) -> None:
-    native = spaced.post("/generate", json={"input_ids": [256, HELLO], "sampling_params": {"max_new_tokens": 20}})
+    native = spaced.post(
+        "/generate", json={"input_ids": [256, HELLO], "sampling_params": {"max_new_tokens": 20}}
+    )
     assert native.json()["text"] == " world中  wor"
     chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 20}
     answer = spaced.post("/v1/chat/completions", json=chat).json()

@@ -35,7 +35,11 @@ def test_the_input_is_blocked_and_unblocked(http: httpx.Client) -> None:
 def test_generation_is_paused_in_three_ways(http: httpx.Client, mode: str) -> None:
     answer = http.post("/pause_generation", json={"mode": mode})
     assert answer.json() == {"status": "ok", "paused": mode, "open_requests": 0}
-    assert http.post("/continue_generation").json() == {"status": "ok", "paused": None, "open_requests": 0}
+    assert http.post("/continue_generation").json() == {
+        "status": "ok",
+        "paused": None,
+        "open_requests": 0,
+    }
 
 
 def test_a_pause_without_a_mode_aborts_and_an_unknown_mode_names_those_there_are(
@@ -59,15 +63,21 @@ def test_methods_are_called_by_name(http: httpx.Client) -> None:
     assert http.post("/rpc", json={"params": {}}).status_code == 400
 
 
-def test_health_is_asked_of_the_engine_without_a_request(http: httpx.Client, sent: list[ToEngine]) -> None:
+def test_health_is_asked_of_the_engine_without_a_request(
+    http: httpx.Client, sent: list[ToEngine]
+) -> None:
     assert http.get("/health_generate").status_code == 200
     assert [type(message) for message in sent] == [HealthCheck]
 
 
-@pytest.mark.parametrize("route", ["/block", "/unblock", "/pause_generation", "/continue_generation", "/rpc"])
+@pytest.mark.parametrize(
+    "route", ["/block", "/unblock", "/pause_generation", "/continue_generation", "/rpc"]
+)
 def test_only_the_administrator_controls_the_flow(route: str) -> None:
     with running(ServerConfig(api_key="user", admin_api_key="admin")) as server:
-        answer = httpx.post(f"{server.url}{route}", json={}, headers={"authorization": "Bearer user"})
+        answer = httpx.post(
+            f"{server.url}{route}", json={}, headers={"authorization": "Bearer user"}
+        )
         assert answer.status_code == 403
 
 

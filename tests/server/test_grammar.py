@@ -20,8 +20,13 @@ WRITTEN = '{"type":"object","properties":{"b":{"type":"integer"},"a":{}}}'
 AS_SCHEMA = Grammar("json_schema", WRITTEN)
 AS_OBJECT = Grammar("json_schema", '{"type":"object"}')
 FORMAT = {"type": "sequence", "elements": [{"type": "const_string", "value": "x"}]}
-AS_FORMAT = Grammar("structural_tag", '{"format":{"type":"sequence","elements":[{"type":"const_string","value":"x"}]}}')
-AS_TAG = Grammar("structural_tag", '{"structures":[{"begin":"<f>","end":"</f>","schema":{}}],"triggers":["<f"]}')
+AS_FORMAT = Grammar(
+    "structural_tag",
+    '{"format":{"type":"sequence","elements":[{"type":"const_string","value":"x"}]}}',
+)
+AS_TAG = Grammar(
+    "structural_tag", '{"structures":[{"begin":"<f>","end":"</f>","schema":{}}],"triggers":["<f"]}'
+)
 
 
 def response(kind: str, **fields: object) -> dict[str, Any]:
@@ -66,21 +71,30 @@ OF_OPENAI: list[tuple[dict[str, Any], Grammar | None]] = [
     ({"guided_regex": "a+"}, Grammar("regex", "a+")),
     ({"guided_choice": ["a"]}, Grammar("choice", '["a"]')),
     ({"guided_grammar": "x"}, Grammar("ebnf", "x")),
-    ({"guided_json": None, "regex": None, "structured_outputs": None, "response_format": None}, None),
+    (
+        {"guided_json": None, "regex": None, "structured_outputs": None, "response_format": None},
+        None,
+    ),
 ]
 
 
 @pytest.mark.parametrize(("fields", "grammar"), SPELLED + OF_OPENAI)
 @pytest.mark.parametrize("path", [CHAT, TEXT])
 def test_every_spelling_reaches_the_engine(
-    http: httpx.Client, server: RunningServer, path: str, fields: dict[str, Any], grammar: Grammar | None
+    http: httpx.Client,
+    server: RunningServer,
+    path: str,
+    fields: dict[str, Any],
+    grammar: Grammar | None,
 ) -> None:
     answer = http.post(path, json={**HI, **fields})
     assert answer.status_code == 200, answer.text
     assert [request.sampling.grammar for request in server.engine.seen] == [grammar]
 
 
-@pytest.mark.parametrize(("fields", "grammar"), [one for one in SPELLED if "response_format" not in one[0]])
+@pytest.mark.parametrize(
+    ("fields", "grammar"), [one for one in SPELLED if "response_format" not in one[0]]
+)
 def test_the_native_route_has_them_among_its_sampling_parameters(
     http: httpx.Client, server: RunningServer, fields: dict[str, Any], grammar: Grammar | None
 ) -> None:
@@ -94,9 +108,17 @@ def test_the_native_route_has_them_among_its_sampling_parameters(
     [
         ({"regex": "a", "ebnf": "b"}, "ebnf", "regex and ebnf are given; only one"),
         ({"regex": "a", **response("json_object")}, "response_format", "regex and response_format"),
-        (outputs(regex="a", choice=["b"]), "structured_outputs.choice", "structured_outputs.regex and"),
+        (
+            outputs(regex="a", choice=["b"]),
+            "structured_outputs.choice",
+            "structured_outputs.regex and",
+        ),
         ({"json_schema": {}, **outputs(json=SCHEMA)}, "structured_outputs.json", "json_schema and"),
-        (outputs(json=3), "structured_outputs.json", "structured_outputs.json is '3'; a JSON schema is needed"),
+        (
+            outputs(json=3),
+            "structured_outputs.json",
+            "structured_outputs.json is '3'; a JSON schema is needed",
+        ),
         ({"json_schema": "{"}, "json_schema", "json_schema is not valid JSON"),
         (outputs(poem="x"), "structured_outputs", "'poem'; there are json, regex, choice"),
         (outputs(choice=[]), "structured_outputs.choice", "a list of strings"),
@@ -107,8 +129,16 @@ def test_the_native_route_has_them_among_its_sampling_parameters(
         (response("poem"), "response_format.type", "'poem'; there are text, json_object"),
         ({"response_format": {}}, "response_format", "an object with a type"),
         ({"structural_tag": {"structures": []}}, "structural_tag", "triggers"),
-        ({"structural_tag": {**TAG, "triggers": ["<g"]}}, "structural_tag", "must begin with one of the triggers"),
-        ({"structural_tag": {"format": "x"}}, "structural_tag.format", "'x'; an object with a type is needed"),
+        (
+            {"structural_tag": {**TAG, "triggers": ["<g"]}},
+            "structural_tag",
+            "must begin with one of the triggers",
+        ),
+        (
+            {"structural_tag": {"format": "x"}},
+            "structural_tag.format",
+            "'x'; an object with a type is needed",
+        ),
         ({"regex": "a" * (MAX_GRAMMAR_LEN + 1)}, "regex", "4,000,001 characters; 1 to 4,000,000"),
         ({"regex": 5}, "regex", "Expected `str | null`"),
     ],
@@ -132,16 +162,23 @@ def test_what_is_not_enforced_stands_in_a_header(
 
     def warn_first() -> None:
         for id in server.engine.running:
-            server.engine.answer(StepOutput(warnings=[Warned(id=id, text='Unimplemented keys: ["größe"]')]))
+            server.engine.answer(
+                StepOutput(warnings=[Warned(id=id, text='Unimplemented keys: ["größe"]')])
+            )
         start()
 
     server.engine.start = warn_first  # type: ignore[method-assign]
     try:
-        answer = http.post(path, json={**(HI if path != "/generate" else {"text": "x"}), "stream": stream})
+        answer = http.post(
+            path, json={**(HI if path != "/generate" else {"text": "x"}), "stream": stream}
+        )
     finally:
         server.engine.start = start  # type: ignore[method-assign]
     assert answer.headers["x-weft-warnings"] == 'Unimplemented keys: ["gr??e"]'
-    assert "x-weft-warnings" not in http.post(path, json=HI if path != "/generate" else {"text": "x"}).headers
+    assert (
+        "x-weft-warnings"
+        not in http.post(path, json=HI if path != "/generate" else {"text": "x"}).headers
+    )
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,9 @@ from tests.server.fake import HANG_S, MODEL, RunningServer, as_bytes, running
 from tests.text.tokens import infill_tokenizer
 
 PRE, SUF, MID, FILE, PAD = range(260, 265)
-TOKENIZER = infill_tokenizer("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|file_sep|>", "<|fim_pad|>")
+TOKENIZER = infill_tokenizer(
+    "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|file_sep|>", "<|fim_pad|>"
+)
 GAP = [PRE, *as_bytes("def f("), SUF, *as_bytes("return x"), MID]
 ASK: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "def f(", "suffix": "return x", "max_tokens": 20},
@@ -49,7 +51,11 @@ def events(client: httpx.Client, path: str, **fields: Any) -> list[dict[str, Any
 
 
 def said(answer: dict[str, Any]) -> str:
-    return str(answer["choices"][0]["text"] if "choices" in answer else answer.get("content", answer.get("response")))
+    return str(
+        answer["choices"][0]["text"]
+        if "choices" in answer
+        else answer.get("content", answer.get("response"))
+    )
 
 
 @pytest.mark.parametrize("path", ASK)
@@ -62,14 +68,18 @@ def test_the_gap_is_told_in_the_models_own_tokens_and_filled(
 
 
 @pytest.mark.parametrize("path", ASK)
-def test_the_models_own_marks_end_what_fills_the_gap(client: httpx.Client, coder: RunningServer, path: str) -> None:
+def test_the_models_own_marks_end_what_fills_the_gap(
+    client: httpx.Client, coder: RunningServer, path: str
+) -> None:
     coder.engine.script = lambda ids: [*as_bytes("x"), PAD, *as_bytes("y")]
     assert said(client.post(path, json=ASK[path]).json()) == "x"
     assert {PRE, SUF, MID, FILE, PAD} <= set(coder.engine.seen[-1].sampling.stop_token_ids)
 
 
 @pytest.mark.parametrize("path", ASK)
-def test_a_model_without_such_tokens_refuses_by_the_name_of_the_field(http: httpx.Client, path: str) -> None:
+def test_a_model_without_such_tokens_refuses_by_the_name_of_the_field(
+    http: httpx.Client, path: str
+) -> None:
     answer = http.post(path, json=ASK[path])
     assert answer.status_code == 400
     error = answer.json()["error"]
@@ -88,7 +98,9 @@ def test_stop_strings_hold_in_the_gap(client: httpx.Client) -> None:
     assert (answer["content"], answer["stop_type"], answer["stopping_word"]) == ("x", "word", ")")
 
 
-def test_prompts_of_a_list_and_of_ids_share_the_suffix(client: httpx.Client, coder: RunningServer) -> None:
+def test_prompts_of_a_list_and_of_ids_share_the_suffix(
+    client: httpx.Client, coder: RunningServer
+) -> None:
     body = {**ASK["/v1/completions"], "prompt": [as_bytes("def f("), as_bytes("a")]}
     assert len(client.post("/v1/completions", json=body).json()["choices"]) == 2
     prompts = [np.frombuffer(one.input_ids, dtype=np.int32).tolist() for one in coder.engine.seen]
@@ -101,13 +113,23 @@ def test_other_files_stand_before_and_the_beginning_of_the_gap_behind(
     files = [{"filename": "a.py", "text": "A"}, {"text": "B"}]
     body = {**ASK["/infill"], "input_extra": files, "prompt": "x"}
     assert client.post("/infill", json=body).status_code == 200
-    names = [FILE, *as_bytes("a.py\nA"), FILE, *as_bytes("filename\nB"), FILE, *as_bytes("filename\n")]
+    names = [
+        FILE,
+        *as_bytes("a.py\nA"),
+        FILE,
+        *as_bytes("filename\nB"),
+        FILE,
+        *as_bytes("filename\n"),
+    ]
     assert prompt(coder) == [*names, *GAP, *as_bytes("x")]
 
 
 def test_the_last_event_has_the_numbers(client: httpx.Client) -> None:
     *pieces, last = events(client, "/infill", n_predict=2)
-    assert all(set(piece) == {"index", "content", "tokens", "stop"} and not piece["stop"] for piece in pieces)
+    assert all(
+        set(piece) == {"index", "content", "tokens", "stop"} and not piece["stop"]
+        for piece in pieces
+    )
     assert (last["stop"], last["stop_type"], last["tokens_predicted"]) == (True, "limit", 2)
     assert last["tokens_evaluated"] == len(GAP)
     assert last["timings"]["prompt_n"] == len(GAP) - last["tokens_cached"]
@@ -120,10 +142,15 @@ def test_nothing_need_be_generated(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{"truncate_prompt_tokens": 5}, {"echo": True, "logprobs": 1}, {"prompt": "x" * 2_000}]
+    "fields",
+    [{"truncate_prompt_tokens": 5}, {"echo": True, "logprobs": 1}, {"prompt": "x" * 2_000}],
 )
-def test_what_does_not_go_with_a_suffix_is_refused(client: httpx.Client, fields: dict[str, Any]) -> None:
-    assert client.post("/v1/completions", json={**ASK["/v1/completions"], **fields}).status_code == 400
+def test_what_does_not_go_with_a_suffix_is_refused(
+    client: httpx.Client, fields: dict[str, Any]
+) -> None:
+    assert (
+        client.post("/v1/completions", json={**ASK["/v1/completions"], **fields}).status_code == 400
+    )
 
 
 def test_a_chat_has_no_suffix(client: httpx.Client) -> None:

@@ -35,7 +35,11 @@ QUEUE = control.QueueStatus(
     free_tokens=2_900,
 )
 ENTRY = control.TimelineEntry(
-    at_s=0.2, first_step=812, last_step=930, times=118, what="waits: no KV memory: r17 needs 3,100 tokens"
+    at_s=0.2,
+    first_step=812,
+    last_step=930,
+    times=118,
+    what="waits: no KV memory: r17 needs 3,100 tokens",
 )
 EXPLANATION = control.Explanation(
     id=3,
@@ -63,7 +67,9 @@ def telling(server: RunningServer) -> RunningServer:
         match message:
             case control.ListRequests():
                 rows = [ROW] * min(message.limit, 15)
-                engine.answer(control.ListRequestsReply(call=message.call, queue=QUEUE, requests=rows))
+                engine.answer(
+                    control.ListRequestsReply(call=message.call, queue=QUEUE, requests=rows)
+                )
             case control.ExplainRequest():
                 found = [EXPLANATION] if message.rid == ROW.rid else []
                 engine.answer(control.ExplainRequestReply(call=message.call, found=found))
@@ -88,7 +94,9 @@ def telling(server: RunningServer) -> RunningServer:
     return server
 
 
-def test_open_requests_are_listed_with_the_queue(telling: RunningServer, http: httpx.Client) -> None:
+def test_open_requests_are_listed_with_the_queue(
+    telling: RunningServer, http: httpx.Client
+) -> None:
     answer = http.get("/requests").json()
     assert answer["queue"]["waiting_queue_size"] == 15
     assert answer["queue"]["free_tokens"] == 2_900
@@ -114,7 +122,9 @@ def test_open_requests_are_listed_with_the_queue(telling: RunningServer, http: h
     assert http.get("/requests?limit=x").status_code == 400
 
 
-def test_a_request_is_explained_by_its_exact_name(telling: RunningServer, http: httpx.Client) -> None:
+def test_a_request_is_explained_by_its_exact_name(
+    telling: RunningServer, http: httpx.Client
+) -> None:
     (one,) = http.get("/requests/a/b").json()["requests"]
     assert one["position"] == 14
     assert one["stages"]["queued_s"] == 0.5
@@ -155,12 +165,18 @@ def test_a_timeout_goes_to_the_engine_from_the_body_or_the_header(
     server: RunningServer, http: httpx.Client, path: str
 ) -> None:
     assert http.post(path, json=BODIES[path] | {"timeout_ms": 1_500}).status_code == 200
-    assert http.post(path, json=BODIES[path], headers={"X-Request-Timeout-Ms": "2500"}).status_code == 200
+    assert (
+        http.post(path, json=BODIES[path], headers={"X-Request-Timeout-Ms": "2500"}).status_code
+        == 200
+    )
     assert http.post(path, json=BODIES[path]).status_code == 200
     assert [request.timeout_ms for request in server.engine.seen] == [1_500, 2_500, 0]
     for bad in ({"timeout_ms": 0}, {"timeout_ms": -1}, {"timeout_ms": 10**12}):
         assert http.post(path, json=BODIES[path] | bad).json()["error"]["param"] == "timeout_ms"
-    assert http.post(path, json=BODIES[path], headers={"X-Request-Timeout-Ms": "soon"}).status_code == 400
+    assert (
+        http.post(path, json=BODIES[path], headers={"X-Request-Timeout-Ms": "soon"}).status_code
+        == 400
+    )
 
 
 @pytest.mark.parametrize(("status", "retry"), [(503, "1"), (408, None)])
@@ -169,7 +185,9 @@ def test_a_request_whose_time_is_over_has_that_status(
 ) -> None:
     def end(message: ToEngine) -> None:
         assert isinstance(message, GenerateRequest)
-        finish = Finish(id=message.id, reason="abort", status=status, message="the request waited for 2 s")
+        finish = Finish(
+            id=message.id, reason="abort", status=status, message="the request waited for 2 s"
+        )
         server.engine.answer(StepOutput(finished=[finish]))
 
     server.engine.send = end  # type: ignore[method-assign]

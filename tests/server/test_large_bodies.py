@@ -14,9 +14,11 @@ import pytest
 from tests.server.fake import RunningServer
 from weft.observe import garbage
 from weft.observe.garbage import Trim
-from weft.server import body, json_parts, native, stream
-from weft.server.json_parts import has_more_parts, num_parts
+from weft.server import body, stream
+from weft.server.fields import json_parts
+from weft.server.fields.json_parts import has_more_parts, num_parts
 from weft.server.openai import chat, completions
+from weft.server.sglang import generate as native
 
 TEXT = "/v1/completions"
 CHAT_LOGPROBS = {"logprobs": True, "top_logprobs": 20, "max_tokens": 100}
@@ -50,8 +52,12 @@ def drawn(rng: random.Random, depth: int) -> Any:
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 7, 1 << 20])
-def test_parts_are_counted_as_a_decoder_finds_them(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_parts, "CHUNK", chunk)  # strings and escapes that begin in one and end in another
+def test_parts_are_counted_as_a_decoder_finds_them(
+    chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        json_parts, "CHUNK", chunk
+    )  # strings and escapes that begin in one and end in another
     rng = random.Random(chunk)
     for _ in range(150):
         value = drawn(rng, 4)
@@ -75,14 +81,23 @@ def test_a_body_of_very_many_parts_is_refused_before_it_is_decoded(
     http: httpx.Client, server: RunningServer, inside: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(body, "_decoder", None)
-    content = '{"prompt":"x","max_tokens":1,"other":[' + ",".join(["[]"] * 100_000) + "]," + inside + "}"
+    content = (
+        '{"prompt":"x","max_tokens":1,"other":[' + ",".join(["[]"] * 100_000) + "]," + inside + "}"
+    )
     answer = http.post(TEXT, content=content.encode(), headers={"content-type": "application/json"})
     assert answer.status_code == 400
     assert "more than 300,000 lists, objects and members" in answer.json()["error"]["message"]
 
 
-def test_text_that_only_looks_like_many_parts_is_served(http: httpx.Client, server: RunningServer) -> None:
-    assert http.post("/tokenize", json={"prompt": '[{":"}]' * 100, "ignored": '[{":"}]' * 200_000}).status_code == 200
+def test_text_that_only_looks_like_many_parts_is_served(
+    http: httpx.Client, server: RunningServer
+) -> None:
+    assert (
+        http.post(
+            "/tokenize", json={"prompt": '[{":"}]' * 100, "ignored": '[{":"}]' * 200_000}
+        ).status_code
+        == 200
+    )
 
 
 def test_only_small_bodies_are_decoded_on_the_event_loop(
@@ -114,7 +129,9 @@ def test_the_log_names_few_unknown_fields(
     assert len(names) <= body.MAX_NAMES * (body.MAX_NAME_LEN + 1)
 
 
-def test_memory_is_given_back_behind_large_bodies_and_once_for_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_given_back_behind_large_bodies_and_once_for_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(garbage, "TRIM_AFTER_S", 0.0)
     trimmed: list[int] = []
 
@@ -136,12 +153,22 @@ def test_memory_is_given_back_behind_large_bodies_and_once_for_many(monkeypatch:
     ("path", "asked"),
     [
         (TEXT, {"prompt": ["a", "b"], "n": 4, "logprobs": 20, "max_tokens": 100}),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "n": 8, **CHAT_LOGPROBS}),
-        ("/generate", {"text": ["a", "b"], "return_logprob": True, "top_logprobs_num": 20, **NATIVE_PARAMS}),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "a"}], "n": 8, **CHAT_LOGPROBS},
+        ),
+        (
+            "/generate",
+            {"text": ["a", "b"], "return_logprob": True, "top_logprobs_num": 20, **NATIVE_PARAMS},
+        ),
     ],
 )
 def test_large_answers_are_written_off_the_event_loop_and_are_the_same(
-    http: httpx.Client, server: RunningServer, path: str, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    http: httpx.Client,
+    server: RunningServer,
+    path: str,
+    asked: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     server.engine.script = lambda ids: [97] * 100
     threads: list[int] = []

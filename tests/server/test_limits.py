@@ -18,8 +18,8 @@ from weft.config.options import options_of
 from weft.messages.codec import ToEngine
 from weft.messages.replies import Finish, StepOutput
 from weft.messages.requests import GenerateRequest
+from weft.server.http.protocol import QUIET_S
 from weft.server.limits import BOUNDS
-from weft.server.protocol import QUIET_S
 
 TEXT, CHAT, NATIVE = "/v1/completions", "/v1/chat/completions", "/generate"
 HI = [{"role": "user", "content": "Hi"}]
@@ -28,13 +28,23 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "limits.md"
 
 
 def refusals(http: httpx.Client, limit: str) -> float:
-    found = re.search(rf'^weft:refused_total{{limit="{limit}"}} (\S+)', http.get("/metrics").text, re.MULTILINE)
+    found = re.search(
+        rf'^weft:refused_total{{limit="{limit}"}} (\S+)', http.get("/metrics").text, re.MULTILINE
+    )
     return float(found[1]) if found else 0.0
 
 
-CASES: list[tuple[str, float, str, dict[str, Any], int]] = [  # limit, its value, path, a body beyond it, status
+CASES: list[
+    tuple[str, float, str, dict[str, Any], int]
+] = [  # limit, its value, path, a body beyond it, status
     ("max_body_mb", 0.001, TEXT, {"prompt": "a" * 1_100}, 413),
-    ("max_body_parts", 6, TEXT, {"prompt": "a" * 20_000, "logit_bias": {"1": 1, "2": 1, "3": 1, "4": 1}}, 400),
+    (
+        "max_body_parts",
+        6,
+        TEXT,
+        {"prompt": "a" * 20_000, "logit_bias": {"1": 1, "2": 1, "3": 1, "4": 1}},
+        400,
+    ),
     ("max_json_depth", 4, CHAT, {"messages": HI, "chat_template_kwargs": {"a": [[[[1]]]]}}, 400),
     ("max_json_values", 50, CHAT, {"messages": HI, "chat_template_kwargs": {"a": [1] * 60}}, 400),
     ("max_prompts", 2, TEXT, {"prompt": ["a", "b", "c"]}, 400),
@@ -52,7 +62,13 @@ CASES: list[tuple[str, float, str, dict[str, Any], int]] = [  # limit, its value
     ("max_logit_bias", 1, TEXT, {"prompt": "a", "logit_bias": {"1": 1, "2": 1}}, 400),
     ("max_stop_strings", 1, TEXT, {"prompt": "a", "stop_regex": ["b", "c"]}, 400),
     ("max_stop_len", 3, NATIVE, {"text": "a", "sampling_params": {"stop_regex": "abcd"}}, 400),
-    ("max_total_stop_len", 5, CHAT, {"messages": HI, "stop_regex": ["abc"], "bad_words": ["bcd"]}, 400),
+    (
+        "max_total_stop_len",
+        5,
+        CHAT,
+        {"messages": HI, "stop_regex": ["abc"], "bad_words": ["bcd"]},
+        400,
+    ),
     ("max_allowed_token_ids", 2, TEXT, {"prompt": "a", "allowed_token_ids": [1, 2, 3]}, 400),
     ("max_total_logit_bias", 3, TEXT, {"prompt": ["a", "b"], "allowed_token_ids": [1, 2]}, 400),
     (
@@ -68,26 +84,69 @@ CASES: list[tuple[str, float, str, dict[str, Any], int]] = [  # limit, its value
     ("max_total_logit_bias", 3, TEXT, {"prompt": ["a", "b"], "logit_bias": {"1": 1, "2": 1}}, 400),
     ("max_logprobs", 1, TEXT, {"prompt": "a", "logprobs": 2}, 400),
     ("max_logprob_token_ids", 2, NATIVE, {"text": "a", "token_ids_logprob": [[1, 2, 3]]}, 400),
-    ("max_total_prompt_logprobs", 20, TEXT, {"prompt": ["ab", "abc"], "n": 2, "prompt_logprobs": 2}, 400),
-    ("max_total_hidden_values", 70, TEXT, {"prompt": ["a", "b"], "n": 12, "return_hidden_states": True}, 400),
-    ("max_total_hidden_values", 17, NATIVE, {"text": "a", **FIVE_NEW, "return_hidden_states": True}, 400),
+    (
+        "max_total_prompt_logprobs",
+        20,
+        TEXT,
+        {"prompt": ["ab", "abc"], "n": 2, "prompt_logprobs": 2},
+        400,
+    ),
+    (
+        "max_total_hidden_values",
+        70,
+        TEXT,
+        {"prompt": ["a", "b"], "n": 12, "return_hidden_states": True},
+        400,
+    ),
+    (
+        "max_total_hidden_values",
+        17,
+        NATIVE,
+        {"text": "a", **FIVE_NEW, "return_hidden_states": True},
+        400,
+    ),
     ("max_total_embed_values", 5, NATIVE, {"input_embeds": [[1, 2, 3], [4, 5, 6]]}, 400),
-    ("max_open_embeds_mb", 0.00004, NATIVE, {"input_embeds": [[1, 2, 3], [4, 5, 6]], "sampling_params": {"n": 2}}, 503),
+    (
+        "max_open_embeds_mb",
+        0.00004,
+        NATIVE,
+        {"input_embeds": [[1, 2, 3], [4, 5, 6]], "sampling_params": {"n": 2}},
+        503,
+    ),
     ("max_detokenized", 3, "/detokenize", {"tokens": [[1, 2], [3, 4]]}, 400),
-    ("max_parsed_len", 3, "/separate_reasoning", {"text": "abcd", "reasoning_parser": "qwen3"}, 400),
+    (
+        "max_parsed_len",
+        3,
+        "/separate_reasoning",
+        {"text": "abcd", "reasoning_parser": "qwen3"},
+        400,
+    ),
     ("max_rid_len", 8, TEXT, {"prompt": "a", "rid": "123456789"}, 400),
     ("max_salt_len", 3, TEXT, {"prompt": "a", "cache_salt": "abcd"}, 400),
     ("max_timeout_ms", 10, TEXT, {"prompt": "a", "timeout_ms": 11}, 400),
 ]
 ON_BYTES = {"max_url_bytes", "max_header_bytes", "max_headers", "max_framing_bytes"}
-ON_CONNECTIONS = {"max_connections", "head_timeout_s", "body_timeout_s", "stall_timeout_s", "keep_alive_s"}
+ON_CONNECTIONS = {
+    "max_connections",
+    "head_timeout_s",
+    "body_timeout_s",
+    "stall_timeout_s",
+    "keep_alive_s",
+}
 ON_EARLY_ANSWERS = {"linger_s", "linger_mb"}  # tests/server/test_connections.py
 CUTS = {"max_user_len", "max_pending_tokens", "max_request_share"}  # nobody is refused
 
 
-@pytest.mark.parametrize(("limit", "value", "path", "body", "status"), CASES, ids=[case[0] for case in CASES])
-def test_limit_is_kept_and_counted(limit: str, value: float, path: str, body: dict[str, Any], status: int) -> None:
-    with running(limits=replace(Limits(), **{limit: value})) as server, httpx.Client(base_url=server.url) as http:
+@pytest.mark.parametrize(
+    ("limit", "value", "path", "body", "status"), CASES, ids=[case[0] for case in CASES]
+)
+def test_limit_is_kept_and_counted(
+    limit: str, value: float, path: str, body: dict[str, Any], status: int
+) -> None:
+    with (
+        running(limits=replace(Limits(), **{limit: value})) as server,
+        httpx.Client(base_url=server.url) as http,
+    ):
         answer = http.post(path, json=body)
         assert answer.status_code == status, answer.text
         assert refusals(http, limit) == 1
@@ -105,7 +164,10 @@ def test_limit_is_kept_and_counted(limit: str, value: float, path: str, body: di
 def test_case_07_limits_of_the_head_are_kept_and_counted(
     limit: str, value: int, headers: dict[str, str], query: str, status: int
 ) -> None:
-    with running(limits=replace(Limits(), **{limit: value})) as server, httpx.Client(base_url=server.url) as http:
+    with (
+        running(limits=replace(Limits(), **{limit: value})) as server,
+        httpx.Client(base_url=server.url) as http,
+    ):
         assert http.get(f"/health?{query}", headers=headers).status_code == status
         assert refusals(http, limit) == 1
 
@@ -131,7 +193,9 @@ def test_nothing_can_be_set_beyond_what_the_engine_is_made_for() -> None:
 
 
 def test_the_document_tells_every_limit_as_it_is() -> None:
-    rows = re.findall(r"^\| `(--[\w-]+)` \| ([\d.,]+) \|", DOCUMENT.read_text("utf-8"), re.MULTILINE)
+    rows = re.findall(
+        r"^\| `(--[\w-]+)` \| ([\d.,]+) \|", DOCUMENT.read_text("utf-8"), re.MULTILINE
+    )
     told = {flag: float(number.replace(",", "")) for flag, number in rows}
     assert told == {option.flag: float(option.default) for option in options_of(Limits)}
 
@@ -143,11 +207,16 @@ def test_the_document_tells_every_range_as_it_is() -> None:
         for names, words in re.findall(r"^\| (`.*`) \| [\w ]+ \| (.+) \|$", section, re.MULTILINE)
         for name in re.findall(r"`(\??\w+)`", names)
     }
-    ranges = {name: "the vocabulary" if one.is_token else one.allowed for name, one in numbers.NUMBERS.items()}
+    ranges = {
+        name: "the vocabulary" if one.is_token else one.allowed
+        for name, one in numbers.NUMBERS.items()
+    }
     assert told == ranges | {f"?{name}": one.allowed for name, one in numbers.QUERIES.items()}
 
 
-def test_a_full_queue_tells_the_time_that_the_engine_has_worked_out(http: httpx.Client, server: RunningServer) -> None:
+def test_a_full_queue_tells_the_time_that_the_engine_has_worked_out(
+    http: httpx.Client, server: RunningServer
+) -> None:
     def refuse(message: ToEngine) -> None:
         assert isinstance(message, GenerateRequest)
         finish = Finish(id=message.id, reason="error", status=503, message="full", retry_after_s=17)
@@ -160,7 +229,10 @@ def test_a_full_queue_tells_the_time_that_the_engine_has_worked_out(http: httpx.
 
 
 def test_prompts_together_have_a_limit() -> None:
-    with running(limits=Limits(max_total_tokens=100)) as server, httpx.Client(base_url=server.url) as http:
+    with (
+        running(limits=Limits(max_total_tokens=100)) as server,
+        httpx.Client(base_url=server.url) as http,
+    ):
         assert http.post(TEXT, json={"prompt": [[1] * 10] * 5, "n": 2}).status_code == 200
         answer = http.post(TEXT, json={"prompt": [[1] * 10] * 6, "n": 2})
         assert "120 prompt tokens" in answer.json()["error"]["message"]
@@ -172,7 +244,9 @@ def test_long_user_is_cut(http: httpx.Client, server: RunningServer) -> None:
 
 
 @pytest.mark.parametrize("path", [CHAT, "/tokenize"])
-def test_case_02_deep_and_huge_json_is_refused_at_once(http: httpx.Client, server: RunningServer, path: str) -> None:
+def test_case_02_deep_and_huge_json_is_refused_at_once(
+    http: httpx.Client, server: RunningServer, path: str
+) -> None:
     deep = (
         b'{"chat_template_kwargs":'
         + b'{"a":' * 400
@@ -198,9 +272,14 @@ def test_case_06_a_compressed_body_is_no_way_around(http: httpx.Client) -> None:
 
 def test_case_08_slow_body_is_ended_by_its_time() -> None:
     limits = Limits(body_timeout_s=600)
-    with running(new_loop=SkippingLoop, limits=limits) as server, httpx.Client(base_url=server.url) as http:
+    with (
+        running(new_loop=SkippingLoop, limits=limits) as server,
+        httpx.Client(base_url=server.url) as http,
+    ):
         with socket.create_connection(("127.0.0.1", server.port), timeout=HANG_S) as slow:
-            slow.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n{")
+            slow.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n{"
+            )
             assert eventually(lambda: any(one._head_len < 0 for one in server.connections))
             server.skip(600)
             assert slow.recv(1_000).startswith(b"HTTP/1.1 408")
@@ -209,7 +288,10 @@ def test_case_08_slow_body_is_ended_by_its_time() -> None:
 
 def test_case_08_slow_head_is_counted() -> None:
     limits = Limits(head_timeout_s=600)
-    with running(new_loop=SkippingLoop, limits=limits) as server, httpx.Client(base_url=server.url) as http:
+    with (
+        running(new_loop=SkippingLoop, limits=limits) as server,
+        httpx.Client(base_url=server.url) as http,
+    ):
         with socket.create_connection(("127.0.0.1", server.port), timeout=HANG_S) as slow:
             slow.sendall(b"GET / HT")
             assert eventually(lambda: any(one._head_len > 0 for one in server.connections))
@@ -226,7 +308,9 @@ def test_case_09_reader_of_a_whole_answer_that_stops_reading_is_cut_off() -> Non
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
             connection.connect(("127.0.0.1", server.port))
             connection.sendall(
-                b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+                b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n"
+                % len(body)
+                + body
             )
             assert eventually(lambda: server.client.num_open == 0 and server.engine.seen)
             assert eventually(lambda: not server.connections)
@@ -236,7 +320,10 @@ def test_case_09_reader_of_a_whole_answer_that_stops_reading_is_cut_off() -> Non
 
 def test_case_31_idle_connections_make_room_for_new_ones() -> None:
     limits = Limits(max_connections=8)
-    with running(new_loop=SkippingLoop, limits=limits) as server, httpx.Client(base_url=server.url) as http:
+    with (
+        running(new_loop=SkippingLoop, limits=limits) as server,
+        httpx.Client(base_url=server.url) as http,
+    ):
         idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(8)]
         assert eventually(lambda: len(server.connections) == 8)
         server.skip(QUIET_S)
@@ -253,7 +340,10 @@ def test_case_31_beyond_the_limit_requests_are_told_and_health_answers() -> None
     limits = Limits(max_connections=4)
     with running(limits=limits) as server:
         server.engine.hold = True
-        head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 14\r\n\r\n" + b'{"prompt":"x"}'
+        head = (
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 14\r\n\r\n"
+            + b'{"prompt":"x"}'
+        )
         busy = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(4)]
         for connection in busy:
             connection.sendall(head)
@@ -262,7 +352,9 @@ def test_case_31_beyond_the_limit_requests_are_told_and_health_answers() -> None
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
         assert refused.json()["error"]["type"] == "service_unavailable_error"
         assert httpx.get(f"{server.url}/health").status_code == 200
-        crowd = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(200)]  # beyond the last place, too
+        crowd = [
+            socket.create_connection(("127.0.0.1", server.port)) for _ in range(200)
+        ]  # beyond the last place, too
         for connection in (*busy, *crowd):
             connection.close()
         server.engine.hold = False
@@ -270,21 +362,30 @@ def test_case_31_beyond_the_limit_requests_are_told_and_health_answers() -> None
         assert httpx.post(f"{server.url}{TEXT}", json={"prompt": "x"}).status_code == 200
 
 
-def test_case_31_full_queue_is_told_with_a_time_to_come_back(http: httpx.Client, server: RunningServer) -> None:
+def test_case_31_full_queue_is_told_with_a_time_to_come_back(
+    http: httpx.Client, server: RunningServer
+) -> None:
     server.engine.full = True
     answer = http.post(TEXT, json={"prompt": "x"})
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
     assert "queue is full" in answer.json()["error"]["message"]
 
 
-def test_case_16_the_context_bounds_what_log_probabilities_can_cost(http: httpx.Client, server: RunningServer) -> None:
+def test_case_16_the_context_bounds_what_log_probabilities_can_cost(
+    http: httpx.Client, server: RunningServer
+) -> None:
     body = {"prompt": [1] * (CONTEXT + 1), "logprobs": 5}
     assert http.post(TEXT, json=body).json()["error"]["code"] == "context_length_exceeded"
     assert server.engine.seen == []
 
 
 def test_case_24_nothing_is_fetched_for_a_client(http: httpx.Client, server: RunningServer) -> None:
-    for url in ("http://169.254.169.254/", "file:///etc/passwd", "http://a\\@b", "data:image/png;base64,AA=="):
+    for url in (
+        "http://169.254.169.254/",
+        "file:///etc/passwd",
+        "http://a\\@b",
+        "data:image/png;base64,AA==",
+    ):
         part = {"type": "image_url", "image_url": {"url": url}}
         answer = http.post(CHAT, json={"messages": [{"role": "user", "content": [part]}]})
         assert answer.status_code == 400
@@ -292,7 +393,9 @@ def test_case_24_nothing_is_fetched_for_a_client(http: httpx.Client, server: Run
 
 
 @pytest.mark.parametrize("path", [TEXT, "/tokenize"])
-def test_case_04_too_many_prompts_are_refused(http: httpx.Client, server: RunningServer, path: str) -> None:
+def test_case_04_too_many_prompts_are_refused(
+    http: httpx.Client, server: RunningServer, path: str
+) -> None:
     for count in (1_025, 100_000):
         answer = http.post(path, json={"prompt": ["a"] * count})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
@@ -311,10 +414,16 @@ def test_case_08_many_slow_connections_do_not_slow_down_others() -> None:
             connection.close()
 
 
-def test_case_42_what_a_model_writes_is_never_a_page(http: httpx.Client, server: RunningServer) -> None:
+def test_case_42_what_a_model_writes_is_never_a_page(
+    http: httpx.Client, server: RunningServer
+) -> None:
     script = "<script>alert(1)</script>"
     server.engine.script = lambda ids: list(script.encode())
-    for path, body in ((TEXT, {"prompt": "x", "max_tokens": 50}), (NATIVE, {"text": "x"}), ("/nowhere", {})):
+    for path, body in (
+        (TEXT, {"prompt": "x", "max_tokens": 50}),
+        (NATIVE, {"text": "x"}),
+        ("/nowhere", {}),
+    ):
         answer = http.post(path, json=body)
         assert answer.headers["content-type"] == "application/json"
         assert answer.headers["x-content-type-options"] == "nosniff"
@@ -322,11 +431,19 @@ def test_case_42_what_a_model_writes_is_never_a_page(http: httpx.Client, server:
         assert "set-cookie" not in answer.headers
 
 
-def test_case_42_a_form_of_another_page_is_no_request(http: httpx.Client, server: RunningServer) -> None:
-    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"):
+def test_case_42_a_form_of_another_page_is_no_request(
+    http: httpx.Client, server: RunningServer
+) -> None:
+    for kind in (
+        "text/plain",
+        "application/x-www-form-urlencoded",
+        "multipart/form-data; boundary=x",
+    ):
         headers = {"content-type": kind, "origin": "http://evil.example"}
         for path in (TEXT, "/abort_request"):
-            assert http.post(path, content=b'{"prompt":"x","abort_all":true}', headers=headers).status_code in (
+            assert http.post(
+                path, content=b'{"prompt":"x","abort_all":true}', headers=headers
+            ).status_code in (
                 403,
                 415,
             )

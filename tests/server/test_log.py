@@ -74,11 +74,24 @@ def test_level_is_kept(own_lines: io.StringIO) -> None:
 
 
 @pytest.mark.parametrize(
-    "hostile", ["a\nb", "\x1b[31m", '"}\n{"level":"error"', "\u2028", "\x7f", "\x9b", "\ud800", "ü", "a" * 9_999]
+    "hostile",
+    [
+        "a\nb",
+        "\x1b[31m",
+        '"}\n{"level":"error"',
+        "\u2028",
+        "\x7f",
+        "\x9b",
+        "\ud800",
+        "ü",
+        "a" * 9_999,
+    ],
 )
 def test_case_40_no_value_can_forge_a_line_of_json(own_lines: io.StringIO, hostile: str) -> None:
     setup("info", own_lines, "json")
-    EventLog("server").info("event", rid=hostile, level="forged", number=3, seconds=0.123456789, nothing=None)
+    EventLog("server").info(
+        "event", rid=hostile, level="forged", number=3, seconds=0.123456789, nothing=None
+    )
     text = own_lines.getvalue()
     assert len(text.splitlines()) == 1
     assert text.removesuffix("\n").isprintable()

@@ -12,7 +12,7 @@ import pytest
 
 from tests.server.fake import RunningServer
 from weft.config.options import SettingsError
-from weft.launch import local
+from weft.launch import supervisor as local
 from weft.server import memory
 
 USED_PAGES = 100_000
@@ -25,7 +25,9 @@ def limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, spare: int) -> None:
     statm.write_text(f"{USED_PAGES} 50 4 1 0 90 0\n")
     most = USED_PAGES * os.sysconf("SC_PAGE_SIZE") + spare
     monkeypatch.setattr(memory, "STATM", statm)
-    monkeypatch.setattr(memory.resource, "getrlimit", {resource.RLIMIT_AS: (most, most)}.__getitem__)
+    monkeypatch.setattr(
+        memory.resource, "getrlimit", {resource.RLIMIT_AS: (most, most)}.__getitem__
+    )
 
 
 def test_what_might_not_fit_into_a_limited_address_space_is_a_503(
@@ -43,7 +45,9 @@ def test_what_might_not_fit_into_a_limited_address_space_is_a_503(
     assert http.get("/health").status_code == 200
 
 
-def test_a_server_without_room_for_requests_does_not_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_server_without_room_for_requests_does_not_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     limit(monkeypatch, tmp_path, 999_000_000)
     with pytest.raises(SettingsError, match=r"999 MB are left .* at least 1,000 MB"):
         local._require_memory()

@@ -9,11 +9,11 @@ from itertools import pairwise
 import pytest
 
 from tests.text.tokens import byte_tokenizer
+from weft.client.generation import Completion
 from weft.messages.replies import Finish, TokenLogprobs
 from weft.messages.sampling import SamplingParams
-from weft.server.native import FREE_LEN, SPACING, NativeReply
-from weft.server.native_logprobs import NativeLogprobs
-from weft.text.generation import Completion
+from weft.server.sglang.generate import FREE_LEN, SPACING, NativeReply
+from weft.server.sglang.logprobs import NativeLogprobs
 from weft.text.tokenizer import Tokenizer
 
 NUM_TOP = 5
@@ -72,7 +72,9 @@ def told(event: bytes) -> dict:
 
 @pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(logprobs=NUM_TOP)])
 @pytest.mark.parametrize("num_tokens", [2_000, 8_000, 32_000])
-def test_all_events_together_are_a_constant_times_the_last(params: SamplingParams, num_tokens: int) -> None:
+def test_all_events_together_are_a_constant_times_the_last(
+    params: SamplingParams, num_tokens: int
+) -> None:
     sizes = [len(event) for event in Stream(params).events(num_tokens)]
     small = sum(size for size in sizes if size <= FREE_LEN + 1_000)
     assert sum(sizes) - small <= (SPACING + 2) * sizes[-1]
@@ -88,7 +90,9 @@ def test_each_entry_is_written_once() -> None:
 
 
 def test_every_event_has_all_that_came_before_and_the_last_one_everything() -> None:
-    events = [told(event) for event in Stream(SamplingParams(logprobs=NUM_TOP)).events(1_000) if event]
+    events = [
+        told(event) for event in Stream(SamplingParams(logprobs=NUM_TOP)).events(1_000) if event
+    ]
     for before, after in pairwise(events):
         assert after["text"].startswith(before["text"])
         assert len(after["output_ids"]) > len(before["output_ids"])

@@ -20,9 +20,11 @@ from tests.server.real_engine import RealServer, serving
 from weft.config.limits import Limits
 from weft.config.numbers import NUMBERS, QUERIES, shown
 from weft.messages.sampling import NUMERIC, InvalidParam, SamplingParams
-from weft.server import native, sessions, weights, wishes
+from weft.server.admin import sessions, weights
 from weft.server.app import OPERATIONS, Operation
-from weft.server.numbers import nested_fields, numeric_fields
+from weft.server.fields import extra_sampling as wishes
+from weft.server.fields.numbers import nested_fields, numeric_fields
+from weft.server.sglang import generate as native
 
 NANO = Path(weft.__file__).parent / "bundled" / "weft-nano"
 USER = {"role": "user", "content": "Hi"}
@@ -51,15 +53,31 @@ RIGHT: dict[str, dict[str, Any]] = {
     "/set_policy": {"policy": "none"},
     "/start_profile": {"profile_by_stage": True},
     "/update_weights_from_disk": {"model_path": "none", "is_async": True},
-    "/update_weights_from_distributed": {"names": [], "dtypes": [], "shapes": [], "load_format": "none"},
-    "/init_weights_update_group": {"master_address": "x", "master_port": 1, "rank_offset": 5, "world_size": 5},
+    "/update_weights_from_distributed": {
+        "names": [],
+        "dtypes": [],
+        "shapes": [],
+        "load_format": "none",
+    },
+    "/init_weights_update_group": {
+        "master_address": "x",
+        "master_port": 1,
+        "rank_offset": 5,
+        "world_size": 5,
+    },
     "/get_weights_by_name": {"name": "none"},
     "/rpc": {"method": "none"},
     "/apply-template": {"messages": [USER]},
     "/parse_function_call": {"text": "a", "tools": []},
     "/separate_reasoning": {"text": "a"},
-    **{path: {"query": "a", "documents": ["a"]} for path in ("/v1/rerank", "/v2/rerank", "/rerank", "/reranking")},
-    **{path: {"query": "a", "items": "b", "label_token_ids": [1]} for path in ("/v1/score", "/score")},
+    **{
+        path: {"query": "a", "documents": ["a"]}
+        for path in ("/v1/rerank", "/v2/rerank", "/rerank", "/reranking")
+    },
+    **{
+        path: {"query": "a", "items": "b", "label_token_ids": [1]}
+        for path in ("/v1/score", "/score")
+    },
     **{path: {"text": "a"} for path in ("/v1/classify", "/classify")},
 }
 # What makes a struct in a body right.
@@ -71,11 +89,50 @@ INNER: dict[str, dict[str, Any]] = {
     native.NativeSampling.__name__: {"max_new_tokens": 1},
 }
 EXTREMES = [
-    *("-9223372036854775809", "-9223372036854775808", "-1", "0", "2147483648", "9223372036854775808"),
-    *("18446744073709551616", "1e308", "NaN", '"1"', "true", "null", "1" + "0" * 4_299, "1" + "0" * 4_300),
+    *(
+        "-9223372036854775809",
+        "-9223372036854775808",
+        "-1",
+        "0",
+        "2147483648",
+        "9223372036854775808",
+    ),
+    *(
+        "18446744073709551616",
+        "1e308",
+        "NaN",
+        '"1"',
+        "true",
+        "null",
+        "1" + "0" * 4_299,
+        "1" + "0" * 4_300,
+    ),
 ]
-WORDS = ["-1", "0", "2147483648", "9223372036854775808", "18446744073709551616", "1e308", "nan", "true", "", " 1", "+1"]
-WORDS += ["1_0", "0x1", "١", "²", "0" * 400 + "19999999", "0" * 8 + "19999999", "1" * 5_000, "1.5", "[1]", "%00"]
+WORDS = [
+    "-1",
+    "0",
+    "2147483648",
+    "9223372036854775808",
+    "18446744073709551616",
+    "1e308",
+    "nan",
+    "true",
+    "",
+    " 1",
+    "+1",
+]
+WORDS += [
+    "1_0",
+    "0x1",
+    "١",
+    "²",
+    "0" * 400 + "19999999",
+    "0" * 8 + "19999999",
+    "1" * 5_000,
+    "1.5",
+    "[1]",
+    "%00",
+]
 
 
 class Place(NamedTuple):
@@ -89,7 +146,9 @@ class Place(NamedTuple):
 def places(body: type[msgspec.Struct]) -> list[Place]:
     found: dict[tuple[Any, ...], Place] = {}
 
-    def walk(kind: inspected.Type, path: tuple[str | int, ...], structs: tuple[str, ...], shape: str) -> None:
+    def walk(
+        kind: inspected.Type, path: tuple[str | int, ...], structs: tuple[str, ...], shape: str
+    ) -> None:
         match kind:
             case inspected.UnionType():
                 for one in kind.types:
@@ -101,7 +160,12 @@ def places(body: type[msgspec.Struct]) -> list[Place]:
             case inspected.StructType() if kind.cls.__name__ not in structs:
                 inner = path if shape == "one" else (*path, 0)
                 for field in kind.fields:
-                    walk(field.type, (*inner, field.encode_name), (*structs, kind.cls.__name__), "one")
+                    walk(
+                        field.type,
+                        (*inner, field.encode_name),
+                        (*structs, kind.cls.__name__),
+                        "one",
+                    )
             case inspected.IntType() | inspected.FloatType():
                 found[*path, shape] = Place(path, shape, structs)
             case inspected.AnyType() | inspected.RawType():
@@ -136,7 +200,11 @@ def texts(place: Place, extreme: str) -> list[str]:
     if place.kind == "object":
         return [f'{{"1": {extreme}}}', extreme]
     forms = [extreme, f"[{extreme}]", f"[[{extreme}]]", f'{{"a": {extreme}}}']
-    return forms if place.kind in ("one", "anything") else [*forms, f"[1, {extreme}]", f"[[1], {extreme}]"]
+    return (
+        forms
+        if place.kind in ("one", "anything")
+        else [*forms, f"[1, {extreme}]", f"[[1], {extreme}]"]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -149,10 +217,16 @@ def is_in_form(path: str, answer: httpx.Response) -> bool:
     """Whether an error is written as the API of its path writes errors."""
     told = answer.json()
     if path.startswith("/v1/messages"):
-        return told["type"] == "error" and isinstance(told["error"]["message"], str) and bool(told["error"]["type"])
+        return (
+            told["type"] == "error"
+            and isinstance(told["error"]["message"], str)
+            and bool(told["error"]["type"])
+        )
     if path.startswith("/api/"):
         return isinstance(told["error"], str)
-    return isinstance(told["error"]["message"], str) and {"type", "param", "code"} <= set(told["error"])
+    return isinstance(told["error"]["message"], str) and {"type", "param", "code"} <= set(
+        told["error"]
+    )
 
 
 def message(path: str, answer: httpx.Response) -> str:
@@ -200,14 +274,18 @@ def test_no_number_of_a_body_is_a_fault(operation: Operation, server: RealServer
         unharmed(server)
 
 
-def check_words(path: str, place: Place, extreme: str, text: str, answer: httpx.Response, what: str) -> None:
+def check_words(
+    path: str, place: Place, extreme: str, text: str, answer: httpx.Response, what: str
+) -> None:
     """A number of the right type and out of its range is refused with its field, itself and what is allowed."""
     if place.kind == "anything":
         return
     name = str(place.path[-1])
     number = NUMBERS[name]
     is_whole = re.fullmatch(r"-?[0-9]{1,20}", extreme)
-    stands = {"one": "{}", "list": "[{}]", "lists": "[[{}]]", "object": '{{"1": {}}}'}[place.kind].format(extreme)
+    stands = {"one": "{}", "list": "[{}]", "lists": "[[{}]]", "object": '{{"1": {}}}'}[
+        place.kind
+    ].format(extreme)
     if not is_whole or text != stands or number.holds(int(extreme)):
         return
     assert answer.status_code == 400, what
@@ -256,16 +334,23 @@ WITH_PATHS = [one for one in OPERATIONS if "{" in one.path]
 
 
 @pytest.mark.parametrize(("operation", "name"), QUERIED, ids=lambda one: getattr(one, "path", one))
-def test_no_number_of_a_query_is_a_fault(operation: Operation, name: str, server: RealServer) -> None:
+def test_no_number_of_a_query_is_a_fault(
+    operation: Operation, name: str, server: RealServer
+) -> None:
     for word in WORDS:
-        answer = server.wait(server.http.request(operation.method, operation.path, params={name: word}))
+        answer = server.wait(
+            server.http.request(operation.method, operation.path, params={name: word})
+        )
         assert answer.status_code < 500, (word, answer.text)
         is_plain = re.fullmatch(r"-?[0-9]{1,20}", word, re.ASCII)
         if is_plain and QUERIES[name].holds(int(word)):
             assert answer.status_code == 200, (word, answer.text)
         elif QUERIES[name].kind is int or is_plain:
             assert answer.status_code == 400, (word, answer.text)
-            assert (answer.json()["error"]["param"], "allowed" in message(operation.path, answer)) == (name, True)
+            assert (
+                answer.json()["error"]["param"],
+                "allowed" in message(operation.path, answer),
+            ) == (name, True)
     unharmed(server)
 
 
@@ -286,7 +371,9 @@ def test_the_queries_of_the_table_are_those_of_the_routes() -> None:
 @pytest.mark.parametrize("word", WORDS)
 def test_no_header_with_a_number_is_a_fault(word: str, server: RealServer) -> None:
     headers = {"x-request-timeout-ms": word.encode()}
-    answer = server.wait(server.http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}, headers=headers))
+    answer = server.wait(
+        server.http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}, headers=headers)
+    )
     if re.fullmatch(r"[0-9]{1,20}", word, re.ASCII) and 0 < int(word) <= Limits().max_timeout_ms:
         assert answer.status_code == 200
         return
@@ -299,7 +386,20 @@ def test_no_header_with_a_number_is_a_fault(word: str, server: RealServer) -> No
 @pytest.mark.parametrize("name", NUMERIC)
 def test_sampling_parameters_go_as_far_as_the_table_says(name: str) -> None:
     number = NUMBERS[name]
-    for value in (-(2**63) - 1, -1, 0, 2**31, 2**64, 1e308, float("nan"), float("inf"), "1", True, [1], 2**20_000):
+    for value in (
+        -(2**63) - 1,
+        -1,
+        0,
+        2**31,
+        2**64,
+        1e308,
+        float("nan"),
+        float("inf"),
+        "1",
+        True,
+        [1],
+        2**20_000,
+    ):
         is_right = type(value) in (int, number.kind) and number.holds(value)  # type: ignore[arg-type]
         params = SamplingParams(**{name: value})  # type: ignore[arg-type]
         if is_right:

@@ -39,7 +39,9 @@ def test_a_chat_is_a_line_for_each_piece(http: httpx.Client, tool_server: Runnin
     assert last["total_duration"] >= last["eval_duration"] >= 0  # an engine may answer at once
 
 
-def test_a_chat_may_be_one_object_with_calls(http: httpx.Client, tool_server: RunningServer) -> None:
+def test_a_chat_may_be_one_object_with_calls(
+    http: httpx.Client, tool_server: RunningServer
+) -> None:
     say(tool_server, CALL)
     body = {"model": MODEL, "messages": HI, "tools": TOOLS, "stream": False}
     answer = http.post("/api/chat", json=body).json()
@@ -50,7 +52,9 @@ def test_a_chat_may_be_one_object_with_calls(http: httpx.Client, tool_server: Ru
     ]
 
 
-def test_a_broken_call_is_text_also_in_a_stream(http: httpx.Client, tool_server: RunningServer) -> None:
+def test_a_broken_call_is_text_also_in_a_stream(
+    http: httpx.Client, tool_server: RunningServer
+) -> None:
     broken = '<tool_call>{"name": "weather", "arguments": {"city": Oslo}}</tool_call>'
     say(tool_server, broken)
     found = lines(http.post("/api/chat", json={"messages": HI, "tools": TOOLS}))
@@ -59,8 +63,20 @@ def test_a_broken_call_is_text_also_in_a_stream(http: httpx.Client, tool_server:
 
 
 def test_options_are_sampling_parameters(http: httpx.Client, tool_server: RunningServer) -> None:
-    options = {"num_predict": 3, "temperature": 0.5, "top_k": 7, "seed": 1, "stop": ["x"], "repeat_penalty": 1.2}
-    body = {"prompt": "Hi", "system": "Be kind.", "stream": False, "options": {**options, "num_ctx": 9}}
+    options = {
+        "num_predict": 3,
+        "temperature": 0.5,
+        "top_k": 7,
+        "seed": 1,
+        "stop": ["x"],
+        "repeat_penalty": 1.2,
+    }
+    body = {
+        "prompt": "Hi",
+        "system": "Be kind.",
+        "stream": False,
+        "options": {**options, "num_ctx": 9},
+    }
     answer = http.post("/api/generate", json=body).json()
     assert (answer["response"], answer["done_reason"]) == ("Hel", "length")
     params = tool_server.engine.seen[0].sampling
@@ -68,7 +84,9 @@ def test_options_are_sampling_parameters(http: httpx.Client, tool_server: Runnin
     assert (params.stop, params.repetition_penalty) == (("x",), 1.2)
 
 
-def test_a_raw_prompt_is_not_put_into_the_template(http: httpx.Client, tool_server: RunningServer) -> None:
+def test_a_raw_prompt_is_not_put_into_the_template(
+    http: httpx.Client, tool_server: RunningServer
+) -> None:
     tool_server.engine.script = lambda ids: ids
     body = {"prompt": "abc", "raw": True, "stream": False}
     assert http.post("/api/generate", json=body).json()["response"] == "abc"
@@ -106,6 +124,10 @@ def test_errors_are_one_text(http: httpx.Client) -> None:
 
 def test_the_tokenizer_tells_its_special_tokens(http: httpx.Client) -> None:
     info = http.get("/tokenizer_info").json()
-    assert (info["bos_token"], info["eos_token"], info["model_max_length"]) == ("<bos>", "<eos>", CONTEXT)
+    assert (info["bos_token"], info["eos_token"], info["model_max_length"]) == (
+        "<bos>",
+        "<eos>",
+        CONTEXT,
+    )
     assert "im_start" in info["chat_template"]
     assert as_bytes("a") == http.post("/tokenize", json={"prompt": "a"}).json()["tokens"]

@@ -29,20 +29,34 @@ def test_chat_answers_with_text_reason_and_usage(sdk: openai.OpenAI, server: Run
     assert answer.usage.prompt_tokens_details.cached_tokens == num_prompt // 2
 
 
-def test_conversation_reaches_the_engine_through_the_template(sdk: openai.OpenAI, server: RunningServer) -> None:
+def test_conversation_reaches_the_engine_through_the_template(
+    sdk: openai.OpenAI, server: RunningServer
+) -> None:
     server.engine.script = lambda ids: ids
     answer = sdk.chat.completions.create(
         model="", messages=HI, extra_body={"skip_special_tokens": False, "return_token_ids": True}
     )
-    expected = [IM_START, *as_bytes("user\nHi"), IM_END, ord("\n"), IM_START, *as_bytes("assistant\n")]
+    expected = [
+        IM_START,
+        *as_bytes("user\nHi"),
+        IM_END,
+        ord("\n"),
+        IM_START,
+        *as_bytes("assistant\n"),
+    ]
     assert answer.prompt_token_ids == expected
     assert answer.choices[0].token_ids == [*expected, EOS]
-    assert answer.choices[0].message.content == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    assert (
+        answer.choices[0].message.content
+        == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    )
 
 
 def test_streamed_chat_is_the_same_text(sdk: openai.OpenAI) -> None:
     chunks = list(
-        sdk.chat.completions.create(model=MODEL, messages=HI, stream=True, stream_options={"include_usage": True})
+        sdk.chat.completions.create(
+            model=MODEL, messages=HI, stream=True, stream_options={"include_usage": True}
+        )
     )
     assert chunks[0].choices[0].delta.role == "assistant"
     texts = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
@@ -54,7 +68,9 @@ def test_streamed_chat_is_the_same_text(sdk: openai.OpenAI) -> None:
     assert chunks[-1].usage.prompt_tokens_details.cached_tokens > 0
 
 
-def test_several_choices_share_one_prompt_in_the_usage(sdk: openai.OpenAI, server: RunningServer) -> None:
+def test_several_choices_share_one_prompt_in_the_usage(
+    sdk: openai.OpenAI, server: RunningServer
+) -> None:
     answer = sdk.chat.completions.create(model=MODEL, messages=HI, n=3, seed=5)
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
     assert {choice.message.content for choice in answer.choices} == {HELLO}
@@ -77,7 +93,9 @@ def test_streamed_choices_each_have_a_beginning_and_an_end(sdk: openai.OpenAI) -
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_chat_logprobs_have_the_bytes_of_each_token(sdk: openai.OpenAI, server: RunningServer, stream: bool) -> None:
+def test_chat_logprobs_have_the_bytes_of_each_token(
+    sdk: openai.OpenAI, server: RunningServer, stream: bool
+) -> None:
     server.engine.script = lambda ids: as_bytes("aö")
     options = {"model": MODEL, "messages": HI, "logprobs": True, "top_logprobs": 2}
     if stream:
@@ -126,26 +144,52 @@ def test_parameters_arrive_in_both_spellings(sdk: openai.OpenAI, server: Running
     params = request.sampling
     assert (params.max_new_tokens, params.min_new_tokens, params.seed) == (9, 2, 11)
     assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.0, 0.5, 7, 0.1)
-    assert (params.frequency_penalty, params.presence_penalty, params.repetition_penalty) == (0.25, -0.5, 1.5)
-    assert (params.logit_bias, params.stop, params.stop_token_ids) == ({65: 5.0}, ("END", "\n\n"), (66,))
-    assert (params.ignore_eos, params.include_stop, params.skip_special_tokens) == (True, True, True)
-    assert (request.rid, request.user, request.priority, request.cache_salt) == ("my-request", "u" * 256, 3, "salt")
+    assert (params.frequency_penalty, params.presence_penalty, params.repetition_penalty) == (
+        0.25,
+        -0.5,
+        1.5,
+    )
+    assert (params.logit_bias, params.stop, params.stop_token_ids) == (
+        {65: 5.0},
+        ("END", "\n\n"),
+        (66,),
+    )
+    assert (params.ignore_eos, params.include_stop, params.skip_special_tokens) == (
+        True,
+        True,
+        True,
+    )
+    assert (request.rid, request.user, request.priority, request.cache_salt) == (
+        "my-request",
+        "u" * 256,
+        3,
+        "salt",
+    )
 
 
 def test_length_limit_is_told(sdk: openai.OpenAI) -> None:
     answer = sdk.chat.completions.create(model=MODEL, messages=HI, max_tokens=5)
-    assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("Hello", "length")
+    assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == (
+        "Hello",
+        "length",
+    )
 
 
-def test_without_a_limit_the_context_is_the_limit(sdk: openai.OpenAI, server: RunningServer) -> None:
+def test_without_a_limit_the_context_is_the_limit(
+    sdk: openai.OpenAI, server: RunningServer
+) -> None:
     sdk.chat.completions.create(model=MODEL, messages=HI)
     [request] = server.engine.seen
     assert request.sampling.max_new_tokens == CONTEXT - len(request.input_ids) // 4
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_stop_string_over_tokens_is_cut_off(sdk: openai.OpenAI, server: RunningServer, stream: bool) -> None:
-    found = sdk.completions.create(model=MODEL, prompt="x", max_tokens=50, stop=[", wö"], stream=stream)
+def test_stop_string_over_tokens_is_cut_off(
+    sdk: openai.OpenAI, server: RunningServer, stream: bool
+) -> None:
+    found = sdk.completions.create(
+        model=MODEL, prompt="x", max_tokens=50, stop=[", wö"], stream=stream
+    )
     if stream:
         choices = [chunk.choices[0] for chunk in found]
         text, last = "".join(choice.text for choice in choices), choices[-1]
@@ -158,12 +202,16 @@ def test_stop_string_over_tokens_is_cut_off(sdk: openai.OpenAI, server: RunningS
 def test_final_message_can_be_continued(sdk: openai.OpenAI, server: RunningServer) -> None:
     messages = [*HI, {"role": "assistant", "content": "I am "}]
     answer = sdk.chat.completions.create(
-        model=MODEL, messages=messages, extra_body={"continue_final_message": True, "return_token_ids": True}
+        model=MODEL,
+        messages=messages,
+        extra_body={"continue_final_message": True, "return_token_ids": True},
     )
     assert answer.prompt_token_ids[-5:] == as_bytes("I am ")
 
 
-def test_tools_of_a_model_without_a_known_format_may_be_shown_but_not_called(sdk: openai.OpenAI) -> None:
+def test_tools_of_a_model_without_a_known_format_may_be_shown_but_not_called(
+    sdk: openai.OpenAI,
+) -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
     answer = sdk.chat.completions.create(model=MODEL, messages=HI, tools=tools, tool_choice="none")
     assert answer.choices[0].message.content == HELLO
@@ -173,7 +221,9 @@ def test_tools_of_a_model_without_a_known_format_may_be_shown_but_not_called(sdk
 
 
 @pytest.mark.parametrize("prompt", ["ab", [97, 98], ["ab"], [[97, 98]]])
-def test_completion_of_every_form_of_prompt(sdk: openai.OpenAI, server: RunningServer, prompt: object) -> None:
+def test_completion_of_every_form_of_prompt(
+    sdk: openai.OpenAI, server: RunningServer, prompt: object
+) -> None:
     server.engine.script = lambda ids: ids
     answer = sdk.completions.create(model=MODEL, prompt=prompt, max_tokens=9)
     assert answer.id.startswith("cmpl-")
@@ -182,9 +232,13 @@ def test_completion_of_every_form_of_prompt(sdk: openai.OpenAI, server: RunningS
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_list_of_prompts_gives_choices_in_order(sdk: openai.OpenAI, server: RunningServer, stream: bool) -> None:
+def test_list_of_prompts_gives_choices_in_order(
+    sdk: openai.OpenAI, server: RunningServer, stream: bool
+) -> None:
     server.engine.script = lambda ids: ids
-    found = sdk.completions.create(model=MODEL, prompt=["one", "two", "3"], max_tokens=9, n=2, stream=stream)
+    found = sdk.completions.create(
+        model=MODEL, prompt=["one", "two", "3"], max_tokens=9, n=2, stream=stream
+    )
     texts = [""] * 6
     for chunk in found if stream else [found]:
         for choice in chunk.choices:
@@ -202,13 +256,17 @@ def test_completion_defaults_to_16_tokens(sdk: openai.OpenAI, server: RunningSer
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_echo_puts_the_prompt_first(sdk: openai.OpenAI, stream: bool) -> None:
-    found = sdk.completions.create(model=MODEL, prompt=[97, 98], max_tokens=5, echo=True, stream=stream)
+    found = sdk.completions.create(
+        model=MODEL, prompt=[97, 98], max_tokens=5, echo=True, stream=stream
+    )
     text = "".join(chunk.choices[0].text for chunk in found) if stream else found.choices[0].text
     assert text == "abHello"
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_completion_logprobs_name_tokens_and_offsets(sdk: openai.OpenAI, server: RunningServer, stream: bool) -> None:
+def test_completion_logprobs_name_tokens_and_offsets(
+    sdk: openai.OpenAI, server: RunningServer, stream: bool
+) -> None:
     server.engine.script = lambda ids: as_bytes("aö")
     found = sdk.completions.create(model=MODEL, prompt="x", max_tokens=3, logprobs=2, stream=stream)
     parts = [chunk.choices[0].logprobs for chunk in (found if stream else [found])]

@@ -70,7 +70,9 @@ def test_every_route_answers_as_its_document_says(answering: RunningServer) -> N
         answer = case.call(base_url=answering.url, timeout=HANG_S)
         statuses.append(answer.status_code)
         if told := complaint(answer.status_code, answer.text, document, case.operation):
-            complaints.append(f"{case.operation.label} {case.body!r:.300} {case.path_parameters!r:.100}: {told}")
+            complaints.append(
+                f"{case.operation.label} {case.body!r:.300} {case.path_parameters!r:.100}: {told}"
+            )
 
     for found in schemathesis.openapi.from_dict(document).get_all_operations():
         operation = found.ok()
@@ -86,7 +88,11 @@ def try_out(ask: Callable[[Any], None], cases: SearchStrategy[Any]) -> None:
     """Ask with some of `cases`, each time the same ones."""
 
     @settings(
-        max_examples=EXAMPLES, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
+        max_examples=EXAMPLES,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
     )
     @given(cases)
     def run(case: Any) -> None:

@@ -16,7 +16,9 @@ HI = [{"role": "user", "content": "Hi"}]
 
 def test_langchain_streams_and_calls_tools(tool_server: RunningServer) -> None:
     langchain_openai = pytest.importorskip("langchain_openai")
-    model = langchain_openai.ChatOpenAI(model=MODEL, base_url=f"{tool_server.url}/v1", api_key="none", max_retries=0)
+    model = langchain_openai.ChatOpenAI(
+        model=MODEL, base_url=f"{tool_server.url}/v1", api_key="none", max_retries=0
+    )
     say(tool_server, "Hello")
     assert "".join(chunk.content for chunk in model.stream("Hi")) == "Hello"
     say(tool_server, CALL)
@@ -29,18 +31,27 @@ def test_langchain_streams_and_calls_tools(tool_server: RunningServer) -> None:
     assert whole.tool_calls[0]["args"] == OSLO
 
 
-def test_litellm_speaks_both_openai_and_anthropic(tool_server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_litellm_speaks_both_openai_and_anthropic(
+    tool_server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     litellm = pytest.importorskip("litellm")
     say(tool_server, THOUGHT)
     for provider, base in (("openai", f"{tool_server.url}/v1"), ("anthropic", tool_server.url)):
-        options: dict[str, Any] = {"model": f"{provider}/{MODEL}", "api_base": base, "api_key": "none", "messages": HI}
+        options: dict[str, Any] = {
+            "model": f"{provider}/{MODEL}",
+            "api_base": base,
+            "api_key": "none",
+            "messages": HI,
+        }
         message = litellm.completion(**options, max_tokens=500).choices[0].message
         assert (message.content, message.reasoning_content.strip()) == ("Yes.", "It rains.")
         pieces = litellm.completion(**options, max_tokens=500, stream=True)
         assert "".join(chunk.choices[0].delta.content or "" for chunk in pieces) == "Yes."
     say(tool_server, CALL)
-    [call] = litellm.completion(**options, max_tokens=500, tools=TOOLS).choices[0].message.tool_calls
+    [call] = (
+        litellm.completion(**options, max_tokens=500, tools=TOOLS).choices[0].message.tool_calls
+    )
     assert json.loads(call.function.arguments) == OSLO
 
 
@@ -55,7 +66,9 @@ def test_instructor_gets_an_object(tool_server: RunningServer) -> None:
     say(tool_server, '[{"name": "weather", "parameters": {"city": "Oslo"}}]')
     with openai.OpenAI(base_url=f"{tool_server.url}/v1", api_key="none", max_retries=0) as sdk:
         client = instructor.from_openai(sdk, mode=instructor.Mode.TOOLS)
-        found = client.chat.completions.create(model=MODEL, messages=HI, response_model=weather, max_retries=0)
+        found = client.chat.completions.create(
+            model=MODEL, messages=HI, response_model=weather, max_retries=0
+        )
     assert found.city == "Oslo"
 
 
@@ -65,7 +78,10 @@ def test_the_ollama_client_chats(tool_server: RunningServer) -> None:
     say(tool_server, THOUGHT)
     answer = client.chat(model=MODEL, messages=HI)
     assert (answer.message.content, answer.message.thinking) == ("Yes.", "It rains.\n")
-    assert "".join(part.message.content for part in client.chat(model=MODEL, messages=HI, stream=True)) == "Yes."
+    assert (
+        "".join(part.message.content for part in client.chat(model=MODEL, messages=HI, stream=True))
+        == "Yes."
+    )
     say(tool_server, CALL)
     [call] = client.chat(model=MODEL, messages=HI, tools=TOOLS).message.tool_calls
     assert (call.function.name, call.function.arguments) == ("weather", OSLO)

@@ -27,7 +27,9 @@ def test_default_is_the_model_that_is_served(server: RunningServer) -> None:
 def test_any_name_of_a_model_is_answered_where_the_operator_says_so() -> None:
     config = ServerConfig(any_model_name=True, drain_s=1.0)
     with running(config) as server, httpx.Client(base_url=server.url) as http:
-        answer = http.post("/v1/completions", json={"model": "gpt-4o", "prompt": "a", "max_tokens": 1})
+        answer = http.post(
+            "/v1/completions", json={"model": "gpt-4o", "prompt": "a", "max_tokens": 1}
+        )
         assert answer.json()["model"] == MODEL
         assert http.get("/v1/models/gpt-4o").json()["id"] == MODEL
 
@@ -64,16 +66,24 @@ def test_server_info_has_what_routers_of_sglang_read(server: RunningServer) -> N
     assert (info["model_path"], info["disable_radix_cache"]) == (MODEL, False)
 
 
-def test_reasoning_is_counted_in_both_places(tool_sdk: openai.OpenAI, tool_server: RunningServer) -> None:
+def test_reasoning_is_counted_in_both_places(
+    tool_sdk: openai.OpenAI, tool_server: RunningServer
+) -> None:
     say(tool_server, "<think>\nHm.\n</think>Yes.")
     usage = tool_sdk.chat.completions.create(model=MODEL, messages=HI).usage.model_dump()
     assert usage["reasoning_tokens"] == usage["completion_tokens_details"]["reasoning_tokens"] > 0
 
 
 @pytest.mark.parametrize("is_nested", [True, False])
-def test_only_allowed_tools_may_be_called(tool_sdk: openai.OpenAI, tool_server: RunningServer, is_nested: bool) -> None:
+def test_only_allowed_tools_may_be_called(
+    tool_sdk: openai.OpenAI, tool_server: RunningServer, is_nested: bool
+) -> None:
     allowed = {"mode": "required", "tools": [{"type": "function", "function": {"name": "news"}}]}
-    choice = {"type": "allowed_tools", "allowed_tools": allowed} if is_nested else {"type": "allowed_tools", **allowed}
+    choice = (
+        {"type": "allowed_tools", "allowed_tools": allowed}
+        if is_nested
+        else {"type": "allowed_tools", **allowed}
+    )
     say(tool_server, '[{"name": "news", "parameters": {}}]')
     [answer] = ask(tool_sdk, tool_choice=choice).choices
     assert answer.message.tool_calls[0].function.name == "news"
@@ -87,7 +97,9 @@ def test_allowed_tools_with_auto_leave_the_choice_to_the_model(
 ) -> None:
     allowed = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "news"}}]}
     say(tool_server, "No.")
-    [answer] = ask(tool_sdk, tool_choice={"type": "allowed_tools", "allowed_tools": allowed}).choices
+    [answer] = ask(
+        tool_sdk, tool_choice={"type": "allowed_tools", "allowed_tools": allowed}
+    ).choices
     assert (answer.message.content, answer.message.tool_calls) == ("No.", None)
 
 
@@ -110,15 +122,24 @@ def test_allowed_tools_that_make_no_sense_are_refused(
     assert caught.value.param == "tool_choice"
 
 
-def test_a_response_has_the_log_probabilities_of_its_text(tool_sdk: openai.OpenAI, tool_server: RunningServer) -> None:
+def test_a_response_has_the_log_probabilities_of_its_text(
+    tool_sdk: openai.OpenAI, tool_server: RunningServer
+) -> None:
     say(tool_server, "<think>\nHm.\n</think>Yes.")
     answer = tool_sdk.responses.create(model=MODEL, input="Hi", top_logprobs=2)
     text = answer.output[-1].content[0]
     assert text.text == "Yes."
     assert [one.token for one in text.logprobs] == list("Yes.")
     assert {len(one.top_logprobs) for one in text.logprobs} == {2}
-    events = list(tool_sdk.responses.create(model=MODEL, input="Hi", stream=True, include=[LOGPROBS]))
-    told = [one for event in events if event.type == "response.output_text.delta" for one in event.logprobs]
+    events = list(
+        tool_sdk.responses.create(model=MODEL, input="Hi", stream=True, include=[LOGPROBS])
+    )
+    told = [
+        one
+        for event in events
+        if event.type == "response.output_text.delta"
+        for one in event.logprobs
+    ]
     assert [one.token for one in told] == list("Yes.")
 
 
@@ -135,14 +156,22 @@ def test_the_ollama_routes_tell_log_probabilities(tool_server: RunningServer, st
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/generate"])
 @pytest.mark.parametrize("fewest", [0, 3])
-def test_stop_tokens_beyond_the_vocabulary_have_no_effect(server: RunningServer, path: str, fewest: int) -> None:
+def test_stop_tokens_beyond_the_vocabulary_have_no_effect(
+    server: RunningServer, path: str, fewest: int
+) -> None:
     with httpx.Client(base_url=server.url) as http:
         sampling = {"stop_token_ids": [270, 151_643, 2**31 - 1]}
         if path == "/generate":
             params = {**sampling, "min_new_tokens": fewest, "max_new_tokens": 4, "ignore_eos": True}
             body = {"text": "a", "sampling_params": params}
         else:
-            body = {"prompt": "a", **sampling, "min_tokens": fewest, "max_tokens": 4, "ignore_eos": True}
+            body = {
+                "prompt": "a",
+                **sampling,
+                "min_tokens": fewest,
+                "max_tokens": 4,
+                "ignore_eos": True,
+            }
         answer = http.post(path, json=body)
     assert answer.status_code == 200
     assert len(server.engine.seen) == 1

@@ -23,7 +23,10 @@ from weft.server.pages import FORWARDING, Pages, host_name
 TEXT = "/v1/completions"
 ROUTES = [
     *(
-        (one.method, one.path.replace("{id:path}", "x").replace("{id}", "x").replace("{rid:path}", "x"))
+        (
+            one.method,
+            one.path.replace("{id:path}", "x").replace("{id}", "x").replace("{rid:path}", "x"),
+        )
         for one in OPERATIONS
     ),
     ("GET", "/docs"),
@@ -61,7 +64,9 @@ PROBES = {"/health", "/ready", "/ping"}
 @pytest.fixture(scope="module")
 def keyless() -> Iterator[RunningServer]:
     config = ServerConfig(
-        cors_origins="http://named.example", allowed_hosts="weft.example, .below.example", drain_s=1.0
+        cors_origins="http://named.example",
+        allowed_hosts="weft.example, .below.example",
+        drain_s=1.0,
     )
     with running(config) as server:
         yield server
@@ -70,11 +75,16 @@ def keyless() -> Iterator[RunningServer]:
 def ask_all(server: RunningServer, headers: dict[str, str]) -> dict[str, int]:
     """The status of each route."""
     with httpx.Client(base_url=server.url, timeout=HANG_S) as http:
-        return {f"{method} {path}": http.request(method, path, headers=headers).status_code for method, path in ROUTES}
+        return {
+            f"{method} {path}": http.request(method, path, headers=headers).status_code
+            for method, path in ROUTES
+        }
 
 
 @pytest.mark.parametrize("headers", OF_OTHER_PAGES, ids=str)
-def test_pages_of_other_origins_get_nothing_from_any_route(keyless: RunningServer, headers: dict[str, str]) -> None:
+def test_pages_of_other_origins_get_nothing_from_any_route(
+    keyless: RunningServer, headers: dict[str, str]
+) -> None:
     assert set(ask_all(keyless, headers).values()) == {403}
 
 
@@ -85,12 +95,18 @@ def test_no_route_answers_under_a_foreign_name(keyless: RunningServer, host: str
 
 def test_only_probes_answer_under_a_foreign_address(keyless: RunningServer) -> None:
     answers = ask_all(keyless, {"host": "10.1.2.3:30000"})
-    assert {route for route, status in answers.items() if status != 403} == {f"GET {path}" for path in PROBES}
+    assert {route for route, status in answers.items() if status != 403} == {
+        f"GET {path}" for path in PROBES
+    }
 
 
-def test_a_refused_page_reaches_no_engine_and_is_told_how_to_be_let_in(keyless: RunningServer) -> None:
+def test_a_refused_page_reaches_no_engine_and_is_told_how_to_be_let_in(
+    keyless: RunningServer,
+) -> None:
     before = len(keyless.engine.seen)
-    answer = httpx.post(keyless.url + TEXT, json={"prompt": "x"}, headers={"origin": "http://evil.example"})
+    answer = httpx.post(
+        keyless.url + TEXT, json={"prompt": "x"}, headers={"origin": "http://evil.example"}
+    )
     assert (answer.status_code, answer.json()["error"]["type"]) == (403, "permission_error")
     assert "--cors-origins" in answer.json()["error"]["message"]
     answer = httpx.post(keyless.url + TEXT, json={"prompt": "x"}, headers={"host": "evil.example"})
@@ -112,8 +128,16 @@ def test_a_refused_page_reaches_no_engine_and_is_told_how_to_be_let_in(keyless: 
         {"host": "weft.example:443"},
         {"host": "a.b.below.example"},
         {"origin": "http://named.example"},
-        {"origin": "http://named.example", "sec-fetch-site": "cross-site", "sec-fetch-mode": "cors"},
-        {"origin": "http://localhost:30000", "host": "localhost:30000", "sec-fetch-site": "same-origin"},
+        {
+            "origin": "http://named.example",
+            "sec-fetch-site": "cross-site",
+            "sec-fetch-mode": "cors",
+        },
+        {
+            "origin": "http://localhost:30000",
+            "host": "localhost:30000",
+            "sec-fetch-site": "same-origin",
+        },
         {"sec-fetch-site": "none", "sec-fetch-mode": "navigate"},
         {"sec-fetch-site": "same-origin"},
         {"user-agent": "curl/8", "referer": "http://evil.example"},
@@ -128,7 +152,9 @@ def test_programs_and_pages_that_are_ours_or_named_are_answered(
     assert httpx.post(keyless.url + TEXT, json={"prompt": "x"}, headers=headers).status_code == 200
 
 
-def refusal(keys: Keys, access: Access, headers: dict[str, str], client: str = "127.0.0.1", **scope: str) -> int:
+def refusal(
+    keys: Keys, access: Access, headers: dict[str, str], client: str = "127.0.0.1", **scope: str
+) -> int:
     """The status of what is refused, 200 of what is let in."""
     given = Headers({"host": "127.0.0.1:30000"} | headers)
     found = keys.refusal({"client": (client, 1), **scope}, given, access)
@@ -137,7 +163,9 @@ def refusal(keys: Keys, access: Access, headers: dict[str, str], client: str = "
 
 @pytest.mark.parametrize("access", get_args(Access))
 @pytest.mark.parametrize("headers", [*OF_OTHER_PAGES, {"host": "evil.example"}], ids=str)
-def test_a_key_speaks_for_itself_wherever_it_comes_from(access: Access, headers: dict[str, str]) -> None:
+def test_a_key_speaks_for_itself_wherever_it_comes_from(
+    access: Access, headers: dict[str, str]
+) -> None:
     """Administration apart. Without the key nothing is answered but probes, which tell nothing."""
     keys = Keys(KeyDigests(user=(digest("user-key"),)), Pages())
     if access != "admin":
@@ -150,7 +178,9 @@ def test_a_key_speaks_for_itself_wherever_it_comes_from(access: Access, headers:
 def test_all_origins_may_be_named_but_not_for_administration() -> None:
     keys = Keys(KeyDigests(), Pages(origins=["*"]))
     assert refusal(keys, "user", {"origin": "http://evil.example"}) == 200
-    assert refusal(keys, "user", {"sec-fetch-site": "cross-site"}) == 403  # which page it was is not told
+    assert (
+        refusal(keys, "user", {"sec-fetch-site": "cross-site"}) == 403
+    )  # which page it was is not told
     assert refusal(keys, "admin", {"origin": "http://evil.example"}) == 403
 
 
@@ -161,7 +191,9 @@ def test_a_server_for_other_machines_answers_to_any_address_and_to_its_name(boun
         assert refusal(keys, "user", {"host": host}, client="192.168.1.7") == 200
     assert refusal(keys, "user", {"host": "evil.example"}) == 403
     assert refusal(keys, "user", {"host": "!"}) == 403
-    assert refusal(keys, "user", {"host": "weft.example"}) == (200 if bound == "weft.example" else 403)
+    assert refusal(keys, "user", {"host": "weft.example"}) == (
+        200 if bound == "weft.example" else 403
+    )
 
 
 def test_all_names_may_be_allowed_but_not_for_administration_without_a_key() -> None:
@@ -175,14 +207,27 @@ def test_no_text_is_taken_for_a_name_of_ours(host: str) -> None:
     pages = Pages(bound="127.0.0.1")
     if pages.refusal(Headers({"host": host})) is None:
         name = host_name(host)
-        assert name == "localhost" or name.endswith(".localhost") or name[0].isdigit() or ":" in name or name in host
+        assert (
+            name == "localhost"
+            or name.endswith(".localhost")
+            or name[0].isdigit()
+            or ":" in name
+            or name in host
+        )
 
 
 # ---- proxies
 
 
 @pytest.mark.parametrize(
-    "name", [*sorted(FORWARDING), "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "X-Forwarded-Anything"]
+    "name",
+    [
+        *sorted(FORWARDING),
+        "x-forwarded-for",
+        "x-forwarded-host",
+        "x-forwarded-proto",
+        "X-Forwarded-Anything",
+    ],
 )
 def test_what_a_proxy_passes_on_does_not_administrate(name: str) -> None:
     keys = Keys(KeyDigests(), Pages(hosts=["*"]))
@@ -207,7 +252,13 @@ def test_a_unix_socket_is_local_unless_a_proxy_uses_it() -> None:
 
 # ---- types of bodies
 
-TYPES = [None, "application/json", "application/x-www-form-urlencoded", "text/plain", "multipart/form-data"]
+TYPES = [
+    None,
+    "application/json",
+    "application/x-www-form-urlencoded",
+    "text/plain",
+    "multipart/form-data",
+]
 BROWSERS = [
     {},
     {"origin": "http://named.example"},
@@ -231,5 +282,9 @@ def test_only_programs_may_leave_out_the_type_of_a_body(
             statuses[path] = http.send(request).status_code
     is_json = kind == "application/json"
     is_program = not browser
-    assert statuses[TEXT] == statuses["/generate"] == (200 if is_json or (is_program and kind is None) else 415)
+    assert (
+        statuses[TEXT]
+        == statuses["/generate"]
+        == (200 if is_json or (is_program and kind is None) else 415)
+    )
     assert statuses["/api/generate"] == (200 if is_json or is_program else 415)

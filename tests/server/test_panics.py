@@ -58,18 +58,26 @@ def test_a_panic_while_an_answer_is_decoded_ends_that_answer_alone(
     monkeypatch.setattr(ByteDetokenizer, "push", pushed)
     answer = http.post(TEXT, json={"prompt": ["a", "b"], "stream": stream, "max_tokens": 9})
     if stream:
-        events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+        events = [
+            json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")
+        ]
         assert "could not be decoded" in events[-1]["error"]["message"]
     else:
         assert answer.status_code == 500
         assert "could not be decoded (PanicException)" in answer.json()["error"]["message"]
-    assert http.post(TEXT, json={"prompt": "a", "max_tokens": 9}).json()["choices"][0]["text"] == "no"
+    assert (
+        http.post(TEXT, json={"prompt": "a", "max_tokens": 9}).json()["choices"][0]["text"] == "no"
+    )
     assert eventually(lambda: not server.engine.running)
     assert server.client.num_open == 0
 
 
-@pytest.mark.parametrize("sent", [b"GARBAGE\r\n\r\n", b"GET /\x00 HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00"])
-def test_what_is_no_http_is_refused_in_the_form_of_all_errors(server: RunningServer, sent: bytes) -> None:
+@pytest.mark.parametrize(
+    "sent", [b"GARBAGE\r\n\r\n", b"GET /\x00 HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00"]
+)
+def test_what_is_no_http_is_refused_in_the_form_of_all_errors(
+    server: RunningServer, sent: bytes
+) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=HANG_S) as client:
         client.sendall(sent)
         answer = b"".join(iter(lambda: client.recv(65_536), b""))

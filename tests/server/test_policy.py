@@ -18,7 +18,10 @@ def test_the_policy_is_switched_and_a_wrong_name_is_answered_with_the_right_ones
         return SetPolicyReply(call=1, success=False, before="fcfs", message="there are fcfs, lpm")
 
     monkeypatch.setattr(server.client, "set_policy", set_policy)
-    assert http.post("/set_policy", json={"policy": "lpm"}).json() == {"policy": "lpm", "before": "fcfs"}
+    assert http.post("/set_policy", json={"policy": "lpm"}).json() == {
+        "policy": "lpm",
+        "before": "fcfs",
+    }
     answer = http.post("/set_policy", json={"policy": "magic"})
     assert answer.status_code == 400
     assert "fcfs, lpm" in answer.text

@@ -19,7 +19,9 @@ TEXTS = ["one", "a much longer text of many letters", "two", "x"]
 
 def fixture_of(name: str, **settings: object):  # type: ignore[no-untyped-def]
     @pytest.fixture(scope="module")
-    def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RealServer, PooledReference]]:
+    def pair(
+        tmp_path_factory: pytest.TempPathFactory,
+    ) -> Iterator[tuple[RealServer, PooledReference]]:
         reference = make_pooled(name, tmp_path_factory.mktemp(name))
         with serving(reference.folder, **settings) as server:
             yield server, reference
@@ -35,7 +37,9 @@ mean = fixture_of("qwen3-mean", chunked_prefill_size=16, page_size=4, kv_tokens=
 
 
 @pytest.fixture(scope="module")
-def writer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RealServer, PooledReference]]:
+def writer(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[RealServer, PooledReference]]:
     """A model that generates."""
     reference = make_pooled("qwen3-last", tmp_path_factory.mktemp("writer"))
     for name in ("modules.json", "1_Pooling/config.json"):
@@ -66,7 +70,10 @@ def test_vectors_are_those_of_transformers_in_the_order_of_the_inputs(bert):
     ids = [server.tokenizer.encode(text) for text in TEXTS]
     expected = np.stack([reference.vector(one, [0] * len(one)) for one in ids])
     assert np.abs(vectors(answer) - expected).max() < 2e-5
-    assert answer["usage"] == {"prompt_tokens": sum(map(len, ids)), "total_tokens": sum(map(len, ids))}
+    assert answer["usage"] == {
+        "prompt_tokens": sum(map(len, ids)),
+        "total_tokens": sum(map(len, ids)),
+    }
     assert isinstance(server.seen[-1], BatchGenerate), "several inputs are one message"
     by_ids = server.post("/v1/embeddings", input=ids).json()
     assert np.abs(vectors(by_ids) - expected).max() < 2e-5
@@ -76,11 +83,17 @@ def test_vectors_are_those_of_transformers_in_the_order_of_the_inputs(bert):
 
 def test_the_sdk_gets_the_same_as_base64(bert):
     server, _ = bert
-    sdk = openai.AsyncOpenAI(base_url="http://127.0.0.1/v1", api_key="none", http_client=server.http)
+    sdk = openai.AsyncOpenAI(
+        base_url="http://127.0.0.1/v1", api_key="none", http_client=server.http
+    )
     found = server.wait(sdk.embeddings.create(model="tiny", input=TEXTS))
     plain = vectors(server.post("/v1/embeddings", input=TEXTS).json())
-    assert np.array_equal(np.array([one.embedding for one in found.data], np.float32), plain.astype(np.float32))
-    raw = server.post("/v1/embeddings", input="one", encoding_format="base64").json()["data"][0]["embedding"]
+    assert np.array_equal(
+        np.array([one.embedding for one in found.data], np.float32), plain.astype(np.float32)
+    )
+    raw = server.post("/v1/embeddings", input="one", encoding_format="base64").json()["data"][0][
+        "embedding"
+    ]
     assert np.array_equal(np.frombuffer(base64.b64decode(raw), "<f4"), plain[0].astype(np.float32))
 
 
@@ -89,7 +102,9 @@ def test_dimensions_cut_before_normalising(bert):
     whole = vectors(server.post("/v1/embeddings", input="one").json())[0]
     cut = vectors(server.post("/v1/embeddings", input=["one"], dimensions=8).json())[0]
     assert np.allclose(cut, whole[:8] / np.linalg.norm(whole[:8]), atol=1e-6)
-    refused(server.post("/v1/embeddings", input="one", dimensions=49), 400, "dimensions is 49; 1 to 48")
+    refused(
+        server.post("/v1/embeddings", input="one", dimensions=49), 400, "dimensions is 49; 1 to 48"
+    )
 
 
 @pytest.mark.parametrize("kind", ["qwen", "mean"])
@@ -102,7 +117,9 @@ def test_a_decoder_embeds_in_chunks_and_from_the_cache(kind, request):
         found = vectors(server.post("/v1/embeddings", input=[text, "one"]).json())
         assert np.abs(found[0] - reference.vector(ids)).max() < 2e-5
     scheduler = server.engine.scheduler
-    assert (scheduler.counters.num_cached_tokens > 0) is (kind == "qwen"), "a mean needs every token"
+    assert (scheduler.counters.num_cached_tokens > 0) is (kind == "qwen"), (
+        "a mean needs every token"
+    )
     assert scheduler.counters.num_generated_tokens == 0
 
 
@@ -130,12 +147,20 @@ def test_what_is_wrong_is_named(bert, body, message):
 
 def test_an_input_that_is_too_long_is_cut_if_asked(bert):
     server, _ = bert
-    found = vectors(server.post("/v1/embeddings", input="b " * 100, truncate_prompt_tokens=-1).json())[0]
-    expected = vectors(server.post("/v1/embeddings", input="b " * 62).json())[0]  # with [CLS] and [SEP]: 64
+    found = vectors(
+        server.post("/v1/embeddings", input="b " * 100, truncate_prompt_tokens=-1).json()
+    )[0]
+    expected = vectors(server.post("/v1/embeddings", input="b " * 62).json())[
+        0
+    ]  # with [CLS] and [SEP]: 64
     assert np.array_equal(found, expected)
-    left = server.post("/encode", text="a b c d", truncate_prompt_tokens=4, truncation_side="left").json()
+    left = server.post(
+        "/encode", text="a b c d", truncate_prompt_tokens=4, truncation_side="left"
+    ).json()
     assert left["embedding"] == server.post("/encode", text="c d").json()["embedding"]
-    assert server.post("/api/embed", input="b " * 100, model="tiny").json()["prompt_eval_count"] == 64
+    assert (
+        server.post("/api/embed", input="b " * 100, model="tiny").json()["prompt_eval_count"] == 64
+    )
     response = server.post("/api/embed", input="b " * 100, truncate=False)
     assert response.status_code == 400
     assert "102 tokens" in response.json()["error"]
@@ -144,7 +169,11 @@ def test_an_input_that_is_too_long_is_cut_if_asked(bert):
 def test_a_model_that_makes_vectors_generates_nothing_and_says_what_it_is_for(bert):
     server, _ = bert
     chat = {"messages": [{"role": "user", "content": "a"}]}
-    asked = (("/v1/completions", {"prompt": "a"}), ("/generate", {"text": "a"}), ("/v1/chat/completions", chat))
+    asked = (
+        ("/v1/completions", {"prompt": "a"}),
+        ("/generate", {"text": "a"}),
+        ("/v1/chat/completions", chat),
+    )
     for path, body in asked:
         refused(server.post(path, **body), 400, "generates no tokens", "/v1/embeddings")
     refused(server.post("/classify", text="a"), 400, "made to embed")
@@ -156,7 +185,10 @@ def test_a_model_that_makes_vectors_generates_nothing_and_says_what_it_is_for(be
 
 def test_a_model_that_generates_embeds_only_if_started_for_it(writer):
     server, reference = writer
-    for path, body in (("/v1/embeddings", {"input": "a"}), ("/v1/rerank", {"query": "a", "documents": ["b"]})):
+    for path, body in (
+        ("/v1/embeddings", {"input": "a"}),
+        ("/v1/rerank", {"query": "a", "documents": ["b"]}),
+    ):
         refused(server.post(path, **body), 400, "generates tokens")
     with serving(reference.folder, task="embed") as started:
         found = vectors(started.post("/v1/embeddings", input="one").json())[0]
@@ -168,20 +200,34 @@ def test_documents_are_ordered_by_their_score_with_the_query(ranker):
     documents = ["apple", "banana split", {"text": "c"}, "quite another text"]
     texts = [one if isinstance(one, str) else one["text"] for one in documents]
     scores = [float(reference.vector(*encoded(server, "query", text)[0])[0]) for text in texts]
-    answer = server.post("/v1/rerank", query="query", documents=documents, return_documents=True).json()
+    answer = server.post(
+        "/v1/rerank", query="query", documents=documents, return_documents=True
+    ).json()
     order = sorted(range(4), key=lambda i: -scores[i])
     assert [one["index"] for one in answer["results"]] == order
     assert [one["document"]["text"] for one in answer["results"]] == [texts[i] for i in order]
-    assert np.allclose([one["relevance_score"] for one in answer["results"]], [scores[i] for i in order], atol=2e-5)
+    assert np.allclose(
+        [one["relevance_score"] for one in answer["results"]], [scores[i] for i in order], atol=2e-5
+    )
     top = server.post("/v2/rerank", query="query", documents=documents, top_n=2).json()["results"]
     assert [one["index"] for one in top] == order[:2]
     assert "document" not in top[0]
     pairs = server.post("/v1/score", text_1="query", text_2=texts).json()["data"]
     assert np.allclose([one["score"] for one in pairs], scores, atol=2e-5)
     refused(server.post("/v1/rerank", query="q", documents=[]), 400, "documents is empty")
-    refused(server.post("/rerank", query="q", documents=["a"] * 1_025), 400, "documents has 1,025 prompts")
-    refused(server.post("/v1/rerank", query="q", documents=["a", "b " * 90]), 400, "documents[1] has")
-    refused(server.post("/score", text_1=["a", "b"], text_2=["c", "d", "e"]), 400, "2 texts cannot be paired with 3")
+    refused(
+        server.post("/rerank", query="q", documents=["a"] * 1_025),
+        400,
+        "documents has 1,025 prompts",
+    )
+    refused(
+        server.post("/v1/rerank", query="q", documents=["a", "b " * 90]), 400, "documents[1] has"
+    )
+    refused(
+        server.post("/score", text_1=["a", "b"], text_2=["c", "d", "e"]),
+        400,
+        "2 texts cannot be paired with 3",
+    )
 
 
 def test_vectors_score_by_their_cosine(bert):
@@ -214,7 +260,11 @@ def test_sglangs_and_ollamas_routes_give_the_same_vectors(bert):
     ids = server.tokenizer.encode("one")
     single = server.post("/encode", input_ids=ids, token_type_ids=[1] * len(ids)).json()
     assert np.abs(single["embedding"] - reference.vector(ids, [1] * len(ids))).max() < 2e-5
-    refused(server.post("/encode", input_ids=ids, token_type_ids=[2] * len(ids)), 400, "has 2; 0 to 1 are allowed")
+    refused(
+        server.post("/encode", input_ids=ids, token_type_ids=[2] * len(ids)),
+        400,
+        "has 2; 0 to 1 are allowed",
+    )
     refused(server.post("/encode", input_ids=ids, token_type_ids=[1]), 400, "1 entries for")
     ollama = server.post("/api/embed", model="tiny:latest", input=["one", "two"]).json()
     assert np.allclose(ollama["embeddings"], plain)
@@ -229,7 +279,10 @@ def test_label_tokens_get_their_probabilities_behind_the_prompt(writer):
 
     ids = [server.tokenizer.encode(f"one {item}") for item in body["items"]]
     with torch.inference_mode():
-        probabilities = [reference.model(torch.tensor([one])).logits[0, -1].softmax(-1)[[5, 9, 60]] for one in ids]
+        probabilities = [
+            reference.model(torch.tensor([one])).logits[0, -1].softmax(-1)[[5, 9, 60]]
+            for one in ids
+        ]
     expected = np.stack([one.numpy() for one in probabilities])
     answer = server.post("/v1/score", **body).json()
     assert np.allclose(answer["scores"], expected, atol=2e-5)
@@ -237,7 +290,9 @@ def test_label_tokens_get_their_probabilities_behind_the_prompt(writer):
     assert np.allclose(own, expected / expected.sum(1, keepdims=True), atol=2e-5)
     turned = server.post("/v1/score", **{**body, "query": [5, 6], "items": [[7]]}, item_first=True)
     assert len(turned.json()["scores"][0]) == 3
-    refused(server.post("/v1/score", **{**body, "label_token_ids": [VOCAB]}), 400, f"token id {VOCAB}")
+    refused(
+        server.post("/v1/score", **{**body, "label_token_ids": [VOCAB]}), 400, f"token id {VOCAB}"
+    )
     refused(server.post("/v1/score", **{**body, "items": [[1]]}), 400, "all texts or all token ids")
 
 
@@ -246,7 +301,9 @@ def test_an_abort_ends_a_request_and_the_engine_goes_on(bert):
     server.hold = True
 
     async def abort() -> int:
-        posting = asyncio.create_task(server.http.post("/v1/embeddings", json={"input": TEXTS, "rid": "mine"}))
+        posting = asyncio.create_task(
+            server.http.post("/v1/embeddings", json={"input": TEXTS, "rid": "mine"})
+        )
         while not server.client.num_open:
             await asyncio.sleep(0.005)
         assert server.client.abort("mine") == len(TEXTS)
@@ -269,5 +326,7 @@ def test_a_vector_that_is_not_finite_fails_alone(bert, monkeypatch):
 
     monkeypatch.setattr(model, "forward", spoiled)
     ids = [[2, 5, 3], [2, 63, 3], [2, 6, 3]]
-    refused(server.post("/v1/embeddings", input=ids), 500, "input[1]: the model's output was not finite")
+    refused(
+        server.post("/v1/embeddings", input=ids), 500, "input[1]: the model's output was not finite"
+    )
     assert server.post("/v1/embeddings", input=[ids[0], ids[2]]).status_code == 200

@@ -22,7 +22,9 @@ def events(http: httpx.Client, path: str, body: dict[str, Any]) -> list[dict[str
 # SGLang
 
 
-def test_generate_tells_the_tokens_of_the_prompt_from_a_start_on(http: httpx.Client, server: RunningServer) -> None:
+def test_generate_tells_the_tokens_of_the_prompt_from_a_start_on(
+    http: httpx.Client, server: RunningServer
+) -> None:
     server.engine.script = lambda ids: as_bytes("x")
     body = {"text": "abcdef", "return_logprob": True, "logprob_start_len": 1, "top_logprobs_num": 2}
     meta = http.post(NATIVE, json=body | {"return_text_in_logprobs": True}).json()["meta_info"]
@@ -34,7 +36,12 @@ def test_generate_tells_the_tokens_of_the_prompt_from_a_start_on(http: httpx.Cli
 
 
 def test_generate_tells_given_tokens_in_every_place(http: httpx.Client) -> None:
-    body = {"text": ["ab", "abc"], "return_logprob": True, "logprob_start_len": [0, -1], "sampling_params": {"n": 1}}
+    body = {
+        "text": ["ab", "abc"],
+        "return_logprob": True,
+        "logprob_start_len": [0, -1],
+        "sampling_params": {"n": 1},
+    }
     both = http.post(NATIVE, json=body | {"token_ids_logprob": [[7, 8], [9]]}).json()
     first, second = (one["meta_info"] for one in both)
     assert first["input_token_ids_logprobs"] == [None, [[-7.0, 7, None], [-8.0, 8, None]]]
@@ -48,7 +55,10 @@ def test_a_stream_of_generate_tells_the_prompt_at_its_beginning_and_its_end(
 ) -> None:
     server.engine.step_s = 0.02  # an event for each token
     metas = [
-        one["meta_info"] for one in events(http, NATIVE, {"text": "ab", "return_logprob": True, "logprob_start_len": 0})
+        one["meta_info"]
+        for one in events(
+            http, NATIVE, {"text": "ab", "return_logprob": True, "logprob_start_len": 0}
+        )
     ]
     has_prompt = ["input_token_logprobs" in meta for meta in metas]
     assert has_prompt[0]
@@ -58,7 +68,12 @@ def test_a_stream_of_generate_tells_the_prompt_at_its_beginning_and_its_end(
 
 
 def test_generate_of_no_token_computes_the_prompt_alone(http: httpx.Client) -> None:
-    body = {"text": "abc", "return_logprob": True, "logprob_start_len": 0, "sampling_params": {"max_new_tokens": 0}}
+    body = {
+        "text": "abc",
+        "return_logprob": True,
+        "logprob_start_len": 0,
+        "sampling_params": {"max_new_tokens": 0},
+    }
     answer = http.post(NATIVE, json=body).json()
     assert (answer["text"], answer["output_ids"]) == ("", [])
     assert answer["meta_info"]["finish_reason"] == {"type": "length", "length": 0}
@@ -76,7 +91,9 @@ def test_generate_of_no_token_computes_the_prompt_alone(http: httpx.Client) -> N
         ({"token_ids_logprob": [270]}, "token id 270; 0 to 269"),
     ],
 )
-def test_what_cannot_be_told_is_refused(http: httpx.Client, fields: dict[str, Any], wrong: str) -> None:
+def test_what_cannot_be_told_is_refused(
+    http: httpx.Client, fields: dict[str, Any], wrong: str
+) -> None:
     answer = http.post(NATIVE, json={"text": "abc", "return_logprob": True, **fields})
     assert answer.status_code == 400
     assert wrong in answer.json()["error"]["message"]
@@ -95,8 +112,22 @@ def test_an_echo_has_the_log_probabilities_of_the_prompt_in_front(
     choices = [answer["choices"][0] for answer in answers]
     parts = [choice["logprobs"] for choice in choices]
     assert "".join(choice["text"] for choice in choices) == "aöbxy"
-    assert [name for part in parts for name in part["tokens"]] == ["a", "bytes:\\xc3", "bytes:\\xb6", "b", "x", "y"]
-    assert [value for part in parts for value in part["token_logprobs"]] == [None, -195.0, -182.0, -98.0, -0.5, -0.5]
+    assert [name for part in parts for name in part["tokens"]] == [
+        "a",
+        "bytes:\\xc3",
+        "bytes:\\xb6",
+        "b",
+        "x",
+        "y",
+    ]
+    assert [value for part in parts for value in part["token_logprobs"]] == [
+        None,
+        -195.0,
+        -182.0,
+        -98.0,
+        -0.5,
+        -0.5,
+    ]
     assert [offset for part in parts for offset in part["text_offset"]] == [0, 1, 1, 2, 3, 4]
     top = [one for part in parts for one in part["top_logprobs"]]
     assert top[0] is None
@@ -133,7 +164,9 @@ def test_no_token_is_generated_if_only_the_prompt_is_asked_for(http: httpx.Clien
         ("/v1/messages", {"messages": HI, "max_tokens": 0}),
     ],
 )
-def test_to_generate_nothing_is_refused_elsewhere(http: httpx.Client, path: str, body: dict[str, Any]) -> None:
+def test_to_generate_nothing_is_refused_elsewhere(
+    http: httpx.Client, path: str, body: dict[str, Any]
+) -> None:
     answer = http.post(path, json=body)
     assert answer.status_code == 400
     assert "is 0; it must be at least 1" in answer.json()["error"]["message"]
@@ -144,14 +177,17 @@ def test_to_generate_nothing_is_refused_elsewhere(http: httpx.Client, path: str,
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
-    ("path", "prompt"), [(TEXT, {"prompt": "ab", "n": 2}), (CHAT, {"messages": HI, "input_ids": as_bytes("ab")})]
+    ("path", "prompt"),
+    [(TEXT, {"prompt": "ab", "n": 2}), (CHAT, {"messages": HI, "input_ids": as_bytes("ab")})],
 )
 def test_prompt_logprobs_name_rank_and_text_of_each_token(
     http: httpx.Client, path: str, prompt: dict[str, Any], stream: bool
 ) -> None:
     body = {**prompt, "prompt_logprobs": 1, "max_tokens": 2}
     answers = events(http, path, body) if stream else [http.post(path, json=body).json()]
-    holders = answers if path == CHAT else [choice for answer in answers for choice in answer["choices"]]
+    holders = (
+        answers if path == CHAT else [choice for answer in answers for choice in answer["choices"]]
+    )
     told = [holder["prompt_logprobs"] for holder in holders if "prompt_logprobs" in holder]
     expected = [
         None,

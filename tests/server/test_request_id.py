@@ -20,21 +20,40 @@ def test_case_40_one_name_goes_all_the_way(lines: io.StringIO) -> None:
         assert answer.headers["x-request-id"] == "trip-1"
         assert answer.json()["id"] == "cmpl-trip-1"
         assert server.engine.seen[-1].rid == "trip-1"
-        page = http.get("/metrics", headers={"accept": "application/openmetrics-text; version=1.0.0"})
+        page = http.get(
+            "/metrics", headers={"accept": "application/openmetrics-text; version=1.0.0"}
+        )
     assert page.headers["content-type"].startswith("application/openmetrics-text")
-    for name in ("time_to_first_token_seconds", "e2e_request_latency_seconds", "per_stage_req_latency_seconds"):
+    for name in (
+        "time_to_first_token_seconds",
+        "e2e_request_latency_seconds",
+        "per_stage_req_latency_seconds",
+    ):
         assert re.search(rf'weft:{name}_bucket{{.*# {{rid="trip-1"}}', page.text), name
     [line] = [line for line in lines.getvalue().splitlines() if " finished " in line]
     assert " finished rid=trip-1 reason=length prompt_tokens=1 " in line
-    for stage in ("tokenize_s=", "dispatch_s=", "queue_s=0.001", "prefill_s=", "decode_s=", "total_s="):
+    for stage in (
+        "tokenize_s=",
+        "dispatch_s=",
+        "queue_s=0.001",
+        "prefill_s=",
+        "decode_s=",
+        "total_s=",
+    ):
         assert stage in line
 
 
-def test_name_in_the_body_is_told_in_the_header_too(http: httpx.Client, server: RunningServer) -> None:
-    answer = http.post(TEXT, json={"prompt": "x", "rid": "own-1"}, headers={"x-request-id": "other"})
+def test_name_in_the_body_is_told_in_the_header_too(
+    http: httpx.Client, server: RunningServer
+) -> None:
+    answer = http.post(
+        TEXT, json={"prompt": "x", "rid": "own-1"}, headers={"x-request-id": "other"}
+    )
     assert answer.headers["x-request-id"] == "own-1"
     assert answer.json()["id"] == "cmpl-own-1"
-    answer = http.post(TEXT, json={"prompt": "x", "rid": "größe 1"}, headers={"x-request-id": "other"})
+    answer = http.post(
+        TEXT, json={"prompt": "x", "rid": "größe 1"}, headers={"x-request-id": "other"}
+    )
     assert answer.headers["x-request-id"] == "other"  # no header can carry that
     assert server.engine.seen[-1].rid == "größe 1"
 
@@ -47,7 +66,17 @@ def test_error_names_the_request(http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(
-    "hostile", [b"a b", b"x" * 129, b"a\x1b[31m", "ä".encode("latin-1"), b"", b"a\tb", b'"\x7f"', b"\xff" * 20]
+    "hostile",
+    [
+        b"a b",
+        b"x" * 129,
+        b"a\x1b[31m",
+        "ä".encode("latin-1"),
+        b"",
+        b"a\tb",
+        b'"\x7f"',
+        b"\xff" * 20,
+    ],
 )
 def test_case_40_hostile_name_is_replaced(http: httpx.Client, hostile: bytes) -> None:
     answer = http.get("/version", headers={"x-request-id": hostile})

@@ -17,13 +17,19 @@ TOOLS: list[Any] = [{"type": "function", "name": "weather", "parameters": WEATHE
 def told(server: RunningServer, text: str) -> list[str]:
     """Let the engine say `text`. Returns the prompts that it gets."""
     prompts: list[str] = []
-    server.engine.script = lambda ids: prompts.append(bytes(i for i in ids if i < 256).decode()) or as_bytes(text)
+    server.engine.script = lambda ids: (
+        prompts.append(bytes(i for i in ids if i < 256).decode()) or as_bytes(text)
+    )
     return prompts
 
 
-def test_a_response_has_items_and_usage(tool_sdk: openai.OpenAI, tool_server: RunningServer) -> None:
+def test_a_response_has_items_and_usage(
+    tool_sdk: openai.OpenAI, tool_server: RunningServer
+) -> None:
     prompts = told(tool_server, "<think>Hm.</think>Hello")
-    answer = tool_sdk.responses.create(model=MODEL, input="Hi", instructions="Be kind.", max_output_tokens=99)
+    answer = tool_sdk.responses.create(
+        model=MODEL, input="Hi", instructions="Be kind.", max_output_tokens=99
+    )
     assert answer.status == "completed"
     assert answer.id.startswith("resp_")
     assert answer.output_text == "Hello"
@@ -34,7 +40,9 @@ def test_a_response_has_items_and_usage(tool_sdk: openai.OpenAI, tool_server: Ru
     assert answer.usage.total_tokens == answer.usage.input_tokens + answer.usage.output_tokens
 
 
-def test_a_response_goes_on_from_a_previous_one(tool_sdk: openai.OpenAI, tool_server: RunningServer) -> None:
+def test_a_response_goes_on_from_a_previous_one(
+    tool_sdk: openai.OpenAI, tool_server: RunningServer
+) -> None:
     prompts = told(tool_server, "Hello")
     first = tool_sdk.responses.create(model=MODEL, input="Hi", instructions="not carried on")
     tool_sdk.responses.create(model=MODEL, input="More", previous_response_id=first.id)
@@ -43,7 +51,9 @@ def test_a_response_goes_on_from_a_previous_one(tool_sdk: openai.OpenAI, tool_se
         tool_sdk.responses.create(model=MODEL, input="x", previous_response_id="resp_none")
 
 
-def test_a_stream_is_typed_events_in_order(tool_sdk: openai.OpenAI, tool_server: RunningServer) -> None:
+def test_a_stream_is_typed_events_in_order(
+    tool_sdk: openai.OpenAI, tool_server: RunningServer
+) -> None:
     say(tool_server, f"<think>Hm.</think>Ok.{CALL}")
     events = list(tool_sdk.responses.create(model=MODEL, input="Hi", tools=TOOLS, stream=True))
     assert [event.sequence_number for event in events] == list(range(len(events)))
@@ -52,32 +62,47 @@ def test_a_stream_is_typed_events_in_order(tool_sdk: openai.OpenAI, tool_server:
     assert kinds[-1] == "response.completed"
     last = events[-1].response
     assert [item.type for item in last.output] == ["reasoning", "message", "function_call"]
-    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == "Ok."
-    arguments = "".join(event.delta for event in events if event.type == "response.function_call_arguments.delta")
+    assert (
+        "".join(event.delta for event in events if event.type == "response.output_text.delta")
+        == "Ok."
+    )
+    arguments = "".join(
+        event.delta for event in events if event.type == "response.function_call_arguments.delta"
+    )
     assert arguments == last.output[2].arguments == '{"city": "Oslo"}'
-    assert kinds.count("response.output_item.added") == kinds.count("response.output_item.done") == 3
+    assert (
+        kinds.count("response.output_item.added") == kinds.count("response.output_item.done") == 3
+    )
 
 
-def test_the_sdk_puts_a_stream_together(tool_sdk: openai.OpenAI, tool_server: RunningServer) -> None:
+def test_the_sdk_puts_a_stream_together(
+    tool_sdk: openai.OpenAI, tool_server: RunningServer
+) -> None:
     say(tool_server, "Hello")
     with tool_sdk.responses.stream(model=MODEL, input="Hi") as stream:
         assert stream.get_final_response().output_text == "Hello"
 
 
-def test_calls_and_their_results_are_input(tool_sdk: openai.OpenAI, tool_server: RunningServer) -> None:
+def test_calls_and_their_results_are_input(
+    tool_sdk: openai.OpenAI, tool_server: RunningServer
+) -> None:
     say(tool_server, CALL)
     first = tool_sdk.responses.create(model=MODEL, input="Hi", tools=TOOLS)
     [call] = first.output
     assert (call.name, call.arguments) == ("weather", '{"city": "Oslo"}')
     prompts = told(tool_server, "Rain.")
     result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "wet"}
-    tool_sdk.responses.create(model=MODEL, input=[result], tools=TOOLS, previous_response_id=first.id)
+    tool_sdk.responses.create(
+        model=MODEL, input=[result], tools=TOOLS, previous_response_id=first.id
+    )
     own: Any = [{"role": "user", "content": "Hi"}, call.model_dump(exclude_none=True), result]
     tool_sdk.responses.create(model=MODEL, input=own, tools=TOOLS)
     assert prompts == ["user\nHi\nassistant\n\ntool\nwet\nassistant\n"] * 2
 
 
-def test_a_stored_response_is_retrieved_and_deleted(tool_sdk: openai.OpenAI, tool_server: RunningServer) -> None:
+def test_a_stored_response_is_retrieved_and_deleted(
+    tool_sdk: openai.OpenAI, tool_server: RunningServer
+) -> None:
     say(tool_server, "Hello")
     answer = tool_sdk.responses.create(model=MODEL, input="Hi", metadata={"a": "b"})
     found = tool_sdk.responses.retrieve(answer.id)
@@ -90,7 +115,9 @@ def test_a_stored_response_is_retrieved_and_deleted(tool_sdk: openai.OpenAI, too
         tool_sdk.responses.retrieve(unstored.id)
 
 
-def test_a_background_response_runs_alone(tool_sdk: openai.OpenAI, tool_server: RunningServer) -> None:
+def test_a_background_response_runs_alone(
+    tool_sdk: openai.OpenAI, tool_server: RunningServer
+) -> None:
     say(tool_server, "Hello")
     answer = tool_sdk.responses.create(model=MODEL, input="Hi", background=True)
     assert answer.status == "queued"
@@ -98,7 +125,9 @@ def test_a_background_response_runs_alone(tool_sdk: openai.OpenAI, tool_server: 
     assert tool_sdk.responses.retrieve(answer.id).output_text == "Hello"
 
 
-def test_a_background_response_can_be_cancelled(tool_sdk: openai.OpenAI, tool_server: RunningServer) -> None:
+def test_a_background_response_can_be_cancelled(
+    tool_sdk: openai.OpenAI, tool_server: RunningServer
+) -> None:
     say(tool_server, "a" * 1_000)
     tool_server.engine.step_s = 0.1
     answer = tool_sdk.responses.create(model=MODEL, input="Hi", background=True)
@@ -115,7 +144,9 @@ def test_length_is_told_as_incomplete(tool_sdk: openai.OpenAI, tool_server: Runn
     assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
 
 
-def test_a_schema_is_handed_to_the_engine(tool_sdk: openai.OpenAI, tool_server: RunningServer) -> None:
+def test_a_schema_is_handed_to_the_engine(
+    tool_sdk: openai.OpenAI, tool_server: RunningServer
+) -> None:
     format: Any = {"type": "json_schema", "name": "n", "schema": {"type": "object"}}
     tool_sdk.responses.create(model=MODEL, input="Hi", text={"format": format})
     assert tool_server.engine.seen[0].sampling.grammar.kind == "json_schema"
@@ -126,13 +157,18 @@ def test_a_schema_is_handed_to_the_engine(tool_sdk: openai.OpenAI, tool_server: 
     [
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"input": [{"type": "computer_call"}]}, "input[0]"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+            "input[0].content[0]",
+        ),
         ({"background": True, "stream": True}, "background"),
         ({"input": []}, "messages"),
         ({"input": [{"role": "user", "content": "x"}] * 16_385}, "input"),
     ],
 )
-def test_what_is_not_there_is_refused_by_name(tool_sdk: openai.OpenAI, options: dict[str, Any], param: str) -> None:
+def test_what_is_not_there_is_refused_by_name(
+    tool_sdk: openai.OpenAI, options: dict[str, Any], param: str
+) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         tool_sdk.responses.create(**{"model": MODEL, "input": "Hi", **options})
     assert caught.value.param == param
@@ -156,23 +192,45 @@ def test_the_store_forgets_what_is_old_or_too_much(monkeypatch: pytest.MonkeyPat
     assert store.get("f") is None
 
 
-def test_the_input_of_a_stored_response_is_items_with_ids(tool_sdk: openai.OpenAI, tool_server: RunningServer) -> None:
+def test_the_input_of_a_stored_response_is_items_with_ids(
+    tool_sdk: openai.OpenAI, tool_server: RunningServer
+) -> None:
     say(tool_server, "Hello")
     text = tool_sdk.responses.create(model=MODEL, input="Hi")
     [item] = tool_sdk.responses.input_items.list(text.id)
-    assert (item.type, item.role, item.content[0].type, item.content[0].text) == ("message", "user", "input_text", "Hi")
+    assert (item.type, item.role, item.content[0].type, item.content[0].text) == (
+        "message",
+        "user",
+        "input_text",
+        "Hi",
+    )
     given: list[Any] = [
         {"role": "user", "content": [{"type": "input_text", "text": "Weather?"}], "id": "msg_own"},
-        {"type": "function_call", "call_id": "c", "name": "weather", "arguments": "{}", "id": "msg_own"},
+        {
+            "type": "function_call",
+            "call_id": "c",
+            "name": "weather",
+            "arguments": "{}",
+            "id": "msg_own",
+        },
         {"type": "function_call_output", "call_id": "c", "output": "rain"},
         {"role": "assistant", "content": "Rain."},
     ]
     answer = tool_sdk.responses.create(model=MODEL, input=given, previous_response_id=text.id)
     items = list(tool_sdk.responses.input_items.list(answer.id, order="asc"))
-    assert [one.type for one in items] == ["message", "function_call", "function_call_output", "message"]
+    assert [one.type for one in items] == [
+        "message",
+        "function_call",
+        "function_call_output",
+        "message",
+    ]
     assert items[0].id == "msg_own"
     assert len({one.id for one in items}) == 4
-    assert (items[1].name, items[2].output, items[3].content[0].type) == ("weather", "rain", "output_text")
+    assert (items[1].name, items[2].output, items[3].content[0].type) == (
+        "weather",
+        "rain",
+        "output_text",
+    )
 
 
 @pytest.mark.parametrize("order", ["asc", "desc"])
@@ -183,11 +241,15 @@ def test_pages_of_input_items_have_each_item_once_in_order(
     say(tool_server, "Hello")
     said: list[Any] = [{"role": "user", "content": str(number)} for number in range(7)]
     answer = tool_sdk.responses.create(model=MODEL, input=said)
-    pages = list(tool_sdk.responses.input_items.list(answer.id, order=order, limit=limit).iter_pages())
+    pages = list(
+        tool_sdk.responses.input_items.list(answer.id, order=order, limit=limit).iter_pages()
+    )
     told = [int(item.content[0].text) for page in pages for item in page.data]
     assert told == (list(range(7)) if order == "asc" else list(reversed(range(7))))
     assert [page.has_more for page in pages] == [True] * (len(pages) - 1) + [False]
-    assert [(page.first_id, page.last_id) for page in pages] == [(page.data[0].id, page.data[-1].id) for page in pages]
+    assert [(page.first_id, page.last_id) for page in pages] == [
+        (page.data[0].id, page.data[-1].id) for page in pages
+    ]
 
 
 @pytest.mark.parametrize(

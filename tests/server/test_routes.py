@@ -17,7 +17,9 @@ HI = [{"role": "user", "content": "Hi"}]
 
 def test_generate_answers_as_sglang_does(http: httpx.Client, server: RunningServer) -> None:
     server.engine.script = lambda ids: as_bytes("ab")
-    answer = http.post("/generate", json={"text": "xyz", "sampling_params": {"temperature": 0}, "rid": "r1"}).json()
+    answer = http.post(
+        "/generate", json={"text": "xyz", "sampling_params": {"temperature": 0}, "rid": "r1"}
+    ).json()
     assert answer["text"] == "ab"
     assert answer["output_ids"] == [97, 98, EOS]
     meta = answer["meta_info"]
@@ -53,7 +55,9 @@ def test_generate_answers_a_batch_with_a_list(http: httpx.Client, server: Runnin
 
 
 @pytest.mark.parametrize("path", ["/generate", "/v1/completions"])
-def test_extra_key_keeps_caches_apart_as_cache_salt_does(http: httpx.Client, server: RunningServer, path: str) -> None:
+def test_extra_key_keeps_caches_apart_as_cache_salt_does(
+    http: httpx.Client, server: RunningServer, path: str
+) -> None:
     server.engine.script = lambda ids: as_bytes("a")
     prompt = {"text": "x"} if path == "/generate" else {"prompt": "x"}
     keys: list[dict[str, str]] = [
@@ -73,7 +77,12 @@ def test_extra_key_keeps_caches_apart_as_cache_salt_does(http: httpx.Client, ser
 
 def test_generate_returns_logprobs(http: httpx.Client, server: RunningServer) -> None:
     server.engine.script = lambda ids: as_bytes("a")
-    body = {"text": "x", "return_logprob": True, "top_logprobs_num": 2, "return_text_in_logprobs": True}
+    body = {
+        "text": "x",
+        "return_logprob": True,
+        "top_logprobs_num": 2,
+        "return_text_in_logprobs": True,
+    }
     meta = http.post("/generate", json=body).json()["meta_info"]
     assert meta["output_token_logprobs"] == [[-0.5, 97, "a"], [-0.5, EOS, "<eos>"]]
     assert meta["output_top_logprobs"][0] == [[-0.5, 97, "a"], [-1.5, 98, "b"]]
@@ -82,7 +91,9 @@ def test_generate_returns_logprobs(http: httpx.Client, server: RunningServer) ->
 
 @pytest.mark.parametrize("prefix", ["", "/v1"])
 def test_tokenize_and_back(http: httpx.Client, prefix: str) -> None:
-    answer = http.post(f"{prefix}/tokenize", json={"prompt": "hö", "return_token_strs": True}).json()
+    answer = http.post(
+        f"{prefix}/tokenize", json={"prompt": "hö", "return_token_strs": True}
+    ).json()
     ids = as_bytes("hö")
     strs = ["h", "bytes:\\xc3", "bytes:\\xb6"]
     assert answer == {"tokens": ids, "count": 3, "max_model_len": CONTEXT, "token_strs": strs}
@@ -124,7 +135,11 @@ def test_information_holds_no_secrets_and_no_paths(http: httpx.Client) -> None:
         assert not {"api_key", "admin_api_key", "chat_template"} & info["server"].keys()
     for path in ("/model_info", "/get_model_info"):
         info = http.get(path).json()
-        assert (info["model_path"], info["context_length"], info["is_generation"]) == (MODEL, CONTEXT, True)
+        assert (info["model_path"], info["context_length"], info["is_generation"]) == (
+            MODEL,
+            CONTEXT,
+            True,
+        )
     [load] = http.get("/v1/loads").json()["loads"]
     assert (load["num_running_reqs"], load["token_usage"]) == (0, 0)
 
@@ -146,7 +161,9 @@ def test_draining_server_is_alive_but_not_ready() -> None:
     with running() as server, httpx.Client(base_url=server.url) as http:
         server.engine.script = lambda ids: [97] * 50
         server.engine.step_s = 0.01
-        with http.stream("POST", "/v1/completions", json={"prompt": "x", "max_tokens": 50, "stream": True}) as answer:
+        with http.stream(
+            "POST", "/v1/completions", json={"prompt": "x", "max_tokens": 50, "stream": True}
+        ) as answer:
             server.call(server.readiness.drain)
             assert httpx.get(f"{server.url}/health").status_code == 200
             ready = httpx.get(f"{server.url}/ready")
@@ -185,7 +202,9 @@ def test_stopping_server_lets_open_requests_end() -> None:
     with running() as server, httpx.Client(base_url=server.url) as http:
         server.engine.script = lambda ids: [97] * 30
         server.engine.step_s = 0.01
-        with http.stream("POST", "/v1/completions", json={"prompt": "x", "max_tokens": 30, "stream": True}) as answer:
+        with http.stream(
+            "POST", "/v1/completions", json={"prompt": "x", "max_tokens": 30, "stream": True}
+        ) as answer:
             server.server.should_exit = True
             assert answer.read().endswith(b"data: [DONE]\n\n")
 
@@ -202,9 +221,13 @@ def test_openapi_describes_every_route(http: httpx.Client) -> None:
     chat = document["components"]["schemas"]["ChatRequest"]
     assert {"messages", "max_completion_tokens", "no_stop_trim"} <= chat["properties"].keys()
     assert chat["required"] == ["messages"]
-    references = [part.split('"')[0] for part in http.get("/openapi.json").text.split('"$ref":"')[1:]]
+    references = [
+        part.split('"')[0] for part in http.get("/openapi.json").text.split('"$ref":"')[1:]
+    ]
     schemas = document["components"]["schemas"]
-    assert {reference.removeprefix("#/components/schemas/") for reference in references} <= schemas.keys()
+    assert {
+        reference.removeprefix("#/components/schemas/") for reference in references
+    } <= schemas.keys()
 
 
 def test_metrics_count_requests_tokens_and_latencies() -> None:
@@ -225,7 +248,9 @@ def test_metrics_count_requests_tokens_and_latencies() -> None:
         for sample in family.samples
     }
     assert values["num_requests_total", "m", "stop"] == 2
-    assert values["num_requests_total", "abort", "m"] == values["num_aborted_requests_total", "m"] == 1
+    assert (
+        values["num_requests_total", "abort", "m"] == values["num_aborted_requests_total", "m"] == 1
+    )
     assert values["http_requests_total", "/v1/completions", "POST"] == 3
     assert values["http_responses_total", "/v1/completions", "200"] == 1
     assert values["http_responses_total", "/v1/completions", "400"] == 1

@@ -12,7 +12,13 @@ import pytest
 from tests.server.fake import HANG_S, MODEL, RunningServer, running
 from weft.messages.sampling import SamplingParams
 
-DEFAULTS = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.1}
+DEFAULTS = {
+    "temperature": 0.6,
+    "top_p": 0.95,
+    "top_k": 20,
+    "min_p": 0.05,
+    "repetition_penalty": 1.1,
+}
 MESSAGES = [{"role": "user", "content": "x"}]
 ASK: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": MESSAGES, "max_tokens": 2},

@@ -20,7 +20,9 @@ def test_case_08_head_that_does_not_come_is_cut_off() -> None:
             with socket.create_connection(("127.0.0.1", server.port), timeout=HANG_S) as connection:
                 connection.sendall(beginning)
                 head_lens = [len(beginning)]
-                assert eventually(lambda wanted=head_lens: [one._head_len for one in server.connections] == wanted)
+                assert eventually(
+                    lambda wanted=head_lens: [one._head_len for one in server.connections] == wanted
+                )
                 server.skip(300)
                 assert len(server.connections) == 1
                 server.skip(300)
@@ -49,7 +51,9 @@ def test_slow_body_is_no_slow_head() -> None:
         running(new_loop=SkippingLoop, limits=limits) as server,
         socket.create_connection(("127.0.0.1", server.port), timeout=HANG_S) as connection,
     ):
-        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 14\r\n\r\n")
+        connection.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 14\r\n\r\n"
+        )
         for byte in b'{"prompt":"x"}':
             assert eventually(lambda: any(one._head_len < 0 for one in server.connections))
             server.skip(200)
@@ -70,7 +74,10 @@ def test_case_09_stalled_reader_is_cut_off() -> None:
 
 
 def test_answers_do_not_wait_for_acknowledgements() -> None:
-    with running(new_loop=asyncio.new_event_loop) as server, httpx.Client(base_url=server.url, timeout=HANG_S) as http:
+    with (
+        running(new_loop=asyncio.new_event_loop) as server,
+        httpx.Client(base_url=server.url, timeout=HANG_S) as http,
+    ):
         http.get("/version")
         [connection] = [one.transport.get_extra_info("socket") for one in server.connections]
         assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -30,7 +30,9 @@ def test_case_11_nothing_is_left_after_an_abort_storm(server: RunningServer) -> 
             except httpx.TimeoutException:
                 return kind
         else:
-            async with http.stream("POST", "/v1/completions", json={**body, "stream": True}) as answer:
+            async with http.stream(
+                "POST", "/v1/completions", json={**body, "stream": True}
+            ) as answer:
                 async for _ in answer.aiter_bytes():
                     if kind == "leave":
                         break
@@ -51,4 +53,6 @@ def test_case_11_nothing_is_left_after_an_abort_storm(server: RunningServer) -> 
     assert server.client._calls == {}
     assert len(server.engine.seen) >= NUM_CLIENTS
     server.reset()
-    assert httpx.post(f"{server.url}/v1/completions", json={"prompt": "x"}, timeout=HANG_S).json()["choices"][0]["text"]
+    assert httpx.post(f"{server.url}/v1/completions", json={"prompt": "x"}, timeout=HANG_S).json()[
+        "choices"
+    ][0]["text"]

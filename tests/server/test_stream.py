@@ -13,10 +13,10 @@ import pytest
 
 from tests.server.fake import HANG_S, MODEL, RunningServer, as_bytes, eventually, running
 from tests.text.tokens import byte_tokenizer
+from weft.client.generation import Completion, Delta, Generation
 from weft.config.server import ServerConfig
 from weft.messages.sampling import SamplingParams
 from weft.server.stream import Answer
-from weft.text.generation import Completion, Delta, Generation
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 
@@ -39,16 +39,28 @@ def ask(http: httpx.Client, path: str, body: dict[str, Any]) -> list[Any]:
     return [json.loads(chunk) for chunk in chunks]
 
 
-def test_chat_stream_is_role_content_finish_usage_done(http: httpx.Client, server: RunningServer) -> None:
+def test_chat_stream_is_role_content_finish_usage_done(
+    http: httpx.Client, server: RunningServer
+) -> None:
     server.engine.script = lambda ids: as_bytes('a"%s')
     server.engine.step_s = 0.01
     body = {**CHAT, "stream": True, "rid": "100%d", "stream_options": {"include_usage": True}}
     chunks = ask(http, "/v1/chat/completions", body)
     created = chunks[0]["created"]
-    common = {"id": "chatcmpl-100%d", "object": "chat.completion.chunk", "created": created, "model": MODEL}
+    common = {
+        "id": "chatcmpl-100%d",
+        "object": "chat.completion.chunk",
+        "created": created,
+        "model": MODEL,
+    }
     plain = {"index": 0, "logprobs": None, "finish_reason": None}
-    assert chunks[0] == {**common, "choices": [{**plain, "delta": {"role": "assistant", "content": ""}}]}
-    assert [chunk["choices"] for chunk in chunks[1:-2]] == [[{**plain, "delta": {"content": c}}] for c in 'a"%s']
+    assert chunks[0] == {
+        **common,
+        "choices": [{**plain, "delta": {"role": "assistant", "content": ""}}],
+    }
+    assert [chunk["choices"] for chunk in chunks[1:-2]] == [
+        [{**plain, "delta": {"content": c}}] for c in 'a"%s'
+    ]
     assert all({**chunk, "choices": []} == {**common, "choices": []} for chunk in chunks[:-1])
     finish = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": "stop"}
     assert chunks[-2]["choices"] == [{**finish, "matched_stop": 257, "stop_reason": 257}]
@@ -77,7 +89,10 @@ def test_completion_stream_is_text_finish_done(http: httpx.Client, server: Runni
 
 
 def test_usage_can_stand_in_every_chunk(http: httpx.Client, server: RunningServer) -> None:
-    options = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    options = {
+        "stream": True,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+    }
     for path, body in (("/v1/chat/completions", CHAT), ("/v1/completions", {"prompt": "x"})):
         chunks = ask(http, path, {**body, **options})
         counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
@@ -93,7 +108,9 @@ def test_no_chunk_holds_half_a_character(http: httpx.Client, server: RunningServ
     assert [text for text in texts if text] == ["ö", "🎉", "中", "\ufffd"]
 
 
-def test_generate_streams_the_whole_text_again_and_again(http: httpx.Client, server: RunningServer) -> None:
+def test_generate_streams_the_whole_text_again_and_again(
+    http: httpx.Client, server: RunningServer
+) -> None:
     server.engine.script = lambda ids: as_bytes("ab")
     server.engine.step_s = 0.01
     chunks = ask(http, "/generate", {"text": "x", "stream": True, "rid": "my-id"})
@@ -107,7 +124,9 @@ def test_generate_streams_the_whole_text_again_and_again(http: httpx.Client, ser
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/generate"])
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("hold", [True, False])
-def test_case_10_disconnect_aborts(server: RunningServer, path: str, stream: bool, hold: bool) -> None:
+def test_case_10_disconnect_aborts(
+    server: RunningServer, path: str, stream: bool, hold: bool
+) -> None:
     server.engine.script = lambda ids: [97] * 1_000
     server.engine.hold = hold  # queued, or generating
     server.engine.step_s = 0.1  # by itself it would end long after the test
@@ -159,10 +178,15 @@ def test_aborted_stream_ends_with_the_reason_abort(server: RunningServer) -> Non
     server.engine.script = lambda ids: [97] * 1_000
     server.engine.step_s = 0.1
     body = {**CHAT, "stream": True, "rid": "to-abort"}
-    with httpx.Client(base_url=server.url) as http, http.stream("POST", "/v1/chat/completions", json=body) as answer:
+    with (
+        httpx.Client(base_url=server.url) as http,
+        http.stream("POST", "/v1/chat/completions", json=body) as answer,
+    ):
         parts = answer.iter_text()
         text = next(parts)
-        assert httpx.post(f"{server.url}/abort_request", json={"rid": "to-abort"}).json() == {"aborted": 1}
+        assert httpx.post(f"{server.url}/abort_request", json={"rid": "to-abort"}).json() == {
+            "aborted": 1
+        }
         text += "".join(parts)
     assert json.loads(events(text)[-2])["choices"][0]["finish_reason"] == "abort"
 
@@ -171,20 +195,30 @@ def test_stalled_reader_is_given_up() -> None:
     with running(ServerConfig(drain_s=1.0), max_pending_tokens=50) as server:
         server.engine.script = lambda ids: [97] * 1_900
         body = {"prompt": ["x"] * 200, "stream": True, "max_tokens": 1_900, "logprobs": 20}
-        with httpx.Client(base_url=server.url) as http, http.stream("POST", "/v1/completions", json=body):
+        with (
+            httpx.Client(base_url=server.url) as http,
+            http.stream("POST", "/v1/completions", json=body),
+        ):
             assert eventually(lambda: len(server.engine.aborted) > 0)
         assert eventually(lambda: server.client.num_open == 0 and not server.engine.running)
 
 
-@pytest.mark.parametrize("asked", [{"stream_interval": 4}, {}], ids=["by the request", "by the settings"])
+@pytest.mark.parametrize(
+    "asked", [{"stream_interval": 4}, {}], ids=["by the request", "by the settings"]
+)
 def test_an_event_holds_as_many_tokens_as_asked_for(asked: dict[str, int]) -> None:
     with running(ServerConfig(drain_s=1.0, stream_interval=1 if asked else 4)) as server:
         server.engine.script = lambda ids: [97] * 11
         server.engine.step_s = 0.005
-        native = {"text": "x", "sampling_params": {"max_new_tokens": 11, "ignore_eos": True, **asked}}
+        native = {
+            "text": "x",
+            "sampling_params": {"max_new_tokens": 11, "ignore_eos": True, **asked},
+        }
         with httpx.Client(base_url=server.url) as http:
             ours = ask(
-                http, "/v1/completions", {"prompt": "x", "max_tokens": 11, "ignore_eos": True, "stream": True, **asked}
+                http,
+                "/v1/completions",
+                {"prompt": "x", "max_tokens": 11, "ignore_eos": True, "stream": True, **asked},
             )
             lens = [len(chunk["choices"][0]["text"]) for chunk in ours]
             texts = [chunk["text"] for chunk in ask(http, "/generate", {**native, "stream": True})]
@@ -197,16 +231,26 @@ def test_an_event_holds_as_many_tokens_as_asked_for(asked: dict[str, int]) -> No
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/generate"])
 def test_an_interval_out_of_range_is_refused(http: httpx.Client, path: str) -> None:
     asked = {"stream_interval": 0}
-    answer = http.post(path, json={**CHAT, "prompt": "x", "text": "x", **asked, "sampling_params": asked})
+    answer = http.post(
+        path, json={**CHAT, "prompt": "x", "text": "x", **asked, "sampling_params": asked}
+    )
     assert answer.status_code == 400
-    assert answer.json()["error"]["message"].endswith("stream_interval is 0; 1 to 1,024 are allowed")
+    assert answer.json()["error"]["message"].endswith(
+        "stream_interval is 0; 1 to 1,024 are allowed"
+    )
 
 
 def test_a_reply_that_breaks_behind_the_first_events_ends_its_stream_with_an_error() -> None:
     """Pieces are pushed from where the tokens come: what goes wrong there must stay with its own stream."""
     tokens = byte_tokenizer()
     one = Completion(
-        id=1, choice=0, rid="r", prompt_len=1, params=SamplingParams(), detokenizer=tokens.detokenizer(), matcher=None
+        id=1,
+        choice=0,
+        rid="r",
+        prompt_len=1,
+        params=SamplingParams(),
+        detokenizer=tokens.detokenizer(),
+        matcher=None,
     )
     generation = Generation([one], stream=True, on_close=lambda generation: None)
     sent: list[bytes] = []

@@ -78,7 +78,9 @@ def test_the_tenant_of_a_request_is_the_name_of_its_key_whatever_it_says_of_its_
             assert "secret" not in str(request)
 
 
-def test_without_keys_all_are_one_tenant_whatever_they_say(server: RunningServer, http: httpx.Client) -> None:
+def test_without_keys_all_are_one_tenant_whatever_they_say(
+    server: RunningServer, http: httpx.Client
+) -> None:
     for headers in ({}, {"x-api-key": "invented"}, {"authorization": "Bearer other"}):
         for user in ("", "invented"):
             body = {"prompt": "x", "user": user, "cache_salt": "s"}
@@ -87,16 +89,22 @@ def test_without_keys_all_are_one_tenant_whatever_they_say(server: RunningServer
             assert server.engine.seen[-1].cache_salt == "s"
 
 
-def test_users_are_tenants_within_their_key_where_the_operator_says_so(isolated: RunningServer) -> None:
+def test_users_are_tenants_within_their_key_where_the_operator_says_so(
+    isolated: RunningServer,
+) -> None:
     isolated.reset()
     with client(isolated, ALICE) as http:
         for user, tenant in (("u1", "alice/u1"), ("bob/u1", "alice/bob/u1"), ("", "alice")):
-            assert http.post("/v1/completions", json={"prompt": "x", "user": user}).status_code == 200
+            assert (
+                http.post("/v1/completions", json={"prompt": "x", "user": user}).status_code == 200
+            )
             assert isolated.engine.seen[-1].tenant == tenant
 
 
 @pytest.mark.parametrize("path", [path for path in ROUTES if "/api/" not in path])
-def test_isolated_keys_share_no_part_of_the_cache_whatever_salt_they_send(isolated: RunningServer, path: str) -> None:
+def test_isolated_keys_share_no_part_of_the_cache_whatever_salt_they_send(
+    isolated: RunningServer, path: str
+) -> None:
     isolated.reset()
     salts = {}
     for key in (ALICE, NEW, BOB, NAMELESS):
@@ -114,7 +122,10 @@ def test_isolated_keys_share_no_part_of_the_cache_whatever_salt_they_send(isolat
 def test_cached_tokens_tell_nothing_of_other_keys_where_they_are_isolated(
     keyed: RunningServer, isolated: RunningServer
 ) -> None:
-    body = {"input_ids": list(range(20, 60)), "sampling_params": {"max_new_tokens": 1, "temperature": 0}}
+    body = {
+        "input_ids": list(range(20, 60)),
+        "sampling_params": {"max_new_tokens": 1, "temperature": 0},
+    }
     for server, expected in ((keyed, 36), (isolated, 0)):
         before, server.engine = server.engine, OracleEngine(server)  # type: ignore[assignment]
         with client(server, ALICE) as alice, client(server, BOB) as bob:
@@ -142,7 +153,11 @@ def conversing(keyed: RunningServer) -> Iterator[RunningServer]:
 
 
 def test_a_session_is_there_for_the_key_that_opened_it_alone(conversing: RunningServer) -> None:
-    with client(conversing, ALICE) as alice, client(conversing, BOB) as bob, client(conversing, NEW) as other_alice:
+    with (
+        client(conversing, ALICE) as alice,
+        client(conversing, BOB) as bob,
+        client(conversing, NEW) as other_alice,
+    ):
         assert alice.post("/open_session", json={"session_id": "s"}).json() == "s"
         assert say(alice, "s").status_code == 200
         foreign, unknown = say(bob, "s"), say(bob, "t")
@@ -153,13 +168,19 @@ def test_a_session_is_there_for_the_key_that_opened_it_alone(conversing: Running
         assert bob.post("/open_session", json={"session_id": "s"}).json() == "s"  # his own
         first = say(bob, "s").json()["meta_info"]
         assert first["prompt_tokens"] == 2
-        assert say(other_alice, "s").json()["meta_info"]["prompt_tokens"] == 7  # behind what alice has said
+        assert (
+            say(other_alice, "s").json()["meta_info"]["prompt_tokens"] == 7
+        )  # behind what alice has said
         assert bob.post("/close_session", json={"session_id": "s"}).json()["success"]
         assert say(alice, "s").status_code == 200
 
 
 def test_one_key_cannot_take_all_sessions(conversing: RunningServer) -> None:
-    with client(conversing, ALICE) as alice, client(conversing, NEW) as second, client(conversing, BOB) as bob:
+    with (
+        client(conversing, ALICE) as alice,
+        client(conversing, NEW) as second,
+        client(conversing, BOB) as bob,
+    ):
         opened = [one.post("/open_session", json={}).status_code for one in (alice, second, alice)]
         refused = second.post("/open_session", json={})
         assert opened == [200] * 3
@@ -185,7 +206,11 @@ def test_several_keys_share_the_sessions_unless_it_is_said_how_many_each_may_hav
 
 def test_a_stored_response_is_there_for_the_key_that_made_it_alone(keyed: RunningServer) -> None:
     keyed.reset()
-    with client(keyed, ALICE) as alice, client(keyed, BOB) as bob, client(keyed, NEW) as other_alice:
+    with (
+        client(keyed, ALICE) as alice,
+        client(keyed, BOB) as bob,
+        client(keyed, NEW) as other_alice,
+    ):
         id = alice.post("/v1/responses", json={"input": "x"}).json()["id"]
         for method, path in (
             ("GET", f"/v1/responses/{id}"),
@@ -214,14 +239,18 @@ def test_a_background_response_that_runs_is_not_there_for_another_key(keyed: Run
         assert alice.delete(f"/v1/responses/{id}").status_code == 200
 
 
-def test_who_keeps_most_responses_loses_the_oldest_when_the_store_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_keeps_most_responses_loses_the_oldest_when_the_store_is_full(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(stores, "MAX_STORED", 10)
     store = ResponseStore(lambda: 0.0)
     store.put({"id": "bob"}, [], "bob")
     for number in range(50):
         store.put({"id": f"a{number}"}, [], "alice")
     assert store.get("bob", "bob") is not None
-    assert [number for number in range(50) if store.get(f"a{number}", "alice")] == list(range(41, 50))
+    assert [number for number in range(50) if store.get(f"a{number}", "alice")] == list(
+        range(41, 50)
+    )
     assert store.get("a49", "bob") is None
     monkeypatch.setattr(stores, "MAX_STORED_BYTES", 1_000)
     for number in range(50):
@@ -237,16 +266,26 @@ def test_a_line_of_a_file_may_name_its_key(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("@a.b-c_1\tfirst\n@second\nthird of three words\n@x  fourth one\n")
     digests, _ = read_keys(ServerConfig(api_key_file=str(file), api_key="given"))
-    expected = {"given": "", "first": "a.b-c_1", "@second": "", "third of three words": "", "fourth one": "x"}
+    expected = {
+        "given": "",
+        "first": "a.b-c_1",
+        "@second": "",
+        "third of three words": "",
+        "fourth one": "x",
+    }
     assert digests.user == tuple(digest(key) for key in expected)
     for key, name in expected.items():
         assert digests.name(digest(key)) == (name or f"key-{digest(key).hex()[:8]}")
 
 
 @pytest.mark.parametrize("line", ["@ key", "@a/b key", "@naïve key", "@" + "n" * 65 + " key"])
-def test_a_name_that_cannot_stand_everywhere_is_refused_and_the_key_is_not_told(tmp_path: Path, line: str) -> None:
+def test_a_name_that_cannot_stand_everywhere_is_refused_and_the_key_is_not_told(
+    tmp_path: Path, line: str
+) -> None:
     file = tmp_path / "names"
     file.write_text(line + "\n")
-    with pytest.raises(SettingsError, match=r"--api-key-file is .*names a key '.*'; 1 to 64 letters") as refused:
+    with pytest.raises(
+        SettingsError, match=r"--api-key-file is .*names a key '.*'; 1 to 64 letters"
+    ) as refused:
         read_keys(ServerConfig(api_key_file=str(file)))
     assert not str(refused.value).endswith("key")

@@ -29,16 +29,24 @@ def say(server: RunningServer, text: str) -> None:
 
 
 def ask(sdk: openai.OpenAI, **options: Any) -> Any:
-    return sdk.chat.completions.create(**{"model": MODEL, "messages": HI, "tools": TOOLS, **options})
+    return sdk.chat.completions.create(
+        **{"model": MODEL, "messages": HI, "tools": TOOLS, **options}
+    )
 
 
-def test_calls_are_told_with_ids_names_and_arguments(tool_sdk: openai.OpenAI, tool_server: RunningServer) -> None:
+def test_calls_are_told_with_ids_names_and_arguments(
+    tool_sdk: openai.OpenAI, tool_server: RunningServer
+) -> None:
     say(tool_server, TWO)
     [choice] = ask(tool_sdk).choices
     assert choice.finish_reason == "tool_calls"
     assert choice.message.content == "Well.\n"
     first, second = choice.message.tool_calls
-    assert (first.type, first.function.name, json.loads(first.function.arguments)) == ("function", "weather", OSLO)
+    assert (first.type, first.function.name, json.loads(first.function.arguments)) == (
+        "function",
+        "weather",
+        OSLO,
+    )
     assert (second.function.name, second.function.arguments) == ("news", "{}")
     assert first.id.startswith("call_")
     assert first.id != second.id
@@ -64,7 +72,9 @@ def test_a_stream_tells_each_name_once_and_arguments_in_pieces(
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
 
 
-def test_the_sdk_puts_a_stream_together(tool_sdk: openai.OpenAI, tool_server: RunningServer) -> None:
+def test_the_sdk_puts_a_stream_together(
+    tool_sdk: openai.OpenAI, tool_server: RunningServer
+) -> None:
     say(tool_server, TWO)
     with tool_sdk.chat.completions.stream(model=MODEL, messages=HI, tools=TOOLS) as stream:
         [choice] = stream.get_final_completion().choices
@@ -72,7 +82,9 @@ def test_the_sdk_puts_a_stream_together(tool_sdk: openai.OpenAI, tool_server: Ru
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_broken_call_is_text(tool_sdk: openai.OpenAI, tool_server: RunningServer, stream: bool) -> None:
+def test_a_broken_call_is_text(
+    tool_sdk: openai.OpenAI, tool_server: RunningServer, stream: bool
+) -> None:
     broken = '<tool_call>{"name": "unknown", "arguments": {}}</tool_call>'
     say(tool_server, broken)
     found = ask(tool_sdk, stream=stream)
@@ -87,17 +99,23 @@ def test_a_broken_call_is_text(tool_sdk: openai.OpenAI, tool_server: RunningServ
     assert (text, reason) == (broken, "stop")
 
 
-def test_only_one_call_if_they_may_not_be_parallel(tool_sdk: openai.OpenAI, tool_server: RunningServer) -> None:
+def test_only_one_call_if_they_may_not_be_parallel(
+    tool_sdk: openai.OpenAI, tool_server: RunningServer
+) -> None:
     say(tool_server, TWO)
     [choice] = ask(tool_sdk, parallel_tool_calls=False).choices
     assert [call.function.name for call in choice.message.tool_calls] == ["weather"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_forced_call_is_held_to_its_schema(tool_sdk: openai.OpenAI, tool_server: RunningServer, stream: bool) -> None:
+def test_a_forced_call_is_held_to_its_schema(
+    tool_sdk: openai.OpenAI, tool_server: RunningServer, stream: bool
+) -> None:
     say(tool_server, '[{"name": "weather", "parameters": {"city": "Oslo"}}]')
     choice = {"type": "function", "function": {"name": "weather"}}
-    with tool_sdk.chat.completions.stream(model=MODEL, messages=HI, tools=TOOLS, tool_choice=choice) as events:
+    with tool_sdk.chat.completions.stream(
+        model=MODEL, messages=HI, tools=TOOLS, tool_choice=choice
+    ) as events:
         [found] = events.get_final_completion().choices
     if not stream:
         [found] = ask(tool_sdk, tool_choice=choice).choices
@@ -111,13 +129,21 @@ def test_a_forced_call_is_held_to_its_schema(tool_sdk: openai.OpenAI, tool_serve
     assert schema["items"]["properties"] == {"name": {"const": "weather"}, "parameters": WEATHER}
 
 
-def test_required_allows_every_tool_and_several_calls(tool_sdk: openai.OpenAI, tool_server: RunningServer) -> None:
-    say(tool_server, '[{"name": "news", "parameters": {}}, {"name": "weather", "parameters": {"city": "Oslo"}}]')
+def test_required_allows_every_tool_and_several_calls(
+    tool_sdk: openai.OpenAI, tool_server: RunningServer
+) -> None:
+    say(
+        tool_server,
+        '[{"name": "news", "parameters": {}}, {"name": "weather", "parameters": {"city": "Oslo"}}]',
+    )
     [choice] = ask(tool_sdk, tool_choice="required").choices
     assert [call.function.name for call in choice.message.tool_calls] == ["news", "weather"]
     assert choice.message.content is None
     schema = json.loads(tool_server.engine.seen[0].sampling.grammar.text)
-    assert [one["properties"]["name"]["const"] for one in schema["items"]["anyOf"]] == ["weather", "news"]
+    assert [one["properties"]["name"]["const"] for one in schema["items"]["anyOf"]] == [
+        "weather",
+        "news",
+    ]
     assert "maxItems" not in schema
 
 
@@ -131,7 +157,12 @@ CUTS = [
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("said", "name", "arguments"), CUTS)
 def test_a_forced_call_that_is_cut_off_is_told_as_far_as_it_came(
-    tool_sdk: openai.OpenAI, tool_server: RunningServer, stream: bool, said: str, name: str, arguments: str
+    tool_sdk: openai.OpenAI,
+    tool_server: RunningServer,
+    stream: bool,
+    said: str,
+    name: str,
+    arguments: str,
 ) -> None:
     say(tool_server, said + "x" * 100)
     chunks = ask(tool_sdk, tool_choice="required", stream=stream, max_tokens=len(said))
@@ -145,7 +176,11 @@ def test_a_forced_call_that_is_cut_off_is_told_as_far_as_it_came(
         return
     [choice] = chunks.choices
     [call] = choice.message.tool_calls
-    assert (call.function.name, call.function.arguments, choice.message.content) == (name, arguments, None)
+    assert (call.function.name, call.function.arguments, choice.message.content) == (
+        name,
+        arguments,
+        None,
+    )
     assert choice.finish_reason == "length"
 
 
@@ -163,7 +198,9 @@ def test_a_response_tells_the_call_that_was_cut_off_and_forgets_it(
 ) -> None:
     tools = [{"type": "function", "name": "weather", "parameters": WEATHER}]
     say(tool_server, '[{"name": "weather", "parameters": {"city": "Oslo"}}]')
-    first = tool_sdk.responses.create(input="Hi", tools=tools, tool_choice="required", max_output_tokens=45)  # type: ignore[call-overload]
+    first = tool_sdk.responses.create(
+        input="Hi", tools=tools, tool_choice="required", max_output_tokens=45
+    )  # type: ignore[call-overload]
     [item] = first.output
     assert (first.status, item.type, item.name) == ("incomplete", "function_call", "weather")
     assert item.arguments == '{"city": "'
@@ -174,22 +211,42 @@ def test_a_response_tells_the_call_that_was_cut_off_and_forgets_it(
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/api/chat"])
-def test_where_arguments_are_objects_a_call_that_is_cut_off_is_text(tool_server: RunningServer, path: str) -> None:
+def test_where_arguments_are_objects_a_call_that_is_cut_off_is_text(
+    tool_server: RunningServer, path: str
+) -> None:
     say(tool_server, CALL[:40])
     tool = {"name": "weather", "input_schema": WEATHER}
-    body = {"model": MODEL, "messages": HI, "max_tokens": 40, "tools": [tool], "tool_choice": {"type": "any"}}
+    body = {
+        "model": MODEL,
+        "messages": HI,
+        "max_tokens": 40,
+        "tools": [tool],
+        "tool_choice": {"type": "any"},
+    }
     if path == "/api/chat":
         body = {"model": MODEL, "messages": HI, "stream": False, "tools": TOOLS}
     answer = httpx.post(tool_server.url + path, json=body)
     assert answer.status_code == 200
-    told = answer.json()["message"]["content"] if path == "/api/chat" else answer.json()["content"][0]["text"]
+    told = (
+        answer.json()["message"]["content"]
+        if path == "/api/chat"
+        else answer.json()["content"][0]["text"]
+    )
     assert "weather" in told
 
 
-def test_a_forced_call_finds_what_its_schema_refers_to(tool_sdk: openai.OpenAI, tool_server: RunningServer) -> None:
+def test_a_forced_call_finds_what_its_schema_refers_to(
+    tool_sdk: openai.OpenAI, tool_server: RunningServer
+) -> None:
     say(tool_server, "[]")
-    place = {"type": "object", "properties": {"at": {"$ref": "#/$defs/Place"}}, "$defs": {"Place": WEATHER}}
-    tools = [{"type": "function", "function": {"name": name, "parameters": place}} for name in ("a", "b")]
+    place = {
+        "type": "object",
+        "properties": {"at": {"$ref": "#/$defs/Place"}},
+        "$defs": {"Place": WEATHER},
+    }
+    tools = [
+        {"type": "function", "function": {"name": name, "parameters": place}} for name in ("a", "b")
+    ]
     for given in (tools[:1], tools):
         ask(tool_sdk, tools=given, tool_choice="required")
         schema = json.loads(tool_server.engine.seen[-1].sampling.grammar.text)
@@ -200,7 +257,9 @@ def test_a_forced_call_finds_what_its_schema_refers_to(tool_sdk: openai.OpenAI, 
             assert found == WEATHER
 
 
-def test_a_tool_without_parameters_takes_none(tool_sdk: openai.OpenAI, tool_server: RunningServer) -> None:
+def test_a_tool_without_parameters_takes_none(
+    tool_sdk: openai.OpenAI, tool_server: RunningServer
+) -> None:
     say(tool_server, "[]")
     ask(tool_sdk, tool_choice={"type": "function", "function": {"name": "news"}})
     schema = json.loads(tool_server.engine.seen[-1].sampling.grammar.text)
@@ -223,13 +282,17 @@ def test_a_tool_without_parameters_takes_none(tool_sdk: openai.OpenAI, tool_serv
         ({"tool_choice": "required", "extra_body": {"regex": "a"}}, "tool_choice"),
     ],
 )
-def test_wrong_tools_are_refused_by_name(tool_sdk: openai.OpenAI, options: dict[str, Any], param: str) -> None:
+def test_wrong_tools_are_refused_by_name(
+    tool_sdk: openai.OpenAI, options: dict[str, Any], param: str
+) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         ask(tool_sdk, **options)
     assert caught.value.param == param
 
 
-def test_special_tokens_show_while_calls_are_looked_for(tool_sdk: openai.OpenAI, tool_server: RunningServer) -> None:
+def test_special_tokens_show_while_calls_are_looked_for(
+    tool_sdk: openai.OpenAI, tool_server: RunningServer
+) -> None:
     ask(tool_sdk)
     ask(tool_sdk, tool_choice="none", extra_body={"separate_reasoning": False})
     assert [one.sampling.skip_special_tokens for one in tool_server.engine.seen] == [False, True]
@@ -239,7 +302,9 @@ THOUGHT = "<think>\nIt rains.\n</think>\n\nYes."
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_reasoning_stands_beside_the_answer(tool_sdk: openai.OpenAI, tool_server: RunningServer, stream: bool) -> None:
+def test_reasoning_stands_beside_the_answer(
+    tool_sdk: openai.OpenAI, tool_server: RunningServer, stream: bool
+) -> None:
     say(tool_server, THOUGHT)
     options = {"stream_options": {"include_usage": True}} if stream else {}
     found = ask(tool_sdk, tools=[], stream=stream, **options)
@@ -262,11 +327,20 @@ OPEN = ThinkingMarks(MARKS.begin, MARKS.end, is_open=True)
 
 @pytest.mark.parametrize(
     ("prompt", "marks"),
-    [("Hi", MARKS), ("Hi<think>\n", OPEN), ("Hi<think>\n</think>\n\n", None), ("</think> Hi", MARKS)],
+    [
+        ("Hi", MARKS),
+        ("Hi<think>\n", OPEN),
+        ("Hi<think>\n</think>\n\n", None),
+        ("</think> Hi", MARKS),
+    ],
 )
 @pytest.mark.parametrize("fields", [{"tools": None, **FORM}, {"tool_choice": "required"}])
 def test_a_grammar_holds_behind_the_reasoning_that_is_open_or_may_come(
-    tool_sdk: openai.OpenAI, tool_server: RunningServer, prompt: str, marks: ThinkingMarks | None, fields: Any
+    tool_sdk: openai.OpenAI,
+    tool_server: RunningServer,
+    prompt: str,
+    marks: ThinkingMarks | None,
+    fields: Any,
 ) -> None:
     ask(tool_sdk, **fields, extra_body={"input_ids": as_bytes(prompt)})
     [request] = tool_server.engine.seen
@@ -295,9 +369,17 @@ def test_a_forced_call_may_come_behind_reasoning(
     if stream:
         deltas = [chunk.choices[0].delta for chunk in found]
         reasoning = "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas)
-        told = [call.function for delta in deltas for call in delta.tool_calls or [] if call.function.name]
+        told = [
+            call.function
+            for delta in deltas
+            for call in delta.tool_calls or []
+            if call.function.name
+        ]
     else:
-        reasoning, told = found.choices[0].message.reasoning_content, found.choices[0].message.tool_calls
+        reasoning, told = (
+            found.choices[0].message.reasoning_content,
+            found.choices[0].message.tool_calls,
+        )
         told = [call.function for call in told]
     assert reasoning == "Hm [1].\n"
     assert [one.name for one in told] == ["weather", "news"]
@@ -312,7 +394,12 @@ def test_calls_of_strict_tools_are_held_to_their_schemas_where_the_model_chooses
     found = ask(tool_sdk, tools=strict, stream=stream)
     if stream:
         found = list(found)
-        assert [c.function.name for one in found for c in one.choices[0].delta.tool_calls or [] if c.function.name] == [
+        assert [
+            c.function.name
+            for one in found
+            for c in one.choices[0].delta.tool_calls or []
+            if c.function.name
+        ] == [
             "weather",
             "news",
         ]
@@ -323,13 +410,17 @@ def test_calls_of_strict_tools_are_held_to_their_schemas_where_the_model_chooses
     assert (one.kind, one.behind) == ("structural_tag", MARKS)
     format = json.loads(one.text)["format"]
     assert (format["type"], format["triggers"]) == ("triggered_tags", ["<tool_call>"])
-    assert [(tag["begin"], tag["content"]["json_schema"], tag["end"]) for tag in format["tags"]] == [
+    assert [
+        (tag["begin"], tag["content"]["json_schema"], tag["end"]) for tag in format["tags"]
+    ] == [
         ('<tool_call>\n{"name": "weather", "arguments": ', WEATHER, "}\n</tool_call>"),
         ('<tool_call>\n{"name": "news", "arguments": ', {"type": "object"}, "}\n</tool_call>"),
     ]
 
 
-def test_reasoning_may_stay_or_be_left_out(tool_sdk: openai.OpenAI, tool_server: RunningServer) -> None:
+def test_reasoning_may_stay_or_be_left_out(
+    tool_sdk: openai.OpenAI, tool_server: RunningServer
+) -> None:
     say(tool_server, THOUGHT)
     [together] = ask(tool_sdk, tools=[], extra_body={"separate_reasoning": False}).choices
     assert together.message.content == THOUGHT
@@ -338,7 +429,9 @@ def test_reasoning_may_stay_or_be_left_out(tool_sdk: openai.OpenAI, tool_server:
     assert not hasattr(without.message, "reasoning_content")
 
 
-def test_a_conversation_with_calls_reaches_the_template(tool_sdk: openai.OpenAI, tool_server: RunningServer) -> None:
+def test_a_conversation_with_calls_reaches_the_template(
+    tool_sdk: openai.OpenAI, tool_server: RunningServer
+) -> None:
     tool_server.engine.script = lambda ids: ids
     history = [
         *HI,
@@ -346,16 +439,25 @@ def test_a_conversation_with_calls_reaches_the_template(tool_sdk: openai.OpenAI,
             "role": "assistant",
             "content": None,
             "reasoning": "Hm.",
-            "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}],
+            "tool_calls": [
+                {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+            ],
         },
         {"role": "tool", "tool_call_id": "c1", "content": "rain"},
     ]
-    answer = ask(tool_sdk, messages=history, tool_choice="none", extra_body={"separate_reasoning": False})
+    answer = ask(
+        tool_sdk, messages=history, tool_choice="none", extra_body={"separate_reasoning": False}
+    )
     assert "tool\nrain" in answer.choices[0].message.content
 
 
 def test_logprobs_stand_beside_calls(tool_sdk: openai.OpenAI, tool_server: RunningServer) -> None:
     say(tool_server, CALL)
     chunks = list(ask(tool_sdk, stream=True, logprobs=True))
-    told = [entry for chunk in chunks if chunk.choices[0].logprobs for entry in chunk.choices[0].logprobs.content]
+    told = [
+        entry
+        for chunk in chunks
+        if chunk.choices[0].logprobs
+        for entry in chunk.choices[0].logprobs.content
+    ]
     assert bytes(byte for entry in told for byte in entry.bytes).decode() == CALL + "<eos>"

@@ -22,8 +22,12 @@ def texted(rows: Any) -> str:
 
 
 @pytest.mark.parametrize("embeds", [ROWS, texted(ROWS)], ids=["numbers", "base64"])
-def test_embeddings_reach_the_engine_as_float32(http: httpx.Client, server: RunningServer, embeds: Any) -> None:
-    answer = http.post("/generate", json={"input_embeds": embeds, "sampling_params": {"max_new_tokens": 2}}).json()
+def test_embeddings_reach_the_engine_as_float32(
+    http: httpx.Client, server: RunningServer, embeds: Any
+) -> None:
+    answer = http.post(
+        "/generate", json={"input_embeds": embeds, "sampling_params": {"max_new_tokens": 2}}
+    ).json()
     assert answer["meta_info"]["prompt_tokens"] == 2
     [request] = server.engine.seen
     assert request.vectors == PACKED
@@ -36,7 +40,10 @@ def test_a_batch_of_embeddings_travels_once_and_is_answered_by_a_list(
     http: httpx.Client, server: RunningServer, as_text: bool
 ) -> None:
     prompts: list[Any] = [ROWS, ROWS[1:], [ROWS[1], ROWS[0]]]
-    body = {"input_embeds": [texted(one) if as_text else one for one in prompts], "sampling_params": {"n": 2}}
+    body = {
+        "input_embeds": [texted(one) if as_text else one for one in prompts],
+        "sampling_params": {"n": 2},
+    }
     answers = http.post("/generate", json=body).json()
     assert [answer["meta_info"]["prompt_tokens"] for answer in answers] == [2, 2, 1, 1, 2, 2]
     expected = [np.array(one, dtype="<f4").tobytes() for one in prompts for _ in range(2)]
@@ -59,9 +66,15 @@ def test_a_batch_of_embeddings_travels_once_and_is_answered_by_a_list(
         ({"input_embeds": ""}, "has the shape [0, 3]"),
         ({"input_embeds": texted([[1, 2, np.nan]])}, "input_embeds[0][2] is nan"),
         ({"input_embeds": ROWS, "text": "a"}, "give one of text, input_ids and input_embeds"),
-        ({"input_embeds": ROWS, "return_logprob": True, "logprob_start_len": 0}, "no log probabilities of the prompt"),
+        (
+            {"input_embeds": ROWS, "return_logprob": True, "logprob_start_len": 0},
+            "no log probabilities of the prompt",
+        ),
         ({"input_embeds": ROWS, "session_params": {"id": "s"}}, "exclude each other"),
-        ({"text": "a", "return_hidden_states": True, "session_params": {"id": "s"}}, "of a session's history"),
+        (
+            {"text": "a", "return_hidden_states": True, "session_params": {"id": "s"}},
+            "of a session's history",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(
@@ -82,7 +95,11 @@ def test_embeddings_are_refused_where_they_are_not_served(http: httpx.Client, pa
 def test_hidden_states_have_sglangs_form(http: httpx.Client, server: RunningServer) -> None:
     """Those of the prompt as one entry, then one for each token of the output but the last."""
     server.engine.script = lambda ids: as_bytes("abcdefgh")
-    body = {"text": ["xyz", "pq"], "sampling_params": {"max_new_tokens": 3}, "return_hidden_states": [True, False]}
+    body = {
+        "text": ["xyz", "pq"],
+        "sampling_params": {"max_new_tokens": 3},
+        "return_hidden_states": [True, False],
+    }
     first, second = http.post("/generate", json=body).json()
     states = [[float(p), p + 0.5, -float(p)] for p in range(5)]
     assert first["meta_info"]["hidden_states"] == [states[:3], states[3], states[4]]
@@ -91,7 +108,9 @@ def test_hidden_states_have_sglangs_form(http: httpx.Client, server: RunningServ
     assert [request.fresh_from for request in server.engine.seen] == [0, None]
 
 
-def test_a_stop_string_ends_hidden_states_where_the_tokens_end(http: httpx.Client, server: RunningServer) -> None:
+def test_a_stop_string_ends_hidden_states_where_the_tokens_end(
+    http: httpx.Client, server: RunningServer
+) -> None:
     server.engine.script = lambda ids: as_bytes("abcdefgh")
     sampling = {"max_new_tokens": 8, "stop": "cd"}
     answer = http.post(
@@ -102,8 +121,17 @@ def test_a_stop_string_ends_hidden_states_where_the_tokens_end(http: httpx.Clien
 
 def test_a_stream_tells_hidden_states_at_its_end(http: httpx.Client, server: RunningServer) -> None:
     server.engine.script = lambda ids: as_bytes("abc")
-    body = {"text": "xy", "sampling_params": {"max_new_tokens": 3}, "return_hidden_states": True, "stream": True}
-    lines = [line[6:] for line in http.post("/generate", json=body).text.splitlines() if line.startswith("data: {")]
+    body = {
+        "text": "xy",
+        "sampling_params": {"max_new_tokens": 3},
+        "return_hidden_states": True,
+        "stream": True,
+    }
+    lines = [
+        line[6:]
+        for line in http.post("/generate", json=body).text.splitlines()
+        if line.startswith("data: {")
+    ]
     *others, last = (json.loads(line)["meta_info"] for line in lines)
     assert len(last["hidden_states"]) == 3
     assert not any("hidden_states" in meta for meta in others)
@@ -114,7 +142,12 @@ def test_chat_and_completions_tell_what_the_last_token_was_sampled_from(
     http: httpx.Client, server: RunningServer, stream: bool
 ) -> None:
     server.engine.script = lambda ids: as_bytes("abc")
-    more = {"max_tokens": 3, "return_hidden_states": True, "stream": stream, "return_token_ids": True}
+    more = {
+        "max_tokens": 3,
+        "return_hidden_states": True,
+        "stream": stream,
+        "return_token_ids": True,
+    }
     for path, prompt in (
         ("/v1/completions", {"prompt": "xyz"}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
@@ -133,7 +166,9 @@ def test_chat_and_completions_tell_what_the_last_token_was_sampled_from(
         assert found == [[position, position + 0.5, -position]]
 
 
-def test_hidden_states_need_a_server_that_was_started_with_them(http: httpx.Client, server: RunningServer) -> None:
+def test_hidden_states_need_a_server_that_was_started_with_them(
+    http: httpx.Client, server: RunningServer
+) -> None:
     off = msgspec.structs.replace(READY, gives_hidden_states=False)
     server.call(lambda: server.client.deliver(off))
     try:

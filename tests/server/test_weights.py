@@ -20,7 +20,7 @@ from weft.messages.weights import (
     UpdateWeightsFromTensor,
     WeightsReply,
 )
-from weft.server.weights import NamedTensor, as_safetensors
+from weft.server.admin.weights import NamedTensor, as_safetensors
 
 NAME = "model.norm.weight"
 GROUP = {"master_address": "127.0.0.1", "master_port": 1_000, "rank_offset": 1, "world_size": 2}
@@ -52,13 +52,33 @@ def tensor(**changes: Any) -> dict[str, Any]:
         ("update_weights_from_disk", {"model_path": "a", "weight_version": ""}, "weight_version"),
         ("update_weights_from_disk", {"model_path": "a", "is_async": True}, "is_async"),
         ("update_weights_from_disk", {}, None),
-        ("update_weights_from_tensor", {"serialized_named_tensors": ["gASV"]}, "serialized_named_tensors"),
-        ("update_weights_from_tensor", {"named_tensors": [tensor(dtype="int8")]}, "named_tensors[0]"),
+        (
+            "update_weights_from_tensor",
+            {"serialized_named_tensors": ["gASV"]},
+            "serialized_named_tensors",
+        ),
+        (
+            "update_weights_from_tensor",
+            {"named_tensors": [tensor(dtype="int8")]},
+            "named_tensors[0]",
+        ),
         ("update_weights_from_tensor", {"named_tensors": [tensor(), tensor()]}, "named_tensors[1]"),
         ("update_weights_from_tensor", {"named_tensors": [tensor(shape=[5])]}, "named_tensors[0]"),
-        ("update_weights_from_tensor", {"named_tensors": [tensor(shape=[-2, -2])]}, "named_tensors[0].shape"),
-        ("update_weights_from_tensor", {"named_tensors": [tensor(shape=[10**12, 10**12])]}, "named_tensors[0]"),
-        ("update_weights_from_tensor", {"named_tensors": [tensor(data="*" * 24)]}, "named_tensors[0]"),
+        (
+            "update_weights_from_tensor",
+            {"named_tensors": [tensor(shape=[-2, -2])]},
+            "named_tensors[0].shape",
+        ),
+        (
+            "update_weights_from_tensor",
+            {"named_tensors": [tensor(shape=[10**12, 10**12])]},
+            "named_tensors[0]",
+        ),
+        (
+            "update_weights_from_tensor",
+            {"named_tensors": [tensor(data="*" * 24)]},
+            "named_tensors[0]",
+        ),
         ("init_weights_update_group", {**GROUP, "rank_offset": 0}, "rank_offset"),
         ("init_weights_update_group", {**GROUP, "rank_offset": 2}, "rank_offset"),
         ("init_weights_update_group", {**GROUP, "master_port": 70_000}, "master_port"),
@@ -75,8 +95,12 @@ def test_what_cannot_be_is_refused_by_name(
     assert not told
 
 
-def test_tensors_in_json_and_as_safetensors_are_the_same_to_the_engine(http: httpx.Client, told: list[Any]) -> None:
-    assert http.post("/update_weights_from_tensor", json={"named_tensors": [tensor()], "weight_version": "v"}).json()
+def test_tensors_in_json_and_as_safetensors_are_the_same_to_the_engine(
+    http: httpx.Client, told: list[Any]
+) -> None:
+    assert http.post(
+        "/update_weights_from_tensor", json={"named_tensors": [tensor()], "weight_version": "v"}
+    ).json()
     content = as_safetensors([msgspec.convert(tensor(), NamedTensor)])
     answer = http.post(
         "/update_weights_from_tensor?weight_version=v&abort_all_requests=true",
@@ -88,7 +112,9 @@ def test_tensors_in_json_and_as_safetensors_are_the_same_to_the_engine(http: htt
     assert first == UpdateWeightsFromTensor(call=first.call, content=content, weight_version="v")
     assert msgspec.structs.replace(second, call=first.call, abort_all_requests=False) == first
     assert second.abort_all_requests
-    assert content[8:].startswith(b'{"model.norm.weight":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}}')
+    assert content[8:].startswith(
+        b'{"model.norm.weight":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}}'
+    )
 
 
 def test_a_body_of_tensors_has_the_limit_of_bodies(http: httpx.Client, told: list[Any]) -> None:
@@ -120,14 +146,20 @@ def test_requests_arrive_as_they_were_sent(http: httpx.Client, told: list[Any]) 
         backend="gloo",
         timeout_s=120.0,
     )
-    assert receive == UpdateWeightsFromDistributed(call=receive.call, group_name="weight_update_group", **spread)
+    assert receive == UpdateWeightsFromDistributed(
+        call=receive.call, group_name="weight_update_group", **spread
+    )
     assert release == ReleaseMemoryOccupation(call=release.call, tags=["weights", "kv_cache"])
 
 
-def test_answers_and_the_model_s_facts_say_which_weights_are_in_use(http: httpx.Client, server: RunningServer) -> None:
+def test_answers_and_the_model_s_facts_say_which_weights_are_in_use(
+    http: httpx.Client, server: RunningServer
+) -> None:
     server.call(lambda: setattr(server.client, "weight_version", "first"))
     try:
-        answer = http.post("/generate", json={"text": "x", "sampling_params": {"max_new_tokens": 2}}).json()
+        answer = http.post(
+            "/generate", json={"text": "x", "sampling_params": {"max_new_tokens": 2}}
+        ).json()
         assert answer["meta_info"]["weight_version"] == "first"
         assert http.get("/model_info").json()["weight_version"] == "first"
     finally:

@@ -36,8 +36,15 @@ def tokens(text: str) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT, NATIVE])
-def test_words_and_tokens_arrive_as_tokens(http: httpx.Client, server: RunningServer, path: str) -> None:
-    assert ask(http, path, bad_words=["no way", " no way", "never"], allowed_token_ids=[5, 6]).status_code == 200
+def test_words_and_tokens_arrive_as_tokens(
+    http: httpx.Client, server: RunningServer, path: str
+) -> None:
+    assert (
+        ask(
+            http, path, bad_words=["no way", " no way", "never"], allowed_token_ids=[5, 6]
+        ).status_code
+        == 200
+    )
     [request] = seen(server)
     words = ("no way", " no way", "never", " never")
     assert request.sampling.bad_word_ids == tuple(map(tokens, words))
@@ -55,9 +62,15 @@ def test_words_and_tokens_arrive_as_tokens(http: httpx.Client, server: RunningSe
         ({"stop_regex": ["b", "(a"]}, "is no regular expression"),
         ({"thinking_budget": -1}, "0 to 2,147,483,647 are allowed"),
         ({"thinking_budget": 5}, "not known how this model marks its reasoning"),
-        ({"custom_logit_processor": CODE}, "is serialised code, and code in a request is never run"),
+        (
+            {"custom_logit_processor": CODE},
+            "is serialised code, and code in a request is never run",
+        ),
         ({"custom_logit_processor": 5}, "a name is needed"),
-        ({"custom_logit_processor": [{"name": "a", "parameters": {}}]}, "there are name and params"),
+        (
+            {"custom_logit_processor": [{"name": "a", "parameters": {}}]},
+            "there are name and params",
+        ),
         ({"custom_logit_processor": ["a", "b"], "custom_params": {"x": 1}}, "give several as"),
         ({"custom_logit_processor": "a", "custom_params": [1]}, "an object is needed"),
         ({"custom_params": {"x": 1}}, "of no use without"),
@@ -80,7 +93,11 @@ def test_processors_travel_with_their_parameters(http: httpx.Client, server: Run
     assert ask(http, CHAT, custom_logit_processor="mine", custom_params=params).status_code == 200
     both = [{"name": "mine", "params": params}, "yours"]
     assert ask(http, TEXT, custom_logit_processor=both).status_code == 200
-    native = {"text": "Hi", "custom_logit_processor": "mine", "sampling_params": {"custom_params": params}}
+    native = {
+        "text": "Hi",
+        "custom_logit_processor": "mine",
+        "sampling_params": {"custom_params": params},
+    }
     assert http.post(NATIVE, json=native).status_code == 200
     one, two, three = (request.sampling.processors for request in seen(server, 3))
     assert one == three == (Processor("mine", params),)
@@ -92,13 +109,20 @@ def test_processors_travel_with_their_parameters(http: httpx.Client, server: Run
 
 def streamed(http: httpx.Client, **fields: Any) -> str:
     answer = ask(http, TEXT, stream=True, **fields)
-    chunks = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+    chunks = [
+        json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")
+    ]
     return "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
 
 
 @pytest.mark.parametrize(
     ("pattern", "text"),
-    [(r"w\S+d", "Hello, "), (r"\bl|ll?|[^ -~]+!", "He"), (r"\W+w", "Hello"), ("zzz+", "Hello, wörld! 🎉")],
+    [
+        (r"w\S+d", "Hello, "),
+        (r"\bl|ll?|[^ -~]+!", "He"),
+        (r"\W+w", "Hello"),
+        ("zzz+", "Hello, wörld! 🎉"),
+    ],
 )
 def test_a_stop_pattern_ends_the_text_alike_streamed_or_not(
     http: httpx.Client, server: RunningServer, pattern: str, text: str
@@ -114,7 +138,13 @@ def test_a_stop_pattern_ends_the_text_alike_streamed_or_not(
 
 
 def test_a_hostile_pattern_does_not_hold_the_server(http: httpx.Client) -> None:
-    for pattern in ("(a+)+b", "(.*)(.*)(.*)(.*)(.*)x", "((a{1,1000}){1,1000}){1,1000}", "(" * 2_000, "(e|e)*(l?){20}z"):
+    for pattern in (
+        "(a+)+b",
+        "(.*)(.*)(.*)(.*)(.*)x",
+        "((a{1,1000}){1,1000}){1,1000}",
+        "(" * 2_000,
+        "(e|e)*(l?){20}z",
+    ):
         answer = ask(http, TEXT, stop_regex=pattern, max_tokens=50)
         assert answer.status_code in (200, 400)
 
@@ -146,7 +176,11 @@ def test_a_prompt_beyond_the_context_can_be_cut_to_what_fits(
     http: httpx.Client, server: RunningServer, path: str
 ) -> None:
     long = "a" * (3 * CONTEXT)
-    body = {"messages": [{"role": "user", "content": long}]} if path == CHAT else {"prompt": long, "text": long}
+    body = (
+        {"messages": [{"role": "user", "content": long}]}
+        if path == CHAT
+        else {"prompt": long, "text": long}
+    )
     body = {**body, "max_tokens": 16, "sampling_params": {"max_new_tokens": 16}}
     assert http.post(path, json=body).status_code == 400
     answer = http.post(path, json={**body, "truncate_prompt_tokens": -1})
@@ -156,7 +190,10 @@ def test_a_prompt_beyond_the_context_can_be_cut_to_what_fits(
 
 
 def test_a_server_can_cut_every_prompt_that_is_too_long() -> None:
-    with running(ServerConfig(drain_s=1.0, auto_truncate=True)) as server, httpx.Client(base_url=server.url) as http:
+    with (
+        running(ServerConfig(drain_s=1.0, auto_truncate=True)) as server,
+        httpx.Client(base_url=server.url) as http,
+    ):
         long = {
             "prompt": "a" * CONTEXT,
             "text": "a" * CONTEXT,
@@ -174,7 +211,10 @@ def test_a_server_can_cut_every_prompt_that_is_too_long() -> None:
 def test_a_prompt_cannot_be_cut_to_nothing(http: httpx.Client, most: int) -> None:
     for path in (CHAT, TEXT):
         answer = ask(http, path, truncate_prompt_tokens=most)
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "truncate_prompt_tokens")
+        assert (answer.status_code, answer.json()["error"]["param"]) == (
+            400,
+            "truncate_prompt_tokens",
+        )
 
 
 # Budgets of reasoning
@@ -227,7 +267,9 @@ def test_a_budget_has_many_names(
 
 def test_tokens_can_be_called_by_their_ids(http: httpx.Client) -> None:
     asked = {"return_tokens_as_token_ids": True, "max_tokens": 2}
-    chat = ask(http, CHAT, logprobs=True, top_logprobs=1, **asked).json()["choices"][0]["logprobs"]["content"]
+    chat = ask(http, CHAT, logprobs=True, top_logprobs=1, **asked).json()["choices"][0]["logprobs"][
+        "content"
+    ]
     assert [(one["token"], one["top_logprobs"][0]["token"]) for one in chat] == [
         ("token_id:72", "token_id:72"),
         ("token_id:101", "token_id:101"),

@@ -32,7 +32,9 @@ def write(tmp_path: Path, text: str) -> str:
 
 def test_burst_gpt_gives_its_requests_without_those_that_failed(tmp_path: Path) -> None:
     arrivals = list(read_trace(write(tmp_path, BURST_GPT), max_tokens=100))
-    assert [(a.time_s, a.prompt_len, a.output_len, a.max_new_tokens, a.tenant) for a in arrivals] == [
+    assert [
+        (a.time_s, a.prompt_len, a.output_len, a.max_new_tokens, a.tenant) for a in arrivals
+    ] == [
         (0, 472, 18, 100, "ChatGPT"),
         (40, 1087, 230, 230, "ChatGPT"),
         (113, 417, 276, 276, "GPT-4"),

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from weft.journal.recorder import RecordedEngine
 from weft.messages.requests import BatchGenerate, GenerateRequest
 from weft.messages.sampling import SamplingParams
-from weft.scheduler.service.journal import RecordedEngine
 from weft.scheduler.settings import SchedulerSettings
 from weft.sim.cost import Cost, CostRunner, TrueLengths, VirtualClock
 from weft.sim.journal import read_journal
@@ -24,7 +24,9 @@ SETTINGS = SchedulerSettings(
     chunked_prefill_size=64,
 )
 COST = Cost(0.01, 1e-4, 1e-6)
-TRAFFIC = Traffic(requests=30, rate=20.0, input_len="uniform:20:450", output_len="uniform:1:150", max_tokens=120)
+TRAFFIC = Traffic(
+    requests=30, rate=20.0, input_len="uniform:20:450", output_len="uniform:1:150", max_tokens=120
+)
 
 
 class Records(list[bytes]):
@@ -53,18 +55,28 @@ def record(clock_s: float = 0.0, arrivals: list[Arrival] | None = None) -> Recor
         max_bytes=1 << 30,
     )
     engine.start_over()
-    Run(engine, clock, TokenSource(SETTINGS.vocab_size), lengths).play(arrivals or synthetic(TRAFFIC))
+    Run(engine, clock, TokenSource(SETTINGS.vocab_size), lengths).play(
+        arrivals or synthetic(TRAFFIC)
+    )
     return records
 
 
 def test_journal_gives_the_requests_that_were_served() -> None:
     journal = read_journal(record())
     tokens, sent = TokenSource(SETTINGS.vocab_size), list(synthetic(TRAFFIC))
-    fitting = [arrival for arrival in sent if arrival.prompt_len + arrival.max_new_tokens <= SETTINGS.context_length]
+    fitting = [
+        arrival
+        for arrival in sent
+        if arrival.prompt_len + arrival.max_new_tokens <= SETTINGS.context_length
+    ]
     assert 0 < journal.num_left_out == len(sent) - len(fitting)
     assert journal.settings == SETTINGS
-    assert [arrival.prompt for arrival in journal.arrivals] == [tokens.pack(arrival.prompt) for arrival in fitting]
-    assert [arrival.output_len for arrival in journal.arrivals] == [arrival.output_len for arrival in fitting]
+    assert [arrival.prompt for arrival in journal.arrivals] == [
+        tokens.pack(arrival.prompt) for arrival in fitting
+    ]
+    assert [arrival.output_len for arrival in journal.arrivals] == [
+        arrival.output_len for arrival in fitting
+    ]
     assert {arrival.tenant for arrival in journal.arrivals} == {"tenant-0"}
     times = [arrival.time_s for arrival in journal.arrivals]
     assert times == sorted(times)
@@ -89,14 +101,19 @@ def test_members_of_a_batch_are_arrivals_of_their_own() -> None:
     engine.start_over()
     prompts = [np.arange(n, dtype=np.int32).tobytes() for n in (3, 5)]
     sampling = [SamplingParams(max_new_tokens=2, seed=id) for id in range(3)]
-    members = [GenerateRequest(id=id, rid=f"r{id}", sampling=sampling[id], tenant=f"u{id}") for id in range(3)]
+    members = [
+        GenerateRequest(id=id, rid=f"r{id}", sampling=sampling[id], tenant=f"u{id}")
+        for id in range(3)
+    ]
     for id, place in enumerate((0, 1, 1)):
         lengths.add(id, len(prompts[place]) // 4 + 2)
     engine.submit(BatchGenerate(prompts=prompts, requests=members, prompt_of=[0, 1, 1]))
     while engine.has_work:
         engine.step()
     arrivals = read_journal(records).arrivals
-    assert [(one.tenant, one.prompt) for one in arrivals] == [(f"u{id}", prompts[id > 0]) for id in range(3)]
+    assert [(one.tenant, one.prompt) for one in arrivals] == [
+        (f"u{id}", prompts[id > 0]) for id in range(3)
+    ]
 
 
 def test_times_count_from_the_first_arrival_whatever_the_clock_said() -> None:

@@ -12,7 +12,9 @@ from weft.sim.run import DONE, REFUSED, Record
 from weft.sim.table import number, table
 
 
-def record(end_s: list[float], tenant: list[int] | None = None, state: list[int] | None = None) -> Record:
+def record(
+    end_s: list[float], tenant: list[int] | None = None, state: list[int] | None = None
+) -> Record:
     """Requests that come at 0 and have their first token after one second, and eleven in the end."""
     n = len(end_s)
     return Record(
@@ -47,7 +49,9 @@ def test_refused_requests_count_as_not_good_and_nowhere_else() -> None:
     assert summary.e2e_s == (11.0, 11.0, 11.0)
 
 
-@pytest.mark.parametrize(("slo", "share"), [(Slo(ttft_s=0.5), 0.0), (Slo(itl_s=1.5), 0.5), (Slo(1.0, 2.0), 1.0)])
+@pytest.mark.parametrize(
+    ("slo", "share"), [(Slo(ttft_s=0.5), 0.0), (Slo(itl_s=1.5), 0.5), (Slo(1.0, 2.0), 1.0)]
+)
 def test_goodput_counts_requests_that_keep_both_limits(slo: Slo, share: float) -> None:
     assert summarize(record([11.0, 21.0]), slo).good_share == share
 
@@ -60,7 +64,11 @@ def test_fairness_is_one_for_equal_speeds_and_one_nth_if_one_gets_all() -> None:
 def test_run_without_a_finished_request_has_figures_too() -> None:
     summary = summarize(record([0.0], state=[REFUSED]), Slo())
     assert "1 refused" in describe(summary)
-    assert json.loads(json.dumps(summary.to_dict()))["e2e_s"] == {"p50": None, "p90": None, "p99": None}
+    assert json.loads(json.dumps(summary.to_dict()))["e2e_s"] == {
+        "p50": None,
+        "p90": None,
+        "p99": None,
+    }
 
 
 def test_comparison_has_a_row_for_each_run() -> None:
@@ -91,7 +99,14 @@ def test_table_aligns_its_columns() -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.0712345, "0.0712"), (3.4, "3.40"), (52.13, "52.1"), (1234.5, "1,234"), (0, "0"), (float("nan"), "-")],
+    [
+        (0.0712345, "0.0712"),
+        (3.4, "3.40"),
+        (52.13, "52.1"),
+        (1234.5, "1,234"),
+        (0, "0"),
+        (float("nan"), "-"),
+    ],
 )
 def test_numbers_have_three_digits_that_count(value: float, text: str) -> None:
     assert number(value) == text

@@ -56,7 +56,9 @@ def test_cost_counts_tokens_context_and_samples() -> None:
 
 
 def test_the_scheduler_does_not_know_the_output_length() -> None:
-    record = simulate(SETTINGS, STEP, [one(0.0, 7, key=1), one(0.0, 100, key=2), one(0.0, 300, key=3)])
+    record = simulate(
+        SETTINGS, STEP, [one(0.0, 7, key=1), one(0.0, 100, key=2), one(0.0, 300, key=3)]
+    )
     assert record.output_len.tolist() == [7, 100, 100]  # the last is cut by max_new_tokens
 
 
@@ -108,7 +110,13 @@ def test_every_request_gets_its_output_when_memory_is_short(policy: str, overlap
         think=1.0,
     )
     arrivals = list(synthetic(traffic))
-    settings = replace(SETTINGS, num_pages=60, max_running_requests=32, policy=policy, schedule_conservativeness=0.0)
+    settings = replace(
+        SETTINGS,
+        num_pages=60,
+        max_running_requests=32,
+        policy=policy,
+        schedule_conservativeness=0.0,
+    )
     record = simulate(settings, Cost(0.01, 1e-4, 1e-6), arrivals, overlap=overlap)
     fits = np.array([arrival.prompt_len + 200 <= 60 * 16 for arrival in arrivals])
     expected = np.array([arrival.output_len for arrival in arrivals])
@@ -122,8 +130,12 @@ def test_every_request_gets_its_output_when_memory_is_short(policy: str, overlap
 
 @pytest.mark.parametrize("mixed", [False, True])
 @pytest.mark.parametrize("max_step_s", [0.02, 0.05])
-def test_long_prompts_that_time_cuts_leave_the_books_in_order(max_step_s: float, mixed: bool) -> None:
-    traffic = Traffic(requests=120, rate=6.0, input_len="lognormal:2048:1.0", output_len="lognormal:200")
+def test_long_prompts_that_time_cuts_leave_the_books_in_order(
+    max_step_s: float, mixed: bool
+) -> None:
+    traffic = Traffic(
+        requests=120, rate=6.0, input_len="lognormal:2048:1.0", output_len="lognormal:200"
+    )
     settings = replace(
         SETTINGS,
         num_pages=8_000,
@@ -140,6 +152,8 @@ def test_long_prompts_that_time_cuts_leave_the_books_in_order(max_step_s: float,
 def test_a_simulation_repeats_itself() -> None:
     traffic = Traffic(requests=60, rate=20.0, prefixes=5, turns=2, output_len="20")
     settings = replace(SETTINGS, num_pages=2_000, context_length=16_384)
-    first, again = (simulate(settings, Cost(0.01, 1e-4, 1e-6), synthetic(traffic)) for _ in range(2))
+    first, again = (
+        simulate(settings, Cost(0.01, 1e-4, 1e-6), synthetic(traffic)) for _ in range(2)
+    )
     assert (first.end_s == again.end_s).all()
     assert first.meter.num_steps == again.meter.num_steps

@@ -25,9 +25,12 @@ def test_the_seed_decides_everything() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arrivals", "variation"), [("constant", (0.0, 0.01)), ("poisson", (0.9, 1.1)), ("burst", (2.5, 4.0))]
+    ("arrivals", "variation"),
+    [("constant", (0.0, 0.01)), ("poisson", (0.9, 1.1)), ("burst", (2.5, 4.0))],
 )
-def test_gaps_have_the_rate_and_the_variation_of_their_process(arrivals: str, variation: tuple[float, float]) -> None:
+def test_gaps_have_the_rate_and_the_variation_of_their_process(
+    arrivals: str, variation: tuple[float, float]
+) -> None:
     gaps = np.diff([arrival.time_s for arrival in synthetic(replace(MANY, arrivals=arrivals))])
     assert gaps.mean() == pytest.approx(0.1, rel=0.2)
     assert variation[0] <= gaps.std() / gaps.mean() <= variation[1]
@@ -52,7 +55,9 @@ def test_lengths_follow_their_distribution(text: str, low: int, high: int, mean:
     assert np.mean(drawn) == pytest.approx(mean, rel=0.05)
 
 
-@pytest.mark.parametrize("text", ["", "x", "0", "uniform:3", "uniform:9:3", "lognormal", "normal:3", "lognormal:1:2:3"])
+@pytest.mark.parametrize(
+    "text", ["", "x", "0", "uniform:3", "uniform:9:3", "lognormal", "normal:3", "lognormal:1:2:3"]
+)
 def test_unreadable_length_names_its_option(text: str) -> None:
     with pytest.raises(SettingsError, match="--output-len"):
         Lengths.parse(text, "--output-len")
@@ -75,7 +80,10 @@ def test_next_turn_contains_the_previous_one_and_its_answer() -> None:
     for number, arrival in later:
         before = arrivals[arrival.after]
         assert arrival.after < number
-        assert segments(arrival)[: len(before.prompt) + 1] == (*segments(before), (OUTPUT, before.output_len))
+        assert segments(arrival)[: len(before.prompt) + 1] == (
+            *segments(before),
+            (OUTPUT, before.output_len),
+        )
         assert tokens.pack(arrival.prompt).startswith(tokens.pack(before.prompt))
         assert arrival.tenant == before.tenant
 
@@ -88,5 +96,8 @@ def test_output_is_no_longer_than_the_scheduler_is_told() -> None:
 
 def test_traces_with_other_first_keys_share_nothing() -> None:
     traffic = replace(MANY, requests=50, prefixes=3)
-    keys = [{s.key for a in synthetic(traffic, first_key=key) for s in segments(a)} for key in (0, 1_000)]
+    keys = [
+        {s.key for a in synthetic(traffic, first_key=key) for s in segments(a)}
+        for key in (0, 1_000)
+    ]
     assert not keys[0] & keys[1]

@@ -13,15 +13,23 @@ from tests.soak.report import as_json, as_table
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="soak", description="Random load with faults on a real server, and audits.")
-    parser.add_argument("--minutes", type=float, default=20.0, help="how long; a run ends with the round it is in")
+    parser = argparse.ArgumentParser(
+        prog="soak", description="Random load with faults on a real server, and audits."
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=20.0, help="how long; a run ends with the round it is in"
+    )
     parser.add_argument("--seed", type=int, default=1, help="of all that is random")
-    parser.add_argument("--model", default="", help="a model's folder; the bundled one if not given")
+    parser.add_argument(
+        "--model", default="", help="a model's folder; the bundled one if not given"
+    )
     parser.add_argument("--phase-s", type=float, default=20.0, help="seconds of a phase")
     parser.add_argument("--scale", type=float, default=1.0, help="of the lengths of outputs")
     parser.add_argument("--json", default="", help="file for the figures")
     args, options = parser.parse_known_args()
-    found = as_json(asyncio.run(soak(args.minutes, args.seed, args.model, options, args.phase_s, args.scale)))
+    found = as_json(
+        asyncio.run(soak(args.minutes, args.seed, args.model, options, args.phase_s, args.scale))
+    )
     if args.json:
         Path(args.json).write_text(json.dumps(found, indent=1) + "\n")
     print(as_table(found))

@@ -73,7 +73,9 @@ def reasons_of(path: str, answer: Any) -> dict[int, str | None]:
     return found
 
 
-async def ask_again(port: int, answers: Answers, seconds: float, name: str) -> tuple[int, list[str]]:
+async def ask_again(
+    port: int, answers: Answers, seconds: float, name: str
+) -> tuple[int, list[str]]:
     """Ask a random order of them again for so long. Returns how many were compared, and the differences.
 
     The server must be idle. Each question has a salt of its own, so that it finds nothing in the cache.

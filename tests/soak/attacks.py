@@ -47,7 +47,9 @@ async def extreme_number(world: World, rng: random.Random) -> None:
     sent: dict[str, Any] = json.loads(json.dumps(body))
     outer, _, inner = name.rpartition(".")
     (sent.setdefault(outer, {}) if outer else sent)[inner] = value
-    await world.ledger.account("extreme number", lambda: _answered(world, path, sent, {"200", "400", "404", "409"}))
+    await world.ledger.account(
+        "extreme number", lambda: _answered(world, path, sent, {"200", "400", "404", "409"})
+    )
 
 
 async def costly(world: World, rng: random.Random) -> None:
@@ -59,16 +61,24 @@ async def costly(world: World, rng: random.Random) -> None:
     elif kind == 1:
         body |= {f"unknown_{i}": i for i in range(MANY)}
     elif kind == 2:
-        path, body = "/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}] * 2_000, "max_tokens": 1}
+        path, body = (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "x"}] * 2_000, "max_tokens": 1},
+        )
     elif kind == 3:
         body |= {"prompt": ["word " * 200] * 1_025}
     elif kind == 4:
         body |= {"regex": "(a?){500}" + "a{500}" * rng.randint(1, 3)}
     else:
         top = {"return_logprob": True, "top_logprobs_num": 20, "stream": True}
-        path, body = "/generate", {"text": "a", "sampling_params": {"max_new_tokens": world.tokens(200)}} | top
+        path, body = (
+            "/generate",
+            {"text": "a", "sampling_params": {"max_new_tokens": world.tokens(200)}} | top,
+        )
     body["rid"] = world.name()
-    await world.ledger.account("costly", lambda: _answered(world, path, body, {"200", "400", "422", "503"}))
+    await world.ledger.account(
+        "costly", lambda: _answered(world, path, body, {"200", "400", "422", "503"})
+    )
 
 
 async def _answered(world: World, path: str, body: dict[str, Any], may: set[str]) -> str:
@@ -85,8 +95,12 @@ async def _answered(world: World, path: str, body: dict[str, Any], may: set[str]
 
 async def page_of_another_origin(world: World, rng: random.Random) -> None:
     """What a browser sends for a page that is not ours."""
-    foreign = rng.choice(("Origin: http://evil.example", "Sec-Fetch-Site: cross-site", "Host: evil.example"))
-    method, path = rng.choice((("GET", "/server_info"), ("POST", "/v1/completions"), ("GET", "/metrics")))
+    foreign = rng.choice(
+        ("Origin: http://evil.example", "Sec-Fetch-Site: cross-site", "Host: evil.example")
+    )
+    method, path = rng.choice(
+        (("GET", "/server_info"), ("POST", "/v1/completions"), ("GET", "/metrics"))
+    )
     body = b'{"prompt": "a", "max_tokens": 1}' if method == "POST" else b""
     host = "" if foreign.startswith("Host") else "Host: 127.0.0.1\r\n"
     head = f"{method} {path} HTTP/1.1\r\n{host}{foreign}\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -111,7 +125,10 @@ async def flood(world: World, rng: random.Random) -> None:
     elif kind == 1:
         pieces = [begin + b"2;", *[b"e=" + b"a" * 8_000 + b";"] * (FLOOD_BYTES // 8_003)]
     else:
-        pieces = [b"GET /nothing HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", *[b"\r\n" * 4_000] * (FLOOD_BYTES // 8_000)]
+        pieces = [
+            b"GET /nothing HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
+            *[b"\r\n" * 4_000] * (FLOOD_BYTES // 8_000),
+        ]
 
     async def send() -> str:
         await _raw(world.port, pieces, 30.0)
@@ -123,9 +140,7 @@ async def flood(world: World, rng: random.Random) -> None:
 async def drip(world: World, rng: random.Random) -> None:
     """A body that comes a byte at a time though the request has been answered."""
     path = rng.choice(("/nothing", "/health", "/v1/completions"))
-    head = (
-        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n"
-    )
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n"
 
     async def send() -> str:
         try:
@@ -149,7 +164,9 @@ async def drip(world: World, rng: random.Random) -> None:
 
 async def half_close(world: World, rng: random.Random) -> None:
     """A client that has nothing more to say still wants its answer."""
-    body = json.dumps({"prompt": traffic.text(rng, 5), "max_tokens": 3, "rid": world.name()}).encode()
+    body = json.dumps(
+        {"prompt": traffic.text(rng, 5), "max_tokens": 3, "rid": world.name()}
+    ).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
     head += b"Content-Length: %d\r\nConnection: close\r\n\r\n" % len(body)
 
@@ -176,7 +193,9 @@ async def number_in_a_query(world: World, rng: random.Random) -> None:
     await world.ledger.account("number in a query", send)
 
 
-async def _raw(port: int, pieces: list[bytes], seconds: float, *, half_close: bool = False) -> bytes:
+async def _raw(
+    port: int, pieces: list[bytes], seconds: float, *, half_close: bool = False
+) -> bytes:
     """Send so many pieces as are taken, then read what comes until the end or `seconds` are over."""
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -16,9 +16,13 @@ from tests.soak.ledger import Wrong
 IDLE_S = 240.0  # for everything to end, and for abandoned sessions to run out of time
 SETTLE_S = 60.0  # for sockets and threads to be given back
 POOLED = 6  # threads that pools may make when they are first needed (tokenizing, rendering, the profiler)
-POOLED_FDS = 16  # and pipes to their processes (grammars, templates); a leak is one for each request
+POOLED_FDS = (
+    16  # and pipes to their processes (grammars, templates); a leak is one for each request
+)
 GOLDEN_LEN = 24  # tokens
-_BEGINNING = "".join(f"def step_{i}(state, value):\n    return state + {i} * value\n\n" for i in range(40))
+_BEGINNING = "".join(
+    f"def step_{i}(state, value):\n    return state + {i} * value\n\n" for i in range(40)
+)
 PROMPTS = (
     "import os\n\ndef read_lines(path):\n",
     "class Stack:\n    def push(self",
@@ -59,7 +63,15 @@ class Audit:
     def faults(self, baseline: Audit | None) -> list[str]:
         """What is not as it should be; descriptors and threads are held against `baseline`."""
         zero = (
-            *("open_requests", "open_completions", "used_slots", "rows", "held_pages", "sessions", "quarantined"),
+            *(
+                "open_requests",
+                "open_completions",
+                "used_slots",
+                "rows",
+                "held_pages",
+                "sessions",
+                "quarantined",
+            ),
             *("total_faults", "unreadable_messages", "missing_pages"),
         )
         mine = asdict(self)
@@ -76,12 +88,18 @@ class Audit:
         return [f"audit after {self.after}: {fault}" for fault in found]
 
 
-async def audited(port: int, after: str, began: float, front: psutil.Process, engine: psutil.Process) -> Audit:
+async def audited(
+    port: int, after: str, began: float, front: psutil.Process, engine: psutil.Process
+) -> Audit:
     """Wait until the server is idle, and look. If it never is, the numbers say so."""
     idle_by = time.monotonic() + IDLE_S
     while (await _busy(port)) and time.monotonic() < idle_by:
         await asyncio.sleep(0.2)
-    listed, books, info = await _get(port, "/requests"), await _post(port, "/audit"), await _get(port, "/server_info")
+    listed, books, info = (
+        await _get(port, "/requests"),
+        await _post(port, "/audit"),
+        await _get(port, "/server_info"),
+    )
     (state,) = info["internal_states"]
     stats = state["stats"]
     await asyncio.sleep(0.1)  # for the connections of the questions to be closed over there, too
@@ -96,7 +114,8 @@ async def audited(port: int, after: str, began: float, front: psutil.Process, en
         sessions=stats.get("num_sessions", 0),
         quarantined=books["quarantined"],
         total_faults=books["total_faults"],
-        unreadable_messages=stats.get("total_dropped_messages", 0) + stats.get("total_unknown_messages", 0),
+        unreadable_messages=stats.get("total_dropped_messages", 0)
+        + stats.get("total_unknown_messages", 0),
         missing_pages=books["num_pages"] - books["free"] - books["cached"] - books["quarantined"],
         free=books["free"],
         cached=books["cached"],
@@ -120,7 +139,9 @@ async def settled(
 ) -> Audit:
     """An audit, again and again until it finds nothing or `settle_s` have passed."""
     until = time.monotonic() + settle_s
-    while (found := await audited(port, after, began, front, engine)).faults(baseline) and time.monotonic() < until:
+    while (found := await audited(port, after, began, front, engine)).faults(
+        baseline
+    ) and time.monotonic() < until:
         await asyncio.sleep(0.5)
     return found
 
@@ -150,7 +171,9 @@ async def golden(port: int) -> dict[str, str]:
 async def _busy(port: int) -> bool:
     info = await _get(port, "/server_info")
     (state,) = info["internal_states"]
-    return bool(state["num_total_reqs"] or info["open_completions"] or state["stats"].get("num_sessions"))
+    return bool(
+        state["num_total_reqs"] or info["open_completions"] or state["stats"].get("num_sessions")
+    )
 
 
 async def _get(port: int, path: str) -> Any:

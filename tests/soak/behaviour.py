@@ -18,8 +18,26 @@ from tests.soak.ledger import Wrong
 from tests.soak.world import World
 
 Behaviour = Callable[[World, random.Random], Awaitable[None]]
-POLICIES = ("fcfs", "lpm", "dfs-weight", "shortest-prefill-first", "hrrn", "lof", "random", "priority", "fair")
-QUESTIONS = ("/metrics", "/v1/loads", "/requests", "/server_info", "/health_generate", "/requests/soak-1", "/v1/models")
+POLICIES = (
+    "fcfs",
+    "lpm",
+    "dfs-weight",
+    "shortest-prefill-first",
+    "hrrn",
+    "lof",
+    "random",
+    "priority",
+    "fair",
+)
+QUESTIONS = (
+    "/metrics",
+    "/v1/loads",
+    "/requests",
+    "/server_info",
+    "/health_generate",
+    "/requests/soak-1",
+    "/v1/models",
+)
 EOS = 2  # of the bundled model
 LONG_LEN = 600  # tokens, of which a client that leaves sees a few
 MALFORMED: tuple[tuple[str, bytes, int], ...] = (
@@ -53,7 +71,9 @@ async def ask_for_much(world: World, rng: random.Random) -> None:
     path, body = traffic.request(rng, world.name(), world.tokens(300))
     fields = body.get("sampling_params", body)
     fields["max_new_tokens" if path == "/generate" else "max_tokens"] = world.tokens(300)
-    fields["logit_bias"] = {str(EOS): -100}  # unlike `ignore_eos` it is not known beforehand to go on to the end
+    fields["logit_bias"] = {
+        str(EOS): -100
+    }  # unlike `ignore_eos` it is not known beforehand to go on to the end
     fields.pop("ignore_eos", None)
     fields.pop("stop", None)
     await world.ledger.account("ask for much", lambda: traffic.complete(world, path, body))
@@ -61,7 +81,9 @@ async def ask_for_much(world: World, rng: random.Random) -> None:
 
 async def burst(world: World, rng: random.Random) -> None:
     """Many at once; the queue may be full."""
-    bodies = [traffic.request(rng, world.name(), world.tokens(30)) for _ in range(rng.randint(10, 60))]
+    bodies = [
+        traffic.request(rng, world.name(), world.tokens(30)) for _ in range(rng.randint(10, 60))
+    ]
     work = [lambda one=one: traffic.complete(world, *one, may={"503"}) for one in bodies]
     await asyncio.gather(*(world.ledger.account("burst", one) for one in work))
 
@@ -109,7 +131,13 @@ async def salted(world: World, rng: random.Random) -> None:
     prompt = traffic.long_text(rng)
 
     async def ask(salt: str, may: int) -> str:
-        body = {"prompt": prompt, "max_tokens": 1, "temperature": 0, "rid": world.name(), "cache_salt": salt}
+        body = {
+            "prompt": prompt,
+            "max_tokens": 1,
+            "temperature": 0,
+            "rid": world.name(),
+            "cache_salt": salt,
+        }
         status, answer = await call(world.port, "POST", "/v1/completions", body)
         told = json.loads(answer)
         if status != 200:
@@ -188,7 +216,9 @@ async def greedy(world: World, rng: random.Random) -> None:
         if answer["meta_info"]["finish_reason"]["type"] == "abort" and "abort" in world.may:
             return "abort"
         if (found := golden_answer(answer)) != world.golden[prompt]:
-            raise Wrong(f"greedy text or its log probabilities have changed: {found} instead of {world.golden[prompt]}")
+            raise Wrong(
+                f"greedy text or its log probabilities have changed: {found} instead of {world.golden[prompt]}"
+            )
         return "complete"
 
     await world.ledger.account("greedy", send)
@@ -207,7 +237,9 @@ async def session(world: World, rng: random.Random) -> None:
     for _ in range(rng.randint(1, 5)):
         names = [world.name() for _ in range(rng.choice((1, 1, 1, 2)))]
         before = tuple(turns)
-        work = [lambda name=name, before=before: _turn(world, rng, id, name, before) for name in names]
+        work = [
+            lambda name=name, before=before: _turn(world, rng, id, name, before) for name in names
+        ]
         await asyncio.gather(*(world.ledger.account("turn", one) for one in work))
         turns += names
         if rng.random() < 0.1:
@@ -225,7 +257,12 @@ async def _turn(world: World, rng: random.Random, id: str, name: str, turns: Seq
     if turns and rng.random() < 0.2:
         params["drop_previous_output"] = True
     fields = {"max_new_tokens": rng.randint(1, 40), "temperature": rng.choice((0, 1))}
-    body = {"text": traffic.text(rng, 20), "rid": name, "session_params": params, "sampling_params": fields}
+    body = {
+        "text": traffic.text(rng, 20),
+        "rid": name,
+        "session_params": params,
+        "sampling_params": fields,
+    }
     if rng.random() < 0.3:
         body["stream"] = True
     if rng.random() < 0.15:
@@ -236,11 +273,15 @@ async def _turn(world: World, rng: random.Random, id: str, name: str, turns: Seq
 # Administration
 
 
-async def control(world: World, path: str, body: object = None, *, may: Collection[int] = ()) -> str:
+async def control(
+    world: World, path: str, body: object = None, *, may: Collection[int] = ()
+) -> str:
     """A call that must answer 200, or one of `may`. Returns the status."""
 
     async def send() -> str:
-        async with Exchange(world.port, "GET" if body is GET else "POST", path, None if body is GET else body) as one:
+        async with Exchange(
+            world.port, "GET" if body is GET else "POST", path, None if body is GET else body
+        ) as one:
             status = await one.head()
             answer = await one.whole()
         if status != 200 and status not in may and str(status) not in world.may:
@@ -270,14 +311,20 @@ async def set_policy(world: World, rng: random.Random) -> None:
 async def set_state(world: World, rng: random.Random) -> None:
     """Fewer may run for a while."""
     async with world.exclusive:
-        await control(world, "/set_internal_state", {"server_args": {"max_running_requests": rng.randint(1, 8)}})
+        await control(
+            world,
+            "/set_internal_state",
+            {"server_args": {"max_running_requests": rng.randint(1, 8)}},
+        )
         await asyncio.sleep(rng.random())
         await control(world, "/set_internal_state", {"server_args": {"max_running_requests": 16}})
 
 
 async def pause(world: World, rng: random.Random) -> None:
     async with world.exclusive:
-        await control(world, "/pause_generation", {"mode": rng.choice(("abort", "retract", "in_place"))})
+        await control(
+            world, "/pause_generation", {"mode": rng.choice(("abort", "retract", "in_place"))}
+        )
         await asyncio.sleep(rng.random() * 0.5)
         await control(world, "/continue_generation")
 
@@ -291,7 +338,11 @@ async def block(world: World, rng: random.Random) -> None:
 
 async def update_weights(world: World, rng: random.Random) -> None:
     """The same weights again: whoever is in the middle of it goes on with the same text."""
-    body = {"model_path": world.model, "weight_version": world.name(), "abort_all_requests": rng.random() < 0.2}
+    body = {
+        "model_path": world.model,
+        "weight_version": world.name(),
+        "abort_all_requests": rng.random() < 0.2,
+    }
     async with world.exclusive:
         await control(world, "/update_weights_from_disk", body)
 

@@ -38,7 +38,11 @@ OPTIONS = (
         "0.1",
     ),  # retractions, chunks
 )
-MUST_HAPPEN = ("total_retractions", "total_evicted_tokens", "total_cached_tokens")  # else a run shows little
+MUST_HAPPEN = (
+    "total_retractions",
+    "total_evicted_tokens",
+    "total_cached_tokens",
+)  # else a run shows little
 MIN_LIFE_S = 120.0  # of a server that must have seen them
 ASK_AGAIN = 0.4  # of the seconds of a phase
 MAX_SIDE_BY_SIDE = 64  # behaviours; who comes beyond that waits here, not in the server
@@ -116,7 +120,9 @@ class Life:
             self._report.fault("a new server continues greedily in another way")
         if seconds:
             for phase in PHASES[:-1]:
-                await self._load(phase, max(1.0, seconds / len(PHASES)), f"{seed}/warm-up/{phase.name}")
+                await self._load(
+                    phase, max(1.0, seconds / len(PHASES)), f"{seed}/warm-up/{phase.name}"
+                )
             await self._load_profiler(random.Random(f"{seed}/profiler"))
         self._baseline = await self._audit("warm-up", None)
         return self._golden
@@ -128,13 +134,19 @@ class Life:
         except Wrong as exc:  # the server cannot even be asked
             self._report.fault(f"after {phase.name}: {exc}")
 
-    async def _examine(self, phase: Phase, figures: PhaseFigures, seconds: float, seed: str) -> None:
+    async def _examine(
+        self, phase: Phase, figures: PhaseFigures, seconds: float, seed: str
+    ) -> None:
         """Look at the idle server behind a phase: its books, its answers, its log."""
         figures.audit = await self._audit(phase.name, self._baseline)
         await self._ask_again(figures, seconds * ASK_AGAIN, seed)
         if await golden(self._port) != self._golden:
             self._report.fault(f"after {phase.name} greedy text is another")
-        bad = [line for line in self._new_lines() if "Traceback" in line or (" error " in line and not phase.fault)]
+        bad = [
+            line
+            for line in self._new_lines()
+            if "Traceback" in line or (" error " in line and not phase.fault)
+        ]
         for line in bad:
             self._report.fault(f"{phase.name}: the log says {line[:300]}")
 
@@ -147,7 +159,9 @@ class Life:
             self._report.fault("kill: the server goes on without its engine")
         else:
             if status == 0 or "kill" not in " ".join(self._server.lines[-3:]):
-                self._report.fault(f"kill: the server ends with {status} and the words {self._server.lines[-1]!r}")
+                self._report.fault(
+                    f"kill: the server ends with {status} and the words {self._server.lines[-1]!r}"
+                )
         if any("Traceback" in line for line in self._new_lines()):
             self._report.fault("kill: there is a traceback in the log")
 
@@ -160,7 +174,9 @@ class Life:
     async def _load_profiler(self, rng: random.Random) -> None:
         """Let the engine load its profiler, which takes memory and a thread that it keeps."""
         world = self._world(PHASES[0], "profiler")
-        await asyncio.gather(behaviour.profile(world, rng), *(behaviour.ask(world, rng) for _ in range(3)))
+        await asyncio.gather(
+            behaviour.profile(world, rng), *(behaviour.ask(world, rng) for _ in range(3))
+        )
         self._report.faults += world.ledger.faults
         self._report.num_faults += world.ledger.num_faults
 
@@ -196,7 +212,9 @@ class Life:
         world = self._world(phase, seed)
         began, slowest = time.monotonic(), [0.0]
         health = asyncio.ensure_future(self._watch_health(world, phase, slowest))
-        fault = asyncio.ensure_future(self._do(phase, world, seconds, random.Random(f"{seed}/fault")))
+        fault = asyncio.ensure_future(
+            self._do(phase, world, seconds, random.Random(f"{seed}/fault"))
+        )
         gate, work = asyncio.Semaphore(MAX_SIDE_BY_SIDE), []
         for arrival in arrivals(phase, seconds, seed):
             await asyncio.sleep(max(0.0, began + arrival.at_s - time.monotonic()))
@@ -268,7 +286,13 @@ class Life:
 
     async def _audit(self, after: str, baseline: Audit | None) -> Audit:
         found = await settled(
-            self._port, after, self._began, self._front, self._server.engine, baseline, self._settle_s
+            self._port,
+            after,
+            self._began,
+            self._front,
+            self._server.engine,
+            baseline,
+            self._settle_s,
         )
         for fault in found.faults(baseline):
             self._report.fault(fault)

@@ -18,12 +18,21 @@ class Exchange:
     """One request and its answer. Use as an async context manager; leaving it closes the connection."""
 
     def __init__(
-        self, port: int, method: str, path: str, body: object = None, *, receive_buffer: int = 0, half: bool = False
+        self,
+        port: int,
+        method: str,
+        path: str,
+        body: object = None,
+        *,
+        receive_buffer: int = 0,
+        half: bool = False,
     ) -> None:
         """`body`: bytes are sent as they are, all else as JSON. `half`: the second half of it is never sent."""
         self._port = port
         self._receive_buffer = receive_buffer
-        data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+        data = (
+            body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+        )
         head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
         head += f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
         self._request = head.encode() + (data[: len(data) // 2] if half else data)
@@ -39,7 +48,9 @@ class Exchange:
         try:
             await asyncio.get_running_loop().sock_connect(peer, ("127.0.0.1", self._port))
             limit = self._receive_buffer or 1 << 16
-            self._reader, self._writer = await asyncio.open_connection(sock=peer, limit=max(limit, 1 << 12))
+            self._reader, self._writer = await asyncio.open_connection(
+                sock=peer, limit=max(limit, 1 << 12)
+            )
         except BaseException:
             peer.close()
             raise
@@ -52,7 +63,10 @@ class Exchange:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 

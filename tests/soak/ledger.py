@@ -56,7 +56,9 @@ class Ledger:
         return end
 
     def _broken_off(self, kind: str, began: float, exc: Exception) -> str:
-        if began >= self.killed_at or (isinstance(exc, ConnectionRefusedError) and time.monotonic() >= self.killed_at):
+        if began >= self.killed_at or (
+            isinstance(exc, ConnectionRefusedError) and time.monotonic() >= self.killed_at
+        ):
             return "nobody there"
         self.fault(f"{kind}: {type(exc).__name__}: {exc}")
         return "lost"

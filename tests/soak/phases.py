@@ -44,7 +44,12 @@ PHASES = (
         1,
         frozenset({"503"}),
     ),
-    Phase("pressure", {behaviour.ask_for_much: 4, behaviour.greedy: 1, behaviour.leave: 1}, 8, frozenset({"503"})),
+    Phase(
+        "pressure",
+        {behaviour.ask_for_much: 4, behaviour.greedy: 1, behaviour.leave: 1},
+        8,
+        frozenset({"503"}),
+    ),
     Phase(
         "aborts",
         {

@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from weft.cli.main import main as weft
+from weft.client.client import EngineClient
+from weft.client.generation import Delta, Generation
 from weft.launch import engine_process, start_worker
-from weft.launch.cli import main as weft
 from weft.memory.allocator import PageAllocator
 from weft.scheduler import scheduler
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.scheduler import Scheduler
-from weft.text.client import EngineClient
-from weft.text.generation import Delta, Generation
 
 
 class Every:

@@ -30,7 +30,9 @@ def slope_mb_per_hour(audits: list[Audit], name: str) -> float:
     spread = sum((t - mean_t) ** 2 for t in times)
     if spread == 0:
         return 0.0
-    return 3600 * sum((t - mean_t) * (v - mean_v) for t, v in zip(times, values, strict=True)) / spread
+    return (
+        3600 * sum((t - mean_t) * (v - mean_v) for t, v in zip(times, values, strict=True)) / spread
+    )
 
 
 def memory(report: Report) -> list[dict[str, Any]]:
@@ -90,10 +92,15 @@ def as_table(found: dict[str, Any]) -> str:
     head += ("slots", "open", "fds", "threads", "front MB", "engine MB")
     rows = [head, *(_row(phase) for phase in found["phases"])]
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
-    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    lines = [
+        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        for row in rows
+    ]
     lines.append("")
     lines.append(f"{found['requests']:,} requests, each with its end: {_counts(found['ends'])}")
-    lines.append(f"{found['asked_again']:,} answers compared with what an idle server says to the same request")
+    lines.append(
+        f"{found['asked_again']:,} answers compared with what an idle server says to the same request"
+    )
     lines += [
         f"server {one['server']} {one['figure']}: {one['first']} to {one['last']} in {one['seconds']} s "
         f"({one['growth']:+.1%}, {one['slope_mb_per_hour']:+} MB/h in its second half)"
@@ -116,8 +123,20 @@ def _row(phase: dict[str, Any]) -> tuple[str, ...]:
             str(audit["front_rss_mb"]),
             str(audit["engine_rss_mb"]),
         )
-    numbers = (phase["seconds"], phase["sent"], ends.get("complete", 0), ends.get("abort", 0), ends.get("left", 0))
-    return (phase["name"], *map(str, numbers), str(errors), str(phase["slowest_health_s"]), *audited)
+    numbers = (
+        phase["seconds"],
+        phase["sent"],
+        ends.get("complete", 0),
+        ends.get("abort", 0),
+        ends.get("left", 0),
+    )
+    return (
+        phase["name"],
+        *map(str, numbers),
+        str(errors),
+        str(phase["slowest_health_s"]),
+        *audited,
+    )
 
 
 def _counts(counts: dict[str, int]) -> str:

@@ -28,7 +28,10 @@ def text(rng: random.Random, most: int = 60) -> str:
 
 
 def sampling(rng: random.Random, most: int) -> dict[str, Any]:
-    fields: dict[str, Any] = {"temperature": rng.choice((0, 0, 0.7, 1.3)), "seed": rng.getrandbits(31)}
+    fields: dict[str, Any] = {
+        "temperature": rng.choice((0, 0, 0.7, 1.3)),
+        "seed": rng.getrandbits(31),
+    }
     fields["max_tokens"] = rng.randint(1, most)
     if rng.random() < 0.3:
         fields["n"] = rng.randint(2, 4)
@@ -43,7 +46,9 @@ def sampling(rng: random.Random, most: int) -> dict[str, Any]:
 
 def long_text(rng: random.Random) -> str:
     """Some hundred words, longer than a chunk: with one of a few beginnings, which fill several pages."""
-    beginning = " ".join(random.Random(rng.randrange(4)).choices(WORDS, k=rng.choice((60, 120, 240))))
+    beginning = " ".join(
+        random.Random(rng.randrange(4)).choices(WORDS, k=rng.choice((60, 120, 240)))
+    )
     return f"{beginning} {' '.join(rng.choices(WORDS, k=rng.randint(1, 240)))}"
 
 
@@ -64,7 +69,9 @@ def request(rng: random.Random, rid: str, most: int) -> tuple[str, dict[str, Any
     return path, body | fields | {"messages": [{"role": "user", "content": prompt}]}
 
 
-async def complete(world: World, path: str, body: dict[str, Any], *, may: Collection[str] = ()) -> str:
+async def complete(
+    world: World, path: str, body: dict[str, Any], *, may: Collection[str] = ()
+) -> str:
     """Send it and read all of the answer. Returns how it ended; raises `Wrong` for what `world.may` or `may` does not
     allow: "abort" among the reasons, or a status such as "503"."""
     async with Exchange(world.port, "POST", path, body) as exchange:
@@ -82,7 +89,11 @@ async def complete(world: World, path: str, body: dict[str, Any], *, may: Collec
 
 
 def _keep(
-    world: World, path: str, body: dict[str, Any], texts: dict[int, str], ends: dict[int, tuple[str | None, int]]
+    world: World,
+    path: str,
+    body: dict[str, Any],
+    texts: dict[int, str],
+    ends: dict[int, tuple[str | None, int]],
 ) -> None:
     """Remember what was said, if it depends on the request alone: a turn depends on its session."""
     if "session_params" not in body:
@@ -97,7 +108,9 @@ def _refused(world: World, status: str, answer: bytes, may: Collection[str]) -> 
     return f"error {status}"
 
 
-def _stream(world: World, path: str, body: dict[str, Any], answer: bytes, may: Collection[str]) -> str:
+def _stream(
+    world: World, path: str, body: dict[str, Any], answer: bytes, may: Collection[str]
+) -> str:
     events = [part.removeprefix(b"data: ") for part in answer.strip().split(b"\n\n")]
     if events[-1] != b"[DONE]":
         raise Lost("a stream without an end")
@@ -105,7 +118,12 @@ def _stream(world: World, path: str, body: dict[str, Any], answer: bytes, may: C
     texts: dict[int, str] = {}
     for event in map(json.loads, events[:-1]):
         if "error" in event:
-            return _refused(world, str(event["error"].get("code") or "error event"), json.dumps(event).encode(), may)
+            return _refused(
+                world,
+                str(event["error"].get("code") or "error event"),
+                json.dumps(event).encode(),
+                may,
+            )
         for choice, (reason, num_tokens) in _choices(path, event, is_event=True).items():
             if last.get(choice, (None, 0))[0] is not None:
                 raise Wrong(f"choice {choice} goes on behind its end")
@@ -127,7 +145,9 @@ def _grow(path: str, event: Any, texts: dict[int, str]) -> None:
         texts[choice] = text
 
 
-def _choices(path: str, answer: Any, *, is_event: bool = False) -> dict[int, tuple[str | None, int]]:
+def _choices(
+    path: str, answer: Any, *, is_event: bool = False
+) -> dict[int, tuple[str | None, int]]:
     """Of each choice: its reason to end, and how many tokens it has (-1: not told)."""
     if path == "/generate":
         parts = answer if isinstance(answer, list) else [answer]
@@ -142,7 +162,12 @@ def _choices(path: str, answer: Any, *, is_event: bool = False) -> dict[int, tup
     return {choice: (reason, -1) for choice, reason in reasons_of(path, answer).items()}
 
 
-def _reasons(world: World, ends: dict[int, tuple[str | None, int]], body: dict[str, Any], may: Collection[str]) -> str:
+def _reasons(
+    world: World,
+    ends: dict[int, tuple[str | None, int]],
+    body: dict[str, Any],
+    may: Collection[str],
+) -> str:
     fields = body.get("sampling_params", body)
     wanted, most = fields.get("n", 1), fields.get("max_tokens", fields.get("max_new_tokens"))
     if sorted(ends) != list(range(wanted)):
@@ -160,7 +185,9 @@ def _reasons(world: World, ends: dict[int, tuple[str | None, int]], body: dict[s
 
 async def leave(world: World, rng: random.Random, path: str, body: dict[str, Any]) -> str:
     """Send it, and go away at some moment: before the answer, in the middle of it, or with a half body."""
-    async with Exchange(world.port, "POST", path, body, half=rng.random() < 0.1) as exchange:  # half: a 408, in time
+    async with Exchange(
+        world.port, "POST", path, body, half=rng.random() < 0.1
+    ) as exchange:  # half: a 408, in time
         pieces = rng.randint(0, 12) if body.get("stream") else 0
         if pieces == 0:
             await asyncio.sleep(rng.random() * 0.3)

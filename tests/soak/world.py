@@ -16,9 +16,13 @@ class World:
     golden: dict[str, str]  # prompt -> its greedy continuation
     answers: Answers  # that are asked again when the server is idle
     engine_pid: int
-    may: frozenset[str] = frozenset()  # what may happen to any request now: "abort", or a status such as "503"
+    may: frozenset[str] = (
+        frozenset()
+    )  # what may happen to any request now: "abort", or a status such as "503"
     ledger: Ledger = field(default_factory=Ledger)
-    exclusive: asyncio.Lock = field(default_factory=asyncio.Lock)  # for what must not be undone by another
+    exclusive: asyncio.Lock = field(
+        default_factory=asyncio.Lock
+    )  # for what must not be undone by another
     scale: float = 1.0  # of the lengths of outputs: how much a run wants of each request
     names: int = 0
 

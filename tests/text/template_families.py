@@ -4,8 +4,6 @@ The templates are written for these tests. Each does what makes its family's own
 namespaces, loops over parts, content that is none, calls before and behind the text, errors of its own.
 """
 
-# ruff: noqa: E501 (the lines of a template are part of it)
-
 from __future__ import annotations
 
 from typing import Any
@@ -411,7 +409,12 @@ ONE, OTHER = (
     _call("abcdef123", city="Zürich", days=3),
     _call("abcdef124", city="a \"b\" <c> & 'd'", at={"x": [1, None]}),
 )
-RESULT: Message = {"role": "tool", "tool_call_id": "abcdef123", "name": "weather", "content": '{"sun": true}'}
+RESULT: Message = {
+    "role": "tool",
+    "tool_call_id": "abcdef123",
+    "name": "weather",
+    "content": '{"sun": true}',
+}
 OTHER_RESULT: Message = {**RESULT, "tool_call_id": "abcdef124", "content": "rain"}
 TOOLS = [
     {
@@ -426,7 +429,10 @@ TOOLS = [
             },
         },
     },
-    {"type": "function", "function": {"name": "news", "description": "", "parameters": {"type": "object"}}},
+    {
+        "type": "function",
+        "function": {"name": "news", "description": "", "parameters": {"type": "object"}},
+    },
 ]
 
 CONVERSATIONS: dict[str, list[Message]] = {

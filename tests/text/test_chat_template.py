@@ -5,13 +5,15 @@ from typing import Any
 import pytest
 
 from tests.text.tokens import CHAT_TEMPLATE
-from weft.text.chat_template import ChatTemplate, TemplateError
+from weft.text.templates.chat_template import ChatTemplate, TemplateError
 
 USER = {"role": "user", "content": "Hi"}
 
 
 def render(source: str, messages: list[dict[str, Any]] | None = None, **options: Any) -> str:
-    return ChatTemplate({"default": source}, {"bos_token": "<bos>"}).render(messages or [USER], **options)
+    return ChatTemplate({"default": source}, {"bos_token": "<bos>"}).render(
+        messages or [USER], **options
+    )
 
 
 def test_conversation_ends_with_the_generation_prompt() -> None:
@@ -83,7 +85,10 @@ def test_content_beside_calls_stays_null_for_templates_that_look_at_it(
 
 def test_a_last_message_in_parts_is_left_open_too() -> None:
     source = "{% for part in messages[0].content %}<{{ part.text }}>{% endfor %}"
-    assert render(source, [{"role": "assistant", "content": PARTS}], continue_final_message=True) == "<a><b"
+    assert (
+        render(source, [{"role": "assistant", "content": PARTS}], continue_final_message=True)
+        == "<a><b"
+    )
 
 
 @pytest.mark.parametrize("kind", ["image_url", "input_audio", "video", None])
@@ -151,7 +156,12 @@ def test_template_refuses_with_its_own_words() -> None:
 
 
 def test_errors_of_the_template_are_the_users_errors() -> None:
-    for source in ("{{ nothing.at_all }}", "{{ 1 / 0 }}", "{{ messages[9].role }}", "{{ 'a' + 1 }}"):
+    for source in (
+        "{{ nothing.at_all }}",
+        "{{ 1 / 0 }}",
+        "{{ messages[9].role }}",
+        "{{ 'a' + 1 }}",
+    ):
         with pytest.raises(TemplateError, match="cannot render"):
             render(source)
 
@@ -163,7 +173,9 @@ def test_broken_jinja_is_told_at_start() -> None:
         ChatTemplate({"rag": "x"}, {})
 
 
-@pytest.mark.parametrize("name", ["messages", "tools", "bos_token", "add_generation_prompt", "raise_exception"])
+@pytest.mark.parametrize(
+    "name", ["messages", "tools", "bos_token", "add_generation_prompt", "raise_exception"]
+)
 def test_case_21_arguments_cannot_shadow_what_is_ours(name: str) -> None:
     with pytest.raises(TemplateError, match=f"may not set {name}") as caught:
         render(CHAT_TEMPLATE, kwargs={name: "x"})

@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 
 from tests.text.tokens import EOS, byte_tokenizer
+from weft.client.client import EngineClient, EngineUnavailable
+from weft.client.generation import Delta, Generation, Prompt
+from weft.client.prompt_logprobs import prompt_logprobs
 from weft.messages.codec import ToEngine
 from weft.messages.control import (
     EngineFailed,
@@ -24,13 +27,16 @@ from weft.messages.control import (
 from weft.messages.replies import Finish, PromptPiece, StepOutput, TokenLogprobs
 from weft.messages.requests import Abort, BatchGenerate, GenerateRequest
 from weft.messages.sampling import InvalidParam, SamplingParams
-from weft.text.client import EngineClient, EngineUnavailable
-from weft.text.generation import Delta, Generation, Prompt
-from weft.text.prompt_logprobs import prompt_logprobs
 from weft.text.tokenizer import ContextExceeded
 
 READY = EngineReady(
-    model_summary="x", vocab_size=300, context_length=100, max_prompt_tokens=90, kv_tokens=900, page_size=1, startup=[]
+    model_summary="x",
+    vocab_size=300,
+    context_length=100,
+    max_prompt_tokens=90,
+    kv_tokens=900,
+    page_size=1,
+    startup=[],
 )
 
 
@@ -42,7 +48,9 @@ class World:
         self.client = EngineClient(byte_tokenizer(), self.sent.append, **options)
         self.client.deliver(READY)
 
-    def submit(self, text: str = "hi", *, stream: bool = True, rid: str = "r", **params: Any) -> Generation:
+    def submit(
+        self, text: str = "hi", *, stream: bool = True, rid: str = "r", **params: Any
+    ) -> Generation:
         prompt = Prompt(ids=list(text.encode()), params=SamplingParams(**params), rid=rid)
         return self.client.submit([prompt], stream=stream)
 
@@ -61,7 +69,9 @@ class World:
     def aborts(self) -> list[Abort]:
         return [message for message in self.sent if isinstance(message, Abort)]
 
-    def step(self, *tokens: tuple[int, int], finished: list[Finish] | None = None, **fields: Any) -> None:
+    def step(
+        self, *tokens: tuple[int, int], finished: list[Finish] | None = None, **fields: Any
+    ) -> None:
         self.client.deliver(
             StepOutput(
                 ids=np.asarray([id for id, _ in tokens], dtype=np.int64).tobytes(),
@@ -103,7 +113,11 @@ def test_tokens_become_deltas_and_an_end() -> None:
     assert delta.end is not None
     assert delta.end.reason == "stop"
     assert delta.end.matched == EOS
-    assert (delta.end.prompt_tokens, delta.end.completion_tokens, delta.end.cached_tokens) == (2, 4, 1)
+    assert (delta.end.prompt_tokens, delta.end.completion_tokens, delta.end.cached_tokens) == (
+        2,
+        4,
+        1,
+    )
     assert generation.ended
     assert world.client.num_open == 0
 
@@ -169,7 +183,14 @@ def test_n_is_n_requests_with_seeds_of_their_own() -> None:
     world.submit(n=2, seed=2**63 - 1)
     world.submit()
     assert [request.sampling.n for request in world.requests] == [1] * 6
-    assert [request.sampling.seed for request in world.requests] == [7, 8, 9, 2**63 - 1, -(2**63), None]
+    assert [request.sampling.seed for request in world.requests] == [
+        7,
+        8,
+        9,
+        2**63 - 1,
+        -(2**63),
+        None,
+    ]
     assert len({request.id for request in world.requests}) == 6
 
 
@@ -195,7 +216,9 @@ def test_length_defaults_to_the_rest_of_the_context() -> None:
         ([1], {"stop_token_ids": (2**31,)}, "stop_token_ids is 2147483648"),
     ],
 )
-def test_invalid_prompt_is_refused_before_anything_is_sent(ids: list[int], params: dict[str, Any], match: str) -> None:
+def test_invalid_prompt_is_refused_before_anything_is_sent(
+    ids: list[int], params: dict[str, Any], match: str
+) -> None:
     world = World()
     good = Prompt(ids=[1], params=SamplingParams(), rid="good")
     with pytest.raises(InvalidParam, match=match):
@@ -238,7 +261,12 @@ def test_what_is_given_of_the_prompt_is_there_before_the_end() -> None:
     world.step(given=[piece], finished=[Finish(id=request.id, reason="length", prompt_tokens=2)])
     [delta] = generation.take()
     assert delta.end is not None
-    assert (delta.text, delta.token_ids, delta.end.reason, delta.end.completion_tokens) == ("", [], "length", 0)
+    assert (delta.text, delta.token_ids, delta.end.reason, delta.end.completion_tokens) == (
+        "",
+        [],
+        "length",
+        0,
+    )
     told = prompt_logprobs(generation.completions[0].given)
     assert [(one.token, one.logprob) for one in told] == [(ord("h"), None), (ord("i"), -1.5)]
 
@@ -250,7 +278,9 @@ def test_stop_string_over_token_borders_ends_here_and_aborts_there() -> None:
     world.say(id, "text ö")
     assert texts(generation.take()) == ["text "]
     world.say(id, "ND and more")
-    assert world.aborts == [Abort(ids=(id,), output_lens=(9,), message="a stop string was found")]  # ö is two
+    assert world.aborts == [
+        Abort(ids=(id,), output_lens=(9,), message="a stop string was found")
+    ]  # ö is two
     assert generation.take() == []  # the engine's numbers are awaited
     world.say(id, "late")
     world.step(finished=[Finish(id=id, reason="abort", cached_tokens=1)])
@@ -307,7 +337,9 @@ def test_logprobs_stand_beside_their_tokens() -> None:
     world = World()
     generation = world.submit(logprobs=1)
     id = world.requests[0].id
-    found = [TokenLogprobs(id=id, logprob=-float(k), top_ids=[k], top_logprobs=[0.0]) for k in range(2)]
+    found = [
+        TokenLogprobs(id=id, logprob=-float(k), top_ids=[k], top_logprobs=[0.0]) for k in range(2)
+    ]
     world.step((id, ord("a")), (id, 0xC3), logprobs=found)
     [delta] = generation.take()
     assert (delta.token_ids, delta.logprobs) == ([ord("a"), 0xC3], found)
@@ -340,7 +372,10 @@ def test_abort_by_name_is_exact() -> None:
 
 def test_abort_by_the_name_of_a_batch_ends_all_its_members() -> None:
     world = World()
-    prompts = [Prompt(ids=[1], params=SamplingParams(n=2), rid=f"batch-{i}", group="batch") for i in range(2)]
+    prompts = [
+        Prompt(ids=[1], params=SamplingParams(n=2), rid=f"batch-{i}", group="batch")
+        for i in range(2)
+    ]
     world.client.submit(prompts)
     world.submit(rid="batch-10")
     members = {request.id for request in world.requests[:4]}
@@ -425,7 +460,10 @@ def test_reader_that_stops_reading_is_given_up() -> None:
     [delta] = slow.take()
     assert len(delta.text) == 11
     assert delta.end is not None
-    assert (delta.end.reason, delta.end.message) == ("abort", "the client does not read what is generated")
+    assert (delta.end.reason, delta.end.message) == (
+        "abort",
+        "the client does not read what is generated",
+    )
     assert not fast.ended
 
 
@@ -467,7 +505,9 @@ def test_end_all_ends_here_and_aborts_there() -> None:
     [delta] = generation.take()
     assert delta.end is not None
     assert delta.end.failed
-    assert world.aborts == [Abort(ids=(world.requests[0].id,), message="the server is shutting down")]
+    assert world.aborts == [
+        Abort(ids=(world.requests[0].id,), message="the server is shutting down")
+    ]
 
 
 def test_nothing_is_sent_before_the_engine_is_ready() -> None:
@@ -503,7 +543,9 @@ def test_calls_get_their_own_replies() -> None:
         world.client.deliver(FreezeGCReply(call=third.call, frozen_objects=9))
         world.client.deliver(GetStateReply(call=second.call, stats=stats))
         world.client.deliver(FlushCacheReply(call=first.call, success=True))
-        world.client.deliver(FlushCacheReply(call=first.call, success=True))  # a second reply finds nobody
+        world.client.deliver(
+            FlushCacheReply(call=first.call, success=True)
+        )  # a second reply finds nobody
         assert (await flush).success
         assert await state == stats == world.client.stats
         assert await freeze == 9
@@ -546,7 +588,9 @@ def test_flood_of_messages_lets_consumers_run() -> None:
         inbox: asyncio.Queue[Any] = asyncio.Queue()
         packed = np.asarray([id]).astype(np.int64).tobytes()
         for _ in range(50):
-            inbox.put_nowait(StepOutput(ids=packed, tokens=np.asarray([97], dtype=np.int32).tobytes()))
+            inbox.put_nowait(
+                StepOutput(ids=packed, tokens=np.asarray([97], dtype=np.int32).tobytes())
+            )
         inbox.put_nowait(StepOutput(finished=[Finish(id=id, reason="length")]))
         task = asyncio.create_task(world.client.run(inbox.get))
         batches = [batch async for batch in generation]
@@ -562,7 +606,9 @@ def test_case_13_late_output_for_a_request_that_ended_is_counted_and_ignored() -
     assert world.client.num_late_tokens == 1
 
 
-def test_case_13_a_second_end_and_masses_of_late_tokens_change_nothing_and_fill_no_log(lines: io.StringIO) -> None:
+def test_case_13_a_second_end_and_masses_of_late_tokens_change_nothing_and_fill_no_log(
+    lines: io.StringIO,
+) -> None:
     world = World()
     generation = world.submit()
     id = world.requests[0].id
@@ -580,7 +626,11 @@ def test_case_13_a_second_end_and_masses_of_late_tokens_change_nothing_and_fill_
 def test_engine_that_answers_inside_send_is_served() -> None:
     def send(message: ToEngine) -> None:
         assert isinstance(message, BatchGenerate)
-        client.deliver(StepOutput(finished=[Finish(id=member.id, reason="length") for member in message.members()]))
+        client.deliver(
+            StepOutput(
+                finished=[Finish(id=member.id, reason="length") for member in message.members()]
+            )
+        )
 
     client = EngineClient(byte_tokenizer(), send)
     client.deliver(READY)

@@ -21,7 +21,14 @@ from weft.text.detokenizer import MAX_HELD_TOKENS, ByteDetokenizer, Detokenizer,
 from weft.text.tokenizer import Tokenizer
 
 # tokens that are parts of characters, whole words, and a character and a half
-MERGES = [(b"h", b"e"), (b"\xc3", b"\xb6"), (b"\xf0", b"\x9f"), (b" ", b"\xe4"), (b"\xb8", b"\xad"), (b"he", b" \xe4")]
+MERGES = [
+    (b"h", b"e"),
+    (b"\xc3", b"\xb6"),
+    (b"\xf0", b"\x9f"),
+    (b" ", b"\xe4"),
+    (b"\xb8", b"\xad"),
+    (b"he", b" \xe4"),
+]
 BYTES = byte_tokenizer(MERGES)
 VOCAB = BYTES.vocab_size
 
@@ -71,7 +78,9 @@ def test_incomplete_character_is_flushed_as_replacement() -> None:
 
 def test_special_tokens_are_skipped_only_if_asked() -> None:
     assert "".join(deltas(BYTES.detokenizer(), [ord("a"), EOS])) == "a"
-    assert "".join(deltas(BYTES.detokenizer(skip_special_tokens=False), [ord("a"), EOS])) == "a<eos>"
+    assert (
+        "".join(deltas(BYTES.detokenizer(skip_special_tokens=False), [ord("a"), EOS])) == "a<eos>"
+    )
 
 
 _BYTE = st.sampled_from([*"ö".encode(), *"中".encode(), *"🎉".encode(), 0x80, 0x41])
@@ -117,7 +126,9 @@ def test_window_of_invalid_bytes_does_not_grow() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
 @settings(max_examples=150, deadline=None)
-def test_a_completion_goes_on_from_its_prompt_wherever_the_ids_are_cut(kind: str, data: st.DataObject) -> None:
+def test_a_completion_goes_on_from_its_prompt_wherever_the_ids_are_cut(
+    kind: str, data: st.DataObject
+) -> None:
     """Also in the middle of a character, behind special tokens, and behind ids that no token has."""
     tokenizer, skip = KINDS[kind], data.draw(st.booleans())
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size + 2), max_size=24))
@@ -152,7 +163,9 @@ def test_a_long_run_of_bytes_goes_on_in_the_completion(text: str) -> None:
     for cut in range(len(ids)):
         prompt = SENTENCEPIECE.detokenizer()
         before = "".join(prompt.push(id) for id in ids[:cut])
-        assert before + "".join(deltas(SENTENCEPIECE.detokenizer(prompt=ids[:cut]), ids[cut:])) == text
+        assert (
+            before + "".join(deltas(SENTENCEPIECE.detokenizer(prompt=ids[:cut]), ids[cut:])) == text
+        )
 
 
 @pytest.mark.parametrize("tokenizer", [BYTES, SENTENCEPIECE])

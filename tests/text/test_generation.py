@@ -9,16 +9,20 @@ from hypothesis import strategies as st
 
 from tests.text.test_stop import naive
 from tests.text.tokens import byte_tokenizer
+from weft.client.generation import Completion, Delta, Generation
 from weft.messages.replies import Finish
 from weft.messages.sampling import SamplingParams
-from weft.text.generation import Completion, Delta, Generation
-from weft.text.stop import StopMatcher, compile_stops
+from weft.text.stop.strings import StopMatcher, compile_stops
 
 TOKENIZER = byte_tokenizer()
 
 
 def completion(params: SamplingParams) -> tuple[Completion, Generation]:
-    matcher = StopMatcher(compile_stops(params.stop), include=params.include_stop) if params.stop else None
+    matcher = (
+        StopMatcher(compile_stops(params.stop), include=params.include_stop)
+        if params.stop
+        else None
+    )
     one = Completion(
         id=1,
         choice=0,
@@ -32,7 +36,9 @@ def completion(params: SamplingParams) -> tuple[Completion, Generation]:
 
 
 @given(
-    steps=st.lists(st.lists(st.sampled_from([*"abö🎉".encode(), 0x80, 0xC3]), max_size=4), max_size=20),
+    steps=st.lists(
+        st.lists(st.sampled_from([*"abö🎉".encode(), 0x80, 0xC3]), max_size=4), max_size=20
+    ),
     stops=st.lists(st.text(st.sampled_from("abö🎉\ufffd"), min_size=1, max_size=3), max_size=3),
     include=st.booleans(),
     taken=st.sets(st.integers(0, 20)),

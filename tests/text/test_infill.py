@@ -17,12 +17,19 @@ def test_the_tokens_of_each_family_are_found(family: object) -> None:
     ids = {text: 100 + place for place, text in enumerate(texts)}
     found = find_infill(ids.get, {})
     assert found is not None
-    assert (found.prefix, found.suffix, found.middle) == (100, 101, 102 if len(texts) == 3 else None)
+    assert (found.prefix, found.suffix, found.middle) == (
+        100,
+        101,
+        102 if len(texts) == 3 else None,
+    )
     assert set(found.stops) == set(ids.values())
 
 
 def test_text_before_and_behind_the_gap_stand_behind_their_tokens() -> None:
-    found = find_infill({"<|fim_prefix|>": 10, "<|fim_suffix|>": 11, "<|fim_middle|>": 12, "<|file_sep|>": 13}.get, {})
+    found = find_infill(
+        {"<|fim_prefix|>": 10, "<|fim_suffix|>": 11, "<|fim_middle|>": 12, "<|file_sep|>": 13}.get,
+        {},
+    )
     assert found is not None
     assert found.prompt(PREFIX, SUFFIX, MIDDLE) == [10, 1, 2, 11, 3, 12, 4]
     assert found.file == 13
@@ -45,7 +52,10 @@ def test_names_of_the_configuration_go_before_spellings() -> None:
 
 @pytest.mark.parametrize("ids", [{}, {"<|fim_prefix|>": 1, "<|fim_suffix|>": 2}, {"[PREFIX]": 1}])
 def test_a_model_without_all_tokens_cannot_fill_in(ids: dict[str, int]) -> None:
-    assert find_infill(ids.get, {"prefix_token": "<none>", "suffix_token": "b", "middle_token": "c"}) is None
+    assert (
+        find_infill(ids.get, {"prefix_token": "<none>", "suffix_token": "b", "middle_token": "c"})
+        is None
+    )
 
 
 def test_a_text_within_another_gets_no_space_before_it() -> None:

@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from tests.text.test_client import READY, World
+from weft.client.generation import Generation
+from weft.client.intake import HeldBack
 from weft.messages.replies import Finish
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
-from weft.text.generation import Generation
-from weft.text.intake import HeldBack
 
 
 @pytest.fixture
@@ -99,7 +99,9 @@ def test_without_a_share_everything_goes_to_the_engine_at_once() -> None:
 
 def test_time_that_a_request_spends_here_is_taken_from_its_time() -> None:
     now = 100.0
-    request = GenerateRequest(id=1, rid="r", input_ids=b"", sampling=SamplingParams(), timeout_ms=5_000)
+    request = GenerateRequest(
+        id=1, rid="r", input_ids=b"", sampling=SamplingParams(), timeout_ms=5_000
+    )
     held = HeldBack([request, msgspec.structs.replace(request, id=2)], lambda: now)
     now += 3.0
     first = held.take()
@@ -107,5 +109,8 @@ def test_time_that_a_request_spends_here_is_taken_from_its_time() -> None:
     second = held.take()
     assert first is not None
     assert second is not None
-    assert (first.timeout_ms, second.timeout_ms) == (2_000, 1)  # the engine says that its time is over
+    assert (first.timeout_ms, second.timeout_ms) == (
+        2_000,
+        1,
+    )  # the engine says that its time is over
     assert held.take() is None

@@ -20,18 +20,48 @@ F = ("f", {"a": [1, {"b": '}"'}], "c": None})
 F_JSON = '{"a": [1, {"b": "}\\""}], "c": null}'
 
 CALLS = [
-    ("hermes", f'Ok.\n<tool_call>\n{{"name": "f", "arguments": {F_JSON}}}\n</tool_call>\nBye', "Ok.\n|Bye", [F]),
+    (
+        "hermes",
+        f'Ok.\n<tool_call>\n{{"name": "f", "arguments": {F_JSON}}}\n</tool_call>\nBye',
+        "Ok.\n|Bye",
+        [F],
+    ),
     (
         "hermes",
         '<tool_call>{"arguments": {}, "name": "g"}</tool_call>\n<tool_call>{"name": "f"}',
         "",
         [("g", {}), ("f", {})],
     ),
-    ("hermes", '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [("f", {"a": 1})]),
-    ("llama3", f'{{"name": "f", "parameters": {F_JSON}}}; {{"name": "g", "parameters": {{}}}}', "", [F, ("g", {})]),
-    ("llama3", '<|python_tag|>{"name": "g", "parameters": {"x": -1.5e3}}', "", [("g", {"x": -1500.0})]),
-    ("mistral", f'Hm [TOOL_CALLS] [{{"name": "f", "arguments": {F_JSON}}}, {{"name": "g"}}]', "Hm ", [F, ("g", {})]),
-    ("mistral", f"[TOOL_CALLS]f[CALL_ID]abc[ARGS]{F_JSON}[TOOL_CALLS]g[ARGS]{{}}", "", [F, ("g", {})]),
+    (
+        "hermes",
+        '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>',
+        "",
+        [("f", {"a": 1})],
+    ),
+    (
+        "llama3",
+        f'{{"name": "f", "parameters": {F_JSON}}}; {{"name": "g", "parameters": {{}}}}',
+        "",
+        [F, ("g", {})],
+    ),
+    (
+        "llama3",
+        '<|python_tag|>{"name": "g", "parameters": {"x": -1.5e3}}',
+        "",
+        [("g", {"x": -1500.0})],
+    ),
+    (
+        "mistral",
+        f'Hm [TOOL_CALLS] [{{"name": "f", "arguments": {F_JSON}}}, {{"name": "g"}}]',
+        "Hm ",
+        [F, ("g", {})],
+    ),
+    (
+        "mistral",
+        f"[TOOL_CALLS]f[CALL_ID]abc[ARGS]{F_JSON}[TOOL_CALLS]g[ARGS]{{}}",
+        "",
+        [F, ("g", {})],
+    ),
     (
         "deepseek",
         f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{F_JSON}\n```<｜tool▁call▁end｜>\n"
@@ -39,12 +69,27 @@ CALLS = [
         "",
         [F, ("g", {})],
     ),
-    ("llama3", f'{{"name": "f", "parameters": {F_JSON}}}\n{{"name": "g", "parameters": {{}}}}\n', "", [F, ("g", {})]),
-    ("llama3", '{"name": "g", "parameters": {}},\n{"name": "f"} Done', "Done", [("g", {}), ("f", {})]),
+    (
+        "llama3",
+        f'{{"name": "f", "parameters": {F_JSON}}}\n{{"name": "g", "parameters": {{}}}}\n',
+        "",
+        [F, ("g", {})],
+    ),
+    (
+        "llama3",
+        '{"name": "g", "parameters": {}},\n{"name": "f"} Done',
+        "Done",
+        [("g", {}), ("f", {})],
+    ),
     ("llama3", '{"name": "g"}\n<|python_tag|>{"name": "f"}', "", [("g", {}), ("f", {})]),
     ("llama3", '{"name": "g"} {"answer": 42}', '{"answer": 42}', [("g", {})]),
     ("pythonic", "[f(a=[1, {'b': '}\"'}], c=None,), g()]", "", [F, ("g", {})]),
-    ("pythonic", "Let me see [1].\n[g(), f(a=1)]\nDone.", "Let me see [1].\n|Done.", [("g", {}), ("f", {"a": 1})]),
+    (
+        "pythonic",
+        "Let me see [1].\n[g(), f(a=1)]\nDone.",
+        "Let me see [1].\n|Done.",
+        [("g", {}), ("f", {"a": 1})],
+    ),
     ("pythonic", "[g()] and [f(a='[g()]')]", "and ", [("g", {}), ("f", {"a": "[g()]"})]),
     ("pythonic", "[[g()]", "[", [("g", {})]),
     ("pythonic", "[g(), f(a=1)", "", [("g", {}), ("f", {"a": 1})]),
@@ -111,7 +156,9 @@ def test_calls_are_found_however_the_text_is_cut(
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize("size", [1, 3, 1_000])
 @pytest.mark.parametrize(("name", "text"), TEXTS)
-def test_what_is_no_call_is_passed_through_unchanged(name: str, text: str, size: int, eager: bool) -> None:
+def test_what_is_no_call_is_passed_through_unchanged(
+    name: str, text: str, size: int, eager: bool
+) -> None:
     events = feed(TOOL_FORMATS[name].parser(NAMES, eager=eager), text, size)
     assert calls_of(events) == []
     assert text_of(events) == text
@@ -149,14 +196,20 @@ OPENINGS = [
 
 
 @pytest.mark.parametrize(("name", "opening"), OPENINGS)
-@pytest.mark.parametrize("filling", ["[", "(", '{"name":', "<tool_call>", "[TOOL_CALLS][{", "[f(", "-", "\\", '"'])
-def test_case_20_hostile_text_costs_time_in_proportion(name: str, opening: str, filling: str) -> None:
+@pytest.mark.parametrize(
+    "filling", ["[", "(", '{"name":', "<tool_call>", "[TOOL_CALLS][{", "[f(", "-", "\\", '"']
+)
+def test_case_20_hostile_text_costs_time_in_proportion(
+    name: str, opening: str, filling: str
+) -> None:
     text = opening + filling * (100_000 // len(filling))
     began_s = time.thread_time()
     for eager in (False, True):
         events = feed(TOOL_FORMATS[name].parser(NAMES, eager=eager), text, 500)
         assert sum(len(getattr(event, "text", "")) for event in events) >= 100_000 - len(filling)
-    assert time.thread_time() - began_s < 20  # seconds of a processor, of which a hundredth is needed
+    assert (
+        time.thread_time() - began_s < 20
+    )  # seconds of a processor, of which a hundredth is needed
 
 
 def test_what_is_held_back_is_bounded() -> None:
@@ -180,7 +233,9 @@ def test_what_is_held_back_is_bounded() -> None:
         ("mistral", "", "[THINK]Well.[/THINK]Yes", "Well.", "Yes"),
     ],
 )
-def test_reasoning_is_told_apart(format: str, prompt: str, text: str, reasoning: str, answer: str, size: int) -> None:
+def test_reasoning_is_told_apart(
+    format: str, prompt: str, text: str, reasoning: str, answer: str, size: int
+) -> None:
     events = feed(REASONING_FORMATS[format].parser(prompt, eager=True), text, size)
     assert "".join(event.text for event in events if isinstance(event, Reasoning)) == reasoning
     assert text_of(events) == answer
@@ -191,7 +246,9 @@ def output(**options: bool) -> Output:
     return Output(thoughts, TOOL_FORMATS["hermes"].parser(NAMES, eager=True), **options)
 
 
-BOTH = '<think>Hm</think>\n\n<tool_call>{"name": "f"}</tool_call><tool_call>{"name": "g"}</tool_call>'
+BOTH = (
+    '<think>Hm</think>\n\n<tool_call>{"name": "f"}</tool_call><tool_call>{"name": "g"}</tool_call>'
+)
 
 
 def test_calls_behind_reasoning_are_found_and_space_before_them_is_no_answer() -> None:
@@ -224,7 +281,10 @@ def test_formats_are_found_in_templates_and_named_in_the_settings() -> None:
     assert find_formats("auto", "auto", ["plain"]) == (None, None)
     assert find_formats("auto", "auto", [LLAMA_3_2]).tools == TOOL_FORMATS["llama3"]
     assert find_formats("none", "none", ["<tool_call></think>"]) == (None, None)
-    assert find_formats("pythonic", "kimi", []) == (TOOL_FORMATS["pythonic"], REASONING_FORMATS["kimi"])
+    assert find_formats("pythonic", "kimi", []) == (
+        TOOL_FORMATS["pythonic"],
+        REASONING_FORMATS["kimi"],
+    )
     choices = {option.name: option.choices for option in options_of(ServerConfig)}
     assert choices["tool_call_parser"] == ("auto", "none", *TOOL_FORMATS)
     assert choices["reasoning_parser"] == ("auto", "none", *REASONING_FORMATS)

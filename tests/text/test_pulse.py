@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from weft.client.hang_detector import BUSY_TICKS, HANG_AFTER_S, TICK_S, Pulse
 from weft.messages.control import Heartbeat
-from weft.text.pulse import BUSY_TICKS, HANG_AFTER_S, TICK_S, Pulse
 
 TICKS = int(HANG_AFTER_S / TICK_S)
 
@@ -22,7 +22,9 @@ def test_case_35_silence_is_a_hang_within_five_seconds_and_ends_with_a_word() ->
     assert not pulse.hang
 
 
-def test_case_35_on_a_machine_that_is_too_busy_for_both_silence_counts_little_but_it_counts() -> None:
+def test_case_35_on_a_machine_that_is_too_busy_for_both_silence_counts_little_but_it_counts() -> (
+    None
+):
     for late in ({"passed_s": 3 * TICK_S}, {"is_engine_queued": True}):
         pulse = Pulse()
         for _ in range(TICKS):

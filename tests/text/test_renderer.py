@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 
 from tests.text.tokens import CHAT_TEMPLATE
-from weft.text import chat_template, renderer
-from weft.text.chat_template import MAX_OWN_SOURCE_LEN, ChatTemplate, TemplateError
-from weft.text.renderer import Renderer
+from weft.text.templates import chat_template, renderer
+from weft.text.templates.chat_template import MAX_OWN_SOURCE_LEN, ChatTemplate, TemplateError
+from weft.text.templates.renderer import Renderer
 
 USER = {"role": "user", "content": "größe"}
-DOUBLED = "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = OPERATION %}{% endfor %}"
+DOUBLED = (
+    "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = OPERATION %}{% endfor %}"
+)
 NESTED = "{% set ns = namespace(x=[0]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}"
 LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 LONG = "'a' * 1000000"
@@ -36,7 +38,9 @@ BOMBS = {
 
 @pytest.fixture
 def ours() -> Iterator[Renderer]:
-    renderer = Renderer({"default": CHAT_TEMPLATE, "tool_use": "{{ tools | tojson }}"}, {"bos_token": "<bos>"})
+    renderer = Renderer(
+        {"default": CHAT_TEMPLATE, "tool_use": "{{ tools | tojson }}"}, {"bos_token": "<bos>"}
+    )
     yield renderer
     renderer.close()
 
@@ -81,13 +85,17 @@ def test_a_broken_template_is_told_at_the_start() -> None:
         Renderer({"default": "{% if %}"}, {})
 
 
-def test_a_template_that_is_too_large_is_refused_before_anything_is_made_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_template_that_is_too_large_is_refused_before_anything_is_made_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(renderer, "Child", None)
     with pytest.raises(TemplateError, match="has 10,000,000 characters; at most 1,000,000"):
         Renderer({"default": "a" * 10 * MAX_OWN_SOURCE_LEN}, {})
 
 
-def test_a_template_that_takes_too_long_to_compile_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_template_that_takes_too_long_to_compile_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(renderer, "COMPILE_WORK_S", 0.1)
     with pytest.raises(TemplateError, match=r"longer than 0\.1 s"):
         Renderer({"default": "{{ a }}" * 100_000}, {})
@@ -107,7 +115,9 @@ def test_case_21_a_bomb_ends_its_own_process_and_the_next_conversation_is_render
     go(main)
 
 
-def test_a_process_that_is_killed_between_two_conversations_costs_neither_of_them(ours: Renderer) -> None:
+def test_a_process_that_is_killed_between_two_conversations_costs_neither_of_them(
+    ours: Renderer,
+) -> None:
     async def main() -> None:
         for _ in range(3):
             assert "größe" in await ours.render([USER])

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.config.numbers import MAX_STOP_LEN, MAX_STOP_STRINGS
-from weft.text.stop import StopMatcher, StopStrings, compile_stops
+from weft.text.stop.strings import StopMatcher, StopStrings, compile_stops
 
 TEXTS = st.text(st.sampled_from("abö"), max_size=30)
 STOPS = st.lists(st.text(st.sampled_from("abö"), min_size=1, max_size=5), min_size=1, max_size=5)
@@ -49,7 +49,9 @@ def test_holds_back_only_what_may_be_a_beginning(text: str, stops: list[str]) ->
             return
     held = matcher.flush()
     assert shown + held == text
-    longest = max((k for stop in stops for k in range(len(stop)) if text.endswith(stop[:k])), default=0)
+    longest = max(
+        (k for stop in stops for k in range(len(stop)) if text.endswith(stop[:k])), default=0
+    )
     assert len(held) == longest
 
 

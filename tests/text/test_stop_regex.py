@@ -10,11 +10,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.messages.sampling import InvalidParam, SamplingParams
-from weft.text.pattern import BadPattern, compile_patterns
-from weft.text.stop_regex import WINDOW, RegexMatcher
-from weft.text.stopping import Matcher, Stops
+from weft.text.stop.pattern import BadPattern, compile_patterns
+from weft.text.stop.regex import WINDOW, RegexMatcher
+from weft.text.stop.stopping import Matcher, Stops
 
-ATOMS = ["a", "b", ".", "[ab]", "[^a]", r"\d", r"\W", "(?:ab|b)", "(a|)", "(?i:B)", r"\B", "^", "(?m:^)"]
+ATOMS = [
+    "a",
+    "b",
+    ".",
+    "[ab]",
+    "[^a]",
+    r"\d",
+    r"\W",
+    "(?:ab|b)",
+    "(a|)",
+    "(?i:B)",
+    r"\B",
+    "^",
+    "(?m:^)",
+]
 TEXTS = st.text(st.sampled_from("abB1\n "), max_size=12)
 
 
@@ -22,9 +36,9 @@ TEXTS = st.text(st.sampled_from("abB1\n "), max_size=12)
 def patterns(draw: st.DrawFn) -> str:
     repeats = st.sampled_from(["", "", "*", "+", "?", "{2}", "{1,3}", "*?"])
     parts = draw(st.lists(st.tuples(st.sampled_from(ATOMS), repeats), min_size=1, max_size=4))
-    return "".join(atom + ("" if "^" in atom[:4] or atom == r"\B" else repeat) for atom, repeat in parts) + draw(
-        st.sampled_from(["", "", "|b1", "|(?:a.)+b"])
-    )
+    return "".join(
+        atom + ("" if "^" in atom[:4] or atom == r"\B" else repeat) for atom, repeat in parts
+    ) + draw(st.sampled_from(["", "", "|b1", "|(?:a.)+b"]))
 
 
 def naive(text: str, pattern: str, include: bool) -> tuple[str, str | None]:
@@ -53,14 +67,18 @@ def matcher_of(*patterns: str, include: bool = False) -> RegexMatcher:
 
 @given(pattern=patterns(), pieces=st.lists(TEXTS, max_size=6), include=st.booleans())
 @settings(max_examples=300, deadline=None)
-def test_matches_like_the_naive_twin_however_the_text_is_cut(pattern: str, pieces: list[str], include: bool) -> None:
+def test_matches_like_the_naive_twin_however_the_text_is_cut(
+    pattern: str, pieces: list[str], include: bool
+) -> None:
     try:
         matcher = matcher_of(pattern, include=include)
     except BadPattern:
         assert re.compile(pattern).fullmatch("") or "^" in pattern or "B" in pattern
         return
     text = "".join(pieces)
-    if r"\B" in pattern:  # a twin that knows what comes behind the end of a match is not written in one line
+    if (
+        r"\B" in pattern
+    ):  # a twin that knows what comes behind the end of a match is not written in one line
         whole = run(matcher_of(pattern, include=include), list(text))
         assert run(matcher, pieces) == whole
     else:
@@ -109,13 +127,17 @@ def test_what_cannot_be_used_is_refused_at_once(pattern: str, why: str) -> None:
         Stops(SamplingParams(stop_regex=(pattern,)))
 
 
-@pytest.mark.parametrize("pattern", ["(a+)+b", "((a|a)*)*b", "(a|aa)+b", "(.*)(.*)(.*)(.*)b", "(a?){25}b", ".{1,160}b"])
+@pytest.mark.parametrize(
+    "pattern", ["(a+)+b", "((a|a)*)*b", "(a|aa)+b", "(.*)(.*)(.*)(.*)b", "(a?){25}b", ".{1,160}b"]
+)
 def test_case_20_no_pattern_makes_a_text_cost_more_than_in_proportion(pattern: str) -> None:
     matcher, began_s = matcher_of(pattern), time.thread_time()
     for _ in range(500):
         matcher.push("aaaa")
     assert matcher.matched is None
-    assert time.thread_time() - began_s < 60  # of a processor; in proportion it is a second, else it is for ever
+    assert (
+        time.thread_time() - began_s < 60
+    )  # of a processor; in proportion it is a second, else it is for ever
 
 
 def test_no_more_is_held_back_than_the_window() -> None:
@@ -128,9 +150,15 @@ def test_no_more_is_held_back_than_the_window() -> None:
 
 def test_strings_and_patterns_go_together() -> None:
     stops = Stops(SamplingParams(stop=("END",), stop_regex=(r"\d\d",)))
-    cases = [("go ENDx", ("go ", "END")), ("go 12 END", ("go ", r"\d\d")), ("E 1 EN", ("E 1 EN", None))]
+    cases = [
+        ("go ENDx", ("go ", "END")),
+        ("go 12 END", ("go ", r"\d\d")),
+        ("E 1 EN", ("E 1 EN", None)),
+    ]
     for text, expected in cases:
         for size in (1, 2, 99):
             matcher = stops.matcher()
             assert matcher is not None
-            assert run(matcher, [text[at : at + size] for at in range(0, len(text), size)]) == expected
+            assert (
+                run(matcher, [text[at : at + size] for at in range(0, len(text), size)]) == expected
+            )

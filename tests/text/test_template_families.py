@@ -11,7 +11,7 @@ from jinja2.exceptions import TemplateError as JinjaError
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from tests.text.template_families import CONVERSATIONS, FAMILIES, TOOLS, Message
-from weft.text.chat_template import ChatTemplate, TemplateError
+from weft.text.templates.chat_template import ChatTemplate, TemplateError
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 TEMPLATES = {name: ChatTemplate({"default": source}, SPECIAL) for name, source in FAMILIES.items()}
@@ -68,7 +68,14 @@ def test_a_prompt_is_that_of_transformers(family: str, conversation: str) -> Non
             expected = theirs(family, messages, **SPECIAL, **options)
             assert ours(family, messages, **options) == expected
             num_rendered += expected is not None
-    assert num_rendered or family in ("Llama 2", "Llama 3.2", "Mistral 1", "Mistral 3", "Mistral Small", "Gemma")
+    assert num_rendered or family in (
+        "Llama 2",
+        "Llama 3.2",
+        "Mistral 1",
+        "Mistral 3",
+        "Mistral Small",
+        "Gemma",
+    )
 
 
 def test_arguments_of_templates_reach_them() -> None:

@@ -24,7 +24,11 @@ def write(folder: Path, **files: object) -> Path:
 
 
 def test_loads_what_a_model_folder_holds(tmp_path: Path) -> None:
-    config = {"bos_token": "<bos>", "eos_token": {"content": "<eos>", "lstrip": False}, "chat_template": "hello"}
+    config = {
+        "bos_token": "<bos>",
+        "eos_token": {"content": "<eos>", "lstrip": False},
+        "chat_template": "hello",
+    }
     tokenizer = Tokenizer.load(write(tmp_path, tokenizer_config__json=config))
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (BOS, EOS)
     assert tokenizer.vocab_size == 260
@@ -35,7 +39,12 @@ def test_loads_what_a_model_folder_holds(tmp_path: Path) -> None:
 
 
 def test_template_file_wins_over_the_configuration(tmp_path: Path) -> None:
-    config = {"chat_template": [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}]}
+    config = {
+        "chat_template": [
+            {"name": "default", "template": "a"},
+            {"name": "tool_use", "template": "b"},
+        ]
+    }
     folder = write(tmp_path, tokenizer_config__json=config)
     assert Tokenizer.load(folder).chat_templates == {"default": "a", "tool_use": "b"}
     (folder / "chat_template.json").write_text(json.dumps({"chat_template": "c"}))

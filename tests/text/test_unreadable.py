@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from tests.text.test_client import World, run, texts
+from weft.client.client import EngineFault
 from weft.messages.codec import BadMessage, FromEngine, Unreadable, encode, read_from_engine
 from weft.messages.control import CallFailed, GetState, GetStateReply, Stats
 from weft.messages.replies import Finish, StepOutput
-from weft.text.client import EngineFault
 from weft.text.detokenizer import ByteDetokenizer
 
 
@@ -41,7 +41,9 @@ async def deliver(world: World, *messages: bytes) -> None:
 
 def step(*ids: int, text: bytes = b"a", finished: tuple[Finish, ...] = ()) -> StepOutput:
     tokens = np.array([text[0]] * len(ids), dtype=np.int32).tobytes()
-    return StepOutput(ids=np.array(ids, dtype=np.int64).tobytes(), tokens=tokens, finished=list(finished))
+    return StepOutput(
+        ids=np.array(ids, dtype=np.int64).tobytes(), tokens=tokens, finished=list(finished)
+    )
 
 
 def ask(world: World) -> asyncio.Task[GetStateReply]:
@@ -55,7 +57,11 @@ def test_a_reply_that_cannot_be_read_ends_its_call_at_once_and_no_other() -> Non
         await asyncio.sleep(0)
         first, second = [message.call for message in world.sent if isinstance(message, GetState)]
         reply = GetStateReply(call=first, stats=Stats())
-        await deliver(world, spoiled(reply, stats="?"), encode(GetStateReply(call=second, stats=Stats(num_running=3))))
+        await deliver(
+            world,
+            spoiled(reply, stats="?"),
+            encode(GetStateReply(call=second, stats=Stats(num_running=3))),
+        )
         with pytest.raises(EngineFault, match="could not be read"):
             await lost
         assert (await told).stats.num_running == 3
@@ -69,7 +75,9 @@ def test_a_call_on_which_the_engine_failed_ends_with_its_words() -> None:
         task = ask(world)
         await asyncio.sleep(0)
         [message] = [one for one in world.sent if isinstance(one, GetState)]
-        world.client.deliver(CallFailed(call=message.call, message="the engine failed on GetState (OverflowError)"))
+        world.client.deliver(
+            CallFailed(call=message.call, message="the engine failed on GetState (OverflowError)")
+        )
         with pytest.raises(EngineFault, match="OverflowError"):
             await task
 
@@ -77,7 +85,9 @@ def test_a_call_on_which_the_engine_failed_ends_with_its_words() -> None:
 
 
 @pytest.mark.parametrize("spoil", [{"tokens": "no bytes"}, {"finished": 5}, {"logprobs": {}}])
-def test_a_step_that_cannot_be_read_ends_its_requests_and_no_others(spoil: dict[str, object]) -> None:
+def test_a_step_that_cannot_be_read_ends_its_requests_and_no_others(
+    spoil: dict[str, object],
+) -> None:
     async def main() -> None:
         world = World()
         hit, spared = world.submit(rid="hit"), world.submit(rid="spared")
@@ -94,13 +104,20 @@ def test_a_step_that_cannot_be_read_ends_its_requests_and_no_others(spoil: dict[
 
 
 def test_what_is_no_message_at_all_is_for_nobody() -> None:
-    for data in (b"", b"\xff" * 9, msgspec.msgpack.encode([1, 2]), msgspec.msgpack.encode({"type": "none"})):
+    for data in (
+        b"",
+        b"\xff" * 9,
+        msgspec.msgpack.encode([1, 2]),
+        msgspec.msgpack.encode({"type": "none"}),
+    ):
         with pytest.raises(BadMessage):
             read_from_engine(data)
 
 
 @pytest.mark.parametrize("moment", ["push", "flush"])
-def test_an_output_that_cannot_be_decoded_ends_alone(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_output_that_cannot_be_decoded_ends_alone(
+    moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain: Callable[..., str] = getattr(ByteDetokenizer, moment)
     broken: list[ByteDetokenizer] = []
 
@@ -118,7 +135,10 @@ def test_an_output_that_cannot_be_decoded_ends_alone(moment: str, monkeypatch: p
     world.client.deliver(step(first, second, finished=ends))
     [delta] = hit.take()
     assert delta.end is not None
-    assert (delta.end.status, delta.end.message) == (500, "the output could not be decoded (ZeroDivisionError)")
+    assert (delta.end.status, delta.end.message) == (
+        500,
+        "the output could not be decoded (ZeroDivisionError)",
+    )
     [other] = spared.take()
     assert other.end is not None
     assert (other.text, other.end.reason) == ("a", "length")

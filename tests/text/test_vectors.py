@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.server.fake import READY
+from weft.client.vectors import INFINITE_FROM, packed_vectors
 from weft.messages.sampling import InvalidParam
-from weft.text.vectors import INFINITE_FROM, packed_vectors
 
 FLOAT32_MOST = float(np.finfo(np.float32).max)
 
@@ -19,11 +19,24 @@ def test_just_what_is_finite_in_the_models_numbers_is_taken(dtype: str) -> None:
     engine = msgspec.structs.replace(READY, dtype=dtype)
     border = np.float32(INFINITE_FROM.get(dtype, FLOAT32_MOST))
     with np.errstate(over="ignore"):  # what is more than the largest float32 is infinite
-        values = [np.nextafter(border, np.float32(0)), border, np.nextafter(border, np.float32(np.inf))]
-    for value in [*values, np.float32(65_504), np.float32(np.inf), np.float32(np.nan), np.float32(-np.inf), -border]:
+        values = [
+            np.nextafter(border, np.float32(0)),
+            border,
+            np.nextafter(border, np.float32(np.inf)),
+        ]
+    for value in [
+        *values,
+        np.float32(65_504),
+        np.float32(np.inf),
+        np.float32(np.nan),
+        np.float32(-np.inf),
+        -border,
+    ]:
         rows = np.array([[0, 0, 1], [0, value, 2]], dtype=np.float32)
         if torch.from_numpy(rows).to(getattr(torch, dtype)).isfinite().all():
             assert packed_vectors(rows, engine) == rows.tobytes()
         else:
-            with pytest.raises(InvalidParam, match=rf"input_embeds\[1\]\[1\] is .*{dtype}.*are allowed"):
+            with pytest.raises(
+                InvalidParam, match=rf"input_embeds\[1\]\[1\] is .*{dtype}.*are allowed"
+            ):
                 packed_vectors(rows, engine)

@@ -27,7 +27,9 @@ def byte_backend(merges: list[tuple[bytes, bytes]] | None = None) -> Tokenizer:
         vocab[spelled(left + right)] = 256 + len(SPECIALS) + number
     for number, special in enumerate(SPECIALS):
         vocab[special] = 256 + number
-    backend = Tokenizer(models.BPE(vocab=vocab, merges=[(spelled(a), spelled(b)) for a, b in merges or []]))
+    backend = Tokenizer(
+        models.BPE(vocab=vocab, merges=[(spelled(a), spelled(b)) for a, b in merges or []])
+    )
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(special, special=True) for special in SPECIALS])
@@ -38,7 +40,9 @@ def infill_tokenizer(*names: str) -> WeftTokenizer:
     """As `byte_tokenizer`, with the further special tokens `names`, from id 260 on."""
     backend = byte_backend()
     backend.add_special_tokens([AddedToken(name, special=True) for name in names])
-    return WeftTokenizer(backend, {"bos_token": "<bos>", "eos_token": "<eos>"}, {"default": CHAT_TEMPLATE})
+    return WeftTokenizer(
+        backend, {"bos_token": "<bos>", "eos_token": "<eos>"}, {"default": CHAT_TEMPLATE}
+    )
 
 
 def byte_tokenizer(merges: list[tuple[bytes, bytes]] | None = None) -> WeftTokenizer:
@@ -53,9 +57,16 @@ def sentencepiece_backend(pieces: list[str]) -> Tokenizer:
     Ids 0 to 255 are the bytes, then the special <s>, then the pieces.
     """
     backend = Tokenizer(models.BPE(vocab=_fallback_vocab(pieces), merges=[], byte_fallback=True))
-    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    backend.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
     backend.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
     )
     backend.add_special_tokens([AddedToken("<s>", special=True)])
     return backend
@@ -74,7 +85,9 @@ def plain_space_backend(pieces: list[str]) -> Tokenizer:
     """Like Gemma: nothing is put before the text, and nothing stripped."""
     backend = Tokenizer(models.BPE(vocab=_fallback_vocab(pieces), merges=[], byte_fallback=True))
     backend.normalizer = normalizers.Replace(" ", "▁")
-    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
     backend.add_special_tokens([AddedToken("<s>", special=True)])
     return backend
 

@@ -49,7 +49,9 @@ def small_tokenizer() -> Tokenizer:
     return tokenizer.train([SOURCE + "x     y\n"] * 3, vocab_size=TINY.vocab_size)
 
 
-def test_split_is_deterministic_disjoint_and_about_three_percent(docs: list[corpus.Document]) -> None:
+def test_split_is_deterministic_disjoint_and_about_three_percent(
+    docs: list[corpus.Document],
+) -> None:
     trained, held_out = corpus.split(docs)
     assert docs == corpus.documents()
     assert {d.name for d in trained} | {d.name for d in held_out} == {d.name for d in docs}
@@ -57,7 +59,9 @@ def test_split_is_deterministic_disjoint_and_about_three_percent(docs: list[corp
     assert 0.01 < len(held_out) / len(docs) < 0.05
 
 
-def test_corpus_holds_sources_topics_and_c_modules_but_no_tests(docs: list[corpus.Document]) -> None:
+def test_corpus_holds_sources_topics_and_c_modules_but_no_tests(
+    docs: list[corpus.Document],
+) -> None:
     names = {d.name for d in docs}
     assert {"json/decoder.py", "topics/assert", "builtin/itertools"} <= names
     assert not [n for n in names if "/test/" in n or "site-packages" in n or "_sysconfigdata" in n]
@@ -66,7 +70,9 @@ def test_corpus_holds_sources_topics_and_c_modules_but_no_tests(docs: list[corpu
 @given(text=st.text())
 @settings(max_examples=200, deadline=None)
 def test_tokenizer_gives_any_text_back(small_tokenizer: Tokenizer, text: str) -> None:
-    assert small_tokenizer.decode(small_tokenizer.encode(text).ids, skip_special_tokens=False) == text
+    assert (
+        small_tokenizer.decode(small_tokenizer.encode(text).ids, skip_special_tokens=False) == text
+    )
 
 
 def test_indentation_is_one_token(small_tokenizer: Tokenizer) -> None:
@@ -74,7 +80,9 @@ def test_indentation_is_one_token(small_tokenizer: Tokenizer) -> None:
 
 
 def test_bare_line_breaks_keep_the_text(small_tokenizer: Tokenizer) -> None:
-    plain, bare = (data.encode(small_tokenizer, [SOURCE], every).tokens.tolist() for every in (0, 1))
+    plain, bare = (
+        data.encode(small_tokenizer, [SOURCE], every).tokens.tolist() for every in (0, 1)
+    )
     assert len(bare) > len(plain)
     assert small_tokenizer.decode(bare) == small_tokenizer.decode(plain) == SOURCE
     assert "ĊĠĠĠĠ" not in map(small_tokenizer.id_to_token, bare)
@@ -89,7 +97,9 @@ def test_conversations_quote_the_source_and_render_like_the_chat_template() -> N
     template = Template(chat.CHAT_TEMPLATE, keep_trailing_newline=True)
     for conversation in made:
         assert conversation[-1].role == "assistant"
-        assert template.render(messages=[m._asdict() for m in conversation]) == chat.render(conversation)
+        assert template.render(messages=[m._asdict() for m in conversation]) == chat.render(
+            conversation
+        )
 
 
 def test_rows_depend_on_their_number_only(small_tokenizer: Tokenizer) -> None:
@@ -108,10 +118,15 @@ def test_three_steps_lower_the_loss_and_a_checkpoint_resumes_exactly(tmp_path: P
     resumed = Trainer(TINY)
     resumed.load(tmp_path / "checkpoint.safetensors")
     assert resumed.progress == trainer.progress
-    assert [resumed.step(ids, 0.01), resumed.step(ids, 0.01)] == [trainer.step(ids, 0.01), trainer.step(ids, 0.01)]
+    assert [resumed.step(ids, 0.01), resumed.step(ids, 0.01)] == [
+        trainer.step(ids, 0.01),
+        trainer.step(ids, 0.01),
+    ]
 
 
-def test_export_has_the_names_and_files_of_a_llama_checkpoint(tmp_path: Path, small_tokenizer: Tokenizer) -> None:
+def test_export_has_the_names_and_files_of_a_llama_checkpoint(
+    tmp_path: Path, small_tokenizer: Tokenizer
+) -> None:
     small_tokenizer.save(str(tmp_path / "tokenizer.json"))
     out = tmp_path / "out"
     export.export(LanguageModel(TINY).state_dict(), TINY, tmp_path / "tokenizer.json", out)
@@ -125,4 +140,6 @@ def test_export_has_the_names_and_files_of_a_llama_checkpoint(tmp_path: Path, sm
     assert weights["model.layers.0.self_attn.k_proj.weight"].shape == (16, 32)
     assert json.loads((out / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
     assert json.loads((out / "generation_config.json").read_text())["eos_token_id"] == [0, 2]
-    assert "<|im_start|>" in json.loads((out / "tokenizer_config.json").read_text())["chat_template"]
+    assert (
+        "<|im_start|>" in json.loads((out / "tokenizer_config.json").read_text())["chat_template"]
+    )

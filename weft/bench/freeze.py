@@ -21,7 +21,7 @@ SETTLED = 8  # tokens that each stream has before the first prompt comes
 
 
 class AnyEngine(Protocol):
-    """What is needed of `weft.scheduler.service.engine.Engine`."""
+    """What is needed of `weft.engine.engine.Engine`."""
 
     @property
     def has_work(self) -> bool: ...
@@ -79,7 +79,9 @@ class Figures(NamedTuple):
 class Player:
     """Plays a load on one engine. `clock` gives seconds."""
 
-    def __init__(self, engine: AnyEngine, clock: Callable[[], float], load: Load, vocab_size: int, seed: int) -> None:
+    def __init__(
+        self, engine: AnyEngine, clock: Callable[[], float], load: Load, vocab_size: int, seed: int
+    ) -> None:
         self._engine = engine
         self._clock = clock
         self._load = load
@@ -118,7 +120,9 @@ class Player:
         id = self._next_id
         self._next_id += 1
         ids = self._rng.integers(0, self._vocab_size, prompt_len).astype(np.int32).tobytes()
-        sampling = SamplingParams(max_new_tokens=output_len, temperature=0.0, seed=id, ignore_eos=True)
+        sampling = SamplingParams(
+            max_new_tokens=output_len, temperature=0.0, seed=id, ignore_eos=True
+        )
         self._engine.submit(GenerateRequest(id=id, rid=str(id), input_ids=ids, sampling=sampling))
         return id
 
@@ -148,7 +152,9 @@ class Player:
     def _end(self, id: int) -> None:
         if id in self._streams:
             del self._streams[id]
-            self._streams[self._send(self._load.stream_prompt_len, self._load.stream_output_len)] = 0.0
+            self._streams[
+                self._send(self._load.stream_prompt_len, self._load.stream_output_len)
+            ] = 0.0
         else:
             del self._prompts[id]
 

@@ -46,8 +46,14 @@ class Server:
 
     async def _send(self, method: str, path: str, body: bytes, take: Take) -> None:
         """Until the body of the answer, which `take` gets in pieces, has ended."""
-        headers = self._headers | {"Content-Length": str(len(body)), "Content-Type": "application/json"}
-        lines = [f"{method} {self._url.path.rstrip('/')}{path} HTTP/1.1", *(f"{k}: {v}" for k, v in headers.items())]
+        headers = self._headers | {
+            "Content-Length": str(len(body)),
+            "Content-Type": "application/json",
+        }
+        lines = [
+            f"{method} {self._url.path.rstrip('/')}{path} HTTP/1.1",
+            *(f"{k}: {v}" for k, v in headers.items()),
+        ]
         loop = asyncio.get_running_loop()
         answer = _Answer(take, loop.create_future())
         host, port = self._url.hostname or "", self._url.port or (443 if self._ssl else 80)
@@ -63,7 +69,9 @@ class Server:
         finally:
             transport.close()
         if answer.status != 200:
-            raise HttpError(f"{path} answers {answer.status}: {answer.refusal.decode(errors='replace')}")
+            raise HttpError(
+                f"{path} answers {answer.status}: {answer.refusal.decode(errors='replace')}"
+            )
 
 
 class Events:
@@ -117,7 +125,9 @@ class _Answer(asyncio.Protocol):
                 return
             lines = data[:end].lower().split(b"\r\n")
             self.status = int(lines[0].split()[1])
-            self._is_chunked = any(b"chunked" in line for line in lines if line.startswith(b"transfer-encoding:"))
+            self._is_chunked = any(
+                b"chunked" in line for line in lines if line.startswith(b"transfer-encoding:")
+            )
             data, self._rest = data[end + 4 :], b""
         if self._is_chunked:
             self._push_chunks(data)

@@ -20,7 +20,10 @@ import msgspec
 from weft.bench.http import MAX_ERROR_BYTES, HttpError, Server
 from weft.bench.workloads import Job
 
-FIRST_ID, LAST_ID = 100, 1_000  # token ids of prompts: every vocabulary has them, and they are no control tokens
+FIRST_ID, LAST_ID = (
+    100,
+    1_000,
+)  # token ids of prompts: every vocabulary has them, and they are no control tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +60,9 @@ class Call:
     @property
     def itl_s(self) -> list[float]:
         """Seconds between its events. (One event brings one token, unless the server could not keep up.)"""
-        return [after - before for before, after in zip(self.event_s, self.event_s[1:], strict=False)]
+        return [
+            after - before for before, after in zip(self.event_s, self.event_s[1:], strict=False)
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +90,10 @@ async def run(server: Server, load: Load) -> Outcome:
     own_len = load.input_len - load.shared_len
     jobs = load.jobs or [Job(load.shared_len, own_len, load.output_len)] * load.num_requests
     head = _ids(rng, max(job.shared_len for job in jobs))
-    bodies = [_body(model, head[: job.shared_len] + _ids(rng, job.own_len), job.output_len) for job in jobs]
+    bodies = [
+        _body(model, head[: job.shared_len] + _ids(rng, job.own_len), job.output_len)
+        for job in jobs
+    ]
     gate = asyncio.Semaphore(load.concurrency or len(jobs))
     began = time.perf_counter()
 
@@ -150,7 +158,9 @@ def _take(call: Call, data: bytes) -> None:
     except msgspec.DecodeError as exc:
         raise HttpError(f"an event of the stream cannot be read: {exc}") from exc
     if event.error is not None or event.choices is None:
-        raise HttpError(f"an event of the stream tells of an error: {data[:MAX_ERROR_BYTES].decode(errors='replace')}")
+        raise HttpError(
+            f"an event of the stream tells of an error: {data[:MAX_ERROR_BYTES].decode(errors='replace')}"
+        )
     if event.usage is not None:
         call.num_output = event.usage.completion_tokens
     for choice in event.choices:

@@ -37,7 +37,10 @@ class EngineConfig:
         elsewhere=("quantization",),
     )
     load_format: str = option(
-        "auto", "dummy makes random weights of the model's shape", group="model", choices=("auto", "dummy")
+        "auto",
+        "dummy makes random weights of the model's shape",
+        group="model",
+        choices=("auto", "dummy"),
     )
     task: str = option(
         "auto",
@@ -66,15 +69,28 @@ class EngineConfig:
         group="model",
         elsewhere=("sampling_defaults",),
     )
-    seed: int = option(0, "seed of requests that give none", group="model", everyday=True, elsewhere=("random_seed",))
+    seed: int = option(
+        0,
+        "seed of requests that give none",
+        group="model",
+        everyday=True,
+        elsewhere=("random_seed",),
+    )
     enable_return_hidden_states: bool = option(
         False, "give hidden states to requests that ask with return_hidden_states", group="model"
     )
 
     # device
-    device: str = option("auto", "where to run", group="device", everyday=True, choices=("auto", "cpu", "cuda"))
+    device: str = option(
+        "auto", "where to run", group="device", everyday=True, choices=("auto", "cpu", "cuda")
+    )
     threads: int = option(
-        0, "CPU threads for the model; 0 takes all physical cores", group="device", everyday=True, low=0, high=1024
+        0,
+        "CPU threads for the model; 0 takes all physical cores",
+        group="device",
+        everyday=True,
+        low=0,
+        high=1024,
     )
     kernels: str = option(
         "auto",
@@ -102,7 +118,11 @@ class EngineConfig:
         elsewhere=("cuda_graph_bs", "cuda_graph_max_bs", "cuda_graph_capture_sizes"),
     )
     cuda_graph_prompt: int = option(
-        512, "capture steps with prompts of up to so many tokens, too; 0: none", group="device", low=0, high=8192
+        512,
+        "capture steps with prompts of up to so many tokens, too; 0: none",
+        group="device",
+        low=0,
+        high=8192,
     )
 
     # memory
@@ -158,7 +178,11 @@ class EngineConfig:
         elsewhere=("max_num_seqs", "parallel"),
     )
     max_queued_requests: int = option(
-        4096, "requests that may wait; more are refused with 503", group="scheduling", everyday=True, low=0
+        4096,
+        "requests that may wait; more are refused with 503",
+        group="scheduling",
+        everyday=True,
+        low=0,
     )
     max_queued_tokens: int = option(
         0,
@@ -175,7 +199,10 @@ class EngineConfig:
         elsewhere=("request_timeout",),
     )
     max_run_s: float = option(
-        0.0, "longest run of a request after that; then it ends with 408; 0: no limit", group="scheduling", low=0.0
+        0.0,
+        "longest run of a request after that; then it ends with 408; 0: no limit",
+        group="scheduling",
+        low=0.0,
     )
     chunked_prefill_size: int = option(
         0,
@@ -271,23 +298,32 @@ class EngineConfig:
 
     # profile
     profile_dir: str = option(
-        "", "folder for the traces of POST /start_profile; without it there are only tables", group="profile"
+        "",
+        "folder for the traces of POST /start_profile; without it there are only tables",
+        group="profile",
     )
 
     # sessions
-    max_sessions: int = option(256, "sessions that may be open; no more are opened", group="sessions", low=0)
+    max_sessions: int = option(
+        256, "sessions that may be open; no more are opened", group="sessions", low=0
+    )
     max_sessions_per_key: int = option(
         0,
         "sessions that one API key may have open; 0: a quarter of all if there are several keys, else all",
         group="sessions",
         low=0,
     )
-    max_session_turns: int = option(1_000, "requests that a session remembers", group="sessions", low=1)
+    max_session_turns: int = option(
+        1_000, "requests that a session remembers", group="sessions", low=1
+    )
     max_session_tokens: int = option(
         131_072, "tokens that a session remembers, all its turns together", group="sessions", low=1
     )
     session_timeout_s: float = option(
-        600.0, "a session without a request for so long is closed; 0: never", group="sessions", low=0.0
+        600.0,
+        "a session without a request for so long is closed; 0: never",
+        group="sessions",
+        low=0.0,
     )
 
     # structured output
@@ -298,11 +334,17 @@ class EngineConfig:
         choices=("llguidance", "xgrammar", "none"),
     )
     grammar_timeout_s: float = option(
-        5.0, "a grammar that takes longer to compile is refused", group="grammar", low=0.1, high=600.0
+        5.0,
+        "a grammar that takes longer to compile is refused",
+        group="grammar",
+        low=0.1,
+        high=600.0,
     )
     grammar_cache_mb: int = option(64, "memory for compiled grammars", group="grammar", low=0)
     grammar_jump: bool = option(
-        True, "tokens about which a grammar leaves no choice are computed in one step, unsampled", group="grammar"
+        True,
+        "tokens about which a grammar leaves no choice are computed in one step, unsampled",
+        group="grammar",
     )
 
     # logit processors
@@ -315,8 +357,13 @@ class EngineConfig:
 
     # journal
     journal: str = option(
-        "", "file in which every decision of the scheduler is recorded, for weft replay", group="journal"
+        "",
+        "file in which every decision of the scheduler is recorded, for weft replay",
+        group="journal",
     )
     journal_max_mb: int = option(
-        256, "megabytes after which the journal is put aside as FILE.1, and another file begun", group="journal", low=1
+        256,
+        "megabytes after which the journal is put aside as FILE.1, and another file begun",
+        group="journal",
+        low=1,
     )

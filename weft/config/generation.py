@@ -35,7 +35,9 @@ def sampling_defaults(source: str, folder: Path) -> dict[str, float | int]:
             return {}
         raise ModelNotFound(f"--generation-config: {path} does not exist")
     config = read_json(path)
-    return {name: _number(path, name, config[name]) for name in KINDS if config.get(name) is not None}
+    return {
+        name: _number(path, name, config[name]) for name in KINDS if config.get(name) is not None
+    }
 
 
 def _number(path: Path, name: str, value: Any) -> float | int:
@@ -43,5 +45,7 @@ def _number(path: Path, name: str, value: Any) -> float | int:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or (kind is int and value != value // 1):
         what = "a whole number" if kind is int else "a number"
-        raise UnsupportedModel(f"{path}: {name} is {value!r}; {what} is expected (--generation-config none ignores it)")
+        raise UnsupportedModel(
+            f"{path}: {name} is {value!r}; {what} is expected (--generation-config none ignores it)"
+        )
     return kind(value)

@@ -9,12 +9,18 @@ from weft.config.machine import Gpu
 from weft.config.model import ModelConfig
 from weft.config.options import SettingsError
 
-CHUNK_LENS = ((60e9, 8192), (35e9, 4096))  # (memory, longest piece of a prompt in a step) of large GPUs
+CHUNK_LENS = (
+    (60e9, 8192),
+    (35e9, 4096),
+)  # (memory, longest piece of a prompt in a step) of large GPUs
 SMALL_CHUNK_LEN = 2048
 
 KV_DTYPES_OF_ONE = {"int8": "cpu", "fp8": "cuda"}  # the device whose kernels alone read it
 
-PROVIDERS = ("fa3", "flashinfer")  # of attention, which weft does not bring: names of `--attention-backend`
+PROVIDERS = (
+    "fa3",
+    "flashinfer",
+)  # of attention, which weft does not bring: names of `--attention-backend`
 PROVIDER_DTYPES = ("float16", "bfloat16")
 
 FP8_CAPABILITY = (8, 9)
@@ -27,7 +33,9 @@ GRAPH_BYTES = 16_000_000  # of one captured step, besides the memory that all of
 def check_device(config: EngineConfig, device: str, gpus: Sequence[Gpu] = ()) -> None:
     """Raise SettingsError for what the device does not have. The first of `gpus` is the one that would compute."""
     if config.quantize == "fp8" and device == "cpu":
-        raise SettingsError("--quantize fp8 needs --device cuda; the device is cpu, which takes int8 and int4")
+        raise SettingsError(
+            "--quantize fp8 needs --device cuda; the device is cpu, which takes int8 and int4"
+        )
     wants_fp8 = [name for name in ("quantize", "kv_dtype") if getattr(config, name) == "fp8"]
     if wants_fp8 and device == "cuda" and not has_fp8(gpus[0]):
         option = wants_fp8[0].replace("_", "-")
@@ -37,10 +45,14 @@ def check_device(config: EngineConfig, device: str, gpus: Sequence[Gpu] = ()) ->
         )
     needed = KV_DTYPES_OF_ONE.get(config.kv_dtype, device)
     if needed != device:
-        raise SettingsError(f"--kv-dtype {config.kv_dtype} needs --device {needed}; the device is {device}")
+        raise SettingsError(
+            f"--kv-dtype {config.kv_dtype} needs --device {needed}; the device is {device}"
+        )
     if config.kv_dtype == "fp8" and config.attention_backend in ("torch", *PROVIDERS):
         name = config.attention_backend
-        raise SettingsError(f"--kv-dtype fp8 needs --attention-backend triton; {name} cannot read it")
+        raise SettingsError(
+            f"--kv-dtype fp8 needs --attention-backend triton; {name} cannot read it"
+        )
     if device == "cpu" and config.attention_backend in ("triton", *PROVIDERS):
         name = config.attention_backend
         raise SettingsError(f"--attention-backend {name} needs --device cuda; the device is cpu")
@@ -73,7 +85,9 @@ def check_provider(config: EngineConfig, model: ModelConfig, gpu: Gpu) -> None:
             f"KV in {kept}"
         )
     if name == "fa3" and (model.head_dim % 8 or model.head_dim > 256):
-        raise SettingsError(f"--attention-backend fa3 takes heads of 8, 16, ... 256; {model.name} has {model.head_dim}")
+        raise SettingsError(
+            f"--attention-backend fa3 takes heads of 8, 16, ... 256; {model.name} has {model.head_dim}"
+        )
     if name == "flashinfer" and model.head_dim not in (64, 128, 256):
         raise SettingsError(
             f"--attention-backend flashinfer takes heads of 64, 128 or 256; {model.name} has {model.head_dim}"
@@ -97,7 +111,9 @@ def flashinfer_bytes(model: ModelConfig) -> int:
 
 def chunk_len(gpu: Gpu) -> int:
     """Tokens of a prompt in one step: a fast GPU needs more of them to be busy, and is through with them sooner."""
-    return next((length for least, length in CHUNK_LENS if gpu.total_bytes >= least), SMALL_CHUNK_LEN)
+    return next(
+        (length for least, length in CHUNK_LENS if gpu.total_bytes >= least), SMALL_CHUNK_LEN
+    )
 
 
 def graph_sizes(config: EngineConfig) -> list[int]:
@@ -107,7 +123,15 @@ def graph_sizes(config: EngineConfig) -> list[int]:
         return []
     most = config.max_running_requests or MAX_RUNNING
     if not config.cuda_graph_sizes:
-        steps = (1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 512, 32), *range(512, most, 128))
+        steps = (
+            1,
+            2,
+            4,
+            *range(8, 64, 8),
+            *range(64, 128, 16),
+            *range(128, 512, 32),
+            *range(512, most, 128),
+        )
         return [*(size for size in steps if size < most), most]
     words = config.cuda_graph_sizes.split(",")
     if not all(word.strip().isdecimal() and 0 < int(word) <= most for word in words):
@@ -121,7 +145,10 @@ def graph_sizes(config: EngineConfig) -> list[int]:
 def prompt_graph_sizes(config: EngineConfig) -> list[int]:
     """For how many tokens steps with prompts are captured, rising. Longer steps keep a GPU busy for longer than it
     takes to launch them."""
-    without = ("torch", "flashinfer")  # how FlashInfer shares out work depends on the lengths of prompts
+    without = (
+        "torch",
+        "flashinfer",
+    )  # how FlashInfer shares out work depends on the lengths of prompts
     if not config.cuda_graph or config.attention_backend in without or not config.cuda_graph_prompt:
         return []
     most = config.cuda_graph_prompt

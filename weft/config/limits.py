@@ -27,8 +27,12 @@ from weft.config.options import option
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     # the request as bytes
-    max_body_mb: float = option(16.0, "largest request body", group="limits", low=0.001, high=1024.0)
-    max_url_bytes: int = option(8_192, "longest path with its query", group="limits", low=64, high=1 << 20)
+    max_body_mb: float = option(
+        16.0, "largest request body", group="limits", low=0.001, high=1024.0
+    )
+    max_url_bytes: int = option(
+        8_192, "longest path with its query", group="limits", low=64, high=1 << 20
+    )
     max_header_bytes: int = option(
         32_768, "all names and values of headers together", group="limits", low=512, high=1 << 20
     )
@@ -44,14 +48,22 @@ class Limits:
         high=1 << 20,
     )
     max_json_depth: int = option(
-        64, "nesting of free-form values: tools, schemas, template arguments", group="limits", low=4, high=500
+        64,
+        "nesting of free-form values: tools, schemas, template arguments",
+        group="limits",
+        low=4,
+        high=500,
     )
-    max_json_values: int = option(100_000, "values inside of one free-form value", group="limits", low=1)
+    max_json_values: int = option(
+        100_000, "values inside of one free-form value", group="limits", low=1
+    )
 
     # what is asked for
     max_prompts: int = option(1_024, "prompts in one request", group="limits", low=1)
     max_n: int = option(64, "completions of one prompt", group="limits", low=1, high=MAX_N)
-    max_completions: int = option(4_096, "completions of one request: prompts times n", group="limits", low=1)
+    max_completions: int = option(
+        4_096, "completions of one request: prompts times n", group="limits", low=1
+    )
     max_request_share: float = option(
         0.75,
         "part of the engine's rows that the completions of one request may have; the others wait for their turn",
@@ -60,15 +72,26 @@ class Limits:
         high=1_000.0,
     )
     max_total_tokens: int = option(
-        16_000_000, "prompt tokens of one request, those of each prompt n times", group="limits", low=1
+        16_000_000,
+        "prompt tokens of one request, those of each prompt n times",
+        group="limits",
+        low=1,
     )
     max_messages: int = option(16_384, "messages of one conversation", group="limits", low=1)
     max_tools: int = option(1_024, "tools of one conversation", group="limits", low=0)
     max_stop_strings: int = option(
-        64, "stop strings of a request; also stop patterns", group="limits", low=0, high=MAX_STOP_STRINGS
+        64,
+        "stop strings of a request; also stop patterns",
+        group="limits",
+        low=0,
+        high=MAX_STOP_STRINGS,
     )
     max_stop_len: int = option(
-        1_024, "characters of one stop string, stop pattern or bad word", group="limits", low=1, high=MAX_STOP_LEN
+        1_024,
+        "characters of one stop string, stop pattern or bad word",
+        group="limits",
+        low=1,
+        high=MAX_STOP_LEN,
     )
     max_total_stop_len: int = option(
         16_384,
@@ -76,13 +99,21 @@ class Limits:
         group="limits",
         low=1,
     )
-    max_stop_token_ids: int = option(1_024, "stop tokens of a request", group="limits", low=0, high=MAX_STOP_TOKEN_IDS)
-    max_logit_bias: int = option(4_096, "entries of logit_bias", group="limits", low=0, high=MAX_LOGIT_BIAS)
+    max_stop_token_ids: int = option(
+        1_024, "stop tokens of a request", group="limits", low=0, high=MAX_STOP_TOKEN_IDS
+    )
+    max_logit_bias: int = option(
+        4_096, "entries of logit_bias", group="limits", low=0, high=MAX_LOGIT_BIAS
+    )
     max_allowed_token_ids: int = option(
         65_536, "entries of allowed_token_ids", group="limits", low=0, high=MAX_ALLOWED_TOKEN_IDS
     )
-    max_bad_words: int = option(1_024, "entries of bad_words", group="limits", low=0, high=MAX_BAD_WORDS)
-    max_processors: int = option(8, "logit processors of a request", group="limits", low=0, high=MAX_PROCESSORS)
+    max_bad_words: int = option(
+        1_024, "entries of bad_words", group="limits", low=0, high=MAX_BAD_WORDS
+    )
+    max_processors: int = option(
+        8, "logit processors of a request", group="limits", low=0, high=MAX_PROCESSORS
+    )
     max_total_logit_bias: int = option(
         1_000_000,
         "entries of logit_bias, allowed_token_ids and bad_words, and bytes of custom_params, in one request, "
@@ -98,10 +129,18 @@ class Limits:
         high=100_000_000,
     )
     max_logprobs: int = option(
-        20, "likeliest tokens that are told beside each token", group="limits", low=0, high=MAX_LOGPROBS
+        20,
+        "likeliest tokens that are told beside each token",
+        group="limits",
+        low=0,
+        high=MAX_LOGPROBS,
     )
     max_logprob_token_ids: int = option(
-        128, "tokens whose log probability is told in every place", group="limits", low=0, high=MAX_LOGPROB_TOKEN_IDS
+        128,
+        "tokens whose log probability is told in every place",
+        group="limits",
+        low=0,
+        high=MAX_LOGPROB_TOKEN_IDS,
     )
     max_total_prompt_logprobs: int = option(
         300_000,
@@ -123,25 +162,51 @@ class Limits:
         high=50_000_000,
     )
     max_open_embeds_mb: float = option(
-        2_048.0, "input embeddings of all open requests, those of each completion counted", group="limits", low=0.0
+        2_048.0,
+        "input embeddings of all open requests, those of each completion counted",
+        group="limits",
+        low=0.0,
     )
-    max_detokenized: int = option(1_000_000, "token ids in one call of /detokenize", group="limits", low=1)
-    max_parsed_len: int = option(1_000_000, "characters of a text that is brought to be parsed", group="limits", low=1)
-    max_rid_len: int = option(128, "characters of a request's name", group="limits", low=8, high=128)
-    max_user_len: int = option(256, "characters of the field user; longer ones are cut", group="limits", low=0)
-    max_salt_len: int = option(256, "characters of cache_salt and of extra_key", group="limits", low=0)
+    max_detokenized: int = option(
+        1_000_000, "token ids in one call of /detokenize", group="limits", low=1
+    )
+    max_parsed_len: int = option(
+        1_000_000, "characters of a text that is brought to be parsed", group="limits", low=1
+    )
+    max_rid_len: int = option(
+        128, "characters of a request's name", group="limits", low=8, high=128
+    )
+    max_user_len: int = option(
+        256, "characters of the field user; longer ones are cut", group="limits", low=0
+    )
+    max_salt_len: int = option(
+        256, "characters of cache_salt and of extra_key", group="limits", low=0
+    )
     max_timeout_ms: int = option(
-        86_400_000, "longest timeout_ms that a request may give", group="limits", low=1, high=MAX_TIMEOUT_MS
+        86_400_000,
+        "longest timeout_ms that a request may give",
+        group="limits",
+        low=1,
+        high=MAX_TIMEOUT_MS,
     )
 
     # connections
     max_connections: int = option(
-        4_096, "open connections; beyond, idle ones are closed and requests get 503", group="limits", low=1
+        4_096,
+        "open connections; beyond, idle ones are closed and requests get 503",
+        group="limits",
+        low=1,
     )
     head_timeout_s: float = option(
-        10.0, "time for a request line and its headers to arrive", group="limits", low=0.1, high=3600.0
+        10.0,
+        "time for a request line and its headers to arrive",
+        group="limits",
+        low=0.1,
+        high=3600.0,
     )
-    body_timeout_s: float = option(60.0, "time for a body to arrive", group="limits", low=0.1, high=3600.0)
+    body_timeout_s: float = option(
+        60.0, "time for a body to arrive", group="limits", low=0.1, high=3600.0
+    )
     linger_s: float = option(
         1.0,
         "time to read on after an answer that came before the end of the body, for the client to find it",
@@ -150,16 +215,27 @@ class Limits:
         high=60.0,
     )
     linger_mb: float = option(
-        64.0, "how much of the body is read and thrown away in that time", group="limits", low=0.0, high=1024.0
+        64.0,
+        "how much of the body is read and thrown away in that time",
+        group="limits",
+        low=0.0,
+        high=1024.0,
     )
     stall_timeout_s: float = option(
-        120.0, "a client that takes nothing of its answer for so long is cut off", group="limits", low=0.1, high=3600.0
+        120.0,
+        "a client that takes nothing of its answer for so long is cut off",
+        group="limits",
+        low=0.1,
+        high=3600.0,
     )
     keep_alive_s: float = option(
         30.0, "an idle connection is closed after so long", group="limits", low=1.0, high=3600.0
     )
     max_pending_tokens: int = option(
-        4_096, "tokens that a stream's client may leave unread before its request is ended", group="limits", low=1
+        4_096,
+        "tokens that a stream's client may leave unread before its request is ended",
+        group="limits",
+        low=1,
     )
 
     @property

@@ -73,7 +73,9 @@ def _allowed_cpus() -> list[int]:
 def cpu_shares(root: Path = ROOT) -> Iterator[float]:
     """The limits of CPU time that our control groups set, in CPUs."""
     for folder in _control_groups(root, "cpu"):
-        quota, _, period = _read(folder / "cpu.max").partition(" ")  # version 2: "150000 100000", or "max 100000"
+        quota, _, period = _read(folder / "cpu.max").partition(
+            " "
+        )  # version 2: "150000 100000", or "max 100000"
         quota = quota or _read(folder / "cpu.cfs_quota_us")  # version 1: -1 is no limit
         period = period or _read(folder / "cpu.cfs_period_us")
         if quota.isdigit() and period.isdigit() and int(period):
@@ -85,9 +87,13 @@ def memory_limits(root: Path = ROOT) -> Iterator[tuple[int, int]]:
     for folder in _control_groups(root, "memory"):
         limit = _read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes")
         used = _read(folder / "memory.current") or _read(folder / "memory.usage_in_bytes")
-        if not (limit.isdigit() and used.isdigit()) or int(limit) >= 1 << 60:  # version 1 says "none" by a huge number
+        if (
+            not (limit.isdigit() and used.isdigit()) or int(limit) >= 1 << 60
+        ):  # version 1 says "none" by a huge number
             continue
-        stat = dict(line.split(" ", 1) for line in _read(folder / "memory.stat").splitlines() if " " in line)
+        stat = dict(
+            line.split(" ", 1) for line in _read(folder / "memory.stat").splitlines() if " " in line
+        )
         cache = int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
         yield max(0, int(limit) - max(0, int(used) - cache)), int(limit)
 
@@ -116,7 +122,11 @@ def _read(path: Path) -> str:
 
 
 class _NvmlMemory(ctypes.Structure):
-    _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
+    _fields_ = [
+        ("total", ctypes.c_ulonglong),
+        ("free", ctypes.c_ulonglong),
+        ("used", ctypes.c_ulonglong),
+    ]
 
 
 NO_DEVICE = 100  # what cuInit says where CUDA_VISIBLE_DEVICES leaves no GPU
@@ -134,14 +144,18 @@ def _gpus(load: Callable[[str], Any] = ctypes.CDLL, torch_folder: Path | None = 
     number, UUID or MIG instance, in the order in which torch will number them; no context is opened."""
     build, wanted = _torch_build(torch_folder)
     if not wanted:
-        return Found((), f"torch {build} is a build without CUDA" if build else "torch is not installed")
+        return Found(
+            (), f"torch {build} is a build without CUDA" if build else "torch is not installed"
+        )
     try:
         cuda = load("libcuda.so.1")
     except OSError:
         return Found((), "there is no NVIDIA driver")
     error = cuda.cuInit(0)
     if error not in (0, NO_DEVICE):
-        return Found((), f"the NVIDIA driver does not answer (cuInit gives error {error})", is_fault=True)
+        return Found(
+            (), f"the NVIDIA driver does not answer (cuInit gives error {error})", is_fault=True
+        )
     version, count = ctypes.c_int(), ctypes.c_int()
     cuda.cuDriverGetVersion(ctypes.byref(version))
     if version.value // 1000 < int(wanted.partition(".")[0]):
@@ -198,7 +212,11 @@ def _free_bytes(uuid: str, load: Callable[[str], Any]) -> int | None:
     try:
         for kind in ("GPU", "MIG"):
             if not nvml.nvmlDeviceGetHandleByUUID(f"{kind}-{uuid}".encode(), ctypes.byref(handle)):
-                return None if nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) else int(memory.free)
+                return (
+                    None
+                    if nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
+                    else int(memory.free)
+                )
         return None
     finally:
         nvml.nvmlShutdown()

@@ -86,7 +86,9 @@ class ModelConfig:
     full_attention_layers: tuple[int, ...] = ()  # layers that see all tokens in spite of the window
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
-    pooling: PoolingConfig | None = None  # what it gives of a prompt, if that is not the tokens that follow
+    pooling: PoolingConfig | None = (
+        None  # what it gives of a prompt, if that is not the tokens that follow
+    )
     is_encoder: bool = False  # every token sees all others; there is no KV
     activation: str = "silu"  # of the feed-forward part
     num_positions: int = 0  # encoder: rows of its table of positions,
@@ -98,7 +100,11 @@ class ModelConfig:
         """Bytes of K and V of one token over all layers."""
         if self.is_encoder:
             return 0
-        head = self.head_dim + 4 if self.kv_dtype == "int8" else self.head_dim * KV_DTYPES[self.kv_dtype or self.dtype]
+        head = (
+            self.head_dim + 4
+            if self.kv_dtype == "int8"
+            else self.head_dim * KV_DTYPES[self.kv_dtype or self.dtype]
+        )
         return 2 * self.num_layers * self.num_kv_heads * head  # int8: with a float32 scale
 
     @property
@@ -156,7 +162,9 @@ class ModelConfig:
         if layout is None or (model.pooling is not None and model.pooling.task == "classify"):
             return model
         if layout.pooling.kind == "cls" and not model.is_encoder:
-            raise UnsupportedModel(f"{model.name} pools its first token, which in a decoder sees nothing but itself")
+            raise UnsupportedModel(
+                f"{model.name} pools its first token, which in a decoder sees nothing but itself"
+            )
         max_position = min(model.max_position, layout.max_len or model.max_position)
         return replace(model, pooling=layout.pooling, max_position=max_position)
 
@@ -174,16 +182,22 @@ class ModelConfig:
         try:
             stored = stored_as(config, quantized)
         except UnreadFormat as exc:
-            raise UnsupportedModel(f"{name} is quantised in a format that is not read: {exc}. Read are {READ}") from exc
+            raise UnsupportedModel(
+                f"{name} is quantised in a format that is not read: {exc}. Read are {READ}"
+            ) from exc
         activations = ENCODER_ACTIVATIONS if family.is_encoder else ("silu",)
         if (activation := _get(config, "hidden_act", str, activations[0])) not in activations:
-            allowed = f"{', '.join(map(repr, activations))} {'are' if len(activations) > 1 else 'is'}"
+            allowed = (
+                f"{', '.join(map(repr, activations))} {'are' if len(activations) > 1 else 'is'}"
+            )
             raise UnsupportedModel(f"hidden_act is {activation!r}; only {allowed} supported")
         num_heads = _size(config, "num_attention_heads")
         num_layers = _size(config, "num_hidden_layers")
         hidden_size = _size(config, "hidden_size")
         num_positions = max_position = _size(config, "max_position_embeddings")
-        first_position = 1 + _get(config, "pad_token_id", int, 1) if family.positions_begin_after_padding else 0
+        first_position = (
+            1 + _get(config, "pad_token_id", int, 1) if family.positions_begin_after_padding else 0
+        )
         max_position -= first_position
         attention_bias = family.has_attention_bias and _get(config, "attention_bias", bool, False)
         window, full_attention_layers = _sliding_window(config, family, num_layers)
@@ -208,13 +222,17 @@ class ModelConfig:
             tie_embeddings=family.is_encoder or _get(config, "tie_word_embeddings", bool, False),
             qkv_bias=family.qkv_bias or attention_bias,
             o_bias=family.is_encoder or attention_bias,
-            mlp_bias=family.is_encoder or (family.has_mlp_bias and _get(config, "mlp_bias", bool, False)),
+            mlp_bias=family.is_encoder
+            or (family.has_mlp_bias and _get(config, "mlp_bias", bool, False)),
             qk_norm=family.qk_norm,
             sliding_window=window,
             full_attention_layers=full_attention_layers,
             bos_token_id=next(iter(_token_ids(config, "bos_token_id")), None),
             eos_token_ids=tuple(
-                dict.fromkeys(_token_ids(config, "eos_token_id") + _token_ids(generation or {}, "eos_token_id"))
+                dict.fromkeys(
+                    _token_ids(config, "eos_token_id")
+                    + _token_ids(generation or {}, "eos_token_id")
+                )
             ),
             pooling=_pooling(config, family),
             is_encoder=family.is_encoder,
@@ -225,7 +243,9 @@ class ModelConfig:
         )
         for token in model.eos_token_ids:
             if not 0 <= token < model.vocab_size:
-                raise UnsupportedModel(f"eos_token_id is {token}; 0 to {model.vocab_size - 1:,} are in the vocabulary")
+                raise UnsupportedModel(
+                    f"eos_token_id is {token}; 0 to {model.vocab_size - 1:,} are in the vocabulary"
+                )
         if model.num_heads % model.num_kv_heads or model.head_dim % 2:
             raise UnsupportedModel(
                 f"{model.num_heads} heads of {model.head_dim} with {model.num_kv_heads} KV heads: the heads must be "
@@ -244,7 +264,9 @@ class Family:
     has_mlp_bias: bool = False  # obeys "mlp_bias"
     head_dim: int = 0  # when the key is missing; 0: hidden_size / heads
     has_window: bool = False  # obeys "sliding_window"
-    window_switch: bool = False  # ... only with "use_sliding_window", and from layer "max_window_layers" on
+    window_switch: bool = (
+        False  # ... only with "use_sliding_window", and from layer "max_window_layers" on
+    )
     norm_eps_key: str = "rms_norm_eps"
     is_encoder: bool = False
     positions_begin_after_padding: bool = False  # the first token's is "pad_token_id" + 1
@@ -257,7 +279,9 @@ _DECODERS = {
     "Llama": Family(has_attention_bias=True, has_mlp_bias=True),
     "Mistral": Family(has_window=True),
     "Qwen2": Family(qkv_bias=True, has_window=True, window_switch=True),
-    "Qwen3": Family(qk_norm=True, has_attention_bias=True, head_dim=128, has_window=True, window_switch=True),
+    "Qwen3": Family(
+        qk_norm=True, has_attention_bias=True, head_dim=128, has_window=True, window_switch=True
+    ),
 }
 _BERT = Family(is_encoder=True, qkv_bias=True, norm_eps_key="layer_norm_eps")
 _ROBERTA = replace(_BERT, positions_begin_after_padding=True)
@@ -265,7 +289,10 @@ _ENCODERS = {"Bert": _BERT, "Roberta": _ROBERTA, "XLMRoberta": _ROBERTA}
 
 FAMILIES = {
     **{f"{name}ForCausalLM": family for name, family in _DECODERS.items()},
-    **{f"{name}Model": replace(family, task="embed") for name, family in (_DECODERS | _ENCODERS).items()},
+    **{
+        f"{name}Model": replace(family, task="embed")
+        for name, family in (_DECODERS | _ENCODERS).items()
+    },
     **{
         f"{name}ForSequenceClassification": replace(family, task="classify")
         for name, family in (_DECODERS | _ENCODERS).items()
@@ -279,7 +306,9 @@ def _architecture(config: Mapping[str, Any]) -> str:
         if architecture in FAMILIES:
             return str(architecture)
     code = "; its own code (auto_map) is never run" if config.get("auto_map") else ""
-    raise UnsupportedModel(f"architecture {architectures} is not supported{code}; supported are {', '.join(FAMILIES)}")
+    raise UnsupportedModel(
+        f"architecture {architectures} is not supported{code}; supported are {', '.join(FAMILIES)}"
+    )
 
 
 def own_code(folder: Path) -> str:
@@ -293,7 +322,9 @@ def _pooling(config: Mapping[str, Any], family: Family) -> PoolingConfig | None:
     """What the architecture gives of a prompt, as long as no other file says otherwise."""
     if family.is_encoder and (config.get("is_decoder") or config.get("add_cross_attention")):
         raise UnsupportedModel("is_decoder and add_cross_attention are supported in no encoder")
-    if not family.is_encoder and (config.get("is_causal") is False or config.get("use_bidirectional_attention")):
+    if not family.is_encoder and (
+        config.get("is_causal") is False or config.get("use_bidirectional_attention")
+    ):
         raise UnsupportedModel("a decoder whose tokens see those behind them is not supported")
     if family.task == "generate":
         return None
@@ -306,7 +337,9 @@ def _pooling(config: Mapping[str, Any], family: Family) -> PoolingConfig | None:
         raise UnsupportedModel(str(exc)) from exc
 
 
-def _sliding_window(config: Mapping[str, Any], family: Family, num_layers: int) -> tuple[int, tuple[int, ...]]:
+def _sliding_window(
+    config: Mapping[str, Any], family: Family, num_layers: int
+) -> tuple[int, tuple[int, ...]]:
     """The window (0: none), and the layers that do without it."""
     window = _get(config, "sliding_window", int, 0) if family.has_window else 0
     if family.window_switch and not _get(config, "use_sliding_window", bool, False):
@@ -324,13 +357,30 @@ def _sliding_window(config: Mapping[str, Any], family: Family, num_layers: int) 
 def _rope(config: Mapping[str, Any], max_position: int) -> RopeConfig:
     """From `rope_parameters` (transformers 5), or from `rope_theta` and `rope_scaling`."""
     values = {**_get(config, "rope_scaling", dict, {}), **_get(config, "rope_parameters", dict, {})}
-    theta = _number(values, "rope_theta", _number(config, "rope_theta", 10_000.0, above=0.0), above=0.0)
+    theta = _number(
+        values, "rope_theta", _number(config, "rope_theta", 10_000.0, above=0.0), above=0.0
+    )
     scaling = _get(values, "rope_type", str, _get(values, "type", str, "default"))
     if scaling not in ROPE_SCALINGS:
-        raise UnsupportedModel(f"rope type {scaling!r} is not supported; supported are {', '.join(ROPE_SCALINGS)}")
-    if _get(values, "partial_rotary_factor", float, _get(config, "partial_rotary_factor", float, 1.0)) != 1.0:
-        raise UnsupportedModel("partial_rotary_factor is not 1; partly rotated heads are not supported")
-    if scaling in ("default", "dynamic"):  # dynamic changes nothing up to max_position, and beyond it nobody gets
+        raise UnsupportedModel(
+            f"rope type {scaling!r} is not supported; supported are {', '.join(ROPE_SCALINGS)}"
+        )
+    if (
+        _get(
+            values,
+            "partial_rotary_factor",
+            float,
+            _get(config, "partial_rotary_factor", float, 1.0),
+        )
+        != 1.0
+    ):
+        raise UnsupportedModel(
+            "partial_rotary_factor is not 1; partly rotated heads are not supported"
+        )
+    if scaling in (
+        "default",
+        "dynamic",
+    ):  # dynamic changes nothing up to max_position, and beyond it nobody gets
         return RopeConfig(theta=theta)
     factor = _number(values, "factor", above=0.0)
     original = _size(values, "original_max_position_embeddings", max_position)
@@ -365,15 +415,22 @@ def _yarn_attention_factor(values: Mapping[str, Any], factor: float) -> float:
     def temperature(scale: float) -> float:
         return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
-    mscale, mscale_all = _get(values, "mscale", float, 0.0), _get(values, "mscale_all_dim", float, 0.0)
-    default = temperature(mscale) / temperature(mscale_all) if mscale and mscale_all else temperature(1.0)
+    mscale, mscale_all = (
+        _get(values, "mscale", float, 0.0),
+        _get(values, "mscale_all_dim", float, 0.0),
+    )
+    default = (
+        temperature(mscale) / temperature(mscale_all) if mscale and mscale_all else temperature(1.0)
+    )
     return _get(values, "attention_factor", float, default)
 
 
 def _dtype(config: Mapping[str, Any]) -> str:
     dtype = _get(config, "dtype", str, _get(config, "torch_dtype", str, "float32"))
     if dtype not in DTYPES:
-        raise UnsupportedModel(f"dtype {dtype!r} is not supported; supported are {', '.join(DTYPES)}")
+        raise UnsupportedModel(
+            f"dtype {dtype!r} is not supported; supported are {', '.join(DTYPES)}"
+        )
     return dtype
 
 

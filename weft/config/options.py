@@ -21,7 +21,16 @@ from typing import Any, ClassVar, NoReturn, Protocol, TypeAlias, TypeVar
 
 Value: TypeAlias = str | int | float | bool | None
 
-SWITCH_WORDS = {"on": True, "true": True, "yes": True, "1": True, "off": False, "false": False, "no": False, "0": False}
+SWITCH_WORDS = {
+    "on": True,
+    "true": True,
+    "yes": True,
+    "1": True,
+    "off": False,
+    "false": False,
+    "no": False,
+    "0": False,
+}
 ENV_PREFIX = "WEFT_"
 
 
@@ -122,10 +131,14 @@ class Option:
     def checked(self, value: Value, source: str) -> Value:
         if self.choices and value not in self.choices:
             hint = did_you_mean(str(value), self.choices)
-            raise SettingsError(f"{source} is {value!r}; one of {', '.join(self.choices)} is expected{hint}")
+            raise SettingsError(
+                f"{source} is {value!r}; one of {', '.join(self.choices)} is expected{hint}"
+            )
         if isinstance(value, int | float):
             low, high = self.low, self.high
-            if not ((low is None or value >= low) and (high is None or value <= high)):  # NaN fails, too
+            if not (
+                (low is None or value >= low) and (high is None or value <= high)
+            ):  # NaN fails, too
                 bounds = f"at least {low:,g}" if high is None else f"{low:,g} to {high:,g}"
                 raise SettingsError(f"{source} is {value}; {bounds} is expected")
         return value
@@ -167,7 +180,11 @@ class Settings:
 
     def given(self, config: type[Config]) -> dict[str, Any]:
         """What of a `config` the user has set."""
-        return {item.name: self._values[item.name] for item in fields(config) if item.name in self._values}
+        return {
+            item.name: self._values[item.name]
+            for item in fields(config)
+            if item.name in self._values
+        }
 
 
 class _Parser(argparse.ArgumentParser):
@@ -183,7 +200,9 @@ class Command:
         self._about = about
         self._positional = positional
         self._options = {option.name: option for config in configs for option in options_of(config)}
-        assert len(self._options) == sum(len(fields(config)) for config in configs), "two fields of one name"
+        assert len(self._options) == sum(len(fields(config)) for config in configs), (
+            "two fields of one name"
+        )
 
     @property
     def groups(self) -> list[str]:
@@ -194,7 +213,9 @@ class Command:
         if section and section not in ("all", *self.groups):
             raise SettingsError(f"--help {section}: there is help on all, {', '.join(self.groups)}")
         if section:
-            shown = {name for name, option in self._options.items() if section in ("all", option.group)}
+            shown = {
+                name for name, option in self._options.items() if section in ("all", option.group)
+            }
         else:
             shown = {name for name, option in self._options.items() if option.everyday}
         return self._parser(shown).format_help()
@@ -218,10 +239,14 @@ class Command:
                 raise SettingsError(f"unknown option {word.partition('=')[0]}{self._hint(word)}")
         if unknown:
             raise SettingsError(f"unexpected argument {unknown[0]!r}")
-        written: dict[str, str] = {name: text for name, text in vars(parsed).items() if text is not None}
+        written: dict[str, str] = {
+            name: text for name, text in vars(parsed).items() if text is not None
+        }
         if "positional" in written:
             if self._positional in written:
-                raise SettingsError(f"{self._positional} is given twice: {written['positional']!r} and by option")
+                raise SettingsError(
+                    f"{self._positional} is given twice: {written['positional']!r} and by option"
+                )
             written[self._positional] = written.pop("positional")
         return written
 
@@ -231,14 +256,18 @@ class Command:
         try:
             content = tomllib.loads(path.read_text(encoding="utf-8"))
         except OSError as exc:
-            raise SettingsError(f"cannot read the configuration file {path}: {exc.strerror}") from exc
+            raise SettingsError(
+                f"cannot read the configuration file {path}: {exc.strerror}"
+            ) from exc
         except ValueError as exc:
             raise SettingsError(f"the configuration file {path} is no valid TOML: {exc}") from exc
         values = {}
         for key, value in content.items():
             name = key.replace("-", "_")
             if name not in self._options:
-                raise SettingsError(f"unknown key {key!r} in {path}{did_you_mean(name, self._options)}")
+                raise SettingsError(
+                    f"unknown key {key!r} in {path}{did_you_mean(name, self._options)}"
+                )
             values[name] = self._options[name].from_toml(value, f"{key} in {path}")
         return values
 
@@ -248,7 +277,10 @@ class Command:
             if name in option.elsewhere:
                 return f"; here it is {option.flag}"
         hint = did_you_mean(name.removeprefix("no_"), [*self._options, "config", "help"])
-        return hint.replace("mean ", "mean --").replace("_", "-") or f"; {self._name} --help all lists the options"
+        return (
+            hint.replace("mean ", "mean --").replace("_", "-")
+            or f"; {self._name} --help all lists the options"
+        )
 
     def _normalized(self, argv: Sequence[str]) -> list[str]:
         """`argv` with the many ways to write a switch made one, `--flag=word`, and underscores in flags made dashes."""
@@ -272,7 +304,9 @@ class Command:
 
     def _parser(self, shown: set[str]) -> argparse.ArgumentParser:
         usage = (
-            f"{self._name} [{self._positional.upper()}] [options]" if self._positional else f"{self._name} [options]"
+            f"{self._name} [{self._positional.upper()}] [options]"
+            if self._positional
+            else f"{self._name} [options]"
         )
         epilog = (
             f"All options: --help all; one group: --help {'|'.join(self.groups)}. Each option is also an environment "
@@ -284,14 +318,22 @@ class Command:
             epilog=epilog,
             add_help=False,
             allow_abbrev=False,
-            formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=30, width=110),
+            formatter_class=lambda prog: argparse.HelpFormatter(
+                prog, max_help_position=30, width=110
+            ),
         )
         if self._positional:
             text = self._options[self._positional].help
-            parser.add_argument("positional", nargs="?", metavar=self._positional.upper(), help=text)
+            parser.add_argument(
+                "positional", nargs="?", metavar=self._positional.upper(), help=text
+            )
         groups = {name: parser.add_argument_group(name) for name in self.groups}
         for option in self._options.values():
-            text = _described(option) if option.name in shown and option.name != self._positional else argparse.SUPPRESS
+            text = (
+                _described(option)
+                if option.name in shown and option.name != self._positional
+                else argparse.SUPPRESS
+            )
             groups[option.group].add_argument(option.flag, metavar=_metavar(option), help=text)
         parser.add_argument("--config", metavar="FILE", help="TOML file with settings")
         return parser
@@ -306,6 +348,10 @@ def _metavar(option: Option) -> str:
 
 
 def _described(option: Option) -> str:
-    default = {True: "on", False: "off"}[option.default] if isinstance(option.default, bool) else option.default
+    default = (
+        {True: "on", False: "off"}[option.default]
+        if isinstance(option.default, bool)
+        else option.default
+    )
     text = option.help if default in ("", 0, None) else f"{option.help} [{default}]"
     return text.replace("%", "%%")

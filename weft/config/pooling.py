@@ -18,7 +18,11 @@ KINDS = {  # key in 1_Pooling/config.json -> our name
     "pooling_mode_cls_token": "cls",
     "pooling_mode_lasttoken": "last",
 }
-ACTIVATIONS = {"Identity": "none", "Sigmoid": "sigmoid", "Softmax": "softmax"}  # last part of a torch class name
+ACTIVATIONS = {
+    "Identity": "none",
+    "Sigmoid": "sigmoid",
+    "Softmax": "softmax",
+}  # last part of a torch class name
 MAX_LABELS = 65_536
 
 
@@ -50,16 +54,23 @@ def sentence_layout(folder: Path) -> SentenceLayout | None:
     if not (folder / "modules.json").is_file():
         return None
     modules = _read(folder / "modules.json", list)
-    kinds = [str(one.get("type", "")).rpartition(".")[2] if isinstance(one, dict) else "" for one in modules]
+    kinds = [
+        str(one.get("type", "")).rpartition(".")[2] if isinstance(one, dict) else ""
+        for one in modules
+    ]
     unknown = set(kinds) - {"Transformer", "Pooling", "Normalize"}
     if unknown or kinds[:1] != ["Transformer"]:
         told = ", ".join(kinds) or "none"
-        raise BadPooling(f"modules.json has the modules {told}; Transformer, Pooling and Normalize are supported")
+        raise BadPooling(
+            f"modules.json has the modules {told}; Transformer, Pooling and Normalize are supported"
+        )
     kind = "mean"
     if "Pooling" in kinds:
         path = str(modules[kinds.index("Pooling")].get("path", "1_Pooling"))
         if Path(path).is_absolute() or ".." in Path(path).parts:
-            raise BadPooling(f"modules.json has the path {path[:100]!r}, which is outside of the model's folder")
+            raise BadPooling(
+                f"modules.json has the path {path[:100]!r}, which is outside of the model's folder"
+            )
         kind = _kind(_read(folder / path / "config.json", dict))
     limits = folder / "sentence_bert_config.json"
     max_len = _read(limits, dict).get("max_seq_length") if limits.is_file() else None
@@ -78,18 +89,28 @@ def classifier(config: Mapping[str, Any], kind: str) -> PoolingConfig:
     names = names if isinstance(names, dict) else {}
     labels = tuple(str(names.get(str(i), f"LABEL_{i}")) for i in range(num))
     return PoolingConfig(
-        task="classify", kind=kind, normalize=False, labels=labels, activation=_activation(config, num)
+        task="classify",
+        kind=kind,
+        normalize=False,
+        labels=labels,
+        activation=_activation(config, num),
     )
 
 
 def _activation(config: Mapping[str, Any], num_labels: int) -> str:
     """What the model's makers say, else what the number of labels suggests."""
     own = config.get("sentence_transformers")
-    said = own.get("activation_fn") if isinstance(own, dict) else config.get("sbert_ce_default_activation_function")
+    said = (
+        own.get("activation_fn")
+        if isinstance(own, dict)
+        else config.get("sbert_ce_default_activation_function")
+    )
     if isinstance(said, str):
         name = said.rpartition(".")[2]
         if name not in ACTIVATIONS:
-            raise BadPooling(f"the activation of the scores is {said[:100]!r}; {', '.join(ACTIVATIONS)} are supported")
+            raise BadPooling(
+                f"the activation of the scores is {said[:100]!r}; {', '.join(ACTIVATIONS)} are supported"
+            )
         return ACTIVATIONS[name]
     match config.get("problem_type"):
         case "regression":
@@ -105,10 +126,14 @@ def _kind(config: Mapping[str, Any]) -> str:
         kinds = [{"lasttoken": "last"}.get(said, said)]
     else:
         kinds = [
-            KINDS.get(key, key) for key, value in config.items() if key.startswith("pooling_mode_") and value is True
+            KINDS.get(key, key)
+            for key, value in config.items()
+            if key.startswith("pooling_mode_") and value is True
         ]
     if len(kinds) != 1 or kinds[0] not in KINDS.values():
-        raise BadPooling(f"the pooling is {', '.join(kinds) or 'none'}; one of mean, cls and last is supported")
+        raise BadPooling(
+            f"the pooling is {', '.join(kinds) or 'none'}; one of mean, cls and last is supported"
+        )
     return kinds[0]
 
 
@@ -118,5 +143,7 @@ def _read(path: Path, kind: type) -> Any:
     except (OSError, ValueError, RecursionError) as exc:
         raise BadPooling(f"{path.name} in {path.parent} cannot be read: {exc}") from exc
     if not isinstance(value, kind):
-        raise BadPooling(f"{path.name} in {path.parent} is no JSON {'list' if kind is list else 'object'}")
+        raise BadPooling(
+            f"{path.name} in {path.parent} is no JSON {'list' if kind is list else 'object'}"
+        )
     return value

@@ -17,7 +17,13 @@ READ = (
     "fp8 and int8 of compressed-tensors, and fp8 of fp8, fbgemm_fp8 and modelopt, with a scale for each matrix, output "
     f"or block of {BLOCK}"
 )
-FORMATS = ("float-quantized", "int-quantized", "naive-quantized", "mixed-precision", "dense")  # of compressed-tensors
+FORMATS = (
+    "float-quantized",
+    "int-quantized",
+    "naive-quantized",
+    "mixed-precision",
+    "dense",
+)  # of compressed-tensors
 
 
 class UnreadFormat(ValueError):
@@ -49,7 +55,9 @@ def _kinds(config: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]
         case "fbgemm_fp8":
             yield "fp8"
         case "modelopt":
-            yield _modelopt(found.get("quant_algo") or found.get("quantization", {}).get("quant_algo"))
+            yield _modelopt(
+                found.get("quant_algo") or found.get("quantization", {}).get("quant_algo")
+            )
         case "compressed-tensors":
             yield from _compressed_tensors(found)
         case method:
@@ -68,7 +76,9 @@ def _compressed_tensors(found: Mapping[str, Any]) -> Iterator[str]:
         if weights is None:
             continue
         formats = {found.get("format") or FORMATS[0], group.get("format") or FORMATS[0]}
-        kind = {("float", 8): "fp8", ("int", 8): "int8"}.get((weights.get("type"), weights.get("num_bits")))
+        kind = {("float", 8): "fp8", ("int", 8): "int8"}.get(
+            (weights.get("type"), weights.get("num_bits"))
+        )
         if kind is None or not formats <= set(FORMATS):
             told = f"{weights.get('type')} of {weights.get('num_bits')} bits, {', '.join(sorted(map(str, formats)))}"
             raise UnreadFormat(f"compressed-tensors, {told[:200]}")

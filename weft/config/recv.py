@@ -12,8 +12,14 @@ def parse_recv_weights(text: str, modes: Sequence[str], source: str) -> dict[str
     weights: dict[str, int] = {}
     for entry in filter(None, (entry.strip() for entry in text.split(","))):
         name, _, number = entry.partition("=")
-        if name.strip() not in modes or not number.strip().isdecimal() or not 0 < int(number) < 2**31:
-            expected = f"MODE=NUMBER with a number above 0 is expected, and one of {', '.join(modes)}"
+        if (
+            name.strip() not in modes
+            or not number.strip().isdecimal()
+            or not 0 < int(number) < 2**31
+        ):
+            expected = (
+                f"MODE=NUMBER with a number above 0 is expected, and one of {', '.join(modes)}"
+            )
             raise SettingsError(f"{source}: {entry!r} is not understood; {expected}")
         weights[name.strip()] = int(number)
     return weights

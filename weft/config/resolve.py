@@ -47,14 +47,34 @@ MIN_CONTEXT = 512  # a context that is cut to fit does not become shorter
 # from some length on. On a CPU that is at about 256 rows, and 512 take 0.1 s (weft-nano) to 1.2 s (a 0.6 B).
 CHUNK_LEN = {"cpu": 512, "cuda": SMALL_CHUNK_LEN}  # a large GPU: `chunk_len`
 
-PAGE_SIZE = {"cpu": 16, "cuda": 1}  # our kernels for GPUs read a page of one token as fast as any other
+PAGE_SIZE = {
+    "cpu": 16,
+    "cuda": 1,
+}  # our kernels for GPUs read a page of one token as fast as any other
 
-KV_DTYPES = {"auto": "", "bf16": "bfloat16", "fp32": "float32", "int8": "int8", "fp8": "float8_e4m3fn"}
+KV_DTYPES = {
+    "auto": "",
+    "bf16": "bfloat16",
+    "fp32": "float32",
+    "int8": "int8",
+    "fp8": "float8_e4m3fn",
+}
 
-LIBRARY_BYTES = {"cpu": 400_000_000, "cuda": 800_000_000}  # torch, its context and its own workspaces
+LIBRARY_BYTES = {
+    "cpu": 400_000_000,
+    "cuda": 800_000_000,
+}  # torch, its context and its own workspaces
 
-ENCODER_STEP_TOKENS = 1_024  # in one step on a CPU: what is between two layers then stays in the cache
-NOT_FOR_ENCODERS = ("kv_tokens", "memory_fraction", "kv_dtype", "chunked_prefill_size", "attention_backend")
+ENCODER_STEP_TOKENS = (
+    1_024  # in one step on a CPU: what is between two layers then stays in the cache
+)
+NOT_FOR_ENCODERS = (
+    "kv_tokens",
+    "memory_fraction",
+    "kv_dtype",
+    "chunked_prefill_size",
+    "attention_backend",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +174,11 @@ def size(num_bytes: float) -> str:
 
 def count(num_parameters: int) -> str:
     """Parameters for people: 0.6 B, 11.4 M."""
-    return f"{num_parameters / 1e9:.1f} B" if num_parameters >= 5e8 else f"{num_parameters / 1e6:.1f} M"
+    return (
+        f"{num_parameters / 1e9:.1f} B"
+        if num_parameters >= 5e8
+        else f"{num_parameters / 1e6:.1f} M"
+    )
 
 
 def _task(asked: str, model: ModelConfig) -> str:
@@ -162,12 +186,18 @@ def _task(asked: str, model: ModelConfig) -> str:
     own = "generate" if model.pooling is None else model.pooling.task
     if asked in ("auto", own):
         return own
-    if (asked == "embed" and own == "generate") or (asked == "generate" and model.architecture.endswith("ForCausalLM")):
+    if (asked == "embed" and own == "generate") or (
+        asked == "generate" and model.architecture.endswith("ForCausalLM")
+    ):
         return asked
-    raise SettingsError(f"--task is {asked}, but {model.name} ({model.architecture}) is made to {own}")
+    raise SettingsError(
+        f"--task is {asked}, but {model.name} ({model.architecture}) is made to {own}"
+    )
 
 
-def _encoder(asked: EngineConfig, config: EngineConfig, model: ModelConfig, free_bytes: int) -> Resolved:
+def _encoder(
+    asked: EngineConfig, config: EngineConfig, model: ModelConfig, free_bytes: int
+) -> Resolved:
     """The settings of a model without KV. Slots are counted as everywhere, so that the scheduler is the same; there are
     enough for all requests that may run, and no memory behind them."""
     default = EngineConfig()
@@ -245,7 +275,9 @@ def _chunk_len(config: EngineConfig, machine: Machine) -> int:
     return chunk
 
 
-def _sizing(asked: EngineConfig, config: EngineConfig, model: ModelConfig, free_bytes: int) -> Sizing:
+def _sizing(
+    asked: EngineConfig, config: EngineConfig, model: ModelConfig, free_bytes: int
+) -> Sizing:
     """Share out `free_bytes`. `config` is `asked` with device, dtype, context and chunk filled in."""
     weights = model.weights_bytes
     work = _work_bytes(config, model)
@@ -253,7 +285,9 @@ def _sizing(asked: EngineConfig, config: EngineConfig, model: ModelConfig, free_
     if asked.kv_tokens:
         kv_tokens = _whole_pages(asked.kv_tokens, config)
     else:
-        budget = _kv_budget(asked, config, per_token, weights, free_bytes - weights - work, free_bytes)
+        budget = _kv_budget(
+            asked, config, per_token, weights, free_bytes - weights - work, free_bytes
+        )
         kv_tokens = max(0, budget // per_token // config.page_size * config.page_size)
 
     context = min(config.context_length, kv_tokens)
@@ -276,12 +310,16 @@ def _sizing(asked: EngineConfig, config: EngineConfig, model: ModelConfig, free_
 def _work_bytes(config: EngineConfig, model: ModelConfig) -> int:
     """Memory for what lives during a step: activations of the longest piece of prompt, logits, and the libraries; on a
     GPU also the graphs, which have activations of their own, and the table of slots."""
-    tokens = config.chunked_prefill_size if config.chunked_prefill_size > 0 else config.context_length
+    tokens = (
+        config.chunked_prefill_size if config.chunked_prefill_size > 0 else config.context_length
+    )
     heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     on_gpu, widened = config.device == "cuda", 0
     if on_gpu:
         tokens += max((*graph_sizes(config), *prompt_graph_sizes(config)), default=0)
-        if config.quantize == "int4":  # widened at each use: 10 bytes for each weight of the largest matrix
+        if (
+            config.quantize == "int4"
+        ):  # widened at each use: 10 bytes for each weight of the largest matrix
             widened = 10 * 2 * model.hidden_size * model.intermediate_size
     activations = tokens * (4 * model.hidden_size + 3 * model.intermediate_size + heads) * 4
     logits = 2 * (config.max_running_requests or MAX_RUNNING) * model.vocab_size * 4
@@ -297,7 +335,12 @@ def _work_bytes(config: EngineConfig, model: ModelConfig) -> int:
 
 
 def _kv_budget(
-    asked: EngineConfig, config: EngineConfig, per_token: int, weights: int, rest: int, free_bytes: int
+    asked: EngineConfig,
+    config: EngineConfig,
+    per_token: int,
+    weights: int,
+    rest: int,
+    free_bytes: int,
 ) -> int:
     """Bytes for the KV cache when its size was not given. `rest` is what weights and work leave."""
     one_context = _whole_pages(config.context_length, config) * per_token
@@ -316,7 +359,9 @@ def _whole_pages(num_tokens: int, config: EngineConfig) -> int:
     return -(-num_tokens // config.page_size) * config.page_size
 
 
-def _check_fit(asked: EngineConfig, config: EngineConfig, model: ModelConfig, sizing: Sizing) -> None:
+def _check_fit(
+    asked: EngineConfig, config: EngineConfig, model: ModelConfig, sizing: Sizing
+) -> None:
     """Raise SettingsError if weights, work and the smallest useful KV cache are more than there is."""
     shortest = asked.context_length or min(config.context_length, MIN_CONTEXT)
     if asked.context_length and 0 < asked.kv_tokens < asked.context_length:
@@ -336,13 +381,17 @@ def _check_fit(asked: EngineConfig, config: EngineConfig, model: ModelConfig, si
     )
 
 
-def _cure(asked: EngineConfig, config: EngineConfig, sizing: Sizing, fitting: int, shortest: int) -> str:
+def _cure(
+    asked: EngineConfig, config: EngineConfig, sizing: Sizing, fitting: int, shortest: int
+) -> str:
     """The option that makes it fit. `fitting`: tokens there is room for; `shortest`: the least that is useful."""
     if fitting >= config.page_size:
         if asked.kv_tokens:
             return f"Lower --kv-tokens: {fitting:,} fit."
         if asked.memory_fraction and fitting >= shortest:
-            enough = (sizing.weight_bytes + shortest * sizing.kv_bytes_per_token) / sizing.free_bytes
+            enough = (
+                sizing.weight_bytes + shortest * sizing.kv_bytes_per_token
+            ) / sizing.free_bytes
             return f"Raise --memory-fraction (now {asked.memory_fraction:g}): {enough + 0.01:.2f} is enough."
         if asked.context_length:
             return f"Lower --context-length: {int(fitting * LARGEST_KV_SHARE):,} fits."

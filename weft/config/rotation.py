@@ -11,7 +11,9 @@ T = TypeVar("T")
 
 class Rotation(Generic[T]):
     def __init__(self) -> None:
-        self._waiting: dict[str, deque[tuple[T, bool]]] = {}  # by tenant; the first tenant is the next
+        self._waiting: dict[
+            str, deque[tuple[T, bool]]
+        ] = {}  # by tenant; the first tenant is the next
 
     def __len__(self) -> int:
         return sum(map(len, self._waiting.values()))

@@ -11,24 +11,42 @@ from weft.config.options import option
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig:
     host: str = option("127.0.0.1", "address to listen on", group="server", everyday=True)
-    port: int = option(30000, "port to listen on; 0 takes a free one", group="server", everyday=True, low=0, high=65535)
-    served_model_name: str = option("", "name in the API; the model's own if not given", group="server", everyday=True)
+    port: int = option(
+        30000,
+        "port to listen on; 0 takes a free one",
+        group="server",
+        everyday=True,
+        low=0,
+        high=65535,
+    )
+    served_model_name: str = option(
+        "", "name in the API; the model's own if not given", group="server", everyday=True
+    )
     any_model_name: bool = option(
-        False, "answer whatever model a request names, instead of 404 for another one", group="server"
+        False,
+        "answer whatever model a request names, instead of 404 for another one",
+        group="server",
     )
     clamp_max_tokens: bool = option(
         False,
         "cut max_tokens to what the context leaves, instead of refusing what is beyond it",
         group="server",
     )
-    api_key: str = option("", "key that every request must carry (better: WEFT_API_KEY)", group="server", everyday=True)
+    api_key: str = option(
+        "",
+        "key that every request must carry (better: WEFT_API_KEY)",
+        group="server",
+        everyday=True,
+    )
     api_key_file: str = option(
         "",
         "file with such keys, one per line, as KEY or @NAME KEY; # begins a comment",
         group="server",
     )
     admin_api_key: str = option(
-        "", "key of the administration routes; with no key at all they answer on loopback only", group="server"
+        "",
+        "key of the administration routes; with no key at all they answer on loopback only",
+        group="server",
     )
     admin_api_key_file: str = option(
         "",
@@ -60,11 +78,19 @@ class ServerConfig:
         group="server",
     )
     drain_s: float = option(
-        10.0, "time that open requests get when the server is stopped", group="server", low=0.0, high=3600.0
+        10.0,
+        "time that open requests get when the server is stopped",
+        group="server",
+        low=0.0,
+        high=3600.0,
     )
-    chat_template: str = option("", "file with a Jinja chat template, instead of the model's", group="server")
+    chat_template: str = option(
+        "", "file with a Jinja chat template, instead of the model's", group="server"
+    )
     trust_request_chat_template: bool = option(
-        False, "let a request bring a chat template of its own, which runs in the sandbox", group="server"
+        False,
+        "let a request bring a chat template of its own, which runs in the sandbox",
+        group="server",
     )
     auto_truncate: bool = option(
         False,
@@ -105,9 +131,15 @@ class ServerConfig:
         choices=("debug", "info", "warning", "error"),
         elsewhere=("uvicorn_log_level",),
     )
-    log_format: str = option("text", "how a line of the log is written", group="server", choices=("text", "json"))
+    log_format: str = option(
+        "text", "how a line of the log is written", group="server", choices=("text", "json")
+    )
     log_requests: bool = option(
-        False, "one log line per finished request", group="server", everyday=True, elsewhere=("enable_log_requests",)
+        False,
+        "one log line per finished request",
+        group="server",
+        everyday=True,
+        elsewhere=("enable_log_requests",),
     )
     metrics_compat: str = option(
         "none",

@@ -17,6 +17,8 @@ def parse_weights(text: str, source: str) -> tuple[tuple[str, float], ...]:
         except ValueError:
             weight = math.nan
         if not equals or not name.strip() or not 0 < weight < math.inf:
-            raise SettingsError(f"{source}: {entry!r} is not understood; NAME=WEIGHT with a weight above 0 is expected")
+            raise SettingsError(
+                f"{source}: {entry!r} is not understood; NAME=WEIGHT with a weight above 0 is expected"
+            )
         weights[name.strip()] = weight
     return tuple(weights.items())

@@ -13,12 +13,12 @@ from typing import NamedTuple, Protocol, cast
 from torch import Tensor
 
 from weft.config.model import ModelConfig
-from weft.executor.attention.layout import Size, Tiling
+from weft.executor.attention_layout import Size, Tiling
 from weft.executor.kv_pool import KVPool
-from weft.executor.plan import IntArray
 from weft.models.layers.attention import PagedAttention
+from weft.plan.step import IntArray
 
-BACKENDS = {"torch": "weft.executor.attention.torch_paged:TorchPaged"}
+BACKENDS = {"torch": "weft.executor.plain.attention:TorchPaged"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,9 @@ class AttentionBatch:
     positions: Tensor  # [T] int64
     slots: Tensor  # [T] int64, where K and V of this step's tokens go
     table: Tensor  # [max_rows, context_length] int32, slot of each token of each row; this step's are in it
-    shipped: Shipped | None = None  # what the backend's own `tiling` has laid out, where there is a GPU
+    shipped: Shipped | None = (
+        None  # what the backend's own `tiling` has laid out, where there is a GPU
+    )
 
 
 class Shipped(NamedTuple):

@@ -13,31 +13,31 @@ from weft.config.engine import EngineConfig
 from weft.config.gpu import graph_sizes, prompt_graph_sizes
 from weft.config.model import ModelConfig, ModelError
 from weft.config.resolve import kept_as
-from weft.executor.attention.cpp_paged import CppPaged
-from weft.executor.attention.cpp_whole import CppWhole
-from weft.executor.attention.whole import Whole
 from weft.executor.backend import AttentionBackend, make_backend
-from weft.executor.device.cpu import CallersThread, Cpu, worker_thread
-from weft.executor.device.gpu import Gpu
-from weft.executor.device.gpu_parts import gpu_parts
-from weft.executor.device.packing import Packing
-from weft.executor.device.protocol import Device
-from weft.executor.device.staging import Staging
-from weft.executor.device.stream import GpuStream
-from weft.executor.encoder import EncoderRunner, StepAttention
-from weft.executor.graphs import GraphParts, StepGraphs
+from weft.executor.cpu.attention import CppPaged
+from weft.executor.cpu.device import CallersThread, Cpu, worker_thread
+from weft.executor.cpu.encoder_attention import CppWhole
+from weft.executor.cpu.fused_step import WholeSteps
+from weft.executor.cpu.program_encoder import RecordedEncoder
+from weft.executor.cpu.program_model import RecordedModel
+from weft.executor.device import Device
+from weft.executor.encoder_runner import EncoderRunner, StepAttention
+from weft.executor.gpu.gpu import Gpu
+from weft.executor.gpu.graphs import GraphParts, StepGraphs
+from weft.executor.gpu.packing import Packing
+from weft.executor.gpu.parts import gpu_parts
+from weft.executor.gpu.staging import Staging
+from weft.executor.gpu.streams import GpuStream
 from weft.executor.inputs import RowTable
 from weft.executor.kv_pool import KVPool
+from weft.executor.logit_processors.processors import Processors
 from weft.executor.outputs.pooling import Pooler
-from weft.executor.processors.processors import Processors
-from weft.executor.recorded import RecordedModel
-from weft.executor.recorded_encoder import RecordedEncoder
+from weft.executor.plain.encoder_attention import Whole
 from weft.executor.runner import TorchRunner
 from weft.executor.weights.keeper import Keeper, Kept
 from weft.executor.weights.load import load_weights, randomize
 from weft.executor.weights.root import WeightsRoot, default_root
 from weft.executor.weights.scales import kv_scales
-from weft.executor.whole_step import WholeSteps
 from weft.models.registry import Encoder, Model, make_encoder, make_model
 from weft.observe.log import EventLog
 from weft.ops.cpp.abi import WeightFormat
@@ -103,13 +103,15 @@ def find_gpu(engine: EngineConfig) -> Gpu | None:
     """The GPU, if one is to compute. Raises NoGpu."""
     if engine.device != "cuda":
         return None
-    from weft.executor.device.cuda import Cuda
+    from weft.executor.gpu.cuda import Cuda
 
     try:
         return Cuda()
     except RuntimeError as exc:
         reason = str(exc).partition("\n")[0]
-        raise NoGpu(f"torch cannot use the GPU that the driver shows ({reason}); --device cpu can do without") from exc
+        raise NoGpu(
+            f"torch cannot use the GPU that the driver shows ({reason}); --device cpu can do without"
+        ) from exc
 
 
 class Room(NamedTuple):
@@ -147,7 +149,9 @@ def _load(
     with nullcontext() if gpu is None else gpu.stream():
         place = torch.device("cpu") if gpu is None else gpu.device
         kv_dtype = getattr(torch, config.kv_dtype or config.dtype)
-        pool = KVPool(config, room.kv_tokens, place, kv_dtype, _layer_scales(engine, config, folder))
+        pool = KVPool(
+            config, room.kv_tokens, place, kv_dtype, _layer_scales(engine, config, folder)
+        )
         if gpu is None:
             parts = _on_cpu(engine, config, pool, room, thread)
         else:
@@ -158,7 +162,15 @@ def _load(
         parts.graphs.capture()
     keeper = _keeper(engine, Kept(parts.model, config, parts.ops.kept, pool.tensors, place), folder)
     return TorchRunner(
-        *(parts.model, parts.attention, parts.choose, parts.rows, keeper, parts.device, parts.graphs),
+        *(
+            parts.model,
+            parts.attention,
+            parts.choose,
+            parts.rows,
+            keeper,
+            parts.device,
+            parts.graphs,
+        ),
         whole_steps=parts.whole_steps,
         processors=processors,
         pooler=pooler,
@@ -167,22 +179,37 @@ def _load(
 
 
 def _load_encoder(
-    engine: EngineConfig, config: ModelConfig, folder: Path, room: Room, thread: Executor, gpu: Gpu | None
+    engine: EngineConfig,
+    config: ModelConfig,
+    folder: Path,
+    room: Room,
+    thread: Executor,
+    gpu: Gpu | None,
 ) -> EncoderRunner:
     """An encoder: our kernels on a CPU, or torch. `room` is the scheduler's: nothing lies there."""
     config = kept_as(engine, config)
     library = cpu_kernels(engine, config) if gpu is None else None
     with nullcontext() if gpu is None else gpu.stream():
         place = torch.device("cpu") if gpu is None else gpu.device
-        parts = _torch_encoder(config, place) if library is None else _cpp_encoder(engine, config, library)
+        parts = (
+            _torch_encoder(config, place)
+            if library is None
+            else _cpp_encoder(engine, config, library)
+        )
         _fill(engine, parts.model, folder, place)
         pooler = Pooler(config, parts.model.normed, parts.model.logits, room.max_rows, place)
     keeper = _keeper(engine, Kept(parts.model, config, parts.ops.kept, [], place), folder)
     if gpu is not None:
         device: Device = GpuStream(gpu, thread)
     else:
-        device = Cpu(thread, CallersThread()) if library is not None and not engine.overlap else Cpu(thread)
-    return EncoderRunner(parts.model, parts.attention, pooler, keeper, place, device, kernels=library)
+        device = (
+            Cpu(thread, CallersThread())
+            if library is not None and not engine.overlap
+            else Cpu(thread)
+        )
+    return EncoderRunner(
+        parts.model, parts.attention, pooler, keeper, place, device, kernels=library
+    )
 
 
 class EncoderParts(NamedTuple):
@@ -202,10 +229,14 @@ def _cpp_encoder(engine: EngineConfig, config: ModelConfig, library: Library) ->
     library.num_threads = engine.threads
     recording = CppEncoderOps(library, FORMATS[config.quantize or config.dtype])
     whole = CppWhole(config, recording)
-    return EncoderParts(RecordedEncoder(make_encoder(config, recording), recording, whole), recording, whole)
+    return EncoderParts(
+        RecordedEncoder(make_encoder(config, recording), recording, whole), recording, whole
+    )
 
 
-def _layer_scales(engine: EngineConfig, config: ModelConfig, folder: Path) -> list[tuple[float, float]] | None:
+def _layer_scales(
+    engine: EngineConfig, config: ModelConfig, folder: Path
+) -> list[tuple[float, float]] | None:
     """Those of K and V that the checkpoint brings for a cache in fp8."""
     if config.kv_dtype != "float8_e4m3fn" or engine.load_format == "dummy":
         return None
@@ -222,18 +253,24 @@ def _fill(engine: EngineConfig, model: Model | Encoder, folder: Path, place: tor
 
 def _keeper(engine: EngineConfig, kept: Kept, folder: Path) -> Keeper:
     source = None if engine.load_format == "dummy" else folder.resolve()
-    root = WeightsRoot(Path(engine.weights_root).expanduser() if engine.weights_root else default_root(folder))
+    root = WeightsRoot(
+        Path(engine.weights_root).expanduser() if engine.weights_root else default_root(folder)
+    )
     return Keeper(kept, source, root)
 
 
-def _on_cpu(engine: EngineConfig, config: ModelConfig, pool: KVPool, room: Room, thread: Executor) -> Parts:
+def _on_cpu(
+    engine: EngineConfig, config: ModelConfig, pool: KVPool, room: Room, thread: Executor
+) -> Parts:
     """By our kernels, or by torch where they cannot be had."""
     cpu = torch.device("cpu")
     rows = RowTable(room.max_rows, room.context_length, cpu)
     library = cpu_kernels(engine, config)
     if library is None:
         if config.kv_dtype == "int8":
-            raise KernelsUnavailable("--kv-dtype is int8, which only our CPU kernels read; torch would compute here")
+            raise KernelsUnavailable(
+                "--kv-dtype is int8, which only our CPU kernels read; torch would compute here"
+            )
         ops = PlainOps(getattr(torch, config.dtype), cpu, config.quantize)
         backend = "torch" if engine.attention_backend == "auto" else engine.attention_backend
         attention = make_backend(backend, config, pool)
@@ -244,10 +281,21 @@ def _on_cpu(engine: EngineConfig, config: ModelConfig, pool: KVPool, room: Room,
     library.num_threads = engine.threads
     device = Cpu(thread) if engine.overlap else Cpu(thread, CallersThread())
     whole_steps = WholeSteps(model, rows, library)
-    return Parts(model, recording, paged, CppChoose(library), rows, device, whole_steps=whole_steps, kernels=library)
+    return Parts(
+        model,
+        recording,
+        paged,
+        CppChoose(library),
+        rows,
+        device,
+        whole_steps=whole_steps,
+        kernels=library,
+    )
 
 
-def _on_gpu(engine: EngineConfig, config: ModelConfig, pool: KVPool, room: Room, thread: Executor, gpu: Gpu) -> Parts:
+def _on_gpu(
+    engine: EngineConfig, config: ModelConfig, pool: KVPool, room: Room, thread: Executor, gpu: Gpu
+) -> Parts:
     """By our Triton kernels and torch. The row table has a line more than requests may run, for steps of graphs that
     are filled up."""
     ops, attention, graphable, choose = gpu_parts(engine, config, pool, room.context_length, gpu)
@@ -264,7 +312,9 @@ def _on_gpu(engine: EngineConfig, config: ModelConfig, pool: KVPool, room: Room,
 def cpu_kernels(engine: EngineConfig, config: ModelConfig) -> Library | None:
     """The kernel library, if it is to compute. Raises `ModelError` if it was asked for by name and cannot."""
     wants_torch = engine.kernels == "torch" or engine.attention_backend != "auto"
-    known = (config.quantize or config.dtype) in FORMATS and (config.kv_dtype or config.dtype) in KV_DTYPES
+    known = (config.quantize or config.dtype) in FORMATS and (
+        config.kv_dtype or config.dtype
+    ) in KV_DTYPES
     if wants_torch or not known:
         return None
     try:

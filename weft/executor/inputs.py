@@ -10,10 +10,18 @@ import torch
 from torch import Tensor
 
 from weft.executor.backend import AttentionBatch
-from weft.executor.device.packing import Packing
+from weft.executor.gpu.packing import Packing
 from weft.executor.kv_pool import zeros
-from weft.executor.plan import LAST_SAMPLED, InputVectors, IntArray, LongArray, Plan, TableWrites, consecutive
 from weft.ops.sampling import PlacedDraws
+from weft.plan.step import (
+    LAST_SAMPLED,
+    InputVectors,
+    IntArray,
+    LongArray,
+    Plan,
+    TableWrites,
+    consecutive,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +42,11 @@ class RowTable:
     """What the device knows of each row: the slots of its tokens, and the token sampled last."""
 
     def __init__(
-        self, max_rows: int, context_length: int, device: torch.device, packing: Packing | None = None
+        self,
+        max_rows: int,
+        context_length: int,
+        device: torch.device,
+        packing: Packing | None = None,
     ) -> None:
         """`packing` takes the numbers of a step to a GPU."""
         self._packing = packing
@@ -45,7 +57,9 @@ class RowTable:
     def apply(self, plan: Plan) -> Inputs:
         """Write the plan's slots into the table and lay out its tokens."""
         assert plan.lens.min(initial=1) > 0, "a request without tokens"
-        assert int(plan.lens.sum()) == plan.num_tokens == len(plan.slots), "lens, tokens and slots disagree"
+        assert int(plan.lens.sum()) == plan.num_tokens == len(plan.slots), (
+            "lens, tokens and slots disagree"
+        )
         if plan.table is not None:
             self.write(plan.table)
         rows, positions, ends = tokens_of(plan.rows, plan.starts, plan.lens)
@@ -70,7 +84,9 @@ class RowTable:
         return Inputs(
             tokens=tokens,
             positions=places,
-            batch=AttentionBatch(plan.rows, plan.starts, plan.lens, places, slots, self.slots, shipped),
+            batch=AttentionBatch(
+                plan.rows, plan.starts, plan.lens, places, slots, self.slots, shipped
+            ),
             last=last,
             sampling_rows=sampling_rows,
             last_tokens=last_tokens,
@@ -112,7 +128,9 @@ class RowTable:
         return packed.split_with_sizes([len(array) for array in arrays])
 
 
-def tokens_of(rows: IntArray, starts: IntArray, lens: IntArray) -> tuple[IntArray, IntArray, LongArray]:
+def tokens_of(
+    rows: IntArray, starts: IntArray, lens: IntArray
+) -> tuple[IntArray, IntArray, LongArray]:
     """Row and position of each token, and where the tokens of each request end."""
     if (lens == 1).all():
         return rows, starts, np.arange(1, len(lens) + 1)

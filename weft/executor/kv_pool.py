@@ -45,4 +45,8 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
     """Zeros that take no memory until they are written to: torch.zeros writes them, numpy asks the system for them."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)
+    return (
+        torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8))
+        .view(dtype)
+        .view(shape)
+    )

@@ -13,20 +13,20 @@ import torch
 from torch import Tensor
 
 from weft.executor.backend import AttentionBackend
-from weft.executor.control import DeviceRequest, Pending
-from weft.executor.device.protocol import Device, Outcome
-from weft.executor.graphs import StepGraphs
+from weft.executor.cpu.fused_step import WholeSteps
+from weft.executor.device import Device, Outcome
+from weft.executor.gpu.graphs import StepGraphs
 from weft.executor.inputs import RowTable
+from weft.executor.logit_processors.processors import Processors
 from weft.executor.outputs.give import give
 from weft.executor.outputs.pooling import Pooler
-from weft.executor.plan import Given, Plan, Result, Step, Wanted
-from weft.executor.processors.processors import Processors
 from weft.executor.sampler import Sampled, sample
 from weft.executor.weights.keeper import Keeper
-from weft.executor.whole_step import WholeSteps
 from weft.models.registry import Model
 from weft.ops.cpp.library import Library
 from weft.ops.sampling import Choose
+from weft.plan.device import DeviceRequest, Pending
+from weft.plan.step import Given, Plan, Result, Step, Wanted
 
 T = TypeVar("T")
 
@@ -111,11 +111,15 @@ class TorchRunner:
             inputs = self._rows.apply(plan)
             if plan.num_tokens:
                 self._attention.prepare(inputs.batch)
-                hidden = self._model.forward(inputs.tokens, inputs.positions, self._attention, inputs.vectors)
+                hidden = self._model.forward(
+                    inputs.tokens, inputs.positions, self._attention, inputs.vectors
+                )
         given = None if plan.wanted is None else self._give(plan, plan.wanted, hidden)
         if not len(inputs.last):
             return Computed(None, given)
         logits = self._model.logits(hidden.index_select(0, inputs.last))
-        sampled = sample(self._choose, logits, plan.sampling, inputs.last_tokens, self._processors, inputs.draws)
+        sampled = sample(
+            self._choose, logits, plan.sampling, inputs.last_tokens, self._processors, inputs.draws
+        )
         self._rows.last_tokens.index_copy_(0, inputs.sampling_rows, sampled.tokens)
         return Computed(sampled, given)

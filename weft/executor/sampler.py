@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from weft.executor.logit_processors.processors import Processors
 from weft.executor.outputs.prompt_logprobs import id_logprobs
-from weft.executor.plan import ANY, Fixed, LogitBias, Logprobs, Result, Sampling, TopLogprobs
-from weft.executor.processors.processors import Processors
 from weft.ops.sampling import Choose, Chosen, Draws, moved, on
+from weft.plan.step import ANY, Fixed, LogitBias, Logprobs, Result, Sampling, TopLogprobs
 
 
 class Sampled(NamedTuple):
@@ -27,14 +27,20 @@ class Sampled(NamedTuple):
     faults: tuple[tuple[int, str], ...] = ()  # which of the invalid ones have an error with a name
 
     def moved(self, move: Callable[[Tensor], Tensor]) -> Sampled:
-        logprobs = None if self.logprobs is None else tuple(move(tensor) for tensor in self.logprobs)
-        return self._replace(tokens=move(self.tokens), invalid=move(self.invalid), logprobs=logprobs)
+        logprobs = (
+            None if self.logprobs is None else tuple(move(tensor) for tensor in self.logprobs)
+        )
+        return self._replace(
+            tokens=move(self.tokens), invalid=move(self.invalid), logprobs=logprobs
+        )
 
     def result(self) -> Result:
         invalid = self.invalid.numpy(force=True)
         logprobs = None
         if self.logprobs is not None:
-            logprob, top_ids, top_logprobs, *of_ids = (tensor.numpy(force=True) for tensor in self.logprobs)
+            logprob, top_ids, top_logprobs, *of_ids = (
+                tensor.numpy(force=True) for tensor in self.logprobs
+            )
             logprobs = TopLogprobs(logprob, top_ids, top_logprobs, of_ids[0] if of_ids else None)
         return Result(
             tokens=self.tokens.numpy(force=True).astype(np.int32),
@@ -75,9 +81,13 @@ def sample(
     if faults:
         logits[list(faults)] = torch.nan  # so that they are invalid, whatever came behind
     chosen = choose.tokens(logits, sampling if draws is None else draws)
-    invalid = chosen.peaks.sub(chosen.peaks) != 0  # infinities and NaN; isfinite takes ten times as long
+    invalid = (
+        chosen.peaks.sub(chosen.peaks) != 0
+    )  # infinities and NaN; isfinite takes ten times as long
     chosen.tokens.masked_fill_(invalid, 0)
-    logprobs = None if sampling.logprobs is None else _logprobs(choose, logits, chosen, sampling.logprobs)
+    logprobs = (
+        None if sampling.logprobs is None else _logprobs(choose, logits, chosen, sampling.logprobs)
+    )
     return Sampled(chosen.tokens, invalid, logprobs, tuple(faults.items()))
 
 
@@ -95,7 +105,9 @@ def _fix(logits: Tensor, fixed: Fixed) -> None:
     logits[rows, on(logits, fixed.tokens)] = 0
 
 
-def _logprobs(choose: Choose, logits: Tensor, chosen: Chosen, wanted: Logprobs) -> tuple[Tensor, ...]:
+def _logprobs(
+    choose: Choose, logits: Tensor, chosen: Chosen, wanted: Logprobs
+) -> tuple[Tensor, ...]:
     num_top = min(int(wanted.num_top.max(initial=0)), logits.shape[1])
     rows = on(logits, wanted.index)
     found = choose.logprobs(logits, chosen, rows, num_top)

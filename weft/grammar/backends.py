@@ -33,4 +33,6 @@ def make_compiler(
     try:
         return cast(Compiler, make(tokenizer, vocab_size, eos_token_ids, num_threads))
     except ImportError as exc:
-        raise ImportError(f"structured output needs {name}: pip install {BACKENDS[name][1]}") from exc
+        raise ImportError(
+            f"structured output needs {name}: pip install {BACKENDS[name][1]}"
+        ) from exc

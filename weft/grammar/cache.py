@@ -28,7 +28,9 @@ class GrammarCache:
     def put(self, key: Key, value: Compiled | InvalidGrammar) -> None:
         """One that is larger than the whole cache is not kept."""
         size = ENTRY_BYTES + len(key.text)
-        size += value.num_bytes + value.mask.nbytes if isinstance(value, Compiled) else len(str(value))
+        size += (
+            value.num_bytes + value.mask.nbytes if isinstance(value, Compiled) else len(str(value))
+        )
         self._drop(key)
         if size > self._max_bytes:
             return

@@ -17,7 +17,9 @@ from weft.grammar.protocol import Compiled, InvalidGrammar, Key, Matcher
 class ChoiceMatcher:
     """`left`: what of each choice that is still possible has not been said."""
 
-    def __init__(self, vocabulary: Sequence[bytes], eos: frozenset[int], left: frozenset[bytes]) -> None:
+    def __init__(
+        self, vocabulary: Sequence[bytes], eos: frozenset[int], left: frozenset[bytes]
+    ) -> None:
         self.vocabulary = vocabulary
         self.eos = eos
         self.left = left
@@ -43,15 +45,21 @@ class ChoiceMatcher:
             self.left = frozenset()
         else:
             piece = self.vocabulary[token]
-            self.left = frozenset(rest[len(piece) :] for rest in self.left if rest.startswith(piece))
+            self.left = frozenset(
+                rest[len(piece) :] for rest in self.left if rest.startswith(piece)
+            )
         return not self.error and not self.is_complete
 
     def forced(self) -> list[int]:
         """Written in the longest tokens; what is left at the end might become part of a longer one."""
         text, found = _common(self.left), []
         while text:
-            longer = any(len(piece) > len(text) and piece.startswith(text) for piece in self.vocabulary)
-            token = max(range(len(self.vocabulary)), key=lambda one: _fits(self.vocabulary[one], text))
+            longer = any(
+                len(piece) > len(text) and piece.startswith(text) for piece in self.vocabulary
+            )
+            token = max(
+                range(len(self.vocabulary)), key=lambda one: _fits(self.vocabulary[one], text)
+            )
             if longer or not _fits(self.vocabulary[token], text):
                 break
             found.append(token)
@@ -64,7 +72,9 @@ def _common(texts: frozenset[bytes]) -> bytes:
     if not texts:
         return b""
     low, high = min(texts), max(texts)
-    size = next((i for i, (one, other) in enumerate(zip(low, high, strict=False)) if one != other), len(low))
+    size = next(
+        (i for i, (one, other) in enumerate(zip(low, high, strict=False)) if one != other), len(low)
+    )
     return low[:size]
 
 

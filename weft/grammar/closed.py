@@ -17,7 +17,12 @@ from urllib.parse import unquote
 _NAMING = ("properties", "patternProperties")
 _SAYS_IT = ("additionalProperties", "unevaluatedProperties")
 _TOGETHER = ("allOf", "anyOf", "oneOf")  # lists of schemas for the same value
-_CONDITIONS = ("not", "if", "then", "else")  # mean something else when they forbid more, as does dependentSchemas
+_CONDITIONS = (
+    "not",
+    "if",
+    "then",
+    "else",
+)  # mean something else when they forbid more, as does dependentSchemas
 _IN_ONE = ("items", "additionalItems", "contains", "additionalProperties", "unevaluatedItems")
 _IN_LIST = ("prefixItems", "items", *_TOGETHER)
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
@@ -75,7 +80,11 @@ class _Closing:
             sources.append(self._naming(target))
         sources = [source for source in sources if source]
         nameless = [part for part in self._parts(schema, _TOGETHER) if not _names(part)]
-        required = {name for part in [*self._parts(schema, ("allOf",)), *nameless] for name in _required(part)}
+        required = {
+            name
+            for part in [*self._parts(schema, ("allOf",)), *nameless]
+            for name in _required(part)
+        }
         for naming in (one for source in sources for one in source):
             if len(sources) > 1 or _needs_others(naming, required):
                 self._open.add(id(naming))
@@ -95,7 +104,9 @@ class _Closing:
             if id(one) in found:
                 continue
             found[id(one)] = one
-            pending += [part for key in keys for part in one.get(key) or () if isinstance(part, dict)]
+            pending += [
+                part for key in keys for part in one.get(key) or () if isinstance(part, dict)
+            ]
             pending += _conditions(one) if with_conditions else []
             if target := self._target(one):
                 pending.append(target)

@@ -58,7 +58,9 @@ class LlgCompiler:
     """For the tokenizer in a file tokenizer.json. Loading it takes 5 µs a token. Raises InvalidGrammar if it cannot
     be used, ImportError without llguidance."""
 
-    def __init__(self, tokenizer: Path, vocab_size: int, eos_token_ids: Sequence[int], num_threads: int = 1) -> None:
+    def __init__(
+        self, tokenizer: Path, vocab_size: int, eos_token_ids: Sequence[int], num_threads: int = 1
+    ) -> None:
         import llguidance
 
         self._library = llguidance
@@ -69,7 +71,9 @@ class LlgCompiler:
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as exc:  # a panic of the library is no Exception
-            raise InvalidGrammar(f"this model's tokenizer cannot be used with grammars: {_plain(str(exc))}") from exc
+            raise InvalidGrammar(
+                f"this model's tokenizer cannot be used with grammars: {_plain(str(exc))}"
+            ) from exc
         self._num_threads = num_threads
         self._executor = llguidance.LLExecutor(num_threads)
         self._num_words = -(-vocab_size // 32)
@@ -90,7 +94,11 @@ class LlgCompiler:
 
     def fill(self, matchers: Sequence[Matcher], masks: Words) -> None:
         """A few at once in the caller's thread: to wake others takes longer, and they may be busy with the model."""
-        pairs = [(matcher.inner, row) for row, matcher in enumerate(matchers) if isinstance(matcher, LlgMatcher)]
+        pairs = [
+            (matcher.inner, row)
+            for row, matcher in enumerate(matchers)
+            if isinstance(matcher, LlgMatcher)
+        ]
         start, size = masks.ctypes.data, 4 * masks.shape[1]
         if self._num_threads > 1 and len(pairs) * self._num_threads > FEW:
             self._executor.unsafe_compute_mask_ptr(pairs, start, size, len(masks))
@@ -104,7 +112,9 @@ class LlgCompiler:
             lenient = self._matcher(self._grammar(key, lenient=True))
             left_out = lenient.inner.get_grammar_warnings()
             if key.strict and left_out:
-                raise InvalidGrammar(f"strict is set, and this cannot be enforced: {'; '.join(left_out)}")
+                raise InvalidGrammar(
+                    f"strict is set, and this cannot be enforced: {'; '.join(left_out)}"
+                )
             matcher = matcher if key.strict else lenient
         if matcher.error:
             raise InvalidGrammar(matcher.error)
@@ -113,10 +123,14 @@ class LlgCompiler:
         if matcher.error or not mask.any():
             raise InvalidGrammar(matcher.error or "nothing matches it")
         warnings = tuple(_plain(warning) for warning in matcher.inner.get_grammar_warnings())
-        return Compiled(matcher, mask[0], BASE_BYTES + BYTES_PER_CHARACTER * len(key.text), warnings)
+        return Compiled(
+            matcher, mask[0], BASE_BYTES + BYTES_PER_CHARACTER * len(key.text), warnings
+        )
 
     def _matcher(self, grammar: str) -> LlgMatcher:
-        return LlgMatcher(self._library.LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits))
+        return LlgMatcher(
+            self._library.LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
+        )
 
     def _grammar(self, key: Key, *, lenient: bool) -> str:
         """In the library's own language."""
@@ -141,7 +155,10 @@ class LlgCompiler:
     def _tags(self, tag: dict[str, Any], lenient: bool) -> str:
         options = {"lenient": lenient, "whitespace_pattern": WHITESPACE}
         lark = Lark(
-            schema=lambda schema: {**(closed(schema) if isinstance(schema, dict) else {}), "x-guidance": options},
+            schema=lambda schema: {
+                **(closed(schema) if isinstance(schema, dict) else {}),
+                "x-guidance": options,
+            },
             regex=self._library.regex_to_lark,
             special=self._special,
         )
@@ -149,7 +166,9 @@ class LlgCompiler:
 
     def _special(self, text: str) -> int | None:
         tokens = self._tokenizer.tokenize_str(text, parse_special=True)
-        return tokens[0] if len(tokens) == 1 and self._tokenizer.is_special_token(tokens[0]) else None
+        return (
+            tokens[0] if len(tokens) == 1 and self._tokenizer.is_special_token(tokens[0]) else None
+        )
 
 
 def _lark(text: str) -> str:

@@ -16,14 +16,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 Words: TypeAlias = NDArray[np.int32]
-Faults: TypeAlias = Mapping[int, str]  # rows that mean nothing, and why the outputs cannot go on there
+Faults: TypeAlias = Mapping[
+    int, str
+]  # rows that mean nothing, and why the outputs cannot go on there
 
 
 class Masks:
     """What may come next at M places. `fill` writes it into `words` [M, W] and returns the faults; without it, it
     stands there already. It is called once, in whichever thread is first; one that pickles them waits for it, too."""
 
-    def __init__(self, words: Words, fill: Callable[[Words], Faults] | None = None, faults: Faults | None = None):
+    def __init__(
+        self,
+        words: Words,
+        fill: Callable[[Words], Faults] | None = None,
+        faults: Faults | None = None,
+    ):
         self._words = words
         self._fill = fill  # None: done
         self._faults: Faults = faults or {}

@@ -133,7 +133,9 @@ class GrammarPool:
             return
         flight = self._flights[key]
         flight.ids.remove(id)
-        if not flight.ids and self._queue.remove(flight):  # it had not begun; else it is soon in the cache
+        if not flight.ids and self._queue.remove(
+            flight
+        ):  # it had not begun; else it is soon in the cache
             del self._flights[key]
 
     def take(self) -> list[Verdict]:
@@ -164,7 +166,9 @@ class GrammarPool:
         while (flight := self._queue.take()) is not None:
             began = time.perf_counter()
             if self._clock() - flight.asked_s > WAIT_S:
-                result: Result = Crowded("there are more grammars to compile than can be done; try again later")
+                result: Result = Crowded(
+                    "there are more grammars to compile than can be done; try again later"
+                )
             else:
                 result = self._compiled(flight.key)
             self._queue.ended(flight)
@@ -194,7 +198,9 @@ class GrammarPool:
 
     # Following
 
-    def advance(self, constraints: Sequence[Constraint], tokens: Sequence[int], room: Sequence[int]) -> list[Move]:
+    def advance(
+        self, constraints: Sequence[Constraint], tokens: Sequence[int], room: Sequence[int]
+    ) -> list[Move]:
         moves, going = [], []
         for constraint, token, most in zip(constraints, tokens, room, strict=True):
             constraint.mask.masks.finish()
@@ -315,7 +321,11 @@ def _move(matcher: Matcher) -> Move:
 
 
 def _stuck(error: str) -> str:
-    return f"{NOT_FOLLOWED}: {error}" if error else "the output cannot go on in its grammar: nothing may follow"
+    return (
+        f"{NOT_FOLLOWED}: {error}"
+        if error
+        else "the output cannot go on in its grammar: nothing may follow"
+    )
 
 
 def _verdict(id: int, result: Result, took_s: float) -> Verdict:

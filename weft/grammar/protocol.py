@@ -16,9 +16,7 @@ from typing import NamedTuple, Protocol
 
 from weft.grammar.masks import Row, Words
 
-NOT_FOLLOWED = (
-    "the grammar cannot be followed"  # so begins the error of an output whose grammar is too hard, or is left
-)
+NOT_FOLLOWED = "the grammar cannot be followed"  # so begins the error of an output whose grammar is too hard, or is left
 
 
 class InvalidGrammar(ValueError):
@@ -122,7 +120,9 @@ class Grammars(Protocol):
         """The verdicts that have come since."""
         ...
 
-    def advance(self, constraints: Sequence[Constraint], tokens: Sequence[int], room: Sequence[int]) -> list[Move]:
+    def advance(
+        self, constraints: Sequence[Constraint], tokens: Sequence[int], room: Sequence[int]
+    ) -> list[Move]:
         """Each takes its token, then up to `room` that must follow. To find out what may come next is begun; where
         that was still under way, it is waited for first."""
         ...
@@ -146,5 +146,7 @@ class NoGrammars:
         asked, self._asked = self._asked, []
         return [Verdict(id, None, message=self._reason, status=400) for id in asked]
 
-    def advance(self, constraints: Sequence[Constraint], tokens: Sequence[int], room: Sequence[int]) -> list[Move]:
+    def advance(
+        self, constraints: Sequence[Constraint], tokens: Sequence[int], room: Sequence[int]
+    ) -> list[Move]:
         raise AssertionError("there is no constraint")

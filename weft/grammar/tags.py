@@ -41,7 +41,8 @@ def with_schemas(format: Any, change: Callable[[Any], Any]) -> Any:
     if not isinstance(format, dict):
         return format
     return {
-        key: change(value) if key == "json_schema" else with_schemas(value, change) for key, value in format.items()
+        key: change(value) if key == "json_schema" else with_schemas(value, change)
+        for key, value in format.items()
     }
 
 
@@ -50,7 +51,10 @@ class Lark:
     between slashes, `special` the id of a text that is one special token, or None."""
 
     def __init__(
-        self, schema: Callable[[Any], Any], regex: Callable[[str], str], special: Callable[[str], int | None]
+        self,
+        schema: Callable[[Any], Any],
+        regex: Callable[[str], str],
+        special: Callable[[str], int | None],
     ) -> None:
         self._schema = schema
         self._regex = regex
@@ -102,14 +106,20 @@ class Lark:
 
     def _sequence(self, elements: list[Format]) -> str:
         """One format behind the other. Free text goes up to the fixed text behind it, and no further."""
-        parts = [part for element in elements for part in (_parts(element) if element["type"] == "tag" else [element])]
+        parts = [
+            part
+            for element in elements
+            for part in (_parts(element) if element["type"] == "tag" else [element])
+        ]
         written, at = [], 0
         while at < len(parts):
             part, after = parts[at], parts[at + 1 : at + 2]
             is_free = part["type"] == "any_text" and not part.get("excludes")
             if is_free and after:
                 if after[0]["type"] != "const_string" or not after[0]["value"]:
-                    raise InvalidGrammar("structural_tag: behind any_text there must be a fixed text, or nothing")
+                    raise InvalidGrammar(
+                        "structural_tag: behind any_text there must be a fixed text, or nothing"
+                    )
                 written.append(self._up_to(after[0]["value"]))
                 at += 2
             else:
@@ -123,13 +133,21 @@ class Lark:
         rests: dict[str, list[str]] = {}
         for tag in format["tags"]:
             begin = tag["begin"]
-            trigger = next((one for one in format["triggers"] if one and begin.startswith(one)), None)
+            trigger = next(
+                (one for one in format["triggers"] if one and begin.startswith(one)), None
+            )
             if trigger is None:
-                raise InvalidGrammar(f"structural_tag: {_short(begin)} begins with none of the triggers")
+                raise InvalidGrammar(
+                    f"structural_tag: {_short(begin)} begins with none of the triggers"
+                )
             rest = self._sequence(_parts({**tag, "begin": begin[len(trigger) :]}))
             rests.setdefault(trigger, []).append(rest)
-        first = " | ".join(f"{self._literal(trigger)} ({' | '.join(rest)})" for trigger, rest in rests.items())
-        later = " | ".join(f"{self._up_to(trigger)} ({' | '.join(rest)})" for trigger, rest in rests.items())
+        first = " | ".join(
+            f"{self._literal(trigger)} ({' | '.join(rest)})" for trigger, rest in rests.items()
+        )
+        later = " | ".join(
+            f"{self._up_to(trigger)} ({' | '.join(rest)})" for trigger, rest in rests.items()
+        )
         at_once = bool(format.get("at_least_one"))
         if format.get("stop_after_first"):
             return f"({first})" if at_once else f"({later} | {self._rule(TEXT)})"
@@ -137,7 +155,11 @@ class Lark:
 
     def _separated(self, format: Format) -> str:
         one = " | ".join(map(self._write, format["tags"]))
-        more = "" if format.get("stop_after_first") else f" ({self._literal(format['separator'])} ({one}))*"
+        more = (
+            ""
+            if format.get("stop_after_first")
+            else f" ({self._literal(format['separator'])} ({one}))*"
+        )
         return f"(({one}){more})" if format.get("at_least_one") else f"(({one}){more})?"
 
     def _up_to(self, text: str) -> str:
@@ -159,7 +181,11 @@ def _parts(tag: Format) -> list[Format]:
         raise InvalidGrammar("structural_tag: a tag must begin and end with text")
     begin, *end = [{"type": "const_string", "value": text} for text in (tag["begin"], *ends)]
     last = end[0] if len(end) == 1 else {"type": "or", "elements": end}
-    return [part for part in (begin, tag["content"], last) if part.get("value") != "" or part["type"] != "const_string"]
+    return [
+        part
+        for part in (begin, tag["content"], last)
+        if part.get("value") != "" or part["type"] != "const_string"
+    ]
 
 
 def _short(value: Any) -> str:

@@ -44,7 +44,12 @@ class TrialProcess:
     """`timeout_s` of work for one grammar. Used by one thread."""
 
     def __init__(
-        self, backend: str, tokenizer: Path, vocab_size: int, eos_token_ids: tuple[int, ...], timeout_s: float
+        self,
+        backend: str,
+        tokenizer: Path,
+        vocab_size: int,
+        eos_token_ids: tuple[int, ...],
+        timeout_s: float,
     ) -> None:
         self._vocabulary = [backend, str(tokenizer), vocab_size, list(eos_token_ids)]
         self._timeout_s = timeout_s
@@ -79,4 +84,6 @@ class TrialProcess:
             raise TrialFailed(too_long) from None
         except ChildEnded as exc:
             self.close()
-            raise TrialFailed(too_long if exc.out_of_time else "the grammar takes too much memory to compile") from None
+            raise TrialFailed(
+                too_long if exc.out_of_time else "the grammar takes too much memory to compile"
+            ) from None

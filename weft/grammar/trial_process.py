@@ -49,7 +49,9 @@ class Examiner:
             limit_work(0.0)
         return ""
 
-    def _begin(self, backend: str, tokenizer: str, vocab_size: int, eos_token_ids: list[int]) -> None:
+    def _begin(
+        self, backend: str, tokenizer: str, vocab_size: int, eos_token_ids: list[int]
+    ) -> None:
         self._compiler = make_compiler(backend, Path(tokenizer), vocab_size, eos_token_ids)
         limit_memory(MAX_MEMORY)
 

@@ -34,7 +34,9 @@ class XgrMatcher:
     @property
     def is_complete(self) -> bool:
         """The library is through when an end token has come. Where one may come, something else may perhaps not."""
-        return bool(self.inner.is_terminated() or (self.inner.is_completed() and not self._goes_on()))
+        return bool(
+            self.inner.is_terminated() or (self.inner.is_completed() and not self._goes_on())
+        )
 
     def fork(self) -> XgrMatcher:
         return XgrMatcher(self.inner.fork(), self._others)
@@ -57,7 +59,9 @@ class XgrCompiler:
     """For the tokenizer in a file tokenizer.json. Raises InvalidGrammar if it cannot be used, ImportError without
     xgrammar."""
 
-    def __init__(self, tokenizer: Path, vocab_size: int, eos_token_ids: Sequence[int], num_threads: int = 1) -> None:
+    def __init__(
+        self, tokenizer: Path, vocab_size: int, eos_token_ids: Sequence[int], num_threads: int = 1
+    ) -> None:
         import tokenizers
         import torch
         import xgrammar
@@ -78,7 +82,9 @@ class XgrCompiler:
         vocabulary = xgrammar.TokenizerInfo(
             pieces, kind, vocab_size=vocab_size, stop_token_ids=list(eos_token_ids) or None
         )
-        self._compiler = xgrammar.GrammarCompiler(vocabulary, max_threads=num_threads, cache_enabled=False)
+        self._compiler = xgrammar.GrammarCompiler(
+            vocabulary, max_threads=num_threads, cache_enabled=False
+        )
 
     def compile(self, key: Key) -> Compiled:
         try:
@@ -117,7 +123,9 @@ class XgrCompiler:
             case "choice":
                 return compiler.compile_regex("|".join(map(re.escape, json.loads(text))))
             case "ebnf":
-                return compiler.compile_grammar(text) if "::=" in text else compiler.compile_lark(text)
+                return (
+                    compiler.compile_grammar(text) if "::=" in text else compiler.compile_lark(text)
+                )
             case "structural_tag":
                 format = with_schemas(as_format(json.loads(text)), closed)
                 return compiler.compile_structural_tag({"type": "structural_tag", "format": format})

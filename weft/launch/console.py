@@ -23,7 +23,7 @@ from weft.config.server import ServerConfig
 from weft.observe.log import EventLog
 
 if TYPE_CHECKING:
-    from weft.launch.prepare import Prepared
+    from weft.assemble.prepare import Prepared
     from weft.messages.control import EngineReady
 
 log = EventLog("serve")
@@ -91,7 +91,9 @@ class Console:
             _say(f"warning: {text}")
 
     def _url(self, port: int) -> str:
-        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(self._config.host, self._config.host)
+        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(
+            self._config.host, self._config.host
+        )
         return f"http://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{port}"
 
     def _phase(self, name: str, text: str) -> None:

@@ -37,7 +37,9 @@ class SocketFolder:
         if len(bytes(parent)) > LONGEST_PARENT:
             parent = Path("/tmp")
         _remove_stale(parent)
-        self.path = Path(tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-", dir=parent))  # mode 0700
+        self.path = Path(
+            tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-", dir=parent)
+        )  # mode 0700
 
     def address(self, name: str) -> str:
         return f"ipc://{self.path / name}"
@@ -46,7 +48,10 @@ class SocketFolder:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
 

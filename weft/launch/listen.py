@@ -13,12 +13,18 @@ BACKLOG = 2048
 def listen(host: str, port: int) -> socket.socket:
     """A listening TCP socket; port 0 takes a free one. Raises SettingsError."""
     try:
-        family, _, _, _, address = socket.getaddrinfo(host or "0.0.0.0", port, type=socket.SOCK_STREAM)[0]
+        family, _, _, _, address = socket.getaddrinfo(
+            host or "0.0.0.0", port, type=socket.SOCK_STREAM
+        )[0]
     except OSError as exc:
-        raise SettingsError(f"--host is {host!r}, which is no address of this machine ({exc.strerror})") from exc
+        raise SettingsError(
+            f"--host is {host!r}, which is no address of this machine ({exc.strerror})"
+        ) from exc
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port just left by another may be taken
+        listener.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # a port just left by another may be taken
         listener.bind(address)
         listener.listen(BACKLOG)
     except OSError as exc:
@@ -51,7 +57,5 @@ def _refusal(host: str, port: int, exc: OSError) -> str:
     if exc.errno in (errno.EACCES, errno.EPERM):
         return f"port {port} on {host} may not be used by this user; choose one from 1024 up with --port"
     if exc.errno == errno.EADDRNOTAVAIL:
-        return (
-            f"--host is {host}, which is no address of this machine; 127.0.0.1 is itself, 0.0.0.0 all of its addresses"
-        )
+        return f"--host is {host}, which is no address of this machine; 127.0.0.1 is itself, 0.0.0.0 all of its addresses"
     return f"cannot listen on {host} port {port}: {exc.strerror}"

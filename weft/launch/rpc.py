@@ -28,13 +28,19 @@ def running() -> dict[int, Path]:
         for folder in parent.glob(f"{FOLDER_PREFIX}*-*"):
             pid = folder.name.removeprefix(FOLDER_PREFIX).partition("-")[0]
             with suppress(OSError):
-                if pid.isdigit() and folder.stat().st_uid == os.getuid() and (folder / RPC_SOCKET).is_socket():
+                if (
+                    pid.isdigit()
+                    and folder.stat().st_uid == os.getuid()
+                    and (folder / RPC_SOCKET).is_socket()
+                ):
                     os.kill(int(pid), 0)
                     found[int(pid)] = folder
     return found
 
 
-def rpc(method: str, params: dict[str, Any] | None = None, *, pid: int = 0, timeout_s: float = TIMEOUT_S) -> Any:
+def rpc(
+    method: str, params: dict[str, Any] | None = None, *, pid: int = 0, timeout_s: float = TIMEOUT_S
+) -> Any:
     """Call `method` and return its result, as plain values. `pid` chooses among several servers.
 
     Raises SettingsError if there is no such server, or if it does not answer, and for a call that it refuses; that
@@ -65,5 +71,7 @@ def _folder(pid: int) -> Path:
     if pid:
         raise SettingsError(f"there is no server with the process id {pid}; there are {names}")
     if len(servers) > 1:
-        raise SettingsError(f"several servers run on this machine; choose one by its process id: {names}")
+        raise SettingsError(
+            f"several servers run on this machine; choose one by its process id: {names}"
+        )
     return next(iter(servers.values()))

@@ -22,10 +22,10 @@ from weft.config.options import Command, asked_help
 from weft.config.server import ServerConfig
 
 if TYPE_CHECKING:
+    from weft.assemble.prepare import Prepared
     from weft.launch.console import Console
-    from weft.launch.local import End
-    from weft.launch.prepare import Prepared
     from weft.launch.signals import StartSignals
+    from weft.launch.supervisor import End
 
 ABOUT = "Serve a model over HTTP: OpenAI API, native API, metrics. Without MODEL, the bundled weft-nano."
 ENGINE_STOP_S = 2.0
@@ -45,10 +45,10 @@ def serve(argv: Sequence[str]) -> int:
     for name in SECRETS:  # the engine and whatever else is started has no use for them
         os.environ.pop(name, None)
 
+    from weft.assemble.prepare import prepare
     from weft.launch.console import Console
     from weft.launch.listen import listen
     from weft.launch.open_files import fit
-    from weft.launch.prepare import prepare
     from weft.launch.signals import StartSignals, Stopped
     from weft.observe.log import EventLog
 
@@ -113,6 +113,6 @@ def _run(
             process = EngineProcess(args)
             started.callback(process.stop, ENGINE_STOP_S)
             started.callback(ignore)
-        from weft.launch.local import run
+        from weft.launch.supervisor import run
 
         return run(prepared, config, limits, digests, tracer, listener, console, process, args)

@@ -14,21 +14,21 @@ from pathlib import Path
 
 import zmq
 
+from weft.assemble.build import build_engine, recv_weights
 from weft.config.model import ModelError
 from weft.config.options import SettingsError
 from weft.config.process import EngineArgs
-from weft.executor.plan import ForwardMode
-from weft.launch.build import build_engine, recv_weights
-from weft.launch.pulse import Heart
+from weft.engine import guard
+from weft.engine.engine import Engine, EngineBroken
+from weft.engine.intake import Answer, Intake, RecvSkipper
+from weft.journal.recorder import RecordedEngine
+from weft.launch.heartbeat import Heart
 from weft.messages.channel import Receiver, RpcSocket, Sender, Sleeper
 from weft.messages.codec import FromEngine, decode_to_engine
 from weft.messages.control import EngineFailed
 from weft.messages.replies import StepOutput
 from weft.observe import log
-from weft.scheduler.service import guard
-from weft.scheduler.service.engine import Engine, EngineBroken
-from weft.scheduler.service.intake import Answer, Intake, RecvSkipper
-from weft.scheduler.service.journal import RecordedEngine
+from weft.plan.step import ForwardMode
 
 IDLE_WAIT_S = 3600.0  # an idle engine sleeps until a message comes
 LINGER_S = 30.0  # for the last words to leave: the front may still be starting. It hangs up when it has them
@@ -37,7 +37,9 @@ RPC_LINGER_S = 2.0
 
 def run(args: EngineArgs) -> None:
     """Until the engine is told to stop, or fails; then the process ends."""
-    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # a terminal may be told to stop what writes from the background
+    signal.signal(
+        signal.SIGTTOU, signal.SIG_IGN
+    )  # a terminal may be told to stop what writes from the background
     log.setup(args.log_level, format=args.log_format)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     sender = Sender(context, args.from_engine)
@@ -50,7 +52,12 @@ def run(args: EngineArgs) -> None:
         built = build_engine(args.config, Path(args.folder))
         sender.send(built.ready)
         heart.start()
-        serve(built.engine, heart, Intake(receiver, sender.send, rpc, skipper), Sleeper(receiver, rpc, built.bell))
+        serve(
+            built.engine,
+            heart,
+            Intake(receiver, sender.send, rpc, skipper),
+            Sleeper(receiver, rpc, built.bell),
+        )
     except (ModelError, SettingsError, MemoryError) as exc:
         sender.send(EngineFailed(message=str(exc) or "out of memory", user_error=True))
         status = 2
@@ -84,7 +91,9 @@ def serve(engine: Engine | RecordedEngine, heart: Heart, intake: Intake, sleeper
             _slow_down(engine, intake, sleeper, began)
 
 
-def _take_in(engine: Engine | RecordedEngine, intake: Intake, last_mode: ForwardMode | None = None) -> None:
+def _take_in(
+    engine: Engine | RecordedEngine, intake: Intake, last_mode: ForwardMode | None = None
+) -> None:
     for message, answer in intake.recv_requests(last_mode):
         reply = engine.submit(message)
         if reply is not None:
@@ -100,7 +109,9 @@ def _answer(engine: Engine | RecordedEngine, reply: FromEngine, answer: Answer) 
             answer(instead)
 
 
-def _slow_down(engine: Engine | RecordedEngine, intake: Intake, sleeper: Sleeper, began: float) -> None:
+def _slow_down(
+    engine: Engine | RecordedEngine, intake: Intake, sleeper: Sleeper, began: float
+) -> None:
     """Sleep until the step that `began` then has taken as long as it must; what comes meanwhile is taken in."""
     while (left_s := began + engine.min_step_s - time.monotonic()) > 0:
         if sleeper.wait(left_s):

@@ -23,7 +23,9 @@ class PageAllocator:
         assert page_size > 0
         self.num_pages = num_pages
         self.page_size = page_size
-        self._free = np.arange(num_pages - 1, -1, -1, dtype=np.int32)  # the top of the stack is at the end
+        self._free = np.arange(
+            num_pages - 1, -1, -1, dtype=np.int32
+        )  # the top of the stack is at the end
         self.num_free = num_pages
         self.quarantined: set[int] = set()  # pages that nobody has and nobody gets
         self._is_bad: NDArray[np.bool_] | None = None  # [num_pages], once there is one

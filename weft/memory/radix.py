@@ -17,21 +17,37 @@ from weft.memory.allocator import IntArray, OutOfPages
 from weft.memory.prefix_cache import NO_PAGES, TOKEN_BYTES, Inserted, Listener, Match, Place
 
 PAGE_BYTES = 4  # of a page number in Node.pages
-INT32 = np.dtype(np.int32)  # made once: numpy takes longer to look the type up than to wrap a short sequence
+INT32 = np.dtype(
+    np.int32
+)  # made once: numpy takes longer to look the type up than to wrap a short sequence
 
 
 class Node:
     """A piece of sequence below `parent`."""
 
-    __slots__ = ("children", "holds", "is_queued", "key", "locks", "pages", "parent", "serial", "used")
+    __slots__ = (
+        "children",
+        "holds",
+        "is_queued",
+        "key",
+        "locks",
+        "pages",
+        "parent",
+        "serial",
+        "used",
+    )
 
-    def __init__(self, key: bytes, pages: bytes, parent: Node | None, used: int, serial: int) -> None:
+    def __init__(
+        self, key: bytes, pages: bytes, parent: Node | None, used: int, serial: int
+    ) -> None:
         self.key = key  # token ids, int32 each
         self.pages = pages  # page numbers, int32 each
         self.parent = parent
         self.children: dict[bytes, Node] = {}
         self.used = used  # when it was last used, in calls of the tree
-        self.serial = serial  # breaks ties between nodes of one path, so that eviction is deterministic
+        self.serial = (
+            serial  # breaks ties between nodes of one path, so that eviction is deterministic
+        )
         self.locks = 0
         self.holds = 0
         self.is_queued = False  # stands in the eviction heap
@@ -126,7 +142,9 @@ class RadixCache:
             self._roots[namespace] = root
             first = at // self._step
             piece = np.ascontiguousarray(pages[first : end // self._step], dtype=np.int32).tobytes()
-            assert len(piece) // PAGE_BYTES == (end - at) // self._step, "fewer pages than the sequence has"
+            assert len(piece) // PAGE_BYTES == (end - at) // self._step, (
+                "fewer pages than the sequence has"
+            )
             leaf = self._new_node(tokens[at:end], piece, node)
             node.children[leaf.key[: self._step]] = leaf
             self.evictable_pages += len(piece) // PAGE_BYTES
@@ -191,14 +209,18 @@ class RadixCache:
     def unshared_pages(self, handle: Node) -> int:
         node: Node | None = handle
         num_pages = 0
-        while node is not None and node.key and node.locks == 1:  # whoever locks a node locks those above it
+        while (
+            node is not None and node.key and node.locks == 1
+        ):  # whoever locks a node locks those above it
             num_pages += len(node.pages) // PAGE_BYTES
             node = node.parent
         return num_pages
 
     def evict(self, num_pages: int) -> IntArray:
         if num_pages > self.evictable_pages:
-            raise OutOfPages(f"{num_pages} pages to evict, {self.evictable_pages} are cached and unlocked")
+            raise OutOfPages(
+                f"{num_pages} pages to evict, {self.evictable_pages} are cached and unlocked"
+            )
         pieces: list[bytes] = []
         missing = num_pages
         while missing > 0:
@@ -267,7 +289,9 @@ class RadixCache:
 
     def check(self) -> None:
         """Assert the tree's own invariants: roots, keys, sums, locks, and that every evictable leaf is queued."""
-        assert all(root.children for root in self._roots.values()), "a root without children is kept"
+        assert all(root.children for root in self._roots.values()), (
+            "a root without children is kept"
+        )
         evictable = held = protected = 0
         for node in self.nodes():
             parent = node.parent
@@ -275,8 +299,12 @@ class RadixCache:
             assert parent.children[node.key[: self._step]] is node
             assert len(node.key) % self._step == 0
             assert len(node.key) // self._step == len(node.pages) // PAGE_BYTES
-            assert not parent.key or parent.locks >= node.locks, "a locked node has a parent that is locked less"
-            assert not parent.key or parent.holds >= node.holds, "a held node has a parent that is held less"
+            assert not parent.key or parent.locks >= node.locks, (
+                "a locked node has a parent that is locked less"
+            )
+            assert not parent.key or parent.holds >= node.holds, (
+                "a held node has a parent that is held less"
+            )
             assert parent.used >= node.used, "a node was used after its parent"
             if node.locks:
                 protected += len(node.pages) // PAGE_BYTES
@@ -377,7 +405,10 @@ def shared_len(tokens: bytes, at: int, end: int, key: bytes, step: int) -> int:
     length = min(len(key), end - at)
     if tokens[at : at + length] == (key if length == len(key) else key[:length]):
         return length
-    same, differ = 1, length // step  # in pages: the first `same` are equal, the first `differ` are not
+    same, differ = (
+        1,
+        length // step,
+    )  # in pages: the first `same` are equal, the first `differ` are not
     while differ - same > 1:
         middle = (same + differ) // 2
         if tokens[at + same * step : at + middle * step] == key[same * step : middle * step]:

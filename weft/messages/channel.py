@@ -16,7 +16,14 @@ from typing import Generic, TypeVar
 import zmq
 
 from weft.messages.bell import Bell
-from weft.messages.codec import BadMessage, FromEngine, Message, decode_from_engine, decode_to_engine, encode
+from weft.messages.codec import (
+    BadMessage,
+    FromEngine,
+    Message,
+    decode_from_engine,
+    decode_to_engine,
+    encode,
+)
 from weft.messages.control import CallFailed
 from weft.messages.flow import Rpc, RpcReply
 
@@ -52,7 +59,9 @@ class Sender:
     dropped and counted: it does not come back, and who watches the other process tells those who wait for its answers.
     """
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, *, bind: bool = False) -> None:
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], address: str, *, bind: bool = False
+    ) -> None:
         self._socket = _open(context, zmq.PUSH, address, bind)
         self._has_met = False  # a peer
         self.num_unsent = 0
@@ -153,7 +162,9 @@ class RpcCaller:
     def call(self, message: Rpc, timeout_s: float) -> RpcReply | None:
         """The reply; None if there is none in time. `message.call` is replaced by a number of its own."""
         self._num_calls += 1
-        self._socket.send(encode(Rpc(call=self._num_calls, method=message.method, params=message.params)))
+        self._socket.send(
+            encode(Rpc(call=self._num_calls, method=message.method, params=message.params))
+        )
         while self._socket.poll(int(timeout_s * 1000)):
             reply = decode_from_engine(self._socket.recv())
             if isinstance(reply, CallFailed) and reply.call == self._num_calls:
@@ -210,7 +221,9 @@ class AsyncReceiver(Generic[M]):
         while True:
             try:
                 data = self._socket.recv(zmq.NOBLOCK)
-            except zmq.Again:  # all that the descriptor has told of is looked after: it tells of the next
+            except (
+                zmq.Again
+            ):  # all that the descriptor has told of is looked after: it tells of the next
                 self._waiter = self._loop.create_future()
                 await self._waiter
                 continue

@@ -166,7 +166,11 @@ def salvaged(data: bytes) -> Unreadable:
     if not isinstance(fields, dict):
         return Unreadable(None, frozenset())
     call, packed = fields.get("call"), fields.get("ids")
-    ids = set(memoryview(packed[: len(packed) // 8 * 8]).cast("q")) if isinstance(packed, bytes) else set()
+    ids = (
+        set(memoryview(packed[: len(packed) // 8 * 8]).cast("q"))
+        if isinstance(packed, bytes)
+        else set()
+    )
     for name in ("finished", "given"):
         told = fields.get(name)
         ids |= {one["id"] for one in told if _has_id(one)} if isinstance(told, list) else set()

@@ -17,7 +17,9 @@ class FlushCache(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     timeout_s: float = 0.0
 
 
-class FlushCacheReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="flush_cache_reply"):
+class FlushCacheReply(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="flush_cache_reply"
+):
     call: int
     success: bool
     message: str = ""
@@ -161,7 +163,9 @@ class SetPolicy(msgspec.Struct, frozen=True, kw_only=True, tag="set_policy"):
     policy: str
 
 
-class SetPolicyReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="set_policy_reply"):
+class SetPolicyReply(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="set_policy_reply"
+):
     call: int
     success: bool
     before: str  # the policy until now
@@ -198,11 +202,15 @@ class SlowDownReply(msgspec.Struct, frozen=True, kw_only=True, tag="slow_down_re
     before_s: float | None  # how long it was until now
 
 
-class StartProfile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="start_profile"):
+class StartProfile(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="start_profile"
+):
     """Record what the device does in the next steps."""
 
     call: int
-    num_steps: int | None = None  # then it stops by itself; None: when it is told to, or at the profiler's own limit
+    num_steps: int | None = (
+        None  # then it stops by itself; None: when it is told to, or at the profiler's own limit
+    )
     activities: list[str] = []  # CPU, GPU; none: all that the device has
     record_shapes: bool = False
     with_stack: bool = False
@@ -211,7 +219,9 @@ class StartProfile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     prefix: str = ""  # of the trace's name
 
 
-class StartProfileReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="start_profile_reply"):
+class StartProfileReply(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="start_profile_reply"
+):
     call: int
     success: bool
     is_preparing: bool = False  # nothing is recorded yet: ask again
@@ -225,7 +235,9 @@ class StopProfile(msgspec.Struct, frozen=True, kw_only=True, tag="stop_profile")
     call: int
 
 
-class StopProfileReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="stop_profile_reply"):
+class StopProfileReply(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="stop_profile_reply"
+):
     call: int
     state: Literal["none", "writing", "done", "failed"]
     num_steps: int = 0  # that were recorded
@@ -243,7 +255,9 @@ class GetInternalState(msgspec.Struct, frozen=True, kw_only=True, tag="get_inter
     call: int
 
 
-class GetInternalStateReply(msgspec.Struct, frozen=True, kw_only=True, tag="get_internal_state_reply"):
+class GetInternalStateReply(
+    msgspec.Struct, frozen=True, kw_only=True, tag="get_internal_state_reply"
+):
     call: int
     settings: dict[str, Setting]  # that `SetInternalState` takes, with their values
     state: dict[str, Setting]  # what follows from them and from other control requests

@@ -19,7 +19,9 @@ class HealthCheck(msgspec.Struct, frozen=True, kw_only=True, tag="health_check")
     call: int
 
 
-class HealthCheckReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="health_check_reply"):
+class HealthCheckReply(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="health_check_reply"
+):
     call: int
     success: bool
     message: str = ""
@@ -45,7 +47,9 @@ class InputReply(msgspec.Struct, frozen=True, kw_only=True, tag="input_reply"):
     held_requests: int
 
 
-class PauseGeneration(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="pause_generation"):
+class PauseGeneration(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="pause_generation"
+):
     """Run no further step until `ContinueGeneration`. Open requests are aborted, or those that run are taken back to
     the queue, so that they hold no KV memory, or all stay where they are. Requests that come meanwhile wait."""
 
@@ -68,7 +72,7 @@ class GenerationReply(msgspec.Struct, frozen=True, kw_only=True, tag="generation
 
 
 class Rpc(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="rpc"):
-    """Call one of the methods that `scheduler/service/rpc.py` lists, and no other. Answered at once."""
+    """Call one of the methods that `engine/control/rpc.py` lists, and no other. Answered at once."""
 
     call: int
     method: str

@@ -12,9 +12,13 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """A vector of the prompt, or scores of labels, as the model gives them; with `label_ids`, of a model that
     generates: the log probabilities of these tokens behind the prompt."""
 
-    normalize: bool | None = None  # a vector to length 1, scores to probabilities; None: as the model's makers meant it
+    normalize: bool | None = (
+        None  # a vector to length 1, scores to probabilities; None: as the model's makers meant it
+    )
     dimensions: int = 0  # only so many of the first numbers of a vector; 0: all
-    token_type_ids: bytes = b""  # uint8 [prompt_len], packed: kind of segment of each token; nothing: all are of kind 0
+    token_type_ids: bytes = (
+        b""  # uint8 [prompt_len], packed: kind of segment of each token; nothing: all are of kind 0
+    )
     label_ids: tuple[int, ...] = ()
 
     def check(self, vocab_size: int) -> None:

@@ -27,7 +27,9 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: FinishReason
     matched: int | None = None  # the token id that stopped it, if one did
     message: str = ""  # why, for "abort" and "error"
-    status: int = 200  # as an HTTP status: 400 and above is an error; an abort that was asked for is none
+    status: int = (
+        200  # as an HTTP status: 400 and above is an error; an abort that was asked for is none
+    )
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0  # of the prompt, found in the prefix cache when it was first admitted
@@ -107,7 +109,10 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
                 room = max_bytes
             groups[-1].append(one)
             room -= size
-        return [*(StepOutput(given=group) for group in groups), msgspec.structs.replace(self, given=[])]
+        return [
+            *(StepOutput(given=group) for group in groups),
+            msgspec.structs.replace(self, given=[]),
+        ]
 
 
 def ids_of(output: StepOutput) -> set[int]:

@@ -12,7 +12,9 @@ from weft.messages.sampling import SamplingParams
 from weft.messages.sessions import SessionParams
 
 
-class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="generate"):
+class GenerateRequest(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="generate"
+):
     """Generate one completion of one prompt.
 
     `id` is the sender's own number for it, unique among its open requests: every reply carries it. `rid` is the name
@@ -31,13 +33,21 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     timeout_ms: int = 0  # after so long since its arrival it is ended, wherever it is; 0: never
     cache_salt: str = ""  # requests share cached prefixes only with equal salts
     session: SessionParams | None = None  # the prompt is put after the history of this session
-    fresh_from: int | None = None  # tokens from this position on are computed, though the cache may have them
-    vectors: bytes = b""  # float32 [prompt_len, hidden size], packed: they stand for the tokens of the prompt
-    shares_kv: bool = True  # false: the ids of its prompt mean nothing; the prefix cache gives and gets nothing
+    fresh_from: int | None = (
+        None  # tokens from this position on are computed, though the cache may have them
+    )
+    vectors: bytes = (
+        b""  # float32 [prompt_len, hidden size], packed: they stand for the tokens of the prompt
+    )
+    shares_kv: bool = (
+        True  # false: the ids of its prompt mean nothing; the prefix cache gives and gets nothing
+    )
     pooling: PoolingParams | None = None  # it wants no tokens, but this
 
 
-class BatchGenerate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="batch_generate"):
+class BatchGenerate(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="batch_generate"
+):
     """Several generate requests in one message, each of them taken in, refused and answered by itself.
 
     A prompt travels once, however many requests have it.
@@ -45,7 +55,9 @@ class BatchGenerate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     prompts: list[bytes]  # int32 [prompt_len] each, packed
     requests: list[GenerateRequest]  # [n] without `input_ids` and `vectors`
-    prompt_of: list[int]  # [n] place in `prompts`; one that is not there leaves its request without a prompt
+    prompt_of: list[
+        int
+    ]  # [n] place in `prompts`; one that is not there leaves its request without a prompt
     vectors: dict[int, bytes] = {}  # of the prompts that have some, by place in `prompts`
 
     def members(self) -> Iterator[GenerateRequest]:

@@ -51,7 +51,9 @@ class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
     kind: GrammarKind
     text: str
     strict: bool = False  # refuse what cannot be enforced, instead of leaving it out with a warning
-    behind: ThinkingMarks | None = None  # it holds from the end of the reasoning on; None: from the first token on
+    behind: ThinkingMarks | None = (
+        None  # it holds from the end of the reasoning on; None: from the first token on
+    )
 
     def __str__(self) -> str:
         return f"{self.kind} of {len(self.text):,} characters"
@@ -60,10 +62,13 @@ class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
         """Raise `InvalidParam` for what needs no compiler to see."""
         if not 0 < len(self.text) <= MAX_GRAMMAR_LEN:
             raise InvalidParam(
-                self.kind, f"the grammar has {len(self.text):,} characters; 1 to {MAX_GRAMMAR_LEN:,} are allowed"
+                self.kind,
+                f"the grammar has {len(self.text):,} characters; 1 to {MAX_GRAMMAR_LEN:,} are allowed",
             )
         if self.behind is not None and not self.behind.end:
-            raise InvalidParam("thinking_marks", "reasoning before a grammar must have an end; no token is given")
+            raise InvalidParam(
+                "thinking_marks", "reasoning before a grammar must have an end; no token is given"
+            )
         if self.kind != "choice":
             return
         try:
@@ -72,13 +77,18 @@ class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
             raise InvalidParam("choice", f"the choices are no list of strings: {exc}") from exc
         if not 0 < len(choices) <= MAX_CHOICES or not all(choices):
             raise InvalidParam(
-                "choice", f"{len(choices):,} choices; 1 to {MAX_CHOICES:,} are allowed, and none may be empty"
+                "choice",
+                f"{len(choices):,} choices; 1 to {MAX_CHOICES:,} are allowed, and none may be empty",
             )
         longest, total = max(map(len, choices)), sum(map(len, choices))
         if longest > MAX_CHOICE_LEN:
-            raise InvalidParam("choice", f"a choice has {longest:,} characters; {MAX_CHOICE_LEN:,} are allowed")
+            raise InvalidParam(
+                "choice", f"a choice has {longest:,} characters; {MAX_CHOICE_LEN:,} are allowed"
+            )
         if total > MAX_CHOICES_LEN:
-            raise InvalidParam("choice", f"the choices have {total:,} characters; {MAX_CHOICES_LEN:,} are allowed")
+            raise InvalidParam(
+                "choice", f"the choices have {total:,} characters; {MAX_CHOICES_LEN:,} are allowed"
+            )
 
 
 class ThinkingMarks(msgspec.Struct, frozen=True, array_like=True):
@@ -103,7 +113,9 @@ class Processor(msgspec.Struct, frozen=True, omit_defaults=True):
         try:
             size = self.num_bytes
         except (TypeError, OverflowError, RecursionError) as exc:
-            raise InvalidParam("custom_params", f"the parameters of {self.name!r} are no plain values: {exc}") from exc
+            raise InvalidParam(
+                "custom_params", f"the parameters of {self.name!r} are no plain values: {exc}"
+            ) from exc
         if size > MAX_PROCESSOR_PARAMS:
             message = f"the parameters of {self.name!r} have {size:,} bytes; {MAX_PROCESSOR_PARAMS:,} are allowed"
             raise InvalidParam("custom_params", message)
@@ -112,7 +124,9 @@ class Processor(msgspec.Struct, frozen=True, omit_defaults=True):
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Sampling parameters of one request. The defaults are those of the OpenAI API, except `max_new_tokens`."""
 
-    max_new_tokens: int | None = None  # None: as many as the context allows; 0: the prompt is computed, and that is all
+    max_new_tokens: int | None = (
+        None  # None: as many as the context allows; 0: the prompt is computed, and that is all
+    )
     min_new_tokens: int = 0  # end-of-sequence and stop tokens cannot be sampled before
     temperature: float = 1.0  # 0 is greedy
     top_p: float = 1.0
@@ -124,7 +138,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logit_bias: dict[int, float] = {}  # token id -> added to its logit
     allowed_token_ids: tuple[int, ...] = ()  # no other token is sampled; empty: all are allowed
     bad_words: tuple[str, ...] = ()  # texts that are not to be said, with or without a space before
-    bad_word_ids: tuple[tuple[int, ...], ...] = ()  # the same as tokens: the client adds those of `bad_words`
+    bad_word_ids: tuple[
+        tuple[int, ...], ...
+    ] = ()  # the same as tokens: the client adds those of `bad_words`
     seed: int | None = None  # the same seed gives the same tokens, whatever the batch
     n: int = 1  # completions of the same prompt
     stop: tuple[str, ...] = ()
@@ -133,14 +149,24 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     include_stop: bool = False  # keep the matched stop string or stop token in the text
     ignore_eos: bool = False
     skip_special_tokens: bool = True
-    logprobs: int | None = None  # None: none; k: log probability of the sampled token and of the k likeliest
+    logprobs: int | None = (
+        None  # None: none; k: log probability of the sampled token and of the k likeliest
+    )
     prompt_logprobs: int | None = None  # the same for the tokens of the prompt,
-    prompt_logprobs_start: int = 0  # from this one on; the first has none, for nothing asked for comes before it
-    logprob_token_ids: tuple[int, ...] = ()  # log probabilities of these tokens, too, in every place of both
+    prompt_logprobs_start: int = (
+        0  # from this one on; the first has none, for nothing asked for comes before it
+    )
+    logprob_token_ids: tuple[
+        int, ...
+    ] = ()  # log probabilities of these tokens, too, in every place of both
     grammar: Grammar | None = None  # what the output must be
-    hidden_states: HiddenStatesOf | None = None  # of every token that is computed, or of the last one
+    hidden_states: HiddenStatesOf | None = (
+        None  # of every token that is computed, or of the last one
+    )
     thinking_budget: int | None = None  # tokens of reasoning after which its end is put in; 0: none
-    thinking_marks: ThinkingMarks | None = None  # which tokens that are; told by whoever knows the model's format
+    thinking_marks: ThinkingMarks | None = (
+        None  # which tokens that are; told by whoever knows the model's format
+    )
     processors: tuple[Processor, ...] = ()  # change the logits, one after the other
 
     def check(self, vocab_size: int) -> None:
@@ -152,28 +178,37 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             if (marks := self.grammar.behind) is not None:
                 check_token_ids("thinking_marks", marks.begin + marks.end, vocab_size)
         if len(self.stop) > MAX_STOP_STRINGS:
-            raise InvalidParam("stop", f"{len(self.stop)} stop strings; at most {MAX_STOP_STRINGS} are allowed")
+            raise InvalidParam(
+                "stop", f"{len(self.stop)} stop strings; at most {MAX_STOP_STRINGS} are allowed"
+            )
         for text in self.stop:
             if not 0 < len(text) <= MAX_STOP_LEN:
                 raise InvalidParam(
-                    "stop", f"a stop string has {len(text)} characters; 1 to {MAX_STOP_LEN:,} are allowed"
+                    "stop",
+                    f"a stop string has {len(text)} characters; 1 to {MAX_STOP_LEN:,} are allowed",
                 )
         if len(self.stop_regex) > MAX_STOP_REGEX:
-            raise InvalidParam("stop_regex", f"{len(self.stop_regex)} patterns; at most {MAX_STOP_REGEX} are allowed")
+            raise InvalidParam(
+                "stop_regex",
+                f"{len(self.stop_regex)} patterns; at most {MAX_STOP_REGEX} are allowed",
+            )
         for text in self.stop_regex:
             if not 0 < len(text) <= MAX_STOP_REGEX_LEN:
                 raise InvalidParam(
-                    "stop_regex", f"a pattern has {len(text)} characters; 1 to {MAX_STOP_REGEX_LEN:,} are allowed"
+                    "stop_regex",
+                    f"a pattern has {len(text)} characters; 1 to {MAX_STOP_REGEX_LEN:,} are allowed",
                 )
         if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
             raise InvalidParam(
-                "stop_token_ids", f"{len(self.stop_token_ids):,} ids; at most {MAX_STOP_TOKEN_IDS:,} are allowed"
+                "stop_token_ids",
+                f"{len(self.stop_token_ids):,} ids; at most {MAX_STOP_TOKEN_IDS:,} are allowed",
             )
         for token in self.stop_token_ids:
             check_number("stop_token_ids", "stop_token_ids", token)
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
             raise InvalidParam(
-                "logit_bias", f"{len(self.logit_bias):,} entries; at most {MAX_LOGIT_BIAS:,} are allowed"
+                "logit_bias",
+                f"{len(self.logit_bias):,} entries; at most {MAX_LOGIT_BIAS:,} are allowed",
             )
         check_token_ids("logit_bias", tuple(self.logit_bias), vocab_size)
         for token, bias in self.logit_bias.items():
@@ -191,10 +226,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             ends = min(self.allowed_token_ids), max(self.allowed_token_ids)
             check_token_ids("allowed_token_ids", ends, vocab_size)
         if len(self.bad_words) > MAX_BAD_WORDS:
-            raise InvalidParam("bad_words", f"{len(self.bad_words):,} words; at most {MAX_BAD_WORDS:,} are allowed")
+            raise InvalidParam(
+                "bad_words", f"{len(self.bad_words):,} words; at most {MAX_BAD_WORDS:,} are allowed"
+            )
         for word in self.bad_words:
             if not 0 < len(word) <= MAX_STOP_LEN or not word.strip(" "):
-                raise InvalidParam("bad_words", f"{word[:32]!r} is no word of 1 to {MAX_STOP_LEN:,} characters")
+                raise InvalidParam(
+                    "bad_words", f"{word[:32]!r} is no word of 1 to {MAX_STOP_LEN:,} characters"
+                )
         for ids in self.bad_word_ids:
             if not ids:
                 raise InvalidParam("bad_word_ids", "a word has no tokens")
@@ -204,7 +243,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 raise InvalidParam("thinking_marks", "a mark of the reasoning has no tokens")
             check_token_ids("thinking_marks", marks.begin + marks.end, vocab_size)
         if len(self.processors) > MAX_PROCESSORS:
-            message = f"{len(self.processors)} logit processors; at most {MAX_PROCESSORS} are allowed"
+            message = (
+                f"{len(self.processors)} logit processors; at most {MAX_PROCESSORS} are allowed"
+            )
             raise InvalidParam("custom_logit_processor", message)
         for processor in self.processors:
             processor.check()
@@ -219,9 +260,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def _check_logprobs(self, vocab_size: int) -> None:
         ids = self.logprob_token_ids
         if ids and self.logprobs is None and self.prompt_logprobs is None:
-            raise InvalidParam("logprob_token_ids", "logprob_token_ids needs logprobs or prompt_logprobs")
+            raise InvalidParam(
+                "logprob_token_ids", "logprob_token_ids needs logprobs or prompt_logprobs"
+            )
         if len(ids) > MAX_LOGPROB_TOKEN_IDS:
-            raise InvalidParam("logprob_token_ids", f"{len(ids):,} ids; at most {MAX_LOGPROB_TOKEN_IDS:,} are allowed")
+            raise InvalidParam(
+                "logprob_token_ids",
+                f"{len(ids):,} ids; at most {MAX_LOGPROB_TOKEN_IDS:,} are allowed",
+            )
         check_token_ids("logprob_token_ids", ids, vocab_size)
 
     def _check_numbers(self) -> None:
@@ -231,7 +277,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 check_number(name, told, value)
         if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
             raise InvalidParam(
-                "min_tokens", f"min_tokens is {self.min_new_tokens}, above max_tokens ({self.max_new_tokens})"
+                "min_tokens",
+                f"min_tokens is {self.min_new_tokens}, above max_tokens ({self.max_new_tokens})",
             )
 
 

@@ -20,28 +20,38 @@ class SessionParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     rid: str = ""  # the turn that it continues; the one that ended last if empty
     offset: int = 0  # where the history is cut; 0: nowhere
     drop_previous_output: bool = False  # the output of that turn is no history
-    replace: bool = False  # forget what followed that turn; without `rid`: forget everything, begin anew
+    replace: bool = (
+        False  # forget what followed that turn; without `rid`: forget everything, begin anew
+    )
     bos_token_id: int | None = None  # a prompt that begins with it loses it behind a history
 
 
-class OpenSession(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="open_session"):
+class OpenSession(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="open_session"
+):
     """Begin a session without history."""
 
     call: int
     session_id: str
     owner: str = ""  # to whom it belongs; ids are told apart by it
-    capacity: int = 0  # tokens that all its turns may have together; 0: as many as the settings allow
+    capacity: int = (
+        0  # tokens that all its turns may have together; 0: as many as the settings allow
+    )
     timeout_s: float = 0.0  # after so long without a request it is closed; 0: as the settings say
 
 
-class OpenSessionReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="open_session_reply"):
+class OpenSessionReply(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="open_session_reply"
+):
     call: int
     session_id: str
     success: bool
     message: str = ""
 
 
-class CloseSession(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="close_session"):
+class CloseSession(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="close_session"
+):
     """Forget a session. While a request of it runs, it takes no other, and is closed when that has ended."""
 
     call: int
@@ -49,7 +59,9 @@ class CloseSession(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     owner: str = ""
 
 
-class CloseSessionReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="close_session_reply"):
+class CloseSessionReply(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="close_session_reply"
+):
     call: int
     session_id: str
     success: bool

@@ -49,7 +49,11 @@ class InitWeightsUpdateGroup(
 
 
 class UpdateWeightsFromDistributed(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="update_weights_from_distributed"
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    tag="update_weights_from_distributed",
 ):
     """Take some weights that rank 0 of a group broadcasts in this order, all of them or none."""
 
@@ -62,14 +66,18 @@ class UpdateWeightsFromDistributed(
     abort_all_requests: bool = False
 
 
-class DestroyWeightsUpdateGroup(msgspec.Struct, frozen=True, kw_only=True, tag="destroy_weights_update_group"):
+class DestroyWeightsUpdateGroup(
+    msgspec.Struct, frozen=True, kw_only=True, tag="destroy_weights_update_group"
+):
     """Leave a group."""
 
     call: int
     group_name: str
 
 
-class ReleaseMemoryOccupation(msgspec.Struct, frozen=True, kw_only=True, tag="release_memory_occupation"):
+class ReleaseMemoryOccupation(
+    msgspec.Struct, frozen=True, kw_only=True, tag="release_memory_occupation"
+):
     """Give memory back to the system. Not while a request holds KV memory. New requests are refused until it is there
     again, those that wait go on waiting."""
 
@@ -77,14 +85,18 @@ class ReleaseMemoryOccupation(msgspec.Struct, frozen=True, kw_only=True, tag="re
     tags: list[str]  # weights, kv_cache
 
 
-class ResumeMemoryOccupation(msgspec.Struct, frozen=True, kw_only=True, tag="resume_memory_occupation"):
+class ResumeMemoryOccupation(
+    msgspec.Struct, frozen=True, kw_only=True, tag="resume_memory_occupation"
+):
     """Use released memory again. Weights are loaded from the folder that they last came from, the cache is empty."""
 
     call: int
     tags: list[str]
 
 
-class WeightsReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="weights_reply"):
+class WeightsReply(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="weights_reply"
+):
     """Answers all of the above, when it is done."""
 
     call: int
@@ -106,7 +118,9 @@ class GetWeightsByName(msgspec.Struct, frozen=True, kw_only=True, tag="get_weigh
     truncate_size: int
 
 
-class GetWeightsByNameReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="weights_by_name_reply"):
+class GetWeightsByNameReply(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="weights_by_name_reply"
+):
     call: int
     success: bool
     shape: list[int] = []  # of the rows

@@ -34,9 +34,13 @@ class Bert:
         labels = config.pooling.labels if config.pooling is not None else ()
         size = config.hidden_size
         self.dense = Linear(size, {naming.dense[1]: size}, True, ops) if labels else None
-        self.classifier = Linear(size, {naming.classifier[1]: len(labels)}, True, ops) if labels else None
+        self.classifier = (
+            Linear(size, {naming.classifier[1]: len(labels)}, True, ops) if labels else None
+        )
 
-    def forward(self, tokens: Tensor, positions: Tensor, types: Tensor, attention: WholeAttention) -> Tensor:
+    def forward(
+        self, tokens: Tensor, positions: Tensor, types: Tensor, attention: WholeAttention
+    ) -> Tensor:
         x = self.embeddings(tokens, positions, types)
         for layer in self.layers:
             x = layer(x, attention)
@@ -56,9 +60,15 @@ class Bert:
         yield from self.embeddings.weights(f"{naming.base}.embeddings")
         for index, layer in enumerate(self.layers):
             yield from layer.weights(f"{naming.base}.encoder.layer.{index}")
-        for projection, (part, _) in ((self.dense, naming.dense), (self.classifier, naming.classifier)):
+        for projection, (part, _) in (
+            (self.dense, naming.dense),
+            (self.classifier, naming.classifier),
+        ):
             if projection is not None:
-                yield from (weight._replace(name=weight.name.lstrip(".")) for weight in projection.weights(part))
+                yield from (
+                    weight._replace(name=weight.name.lstrip("."))
+                    for weight in projection.weights(part)
+                )
 
 
 def roberta(config: ModelConfig, ops: EncoderOps) -> Bert:

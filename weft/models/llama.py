@@ -39,7 +39,11 @@ class Llama:
         self.head = make_head(config, self.embedding, ops)
 
     def forward(
-        self, tokens: Tensor, positions: Tensor, attention: PagedAttention, vectors: Tensor | None = None
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        attention: PagedAttention,
+        vectors: Tensor | None = None,
     ) -> Tensor:
         x = self.embedding(tokens, vectors)
         for layer in self.layers:

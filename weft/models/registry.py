@@ -19,20 +19,28 @@ from weft.ops.protocol import Ops
 
 _KINDS = ("Model", "ForSequenceClassification")
 _DECODERS = dict.fromkeys(("Llama", "Mistral", "Qwen2", "Qwen3"), "weft.models.llama:Llama")
-_ENCODERS = {"Bert": "weft.models.bert:Bert"} | dict.fromkeys(("Roberta", "XLMRoberta"), "weft.models.bert:roberta")
+_ENCODERS = {"Bert": "weft.models.bert:Bert"} | dict.fromkeys(
+    ("Roberta", "XLMRoberta"), "weft.models.bert:roberta"
+)
 
 MODELS = {
     "LlamaForCausalLM": "weft.models.llama:Llama",
     "MistralForCausalLM": "weft.models.llama:Llama",
     "Qwen2ForCausalLM": "weft.models.llama:Llama",
     "Qwen3ForCausalLM": "weft.models.llama:Llama",
-    **{f"{name}{kind}": place for kind in _KINDS for name, place in (_DECODERS | _ENCODERS).items()},
+    **{
+        f"{name}{kind}": place for kind in _KINDS for name, place in (_DECODERS | _ENCODERS).items()
+    },
 }
 
 
 class Model(Protocol):
     def forward(
-        self, tokens: Tensor, positions: Tensor, attention: PagedAttention, vectors: Tensor | None = None
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        attention: PagedAttention,
+        vectors: Tensor | None = None,
     ) -> Tensor:
         """Run the tokens of one step: tokens [T] and positions [T] (int64) -> hidden states [T, hidden], as the last
         layer leaves them, before the final norm.
@@ -60,7 +68,9 @@ class Model(Protocol):
 class Encoder(Protocol):
     """A model whose tokens see the whole prompt, and which therefore has no KV. The rest is as in `Model`."""
 
-    def forward(self, tokens: Tensor, positions: Tensor, types: Tensor, attention: WholeAttention) -> Tensor:
+    def forward(
+        self, tokens: Tensor, positions: Tensor, types: Tensor, attention: WholeAttention
+    ) -> Tensor:
         """Run whole prompts, one behind the other: tokens, positions and kinds of segment, each [T] (int64) -> hidden
         states [T, hidden]."""
         ...

@@ -27,13 +27,29 @@ class System(NamedTuple):
 
 
 _SAME_IN_SGLANG = (
-    *("num_running_reqs", "num_queue_reqs", "token_usage", "num_used_tokens", "kv_available_tokens"),
-    *("kv_evictable_tokens", "max_total_num_tokens", "new_token_ratio", "cache_hit_rate", "gen_throughput"),
+    *(
+        "num_running_reqs",
+        "num_queue_reqs",
+        "token_usage",
+        "num_used_tokens",
+        "kv_available_tokens",
+    ),
+    *(
+        "kv_evictable_tokens",
+        "max_total_num_tokens",
+        "new_token_ratio",
+        "cache_hit_rate",
+        "gen_throughput",
+    ),
     *("prompt_tokens", "generation_tokens", "cached_tokens", "evicted_tokens"),
     *("num_requests", "num_aborted_requests", "num_retracted_requests"),
     *("num_grammar_queue_reqs", "num_grammar_cache_hit", "num_grammar_aborted"),
     *("time_to_first_token_seconds", "inter_token_latency_seconds", "e2e_request_latency_seconds"),
-    *("request_time_per_output_token_seconds", "queue_time_seconds", "per_stage_req_latency_seconds"),
+    *(
+        "request_time_per_output_token_seconds",
+        "queue_time_seconds",
+        "per_stage_req_latency_seconds",
+    ),
     *("prompt_tokens_histogram", "generation_tokens_histogram", "uncached_prompt_tokens_histogram"),
     *("http_requests", "http_responses", "http_requests_active"),
     *("startup_time_seconds", "process_cpu_seconds"),
@@ -109,7 +125,9 @@ class Renamed(Collector):
             if picked and sample.labels.get(key) != value:
                 continue
             own = {label: text for label, text in sample.labels.items() if label != key}
-            labels = {self._system.renamed_labels.get(label, label): text for label, text in own.items()}
+            labels = {
+                self._system.renamed_labels.get(label, label): text for label, text in own.items()
+            }
             renamed.samples.append(
                 Sample(
                     name + sample.name[len(family.name) :],

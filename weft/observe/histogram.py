@@ -35,7 +35,9 @@ class Histogram:
 
     def observe(self, values: Sequence[float]) -> None:
         if values:
-            self._counts += np.bincount(np.searchsorted(self._edges, values), minlength=len(self._counts))
+            self._counts += np.bincount(
+                np.searchsorted(self._edges, values), minlength=len(self._counts)
+            )
             self.sum += float(sum(values))
 
     def observe_one(self, value: float, rid: str = "") -> None:
@@ -50,13 +52,17 @@ class Histogram:
     def buckets(self) -> list[tuple[str, float, Exemplar | None]]:
         """Upper bound, number of values up to it, and an example of those above the bound before."""
         names = [*map(str, self._bounds), "+Inf"]
-        return list(zip(names, np.cumsum(self._counts).astype(float).tolist(), self._exemplars, strict=True))
+        return list(
+            zip(names, np.cumsum(self._counts).astype(float).tolist(), self._exemplars, strict=True)
+        )
 
 
 class Histograms(Collector):
     """Histograms of one name, told apart by one label. Past `most` of them the rest share the label "other"."""
 
-    def __init__(self, name: str, help: str, bounds: Sequence[float], model_name: str, label: str, most: int) -> None:
+    def __init__(
+        self, name: str, help: str, bounds: Sequence[float], model_name: str, label: str, most: int
+    ) -> None:
         self._name = name
         self._help = help
         self._bounds = bounds

@@ -37,7 +37,11 @@ def escaped(value: object, max_len: int = MAX_VALUE_LEN) -> str:
     text = text.encode("utf-8", "backslashreplace").decode()  # lone surrogates
     if len(raw) > max_len:
         text += "..."
-    return text if text.isascii() and text == raw and not set(text) & set(" =") and text else f'"{text}"'
+    return (
+        text
+        if text.isascii() and text == raw and not set(text) & set(" =") and text
+        else f'"{text}"'
+    )
 
 
 class EventLog:
@@ -45,7 +49,9 @@ class EventLog:
 
     def __init__(self, component: str) -> None:
         self._logger = logging.getLogger(f"weft.{component}")
-        self._seldom: dict[str, tuple[float, int]] = {}  # event: when it was last written, how often it came since
+        self._seldom: dict[
+            str, tuple[float, int]
+        ] = {}  # event: when it was last written, how often it came since
 
     def debug(self, event: str, **fields: object) -> None:
         self._write(logging.DEBUG, event, fields)
@@ -91,13 +97,19 @@ class LineFormatter(logging.Formatter):
         component = record.name.removeprefix("weft.")
         fields = getattr(record, "fields", None)
         # an event of ours is a constant, a foreign message may hold anything
-        event = record.getMessage() if fields is not None else escaped(record.getMessage(), 2_000).strip('"')
+        event = (
+            record.getMessage()
+            if fields is not None
+            else escaped(record.getMessage(), 2_000).strip('"')
+        )
         line = f"{clock}.{int(record.msecs):03d} {record.levelname.lower()} {component} {event}"
         for key, value in (fields or {}).items():
             line += f" {key}={escaped(value)}"
         if record.exc_info:
             trace = self.formatException(record.exc_info)
-            line += "".join(f"\n    {part.translate(_TRACE_ESCAPES)}" for part in trace.splitlines())
+            line += "".join(
+                f"\n    {part.translate(_TRACE_ESCAPES)}" for part in trace.splitlines()
+            )
         return line
 
 
@@ -144,7 +156,11 @@ def setup(level: str = "info", stream: TextIO | None = None, format: str = "text
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
     set_level(level)
-    for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):  # what clients send wrong is not worth a line each
+    for name in (
+        "uvicorn",
+        "uvicorn.error",
+        "uvicorn.access",
+    ):  # what clients send wrong is not worth a line each
         logging.getLogger(name).setLevel(logging.ERROR)
 
 

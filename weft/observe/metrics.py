@@ -31,32 +31,62 @@ _GAUGES = {  # name: (field of the engine's snapshot, help)
     "num_used_tokens": ("kv_used", "KV tokens held by requests."),
     "kv_evictable_tokens": ("kv_evictable", "KV tokens cached and free to evict."),
     "kv_held_tokens": ("kv_held", "KV tokens cached for sessions until memory is needed."),
-    "kv_quarantined_tokens": ("kv_quarantined", "KV tokens out of circulation after a fault in the books."),
+    "kv_quarantined_tokens": (
+        "kv_quarantined",
+        "KV tokens out of circulation after a fault in the books.",
+    ),
     "max_total_num_tokens": ("kv_tokens", "Size of the KV pool in tokens."),
     "max_running_reqs": ("max_running_requests", "Requests that may run together."),
-    "num_queue_tokens": ("num_waiting_tokens", "Prompt tokens of requests that wait for their first admission."),
+    "num_queue_tokens": (
+        "num_waiting_tokens",
+        "Prompt tokens of requests that wait for their first admission.",
+    ),
     "num_sessions": ("num_sessions", "Open sessions."),
     "num_grammar_queue_reqs": ("num_grammar_queue", "Requests whose grammar is being compiled."),
-    "new_token_ratio": ("new_token_ratio", "Part of the promised new tokens that admission reserves."),
+    "new_token_ratio": (
+        "new_token_ratio",
+        "Part of the promised new tokens that admission reserves.",
+    ),
 }
 _COUNTERS = {
     "prompt_tokens": ("total_prompt_tokens", "Prompt tokens of admitted requests."),
     "cached_tokens": ("total_cached_tokens", "Prompt tokens found in the prefix cache."),
-    "prefilled_tokens": ("total_prefilled_tokens", "Tokens computed in prefills, again after a retraction."),
+    "prefilled_tokens": (
+        "total_prefilled_tokens",
+        "Tokens computed in prefills, again after a retraction.",
+    ),
     "generation_tokens": ("total_generated_tokens", "Tokens generated."),
-    "num_retracted_requests": ("total_retractions", "Times that a running request went back to the queue."),
+    "num_retracted_requests": (
+        "total_retractions",
+        "Times that a running request went back to the queue.",
+    ),
     "evicted_tokens": ("total_evicted_tokens", "KV tokens evicted from the prefix cache."),
     "engine_steps": ("total_steps", "Steps of the engine."),
     "engine_prefill_steps": ("total_prefill_steps", "Steps that computed prompts."),
     "num_queue_full_requests": ("total_queue_full", "Requests refused because the queue was full."),
-    "engine_unknown_messages": ("total_unknown_messages", "Messages to the engine that nobody handles."),
-    "engine_duplicate_requests": ("total_duplicate_requests", "Requests with the number of an open one."),
-    "engine_failed_messages": ("total_failed_messages", "Messages to the engine whose handling raised."),
-    "engine_dropped_messages": ("total_dropped_messages", "Messages to the engine that could not be read."),
+    "engine_unknown_messages": (
+        "total_unknown_messages",
+        "Messages to the engine that nobody handles.",
+    ),
+    "engine_duplicate_requests": (
+        "total_duplicate_requests",
+        "Requests with the number of an open one.",
+    ),
+    "engine_failed_messages": (
+        "total_failed_messages",
+        "Messages to the engine whose handling raised.",
+    ),
+    "engine_dropped_messages": (
+        "total_dropped_messages",
+        "Messages to the engine that could not be read.",
+    ),
     "num_grammar": ("total_grammars", "Grammars that requests have asked for."),
     "num_grammar_cache_hit": ("total_grammar_hits", "Of these, found in the cache."),
     "num_grammar_aborted": ("total_grammar_refused", "And invalid, or too much to compile."),
-    "forced_tokens": ("total_forced_tokens", "Of the generated tokens, those about which a grammar left no choice."),
+    "forced_tokens": (
+        "total_forced_tokens",
+        "Of the generated tokens, those about which a grammar left no choice.",
+    ),
     "kv_faults": ("total_faults", "Faults found in the books of KV memory."),
     "engine_busy_seconds": ("busy_s", "Time that the engine had work."),
 }
@@ -65,7 +95,9 @@ _COUNTERS = {
 class Latency:
     """The latencies of one priority. The client collects those of a step, then `Metrics.end_step` counts them."""
 
-    def __init__(self, inter_token: Histogram, first_token: Histogram, e2e: Histogram, queue: Histogram) -> None:
+    def __init__(
+        self, inter_token: Histogram, first_token: Histogram, e2e: Histogram, queue: Histogram
+    ) -> None:
         self.gaps: list[float] = []  # between two tokens, of this step
         self.first_token = first_token
         self.e2e = e2e
@@ -85,43 +117,81 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.model_name = self._model_name = model_name
         by_priority = [
-            self._histograms("inter_token_latency_seconds", "Between two tokens of a completion.", "priority"),
-            self._histograms("time_to_first_token_seconds", "From request to first token.", "priority"),
+            self._histograms(
+                "inter_token_latency_seconds", "Between two tokens of a completion.", "priority"
+            ),
+            self._histograms(
+                "time_to_first_token_seconds", "From request to first token.", "priority"
+            ),
             self._histograms("e2e_request_latency_seconds", "From request to end.", "priority"),
-            self._histograms("queue_time_seconds", "From arrival in the scheduler to admission.", "priority"),
+            self._histograms(
+                "queue_time_seconds", "From arrival in the scheduler to admission.", "priority"
+            ),
         ]
         self._by_priority = by_priority
         self._latencies: dict[int, Latency] = {}
         self.latency(0)
-        stages = self._histograms("per_stage_req_latency_seconds", "Time of a completion in a stage.", "stage")
+        stages = self._histograms(
+            "per_stage_req_latency_seconds", "Time of a completion in a stage.", "stage"
+        )
         self._stages = {stage: stages.of(stage) for stage in STAGES}
         self._time_per_token = self._histogram(
-            "request_time_per_output_token_seconds", "Mean time of a completion's tokens after the first.", SECONDS
+            "request_time_per_output_token_seconds",
+            "Mean time of a completion's tokens after the first.",
+            SECONDS,
         )
-        self._inference = self._histogram("request_inference_time_seconds", "From admission to end.", SECONDS)
-        self._prompt_tokens = self._histogram("prompt_tokens_histogram", "Prompt tokens of a completion.", TOKENS)
+        self._inference = self._histogram(
+            "request_inference_time_seconds", "From admission to end.", SECONDS
+        )
+        self._prompt_tokens = self._histogram(
+            "prompt_tokens_histogram", "Prompt tokens of a completion.", TOKENS
+        )
         self._uncached_tokens = self._histogram(
-            "uncached_prompt_tokens_histogram", "Prompt tokens of a completion that were not cached.", TOKENS
+            "uncached_prompt_tokens_histogram",
+            "Prompt tokens of a completion that were not cached.",
+            TOKENS,
         )
         self._generation_tokens = self._histogram(
             "generation_tokens_histogram", "Generated tokens of a completion.", TOKENS
         )
-        self._params_n = self._histogram("request_params_n", "Completions that a request asked for.", COUNTS)
+        self._params_n = self._histogram(
+            "request_params_n", "Completions that a request asked for.", COUNTS
+        )
         self._params_max_tokens = self._histogram(
             "request_params_max_tokens", "Tokens that a completion may have at most.", TOKENS
         )
-        self._requests = self._counter("num_requests", "Finished completions.", "model_name", "finish_reason")
-        self._aborted = self._counter("num_aborted_requests", "Completions that were aborted.", "model_name")
-        self._failed = self._counter("num_failed_requests", "Completions that failed.", "model_name", "status_code")
+        self._requests = self._counter(
+            "num_requests", "Finished completions.", "model_name", "finish_reason"
+        )
+        self._aborted = self._counter(
+            "num_aborted_requests", "Completions that were aborted.", "model_name"
+        )
+        self._failed = self._counter(
+            "num_failed_requests", "Completions that failed.", "model_name", "status_code"
+        )
         self._refused = self._counter("refused", "What exceeded a limit.", "limit")
         self._http_requests = self._counter("http_requests", "HTTP requests.", "endpoint", "method")
-        self._http_responses = self._counter("http_responses", "HTTP responses.", "endpoint", "status_code")
-        self._http_seconds = self._histograms("http_request_duration_seconds", "Of HTTP requests.", "endpoint", 200)
-        self._unknown_fields = self._counter("unknown_request_fields", "Unknown fields in request bodies.")
-        self._http_active = Gauge(f"{PREFIX}http_requests_active", "Open HTTP requests.", registry=self.registry)
-        self._responding = self._gauge("engine_responding", "1 while the engine answers, 0 while it hangs.")
-        self._startup = self._gauge("startup_time_seconds", "Time of a phase of the start.", "phase")
-        self._cache_config = self._gauge("cache_config_info", "Pages of the KV cache.", "block_size", "num_gpu_blocks")
+        self._http_responses = self._counter(
+            "http_responses", "HTTP responses.", "endpoint", "status_code"
+        )
+        self._http_seconds = self._histograms(
+            "http_request_duration_seconds", "Of HTTP requests.", "endpoint", 200
+        )
+        self._unknown_fields = self._counter(
+            "unknown_request_fields", "Unknown fields in request bodies."
+        )
+        self._http_active = Gauge(
+            f"{PREFIX}http_requests_active", "Open HTTP requests.", registry=self.registry
+        )
+        self._responding = self._gauge(
+            "engine_responding", "1 while the engine answers, 0 while it hangs."
+        )
+        self._startup = self._gauge(
+            "startup_time_seconds", "Time of a phase of the start.", "phase"
+        )
+        self._cache_config = self._gauge(
+            "cache_config_info", "Pages of the KV cache.", "block_size", "num_gpu_blocks"
+        )
         self.engine = EngineGauges(model_name)
         self.processes = Processes()
         self.registry.register(self.engine)
@@ -151,7 +221,9 @@ class Metrics:
         self._params_n.observe_one(n)
         self._params_max_tokens.observe_one(max_tokens)
 
-    def finished(self, reason: str, status: int, *, prompt_tokens: int, cached_tokens: int, num_tokens: int) -> None:
+    def finished(
+        self, reason: str, status: int, *, prompt_tokens: int, cached_tokens: int, num_tokens: int
+    ) -> None:
         """One completion has ended."""
         self._requests.labels(self._model_name, reason).inc()
         if reason == "abort":
@@ -210,7 +282,9 @@ class Metrics:
     def _gauge(self, name: str, help: str, *labels: str) -> Gauge:
         return Gauge(PREFIX + name, help, labels, registry=self.registry)
 
-    def _histograms(self, name: str, help: str, label: str, most: int = MAX_PRIORITIES) -> Histograms:
+    def _histograms(
+        self, name: str, help: str, label: str, most: int = MAX_PRIORITIES
+    ) -> Histograms:
         histograms = Histograms(PREFIX + name, help, SECONDS, self._model_name, label, most)
         self.registry.register(histograms)
         return histograms
@@ -249,19 +323,32 @@ class EngineGauges(Collector):
     @property
     def cache_hit_rate(self) -> float:
         """Part of all prompt tokens that were found in the prefix cache, 0 to 1."""
-        return self._numbers.get("total_cached_tokens", 0) / max(self._numbers.get("total_prompt_tokens", 0), 1)
+        return self._numbers.get("total_cached_tokens", 0) / max(
+            self._numbers.get("total_prompt_tokens", 0), 1
+        )
 
     @property
     def available_tokens(self) -> float:
         """KV tokens that nobody uses, not even the cache."""
-        held = sum(self._numbers.get(name, 0) for name in ("kv_used", "kv_evictable", "kv_held", "kv_quarantined"))
+        held = sum(
+            self._numbers.get(name, 0)
+            for name in ("kv_used", "kv_evictable", "kv_held", "kv_quarantined")
+        )
         return max(self._numbers.get("kv_tokens", 0) - held, 0)
 
     def collect(self) -> Iterator[Metric]:
-        gauges = {name: (self._numbers.get(field, 0), help) for name, (field, help) in _GAUGES.items()}
+        gauges = {
+            name: (self._numbers.get(field, 0), help) for name, (field, help) in _GAUGES.items()
+        }
         gauges["token_usage"] = (self.token_usage, "Part of the KV pool that requests hold.")
-        gauges["kv_available_tokens"] = (self.available_tokens, "KV tokens neither held nor cached.")
-        gauges["cache_hit_rate"] = (self.cache_hit_rate, "Part of all prompt tokens found in the prefix cache.")
+        gauges["kv_available_tokens"] = (
+            self.available_tokens,
+            "KV tokens neither held nor cached.",
+        )
+        gauges["cache_hit_rate"] = (
+            self.cache_hit_rate,
+            "Part of all prompt tokens found in the prefix cache.",
+        )
         gauges["gen_throughput"] = (self.gen_throughput, "Tokens generated per second.")
         for name, (value, help) in gauges.items():
             gauge = GaugeMetricFamily(PREFIX + name, help, labels=["model_name"])
@@ -283,8 +370,12 @@ class Processes(Collector):
         self._pids[component] = pid
 
     def collect(self) -> Iterator[Metric]:
-        cpu = CounterMetricFamily(f"{PREFIX}process_cpu_seconds", "Processor time.", labels=["component"])
-        memory = GaugeMetricFamily(f"{PREFIX}process_resident_memory_bytes", "Memory in use.", labels=["component"])
+        cpu = CounterMetricFamily(
+            f"{PREFIX}process_cpu_seconds", "Processor time.", labels=["component"]
+        )
+        memory = GaugeMetricFamily(
+            f"{PREFIX}process_resident_memory_bytes", "Memory in use.", labels=["component"]
+        )
         for component, pid in self._pids.items():
             try:
                 process = psutil.Process(pid)

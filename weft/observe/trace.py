@@ -65,12 +65,16 @@ def make_tracer(endpoint: str, model_name: str) -> Tracer:
     if not endpoint:
         return NoTracer()
     if not endpoint.startswith(("http://", "https://")):
-        raise SettingsError(f"--otlp-endpoint is {endpoint!r}; http://HOST:4318/v1/traces is expected")
+        raise SettingsError(
+            f"--otlp-endpoint is {endpoint!r}; http://HOST:4318/v1/traces is expected"
+        )
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as exc:
-        raise SettingsError("--otlp-endpoint needs the extra weft[trace]: pip install 'weft[trace]'") from exc
+        raise SettingsError(
+            "--otlp-endpoint needs the extra weft[trace]: pip install 'weft[trace]'"
+        ) from exc
     return OtelTracer(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)), model_name)
 
 
@@ -82,7 +86,9 @@ class OtelTracer:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        self._provider = TracerProvider(resource=Resource.create({"service.name": "weft", "model_name": model_name}))
+        self._provider = TracerProvider(
+            resource=Resource.create({"service.name": "weft", "model_name": model_name})
+        )
         self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer("weft", __version__)
         self._propagator = TraceContextTextMapPropagator()
@@ -91,7 +97,9 @@ class OtelTracer:
         from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 
         epoch_ns = time.time_ns() - int(time.perf_counter() * 1e9)
-        parent = self._propagator.extract({"traceparent": trace.traceparent})  # an invalid one counts as none
+        parent = self._propagator.extract(
+            {"traceparent": trace.traceparent}
+        )  # an invalid one counts as none
         at_ns = epoch_ns + int(trace.began_s * 1e9)
         span = self._tracer.start_span(
             "llm_request",

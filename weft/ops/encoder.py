@@ -31,7 +31,9 @@ class Tables(NamedTuple):
 
 
 class EncoderOps(Ops, Protocol):
-    def embed_sum(self, tokens: Tensor, positions: Tensor, kinds: Tensor, tables: Tables, norm: LayerNorm) -> Tensor:
+    def embed_sum(
+        self, tokens: Tensor, positions: Tensor, kinds: Tensor, tables: Tables, norm: LayerNorm
+    ) -> Tensor:
         """layer_norm(word + kind + position): each [T] -> [T, H]"""
         ...
 
@@ -47,9 +49,13 @@ class EncoderOps(Ops, Protocol):
 class PlainEncoderOps(PlainOps):
     """`EncoderOps` in plain torch."""
 
-    def embed_sum(self, tokens: Tensor, positions: Tensor, kinds: Tensor, tables: Tables, norm: LayerNorm) -> Tensor:
+    def embed_sum(
+        self, tokens: Tensor, positions: Tensor, kinds: Tensor, tables: Tables, norm: LayerNorm
+    ) -> Tensor:
         content = self.embed(tokens, tables.words) + self.embed(kinds, tables.kinds)
-        return self.layer_norm(content + self.embed(positions + tables.first_position, tables.positions), norm)
+        return self.layer_norm(
+            content + self.embed(positions + tables.first_position, tables.positions), norm
+        )
 
     def layer_norm(self, x: Tensor, norm: LayerNorm) -> Tensor:
         return F.layer_norm(x, (x.shape[-1],), *norm)

@@ -19,7 +19,11 @@ def row_keys(seeds: NDArray[np.int64], positions: NDArray[np.int32]) -> NDArray[
     """Two 32-bit keys for each (seed, position): [n], [n] -> [n, 2]. Source: splitmix64, Steele et al. 2014."""
     with np.errstate(over="ignore"):
         x = _splitmix(_splitmix(seeds.astype(np.uint64)) ^ positions.astype(np.uint64))
-    return np.stack((x & np.uint64(MASK_32), x >> np.uint64(32)), axis=1).astype(np.uint32).view(np.int32)
+    return (
+        np.stack((x & np.uint64(MASK_32), x >> np.uint64(32)), axis=1)
+        .astype(np.uint32)
+        .view(np.int32)
+    )
 
 
 def gumbel(keys: Tensor, num_tokens: int) -> Tensor:

@@ -20,7 +20,12 @@ class PlainMatrix:
     format = ""  # in which they are quantised
 
     def __init__(
-        self, in_size: int, sizes: tuple[int, ...], bias: bool, dtype: torch.dtype, device: torch.device
+        self,
+        in_size: int,
+        sizes: tuple[int, ...],
+        bias: bool,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         self.sizes = sizes
         self._weight = torch.empty(sum(sizes), in_size, dtype=dtype, device=device)
@@ -62,7 +67,13 @@ class QuantizedMatrix(PlainMatrix):
     time."""
 
     def __init__(
-        self, in_size: int, sizes: tuple[int, ...], bias: bool, dtype: torch.dtype, device: torch.device, format: str
+        self,
+        in_size: int,
+        sizes: tuple[int, ...],
+        bias: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+        format: str,
     ) -> None:
         super().__init__(0, sizes, bias, dtype, device)
         self.format = format
@@ -94,7 +105,10 @@ class QuantizedMatrix(PlainMatrix):
         self._part(self.scales, part)[start:end].copy_(scales)
 
     def get(self, part: int, start: int = 0, stop: int | None = None) -> Tensor:
-        values, scales = self._part(self.values, part)[start:stop], self._part(self.scales, part)[start:stop]
+        values, scales = (
+            self._part(self.values, part)[start:stop],
+            self._part(self.scales, part)[start:stop],
+        )
         return dequantize(values, scales).to(self._dtype)
 
 
@@ -112,9 +126,17 @@ class PlainOps:
         return values
 
     def matrix(
-        self, in_size: int, sizes: tuple[int, ...], *, bias: bool = False, gated: bool = False, precise: bool = False
+        self,
+        in_size: int,
+        sizes: tuple[int, ...],
+        *,
+        bias: bool = False,
+        gated: bool = False,
+        precise: bool = False,
     ) -> Matrix:
-        matrix = self._matrix(in_size, sizes, bias, "int8" if precise and self._format else self._format)
+        matrix = self._matrix(
+            in_size, sizes, bias, "int8" if precise and self._format else self._format
+        )
         self.kept += matrix.kept
         return matrix
 
@@ -128,7 +150,9 @@ class PlainOps:
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         return rms_norm(x, *norm)
 
-    def linear(self, x: Tensor, weight: Matrix, *, norm: Norm | None = None, add: Tensor | None = None) -> Tensor:
+    def linear(
+        self, x: Tensor, weight: Matrix, *, norm: Norm | None = None, add: Tensor | None = None
+    ) -> Tensor:
         matrix = _plain(weight)
         x = x if norm is None else rms_norm(x, *norm)
         if matrix.format == "fp8":

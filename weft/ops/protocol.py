@@ -59,7 +59,13 @@ class Ops(Protocol):
         ...
 
     def matrix(
-        self, in_size: int, sizes: tuple[int, ...], *, bias: bool = False, gated: bool = False, precise: bool = False
+        self,
+        in_size: int,
+        sizes: tuple[int, ...],
+        *,
+        bias: bool = False,
+        gated: bool = False,
+        precise: bool = False,
     ) -> Matrix:
         """A weight without content yet. `gated`: for `gated`, with two parts of one size. `precise`: embeddings and
         heads, which suffer most from few bits, and get at least eight."""
@@ -74,7 +80,9 @@ class Ops(Protocol):
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor: ...
 
-    def linear(self, x: Tensor, weight: Matrix, *, norm: Norm | None = None, add: Tensor | None = None) -> Tensor:
+    def linear(
+        self, x: Tensor, weight: Matrix, *, norm: Norm | None = None, add: Tensor | None = None
+    ) -> Tensor:
         """(add +) W norm(x) + bias: [T, in] -> [T, out]"""
         ...
 

@@ -36,7 +36,9 @@ def quantize_int4(weight: Tensor, group: int = GROUP) -> tuple[Tensor, Tensor]:
     The scale of a group is, of a few below and at the largest weight / 7.5, the one with the least squared error.
     """
     out_size, in_size = weight.shape
-    padded = torch.nn.functional.pad(weight.float(), (0, -in_size % group)).view(out_size, -1, group)
+    padded = torch.nn.functional.pad(weight.float(), (0, -in_size % group)).view(
+        out_size, -1, group
+    )
     largest = padded.abs().amax(dim=2) / 7.5
     best, least = largest, torch.full_like(largest, torch.inf)
     for part in (1.0, 0.95, 0.9, 0.85, 0.8, 0.75):
@@ -68,7 +70,11 @@ def widened(rows: Tensor, scales: Tensor | None) -> Tensor:
 
 
 QUANTIZE = {"int8": quantize_int8, "int4": quantize_int4, "fp8": quantize_fp8}
-KEPT_IN = {"int8": torch.int8, "int4": torch.int8, "fp8": FP8}  # integers of four bits have eight in torch
+KEPT_IN = {
+    "int8": torch.int8,
+    "int4": torch.int8,
+    "fp8": FP8,
+}  # integers of four bits have eight in torch
 
 
 def _four_bits(groups: Tensor, scales: Tensor) -> Tensor:

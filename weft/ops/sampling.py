@@ -21,7 +21,9 @@ from weft.ops.noise import gumbel, row_keys
 FloatArray: TypeAlias = NDArray[np.float32]
 IntArray: TypeAlias = NDArray[np.int32]
 
-BLOCK_SIZE = 1 << 19  # logits that are drawn from together: they stay in the cache from one operation to the next
+BLOCK_SIZE = (
+    1 << 19
+)  # logits that are drawn from together: they stay in the cache from one operation to the next
 FIRST_CANDIDATES = 128  # tokens that are sorted for top-p at first; if their mass is too small, eight times as many
 
 
@@ -146,7 +148,9 @@ class TorchChoose:
     """The specification."""
 
     def tokens(self, logits: Tensor, draws: Draws) -> Chosen:
-        peaks, tokens = logits.max(dim=-1)  # the first of equal ones; a NaN is the maximum of its row
+        peaks, tokens = logits.max(
+            dim=-1
+        )  # the first of equal ones; a NaN is the maximum of its row
         rows = np.flatnonzero(draws.temperature > 0)
         block_len = max(1, BLOCK_SIZE // logits.shape[1])
         for begin in range(0, len(rows), block_len):
@@ -159,7 +163,9 @@ class TorchChoose:
         bits = (masks[:, :, None] >> torch.arange(32, device=masks.device)) & 1
         forbidden = bits.flatten(1) == 0
         behind = (0, logits.shape[1] - forbidden.shape[1])
-        forbidden = torch.nn.functional.pad(forbidden, behind, value=True)  # a negative number of columns is cut off
+        forbidden = torch.nn.functional.pad(
+            forbidden, behind, value=True
+        )  # a negative number of columns is cut off
         logits[rows] = logits[rows].masked_fill_(forbidden, -torch.inf)
 
     def penalise(self, logits: Tensor, seen: Seen, last_tokens: Tensor) -> None:
@@ -172,16 +178,24 @@ class TorchChoose:
         # One key per (penalised row, token) seen; `counts` tells how often it was generated.
         known = on(logits, owner * vocab_size + seen.history)
         keys = torch.cat((known, lacking * vocab_size + last_tokens[rows[lacking]]))
-        weights = torch.cat((on(logits, in_output), torch.ones_like(lacking, dtype=torch.bool))).double()
+        weights = torch.cat(
+            (on(logits, in_output), torch.ones_like(lacking, dtype=torch.bool))
+        ).double()
         keys, inverse = torch.unique(keys, return_inverse=True)
-        counts = torch.zeros(len(keys), dtype=torch.float64, device=logits.device).index_add_(0, inverse, weights)
+        counts = torch.zeros(len(keys), dtype=torch.float64, device=logits.device).index_add_(
+            0, inverse, weights
+        )
         row = keys // vocab_size
         place = (rows[row], keys % vocab_size)
         score = logits[place].double()
         repetition = on(logits, seen.repetition)[row].double()
         score = torch.where(score > 0, score / repetition, score * repetition)
-        frequency, presence = (on(logits, one)[row].double() for one in (seen.frequency, seen.presence))
-        logits[place] = torch.where(counts > 0, score - counts * frequency - presence, score).float()
+        frequency, presence = (
+            on(logits, one)[row].double() for one in (seen.frequency, seen.presence)
+        )
+        logits[place] = torch.where(
+            counts > 0, score - counts * frequency - presence, score
+        ).float()
 
     def logprobs(self, logits: Tensor, chosen: Chosen, rows: Tensor, num_top: int) -> Likeliest:
         wide = logits[rows]
@@ -229,14 +243,18 @@ def _top_cut(x: Tensor, top_k: IntArray, top_p: FloatArray) -> Tensor:
     while True:
         num = min(num, vocab_size)
         values = x.topk(num, dim=-1).values
-        kth = values.gather(1, (k - 1).clamp_(min=0)[:, None]).masked_fill_(~limited[:, None], -torch.inf)
+        kth = values.gather(1, (k - 1).clamp_(min=0)[:, None]).masked_fill_(
+            ~limited[:, None], -torch.inf
+        )
         if (top_p >= 1).all():
             return kth[:, 0]
         total = x.exp().masked_fill_(x < kth, 0).sum(dim=-1, keepdim=True)
         mass = values.exp().masked_fill_(values < kth, 0)
         inside = (mass.cumsum(dim=-1) - mass < p[:, None] * total).sum(dim=-1, keepdim=True)
         if num == vocab_size or ((inside[:, 0] < num) | limited | (p >= 1)).all():
-            nucleus = values.gather(1, inside.clamp_(min=1) - 1).masked_fill_((p >= 1)[:, None], -torch.inf)
+            nucleus = values.gather(1, inside.clamp_(min=1) - 1).masked_fill_(
+                (p >= 1)[:, None], -torch.inf
+            )
             return torch.maximum(kth, nucleus)[:, 0]
         num *= 8
 

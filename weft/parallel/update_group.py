@@ -31,7 +31,15 @@ class UpdateGroup:
     """One rank's end of the group."""
 
     def __init__(
-        self, name: str, host: str, port: int, *, rank: int, world_size: int, backend: str, timeout_s: float
+        self,
+        name: str,
+        host: str,
+        port: int,
+        *,
+        rank: int,
+        world_size: int,
+        backend: str,
+        timeout_s: float,
     ) -> None:
         """Join, which waits for all others, at most `timeout_s`. Raises GroupError."""
         self.name = name
@@ -39,10 +47,18 @@ class UpdateGroup:
         self._timeout = timedelta(seconds=timeout_s)
         try:
             if rank:
-                _await_listener(host, port, timeout_s)  # torch would wait too, but fill the log meanwhile
+                _await_listener(
+                    host, port, timeout_s
+                )  # torch would wait too, but fill the log meanwhile
             self._store, self._group = self._join(host, port, rank, world_size, backend)
-        except (RuntimeError, ValueError, OSError) as exc:  # of torch: of every kind, with addresses in their texts
-            raise GroupError(f"the group {name!r} did not come together within {timeout_s:g} s") from exc
+        except (
+            RuntimeError,
+            ValueError,
+            OSError,
+        ) as exc:  # of torch: of every kind, with addresses in their texts
+            raise GroupError(
+                f"the group {name!r} did not come together within {timeout_s:g} s"
+            ) from exc
 
     def broadcast(self, tensor: Tensor) -> None:
         """Send a tensor (rank 0) or receive into it. Raises GroupError: the group is of no use any more then."""
@@ -54,13 +70,17 @@ class UpdateGroup:
             self._group.broadcast([tensor], options).wait(self._timeout)
         except (RuntimeError, ValueError) as exc:
             seconds = self._timeout.total_seconds()
-            raise GroupError(f"the group {self.name!r} broke, or nothing came within {seconds:g} s") from exc
+            raise GroupError(
+                f"the group {self.name!r} broke, or nothing came within {seconds:g} s"
+            ) from exc
 
     def close(self) -> None:
         """Leave."""
         self._group = self._store = None
 
-    def _join(self, host: str, port: int, rank: int, world_size: int, backend: str) -> tuple[Any, Any]:
+    def _join(
+        self, host: str, port: int, rank: int, world_size: int, backend: str
+    ) -> tuple[Any, Any]:
         """The store, which the group comes back to as long as it lives, and the group."""
         from torch import distributed as dist
         from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]

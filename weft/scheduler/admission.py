@@ -13,7 +13,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from weft.scheduler.kv import KvMemory
-from weft.scheduler.pace import StepBudget
+from weft.scheduler.pace.pace import StepBudget
 from weft.scheduler.request import Request
 
 CLIP_MAX_NEW_TOKENS = 4096  # a request is not expected to generate more
@@ -68,7 +68,9 @@ class PrefillAdder:
         self._total_offset = mixed_kv + reserved
         self._current_offset = mixed_kv
         self.rem_input_tokens = max_prefill_tokens - mixed_tokens
-        self.rem_chunk_tokens = None if chunked_prefill_size is None else chunked_prefill_size - mixed_tokens
+        self.rem_chunk_tokens = (
+            None if chunked_prefill_size is None else chunked_prefill_size - mixed_tokens
+        )
         self._is_alone = is_alone
         self._budget = budget
         self.can_run: list[Request] = []
@@ -98,7 +100,9 @@ class PrefillAdder:
     def budget_state(self) -> AddResult:
         if self.rem_total_tokens <= 0:  # what this very step takes is less than that
             return AddResult.NO_TOKEN
-        if self.rem_input_tokens <= 0 or (self.rem_chunk_tokens is not None and self.rem_chunk_tokens <= 0):
+        if self.rem_input_tokens <= 0 or (
+            self.rem_chunk_tokens is not None and self.rem_chunk_tokens <= 0
+        ):
             return AddResult.OTHER
         return AddResult.CONTINUE
 
@@ -120,7 +124,9 @@ class PrefillAdder:
             self.shortage = self._cut_short(rest, limit, self.rem_step_tokens)
         else:
             page_size = self._kv.page_size
-            self.shortage = Shortage(Lack.MEMORY, page_size, max(self.cur_rem_tokens, 0), self._kv.available)
+            self.shortage = Shortage(
+                Lack.MEMORY, page_size, max(self.cur_rem_tokens, 0), self._kv.available
+            )
         return request
 
     def add_one_req(self, request: Request, *, has_chunked_req: bool) -> AddResult:
@@ -141,7 +147,9 @@ class PrefillAdder:
             return result
         return self.budget_state()
 
-    def _add_locked(self, request: Request, extend: int, reserve: int, has_chunked_req: bool) -> AddResult | None:
+    def _add_locked(
+        self, request: Request, extend: int, reserve: int, has_chunked_req: bool
+    ) -> AddResult | None:
         """Take the request, or say why not."""
         if not self._fits(extend, reserve):
             return self._no_token(extend, reserve)
@@ -173,7 +181,9 @@ class PrefillAdder:
         """Write down how much memory was there. Called before the lock is given back: that would change it."""
         needed = self._kv.ceil(extend)
         if reserve or not self._is_alone or self.can_run:
-            needed += self._kv.page_size + reserve + 1  # one is left over: what runs must be able to go on
+            needed += (
+                self._kv.page_size + reserve + 1
+            )  # one is left over: what runs must be able to go on
         available = max(math.floor(self.rem_total_tokens), 0)
         self.shortage = Shortage(Lack.MEMORY, needed, available, self._kv.available)
         return AddResult.NO_TOKEN
@@ -185,7 +195,11 @@ class PrefillAdder:
 
     def needed_tokens(self, request: Request) -> int:
         """Memory that a request needs to be admitted while others run."""
-        return self._kv.ceil(request.remaining_prefill) + self._kv.page_size + self._expected_new(request)
+        return (
+            self._kv.ceil(request.remaining_prefill)
+            + self._kv.page_size
+            + self._expected_new(request)
+        )
 
     def _fits(self, extend: int, reserve: int) -> bool:
         if not reserve and self._is_alone and not self.can_run:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.executor.plan import BoolArray, ForwardMode, IntArray, Plan
+from weft.plan.step import BoolArray, ForwardMode, IntArray, Plan
 from weft.scheduler.request import Columns, Request
 
 NO_ROWS = np.empty(0, dtype=np.int32)
@@ -63,7 +63,9 @@ class Batch:
         self.sample_rows: IntArray = rows[samples]  # [S]
         self.sample_epochs: IntArray = self.epochs[samples]  # [S]
         silent = [one.row for one in prefills if one.completes and not one.wants_tokens]
-        self.silent = [(row, int(columns.epoch[row])) for row in silent]  # rows that end here, without a token
+        self.silent = [
+            (row, int(columns.epoch[row])) for row in silent
+        ]  # rows that end here, without a token
         self.is_awaited = False  # nothing is planned behind it before its result is known
         self.plan: Plan
 

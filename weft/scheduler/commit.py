@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.executor.plan import BoolArray, IntArray, LongArray, Result
 from weft.messages.replies import FinishReason
+from weft.plan.step import BoolArray, IntArray, LongArray, Result
 from weft.scheduler.batch import Batch
 from weft.scheduler.request import Columns
 

@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.executor.plan import IntArray, TableWrites
 from weft.memory.accounting.ledger import Ledger
 from weft.memory.allocator import PageAllocator, num_pages_for, slots_of
-from weft.memory.holds import Holds
+from weft.memory.pins import Holds
 from weft.memory.prefix_cache import NO_PAGES, TOKEN_BYTES, Inserted, PrefixCache
 from weft.memory.rows import RowTable
+from weft.plan.step import IntArray, TableWrites
 from weft.scheduler.request import NO_ROW, Columns, Request
 
 EMPTIED = "the cache was emptied"  # why a hold was lost
 
 
 class KvMemory:
-    def __init__(self, rows: RowTable, allocator: PageAllocator, cache: PrefixCache, columns: Columns) -> None:
+    def __init__(
+        self, rows: RowTable, allocator: PageAllocator, cache: PrefixCache, columns: Columns
+    ) -> None:
         self.rows = rows
         self.allocator = allocator
         self.cache = cache
@@ -49,7 +51,9 @@ class KvMemory:
 
     def match(self, request: Request) -> None:
         """Find the cached prefix of a waiting request."""
-        found = self.cache.match(request.namespace, request.packed[: request.reusable_len * TOKEN_BYTES])
+        found = self.cache.match(
+            request.namespace, request.packed[: request.reusable_len * TOKEN_BYTES]
+        )
         request.handle, request.prefix_pages = found.handle, found.pages
         request.cached_len = request.kv_len = found.length
 
@@ -125,7 +129,13 @@ class KvMemory:
         """Pages that are counted too often, or, below 0, not at all: free + quarantined + cached + held - all."""
         allocator, cache = self.allocator, self.cache
         cached = cache.evictable_pages + cache.held_pages + cache.protected_pages
-        return allocator.num_free + len(allocator.quarantined) + cached + self.num_held - allocator.num_pages
+        return (
+            allocator.num_free
+            + len(allocator.quarantined)
+            + cached
+            + self.num_held
+            - allocator.num_pages
+        )
 
     def share(self, request: Request) -> None:
         """Put the computed tokens of a row into the cache, as far as they fill pages, and go on holding them there
@@ -206,7 +216,11 @@ class KvMemory:
         if not request.shares_kv:
             return Inserted(request.handle, request.cached_len, request.cached_len)
         page_size, row, before = self.page_size, request.row, request.cached_len
-        num_tokens = min(self.num_computed(request), int(self.columns.known_len[row])) // page_size * page_size
+        num_tokens = (
+            min(self.num_computed(request), int(self.columns.known_len[row]))
+            // page_size
+            * page_size
+        )
         pages = self._pages(row, 0, num_tokens)
         inserted = self.cache.insert(request.namespace, self.columns.packed(row, num_tokens), pages)
         if inserted.present > before:

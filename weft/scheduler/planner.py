@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.executor.plan import (
+from weft.plan.step import (
     ANY,
     LAST_SAMPLED,
     BoolArray,
@@ -19,8 +19,8 @@ from weft.executor.plan import (
     consecutive,
 )
 from weft.scheduler.batch import NO_ROWS, Batch
+from weft.scheduler.feature import Extras, Moments
 from weft.scheduler.kv import KvMemory
-from weft.scheduler.part import Extras, Moments
 from weft.scheduler.request import Request
 
 
@@ -39,14 +39,18 @@ def prepare_for_extend(kv: KvMemory, requests: Sequence[Request]) -> Work:
     """Allocate and list the next piece (up to `extend_end`) of each request's prompt."""
     columns = kv.columns
     slots = [kv.extend(request) for request in requests]
-    tokens = [columns.tokens[request.row, request.kv_len : request.extend_end] for request in requests]
+    tokens = [
+        columns.tokens[request.row, request.kv_len : request.extend_end] for request in requests
+    ]
     work = Work(
         rows=np.array([request.row for request in requests], dtype=np.int32),
         starts=np.array([request.kv_len for request in requests], dtype=np.int32),
         lens=np.array([request.extend_len for request in requests], dtype=np.int32),
         tokens=np.concatenate(tokens),
         slots=np.concatenate(slots),
-        samples=np.array([request.wants_tokens and request.completes for request in requests], dtype=np.bool_),
+        samples=np.array(
+            [request.wants_tokens and request.completes for request in requests], dtype=np.bool_
+        ),
     )
     for request in requests:
         request.kv_len = request.extend_end
@@ -64,7 +68,9 @@ def prepare_for_decode(kv: KvMemory, rows: IntArray) -> Work:
     of_row, positions, tokens = rows, starts, np.full(len(rows), LAST_SAMPLED, dtype=np.int32)
     if int(lens.sum()) > len(rows):
         of_row, positions = np.repeat(rows, lens), consecutive(starts, lens)
-        tokens = np.where(np.repeat(lens, lens) > 1, columns.tokens[of_row, positions], np.int32(LAST_SAMPLED))
+        tokens = np.where(
+            np.repeat(lens, lens) > 1, columns.tokens[of_row, positions], np.int32(LAST_SAMPLED)
+        )
     slots = kv.extend_running(of_row, positions)
     columns.kv_len[rows] = ends
     columns.seq_len[rows] = ends + 1
@@ -93,8 +99,13 @@ class Planner:
         else:
             mode, work = ForwardMode.EXTEND, prepare_for_extend(self._kv, prefills)
             if len(decode_rows):
-                mode, work = ForwardMode.MIXED, mix_with_running(work, prepare_for_decode(self._kv, decode_rows))
-        batch = Batch(mode, prefills, work.rows, work.starts, work.lens, work.samples, self._columns)
+                mode, work = (
+                    ForwardMode.MIXED,
+                    mix_with_running(work, prepare_for_decode(self._kv, decode_rows)),
+                )
+        batch = Batch(
+            mode, prefills, work.rows, work.starts, work.lens, work.samples, self._columns
+        )
         extras = Extras()
         for prepare in self._moments.prepare:
             prepare(batch, self._columns, extras)
@@ -145,5 +156,8 @@ def _join_after(biases: list[LogitBias]) -> IntArray | None:
     if all(bias.after is None for bias in biases):
         return None
     return np.concatenate(
-        [np.full(len(bias.index), ANY, dtype=np.int32) if bias.after is None else bias.after for bias in biases]
+        [
+            np.full(len(bias.index), ANY, dtype=np.int32) if bias.after is None else bias.after
+            for bias in biases
+        ]
     )

@@ -12,14 +12,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.executor.plan import BoolArray, IntArray, LongArray
+from weft.memory.index.prefix_index import Watch
+from weft.memory.index.subtree_counts import Weights
 from weft.memory.prefix_cache import TOKEN_BYTES, Handle, PrefixCache
-from weft.memory.watch import Watch
-from weft.memory.weights import Weights
+from weft.plan.step import BoolArray, IntArray, LongArray
 from weft.scheduler.batch import RunningBatch
 from weft.scheduler.request import Columns, Request
 from weft.scheduler.settings import SchedulerSettings
-from weft.scheduler.waiting import DoubleArray, Waiting
+from weft.scheduler.waiting_table import DoubleArray, Waiting
 
 TURNS = 4  # one of so many admissions is for the oldest that is overdue
 
@@ -41,7 +41,9 @@ class Policy:
 
     reads_cache = False  # whether `Waiting.cached_len` is kept true
     weighs = False  # whether `weights` are kept
-    resumes_first = True  # requests that were taken back go before all others; else `rank` says where
+    resumes_first = (
+        True  # requests that were taken back go before all others; else `rank` says where
+    )
     preempts = False  # whether running requests make room for waiting ones; `far_below` says which
     ages = True  # whether waiting long can bring a request to the front: in vain where the order is that
     # of arrival, and not wanted where the policy sees to it by itself
@@ -136,7 +138,9 @@ class Random(Policy):
     """An order that depends on the seed and on nothing else about the requests but their number."""
 
     def key(self, waiting: Waiting, lines: IntArray, now: float) -> LongArray:
-        z = waiting.arrival[lines].astype(np.uint64) + np.uint64(self.scene.settings.seed % 2**32 << 32)
+        z = waiting.arrival[lines].astype(np.uint64) + np.uint64(
+            self.scene.settings.seed % 2**32 << 32
+        )
         z = (z + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)  # splitmix64
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -205,7 +209,9 @@ class PrefixSharing:
     """
 
     MIN_SHARED = 32  # tokens that must be alike for the wait to pay
-    MAX_DEFERRED = 64  # a pass ends after so many, or it would look at every member of a large family
+    MAX_DEFERRED = (
+        64  # a pass ends after so many, or it would look at every member of a large family
+    )
 
     def __init__(self, cache: PrefixCache) -> None:
         self._shares = cache.shares

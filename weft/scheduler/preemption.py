@@ -10,11 +10,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from weft.executor.plan import IntArray
+from weft.plan.step import IntArray
 from weft.scheduler.admission import PrefillAdder
 from weft.scheduler.batch import NO_ROWS, RunningBatch
+from weft.scheduler.feature import Moments, Verdict
 from weft.scheduler.kv import KvMemory
-from weft.scheduler.part import Moments, Verdict
 from weft.scheduler.queue import WaitingQueue
 from weft.scheduler.ratio import expected_tokens
 from weft.scheduler.request import Request
@@ -51,7 +51,11 @@ class Preemption:
         rows = rows[self._queue.policy.far_below(first, rows)]
         if not len(rows) or any(admit(first) is Verdict.WAIT for admit in self._moments.admit):
             return []
-        below = [request for request in self._kv.columns.requests[rows] if not self._queue.is_overdue(request, now)]
+        below = [
+            request
+            for request in self._kv.columns.requests[rows]
+            if not self._queue.is_overdue(request, now)
+        ]
         return below if chunked_req is not None else self._enough(below, first, ratio)
 
     def _enough(self, below: list[Request], first: Request, ratio: float) -> list[Request]:

@@ -16,13 +16,13 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from weft.executor.plan import IntArray
+from weft.memory.index.prefix_index import Watch
+from weft.memory.index.subtree_counts import Weights
 from weft.memory.prefix_cache import TOKEN_BYTES, PrefixCache
-from weft.memory.watch import Watch
-from weft.memory.weights import Weights
+from weft.plan.step import IntArray
 from weft.scheduler.policy import TURNS, Policy
 from weft.scheduler.request import Request
-from weft.scheduler.waiting import Waiting
+from weft.scheduler.waiting_table import Waiting
 
 
 class WaitingQueue:
@@ -54,7 +54,11 @@ class WaitingQueue:
 
     def use(self, policy: Policy) -> None:
         """Order by this policy from now on. If it raises, the one before stays."""
-        before, listener, notes = getattr(self, "policy", None), self._cache.listener, self._waiting.notes()
+        before, listener, notes = (
+            getattr(self, "policy", None),
+            self._cache.listener,
+            self._waiting.notes(),
+        )
         self.policy = policy
         try:
             self._watch_anew()
@@ -191,7 +195,9 @@ class WaitingQueue:
         policy = self.policy
         lines = self._candidates()
         fresh = policy.order(self._waiting, lines, now)
-        if self._held_from is not None:  # a policy may walk the tree, and find there what is not in `lines`
+        if (
+            self._held_from is not None
+        ):  # a policy may walk the tree, and find there what is not in `lines`
             fresh = (request for request in fresh if request.arrival < (self._held_from or 0))
         overdue: Iterator[Request]
         if policy.resumes_first:
@@ -228,7 +234,9 @@ class WaitingQueue:
         """The first so many of `lines` have waited too long."""
         if not self._aging_s or not self.policy.ages:
             return 0
-        return int(np.searchsorted(self._waiting.arrival_s[lines], now - self._aging_s, side="right"))
+        return int(
+            np.searchsorted(self._waiting.arrival_s[lines], now - self._aging_s, side="right")
+        )
 
     # Inside
 

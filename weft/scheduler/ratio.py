@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.executor.plan import IntArray
+from weft.plan.step import IntArray
 from weft.scheduler.admission import CLIP_MAX_NEW_TOKENS
 from weft.scheduler.request import Columns
 
@@ -48,6 +48,10 @@ class NewTokenRatio:
 
 def expected_tokens(columns: Columns, rows: IntArray, ratio: float) -> float:
     """Tokens that running requests are expected to generate yet. One that ignores EOS will go to its end."""
-    left = np.clip(columns.max_len[rows] - columns.seq_len[rows], 0, CLIP_MAX_NEW_TOKENS)  # below 0: wants no token
-    at_eos = int(left[columns.stops_at_eos[rows]].sum())  # whole numbers: the same sum on every machine
+    left = np.clip(
+        columns.max_len[rows] - columns.seq_len[rows], 0, CLIP_MAX_NEW_TOKENS
+    )  # below 0: wants no token
+    at_eos = int(
+        left[columns.stops_at_eos[rows]].sum()
+    )  # whole numbers: the same sum on every machine
     return int(left.sum()) - at_eos + at_eos * ratio

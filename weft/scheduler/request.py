@@ -11,10 +11,10 @@ from enum import Enum
 
 import numpy as np
 
-from weft.executor.plan import FloatArray, IntArray, LongArray
 from weft.memory.prefix_cache import NO_PAGES, Handle
 from weft.messages.requests import Abort, GenerateRequest
 from weft.messages.sampling import SamplingParams
+from weft.plan.step import FloatArray, IntArray, LongArray
 
 NO_ROW = -1
 
@@ -72,7 +72,9 @@ class Request:
         "user",
     )
 
-    def __init__(self, message: GenerateRequest, *, max_len: int, seed: int, arrival: int, arrival_s: float) -> None:
+    def __init__(
+        self, message: GenerateRequest, *, max_len: int, seed: int, arrival: int, arrival_s: float
+    ) -> None:
         self.id = message.id
         self.rid = message.rid
         self.group = message.group
@@ -89,19 +91,27 @@ class Request:
         self.admitted_s = -1.0  # when it first got a row
         self.state = RequestState.WAITING
 
-        self.packed = message.input_ids  # int32 [fill_len]: the prompt, and after a retraction the output so far
+        self.packed = (
+            message.input_ids
+        )  # int32 [fill_len]: the prompt, and after a retraction the output so far
         self.prompt_len = len(message.input_ids) // 4
         self.max_len = max_len  # prompt and output together
-        self.shares_kv = message.shares_kv  # false: its ids mean nothing; the prefix cache gives and gets nothing
+        self.shares_kv = (
+            message.shares_kv
+        )  # false: its ids mean nothing; the prefix cache gives and gets nothing
         self.fresh_from = 2**31 if message.fresh_from is None else message.fresh_from
-        self.given_len = 0  # tokens that were computed for it: what it wanted of them has been given
+        self.given_len = (
+            0  # tokens that were computed for it: what it wanted of them has been given
+        )
 
         self.row = NO_ROW
         self.fill_len = self.prompt_len  # tokens to compute before the next one can be sampled
         self.kv_len = 0  # tokens computed, or being computed by a launched step, before decoding
         self.extend_end = 0  # kv_len after the step that is being planned
         self.cached_len = 0  # tokens of its row that the prefix cache owns
-        self.prefix_pages: IntArray = NO_PAGES  # [cached_len / page size], between match and admission
+        self.prefix_pages: IntArray = (
+            NO_PAGES  # [cached_len / page size], between match and admission
+        )
         self.handle: Handle = None  # where they end in the cache
         self.is_locked = False
         self.cached_tokens = 0  # of the prompt, found in the cache at first admission
@@ -131,7 +141,11 @@ class Request:
         """Tokens that may be taken from the prefix cache: at least the last one is left to compute."""
         if not self.shares_kv:
             return 0
-        fresh_from = self.fill_len if self.given_len >= self.prompt_len else max(self.fresh_from, self.given_len)
+        fresh_from = (
+            self.fill_len
+            if self.given_len >= self.prompt_len
+            else max(self.fresh_from, self.given_len)
+        )
         return min(self.fill_len - 1, fresh_from)
 
     @property
@@ -155,7 +169,11 @@ def chosen(requests: Mapping[int, Request], message: Abort) -> list[int]:
     if message.all:
         return list(requests)
     names = set(message.names) - {""}
-    named = [id for id, one in requests.items() if one.rid in names or one.group in names] if names else []
+    named = (
+        [id for id, one in requests.items() if one.rid in names or one.group in names]
+        if names
+        else []
+    )
     return [*message.ids, *named]
 
 
@@ -177,8 +195,12 @@ class Columns:
         def floats() -> FloatArray:
             return np.zeros(num_rows, dtype=np.float32)
 
-        self.tokens: IntArray = np.zeros((num_rows, max_len), dtype=np.int32)  # [row, position] ids that are known
-        self.epoch = ints()  # how often the row has been given up: tells a result for its former request
+        self.tokens: IntArray = np.zeros(
+            (num_rows, max_len), dtype=np.int32
+        )  # [row, position] ids that are known
+        self.epoch = (
+            ints()
+        )  # how often the row has been given up: tells a result for its former request
         self.ids: LongArray = np.zeros(num_rows, dtype=np.int64)  # Request.id
         self.requests = np.empty(num_rows, dtype=object)  # Request, or None
         self.seq_len = ints()
@@ -232,7 +254,9 @@ class Columns:
         """All rows are given up, whoever had them."""
         self.epoch += 1
         self.requests[:] = None
-        for row in np.flatnonzero(self.known_len).tolist():  # the whole table may be larger than what was ever touched
+        for row in np.flatnonzero(
+            self.known_len
+        ).tolist():  # the whole table may be larger than what was ever touched
             self.tokens[row, : self.known_len[row]] = 0
         for column in self._numbers:
             column[:] = 0

@@ -14,8 +14,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 
-from weft.executor.plan import IntArray
 from weft.memory.allocator import num_pages_for
+from weft.plan.step import IntArray
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.ratio import RETRACT_DECODE_STEPS
 from weft.scheduler.request import Request
@@ -26,7 +26,9 @@ MIN_RATIO = 1 / 16
 Rank = Callable[[Request], int]  # requests of a higher one are taken back before those of a lower
 
 
-def retract(kv: KvMemory, rows: IntArray, rank: Rank, take_back: Callable[[Request], None]) -> IntArray:
+def retract(
+    kv: KvMemory, rows: IntArray, rank: Rank, take_back: Callable[[Request], None]
+) -> IntArray:
     """Take back at least one of the decoding `rows`, until the others have room for a while. Returns the others.
 
     The last one is kept, also without room.

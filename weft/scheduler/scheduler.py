@@ -14,7 +14,6 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
-from weft.executor.plan import BoolArray, IntArray, Result
 from weft.grammar.protocol import NOT_FOLLOWED
 from weft.memory.accounting.audit import audit
 from weft.memory.allocator import PageAllocator
@@ -24,22 +23,23 @@ from weft.memory.rows import RowTable
 from weft.messages.control import Stats
 from weft.messages.replies import Finish, FinishReason, StepOutput
 from weft.messages.requests import Abort, GenerateRequest
+from weft.plan.step import BoolArray, IntArray, Result
 from weft.scheduler.admission import AddResult, Lack, PrefillAdder, Shortage
 from weft.scheduler.batch import Batch, RunningBatch
 from weft.scheduler.commit import commit
 from weft.scheduler.counters import Counters
-from weft.scheduler.deadlines import Deadlines
-from weft.scheduler.drain import Drain
-from weft.scheduler.events import Diary, Event, EventKind, Stop
+from weft.scheduler.feature import Moments, Part, StepReplies, Verdict
+from weft.scheduler.history.request_history import Diary, Event, EventKind, Stop
 from weft.scheduler.kv import KvMemory
-from weft.scheduler.pace import Pace
-from weft.scheduler.part import Moments, Part, StepReplies, Verdict
+from weft.scheduler.limits.deadlines import Deadlines
+from weft.scheduler.limits.drain import Drain
+from weft.scheduler.limits.refusal import QUEUE_IS_FULL, Refusal, refusal
+from weft.scheduler.pace.pace import Pace
 from weft.scheduler.planner import Planner
 from weft.scheduler.policy import PrefixSharing, Scene, make_policy
 from weft.scheduler.preemption import Preemption
 from weft.scheduler.queue import WaitingQueue
 from weft.scheduler.ratio import NewTokenRatio, expected_tokens
-from weft.scheduler.refusal import QUEUE_IS_FULL, Refusal, refusal
 from weft.scheduler.request import NO_ROW, Columns, Request, RequestState, chosen
 from weft.scheduler.retraction import careful_ratio, retract
 from weft.scheduler.seeds import seed_of
@@ -61,7 +61,9 @@ class Scheduler:
     ) -> None:
         self.settings = settings
         page_size, num_rows = settings.page_size, settings.sized_for.max_running_requests
-        cache: PrefixCache = RadixCache(page_size) if settings.prefix_cache else NoPrefixCache(page_size)
+        cache: PrefixCache = (
+            RadixCache(page_size) if settings.prefix_cache else NoPrefixCache(page_size)
+        )
         self.columns = Columns(num_rows, settings.context_length)
         rows = RowTable(num_rows, settings.context_length, settings.max_running_requests)
         self.kv = KvMemory(rows, PageAllocator(settings.num_pages, page_size), cache, self.columns)
@@ -78,9 +80,15 @@ class Scheduler:
         self.running_batch = RunningBatch()
         self.pace = Pace(settings.max_step_s, page_size, self.columns, self.running_batch)
         self._scene = Scene(settings, self.columns, self.running_batch)
-        self.waiting_queue = WaitingQueue(make_policy(settings.policy, self._scene), cache, settings.aging_s)
-        self._preemption = Preemption(self.waiting_queue, self.kv, self.running_batch, self._moments, self._new_adder)
-        self.last_batch: Batch | None = None  # ran last; its prefills are not in the running batch yet
+        self.waiting_queue = WaitingQueue(
+            make_policy(settings.policy, self._scene), cache, settings.aging_s
+        )
+        self._preemption = Preemption(
+            self.waiting_queue, self.kv, self.running_batch, self._moments, self._new_adder
+        )
+        self.last_batch: Batch | None = (
+            None  # ran last; its prefills are not in the running batch yet
+        )
         self.chunked_req: Request | None = None  # the one whose prompt is partly computed
         self.batch_is_full = False  # nothing can be admitted before something ends
         self.new_token_ratio = NewTokenRatio(settings.schedule_conservativeness)
@@ -89,13 +97,22 @@ class Scheduler:
         self._seen: set[int] = set()  # requests that the last pass over the queue has looked at
         self._output: StepOutput | None = None  # of the last result, until it is told
         self._finished: list[Finish] = []  # since the last output
-        self._faults: list[Exception] = []  # that were raised, and end nothing: for whoever reports them
-        self.is_in_doubt = False  # something was left half way: the books are to begin anew before the next step
+        self._faults: list[
+            Exception
+        ] = []  # that were raised, and end nothing: for whoever reports them
+        self.is_in_doubt = (
+            False  # something was left half way: the books are to begin anew before the next step
+        )
 
     # Requests come and go
 
     def add_request(
-        self, message: GenerateRequest, now: float, refused: Refusal | None = None, *, first: bool = False
+        self,
+        message: GenerateRequest,
+        now: float,
+        refused: Refusal | None = None,
+        *,
+        first: bool = False,
     ) -> None:
         """Queue a request. One that was refused or can never run ends here with an error, as does who has to go when
         the queue overflows. With `first` it goes before all others, whatever the limits."""
@@ -106,14 +123,24 @@ class Scheduler:
         number = self.counters.num_requests
         self.counters.num_requests += 1
         prompt_len, num_waiting = len(message.input_ids) // TOKEN_BYTES, len(self.waiting_queue)
-        self.diary.arrived(message.id, message.rid, number, prompt_len, num_waiting, now, self.num_steps)
+        self.diary.arrived(
+            message.id, message.rid, number, prompt_len, num_waiting, now, self.num_steps
+        )
         refused = refused or refusal(message, self.settings, max_len=self.max_len)
         if refused is not None:
             self.diary.finished(message.id, f"refused: {refused.message}", 0, now, self.num_steps)
-            self._finished.append(Finish(id=message.id, reason="error", message=refused.message, status=refused.status))
+            self._finished.append(
+                Finish(
+                    id=message.id, reason="error", message=refused.message, status=refused.status
+                )
+            )
             return
         sampling = message.sampling
-        max_len = self.max_len if sampling.max_new_tokens is None else prompt_len + sampling.max_new_tokens
+        max_len = (
+            self.max_len
+            if sampling.max_new_tokens is None
+            else prompt_len + sampling.max_new_tokens
+        )
         seed = seed_of(self.settings.seed, number) if sampling.seed is None else sampling.seed
         request = Request(message, max_len=max_len, seed=seed, arrival=number, arrival_s=now)
         request.goes_first = first
@@ -168,7 +195,12 @@ class Scheduler:
         """End requests in whatever state they are. Unknown ones are ignored: they have just finished."""
         for id in chosen(self.requests, message):
             if id in self.requests:
-                self._finish(self.requests[id], message.reason, message=message.message, status=message.status)
+                self._finish(
+                    self.requests[id],
+                    message.reason,
+                    message=message.message,
+                    status=message.status,
+                )
 
     def _finish(
         self,
@@ -210,7 +242,9 @@ class Scheduler:
             for end in self._moments.end:
                 self._tell(end, request, reason, self._now, self.kv)
             detail = f"{reason}, {num_output:,} tokens" + (f": {message}" if message else "")
-            prefill_s = self.diary.finished(request.id, detail, num_output, self._now, self.num_steps).prefill_s
+            prefill_s = self.diary.finished(
+                request.id, detail, num_output, self._now, self.num_steps
+            ).prefill_s
         finally:
             self._finished.append(
                 Finish(
@@ -253,7 +287,9 @@ class Scheduler:
     def _leave(self, request: Request, *, keep: bool = True) -> None:
         """Take a request out of its row, and so out of the batch, with all tokens that are known."""
         with self._whole():
-            request.packed = self.columns.packed(request.row, int(self.columns.known_len[request.row]))
+            request.packed = self.columns.packed(
+                request.row, int(self.columns.known_len[request.row])
+            )
             for release in self._moments.release:
                 self._tell(release, request)
             self._tell(self.waiting_queue.policy.left, request)
@@ -390,7 +426,9 @@ class Scheduler:
                 continue
             self.kv.match(request)
             if sharing.defers(request):
-                self._note(request, EventKind.DEFERRED, "another request of this step computes its prefix")
+                self._note(
+                    request, EventKind.DEFERRED, "another request of this step computes its prefix"
+                )
                 self.waiting_queue.policy.passed_over(request)
                 if sharing.num_deferred == sharing.MAX_DEFERRED:
                     self._note_pass(Stop.DEFERRED)
@@ -411,7 +449,9 @@ class Scheduler:
                 self._note_pass(Stop.POLICY)
         return picked
 
-    def _note_stop(self, result: AddResult, request: Request, adder: PrefillAdder, *, was_picked: bool) -> None:
+    def _note_stop(
+        self, result: AddResult, request: Request, adder: PrefillAdder, *, was_picked: bool
+    ) -> None:
         """Write down why the walk over the queue ended, in the numbers of the moment at which it did."""
         if was_picked:
             self._note_pass(Stop.BUDGET if result is AddResult.OTHER else Stop.NO_TOKEN)
@@ -423,7 +463,12 @@ class Scheduler:
     def _admit(self, request: Request) -> None:
         """Give a picked request its row."""
         self.diary.admitted(
-            request.id, request.cached_len, request.fill_len, _piece(request), self._now, self.num_steps
+            request.id,
+            request.cached_len,
+            request.fill_len,
+            _piece(request),
+            self._now,
+            self.num_steps,
         )
         if request.admitted_s < 0:
             request.admitted_s = self._now
@@ -438,7 +483,9 @@ class Scheduler:
 
     def _expected_tokens(self) -> float:
         """Tokens that the running requests are expected to generate yet."""
-        ratio = careful_ratio(self.new_token_ratio.current, self.waiting_queue.retractions_of_first(self._now))
+        ratio = careful_ratio(
+            self.new_token_ratio.current, self.waiting_queue.retractions_of_first(self._now)
+        )
         return expected_tokens(self.columns, self.running_batch.rows, ratio)
 
     def _unfinished(self, rows: IntArray) -> IntArray:
@@ -450,7 +497,10 @@ class Scheduler:
         if self.settings.mixed_chunk and self.settings.chunked_prefill_size is not None:
             rows = self._unfinished(self.running_batch.rows)
             budget = min(self.settings.chunked_prefill_size, self.settings.max_prefill_tokens)
-            if self._decode_fits(rows) and self.kv.decode_tokens(rows) + self.settings.page_size <= budget:
+            if (
+                self._decode_fits(rows)
+                and self.kv.decode_tokens(rows) + self.settings.page_size <= budget
+            ):
                 return rows
         return self.running_batch.rows[:0]
 
@@ -500,7 +550,9 @@ class Scheduler:
 
     # Results
 
-    def process_batch_result(self, batch: Batch, result: Result, now: float | None = None) -> StepOutput | None:
+    def process_batch_result(
+        self, batch: Batch, result: Result, now: float | None = None
+    ) -> StepOutput | None:
         """Take in what a step sampled. Returns the reply to the front, if there is something to tell."""
         self._now = self._now if now is None else now
         replies = StepReplies()
@@ -521,8 +573,12 @@ class Scheduler:
         for end in outcome.ends:
             request = self.columns.requests[end.row]
             if end.reason == "error":
-                status = 400 if end.message.startswith(NOT_FOLLOWED) else 500  # a grammar is its user's
-                self._tell(self._finish, request, "error", message=end.message, status=status, keep=False)
+                status = (
+                    400 if end.message.startswith(NOT_FOLLOWED) else 500
+                )  # a grammar is its user's
+                self._tell(
+                    self._finish, request, "error", message=end.message, status=status, keep=False
+                )
             else:
                 self._tell(self._finish, request, end.reason, matched=end.matched)
         return self.take_output()
@@ -553,7 +609,9 @@ class Scheduler:
         A fault that goes with a request would come again and again, so nobody is planned for a third time. Those are
         counted that have a row or were looked at in the last pass; all, if there are none.
         """
-        concerned = [one for one in self.requests.values() if one.row != NO_ROW or one.id in self._seen]
+        concerned = [
+            one for one in self.requests.values() if one.row != NO_ROW or one.id in self._seen
+        ]
         suspects = set()
         for request in concerned or self.requests.values():
             request.num_faults += 1
@@ -561,7 +619,9 @@ class Scheduler:
                 suspects.add(request.id)
         return suspects
 
-    def recompute(self, failed: set[int], message: str, why: str, *, in_doubt: bool = False) -> None:
+    def recompute(
+        self, failed: set[int], message: str, why: str, *, in_doubt: bool = False
+    ) -> None:
         """Trust nothing that was computed: end the requests with the ids `failed` with an error, compute others anew.
 
         The books of memory begin anew, whatever stood in them; `in_doubt`: so does the queue, and its policy forgets
@@ -604,14 +664,18 @@ class Scheduler:
             self._finish(self.requests[id], "error", message=message, status=500)
         for request in with_row:
             if request.id in self.requests:
-                self.diary.retracted(request.id, f"{why}: all is computed anew", self._now, self.num_steps)
+                self.diary.retracted(
+                    request.id, f"{why}: all is computed anew", self._now, self.num_steps
+                )
 
     # Looking on
 
     def _note(self, request: Request, kind: EventKind, detail: str) -> None:
         self.diary.note(request.id, Event(self._now, self.num_steps, kind, detail))
 
-    def _note_pass(self, stop: Stop, at: Request | None = None, shortage: Shortage | None = None) -> None:
+    def _note_pass(
+        self, stop: Stop, at: Request | None = None, shortage: Shortage | None = None
+    ) -> None:
         """The walk over the queue ends, for what the request `at` lacks, if there is one."""
         id = -1 if at is None else at.id
         if shortage is None:
@@ -688,7 +752,10 @@ class Scheduler:
     def held_pages(self) -> dict[str, IntArray]:
         """The pages that each request with a row owns by itself, by its name."""
         requests = [request for request in self.requests.values() if request.row != NO_ROW]
-        return {f"{request.rid} (request {request.id})": self.kv.held_pages(request) for request in requests}
+        return {
+            f"{request.rid} (request {request.id})": self.kv.held_pages(request)
+            for request in requests
+        }
 
 
 def lacking(shortage: Shortage | None) -> str:
@@ -697,7 +764,9 @@ def lacking(shortage: Shortage | None) -> str:
     needed, available = shortage.needed, shortage.available
     match shortage.lack:
         case Lack.MEMORY:
-            return f"no KV memory to go on: {needed:,} tokens are needed, {available:,} are available"
+            return (
+                f"no KV memory to go on: {needed:,} tokens are needed, {available:,} are available"
+            )
         case Lack.TIME:
             return f"no time to go on: the next tokens of running requests are due; it has {needed:,} to compute"
         case _:

@@ -1,4 +1,4 @@
-"""What the scheduler needs to know, as plain numbers. Made from the engine's settings by `launch/build.py`."""
+"""What the scheduler needs to know, as plain numbers. Made from the engine's settings by `assemble/build.py`."""
 
 from __future__ import annotations
 
@@ -36,10 +36,16 @@ class SchedulerSettings:
     eos_token_ids: tuple[int, ...] = ()
     prefix_cache: bool = True
     policy: str = "fcfs"
-    aging_s: float = 0.0  # who has waited so long gets turns of its own, whatever the policy; 0: nobody
+    aging_s: float = (
+        0.0  # who has waited so long gets turns of its own, whatever the policy; 0: nobody
+    )
     low_priority_first: bool = False
-    preemption_threshold: int = 10  # lead in priority above which a waiting request takes a running one's place
-    tenant_weights: tuple[tuple[str, float], ...] = ()  # name and share, for the policy "fair"; others have 1
+    preemption_threshold: int = (
+        10  # lead in priority above which a waiting request takes a running one's place
+    )
+    tenant_weights: tuple[
+        tuple[str, float], ...
+    ] = ()  # name and share, for the policy "fair"; others have 1
     max_step_s: float = 0.0  # bound on the time between two tokens of a running request; 0: none
     max_prefill_tokens: int = 16_384
     chunked_prefill_size: int | None = None  # None: prompts are never cut

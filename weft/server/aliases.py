@@ -44,7 +44,9 @@ class AbortManyRequest(msgspec.Struct, kw_only=True):
 
 async def load(front: Front, request: Request) -> ASGIApp:
     """vLLM's measure of load: how many completions are open."""
-    return Response(json_bytes({"server_load": front.client.num_open}), media_type="application/json")
+    return Response(
+        json_bytes({"server_load": front.client.num_open}), media_type="application/json"
+    )
 
 
 async def abort_requests(front: Front, request: Request) -> ASGIApp:

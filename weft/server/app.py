@@ -13,34 +13,22 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from weft.client.client import EngineClient
 from weft.config.keys import KeyDigests, read_keys
 from weft.config.limits import Limits
 from weft.config.server import ServerConfig
 from weft.observe.log import EventLog
 from weft.observe.survivable import is_survivable
-from weft.server import (
-    admin,
-    aliases,
-    control,
-    flow,
-    health,
-    infill,
-    insight,
-    loads,
-    native,
-    parsing,
-    policy,
-    profile,
-    sessions,
-    tokens,
-    weights,
-)
+from weft.server import aliases, health, infill, tokens
+from weft.server.admin import flow, insight, loads, policy, profile, sessions, weights
+from weft.server.admin import routes as admin
+from weft.server.admin import settings as control
 from weft.server.anthropic import messages
 from weft.server.anthropic import models as anthropic
 from weft.server.auth import Access, Keys
 from weft.server.body import json_bytes
-from weft.server.edge import Edge
 from weft.server.errors import ClientGone, error_response
+from weft.server.http.middleware import Edge
 from weft.server.info import Front, Readiness, ServerInfo
 from weft.server.ollama import routes as ollama
 from weft.server.ollama.models import ChatBody, GenerateBody, ShowBody
@@ -51,10 +39,11 @@ from weft.server.openapi import docs_page, openapi_document
 from weft.server.pages import Pages
 from weft.server.pooling import classify, embeddings, scores
 from weft.server.pooling import models as pooled
-from weft.text.chat_template import TemplateError
-from weft.text.client import EngineClient
+from weft.server.sglang import generate as native
+from weft.server.sglang import parsing
 from weft.text.parsers.formats import find_formats
-from weft.text.renderer import Renderer
+from weft.text.templates.chat_template import TemplateError
+from weft.text.templates.renderer import Renderer
 from weft.text.tokenizer import Tokenizer
 
 log = EventLog("server")
@@ -95,7 +84,11 @@ OPERATIONS = (
         answer=models.ChatCompletion,
     ),
     _post(
-        *("/v1/chat/completions/input_tokens", chat.input_tokens, "Count the tokens of a conversation"),
+        *(
+            "/v1/chat/completions/input_tokens",
+            chat.input_tokens,
+            "Count the tokens of a conversation",
+        ),
         body=models.ChatRequest,
         answer=models.InputTokens,
     ),
@@ -104,26 +97,50 @@ OPERATIONS = (
         body=models.CompletionRequest,
         answer=models.Completion,
     ),
-    _post("/v1/messages", messages.messages, "Continue a conversation (Anthropic)", body=anthropic.MessagesRequest),
     _post(
-        *("/v1/messages/count_tokens", messages.count_tokens, "Count the tokens of a conversation (Anthropic)"),
+        "/v1/messages",
+        messages.messages,
+        "Continue a conversation (Anthropic)",
+        body=anthropic.MessagesRequest,
+    ),
+    _post(
+        *(
+            "/v1/messages/count_tokens",
+            messages.count_tokens,
+            "Count the tokens of a conversation (Anthropic)",
+        ),
         body=anthropic.CountRequest,
         answer=anthropic.TokenCount,
     ),
     _post("/v1/responses", responses.create, "Create a response", body=ResponsesRequest),
     _post(
-        *("/v1/responses/input_tokens", responses.input_tokens, "Count the tokens of a response's prompt"),
+        *(
+            "/v1/responses/input_tokens",
+            responses.input_tokens,
+            "Count the tokens of a response's prompt",
+        ),
         body=ResponsesRequest,
         answer=models.InputTokens,
     ),
     _get("/v1/responses/{id}", responses.retrieve, "A stored response"),
     _get(
-        *("/v1/responses/{id}/input_items", responses.list_input_items, "The input of a stored response"),
+        *(
+            "/v1/responses/{id}/input_items",
+            responses.list_input_items,
+            "The input of a stored response",
+        ),
         query=("limit",),
     ),
-    Operation(method="DELETE", path="/v1/responses/{id}", handler=responses.delete, summary="Forget a stored response"),
+    Operation(
+        method="DELETE",
+        path="/v1/responses/{id}",
+        handler=responses.delete,
+        summary="Forget a stored response",
+    ),
     _post("/v1/responses/{id}/cancel", responses.cancel, "Cancel a background response"),
-    _post("/v1/embeddings", embeddings.embeddings, "Vectors of texts", body=pooled.EmbeddingRequest),
+    _post(
+        "/v1/embeddings", embeddings.embeddings, "Vectors of texts", body=pooled.EmbeddingRequest
+    ),
     *(
         _post(path, scores.rerank, "Order documents by a query", body=pooled.RerankRequest)
         for path in ("/v1/rerank", "/v2/rerank", "/rerank", "/reranking")
@@ -137,12 +154,22 @@ OPERATIONS = (
         for path in ("/v1/classify", "/classify")
     ),
     _post("/encode", embeddings.encode, "Vectors of texts (SGLang)", body=pooled.EncodeRequest),
-    _post("/api/embed", embeddings.ollama_embed, "Vectors of texts (Ollama)", body=pooled.OllamaEmbedRequest),
+    _post(
+        "/api/embed",
+        embeddings.ollama_embed,
+        "Vectors of texts (Ollama)",
+        body=pooled.OllamaEmbedRequest,
+    ),
     _post(
         *("/api/embeddings", embeddings.ollama_embeddings, "The vector of a text (Ollama, older)"),
         body=pooled.OllamaEmbeddingsRequest,
     ),
-    _post("/infill", infill.infill, "Fill the gap between two texts (llama.cpp)", body=infill.InfillRequest),
+    _post(
+        "/infill",
+        infill.infill,
+        "Fill the gap between two texts (llama.cpp)",
+        body=infill.InfillRequest,
+    ),
     _post("/api/chat", ollama.chat, "Continue a conversation (Ollama)", body=ChatBody),
     _post("/api/generate", ollama.generate, "Continue a text (Ollama)", body=GenerateBody),
     _get("/api/tags", ollama.tags, "The model that is served (Ollama)"),
@@ -151,7 +178,12 @@ OPERATIONS = (
     _get("/api/version", ollama.version, "Version of weft (Ollama)"),
     _get("/v1/models", admin.models, "The model that is served", answer=models.ModelList),
     _get("/v1/models/{id:path}", admin.model, "One model", answer=models.Model),
-    _post("/generate", native.generate, "Continue texts or token ids (SGLang)", body=native.GenerateBody),
+    _post(
+        "/generate",
+        native.generate,
+        "Continue texts or token ids (SGLang)",
+        body=native.GenerateBody,
+    ),
     Operation(
         method="PUT",
         path="/generate",
@@ -159,10 +191,27 @@ OPERATIONS = (
         summary="The same as POST",
         body=native.GenerateBody,
     ),
-    _post("/open_session", sessions.open_session, "Open a session (SGLang)", body=sessions.OpenSessionBody),
-    _post("/close_session", sessions.close_session, "Close a session (SGLang)", body=sessions.CloseSessionBody),
-    _post("/tokenize", tokens.tokenize, "Text or messages to token ids", body=tokens.TokenizeRequest),
-    _post("/v1/tokenize", tokens.tokenize, "Text or messages to token ids", body=tokens.TokenizeRequest),
+    _post(
+        "/open_session",
+        sessions.open_session,
+        "Open a session (SGLang)",
+        body=sessions.OpenSessionBody,
+    ),
+    _post(
+        "/close_session",
+        sessions.close_session,
+        "Close a session (SGLang)",
+        body=sessions.CloseSessionBody,
+    ),
+    _post(
+        "/tokenize", tokens.tokenize, "Text or messages to token ids", body=tokens.TokenizeRequest
+    ),
+    _post(
+        "/v1/tokenize",
+        tokens.tokenize,
+        "Text or messages to token ids",
+        body=tokens.TokenizeRequest,
+    ),
     _post("/detokenize", tokens.detokenize, "Token ids to text", body=tokens.DetokenizeRequest),
     _post("/v1/detokenize", tokens.detokenize, "Token ids to text", body=tokens.DetokenizeRequest),
     _post(
@@ -170,11 +219,19 @@ OPERATIONS = (
         body=tokens.TemplateRequest,
     ),
     _post(
-        *("/parse_function_call", parsing.parse_function_call, "Find the tool calls in a text (SGLang)"),
+        *(
+            "/parse_function_call",
+            parsing.parse_function_call,
+            "Find the tool calls in a text (SGLang)",
+        ),
         body=parsing.ParseCallsBody,
     ),
     _post(
-        *("/separate_reasoning", parsing.separate_reasoning, "Find the reasoning in a text (SGLang)"),
+        *(
+            "/separate_reasoning",
+            parsing.separate_reasoning,
+            "Find the reasoning in a text (SGLang)",
+        ),
         body=parsing.SeparateBody,
     ),
     _post(
@@ -197,18 +254,53 @@ OPERATIONS = (
     _get("/v1/loads", loads.loads, "How busy the engine is", query=("dp_rank",)),
     _get("/get_load", loads.get_load, "How busy the engine is, in short"),
     _get("/load", aliases.load, "How many completions are open (vLLM)"),
-    _post("/flush_cache", admin.flush_cache, "Empty the prefix cache", query=("timeout",), access="admin"),
-    _post("/reset_prefix_cache", admin.flush_cache, "The same (vLLM)", query=("timeout",), access="admin"),
+    _post(
+        "/flush_cache",
+        admin.flush_cache,
+        "Empty the prefix cache",
+        query=("timeout",),
+        access="admin",
+    ),
+    _post(
+        "/reset_prefix_cache",
+        admin.flush_cache,
+        "The same (vLLM)",
+        query=("timeout",),
+        access="admin",
+    ),
     _post(
         *("/abort_requests", aliases.abort_requests, "Abort requests, all if none is named (vLLM)"),
         body=aliases.AbortManyRequest,
         access="admin",
     ),
-    _post("/abort_request", admin.abort_request, "Abort requests", body=admin.AbortRequest, access="admin"),
-    _post("/set_policy", policy.set_policy, "Switch the policy", body=policy.PolicyRequest, access="admin"),
+    _post(
+        "/abort_request",
+        admin.abort_request,
+        "Abort requests",
+        body=admin.AbortRequest,
+        access="admin",
+    ),
+    _post(
+        "/set_policy",
+        policy.set_policy,
+        "Switch the policy",
+        body=policy.PolicyRequest,
+        access="admin",
+    ),
     _post("/freeze_gc", admin.freeze_gc, "Freeze the garbage collectors", access="admin"),
-    _post("/slow_down", control.slow_down, "Let steps take longer", body=control.SlowDownRequest, access="admin"),
-    _get("/get_internal_state", control.get_internal_state, "Settings that can be changed", access="admin"),
+    _post(
+        "/slow_down",
+        control.slow_down,
+        "Let steps take longer",
+        body=control.SlowDownRequest,
+        access="admin",
+    ),
+    _get(
+        "/get_internal_state",
+        control.get_internal_state,
+        "Settings that can be changed",
+        access="admin",
+    ),
     _post(
         *("/set_internal_state", control.set_internal_state, "Change settings while running"),
         body=control.StateRequest,
@@ -220,31 +312,60 @@ OPERATIONS = (
         access="admin",
     ),
     _post(
-        "/start_profile", profile.start_profile, "Record the next steps", body=profile.ProfileRequest, access="admin"
+        "/start_profile",
+        profile.start_profile,
+        "Record the next steps",
+        body=profile.ProfileRequest,
+        access="admin",
     ),
-    _post("/stop_profile", profile.stop_profile, "Stop recording, for a table and a trace", access="admin"),
     _post(
-        *("/update_weights_from_disk", weights.update_weights_from_disk, "Load other weights from a folder"),
+        "/stop_profile",
+        profile.stop_profile,
+        "Stop recording, for a table and a trace",
+        access="admin",
+    ),
+    _post(
+        *(
+            "/update_weights_from_disk",
+            weights.update_weights_from_disk,
+            "Load other weights from a folder",
+        ),
         body=weights.FromDisk,
         access="admin",
     ),
     _post(
-        *("/update_weights_from_tensor", weights.update_weights_from_tensor, "Replace some weights"),
+        *(
+            "/update_weights_from_tensor",
+            weights.update_weights_from_tensor,
+            "Replace some weights",
+        ),
         body=weights.FromTensor,
         access="admin",
     ),
     _post(
-        *("/update_weights_from_distributed", weights.update_weights_from_distributed, "Receive some weights"),
+        *(
+            "/update_weights_from_distributed",
+            weights.update_weights_from_distributed,
+            "Receive some weights",
+        ),
         body=weights.FromDistributed,
         access="admin",
     ),
     _post(
-        *("/init_weights_update_group", weights.init_weights_update_group, "Join a group that weights come from"),
+        *(
+            "/init_weights_update_group",
+            weights.init_weights_update_group,
+            "Join a group that weights come from",
+        ),
         body=weights.InitGroup,
         access="admin",
     ),
     _post(
-        *("/destroy_weights_update_group", weights.destroy_weights_update_group, "Leave such a group"),
+        *(
+            "/destroy_weights_update_group",
+            weights.destroy_weights_update_group,
+            "Leave such a group",
+        ),
         body=weights.DestroyGroup,
         access="admin",
     ),
@@ -254,7 +375,11 @@ OPERATIONS = (
         access="admin",
     ),
     _post(
-        *("/release_memory_occupation", weights.release_memory_occupation, "Give memory back to the system"),
+        *(
+            "/release_memory_occupation",
+            weights.release_memory_occupation,
+            "Give memory back to the system",
+        ),
         body=weights.Tags,
         access="admin",
     ),
@@ -263,14 +388,37 @@ OPERATIONS = (
         body=weights.Tags,
         access="admin",
     ),
-    _get("/requests", insight.list_requests, "The queue and the open requests", query=("limit",), access="admin"),
-    _get("/requests/{rid:path}", insight.explain_request, "What happened to a request, and why", access="admin"),
+    _get(
+        "/requests",
+        insight.list_requests,
+        "The queue and the open requests",
+        query=("limit",),
+        access="admin",
+    ),
+    _get(
+        "/requests/{rid:path}",
+        insight.explain_request,
+        "What happened to a request, and why",
+        access="admin",
+    ),
     _post("/audit", insight.audit, "Check who owns each page of KV memory", access="admin"),
     _post("/block", flow.block, "Hold back new requests", access="admin"),
     _post("/unblock", flow.unblock, "Let requests in again", access="admin"),
-    _post("/pause_generation", flow.pause_generation, "Run no step", body=flow.PauseRequest, access="admin"),
+    _post(
+        "/pause_generation",
+        flow.pause_generation,
+        "Run no step",
+        body=flow.PauseRequest,
+        access="admin",
+    ),
     _post("/continue_generation", flow.continue_generation, "Go on after a pause", access="admin"),
-    _post("/rpc", flow.rpc, "Call a method of the engine by name", body=flow.RpcRequest, access="admin"),
+    _post(
+        "/rpc",
+        flow.rpc,
+        "Call a method of the engine by name",
+        body=flow.RpcRequest,
+        access="admin",
+    ),
     _get("/", health.hello, "Hello"),
 )
 
@@ -300,10 +448,14 @@ def create_app(
         readiness=readiness,
         limits=limits,
         infill=tokenizer.infill,
-        formats=find_formats(config.tool_call_parser, config.reasoning_parser, load_sources(tokenizer, config)),
+        formats=find_formats(
+            config.tool_call_parser, config.reasoning_parser, load_sources(tokenizer, config)
+        ),
     )
     operations = (*OPERATIONS, *_documents(info.version))
-    routes = Routes(Route(one.path, Endpoint(front, one.handler), methods=[one.method]) for one in operations)
+    routes = Routes(
+        Route(one.path, Endpoint(front, one.handler), methods=[one.method]) for one in operations
+    )
     origins = _words(config.cors_origins)
     pages = Pages(origins=origins, hosts=_words(config.allowed_hosts), bound=config.host)
     keys = Keys(digests, pages, open_metrics=config.open_metrics)
@@ -313,7 +465,13 @@ def create_app(
             app,
             allow_origins=origins,
             allow_methods=["GET", "POST", "PUT", "DELETE"],
-            allow_headers=["authorization", "content-type", "x-api-key", "x-request-id", "x-request-timeout-ms"],
+            allow_headers=[
+                "authorization",
+                "content-type",
+                "x-api-key",
+                "x-request-id",
+                "x-request-timeout-ms",
+            ],
             expose_headers=["x-request-id"],
         )
     return app
@@ -381,7 +539,11 @@ class _Routes:
 
     def __init__(self, operations: tuple[Operation, ...]) -> None:
         self._plain = {one.path: (one.path, one.access) for one in operations}
-        self._prefixes = {one.path.partition("{")[0]: (one.path, one.access) for one in operations if "{" in one.path}
+        self._prefixes = {
+            one.path.partition("{")[0]: (one.path, one.access)
+            for one in operations
+            if "{" in one.path
+        }
 
     def find(self, path: str) -> tuple[str, Access]:
         found = self._plain.get(path)
@@ -400,9 +562,15 @@ def _documents(version: str) -> tuple[Operation, Operation]:
         return Response(document, media_type="application/json")
 
     async def docs(front: Front, request: Request) -> ASGIApp:
-        return HTMLResponse(page, headers={"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"})
+        return HTMLResponse(
+            page,
+            headers={"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"},
+        )
 
-    both = (_get("/openapi.json", openapi, "This document"), _get("/docs", docs, "All routes as a page"))
+    both = (
+        _get("/openapi.json", openapi, "This document"),
+        _get("/docs", docs, "All routes as a page"),
+    )
     document = json_bytes(openapi_document((*OPERATIONS, *both), version))
     page = docs_page((*OPERATIONS, *both), version)
     return both

@@ -74,10 +74,14 @@ class Keys:
             if self._admin:
                 return ApiError(403, "this route needs the administration key")
             if self._user:
-                return ApiError(403, "this route needs the administration key, and there is none: set --admin-api-key")
+                return ApiError(
+                    403,
+                    "this route needs the administration key, and there is none: set --admin-api-key",
+                )
             if not _is_local(scope, headers):
                 return ApiError(
-                    403, "this route answers on loopback only, and not through a proxy; --admin-api-key opens it"
+                    403,
+                    "this route answers on loopback only, and not through a proxy; --admin-api-key opens it",
                 )
         if not self._pages.is_own(headers):
             return ApiError(403, "this route does not answer to pages of other origins")

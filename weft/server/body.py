@@ -20,11 +20,11 @@ from starlette.requests import Request
 from weft.config.limits import Limits
 from weft.observe.log import EventLog
 from weft.server.errors import ApiError, ClientGone, not_supported
+from weft.server.fields.json_parts import has_more_parts
+from weft.server.fields.numbers import check_numbers
 from weft.server.info import Front
-from weft.server.json_parts import has_more_parts
 from weft.server.limits import check_body, over
 from weft.server.memory import require_room
-from weft.server.numbers import check_numbers
 from weft.server.pages import is_from_browser
 
 log = EventLog("server")
@@ -36,10 +36,25 @@ UNSUPPORTED = frozenset(
     | {"prompt_logprobs", "token_ids_logprob", "logprob_token_ids"}
     | {"use_beam_search", "length_penalty", "beam_width"}
     | {"return_hidden_states", "return_routed_experts", "return_prompt_token_ids", "return_entropy"}
-    | {"documents", "chat_template", "prompt_embeds", "input_embeds", "image_data", "video_data", "audio_data"}
+    | {
+        "documents",
+        "chat_template",
+        "prompt_embeds",
+        "input_embeds",
+        "image_data",
+        "video_data",
+        "audio_data",
+    }
     | {"return_sampling_mask", "return_cached_tokens_details", "custom_labels"}
     | {"return_input_ids_in_sglext", "return_output_ids_in_sglext"}
-    | {"audio", "modalities", "kv_transfer_params", "bootstrap_host", "bootstrap_room", "repetition_detection"}
+    | {
+        "audio",
+        "modalities",
+        "kv_transfer_params",
+        "bootstrap_host",
+        "bootstrap_room",
+        "repetition_detection",
+    }
 )
 INLINE_LEN = 16_384  # bytes that are decoded on the event loop; larger bodies go to a thread
 LARGE_LEN = 262_144  # bytes from which on decoding is long, and leaves memory to be given back
@@ -68,11 +83,16 @@ async def read_json(front: Front, request: Request, type: type[T]) -> T:
         decoded, others = await front.readers.run(work, is_long=len(body) >= LARGE_LEN)
     if others:
         front.client.metrics.unknown_fields(len(others))
-        log.debug("unknown_fields", names=",".join(name[:MAX_NAME_LEN] for name in islice(others, MAX_NAMES)))
+        log.debug(
+            "unknown_fields",
+            names=",".join(name[:MAX_NAME_LEN] for name in islice(others, MAX_NAMES)),
+        )
     return decoded
 
 
-def _decoded(limits: Limits, vocab_size: int | None, body: bytes, type: type[T]) -> tuple[T, Set[str]]:
+def _decoded(
+    limits: Limits, vocab_size: int | None, body: bytes, type: type[T]
+) -> tuple[T, Set[str]]:
     """The body as a `type`, and the names of its fields that are not of that. Raises `ApiError`.
 
     The decoder does not let go of the interpreter, so the body is measured before.
@@ -99,7 +119,9 @@ def _decoded(limits: Limits, vocab_size: int | None, body: bytes, type: type[T])
 
 async def read_body(request: Request, limit: int, timeout_s: float) -> bytes:
     """The whole body. Raises `ApiError` 413 as soon as it is known to be too large, `ClientGone` if it breaks off."""
-    too_large = over("max_body_mb", f"the body is larger than the limit of {limit / 1e6:g} MB", status=413)
+    too_large = over(
+        "max_body_mb", f"the body is larger than the limit of {limit / 1e6:g} MB", status=413
+    )
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared[:20]) > limit:
         raise too_large
@@ -119,7 +141,9 @@ async def read_body(request: Request, limit: int, timeout_s: float) -> bytes:
                 if not message.get("more_body", False):
                     return b"".join(chunks)
     except TimeoutError as exc:
-        raise over("body_timeout_s", f"the body did not arrive within {timeout_s:g} s", status=408) from exc
+        raise over(
+            "body_timeout_s", f"the body did not arrive within {timeout_s:g} s", status=408
+        ) from exc
 
 
 def invalid(message: str, type: type[msgspec.Struct] | None = None) -> ApiError:
@@ -129,7 +153,9 @@ def invalid(message: str, type: type[msgspec.Struct] | None = None) -> ApiError:
     if place is None:
         return ApiError(400, message)
     param, text = place[1], message[: place.start()][:MAX_MESSAGE_LEN]
-    words = _words(type, param) if type is not None and text.startswith("Invalid enum value") else []
+    words = (
+        _words(type, param) if type is not None and text.startswith("Invalid enum value") else []
+    )
     if words:
         text += f"; {', '.join(words)} are allowed"
     return ApiError(400, f"{param}: {text}", param=param)
@@ -142,7 +168,12 @@ def _words(type: type[msgspec.Struct], place: str) -> list[str]:
         structs = [one for one in found if isinstance(one, msgspec.inspect.StructType)]
         fields = [field for one in structs for field in one.fields if field.encode_name == name]
         found = [one for field in fields for one in _alternatives(field.type)]
-    return [str(word) for one in found if isinstance(one, msgspec.inspect.LiteralType) for word in one.values]
+    return [
+        str(word)
+        for one in found
+        if isinstance(one, msgspec.inspect.LiteralType)
+        for word in one.values
+    ]
 
 
 def _alternatives(one: msgspec.inspect.Type) -> list[msgspec.inspect.Type]:
@@ -155,7 +186,9 @@ def _alternatives(one: msgspec.inspect.Type) -> list[msgspec.inspect.Type]:
 def _require_nothing(name: str, raw: msgspec.Raw) -> None:
     """Refuse a field that is not supported, unless it is there only for completeness."""
     value = msgspec.json.decode(raw)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)  # 0 may ask for something
+    is_number = isinstance(value, int | float) and not isinstance(
+        value, bool
+    )  # 0 may ask for something
     if value != _HARMLESS.get(name, ...) and (is_number or value not in _NOTHING):
         raise not_supported(name)
 

@@ -17,16 +17,18 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from weft.client.client import EngineFault, EngineUnavailable
 from weft.messages.sampling import InvalidParam
 from weft.observe import call
 from weft.observe.log import EventLog
-from weft.text.client import EngineFault, EngineUnavailable
 from weft.text.tokenizer import ContextExceeded
 from weft.text.turns import Busy
 
 log = EventLog("server")
 MAX_ERROR_LEN = 1_000  # characters of a message
-TOO_LONG = "this model's maximum context length"  # clients look for these words, to shorten a conversation
+TOO_LONG = (
+    "this model's maximum context length"  # clients look for these words, to shorten a conversation
+)
 
 _TYPES = {
     401: "authentication_error",
@@ -89,7 +91,9 @@ def failed(status: int, message: str, retry_after_s: int = 0) -> ApiError:
     """For a completion that the engine ended with an error, and the time after which it may be asked again, if that is
     known."""
     later = {"retry-after": str(retry_after_s)} if retry_after_s else _RETRY
-    return ApiError(status, message or "the engine failed", headers=later if status in (429, 503) else None)
+    return ApiError(
+        status, message or "the engine failed", headers=later if status in (429, 503) else None
+    )
 
 
 def translated(exc: BaseException) -> ApiError:
@@ -116,14 +120,20 @@ def translated(exc: BaseException) -> ApiError:
 
 def error_json(error: ApiError) -> bytes:
     """The body of an error answer, or the data of an error event."""
-    kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
-    detail = ErrorDetail(message=_message(error), type=kind, param=error.param, code=error.code or error.status)
+    kind = _TYPES.get(
+        error.status, "invalid_request_error" if error.status < 500 else "server_error"
+    )
+    detail = ErrorDetail(
+        message=_message(error), type=kind, param=error.param, code=error.code or error.status
+    )
     return msgspec.json.encode(ErrorBody(detail, call.rid()))
 
 
 def anthropic_error(error: ApiError) -> bytes:
     """The same for clients of Anthropic's API. Its errors name no field, so the message has to."""
-    kind = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    kind = _ANTHROPIC_TYPES.get(
+        error.status, "invalid_request_error" if error.status < 500 else "api_error"
+    )
     message = _message(error)
     if error.param and error.param not in message:
         message = f"{error.param}: {message}"
@@ -138,7 +148,11 @@ def ollama_error(error: ApiError) -> bytes:
 
 
 def _message(error: ApiError) -> str:
-    return error.message if len(error.message) <= MAX_ERROR_LEN else error.message[:MAX_ERROR_LEN] + "..."
+    return (
+        error.message
+        if len(error.message) <= MAX_ERROR_LEN
+        else error.message[:MAX_ERROR_LEN] + "..."
+    )
 
 
 def _form(path: str) -> Callable[[ApiError], bytes]:
@@ -156,11 +170,15 @@ class ErrorAnswer(Response):
     """An error as an answer. On its way out it tells the edge which limit was exceeded."""
 
     def __init__(self, error: ApiError) -> None:
-        super().__init__(error_json(error), error.status, error.headers, media_type="application/json")
+        super().__init__(
+            error_json(error), error.status, error.headers, media_type="application/json"
+        )
         self._error = error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         error = self._error
         scope["weft.limit"] = error.limit
         body = _form(scope["path"])(error)
-        await Response(body, error.status, error.headers, media_type="application/json")(scope, receive, send)
+        await Response(body, error.status, error.headers, media_type="application/json")(
+            scope, receive, send
+        )

@@ -6,12 +6,12 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp
 
+from weft.client.client import EngineUnavailable
 from weft.messages.flow import HealthCheck, HealthCheckReply
 from weft.server.body import json_bytes
 from weft.server.errors import ApiError, failed
 from weft.server.info import Front
 from weft.server.limits import HEALTH_TIMEOUT_S
-from weft.text.client import EngineUnavailable
 
 
 async def health(front: Front, request: Request) -> ASGIApp:
@@ -32,7 +32,9 @@ async def ready(front: Front, request: Request) -> ASGIApp:
 async def health_generate(front: Front, request: Request) -> ASGIApp:
     """Does the engine compute? Its next result is the answer, whatever waits; if nothing runs, it generates a token."""
     try:
-        reply = await front.client.call(lambda call: HealthCheck(call=call), HealthCheckReply, HEALTH_TIMEOUT_S)
+        reply = await front.client.call(
+            lambda call: HealthCheck(call=call), HealthCheckReply, HEALTH_TIMEOUT_S
+        )
     except EngineUnavailable as exc:
         raise ApiError(503, str(exc)) from exc
     if not reply.success:

@@ -10,6 +10,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
+from weft.client.generation import Completion, Delta
 from weft.messages.sampling import SamplingParams
 from weft.server.body import json_bytes, read_json
 from weft.server.errors import ApiError, error_json
@@ -18,10 +19,11 @@ from weft.server.limits import over
 from weft.server.openai.models import SampledRequest
 from weft.server.openai.translate import encode_texts, prompts, sampling_params, submit
 from weft.server.stream import Answer, Wire
-from weft.text.generation import Completion, Delta
 from weft.text.infill import Infill
 
-LLAMA_EVENTS = Wire(b"text/event-stream; charset=utf-8", lambda error: b"data: " + error_json(error) + b"\n\n", b"")
+LLAMA_EVENTS = Wire(
+    b"text/event-stream; charset=utf-8", lambda error: b"data: " + error_json(error) + b"\n\n", b""
+)
 OWN_NAME = "filename"  # of the file with the gap, where others are given
 
 
@@ -49,9 +51,13 @@ async def infill(front: Front, request: Request) -> ASGIApp:
         raise over("max_prompts", message, param="input_extra")
     params = with_stops(front, tokens, _params(front, body))
     params.check(front.client.engine.vocab_size)
-    ids = await infill_prompt(front, tokens, body.input_prefix, body.input_suffix, beginning=body.prompt, files=files)
+    ids = await infill_prompt(
+        front, tokens, body.input_prefix, body.input_suffix, beginning=body.prompt, files=files
+    )
     body.rid = body.rid or body.request_id
-    generation = submit(front, prompts(front, request, body, [ids], params), stream=bool(body.stream))
+    generation = submit(
+        front, prompts(front, request, body, [ids], params), stream=bool(body.stream)
+    )
     reply = InfillReply(front.info.model_name, generation.completions[0])
     return Answer(generation, reply, LLAMA_EVENTS)
 
@@ -59,7 +65,9 @@ async def infill(front: Front, request: Request) -> ASGIApp:
 def infill_tokens(front: Front, param: str) -> Infill:
     """How the model is asked to fill a gap. Raises `ApiError` 400, which names the field, if it cannot."""
     if front.infill is None:
-        message = f"{param}: this model cannot fill in the middle; its tokenizer has no tokens for it"
+        message = (
+            f"{param}: this model cannot fill in the middle; its tokenizer has no tokens for it"
+        )
         raise ApiError(400, message, param=param, code="unsupported_parameter")
     return front.infill
 
@@ -69,7 +77,9 @@ def with_stops(front: Front, tokens: Infill, params: SamplingParams) -> Sampling
     if params.ignore_eos:
         return params
     stops = [token for token in tokens.stops if token < front.client.engine.vocab_size]
-    return msgspec.structs.replace(params, stop_token_ids=tuple(dict.fromkeys((*params.stop_token_ids, *stops))))
+    return msgspec.structs.replace(
+        params, stop_token_ids=tuple(dict.fromkeys((*params.stop_token_ids, *stops)))
+    )
 
 
 async def infill_prompt(
@@ -89,10 +99,15 @@ async def infill_prompt(
     elif files:
         texts = [f"{one.filename or OWN_NAME}\n{one.text}" for one in files]
         encoded = await encode_texts(front, [*texts, f"{OWN_NAME}\n"], add_special_tokens=False)
-        before = [*before, *(token for ids in encoded for token in (tokens.file, *ids) if token is not None)]
+        before = [
+            *before,
+            *(token for ids in encoded for token in (tokens.file, *ids) if token is not None),
+        ]
     if isinstance(prefix, str):
         [prefix] = await encode_texts(front, [prefix], add_special_tokens=False)
-    behind, middle = await front.tokenizer.encode_within([suffix, beginning], context_len=front.info.context_length)
+    behind, middle = await front.tokenizer.encode_within(
+        [suffix, beginning], context_len=front.info.context_length
+    )
     return [*before, *tokens.prompt(prefix, behind, middle)]
 
 
@@ -102,7 +117,9 @@ def _params(front: Front, body: InfillRequest) -> SamplingParams:
     if body.repetition_penalty is None:
         body.repetition_penalty = body.repeat_penalty
     body.n = None  # llama.cpp has one
-    return sampling_params(body, front.info.sampling, max_new_tokens=body.max_tokens, logprobs=None, fewest_tokens=0)
+    return sampling_params(
+        body, front.info.sampling, max_new_tokens=body.max_tokens, logprobs=None, fewest_tokens=0
+    )
 
 
 class InfillReply:

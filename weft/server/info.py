@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from weft.client.client import EngineClient
 from weft.config.limits import Limits
 from weft.config.server import ServerConfig
 from weft.messages.sampling import SamplingParams
 from weft.server.errors import ApiError
 from weft.server.openai.responses.store import ResponseStore
-from weft.text.client import EngineClient
 from weft.text.infill import Infill
 from weft.text.parsers.formats import Formats
-from weft.text.renderer import Renderer
+from weft.text.templates.renderer import Renderer
 from weft.text.tokenizer import Tokenizer
 from weft.text.turns import Workers
 
@@ -32,7 +32,9 @@ class ServerInfo:
     started_at: float  # Unix time
     model_summary: str = ""
     sampling: SamplingParams = SamplingParams()  # noqa: RUF009 (frozen): what a request gets that does not say otherwise
-    settings: Mapping[str, Any] = field(default_factory=dict)  # of the engine, for /server_info; without secrets
+    settings: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # of the engine, for /server_info; without secrets
 
 
 class Readiness:
@@ -72,8 +74,12 @@ class Front:
     responses: ResponseStore = field(default_factory=ResponseStore)
     readers: Workers = field(default_factory=lambda: Workers(2, "the reader of bodies"))
     infill: Infill | None = None  # the tokens by which the model fills in the middle
-    writers: Workers = field(default_factory=lambda: Workers(2, "the writer of answers", wait_s=WRITER_WAIT_S))
-    formats: Formats = field(default_factory=Formats)  # in which the model writes calls and reasoning
+    writers: Workers = field(
+        default_factory=lambda: Workers(2, "the writer of answers", wait_s=WRITER_WAIT_S)
+    )
+    formats: Formats = field(
+        default_factory=Formats
+    )  # in which the model writes calls and reasoning
 
     def require_accepting(self) -> None:
         """Raise `ApiError` 503 if new work is refused."""

@@ -47,7 +47,11 @@ def _longest(value: Any) -> int:
 
 def _largest(value: Any) -> int:
     """Of one number or a list of them; true and false ask for no number."""
-    return max((int(one) for one in value), default=0) if isinstance(value, list) else int(value is not True and value)
+    return (
+        max((int(one) for one in value), default=0)
+        if isinstance(value, list)
+        else int(value is not True and value)
+    )
 
 
 def _longest_ids(value: Any) -> int:
@@ -67,8 +71,15 @@ BOUNDS = (
     Bound("max_messages", ("messages",), len, "messages"),
     Bound("max_messages", ("items",), _num_items, "items"),  # the input of a response
     Bound("max_tools", ("tools",), len, "tools"),
-    Bound("max_stop_strings", ("stop", "stop_sequences", "stop_regex"), _num_strings, "stop strings"),
-    Bound("max_stop_len", ("stop", "stop_sequences", "stop_regex", "bad_words"), _longest, "characters in a string"),
+    Bound(
+        "max_stop_strings", ("stop", "stop_sequences", "stop_regex"), _num_strings, "stop strings"
+    ),
+    Bound(
+        "max_stop_len",
+        ("stop", "stop_sequences", "stop_regex", "bad_words"),
+        _longest,
+        "characters in a string",
+    ),
     Bound("max_allowed_token_ids", ("allowed_token_ids",), len, "ids"),
     Bound("max_bad_words", ("bad_words",), len, "words"),
     Bound("max_processors", ("custom_logit_processor",), _num_items, "logit processors"),
@@ -94,7 +105,12 @@ _STRUCTURED = frozenset({"messages", "items", "tools", "custom_logit_processor"}
 
 def check_body(limits: Limits, body: msgspec.Struct) -> None:
     """Raise `ApiError` for the first field of `body`, or of a struct in it, that is larger than it may be."""
-    fields = zip(body.__struct_fields__, body.__struct_encode_fields__, msgspec.structs.astuple(body), strict=True)
+    fields = zip(
+        body.__struct_fields__,
+        body.__struct_encode_fields__,
+        msgspec.structs.astuple(body),
+        strict=True,
+    )
     for name, told, value in fields:
         if value is None or isinstance(value, bool):
             continue
@@ -134,9 +150,17 @@ def _check_free_form(limits: Limits, name: str, value: Any) -> None:
         depth += 1
         count += sum(map(len, level))
         if depth > limits.max_json_depth:
-            raise over("max_json_depth", f"{name} is nested deeper than {limits.max_json_depth} levels", param=name)
+            raise over(
+                "max_json_depth",
+                f"{name} is nested deeper than {limits.max_json_depth} levels",
+                param=name,
+            )
         if count > limits.max_json_values:
-            raise over("max_json_values", f"{name} has more than {limits.max_json_values:,} values", param=name)
+            raise over(
+                "max_json_values",
+                f"{name} has more than {limits.max_json_values:,} values",
+                param=name,
+            )
         level = [
             inner
             for one in level

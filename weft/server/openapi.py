@@ -30,15 +30,27 @@ class Operation(Protocol):
 
 
 def openapi_document(operations: Sequence[Operation], version: str) -> dict[str, Any]:
-    types = {type for operation in operations for type in (operation.body, operation.answer) if type is not None}
-    ordered: list[type[msgspec.Struct]] = [ErrorBody, *sorted(types, key=lambda type: type.__name__)]
-    schemas, components = msgspec.json.schema_components(ordered, ref_template="#/components/schemas/{name}")
+    types = {
+        type
+        for operation in operations
+        for type in (operation.body, operation.answer)
+        if type is not None
+    }
+    ordered: list[type[msgspec.Struct]] = [
+        ErrorBody,
+        *sorted(types, key=lambda type: type.__name__),
+    ]
+    schemas, components = msgspec.json.schema_components(
+        ordered, ref_template="#/components/schemas/{name}"
+    )
     for component in components.values():
         _bound(component)
     schema_of = dict(zip(ordered, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
-        paths.setdefault(_template(operation.path), {})[operation.method.lower()] = _describe(operation, schema_of)
+        paths.setdefault(_template(operation.path), {})[operation.method.lower()] = _describe(
+            operation, schema_of
+        )
     return {
         "openapi": "3.1.0",
         "info": {"title": "weft", "version": version},
@@ -72,7 +84,9 @@ def _docs_row(operation: Operation) -> str:
     return "<tr>" + "".join(f"<td>{html.escape(cell)}" for cell in cells)
 
 
-def _describe(operation: Operation, schema_of: dict[type[msgspec.Struct], dict[str, Any]]) -> dict[str, Any]:
+def _describe(
+    operation: Operation, schema_of: dict[type[msgspec.Struct], dict[str, Any]]
+) -> dict[str, Any]:
     failure = {"description": "error", "content": _json(schema_of[ErrorBody])}
     success: dict[str, Any] = {"description": "success"}
     if operation.answer is not None:
@@ -89,7 +103,9 @@ def _describe(operation: Operation, schema_of: dict[type[msgspec.Struct], dict[s
     ]
     if "{" in operation.path:
         name = operation.path.partition("{")[2].partition("}")[0].removesuffix(":path")
-        parameters.append({"name": name, "in": "path", "required": True, "schema": {"type": "string"}})
+        parameters.append(
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        )
     if parameters:
         described["parameters"] = parameters
     if operation.is_open:
@@ -124,7 +140,11 @@ def _range(number: Number) -> dict[str, Any]:
     if number.is_token:
         return {"type": kind, "minimum": 0}  # the model says how far the vocabulary goes
     low = min((number.low, *number.also))
-    return {"type": kind, "exclusiveMinimum" if number.is_open else "minimum": low, "maximum": number.high}
+    return {
+        "type": kind,
+        "exclusiveMinimum" if number.is_open else "minimum": low,
+        "maximum": number.high,
+    }
 
 
 def _json(schema: dict[str, Any]) -> dict[str, Any]:

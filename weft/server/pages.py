@@ -21,9 +21,30 @@ from weft.server.errors import ApiError
 ANY = "*"
 UNSPECIFIED = ("0.0.0.0", "::")  # addresses that lead to this machine, from itself
 FORWARDING = frozenset(
-    {"forwarded", "via", "x-real-ip", "x-client-ip", "x-cluster-client-ip", "client-ip", "true-client-ip"}
-    | {"cf-connecting-ip", "cf-connecting-ipv6", "cf-ray", "cdn-loop", "fastly-client-ip", "fly-client-ip"}
-    | {"x-original-host", "x-original-url", "x-envoy-external-address", "x-amzn-trace-id", "x-azure-clientip"}
+    {
+        "forwarded",
+        "via",
+        "x-real-ip",
+        "x-client-ip",
+        "x-cluster-client-ip",
+        "client-ip",
+        "true-client-ip",
+    }
+    | {
+        "cf-connecting-ip",
+        "cf-connecting-ipv6",
+        "cf-ray",
+        "cdn-loop",
+        "fastly-client-ip",
+        "fly-client-ip",
+    }
+    | {
+        "x-original-host",
+        "x-original-url",
+        "x-envoy-external-address",
+        "x-amzn-trace-id",
+        "x-azure-clientip",
+    }
 )
 _HOST = re.compile(r"[\w.:\[\]-]*")
 
@@ -31,13 +52,17 @@ _HOST = re.compile(r"[\w.:\[\]-]*")
 class Pages:
     """The origins and names of one server."""
 
-    def __init__(self, *, origins: Iterable[str] = (), hosts: Iterable[str] = (), bound: str = "127.0.0.1") -> None:
+    def __init__(
+        self, *, origins: Iterable[str] = (), hosts: Iterable[str] = (), bound: str = "127.0.0.1"
+    ) -> None:
         """`origins`: those whose pages may ask, `*` for all. `hosts`: names that are ours, also `.example.com` for all
         below it and `*` for all. `bound`: the address or name that the server listens on."""
         self._origins = frozenset(origins)
         names = {name.lower() for name in hosts}
         self._suffixes = tuple(name for name in names if name.startswith("."))
-        self._names = frozenset(names | {"localhost", bound.lower(), socket.gethostname().lower()}) - {""}
+        self._names = frozenset(
+            names | {"localhost", bound.lower(), socket.gethostname().lower()}
+        ) - {""}
         self._is_shut_in = is_loopback(bound)
         self._is_ours = lru_cache(1_024)(self._look_up)
 
@@ -51,7 +76,10 @@ class Pages:
                 return ApiError(403, message)
         if self.is_own(headers) or (ANY in self._origins and "origin" in headers):
             return None
-        return ApiError(403, "this server does not answer to pages of other origins; --cors-origins names those it may")
+        return ApiError(
+            403,
+            "this server does not answer to pages of other origins; --cors-origins names those it may",
+        )
 
     def is_own(self, headers: Headers) -> bool:
         """Whether no browser sent this, or it did for a page of this server, or of an origin that is named."""
@@ -65,7 +93,12 @@ class Pages:
         server listens on loopback alone, where none but loopback's can have been used."""
         name = host_name(host)
         if _is_address(host):
-            return not self._is_shut_in or is_loopback(name) or name in self._names or name in UNSPECIFIED
+            return (
+                not self._is_shut_in
+                or is_loopback(name)
+                or name in self._names
+                or name in UNSPECIFIED
+            )
         if ANY in self._names or name in self._names or name.endswith(".localhost"):
             return True
         return bool(self._suffixes) and name.endswith(self._suffixes)

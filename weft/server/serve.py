@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 
 from weft.config.limits import Limits
 from weft.config.server import ServerConfig
-from weft.server.protocol import Door, GuardedProtocol
+from weft.server.http.protocol import Door, GuardedProtocol
 
 T = TypeVar("T")
 BACKLOG = 2_048

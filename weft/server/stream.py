@@ -16,9 +16,9 @@ from typing import NamedTuple, Protocol
 
 from starlette.types import Receive, Scope, Send
 
+from weft.client.generation import Delta, Generation
 from weft.observe.survivable import is_survivable
 from weft.server.errors import ApiError, error_json, error_response, failed, translated
-from weft.text.generation import Delta, Generation
 from weft.text.turns import Workers
 
 MAX_WARNINGS_LEN = 2_000  # bytes of the header
@@ -42,7 +42,9 @@ class Wire(NamedTuple):
 
 
 OPENAI_EVENTS = Wire(
-    b"text/event-stream; charset=utf-8", lambda error: b"data: " + error_json(error) + b"\n\n", b"data: [DONE]\n\n"
+    b"text/event-stream; charset=utf-8",
+    lambda error: b"data: " + error_json(error) + b"\n\n",
+    b"data: [DONE]\n\n",
 )
 
 
@@ -60,7 +62,7 @@ class Reply(Protocol):
 
 
 class Connection(Protocol):
-    """The way to the client (`server/protocol.py`). Pieces follow the head of the answer."""
+    """The way to the client (`server/http/protocol.py`). Pieces follow the head of the answer."""
 
     def write_piece(self, body: bytes) -> None: ...
 
@@ -72,7 +74,12 @@ class Answer:
     """The ASGI application that answers one request with its generation."""
 
     def __init__(
-        self, generation: Generation, reply: Reply, wire: Wire = OPENAI_EVENTS, *, failure: Failure | None = None
+        self,
+        generation: Generation,
+        reply: Reply,
+        wire: Wire = OPENAI_EVENTS,
+        *,
+        failure: Failure | None = None,
     ) -> None:
         """`failure` finds what an answer that is no stream fails with, if the first error is not enough."""
         self._generation = generation
@@ -111,7 +118,9 @@ class Answer:
         num_values = sum(map(_num_values, deltas))
         if writers is None or num_values <= INLINE_VALUES:
             return self._reply.whole(deltas)
-        return await writers.run(lambda: self._reply.whole(deltas), is_long=num_values > LONG_VALUES)
+        return await writers.run(
+            lambda: self._reply.whole(deltas), is_long=num_values > LONG_VALUES
+        )
 
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The status is sent with the first events: a request that fails before has its error as the status.
@@ -127,7 +136,11 @@ class Answer:
                 if failure is not None:
                     await error_response(failure)(scope, receive, send)
                     return
-                headers = [(b"content-type", self._wire.content_type), *_STREAM_HEADERS, *self._warnings()]
+                headers = [
+                    (b"content-type", self._wire.content_type),
+                    *_STREAM_HEADERS,
+                    *self._warnings(),
+                ]
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
                 started = True
             body = b""
@@ -173,13 +186,17 @@ class Answer:
         return [(b"x-weft-warnings", value)] if value else []
 
     async def _finish(self, send: Send, last: bytes) -> None:
-        await send({"type": "http.response.body", "body": last + self._wire.end, "more_body": False})
+        await send(
+            {"type": "http.response.body", "body": last + self._wire.end, "more_body": False}
+        )
 
 
 def _num_values(delta: Delta) -> int:
     """Tokens, and log probabilities if they are told: about as many of each token."""
     first = delta.logprobs[0] if delta.logprobs else None
-    return len(delta.token_ids) * (1 if first is None else 2 + len(first.top_ids) + len(first.id_logprobs))
+    return len(delta.token_ids) * (
+        1 if first is None else 2 + len(first.top_ids) + len(first.id_logprobs)
+    )
 
 
 async def _close_when_gone(receive: Receive, generation: Generation) -> None:

@@ -83,8 +83,12 @@ async def detokenize(front: Front, request: Request) -> ASGIApp:
         raise ApiError(400, "tokens mixes ids with lists", param="tokens")
     is_batch = kinds == {list}
     lists = cast(list[list[int]], body.tokens if is_batch else [body.tokens])
-    _ = front.client.engine  # it has told how large the vocabulary is, and the ids were held against that
-    texts = await front.tokenizer.decode_all_async(lists, skip_special_tokens=bool(body.skip_special_tokens))
+    _ = (
+        front.client.engine
+    )  # it has told how large the vocabulary is, and the ids were held against that
+    texts = await front.tokenizer.decode_all_async(
+        lists, skip_special_tokens=bool(body.skip_special_tokens)
+    )
     text = texts if is_batch else texts[0]
     return _json({"prompt": text, "text": text})
 
@@ -118,17 +122,25 @@ def _as_chat(body: TokenizeRequest | TemplateRequest, messages: list[ChatMessage
 async def _tokenized(
     front: Front, body: TokenizeRequest, ids: list[int] | list[list[int]], count: int | list[int]
 ) -> Response:
-    answer: dict[str, Any] = {"tokens": ids, "count": count, "max_model_len": front.info.context_length}
+    answer: dict[str, Any] = {
+        "tokens": ids,
+        "count": count,
+        "max_model_len": front.info.context_length,
+    }
     if body.return_token_strs:
         work = partial(_named, front.tokenizer, ids)
         num = count if isinstance(count, int) else sum(count)
-        answer["token_strs"] = work() if num <= INLINE_TOKENS else await front.readers.run(work, is_long=True)
+        answer["token_strs"] = (
+            work() if num <= INLINE_TOKENS else await front.readers.run(work, is_long=True)
+        )
     return _json(answer)
 
 
 def _named(tokenizer: Tokenizer, ids: list[int] | list[list[int]]) -> list[Any]:
     return [
-        token_name(tokenizer, item) if isinstance(item, int) else [token_name(tokenizer, token) for token in item]
+        token_name(tokenizer, item)
+        if isinstance(item, int)
+        else [token_name(tokenizer, token) for token in item]
         for item in ids
     ]
 

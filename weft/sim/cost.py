@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.executor.control import NO_DEVICE, DeviceRequest, Pending
-from weft.executor.plan import BoolArray, ForwardMode, IntArray, LongArray, Plan, Result
+from weft.plan.device import NO_DEVICE, DeviceRequest, Pending
+from weft.plan.step import BoolArray, ForwardMode, IntArray, LongArray, Plan, Result
 from weft.sim.trace import EOS, FILLER
 
 
@@ -29,7 +29,9 @@ class Cost(NamedTuple):
 
     def seconds(self, load: Load) -> float:
         tokens, context, samples = load.num_tokens, load.context, load.num_samples
-        return self.step_s + self.token_s * tokens + self.context_s * context + self.sample_s * samples
+        return (
+            self.step_s + self.token_s * tokens + self.context_s * context + self.sample_s * samples
+        )
 
 
 # cpu: Qwen3-0.6B in bfloat16 on 2 Zen 4 cores (a prompt of 512 in 1.2 s, 32 requests of 940 tokens in 0.22 s a step).
@@ -50,7 +52,13 @@ class Load(NamedTuple):
     def of(cls, plan: Plan) -> Load:
         tokens = plan.num_tokens
         context = int(plan.starts.sum()) + tokens
-        return cls(len(plan.rows), tokens, context, len(plan.sampling.seeds), plan.mode is not ForwardMode.EXTEND)
+        return cls(
+            len(plan.rows),
+            tokens,
+            context,
+            len(plan.sampling.seeds),
+            plan.mode is not ForwardMode.EXTEND,
+        )
 
 
 class VirtualClock:

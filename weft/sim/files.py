@@ -39,7 +39,9 @@ def read_trace(name: str, *, max_tokens: int, speed: float = 1.0) -> Iterator[Ar
         raise SettingsError(f"cannot read the trace {name}: {exc}") from exc
 
 
-def _in_order(name: str, arrivals: Iterator[Arrival], max_tokens: int, speed: float) -> Iterator[Arrival]:
+def _in_order(
+    name: str, arrivals: Iterator[Arrival], max_tokens: int, speed: float
+) -> Iterator[Arrival]:
     """Times from 0 on, not falling. Raises SettingsError for a line that is no request."""
     began, number = 0.0, 0
     before = 0.0
@@ -57,16 +59,25 @@ def _in_order(name: str, arrivals: Iterator[Arrival], max_tokens: int, speed: fl
 
 def _burst_gpt(lines: Iterable[str]) -> Iterator[Arrival]:
     for key, line in enumerate(csv.DictReader(lines)):
-        prompt_len, output_len = int(float(line["Request tokens"])), int(float(line["Response tokens"]))
+        prompt_len, output_len = (
+            int(float(line["Request tokens"])),
+            int(float(line["Response tokens"])),
+        )
         if prompt_len > 0 and output_len > 0:
             segment = Segment(key, prompt_len)
-            yield Arrival(float(line["Timestamp"]), (segment,), output_len, output_len, tenant=line["Model"])
+            yield Arrival(
+                float(line["Timestamp"]), (segment,), output_len, output_len, tenant=line["Model"]
+            )
 
 
 def _mooncake(lines: Iterable[str]) -> Iterator[Arrival]:
     for line in filter(str.strip, lines):
         request = json.loads(line)
-        prompt_len, output_len, ids = request["input_length"], request["output_length"], request["hash_ids"]
+        prompt_len, output_len, ids = (
+            request["input_length"],
+            request["output_length"],
+            request["hash_ids"],
+        )
         if prompt_len <= 0 or output_len <= 0:
             continue
         blocks, rest = divmod(prompt_len, BLOCK_LEN)

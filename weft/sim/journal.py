@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from weft.engine.engine import Engine
+from weft.journal.replay import Replay
 from weft.messages.codec import FromEngine, ToEngine
 from weft.messages.replies import Finish, StepOutput
 from weft.messages.requests import BatchGenerate, GenerateRequest
 from weft.scheduler.scheduler import Scheduler
-from weft.scheduler.service.engine import Engine
-from weft.scheduler.service.replay import Replay
 from weft.scheduler.settings import SchedulerSettings
 from weft.sim.trace import Arrival
 
@@ -34,9 +34,12 @@ def read_journal(records: Iterable[bytes]) -> Journal:
     replay.run()
     settings = replay.began.settings
     arrivals = [
-        _arrival(time_s - tap.sent[0][0], message, finish.completion_tokens, settings.context_length)
+        _arrival(
+            time_s - tap.sent[0][0], message, finish.completion_tokens, settings.context_length
+        )
         for time_s, message in tap.sent
-        if (finish := tap.finished.get(message.id)) is not None and finish.reason in ("stop", "length")
+        if (finish := tap.finished.get(message.id)) is not None
+        and finish.reason in ("stop", "length")
     ]
     return Journal(settings, arrivals, len(tap.sent) - len(arrivals))
 
@@ -71,13 +74,17 @@ class _Tap:
         return replies
 
 
-def _arrival(time_s: float, message: GenerateRequest, output_len: int, context_length: int) -> Arrival:
+def _arrival(
+    time_s: float, message: GenerateRequest, output_len: int, context_length: int
+) -> Arrival:
     sampling, prompt_len = message.sampling, len(message.input_ids) // 4
     return Arrival(
         time_s=max(time_s, 0.0),
         prompt=message.input_ids,
         output_len=output_len,
-        max_new_tokens=context_length - prompt_len if sampling.max_new_tokens is None else sampling.max_new_tokens,
+        max_new_tokens=context_length - prompt_len
+        if sampling.max_new_tokens is None
+        else sampling.max_new_tokens,
         tenant=message.tenant,
         priority=message.priority,
         ignore_eos=False if output_len < (sampling.max_new_tokens or 0) else sampling.ignore_eos,

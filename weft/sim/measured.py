@@ -11,8 +11,8 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from weft.executor.control import DeviceRequest, Pending
-from weft.executor.plan import Plan, Result, Runner, Step
+from weft.plan.device import DeviceRequest, Pending
+from weft.plan.step import Plan, Result, Runner, Step
 from weft.sim.cost import Load, Meter
 
 
@@ -97,4 +97,6 @@ def read_steps(name: str) -> list[StepTime]:
                 for line in csv.DictReader(file)
             ]
         except (KeyError, TypeError, ValueError) as exc:
-            raise ValueError(f"{name} has no columns num_tokens, context, seconds with numbers: {exc}") from exc
+            raise ValueError(
+                f"{name} has no columns num_tokens, context, seconds with numbers: {exc}"
+            ) from exc

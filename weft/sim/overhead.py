@@ -17,15 +17,15 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from weft.executor.control import NO_DEVICE, DeviceRequest, Pending
-from weft.executor.plan import IntArray, Plan, Result, Step
+from weft.engine.engine import Engine
 from weft.memory.radix import Node, RadixCache
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
+from weft.plan.device import NO_DEVICE, DeviceRequest, Pending
+from weft.plan.step import IntArray, Plan, Result, Step
 from weft.scheduler.batch import Batch
 from weft.scheduler.request import Request
 from weft.scheduler.scheduler import Scheduler
-from weft.scheduler.service.engine import Engine
 from weft.scheduler.settings import SchedulerSettings
 
 VOCAB_SIZE = 150_000
@@ -60,7 +60,9 @@ class Measured(NamedTuple):
         return self.median <= self.goal
 
 
-def measure(*, steps: int = 300, sequences: int = 100_000, orders: tuple[int, ...] = (1_000, 10_000)) -> list[Measured]:
+def measure(
+    *, steps: int = 300, sequences: int = 100_000, orders: tuple[int, ...] = (1_000, 10_000)
+) -> list[Measured]:
     """All figures: `steps` decode steps, a tree of so many sequences, orders of so many waiting requests."""
     figures = [*tree_figures(sequences)]
     for page_size in (1, 16):
@@ -89,7 +91,9 @@ def engine_figures(page_size: int, steps: int) -> Iterator[Measured]:
         elif len(batch.rows) == NUM_RUNNING and not batch.prefills:
             decodes.append(took)
     at = f"page {page_size}"
-    yield _measured(f"decode step, {at}", "ms", MS, decodes, 0.15, "SGLang 0.16*, vLLM 2.8, mini-sglang 1.4")
+    yield _measured(
+        f"decode step, {at}", "ms", MS, decodes, 0.15, "SGLang 0.16*, vLLM 2.8, mini-sglang 1.4"
+    )
     yield _measured(f"prefill step, 4 x 2k, {at}", "ms", MS, prefills, 0.6, "SGLang 0.92, vLLM 2.7")
     yield _measured(f"arrival of a 2k prompt, {at}", "us", US, arrivals, 60, "vLLM 430-560")
 
@@ -105,7 +109,9 @@ def order_figure(num_waiting: int) -> Measured:
     pages: IntArray = np.arange(PROMPT_LEN, dtype=np.int32)
     for i in range(num_waiting):
         head = heads[int(rng.integers(NUM_HEADS))]
-        scheduler.add_request(_message(i, head + _ids(rng, PROMPT_LEN - SHARED_LEN), max_new=1), 0.0)
+        scheduler.add_request(
+            _message(i, head + _ids(rng, PROMPT_LEN - SHARED_LEN), max_new=1), 0.0
+        )
     samples = []
     _settle()
     for i in range(NUM_HEADS):
@@ -131,7 +137,9 @@ class NoRunner:
         return NO_DEVICE
 
 
-def _scheduler(page_size: int, steps: int, num_waiting: int = NUM_WAITING, policy: str = "fcfs") -> Scheduler:
+def _scheduler(
+    page_size: int, steps: int, num_waiting: int = NUM_WAITING, policy: str = "fcfs"
+) -> Scheduler:
     """The scheduler with all the parts that it has in service."""
     settings = SchedulerSettings(
         num_pages=NUM_RUNNING * (PROMPT_LEN + 2 * steps + 64) // page_size * 2,
@@ -144,7 +152,9 @@ def _scheduler(page_size: int, steps: int, num_waiting: int = NUM_WAITING, polic
         chunked_prefill_size=4 * PROMPT_LEN,
         max_queued_requests=num_waiting + NUM_RUNNING,
     )
-    engine = Engine(settings, NoRunner(), clock=lambda: 0.0, overlap=False, on_failure=lambda exc: None)
+    engine = Engine(
+        settings, NoRunner(), clock=lambda: 0.0, overlap=False, on_failure=lambda exc: None
+    )
     return engine.scheduler
 
 
@@ -170,10 +180,15 @@ def tree_figures(num_sequences: int) -> Iterator[Measured]:
     tails = _ids(rng, num_sequences * (TREE_LEN - TREE_SHARED))
     tail_bytes = len(tails) // num_sequences
     owners = rng.integers(NUM_HEADS, size=num_sequences).tolist()
-    sequences = [heads[owner] + tails[i * tail_bytes : (i + 1) * tail_bytes] for i, owner in enumerate(owners)]
+    sequences = [
+        heads[owner] + tails[i * tail_bytes : (i + 1) * tail_bytes]
+        for i, owner in enumerate(owners)
+    ]
     pages: IntArray = np.arange(num_sequences * TREE_LEN, dtype=np.int32)
     cache = RadixCache(page_size=1)
-    offers = [(sequence, pages[i * TREE_LEN : (i + 1) * TREE_LEN]) for i, sequence in enumerate(sequences)]
+    offers = [
+        (sequence, pages[i * TREE_LEN : (i + 1) * TREE_LEN]) for i, sequence in enumerate(sequences)
+    ]
     _settle()
     inserts = _timed(lambda offer: cache.insert("", *offer), offers)
     probes = [sequences[i] for i in rng.integers(num_sequences, size=10_000).tolist()]
@@ -192,7 +207,14 @@ def tree_figures(num_sequences: int) -> Iterator[Measured]:
     yield _measured("tree: insert", "us", US, inserts, 5, others("17.8", 25))
     yield _measured("tree: lock + unlock", "us", US, locks, 1, "SGLang Rust 4.8")
     yield _measured("tree: evict 2,048 tokens", "ms", MS, evictions, 0.25, others("4.1", 50))
-    yield _measured(f"tree: memory, {num_sequences:,} sequences", "MB", MB, [_tree_bytes(offers)], 80, others(130, 145))
+    yield _measured(
+        f"tree: memory, {num_sequences:,} sequences",
+        "MB",
+        MB,
+        [_tree_bytes(offers)],
+        80,
+        others(130, 145),
+    )
 
 
 def _tree_bytes(offers: Sequence[tuple[bytes, IntArray]]) -> int:
@@ -234,7 +256,9 @@ def _settle() -> None:
     gc.freeze()
 
 
-def _measured(name: str, unit: str, scale: float, samples: list[float], goal: float, others: str) -> Measured:
+def _measured(
+    name: str, unit: str, scale: float, samples: list[float], goal: float, others: str
+) -> Measured:
     p5, median, p95 = (np.percentile(samples, (5, 50, 95)) * scale).tolist()
     return Measured(name, unit, median, p5, p95, goal, others)
 

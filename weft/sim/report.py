@@ -111,7 +111,11 @@ def fairness(record: Record) -> float:
     present = np.bincount(tenants, weights=(record.end_s - record.sent_s)[done])
     tokens = np.bincount(tenants, weights=record.output_len[done])
     speeds = tokens[present > 0] / present[present > 0]
-    return float(speeds.sum() ** 2 / (len(speeds) * (speeds**2).sum())) if len(speeds) else float("nan")
+    return (
+        float(speeds.sum() ** 2 / (len(speeds) * (speeds**2).sum()))
+        if len(speeds)
+        else float("nan")
+    )
 
 
 def percentiles(values: NDArray[np.float64]) -> Percentiles:
@@ -129,7 +133,11 @@ def describe(summary: Summary) -> str:
     """One run, in lines."""
     times = [
         [name, *(_seconds(value) for value in values)]
-        for name, values in (("TTFT", summary.ttft_s), ("ITL", summary.itl_s), ("E2E", summary.e2e_s))
+        for name, values in (
+            ("TTFT", summary.ttft_s),
+            ("ITL", summary.itl_s),
+            ("E2E", summary.e2e_s),
+        )
     ]
     facts = [
         f"{summary.requests:,} requests in {_seconds(summary.duration_s)}, {summary.refused:,} refused",
@@ -144,7 +152,21 @@ def describe(summary: Summary) -> str:
     return "\n".join([*facts, "", table(["", "p50", "p90", "p99"], times)])
 
 
-COLUMNS = ["", "req/s", "tok/s", "TTFT p50", "p99", "ITL p50", "p99", "E2E p50", "p99", "hits", "retr.", "rows", "fair"]
+COLUMNS = [
+    "",
+    "req/s",
+    "tok/s",
+    "TTFT p50",
+    "p99",
+    "ITL p50",
+    "p99",
+    "E2E p50",
+    "p99",
+    "hits",
+    "retr.",
+    "rows",
+    "fair",
+]
 
 
 def compare(names: Sequence[str], summaries: Sequence[Summary]) -> str:
@@ -154,7 +176,11 @@ def compare(names: Sequence[str], summaries: Sequence[Summary]) -> str:
             name,
             number(each.requests_per_s),
             number(each.output_per_s),
-            *(_seconds(values[i]) for values in (each.ttft_s, each.itl_s, each.e2e_s) for i in (0, 2)),
+            *(
+                _seconds(values[i])
+                for values in (each.ttft_s, each.itl_s, each.e2e_s)
+                for i in (0, 2)
+            ),
             f"{each.hit_rate:.1%}",
             f"{each.retractions:,}",
             f"{each.row_use:.1%}",

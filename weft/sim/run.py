@@ -12,12 +12,12 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.executor.plan import LongArray
+from weft.engine.engine import Engine
 from weft.messages.codec import FromEngine, ToEngine
 from weft.messages.replies import Finish, StepOutput
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
-from weft.scheduler.service.engine import Engine
+from weft.plan.step import LongArray
 from weft.scheduler.settings import SchedulerSettings
 from weft.sim.cost import Cost, CostRunner, Meter, TrueLengths, VirtualClock
 from weft.sim.gaps import Gaps
@@ -39,7 +39,7 @@ class Clock(Protocol):
 
 
 class AnyEngine(Protocol):
-    """What is needed of `weft.scheduler.service.engine.Engine`."""
+    """What is needed of `weft.engine.engine.Engine`."""
 
     @property
     def has_work(self) -> bool: ...
@@ -75,7 +75,11 @@ class Run:
     """One run of a trace. `lengths` is told the true length of each output, if somebody wants to know."""
 
     def __init__(
-        self, engine: AnyEngine, clock: Clock, tokens: TokenSource, lengths: TrueLengths | None = None
+        self,
+        engine: AnyEngine,
+        clock: Clock,
+        tokens: TokenSource,
+        lengths: TrueLengths | None = None,
     ) -> None:
         self._engine = engine
         self._clock = clock
@@ -86,7 +90,9 @@ class Run:
         self._tenants: dict[str, int] = {}
         self._has_sent = False  # since the last step
         self._due: list[tuple[float, int, Arrival]] = []  # heap: next turns whose time is known
-        self._parked: dict[int, list[tuple[int, Arrival]]] = {}  # next turns, by the request that they wait for
+        self._parked: dict[
+            int, list[tuple[int, Arrival]]
+        ] = {}  # next turns, by the request that they wait for
 
     def play(self, arrivals: Iterable[Arrival]) -> Record:
         """Send everything, and wait for the last token."""
@@ -119,7 +125,9 @@ class Run:
                 self._send(waiting, number, arrival)
                 self._pull(source)
             else:
-                return min((time_s for time_s in (waiting, turn) if time_s is not None), default=None)
+                return min(
+                    (time_s for time_s in (waiting, turn) if time_s is not None), default=None
+                )
 
     def _pull(self, source: Iterator[tuple[int, Arrival]]) -> None:
         """Find the next arrival that waits for no other."""
@@ -146,7 +154,10 @@ class Run:
             rid=f"#{number}",
             input_ids=packed,
             sampling=SamplingParams(
-                max_new_tokens=arrival.max_new_tokens, temperature=0.0, seed=number, ignore_eos=arrival.ignore_eos
+                max_new_tokens=arrival.max_new_tokens,
+                temperature=0.0,
+                seed=number,
+                ignore_eos=arrival.ignore_eos,
             ),
             tenant=arrival.tenant,
             priority=arrival.priority,
@@ -195,7 +206,9 @@ class _Columns:
         self.num = 0  # requests that were entered, and all with lower numbers
         self.sent_s = self.first_s = self.last_s = self.end_s = np.full(0, np.nan)
         empty: LongArray = np.zeros(0, dtype=np.int64)
-        self.prompt_len = self.output_len = self.cached_len = self.retractions = self.state = self.tenant = empty
+        self.prompt_len = self.output_len = self.cached_len = self.retractions = self.state = (
+            self.tenant
+        ) = empty
 
     def enter(self, number: int, sent_s: float, prompt_len: int, tenant: int) -> None:
         if number >= len(self.sent_s):
@@ -223,10 +236,14 @@ class _Columns:
         for name in self.TIMES:
             setattr(self, name, np.concatenate([getattr(self, name), np.full(size, np.nan)]))
         for name in self.COUNTS:
-            setattr(self, name, np.concatenate([getattr(self, name), np.zeros(size, dtype=np.int64)]))
+            setattr(
+                self, name, np.concatenate([getattr(self, name), np.zeros(size, dtype=np.int64)])
+            )
 
 
-def simulate(settings: SchedulerSettings, cost: Cost, arrivals: Iterable[Arrival], *, overlap: bool = True) -> Record:
+def simulate(
+    settings: SchedulerSettings, cost: Cost, arrivals: Iterable[Arrival], *, overlap: bool = True
+) -> Record:
     """Play a trace in virtual time. `settings` have `trace.EOS` as their only end-of-sequence token.
 
     Raises AssertionError if the engine's own checks find a fault.
@@ -238,7 +255,9 @@ def simulate(settings: SchedulerSettings, cost: Cost, arrivals: Iterable[Arrival
     record.meter = runner.meter
     record.num_rows = settings.max_running_requests
     stats = engine.scheduler.stats()
-    assert not stats.total_faults, "the books of memory did not balance: what was simulated means nothing"
+    assert not stats.total_faults, (
+        "the books of memory did not balance: what was simulated means nothing"
+    )
     record.evicted_tokens = stats.total_evicted_tokens
     return record
 

@@ -26,7 +26,11 @@ class Traffic:
     """Options of synthetic traffic."""
 
     requests: int = option(
-        1_000, "how many; of a trace file: at most so many, 0 for all", group="traffic", everyday=True, low=0
+        1_000,
+        "how many; of a trace file: at most so many, 0 for all",
+        group="traffic",
+        everyday=True,
+        low=0,
     )
     arrivals: str = option(
         "poisson",
@@ -36,7 +40,11 @@ class Traffic:
         choices=("poisson", "burst", "constant"),
     )
     rate: float = option(
-        10.0, "arrivals a second (of chats: first turns); 0: all at once", group="traffic", everyday=True, low=0.0
+        10.0,
+        "arrivals a second (of chats: first turns); 0: all at once",
+        group="traffic",
+        everyday=True,
+        low=0.0,
     )
     input_len: str = option(
         "lognormal:512",
@@ -44,16 +52,38 @@ class Traffic:
         group="traffic",
         everyday=True,
     )
-    output_len: str = option("lognormal:128", "tokens of a completion, likewise", group="traffic", everyday=True)
-    max_tokens: int = option(
-        2_048, "max_new_tokens of each request, all that the scheduler knows", group="traffic", everyday=True, low=1
+    output_len: str = option(
+        "lognormal:128", "tokens of a completion, likewise", group="traffic", everyday=True
     )
-    prefixes: int = option(0, "shared prefixes, drawn by Zipf's law", group="traffic", everyday=True, low=0)
-    prefix_len: int = option(512, "tokens of a shared prefix, before the prompt", group="traffic", everyday=True, low=1)
-    zipf: float = option(1.1, "exponent: the k-th prefix is used 1/k^s as often", group="traffic", low=0.0)
-    turns: int = option(1, "mean turns of a chat; each contains the ones before", group="traffic", everyday=True, low=1)
-    think: float = option(10.0, "mean seconds from an answer to the next turn", group="traffic", low=0.0)
-    tenants: int = option(1, "users; the k-th sends 1/k as much as the first", group="traffic", everyday=True, low=1)
+    max_tokens: int = option(
+        2_048,
+        "max_new_tokens of each request, all that the scheduler knows",
+        group="traffic",
+        everyday=True,
+        low=1,
+    )
+    prefixes: int = option(
+        0, "shared prefixes, drawn by Zipf's law", group="traffic", everyday=True, low=0
+    )
+    prefix_len: int = option(
+        512, "tokens of a shared prefix, before the prompt", group="traffic", everyday=True, low=1
+    )
+    zipf: float = option(
+        1.1, "exponent: the k-th prefix is used 1/k^s as often", group="traffic", low=0.0
+    )
+    turns: int = option(
+        1,
+        "mean turns of a chat; each contains the ones before",
+        group="traffic",
+        everyday=True,
+        low=1,
+    )
+    think: float = option(
+        10.0, "mean seconds from an answer to the next turn", group="traffic", low=0.0
+    )
+    tenants: int = option(
+        1, "users; the k-th sends 1/k as much as the first", group="traffic", everyday=True, low=1
+    )
     traffic_seed: int = option(0, "seed of everything that is drawn", group="traffic", low=0)
 
 
@@ -75,8 +105,14 @@ class Lengths(NamedTuple):
         if kind == "lognormal" and len(values) == 1:
             values.append(DEFAULT_SIGMA)
         expected = {"fixed": 1, "uniform": 2, "lognormal": 2}.get(kind)
-        if len(values) != expected or values[0] < 1 or (kind == "uniform" and values[1] < values[0]):
-            raise SettingsError(f"{flag} is {text!r}; N, uniform:LOW:HIGH or lognormal:MEAN[:SIGMA] is expected")
+        if (
+            len(values) != expected
+            or values[0] < 1
+            or (kind == "uniform" and values[1] < values[0])
+        ):
+            raise SettingsError(
+                f"{flag} is {text!r}; N, uniform:LOW:HIGH or lognormal:MEAN[:SIGMA] is expected"
+            )
         return cls(kind, *values)
 
     def draw(self, rng: np.random.Generator, n: int) -> list[int]:
@@ -146,7 +182,13 @@ class _Source:
         at = 0
         for i in range(n):
             yield [
-                _Turn(thinks[j] if j > at else starts[i], inputs[j], outputs[j], prefixes[i], tenants[i])
+                _Turn(
+                    thinks[j] if j > at else starts[i],
+                    inputs[j],
+                    outputs[j],
+                    prefixes[i],
+                    tenants[i],
+                )
                 for j in range(at, at + num_turns[i])
             ]
             at += num_turns[i]

@@ -26,6 +26,7 @@ def number(value: float) -> str:
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
     first, *others = (
-        cell.rjust(width) if i else cell.ljust(width) for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        cell.rjust(width) if i else cell.ljust(width)
+        for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
     )
     return "  ".join([first, *others]).rstrip()

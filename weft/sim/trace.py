@@ -49,7 +49,11 @@ class Arrival(NamedTuple):
     @property
     def prompt_len(self) -> int:
         prompt = self.prompt
-        return len(prompt) // 4 if isinstance(prompt, bytes) else sum(segment.length for segment in prompt)
+        return (
+            len(prompt) // 4
+            if isinstance(prompt, bytes)
+            else sum(segment.length for segment in prompt)
+        )
 
 
 class TokenSource:
@@ -63,7 +67,9 @@ class TokenSource:
 
     def __init__(self, vocab_size: int) -> None:
         self._base = vocab_size - FIRST_TOKEN
-        table = np.random.default_rng(0).integers(FIRST_TOKEN, vocab_size, self.TABLE_LEN, dtype=np.int32)
+        table = np.random.default_rng(0).integers(
+            FIRST_TOKEN, vocab_size, self.TABLE_LEN, dtype=np.int32
+        )
         self._table = table.tobytes()
 
     def pack(self, prompt: AnyPrompt) -> bytes:

@@ -17,7 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Protocol
 
-MAX_HELD_TOKENS = 16  # a character needs at most 4 byte tokens: more than this held back is no character
+MAX_HELD_TOKENS = (
+    16  # a character needs at most 4 byte tokens: more than this held back is no character
+)
 MAX_BEGUN_LEN = 3  # bytes of a character that is not complete
 NUM_CONTEXT = 4  # tokens of a prompt that a window begins with
 MAX_LOOK_BACK = 1_024  # tokens of a prompt in which they are looked for: special ones do not count

@@ -48,7 +48,9 @@ class Infill(NamedTuple):
     file: int | None
     stops: tuple[int, ...]  # each ends the text that fills the gap
 
-    def prompt(self, prefix: Sequence[int], suffix: Sequence[int], middle: Sequence[int] = ()) -> list[int]:
+    def prompt(
+        self, prefix: Sequence[int], suffix: Sequence[int], middle: Sequence[int] = ()
+    ) -> list[int]:
         """The ids to continue; `middle` is how the text that fills the gap begins."""
         if self.middle is None:
             return [self.suffix, *suffix, self.prefix, *prefix, *middle]
@@ -62,7 +64,9 @@ def find_infill(id_of: Callable[[str], int | None], named: Mapping[str, str]) ->
         prefix, suffix, middle = (named[name] for name in NAMES[:3])
         families.insert(0, Spellings(prefix, suffix, middle, others=(named.get("eot_token", ""),)))
     for family in families:
-        ids = [id_of(text) for text in (family.prefix, family.suffix, family.middle or family.prefix)]
+        ids = [
+            id_of(text) for text in (family.prefix, family.suffix, family.middle or family.prefix)
+        ]
         prefix_id, suffix_id, middle_id = ids
         if prefix_id is None or suffix_id is None or middle_id is None:
             continue

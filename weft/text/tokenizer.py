@@ -29,7 +29,15 @@ from weft.text.turns import Workers
 INLINE_LEN = 2_048  # characters that are encoded on the event loop: about 0.5 ms; longer texts go to a thread
 SLICE_LEN = 131_072  # characters that a thread encodes in one turn, unless a single text is longer: about 50 ms
 _MARK = "☺"  # a text that merges with none behind it
-_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+_SPECIAL_NAMES = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "pad_token",
+    "sep_token",
+    "cls_token",
+    "mask_token",
+)
 
 T = TypeVar("T")
 
@@ -82,7 +90,9 @@ class Tokenizer:
         """The tokenizer of a model folder. Raises `TokenizerError`, which names the file that is to blame."""
         path = folder / "tokenizer.json"
         if not path.is_file():
-            raise TokenizerError(f"{path} does not exist: the model folder has no tokenizer that weft can read")
+            raise TokenizerError(
+                f"{path} does not exist: the model folder has no tokenizer that weft can read"
+            )
         try:
             backend = tokenizers.Tokenizer.from_file(str(path))
         except Exception as exc:  # the library raises bare Exception
@@ -106,7 +116,9 @@ class Tokenizer:
         ids = self.encode("")
         return ids[:1] if ids and ids[0] == self.bos_token_id else []
 
-    async def encode_within(self, texts: Sequence[str], *, context_len: int | None = None) -> list[list[int]]:
+    async def encode_within(
+        self, texts: Sequence[str], *, context_len: int | None = None
+    ) -> list[list[int]]:
         """Ids of texts that go on from others: without special tokens, and without the space that some tokenizers put
         before a text. Errors as of `encode_all`."""
         if self._is_byte_level:
@@ -115,7 +127,9 @@ class Tokenizer:
         marked = [_MARK + text for text in texts]
         room = None if context_len is None else context_len + len(mark)
         encoded = await self.encode_async(marked, add_special_tokens=False, context_len=room)
-        if any(ids[: len(mark)] != mark for ids in encoded):  # it does not stand by itself in this vocabulary
+        if any(
+            ids[: len(mark)] != mark for ids in encoded
+        ):  # it does not stand by itself in this vocabulary
             return await self.encode_async(texts, add_special_tokens=False, context_len=context_len)
         return [ids[len(mark) :] for ids in encoded]
 
@@ -127,7 +141,11 @@ class Tokenizer:
         return self.encode_all([text], add_special_tokens=add_special_tokens)[0]
 
     def encode_all(
-        self, texts: Sequence[str], *, add_special_tokens: bool = True, context_len: int | None = None
+        self,
+        texts: Sequence[str],
+        *,
+        add_special_tokens: bool = True,
+        context_len: int | None = None,
     ) -> list[list[int]]:
         """Ids of each text. Raises `ContextExceeded` for one of more than `context_len` tokens.
 
@@ -135,18 +153,25 @@ class Tokenizer:
         """
         self._check_lens(texts, context_len)
         try:
-            encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+            encodings = self._backend.encode_batch_fast(
+                list(texts), add_special_tokens=add_special_tokens
+            )
         except (TypeError, UnicodeError) as exc:  # lone surrogates
             raise InvalidParam("prompt", "the text is not valid Unicode") from exc
         for encoding in encodings:
             if context_len is not None and len(encoding) > context_len:
                 raise ContextExceeded(
-                    "prompt", f"the prompt has {len(encoding):,} tokens, more than the context of {context_len:,}"
+                    "prompt",
+                    f"the prompt has {len(encoding):,} tokens, more than the context of {context_len:,}",
                 )
         return [encoding.ids for encoding in encodings]
 
     async def encode_async(
-        self, texts: Sequence[str], *, add_special_tokens: bool = True, context_len: int | None = None
+        self,
+        texts: Sequence[str],
+        *,
+        add_special_tokens: bool = True,
+        context_len: int | None = None,
     ) -> list[list[int]]:
         """`encode_all`, in a thread if there is much to do. The library lets go of the interpreter meanwhile.
 
@@ -156,7 +181,9 @@ class Tokenizer:
         self._check_lens(texts, context_len)
 
         def work(part: Sequence[str]) -> list[list[int]]:
-            return self.encode_all(part, add_special_tokens=add_special_tokens, context_len=context_len)
+            return self.encode_all(
+                part, add_special_tokens=add_special_tokens, context_len=context_len
+            )
 
         if sum(map(len, texts)) <= INLINE_LEN:
             return work(texts)
@@ -205,15 +232,26 @@ class Tokenizer:
         lists = [(one,) if isinstance(one, str) else one for one in inputs]
         texts = [text for one in lists for text in one]
         found = iter(self._backend.encode_batch_fast(texts, add_special_tokens=False))
-        return [self._cut_and_closed([next(found) for _ in one], max_len, side, add_special_tokens) for one in lists]
+        return [
+            self._cut_and_closed([next(found) for _ in one], max_len, side, add_special_tokens)
+            for one in lists
+        ]
 
     def _cut_and_closed(
-        self, parts: list[tokenizers.Encoding], max_len: int | None, side: str, add_special_tokens: bool
+        self,
+        parts: list[tokenizers.Encoding],
+        max_len: int | None,
+        side: str,
+        add_special_tokens: bool,
     ) -> Encoded:
         backend = self._backend
         if max_len is not None:
-            num_special = backend.num_special_tokens_to_add(len(parts) == 2) if add_special_tokens else 0
-            for part, length in zip(parts, _cut([len(part) for part in parts], max_len - num_special), strict=True):
+            num_special = (
+                backend.num_special_tokens_to_add(len(parts) == 2) if add_special_tokens else 0
+            )
+            for part, length in zip(
+                parts, _cut([len(part) for part in parts], max_len - num_special), strict=True
+            ):
                 if length < len(part):
                     part.truncate(length, direction=side)
         pair = parts[1] if len(parts) == 2 else None
@@ -227,20 +265,26 @@ class Tokenizer:
         [text] = await self.decode_all_async([ids], skip_special_tokens=skip_special_tokens)
         return text
 
-    async def decode_all_async(self, lists: Sequence[Sequence[int]], *, skip_special_tokens: bool = True) -> list[str]:
+    async def decode_all_async(
+        self, lists: Sequence[Sequence[int]], *, skip_special_tokens: bool = True
+    ) -> list[str]:
         """The text of each list, in a thread if there is much to do. Raises `Busy`."""
 
         def work() -> list[str]:
             return self._backend.decode_batch(lists, skip_special_tokens=skip_special_tokens)
 
         num = sum(map(len, lists)) + len(lists)
-        return work() if num <= INLINE_LEN else await self._workers.run(work, is_long=num > SLICE_LEN)
+        return (
+            work() if num <= INLINE_LEN else await self._workers.run(work, is_long=num > SLICE_LEN)
+        )
 
     async def decode_prompt(self, ids: Sequence[int]) -> str:
         """The text that a completion of `ids` goes on from: without the beginning of a character at their end, which
         belongs to the completion (`detokenizer.py`)."""
         tail = list(ids[-MAX_LOOK_BACK:])
-        if self._is_byte_level and begun_character(self._plain_pieces, tail):  # its token may end the one before
+        if self._is_byte_level and begun_character(
+            self._plain_pieces, tail
+        ):  # its token may end the one before
             return (await self.decode_async(ids)).removesuffix(REPLACEMENT)
         num_begun = 0
         while begun_character(self._plain_pieces, tail):
@@ -248,12 +292,16 @@ class Tokenizer:
             num_begun += 1
         return await self.decode_async(ids[: len(ids) - num_begun])
 
-    def detokenizer(self, *, skip_special_tokens: bool = True, prompt: Sequence[int] = ()) -> Detokenizer:
+    def detokenizer(
+        self, *, skip_special_tokens: bool = True, prompt: Sequence[int] = ()
+    ) -> Detokenizer:
         """A fresh incremental decoder for one completion of the ids `prompt`."""
         pieces = self._plain_pieces if skip_special_tokens else self._pieces
         if self._is_byte_level:
             return ByteDetokenizer(pieces, prompt)
-        return WindowDetokenizer(lambda ids: self._backend.decode(ids, skip_special_tokens=False), pieces, prompt)
+        return WindowDetokenizer(
+            lambda ids: self._backend.decode(ids, skip_special_tokens=False), pieces, prompt
+        )
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that one token stands for, by itself; special tokens as they are spelled."""
@@ -274,14 +322,17 @@ class Tokenizer:
         longest = max(map(len, texts), default=0)
         if longest > context_len * self.longest_token:
             raise ContextExceeded(
-                "prompt", f"the prompt has {longest:,} characters; no context of {context_len:,} tokens holds it"
+                "prompt",
+                f"the prompt has {longest:,} characters; no context of {context_len:,} tokens holds it",
             )
 
 
 class _Pieces(dict[int, bytes]):
     """The bytes of each token, worked out when first asked for: a vocabulary is large, what is used of it small."""
 
-    def __init__(self, backend: tokenizers.Tokenizer, is_byte_level: bool, skipped: frozenset[int]) -> None:
+    def __init__(
+        self, backend: tokenizers.Tokenizer, is_byte_level: bool, skipped: frozenset[int]
+    ) -> None:
         super().__init__()
         self._backend = backend
         self._is_byte_level = is_byte_level
@@ -302,7 +353,12 @@ class _Pieces(dict[int, bytes]):
                 return bytes(_BYTE_OF[char] for char in spelled)
             except KeyError:  # an added token, spelled as it is
                 return spelled.encode()
-        if self._falls_back and len(spelled) == 6 and spelled.startswith("<0x") and spelled.endswith(">"):
+        if (
+            self._falls_back
+            and len(spelled) == 6
+            and spelled.startswith("<0x")
+            and spelled.endswith(">")
+        ):
             return bytes([int(spelled[3:5], 16)])
         return spelled.replace("▁", " ").encode()
 
@@ -341,7 +397,11 @@ def _byte_alphabet() -> dict[str, int]:
 
     Source: GPT-2, `bytes_to_unicode` in github.com/openai/gpt-2/blob/master/src/encoder.py.
     """
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    printable = [
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    ]
     alphabet = {chr(byte): byte for byte in printable}
     others = [byte for byte in range(256) if byte not in set(printable)]
     return alphabet | {chr(256 + position): byte for position, byte in enumerate(others)}
@@ -384,10 +444,15 @@ def _content(token: Any) -> str:
 def _chat_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     """Named templates, from where models of different ages keep them; the newest place wins."""
     jinja = folder / "chat_template.jinja"
-    further = {path.stem: _read_template(path) for path in sorted(folder.glob("additional_chat_templates/*.jinja"))}
+    further = {
+        path.stem: _read_template(path)
+        for path in sorted(folder.glob("additional_chat_templates/*.jinja"))
+    }
     if jinja.is_file():
         return further | {"default": _read_template(jinja)}
-    template = _read_json(folder / "chat_template.json").get("chat_template") or config.get("chat_template")
+    template = _read_json(folder / "chat_template.json").get("chat_template") or config.get(
+        "chat_template"
+    )
     if template is None:
         return further
     if isinstance(template, str):
@@ -395,7 +460,9 @@ def _chat_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     try:
         return {str(entry["name"]): str(entry["template"]) for entry in template} | further
     except (KeyError, TypeError) as exc:
-        raise TokenizerError(f"{folder / 'tokenizer_config.json'}: chat_template has no known form") from exc
+        raise TokenizerError(
+            f"{folder / 'tokenizer_config.json'}: chat_template has no known form"
+        ) from exc
 
 
 def _read_template(path: Path) -> str:

@@ -63,7 +63,10 @@ class Turns:
         self._grant()
 
     def _grant(self) -> None:
-        while self._num_free and (waiter := self._waiting.take(with_long=self._num_free_long > 0)) is not None:
+        while (
+            self._num_free
+            and (waiter := self._waiting.take(with_long=self._num_free_long > 0)) is not None
+        ):
             self._num_free -= 1
             self._num_free_long -= waiter.is_long
             waiter.granted.set_result(None)

@@ -7,12 +7,14 @@ from torch import Tensor
 from weft.executor.outputs.hidden import hidden_states
 from weft.executor.outputs.pooling import Pooler
 from weft.executor.outputs.prompt_logprobs import prompt_logprobs
-from weft.executor.plan import Given, Plan, Wanted
 from weft.models.registry import Model
 from weft.ops.sampling import Choose
+from weft.plan.step import Given, Plan, Wanted
 
 
-def give(plan: Plan, wanted: Wanted, hidden: Tensor, model: Model, choose: Choose, pooler: Pooler | None) -> Given:
+def give(
+    plan: Plan, wanted: Wanted, hidden: Tensor, model: Model, choose: Choose, pooler: Pooler | None
+) -> Given:
     """`hidden` [T, H] are the hidden states of the step, as the last layer leaves them."""
     asked = wanted.prompt_logprobs
     states = wanted.hidden_states

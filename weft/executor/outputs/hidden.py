@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from weft.executor.plan import FloatArray, HiddenStates
 from weft.models.registry import Model
 from weft.ops.sampling import on
+from weft.plan.step import FloatArray, HiddenStates
 
 
 def hidden_states(model: Model, hidden: Tensor, wanted: HiddenStates) -> FloatArray:

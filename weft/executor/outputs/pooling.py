@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from weft.config.model import ModelConfig
-from weft.executor.plan import FloatArray, IntArray, LongArray, Plan, Pooling, consecutive
 from weft.ops.sampling import on
+from weft.plan.step import FloatArray, IntArray, LongArray, Plan, Pooling, consecutive
 
 Rows = Callable[[Tensor], Tensor]  # of a model: hidden states [n, H] -> [n, size]
 
@@ -23,11 +23,15 @@ Rows = Callable[[Tensor], Tensor]  # of a model: hidden states [n, H] -> [n, siz
 class Pooler:
     """`normed` and `logits` are the model's; what they return is copied at once."""
 
-    def __init__(self, config: ModelConfig, normed: Rows, logits: Rows, max_rows: int, device: torch.device) -> None:
+    def __init__(
+        self, config: ModelConfig, normed: Rows, logits: Rows, max_rows: int, device: torch.device
+    ) -> None:
         self._config = config.pooling
         self._normed, self._logits = normed, logits
         is_mean = config.pooling is not None and config.pooling.kind == "mean"
-        self._sums = torch.zeros(max_rows if is_mean else 0, config.hidden_size, device=device)  # of rows, float32
+        self._sums = torch.zeros(
+            max_rows if is_mean else 0, config.hidden_size, device=device
+        )  # of rows, float32
 
     def __call__(self, plan: Plan, wanted: Pooling, hidden: Tensor) -> FloatArray:
         """The vectors [E, size] of the requests in `wanted.index` that complete; of others nothing that means anything.
@@ -53,7 +57,9 @@ class Pooler:
         logprobs = self._logits(states).float().log_softmax(-1)
         return logprobs.gather(1, on(states, labels))
 
-    def _means(self, plan: Plan, wanted: Pooling, hidden: Tensor, starts: LongArray, ends: LongArray) -> Tensor:
+    def _means(
+        self, plan: Plan, wanted: Pooling, hidden: Tensor, starts: LongArray, ends: LongArray
+    ) -> Tensor:
         lens = ends - starts
         states = self._normed(hidden[on(hidden, consecutive(starts, lens))]).float()
         rows = on(hidden, plan.rows[wanted.index])

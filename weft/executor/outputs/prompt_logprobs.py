@@ -9,14 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from weft.executor.plan import PlaceLogprobs, PromptLogprobs
 from weft.models.registry import Model
 from weft.ops.sampling import Choose, Chosen, on
+from weft.plan.step import PlaceLogprobs, PromptLogprobs
 
 BLOCK_LEN = 128  # rows of logits that are held at a time
 
 
-def prompt_logprobs(model: Model, choose: Choose, hidden: Tensor, wanted: PromptLogprobs) -> PlaceLogprobs:
+def prompt_logprobs(
+    model: Model, choose: Choose, hidden: Tensor, wanted: PromptLogprobs
+) -> PlaceLogprobs:
     """`hidden` [T, H] are those of the step."""
     num_top = int(wanted.num_top.max(initial=0))
     places, targets = on(hidden, wanted.places), on(hidden, wanted.targets)
@@ -24,7 +26,11 @@ def prompt_logprobs(model: Model, choose: Choose, hidden: Tensor, wanted: Prompt
     blocks = []
     for begin in range(0, len(places), BLOCK_LEN):
         block = slice(begin, begin + BLOCK_LEN)
-        blocks.append(_of_block(choose, model.logits(hidden[places[block]]), targets[block], ids[block], num_top))
+        blocks.append(
+            _of_block(
+                choose, model.logits(hidden[places[block]]), targets[block], ids[block], num_top
+            )
+        )
     if not blocks:
         return _none(num_top, ids.shape[1])
     return PlaceLogprobs(
@@ -36,10 +42,14 @@ def prompt_logprobs(model: Model, choose: Choose, hidden: Tensor, wanted: Prompt
     )
 
 
-def _of_block(choose: Choose, logits: Tensor, targets: Tensor, ids: Tensor, num_top: int) -> PlaceLogprobs:
+def _of_block(
+    choose: Choose, logits: Tensor, targets: Tensor, ids: Tensor, num_top: int
+) -> PlaceLogprobs:
     """Of logits [n, V], targets [n] and ids [n, M]. A row that is not finite harms no other."""
     rows = torch.arange(len(logits), device=logits.device)
-    found = choose.logprobs(logits, Chosen(targets, logits.amax(dim=-1)), rows, min(num_top, logits.shape[1]))
+    found = choose.logprobs(
+        logits, Chosen(targets, logits.amax(dim=-1)), rows, min(num_top, logits.shape[1])
+    )
     own = logits.gather(1, targets[:, None])
     ranks = (logits > own).sum(dim=-1) + 1
     return PlaceLogprobs(

@@ -9,7 +9,13 @@ from weft.config.model import BadCheckpoint, ModelNotFound
 from weft.config.quantized import READ
 
 BUNDLED = Path(__file__).parents[2] / "bundled" / "weft-nano"
-HUB_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer.model")  # neither code nor pickles
+HUB_FILES = (
+    "*.safetensors",
+    "*.json",
+    "*.jinja",
+    "*.txt",
+    "tokenizer.model",
+)  # neither code nor pickles
 INDEX = "model.safetensors.index.json"
 NO_GGUF = f"GGUF is not read; read are weights in float32, bfloat16 and float16, {READ}"
 
@@ -23,7 +29,9 @@ def local_folder(model: str, revision: str = "") -> Path:
         return path
     if path.exists():
         hint = f". {NO_GGUF}" if path.suffix == ".gguf" else ""
-        raise ModelNotFound(f"{model} is a file; a model is a folder with config.json and *.safetensors{hint}")
+        raise ModelNotFound(
+            f"{model} is a file; a model is a folder with config.json and *.safetensors{hint}"
+        )
     if model.startswith(("/", ".", "~")) or model.count("/") != 1:
         raise ModelNotFound(f"there is no folder {model}")
     return _download(model, revision)
@@ -33,7 +41,9 @@ def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a model: those of its index, or all there are. Raises `ModelNotFound`."""
     if (folder / INDEX).exists():
         try:
-            shards = set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values())
+            shards = set(
+                json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()
+            )
         except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as exc:
             raise BadCheckpoint(f"{folder / INDEX} is damaged: {exc!r}") from exc
         files = [folder / Path(str(name)).name for name in sorted(shards)]
@@ -41,7 +51,9 @@ def weight_files(folder: Path) -> list[Path]:
         files = sorted(folder.glob("*.safetensors"))
     missing = [path.name for path in files if not path.exists()]
     if missing:
-        raise ModelNotFound(f"{folder} lacks {len(missing)} of its {len(files)} weight files: {', '.join(missing[:5])}")
+        raise ModelNotFound(
+            f"{folder} lacks {len(missing)} of its {len(files)} weight files: {', '.join(missing[:5])}"
+        )
     if not files:
         pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt*"))
         hint = ", only pickled ones, which can run code and are never read" if pickled else ""
@@ -56,7 +68,11 @@ def _download(model: str, revision: str) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
-        return Path(snapshot_download(model, revision=revision or None, allow_patterns=list(HUB_FILES)))
+        return Path(
+            snapshot_download(model, revision=revision or None, allow_patterns=list(HUB_FILES))
+        )
     except (HfHubHTTPError, HFValidationError, OSError, ValueError) as exc:
         reason = next(iter(str(exc).strip().splitlines()), type(exc).__name__)
-        raise ModelNotFound(f"{model} is no folder here, and could not be fetched from the hub: {reason}") from exc
+        raise ModelNotFound(
+            f"{model} is no folder here, and could not be fetched from the hub: {reason}"
+        ) from exc

@@ -18,7 +18,24 @@ import torch
 from torch import Tensor
 
 from weft.config.model import BadCheckpoint, ModelConfig, ModelError
-from weft.executor.control import (
+from weft.executor.weights import release
+from weft.executor.weights.load import load_weights, randomize
+from weft.executor.weights.root import WeightsRoot
+from weft.executor.weights.safetensors import BytesContent, FileContent
+from weft.executor.weights.scales import FLOATS
+from weft.executor.weights.stream import (
+    Match,
+    is_finite,
+    matched,
+    put_all,
+    put_tensor,
+    require_finite,
+)
+from weft.models.layers.weight import Weight
+from weft.models.registry import Encoder, Model
+from weft.observe.log import EventLog
+from weft.parallel.update_group import BACKENDS, GroupError, UpdateGroup
+from weft.plan.device import (
     KV_CACHE,
     TAGS,
     WEIGHTS,
@@ -33,16 +50,6 @@ from weft.executor.control import (
     UpdateFromDisk,
     UpdateFromTensors,
 )
-from weft.executor.weights import release
-from weft.executor.weights.load import load_weights, randomize
-from weft.executor.weights.root import WeightsRoot
-from weft.executor.weights.safetensors import BytesContent, FileContent
-from weft.executor.weights.scales import FLOATS
-from weft.executor.weights.stream import Match, is_finite, matched, put_all, put_tensor, require_finite
-from weft.models.layers.weight import Weight
-from weft.models.registry import Encoder, Model
-from weft.observe.log import EventLog
-from weft.parallel.update_group import BACKENDS, GroupError, UpdateGroup
 
 MAX_GROUPS = 8
 MAX_VALUES = 4_000_000  # of a weight that are told
@@ -91,7 +98,9 @@ class Keeper:
             return self._reply(ok=False, message=str(exc))
         except Exception as exc:
             log.exception("device_request_failed", request=type(request).__name__)
-            return self._reply(ok=False, message=f"the device failed with {type(exc).__name__}", status=500)
+            return self._reply(
+                ok=False, message=f"the device failed with {type(exc).__name__}", status=500
+            )
 
     # New weights
 
@@ -101,8 +110,12 @@ class Keeper:
             with ExitStack() as stack:
                 paths = self._root.weight_files(folder)
                 self._require_same_model(folder)
-                files = [stack.enter_context(FileContent(path, name)) for name, path in paths.items()]
-                found = matched(self._weights, files, f"the weights in {folder} do not fit the model")
+                files = [
+                    stack.enter_context(FileContent(path, name)) for name, path in paths.items()
+                ]
+                found = matched(
+                    self._weights, files, f"the weights in {folder} do not fit the model"
+                )
                 require_finite(found)
                 return self._put(lambda: put_all(found), found, source=folder)
         except ModelError as exc:
@@ -130,7 +143,9 @@ class Keeper:
                 if not is_finite(tensors[-1]):
                     raise Refused(f"{name} has values that are not finite")
         except (GroupError, Refused):
-            self._groups.pop(group.name).close()  # who sends and who receives are no longer at the same tensor
+            self._groups.pop(
+                group.name
+            ).close()  # who sends and who receives are no longer at the same tensor
             raise
 
         def put() -> None:
@@ -150,14 +165,22 @@ class Keeper:
         for name, dtype, shape in zip(request.names, request.dtypes, request.shapes, strict=True):
             weight = self._weight(name)
             if shape != weight.shape:
-                raise Refused(f"{name} is announced as {list(shape)} instead of {list(weight.shape)}")
+                raise Refused(
+                    f"{name} is announced as {list(shape)} instead of {list(weight.shape)}"
+                )
             if dtype.removeprefix("torch.") not in types:
-                raise Refused(f"{name} is announced as {dtype[:64]!r}; expected is one of {', '.join(types)}")
+                raise Refused(
+                    f"{name} is announced as {dtype[:64]!r}; expected is one of {', '.join(types)}"
+                )
             wanted[name] = (weight, types[dtype.removeprefix("torch.")])
         return wanted
 
     def _put(
-        self, put: Callable[[], None], content: Sequence[Match] | Sequence[Tensor], *, source: Path | None = None
+        self,
+        put: Callable[[], None],
+        content: Sequence[Match] | Sequence[Tensor],
+        *,
+        source: Path | None = None,
     ) -> DeviceReply:
         """Let content that was looked at go into the model."""
         try:
@@ -169,7 +192,9 @@ class Keeper:
         if source is not None:
             self._source = source
             self._released.discard(WEIGHTS)
-        num_bytes = sum(one.entry.num_bytes if isinstance(one, Match) else one.nbytes for one in content)
+        num_bytes = sum(
+            one.entry.num_bytes if isinstance(one, Match) else one.nbytes for one in content
+        )
         return self._reply(kv_is_stale=True, num_tensors=len(content), num_bytes=num_bytes)
 
     def _after_failure(self, reason: str) -> DeviceReply:
@@ -182,7 +207,9 @@ class Keeper:
             message = f"{reason}, and the last folder cannot be loaded either: update_weights_from_disk must mend it"
             return self._reply(ok=False, message=message, status=500, kv_is_stale=True)
         message = f"{reason}; those of the last folder are in use again"
-        return self._reply(ok=False, message=message, status=500, kv_is_stale=True, is_reloaded=True)
+        return self._reply(
+            ok=False, message=message, status=500, kv_is_stale=True, is_reloaded=True
+        )
 
     def _reload(self) -> None:
         """Load the weights from where they last came. Raises ModelError, and what the device raises."""
@@ -198,7 +225,9 @@ class Keeper:
             return
         config = ModelConfig.from_folder(folder)
         names = [one.name for one in fields(config) if one.name not in MAY_DIFFER]
-        other = [name for name in names if getattr(config, name) != getattr(self._kept.config, name)]
+        other = [
+            name for name in names if getattr(config, name) != getattr(self._kept.config, name)
+        ]
         if other:
             told = f"{other[0]} is {getattr(config, other[0])}, not {getattr(self._kept.config, other[0])}"
             raise BadCheckpoint(f"the config.json in {folder} is of another model: {told}")
@@ -209,13 +238,21 @@ class Keeper:
         if request.name in self._groups:
             raise Refused(f"the group {request.name[:64]!r} is joined already")
         if len(self._groups) >= MAX_GROUPS:
-            raise Refused(f"{len(self._groups)} groups are joined, no more are allowed; destroy one")
+            raise Refused(
+                f"{len(self._groups)} groups are joined, no more are allowed; destroy one"
+            )
         if request.backend not in BACKENDS:
-            raise Refused(f"the backend is {request.backend[:64]!r}; there are {', '.join(BACKENDS)}")
+            raise Refused(
+                f"the backend is {request.backend[:64]!r}; there are {', '.join(BACKENDS)}"
+            )
         if BACKENDS[request.backend] == "cuda" and self._kept.device.type != "cuda":
-            raise Refused(f"the backend is {request.backend}, but this engine computes on a CPU: gloo serves there")
+            raise Refused(
+                f"the backend is {request.backend}, but this engine computes on a CPU: gloo serves there"
+            )
         if not 0 < request.rank < request.world_size:
-            raise Refused(f"the rank is {request.rank}; 1 to {request.world_size - 1} are expected, 0 is the sender")
+            raise Refused(
+                f"the rank is {request.rank}; 1 to {request.world_size - 1} are expected, 0 is the sender"
+            )
         self._groups[request.name] = UpdateGroup(
             request.name,
             request.host,
@@ -253,7 +290,10 @@ class Keeper:
     def _weight(self, name: str) -> Weight:
         if name in self._weights:
             return self._weights[name]
-        near = difflib.get_close_matches(name[:200], self._weights, n=3, cutoff=0.5) or list(self._weights)[:3]
+        near = (
+            difflib.get_close_matches(name[:200], self._weights, n=3, cutoff=0.5)
+            or list(self._weights)[:3]
+        )
         raise Refused(f"there is no weight {name[:200]!r}; there are {', '.join(near)}, and others")
 
     def _require_weights(self) -> None:
@@ -281,7 +321,9 @@ class Keeper:
                 self._reload()
             except ModelError as exc:
                 log.error("reload_failed", reason=exc)
-                raise Refused("the weights cannot be loaded again from where they came; the log says why") from exc
+                raise Refused(
+                    "the weights cannot be loaded again from where they came; the log says why"
+                ) from exc
         self._released -= set(request.tags)
         return self._reply(is_reloaded=reloads)
 

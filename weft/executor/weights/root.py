@@ -31,11 +31,19 @@ class WeightsRoot:
             is_below = bool(name) and folder.is_relative_to(self._root)
             if is_below and folder.is_dir():
                 return folder
-        except (OSError, ValueError, RuntimeError) as exc:  # too long a name, NUL, links in a circle
+        except (
+            OSError,
+            ValueError,
+            RuntimeError,
+        ) as exc:  # too long a name, NUL, links in a circle
             raise ModelNotFound(f"{name[:200]!r} is not the name of a folder") from exc
         if not is_below:
-            raise ModelNotFound(f"{name[:200]!r} is not below the folder for weights (--weights-root)")
-        raise ModelNotFound(f"there is no folder {name[:200]!r} in the folder for weights (--weights-root)")
+            raise ModelNotFound(
+                f"{name[:200]!r} is not below the folder for weights (--weights-root)"
+            )
+        raise ModelNotFound(
+            f"there is no folder {name[:200]!r} in the folder for weights (--weights-root)"
+        )
 
     def weight_files(self, folder: Path) -> dict[str, Path]:
         """The safetensors files of a folder as `folder` gave it, by name.
@@ -53,9 +61,13 @@ class WeightsRoot:
             file = path.resolve(strict=True)
             is_regular = stat.S_ISREG(file.lstat().st_mode)
         except (OSError, RuntimeError) as exc:
-            raise BadCheckpoint(f"{path.name} cannot be opened: {getattr(exc, 'strerror', None) or exc}") from exc
+            raise BadCheckpoint(
+                f"{path.name} cannot be opened: {getattr(exc, 'strerror', None) or exc}"
+            ) from exc
         if not file.is_relative_to(self._root):
-            raise BadCheckpoint(f"{path.name} is a link out of the folder for weights (--weights-root)")
+            raise BadCheckpoint(
+                f"{path.name} is a link out of the folder for weights (--weights-root)"
+            )
         if not is_regular:
             raise BadCheckpoint(f"{path.name} is not a regular file")
         return file

@@ -20,9 +20,16 @@ from typing import Any, NamedTuple, Protocol
 
 from weft.config.model import BadCheckpoint
 
-ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E5M2": 1, "F8_E4M3": 1, "F8_E8M0": 1, "BOOL": 1} | {
-    f"{sign}{bits}": bits // 8 for sign in "IU" for bits in (8, 16, 32, 64)
-}
+ITEM_BYTES = {
+    "F64": 8,
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "F8_E5M2": 1,
+    "F8_E4M3": 1,
+    "F8_E8M0": 1,
+    "BOOL": 1,
+} | {f"{sign}{bits}": bits // 8 for sign in "IU" for bits in (8, 16, 32, 64)}
 MAX_HEADER_BYTES = 100_000_000
 
 
@@ -56,7 +63,9 @@ class FileContent:
         """`label` is the name for errors. Raises BadCheckpoint for what is no whole safetensors file."""
         self.label = label or str(path)
         try:
-            self._file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO would wait for a writer
+            self._file = os.open(
+                path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+            )  # a FIFO would wait for a writer
         except OSError as exc:
             raise BadCheckpoint(f"{self.label} cannot be opened: {exc.strerror}") from exc
         try:
@@ -94,7 +103,10 @@ class FileContent:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -115,20 +127,30 @@ class BytesContent:
         target[:] = found
 
 
-def _entries(label: str, read_into: Callable[[int, memoryview], None], num_bytes: int) -> dict[str, Entry]:
+def _entries(
+    label: str, read_into: Callable[[int, memoryview], None], num_bytes: int
+) -> dict[str, Entry]:
     """The tensors that the header tells of. Raises BadCheckpoint unless they fill what is behind it exactly."""
     header_len = int.from_bytes(_read(read_into, 0, 8), "little") if num_bytes >= 8 else 0
     if not 2 <= header_len <= min(MAX_HEADER_BYTES, num_bytes - 8):
-        raise BadCheckpoint(f"{label} is damaged, or not downloaded to its end: {num_bytes:,} bytes without a header")
+        raise BadCheckpoint(
+            f"{label} is damaged, or not downloaded to its end: {num_bytes:,} bytes without a header"
+        )
     try:
         header = json.loads(_read(read_into, 8, header_len))
-        found = [_entry(name, entry, 8 + header_len) for name, entry in header.items() if name != "__metadata__"]
+        found = [
+            _entry(name, entry, 8 + header_len)
+            for name, entry in header.items()
+            if name != "__metadata__"
+        ]
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as exc:
         raise BadCheckpoint(f"{label} is damaged: its header makes no sense") from exc
     end = 8 + header_len
     for entry in sorted(found, key=lambda one: (one.start, one.num_bytes)):
         if entry.start != end:
-            raise BadCheckpoint(f"{label} is damaged: {entry.name[:200]} begins at byte {entry.start:,}, not {end:,}")
+            raise BadCheckpoint(
+                f"{label} is damaged: {entry.name[:200]} begins at byte {entry.start:,}, not {end:,}"
+            )
         end += entry.num_bytes
     if end != num_bytes:
         raise BadCheckpoint(

@@ -27,8 +27,18 @@ ENDINGS = ("_scale", "_scale_inv")
 
 # What is said of activations, which are quantised as they come here, and of KV, which `kv_scales` reads.
 BESIDE = (".input_scale", ".output_scale", ".q_scale", ".k_scale", ".v_scale", ".kv_scale")
-KEYS = ("self_attn.k_scale", "self_attn.k_proj.k_scale", "self_attn.k_proj.output_scale", "self_attn.kv_scale")
-VALUES = ("self_attn.v_scale", "self_attn.v_proj.v_scale", "self_attn.v_proj.output_scale", "self_attn.kv_scale")
+KEYS = (
+    "self_attn.k_scale",
+    "self_attn.k_proj.k_scale",
+    "self_attn.k_proj.output_scale",
+    "self_attn.kv_scale",
+)
+VALUES = (
+    "self_attn.v_scale",
+    "self_attn.v_proj.v_scale",
+    "self_attn.v_proj.output_scale",
+    "self_attn.kv_scale",
+)
 
 Place = tuple[Content, Entry]
 
@@ -51,12 +61,16 @@ class Scales(NamedTuple):
         by_row = whole[torch.arange(start, start + len(rows)) // self.num_rows]
         if by_row.shape[1] == 1:
             return rows, by_row[:, 0]
-        return floats(rows) * by_row.repeat_interleave(self.num_columns, dim=1)[:, : rows.shape[1]], None
+        return floats(rows) * by_row.repeat_interleave(self.num_columns, dim=1)[
+            :, : rows.shape[1]
+        ], None
 
 
 def scales_of(entry: Entry, places: Mapping[str, Place]) -> Scales:
     """The scales of a stored weight. Raises BadCheckpoint, saying what is wrong with them."""
-    content, found = next((places[entry.name + end] for end in ENDINGS if entry.name + end in places), (None, None))
+    content, found = next(
+        (places[entry.name + end] for end in ENDINGS if entry.name + end in places), (None, None)
+    )
     if content is None or found is None:
         raise BadCheckpoint(f"{entry.name} {entry.dtype} without scales")
     if found.dtype not in FLOATS:
@@ -82,8 +96,13 @@ def kv_scales(folder: Path, num_layers: int) -> list[tuple[float, float]]:
     """
     with ExitStack() as stack:
         files = [stack.enter_context(FileContent(path)) for path in weight_files(folder)]
-        places: dict[str, Place] = {name: (file, entry) for file in files for name, entry in file.entries.items()}
-        return [(_kv_scale(places, layer, KEYS), _kv_scale(places, layer, VALUES)) for layer in range(num_layers)]
+        places: dict[str, Place] = {
+            name: (file, entry) for file in files for name, entry in file.entries.items()
+        }
+        return [
+            (_kv_scale(places, layer, KEYS), _kv_scale(places, layer, VALUES))
+            for layer in range(num_layers)
+        ]
 
 
 def _kv_scale(places: Mapping[str, Place], layer: int, endings: Iterable[str]) -> float:
@@ -92,7 +111,9 @@ def _kv_scale(places: Mapping[str, Place], layer: int, endings: Iterable[str]) -
             content, entry = places[name]
             values = _read(content, entry) if entry.dtype in FLOATS else torch.empty(0)
             if values.numel() != 1 or not 0 < float(values) < torch.inf:
-                raise BadCheckpoint(f"{name} {entry.dtype} {list(entry.shape)} is no scale of a layer's KV")
+                raise BadCheckpoint(
+                    f"{name} {entry.dtype} {list(entry.shape)} is no scale of a layer's KV"
+                )
             return float(values)
     return 1.0
 

@@ -15,7 +15,14 @@ from torch import Tensor
 
 from weft.config.model import BadCheckpoint
 from weft.executor.weights.safetensors import Content, Entry
-from weft.executor.weights.scales import BESIDE, EIGHT_BITS, FLOATS, Scales, is_of_a_weight, scales_of
+from weft.executor.weights.scales import (
+    BESIDE,
+    EIGHT_BITS,
+    FLOATS,
+    Scales,
+    is_of_a_weight,
+    scales_of,
+)
 from weft.models.layers.weight import Weight
 from weft.ops.protocol import ROW_STEP
 
@@ -28,9 +35,21 @@ EXPONENTS = {
     torch.bfloat16: (torch.int16, 0x7F80),
     torch.float8_e4m3fn: (torch.int8, 0x7F),  # has no infinity, and one NaN of either sign
 }
-IGNORED = ("rotary_emb.inv_freq", "embeddings.position_ids", *BESIDE)  # endings of tensors that are for nobody here
-HEADS = ("lm_head.weight", "pooler.dense.weight", "pooler.dense.bias")  # that not every use of a checkpoint needs
-BASES = ("model.", "bert.", "roberta.")  # what a base model is called inside of a larger one; by itself it has no name
+IGNORED = (
+    "rotary_emb.inv_freq",
+    "embeddings.position_ids",
+    *BESIDE,
+)  # endings of tensors that are for nobody here
+HEADS = (
+    "lm_head.weight",
+    "pooler.dense.weight",
+    "pooler.dense.bias",
+)  # that not every use of a checkpoint needs
+BASES = (
+    "model.",
+    "bert.",
+    "roberta.",
+)  # what a base model is called inside of a larger one; by itself it has no name
 
 
 class Match(NamedTuple):
@@ -42,14 +61,18 @@ class Match(NamedTuple):
     scales: Scales | None = None  # if it is stored in eight bits
 
 
-def matched(wanted: dict[str, Weight], contents: Iterable[Content], what: str, *, whole: bool = True) -> list[Match]:
+def matched(
+    wanted: dict[str, Weight], contents: Iterable[Content], what: str, *, whole: bool = True
+) -> list[Match]:
     """What each tensor of the contents is for. `what` they are is for the error; `whole`: no weight may be missing.
 
     Raises BadCheckpoint, naming the tensors, if any is missing, unexpected, of another shape or of a type that is none
     of floating point; eight bits need scales.
     """
     contents = list(contents)
-    places = {name: (content, entry) for content in contents for name, entry in content.entries.items()}
+    places = {
+        name: (content, entry) for content in contents for name, entry in content.entries.items()
+    }
     by_base = {in_base(name): weight for name, weight in wanted.items()}
     ignored = (*IGNORED, *(name for name in HEADS if name not in by_base))
     found: dict[str, Match] = {}
@@ -58,17 +81,23 @@ def matched(wanted: dict[str, Weight], contents: Iterable[Content], what: str, *
         for name, entry in content.entries.items():
             weight = by_base.get(in_base(name))
             if weight is None:
-                if not name.endswith(ignored) and not is_of_a_weight(in_base(name), (*by_base, *HEADS)):
+                if not name.endswith(ignored) and not is_of_a_weight(
+                    in_base(name), (*by_base, *HEADS)
+                ):
                     unexpected.append(name)
             elif entry.shape != weight.shape:
-                misshapen.append(f"{weight.name} {list(entry.shape)} instead of {list(weight.shape)}")
+                misshapen.append(
+                    f"{weight.name} {list(entry.shape)} instead of {list(weight.shape)}"
+                )
             elif entry.dtype in EIGHT_BITS:
                 try:
                     found[weight.name] = Match(weight, content, entry, scales_of(entry, places))
                 except BadCheckpoint as exc:
                     mistyped.append(str(exc))
             elif entry.dtype not in FLOATS:
-                mistyped.append(f"{weight.name} {entry.dtype} instead of one of {', '.join(FLOATS)}")
+                mistyped.append(
+                    f"{weight.name} {entry.dtype} instead of one of {', '.join(FLOATS)}"
+                )
             else:
                 found[weight.name] = Match(weight, content, entry)
     known = found.keys() | {text.partition(" ")[0] for text in misshapen + mistyped}
@@ -79,7 +108,9 @@ def matched(wanted: dict[str, Weight], contents: Iterable[Content], what: str, *
         "of another type": mistyped,
     }
     if any(problems.values()):
-        told = "; ".join(f"{len(names)} {kind}: {_some(names)}" for kind, names in problems.items() if names)
+        told = "; ".join(
+            f"{len(names)} {kind}: {_some(names)}" for kind, names in problems.items() if names
+        )
         raise BadCheckpoint(f"{what} ({told})")
     return list(found.values())
 
@@ -144,7 +175,9 @@ class Buffer:
         if len(entry.shape) == 2:
             num_rows = entry.shape[0]
             row_bytes = entry.num_bytes // max(num_rows, 1)
-        step = _piece_rows(4 * row_bytes if entry.dtype in EIGHT_BITS else row_bytes)  # which are widened to float32
+        step = _piece_rows(
+            4 * row_bytes if entry.dtype in EIGHT_BITS else row_bytes
+        )  # which are widened to float32
         for start in range(0, num_rows, step):
             rows = min(step, num_rows - start)
             piece = self._room(rows * row_bytes)

@@ -41,7 +41,9 @@ def audit(allocator: PageAllocator, cache: PrefixCache, held: Mapping[str, IntAr
         raise BrokenBooks(f"the prefix cache counts {counted} pages and holds {cached}")
 
 
-def find_faults(allocator: PageAllocator, cache: PrefixCache, held: Mapping[str, IntArray]) -> list[Fault]:
+def find_faults(
+    allocator: PageAllocator, cache: PrefixCache, held: Mapping[str, IntArray]
+) -> list[Fault]:
     """The pages that have not exactly one owner, at most MAX_FAULTS. Raises BrokenBooks for one outside of the pool."""
     owners: dict[str, IntArray] = {
         FREE: allocator.free_pages(),

@@ -31,7 +31,9 @@ class Embeddings:
         self.positions = Embedding(config.num_positions, config.hidden_size, ops)
         self.types = Embedding(config.num_token_types, config.hidden_size, ops)
         self.norm = layer_norm(config, ops)
-        words, kinds, positions = (table.matrix for table in (self.words, self.types, self.positions))
+        words, kinds, positions = (
+            table.matrix for table in (self.words, self.types, self.positions)
+        )
         self._tables = Tables(words, kinds, positions, config.first_position)
 
     def __call__(self, tokens: Tensor, positions: Tensor, types: Tensor) -> Tensor:
@@ -73,7 +75,9 @@ class EncoderLayer:
 
 
 def layer_norm(config: ModelConfig, ops: EncoderOps) -> LayerNorm:
-    return LayerNorm(ops.vector(config.hidden_size), ops.vector(config.hidden_size), config.norm_eps)
+    return LayerNorm(
+        ops.vector(config.hidden_size), ops.vector(config.hidden_size), config.norm_eps
+    )
 
 
 def layer_norm_weights(norm: LayerNorm, prefix: str) -> Weights:

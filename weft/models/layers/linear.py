@@ -15,7 +15,9 @@ class Projections:
     """The weights of several projections of the same input, kept as one matrix, so that reading x and calling the
     kernel is paid once. `parts` maps the name of each projection in the checkpoint to its output size."""
 
-    def __init__(self, in_size: int, parts: Mapping[str, int], bias: bool, ops: Ops, *, gated: bool = False) -> None:
+    def __init__(
+        self, in_size: int, parts: Mapping[str, int], bias: bool, ops: Ops, *, gated: bool = False
+    ) -> None:
         self.names = tuple(parts)
         self.in_size = in_size
         self.bias = bias

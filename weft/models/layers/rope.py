@@ -52,7 +52,11 @@ def _yarn(rope: RopeConfig, plain: Tensor) -> Tensor:
 
     def pair_with(waves: float) -> float:
         """Twice the index of the pair that turns so often in the length trained for."""
-        return head_dim * math.log(rope.original_max_position / (waves * 2 * math.pi)) / (2 * math.log(rope.theta))
+        return (
+            head_dim
+            * math.log(rope.original_max_position / (waves * 2 * math.pi))
+            / (2 * math.log(rope.theta))
+        )
 
     low = max(math.floor(pair_with(rope.beta_fast)), 0)
     high = min(math.ceil(pair_with(rope.beta_slow)), head_dim - 1)

@@ -294,7 +294,16 @@ class LogprobsArgs(ctypes.Structure):
 
 STRUCTURES: tuple[type[ctypes.Structure], ...] = (
     *(Step, Op, Weight, PackArgs, EmbedArgs, NormArgs, LinearArgs),
-    *(KvCache, RotaryStoreArgs, AttentionArgs, ArgmaxArgs, MaskArgs, PenaltiesArgs, DrawArgs, LogprobsArgs),
+    *(
+        KvCache,
+        RotaryStoreArgs,
+        AttentionArgs,
+        ArgmaxArgs,
+        MaskArgs,
+        PenaltiesArgs,
+        DrawArgs,
+        LogprobsArgs,
+    ),
     *(WholeStep, LayerNormArgs, EmbedSumArgs),
 )
 KIND_OF = {

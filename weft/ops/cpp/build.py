@@ -26,8 +26,24 @@ from typing import NamedTuple
 
 SOURCES = Path(__file__).parent
 COMPILERS = ("c++", "g++", "clang++")
-COMMON = ("-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-fno-math-errno")
-AVX512 = ("-DWEFT_ISA_AVX512", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mf16c")
+COMMON = (
+    "-O3",
+    "-std=c++17",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-fno-math-errno",
+)
+AVX512 = (
+    "-DWEFT_ISA_AVX512",
+    "-mavx512f",
+    "-mavx512bw",
+    "-mavx512vl",
+    "-mavx512dq",
+    "-mfma",
+    "-mf16c",
+)
 
 
 class InstructionSet(NamedTuple):
@@ -53,7 +69,9 @@ X86 = (  # the best first
 )
 PORTABLE = InstructionSet("portable", ())
 # avx512_bf16 with its instructions computed by others: for tests on processors without them.
-EMULATED = InstructionSet("emulated_bf16", (*AVX512, "-DWEFT_VNNI", "-mavx512vnni", "-DWEFT_BF16", "-DWEFT_EMULATE"))
+EMULATED = InstructionSet(
+    "emulated_bf16", (*AVX512, "-DWEFT_VNNI", "-mavx512vnni", "-DWEFT_BF16", "-DWEFT_EMULATE")
+)
 
 
 class CannotBuild(Exception):
@@ -67,7 +85,9 @@ def find_or_build(instruction_set: str = "") -> Path:
     flags, named = _processor_flags(), sets_here(instruction_set)
     if flags and not named[0].needs <= flags:
         raise CannotBuild(f"this processor has no {instruction_set}")
-    sets = sets_here() if instruction_set == PORTABLE.name else named  # every library holds that one
+    sets = (
+        sets_here() if instruction_set == PORTABLE.name else named
+    )  # every library holds that one
     name = library_name(_tried(sets, best_only=True))
     for installed in (SOURCES / library_name(all_sets()), SOURCES / name):
         if installed.exists():
@@ -82,7 +102,9 @@ def find_or_build(instruction_set: str = "") -> Path:
             if not _is_ours(cached):
                 build(cached, sets, best_only=True)
             return cached
-    except OSError:  # the cache cannot be written: a folder of this process's own does as well, once
+    except (
+        OSError
+    ):  # the cache cannot be written: a folder of this process's own does as well, once
         private = Path(tempfile.mkdtemp(prefix="weft-kernels-"))
         try:
             return build(private / name, sets, best_only=True)
@@ -120,11 +142,18 @@ def build(target: Path, sets: Sequence[InstructionSet], *, best_only: bool = Fal
     with `best_only` also all but the first that it knows, and PORTABLE. Raises `CannotBuild`.
     """
     compiler = find_compiler()
-    with tempfile.TemporaryDirectory(prefix="weft-build-") as folder, ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        *others, portable = (pool.submit(_compile, compiler, one, Path(folder)) for one in _tried(sets, best_only))
+    with (
+        tempfile.TemporaryDirectory(prefix="weft-build-") as folder,
+        ThreadPoolExecutor(os.cpu_count() or 1) as pool,
+    ):
+        *others, portable = (
+            pool.submit(_compile, compiler, one, Path(folder)) for one in _tried(sets, best_only)
+        )
         if best_only and len(sets) > 2 and isinstance(others[0].result(), str):
             return build(target, sets[1:], best_only=True)
-        results = zip(_tried(sets, best_only), [job.result() for job in (*others, portable)], strict=True)
+        results = zip(
+            _tried(sets, best_only), [job.result() for job in (*others, portable)], strict=True
+        )
         objects = {one.name: result for one, result in results if isinstance(result, Path)}
         if PORTABLE.name not in objects:
             raise CannotBuild(f"{compiler[0]} failed: {portable.result()}")
@@ -135,7 +164,9 @@ def build(target: Path, sets: Sequence[InstructionSet], *, best_only: bool = Fal
         _run((*compiler, *COMMON, "-shared", *parts, "-o", str(made), "-static-libgcc"))
         temporary = target.with_suffix(f".{os.getpid()}")
         shutil.copy(made, temporary)
-        temporary.chmod(0o755)  # whatever the umask: a file that others can write is not taken from the cache
+        temporary.chmod(
+            0o755
+        )  # whatever the umask: a file that others can write is not taken from the cache
         os.replace(temporary, target)
     return target
 
@@ -162,7 +193,18 @@ def _compile(compiler: tuple[str, ...], one: InstructionSet, folder: Path) -> Pa
     made = folder / f"{one.name}.o"
     source = str(SOURCES / "kernels.cpp")
     try:
-        _run((*compiler, *COMMON, f"-DWEFT_NAMESPACE={one.name}", *one.flags, "-c", source, "-o", str(made)))
+        _run(
+            (
+                *compiler,
+                *COMMON,
+                f"-DWEFT_NAMESPACE={one.name}",
+                *one.flags,
+                "-c",
+                source,
+                "-o",
+                str(made),
+            )
+        )
     except CannotBuild as exc:
         return str(exc)
     return made
@@ -174,7 +216,9 @@ def _run(command: Sequence[str]) -> None:
     except (OSError, subprocess.TimeoutExpired) as exc:
         raise CannotBuild(f"{command[0]} could not be run: {exc}") from exc
     if done.returncode:
-        raise CannotBuild("\n".join(done.stderr.strip().splitlines()[:5]) or f"exit status {done.returncode}")
+        raise CannotBuild(
+            "\n".join(done.stderr.strip().splitlines()[:5]) or f"exit status {done.returncode}"
+        )
 
 
 def _processor_flags() -> frozenset[str]:

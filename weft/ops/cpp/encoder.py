@@ -33,7 +33,13 @@ class CppEncoderOps(CppOps):
         self._table_dtype = torch.float32 if format == WeightFormat.F32 else torch.bfloat16
 
     def matrix(
-        self, in_size: int, sizes: tuple[int, ...], *, bias: bool = False, gated: bool = False, precise: bool = False
+        self,
+        in_size: int,
+        sizes: tuple[int, ...],
+        *,
+        bias: bool = False,
+        gated: bool = False,
+        precise: bool = False,
     ) -> Matrix:
         if not precise:
             return super().matrix(in_size, sizes, bias=bias, gated=gated)
@@ -41,7 +47,9 @@ class CppEncoderOps(CppOps):
         self.kept += table.kept
         return table
 
-    def embed_sum(self, tokens: Tensor, positions: Tensor, kinds: Tensor, tables: Tables, norm: LayerNorm) -> Tensor:
+    def embed_sum(
+        self, tokens: Tensor, positions: Tensor, kinds: Tensor, tables: Tables, norm: LayerNorm
+    ) -> Tensor:
         """Tokens and positions are the step's; `kinds` is read where it stands."""
         words, of_kinds, of_positions = (cast(PlainMatrix, one).weight for one in tables[:3])
         out = self.recorder.buffer(words.shape[1])

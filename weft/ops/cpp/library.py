@@ -28,7 +28,9 @@ class Library:
         """`instruction_set`: one by name, or "" for the best that the processor has. Raises `Unavailable`."""
         self.path = path
         self.timings: Timings | None = None  # of what runs, while somebody wants to know
-        self.num_threads = 0  # that compute together, the caller's among them; 0: as many as torch would use
+        self.num_threads = (
+            0  # that compute together, the caller's among them; 0: as many as torch would use
+        )
         try:
             self._library = ctypes.CDLL(str(path))
         except OSError as exc:
@@ -38,14 +40,23 @@ class Library:
         self._library.weft_sizeof.argtypes = [ctypes.c_int64]
         self._run = self._library.weft_run
         self._run.argtypes = [
-            *(ctypes.c_int, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
+            *(
+                ctypes.c_int,
+                ctypes.c_void_p,
+                ctypes.c_int64,
+                ctypes.c_void_p,
+                ctypes.c_int,
+                ctypes.c_void_p,
+            )
         ]
         self._run_whole = self._library.weft_run_whole
         self._run_whole.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
         self._set = int(self._library.weft_find(instruction_set.encode()))
         if self._set < 0:
             raise Unavailable(
-                f"this processor has no {instruction_set}" if instruction_set else "no instruction set fits"
+                f"this processor has no {instruction_set}"
+                if instruction_set
+                else "no instruction set fits"
             )
 
     @property
@@ -71,7 +82,9 @@ class Library:
         timings = self.timings
         times = None
         if timings is not None:
-            times = timings.begin(((whole.body, whole.num_body), (whole.head, whole.num_head)), is_step=True)
+            times = timings.begin(
+                ((whole.body, whole.num_body), (whole.head, whole.num_head)), is_step=True
+            )
         failed = self._run_whole(self._set, ctypes.addressof(whole), self._threads, times)
         if timings is not None:
             timings.end()

@@ -24,7 +24,13 @@ class PackedMatrix:
     """A weight in the panels of `program.h`. Parts of a gated one alternate panel by panel."""
 
     def __init__(
-        self, library: Library, in_size: int, sizes: tuple[int, ...], bias: bool, gated: bool, format: WeightFormat
+        self,
+        library: Library,
+        in_size: int,
+        sizes: tuple[int, ...],
+        bias: bool,
+        gated: bool,
+        format: WeightFormat,
     ) -> None:
         self.sizes = sizes
         self.out_size = sum(sizes)
@@ -38,7 +44,10 @@ class PackedMatrix:
         self.padded_in = -(-in_size // abi.IN_STEP) * abi.IN_STEP
         num_outputs = num_panels * abi.PANEL
         self._panels = _zeros(int(num_outputs * self.padded_in * BYTES[format]))
-        num_scales = {WeightFormat.I8: num_outputs, WeightFormat.I4: num_outputs * self.padded_in // GROUP}
+        num_scales = {
+            WeightFormat.I8: num_outputs,
+            WeightFormat.I4: num_outputs * self.padded_in // GROUP,
+        }
         self._scales = torch.zeros(num_scales.get(format, 0))
         self._sums = torch.zeros(num_outputs if format == WeightFormat.I8 else 0, dtype=torch.int32)
         self.bias = torch.zeros(num_outputs) if bias else None
@@ -75,7 +84,9 @@ class PackedMatrix:
 
     def put_bias(self, part: int, values: Tensor) -> None:
         assert self.bias is not None
-        self._bias_part(self.bias, part).copy_(_in_panels(values.float()) if self._gated else values)
+        self._bias_part(self.bias, part).copy_(
+            _in_panels(values.float()) if self._gated else values
+        )
 
     def get_bias(self, part: int) -> Tensor:
         assert self.bias is not None
@@ -130,7 +141,13 @@ class CppOps:
         return self.kept[-1]
 
     def matrix(
-        self, in_size: int, sizes: tuple[int, ...], *, bias: bool = False, gated: bool = False, precise: bool = False
+        self,
+        in_size: int,
+        sizes: tuple[int, ...],
+        *,
+        bias: bool = False,
+        gated: bool = False,
+        precise: bool = False,
     ) -> Matrix:
         format = WeightFormat.I8 if precise and self._format == WeightFormat.I4 else self._format
         packed = PackedMatrix(self.library, in_size, sizes, bias, gated, format)
@@ -159,7 +176,9 @@ class CppOps:
         )
         return out
 
-    def linear(self, x: Tensor, weight: Matrix, *, norm: Norm | None = None, add: Tensor | None = None) -> Tensor:
+    def linear(
+        self, x: Tensor, weight: Matrix, *, norm: Norm | None = None, add: Tensor | None = None
+    ) -> Tensor:
         packed = cast(PackedMatrix, weight)
         y = self.recorder.buffer(packed.out_size) if add is None else add
         self._linear(x, packed, norm, y, Epilogue.STORE if add is None else Epilogue.ADD)
@@ -174,7 +193,9 @@ class CppOps:
     def logits(self, x: Tensor, weight: Matrix, norm: Norm) -> Tensor:
         return self.linear(x, weight, norm=norm)
 
-    def _linear(self, x: Tensor, packed: PackedMatrix, norm: Norm | None, y: Tensor, epilogue: Epilogue) -> None:
+    def _linear(
+        self, x: Tensor, packed: PackedMatrix, norm: Norm | None, y: Tensor, epilogue: Epilogue
+    ) -> None:
         args = abi.LinearArgs(
             weight=packed.address,
             x=x.data_ptr(),

@@ -23,7 +23,9 @@ class Program:
 
     def __init__(self, args: Sequence[ctypes.Structure], keep: Sequence[object]) -> None:
         self.args, self._keep = args, keep
-        self._ops = (Op * len(args))(*(Op(KIND_OF[type(one)], ctypes.addressof(one)) for one in args))
+        self._ops = (Op * len(args))(
+            *(Op(KIND_OF[type(one)], ctypes.addressof(one)) for one in args)
+        )
 
     @property
     def address(self) -> int:

@@ -80,11 +80,15 @@ def penalise(library: Library, logits: Tensor, seen: Seen, last_tokens: Tensor) 
         _plain(seen.lacks_last, np.bool_),
     )
     assert len(last_tokens) == len(logits)
-    args = PenaltiesArgs(*_rows(logits), *map(_address_of, columns), _address(last_tokens, torch.int64))
+    args = PenaltiesArgs(
+        *_rows(logits), *map(_address_of, columns), _address(last_tokens, torch.int64)
+    )
     library.run_one(args, Step(len(seen.index)))
 
 
-def logprobs(library: Library, logits: Tensor, chosen: Chosen, rows: Tensor, num_top: int) -> Likeliest:
+def logprobs(
+    library: Library, logits: Tensor, chosen: Chosen, rows: Tensor, num_top: int
+) -> Likeliest:
     """Log probabilities of the chosen and the `num_top` likeliest tokens of `rows` [L] (int64)."""
     assert 0 <= num_top <= logits.shape[1]
     found = Likeliest(

@@ -27,7 +27,9 @@ class Call(NamedTuple):
     """One call of the library."""
 
     names: list[list[str]]  # of the operations of each of its programs
-    times: NDArray[np.int64]  # of each program when its operations began and the last one ended; 0: it did not run
+    times: NDArray[
+        np.int64
+    ]  # of each program when its operations began and the last one ended; 0: it did not run
     is_step: bool
     began_ns: int
 
@@ -62,7 +64,10 @@ class Timings:
                 own, times = times[: len(names) + 1], times[len(names) + 1 :]
                 if own[0]:
                     ends = own[1:]
-                    found += [Span(name, at, end - at) for name, at, end in zip(names, own, ends, strict=False)]
+                    found += [
+                        Span(name, at, end - at)
+                        for name, at, end in zip(names, own, ends, strict=False)
+                    ]
         return found
 
     def _names_of(self, address: int, num_ops: int) -> list[str]:

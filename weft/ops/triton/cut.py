@@ -27,7 +27,12 @@ from torch import Tensor
 from weft.ops.sampling import DeviceDraws
 from weft.ops.triton.launches import CUT_BLOCK, CUT_GROUP, VOCAB_BLOCK
 
-UNALIGNED = ["temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr"]  # parts of one copy, wherever they begin
+UNALIGNED = [
+    "temperature_ptr",
+    "top_k_ptr",
+    "top_p_ptr",
+    "min_p_ptr",
+]  # parts of one copy, wherever they begin
 LAST_KEY = tl.constexpr(0x7F800000)  # of -inf
 UNITS = tl.constexpr(8589934592.0)  # 2^33: weights are multiples of its inverse
 
@@ -82,7 +87,9 @@ def survey_kernel(
         x = values(logits_ptr, peaks_ptr, row, block, stride, temperature, VOCAB, BLOCK)
         groups: tl.constexpr = BLOCK // GROUP
         maxima = tl.max(tl.reshape(x, [groups, GROUP]), 1)
-        tl.store(maxima_ptr + (row * tl.num_programs(1) + block) * groups + tl.arange(0, groups), maxima)
+        tl.store(
+            maxima_ptr + (row * tl.num_programs(1) + block) * groups + tl.arange(0, groups), maxima
+        )
         tl.store(weights_ptr + row * tl.num_programs(1) + block, tl.sum(weight_of(x), 0))
 
 
@@ -108,7 +115,9 @@ def floor_kernel(
         floor = -float("inf")
         if top_k > 0:
             last = tl.full([], LAST_KEY, tl.uint32)
-            key = reached(maxima_ptr + row * GROUPS, GROUPS, last, top_k.to(tl.float64), False, BLOCK)
+            key = reached(
+                maxima_ptr + row * GROUPS, GROUPS, last, top_k.to(tl.float64), False, BLOCK
+            )
             floor = -key.to(tl.float32, bitcast=True)
         elif top_p < 1:
             total = total_of(weights_ptr + row * BLOCKS, BLOCKS, BLOCKS_PAD).to(tl.float32)
@@ -187,7 +196,9 @@ def filters(temperature_ptr, top_k_ptr, top_p_ptr, row):
 
 
 @triton.jit
-def values(logits_ptr, peaks_ptr, row, block, stride, temperature, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
+def values(
+    logits_ptr, peaks_ptr, row, block, stride, temperature, VOCAB: tl.constexpr, BLOCK: tl.constexpr
+):
     token = block * BLOCK + tl.arange(0, BLOCK)
     logit = tl.load(logits_ptr + row * stride + token, mask=token < VOCAB, other=-float("inf"))
     return tl.div_rn(logit - tl.load(peaks_ptr + row), temperature)

@@ -15,11 +15,22 @@ from torch import Tensor
 from weft.ops.triton.launches import Launch, decode_launch, power_of_two
 from weft.ops.triton.paged import LOG2_E, Kv, PagedStep, take_in
 
-UNALIGNED = ["rows_ptr", "kv_lens_ptr", "q_indptr_ptr", "decode_req_ptr"]  # parts of one copy, wherever they begin
+UNALIGNED = [
+    "rows_ptr",
+    "kv_lens_ptr",
+    "q_indptr_ptr",
+    "decode_req_ptr",
+]  # parts of one copy, wherever they begin
 
 
 def decode(
-    q: Tensor, kv: Kv, step: PagedStep, out: Tensor, scale: float, window: int, launch: Launch | None = None
+    q: Tensor,
+    kv: Kv,
+    step: PagedStep,
+    out: Tensor,
+    scale: float,
+    window: int,
+    launch: Launch | None = None,
 ) -> None:
     """Attention of the only tokens of the step's `decode_req`: q [T, heads, D] -> out, contiguous.
 
@@ -125,7 +136,9 @@ def decode_kernel(
         at = parts_ptr + place[:, None] * D + dims[None, :]
 
         if begin < end:
-            q = tl.load(q_ptr + token * q_stride + head[:, None] * D + dims[None, :], mask=inside, other=0.0)
+            q = tl.load(
+                q_ptr + token * q_stride + head[:, None] * D + dims[None, :], mask=inside, other=0.0
+            )
             peak = tl.full([ROWS], -float("inf"), tl.float32)
             mass = tl.zeros([ROWS], tl.float32)
             acc = tl.zeros([ROWS, D_PAD], tl.float32)
@@ -134,7 +147,9 @@ def decode_kernel(
                 q, peak, mass, acc, k_ptr + kv_head * D, v_ptr + kv_head * D, slots_of, scale, begin, end, limit,
                 KV_HEADS * D, D, D_PAD, KEYS, 0, True,
             )  # fmt: skip
-            tl.store(at, (acc * (v_scale / mass)[:, None]).to(parts_ptr.dtype.element_ty), mask=inside)
+            tl.store(
+                at, (acc * (v_scale / mass)[:, None]).to(parts_ptr.dtype.element_ty), mask=inside
+            )
             if SPLIT:
                 tl.store(logs_ptr + place, peak + tl.log2(mass), mask=row < GROUP)
         elif SPLIT:
@@ -163,7 +178,13 @@ def combine_kernel(
         log = tl.load(logs_ptr + place, mask=split < SPLITS, other=-float("inf"))
         weight = tl.exp2(log - tl.max(log, 0))
         weight = weight / tl.sum(weight, 0)
-        there = (log > -float("inf"))[:, None] & (dims < D)[None, :]  # a part without tokens has written nothing
+        there = (log > -float("inf"))[:, None] & (dims < D)[
+            None, :
+        ]  # a part without tokens has written nothing
         part = tl.load(parts_ptr + place[:, None] * D + dims[None, :], mask=there, other=0.0)
         value = tl.sum(part * weight[:, None], 0)
-        tl.store(out_ptr + (token * HEADS + head) * D + dims, value.to(out_ptr.dtype.element_ty), mask=dims < D)
+        tl.store(
+            out_ptr + (token * HEADS + head) * D + dims,
+            value.to(out_ptr.dtype.element_ty),
+            mask=dims < D,
+        )

@@ -21,7 +21,13 @@ def rms_norm(x: Tensor, norm: Norm) -> Tensor:
     out = torch.empty_like(x)
     size = x.shape[1]
     rms_norm_kernel[(len(x),)](
-        x, norm.weight, out, norm.eps, SIZE=size, BLOCK=triton.next_power_of_2(size), num_warps=NORM_WARPS
+        x,
+        norm.weight,
+        out,
+        norm.eps,
+        SIZE=size,
+        BLOCK=triton.next_power_of_2(size),
+        num_warps=NORM_WARPS,
     )
     return out
 
@@ -57,11 +63,15 @@ def silu_and_mul(x: Tensor) -> Tensor:
     """[T, 2 I] -> [T, I]"""
     num, size = len(x), x.shape[1] // 2
     out = torch.empty(num, size, dtype=x.dtype, device=x.device)
-    silu_and_mul_kernel[(num, triton.cdiv(size, COLUMNS))](x, out, SIZE=size, BLOCK=COLUMNS, num_warps=4)
+    silu_and_mul_kernel[(num, triton.cdiv(size, COLUMNS))](
+        x, out, SIZE=size, BLOCK=COLUMNS, num_warps=4
+    )
     return out
 
 
-def scaled(sums: Tensor, row_scales: Tensor, scales: Tensor, bias: Tensor | None, out: Tensor, add: bool) -> Tensor:
+def scaled(
+    sums: Tensor, row_scales: Tensor, scales: Tensor, bias: Tensor | None, out: Tensor, add: bool
+) -> Tensor:
     """(out +) sums * row_scales * scales + bias, into `out` [T, N]: what follows a product of eight bits.
 
     sums [T or more, N] of any type, row_scales [T or more], scales [N], bias [N].
@@ -121,7 +131,9 @@ def quantize_kernel(
     if INTEGER:
         y = rounded(y)
     tl.store(kept_ptr + row * SIZE + column, y.to(kept_ptr.dtype.element_ty), mask=column < SIZE)
-    strange = tl.max((x != x).to(tl.int32), 0)  # the largest value passes over NaN, and integers have none
+    strange = tl.max(
+        (x != x).to(tl.int32), 0
+    )  # the largest value passes over NaN, and integers have none
     tl.store(scales_ptr + row, tl.where(strange > 0, float("nan"), scale))
 
 

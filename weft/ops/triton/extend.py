@@ -14,11 +14,23 @@ from torch import Tensor
 from weft.ops.triton.launches import Launch, extend_launch, power_of_two
 from weft.ops.triton.paged import LOG2_E, Kv, PagedStep, take_in
 
-UNALIGNED = ["rows_ptr", "kv_lens_ptr", "q_indptr_ptr", "tile_req_ptr", "tile_start_ptr"]  # parts of one copy
+UNALIGNED = [
+    "rows_ptr",
+    "kv_lens_ptr",
+    "q_indptr_ptr",
+    "tile_req_ptr",
+    "tile_start_ptr",
+]  # parts of one copy
 
 
 def extend(
-    q: Tensor, kv: Kv, step: PagedStep, out: Tensor, scale: float, window: int, launch: Launch | None = None
+    q: Tensor,
+    kv: Kv,
+    step: PagedStep,
+    out: Tensor,
+    scale: float,
+    window: int,
+    launch: Launch | None = None,
 ) -> None:
     """Attention of the tokens in the step's tiles of `launch.rows` queries: q [T, heads, D] -> out, contiguous.
 
@@ -95,7 +107,11 @@ def extend_kernel(
         dims = tl.arange(0, D_PAD)
         inside = (token < num_tokens)[:, None] & (dims < D)[None, :]
         at = (first_token + token).to(tl.int64)
-        q = tl.load(q_ptr + at[:, None] * q_stride + head[:, None] * D + dims[None, :], mask=inside, other=0.0)
+        q = tl.load(
+            q_ptr + at[:, None] * q_stride + head[:, None] * D + dims[None, :],
+            mask=inside,
+            other=0.0,
+        )
 
         #   cached tokens:  0 ......... all_seen ......... end
         #                   every query sees |  some see them

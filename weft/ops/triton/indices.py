@@ -20,7 +20,9 @@ def slot_indices(table: Tensor, rows: Tensor, indptr: Tensor, max_len: int, out:
 
 
 @triton.jit(do_not_specialize_on_alignment=["rows_ptr", "indptr_ptr"])
-def slot_indices_kernel(table_ptr, rows_ptr, indptr_ptr, out_ptr, table_stride, BLOCK: tl.constexpr):
+def slot_indices_kernel(
+    table_ptr, rows_ptr, indptr_ptr, out_ptr, table_stride, BLOCK: tl.constexpr
+):
     request = tl.program_id(0)
     begin = tl.load(indptr_ptr + request)
     num = tl.load(indptr_ptr + request + 1) - begin

@@ -30,7 +30,9 @@ class TritonOps:
     def __init__(self, dtype: torch.dtype, device: torch.device, format: str = "") -> None:
         """Raises ValueError for a format that there is not."""
         if format not in FORMATS:
-            raise ValueError(f"weights cannot be kept in {format}; they can in {', '.join(FORMATS[1:])}")
+            raise ValueError(
+                f"weights cannot be kept in {format}; they can in {', '.join(FORMATS[1:])}"
+            )
         self._dtype, self._device, self._format = dtype, device, format
         self._one = torch.ones(1, 1, device=device)  # a scale
         self._scales_rows = _scales_rows(device)
@@ -41,9 +43,17 @@ class TritonOps:
         return self.kept[-1]
 
     def matrix(
-        self, in_size: int, sizes: tuple[int, ...], *, bias: bool = False, gated: bool = False, precise: bool = False
+        self,
+        in_size: int,
+        sizes: tuple[int, ...],
+        *,
+        bias: bool = False,
+        gated: bool = False,
+        precise: bool = False,
     ) -> Matrix:
-        matrix = self._matrix(in_size, sizes, bias, "int8" if precise and self._format else self._format)
+        matrix = self._matrix(
+            in_size, sizes, bias, "int8" if precise and self._format else self._format
+        )
         self.kept += matrix.kept
         return matrix
 
@@ -51,12 +61,16 @@ class TritonOps:
         if vectors is None:
             return _ours(table).rows(tokens)
         x = _ours(table).rows(tokens.clamp(min=0))
-        return torch.where((tokens < 0)[:, None], vectors[(-1 - tokens).clamp(min=0)].to(x.dtype), x)
+        return torch.where(
+            (tokens < 0)[:, None], vectors[(-1 - tokens).clamp(min=0)].to(x.dtype), x
+        )
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         return rms_norm(x, norm)
 
-    def linear(self, x: Tensor, weight: Matrix, *, norm: Norm | None = None, add: Tensor | None = None) -> Tensor:
+    def linear(
+        self, x: Tensor, weight: Matrix, *, norm: Norm | None = None, add: Tensor | None = None
+    ) -> Tensor:
         matrix = _ours(weight)
         if isinstance(matrix, QuantizedMatrix) and matrix.format != "int4":
             return self._eight_bits(x, matrix, norm, add)
@@ -80,7 +94,9 @@ class TritonOps:
             return QuantizedMatrix(in_size, sizes, bias, self._dtype, self._device, format)
         return PlainMatrix(in_size, sizes, bias, self._dtype, self._device)
 
-    def _eight_bits(self, x: Tensor, weight: QuantizedMatrix, norm: Norm | None, add: Tensor | None) -> Tensor:
+    def _eight_bits(
+        self, x: Tensor, weight: QuantizedMatrix, norm: Norm | None, add: Tensor | None
+    ) -> Tensor:
         """The product scales rows and outputs itself, or a kernel does behind it, with whatever is to be added. Sums
         of fp8 are given in bfloat16, which no sum of theirs is too large for."""
         transposed = weight.values.t()
@@ -91,9 +107,17 @@ class TritonOps:
             values, scales = quantize_rows(x, FP8, norm)
             if self._scales_rows and add is None and weight.bias is None:
                 by_row, by_output = scales[:, None], weight.scales[None]
-                return torch._scaled_mm(values, transposed, by_row, by_output, out_dtype=torch.bfloat16).to(x.dtype)
-            sums = torch._scaled_mm(values, transposed, self._one, self._one, out_dtype=torch.bfloat16)
-        out = torch.empty(len(x), len(weight.scales), dtype=x.dtype, device=x.device) if add is None else add
+                return torch._scaled_mm(
+                    values, transposed, by_row, by_output, out_dtype=torch.bfloat16
+                ).to(x.dtype)
+            sums = torch._scaled_mm(
+                values, transposed, self._one, self._one, out_dtype=torch.bfloat16
+            )
+        out = (
+            torch.empty(len(x), len(weight.scales), dtype=x.dtype, device=x.device)
+            if add is None
+            else add
+        )
         return scaled(sums, scales, weight.scales, weight.bias, out, add is not None)
 
 

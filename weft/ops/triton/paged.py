@@ -97,6 +97,8 @@ def take_in(
         weights = tl.exp2(scores - base[:, None])
         shrink = tl.exp2(peak - base)
         mass = mass * shrink + tl.sum(weights, 1)
-        acc = acc * shrink[:, None] + tl.dot(weights.to(q.dtype), v.to(q.dtype), input_precision="ieee")
+        acc = acc * shrink[:, None] + tl.dot(
+            weights.to(q.dtype), v.to(q.dtype), input_precision="ieee"
+        )
         peak = higher
     return peak, mass, acc

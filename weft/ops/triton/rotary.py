@@ -1,5 +1,5 @@
 """What happens to a step's queries, keys and values before attention, in one kernel: the norms of heads, the rotation,
-and K and V to their slots. `executor/attention/torch_paged.py` says the same in torch."""
+and K and V to their slots. `executor/plain/attention.py` says the same in torch."""
 
 from __future__ import annotations
 
@@ -61,7 +61,9 @@ def rotary_store(
     )
 
 
-@triton.jit(do_not_specialize=["num_tokens"], do_not_specialize_on_alignment=["positions_ptr", "slots_ptr"])
+@triton.jit(
+    do_not_specialize=["num_tokens"], do_not_specialize_on_alignment=["positions_ptr", "slots_ptr"]
+)
 def rotary_store_kernel(
     qkv_ptr,
     k_ptr,
@@ -101,9 +103,20 @@ def rotary_store_kernel(
         if head < HEADS:
             weight_ptr = q_norm_ptr
         factor = 1 / tl.sqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / D + eps)
-        a = a * factor[:, None] * tl.load(weight_ptr + pair, mask=pair < half, other=0.0).to(tl.float32)[None, :]
-        b = b * factor[:, None] * tl.load(weight_ptr + half + pair, mask=pair < half, other=0.0).to(tl.float32)[None, :]
-    angle = tl.load(positions_ptr + token, mask=there, other=0).to(tl.int64)[:, None] * half + pair[None, :]
+        a = (
+            a
+            * factor[:, None]
+            * tl.load(weight_ptr + pair, mask=pair < half, other=0.0).to(tl.float32)[None, :]
+        )
+        b = (
+            b
+            * factor[:, None]
+            * tl.load(weight_ptr + half + pair, mask=pair < half, other=0.0).to(tl.float32)[None, :]
+        )
+    angle = (
+        tl.load(positions_ptr + token, mask=there, other=0).to(tl.int64)[:, None] * half
+        + pair[None, :]
+    )
     cos = tl.load(cos_ptr + angle, mask=inside, other=0.0)
     sin = tl.load(sin_ptr + angle, mask=inside, other=0.0)
     first, second = a * cos - b * sin, b * cos + a * sin
@@ -118,13 +131,22 @@ def rotary_store_kernel(
         store(k_ptr + to, first * k_factor, kept, FP8)
         store(k_ptr + to + half, second * k_factor, kept, FP8)
         value_at = row + (head + KV_HEADS) * D + pair[None, :]
-        store(v_ptr + to, tl.load(value_at, mask=kept, other=0.0).to(tl.float32) * v_factor, kept, FP8)
-        store(v_ptr + to + half, tl.load(value_at + half, mask=kept, other=0.0).to(tl.float32) * v_factor, kept, FP8)
+        store(
+            v_ptr + to, tl.load(value_at, mask=kept, other=0.0).to(tl.float32) * v_factor, kept, FP8
+        )
+        store(
+            v_ptr + to + half,
+            tl.load(value_at + half, mask=kept, other=0.0).to(tl.float32) * v_factor,
+            kept,
+            FP8,
+        )
 
 
 @triton.jit
 def store(at, x, mask, FP8: tl.constexpr):
     if FP8:
-        bounded = tl.minimum(tl.maximum(x, -448.0), 448.0)  # the largest e4m3: what is larger would become NaN
+        bounded = tl.minimum(
+            tl.maximum(x, -448.0), 448.0
+        )  # the largest e4m3: what is larger would become NaN
         x = tl.where(x != x, x, bounded)
     tl.store(at, x.to(at.dtype.element_ty), mask=mask)

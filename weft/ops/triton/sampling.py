@@ -51,7 +51,14 @@ class TritonChoose:
         num, num_words = masks.shape
         assert masks.is_contiguous()
         mask_kernel[(num, triton.cdiv(logits.shape[1], VOCAB_BLOCK))](
-            logits, masks, rows, logits.stride(0), num_words, VOCAB=logits.shape[1], BLOCK=VOCAB_BLOCK, num_warps=8
+            logits,
+            masks,
+            rows,
+            logits.stride(0),
+            num_words,
+            VOCAB=logits.shape[1],
+            BLOCK=VOCAB_BLOCK,
+            num_warps=8,
         )
 
     def penalise(self, logits: Tensor, seen: Seen, last_tokens: Tensor) -> None:
@@ -64,9 +71,14 @@ class TritonChoose:
         rows = on(logits, seen.index)
         lacking = on(logits, np.flatnonzero(seen.lacks_last))
         keys = torch.cat(
-            (on(logits, owner * vocab_size + seen.history), lacking * vocab_size + last_tokens[rows[lacking]])
+            (
+                on(logits, owner * vocab_size + seen.history),
+                lacking * vocab_size + last_tokens[rows[lacking]],
+            )
         )
-        weights = torch.cat((on(logits, in_output), torch.ones_like(lacking, dtype=torch.bool))).double()
+        weights = torch.cat(
+            (on(logits, in_output), torch.ones_like(lacking, dtype=torch.bool))
+        ).double()
         keys, order = keys.sort()
         run = torch.ones_like(keys)
         run[1:] = keys[1:] != keys[:-1]
@@ -89,7 +101,9 @@ class TritonChoose:
             VOCAB=logits.shape[1], BLOCK=VOCAB_BLOCK, num_warps=8,
         )  # fmt: skip
         if not num_top:
-            return Likeliest(found, rows.new_empty(num, 0, dtype=torch.int32), found.new_empty(num, 0))
+            return Likeliest(
+                found, rows.new_empty(num, 0, dtype=torch.int32), found.new_empty(num, 0)
+            )
         top = logits[rows].topk(num_top, dim=-1)
         return Likeliest(found, top.indices.int(), top.values - norm[:, None])
 
@@ -101,7 +115,10 @@ def _best(logits: Tensor) -> tuple[Chosen, Tensor, Tensor]:
     num_blocks = triton.cdiv(vocab_size, VOCAB_BLOCK)
     scores = torch.empty(num, num_blocks, device=logits.device)
     ids = torch.empty(num, num_blocks, dtype=torch.int32, device=logits.device)
-    chosen = Chosen(torch.empty(num, dtype=torch.int64, device=logits.device), torch.empty(num, device=logits.device))
+    chosen = Chosen(
+        torch.empty(num, dtype=torch.int64, device=logits.device),
+        torch.empty(num, device=logits.device),
+    )
     best_of_block_kernel[(num, num_blocks)](
         logits, scores, ids, logits.stride(0), VOCAB=vocab_size, BLOCK=VOCAB_BLOCK, num_warps=8
     )
@@ -120,7 +137,9 @@ def peak_of(x):
 
 
 @triton.jit
-def best_of_block_kernel(logits_ptr, scores_ptr, ids_ptr, stride, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
+def best_of_block_kernel(
+    logits_ptr, scores_ptr, ids_ptr, stride, VOCAB: tl.constexpr, BLOCK: tl.constexpr
+):
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = block * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(logits_ptr + row * stride + token, mask=token < VOCAB, other=-float("inf"))
@@ -174,7 +193,9 @@ def draw_kernel(
     if temperature > 0:
         key, other_key = tl.load(keys_ptr + 2 * row), tl.load(keys_ptr + 2 * row + 1)
         token = block * BLOCK + tl.arange(0, BLOCK)
-        logit = tl.load(logits_ptr + row.to(tl.int64) * stride + token, mask=token < VOCAB, other=-float("inf"))
+        logit = tl.load(
+            logits_ptr + row.to(tl.int64) * stride + token, mask=token < VOCAB, other=-float("inf")
+        )
         x = tl.div_rn(logit - tl.load(peaks_ptr + row), temperature)
         score = x + gumbel(token, key, other_key)
         if CUT:
@@ -185,11 +206,15 @@ def draw_kernel(
 
 
 @triton.jit(do_not_specialize=["num_words"])
-def mask_kernel(logits_ptr, masks_ptr, rows_ptr, stride, num_words, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
+def mask_kernel(
+    logits_ptr, masks_ptr, rows_ptr, stride, num_words, VOCAB: tl.constexpr, BLOCK: tl.constexpr
+):
     index = tl.program_id(0).to(tl.int64)
     row = tl.load(rows_ptr + index).to(tl.int64)
     token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    word = tl.load(masks_ptr + index * num_words + token // 32, mask=token // 32 < num_words, other=0)
+    word = tl.load(
+        masks_ptr + index * num_words + token // 32, mask=token // 32 < num_words, other=0
+    )
     forbidden = ((word >> (token % 32)) & 1) == 0
     at = logits_ptr + row * stride + token
     tl.store(at, tl.full([BLOCK], -float("inf"), tl.float32), mask=forbidden & (token < VOCAB))
@@ -197,7 +222,15 @@ def mask_kernel(logits_ptr, masks_ptr, rows_ptr, stride, num_words, VOCAB: tl.co
 
 @triton.jit
 def logprob_kernel(
-    logits_ptr, tokens_ptr, peaks_ptr, rows_ptr, out_ptr, norm_ptr, stride, VOCAB: tl.constexpr, BLOCK: tl.constexpr
+    logits_ptr,
+    tokens_ptr,
+    peaks_ptr,
+    rows_ptr,
+    out_ptr,
+    norm_ptr,
+    stride,
+    VOCAB: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """The logarithm of the sum of e^logit, and how far the chosen token's logit is below it."""
     index = tl.program_id(0)

@@ -28,10 +28,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.executor.plan import BoolArray, IntArray, LongArray
+from weft.plan.step import BoolArray, IntArray, LongArray
 from weft.scheduler.policy import TURNS, Policy, Scene
 from weft.scheduler.request import Request
-from weft.scheduler.waiting import DoubleArray, Waiting
+from weft.scheduler.waiting_table import DoubleArray, Waiting
 
 DECODE_COST = 2.0  # of a generated token, in tokens of a prompt
 QUANTUM = 4_096.0  # service by which a tenant may be ahead and still go first for its cached prefix
@@ -54,16 +54,22 @@ class Fair(Policy):
         self._floor = 0.0  # the least counter of tenants that wait, as of the last look
         self._since_due = 0  # admissions since the last of the tenant whose turn it was
         self._turns: dict[int, Turn] = {}  # as what the last order named a request, by its number
-        self._passed_over: Request | None = None  # the last that was named and cannot be admitted now
+        self._passed_over: Request | None = (
+            None  # the last that was named and cannot be admitted now
+        )
         # by tenant
         self._service = np.zeros(1, dtype=np.float64)
         self._weight = np.ones(1, dtype=np.float64)
         self._num_waiting = np.zeros(1, dtype=np.int64)  # requests that never ran
         self._num_rows = np.zeros(1, dtype=np.int64)  # that its requests have
-        self._since_oldest = np.zeros(1, dtype=np.int64)  # admissions since the last that was overdue and the oldest
+        self._since_oldest = np.zeros(
+            1, dtype=np.int64
+        )  # admissions since the last that was overdue and the oldest
         # by row
         self._tenant = np.zeros(num_rows, dtype=np.int64)
-        self._first_len = np.zeros(num_rows, dtype=np.int64)  # sequence length with which it got its row
+        self._first_len = np.zeros(
+            num_rows, dtype=np.int64
+        )  # sequence length with which it got its row
 
     # A request comes and goes
 
@@ -85,7 +91,9 @@ class Fair(Policy):
 
     def admitted(self, request: Request) -> None:
         row, tenant = request.row, self._number(request.tenant)
-        if request.arrival in self._waiting:  # else it was taken back: to compute anew what it had is no service
+        if (
+            request.arrival in self._waiting
+        ):  # else it was taken back: to compute anew what it had is no service
             self._waiting.remove(request.arrival)
             self._num_waiting[tenant] -= 1
             self._service[tenant] += (request.fill_len - request.cached_len) / self._weight[tenant]
@@ -123,7 +131,13 @@ class Fair(Policy):
     def order(self, waiting: Waiting, lines: IntArray, now: float) -> Iterator[Request]:
         """As if each that is named were admitted at once, unless it is `passed_over`."""
         self._turns = {}
-        walk = Walk(waiting, lines, self._served(), self._since_oldest.copy(), self._num_overdue(waiting, lines, now))
+        walk = Walk(
+            waiting,
+            lines,
+            self._served(),
+            self._since_oldest.copy(),
+            self._num_overdue(waiting, lines, now),
+        )
         since_due = self._since_due
         for _ in range(len(lines)):
             place, turn = walk.next(may_leave_due=since_due < TURNS - 1)
@@ -191,7 +205,9 @@ class Fair(Policy):
         tenants = self._tenant[rows]
         generated = self.scene.columns.known_len[rows] - self._first_len[rows]
         cost = np.where(tenants != NO_TENANT, generated * DECODE_COST / self._weight[tenants], 0.0)
-        return np.bincount(tenants, weights=cost, minlength=len(self._service)).astype(np.float64, copy=False)
+        return np.bincount(tenants, weights=cost, minlength=len(self._service)).astype(
+            np.float64, copy=False
+        )
 
     def _forget_idle(self, least: float) -> None:
         """Forget tenants without requests that would be lifted anyway when they come back."""
@@ -219,7 +235,12 @@ class Walk:
     """
 
     def __init__(
-        self, waiting: Waiting, lines: IntArray, service: DoubleArray, since_oldest: LongArray, num_overdue: int
+        self,
+        waiting: Waiting,
+        lines: IntArray,
+        service: DoubleArray,
+        since_oldest: LongArray,
+        num_overdue: int,
     ) -> None:
         num_tenants, num_places = len(service), len(lines)
         cached = waiting.cached_len[lines]
@@ -229,8 +250,12 @@ class Walk:
         self._num_overdue = num_overdue
         self._tenants: LongArray = waiting.tag[lines]  # [n]
         self._cached = cached.astype(np.int64)  # [n]; below 0: it is not left
-        self._oldest: LongArray = np.full(num_tenants, num_places)  # the first place that is left; n: none is
-        self._oldest[self._tenants[::-1]] = np.arange(num_places - 1, -1, -1)  # of several, the last one stays
+        self._oldest: LongArray = np.full(
+            num_tenants, num_places
+        )  # the first place that is left; n: none is
+        self._oldest[self._tenants[::-1]] = np.arange(
+            num_places - 1, -1, -1
+        )  # of several, the last one stays
 
     def next(self, *, may_leave_due: bool) -> tuple[int, Turn]:
         """The place of the next request. `may_leave_due`: for its cached prefix another tenant's may go before that of
@@ -255,7 +280,9 @@ class Walk:
         self._cached[place] = -1
         if self._oldest[tenant] == place:
             later = (self._tenants[place:] == tenant) & (self._cached[place:] >= 0)
-            self._oldest[tenant] = place + int(np.argmax(later)) if later.any() else len(self._tenants)
+            self._oldest[tenant] = (
+                place + int(np.argmax(later)) if later.any() else len(self._tenants)
+            )
         return tenant
 
     def _rival(self, may_go: BoolArray, wants_oldest: BoolArray) -> int:

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from weft.executor.plan import BoolArray, IntArray, LongArray
+from weft.plan.step import BoolArray, IntArray, LongArray
 from weft.scheduler.policy import Policy, Scene
 from weft.scheduler.request import Request
-from weft.scheduler.waiting import Waiting
+from weft.scheduler.waiting_table import Waiting
 
 
 class Priority(Policy):

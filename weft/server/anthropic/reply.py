@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from weft.client.generation import Delta, End
 from weft.server.anthropic.models import MessageAnswer, Usage
 from weft.server.errors import anthropic_error
 from weft.server.openai.chat import answer_of, function_calls
@@ -14,7 +15,6 @@ from weft.server.openai.conversation import Conversation
 from weft.server.openai.tools import call_id
 from weft.server.openai.translate import Header
 from weft.server.stream import Wire
-from weft.text.generation import Delta, End
 from weft.text.parsers.events import CallArguments, CallBegin, Event, Reasoning, Text
 
 _ID_LEN = 24
@@ -48,7 +48,9 @@ class MessagesReply:
         message = answer_of(self._conversation.events(delta), _ID_LEN)
         content: list[dict[str, Any]] = []
         if message.reasoning_content:
-            content.append({"type": "thinking", "thinking": message.reasoning_content, "signature": ""})
+            content.append(
+                {"type": "thinking", "thinking": message.reasoning_content, "signature": ""}
+            )
         if message.content:
             content.append({"type": "text", "text": message.content})
         for call in function_calls(message):
@@ -63,7 +65,9 @@ class MessagesReply:
         parts = []
         if not self._begun:
             self._begun = True
-            parts.append(sse("message_start", {"type": "message_start", "message": self._message(None)}))
+            parts.append(
+                sse("message_start", {"type": "message_start", "message": self._message(None)})
+            )
         for found in self._conversation.events(delta):
             parts += self._event(found)
         if delta.end is not None:
@@ -90,11 +94,19 @@ class MessagesReply:
                 parts = self._open_block("text", {"type": "text", "text": ""})
                 return [*parts, self._block_delta({"type": "text_delta", "text": found.text})]
             case Reasoning():
-                parts = self._open_block("thinking", {"type": "thinking", "thinking": "", "signature": ""})
-                return [*parts, self._block_delta({"type": "thinking_delta", "thinking": found.text})]
+                parts = self._open_block(
+                    "thinking", {"type": "thinking", "thinking": "", "signature": ""}
+                )
+                return [
+                    *parts,
+                    self._block_delta({"type": "thinking_delta", "thinking": found.text}),
+                ]
             case CallBegin():
                 parts = self._close_block()
-                return [*parts, *self._open_block("tool_use", _tool_use(call_id(_ID_LEN), found.name, {}))]
+                return [
+                    *parts,
+                    *self._open_block("tool_use", _tool_use(call_id(_ID_LEN), found.name, {})),
+                ]
             case CallArguments():
                 return [self._block_delta({"type": "input_json_delta", "partial_json": found.text})]
 
@@ -111,10 +123,15 @@ class MessagesReply:
             return []
         self._open = ""
         self._num_blocks += 1
-        return [sse("content_block_stop", {"type": "content_block_stop", "index": self._num_blocks - 1})]
+        return [
+            sse("content_block_stop", {"type": "content_block_stop", "index": self._num_blocks - 1})
+        ]
 
     def _block_delta(self, delta: dict[str, Any]) -> bytes:
-        return sse("content_block_delta", {"type": "content_block_delta", "index": self._num_blocks, "delta": delta})
+        return sse(
+            "content_block_delta",
+            {"type": "content_block_delta", "index": self._num_blocks, "delta": delta},
+        )
 
     def _message(self, end: End | None) -> MessageAnswer:
         return MessageAnswer(
@@ -133,7 +150,12 @@ class MessagesReply:
 
 
 def _tool_use(id: str, name: str, input: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "tool_use", "id": f"toolu_{id.removeprefix('call_')}", "name": name, "input": input}
+    return {
+        "type": "tool_use",
+        "id": f"toolu_{id.removeprefix('call_')}",
+        "name": name,
+        "input": input,
+    }
 
 
 def _usage(end: End | None, prompt_len: int) -> Usage:

@@ -18,10 +18,12 @@ from weft.server.anthropic.models import (
     ToolChoice,
 )
 from weft.server.errors import ApiError
+from weft.server.fields.extra_sampling import ThinkingSwitch
 from weft.server.openai.models import ChatMessage, ChatRequest
-from weft.server.wishes import ThinkingSwitch
 
-_UNSIGNED = ("redacted_thinking",)  # of the history: what another model hid; this one has no use for it
+_UNSIGNED = (
+    "redacted_thinking",
+)  # of the history: what another model hid; this one has no use for it
 
 
 def chat_request(body: CountRequest) -> ChatRequest:
@@ -32,7 +34,9 @@ def chat_request(body: CountRequest) -> ChatRequest:
     request = ChatRequest(
         model=body.model,
         messages=messages,
-        tools=None if body.tools is None else [_tool(tool, place) for place, tool in enumerate(body.tools)],
+        tools=None
+        if body.tools is None
+        else [_tool(tool, place) for place, tool in enumerate(body.tools)],
         chat_template_kwargs=body.chat_template_kwargs,
         thinking=_thinking(body.thinking),
     )
@@ -84,7 +88,9 @@ def _messages(message: Message, where: str) -> list[ChatMessage]:
                 calls.append(_call(block))
             case "tool_result":
                 text = _joined(block.content or "", f"{place}.content")
-                results.append(ChatMessage(role="tool", tool_call_id=block.tool_use_id or "", content=text))
+                results.append(
+                    ChatMessage(role="tool", tool_call_id=block.tool_use_id or "", content=text)
+                )
             case kind if kind not in _UNSIGNED:
                 raise _wrong_block(kind, place)
     if not (texts or calls or reasoning):
@@ -97,7 +103,11 @@ def _messages(message: Message, where: str) -> list[ChatMessage]:
 
 def _call(block: Block) -> dict[str, Any]:
     arguments = msgspec.json.encode(block.input or {}).decode()
-    return {"id": block.id or "", "type": "function", "function": {"name": block.name or "", "arguments": arguments}}
+    return {
+        "id": block.id or "",
+        "type": "function",
+        "function": {"name": block.name or "", "arguments": arguments},
+    }
 
 
 def _joined(content: str | list[Inner], where: str) -> str:
@@ -110,13 +120,23 @@ def _joined(content: str | list[Inner], where: str) -> str:
 
 
 def _wrong_block(kind: str, place: str) -> ApiError:
-    return ApiError(400, f"{place} is of type {kind[:64]!r}, which this model does not support", param=place)
+    return ApiError(
+        400, f"{place} is of type {kind[:64]!r}, which this model does not support", param=place
+    )
 
 
 def _tool(tool: Tool, place: int) -> dict[str, Any]:
     if tool.type not in (None, "custom"):
-        raise ApiError(400, f"tools[{place}] is of type {tool.type[:64]!r}; only custom tools run here", param="tools")
-    function = {"name": tool.name, "description": tool.description or "", "parameters": tool.input_schema or {}}
+        raise ApiError(
+            400,
+            f"tools[{place}] is of type {tool.type[:64]!r}; only custom tools run here",
+            param="tools",
+        )
+    function = {
+        "name": tool.name,
+        "description": tool.description or "",
+        "parameters": tool.input_schema or {},
+    }
     return {"type": "function", "function": function}
 
 
@@ -134,8 +154,15 @@ def _response_format(format: dict[str, Any] | None) -> dict[str, Any] | None:
     """A schema is one level deeper in chat requests."""
     if format is None or format.get("type") != "json_schema":
         return format
-    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": format.get("schema"), "strict": True}}
+    return {
+        "type": "json_schema",
+        "json_schema": {"name": "answer", "schema": format.get("schema"), "strict": True},
+    }
 
 
 def _thinking(thinking: Thinking | None) -> ThinkingSwitch | None:
-    return None if thinking is None else ThinkingSwitch(type=thinking.type, budget_tokens=thinking.budget_tokens)
+    return (
+        None
+        if thinking is None
+        else ThinkingSwitch(type=thinking.type, budget_tokens=thinking.budget_tokens)
+    )

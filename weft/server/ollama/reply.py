@@ -9,13 +9,13 @@ from typing import Any, Literal
 
 import msgspec
 
+from weft.client.generation import Delta
 from weft.server.errors import ollama_error
 from weft.server.info import Front
 from weft.server.openai.chat import answer_of, function_calls
 from weft.server.openai.conversation import Conversation
 from weft.server.openai.translate import chat_logprobs
 from weft.server.stream import Wire
-from weft.text.generation import Delta
 from weft.text.parsers.events import CallArguments, CallBegin, Reasoning, Text
 
 OLLAMA_LINES = Wire(b"application/x-ndjson", lambda error: ollama_error(error) + b"\n", b"")
@@ -24,7 +24,9 @@ OLLAMA_LINES = Wire(b"application/x-ndjson", lambda error: ollama_error(error) +
 class OllamaReply:
     """One answer of /api/chat or /api/generate. Calls are told whole: the API has no pieces of them."""
 
-    def __init__(self, front: Front, conversation: Conversation, *, kind: Literal["chat", "generate"]) -> None:
+    def __init__(
+        self, front: Front, conversation: Conversation, *, kind: Literal["chat", "generate"]
+    ) -> None:
         self._model = front.info.model_name
         self._tokenizer = front.tokenizer
         self._conversation = conversation
@@ -35,7 +37,9 @@ class OllamaReply:
     def whole(self, deltas: Sequence[Delta]) -> bytes:
         [delta] = deltas
         answer = answer_of(self._conversation.events(delta), 24)
-        calls = [_call(call.function.name, call.function.arguments) for call in function_calls(answer)]
+        calls = [
+            _call(call.function.name, call.function.arguments) for call in function_calls(answer)
+        ]
         fields = self._fields(answer.content or "", answer.reasoning_content or "", calls)
         return msgspec.json.encode({**fields, **self._logprobs(delta), **self._end(delta)})
 
@@ -66,7 +70,9 @@ class OllamaReply:
             case CallArguments():
                 return self._fields("", calls=[_call(self._name, found.text)])
 
-    def _fields(self, text: str, thinking: str = "", calls: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    def _fields(
+        self, text: str, thinking: str = "", calls: Sequence[dict[str, Any]] = ()
+    ) -> dict[str, Any]:
         fields: dict[str, Any] = {"model": self._model, "created_at": _now(), "done": False}
         message: dict[str, Any] = {"role": "assistant", "content": text}
         if thinking:

@@ -68,7 +68,10 @@ async def show(front: Front, request: Request) -> ASGIApp:
     return _json(
         {
             "details": _details(),
-            "model_info": {"general.name": front.info.model_name, "weft.context_length": front.info.context_length},
+            "model_info": {
+                "general.name": front.info.model_name,
+                "weft.context_length": front.info.context_length,
+            },
             "template": "\n".join(front.tokenizer.chat_templates.values()),
             "parameters": "",
             "modelfile": "",

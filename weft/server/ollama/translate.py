@@ -12,7 +12,16 @@ from weft.server.info import Front
 from weft.server.ollama.models import ChatBody, GenerateBody, Message, OllamaRequest, Options
 from weft.server.openai.models import ChatMessage, ChatRequest
 
-_SAME = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "frequency_penalty", "presence_penalty")
+_SAME = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "stop",
+    "frequency_penalty",
+    "presence_penalty",
+)
 
 
 def require_model(front: Front, name: str | None) -> None:
@@ -21,17 +30,23 @@ def require_model(front: Front, name: str | None) -> None:
 
 
 def chat_request(body: ChatBody) -> ChatRequest:
-    request = ChatRequest(messages=[_message(message) for message in body.messages], tools=body.tools)
+    request = ChatRequest(
+        messages=[_message(message) for message in body.messages], tools=body.tools
+    )
     return _sampled(request, body)
 
 
-def generate_request(body: GenerateBody, ids: list[int] | None, stops: Sequence[int] = ()) -> ChatRequest:
+def generate_request(
+    body: GenerateBody, ids: list[int] | None, stops: Sequence[int] = ()
+) -> ChatRequest:
     """`ids`: of a prompt that is not put into the chat template; `stops`: tokens that end its completion."""
     for name in ("images", "template", "context"):
         if getattr(body, name):
             raise not_supported(name)
     system = [ChatMessage(role="system", content=body.system)] if body.system else []
-    request = ChatRequest(messages=[*system, ChatMessage(role="user", content=body.prompt)], input_ids=ids)
+    request = ChatRequest(
+        messages=[*system, ChatMessage(role="user", content=body.prompt)], input_ids=ids
+    )
     request.stop_token_ids = list(stops) or None
     if ids is not None:
         request.separate_reasoning = False
@@ -41,11 +56,15 @@ def generate_request(body: GenerateBody, ids: list[int] | None, stops: Sequence[
 def _message(message: Message) -> ChatMessage:
     if message.images:
         raise not_supported("images")
-    result = ChatMessage(role=message.role, content=message.content, reasoning_content=message.thinking)
+    result = ChatMessage(
+        role=message.role, content=message.content, reasoning_content=message.thinking
+    )
     if message.role == "tool":
         result.name = message.tool_name
     if message.tool_calls:
-        result.tool_calls = [_call(call.function.name, call.function.arguments) for call in message.tool_calls]
+        result.tool_calls = [
+            _call(call.function.name, call.function.arguments) for call in message.tool_calls
+        ]
     return result
 
 
@@ -71,7 +90,10 @@ def _sampled(request: ChatRequest, body: OllamaRequest) -> ChatRequest:
     if body.format == "json":
         request.response_format = {"type": "json_object"}
     elif isinstance(body.format, dict):
-        request.response_format = {"type": "json_schema", "json_schema": {"name": "answer", "schema": body.format}}
+        request.response_format = {
+            "type": "json_schema",
+            "json_schema": {"name": "answer", "schema": body.format},
+        }
     elif body.format:
         raise not_supported(f"format {body.format[:64]!r}")
     return request

@@ -10,9 +10,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from weft.client.generation import Delta
+from weft.client.hidden import last_state
+from weft.client.prompt_logprobs import prompt_logprobs
 from weft.server.body import json_bytes, read_json, written
 from weft.server.info import Front
-from weft.server.meta_info import meta_info
 from weft.server.openai.conversation import Conversation, chat_prompt, start_chat
 from weft.server.openai.custom_tools import CustomCall
 from weft.server.openai.models import (
@@ -37,12 +39,16 @@ from weft.server.openai.models import (
 )
 from weft.server.openai.prompt_logprobs import vllm_logprobs
 from weft.server.openai.tools import call_id
-from weft.server.openai.translate import Header, UsageCount, chat_logprobs, header, reasoning_details
+from weft.server.openai.translate import (
+    Header,
+    UsageCount,
+    chat_logprobs,
+    header,
+    reasoning_details,
+)
+from weft.server.sglang.meta_info import meta_info
 from weft.server.stream import Answer
-from weft.text.generation import Delta
-from weft.text.hidden import last_state
 from weft.text.parsers.events import CallArguments, CallBegin, Event, Reasoning, Text
-from weft.text.prompt_logprobs import prompt_logprobs
 from weft.text.tokenizer import Tokenizer
 
 
@@ -90,21 +96,32 @@ class ChatReply:
         self._as_ids = bool(body.return_tokens_as_token_ids)  # tokens are called by their ids
         self._return_ids = return_ids
         self._weight_version = weight_version if body.return_meta_info else None
-        self._about_prompt: dict[str, Any] = {}  # fields of the answer, or of each first chunk of a stream
+        self._about_prompt: dict[
+            str, Any
+        ] = {}  # fields of the answer, or of each first chunk of a stream
         if return_ids or body.return_prompt_token_ids:
             self._about_prompt["prompt_token_ids"] = list(ids)
         if body.return_prompt_text:  # what the model gets, truncated or not
             self._about_prompt["prompt_text"] = tokenizer.decode(ids, skip_special_tokens=False)
-        self._plain = not (self._logprobs or return_ids or options.continuous_usage_stats) and conversation.is_plain
+        self._plain = (
+            not (self._logprobs or return_ids or options.continuous_usage_stats)
+            and conversation.is_plain
+        )
         self._opened: set[int] = set()  # choices that have had their first chunk
         chunk = json_bytes(ChatChunk(**header._asdict(), choices=[]))
-        self._prefix = b"data: " + chunk.removesuffix(b"]}").replace(b"%", b"%%") + b'{"index":%d,"delta":{"content":'
+        self._prefix = (
+            b"data: "
+            + chunk.removesuffix(b"]}").replace(b"%", b"%%")
+            + b'{"index":%d,"delta":{"content":'
+        )
 
     def whole(self, deltas: Sequence[Delta]) -> bytes:
         for delta in deltas:
             self._count.add(delta)
         choices: Any = [written(self._choice(delta)) for delta in deltas]
-        answer = ChatCompletion(**self._header._asdict(), **self._about_prompt, choices=choices, usage=self._usage())
+        answer = ChatCompletion(
+            **self._header._asdict(), **self._about_prompt, choices=choices, usage=self._usage()
+        )
         answer.prompt_logprobs = self._prompt_logprobs(0)
         return json_bytes(answer)
 
@@ -113,7 +130,9 @@ class ChatReply:
         parts = []
         if delta.choice not in self._opened:
             self._opened.add(delta.choice)
-            choice = ChatChunkChoice(index=delta.choice, delta=ChatDelta(role="assistant", content=""))
+            choice = ChatChunkChoice(
+                index=delta.choice, delta=ChatDelta(role="assistant", content="")
+            )
             opening = self._chunk(choice, **self._about_prompt)
             opening.prompt_logprobs = self._prompt_logprobs(delta.choice)
             parts.append(event(opening))
@@ -121,7 +140,11 @@ class ChatReply:
             parts += [event(chunk) for chunk in self._contents(delta)]
         elif delta.text:
             text = msgspec.json.encode(delta.text)
-            parts.append(self._prefix % delta.choice + text + b'},"logprobs":null,"finish_reason":null}]}\n\n')
+            parts.append(
+                self._prefix % delta.choice
+                + text
+                + b'},"logprobs":null,"finish_reason":null}]}\n\n'
+            )
         if delta.end is not None:
             parts.append(event(self._finish(delta)))
         return b"".join(parts)
@@ -171,7 +194,9 @@ class ChatReply:
                 function = FunctionDelta(name=found.name, arguments="")
                 id = call_id(self._conversation.call_id_len)
                 return ChatDelta(
-                    tool_calls=[ToolCallDelta(index=found.call, id=id, type="function", function=function)]
+                    tool_calls=[
+                        ToolCallDelta(index=found.call, id=id, type="function", function=function)
+                    ]
                 )
             case CallArguments():
                 function = FunctionDelta(arguments=found.text)
@@ -179,7 +204,11 @@ class ChatReply:
             case CustomCall():
                 custom = CustomInput(found.name, found.input)
                 id = call_id(self._conversation.call_id_len)
-                return ChatDelta(tool_calls=[ToolCallDelta(index=found.call, id=id, type="custom", custom=custom)])
+                return ChatDelta(
+                    tool_calls=[
+                        ToolCallDelta(index=found.call, id=id, type="custom", custom=custom)
+                    ]
+                )
 
     def _finish(self, delta: Delta) -> ChatChunk:
         assert delta.end is not None
@@ -198,12 +227,17 @@ class ChatReply:
 
     def _hidden_states(self, delta: Delta) -> list[float] | msgspec.UnsetType:
         """Of the last token, if they were asked for."""
-        return last_state(self._conversation.generation.completions[delta.choice].given) or msgspec.UNSET
+        return (
+            last_state(self._conversation.generation.completions[delta.choice].given)
+            or msgspec.UNSET
+        )
 
     def _meta_info(self, delta: Delta) -> dict[str, Any] | msgspec.UnsetType:
         if self._weight_version is None:
             return msgspec.UNSET
-        return meta_info(self._conversation.generation.completions[delta.choice], delta, self._weight_version())
+        return meta_info(
+            self._conversation.generation.completions[delta.choice], delta, self._weight_version()
+        )
 
     def _usage(self) -> Usage:
         usage = self._count.usage()
@@ -213,7 +247,9 @@ class ChatReply:
             usage.reasoning_tokens = details.reasoning_tokens
         return usage
 
-    def _prompt_logprobs(self, choice: int) -> list[dict[str, PromptLogprob] | None] | msgspec.UnsetType:
+    def _prompt_logprobs(
+        self, choice: int
+    ) -> list[dict[str, PromptLogprob] | None] | msgspec.UnsetType:
         """As this choice was given them, before its first token."""
         num_top = self._conversation.params.prompt_logprobs
         if num_top is None:
@@ -242,7 +278,9 @@ def answer_of(events: Sequence[Event | CustomCall], call_id_len: int) -> ChatAns
             function = FunctionCall(found.name, "".join(arguments.get(found.call, ())))
             calls.append(ToolCall(id=call_id(call_id_len), function=function))
         elif isinstance(found, CustomCall):
-            calls.append(CustomToolCall(id=call_id(call_id_len), custom=CustomInput(found.name, found.input)))
+            calls.append(
+                CustomToolCall(id=call_id(call_id_len), custom=CustomInput(found.name, found.input))
+            )
     answer = ChatAnswer("assistant", text or (None if calls else ""))
     if reasoning:
         answer.reasoning_content = reasoning

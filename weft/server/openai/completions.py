@@ -10,14 +10,24 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
+from weft.client.generation import Delta
+from weft.client.hidden import last_state
+from weft.client.prompt_logprobs import prompt_logprobs
 from weft.messages.replies import Extra
 from weft.messages.sampling import SamplingParams
 from weft.server.body import json_bytes, read_json, written
 from weft.server.errors import ApiError, not_supported
+from weft.server.fields.truncation import truncation
 from weft.server.infill import infill_prompt, infill_tokens, with_stops
 from weft.server.info import Front
 from weft.server.openai.chat import event
-from weft.server.openai.models import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest, StreamOptions
+from weft.server.openai.models import (
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    CompletionRequest,
+    StreamOptions,
+)
 from weft.server.openai.prompt_logprobs import echoed_logprobs, joined, vllm_logprobs
 from weft.server.openai.translate import (
     Header,
@@ -33,10 +43,6 @@ from weft.server.openai.translate import (
     token_names,
 )
 from weft.server.stream import Answer
-from weft.server.truncation import truncation
-from weft.text.generation import Delta
-from weft.text.hidden import last_state
-from weft.text.prompt_logprobs import prompt_logprobs
 from weft.text.tokenizer import ContextExceeded, Tokenizer
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
@@ -56,17 +62,24 @@ async def completions(front: Front, request: Request) -> ASGIApp:
         fewest_tokens=0 if body.echo or told else 1,
     )
     if body.best_of is not None and body.best_of != params.n:
-        raise ApiError(400, f"best_of is {body.best_of}; only the value of n is supported", param="best_of")
+        raise ApiError(
+            400, f"best_of is {body.best_of}; only the value of n is supported", param="best_of"
+        )
     if num_echoed is not None and body.session_params is not None:
         raise not_supported("log probabilities of an echoed prompt behind the history of a session")
     params.check(front.client.engine.vocab_size)
-    cut, special = truncation(body, auto=front.config.auto_truncate), body.add_special_tokens is not False
+    cut, special = (
+        truncation(body, auto=front.config.auto_truncate),
+        body.add_special_tokens is not False,
+    )
     texts = split_prompt(body.prompt, sys.maxsize if cut else front.info.context_length)
     if body.suffix:
         cut = None
         params, ids = await _infilled(front, body, texts, params)
     else:
-        ids = await encode_mixed(front, texts, add_special_tokens=special, truncates=cut is not None)
+        ids = await encode_mixed(
+            front, texts, add_special_tokens=special, truncates=cut is not None
+        )
     if cut is not None:
         ids = [cut(one, front.info.context_length, params.max_new_tokens) for one in ids]
     generation = submit(front, prompts(front, request, body, ids, params), stream=bool(body.stream))
@@ -89,13 +102,16 @@ async def completions(front: Front, request: Request) -> ASGIApp:
     return Answer(generation, reply)
 
 
-def split_prompt(prompt: str | list[str | int | list[int]], context_len: int) -> list[str | list[int]]:
+def split_prompt(
+    prompt: str | list[str | int | list[int]], context_len: int
+) -> list[str | list[int]]:
     """A prompt field as the list of prompts it stands for: text, ids, or a list of either."""
     if isinstance(prompt, str):
         return [prompt]
     if prompt and isinstance(prompt[0], int) and len(prompt) > context_len:
         raise ContextExceeded(
-            "prompt", f"the prompt has {len(prompt):,} tokens, more than the context of {context_len:,} tokens"
+            "prompt",
+            f"the prompt has {len(prompt):,} tokens, more than the context of {context_len:,} tokens",
         )
     if set(map(type, prompt)) == {int}:
         return [cast(list[int], prompt)]
@@ -117,15 +133,23 @@ async def _infilled(
     if body.echo and body.logprobs is not None:
         raise not_supported("log probabilities of an echoed prompt together with suffix")
     special = body.add_special_tokens is not False
-    ids = [await infill_prompt(front, tokens, text, body.suffix or "", add_special_tokens=special) for text in texts]
+    ids = [
+        await infill_prompt(front, tokens, text, body.suffix or "", add_special_tokens=special)
+        for text in texts
+    ]
     return with_stops(front, tokens, params), ids
 
 
-async def _echoes(front: Front, body: CompletionRequest, texts: Sequence[str | list[int]]) -> list[str]:
+async def _echoes(
+    front: Front, body: CompletionRequest, texts: Sequence[str | list[int]]
+) -> list[str]:
     """What stands before each completion: the prompt's text if asked for."""
     if not body.echo:
         return [""] * len(texts)
-    return [text if isinstance(text, str) else await front.tokenizer.decode_prompt(text) for text in texts]
+    return [
+        text if isinstance(text, str) else await front.tokenizer.decode_prompt(text)
+        for text in texts
+    ]
 
 
 class CompletionReply:
@@ -170,7 +194,9 @@ class CompletionReply:
         self._opened: set[int] = set()  # choices that have had their first chunk
         self._places: dict[int, Places] = {}  # by choice, where log probabilities are told
         chunk = json_bytes(Completion(**header._asdict(), choices=[]))
-        self._prefix = b"data: " + chunk.removesuffix(b"]}").replace(b"%", b"%%") + b'{"index":%d,"text":'
+        self._prefix = (
+            b"data: " + chunk.removesuffix(b"]}").replace(b"%", b"%%") + b'{"index":%d,"text":'
+        )
 
     def whole(self, deltas: Sequence[Delta]) -> bytes:
         choices: Any = [written(self._choice(delta)) for delta in deltas]
@@ -182,7 +208,9 @@ class CompletionReply:
         if self._plain and delta.end is None and delta.choice in self._opened:
             self._count.add(delta)
             text = msgspec.json.encode(delta.text)
-            return self._prefix % delta.choice + text + b',"logprobs":null,"finish_reason":null}]}\n\n'
+            return (
+                self._prefix % delta.choice + text + b',"logprobs":null,"finish_reason":null}]}\n\n'
+            )
         chunk = Completion(**self._header._asdict(), choices=[self._choice(delta)])
         if self._options.continuous_usage_stats:
             chunk.usage = self._count.usage()
@@ -225,9 +253,13 @@ class CompletionReply:
         if self._num_echoed is None:
             return found
         tokens = prompt_logprobs(self._given[delta.choice])
-        return joined(echoed_logprobs(self._tokenizer, tokens, self._num_echoed, self._name_of), found)
+        return joined(
+            echoed_logprobs(self._tokenizer, tokens, self._num_echoed, self._name_of), found
+        )
 
     def _first_place(self, prompt: int) -> Places:
         ids = self._prompt_ids[prompt]
-        detokenizer = self._tokenizer.detokenizer(skip_special_tokens=self._skip_special_tokens, prompt=ids)
+        detokenizer = self._tokenizer.detokenizer(
+            skip_special_tokens=self._skip_special_tokens, prompt=ids
+        )
         return Places(detokenizer, len(self._echo[prompt]))

@@ -10,21 +10,26 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 
+from weft.client.generation import Delta, Generation, Prompt
+from weft.client.purpose import check_purpose
 from weft.messages.sampling import Grammar, InvalidParam, SamplingParams, ThinkingMarks
 from weft.server.errors import ApiError
+from weft.server.fields.extra_sampling import soft_budget, thinking_budget, thinking_switch
+from weft.server.fields.truncation import Truncation, truncation
 from weft.server.info import Front
-from weft.server.openai.custom_tools import CustomCall, CustomCalls, as_functions, with_function_calls
+from weft.server.openai.custom_tools import (
+    CustomCall,
+    CustomCalls,
+    as_functions,
+    with_function_calls,
+)
 from weft.server.openai.models import ChatMessage, ChatRequest
 from weft.server.openai.tools import ToolUse, strict_tag, tool_use
 from weft.server.openai.translate import encode_texts, prompts, sampling_params, submit
-from weft.server.truncation import Truncation, truncation
-from weft.server.wishes import soft_budget, thinking_budget, thinking_switch
-from weft.text.chat_template import MAX_SOURCE_LEN
-from weft.text.generation import Delta, Generation, Prompt
 from weft.text.parsers.events import Event
 from weft.text.parsers.formats import FORCED, ReasoningFormat, ToolFormat
 from weft.text.parsers.output import Output
-from weft.text.purpose import check_purpose
+from weft.text.templates.chat_template import MAX_SOURCE_LEN
 
 _TAIL_LEN = 32  # tokens at the end of a prompt in which a template can open the reasoning
 
@@ -51,7 +56,9 @@ class Conversation:
 
     def told(self, delta: Delta) -> list[Event | CustomCall]:
         """The same for APIs that have custom tools."""
-        return self.custom_calls[delta.choice].take(self.events(delta), is_last=delta.end is not None)
+        return self.custom_calls[delta.choice].take(
+            self.events(delta), is_last=delta.end is not None
+        )
 
     def finish_reason(self, delta: Delta) -> str:
         """Why a completion has ended, in OpenAI's words."""
@@ -62,7 +69,12 @@ class Conversation:
 
 
 async def start_chat(
-    front: Front, request: Request, body: ChatRequest, *, whole_calls: bool = False, cut_calls: bool = False
+    front: Front,
+    request: Request,
+    body: ChatRequest,
+    *,
+    whole_calls: bool = False,
+    cut_calls: bool = False,
 ) -> Conversation:
     """Check, render, tokenize and submit. With `whole_calls` a stream, too, tells calls only when they are complete;
     with `cut_calls` an answer tells a forced call that its end has cut off, for its arguments are a text.
@@ -70,7 +82,9 @@ async def start_chat(
     Raises `ApiError` or `InvalidParam`.
     """
     front.require_model(body.model)
-    max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    max_tokens = (
+        body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    )
     use = tool_use(body.tools, body.tool_choice, parallel=body.parallel_tool_calls is not False)
     if use.schema is not None:
         body.response_format = None  # that is about what is said beside calls: nothing is
@@ -84,13 +98,20 @@ async def start_chat(
     if use.schema is not None:
         params = _constrained(params, use.schema)
     format = _tool_format(front, use)
-    if format is not None and format.around is not None and use.arguments and params.grammar is None:
+    if (
+        format is not None
+        and format.around is not None
+        and use.arguments
+        and params.grammar is None
+    ):
         params = _strict(params, strict_tag(use.arguments, format.mark, format.around))
     reasons = _reasons(front, body, params)
     if format is not None or reasons:  # their marks may be special tokens
         params = msgspec.structs.replace(params, skip_special_tokens=False)
     if params.thinking_budget is None and front.formats.reasoning is not None:
-        params = msgspec.structs.replace(params, thinking_budget=soft_budget(body.thinking, body.reasoning_effort))
+        params = msgspec.structs.replace(
+            params, thinking_budget=soft_budget(body.thinking, body.reasoning_effort)
+        )
     params.check(front.client.engine.vocab_size)  # before the work of rendering
     try:
         ids = body.input_ids if body.input_ids is not None else await chat_prompt(front, body)
@@ -106,7 +127,10 @@ async def start_chat(
     thoughts = front.formats.reasoning if reasons else None
     eager = bool(body.stream) and not whole_calls
     tells_cut = cut_calls and format is FORCED
-    outputs = [_output(front, body, prompt, use, format, thoughts, eager, tells_cut) for _ in range(params.n)]
+    outputs = [
+        _output(front, body, prompt, use, format, thoughts, eager, tells_cut)
+        for _ in range(params.n)
+    ]
     return Conversation(
         generation=generation,
         prompt=prompt,
@@ -134,18 +158,25 @@ async def chat_text(front: Front, body: ChatRequest) -> str:
     """The conversation as the model's template writes it."""
     if front.template is None:
         check_purpose(SamplingParams(), front.client.engine)
-        raise ApiError(400, "this model has no chat template; use /v1/completions, or give one with --chat-template")
+        raise ApiError(
+            400,
+            "this model has no chat template; use /v1/completions, or give one with --chat-template",
+        )
     if not body.messages:
         raise ApiError(400, "there is no message", param="messages")
     if body.chat_template and not front.config.trust_request_chat_template:
         message = "chat_template is not taken from requests; it would be with --trust-request-chat-template"
         raise ApiError(400, message, param="chat_template", code="unsupported_parameter")
     if len(body.chat_template or "") > MAX_SOURCE_LEN:
-        raise ApiError(400, f"chat_template has more than {MAX_SOURCE_LEN:,} characters", param="chat_template")
+        raise ApiError(
+            400, f"chat_template has more than {MAX_SOURCE_LEN:,} characters", param="chat_template"
+        )
     continued = bool(body.continue_final_message)
     if continued and body.add_generation_prompt:
         raise ApiError(
-            400, "add_generation_prompt and continue_final_message exclude each other", param="continue_final_message"
+            400,
+            "add_generation_prompt and continue_final_message exclude each other",
+            param="continue_final_message",
         )
     kwargs = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:
@@ -194,14 +225,18 @@ def _tool_format(front: Front, use: ToolUse) -> ToolFormat | None:
 def _constrained(params: SamplingParams, schema: dict[str, Any]) -> SamplingParams:
     """The output has to be calls: the grammar sees to it."""
     if params.grammar is not None:
-        raise ApiError(400, "a forced tool call and another constraint exclude each other", param="tool_choice")
+        raise ApiError(
+            400, "a forced tool call and another constraint exclude each other", param="tool_choice"
+        )
     grammar = Grammar("json_schema", msgspec.json.encode(schema).decode())
     return msgspec.structs.replace(params, grammar=grammar)
 
 
 def _strict(params: SamplingParams, tag: dict[str, Any]) -> SamplingParams:
     """Calls that the model chooses to make have arguments of their tools' schemas."""
-    return msgspec.structs.replace(params, grammar=Grammar("structural_tag", msgspec.json.encode(tag).decode()))
+    return msgspec.structs.replace(
+        params, grammar=Grammar("structural_tag", msgspec.json.encode(tag).decode())
+    )
 
 
 def _reasons(front: Front, body: ChatRequest, params: SamplingParams) -> bool:
@@ -218,7 +253,10 @@ def _behind_reasoning(front: Front, params: SamplingParams, ids: Sequence[int]) 
     prompt_end = front.tokenizer.decode(ids[-_TAIL_LEN:], skip_special_tokens=False)
     if format.is_closed(prompt_end):
         return params
-    begin, end = (front.tokenizer.encode(mark, add_special_tokens=False) for mark in (format.begin, format.end))
+    begin, end = (
+        front.tokenizer.encode(mark, add_special_tokens=False)
+        for mark in (format.begin, format.end)
+    )
     marks = ThinkingMarks(tuple(begin), tuple(end), format.is_open(prompt_end))
     return msgspec.structs.replace(params, grammar=msgspec.structs.replace(grammar, behind=marks))
 

@@ -44,7 +44,11 @@ class CustomCalls:
         """The events with calls of custom tools in the place of what they consist of."""
         told: list[Event | CustomCall] = []
         for event in events:
-            if isinstance(event, CallArguments) and self._open is not None and event.call == self._open.call:
+            if (
+                isinstance(event, CallArguments)
+                and self._open is not None
+                and event.call == self._open.call
+            ):
                 self._pieces.append(event.text)
                 continue
             self._close(told)
@@ -72,7 +76,10 @@ def as_functions(tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]]
     """Tools as the model is shown them. Raises `ApiError` for a custom tool that cannot be served."""
     if tools is None:
         return None
-    return [_function(tool, f"tools[{place}]") if is_custom(tool) else tool for place, tool in enumerate(tools)]
+    return [
+        _function(tool, f"tools[{place}]") if is_custom(tool) else tool
+        for place, tool in enumerate(tools)
+    ]
 
 
 def _function(tool: dict[str, Any], param: str) -> dict[str, Any]:
@@ -97,7 +104,9 @@ def with_function_calls(message: ChatMessage, where: str) -> ChatMessage:
         return message
     told = []
     for place, call in enumerate(calls):
-        told.append(_function_call(call, f"{where}.tool_calls[{place}]") if is_custom(call) else call)
+        told.append(
+            _function_call(call, f"{where}.tool_calls[{place}]") if is_custom(call) else call
+        )
     return msgspec.structs.replace(message, tool_calls=told)
 
 
@@ -108,7 +117,11 @@ def _function_call(call: dict[str, Any], param: str) -> dict[str, Any]:
     if not isinstance(name, str) or not isinstance(text, str):
         message = f"{param} is of type 'custom'; it needs custom with the strings name and input"
         raise ApiError(400, message, param=param)
-    return {"id": call.get("id", ""), "type": "function", "function": {"name": name, "arguments": arguments_of(text)}}
+    return {
+        "id": call.get("id", ""),
+        "type": "function",
+        "function": {"name": name, "arguments": arguments_of(text)},
+    }
 
 
 def arguments_of(text: str) -> str:

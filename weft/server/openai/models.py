@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from weft.server.sessions import SessionFields
-from weft.server.truncation import Side
-from weft.server.wishes import ThinkingSwitch, WishFields
+from weft.server.admin.sessions import SessionFields
+from weft.server.fields.extra_sampling import ThinkingSwitch, WishFields
+from weft.server.fields.truncation import Side
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
@@ -45,18 +45,24 @@ class SampledRequest(WishFields, kw_only=True):
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
-    spaces_between_special_tokens: bool | None = None  # changes nothing: tokenizers.json has no such spaces
+    spaces_between_special_tokens: bool | None = (
+        None  # changes nothing: tokenizers.json has no such spaces
+    )
     no_stop_trim: bool | None = None
     include_stop_str_in_output: bool | None = None
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None
     truncation_side: Side | None = None
     return_token_ids: bool | None = None
-    return_tokens_as_token_ids: bool | None = None  # in log probabilities: "token_id:17" for the text of a token
+    return_tokens_as_token_ids: bool | None = (
+        None  # in log probabilities: "token_id:17" for the text of a token
+    )
     return_hidden_states: bool | None = None  # what the last token was sampled from
     prompt_logprobs: int | None = None
     logprob_token_ids: list[int] | None = None  # told in every place, beside the likeliest
-    response_format: dict[str, Any] | None = None  # this and the next: what the answer must be (`server/grammar.py`)
+    response_format: dict[str, Any] | None = (
+        None  # this and the next: what the answer must be (`server/fields/grammar.py`)
+    )
     structured_outputs: dict[str, Any] | None = None
     json_schema: Any = None
     regex: str | None = None

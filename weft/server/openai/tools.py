@@ -22,8 +22,12 @@ class ToolUse(NamedTuple):
     names: frozenset[str] = frozenset()
     schema: dict[str, Any] | None = None  # of the calls, if the answer has to be calls
     one_call: bool = False
-    arguments: dict[str, dict[str, Any]] | None = None  # schemas by name, if the model chooses and some tool is strict
-    custom: frozenset[str] = frozenset()  # those of the names whose calls are told as calls of custom tools
+    arguments: dict[str, dict[str, Any]] | None = (
+        None  # schemas by name, if the model chooses and some tool is strict
+    )
+    custom: frozenset[str] = (
+        frozenset()
+    )  # those of the names whose calls are told as calls of custom tools
 
 
 def tool_use(tools: Sequence[dict[str, Any]] | None, choice: Any, *, parallel: bool) -> ToolUse:
@@ -41,7 +45,9 @@ def tool_use(tools: Sequence[dict[str, Any]] | None, choice: Any, *, parallel: b
         case None | "auto":
             is_strict = any(function.get("strict") is True for function in functions.values())
             arguments = _arguments(functions) if is_strict else None
-            return ToolUse(frozenset(functions), None, not parallel, arguments, custom & functions.keys())
+            return ToolUse(
+                frozenset(functions), None, not parallel, arguments, custom & functions.keys()
+            )
         case "required":
             chosen = functions
         case (
@@ -71,7 +77,9 @@ def forced_schema(functions: dict[str, dict[str, Any]], *, parallel: bool) -> di
             "type": "object",
             "properties": {
                 "name": {"const": name},
-                "parameters": _moved(_parameters(function), f"{place.format(number=number)}/properties/parameters"),
+                "parameters": _moved(
+                    _parameters(function), f"{place.format(number=number)}/properties/parameters"
+                ),
             },
             "required": ["name", "parameters"],
             "additionalProperties": False,
@@ -79,7 +87,9 @@ def forced_schema(functions: dict[str, dict[str, Any]], *, parallel: bool) -> di
         for number, (name, function) in enumerate(functions.items())
     ]
     item = calls[0] if len(calls) == 1 else {"anyOf": calls}
-    compact = {"whitespace_flexible": False}  # nobody reads it, and a weak model goes on with white space
+    compact = {
+        "whitespace_flexible": False
+    }  # nobody reads it, and a weak model goes on with white space
     schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": item, "x-guidance": compact}
     return schema if parallel else {**schema, "maxItems": 1}
 
@@ -102,7 +112,9 @@ def _moved(schema: Any, place: str) -> Any:
     return moved
 
 
-def strict_tag(arguments: dict[str, dict[str, Any]], trigger: str, around: tuple[str, str]) -> dict[str, Any]:
+def strict_tag(
+    arguments: dict[str, dict[str, Any]], trigger: str, around: tuple[str, str]
+) -> dict[str, Any]:
     """A structural tag: free text in which a call, once begun, is one of these and has arguments of its schema."""
     before, behind = around
     tags = [
@@ -117,7 +129,9 @@ def strict_tag(arguments: dict[str, dict[str, Any]], trigger: str, around: tuple
     return {"format": {"type": "triggered_tags", "triggers": [trigger], "tags": tags}}
 
 
-def _allowed(functions: dict[str, dict[str, Any]], choice: dict[str, Any]) -> tuple[dict[str, dict[str, Any]], str]:
+def _allowed(
+    functions: dict[str, dict[str, Any]], choice: dict[str, Any]
+) -> tuple[dict[str, dict[str, Any]], str]:
     """Those of the functions that `choice` allows, and whether one must be called: "auto" or "required".
 
     In chat requests the list lies in an object of its own, in responses it does not.
@@ -131,7 +145,9 @@ def _allowed(functions: dict[str, dict[str, Any]], choice: dict[str, Any]) -> tu
     names = [_allowed_name(tool) for tool in tools]
     for name in names:
         if name not in functions:
-            message = f"tool_choice allows {str(name)[:MAX_DESCRIBED]!r}, which is none of the tools"
+            message = (
+                f"tool_choice allows {str(name)[:MAX_DESCRIBED]!r}, which is none of the tools"
+            )
             raise ApiError(400, message, param="tool_choice")
     return {name: function for name, function in functions.items() if name in names}, mode
 
@@ -165,7 +181,11 @@ def _name(tool: dict[str, Any], place: int) -> str:
     function = tool.get("function")
     if tool.get("type", "function") != "function" or not isinstance(function, dict):
         kind = str(tool.get("type"))[:MAX_DESCRIBED]
-        raise ApiError(400, f"{param} is of type {kind!r}; functions and custom tools are supported", param=param)
+        raise ApiError(
+            400,
+            f"{param} is of type {kind!r}; functions and custom tools are supported",
+            param=param,
+        )
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ApiError(
@@ -176,5 +196,9 @@ def _name(tool: dict[str, Any], place: int) -> str:
         )
     parameters = function.get("parameters")
     if parameters is not None and not isinstance(parameters, dict):
-        raise ApiError(400, f"{param} has parameters that are no JSON schema", param=f"{param}.function.parameters")
+        raise ApiError(
+            400,
+            f"{param} has parameters that are no JSON schema",
+            param=f"{param}.function.parameters",
+        )
     return name

@@ -10,14 +10,20 @@ from typing import NamedTuple, TypeAlias, TypeVar
 
 from starlette.requests import Request
 
+from weft.client.as_tokens import with_marks
+from weft.client.generation import Delta, Generation, Prompt
+from weft.client.hidden import num_hidden_states
+from weft.client.prompt_logprobs import num_prompt_logprobs
 from weft.messages.replies import TokenLogprobs
 from weft.messages.sampling import InvalidParam, SamplingParams
 from weft.observe.call import rename
+from weft.server.admin.sessions import session_params
 from weft.server.errors import ApiError
-from weft.server.grammar import grammar_of
+from weft.server.fields.extra_sampling import wishes
+from weft.server.fields.grammar import grammar_of
+from weft.server.fields.numbers import header_number
 from weft.server.info import Front
 from weft.server.limits import over
-from weft.server.numbers import header_number
 from weft.server.openai.models import (
     ChatLogprobs,
     CompletionLogprobs,
@@ -28,15 +34,9 @@ from weft.server.openai.models import (
     TopLogprob,
     Usage,
 )
-from weft.server.sessions import session_params
 from weft.server.tenants import salt_of, tenant_of, user_of
-from weft.server.wishes import wishes
-from weft.text.as_tokens import with_marks
 from weft.text.detokenizer import Detokenizer
-from weft.text.generation import Delta, Generation, Prompt
-from weft.text.hidden import num_hidden_states
 from weft.text.parsers.output import Output
-from weft.text.prompt_logprobs import num_prompt_logprobs
 from weft.text.tokenizer import Tokenizer
 
 V = TypeVar("V")
@@ -58,7 +58,9 @@ def sampling_params(
     """The request's fields as sampling parameters, and `defaults` for what it does not give. Ranges are checked when
     they are submitted, but for `max_tokens`, which have to be `fewest_tokens`."""
     if max_new_tokens is not None and max_new_tokens < fewest_tokens:
-        raise InvalidParam("max_tokens", f"max_tokens is {max_new_tokens}; it must be at least {fewest_tokens}")
+        raise InvalidParam(
+            "max_tokens", f"max_tokens is {max_new_tokens}; it must be at least {fewest_tokens}"
+        )
     seed = body.seed if body.seed is not None else body.sampling_seed
     return SamplingParams(
         max_new_tokens=max_new_tokens,
@@ -107,7 +109,11 @@ def logit_bias(bias: dict[str, float] | None) -> dict[int, float]:
         return {}
     for key in bias:
         if not _TOKEN_ID.fullmatch(key):
-            raise ApiError(400, f"logit_bias has the key {key[:32]!r}; token ids are needed", param="logit_bias")
+            raise ApiError(
+                400,
+                f"logit_bias has the key {key[:32]!r}; token ids are needed",
+                param="logit_bias",
+            )
     return {int(key): value for key, value in bias.items()}
 
 
@@ -123,7 +129,11 @@ def request_name(request: Request, rid: str | None, request_id: str | None = Non
 
 
 def prompts(
-    front: Front, request: Request, body: SampledRequest, ids: Sequence[Sequence[int]], params: SamplingParams
+    front: Front,
+    request: Request,
+    body: SampledRequest,
+    ids: Sequence[Sequence[int]],
+    params: SamplingParams,
 ) -> list[Prompt]:
     """One `Prompt` for each list of ids, all with the same parameters (but for where their reasoning begins)."""
     salt = salt_of(front, request, cache_salt(body.cache_salt, body.extra_key))
@@ -184,18 +194,45 @@ def submit(front: Front, prompts: Sequence[Prompt], *, stream: bool) -> Generati
     num_told = sum(map(num_prompt_logprobs, prompts))
     totals = [
         ("max_completions", "n", "completions", sum(one.params.n for one in prompts)),
-        ("max_total_tokens", "prompt", "prompt tokens", sum(len(one.ids) * one.params.n for one in prompts)),
-        ("max_total_stop_len", "stop", "characters of stop strings and bad words", _stop_len(prompts)),
+        (
+            "max_total_tokens",
+            "prompt",
+            "prompt tokens",
+            sum(len(one.ids) * one.params.n for one in prompts),
+        ),
+        (
+            "max_total_stop_len",
+            "stop",
+            "characters of stop strings and bad words",
+            _stop_len(prompts),
+        ),
         ("max_total_logit_bias", "logit_bias", "entries of logit_bias and the like", num_bias),
-        ("max_total_grammar_len", "response_format", "characters of grammars", _grammar_len(prompts)),
+        (
+            "max_total_grammar_len",
+            "response_format",
+            "characters of grammars",
+            _grammar_len(prompts),
+        ),
         ("max_total_prompt_logprobs", "prompt_logprobs", "log probabilities of prompts", num_told),
-        ("max_total_hidden_values", "return_hidden_states", "values of hidden states", _num_hidden(front, prompts)),
-        ("max_total_embed_values", "input_embeds", "values", sum(len(one.vectors) for one in prompts) // 4),
+        (
+            "max_total_hidden_values",
+            "return_hidden_states",
+            "values of hidden states",
+            _num_hidden(front, prompts),
+        ),
+        (
+            "max_total_embed_values",
+            "input_embeds",
+            "values",
+            sum(len(one.vectors) for one in prompts) // 4,
+        ),
     ]
     for limit, param, what, total in totals:
         most = getattr(front.limits, limit)
         if total > most:
-            raise over(limit, f"the request has {total:,} {what} in all; {most:,} are allowed", param=param)
+            raise over(
+                limit, f"the request has {total:,} {what} in all; {most:,} are allowed", param=param
+            )
     _require_room(front, sum(len(one.vectors) * one.params.n for one in prompts))
     return front.client.submit(prompts, stream=stream)
 
@@ -207,10 +244,18 @@ def _num_hidden(front: Front, prompts: Sequence[Prompt]) -> int:
 
 def _require_room(front: Front, num_bytes: int) -> None:
     """Raise `ApiError` 503 if the engine would keep more input embeddings than it may."""
-    limit, held = int(front.limits.max_open_embeds_mb * 1_000_000), front.client.num_vector_bytes if num_bytes else 0
+    limit, held = (
+        int(front.limits.max_open_embeds_mb * 1_000_000),
+        front.client.num_vector_bytes if num_bytes else 0,
+    )
     if held + num_bytes > limit:
         message = f"open requests have {held / 1e6:,.1f} MB of input embeddings, this one {num_bytes / 1e6:,.1f} MB"
-        raise over("max_open_embeds_mb", f"{message}; {limit / 1e6:g} MB are allowed", param="input_embeds", status=503)
+        raise over(
+            "max_open_embeds_mb",
+            f"{message}; {limit / 1e6:g} MB are allowed",
+            param="input_embeds",
+            status=503,
+        )
 
 
 def _grammar_len(prompts: Sequence[Prompt]) -> int:
@@ -220,7 +265,11 @@ def _grammar_len(prompts: Sequence[Prompt]) -> int:
 
 def _stop_len(prompts: Sequence[Prompt]) -> int:
     """Of all different sets: each is compiled once."""
-    sets = {texts for one in prompts for texts in (one.params.stop, one.params.stop_regex, one.params.bad_words)}
+    sets = {
+        texts
+        for one in prompts
+        for texts in (one.params.stop, one.params.stop_regex, one.params.bad_words)
+    }
     return sum(len(text) for texts in sets for text in texts)
 
 
@@ -236,17 +285,25 @@ async def encode_texts(
     """Ids of each text, off the event loop if there is much to do. Raises `ContextExceeded`, but for those that will be
     truncated."""
     context_len = None if truncates else front.info.context_length
-    return await front.tokenizer.encode_async(texts, add_special_tokens=add_special_tokens, context_len=context_len)
+    return await front.tokenizer.encode_async(
+        texts, add_special_tokens=add_special_tokens, context_len=context_len
+    )
 
 
 async def encode_mixed(
-    front: Front, prompts: Sequence[str | list[int]], *, add_special_tokens: bool, truncates: bool = False
+    front: Front,
+    prompts: Sequence[str | list[int]],
+    *,
+    add_special_tokens: bool,
+    truncates: bool = False,
 ) -> list[list[int]]:
     """Ids of prompts some of which are ids already."""
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     if not texts:
         return [prompt for prompt in prompts if not isinstance(prompt, str)]
-    encoded = iter(await encode_texts(front, texts, add_special_tokens=add_special_tokens, truncates=truncates))
+    encoded = iter(
+        await encode_texts(front, texts, add_special_tokens=add_special_tokens, truncates=truncates)
+    )
     return [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]
 
 
@@ -294,7 +351,9 @@ class UsageCount:
 def reasoning_details(tokenizer: Tokenizer, outputs: Sequence[Output]) -> CompletionTokensDetails:
     """How many tokens were reasoning. Its marks are not among them."""
     texts = ["".join(output.reasoning_text) for output in outputs]
-    return CompletionTokensDetails(sum(map(len, tokenizer.encode_all(texts, add_special_tokens=False))))
+    return CompletionTokensDetails(
+        sum(map(len, tokenizer.encode_all(texts, add_special_tokens=False)))
+    )
 
 
 def chat_logprobs(
@@ -367,7 +426,9 @@ def _told(found: TokenLogprobs, wanted: Sequence[int]) -> list[tuple[int, float]
     return list((top | dict(zip(wanted, found.id_logprobs, strict=True))).items())
 
 
-def _top(name_of: TokenName, found: TokenLogprobs, name: str, wanted: Sequence[int]) -> dict[str, float]:
+def _top(
+    name_of: TokenName, found: TokenLogprobs, name: str, wanted: Sequence[int]
+) -> dict[str, float]:
     """The likeliest tokens, those that are wanted, and the one that was sampled."""
     top = {name_of(token): finite(logprob) for token, logprob in _told(found, wanted)}
     top.setdefault(name, finite(found.logprob))

@@ -8,6 +8,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
+from weft.client.generation import Delta
 from weft.messages.pooling import PoolingParams
 from weft.server.body import read_json
 from weft.server.errors import ApiError
@@ -15,7 +16,6 @@ from weft.server.info import Front
 from weft.server.pooling.embeddings import native, text_or_ids
 from weft.server.pooling.inputs import Vector, answer, encoded, require_pools, split, start, usage
 from weft.server.pooling.models import ClassifyRequest
-from weft.text.generation import Delta
 
 
 async def classify(front: Front, request: Request) -> ASGIApp:

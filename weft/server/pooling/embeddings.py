@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from weft.client.generation import Delta
 from weft.messages.pooling import PoolingParams
 from weft.server.body import read_json
 from weft.server.errors import ApiError
@@ -34,7 +35,6 @@ from weft.server.pooling.models import (
     PooledRequest,
     Texts,
 )
-from weft.text.generation import Delta
 from weft.text.tokenizer import Encoded
 
 EMBED = "embeddings need a model that makes vectors"
@@ -49,10 +49,19 @@ async def embeddings(front: Front, request: Request) -> ASGIApp:
 
     def make(vectors: list[Vector], deltas: list[Delta]) -> dict[str, Any]:
         data = [
-            {"object": "embedding", "index": index, "embedding": written(vector, body.encoding_format)}
+            {
+                "object": "embedding",
+                "index": index,
+                "embedding": written(vector, body.encoding_format),
+            }
             for index, vector in enumerate(vectors)
         ]
-        return {"object": "list", "data": data, "model": front.info.model_name, "usage": usage(deltas)}
+        return {
+            "object": "list",
+            "data": data,
+            "model": front.info.model_name,
+            "usage": usage(deltas),
+        }
 
     return answer(start(front, request, body, inputs, pooling), "input", make)
 
@@ -66,9 +75,13 @@ async def encode(front: Front, request: Request) -> ASGIApp:
     inputs = await encoded(front, split("text", texts), body, param="text")
     if body.token_type_ids is not None:
         inputs = _typed(inputs, body.token_type_ids, max(pools.num_token_types, 1))
-    generation = start(front, request, body, inputs, PoolingParams(dimensions=dimensions(pools, body.dimensions)))
+    generation = start(
+        front, request, body, inputs, PoolingParams(dimensions=dimensions(pools, body.dimensions))
+    )
     return answer(
-        generation, "text", lambda vectors, deltas: native(vectors, deltas, texts, generation.completions[0].rid)
+        generation,
+        "text",
+        lambda vectors, deltas: native(vectors, deltas, texts, generation.completions[0].rid),
     )
 
 
@@ -120,8 +133,14 @@ def native(vectors: list[Vector], deltas: list[Delta], texts: Texts, rid: str) -
     answers = []
     for vector, delta in zip(vectors, deltas, strict=True):
         assert delta.end is not None
-        meta = {"id": rid, "prompt_tokens": delta.end.prompt_tokens, "finish_reason": {"type": "length", "length": 0}}
-        answers.append({"embedding": vector.tolist(), "meta_info": meta | {"e2e_latency": delta.end.e2e_s}})
+        meta = {
+            "id": rid,
+            "prompt_tokens": delta.end.prompt_tokens,
+            "finish_reason": {"type": "length", "length": 0},
+        }
+        answers.append(
+            {"embedding": vector.tolist(), "meta_info": meta | {"e2e_latency": delta.end.e2e_s}}
+        )
     is_one = isinstance(texts, str) or isinstance(texts[0], int)
     return answers[0] if is_one else answers
 
@@ -129,7 +148,9 @@ def native(vectors: list[Vector], deltas: list[Delta], texts: Texts, rid: str) -
 def _typed(inputs: list[Encoded], types: list[int | list[int]], num_types: int) -> list[Encoded]:
     """The inputs with the kinds of segments that were given for their tokens, of `num_types`."""
     flat = [item for item in types if isinstance(item, int)]
-    lists = [flat] if len(flat) == len(types) else [item for item in types if not isinstance(item, int)]
+    lists = (
+        [flat] if len(flat) == len(types) else [item for item in types if not isinstance(item, int)]
+    )
     if len(lists) != len(inputs):
         message = f"token_type_ids has {len(lists):,} lists for {len(inputs):,} inputs"
         raise ApiError(400, message, param="token_type_ids")
@@ -139,7 +160,9 @@ def _typed(inputs: list[Encoded], types: list[int | list[int]], num_types: int) 
             raise ApiError(400, message, param="token_type_ids")
     for place, (one, own) in enumerate(zip(inputs, lists, strict=True)):
         if len(one.ids) != len(own):
-            message = f"token_type_ids[{place}] has {len(own):,} entries for {len(one.ids):,} tokens"
+            message = (
+                f"token_type_ids[{place}] has {len(own):,} entries for {len(one.ids):,} tokens"
+            )
             raise ApiError(400, message, param="token_type_ids")
     return [Encoded(one.ids, own) for one, own in zip(inputs, lists, strict=True)]
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from starlette.requests import Request
 
+from weft.client.generation import Completion, Delta, Generation, Prompt
 from weft.messages.control import Pools
 from weft.messages.pooling import PoolingParams
 from weft.messages.replies import Pooled
@@ -22,7 +23,6 @@ from weft.server.openai.translate import request_name, submit, timeout_ms
 from weft.server.pooling.models import PooledRequest, Side, Texts
 from weft.server.stream import Answer
 from weft.server.tenants import salt_of, tenant_of, user_of
-from weft.text.generation import Completion, Delta, Generation, Prompt
 from weft.text.tokenizer import ContextExceeded, Encoded
 
 NO_TOKENS = SamplingParams(max_new_tokens=0)
@@ -39,7 +39,9 @@ def require_pools(front: Front, task: str, what: str) -> Pools:
     if pools is not None:
         raise ApiError(400, f"{name} is made to {pools.task}; {what}", param="model")
     raise ApiError(
-        400, f"{name} generates tokens; {what} (weft serve --task embed makes vectors with it)", param="model"
+        400,
+        f"{name} generates tokens; {what} (weft serve --task embed makes vectors with it)",
+        param="model",
     )
 
 
@@ -57,7 +59,9 @@ def split(param: str, value: Texts) -> list[Input]:
     return found
 
 
-async def encoded(front: Front, inputs: Sequence[Input], body: PooledRequest, *, param: str) -> list[Encoded]:
+async def encoded(
+    front: Front, inputs: Sequence[Input], body: PooledRequest, *, param: str
+) -> list[Encoded]:
     """The tokens of each input, cut if `body` or the server asks for it.
 
     Raises `ApiError` or `ContextExceeded` for what cannot be used, naming the input.
@@ -72,14 +76,23 @@ async def encoded(front: Front, inputs: Sequence[Input], body: PooledRequest, *,
     limit = longest if truncate == -1 else truncate
     texts = [one for one in inputs if not isinstance(one, list)]
     special = body.add_special_tokens is not False
-    found = iter(await front.tokenizer.encode_inputs(texts, max_len=limit, side=side, add_special_tokens=special))
-    every = [Encoded(_cut(one, limit, side), []) if isinstance(one, list) else next(found) for one in inputs]
+    found = iter(
+        await front.tokenizer.encode_inputs(
+            texts, max_len=limit, side=side, add_special_tokens=special
+        )
+    )
+    every = [
+        Encoded(_cut(one, limit, side), []) if isinstance(one, list) else next(found)
+        for one in inputs
+    ]
     for place, one in enumerate(every):
         name = param if len(every) == 1 else f"{param}[{place}]"
         if not one.ids:
             raise ApiError(400, f"{name} has no token", param=param)
         if len(one.ids) > longest:
-            raise ContextExceeded(param, f"{name} has {len(one.ids):,} tokens; at most {longest:,} are allowed")
+            raise ContextExceeded(
+                param, f"{name} has {len(one.ids):,} tokens; at most {longest:,} are allowed"
+            )
     return every
 
 
@@ -114,14 +127,18 @@ def start(
 def dimensions(pools: Pools, asked: int | None) -> int:
     """How much of a vector is wanted; 0: all of it. Raises `ApiError`."""
     if asked is not None and not 1 <= asked <= pools.size:
-        raise ApiError(400, f"dimensions is {asked}; 1 to {pools.size:,} are allowed", param="dimensions")
+        raise ApiError(
+            400, f"dimensions is {asked}; 1 to {pools.size:,} are allowed", param="dimensions"
+        )
     return asked or 0
 
 
 class PooledReply:
     """The `Reply` to a request whose vectors `make` makes an answer of."""
 
-    def __init__(self, generation: Generation, make: Callable[[list[Vector], list[Delta]], Any]) -> None:
+    def __init__(
+        self, generation: Generation, make: Callable[[list[Vector], list[Delta]], Any]
+    ) -> None:
         self._generation, self._make = generation, make
 
     def whole(self, deltas: Sequence[Delta]) -> bytes:
@@ -136,7 +153,11 @@ class PooledReply:
 
 
 def answer(
-    generation: Generation, param: str, make: Callable[[list[Vector], list[Delta]], Any], *, first: int = 0
+    generation: Generation,
+    param: str,
+    make: Callable[[list[Vector], list[Delta]], Any],
+    *,
+    first: int = 0,
 ) -> Answer:
     """The answer that `make` makes of the vectors; a failure names the input of `param`, which begin at `first`."""
 

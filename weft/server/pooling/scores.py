@@ -14,6 +14,7 @@ import numpy as np
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
+from weft.client.generation import Delta, Generation
 from weft.messages.control import Pools
 from weft.messages.pooling import PoolingParams
 from weft.server.body import read_json
@@ -21,7 +22,6 @@ from weft.server.errors import ApiError
 from weft.server.info import Front
 from weft.server.pooling.inputs import Input, Vector, answer, encoded, start, usage
 from weft.server.pooling.models import PooledRequest, RerankRequest, ScoreRequest
-from weft.text.generation import Delta, Generation
 from weft.text.tokenizer import Encoded
 
 
@@ -37,7 +37,9 @@ async def rerank(front: Front, request: Request) -> ASGIApp:
     def make(vectors: list[Vector], deltas: list[Delta]) -> dict[str, Any]:
         scores = pairs.scores(vectors)
         order = sorted(range(len(texts)), key=lambda index: -scores[index])[: body.top_n]
-        results: list[dict[str, Any]] = [{"index": index, "relevance_score": scores[index]} for index in order]
+        results: list[dict[str, Any]] = [
+            {"index": index, "relevance_score": scores[index]} for index in order
+        ]
         if body.return_documents:
             for result in results:
                 result["document"] = {"text": texts[result["index"]]}
@@ -47,7 +49,10 @@ async def rerank(front: Front, request: Request) -> ASGIApp:
             "model": front.info.model_name,
             "results": results,
             "usage": total,
-            "meta": {"api_version": {"version": "2"}, "tokens": {"input_tokens": total["prompt_tokens"]}},
+            "meta": {
+                "api_version": {"version": "2"},
+                "tokens": {"input_tokens": total["prompt_tokens"]},
+            },
         }
 
     return answer(generation, "documents", make, first=pairs.first)
@@ -58,11 +63,15 @@ async def score(front: Front, request: Request) -> ASGIApp:
     front.require_model(body.model)
     if body.label_token_ids is not None:
         return await _label_tokens(front, request, body)
-    left, right = (_either(body, *names) for names in (("text_1", "queries"), ("text_2", "documents")))
+    left, right = (
+        _either(body, *names) for names in (("text_1", "queries"), ("text_2", "documents"))
+    )
     if len(left) == 1:
         left = left * len(right)
     if len(left) != len(right):
-        raise ApiError(400, f"{len(left):,} texts cannot be paired with {len(right):,}", param="text_2")
+        raise ApiError(
+            400, f"{len(left):,} texts cannot be paired with {len(right):,}", param="text_2"
+        )
     pairs = Pairs(front, left, right, param="text_2")
     generation = await pairs.start(request, body)
 
@@ -84,7 +93,9 @@ async def score(front: Front, request: Request) -> ASGIApp:
 class Pairs:
     """Texts side by side, as a model takes them: pairs, or each different left text and all right ones alone."""
 
-    def __init__(self, front: Front, left: Sequence[str], right: Sequence[str], *, param: str) -> None:
+    def __init__(
+        self, front: Front, left: Sequence[str], right: Sequence[str], *, param: str
+    ) -> None:
         self._front, self._left, self._right, self._param = front, left, right, param
         self._pools = _scoring(front)
         self._is_embedding = self._pools.task == "embed"
@@ -115,10 +126,14 @@ def _scoring(front: Front) -> Pools:
     """Raises `ApiError` 400 for a model that cannot score pairs."""
     pools, name = front.client.engine.pools, front.info.model_name
     if pools is None:
-        message = f"{name} generates tokens; pairs need a model with one label or one that makes vectors"
+        message = (
+            f"{name} generates tokens; pairs need a model with one label or one that makes vectors"
+        )
         raise ApiError(400, f"{message} (/v1/score with label_token_ids is served)", param="model")
     if pools.task == "classify" and pools.size != 1:
-        raise ApiError(400, f"{name} has {pools.size:,} labels; pairs need a model with one", param="model")
+        raise ApiError(
+            400, f"{name} has {pools.size:,} labels; pairs need a model with one", param="model"
+        )
     return pools
 
 
@@ -126,7 +141,9 @@ def _either(body: ScoreRequest, *names: str) -> list[str]:
     """The texts of a field, by whichever of its names it was given."""
     given = [(name, getattr(body, name)) for name in names if getattr(body, name) is not None]
     if len(given) != 1:
-        raise ApiError(400, f"give {' or '.join(names)}, or query, items and label_token_ids", param=names[0])
+        raise ApiError(
+            400, f"give {' or '.join(names)}, or query, items and label_token_ids", param=names[0]
+        )
     [(name, value)] = given
     if not value:
         raise ApiError(400, f"{name} is empty", param=name)
@@ -137,14 +154,21 @@ async def _label_tokens(front: Front, request: Request, body: ScoreRequest) -> A
     """Probabilities of the label tokens behind query and item; with `apply_softmax` of these tokens alone."""
     labels = tuple(body.label_token_ids or ())
     if not labels or body.query is None or not body.items:
-        raise ApiError(400, "label tokens need query, items and label_token_ids", param="label_token_ids")
+        raise ApiError(
+            400, "label tokens need query, items and label_token_ids", param="label_token_ids"
+        )
     items = [body.items] if isinstance(body.items, str) else body.items
     inputs = await _prompts(front, body, body.query, items)
     generation = start(front, request, body, inputs, PoolingParams(label_ids=labels))
 
     def make(vectors: list[Vector], deltas: list[Delta]) -> dict[str, Any]:
         scores = [_probabilities(vector, own=bool(body.apply_softmax)) for vector in vectors]
-        return {"object": "scoring", "model": front.info.model_name, "scores": scores, "usage": usage(deltas)}
+        return {
+            "object": "scoring",
+            "model": front.info.model_name,
+            "scores": scores,
+            "usage": usage(deltas),
+        }
 
     return answer(generation, "items", make)
 

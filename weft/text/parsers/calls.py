@@ -179,7 +179,9 @@ class _CallReader:
         """The object has ended. Whether it was a call."""
         if self._call is not None:
             return self._call.close()
-        return self._name is not None and whole_call(self._stream, self._name, self._arguments or "{}")
+        return self._name is not None and whole_call(
+            self._stream, self._name, self._arguments or "{}"
+        )
 
     def break_off(self) -> bool:
         """The text has ended within the object. Whether a call is told of it."""
@@ -197,7 +199,12 @@ class _CallReader:
 
     def _maybe_stream(self) -> None:
         """Arguments whose name is known are passed on as they come, if they are an object."""
-        if self._key in _ARGUMENT_KEYS and self._name is not None and self._call is None and not self.failed:
+        if (
+            self._key in _ARGUMENT_KEYS
+            and self._name is not None
+            and self._call is None
+            and not self.failed
+        ):
             value = "".join(self._pieces).lstrip()
             if value.startswith("{"):
                 self._call = Call(self._stream, self._name)

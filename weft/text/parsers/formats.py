@@ -21,10 +21,16 @@ class ToolFormat(NamedTuple):
     """How a family of models writes calls."""
 
     read: Callable[[Stream], Reading[None]]
-    mark: str = ""  # a chat template that has this text is of this format; "" if that cannot be told
+    mark: str = (
+        ""  # a chat template that has this text is of this format; "" if that cannot be told
+    )
     other_mark: str = ""  # another such text, which is not written before calls
-    id_len: int = 24  # characters of a call's id behind "call_"; Mistral's templates want 9 and no prefix
-    around: tuple[str, str] | None = None  # what stands before (with NAME for the name) and behind a call's arguments
+    id_len: int = (
+        24  # characters of a call's id behind "call_"; Mistral's templates want 9 and no prefix
+    )
+    around: tuple[str, str] | None = (
+        None  # what stands before (with NAME for the name) and behind a call's arguments
+    )
 
     def is_marked(self, source: str) -> bool:
         """Whether the source of chat templates tells that calls are written like this."""
@@ -48,7 +54,9 @@ class ReasoningFormat(NamedTuple):
 
     def is_open(self, prompt_end: str) -> bool:
         """Whether the output begins inside of the reasoning."""
-        return prompt_end.rstrip().endswith(self.begin) or (self.always and not self.is_closed(prompt_end))
+        return prompt_end.rstrip().endswith(self.begin) or (
+            self.always and not self.is_closed(prompt_end)
+        )
 
     def is_closed(self, prompt_end: str) -> bool:
         """Whether the prompt has ended the reasoning: there is none in the output."""
@@ -57,7 +65,9 @@ class ReasoningFormat(NamedTuple):
 
 TOOL_FORMATS = {
     "hermes": ToolFormat(
-        hermes, "<tool_call>", around=('<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>")
+        hermes,
+        "<tool_call>",
+        around=('<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>"),
     ),
     "llama3": ToolFormat(llama3, TAG, other_mark=TOOL_ROLE),
     "mistral": ToolFormat(mistral, MARKER, id_len=9),
@@ -86,9 +96,13 @@ def find_formats(tools: str, reasoning: str, templates: Iterable[str]) -> Format
     """By name; "none" for none, "auto" by the sources of the chat templates. Raises KeyError for other names."""
     source = "\n".join(templates)
     if tools == "auto":
-        tools = next((name for name, format in TOOL_FORMATS.items() if format.is_marked(source)), "none")
+        tools = next(
+            (name for name, format in TOOL_FORMATS.items() if format.is_marked(source)), "none"
+        )
     if reasoning == "auto":
-        reasoning = next((name for name in _FOUND_REASONING if REASONING_FORMATS[name].end in source), "none")
+        reasoning = next(
+            (name for name in _FOUND_REASONING if REASONING_FORMATS[name].end in source), "none"
+        )
     return Formats(
         None if tools == "none" else TOOL_FORMATS[tools],
         None if reasoning == "none" else REASONING_FORMATS[reasoning],

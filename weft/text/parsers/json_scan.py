@@ -81,7 +81,9 @@ class JsonScanner:
                 self._go(char in '"\\/bfnrtu', _State.HEX if self._num_hex else _State.STRING)
             case _State.HEX:
                 self._num_hex -= 1
-                self._go(char in "0123456789abcdefABCDEF", _State.HEX if self._num_hex else _State.STRING)
+                self._go(
+                    char in "0123456789abcdefABCDEF", _State.HEX if self._num_hex else _State.STRING
+                )
             case _State.WORD:
                 self._word += char
                 self._go(len(self._word) <= _MAX_WORD_LEN, _State.WORD)
@@ -130,7 +132,10 @@ class JsonScanner:
             self._close(char)
         elif char in "{[":
             self._open.append(char)
-            self._go(len(self._open) <= MAX_DEPTH, _State.FIRST_KEY if char == "{" else _State.FIRST_VALUE)
+            self._go(
+                len(self._open) <= MAX_DEPTH,
+                _State.FIRST_KEY if char == "{" else _State.FIRST_VALUE,
+            )
         elif char == '"':
             self._is_key = False
             self._state = _State.STRING

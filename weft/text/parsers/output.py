@@ -64,7 +64,9 @@ class Output:
             self.num_calls = 1 if self._one_call else event.call + 1
         if isinstance(event, Reasoning):
             return self._keep_reasoning
-        return not (self._one_call and isinstance(event, CallBegin | CallArguments) and event.call > 0)
+        return not (
+            self._one_call and isinstance(event, CallBegin | CallArguments) and event.call > 0
+        )
 
     def _without_space(self, events: list[Event], is_last: bool) -> list[Event]:
         result: list[Event] = []

@@ -27,7 +27,14 @@ _TOKEN = re.compile(
     r"""|(?P<word>[A-Za-z_]\w*)|(?P<mark>[\[\](){}:,=]))\s*""",
     re.ASCII,
 )
-_WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
+_WORDS = {
+    "True": "true",
+    "False": "false",
+    "None": "null",
+    "true": "true",
+    "false": "false",
+    "null": "null",
+}
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 
@@ -149,7 +156,9 @@ class _Writer:
 
     def _string(self, token: str) -> bool:
         try:
-            self.pieces.append(json.dumps(ast.literal_eval(token), ensure_ascii=False))  # one string, nothing nested
+            self.pieces.append(
+                json.dumps(ast.literal_eval(token), ensure_ascii=False)
+            )  # one string, nothing nested
         except (ValueError, SyntaxError):
             return False
         return True

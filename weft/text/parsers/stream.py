@@ -41,7 +41,9 @@ class Scanner(Protocol):
 class Stream:
     """The text of one completion. `names`: of the tools that can be called."""
 
-    def __init__(self, names: Set[str] = frozenset(), *, eager: bool, tells_cut: bool = False) -> None:
+    def __init__(
+        self, names: Set[str] = frozenset(), *, eager: bool, tells_cut: bool = False
+    ) -> None:
         self.names = names
         self.num_calls = 0
         self.eager = eager

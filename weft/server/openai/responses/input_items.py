@@ -11,7 +11,7 @@ from starlette.requests import Request
 
 from weft.config.numbers import shown
 from weft.server.errors import ApiError
-from weft.server.numbers import query_number
+from weft.server.fields.numbers import query_number
 from weft.server.openai.responses.models import Item, ItemList
 
 DEFAULT_LIMIT = 20  # items in one answer, as OpenAI has it
@@ -58,7 +58,9 @@ def page(items: Sequence[dict[str, Any]], request: Request) -> ItemList:
     begin = _begin(ordered, query.get("after"))
     data = ordered[begin : begin + limit]
     ids = [item["id"] for item in data] or [None]
-    return ItemList(data=data, first_id=ids[0], last_id=ids[-1], has_more=begin + limit < len(ordered))
+    return ItemList(
+        data=data, first_id=ids[0], last_id=ids[-1], has_more=begin + limit < len(ordered)
+    )
 
 
 def _begin(items: Sequence[dict[str, Any]], after: str | None) -> int:
@@ -68,7 +70,9 @@ def _begin(items: Sequence[dict[str, Any]], after: str | None) -> int:
     for place, item in enumerate(items):
         if item["id"] == after:
             return place + 1
-    raise ApiError(400, f"after is {shown(after)}, which is the id of none of the items", param="after")
+    raise ApiError(
+        400, f"after is {shown(after)}, which is the id of none of the items", param="after"
+    )
 
 
 def _told(item: Item, id: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from weft.client.generation import Delta
 from weft.server.errors import ApiError
 from weft.server.openai.conversation import Conversation
 from weft.server.openai.custom_tools import CustomCall, arguments_of
@@ -19,7 +20,6 @@ from weft.server.openai.responses.input_items import item_id
 from weft.server.openai.tools import call_id
 from weft.server.openai.translate import chat_logprobs, reasoning_details
 from weft.server.stream import Wire
-from weft.text.generation import Delta
 from weft.text.parsers.events import CallArguments, CallBegin, Event, Reasoning, Text
 from weft.text.tokenizer import Tokenizer
 
@@ -28,7 +28,12 @@ _STATUS = {"length": "incomplete", "abort": "cancelled"}
 
 
 def _error_event(error: ApiError) -> bytes:
-    fields = {"type": "error", "code": error.code or str(error.status), "message": error.message, "param": error.param}
+    fields = {
+        "type": "error",
+        "code": error.code or str(error.status),
+        "message": error.message,
+        "param": error.param,
+    }
     return b"event: error\ndata: " + msgspec.json.encode(fields) + b"\n\n"
 
 
@@ -84,20 +89,30 @@ class ResponseReply:
                 self._open_item("message", {"role": "assistant", "content": []})
                 logprobs = self._untold.take(found.text)
                 self._logprobs += logprobs
-                self._add(found.text, "response.output_text.delta", content_index=0, logprobs=logprobs)
+                self._add(
+                    found.text, "response.output_text.delta", content_index=0, logprobs=logprobs
+                )
             case Reasoning():
                 self._untold.take(found.text)  # only those of the text are told
                 self._open_item("reasoning", {"summary": [], "content": []})
                 self._add(found.text, "response.reasoning_text.delta", content_index=0)
             case CallBegin():
                 self._close_item()
-                name = {"call_id": call_id(self._conversation.call_id_len), "name": found.name, "arguments": ""}
+                name = {
+                    "call_id": call_id(self._conversation.call_id_len),
+                    "name": found.name,
+                    "arguments": "",
+                }
                 self._open_item("function_call", name)
             case CallArguments():
                 self._add(found.text, "response.function_call_arguments.delta")
             case CustomCall():
                 self._close_item()
-                name = {"call_id": call_id(self._conversation.call_id_len), "name": found.name, "input": ""}
+                name = {
+                    "call_id": call_id(self._conversation.call_id_len),
+                    "name": found.name,
+                    "input": "",
+                }
                 self._open_item("custom_tool_call", name)
                 self._add(found.input, "response.custom_tool_call_input.delta")
 
@@ -125,7 +140,9 @@ class ResponseReply:
         place: dict[str, Any] = {"item_id": item["id"], "output_index": self._place}
         if item["type"] == "function_call":
             item["arguments"] = text
-            self._tell("response.function_call_arguments.done", **place, name=item["name"], arguments=text)
+            self._tell(
+                "response.function_call_arguments.done", **place, name=item["name"], arguments=text
+            )
         elif item["type"] == "custom_tool_call":
             item["input"] = text
             self._tell("response.custom_tool_call_input.done", **place, input=text)
@@ -168,7 +185,9 @@ class ResponseReply:
 
     def _tell_part(self, event: str, part: dict[str, Any]) -> None:
         assert self._item is not None
-        self._tell(event, item_id=self._item["id"], output_index=self._place, content_index=0, part=part)
+        self._tell(
+            event, item_id=self._item["id"], output_index=self._place, content_index=0, part=part
+        )
 
     def _tell(self, event: str, **fields: Any) -> None:
         if self._conversation.generation.stream:

@@ -31,7 +31,9 @@ CANCEL_TIMEOUT_S = 5.0  # for the engine's last word
 async def create(front: Front, request: Request) -> ASGIApp:
     body = await read_json(front, request, ResponsesRequest)
     if body.background and (body.stream or body.store is False):
-        raise ApiError(400, "background needs a response that is stored and not streamed", param="background")
+        raise ApiError(
+            400, "background needs a response that is stored and not streamed", param="background"
+        )
     history = [*_previous(front, request, body.previous_response_id), *messages(body.items)]
     items = [] if body.store is False else input_items(body.items)
     id = f"resp_{secrets.token_hex(24)}"
@@ -115,7 +117,9 @@ def _previous(front: Front, request: Request, id: str | None) -> list[ChatMessag
 def _stored(front: Front, request: Request, id: str, param: str = "response_id") -> Stored:
     stored = front.responses.get(id, owner_of(request))
     if stored is None:
-        raise ApiError(404, f"there is no response {id[:64]!r}; they are kept for an hour", param=param)
+        raise ApiError(
+            404, f"there is no response {id[:64]!r}; they are kept for an hour", param=param
+        )
     return stored
 
 
@@ -138,8 +142,12 @@ def _new(front: Front, body: ResponsesRequest, id: str) -> dict[str, Any]:
         "previous_response_id": body.previous_response_id,
         "reasoning": msgspec.to_builtins(body.reasoning) if body.reasoning is not None else None,
         "store": body.store is not False,
-        "temperature": front.info.sampling.temperature if body.temperature is None else body.temperature,
-        "text": {"format": (body.text.format if body.text is not None else None) or {"type": "text"}},
+        "temperature": front.info.sampling.temperature
+        if body.temperature is None
+        else body.temperature,
+        "text": {
+            "format": (body.text.format if body.text is not None else None) or {"type": "text"}
+        },
         "tool_choice": body.tool_choice or "auto",
         "tools": body.tools or [],
         "top_p": front.info.sampling.top_p if body.top_p is None else body.top_p,

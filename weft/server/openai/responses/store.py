@@ -54,7 +54,9 @@ class ResponseStore:
         size = sum(len(msgspec.json.encode(one)) for one in (response, history, items))
         if size > MAX_STORED_BYTES:
             return
-        self._stored[response["id"]] = Stored(response, history, list(items), size, self._clock(), owner)
+        self._stored[response["id"]] = Stored(
+            response, history, list(items), size, self._clock(), owner
+        )
         self._size += size
         self._sizes[owner] += size
         self._counts[owner] += 1

@@ -14,7 +14,17 @@ from weft.server.openai.responses.models import Item, Part, ResponsesRequest
 
 LOGPROBS = "message.output_text.logprobs"  # in `include`
 _SAME = (  # fields that mean the same in both
-    *("model", "stream", "user", "tool_choice", "parallel_tool_calls", "temperature", "top_p", "top_k", "min_p"),
+    *(
+        "model",
+        "stream",
+        "user",
+        "tool_choice",
+        "parallel_tool_calls",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+    ),
     *("seed", "stop", "stop_token_ids", "ignore_eos", "frequency_penalty", "presence_penalty"),
     *("repetition_penalty", "logit_bias", "priority", "cache_salt", "chat_template_kwargs"),
 )
@@ -22,13 +32,19 @@ _SAME = (  # fields that mean the same in both
 
 def chat_request(body: ResponsesRequest, history: Sequence[ChatMessage], id: str) -> ChatRequest:
     """`history`: what was said before the input of this request. `id` becomes the name of the request."""
-    instructions = [] if body.instructions is None else [ChatMessage(role="system", content=body.instructions)]
+    instructions = (
+        [] if body.instructions is None else [ChatMessage(role="system", content=body.instructions)]
+    )
     request = ChatRequest(messages=[*instructions, *history])
     for name in _SAME:
         setattr(request, name, getattr(body, name))
     request.rid = id
     request.max_tokens = body.max_output_tokens
-    request.tools = None if body.tools is None else [_tool(tool, place) for place, tool in enumerate(body.tools)]
+    request.tools = (
+        None
+        if body.tools is None
+        else [_tool(tool, place) for place, tool in enumerate(body.tools)]
+    )
     request.logprobs = wants_logprobs(body)
     request.top_logprobs = body.top_logprobs
     if body.reasoning is not None:
@@ -54,18 +70,26 @@ def messages(given: str | list[Item]) -> list[ChatMessage]:
             case "message":
                 if item.role is None:
                     raise ApiError(400, f"{where} has no role", param=f"{where}.role")
-                found.append(ChatMessage(role=item.role, content=_text(item.content, f"{where}.content")))
+                found.append(
+                    ChatMessage(role=item.role, content=_text(item.content, f"{where}.content"))
+                )
             case "function_call":
                 _add_call(found, item, item.arguments or "{}")
             case "custom_tool_call":
                 _add_call(found, item, arguments_of(item.input or ""))
             case "function_call_output" | "custom_tool_call_output":
                 text = _text(item.output, f"{where}.output")
-                found.append(ChatMessage(role="tool", tool_call_id=item.call_id or "", content=text))
+                found.append(
+                    ChatMessage(role="tool", tool_call_id=item.call_id or "", content=text)
+                )
             case "reasoning":
                 _add_reasoning(found, _text(item.content, f"{where}.content"))
             case _:
-                raise ApiError(400, f"{where} is of type {item.type[:64]!r}, which is not supported", param=where)
+                raise ApiError(
+                    400,
+                    f"{where} is of type {item.type[:64]!r}, which is not supported",
+                    param=where,
+                )
     return found
 
 
@@ -90,9 +114,18 @@ def _text(content: str | list[Part] | None, where: str) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     for number, part in enumerate(content):
-        if part.type not in ("input_text", "output_text", "text", "reasoning_text", "summary_text", "refusal"):
+        if part.type not in (
+            "input_text",
+            "output_text",
+            "text",
+            "reasoning_text",
+            "summary_text",
+            "refusal",
+        ):
             place = f"{where}[{number}]"
-            raise ApiError(400, f"{place} is of type {part.type[:64]!r}, which is not supported", param=place)
+            raise ApiError(
+                400, f"{place} is of type {part.type[:64]!r}, which is not supported", param=place
+            )
     return "\n".join(part.text or "" for part in content)
 
 
@@ -111,4 +144,7 @@ def _response_format(format: dict[str, Any]) -> dict[str, Any]:
     """`{"type": "json_schema", "schema": ...}` is one level deeper in chat requests."""
     if format.get("type") != "json_schema":
         return format
-    return {"type": "json_schema", "json_schema": {key: value for key, value in format.items() if key != "type"}}
+    return {
+        "type": "json_schema",
+        "json_schema": {key: value for key, value in format.items() if key != "type"},
+    }

@@ -1,0 +1,1 @@
+"""An engine from settings: checked, loaded, put together."""

@@ -1,0 +1,80 @@
+"""Writes a model of random weights that every engine can load: to compare their speed on one shape."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from weft.bench.workloads import SHAPES
+from weft.config.model import ModelConfig
+from weft.config.options import Settings, SettingsError, did_you_mean, option
+
+UNKNOWN, BEGIN, END = "<unk>", "<s>", "</s>"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShapeBench:
+    shape: str = option("tiny", f"of {', '.join(SHAPES)}", group="bench", everyday=True)
+    folder: str = option("", "where to write the model", group="bench", everyday=True)
+
+
+def bench_shape(settings: Settings) -> int:
+    options = settings.make(ShapeBench)
+    if options.shape not in SHAPES:
+        raise SettingsError(
+            f"--shape is {options.shape!r}{did_you_mean(options.shape, SHAPES)}: {', '.join(SHAPES)}"
+        )
+    if not options.folder:
+        raise SettingsError("--folder is missing: where shall the model be written?")
+    folder = Path(options.folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_model(SHAPES[options.shape], folder)
+    except OSError as exc:
+        raise SettingsError(f"cannot write to {folder}: {exc.strerror}") from exc
+    print(folder)
+    return 0
+
+
+def write_model(config: dict[str, Any], folder: Path) -> None:
+    """config.json, random weights in bfloat16, and a tokenizer with one word for each token id."""
+    from weft.executor.weights.save import save_random
+
+    save_random(ModelConfig.from_hf(config, folder.name), folder / "model.safetensors")
+    _write(folder / "config.json", config)
+    _write(folder / "generation_config.json", {"eos_token_id": config["eos_token_id"]})
+    _write(
+        folder / "tokenizer_config.json",
+        {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END},
+    )
+    _write(folder / "tokenizer.json", _tokenizer(config["vocab_size"]))
+
+
+def _tokenizer(vocab_size: int) -> dict[str, Any]:
+    words = [UNKNOWN, BEGIN, END, *(f"w{i}" for i in range(3, vocab_size))]
+    special = [
+        {"id": i, "content": word, "special": True}
+        | dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        for i, word in enumerate(words[:3])
+    ]
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": special,
+        "normalizer": None,
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "post_processor": None,
+        "decoder": None,
+        "model": {
+            "type": "WordLevel",
+            "vocab": {word: i for i, word in enumerate(words)},
+            "unk_token": UNKNOWN,
+        },
+    }
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content), encoding="utf-8")

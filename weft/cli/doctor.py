@@ -1,0 +1,341 @@
+"""The verb `doctor`: looks at this machine, this installation and a model, and starts nothing.
+
+    ok    cpu          AMD EPYC, 2 cores; avx2 avx512 avx512_bf16 avx512_vnni
+    warn  port         30000 is taken by weft (pid 4711)
+    FAIL  weights      2 tensors are missing: model.layers.3.mlp.up_proj.weight, ...
+
+Every line is one check: a function that returns what it found, or raises what is wrong. Exit status 1 if any failed.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import TypeAlias
+
+from weft.config.engine import EngineConfig
+from weft.config.gpu import PROVIDERS
+from weft.config.machine import Machine, probe
+from weft.config.model import ModelConfig, ModelError
+from weft.config.options import Command, SettingsError, asked_help
+from weft.config.resolve import resolve, size
+from weft.config.server import ServerConfig
+
+ABOUT = "Check this machine, this installation, and a model (the bundled one if none is named), without starting it."
+CPU_FEATURES = {  # as the kernel spells it -> what it is good for
+    "avx2": "avx2",
+    "avx512f": "avx512",
+    "avx512_vnni": "int8",
+    "avx_vnni": "int8",
+    "avx512_bf16": "bfloat16",
+    "amx_bf16": "amx",
+    "asimd": "neon",
+    "asimddp": "int8",
+    "bf16": "bfloat16",
+    "sve": "sve",
+}
+
+LEAST_TORCH = [2, 11]
+LEAST_CAPABILITY = 8  # of a GPU
+
+Check: TypeAlias = Callable[[], str]
+
+
+class Caution(Exception):
+    """Worth knowing, but nothing that keeps weft from working."""
+
+
+def doctor(argv: Sequence[str]) -> int:
+    """Run the verb. Returns the exit status."""
+    command = Command("weft doctor", ABOUT, EngineConfig, ServerConfig, positional="model")
+    section = asked_help(argv)
+    if section is not None:
+        print(command.help(section))
+        return 0
+    settings = command.read(argv, os.environ)
+    machine = probe()
+    checks = [
+        *machine_checks(machine, settings.make(ServerConfig)),
+        *installation_checks(machine),
+        *model_checks(settings.make(EngineConfig), machine),
+    ]
+    num_failed = sum(not report(name, check) for name, check in checks)
+    print(f"{num_failed} failed" if num_failed else "everything is fine")
+    return 1 if num_failed else 0
+
+
+def report(name: str, check: Check) -> bool:
+    """Run one check and print its line. Returns False if it failed."""
+    try:
+        mark, text = "ok", check()
+    except Caution as exc:
+        mark, text = "warn", str(exc)
+    except Exception as exc:  # whatever it is, it is what the user wants to know
+        known = isinstance(exc, SettingsError | ModelError)
+        mark, text = "FAIL", str(exc) if known else f"{type(exc).__name__}: {exc}"
+    print(f"{mark:<5} {name:<12} {text}", flush=True)
+    return mark != "FAIL"
+
+
+def machine_checks(machine: Machine, server: ServerConfig) -> Iterator[tuple[str, Check]]:
+    yield "system", lambda: f"{platform.system()} {platform.release()} {platform.machine()}"
+    yield "cpu", lambda: _cpu(machine)
+    yield "memory", lambda: f"{size(machine.free_bytes)} of {size(machine.total_bytes)} are free"
+    yield "gpu", lambda: _gpu(machine)
+    yield "port", lambda: _port(server)
+    yield "sockets", _sockets
+
+
+def _cpu(machine: Machine) -> str:
+    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    name = re.search(r"^model name\s*:\s*(.+)$", info, re.MULTILINE)
+    flags = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", info, re.MULTILINE)
+    words = set(flags[1].split()) if flags else set()
+    found = dict.fromkeys(good for word, good in CPU_FEATURES.items() if word in words)
+    cores = f"{machine.cores} core{'s' if machine.cores != 1 else ''}"
+    text = f"{name[1] if name else platform.processor() or 'unknown'}, {cores}; {' '.join(found) or 'no vector units'}"
+    if words and not words & {"avx2", "asimd"}:
+        raise Caution(f"{text}: without AVX2 it will be slow")
+    return text
+
+
+def _gpu(machine: Machine) -> str:
+    if not machine.gpus:
+        if machine.has_gpu_fault:
+            raise Caution(f"none can be used: {machine.no_gpu_reason}")
+        return f"none ({machine.no_gpu_reason})"
+    return ", ".join(
+        f"{gpu.name} ({size(gpu.free_bytes)} of {size(gpu.total_bytes)} free)"
+        for gpu in machine.gpus
+    )
+
+
+def _port(server: ServerConfig) -> str:
+    from weft.launch.listen import listen
+
+    try:
+        listen(server.host, server.port).close()
+    except SettingsError as exc:
+        raise Caution(str(exc)) from exc
+    return f"{server.port} on {server.host} is free"
+
+
+def _sockets() -> str:
+    from weft.launch.engine_process import SocketFolder
+
+    with SocketFolder() as folder:
+        return f"can be made in {folder.path.parent}"
+
+
+def installation_checks(machine: Machine) -> Iterator[tuple[str, Check]]:
+    yield "python", lambda: f"{platform.python_version()} ({sys.executable})"
+    yield "torch", _torch
+    yield "kernels", _kernels
+    if machine.gpus:
+        yield "kernels-gpu", _gpu_kernels
+        yield "attention", _attention
+    yield "packages", _packages
+
+
+def _torch() -> str:
+    import torch
+
+    if _numbers(torch.__version__) < LEAST_TORCH:
+        raise SettingsError(
+            f"torch is {torch.__version__}, at least {'.'.join(map(str, LEAST_TORCH))} is needed"
+        )
+    build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "for CPU"
+    return f"{torch.__version__}, build {build}, uses {torch.backends.cpu.get_cpu_capability()}"
+
+
+def _kernels() -> str:
+    """Which kernels compute on the CPU; the library is built if need be, as a server would."""
+    from weft.ops.cpp.library import Unavailable, load
+
+    try:
+        library = load()
+    except Unavailable as exc:
+        raise Caution(
+            f"torch computes on the CPU, several times slower than our own kernels: {exc}"
+        ) from exc
+    return f"{library.instruction_set} ({library.path})"
+
+
+def _gpu_kernels() -> str:
+    """Whether our kernels for GPUs could be compiled here; they are when the engine starts."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise SettingsError(
+            f"the driver shows a GPU, but torch {torch.__version__} cannot use it (--device cpu can)"
+        )
+    major, minor = torch.cuda.get_device_capability(0)
+    try:
+        triton = metadata.version("triton")
+    except metadata.PackageNotFoundError as exc:
+        raise SettingsError(
+            "the package triton is missing, which comes with torch for CUDA"
+        ) from exc
+    lacking = _lacks_to_build()
+    if lacking:
+        raise SettingsError(
+            f"triton builds a small library that launches our kernels; {lacking} missing"
+        )
+    found = f"triton {triton}, compute capability {major}.{minor}"
+    if major < LEAST_CAPABILITY:
+        raise Caution(f"{found}: below {LEAST_CAPABILITY}.0 there is no fast bfloat16")
+    raise Caution(
+        f"{found}; weft's path for GPUs has been tried on CPUs only so far: benchmarks/gpu_check.py tests it"
+    )
+
+
+def _attention() -> str:
+    """The packages of others that can compute attention on a GPU (`--attention-backend`)."""
+    from weft.executor.gpu.providers import installed
+
+    found = {
+        name: installed(name) or f"not installed (pip install 'weft[{name}]')" for name in PROVIDERS
+    }
+    return "our own; " + "; ".join(f"{name}: {package}" for name, package in found.items())
+
+
+def _lacks_to_build() -> str:
+    """What a small library of C for this Python cannot be built without."""
+    if not any(map(shutil.which, (os.environ.get("CC", ""), "gcc", "clang"))):
+        return "gcc (or clang, or what CC names) is"
+    headers = Path(sysconfig.get_path("include"), "Python.h")
+    return "" if headers.exists() else f"{headers}, which a package of Python's headers brings, is"
+
+
+def _packages() -> str:
+    """Versions of what weft needs; fails for what is missing or too old."""
+    lines, wrong = [], []
+    for requirement in metadata.requires("weft") or []:
+        parsed = re.match(r"([A-Za-z0-9_.-]+)(?:>=([0-9.]+))?", requirement)
+        if parsed is None or "extra ==" in requirement or parsed[1] == "torch":
+            continue
+        name, least = parsed[1], parsed[2] or "0"
+        try:
+            version = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            wrong.append(f"{name} is missing")
+            continue
+        lines.append(f"{name} {version}")
+        if _numbers(version) < _numbers(least):
+            wrong.append(f"{name} is {version}, at least {least} is needed")
+    if wrong:
+        raise SettingsError("; ".join(wrong))
+    return ", ".join(lines)
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)[:3]]
+
+
+def model_checks(config: EngineConfig, machine: Machine) -> Iterator[tuple[str, Check]]:
+    """Each check presupposes those before it; where there is no model at all, there is only the first."""
+    from weft.assemble.prepare import load_tokenizer
+    from weft.executor.weights.fetch import local_folder
+
+    try:
+        folder = local_folder(config.model, config.revision)
+        model = ModelConfig.from_folder(folder, Path(config.model).name)
+    except ModelError as exc:
+        reason = exc
+        yield "model", lambda: _raise(reason)
+        return
+    yield "model", lambda: f"{model.name} in {folder}"
+    yield "config", lambda: _architecture(model)
+    yield "weights", lambda: _weights(folder, model)
+    yield (
+        "tokenizer",
+        lambda: f"{load_tokenizer(folder).vocab_size:,} tokens; the model has {model.vocab_size:,}",
+    )
+    yield "chat", lambda: _chat(folder)
+    yield "fit", lambda: _fit(config, model, machine)
+
+
+def _raise(exc: Exception) -> str:
+    raise exc
+
+
+def _architecture(model: ModelConfig) -> str:
+    stored = model.dtype + (f", large matrices in {model.stored_as}" if model.stored_as else "")
+    heads = f"{model.num_heads}/{model.num_kv_heads} heads of {model.head_dim}"
+    return f"{model.architecture}, {model.num_layers} layers, {heads}, {model.max_position:,} positions, {stored}"
+
+
+def _weights(folder: Path, model: ModelConfig) -> str:
+    """Compare names and shapes in the files' headers with what the architecture wants."""
+    import torch
+
+    from weft.assemble.checkpoint import read_headers
+    from weft.executor.weights.stream import in_base
+    from weft.models.registry import make_model
+    from weft.ops.plain import PlainOps
+
+    found = {in_base(name): tensor.shape for name, tensor in read_headers(folder).items()}
+    empty = make_model(model, PlainOps(torch.bfloat16, torch.device("meta")))
+    wanted = {weight.name: weight.shape for weight in empty.weights()}
+    missing = [name for name in wanted if in_base(name) not in found]
+    misshapen = [name for name, shape in wanted.items() if found.get(in_base(name), shape) != shape]
+    if missing:
+        raise SettingsError(f"{_tensors(missing)} missing: {_some(missing)}")
+    if misshapen:
+        raise SettingsError(
+            f"{_tensors(misshapen)} of another shape than config.json says: {_some(misshapen)}"
+        )
+    return f"{len(found)} tensors, {size(model.weights_bytes)} in {model.dtype}"
+
+
+def _tensors(names: list[str]) -> str:
+    return f"{len(names)} tensor{'s are' if len(names) > 1 else ' is'}"
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+
+
+def _chat(folder: Path) -> str:
+    """Render a conversation and encode it."""
+    from weft.assemble.prepare import load_template, load_tokenizer
+
+    tokenizer = load_tokenizer(folder)
+    template = load_template(tokenizer)
+    if template is None:
+        raise Caution("the model has no chat template: it can complete texts, but not chat")
+    ids = tokenizer.encode(
+        template.render([{"role": "user", "content": "Hello"}]), add_special_tokens=False
+    )
+    return f"template works: a greeting has {len(ids)} tokens"
+
+
+def _fit(config: EngineConfig, model: ModelConfig, machine: Machine) -> str:
+    resolved = resolve(config, model, machine)
+    running = f"at most {resolved.config.max_running_requests} requests together"
+    bits = "" if resolved.config.quantize == "none" else f", weights in {resolved.config.quantize}"
+    text = f"on {resolved.config.device} in {resolved.config.dtype}{bits}: KV cache {resolved.sizing}; {running}"
+    if resolved.config.device == "cuda":
+        text += f"; {_on_gpu(resolved.config)}"
+    if resolved.sizing.note:
+        raise Caution(f"{text}; {resolved.sizing.note}")
+    return text
+
+
+def _on_gpu(config: EngineConfig) -> str:
+    """How steps run there; `config` is resolved."""
+    sizes = config.cuda_graph_sizes.split(",")
+    graphs = (
+        f"{len(sizes)} graphs for up to {sizes[-1]} requests"
+        if config.cuda_graph_sizes
+        else "no graphs"
+    )
+    overlap = "steps overlap" if config.overlap else "steps do not overlap"
+    return f"{overlap}, {graphs}, prompts in pieces of {config.chunked_prefill_size:,} tokens"

@@ -1,0 +1,235 @@
+"""The verb `generate`: complete prompts without a server.
+
+One prompt on the command line is answered on standard output, as it comes. Many come as JSON lines:
+
+    {"id": "a1", "prompt": "def f(", "max_new_tokens": 16, "temperature": 0}
+    {"messages": [{"role": "user", "content": "Hello"}]}
+
+with any sampling parameter by its name; what a line does not set is as on the command line. Each gives a line
+
+    {"id": "a1", "index": 0, "text": "...", "finish_reason": "stop", "prompt_tokens": 3, "completion_tokens": 9, ...}
+
+in the order in which they end; "index" counts the lines of the input. A line that cannot be run gives one with "error".
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, Any
+
+from weft.config.engine import EngineConfig
+from weft.config.options import Command, Settings, SettingsError, asked_help, option
+
+if TYPE_CHECKING:
+    from weft.client.generation import Prompt
+    from weft.llm import LLM, Output
+    from weft.messages.sampling import InvalidParam, SamplingParams
+
+ABOUT = "Complete one prompt (--prompt) or a file of them (--input), without a server."
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateOptions:
+    prompt: str = option("", "text to complete", group="generate", everyday=True)
+    chat: bool = option(
+        False, "take --prompt as a message, and answer it", group="generate", everyday=True
+    )
+    input: str = option(
+        "", "file of JSON lines with prompts; - is standard input", group="generate", everyday=True
+    )
+    output: str = option(
+        "",
+        "file for the completions; standard output if not given",
+        group="generate",
+        everyday=True,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingOptions:
+    """Sampling parameters as options: of `generate` and `chat`. What is not given is as the model's
+    makers recommend, if they do."""
+
+    max_tokens: int = option(
+        512,
+        "longest completion, in tokens; 0: as long as the context allows",
+        group="sampling",
+        everyday=True,
+        low=0,
+    )
+    temperature: float = option(
+        1.0,
+        "0 always takes the likeliest token",
+        group="sampling",
+        everyday=True,
+        low=0.0,
+        high=2.0,
+    )
+    top_p: float = option(
+        1.0,
+        "only the likeliest tokens of this total probability",
+        group="sampling",
+        everyday=True,
+        low=0.0,
+        high=1.0,
+    )
+    top_k: int = option(
+        0, "only so many likeliest tokens; 0 is off", group="sampling", everyday=True, low=0
+    )
+    min_p: float = option(
+        0.0,
+        "only tokens at least so likely, compared with the likeliest",
+        group="sampling",
+        low=0.0,
+        high=1.0,
+    )
+    repetition_penalty: float = option(
+        1.0, "above 1 avoids what was said", group="sampling", low=0.01, high=10.0
+    )
+
+
+def asked(settings: Settings) -> dict[str, Any]:
+    """What of `SamplingOptions` is set, by the names of the API; without `max_tokens` it is as long as may be."""
+    given = {"max_tokens": SamplingOptions.max_tokens, **settings.given(SamplingOptions)}
+    return {name: value for name, value in given.items() if name != "max_tokens" or value}
+
+
+def params_of(settings: Settings, defaults: SamplingParams) -> SamplingParams:
+    """`defaults`, and over them what is set."""
+    import msgspec
+
+    given = asked(settings)
+    return msgspec.structs.replace(defaults, max_new_tokens=given.pop("max_tokens", None), **given)
+
+
+def generate(argv: Sequence[str]) -> int:
+    """Run the verb. Returns the exit status: 1 if a line of the input could not be completed."""
+    command = Command(
+        "weft generate", ABOUT, GenerateOptions, SamplingOptions, EngineConfig, positional="model"
+    )
+    section = asked_help(argv)
+    if section is not None:
+        print(command.help(section))
+        return 0
+    settings = command.read(argv, os.environ)
+    options = settings.make(GenerateOptions)
+    if bool(options.prompt) == bool(options.input):
+        raise SettingsError("give either --prompt TEXT or --input FILE")
+
+    from weft.llm import LLM
+
+    with ExitStack() as stack:
+        source, target = _open(options.input, "r", stack), _open(options.output, "w", stack)
+        llm = LLM.of(settings.make(EngineConfig))
+        params = params_of(settings, llm.default_params)
+        if options.prompt:
+            return _complete_one(llm, options, params, target)
+        return _complete_lines(llm, source, target, params)
+
+
+def _open(name: str, mode: str, stack: ExitStack) -> IO[str]:
+    """The file, or standard input or output."""
+    if name in ("", "-"):
+        return sys.stdin if mode == "r" else sys.stdout
+    try:
+        return stack.enter_context(open(name, mode, encoding="utf-8"))
+    except OSError as exc:
+        raise SettingsError(f"cannot open {name}: {exc.strerror}") from exc
+
+
+def _complete_one(
+    llm: LLM, options: GenerateOptions, params: SamplingParams, target: IO[str]
+) -> int:
+    from weft.messages.sampling import InvalidParam
+
+    prompt: str | list[int] = options.prompt
+    try:
+        if options.chat:
+            prompt = llm.chat_ids([{"role": "user", "content": options.prompt}])
+        for delta in llm.stream(prompt, params):
+            target.write(delta.text)
+            target.flush()
+    except InvalidParam as exc:
+        raise SettingsError(str(exc)) from exc
+    target.write("\n")
+    return 0
+
+
+def _complete_lines(llm: LLM, source: IO[str], target: IO[str], params: SamplingParams) -> int:
+    from weft.observe.progress import Progress
+
+    ids: list[Any] = []  # of the lines that were read
+    num_failed = 0
+    progress = Progress()
+    for index, outputs in llm.complete(_prompts(llm, source, params, ids), strict=False):
+        for output in outputs:
+            num_failed += output.finish_reason == "error"
+            target.write(json.dumps(_line(index, ids[index], output), ensure_ascii=False) + "\n")
+        target.flush()
+        progress.add(sum(output.completion_tokens for output in outputs))
+    progress.close()
+    print(f"{progress.text}{f', {num_failed} failed' if num_failed else ''}", file=sys.stderr)
+    return 1 if num_failed else 0
+
+
+def _prompts(
+    llm: LLM, source: IO[str], defaults: SamplingParams, ids: list[Any]
+) -> Iterator[Prompt | InvalidParam]:
+    """The lines of `source` as prompts, or what is wrong with them; the id of each is added to `ids`."""
+    from weft.messages.sampling import InvalidParam
+
+    for text in filter(str.strip, source):
+        ids.append(None)
+        try:
+            line = json.loads(text)
+            if not isinstance(line, dict):
+                raise ValueError("it is no JSON object")
+            ids[-1] = line.pop("id", None)
+            yield _prompt(llm, line, defaults)
+        except InvalidParam as exc:
+            yield exc
+        except (ValueError, TypeError) as exc:
+            yield InvalidParam("line", f"this line cannot be read: {exc}")
+
+
+def _prompt(llm: LLM, line: dict[str, Any], defaults: SamplingParams) -> Prompt:
+    import msgspec
+
+    from weft.messages.sampling import SamplingParams
+
+    kinds: dict[str, Any] = {
+        "prompt": str,
+        "messages": list[dict[str, Any]],
+        "input_ids": list[int],
+    }
+    given = [name for name in kinds if name in line]
+    if len(given) != 1:
+        raise ValueError("one of prompt, messages and input_ids is expected")
+    content = msgspec.convert(line.pop(given[0]), kinds[given[0]])
+    if "max_tokens" in line:
+        line["max_new_tokens"] = line.pop("max_tokens")
+    unknown = set(line) - set(SamplingParams.__struct_fields__)
+    if unknown:
+        raise ValueError(f"unknown key {min(unknown)!r}")
+    params = msgspec.convert({**msgspec.structs.asdict(defaults), **line}, SamplingParams)
+    return llm.prompt(llm.chat_ids(content) if given[0] == "messages" else content, params)
+
+
+def _line(index: int, id: Any, output: Output) -> dict[str, Any]:
+    line = {} if id is None else {"id": id}
+    line |= {
+        "index": index,
+        "text": output.text,
+        "finish_reason": output.finish_reason,
+        "prompt_tokens": output.prompt_tokens,
+        "completion_tokens": output.completion_tokens,
+        "cached_tokens": output.cached_tokens,
+    }
+    if output.error:
+        line["error"] = output.error
+    return line

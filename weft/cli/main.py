@@ -1,0 +1,115 @@
+"""The command `weft`: finds the verb, runs it, and turns what the user can mend into one paragraph and exit status 2.
+
+Every verb lives in a module of its own that is imported only when it runs, so that help costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+
+from weft.config.model import ModelError
+from weft.config.options import SettingsError, did_you_mean
+
+VERBS = {
+    "serve": (
+        "weft.launch.serve:serve",
+        "serve a model over HTTP (OpenAI API, native API, metrics)",
+    ),
+    "chat": ("weft.cli.chat:chat", "chat in the terminal, with a model or with a running server"),
+    "generate": (
+        "weft.cli.generate:generate",
+        "complete prompts without a server, from a file or the command line",
+    ),
+    "sim": (
+        "weft.cli.sim:sim",
+        "try policies and settings on a trace of requests, in virtual time",
+    ),
+    "bench": (
+        "weft.cli.bench:bench",
+        "measure a model, a server, the scheduler, predictions, grammars",
+    ),
+    "ctl": (
+        "weft.cli.ctl:ctl",
+        "control a running server: flush, pause, profile, settings, requests",
+    ),
+    "replay": (
+        "weft.cli.replay:replay",
+        "run the scheduler over a journal, and compare every decision",
+    ),
+    "doctor": (
+        "weft.cli.doctor:doctor",
+        "check this machine, this installation, and a model, without loading it",
+    ),
+    "version": ("weft.cli.main:version", "print the version"),
+}
+
+EXIT_FAILED = 1
+EXIT_USER_ERROR = 2
+EXIT_INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `weft` with `argv` (the process's own, if none are given). Returns the exit status."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(_help())
+        return 0
+    if words[0] in ("-V", "--version"):
+        return version([])
+    try:
+        if words[0] not in VERBS:
+            raise SettingsError(
+                f"there is no command {words[0]!r}{did_you_mean(words[0], VERBS)} (weft --help lists them)"
+            )
+        return _verb(words[0])(words[1:])
+    except (SettingsError, ModelError) as exc:
+        if _wants_traceback(words):
+            traceback.print_exc()
+        print(f"weft: {exc}", file=sys.stderr)
+        return EXIT_USER_ERROR
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:  # the reader of our output has gone: weft --help | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+
+
+def version(argv: Sequence[str]) -> int:
+    from weft import __version__
+
+    print(f"weft {__version__}")
+    return 0
+
+
+def _verb(name: str) -> Callable[[Sequence[str]], int]:
+    module, _, function = VERBS[name][0].partition(":")
+    verb: Callable[[Sequence[str]], int] = getattr(importlib.import_module(module), function)
+    return verb
+
+
+def _help() -> str:
+    lines = [f"  {name:10} {about}" for name, (_, about) in VERBS.items()]
+    return "\n".join(
+        [
+            "usage: weft COMMAND [options]",
+            "",
+            "A serving engine for large language models.",
+            "",
+            *lines,
+            "",
+            "weft COMMAND --help tells more. To begin: weft serve",
+        ]
+    )
+
+
+def _wants_traceback(words: Sequence[str]) -> bool:
+    level = os.environ.get("WEFT_LOG_LEVEL", "")
+    for word, following in zip(words, [*words[1:], ""], strict=False):
+        flag, _, text = word.partition("=")
+        if flag in ("--log-level", "--log_level"):
+            level = text or following
+    return level == "debug"

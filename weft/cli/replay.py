@@ -1,0 +1,170 @@
+"""The verb `replay`: run the scheduler over a journal (`weft serve --journal FILE`), without a model.
+
+Every decision must be the recorded one, bit for bit. Exit status: 0 if so, 1 if not, 2 if the file cannot be replayed,
+or not to its end because it is damaged.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from weft import __version__
+from weft.config.options import Command, SettingsError, asked_help, option
+from weft.engine import explain as insight
+from weft.journal.file import JournalError, JournalReader
+from weft.journal.replay import BadJournal, Replay
+from weft.messages.control import Explanation
+
+ABOUT = "Run the scheduler over the journal FILE, without a model: every decision must be the recorded one."
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayOptions:
+    file: str = option(
+        "", "journal that weft serve --journal FILE has written", group="replay", everyday=True
+    )
+    until: int = option(
+        -1,
+        "stop after this step, and show what it did; -1: at the end",
+        group="replay",
+        everyday=True,
+        low=-1,
+    )
+    rid: str = option(
+        "",
+        "show what happened to the requests of this name, and why",
+        group="replay",
+        everyday=True,
+    )
+    check: bool = option(
+        False, "check who owns each page after every step", group="replay", everyday=True
+    )
+
+
+def replay(argv: Sequence[str]) -> int:
+    """Run the verb. Returns the exit status. Raises SettingsError for a file that cannot be replayed."""
+    command = Command("weft replay", ABOUT, ReplayOptions, positional="file")
+    section = asked_help(argv)
+    if section is not None:
+        print(command.help(section))
+        return 0
+    options = command.read(argv, os.environ).make(ReplayOptions)
+    if not options.file:
+        raise SettingsError("which journal? weft replay FILE")
+    try:
+        with JournalReader(Path(options.file)) as reader:
+            return _replay(reader, options)
+    except JournalError as exc:
+        raise SettingsError(str(exc)) from exc
+    except BadJournal as exc:
+        raise SettingsError(f"{options.file} cannot be replayed: {exc}") from exc
+
+
+def _replay(reader: JournalReader, options: ReplayOptions) -> int:
+    began = time.perf_counter()
+    run = Replay(reader, check=options.check)
+    print(_beginning(run), flush=True)
+    is_same = run.run(options.until if options.until >= 0 else None)
+    if options.until >= 0:
+        print("\n".join(describe_step(run)))
+    if options.rid:
+        print("\n".join(describe_requests(run, options.rid)))
+    if is_same and options.until < 0:
+        _read_the_rest(reader)
+    print(_ending(run, reader, time.perf_counter() - began))
+    if not is_same:
+        return 1
+    return 0 if reader.damage is None else 2
+
+
+def _read_the_rest(reader: JournalReader) -> None:
+    """What a replay left unread, because the core broke before: it may be damaged, too."""
+    for _ in reader:
+        pass
+
+
+def describe_step(run: Replay) -> Iterator[str]:
+    """What the last step did, and how the queue stands."""
+    plan, scheduler = run.last_plan, run.engine.scheduler
+    if plan is None:
+        yield "no step was launched"
+        return
+    yield f"step {plan.step}: {plan.mode.name.lower()}, {len(plan.rows)} requests, {plan.num_tokens} tokens"
+    for row, start, length in zip(
+        plan.rows.tolist(), plan.starts.tolist(), plan.lens.tolist(), strict=True
+    ):
+        request = scheduler.columns.requests[row]
+        yield f"  {request.rid if request else 'ended':<24} tokens {start} to {start + length}"
+    status = insight.get_queue_status(scheduler)
+    yield (
+        f"then {status.waiting_queue_size} wait, {status.prefilling + status.running_batch_size} run, "
+        + (f"{status.free_tokens:,} tokens of KV memory are available")
+    )
+    if scheduler.waiting_queue:
+        first = next(iter(insight.list_waiting(scheduler, run.last_s)))
+        explained = insight.explain(scheduler, first.id, run.last_s)
+        if explained is not None:
+            yield f"next in the queue: {first.rid}; {explained.timeline[-1].what}"
+
+
+def describe_requests(run: Replay, rid: str) -> Iterator[str]:
+    """What happened to the requests of this name."""
+    found = insight.trace_request_flow(run.engine.scheduler, rid, run.last_s)
+    if not found:
+        yield f"no request named {rid!r} is open or among the last that ended"
+    for one in found:
+        yield from describe_request(one)
+
+
+def describe_request(one: Explanation) -> Iterator[str]:
+    stages = one.stages
+    spans = (
+        ("queued", stages.queued_s),
+        ("prefill", stages.prefill_s),
+        ("decode", stages.decode_s),
+    )
+    times = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in spans if seconds is not None)
+    place = "" if one.position is None else f", {one.position} before it"
+    yield f"{one.rid} (request {one.id}): {one.state}{place}"
+    yield (
+        f"  {one.prompt_tokens:,} prompt tokens, {one.cached_tokens:,} of them cached; "
+        f"{one.output_tokens:,} output tokens; {times}, total {stages.total_s:.3f} s"
+    )
+    if one.retractions:
+        yield (
+            f"  retractions: {one.retractions}; after them {one.recomputed_tokens:,} tokens were computed again, "
+            f"{one.refound_tokens:,} were still cached"
+        )
+    yield from (f"  {entry}" for entry in one.timeline)
+
+
+def _beginning(run: Replay) -> str:
+    began = run.began
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(began.unix_s))
+    other = "" if began.weft == __version__ else f" (this is {__version__})"
+    tokens = began.settings.num_pages * began.settings.page_size
+    text = f"recorded {when} by weft {began.weft}{other}: {tokens:,} KV tokens, policy {began.settings.policy}"
+    if began.state:
+        text += f"; it goes on at step {run.first_step:,} with {len(run.engine.scheduler.requests):,} open requests"
+    return text
+
+
+def _ending(run: Replay, reader: JournalReader, took_s: float) -> str:
+    served_s = run.last_s - (run.first_s if run.first_s is not None else run.last_s)
+    amount = f"{run.num_steps:,} steps and {run.num_requests:,} requests, {served_s:,.1f} s in {took_s:,.2f} s"
+    if run.difference is not None:
+        return f"{amount}: the first difference is at {run.difference}"
+    if reader.damage is not None:
+        return f"{amount}: the journal is damaged at {reader.damage}; up to there the decisions are as recorded"
+    text = f"{amount}: every decision is as recorded"
+    if run.broke is not None:
+        text += f"; then, as recorded: {run.broke}"
+    if reader.num_torn_bytes:
+        text += (
+            f"; the last record was not finished, {reader.num_torn_bytes:,} bytes of it are there"
+        )
+    return text

@@ -1,0 +1,347 @@
+"""The verb `sim`: plays a trace through the scheduler in virtual time, once or with several settings.
+
+weft sim --rate 20 --compare policy=fcfs,lpm
+weft sim --trace BurstGPT_1.csv --requests 100000 --cost gpu --slo-ttft 1 --slo-itl 0.05
+weft sim --fit steps.csv
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, fields, make_dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from weft.config.engine import EngineConfig
+from weft.config.options import (
+    Command,
+    Config,
+    Option,
+    SettingsError,
+    Value,
+    asked_help,
+    did_you_mean,
+    option,
+    options_of,
+)
+from weft.journal.file import MAGIC, JournalError, JournalReader
+from weft.journal.replay import BadJournal
+from weft.scheduler.policy import POLICIES
+from weft.scheduler.settings import SchedulerSettings
+from weft.sim.changes import changes
+from weft.sim.changes import describe as describe_changes
+from weft.sim.cost import PRESETS, Cost
+from weft.sim.files import read_trace
+from weft.sim.fit import fit
+from weft.sim.journal import Journal, read_journal
+from weft.sim.measured import read_steps
+from weft.sim.plot import plot
+from weft.sim.report import Slo, Summary, compare, describe, summarize
+from weft.sim.run import Record, simulate
+from weft.sim.synthetic import Traffic, synthetic
+from weft.sim.trace import EOS, Arrival
+
+ABOUT = "Try policies and settings on a trace of requests: the real scheduler, a cost model, virtual time."
+VOCAB_SIZE = 32_768
+
+# Of the scheduler's settings: defaults of those that have none, or another one here; and those that mean nothing here.
+DEFAULTS: dict[str, Value] = {
+    "num_pages": 25_000,
+    "page_size": 16,
+    "max_running_requests": 256,
+    "context_length": 131_072,
+    "chunked_prefill_size": 2_048,
+    "max_queued_requests": 10_000_000,
+}
+FIXED: dict[str, Any] = {"vocab_size": VOCAB_SIZE, "eos_token_ids": (EOS,)}
+HELP = {
+    "num_pages": "pages of the KV cache",
+    "policy": "order of waiting requests: " + ", ".join(POLICIES),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimOptions:
+    trace: str = option(
+        "",
+        "file with arrivals: BurstGPT (CSV), Mooncake (JSON lines), or a journal of weft serve, whose settings "
+        "are then the defaults",
+        group="sim",
+        everyday=True,
+    )
+    speed: float = option(
+        1.0, "play the file so many times as fast", group="sim", everyday=True, low=1e-6
+    )
+    cost: str = option(
+        "gpu",
+        f"{', '.join(PRESETS)}, or a,b,c[,d]: seconds of a step, and for each token, token of context and sample in it",
+        group="sim",
+        everyday=True,
+    )
+    overlap: bool = option(True, "plan the next step while the device runs this one", group="sim")
+    compare: str = option(
+        "",
+        "settings to compare: policy=fcfs,lpm; several (policy=fcfs,lpm page_size=1,16) give all combinations",
+        group="sim",
+        everyday=True,
+    )
+    slo_ttft: float = option(
+        0.0, "goodput: seconds to the first token; 0: any", group="sim", everyday=True, low=0.0
+    )
+    slo_itl: float = option(
+        0.0,
+        "goodput: mean seconds between tokens of a request; 0: any",
+        group="sim",
+        everyday=True,
+        low=0.0,
+    )
+    json: str = option("", "file for the figures as JSON", group="sim", everyday=True)
+    plot: str = option(
+        "", "file for curves (PNG, SVG, PDF); needs matplotlib", group="sim", everyday=True
+    )
+    fit: str = option(
+        "",
+        "fit the cost to a file of measured steps (weft bench offline --trace), and end",
+        group="sim",
+        everyday=True,
+    )
+
+
+def engine_options(defaults: Mapping[str, Value]) -> type[Config]:
+    """The scheduler's settings as options: all that are plain values, those of tomorrow too."""
+    known = {each.name: each.help for each in options_of(EngineConfig)} | HELP
+    shown = {
+        "policy",
+        "num_pages",
+        "page_size",
+        "max_running_requests",
+        "chunked_prefill_size",
+        "mixed_chunk",
+    }
+    columns: list[tuple[str, type, Any]] = []
+    for item in fields(SchedulerSettings):
+        default = defaults.get(item.name, None if item.default is MISSING else item.default)
+        if (
+            item.name != "seed"
+            and item.name not in FIXED
+            and isinstance(default, str | int | float | bool)
+        ):
+            text = known.get(item.name, item.name.replace("_", " "))
+            column = option(default, text, group="engine", everyday=item.name in shown)
+            columns.append((item.name, type(default), column))
+    return make_dataclass("EngineOptions", columns, frozen=True, kw_only=True)
+
+
+class Variant(NamedTuple):
+    """The scheduler's settings of one run. The name says what differs."""
+
+    name: str
+    settings: SchedulerSettings
+
+
+def sim(argv: Sequence[str]) -> int:
+    """Run the verb. Returns the exit status."""
+    engine = engine_options(DEFAULTS)
+    command = Command("weft sim", ABOUT, SimOptions, Traffic, engine)
+    section = asked_help(argv)
+    if section is not None:
+        print(command.help(section))
+        return 0
+    settings = command.read(argv, os.environ)
+    options, traffic = settings.make(SimOptions), settings.make(Traffic)
+    if options.fit:
+        return _fit(options.fit)
+    journal = _journal(options.trace)
+    fixed = FIXED
+    if journal is not None:
+        engine = engine_options(_plain(journal.settings))
+        fixed = FIXED | {"vocab_size": journal.settings.vocab_size}
+    cost, slo = (
+        read_cost(options.cost),
+        Slo(options.slo_ttft or float("inf"), options.slo_itl or float("inf")),
+    )
+    variants = _variants(vars(settings.make(engine)) | fixed, options.compare, options_of(engine))
+    records = [
+        _run(variant, cost, options, _arrivals(options, traffic, journal)) for variant in variants
+    ]
+    summaries = [summarize(record, slo) for record in records]
+    _print(variants, records, summaries)
+    if options.json:
+        _write_json(options, cost, variants, records, summaries)
+    if options.plot:
+        plot(options.plot, [variant.name for variant in variants], records)
+    return 0
+
+
+def read_cost(text: str) -> Cost:
+    """A preset's name, or a,b,c[,d]. Raises SettingsError."""
+    if text in PRESETS:
+        return PRESETS[text]
+    try:
+        values = [float(word) for word in text.split(",")]
+        if len(values) not in (3, 4) or min(values) < 0 or not sum(values) > 0:
+            raise ValueError(text)
+    except ValueError as exc:
+        hint = did_you_mean(text, PRESETS)
+        raise SettingsError(
+            f"--cost is {text!r}; {', '.join(PRESETS)} or seconds a,b,c[,d] are expected{hint}"
+        ) from exc
+    return Cost(*values)
+
+
+def _variants(base: dict[str, Value], text: str, options: Sequence[Option]) -> list[Variant]:
+    """One for each combination of what `text` names. Raises SettingsError."""
+    known = {each.name: each for each in options}
+    axes: list[list[tuple[str, Value, str]]] = []
+    for word in text.split():
+        name, equals, values = word.partition("=")
+        name = name.lstrip("-").replace("-", "_")
+        if not equals:
+            raise SettingsError(
+                f"--compare has {word!r}; a setting and its values (policy=fcfs,lpm) are expected"
+            )
+        if name not in known:
+            raise SettingsError(
+                f"--compare: there is no setting {name!r}{did_you_mean(name, known)} (weft sim --help all)"
+            )
+        axes.append(
+            [
+                (name, known[name].from_text(value, f"--compare {name}"), value)
+                for value in values.split(",")
+            ]
+        )
+    variants = []
+    for chosen in itertools.product(*axes):
+        name = " ".join(f"{name}={value}" for name, _, value in chosen)
+        variants.append(Variant(name, _settings(base | {name: value for name, value, _ in chosen})))
+    return variants
+
+
+def _settings(values: dict[str, Any]) -> SchedulerSettings:
+    if values["policy"] not in POLICIES:
+        raise SettingsError(
+            f"there is no policy {values['policy']!r}{did_you_mean(values['policy'], POLICIES)} "
+            f"(there are {', '.join(POLICIES)})"
+        )
+    chunk = values["chunked_prefill_size"]
+    try:
+        return SchedulerSettings(**values | {"chunked_prefill_size": chunk if chunk > 0 else None})
+    except ValueError as exc:
+        raise SettingsError(str(exc)) from exc
+
+
+def _run(variant: Variant, cost: Cost, options: SimOptions, arrivals: Iterable[Arrival]) -> Record:
+    began = time.perf_counter()
+    record = simulate(variant.settings, cost, arrivals, overlap=options.overlap)
+    took = time.perf_counter() - began
+    print(
+        f"{variant.name or 'simulated'}: {len(record):,} requests in {took:.1f} s", file=sys.stderr
+    )
+    return record
+
+
+def _arrivals(options: SimOptions, traffic: Traffic, journal: Journal | None) -> Iterator[Arrival]:
+    """The trace, from its beginning."""
+    if journal is not None:
+        faster = (
+            arrival._replace(time_s=arrival.time_s / options.speed) for arrival in journal.arrivals
+        )
+        return islice(faster, traffic.requests or None)
+    if options.trace:
+        arrivals = read_trace(options.trace, max_tokens=traffic.max_tokens, speed=options.speed)
+        return islice(arrivals, traffic.requests or None)
+    return synthetic(traffic)
+
+
+def _journal(name: str) -> Journal | None:
+    """The requests of a journal, if it is one. Raises SettingsError if it cannot be replayed."""
+    try:
+        if not name or not _begins_with(name, MAGIC):
+            return None
+        with JournalReader(Path(name)) as reader:
+            journal = read_journal(reader)
+    except (OSError, JournalError, BadJournal) as exc:
+        raise SettingsError(f"cannot read the trace {name}: {exc}") from exc
+    if reader.damage is not None:
+        print(
+            f"{name} is damaged at {reader.damage}; the requests behind that are left out",
+            file=sys.stderr,
+        )
+    if journal.num_left_out:
+        print(
+            f"{journal.num_left_out:,} requests that did not come to their end are left out",
+            file=sys.stderr,
+        )
+    return journal
+
+
+def _begins_with(name: str, magic: bytes) -> bool:
+    with open(name, "rb") as file:
+        return file.read(len(magic)) == magic
+
+
+def _plain(settings: SchedulerSettings) -> dict[str, Value]:
+    """A journal's settings as defaults of the options; whoever queued too long then was refused, and is not in it."""
+    values = {item.name: getattr(settings, item.name) for item in fields(settings)}
+    return values | {
+        "chunked_prefill_size": settings.chunked_prefill_size or -1,
+        "max_queued_requests": DEFAULTS["max_queued_requests"],
+    }
+
+
+def _print(
+    variants: Sequence[Variant], records: Sequence[Record], summaries: Sequence[Summary]
+) -> None:
+    if len(variants) == 1:
+        print(describe(summaries[0]))
+        return
+    print(compare([variant.name for variant in variants], summaries))
+    for variant, record in list(zip(variants, records, strict=True))[1:]:
+        print()
+        print(describe_changes(variant.name, variants[0].name, changes(records[0], record)))
+
+
+def _write_json(
+    options: SimOptions,
+    cost: Cost,
+    variants: Sequence[Variant],
+    records: Sequence[Record],
+    summaries: Sequence[Summary],
+) -> None:
+    runs = []
+    for variant, record, summary in zip(variants, records, summaries, strict=True):
+        found = changes(records[0], record)
+        runs.append(
+            {
+                "name": variant.name,
+                "settings": asdict(variant.settings),
+                "figures": summary.to_dict(),
+                "against_first": found._asdict()
+                | {"worst": [change._asdict() for change in found.worst]},
+            }
+        )
+    try:
+        with open(options.json, "w", encoding="utf-8") as file:
+            json.dump({"cost": cost._asdict(), "runs": runs}, file, indent=1)
+    except OSError as exc:
+        raise SettingsError(f"cannot write {options.json}: {exc.strerror}") from exc
+
+
+def _fit(name: str) -> int:
+    try:
+        found = fit(read_steps(name))
+    except (OSError, ValueError) as exc:
+        raise SettingsError(f"cannot fit the cost: {exc}") from exc
+    print(f"--cost {','.join(f'{value:.6g}' for value in found.cost)}")
+    print(
+        f"{found.num_steps:,} steps; their sum is met to {found.total_error:+.1%}, "
+        f"half of them to {found.median_error:.1%}",
+        file=sys.stderr,
+    )
+    return 0

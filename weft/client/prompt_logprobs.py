@@ -1,0 +1,59 @@
+"""Log probabilities of a prompt, put together from the pieces in which the engine gives them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from weft.client.generation import Prompt
+from weft.messages.replies import Extra, PromptPiece
+
+
+class PromptToken(NamedTuple):
+    """One token of a prompt, given those before it. The first that was asked for is told by itself."""
+
+    token: int
+    logprob: float | None = (
+        None  # natural logarithm; None: not known, or the model's output was not finite
+    )
+    rank: int = 0  # 1: no token is likelier; 0: not known
+    top: Sequence[tuple[int, float]] = ()  # the likeliest tokens, likeliest first
+    of_ids: Sequence[float] = ()  # of `logprob_token_ids`, in their order
+
+
+def prompt_logprobs(given: Sequence[Extra]) -> list[PromptToken]:
+    """One for each prompt token from `prompt_logprobs_start` on, as far as they have come."""
+    return [token for piece in given if isinstance(piece, PromptPiece) for token in _tokens(piece)]
+
+
+def _tokens(piece: PromptPiece) -> Iterator[PromptToken]:
+    tokens = np.frombuffer(piece.tokens, dtype=np.int32).tolist()
+    logprobs = np.frombuffer(piece.logprobs, dtype=np.float32).tolist()
+    ranks = np.frombuffer(piece.ranks, dtype=np.int32).tolist()
+    shape = (len(tokens), piece.num_top)
+    top_ids = np.frombuffer(piece.top_ids, dtype=np.int32).reshape(shape).tolist()
+    top = np.frombuffer(piece.top_logprobs, dtype=np.float32).reshape(shape).tolist()
+    of_ids = (
+        np.frombuffer(piece.id_logprobs, dtype=np.float32)
+        .reshape(len(tokens), piece.num_ids)
+        .tolist()
+    )
+    for token, logprob, rank, ids, values, others in zip(
+        tokens, logprobs, ranks, top_ids, top, of_ids, strict=True
+    ):
+        if math.isnan(logprob):
+            yield PromptToken(token)
+        else:
+            yield PromptToken(token, logprob, rank, list(zip(ids, values, strict=True)), others)
+
+
+def num_prompt_logprobs(prompt: Prompt) -> int:
+    """How many values are told of a prompt, in all its completions."""
+    params = prompt.params
+    if params.prompt_logprobs is None:
+        return 0
+    length = max(len(prompt.ids) - params.prompt_logprobs_start, 0)
+    return length * (1 + params.prompt_logprobs + len(params.logprob_token_ids)) * params.n

@@ -1,0 +1,1 @@
+"""The engine process: what surrounds the scheduler there."""

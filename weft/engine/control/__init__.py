@@ -1,0 +1,1 @@
+"""Control requests: what changes, asks or stops a running engine."""

@@ -1,0 +1,349 @@
+"""Where requests are, what happened to them, and why: the scheduler's diary in words.
+
+Only looks on. `explain` costs a few milliseconds with thousands of requests in memory, and nothing when nobody asks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import msgspec
+import numpy as np
+
+from weft.engine import input_gate as blocker
+from weft.messages.control import Explanation, QueueStatus, RequestRow, StageTimes, TimelineEntry
+from weft.observe.log import EventLog
+from weft.scheduler.history.request_history import (
+    MAX_EVENTS,
+    NEVER,
+    PASSED_OVER,
+    Event,
+    EventKind,
+    Pass,
+    Stop,
+    Story,
+    Wait,
+)
+from weft.scheduler.request import NO_ROW, Request
+from weft.scheduler.scheduler import Scheduler
+
+MAX_PASSES_TOLD = 48  # of one request; the latest
+NOT_LOOKED_AT = "no step has been planned since it came, or was let in"
+
+log = EventLog("scheduler")
+
+
+def get_queue_status(scheduler: Scheduler, num_sessions: int = 0) -> QueueStatus:
+    """The queue and the batch in numbers."""
+    num_with_row = len(scheduler.requests) - len(scheduler.waiting_queue)
+    return QueueStatus(
+        waiting_queue_size=len(scheduler.waiting_queue),
+        running_batch_size=len(scheduler.running_batch),
+        prefilling=num_with_row - len(scheduler.running_batch),
+        max_queued_requests=scheduler.settings.max_queued_requests,
+        max_running_requests=scheduler.settings.max_running_requests,
+        batch_is_full=scheduler.batch_is_full,
+        chunked_rid=scheduler.chunked_req.rid if scheduler.chunked_req else None,
+        free_tokens=scheduler.kv.available,
+        sessions=num_sessions,
+        queued_tokens=scheduler.waiting_queue.num_tokens,
+        max_queued_tokens=scheduler.settings.max_queued_tokens,
+        held_requests=sum(1 for _ in scheduler.waiting_queue.held()),
+    )
+
+
+def list_requests(
+    scheduler: Scheduler, now: float, limit: int, session_of: Callable[[int], str] = lambda id: ""
+) -> list[RequestRow]:
+    """Open requests: those with a row by arrival, then the queue in its order.
+
+    `session_of` gives the session of the request with a number.
+    """
+    running = [request for request in scheduler.requests.values() if request.row != NO_ROW]
+    running.sort(key=lambda request: request.arrival)
+    rows = [_row(scheduler, request, None, now) for request in running[:limit]]
+    for position, request in enumerate(list_waiting(scheduler, now)):
+        if len(rows) == limit:
+            break
+        rows.append(_row(scheduler, request, position, now))
+    return [msgspec.structs.replace(row, session=session_of(row.id)) for row in rows]
+
+
+def list_waiting(scheduler: Scheduler, now: float) -> Iterator[Request]:
+    """The queue, the next first; then those whose turn the policy does not tell yet."""
+    seen: set[int] = set()
+    for request in scheduler.waiting_queue.order(now):
+        seen.add(request.id)
+        yield request
+    yield from (request for request in scheduler.waiting_queue if request.id not in seen)
+
+
+def trace_request_flow(scheduler: Scheduler, rid: str, now: float) -> list[Explanation]:
+    """All requests with exactly this name that are open or remembered, the newest first."""
+    found = [story for story in scheduler.diary.stories() if story.rid == rid]
+    found.sort(key=lambda story: -story.arrival)
+    return [_explained(scheduler, story, now) for story in found]
+
+
+def explain(scheduler: Scheduler, id: int, now: float) -> Explanation | None:
+    """What happened to one request, with the reason of every pass in which it waited."""
+    story = scheduler.diary.story(id)
+    return None if story is None else _explained(scheduler, story, now)
+
+
+def stage_times(story: Story, now: float) -> StageTimes:
+    """How long a request took for each stage so far."""
+    end = now if story.finished_s == NEVER else story.finished_s
+    admitted = end if story.admitted_s == NEVER else story.admitted_s
+    first = end if story.first_token_s == NEVER else story.first_token_s
+    return StageTimes(
+        queued_s=admitted - story.arrived_s,
+        prefill_s=None if story.admitted_s == NEVER else first - admitted,
+        decode_s=None if story.first_token_s == NEVER else end - first,
+        total_s=end - story.arrived_s,
+    )
+
+
+def log_request_processing_time(scheduler: Scheduler, id: int, now: float) -> None:
+    """Write the stages of a request to the log."""
+    story = scheduler.diary.story(id)
+    if story is not None:
+        stages = stage_times(story, now)
+        log.info(
+            "processing_time",
+            rid=story.rid,
+            queued_s=stages.queued_s,
+            prefill_s=stages.prefill_s,
+            decode_s=stages.decode_s,
+            total_s=stages.total_s,
+        )
+
+
+def _row(scheduler: Scheduler, request: Request, position: int | None, now: float) -> RequestRow:
+    return RequestRow(
+        id=request.id,
+        rid=request.rid,
+        state=request.state.value,
+        position=position,
+        age_s=now - request.arrival_s,
+        prompt_tokens=request.prompt_len,
+        output_tokens=_num_output(scheduler, request),
+        cached_tokens=request.cached_tokens,
+        priority=request.priority,
+        tenant=request.tenant,
+        user=request.user,
+        timeout_s=_time_left(scheduler, request, now),
+        retractions=request.retractions,
+        why=why(scheduler, request),
+    )
+
+
+def _time_left(scheduler: Scheduler, request: Request, now: float) -> float | None:
+    """Seconds until its deadline; None if it has none."""
+    end_s = scheduler.deadlines.end_s(request)
+    return None if end_s == math.inf else end_s - now
+
+
+def why(scheduler: Scheduler, request: Request) -> str:
+    """Why an open request makes no progress: never empty for one that waits, empty for one that runs.
+
+    For one that waits it is what the last walk over the queue has found, or why there was none; for an open prompt that
+    got no piece of the last step, what it lacked.
+    """
+    diary = scheduler.diary
+    story = diary.story(request.id)
+    assert story is not None, "an open request has no story"
+    event = story.events[-1]
+    if request.row != NO_ROW:
+        return event.detail if event.kind in (EventKind.HELD, EventKind.STALLED) else ""
+    if scheduler.waiting_queue.is_held_back(request):
+        return blocker.WHY
+    wait, last = story.waits[-1], diary.last_pass
+    seen = last if last is not None and wait.has_seen(last) else None
+    if event.kind in PASSED_OVER and (seen is None or event.last_walk >= seen.last_walk):
+        return event.detail
+    if seen is not None:
+        return _reason(scheduler, seen, story)
+    if event.kind is EventKind.RETRACTED:
+        return f"taken back: {event.detail}"
+    return NOT_LOOKED_AT
+
+
+def _num_output(scheduler: Scheduler, request: Request) -> int:
+    if request.row == NO_ROW:
+        return request.fill_len - request.prompt_len
+    return scheduler.columns.num_output(request.row)
+
+
+def _explained(scheduler: Scheduler, story: Story, now: float) -> Explanation:
+    request = scheduler.requests.get(story.id)
+    if request is not None and request.arrival != story.arrival:
+        request = None  # another with the same number
+    position = None
+    if request is not None and request.row == NO_ROW:
+        position = next(
+            i for i, other in enumerate(list_waiting(scheduler, now)) if other is request
+        )
+    entries = [_event_entry(story, event) for event in story.events]
+    entries += _waiting_entries(scheduler, story, now)
+    if story.num_events_dropped:
+        entries.append(
+            _cut_entry(story, story.events[MAX_EVENTS // 2], f"{story.num_events_dropped:,} events")
+        )
+    entries.sort(key=lambda entry: (entry.first_step, entry.at_s))
+    return Explanation(
+        id=story.id,
+        rid=story.rid,
+        state="finished" if request is None else request.state.value,
+        position=position,
+        prompt_tokens=story.prompt_tokens,
+        output_tokens=story.output_tokens if request is None else _num_output(scheduler, request),
+        cached_tokens=story.cached_tokens,
+        stages=stage_times(story, now),
+        retractions=story.num_retractions,
+        recomputed_tokens=story.recomputed_tokens,
+        refound_tokens=story.refound_tokens,
+        why="" if request is None else why(scheduler, request),
+        timeline=entries,
+    )
+
+
+def _event_entry(story: Story, event: Event) -> TimelineEntry:
+    return TimelineEntry(
+        at_s=event.time_s - story.arrived_s,
+        first_step=event.step,
+        last_step=max(event.step, event.last_step),
+        times=event.times,
+        what=f"{event.kind.value}: {event.detail}" if event.detail else event.kind.value,
+    )
+
+
+def _cut_entry(story: Story, before: Event, what: str) -> TimelineEntry:
+    """In the place of what is not remembered, or not told."""
+    return TimelineEntry(
+        at_s=before.time_s - story.arrived_s,
+        first_step=before.step,
+        last_step=before.step,
+        times=1,
+        what=f"left out here: {what}",
+    )
+
+
+def _waiting_entries(scheduler: Scheduler, story: Story, now: float) -> list[TimelineEntry]:
+    """The passes that left it waiting, but for walks in which it was passed over for its own sake: the latest, and
+    before them how many are left out."""
+    diary = scheduler.diary
+    found = [
+        (wait, one)
+        for wait in story.waits
+        for one in diary.passes(wait)
+        if not _is_told(story, one)
+    ]
+    num_cut = max(len(found) - MAX_PASSES_TOLD, 0)
+    others = _Others(scheduler, story)
+    entries = [_waiting_entry(scheduler, story, others, wait, one) for wait, one in found[num_cut:]]
+    cut = [f"{num_cut:,} earlier reasons for waiting"] if num_cut else []
+    if any(
+        wait.since_walk <= min(diary.forgotten_until, wait.until_walk - 1) for wait in story.waits
+    ):
+        cut.append("reasons for waiting that are not remembered any more")
+    if story.num_waits_dropped:
+        cut.append(f"{story.num_waits_dropped:,} spans of waiting")
+    if cut:
+        first = Event(story.arrived_s, story.waits[0].since_step, EventKind.ARRIVED, "")
+        if entries:
+            first = first._replace(
+                time_s=entries[0].at_s + story.arrived_s, step=entries[0].first_step
+            )
+        entries.insert(0, _cut_entry(story, first, ", ".join(cut)))
+    return entries
+
+
+def _is_told(story: Story, one: Pass) -> bool:
+    """Whether events of its own say already why it waited in all walks of this pass."""
+    return any(
+        event.explains(one.first_walk) and event.explains(one.last_walk) for event in story.events
+    )
+
+
+def _waiting_entry(
+    scheduler: Scheduler, story: Story, others: _Others, wait: Wait, one: Pass
+) -> TimelineEntry:
+    at_s, first_step = max(one.first_s, wait.since_s), max(one.first_step, wait.since_step)
+    num_before = others.num_before(at_s)
+    before = f"; {num_before:,} that came before it waited, too" if num_before else ""
+    return TimelineEntry(
+        at_s=at_s - story.arrived_s,
+        first_step=first_step,
+        last_step=max(one.last_step, first_step),
+        times=min(one.times, one.last_step - first_step + 1)
+        if first_step > one.first_step
+        else one.times,
+        what=_reason(scheduler, one, story) + before,
+    )
+
+
+class _Others:
+    """When the requests that came before this one waited."""
+
+    def __init__(self, scheduler: Scheduler, story: Story) -> None:
+        spans = [
+            (wait.since_s, wait.until_s)
+            for other in scheduler.diary.stories()
+            if other.arrival < story.arrival
+            for wait in other.waits
+        ]
+        self._waits = np.array(spans, dtype=np.float64).reshape(-1, 2)  # [n, 2] since, until
+
+    def num_before(self, time_s: float) -> int:
+        """How many of them waited at that time."""
+        return int(np.count_nonzero((self._waits[:, 0] <= time_s) & (self._waits[:, 1] > time_s)))
+
+
+def _reason(scheduler: Scheduler, one: Pass, story: Story) -> str:
+    """Why requests at the place where this pass stopped, and behind it, waited."""
+    name = "it" if one.id == story.id else scheduler.diary.name(one.id)
+    match one.stop:
+        case Stop.NO_TOKEN if one.id < 0:
+            return "waits: no KV memory was left behind those admitted in the same step"
+        case Stop.NO_TOKEN:
+            kept = (
+                f" (of {one.free:,} free; others are promised to running requests)"
+                if one.free > one.available
+                else ""
+            )
+            available = max(one.available, 0)
+            return f"waits: no KV memory: {name} needs {one.needed:,} tokens, {available:,} are available{kept}"
+        case Stop.NO_ROW:
+            limit = scheduler.settings.max_running_requests
+            return f"waits: as many requests run as --max-running-requests allows ({limit})"
+        case Stop.BUDGET if one.id < 0:
+            return "waits: the token budget of the step was used up by those admitted in it"
+        case Stop.BUDGET if one.available <= 0:
+            return f"waits: the tokens of the step were used up before {name}"
+        case Stop.BUDGET:
+            return f"waits: the token budget of the step has {one.available:,} left, {name} has {one.needed:,} to compute"
+        case Stop.TIME:
+            return (
+                f"waits: the step has time for {one.available:,} more tokens (--max-step-ms), "
+                f"{name} has {one.needed:,} to compute"
+            )
+        case Stop.OPEN_PROMPT:
+            return (
+                f"waits: {name} has {one.needed:,} tokens to compute, the step has {one.available:,} left, "
+                "and at most one prompt is open"
+            )
+        case Stop.DEFERRED:
+            return "waits: the prefixes of many others are being computed by requests of this step"
+        case Stop.POLICY:
+            policy = scheduler.settings.policy
+            return f"waits: the policy {policy} lets nobody join the requests that run"
+        case Stop.TURN:
+            return "waits: running requests have their turn before any more of a prompt (--max-step-ms)"
+        case Stop.ROOM:
+            return "waits: running requests are being taken back for one of a far higher priority"
+        case Stop.DEVICE:
+            return "waits: weights or memory are being changed, or memory is released; no step runs meanwhile"
+        case Stop.FULL:
+            return "waits: the batch is full, and no request has ended since"

@@ -1,1 +1,0 @@
-"""Attention backends; `executor/backend.py` lists them."""

@@ -1,1 +1,0 @@
-"""What differs between the devices that a runner can work on."""

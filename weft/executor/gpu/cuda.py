@@ -1,0 +1,54 @@
+"""CUDA through torch: one stream, pinned memory, events and graphs.
+
+This is the only file of the device path that no test without a GPU can run; everything else is tested with a `Gpu` that
+computes on the CPU. So it decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from weft.executor.gpu.gpu import Event, Graph
+
+T = TypeVar("T")
+cuda: Any = torch.cuda
+
+
+class Cuda:
+    """The first GPU that this process may use, as a `Gpu`."""
+
+    def __init__(self) -> None:
+        self.device = torch.device("cuda", 0)
+        self._stream: Any = cuda.Stream(self.device)
+        self._pool: Any = None
+
+    def stream(self) -> AbstractContextManager[object]:
+        return cast(AbstractContextManager[object], cuda.stream(self._stream))
+
+    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, pin_memory=True)
+
+    def copy(self, target: Tensor, source: Tensor) -> None:
+        target.copy_(source, non_blocking=True)
+
+    def record(self) -> Event:
+        event: Any = cuda.Event()
+        event.record(self._stream)
+        return cast(Event, event)
+
+    def capture(self, work: Callable[[], T]) -> tuple[Graph, T]:
+        graph: Any = cuda.CUDAGraph()
+        with cuda.graph(
+            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+        ):
+            result = work()
+        self._pool = graph.pool()
+        return cast(Graph, graph), result
+
+    def synchronize(self) -> None:
+        cuda.synchronize(self.device)

@@ -1,0 +1,1 @@
+"""Steps in torch alone: the specification, on any device."""

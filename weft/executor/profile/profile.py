@@ -1,0 +1,276 @@
+"""The torch profiler around the steps of a runner: a table of what took most, and a trace for chrome://tracing.
+
+Where our kernels compute on a CPU, a step is one call of their library, and torch sees nothing of it: they note the
+times of their operations themselves (`ops/cpp/timing.py`), and the report puts these among torch's.
+
+Requests are served meanwhile. Before the first recording torch imports its compiler, which takes seconds on a busy
+machine: a thread of its own does that. Recording slows steps down a little; when it ends, torch holds everything up for
+about 10 µs for each event (weft-nano has 1,600 in a step); the rest is done by a process of its own
+(`profile_report.py`). Recording ends by itself after `MAX_PROFILED_STEPS`: all events are kept in memory until then.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import os
+import re
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from torch.profiler import ProfilerActivity, profile
+
+from weft.config.numbers import MAX_PROFILED_STEPS
+from weft.config.process import module_command
+from weft.executor.encoder_runner import EncoderRunner
+from weft.executor.runner import TorchRunner
+from weft.ops.cpp.library import Library
+from weft.ops.cpp.timing import Span, Timings
+from weft.plan.device import DeviceRequest, Pending
+from weft.plan.step import Plan, Step
+
+REPORT = module_command("weft.executor.profile.report")
+REPORT_TIMEOUT_S = 300.0
+ACTIVITIES = {"CPU": ProfilerActivity.CPU, "GPU": ProfilerActivity.CUDA}
+PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+
+def import_compiler() -> None:
+    """What torch's profiler imports when it is prepared for the first time: 1.2 s of a processor."""
+    importlib.import_module("torch._inductor.config")
+
+
+@dataclass(frozen=True)
+class Report:
+    """How far the last profile is, and what it has found."""
+
+    state: Literal["none", "writing", "done", "failed"]
+    num_steps: int = 0
+    trace: str = ""  # below the folder that the profiler was given
+    table: str = ""
+    message: str = ""
+
+
+class ProfiledRunner:
+    """A runner that can be profiled. `root` is the folder below which traces are written; without it none are.
+
+    `start` and `stop` are called by who launches; neither waits for the device, nor for
+    `prepare`, which is called once.
+    """
+
+    def __init__(
+        self,
+        runner: TorchRunner | EncoderRunner,
+        root: Path | None,
+        *,
+        has_gpu: bool,
+        prepare: Callable[[], None] = import_compiler,
+    ) -> None:
+        self._runner = runner
+        self._root = root
+        self._activities = {
+            name: one for name, one in ACTIVITIES.items() if name != "GPU" or has_gpu
+        }
+        self._preparation = Preparation(prepare)
+        self._numbers = itertools.count(1)
+        self._report = Report("none", message="nothing was recorded yet")
+        self._recording: _Recording | None = None
+
+    def launch(self, plan: Plan) -> Step:
+        step = self._runner.launch(plan)
+        if self._recording is not None:
+            self._recording.num_steps += 1
+            if self._recording.num_steps == self._recording.max_steps:
+                self._finish(self._recording)
+        return step
+
+    def control(self, request: DeviceRequest) -> Pending:
+        return self._runner.control(request)
+
+    def start(
+        self,
+        *,
+        num_steps: int | None,
+        activities: Sequence[str],
+        record_shapes: bool,
+        with_stack: bool,
+        profile_memory: bool,
+        folder: str,
+        prefix: str,
+    ) -> str | None:
+        """Record from the next step that is launched, `num_steps` of them, or until `stop`.
+
+        Returns where the trace will lie, below the root; nothing without a root; None while all is being prepared: call
+        again. Raises ValueError for what cannot be.
+        """
+        if self._recording is not None:
+            raise ValueError("the profiler is recording already; stop_profile ends that")
+        if self._report.state == "writing":
+            raise ValueError("the last profile is still being written")
+        if num_steps is not None and not 1 <= num_steps <= MAX_PROFILED_STEPS:
+            raise ValueError(f"num_steps is {num_steps}; 1 to {MAX_PROFILED_STEPS} is expected")
+        unknown = [name for name in activities if name not in self._activities]
+        if unknown:
+            raise ValueError(
+                f"activities has {unknown[0][:64]!r}; this device has {', '.join(self._activities)}"
+            )
+        place = self._place(folder, prefix)
+        if not self._preparation.is_done():
+            return None
+        trace = None if place is None else place / self._file_name(prefix)
+        os.environ.setdefault(
+            "KINETO_LOG_LEVEL", "99"
+        )  # it tells standard error of its starts and stops
+        profiler = profile(
+            activities=[self._activities[name] for name in activities or self._activities],
+            record_shapes=record_shapes,
+            with_stack=with_stack,
+            profile_memory=profile_memory,
+        )
+        profiler.prepare_trace()
+        kernels = self._runner.kernels if not activities or "CPU" in activities else None
+        recording = _Recording(profiler, trace, num_steps or MAX_PROFILED_STEPS, kernels)
+        recording.started = self._runner.apart(
+            recording.begin
+        )  # torch records the thread that has started it
+        self._recording = recording
+        return self._name(trace)
+
+    def stop(self) -> Report:
+        """Stop, if it still records. Call again while the report is being written."""
+        if self._recording is not None:
+            self._finish(self._recording)
+        return self._report
+
+    def _finish(self, recording: _Recording) -> None:
+        """Nothing more is recorded than what has been launched."""
+        self._recording = None
+        self._report = Report("writing", recording.num_steps, self._name(recording.trace))
+        stopped = self._runner.apart(recording.end)
+        threading.Thread(
+            target=self._write, args=(recording, stopped), name="weft-profile", daemon=True
+        ).start()
+
+    def _write(self, recording: _Recording, stopped: Future[None]) -> None:
+        trace = self._name(recording.trace)
+        try:
+            recording.started.result()
+            stopped.result()
+            self._report = Report("done", recording.num_steps, trace, recording.table())
+        except Exception as exc:  # of torch, or of a full disk: for whoever asks
+            message = f"the profile could not be made: {type(exc).__name__}: {getattr(exc, 'strerror', '') or exc}"
+            self._report = Report("failed", recording.num_steps, message=message)
+
+    def _place(self, folder: str, prefix: str) -> Path | None:
+        """The folder for the next trace. Raises ValueError for a place that is not below the root."""
+        if prefix and not PREFIX.fullmatch(prefix):
+            raise ValueError(
+                f"the prefix is {prefix[:64]!r}; up to 64 letters, digits, dots and dashes are expected"
+            )
+        if self._root is None:
+            if folder:
+                raise ValueError("no trace is written, because the server has no --profile-dir")
+            return None
+        root = self._root.resolve()
+        outside = ValueError(f"the folder is {folder[:200]!r}, which is not below --profile-dir")
+        try:
+            target = (root / folder).resolve()
+            if not target.is_relative_to(root):
+                raise outside
+            target.mkdir(parents=True, exist_ok=True)
+        except (OSError, RuntimeError) as exc:
+            raise ValueError(
+                f"the folder {folder[:200]!r} cannot be used: {getattr(exc, 'strerror', exc)}"
+            ) from exc
+        return target
+
+    def _file_name(self, prefix: str) -> str:
+        return f"{prefix or 'weft'}-{time.strftime('%Y%m%d-%H%M%S')}-{next(self._numbers)}.trace.json.gz"
+
+    def _name(self, trace: Path | None) -> str:
+        return (
+            ""
+            if trace is None or self._root is None
+            else str(trace.relative_to(self._root.resolve()))
+        )
+
+
+class Preparation:
+    """`work`, done once, in a thread of its own from the first time that somebody asks."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._thread = threading.Thread(target=work, name="weft-profile", daemon=True)
+
+    def is_done(self) -> bool:
+        if self._thread.ident is None:
+            self._thread.start()
+        return not self._thread.is_alive()
+
+
+@dataclass
+class _Recording:
+    """A profile that is being made."""
+
+    profiler: profile
+    trace: Path | None
+    max_steps: int
+    kernels: Library | None  # that are to note the times of their operations
+    started: Future[None] = field(default_factory=Future)
+    num_steps: int = 0
+    timings: Timings = field(default_factory=Timings)
+
+    def begin(self) -> None:
+        """On the thread that runs steps."""
+        if self.kernels is not None:
+            self.kernels.timings = self.timings
+        self.profiler.start_trace()
+
+    def end(self) -> None:
+        """On that thread, too."""
+        if self.kernels is not None:
+            self.kernels.timings = None
+        self.profiler.stop_trace()
+
+    def table(self) -> str:
+        """The operations that took most time of their own. Leaves the trace where it is to lie."""
+        with tempfile.TemporaryDirectory(prefix="weft-profile-") as folder:
+            raw = Path(folder) / "trace.json"
+            self.profiler.export_chrome_trace(str(raw))
+            spans = Path(folder) / "spans.json"
+            spans.write_bytes(msgspec.json.encode(self.spans()))
+            command = [*REPORT, str(raw), str(spans), *([str(self.trace)] if self.trace else [])]
+            try:
+                done = subprocess.run(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    capture_output=True,
+                    text=True,
+                    timeout=REPORT_TIMEOUT_S,
+                )
+            except subprocess.TimeoutExpired:
+                raise RuntimeError(
+                    f"the report was not written within {REPORT_TIMEOUT_S:g} s"
+                ) from None
+        if done.returncode:
+            raise RuntimeError(
+                f"the report ended with {done.returncode}: {_last_line(done.stderr)}"
+            )
+        return done.stdout
+
+    def spans(self) -> list[Span]:
+        """What the kernels have noted, on the clock of the trace: nanoseconds since 1970."""
+        offset_ns = time.time_ns() - time.monotonic_ns()
+        return [one._replace(began_ns=one.began_ns + offset_ns) for one in self.timings.spans()]
+
+
+def _last_line(text: str) -> str:
+    """Of a traceback: the exception, without its paths."""
+    return (text.strip().splitlines() or [""])[-1].partition(": '/")[0]

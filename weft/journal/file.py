@@ -1,0 +1,185 @@
+"""A journal on disk: records, one after the other, in a file that is worth something however its writer ended.
+
+    magic (8 bytes)  then for each record:  length · CRC-32 of the record · CRC-32 of these two · the record
+
+Numbers are uint32, little-endian. Because a head has a checksum of its own, the last record of a writer that ended in
+the midst of it (its head is whole, its bytes are too few) is told apart from bytes that have changed since.
+
+It knows nothing of what the records say. `append` collects them, `flush` hands them to the kernel in one write: what
+was flushed survives the end of the process, though not that of the machine (there is no fsync). The file is for its
+owner alone: it holds what users sent.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from weft.observe.log import EventLog
+
+MAGIC = b"weftjn2\n"
+OLD_MAGIC = b"weftjnl\n"  # of a format without checksums of heads
+FLUSH_BYTES = 1 << 16  # that are collected at most
+_HEAD = struct.Struct("<II")  # length and checksum of a record
+_HEAD_CRC = struct.Struct("<I")
+HEAD_BYTES = _HEAD.size + _HEAD_CRC.size
+
+log = EventLog("journal")
+
+
+class JournalError(Exception):
+    """The file cannot be read, or is no journal. The message is for the user."""
+
+
+class Damage(NamedTuple):
+    """Where a file is not as it was written."""
+
+    offset: int  # of the record, in bytes from the beginning of the file
+    record: int  # its number; the first is 1
+    what: str
+
+    def __str__(self) -> str:
+        return f"byte {self.offset:,} (record {self.record:,}): {self.what}"
+
+
+class JournalWriter:
+    """Writes FILE; what was there before becomes FILE.1.
+
+    Raises JournalError if FILE cannot be made. After that nothing raises: on the first error it ends, in the log.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.num_bytes = 0  # of this file
+        self._buffer = bytearray()
+        self._file = -1
+        try:
+            self._open()
+        except OSError as exc:
+            raise JournalError(f"cannot write {path}: {exc.strerror}") from exc
+
+    def append(self, record: bytes) -> None:
+        """Add a record. It is on its way to the disk after the next `flush`."""
+        head = _HEAD.pack(len(record), zlib.crc32(record))
+        self._buffer += head
+        self._buffer += _HEAD_CRC.pack(zlib.crc32(head))
+        self._buffer += record
+        if len(self._buffer) >= FLUSH_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._buffer and self._file >= 0:
+            try:
+                _write(self._file, self._buffer)
+            except OSError as exc:
+                log.error("journal_ended", path=self.path, reason=exc.strerror)
+                self.close()
+            else:
+                self.num_bytes += len(self._buffer)
+        self._buffer.clear()
+
+    def rotate(self) -> None:
+        """FILE becomes FILE.1; go on in a new FILE."""
+        self.flush()
+        if self._file >= 0:
+            self.close()
+            try:
+                self._open()
+            except OSError as exc:
+                log.error("journal_ended", path=self.path, reason=exc.strerror)
+
+    def close(self) -> None:
+        """End for good. May be called more than once."""
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = -1
+        self.num_bytes = 0
+
+    def _open(self) -> None:
+        if self.path.exists():
+            self.path.replace(self.path.with_name(self.path.name + ".1"))
+        self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        self._buffer[:0] = MAGIC
+        self.num_bytes = 0
+
+
+class JournalReader:
+    """Iterates over the records of a file, up to its end or the first damage. Raises JournalError on opening.
+
+    What stopped it is known at the end of the iteration: `damage`, or `num_torn_bytes` of a last record that its writer
+    did not finish, or neither. A context manager; the end of the iteration closes the file, too.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.damage: Damage | None = None
+        self.num_torn_bytes = 0
+        self.num_records = 0  # that were read
+        try:
+            self._file = path.open("rb")
+        except OSError as exc:
+            raise JournalError(f"cannot read {path}: {exc.strerror}") from exc
+        self._num_bytes = os.fstat(self._file.fileno()).st_size
+        self._at = len(MAGIC)
+        magic = self._file.read(len(MAGIC))
+        if magic != MAGIC:
+            self._file.close()
+            if magic == OLD_MAGIC:
+                raise JournalError(
+                    f"{path} is a journal in the format of an older weft; that version replays it"
+                )
+            raise JournalError(f"{path} is no journal of weft")
+
+    def __enter__(self) -> JournalReader:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._file.close()
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Goes on where another iteration has left off."""
+        if self._file.closed:
+            return
+        with self._file:
+            while (record := self._next()) is not None:
+                self._at += HEAD_BYTES + len(record)
+                self.num_records += 1
+                yield record
+
+    def _next(self) -> bytes | None:
+        """The next record; None at the end, whatever it is."""
+        num_left = self._num_bytes - self._at
+        if num_left < HEAD_BYTES:
+            self.num_torn_bytes = num_left
+            return None
+        head = self._file.read(_HEAD.size)
+        (head_crc,) = _HEAD_CRC.unpack(self._file.read(_HEAD_CRC.size))
+        if zlib.crc32(head) != head_crc:
+            self._found_damage("the head of the record has changed")
+            return None
+        length, crc = _HEAD.unpack(head)
+        if HEAD_BYTES + length > num_left:
+            self.num_torn_bytes = num_left
+            return None
+        record = self._file.read(length)
+        if zlib.crc32(record) != crc:
+            self._found_damage(f"the {length:,} bytes of the record have changed")
+            return None
+        return record
+
+    def _found_damage(self, what: str) -> None:
+        self.damage = Damage(self._at, self.num_records + 1, what)
+
+
+def _write(file: int, data: bytes | bytearray) -> None:
+    """All of `data`: as a rule in one call of the system."""
+    view = memoryview(data)
+    try:
+        while view:
+            written = os.write(file, view)
+            view = view[written:]
+    finally:
+        view.release()

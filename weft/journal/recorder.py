@@ -1,0 +1,510 @@
+"""The decision journal: everything that enters the core, and a digest of everything that it decides.
+
+The scheduler is pure: what it decides follows from its settings, the messages, the results of steps and the readings of
+the clock. `RecordedEngine` is an engine that writes these down, in their order, while it serves; `Replay`
+(`replay.py`) runs the same core over them and compares. Nothing is recorded twice, and nothing that the core works out
+by itself is recorded at all, except digests.
+
+    Began     settings, and the state of the engine if it is in the midst of work
+    Submitted a message                       ┐
+    Turned    a call of Engine.step           │
+    Read      the clock                       │
+    Polled    the barrier of a blocked input  │ inputs
+    Sampled   the result of a step, or        │
+    Failed    its exception                   │
+    Ended     work for the device, no step    │
+    Readied   what became of a grammar        │
+    Advanced  what became of tokens in theirs │
+    Checked   a logit processor of a request  ┘
+    Launched  digest of a batch               ┐ decisions
+    Answered  digest of what went out         ┘
+    Broke     the exception with which the core or its invariants broke
+
+A full file is put aside, whatever the engine is doing, and the next one begins with its state: each is replayed alone.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+
+from weft import __version__
+from weft.engine.control.handlers import DISPATCHER
+from weft.engine.control.profile import Profiler
+from weft.engine.engine import Engine
+from weft.engine.input_gate import Alone, Barrier
+from weft.engine.processors import NoProcessors, Processors
+from weft.grammar.masks import Rows
+from weft.grammar.protocol import Constraint, Grammars, Key, Move, NoGrammars, Verdict
+from weft.journal.records import (
+    VERSION,
+    Advanced,
+    Answered,
+    Began,
+    Broke,
+    Checked,
+    Ended,
+    Failed,
+    Launched,
+    Lost,
+    Polled,
+    Read,
+    Readied,
+    Record,
+    Sampled,
+    Submitted,
+    Turned,
+    told_finite,
+)
+from weft.journal.snapshot import Name, SnapshotError, take
+from weft.messages.codec import FromEngine, ToEngine
+from weft.messages.replies import StepOutput
+from weft.messages.requests import BatchGenerate, GenerateRequest
+from weft.messages.weights import UpdateWeightsFromTensor
+from weft.observe.log import EventLog
+from weft.plan.device import DeviceReply, DeviceRequest, Pending
+from weft.plan.step import (
+    BoolArray,
+    FloatArray,
+    ForwardMode,
+    InputVectors,
+    IntArray,
+    LongArray,
+    Plan,
+    Result,
+    Runner,
+    Sampling,
+    Step,
+)
+from weft.scheduler.scheduler import Scheduler
+from weft.scheduler.settings import SchedulerSettings
+
+log = EventLog("journal")
+
+CONTENT = {
+    UpdateWeightsFromTensor: ("content", b""),
+    GenerateRequest: ("vectors", b""),
+    BatchGenerate: ("vectors", {}),
+}
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Sink(Protocol):
+    """Where records go: `observe.journal.JournalWriter`."""
+
+    num_bytes: int
+
+    def append(self, record: bytes) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def rotate(self) -> None: ...
+
+
+class RecordedEngine:
+    """An engine that keeps a journal from `start_over` on. To its users it is an Engine.
+
+    `max_bytes`: from so many on a file of the sink is put aside and another one begun.
+    """
+
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        runner: Runner,
+        *,
+        clock: Callable[[], float],
+        overlap: int,
+        on_failure: Callable[[Exception], None],
+        sink: Sink,
+        max_bytes: int,
+        profiler: Profiler | None = None,
+        barrier: Barrier | None = None,
+        grammars: Grammars | None = None,
+        processors: Processors | None = None,
+    ) -> None:
+        self._recorder = Recorder(sink, max_bytes)
+        self._engine = Engine(
+            settings,
+            RecordedRunner(runner, self._recorder),
+            clock=self._recorder.clock(clock),
+            overlap=overlap,
+            on_failure=on_failure,
+            profiler=profiler,
+            barrier=RecordedBarrier(barrier or Alone(), self._recorder),
+            grammars=RecordedGrammars(
+                grammars or NoGrammars("this engine compiles no grammars"), self._recorder
+            ),
+            processors=RecordedProcessors(processors or NoProcessors(), self._recorder),
+        )
+
+    @property
+    def scheduler(self) -> Scheduler:
+        return self._engine.scheduler
+
+    @property
+    def has_work(self) -> bool:
+        return self._engine.has_work
+
+    @property
+    def is_stopped(self) -> bool:
+        return self._engine.is_stopped
+
+    @property
+    def wait_s(self) -> float:
+        return self._engine.wait_s
+
+    @property
+    def last_mode(self) -> ForwardMode | None:
+        return self._engine.last_mode
+
+    @property
+    def min_step_s(self) -> float:
+        return self._engine.min_step_s
+
+    def start_over(self) -> None:
+        """Begin to record. The engine is idle, and forgets what it has done until now."""
+        self._engine.start_over()
+        self._recorder.begin(self._engine, b"")
+
+    def submit(self, message: ToEngine) -> FromEngine | None:
+        if (
+            DISPATCHER.find(type(message)) is not None
+        ):  # nothing comes of others, and no reader would know them
+            self._recorder.write(Submitted(without_content(message)))
+        try:
+            return self._engine.submit(message)
+        except Exception as exc:
+            self.broke(exc)
+            raise
+
+    def lose(self, ids: tuple[int, ...], message: str) -> None:
+        self._recorder.write(Lost(ids, message))
+        try:
+            self._engine.lose(ids, message)
+        except Exception as exc:
+            self.broke(exc)
+            raise
+
+    def step(self) -> list[FromEngine]:
+        recorder = self._recorder
+        recorder.write(Turned())
+        try:
+            replies = self._engine.step()
+        except Exception as exc:
+            self.broke(exc)
+            raise
+        for reply in replies:
+            if isinstance(reply, StepOutput) and (reply.ids or reply.finished or not reply.given):
+                recorder.write(answered(reply))  # what the device alone knows is not in the journal
+        if not self._engine.has_work:
+            recorder.flush()  # it may be long until the next step
+        if (
+            recorder.is_full and not self._engine.device.is_busy
+        ):  # such work cannot be taken up elsewhere; it ends soon
+            self._go_on_in_another_file()
+        return replies
+
+    def _go_on_in_another_file(self) -> None:
+        """Put the file aside and begin the next one with the state of the engine."""
+        try:
+            state = take(self._engine, Outside(self._engine).name_of)
+        except SnapshotError as exc:
+            log.error("not_put_aside", reason=f"{exc}")
+            self._recorder.postpone()
+            return
+        self._recorder.rotate()
+        self._recorder.begin(self._engine, state)
+
+    def broke(self, exc: Exception) -> None:
+        """Write down how it ended."""
+        self._recorder.write(Broke(describe(exc)))
+        self._recorder.flush()
+
+
+class Recorder:
+    """Writes records, while there is something to record."""
+
+    def __init__(self, sink: Sink, max_bytes: int) -> None:
+        self._sink = sink
+        self._max_bytes = max_bytes
+        self._first_bytes = 0  # of the file that do not count: what it began with
+        self._is_on = False
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much has been recorded since the file was begun that another one should be. A large state is not
+        written more often than as much has been recorded."""
+        return self._sink.num_bytes - self._first_bytes >= max(self._max_bytes, self._first_bytes)
+
+    def begin(self, engine: Engine, state: bytes) -> None:
+        self._is_on = True
+        self.write(
+            Began(
+                version=VERSION,
+                weft=__version__,
+                unix_s=time.time(),
+                depth=engine.depth,
+                settings=engine.scheduler.settings,
+                state=state,
+            )
+        )
+        self._sink.flush()
+        self._first_bytes = self._sink.num_bytes
+
+    def write(self, record: Record) -> None:
+        if self._is_on:
+            self._sink.append(_encode(record))
+
+    def flush(self) -> None:
+        self._sink.flush()
+
+    def rotate(self) -> None:
+        self._sink.rotate()
+
+    def postpone(self) -> None:
+        """No other file could be begun: go on in this one for as long again."""
+        self._first_bytes = self._sink.num_bytes
+
+    def clock(self, clock: Callable[[], float]) -> Callable[[], float]:
+        """`clock`, with every reading recorded."""
+
+        def read() -> float:
+            now = clock()
+            self.write(Read(now))
+            return now
+
+        return read
+
+
+class RecordedBarrier:
+    """A barrier whose answers are recorded."""
+
+    def __init__(self, barrier: Barrier, recorder: Recorder) -> None:
+        self._barrier = barrier
+        self._recorder = recorder
+
+    def arrive(self) -> None:
+        self._barrier.arrive()
+
+    def withdraw(self) -> None:
+        self._barrier.withdraw()
+
+    def poll(self) -> bool:
+        have_arrived = self._barrier.poll()
+        self._recorder.write(Polled(have_arrived))
+        return have_arrived
+
+
+class RecordedGrammars:
+    """Grammars whose answers are recorded."""
+
+    def __init__(self, grammars: Grammars, recorder: Recorder) -> None:
+        self._grammars = grammars
+        self._recorder = recorder
+
+    def ask(self, id: int, key: Key, tenant: str = "") -> None:
+        self._grammars.ask(id, key, tenant)
+
+    def cancel(self, id: int) -> None:
+        self._grammars.cancel(id)
+
+    def take(self) -> list[Verdict]:
+        verdicts = self._grammars.take()
+        for one in verdicts:
+            self._recorder.write(
+                Readied(one.id, one.warnings, one.message, one.status, one.compile_s)
+            )
+        return verdicts
+
+    def advance(
+        self, constraints: Sequence[Constraint], tokens: Sequence[int], room: Sequence[int]
+    ) -> list[Move]:
+        moves = self._grammars.advance(constraints, tokens, room)
+        self._recorder.write(Advanced(tuple(moves)))
+        return moves
+
+
+class RecordedProcessors:
+    """Logit processors whose checks are recorded."""
+
+    def __init__(self, processors: Processors, recorder: Recorder) -> None:
+        self._processors = processors
+        self._recorder = recorder
+
+    def wrong(self, name: str, params: Mapping[str, Any]) -> str:
+        wrong = self._processors.wrong(name, params)
+        self._recorder.write(Checked(wrong))
+        return wrong
+
+
+class RecordedRunner:
+    """A runner whose plans and results are recorded. A plan is with the kernel before the device sees it."""
+
+    def __init__(self, runner: Runner, recorder: Recorder) -> None:
+        self._runner = runner
+        self._recorder = recorder
+
+    def launch(self, plan: Plan) -> Step:
+        self._recorder.write(launched(plan))
+        self._recorder.flush()
+        try:
+            step = self._runner.launch(plan)
+        except Exception as exc:
+            self._recorder.write(Failed(plan.step, describe(exc), at_launch=True))
+            raise
+        return _RecordedStep(step, plan.step, self._recorder)
+
+    def control(self, request: DeviceRequest) -> Pending:
+        return _RecordedWork(self._runner.control(request), self._recorder)
+
+
+class _RecordedWork:
+    """`done` is not recorded: at a replay it is true where the end was seen."""
+
+    def __init__(self, pending: Pending, recorder: Recorder) -> None:
+        self._pending = pending
+        self._recorder = recorder
+
+    def done(self) -> bool:
+        return self._pending.done()
+
+    def result(self) -> DeviceReply:
+        reply = self._pending.result()
+        self._recorder.write(Ended(reply.ok, reply.kv_is_stale, reply.is_reloaded, reply.released))
+        return reply
+
+
+class _RecordedStep:
+    def __init__(self, step: Step, number: int, recorder: Recorder) -> None:
+        self._step = step
+        self.number = number
+        self._recorder = recorder
+
+    def result(self) -> Result:
+        try:
+            result = self._step.result()
+        except Exception as exc:
+            self._recorder.write(Failed(self.number, describe(exc)))
+            raise
+        invalid = b"" if result.invalid is None else result.invalid.tobytes()
+        tokens, finite = result.tokens.tobytes(), told_finite(result)
+        self._recorder.write(Sampled(self.number, tokens, invalid, result.faults, finite))
+        return result
+
+    def done(self) -> bool:
+        return self._step.done()
+
+
+class Outside:
+    """Names what is no state of an engine that keeps a journal. `replay.py` has something for each of these names."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._names = {id(part): [name] for name, part in surroundings(engine).items()}
+
+    def name_of(self, thing: Any) -> Name | None:
+        match thing:
+            case _RecordedStep():
+                return ["step", thing.number]
+            case Constraint():
+                return ["constraint"]
+            case (
+                Rows() | InputVectors()
+            ):  # of a step that has been launched: nobody looks at them any more
+                return ["nothing"]
+        return self._names.get(id(thing))
+
+
+def surroundings(engine: Engine) -> dict[str, object]:
+    """What is no state of an engine, by name."""
+    return {
+        "clock": engine.clock,
+        "profiler": engine.profiler,
+        "processors": engine.processors,
+        "barrier": engine.input.barrier,
+        "vectors": engine.vectors.by_id,  # of prompts: recorded as little as in messages
+        **engine.surroundings,
+    }
+
+
+def without_content(message: ToEngine) -> ToEngine:
+    """The message without what is large and decides nothing."""
+    field, empty = CONTENT.get(type(message), ("", None))
+    return msgspec.structs.replace(message, **{field: empty}) if field else message
+
+
+def describe(exc: Exception) -> str:
+    return f"{type(exc).__name__}: {exc}"
+
+
+def launched(plan: Plan) -> Launched:
+    """The record of a batch."""
+    table = plan.table
+    return Launched(
+        plan.step,
+        plan.mode,
+        len(plan.rows),
+        len(plan.tokens),
+        _crc(plan.rows),
+        _crc(plan.starts),
+        _crc(plan.lens),
+        _crc(plan.tokens),
+        _crc(plan.slots),
+        _crc(plan.samples),
+        0 if table is None else _crc(table.rows, table.starts, table.lens, table.slots),
+        _sampling_crc(plan.sampling),
+    )
+
+
+def answered(output: StepOutput) -> Answered:
+    """The record of what went out, without log probabilities."""
+    content = zlib.crc32(output.tokens, zlib.crc32(output.ids))
+    if output.finished:
+        content = zlib.crc32(_encode(output.finished), content)
+    return Answered(len(output.tokens) // 4, len(output.finished), content)
+
+
+def _sampling_crc(sampling: Sampling) -> int:
+    crc = _crc(
+        sampling.temperature,
+        sampling.top_p,
+        sampling.top_k,
+        sampling.min_p,
+        sampling.seeds,
+        sampling.positions,
+    )
+    if (bias := sampling.bias) is not None:
+        crc ^= _crc(
+            bias.index, bias.tokens, bias.values, *(() if bias.after is None else (bias.after,))
+        )
+    if (seen := sampling.penalties) is not None:
+        crc ^= _crc(
+            seen.index,
+            seen.frequency,
+            seen.presence,
+            seen.repetition,
+            seen.history,
+            seen.lacks_last,
+        )
+    if (allowed := sampling.allowed) is not None:
+        crc ^= _crc(allowed.index, allowed.promise.words)
+    if (fixed := sampling.fixed) is not None:
+        crc ^= _crc(fixed.index, fixed.tokens)
+    for one in sampling.processors:
+        crc ^= _crc(one.index, *one.tokens)
+    if (mask := sampling.mask) is not None:
+        crc ^= _crc(mask.index)
+    if (asked := sampling.logprobs) is not None:
+        crc ^= _crc(asked.index, asked.num_top)
+    return crc
+
+
+def _crc(*arrays: IntArray | LongArray | FloatArray | BoolArray) -> int:
+    crc = 0
+    for array in arrays:
+        crc = zlib.crc32(np.ascontiguousarray(array).data, crc)
+    return crc

@@ -1,0 +1,175 @@
+"""The records of the decision journal, in their order of use: `journal.py` writes them, `replay.py` reads them."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+import numpy as np
+
+from weft.grammar.protocol import Move
+from weft.messages.codec import ToEngine
+from weft.plan.device import DeviceReply
+from weft.plan.step import FloatArray, Given, Result
+from weft.scheduler.settings import SchedulerSettings
+
+VERSION = 2
+
+
+class Began(msgspec.Struct, frozen=True, array_like=True, tag="began"):
+    version: int
+    weft: str
+    unix_s: float
+    depth: int  # of the loop
+    settings: SchedulerSettings  # that it was built with, or as they were when the state was taken
+    state: bytes = (
+        b""  # of the engine (`snapshot.py`); nothing: it is idle and has done nothing yet
+    )
+
+
+class Submitted(msgspec.Struct, frozen=True, array_like=True, tag="m"):
+    message: ToEngine
+
+
+class Turned(msgspec.Struct, frozen=True, array_like=True, tag="t"):
+    pass
+
+
+class Lost(msgspec.Struct, frozen=True, array_like=True, tag="l"):
+    """A reply could not be sent, and the requests that it was about end with this message."""
+
+    ids: tuple[int, ...]
+    message: str
+
+
+class Read(msgspec.Struct, frozen=True, array_like=True, tag="c"):
+    now: float
+
+
+class Polled(msgspec.Struct, frozen=True, array_like=True, tag="g"):
+    """Whether all engines had arrived at the barrier."""
+
+    have_arrived: bool
+
+
+class Launched(msgspec.Struct, frozen=True, array_like=True, tag="b"):
+    """A batch: its size in clear, its arrays as CRC-32."""
+
+    step: int
+    mode: int
+    num_rows: int
+    num_tokens: int
+    rows: int
+    starts: int
+    lens: int
+    tokens: int
+    slots: int
+    samples: int
+    table: int
+    sampling: int
+
+
+class Sampled(msgspec.Struct, frozen=True, array_like=True, tag="r"):
+    """A result. Log probabilities are left out, and of vectors all but that they are finite: nothing else is decided by
+    them."""
+
+    step: int
+    tokens: bytes  # int32 [S]
+    invalid: bytes = b""  # bool [S], or nothing
+    faults: tuple[tuple[int, str], ...] = ()
+    finite: bytes = b""  # bool [E] which vectors are finite; nothing: all that there are
+
+    def result(self) -> Result:
+        invalid = np.frombuffer(self.invalid, dtype=np.bool_) if self.invalid else None
+        tokens = np.frombuffer(self.tokens, dtype=np.int32)
+        given = Given(pooled=_in_their_place(self.finite)) if self.finite else None
+        return Result(tokens=tokens, invalid=invalid, faults=self.faults, given=given)
+
+
+def told_finite(result: Result) -> bytes:
+    """`Sampled.finite` of a result."""
+    if result.given is None or result.given.pooled is None:
+        return b""
+    finite = np.isfinite(result.given.pooled).all(axis=1)
+    return b"" if finite.all() else finite.tobytes()
+
+
+def _in_their_place(finite: bytes) -> FloatArray:
+    """Vectors of one number that are finite where others were: [E, 1]"""
+    return np.where(np.frombuffer(finite, dtype=np.bool_), 0.0, np.nan).astype(np.float32)[:, None]
+
+
+class Failed(msgspec.Struct, frozen=True, array_like=True, tag="f"):
+    step: int
+    message: str
+    at_launch: bool = False
+
+
+class Ended(msgspec.Struct, frozen=True, array_like=True, tag="d"):
+    """Work for the device that was no step is done: what follows from it. Recorded where its end was seen."""
+
+    ok: bool
+    kv_is_stale: bool
+    is_reloaded: bool
+    released: tuple[str, ...]
+
+    def reply(self) -> DeviceReply:
+        return DeviceReply(
+            ok=self.ok,
+            kv_is_stale=self.kv_is_stale,
+            is_reloaded=self.is_reloaded,
+            released=self.released,
+        )
+
+
+class Readied(msgspec.Struct, frozen=True, array_like=True, tag="y"):
+    """A grammar is ready, or, with a `message`, refused."""
+
+    id: int
+    warnings: tuple[str, ...]
+    message: str
+    status: int
+    compile_s: float
+
+
+class Advanced(msgspec.Struct, frozen=True, array_like=True, tag="a"):
+    """What became of the tokens of a step in their grammars. Masks are left out: nothing else is decided by them."""
+
+    moves: tuple[Move, ...]
+
+
+class Checked(msgspec.Struct, frozen=True, array_like=True, tag="k"):
+    """What is wrong with a logit processor that a request names, or its parameters; "" for nothing."""
+
+    wrong: str
+
+
+class Answered(msgspec.Struct, frozen=True, array_like=True, tag="o"):
+    """A StepOutput: its size in clear, its content as CRC-32."""
+
+    num_tokens: int
+    num_finished: int
+    content: int
+
+
+class Broke(msgspec.Struct, frozen=True, array_like=True, tag="e"):
+    exception: str
+
+
+Record: TypeAlias = (
+    Began
+    | (
+        Submitted
+        | Turned
+        | Lost
+        | Read
+        | Polled
+        | Sampled
+        | Failed
+        | Ended
+        | Readied
+        | Advanced
+        | Checked
+    )
+    | (Launched | Answered | Broke)
+)  # in the order of above

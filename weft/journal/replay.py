@@ -1,0 +1,452 @@
+"""Runs the core over a journal, without a model, and compares every decision with the recorded one.
+
+The clock and the runner are the journal's: they give what was read and sampled then. The first batch, answer or request
+for an input that is not the recorded one ends the replay: from there on nothing can be compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from weft.engine.engine import Engine
+from weft.grammar.masks import Masks, Row
+from weft.grammar.protocol import Constraint, Key, Matcher, Move, Verdict
+from weft.journal.recorder import answered, describe, launched, surroundings
+from weft.journal.records import (
+    VERSION,
+    Advanced,
+    Answered,
+    Began,
+    Broke,
+    Checked,
+    Ended,
+    Failed,
+    Launched,
+    Lost,
+    Polled,
+    Read,
+    Readied,
+    Record,
+    Sampled,
+    Submitted,
+    Turned,
+)
+from weft.journal.snapshot import Name, SnapshotError, restore
+from weft.messages.codec import ToEngine
+from weft.messages.replies import StepOutput
+from weft.messages.requests import BatchGenerate, GenerateRequest
+from weft.plan.device import DeviceReply, DeviceRequest, Pending
+from weft.plan.step import Plan, Result, Step
+
+R = TypeVar("R", bound=msgspec.Struct)
+MAX_SHOWN = 12  # values of an array
+_ARRAYS = ("rows", "starts", "lens", "tokens", "slots", "samples")
+
+
+class BadJournal(Exception):
+    """The records cannot be replayed. The message says what the journal is."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first decision that is not as recorded."""
+
+    step: int
+    field: str
+    recorded: str
+    now: str
+
+    def __str__(self) -> str:
+        return f"step {self.step}, {self.field}: recorded {self.recorded}; now {self.now}"
+
+
+class _Halt(BaseException):
+    """There is nothing more to replay. No Exception: the loop must not take it for a failed step."""
+
+    def __init__(self, difference: Difference | None) -> None:
+        self.difference = difference
+
+
+class RecordedFailure(Exception):
+    """What a step of the device raised when it was recorded."""
+
+    def __init__(self, described: str) -> None:
+        super().__init__(described.partition(": ")[2])
+        self.described = described
+
+
+class Replay:
+    """One run over a journal. `engine` may be looked at whenever `run` has returned.
+
+    With `check` all invariants of memory are checked after every step, and `broke` says at which they did not hold.
+    """
+
+    def __init__(self, records: Iterable[bytes], *, check: bool = False) -> None:
+        self._script = _Script(records)
+        self._check = check
+        self._runner = _Runner(self._script, self)
+        self.began = self._script.first()
+        self.engine = self._make_engine(self.began)
+        self.difference: Difference | None = None
+        self.broke: str | None = None  # how the core or its invariants broke, then as now
+        self.first_step = self.step  # of this journal
+        self.last_plan: Plan | None = None
+        self.num_requests = 0
+        self.last_s = 0.0  # the last reading of the clock
+        self.first_s: float | None = None
+
+    @property
+    def step(self) -> int:
+        """The number of the next step."""
+        return self.engine.scheduler.num_steps
+
+    @property
+    def num_steps(self) -> int:
+        return self.step - self.first_step
+
+    def run(self, until: int | None = None) -> bool:
+        """Replay up to the launch of step `until`, or to the end. Returns whether everything is as recorded."""
+        try:
+            while self._script.peek() is not None and (until is None or self.step <= until):
+                self._next()
+                if self.broke is not None:
+                    break
+        except _Halt as halt:
+            self.difference = halt.difference
+        return self.difference is None
+
+    def _next(self) -> None:
+        record = self._script.take()
+        match record:
+            case Submitted(message):
+                self.num_requests += num_requests(message)
+                self._guard(lambda: self.engine.submit(message))
+            case Lost(ids, words):
+                self._guard(lambda: self.engine.lose(ids, words))
+            case Turned():
+                self._guard(self._turn)
+            case Broke(exception):
+                # Raised outside of the core, by a check of invariants after the step.
+                if self._check:
+                    raise _Halt(Difference(self.step - 1, "invariants", exception, "they hold"))
+                self.broke = exception
+            case _:
+                raise _Halt(self._unlike(record, "waits for a message or a step"))
+
+    def _turn(self) -> None:
+        for reply in self.engine.step():
+            if isinstance(reply, StepOutput):
+                self._compare(self._script.expect(Answered, self, "answers"), answered(reply), None)
+        if self._check:
+            self.engine.scheduler.audit()
+
+    def _guard(self, call: Callable[[], object]) -> None:
+        """Make a call into the core. If it raises, it must have done so then."""
+        try:
+            call()
+        except Exception as exc:
+            now = exc.described if isinstance(exc, RecordedFailure) else describe(exc)
+            record = self._script.peek()
+            if isinstance(record, Broke) and record.exception == now:
+                self.broke = now
+            elif self._check and isinstance(exc, AssertionError):
+                self.broke = now
+                self.difference = Difference(self.step - 1, "invariants", "not checked", now)
+            else:
+                raise _Halt(self._unlike(record, f"raises {now}")) from exc
+
+    def _compare(self, recorded: msgspec.Struct, now: msgspec.Struct, plan: Plan | None) -> None:
+        for field in recorded.__struct_fields__:
+            was, value = getattr(recorded, field), getattr(now, field)
+            if was != value:
+                shown = f"{value}"
+                if field not in ("step", "mode", "num_rows", "num_tokens", "num_finished"):
+                    was, shown = f"CRC {was:08x}", f"CRC {value:08x}"
+                if plan is not None and field in _ARRAYS:
+                    values = getattr(plan, field).tolist()
+                    more = ", ..." if len(values) > MAX_SHOWN else ""
+                    shown += f" [{', '.join(map(str, values[:MAX_SHOWN]))}{more}]"
+                step = self.step if plan is not None else self.step - 1
+                raise _Halt(Difference(step, field, f"{was}", shown))
+
+    def _unlike(self, record: Record | None, now: str) -> Difference | None:
+        """The difference between what comes next in the journal and what happens now; None at the journal's end."""
+        return None if record is None else Difference(self.step, "next event", _told(record), now)
+
+    def _make_engine(self, began: Began) -> Engine:
+        if began.version != VERSION:
+            raise BadJournal(
+                f"its format is {began.version} (weft {began.weft} wrote it); this weft reads {VERSION}"
+            )
+        engine = Engine(
+            began.settings,
+            self._runner,
+            clock=self._clock,
+            overlap=began.depth,
+            on_failure=self._failed,
+            barrier=_Barrier(self._script, self),
+            grammars=_Grammars(self._script, self),
+            processors=_Processors(self._script, self),
+        )
+        if began.state:
+            try:
+                restore(engine, began.state, partial(self._outside, surroundings(engine)))
+            except SnapshotError as exc:
+                raise BadJournal(
+                    f"the state it begins with (of weft {began.weft}) cannot be taken up: {exc}"
+                ) from exc
+        return engine
+
+    def _outside(self, around: Mapping[str, object], name: Name) -> object:
+        """What stands in for something that the engine had around it when its state was taken (`journal.Outside`)."""
+        match name:
+            case ["step", int(number)]:
+                return _Step(self._script, self, number)
+            case ["constraint"]:
+                return _constraint()
+            case ["nothing"]:
+                return None
+        return around[name[0]]
+
+    def _failed(self, exc: Exception) -> None:
+        """What a step or the scheduler raised is mended, unless it ended the recorded run."""
+        record = self._script.peek()
+        if isinstance(record, Broke) and record.exception == describe(exc):
+            raise exc
+
+    def _clock(self) -> float:
+        self.last_s = self._script.expect(Read, self, "reads the clock").now
+        if self.first_s is None:
+            self.first_s = self.last_s
+        return self.last_s
+
+
+class _Barrier:
+    """Answers as it was recorded."""
+
+    def __init__(self, script: _Script, replay: Replay) -> None:
+        self._script = script
+        self._replay = replay
+
+    def arrive(self) -> None:
+        pass
+
+    def withdraw(self) -> None:
+        pass
+
+    def poll(self) -> bool:
+        return self._script.expect(
+            Polled, self._replay, "asks whether all engines have arrived"
+        ).have_arrived
+
+
+class _NoMatcher:
+    """Nobody asks it: what became of its tokens is recorded."""
+
+    error, is_complete = "", False
+
+    def fork(self) -> Matcher:
+        return self
+
+    def consume(self, token: int) -> bool:
+        return True
+
+    def forced(self) -> list[int]:
+        return []
+
+
+def _constraint() -> Constraint:
+    return Constraint(_NoMatcher(), Row(Masks(np.zeros((1, 1), dtype=np.int32))))
+
+
+class _Grammars:
+    """Says what was recorded. Its masks are empty: nothing is decided by them."""
+
+    def __init__(self, script: _Script, replay: Replay) -> None:
+        self._script = script
+        self._replay = replay
+
+    def ask(self, id: int, key: Key, tenant: str = "") -> None:
+        pass
+
+    def cancel(self, id: int) -> None:
+        pass
+
+    def take(self) -> list[Verdict]:
+        verdicts = []
+        while isinstance(record := self._script.peek(), Readied):
+            self._script.take()
+            constraint = None if record.message else _constraint()
+            verdicts.append(
+                Verdict(
+                    record.id,
+                    constraint,
+                    record.warnings,
+                    record.message,
+                    record.status,
+                    record.compile_s,
+                )
+            )
+        return verdicts
+
+    def advance(
+        self, constraints: Sequence[Constraint], tokens: Sequence[int], room: Sequence[int]
+    ) -> list[Move]:
+        return list(self._script.expect(Advanced, self._replay, "follows grammars").moves)
+
+
+class _Processors:
+    """Says what was recorded."""
+
+    def __init__(self, script: _Script, replay: Replay) -> None:
+        self._script = script
+        self._replay = replay
+
+    def wrong(self, name: str, params: Mapping[str, Any]) -> str:
+        return self._script.expect(Checked, self._replay, "asks for a logit processor").wrong
+
+
+class _Runner:
+    """Gives the results that were recorded."""
+
+    def __init__(self, script: _Script, replay: Replay) -> None:
+        self._script = script
+        self._replay = replay
+
+    def launch(self, plan: Plan) -> Step:
+        recorded = self._script.expect(
+            Launched, self._replay, f"launches a batch of {len(plan.rows)} rows"
+        )
+        self._replay.last_plan = plan
+        self._replay._compare(recorded, launched(plan), plan)
+        failed = self._script.peek()
+        if isinstance(failed, Failed) and failed.at_launch:
+            raise RecordedFailure(self._script.expect(Failed, self._replay, "").message)
+        return _Step(self._script, self._replay, plan.step)
+
+    def control(self, request: DeviceRequest) -> Pending:
+        return _Work(self._script, self._replay)
+
+
+class _Work:
+    """Done where its end was seen."""
+
+    def __init__(self, script: _Script, replay: Replay) -> None:
+        self._script = script
+        self._replay = replay
+
+    def done(self) -> bool:
+        return isinstance(self._script.peek(), Ended)
+
+    def result(self) -> DeviceReply:
+        return self._script.expect(Ended, self._replay, "waits for work of the device").reply()
+
+
+class _Step:
+    def __init__(self, script: _Script, replay: Replay, number: int) -> None:
+        self._script = script
+        self._replay = replay
+        self._number = number
+
+    def result(self) -> Result:
+        if isinstance(self._script.peek(), Failed):
+            raise RecordedFailure(self._script.expect(Failed, self._replay, "").message)
+        return self._script.expect(
+            Sampled, self._replay, f"waits for the result of step {self._number}"
+        ).result()
+
+    def done(self) -> bool:
+        return True
+
+
+class _Script:
+    """The records, in order."""
+
+    def __init__(self, records: Iterable[bytes]) -> None:
+        self._records = iter(records)
+        self._decode = msgspec.msgpack.Decoder[Record](Record).decode
+        self._peeked: Record | None = None
+
+    def first(self) -> Began:
+        record = self.peek()
+        if not isinstance(record, Began):
+            raise BadJournal(
+                "it is empty"
+                if record is None
+                else "it does not begin with the settings of an engine"
+            )
+        self._peeked = None
+        return record
+
+    def peek(self) -> Record | None:
+        if self._peeked is None:
+            data = next(self._records, None)
+            if data is None:
+                return None
+            try:
+                self._peeked = self._decode(data)
+            except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as exc:
+                raise BadJournal(f"it has a record that cannot be read: {exc}") from exc
+        return self._peeked
+
+    def take(self) -> Record:
+        record = self.peek()
+        assert record is not None
+        self._peeked = None
+        return record
+
+    def expect(self, kind: type[R], replay: Replay, now: str) -> R:
+        """The next record, which must be a `kind`, for that is what the core asks for `now`."""
+        record = self.peek()
+        if not isinstance(record, kind):
+            raise _Halt(replay._unlike(record, now))
+        self._peeked = None
+        return record
+
+
+def num_requests(message: ToEngine) -> int:
+    """How many generate requests a message is."""
+    match message:
+        case GenerateRequest():
+            return 1
+        case BatchGenerate():
+            return len(message.requests)
+    return 0
+
+
+def _told(record: Record) -> str:
+    """A record in words."""
+    match record:
+        case Submitted(message):
+            return f"takes in a message ({type(message).__name__})"
+        case Lost(ids):
+            return f"ends {len(ids)} requests whose answer could not be sent"
+        case Turned():
+            return "begins another step"
+        case Read():
+            return "reads the clock"
+        case Polled():
+            return "asks whether all engines have arrived"
+        case Launched():
+            return f"launches a batch of {record.num_rows} rows"
+        case Sampled() | Failed():
+            return f"waits for the result of step {record.step}"
+        case Readied():
+            return "learns what became of a grammar"
+        case Advanced():
+            return "follows grammars"
+        case Checked():
+            return "asks for a logit processor"
+        case Ended():
+            return "sees the end of work of the device"
+        case Answered():
+            return f"answers with {record.num_tokens} tokens and {record.num_finished} ends"
+        case Broke():
+            return f"raises {record.exception}"
+    return type(record).__name__

@@ -1,0 +1,327 @@
+"""The state of an engine as bytes: what a journal begins with when it begins in the midst of work.
+
+The state is a graph of plain Python objects and numpy arrays. `take` walks it from the engine on and writes down every
+object that it comes to, once; `restore` makes the same graph again, under an engine that has just been built. Nothing
+is listed field by field, so that a new field of the scheduler needs no line here. It is no pickle: only objects of the
+packages in `PACKAGES` are made, and no function of what is read is called.
+
+    {"classes": [[name, [attribute, ...]], ...],  "things": [[kind, content], ...],  "engine": number of a thing}
+
+A value is an atom of msgpack, or [what it is, ...] for anything else. What has an identity (lists, dicts, arrays,
+objects) is a *thing*, and a value refers to it by its number: what two have in common they have in common again.
+
+What is no state is left out: clock, device, grammar library and so on stand *outside*. Whoever takes a snapshot names
+such an object by plain values, and whoever restores it says what to put in its place.
+"""
+
+from __future__ import annotations
+
+import importlib
+import zlib
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from enum import Enum, IntEnum
+from types import MethodType
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+
+Name: TypeAlias = list[Any]  # of something outside: atoms
+NameOf: TypeAlias = Callable[[Any], Name | None]
+Find: TypeAlias = Callable[[Name], Any]
+
+PACKAGES = (
+    "weft.engine.",
+    "weft.scheduler.",
+    "weft.memory.",
+    "weft.messages.",
+    "weft.plan.step",
+    "weft.grammar.protocol",
+)
+COMPRESSION = 1  # of zlib: most of a large state are zeros
+SHORT_BYTES = 32  # and less are written where they stand
+ATOMS = (type(None), bool, int, float, str)
+
+INSTANCE = 100  # INSTANCE + i: a thing that is an object of class i
+
+_MISSING = object()
+
+
+class Is(IntEnum):
+    """What a value is that is no atom."""
+
+    REF = 0  # number of a thing
+    OUTSIDE = 1  # its name
+    ENUM = 2  # class, name
+    TUPLE = 3  # values
+    NAMED = 4  # class, values
+    METHOD = 5  # of what, name
+    SCALAR = 6  # dtype, bytes
+    UNSET = 7  # a slot without a value
+
+
+class Kind(IntEnum):
+    """What a thing is that is no object of a class of ours."""
+
+    LIST = 0
+    DICT = 1
+    SET = 2
+    DEQUE = 3
+    ORDERED = 4
+    BYTES = 5
+    ARRAY = 6
+    OBJECTS = 7  # an array of these
+    MESSAGE = 8
+
+
+class SnapshotError(Exception):
+    """A state that cannot be written, or not be made again here. The message says what of it."""
+
+
+def take(engine: object, name_of: NameOf) -> bytes:
+    """The state of `engine`. `name_of` names what stands outside, and returns None for what does not.
+
+    Raises SnapshotError.
+    """
+    return zlib.compress(_Taker(name_of).all_of(engine), COMPRESSION)
+
+
+def restore(engine: object, state: bytes, find: Find) -> None:
+    """Give `engine`, which has just been built, the state that was taken. `find` gives what stands outside.
+
+    Raises SnapshotError; then the engine cannot be used.
+    """
+    try:
+        tree = msgspec.msgpack.decode(zlib.decompress(state))
+        _Restorer(tree, find).into(engine)
+    except (
+        zlib.error,
+        msgspec.DecodeError,
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+    ) as exc:
+        raise SnapshotError(f"{type(exc).__name__}: {exc}") from exc
+
+
+class _Taker:
+    def __init__(self, name_of: NameOf) -> None:
+        self._name_of = name_of
+        self._classes: dict[tuple[type, tuple[str, ...]], int] = {}
+        self._numbers: dict[int, int] = {}  # of things, by id()
+        self._found: list[Any] = []  # the things; they are kept, so that no id is given twice
+        self._slots: dict[type, tuple[str, ...]] = {}
+
+    def all_of(self, engine: object) -> bytes:
+        root = self._number(engine)
+        written: list[list[Any]] = []
+        while len(written) < len(self._found):  # writing one finds others
+            written.append(self._thing(self._found[len(written)]))
+        classes = [[_class_name(kind), names] for kind, names in self._classes]
+        return msgspec.msgpack.encode({"classes": classes, "things": written, "engine": root})
+
+    def _number(self, thing: Any) -> int:
+        number = self._numbers.get(id(thing))
+        if number is None:
+            number = self._numbers[id(thing)] = len(self._found)
+            self._found.append(thing)
+        return number
+
+    def _value(self, value: Any) -> Any:
+        kind = type(value)
+        if kind in ATOMS or (kind is bytes and len(value) <= SHORT_BYTES):
+            return value
+        name = self._name_of(value)
+        if name is not None:
+            return [Is.OUTSIDE, name]
+        if isinstance(value, Enum):
+            return [Is.ENUM, _class_name(kind), value.name]
+        if kind is tuple:
+            return [Is.TUPLE, self._values(value)]
+        if isinstance(value, tuple):
+            return [Is.NAMED, _class_name(kind), self._values(value)]
+        if kind is MethodType:
+            return [Is.METHOD, self._value(value.__self__), value.__name__]
+        if isinstance(value, np.generic):
+            return [Is.SCALAR, value.dtype.str, value.tobytes()]
+        return [Is.REF, self._number(value)]
+
+    def _values(self, values: Iterable[Any]) -> list[Any]:
+        return [self._value(one) for one in values]
+
+    def _thing(self, thing: Any) -> list[Any]:
+        kind = type(thing)
+        if kind is list:
+            return [Kind.LIST, self._values(thing)]
+        if kind is dict or kind is OrderedDict:
+            pairs = [self._values(thing.keys()), self._values(thing.values())]
+            return [Kind.DICT if kind is dict else Kind.ORDERED, pairs]
+        if kind is set or kind is frozenset:
+            return [Kind.SET, self._values(thing)]
+        if kind is deque:
+            return [Kind.DEQUE, [thing.maxlen, self._values(thing)]]
+        if kind is bytes:
+            return [Kind.BYTES, thing]
+        if kind is np.ndarray:
+            return self._array(thing)
+        if isinstance(thing, msgspec.Struct):
+            return [Kind.MESSAGE, [_class_name(kind), msgspec.msgpack.encode(thing)]]
+        return self._instance(thing)
+
+    def _array(self, array: Any) -> list[Any]:
+        if array.dtype == object:
+            return [Kind.OBJECTS, [array.shape, self._values(array.ravel().tolist())]]
+        kept = array
+        if array.ndim == 2:  # a table of rows that are mostly not used to their end
+            used = np.flatnonzero(array.any(axis=0))
+            kept = array[:, : int(used[-1]) + 1 if len(used) else 0]
+        return [
+            Kind.ARRAY,
+            [array.dtype.str, array.shape, kept.shape, np.ascontiguousarray(kept).tobytes()],
+        ]
+
+    def _instance(self, thing: Any) -> list[Any]:
+        kind = type(thing)
+        slots = self._slots.get(kind)
+        if slots is None:
+            slots = self._slots[kind] = _slots_of(kind)
+        own = getattr(thing, "__dict__", None)
+        names = slots if own is None else (*slots, *own)
+        number = self._classes.get((kind, names))
+        if number is None:
+            if not _class_name(kind).startswith(PACKAGES):
+                raise SnapshotError(f"an object of {_class_name(kind)} is part of the state")
+            number = self._classes[kind, names] = len(self._classes)
+        values = [getattr(thing, name, _MISSING) for name in names]
+        return [
+            INSTANCE + number,
+            [[Is.UNSET] if one is _MISSING else self._value(one) for one in values],
+        ]
+
+
+class _Restorer:
+    """First all things are made empty, then objects and lists get their content, then what is looked up by a hash:
+    that may depend on what the keys hold."""
+
+    def __init__(self, tree: dict[str, Any], find: Find) -> None:
+        self._find = find
+        self._kinds: dict[str, type] = {}
+        self._classes = [(self._kind(name), names) for name, names in tree["classes"]]
+        self._written: list[list[Any]] = tree["things"]
+        self._root: int = tree["engine"]
+        self._things: list[Any] = []
+
+    def into(self, engine: object) -> None:
+        for number, (kind, content) in enumerate(self._written):
+            self._things.append(engine if number == self._root else self._empty(kind, content))
+        pairs = list(zip(self._things, self._written, strict=True))
+        for thing, (kind, content) in pairs:
+            self._fill(thing, kind, content)
+        for thing, (kind, content) in pairs:
+            self._hash(thing, kind, content)
+
+    def _empty(self, kind: int, content: Any) -> Any:
+        if kind >= INSTANCE:
+            return object.__new__(self._classes[kind - INSTANCE][0])
+        match kind:
+            case Kind.LIST:
+                return []
+            case Kind.DICT:
+                return {}
+            case Kind.SET:
+                return set()
+            case Kind.DEQUE:
+                return deque(maxlen=content[0])
+            case Kind.ORDERED:
+                return OrderedDict()
+            case Kind.BYTES:
+                return content
+            case Kind.ARRAY:
+                return self._array(*content)
+            case Kind.OBJECTS:
+                return np.empty(content[0], dtype=object)
+            case Kind.MESSAGE:
+                return msgspec.msgpack.decode(content[1], type=self._kind(content[0]))
+        raise ValueError(f"there is no kind {kind}")
+
+    @staticmethod
+    def _array(dtype: str, shape: list[int], kept: list[int], data: bytes) -> Any:
+        values = np.frombuffer(data, dtype=np.dtype(dtype)).reshape(kept)
+        if kept == shape:
+            return values.copy()
+        array = np.zeros(shape, dtype=values.dtype)
+        array[:, : kept[1]] = values
+        return array
+
+    def _fill(self, thing: Any, kind: int, content: Any) -> None:
+        if kind >= INSTANCE:
+            for name, value in zip(self._classes[kind - INSTANCE][1], content, strict=True):
+                if value != [Is.UNSET]:
+                    object.__setattr__(thing, name, self._value(value))  # of frozen ones, too
+        elif kind == Kind.LIST:
+            thing.extend(map(self._value, content))
+        elif kind == Kind.DEQUE:
+            thing.extend(map(self._value, content[1]))
+        elif kind == Kind.OBJECTS:
+            flat = thing.reshape(-1)
+            for at, value in enumerate(content[1]):
+                flat[at] = self._value(value)
+
+    def _hash(self, thing: Any, kind: int, content: Any) -> None:
+        if kind in (Kind.DICT, Kind.ORDERED):
+            for key, value in zip(*content, strict=True):
+                thing[self._value(key)] = self._value(value)
+        elif kind == Kind.SET:
+            thing.update(map(self._value, content))
+
+    def _value(self, value: Any) -> Any:
+        if not isinstance(value, list):
+            return value
+        match value:
+            case [Is.REF, int(number)]:
+                return self._things[number]
+            case [Is.OUTSIDE, name]:
+                return self._find(name)
+            case [Is.ENUM, str(kind), str(name)]:
+                return self._kind(kind)[name]  # type: ignore[index]  # an Enum
+            case [Is.TUPLE, list(values)]:
+                return tuple(map(self._value, values))
+            case [Is.NAMED, str(kind), list(values)]:
+                return self._kind(kind)(*map(self._value, values))
+            case [Is.METHOD, owner, str(name)]:
+                method = getattr(self._value(owner), name)
+                if isinstance(method, MethodType):
+                    return method
+            case [Is.SCALAR, str(dtype), bytes(data)]:
+                return np.frombuffer(data, dtype=np.dtype(dtype))[0]
+        raise ValueError(f"{value!r:.80} is no value")
+
+    def _kind(self, name: str) -> type:
+        """The class of a name as `_class_name` gives it."""
+        found = self._kinds.get(name)
+        if found is None:
+            if not name.startswith(PACKAGES):
+                raise ValueError(f"{name!r:.80} is no part of an engine's state")
+            module, _, path = name.partition(":")
+            thing: Any = importlib.import_module(module)
+            for part in path.split("."):
+                thing = getattr(thing, part)
+            if not isinstance(thing, type) or _class_name(thing) != name:
+                raise ValueError(f"{name!r:.80} is no class")
+            found = self._kinds[name] = thing
+        return found
+
+
+def _class_name(kind: type) -> str:
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def _slots_of(kind: type) -> tuple[str, ...]:
+    """The names of all slots of a class and of those above it."""
+    found: list[str] = []
+    for one in kind.__mro__:
+        slots = one.__dict__.get("__slots__", ())
+        found += [slots] if isinstance(slots, str) else [*slots]
+    return tuple(name for name in found if name not in ("__dict__", "__weakref__"))

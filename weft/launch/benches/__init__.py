@@ -1,1 +1,0 @@
-"""What `weft bench` can measure, one file each; `launch/bench.py` lists them."""

@@ -1,0 +1,1 @@
+"""Lookups over the prefix tree that stay true while it changes."""

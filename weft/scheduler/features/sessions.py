@@ -1,0 +1,284 @@
+"""Sessions: the engine remembers conversations, so that a request only brings what is new.
+
+A request of a session becomes one whose prompt is the history and its own prompt; nothing else is special about it.
+When it has ended in tokens (by a stop, or by length) it is a turn that others can continue; one that was aborted or
+failed leaves no trace. The KV of the turn that ended last is held in the prefix cache, as far as it fills pages, until
+its memory is needed (`memory/pins.py`): a session never keeps a request from running.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import msgspec
+
+from weft.memory.prefix_cache import TOKEN_BYTES
+from weft.messages.replies import FinishReason
+from weft.messages.requests import GenerateRequest
+from weft.messages.sessions import SessionParams
+from weft.scheduler.feature import Part
+from weft.scheduler.features.turns import (
+    Dropped,
+    Session,
+    Turn,
+    TurnRefused,
+    session_name,
+    shared_len,
+)
+from weft.scheduler.kv import KvMemory
+from weft.scheduler.request import Request
+from weft.scheduler.settings import SessionLimits
+
+
+class Begun(NamedTuple):
+    """A request that may become a turn."""
+
+    message: GenerateRequest  # with the whole prompt
+    turn: Turn
+    replaced: list[Turn]  # that it makes the session forget
+
+
+class Sessions(Part):
+    """All open sessions, and the turns whose requests run."""
+
+    def __init__(self, limits: SessionLimits) -> None:
+        self._limits = limits
+        self._sessions: dict[str, Session] = {}  # by name
+        self._by_id: dict[int, Turn] = {}  # turns by the number of their request
+        self._due_s = math.inf  # no session is idle for too long before that
+        self.left_s = math.inf  # until then, when somebody last looked
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._sessions
+
+    def session_of(self, request_id: int) -> str:
+        """The session of an open request, or nothing."""
+        turn = self._by_id.get(request_id)
+        return turn.session.id if turn is not None and turn.is_open else ""
+
+    # Sessions come and go
+
+    def open(self, id: str, capacity: int, timeout_s: float, now: float, owner: str = "") -> str:
+        """Begin a session. Returns why not, if it cannot be."""
+        limits = self._limits
+        if not id:
+            return "a session needs an id"
+        if session_name(owner, id) in self._sessions:
+            return f"the session {id!r} is open already"
+        if not 0 <= capacity <= limits.max_tokens:
+            return f"the capacity is {capacity:,} tokens; 1 to {limits.max_tokens:,} are allowed"
+        longest_s = limits.timeout_s or math.inf
+        if not 0 <= timeout_s <= longest_s:
+            return f"the timeout is {timeout_s:g} s; at most {longest_s:g} s are allowed"
+        if len(self._sessions) >= limits.max_sessions:
+            return f"{len(self._sessions):,} sessions are open, as many as --max-sessions allows"
+        num_own = sum(session.owner == owner for session in self._sessions.values())
+        if owner and 0 < limits.max_per_owner <= num_own:
+            return f"{num_own:,} sessions of this key are open, as many as --max-sessions-per-key allows"
+        session = Session(
+            id, owner, capacity or limits.max_tokens, timeout_s or limits.timeout_s, now
+        )
+        self._sessions[session.name] = session
+        self._due_s = min(self._due_s, now + (session.timeout_s or math.inf))
+        return ""
+
+    def close(self, name: str) -> bool:
+        """Forget a session, or let it end with its last running request. Returns whether it is gone."""
+        session = self._sessions[name]
+        session.is_closing = True
+        return self._close_if_idle(session)
+
+    def expire(self, now: float) -> list[str]:
+        """Close the sessions that nobody has used for as long as they may be idle. Returns their ids."""
+        late = []
+        if now >= self._due_s:
+            ends = {session: _end_s(session, now) for session in self._sessions.values()}
+            late = [session for session, end_s in ends.items() if end_s <= now]
+            for session in late:
+                self._remove(session)
+            self._due_s = min((end_s for end_s in ends.values() if end_s > now), default=math.inf)
+        self.left_s = self._due_s - now
+        return [session.id for session in late]
+
+    def dropped(self, dropped: Dropped) -> None:
+        """The KV of a session had to go."""
+        session = self._sessions.get(dropped.lost.name)
+        if session is not None:
+            session.dropped = dropped
+
+    # Requests
+
+    def begin(self, message: GenerateRequest, params: SessionParams, max_len: int) -> Begun:
+        """What becomes of a request of a session. Changes nothing; `enter` does, once the request is queued.
+
+        `max_len`: prompt and output together, in tokens. Raises TurnRefused.
+        """
+        session = self._sessions.get(session_name(params.owner, params.id))
+        if session is None:
+            raise TurnRefused(
+                f"there is no session {params.id!r}: it was never opened, or it has been closed",
+                404,
+            )
+        if session.is_closing:
+            raise TurnRefused(f"the session {params.id!r} is being closed", 409)
+        parent = session.parent_of(params)
+        replaced = _replaced(session, parent) if params.replace else []
+        if message.rid in session.turns and session.turns[message.rid] not in replaced:
+            raise TurnRefused(f"session {params.id!r} has a turn {message.rid!r} already", 400)
+        if len(session.turns) - len(replaced) >= self._limits.max_turns:
+            raise TurnRefused(
+                f"session {params.id!r} has {len(session.turns):,} turns, as many as --max-session-turns allows",
+                400,
+            )
+        start = shared_len(parent, params)
+        history = b"" if parent is None else parent.history(start)
+        own = message.input_ids[: len(message.input_ids) // TOKEN_BYTES * TOKEN_BYTES]
+        if (
+            history
+            and params.bos_token_id is not None
+            and own[:TOKEN_BYTES] == _packed(params.bos_token_id)
+        ):
+            own = own[TOKEN_BYTES:]
+        room = session.capacity - session.num_tokens + sum(turn.num_charged for turn in replaced)
+        max_new = _max_new(message, session, room, len(own) // TOKEN_BYTES, max_len - start)
+        return Begun(
+            msgspec.structs.replace(
+                message,
+                input_ids=history + own,
+                sampling=msgspec.structs.replace(message.sampling, max_new_tokens=max_new),
+            ),
+            Turn(message.id, message.rid, session, parent, start, own, max_new),
+            replaced,
+        )
+
+    def enter(self, begun: Begun, now: float) -> tuple[int, ...]:
+        """The request is queued. Returns the numbers of open requests that it replaces: they are to be ended."""
+        turn, session = begun.turn, begun.turn.session
+        for old in begun.replaced:
+            self._forget(old)
+        if session.last is not None and session.last.name not in session.turns:
+            session.last = turn.parent
+        if turn.parent is not None:
+            turn.parent.children.append(turn)
+        session.turns[turn.name] = self._by_id[turn.id] = turn
+        session.num_tokens += turn.num_charged
+        session.num_open += 1
+        session.num_turns += 1
+        session.used_s = now
+        session.dropped = None
+        if session.hold is not None:
+            session.hold.touch()
+        return tuple(old.id for old in begun.replaced if old.is_open)
+
+    def cut(self, ids: tuple[int, ...], output_lens: tuple[int, ...]) -> None:
+        """The front has found the end of these requests after so many output tokens: they count, later ones do not."""
+        for id, output_len in zip(ids, output_lens, strict=False):
+            turn = self._by_id.get(id)
+            if turn is None:
+                continue
+            if turn.is_open:
+                turn.output_len = output_len
+            elif not turn.children:
+                self._give(
+                    turn, turn.tokens[: (turn.prompt_len - turn.start + output_len) * TOKEN_BYTES]
+                )
+
+    def end(self, request: Request, reason: FinishReason, now: float, kv: KvMemory) -> None:
+        turn = self._by_id.get(request.id)
+        if turn is None:
+            return
+        session = turn.session
+        turn.is_open = False
+        session.num_open -= 1
+        session.used_s = now
+        if turn.is_forgotten or (turn.output_len is None and reason not in ("stop", "length")):
+            self._forget(turn)
+        else:
+            end = (
+                None
+                if turn.output_len is None
+                else (turn.prompt_len + turn.output_len) * TOKEN_BYTES
+            )
+            self._give(turn, request.packed[turn.start * TOKEN_BYTES : end])
+            session.last = turn
+            before, session.hold = (
+                session.hold,
+                kv.holds.keep(session.name, request.namespace, request.packed[:end]),
+            )
+            if before is not None:
+                before.drop()
+        self._close_if_idle(session)
+
+    # Inside
+
+    def _give(self, turn: Turn, tokens: bytes) -> None:
+        """The turn has these tokens of its own, and is charged for no more."""
+        turn.tokens = tokens
+        num_tokens = len(tokens) // TOKEN_BYTES
+        turn.session.num_tokens += num_tokens - turn.num_charged
+        turn.num_charged = num_tokens
+
+    def _forget(self, turn: Turn) -> None:
+        """Take a turn out of its session; an open one is charged until its request has ended."""
+        session = turn.session
+        if not turn.is_forgotten:
+            turn.is_forgotten = True
+            del session.turns[turn.name]
+            if turn.parent is not None:
+                turn.parent.children.remove(turn)
+        if not turn.is_open:
+            session.num_tokens -= turn.num_charged
+            if self._by_id.get(turn.id) is turn:
+                del self._by_id[turn.id]
+
+    def _close_if_idle(self, session: Session) -> bool:
+        if session.is_closing and not session.num_open:
+            self._remove(session)
+            return True
+        return False
+
+    def _remove(self, session: Session) -> None:
+        for turn in session.turns.values():
+            if self._by_id.get(turn.id) is turn:
+                del self._by_id[turn.id]
+        if session.hold is not None:
+            session.hold.drop()
+        del self._sessions[session.name]
+
+
+def _replaced(session: Session, parent: Turn | None) -> list[Turn]:
+    """What is forgotten when a request goes on behind `parent`, or begins anew: children after their parents."""
+    return list(session.turns.values()) if parent is None else list(parent.followers())
+
+
+def _max_new(
+    message: GenerateRequest, session: Session, room: int, num_own: int, fitting: int
+) -> int:
+    """How many tokens the turn may generate. Raises TurnRefused if its session has not so much room.
+
+    `room`: what the capacity leaves; `fitting`: tokens of its own that the context leaves.
+    """
+    asked = message.sampling.max_new_tokens
+    wanted = 1 if asked is None else asked
+    if num_own + wanted > room:
+        raise TurnRefused(
+            f"session {session.id!r} has room for {max(room, 0):,} of its {session.capacity:,} tokens; "
+            f"{num_own:,} come in and {wanted:,} are to be generated",
+            400,
+        )
+    return max(1, min(room, fitting) - num_own) if asked is None else asked
+
+
+def _end_s(session: Session, now: float) -> float:
+    """When the session has been idle for too long, if nobody uses it any more."""
+    if not session.timeout_s:
+        return math.inf
+    return (now if session.num_open else session.used_s) + session.timeout_s
+
+
+def _packed(token: int) -> bytes:
+    return token.to_bytes(TOKEN_BYTES, "little", signed=True)

@@ -1,0 +1,1 @@
+"""What was decided about each request, and why."""

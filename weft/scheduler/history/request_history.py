@@ -1,0 +1,346 @@
+"""What was decided about each request, and why: the diary that explains the scheduler.
+
+Two kinds of entries. An *event* concerns one request (arrived, admitted, first token, retracted, finished). A *pass* is
+one walk over the queue that left requests waiting, or that could not begin: it is written once, with what stopped it,
+and equal ones in succession are counted, not repeated. Walks are numbered. Why a request waited follows from the passes
+between its arrival and its admission, but for those walks in which it was held or deferred itself, so that a thousand
+waiting requests cost no more than one. `service/insight.py` tells it in words.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from enum import Enum
+from typing import NamedTuple
+
+MAX_EVENTS = 64  # of one request; the first and the latest are kept
+MAX_FINISHED = 1_024  # requests that are remembered after their end
+MAX_PASSES = 2_048
+NEVER = -1.0
+
+
+class EventKind(Enum):
+    ARRIVED = "arrived"
+    SESSION = "session"  # it goes on where an earlier request of its session ended
+    GRAMMAR = "grammar"  # it is being compiled, or ready
+    ADMITTED = "admitted"  # whole, or its first chunk
+    CHUNK = "chunk"  # another piece of its prompt
+    STALLED = "stalled"  # its open prompt gets no piece of this step
+    DEFERRED = "deferred"  # its new prefix is being computed by another request of the pass
+    HELD = "held"  # a part of the scheduler lets it wait, or the input is blocked, or generation paused
+    RELEASED = "released"  # of the last two
+    FIRST_TOKEN = "first token"
+    RETRACTED = "retracted"
+    FINISHED = "finished"
+
+
+PASSED_OVER = frozenset(
+    {EventKind.DEFERRED, EventKind.HELD}
+)  # a walk that leaves it waiting for its own sake
+_REPEATED = PASSED_OVER | {EventKind.CHUNK, EventKind.STALLED}  # successive ones are counted
+
+
+class Event(NamedTuple):
+    """Something that happened to a request, or did so `times` times in succession; then `detail` is of the last."""
+
+    time_s: float
+    step: int
+    kind: EventKind
+    detail: str
+    last_step: int = -1  # of several
+    times: int = 1
+    first_walk: int = 0  # the last walk that had begun
+    last_walk: int = 0  # of several
+
+    def explains(self, walk: int) -> bool:
+        """Whether the request was passed over in this walk, for its own sake."""
+        if self.kind not in PASSED_OVER:
+            return False
+        in_every = self.times > self.last_walk - self.first_walk  # of the walks in between
+        return walk == self.last_walk or (in_every and self.first_walk <= walk < self.last_walk)
+
+
+class Stop(Enum):
+    """What ended a walk over the queue, or kept it from beginning."""
+
+    FULL = "full"  # since an earlier pass nothing could be admitted, and nothing has ended since
+    NO_ROW = "no row"  # as many requests run as may
+    NO_TOKEN = "no token"  # memory
+    BUDGET = "budget"  # the tokens of one step
+    TIME = "time"  # of one step
+    OPEN_PROMPT = "open prompt"  # it would have to be cut, and another one is
+    DEFERRED = "deferred"  # so many wait for prefixes of this step that the walk ended
+    POLICY = "policy"  # it lets nobody else join what runs
+    TURN = "turn"  # running requests have theirs, before any more of a prompt
+    ROOM = "room"  # it is being made by taking back running requests
+    DEVICE = "device"  # it is busy with what is no step, or its memory is released
+
+
+_FILLED = frozenset({Stop.FULL, Stop.NO_ROW, Stop.NO_TOKEN})  # why a batch is full afterwards
+
+
+class Pass:
+    """One or more successive walks that ended alike. Numbers are those of the last one."""
+
+    __slots__ = (
+        *("first_s", "last_s", "first_step", "last_step", "first_walk", "last_walk", "times"),
+        *("stop", "id", "needed", "available", "free"),
+    )
+
+    def __init__(self, time_s: float, step: int, walk: int, stop: Stop, id: int) -> None:
+        self.first_s = self.last_s = time_s
+        self.first_step = self.last_step = step
+        self.first_walk = self.last_walk = walk
+        self.stop = stop
+        self.id = id  # the request at which it stopped, or -1
+        self.needed = 0  # tokens that this one needed: of memory, or of the step's budget
+        self.available = 0  # and that there were
+        self.free = 0  # tokens of memory that were free or evictable, some of them kept for running requests
+        self.times = 0
+
+
+class Wait(NamedTuple):
+    """A span in which a request stood in the queue."""
+
+    since_s: float
+    until_s: float
+    since_step: int
+    since_walk: int  # the first walk that may look at it
+    until_walk: float = math.inf  # the first that need not: it was admitted, or has ended
+
+    def has_seen(self, one: Pass) -> bool:
+        """Whether that pass left the request waiting in this span."""
+        return one.last_walk >= self.since_walk and one.first_walk < self.until_walk
+
+
+class Story:
+    """All that is remembered of one request. Times are NEVER if it has not come to that."""
+
+    __slots__ = (
+        *(
+            "id",
+            "rid",
+            "arrival",
+            "events",
+            "waits",
+            "prompt_tokens",
+            "output_tokens",
+            "cached_tokens",
+        ),
+        *("arrived_s", "admitted_s", "first_token_s", "finished_s"),
+        *(
+            "num_retractions",
+            "recomputed_tokens",
+            "refound_tokens",
+            "num_events_dropped",
+            "num_waits_dropped",
+        ),
+    )
+
+    def __init__(
+        self,
+        id: int,
+        rid: str,
+        arrival: int,
+        prompt_tokens: int,
+        now: float,
+        step: int,
+        walk: int = 0,
+    ) -> None:
+        self.id = id
+        self.rid = rid
+        self.arrival = arrival  # number of its arrival
+        self.events: list[Event] = []
+        self.waits = [Wait(now, math.inf, step, walk + 1)]
+        self.prompt_tokens = prompt_tokens
+        self.output_tokens = 0  # at its end
+        self.cached_tokens = 0  # of the prompt, found at first admission
+        self.arrived_s = now
+        self.admitted_s = self.first_token_s = self.finished_s = NEVER
+        self.num_retractions = 0
+        self.recomputed_tokens = 0  # that had been computed before a retraction
+        self.refound_tokens = 0  # that had, and were still in the cache
+        self.num_events_dropped = 0  # from the middle
+        self.num_waits_dropped = 0  # from the middle
+
+    def add(self, event: Event, walk: int = 0) -> None:
+        """Write an event; `walk` is the last that has begun."""
+        events = self.events
+        event = event._replace(first_walk=walk, last_walk=walk)
+        if events and event.kind in _REPEATED and events[-1].kind is event.kind:
+            last = events[-1]
+            events[-1] = event._replace(
+                time_s=last.time_s,
+                step=last.step,
+                last_step=event.step,
+                times=last.times + 1,
+                first_walk=last.first_walk,
+            )
+            return
+        if len(events) == MAX_EVENTS:
+            del events[MAX_EVENTS // 2]
+            self.num_events_dropped += 1
+        events.append(event)
+
+    @property
+    def prefill_s(self) -> float:
+        """From its first admission to its first token; 0 without a token."""
+        return 0.0 if self.first_token_s == NEVER else self.first_token_s - self.admitted_s
+
+    def stops_waiting(self, now: float, until_walk: float = math.inf) -> None:
+        """It is admitted, or ends; that walk, and those that follow, do not leave it waiting."""
+        if self.waits[-1].until_s > now:
+            self.waits[-1] = self.waits[-1]._replace(until_s=now, until_walk=until_walk)
+
+    def waits_again(self, now: float, step: int, walk: int = 0) -> None:
+        if len(self.waits) == MAX_EVENTS:
+            del self.waits[MAX_EVENTS // 2]
+            self.num_waits_dropped += 1
+        self.waits.append(Wait(now, math.inf, step, walk + 1))
+
+
+class Diary:
+    """Remembers open requests, and the latest finished ones."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, Story] = {}
+        self._finished: OrderedDict[int, Story] = OrderedDict()
+        self._passes: deque[Pass] = deque(maxlen=MAX_PASSES)
+        self.num_walks = 0  # that have begun
+        self.forgotten_until = 0  # the last walk of the passes that are not remembered any more
+
+    # Written by the scheduler
+
+    def begin_walk(self) -> None:
+        """Somebody looks at the queue now, or would, if nothing kept the walk from beginning."""
+        self.num_walks += 1
+
+    def arrived(
+        self,
+        id: int,
+        rid: str,
+        arrival: int,
+        prompt_tokens: int,
+        num_before: int,
+        now: float,
+        step: int,
+    ) -> None:
+        story = self._open[id] = Story(id, rid, arrival, prompt_tokens, now, step, self.num_walks)
+        others = f"; {num_before:,} before it in the queue" if num_before else ""
+        story.add(
+            Event(now, step, EventKind.ARRIVED, f"{prompt_tokens:,} prompt tokens{others}"),
+            self.num_walks,
+        )
+
+    def note(self, id: int, event: Event) -> None:
+        """Write an event of an open request."""
+        self._open[id].add(event, self.num_walks)
+
+    def admitted(
+        self, id: int, found: int, fill_len: int, piece: str, now: float, step: int
+    ) -> None:
+        """`found` of the `fill_len` tokens that it has are cached; `piece` says what the step computes of the rest."""
+        story = self._open[id]
+        story.stops_waiting(now, self.num_walks)
+        if story.admitted_s == NEVER:
+            story.admitted_s = now
+            story.cached_tokens = found
+            detail = f"{found:,} tokens cached, {piece}"
+        else:
+            story.refound_tokens += found
+            story.recomputed_tokens += fill_len - found
+            detail = f"again: of its {fill_len:,} tokens {found:,} are still cached, {fill_len - found:,} to compute"
+        story.add(Event(now, step, EventKind.ADMITTED, detail), self.num_walks)
+
+    def first_token(self, id: int, now: float, step: int) -> None:
+        """There are tokens; the first time counts."""
+        story = self._open[id]
+        if story.first_token_s != NEVER:
+            return
+        story.first_token_s = now
+        story.add(Event(now, step, EventKind.FIRST_TOKEN, ""), self.num_walks)
+
+    def retracted(self, id: int, detail: str, now: float, step: int) -> None:
+        story = self._open[id]
+        story.num_retractions += 1
+        story.waits_again(now, step, self.num_walks)
+        story.add(Event(now, step, EventKind.RETRACTED, detail), self.num_walks)
+
+    def held(self, id: int, detail: str, now: float, step: int) -> None:
+        """Nobody looks at it until it is released: no pass is the reason why it waits."""
+        story = self._open[id]
+        story.stops_waiting(now, self.num_walks + 1)
+        story.add(Event(now, step, EventKind.HELD, detail), self.num_walks)
+
+    def released(self, id: int, detail: str, now: float, step: int) -> None:
+        story = self._open[id]
+        story.waits_again(now, step, self.num_walks)
+        story.add(Event(now, step, EventKind.RELEASED, detail), self.num_walks)
+
+    def finished(self, id: int, detail: str, output_tokens: int, now: float, step: int) -> Story:
+        story = self._open.pop(id)
+        story.stops_waiting(now, self.num_walks + 1)
+        story.finished_s = now
+        story.output_tokens = output_tokens
+        story.add(Event(now, step, EventKind.FINISHED, detail), self.num_walks)
+        self._finished[id] = story
+        self._finished.move_to_end(id)
+        if len(self._finished) > MAX_FINISHED:
+            self._finished.popitem(last=False)
+        return story
+
+    def note_pass(
+        self,
+        time_s: float,
+        step: int,
+        stop: Stop,
+        id: int = -1,
+        *,
+        needed: int = 0,
+        available: int = 0,
+        free: int = 0,
+    ) -> None:
+        """Write that the present walk left requests waiting. One that did not begin, because nothing has changed since
+        the batch was full, counts with the pass that filled it."""
+        last = self._passes[-1] if self._passes else None
+        is_same = last is not None and (
+            (stop is Stop.FULL and last.stop in _FILLED) or (stop is last.stop and id == last.id)
+        )
+        if last is None or not is_same:
+            if len(self._passes) == MAX_PASSES:
+                self.forgotten_until = self._passes[0].last_walk
+            last = Pass(time_s, step, self.num_walks, stop, id)
+            self._passes.append(last)
+        last.last_s, last.last_step, last.last_walk = time_s, step, self.num_walks
+        if stop is not Stop.FULL:
+            last.needed, last.available, last.free = needed, available, free
+        last.times += 1
+
+    # Read by whoever explains
+
+    def stories(self) -> Iterator[Story]:
+        """Open requests, then finished ones, the newest first each."""
+        yield from reversed(self._open.values())
+        yield from reversed(self._finished.values())
+
+    def is_open(self, id: int) -> bool:
+        """Whether a request has arrived and not ended."""
+        return id in self._open
+
+    def story(self, id: int) -> Story | None:
+        return self._open.get(id) or self._finished.get(id)
+
+    def name(self, id: int) -> str:
+        """The rid of a request, as far as it is remembered."""
+        story = self.story(id)
+        return story.rid if story else f"request {id}"
+
+    def passes(self, wait: Wait) -> list[Pass]:
+        """The passes that left a request waiting in this span, oldest first."""
+        return [one for one in self._passes if wait.has_seen(one)]
+
+    @property
+    def last_pass(self) -> Pass | None:
+        return self._passes[-1] if self._passes else None

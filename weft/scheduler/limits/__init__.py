@@ -1,0 +1,1 @@
+"""What ends or refuses a request: deadlines, sizes, a server that is closing."""

@@ -1,0 +1,116 @@
+"""How much of a prompt a step may compute while others wait for their next token.
+
+Between two steps of the running requests, prompts get what is left of the bound, cut to measure by what steps cost
+(`step_cost.py`); then the running requests have their turn. The shortest piece of a prompt that is worth a step may
+always run between two turns, so prompts are not starved either.
+"""
+
+from __future__ import annotations
+
+import math
+
+from weft.scheduler.batch import Batch, RunningBatch
+from weft.scheduler.pace.step_cost import Load, StepCost
+from weft.scheduler.request import Columns
+
+FIRST_TOKENS = (
+    64  # of a step, as long as nothing is known; then at most twice what has been measured
+)
+MIN_TOKENS = 16  # of a prompt, worth a step
+
+
+class StepBudget:
+    """What the prompts of one step may take. `min_tokens`: so many are allowed to the first in any case."""
+
+    def __init__(
+        self, left_s: float, rates: tuple[float, float], max_tokens: int, min_tokens: int
+    ) -> None:
+        self._left_s = left_s
+        self._token_s, self._pair_s = rates
+        self._max_tokens = max_tokens
+        self._min_tokens = min_tokens
+
+    def limit(self, start: int) -> int:
+        """How many tokens behind `start` others fit: b·n + c·(start·n + n²/2) <= the seconds left."""
+        fits = float(self._max_tokens)
+        linear, pair_s, left_s = (
+            self._token_s + self._pair_s * start,
+            self._pair_s,
+            max(self._left_s, 0.0),
+        )
+        if pair_s > 0:
+            fits = min(fits, (math.sqrt(linear * linear + 2 * pair_s * left_s) - linear) / pair_s)
+        elif linear > 0:
+            fits = min(fits, left_s / linear)
+        return max(int(fits), self._min_tokens)
+
+    def spend(self, start: int, num_tokens: int) -> None:
+        self._left_s -= self._token_s * num_tokens + self._pair_s * num_tokens * (
+            start + num_tokens / 2
+        )
+        self._max_tokens -= num_tokens
+        self._min_tokens = 0
+
+
+class Pace:
+    """Keeps the time between two tokens of a running request below `max_step_s`, as far as a single step allows. With 0
+    it bounds nothing and costs nothing."""
+
+    def __init__(
+        self, max_step_s: float, page_size: int, columns: Columns, running: RunningBatch
+    ) -> None:
+        self.cost = StepCost()
+        self._max_step_s = max_step_s
+        self._min_tokens = max(MIN_TOKENS, page_size)
+        self._columns = columns
+        self._running = running
+        self._largest = FIRST_TOKENS // 2  # tokens of a measured step
+        self._since_s = (
+            0.0  # what the steps take that were planned since the running requests' last one
+        )
+
+    def observe(self, batch: Batch, seconds: float) -> None:
+        """A step has taken so long on the device."""
+        if self._max_step_s:
+            self.cost.observe(Load.of(batch.plan), seconds, has_prefill=bool(batch.prefills))
+            self._largest = max(self._largest, batch.plan.num_tokens)
+
+    def planned(self, batch: Batch) -> None:
+        """This is the next step."""
+        if not self._max_step_s:
+            return
+        if len(batch.rows) > len(batch.prefills) or not self._waiting_load().tokens:
+            self._since_s = 0.0
+        else:
+            self._since_s += (
+                self.cost.seconds(Load.of(batch.plan)) if self.cost.is_known else math.inf
+            )
+
+    def decode_is_due(self) -> bool:
+        """Whether the running requests must have their turn before any more of a prompt."""
+        if not self._since_s:
+            return False
+        budget = self.budget(mixes=False)
+        return budget is not None and budget.limit(0) < self._min_tokens
+
+    def budget(self, *, mixes: bool) -> StepBudget | None:
+        """What prompts may take of the next step; None: anything. `mixes`: the running requests are in that step."""
+        load = self._waiting_load() if self._max_step_s else None
+        if load is None or not load.tokens:
+            return None
+        max_tokens = 2 * self._largest
+        min_tokens = 0 if self._since_s else self._min_tokens
+        if not self.cost.is_known:
+            return StepBudget(
+                0.0 if self._since_s else math.inf, (1.0, 0.0), max_tokens, min_tokens
+            )
+        a, b, c = self.cost.coefficients()
+        left_s = self._max_step_s - self._since_s - self.cost.seconds(load) - (0.0 if mixes else a)
+        return StepBudget(left_s, (b, c), max_tokens, min_tokens)
+
+    def _waiting_load(self) -> Load:
+        """A step of the requests that wait for their next token."""
+        columns, rows = self._columns, self._running.rows
+        rows = rows[columns.seq_len[rows] < columns.max_len[rows]]
+        lens = columns.seq_len[rows] - columns.kv_len[rows]
+        return Load(int(lens.sum()), int((lens * columns.seq_len[rows]).sum()))

@@ -1,1 +1,0 @@
-"""What some requests use and most do not. Each module is one Part (see `scheduler/part.py`)."""

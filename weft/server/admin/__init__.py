@@ -1,0 +1,1 @@
+"""Administration: what changes or asks the running engine."""

@@ -1,0 +1,134 @@
+"""How busy the engine is: for routers, dashboards and `weft ctl loads`.
+
+The engine answers between two steps, whatever waits in its queue. If a step takes long, its last numbers are told, with
+their age: it sends them every second while it works, and when it has come to rest.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from weft.client.client import EngineUnavailable
+from weft.observe.log import EventLog
+from weft.server.body import json_bytes
+from weft.server.errors import ApiError
+from weft.server.fields.numbers import query_number
+from weft.server.info import Front
+from weft.server.limits import SCRAPE_TIMEOUT_S
+
+log = EventLog("loads")
+LOADS_TIMEOUT_S = 0.1  # a router asks often, and rather has a second old numbers than waits
+FORMATS = ("json", "prometheus")
+
+
+async def loads(front: Front, request: Request) -> ASGIApp:
+    """An entry for each engine (there is one), and all of them together; `?format=prometheus` for a page of metrics."""
+    format = request.query_params.get("format", "json")
+    if format not in FORMATS:
+        raise ApiError(
+            400,
+            f"format is {format[:64]!r}; one of {', '.join(FORMATS)} is expected",
+            param="format",
+        )
+    query_number(request, "dp_rank", 0)  # there is one engine
+    found = [await load_of(front)]
+    if format == "prometheus":
+        return Response(_page(found), media_type="text/plain; version=0.0.4")
+    answer = {
+        "timestamp": time.time(),
+        "version": front.info.version,
+        "dp_rank_count": len(found),
+        "loads": found,
+        "aggregate": aggregated(found),
+    }
+    return _json(answer)
+
+
+async def get_load(front: Front, request: Request) -> ASGIApp:
+    """The short form: requests and tokens of each engine."""
+    found = [await load_of(front)]
+    answer = [
+        {
+            "dp_rank": load["dp_rank"],
+            "num_reqs": load["num_total_reqs"],
+            "num_waiting_reqs": load["num_waiting_reqs"],
+            "num_tokens": load["num_used_tokens"],
+        }
+        for load in found
+    ]
+    return _json(answer)
+
+
+async def load_of(front: Front) -> dict[str, Any]:
+    """The engine's numbers, and what follows from them."""
+    _ = front.client.engine  # there is one
+    await refresh(front, LOADS_TIMEOUT_S)
+    stats, gauges = front.client.stats, front.client.metrics.engine
+    most = stats.max_running_requests
+    return {
+        "dp_rank": 0,
+        "age_s": round(time.monotonic() - front.client.stats_at, 3),  # of these numbers
+        "num_running_reqs": stats.num_running,
+        "num_waiting_reqs": stats.num_waiting,
+        "num_total_reqs": stats.num_running + stats.num_waiting,
+        "max_running_requests": most,
+        "utilization": round(stats.num_running / most, 4) if most else 0.0,
+        "num_used_tokens": stats.kv_used,
+        "max_total_num_tokens": stats.kv_tokens,
+        "token_usage": round(gauges.token_usage, 4),
+        "cache_hit_rate": round(gauges.cache_hit_rate, 4),
+        "gen_throughput": round(gauges.gen_throughput, 2),
+        "last_gen_throughput": round(gauges.gen_throughput, 2),
+        "stats": {
+            name: getattr(stats, name) for name in stats.__struct_fields__
+        },  # also those that are 0
+    }
+
+
+def aggregated(found: list[dict[str, Any]]) -> dict[str, float]:
+    """Sums and means over all engines."""
+
+    def total(name: str) -> float:
+        return float(sum(load[name] for load in found))
+
+    return {
+        "total_running_reqs": total("num_running_reqs"),
+        "total_waiting_reqs": total("num_waiting_reqs"),
+        "total_reqs": total("num_total_reqs"),
+        "total_used_tokens": total("num_used_tokens"),
+        "total_tokens": total("max_total_num_tokens"),
+        "avg_token_usage": round(total("token_usage") / len(found), 4),
+        "avg_throughput": round(total("gen_throughput") / len(found), 2),
+        "avg_utilization": round(total("utilization") / len(found), 4),
+    }
+
+
+async def refresh(front: Front, timeout_s: float = SCRAPE_TIMEOUT_S) -> None:
+    """Fresh numbers if the engine has them at once; else the last it sent."""
+    try:
+        await front.client.get_state(timeout_s)
+    except EngineUnavailable:
+        log.debug("no_fresh_stats")
+
+
+def _page(found: list[dict[str, Any]]) -> bytes:
+    """All numbers of the loads as gauges."""
+    names = [
+        name
+        for name, value in found[0].items()
+        if isinstance(value, int | float) and name != "dp_rank"
+    ]
+    lines: list[str] = []
+    for name in names:
+        lines.append(f"# TYPE weft:load_{name} gauge")
+        lines += [f'weft:load_{name}{{dp_rank="{load["dp_rank"]}"}} {load[name]}' for load in found]
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def _json(answer: object) -> Response:
+    return Response(json_bytes(answer), media_type="application/json")

@@ -1,0 +1,33 @@
+"""Switch the scheduler's policy while it runs."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from weft.observe.log import EventLog
+from weft.server.body import json_bytes, read_json
+from weft.server.errors import ApiError
+from weft.server.info import Front
+
+log = EventLog("policy")
+
+
+class PolicyRequest(msgspec.Struct, kw_only=True):
+    """The policy to order waiting requests by from now on."""
+
+    policy: str
+
+
+async def set_policy(front: Front, request: Request) -> ASGIApp:
+    """Order waiting requests by another policy; nothing that runs is touched. 400 names the policies there are."""
+    body = await read_json(front, request, PolicyRequest)
+    reply = await front.client.set_policy(body.policy)
+    log.info("set_policy", policy=body.policy, before=reply.before, success=reply.success)
+    if not reply.success:
+        raise ApiError(400, reply.message, param="policy")
+    return Response(
+        json_bytes({"policy": body.policy, "before": reply.before}), media_type="application/json"
+    )

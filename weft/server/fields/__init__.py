@@ -1,0 +1,1 @@
+"""Readers of fields that several APIs share."""

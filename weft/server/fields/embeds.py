@@ -1,0 +1,64 @@
+"""The field `input_embeds`: one prompt or a batch of them, as nested lists of numbers or as base64 of float32."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import Any, NamedTuple
+
+import msgspec
+
+from weft.client.vectors import PARAM, packed_vectors, placeholders
+from weft.messages.control import EngineReady
+from weft.messages.sampling import InvalidParam
+from weft.server.info import Front
+
+INLINE_LEN = 16_384  # bytes that are read on the event loop
+NOT_GIVEN = msgspec.Raw(b"null")
+_BRACKETS = re.compile(rb"[\s\[]*")
+_FORMS: dict[int, Any] = {
+    0: str,
+    1: list[str],
+    2: list[list[float]],
+    3: list[list[list[float]]],
+}  # by opening brackets
+
+
+class Embeds(NamedTuple):
+    """The prompts of a request. Their ids hold their places."""
+
+    ids: list[list[int]]
+    vectors: list[bytes]
+    is_batch: bool
+
+
+async def embeds_of(front: Front, raw: msgspec.Raw) -> Embeds | None:
+    """`read_embeds`, in a thread if there is much to read."""
+    work = partial(read_embeds, raw, front.client.engine)
+    return (
+        work()
+        if memoryview(raw).nbytes <= INLINE_LEN
+        else await front.readers.run(work, is_long=True)
+    )
+
+
+def read_embeds(raw: msgspec.Raw, engine: EngineReady) -> Embeds | None:
+    """None if the field is not given. Raises `InvalidParam`."""
+    text = bytes(raw)
+    if text.strip() == b"null":
+        return None
+    match = _BRACKETS.match(text)
+    depth = match[0].count(b"[") if match else 0
+    if depth not in _FORMS:
+        raise InvalidParam(
+            PARAM, f"{PARAM} is nested {depth} deep; [tokens][size] or a list of those is needed"
+        )
+    try:
+        value = msgspec.json.decode(text, type=_FORMS[depth])
+    except msgspec.ValidationError as exc:
+        raise InvalidParam(PARAM, f"{PARAM}: {exc}") from exc
+    prompts = value if depth in (1, 3) else [value]
+    if not prompts:
+        raise InvalidParam(PARAM, f"{PARAM} is empty; there is no prompt")
+    vectors = [packed_vectors(one, engine) for one in prompts]
+    return Embeds([placeholders(one, engine) for one in vectors], vectors, is_batch=depth in (1, 3))

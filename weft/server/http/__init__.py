@@ -1,0 +1,1 @@
+"""What every HTTP request passes, and the protocol below it."""

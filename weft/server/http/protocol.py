@@ -1,0 +1,343 @@
+"""uvicorn's HTTP protocol with the guards it lacks: on the size of an unfinished head, on the time for it, on what a
+chunked body brings besides its bytes, on stalls, on the number of connections.
+
+Without them a client holds memory or connections for as long as it likes (endless headers or trailers, slowloris, a
+reader that has stopped, a thousand sockets that say nothing).
+
+Trailers are dropped: a field behind the body is no header (RFC 9110, section 6.5.1), so it can carry no key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import httptools
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from weft.config.limits import Limits
+
+QUIET_S = 1.0  # a connection that has waited for so long may be closed to make room
+FRAMING_PER_BYTE = 8  # of a chunked body are always allowed: chunks of one byte take 5
+PROBE_PAUSES_S = (0.05, 0.2, 1.0)  # between looks whether a client that sends no more still reads
+INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"  # an answer that every client overlooks
+
+_HEAD = b"HTTP/1.1 %s\r\ncontent-type: application/json\r\nconnection: close\r\n\r\n"
+_TOO_LARGE = _HEAD % b"431 Request Header Fields Too Large" + (
+    b'{"error":{"message":"the request line and headers are too large","type":"invalid_request_error",'
+    b'"param":null,"code":431}}'
+)
+_BAD_REQUEST = _HEAD % b"400 Bad Request" + (
+    b'{"error":{"message":"this is no valid HTTP request","type":"invalid_request_error","param":null,"code":400}}'
+)
+_TOO_MUCH_FRAMING = _HEAD % b"400 Bad Request" + (
+    b'{"error":{"message":"the chunk extensions and trailers of the body are too large",'
+    b'"type":"invalid_request_error","param":null,"code":400}}'
+)
+_CROWDED = _HEAD % b"503 Service Unavailable\r\nretry-after: 1" + (
+    b'{"error":{"message":"there are too many connections","type":"service_unavailable_error","param":null,"code":503}}'
+)
+
+
+class Door:
+    """What the connections of one server share. `refused` is told the name of each limit that ends one.
+
+    A connection works while a request of it that was let in is answered; else it waits: for a head, for the end of a
+    body that nobody needs, for the client to read a refusal. Only those that work count against `max_connections`, and
+    the one that has waited longest goes first, so who has no key cannot keep out who has one.
+    """
+
+    def __init__(self, limits: Limits, refused: Callable[[str], None]) -> None:
+        self.limits = limits
+        self.refused = refused
+        self._waiting: dict[GuardedProtocol, float] = {}  # since when, the longest first
+
+    @property
+    def last_place(self) -> int:
+        """Connections up to which those that wait have `QUIET_S` before they go."""
+        return self.limits.max_connections + self.limits.max_connections // 4 + 64
+
+    def waits(self, connection: GuardedProtocol, now: float) -> None:
+        """It has been waiting since `now`, if it has not before."""
+        self._waiting.setdefault(connection, now)
+
+    def works(self, connection: GuardedProtocol) -> None:
+        self._waiting.pop(connection, None)
+
+    def left(self, connection: GuardedProtocol) -> None:
+        self._waiting.pop(connection, None)
+
+    def is_crowded(self, connections: set[Any]) -> bool:
+        """Whether as many work as may."""
+        return len(connections) - len(self._waiting) >= self.limits.max_connections
+
+    def has_room(self, connections: set[Any], newcomer: GuardedProtocol, now: float) -> bool:
+        """Whether `newcomer`, which is among `connections`, may stay. Others are closed for that if need be."""
+        while len(connections) > self.limits.max_connections and self._waiting:
+            oldest, since = next(iter(self._waiting.items()))
+            if now - since < QUIET_S and len(connections) <= self.last_place:
+                break
+            if oldest is newcomer:
+                break
+            self.refused("max_connections")
+            self.left(oldest)
+            connections.discard(oldest)  # it no longer counts
+            oldest.transport.abort()
+        return len(connections) <= self.last_place
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    def __init__(self, *args: Any, door: Door, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._door = door
+        self._limits = door.limits
+        self._head_len = 0  # bytes of the head that is being read; -1 while there is none
+        self._framing_len = (
+            0  # bytes since the head that are no body: sizes of chunks, their extensions, trailers
+        )
+        self._body_len = 0
+        self._has_ended_head = False  # in the data that is being read
+        self._answered: RequestResponseCycle | None = (
+            None  # the request that is, or was last; `cycle` is the last read
+        )
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
+        self._probe_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        now = self.loop.time()
+        self._door.waits(self, now)
+        if not self._door.has_room(self.connections, self, now):
+            self._cut_off("max_connections", _CROWDED)
+            return
+        _send_at_once(transport)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timers()
+        self._door.left(self)
+        answered = self._answered
+        if (
+            answered is not None and not answered.response_complete
+        ):  # others may have been read behind it
+            answered.disconnected = True
+            answered.message_event.set()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """As the class above does it, but bytes that begin no request do not prolong the time for one."""
+        self._has_ended_head = False
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            pass  # nothing is upgraded: the request is answered like any other
+        except httptools.HttpParserError:
+            self._close_with(_BAD_REQUEST)
+            return
+        if self.transport.is_closing():
+            return
+        if self._head_len >= 0:
+            self._head_len += len(data)
+            if self._head_len > self._limits.max_head_bytes:
+                self._cut_off("max_header_bytes", _TOO_LARGE)
+        elif self._has_ended_head:
+            self._framing_len = 0
+        else:
+            self._framing_len += len(data)
+            if (
+                self._framing_len
+                > self._limits.max_framing_bytes + FRAMING_PER_BYTE * self._body_len
+            ):
+                self._cut_off("max_framing_bytes", _TOO_MUCH_FRAMING)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends no more. If it still reads, it gets its answer; whether it does, only writing can tell."""
+        answered = self._answered
+        if (
+            answered is None
+            or answered.response_complete
+            or self.cycle.more_body
+            or not self._can_probe
+        ):
+            return False
+        self.cycle.keep_alive = False
+        self._probe(0)
+        return True
+
+    def on_message_begin(self) -> None:
+        self._unset_keepalive_if_required()
+        super().on_message_begin()
+        if self._head_len < 0:
+            self._await_head()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._head_len >= 0:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._head_len = -1
+        self._has_ended_head = True
+        self._body_len = 0
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+        self.scope["weft.connection"] = self  # type: ignore[typeddict-unknown-key]
+        if self.parser.get_http_version() != "1.1":
+            self.app = _CloseDelimited(self.app)
+        super().on_headers_complete()
+        if self._answered is None or self._answered.response_complete:
+            self._answered = self.cycle
+
+    def on_body(self, body: bytes) -> None:
+        self._body_len += len(body)
+        self._framing_len -= len(body)
+        super().on_body(body)
+
+    def on_response_complete(self) -> None:
+        if self.pipeline:
+            self._answered = self.pipeline[-1][0]
+        self._door.waits(self, self.loop.time())
+        super().on_response_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Where the class above finds that a request is none."""
+        self._close_with(_BAD_REQUEST)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stall_timer = self.loop.call_later(self._limits.stall_timeout_s, self._stalled)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+
+    # ---- for the application
+
+    def let_in(self) -> bool:
+        """The request that is answered now may do what it asks for: the connection works until that is done. False, if
+        as many work as may."""
+        if self._door.is_crowded(self.connections):
+            return False
+        self._door.works(self)
+        return True
+
+    def done(self) -> None:
+        """Nothing is done any more for the request that is answered now."""
+        self._door.waits(self, self.loop.time())
+
+    @property
+    def is_receiving(self) -> bool:
+        """Whether the request that is answered now has not come to its end."""
+        return self._answered is not None and self._answered.more_body
+
+    def end_with_connection(self) -> None:
+        """The answer that begins now has no declared length and no chunks: it ends where the connection does."""
+        assert self._answered is not None
+        self._answered.chunked_encoding = False
+
+    def write_piece(self, body: bytes) -> None:
+        """A piece of the body of the answer that is being sent, at once: what `send` does with it, without a coroutine.
+        For answers without a declared length, whose head has been sent, while `takes_pieces`."""
+        assert self._answered is not None
+        if self._answered.chunked_encoding:
+            self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+        else:
+            self.transport.write(body)
+
+    @property
+    def takes_pieces(self) -> bool:
+        """Whether the client is there and reads."""
+        return not (self.flow.write_paused or self.transport.is_closing())
+
+    # ---- inside
+
+    def _await_head(self) -> None:
+        self._head_len = 0
+        self._head_timer = self.loop.call_later(self._limits.head_timeout_s, self._head_is_late)
+
+    def _head_is_late(self) -> None:
+        if self._head_len > 0:  # else the connection was only idle
+            self._door.refused("head_timeout_s")
+        self.transport.close()
+
+    def _stalled(self) -> None:
+        self._door.refused("stall_timeout_s")
+        self.transport.abort()
+
+    @property
+    def _can_probe(self) -> bool:
+        """Whether there is something to write that the client overlooks: not in HTTP/1.0, nor in a body of known
+        length."""
+        assert self._answered is not None
+        if self._answered.scope["http_version"] != "1.1":
+            return False
+        return not self._answered.response_started or bool(self._answered.chunked_encoding)
+
+    def _probe(self, number: int) -> None:
+        """A client that is gone altogether refuses what comes; the next write then fails, which ends the connection."""
+        assert self._answered is not None
+        if self.transport.is_closing() or self._answered.response_complete or not self._can_probe:
+            return
+        if not self._answered.response_started:
+            self.transport.write(INTERIM)
+        elif not self.flow.write_paused:
+            self.transport.write(b"0")  # the next chunk's size gets a leading zero
+        if number < len(PROBE_PAUSES_S):
+            self._probe_timer = self.loop.call_later(
+                PROBE_PAUSES_S[number], self._probe, number + 1
+            )
+
+    def _cut_off(self, limit: str, answer: bytes) -> None:
+        self._door.refused(limit)
+        self._close_with(answer)
+
+    def _close_with(self, answer: bytes) -> None:
+        """Close the connection; with `answer`, if no other is being sent."""
+        answered = self._answered
+        if answered is None or answered.response_complete or not answered.response_started:
+            self.transport.write(answer)
+        self.transport.close()
+
+    def _stop_timers(self) -> None:
+        for timer in (self._head_timer, self._stall_timer, self._probe_timer):
+            if timer is not None:
+                timer.cancel()
+
+
+class _CloseDelimited:
+    """The application for clients of HTTP/1.0, which know no chunks: an answer without a declared length ends with the
+    connection."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        connection: GuardedProtocol = scope["weft.connection"]
+        is_plain = False
+
+        async def send_plain(message: Message) -> None:
+            nonlocal is_plain
+            if message["type"] == "http.response.start":
+                is_plain = not any(name == b"content-length" for name, _ in message["headers"])
+                if is_plain:
+                    connection.end_with_connection()
+            elif is_plain and message.get("body"):
+                await connection.flow.drain()
+                if connection.takes_pieces:
+                    connection.write_piece(message["body"])
+                message = {**message, "body": b""}
+            await send(message)
+
+        await self._app(scope, receive, send_plain)
+
+
+def _send_at_once(transport: asyncio.Transport) -> None:
+    """TCP_NODELAY. asyncio sets it too, but not on sockets made without naming the protocol: then every answer waits
+    40 ms for the acknowledgement of its own headers."""
+    connection = transport.get_extra_info("socket")
+    if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

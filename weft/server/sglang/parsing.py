@@ -1,0 +1,97 @@
+"""`/parse_function_call` and `/separate_reasoning`: what the parsers of answers find in a text that the client brings,
+with SGLang's fields. For those who have a model's text from elsewhere, such as `/generate`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from weft.server.body import json_bytes, read_json
+from weft.server.errors import ApiError
+from weft.server.info import Front
+from weft.server.limits import over
+from weft.server.openai.chat import answer_of, function_calls
+from weft.server.openai.models import ChatAnswer
+from weft.server.openai.tools import tool_use
+from weft.text.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
+from weft.text.parsers.output import Output
+
+INLINE_LEN = 10_000  # characters; more of them are looked through in a thread
+T = TypeVar("T")
+
+
+class ParseCallsBody(msgspec.Struct, kw_only=True):
+    """The parser is one of `--tool-call-parser`; the server's own if none is named."""
+
+    text: str
+    tools: list[dict[str, Any]]
+    tool_call_parser: str | None = None
+
+
+class SeparateBody(msgspec.Struct, kw_only=True):
+    """The parser is one of `--reasoning-parser`; the server's own if none is named."""
+
+    text: str
+    reasoning_parser: str | None = None
+
+
+async def parse_function_call(front: Front, request: Request) -> ASGIApp:
+    body = await read_json(front, request, ParseCallsBody)
+    format = _chosen(TOOL_FORMATS, body.tool_call_parser, front.formats.tools, "tool_call_parser")
+    names = tool_use(body.tools, "auto", parallel=True).names
+    answer = await _parsed(front, body.text, Output(None, format.parser(names, eager=False)))
+    return _json(
+        {
+            "normal_text": answer.content or "",
+            "calls": [
+                {
+                    "tool_index": place,
+                    "name": call.function.name,
+                    "parameters": call.function.arguments,
+                }
+                for place, call in enumerate(function_calls(answer))
+            ],
+        }
+    )
+
+
+async def separate_reasoning(front: Front, request: Request) -> ASGIApp:
+    body = await read_json(front, request, SeparateBody)
+    format = _chosen(
+        REASONING_FORMATS, body.reasoning_parser, front.formats.reasoning, "reasoning_parser"
+    )
+    answer = await _parsed(front, body.text, Output(format.parser("", eager=False), None))
+    return _json({"reasoning_text": answer.reasoning_content or "", "text": answer.content or ""})
+
+
+async def _parsed(front: Front, text: str, output: Output) -> ChatAnswer:
+    """What `output` finds in the whole text."""
+    longest = front.limits.max_parsed_len
+    if len(text) > longest:
+        message = f"text has {len(text):,} characters; at most {longest:,} are allowed"
+        raise over("max_parsed_len", message, param="text")
+
+    def work() -> ChatAnswer:
+        return answer_of(output.push(text, is_last=True), call_id_len=24)
+
+    return work() if len(text) <= INLINE_LEN else await front.readers.run(work, is_long=True)
+
+
+def _chosen(formats: Mapping[str, T], name: str | None, own: T | None, param: str) -> T:
+    """The format by its name, else the server's. Raises `ApiError`."""
+    if name in (None, "auto"):
+        found, what = own, "is not known for this model, and must be named"
+    else:
+        found, what = formats.get(name or ""), f"is {name!r:.64}, which is not one that there is"
+    if found is None:
+        raise ApiError(400, f"{param} {what}: {', '.join(formats)}", param=param)
+    return found
+
+
+def _json(answer: dict[str, Any]) -> Response:
+    return Response(json_bytes(answer), media_type="application/json")

@@ -1,0 +1,1 @@
+"""Where an answer ends: strings and patterns."""

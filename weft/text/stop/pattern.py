@@ -1,0 +1,254 @@
+"""Regular expressions as automata whose cost per character is bounded, whatever the pattern and the text are.
+
+Python's own parser reads the pattern; what it finds becomes a nondeterministic automaton (Thompson, 1968) without
+back-tracking. What only back-tracking could do (back-references, look-around, possessive repeats) is refused. `$` holds
+behind every character: a text that is stopped there ends there. Counted repeats are written out: how large that may
+become is limited, and with it the work per character.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from re import _constants as ops  # type: ignore[attr-defined]  # the tree that the standard library's parser makes
+from re import _parser  # type: ignore[attr-defined]
+from typing import Any
+
+MAX_EDGES = 500  # between the characters of the patterns of one request: so many look-ups a character, at most
+_MAX_SEEN = 4_096  # characters that a class remembers
+
+_REFUSED = {
+    **dict.fromkeys((ops.ASSERT, ops.ASSERT_NOT), "look-around"),
+    **dict.fromkeys((ops.GROUPREF, ops.GROUPREF_EXISTS), "a reference to a group"),
+    **dict.fromkeys((ops.POSSESSIVE_REPEAT, ops.ATOMIC_GROUP), "what forbids back-tracking"),
+}
+
+CharTest = Callable[[str], bool]
+
+
+class BadPattern(ValueError):
+    """It is no pattern, or none that can be used here. The message is for the user."""
+
+
+class Node:
+    """A place in a pattern: a character to come (`accepts`), a condition on the place (`holds`), or its end."""
+
+    __slots__ = ("_seen", "_test", "follow", "holds", "pattern")
+
+    def __init__(
+        self,
+        test: CharTest | None = None,
+        holds: Callable[[str, str], bool] | None = None,
+        pattern: str = "",
+    ) -> None:
+        self.follow: tuple[Node, ...] = ()  # what may come behind it
+        self.holds = holds  # of the characters before and behind, "" where the text begins or ends
+        self.pattern = pattern  # that ends here
+        self._test = test
+        self._seen: dict[str, bool] = {}
+
+    def accepts(self, char: str) -> bool:
+        known = self._seen.get(char)
+        if known is None:
+            known = self._test is not None and self._test(char)
+            if len(self._seen) < _MAX_SEEN:
+                self._seen[char] = known
+        return known
+
+
+class Automaton:
+    """Of several patterns: `first` is where a match may begin."""
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        """Raises BadPattern."""
+        self._room = MAX_EDGES
+        self._nodes: list[Node] = []
+        first: dict[Node, None] = {}
+        for pattern in patterns:
+            tree = _parsed(pattern)
+            end = Node(pattern=pattern)
+            begin = self._sequence(tree.data, (end,), tree.state.flags)
+            if _is_empty(begin):
+                raise BadPattern(f"{pattern[:64]!r} matches the empty text")
+            first |= dict.fromkeys(begin)
+        self.first = tuple(first)
+
+    # Each method makes what comes before `follow`, from the end to the beginning, and returns where that begins.
+
+    def _sequence(self, items: Any, follow: tuple[Node, ...], flags: int) -> tuple[Node, ...]:
+        for op, argument in reversed(list(items)):
+            follow = self._one(op, argument, follow, flags)
+        return follow
+
+    def _one(
+        self, op: Any, argument: Any, follow: tuple[Node, ...], flags: int
+    ) -> tuple[Node, ...]:
+        match op:
+            case ops.LITERAL | ops.NOT_LITERAL | ops.ANY | ops.IN:
+                return (self._connected(Node(test=_char_test(op, argument, flags)), follow),)
+            case ops.BRANCH:
+                return _union(self._sequence(one, follow, flags) for one in argument[1])
+            case ops.SUBPATTERN:
+                _, added, removed, items = argument
+                return self._sequence(items, follow, (flags | added) & ~removed)
+            case ops.MAX_REPEAT | ops.MIN_REPEAT:
+                low, high, items = argument
+                return self._repeat(low, high, items, follow, flags)
+            case ops.AT:
+                return (self._connected(Node(holds=_condition(argument, flags)), follow),)
+        raise BadPattern(f"{_REFUSED.get(op, str(op).lower())} cannot be used here")
+
+    def _repeat(
+        self, low: int, high: Any, items: Any, follow: tuple[Node, ...], flags: int
+    ) -> tuple[Node, ...]:
+        begin = follow
+        if high is ops.MAXREPEAT:
+            begin = _union((self._loop(items, follow, flags), follow))
+        else:
+            for _ in range(high - low):
+                self._count(1)
+                begin = _union((self._sequence(items, begin, flags), follow))
+        for _ in range(low):
+            self._count(1)
+            begin = self._sequence(items, begin, flags)
+        return begin
+
+    def _loop(self, items: Any, follow: tuple[Node, ...], flags: int) -> tuple[Node, ...]:
+        """One or more times: what ends a round may also begin another."""
+        joint, inside = (
+            Node(),
+            len(self._nodes),
+        )  # stands for what comes behind a round, until that is known
+        begin = self._sequence(items, (joint,), flags)
+        behind = _union((tuple(node for node in begin if node is not joint), follow))
+        for node in self._nodes[inside:]:
+            if joint in node.follow:
+                node.follow = _replaced(node.follow, joint, behind)
+                self._count(len(behind))
+        return _replaced(begin, joint, behind)
+
+    def _connected(self, node: Node, follow: tuple[Node, ...]) -> Node:
+        self._count(len(follow))
+        node.follow = follow
+        self._nodes.append(node)
+        return node
+
+    def _count(self, edges: int) -> None:
+        self._room -= edges
+        if self._room < 0:
+            raise BadPattern(
+                f"the patterns are too large: written out, they have more than {MAX_EDGES:,} transitions"
+            )
+
+
+@lru_cache(maxsize=64)
+def compile_patterns(patterns: tuple[str, ...]) -> Automaton:
+    """The automaton of `patterns`. Raises BadPattern."""
+    try:
+        return Automaton(patterns)
+    except RecursionError as exc:
+        raise BadPattern("the pattern is nested too deeply") from exc
+
+
+def _parsed(pattern: str) -> Any:
+    try:
+        with warnings.catch_warnings():  # of what future versions of Python may read otherwise
+            warnings.simplefilter("ignore")
+            return _parser.parse(pattern)
+    except (re.error, OverflowError, ValueError) as exc:
+        raise BadPattern(f"{pattern[:64]!r} is no regular expression: {exc}") from exc
+
+
+def _union(parts: Iterable[tuple[Node, ...]]) -> tuple[Node, ...]:
+    return tuple(dict.fromkeys(node for part in parts for node in part))
+
+
+def _replaced(nodes: tuple[Node, ...], joint: Node, behind: tuple[Node, ...]) -> tuple[Node, ...]:
+    return _union(behind if node is joint else (node,) for node in nodes)
+
+
+def _is_empty(nodes: tuple[Node, ...]) -> bool:
+    """Whether the end may be reached without a character."""
+    left, seen = list(nodes), set(nodes)
+    while left:
+        node = left.pop()
+        if node.pattern:
+            return True
+        if node.holds is not None:
+            new = set(node.follow) - seen
+            left += new
+            seen |= new
+    return False
+
+
+def _condition(at: Any, flags: int) -> Callable[[str, str], bool]:
+    lines = bool(flags & re.MULTILINE)
+    match at:
+        case ops.AT_BEGINNING if lines:
+            return lambda before, behind: before in ("", "\n")
+        case ops.AT_BEGINNING | ops.AT_BEGINNING_STRING:
+            return lambda before, behind: not before
+        case ops.AT_BOUNDARY:
+            return lambda before, behind: _is_word(before, flags) != _is_word(behind, flags)
+        case ops.AT_NON_BOUNDARY:
+            return lambda before, behind: _is_word(before, flags) == _is_word(behind, flags)
+    # $ and \Z: the text may end behind any character. SGLang, which searches the text so far, finds them so, too.
+    return lambda before, behind: True
+
+
+def _is_word(char: str, flags: int) -> bool:
+    return (char.isalnum() or char == "_") and not (flags & re.ASCII and not char.isascii())
+
+
+def _char_test(op: Any, argument: Any, flags: int) -> CharTest:
+    if op is ops.ANY:
+        return (lambda char: True) if flags & re.DOTALL else (lambda char: char != "\n")
+    items = [(ops.LITERAL, argument)] if op in (ops.LITERAL, ops.NOT_LITERAL) else list(argument)
+    negated = op is ops.NOT_LITERAL or items[0][0] is ops.NEGATE
+    tests = [_item_test(kind, value, flags) for kind, value in items if kind is not ops.NEGATE]
+
+    def found(char: str) -> bool:
+        return any(test(char) for test in tests)
+
+    def found_in_any_case(char: str) -> bool:
+        return any(
+            found(one)
+            for one in {
+                char,
+                char.lower(),
+                char.upper(),
+                char.lower().upper(),
+                char.upper().lower(),
+            }
+        )
+
+    inside = found_in_any_case if flags & re.IGNORECASE else found
+    return (lambda char: not inside(char)) if negated else inside
+
+
+def _item_test(op: Any, argument: Any, flags: int) -> CharTest:
+    if op is ops.LITERAL:
+        return chr(argument).__eq__
+    if op is ops.RANGE:
+        low, high = map(chr, argument)
+        return lambda char: len(char) == 1 and low <= char <= high
+    tests: dict[Any, CharTest] = {
+        ops.CATEGORY_DIGIT: str.isdecimal,
+        ops.CATEGORY_SPACE: str.isspace,
+        ops.CATEGORY_WORD: lambda char: char.isalnum() or char == "_",
+    }
+    opposites = {
+        ops.CATEGORY_NOT_DIGIT: ops.CATEGORY_DIGIT,
+        ops.CATEGORY_NOT_SPACE: ops.CATEGORY_SPACE,
+        ops.CATEGORY_NOT_WORD: ops.CATEGORY_WORD,
+    }
+    test = tests[opposites.get(argument, argument)]
+    if flags & re.ASCII:
+        test = _in_ascii(test)
+    return (lambda char: not test(char)) if argument in opposites else test
+
+
+def _in_ascii(test: CharTest) -> CharTest:
+    return lambda char: char.isascii() and test(char)

@@ -1,0 +1,364 @@
+"""A conversation into the text that the model continues, by the model's Jinja template.
+
+The template comes with the model and its arguments come from requests, so it runs in Jinja's immutable sandbox, with
+limits on the size of what it makes; a server has it run in another process, too (`renderer.py`). Environment and
+functions are those that Hugging Face templates are written for.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import jinja2
+from jinja2 import nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from weft.messages.sampling import InvalidParam
+from weft.text.templates.habits import Habits, habits
+
+MAX_OUTPUT_LEN = 16_000_000  # characters
+MAX_WIDTH = 1_000_000  # of what one operation of a template may make: repetition, padding, powers
+MAX_SOURCE_LEN = 100_000  # characters of a template that a request brings
+MAX_OWN_SOURCE_LEN = 1_000_000  # characters of all templates of a model
+
+# what the template gets from here: arguments of a request may not take these names
+_INTERNAL = frozenset(
+    {
+        "messages",
+        "tools",
+        "documents",
+        "add_generation_prompt",
+        "continue_final_message",
+        "raise_exception",
+    }
+    | {
+        "strftime_now",
+        "namespace",
+        "range",
+        "loop",
+        "self",
+        "caller",
+        "varargs",
+        "kwargs",
+        "dict",
+        "lipsum",
+        "cycler",
+    }
+    | {
+        "joiner",
+        "tokenize",
+        "chat_template",
+        "conversation",
+        "return_tensors",
+        "return_dict",
+        "padding",
+        "truncation",
+    }
+    | {
+        "max_length",
+        "bos_token",
+        "eos_token",
+        "unk_token",
+        "pad_token",
+        "sep_token",
+        "cls_token",
+        "mask_token",
+    }
+)
+
+Message = dict[str, Any]
+
+
+class TemplateError(InvalidParam):
+    """The template refuses the messages, or cannot render them. The message is for the user."""
+
+    def __init__(self, message: str, param: str = "messages") -> None:
+        super().__init__(param, message)
+
+
+class _Refusal(Exception):
+    """`raise_exception` was called in the template."""
+
+
+class _PassThrough(Extension):
+    """`{% generation %}...{% endgeneration %}` marks the assistant's text for training; here it does nothing."""
+
+    tags = {"generation"}  # noqa: RUF012 (Jinja's own interface)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return list(parser.parse_statements(("name:endgeneration",), drop_needle=True))
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """The immutable sandbox, and bounds on operations that make much out of little."""
+
+    intercepted_binops = frozenset(["+", "*", "**", "%"])
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "+" and isinstance(left, _SIZED) and isinstance(right, _SIZED):
+            _bound(len(left) + len(right), MAX_OUTPUT_LEN)
+        elif operator == "*":
+            for value, count in ((left, right), (right, left)):
+                if isinstance(value, _SIZED) and isinstance(count, int):
+                    _bound(len(value) * max(count, 0))
+        elif operator == "**" and isinstance(left, int) and isinstance(right, int):
+            _bound(left.bit_length() * max(right, 0))
+        elif operator == "%" and isinstance(left, str):
+            _check_format(left)
+        return super().call_binop(context, operator, left, right)
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(getattr(__obj, "__self__", None), str):  # "x".ljust(10**9)
+            _bound(max((arg for arg in args if isinstance(arg, int)), default=0))
+        return super().call(__context, __obj, *args, **kwargs)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        wrapped = super().wrap_str_format(value)
+        if wrapped is not None:
+            _check_format(value.__self__)
+        return wrapped
+
+
+_SIZED = (str, list, tuple)
+_WIDE_FORMAT = re.compile(r"\d{7}|%[^%a-zA-Z]*\*|:[^}]*\{")  # %9999999d, %*d, {:{width}}
+
+
+def _check_format(format: str) -> None:
+    if _WIDE_FORMAT.search(format):
+        raise SecurityError(
+            "a format of the chat template has a width that is too large or not fixed"
+        )
+
+
+def _bound(size: int, limit: int = MAX_WIDTH) -> None:
+    if size > limit:
+        raise SecurityError(f"an operation of the chat template would make {size:,} items")
+
+
+def _bounded(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter whose integer arguments (widths) are bounded."""
+
+    def bounded(value: Any, *args: Any, **kwargs: Any) -> Any:
+        _bound(max((arg for arg in (*args, *kwargs.values()) if isinstance(arg, int)), default=0))
+        return function(value, *args, **kwargs)
+
+    return bounded
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """As Hugging Face defines it: no HTML escapes, unlike Jinja's own."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise_exception(message: str) -> None:
+    raise _Refusal(message)
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)
+
+
+def _environment() -> _Sandbox:
+    environment = _Sandbox(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _PassThrough]
+    )
+    environment.filters["tojson"] = _bounded(_tojson)
+    for name in ("center", "indent"):
+        environment.filters[name] = _bounded(environment.filters[name])
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+class ChatTemplate:
+    """The chat template of one model."""
+
+    def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
+        """`sources` by name: "default", and perhaps "tool_use". Raises `TemplateError` for broken Jinja."""
+        check_sources(sources)
+        self._own = _compiled(sources)
+        self._special_tokens = dict(special_tokens)
+
+    def render(
+        self,
+        messages: list[Message],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        kwargs: Mapping[str, Any] | None = None,
+        source: str | None = None,
+    ) -> str:
+        """The prompt for `messages`, as OpenAI writes them, by the template `source` if it is given.
+
+        With `continue_final_message` it ends right behind the last message's content, for the model to go on there.
+        Raises `TemplateError`.
+        """
+        shadowed = sorted(_INTERNAL & (kwargs or {}).keys())
+        if shadowed:
+            raise TemplateError(
+                f"chat_template_kwargs may not set {', '.join(shadowed)}", "chat_template_kwargs"
+            )
+        templates = self._own if source is None else _compiled({"default": source})
+        used = templates["tool_use" if tools and "tool_use" in templates else "default"]
+        conversation = [
+            _normalised(used, message, position) for position, message in enumerate(messages)
+        ]
+        cut = ""
+        if continue_final_message:
+            cut = _mark_end(conversation)
+        values = {
+            **self._special_tokens,
+            **(kwargs or {}),
+            "messages": conversation,
+            "tools": tools or None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt and not continue_final_message,
+        }
+        text = _render(used.template, values)
+        if not cut:
+            return text
+        end = text.rfind(cut)
+        if end < 0:
+            raise TemplateError(
+                "the chat template leaves out the last message, so it cannot be continued"
+            )
+        return text[:end]
+
+
+def check_sources(sources: Mapping[str, str]) -> None:
+    """Refuse what can be no template before work is done for it. Raises `TemplateError`."""
+    if "default" not in sources:
+        raise TemplateError(f"no default among the chat templates {sorted(sources)}")
+    length = sum(map(len, sources.values()))
+    if length > MAX_OWN_SOURCE_LEN:
+        raise TemplateError(
+            f"the chat template has {length:,} characters; at most {MAX_OWN_SOURCE_LEN:,} are allowed"
+        )
+
+
+class _Compiled(NamedTuple):
+    template: jinja2.Template
+    habits: Habits
+    knows_developer: bool  # else that role is the system's
+
+
+def _compiled(sources: Mapping[str, str]) -> dict[str, _Compiled]:
+    """By name."""
+    environment = _environment()
+
+    def compiled(source: str) -> _Compiled:
+        found = habits(environment.parse(source))
+        return _Compiled(environment.from_string(source), found, "developer" in source)
+
+    try:
+        return {name: compiled(source) for name, source in sources.items()}
+    except (
+        Exception
+    ) as exc:  # Jinja's own, and whatever Python says of code that is nested too deeply
+        raise TemplateError(
+            f"the chat template is no valid Jinja: {str(exc)[:300]}", "chat_template"
+        ) from exc
+
+
+def _normalised(used: _Compiled, message: Message, position: int) -> Message:
+    """The message as the template expects it: content a string, unless it reads lists, and the arguments of tool calls
+    an object. Content that is null beside tool calls stays so where the template looks at it; elsewhere it would be
+    written as "None"."""
+    message = dict(message)
+    where = f"messages[{position}]"
+    if message.get("role") == "developer" and not used.knows_developer:
+        message["role"] = "system"
+    message["content"] = _content(message.get("content"), where, as_list=used.habits.reads_lists)
+    if message["content"] is None:
+        if not message.get("tool_calls"):
+            raise TemplateError(f"{where} has no content", f"{where}.content")
+        if not used.habits.reads_null:
+            message["content"] = ""
+    if message.get("tool_calls"):
+        message["tool_calls"] = [_parsed_call(call) for call in message["tool_calls"]]
+    return message
+
+
+def _content(content: Any, where: str, *, as_list: bool) -> str | list[dict[str, Any]] | None:
+    """Parts for a template that reads no list are lines of one text, as in vLLM and llama.cpp."""
+    if content is None or isinstance(content, str):
+        return content
+    texts = []
+    for part in content:
+        if part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise TemplateError(
+                f"content of type {str(part.get('type'))[:64]!r} is not supported by this model",
+                f"{where}.content",
+            )
+        texts.append(part["text"])
+    return list(content) if as_list else "\n".join(texts)
+
+
+def _parsed_call(call: dict[str, Any]) -> dict[str, Any]:
+    """A tool call of the history: OpenAI has the arguments as JSON text, templates want the object."""
+    function = dict(call.get("function") or {})
+    if isinstance(function.get("arguments"), str):
+        try:
+            function["arguments"] = json.loads(function["arguments"] or "{}")
+        except (ValueError, RecursionError) as exc:
+            raise TemplateError(
+                "the arguments of a tool call are not valid JSON", "messages.tool_calls"
+            ) from exc
+    return {**call, "function": function}
+
+
+def _mark_end(conversation: list[Message]) -> str:
+    """Put a mark that nobody can guess behind the last message's content. Returns it."""
+    if not conversation or conversation[-1].get("role") != "assistant":
+        raise TemplateError(
+            "continue_final_message needs a last message of the assistant", "continue_final_message"
+        )
+    mark = f"<cut-{secrets.token_hex(16)}>"
+    content = conversation[-1]["content"] or ""
+    if isinstance(content, list):
+        content = [*content[:-1], {**content[-1], "text": content[-1]["text"] + mark}]
+    else:
+        content += mark
+    conversation[-1]["content"] = content
+    return mark
+
+
+def _render(template: jinja2.Template, values: dict[str, Any]) -> str:
+    pieces: list[str] = []
+    length = 0
+    try:
+        for piece in template.generate(values):
+            pieces.append(piece)
+            length += len(piece)
+            if length > MAX_OUTPUT_LEN:
+                raise TemplateError(
+                    f"the chat template made more than {MAX_OUTPUT_LEN:,} characters"
+                )
+    except _Refusal as exc:
+        raise TemplateError(str(exc)[:1_000]) from exc
+    except (InvalidParam, MemoryError):
+        raise
+    except Exception as exc:  # a template can raise whatever Python can
+        raise TemplateError(
+            f"the chat template cannot render these messages: {str(exc)[:300]}"
+        ) from exc
+    return "".join(pieces)

@@ -1,0 +1,50 @@
+"""The process in which `renderer.py` has conversations rendered: reads the sources of chat templates, then
+conversations, each a line of JSON; answers each with a line. A template, which somebody else has written, costs it
+bounded memory and processor time: the process is ended when it needs more."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from weft.config.child import limit_memory, limit_work, serve
+from weft.messages.sampling import InvalidParam
+from weft.text.templates.chat_template import ChatTemplate, TemplateError
+
+MAX_MEMORY = 1 << 29  # bytes of address space, on top of what the start has taken
+
+
+def main() -> None:
+    serve(Scribe())
+
+
+class Scribe:
+    """Answers the sources with {}, and each conversation with {"text": ...}; what cannot be done with {"error": the
+    message, "param": the field that is to blame}."""
+
+    def __init__(self) -> None:
+        self._template: ChatTemplate | None = None
+
+    def __call__(self, line: bytes) -> bytes:
+        return json.dumps(self._answer(line)).encode()
+
+    def _answer(self, line: bytes) -> dict[str, Any]:
+        try:
+            question = json.loads(line)
+            limit_work(question["work_s"])
+            if self._template is None:
+                limit_memory(MAX_MEMORY)
+                self._template = ChatTemplate(question["sources"], question["special_tokens"])
+                return {}
+            return {"text": self._template.render(question["messages"], **question["options"])}
+        except InvalidParam as exc:
+            return {"error": str(exc), "param": exc.param}
+        except MemoryError:
+            error = TemplateError("the chat template needs too much memory")
+            return {"error": str(error), "param": error.param}
+        finally:
+            limit_work(0.0)
+
+
+if __name__ == "__main__":
+    main()

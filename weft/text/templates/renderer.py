@@ -1,0 +1,138 @@
+"""Conversations into text by the model's chat template, in processes of their own.
+
+A template comes with a checkpoint, or even with a request, and Jinja lets it make much out of little, in operations of
+C that nothing in this process could interrupt. So each is compiled and run where memory and work have limits that the
+system holds, and whoever exceeds them loses a process that is started again. This process never runs a template.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from weft.config.child import Child, ChildEnded
+from weft.text.templates.chat_template import TemplateError, check_sources
+from weft.text.turns import Workers
+
+NUM_PROCESSES = 2
+COMPILE_WORK_S = 10.0  # of processor time, for the templates of the model
+RENDER_WORK_S = 5.0
+SLOW_S = 60.0  # of the clock beyond that, on a busy machine; then a process is taken to hang
+LONG_LEN = 65_536  # bytes of a conversation that does not take the last process; nor does a template of a request
+
+
+class Renderer:
+    """The chat template of one model. For one event loop."""
+
+    def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
+        """`sources` by name: "default", and perhaps "tool_use". Raises `TemplateError` for what is no template."""
+        check_sources(sources)
+        self._setup = {"sources": dict(sources), "special_tokens": dict(special_tokens)}
+        self._workers = Workers(NUM_PROCESSES, "the chat template")
+        self._desks = [_Desk(self._setup) for _ in range(NUM_PROCESSES)]
+        self._idle = self._desks[::-1]  # each taken by one thread at a time
+        self._lock = threading.Lock()
+        self._finalizer = weakref.finalize(self, _close, self._desks)
+        try:
+            self._desks[0].set_up()
+        except TemplateError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the processes. Nothing is rendered afterwards."""
+        self._finalizer()
+
+    async def render(self, messages: Sequence[Any], **options: Any) -> str:
+        """`ChatTemplate.render` with these options. Messages are structs or dicts that have the fields of OpenAI's.
+
+        Raises `TemplateError`, or `Busy`.
+        """
+        question = _encoded({"messages": messages, "options": options, "work_s": RENDER_WORK_S})
+        is_long = len(question) > LONG_LEN or options.get("source") is not None
+        return await self._workers.run(lambda: self._rendered(question), is_long=is_long)
+
+    def _rendered(self, question: bytes) -> str:
+        """In a thread. The process that was used last is taken first; the others are there soon after the first use."""
+        with self._lock:
+            desk = self._idle.pop()
+            for other in self._idle:
+                other.start()
+        try:
+            return str(desk.ask(question, RENDER_WORK_S)["text"])
+        finally:
+            with self._lock:
+                self._idle.append(desk)
+
+
+class _Desk:
+    """A place for one process at a time."""
+
+    def __init__(self, setup: Mapping[str, Any]) -> None:
+        self._setup = setup
+        self._child: Child | None = None
+        self._is_set_up = False
+
+    def start(self) -> None:
+        """Begin to start a process, if none lives."""
+        if self._child is not None and not self._child.is_alive:
+            self.close()
+        if self._child is None:
+            self._child = Child("weft.text.templates.process")
+            self._is_set_up = False
+
+    def set_up(self) -> None:
+        """Have the templates compiled. Raises `TemplateError` if they are broken."""
+        self.start()
+        if not self._is_set_up:
+            self._asked(_encoded({**self._setup, "work_s": COMPILE_WORK_S}), COMPILE_WORK_S)
+            self._is_set_up = True
+
+    def ask(self, question: bytes, work_s: float) -> dict[str, Any]:
+        self.set_up()
+        return self._asked(question, work_s)
+
+    def close(self) -> None:
+        if self._child is not None:
+            self._child.close()
+            self._child = None
+
+    def _asked(self, question: bytes, work_s: float) -> dict[str, Any]:
+        assert self._child is not None
+        try:
+            answer = msgspec.json.decode(
+                self._child.ask(question, work_s + SLOW_S), type=dict[str, Any]
+            )
+        except TimeoutError:
+            self.close()
+            raise _too_long(work_s) from None
+        except ChildEnded as exc:
+            self.close()
+            raise _too_long(work_s) if exc.out_of_time else TemplateError(_TOO_LARGE) from None
+        if "error" in answer:
+            raise TemplateError(answer["error"], answer["param"])
+        return answer
+
+
+_TOO_LARGE = "the chat template needs too much memory"
+
+
+def _too_long(work_s: float) -> TemplateError:
+    return TemplateError(f"the chat template took longer than {work_s:g} s")
+
+
+def _encoded(question: dict[str, Any]) -> bytes:
+    try:
+        return msgspec.json.encode(question)
+    except OverflowError:  # an integer of more than 64 bits, somewhere in the tools
+        return json.dumps(msgspec.to_builtins(question)).encode()
+
+
+def _close(desks: Sequence[_Desk]) -> None:
+    for desk in desks:
+        desk.close()
