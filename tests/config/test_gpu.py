@@ -10,14 +10,14 @@ import pytest
 from tests.config.test_resolve import KV_BYTES, MODEL, machine, refusal
 from weft.config.engine import EngineConfig
 from weft.config.gpu import GRAPH_BYTES, graph_sizes
-from weft.config.machine import Gpu
+from weft.config.machine import GpuCard
 from weft.config.options import Command, SettingsError
 from weft.config.resolve import GB, Resolved, resolve
 
 
 def on_gpu(gb: int = 141, **settings: object) -> Resolved:
     return resolve(
-        EngineConfig(**settings), MODEL, machine(1, gpus=(Gpu("H200", gb * GB, gb * GB),))
+        EngineConfig(**settings), MODEL, machine(1, gpus=(GpuCard("H200", gb * GB, gb * GB),))
     )  # type: ignore[arg-type]
 
 
@@ -37,7 +37,7 @@ def test_what_the_user_sets_stays_on_a_gpu() -> None:
 
 def test_models_in_float32_are_computed_in_bfloat16_on_a_gpu_and_as_stored_on_a_cpu() -> None:
     wide = replace(MODEL, dtype="float32")
-    gpus = (Gpu("H200", 10 * GB, 10 * GB),)
+    gpus = (GpuCard("H200", 10 * GB, 10 * GB),)
     assert resolve(EngineConfig(), wide, machine(1, gpus=gpus)).config.dtype == "bfloat16"
     assert resolve(EngineConfig(), wide, machine(8)).config.dtype == "float32"
 

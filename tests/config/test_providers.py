@@ -10,7 +10,7 @@ from tests.config.test_resolve import MODEL as TINY
 from tests.config.test_resolve import machine, refusal
 from weft.config.engine import EngineConfig
 from weft.config.gpu import flashinfer_bytes, prompt_graph_sizes
-from weft.config.machine import Gpu
+from weft.config.machine import GpuCard
 from weft.config.model import ModelConfig
 from weft.config.options import SettingsError
 from weft.config.resolve import GB, Resolved, resolve
@@ -25,7 +25,7 @@ def resolved(
     model: ModelConfig = MODEL,
     **settings: object,
 ) -> Resolved:
-    gpu = Gpu("card", 141 * GB, 141 * GB, capability)
+    gpu = GpuCard("card", 141 * GB, 141 * GB, capability)
     return resolve(
         EngineConfig(attention_backend=backend, **settings), model, machine(1, gpus=(gpu,))
     )  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ import pytest
 
 from tests.config.test_resolve import MODEL, machine
 from weft.config.engine import EngineConfig
-from weft.config.machine import Gpu
+from weft.config.machine import GpuCard
 from weft.config.options import SettingsError
 from weft.config.quantized import UnreadFormat, stored_as
 from weft.config.resolve import GB, resolve
@@ -121,14 +121,14 @@ def test_other_formats_are_named(found: Any, name: str) -> None:
         stored_as({"quantization_config": found})
 
 
-def kept(stored: str, *gpus: Gpu, **settings: Any) -> str:
+def kept(stored: str, *gpus: GpuCard, **settings: Any) -> str:
     return resolve(
         EngineConfig(**settings), replace(MODEL, stored_as=stored), machine(8, gpus=gpus)
     ).config.quantize
 
 
-def card(capability: tuple[int, int]) -> Gpu:
-    return Gpu("card", 80 * GB, 80 * GB, capability)
+def card(capability: tuple[int, int]) -> GpuCard:
+    return GpuCard("card", 80 * GB, 80 * GB, capability)
 
 
 def test_what_is_stored_in_eight_bits_stays_so_where_the_device_computes_with_them() -> None:

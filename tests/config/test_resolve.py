@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from weft.config.engine import EngineConfig
-from weft.config.machine import Gpu, Machine
+from weft.config.machine import GpuCard, Machine
 from weft.config.model import ModelConfig, RopeConfig
 from weft.config.options import SettingsError
 from weft.config.resolve import CHUNK_LEN, CPU_KV_BYTES, GB, MAX_RUNNING, Resolved, resolve
@@ -30,7 +30,7 @@ MODEL = ModelConfig(
 KV_BYTES = 1_000
 
 
-def machine(free_gb: float = 16.0, *, gpus: tuple[Gpu, ...] = ()) -> Machine:
+def machine(free_gb: float = 16.0, *, gpus: tuple[GpuCard, ...] = ()) -> Machine:
     return Machine(
         cores=6,
         free_bytes=int(free_gb * GB),
@@ -104,7 +104,7 @@ def test_memory_fraction_covers_weights_and_kv_cache() -> None:
 
 
 def test_a_gpu_gives_nine_tenths_of_what_is_left_of_its_own_memory() -> None:
-    gpus = (Gpu("H200", 10 * GB, 12 * GB),)
+    gpus = (GpuCard("H200", 10 * GB, 12 * GB),)
     config, sizing = resolve(
         EngineConfig(max_running_requests=10_000), MODEL, machine(1, gpus=gpus)
     )
@@ -126,7 +126,7 @@ def test_float32_doubles_weights_and_kv() -> None:
 def test_float16_becomes_bfloat16_on_a_cpu_and_stays_on_a_gpu() -> None:
     stored = replace(MODEL, dtype="float16")
     assert resolve(EngineConfig(), stored, machine()).config.dtype == "bfloat16"
-    gpus = (Gpu("H200", 10 * GB, 12 * GB),)
+    gpus = (GpuCard("H200", 10 * GB, 12 * GB),)
     assert resolve(EngineConfig(), stored, machine(gpus=gpus)).config.dtype == "float16"
 
 

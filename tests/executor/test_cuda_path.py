@@ -27,7 +27,7 @@ from tests.executor.fake_gpu import POISON, FakeEvent, FakeGpu, TooEarly, fake_p
 from tests.launch.tiny_model import write_tiny_model
 from weft.assemble.build import build_engine
 from weft.config.engine import EngineConfig
-from weft.config.machine import Gpu, Machine
+from weft.config.machine import GpuCard, Machine
 from weft.config.model import ModelConfig
 from weft.config.resolve import GB, resolve
 from weft.engine.engine import Engine
@@ -407,7 +407,7 @@ def test_outputs_do_not_depend_on_overlap(gpu: FakeGpu, tmp_path: Path, graphs: 
             chunked_prefill_size=24,
             dtype="float32",
         )
-        machine = Machine(1, 8 * GB, 8 * GB, (Gpu("fake", 8 * GB, 8 * GB),))
+        machine = Machine(1, 8 * GB, 8 * GB, (GpuCard("fake", 8 * GB, 8 * GB),))
         config = resolve(
             replace(asked, kv_tokens=400), ModelConfig.from_folder(folder), machine
         ).config

@@ -22,7 +22,7 @@ from tests.launch.tiny_model import write_tiny_model
 from weft.assemble.build import build_engine
 from weft.config.engine import EngineConfig
 from weft.config.gpu import PROVIDERS
-from weft.config.machine import Gpu, Machine
+from weft.config.machine import GpuCard, Machine
 from weft.config.model import ModelConfig
 from weft.config.resolve import GB, resolve
 from weft.executor import build
@@ -117,7 +117,7 @@ def test_an_engine_gives_the_tokens_of_torch_with_pages_of_any_size(
 ) -> None:
     """With overlap: nothing that a provider copies from pinned memory is overwritten too early."""
     folder = write_tiny_model(tmp_path, head_dim=64, num_attention_heads=2, num_key_value_heads=1)
-    machine = Machine(1, 8 * GB, 8 * GB, (Gpu("fake", 8 * GB, 8 * GB, (9, 0)),))
+    machine = Machine(1, 8 * GB, 8 * GB, (GpuCard("fake", 8 * GB, 8 * GB, (9, 0)),))
     outputs = []
     for name in ("torch", backend):
         asked = EngineConfig(

@@ -17,7 +17,7 @@ import numpy as np
 import zmq
 
 from weft.config.process import EngineArgs
-from weft.launch.heartbeat import Heart
+from weft.launch.heartbeat import HeartbeatSender
 from weft.messages.channel import Receiver, Sender
 from weft.messages.codec import decode_to_engine
 from weft.messages.control import EngineFailed, EngineReady
@@ -60,23 +60,27 @@ def main() -> None:
             startup=[("weights", "1 byte loaded", 0.01)],
         )
     )
-    heart = Heart(context, args.from_engine)
-    heart.start()
+    heartbeat = HeartbeatSender(context, args.from_engine)
+    heartbeat.start()
     if "stuck" in behaviour:
         receiver.wait(3600)
-        with heart:
+        with heartbeat:
             time.sleep(3600)
     serve(
         sender,
         receiver,
-        heart,
+        heartbeat,
         float(behaviour.get("token_s", 0.001)),
         gate if "gated" in behaviour else None,
     )
 
 
 def serve(
-    sender: Sender, receiver: Receiver, heart: Heart, token_s: float, gate: Path | None
+    sender: Sender,
+    receiver: Receiver,
+    heartbeat: HeartbeatSender,
+    token_s: float,
+    gate: Path | None,
 ) -> None:
     left: dict[int, int] = {}  # tokens that each request is still to get
     begun: set[int] = set()  # those that have got one
@@ -100,7 +104,7 @@ def serve(
                     else {number: n for number, n in left.items() if number not in message.ids}
                 )
         if left:
-            with heart:
+            with heartbeat:
                 time.sleep(token_s)
             if gate is not None and not gate.exists() and begun >= left.keys():
                 continue

@@ -12,7 +12,7 @@ from weft.assemble import prepare
 from weft.cli import doctor
 from weft.cli import main as cli
 from weft.config.engine import EngineConfig
-from weft.config.machine import Gpu, Machine
+from weft.config.machine import GpuCard, Machine
 
 SHAPES = {
     "model.embed_tokens.weight": [258, 16],
@@ -137,7 +137,7 @@ def test_a_driver_that_does_not_answer_is_a_warning_and_the_cpu_computes(
 def test_a_gpu_that_torch_cannot_use_fails_and_what_would_run_there_is_told(
     capsys: pytest.CaptureFixture[str], model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gpu = Gpu("NVIDIA H200", 140_000_000_000, 141_000_000_000)
+    gpu = GpuCard("NVIDIA H200", 140_000_000_000, 141_000_000_000)
     monkeypatch.setattr(doctor, "probe", lambda: Machine(2, 8_000_000_000, 8_000_000_000, (gpu,)))
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     status, found = examine(capsys, str(model), "--port", "0")

@@ -31,7 +31,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_case_38_a_full_disk_takes_the_log_away_and_nothing_else(full_disk: None) -> None:
-    console = Console(ServerConfig(), time.perf_counter(), is_shut=False)
+    console = Console(ServerConfig(), time.perf_counter(), requires_key=False)
     console.stopped()
     console.warn("something")
     setup("info")

@@ -13,7 +13,7 @@ import zmq
 
 from tests.launch.server_process import ServerProcess, StreamError, eventually, is_alive
 from tests.launch.tiny_model import write_tiny_model
-from weft.launch.heartbeat import Heart, Vitals
+from weft.launch.heartbeat import ActivityMeter, HeartbeatSender
 from weft.launch.run_queue import RunQueue
 from weft.messages.channel import Receiver
 from weft.messages.codec import decode_from_engine
@@ -65,40 +65,40 @@ def test_case_35_hung_engine_ends_the_server_with_the_reason(model: Path) -> Non
         assert server.socket_folders == []
 
 
-def test_heart_beats_while_a_step_runs() -> None:
+def test_heartbeats_come_while_a_step_runs() -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     receiver = Receiver(context, "inproc://heart", decode_from_engine, bind=True)
-    heart = Heart(context, "inproc://heart")
-    heart.start()
+    heartbeat = HeartbeatSender(context, "inproc://heart")
+    heartbeat.start()
 
     def beat() -> Heartbeat:
         assert receiver.wait(240)
         return [message for message in receiver.drain() if isinstance(message, Heartbeat)][-1]
 
-    with heart:
+    with heartbeat:
         assert 0 < beat().step_s < beat().step_s
     beat()  # it may be one of the step
     assert beat().step_s == 0
-    heart.stop()
+    heartbeat.stop()
     receiver.close()
     context.term()
 
 
 def test_a_beat_tells_waiting_from_computing_and_from_lacking_a_processor() -> None:
-    vitals, is_queued = Vitals(now=100.0, used_s=7.0), [False]
+    meter, is_queued = ActivityMeter(now=100.0, used_s=7.0), [False]
     queue = functools.partial(is_queued.__getitem__, 0)
-    assert vitals.beat(100.5, 7.5, 100.0, queue) == Heartbeat(step_s=0.5, idle_s=0.0)
+    assert meter.beat(100.5, 7.5, 100.0, queue) == Heartbeat(step_s=0.5, idle_s=0.0)
     for half in range(1, 9):
-        beat = vitals.beat(100.5 + half / 2, 7.5 + half / 1_000, 100.0, queue)
+        beat = meter.beat(100.5 + half / 2, 7.5 + half / 1_000, 100.0, queue)
         assert (beat.step_s, beat.idle_s) == (0.5 + half / 2, half / 2)
     assert (
-        vitals.beat(134.5, 7.51, 100.0, queue).idle_s == 4.0
+        meter.beat(134.5, 7.51, 100.0, queue).idle_s == 4.0
     )  # late: it did not get to run, or was stopped
     is_queued[0] = True
     assert (
-        vitals.beat(135.0, 7.51, 100.0, queue).idle_s == 4.0
+        meter.beat(135.0, 7.51, 100.0, queue).idle_s == 4.0
     )  # it wants to run: that is no waiting either
-    assert vitals.beat(135.5, 7.6, None, queue) == Heartbeat(step_s=0.0, idle_s=0.0)
+    assert meter.beat(135.5, 7.6, None, queue) == Heartbeat(step_s=0.0, idle_s=0.0)
 
 
 def stat(state: str, used_s: float) -> str:

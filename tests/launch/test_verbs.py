@@ -14,9 +14,9 @@ from tests.launch.oracle_llm import oracle_llm
 from tests.launch.server_process import ServerProcess
 from tests.launch.tiny_model import write_tiny_model
 from weft.cli import main as cli
-from weft.cli.chat import Conversation, LocalTalker
+from weft.cli.chat import LocalChatBackend, TerminalChat
 from weft.cli.chat_backend import ChatError
-from weft.cli.remote import RemoteTalker
+from weft.cli.remote import RemoteChatBackend
 from weft.llm import LLM
 from weft.messages.sampling import SamplingParams
 
@@ -132,7 +132,7 @@ class Echo:
 def converse(monkeypatch: pytest.MonkeyPatch, *lines: str, system: str = "") -> Echo:
     echo = Echo()
     monkeypatch.setattr("sys.stdin", io.StringIO("".join(line + "\n" for line in lines)))
-    Conversation(echo, system).run()
+    TerminalChat(echo, system).run()
     return echo
 
 
@@ -181,20 +181,20 @@ def test_local_talker_streams_what_the_model_says(llm: LLM) -> None:
     params = SamplingParams(max_new_tokens=6, temperature=0)
     messages = [{"role": "user", "content": "Hi"}]
     (output,) = llm.chat(messages, params)
-    assert "".join(LocalTalker(llm, params).answer(messages)) == output.text
+    assert "".join(LocalChatBackend(llm, params).answer(messages)) == output.text
     with pytest.raises(ChatError, match="context"):
-        list(LocalTalker(llm, params).answer([{"role": "user", "content": "x" * 300}]))
+        list(LocalChatBackend(llm, params).answer([{"role": "user", "content": "x" * 300}]))
 
 
 def test_remote_talker_streams_from_a_server(folder: Path) -> None:
     with ServerProcess(folder) as server:
         server.wait_ready()
-        talker = RemoteTalker(f"http://127.0.0.1:{server.port}", "", {"max_tokens": 7})
-        assert talker.name == "tiny"
-        assert "".join(talker.answer([{"role": "user", "content": "Hi"}])) == "a" * 7
+        backend = RemoteChatBackend(f"http://127.0.0.1:{server.port}", "", {"max_tokens": 7})
+        assert backend.name == "tiny"
+        assert "".join(backend.answer([{"role": "user", "content": "Hi"}])) == "a" * 7
         with pytest.raises(ChatError, match="context"):
-            list(talker.answer([{"role": "user", "content": "x" * 300}]))
+            list(backend.answer([{"role": "user", "content": "x" * 300}]))
         server.process.kill()
         server.process.wait()
         with pytest.raises(ChatError, match="connection"):
-            list(talker.answer([{"role": "user", "content": "Hi"}]))
+            list(backend.answer([{"role": "user", "content": "Hi"}]))

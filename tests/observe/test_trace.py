@@ -9,7 +9,7 @@ import pytest
 
 from tests.server.fake import as_bytes, eventually, running
 from weft.config.options import SettingsError
-from weft.observe.trace import NoTracer, OtelTracer, Trace, make_tracer
+from weft.observe.trace import CompletionTrace, NoTracer, OtelTracer, make_tracer
 
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 
@@ -18,9 +18,9 @@ class Remembered:
     """A tracer that keeps what it is told."""
 
     def __init__(self) -> None:
-        self.traces: list[Trace] = []
+        self.traces: list[CompletionTrace] = []
 
-    def ended(self, trace: Trace) -> None:
+    def ended(self, trace: CompletionTrace) -> None:
         self.traces.append(trace)
 
     def close(self) -> None:
@@ -65,8 +65,8 @@ def test_refused_and_abandoned_requests_are_traced_too() -> None:
     assert abandoned.attributes["gen_ai.response.finish_reasons"] == ["abort"]
 
 
-def trace(traceparent: str = "", error: str = "") -> Trace:
-    return Trace(
+def trace(traceparent: str = "", error: str = "") -> CompletionTrace:
+    return CompletionTrace(
         rid="r-1",
         traceparent=traceparent,
         began_s=10.0,

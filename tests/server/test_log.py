@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from weft.observe.call import Call, current
 from weft.observe.log import MAX_VALUE_LEN, EventLog, escaped, setup
+from weft.observe.request_context import RequestContext, current
 
 
 def test_event_is_one_line_of_fields(own_lines: io.StringIO) -> None:
@@ -116,7 +116,7 @@ def test_json_has_the_traceback_in_the_same_line(own_lines: io.StringIO) -> None
 
 
 def test_line_carries_the_name_of_the_request_that_is_worked_on(own_lines: io.StringIO) -> None:
-    token = current.set(Call("r-7", 0.0))
+    token = current.set(RequestContext("r-7", 0.0))
     try:
         EventLog("server").info("one")
         EventLog("server").info("other", rid="own")

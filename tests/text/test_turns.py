@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from weft.observe.call import Call, current
+from weft.observe.request_context import RequestContext, current
 from weft.text.turns import Busy, Turns, Workers
 
 
@@ -25,7 +25,7 @@ async def settle() -> None:
 
 def of(tenant: str, work: Awaitable[None]) -> asyncio.Task[None]:
     async def run() -> None:
-        current.set(Call("r", 0.0, tenant=tenant))
+        current.set(RequestContext("r", 0.0, tenant=tenant))
         await work
 
     return asyncio.create_task(run())

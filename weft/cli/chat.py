@@ -12,7 +12,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from weft.cli.chat_backend import ChatError, Talker
+from weft.cli.chat_backend import ChatBackend, ChatError
 from weft.cli.generate import SamplingOptions, asked, params_of
 from weft.config.engine import EngineConfig
 from weft.config.options import Command, SettingsError, asked_help, option
@@ -54,21 +54,21 @@ def chat(argv: Sequence[str]) -> int:
     options, engine = settings.make(ChatOptions), settings.make(EngineConfig)
     if options.url and engine.model:
         raise SettingsError("give a model or --url, not both: a server has its model already")
-    talker: Talker
+    backend: ChatBackend
     if options.url:
-        from weft.cli.remote import RemoteTalker
+        from weft.cli.remote import RemoteChatBackend
 
-        talker = RemoteTalker(options.url, options.api_key, asked(settings))
+        backend = RemoteChatBackend(options.url, options.api_key, asked(settings))
     else:
         from weft.llm import LLM
 
         llm = LLM.of(engine)
-        talker = LocalTalker(llm, params_of(settings, llm.default_params))
-    Conversation(talker, options.system).run()
+        backend = LocalChatBackend(llm, params_of(settings, llm.default_params))
+    TerminalChat(backend, options.system).run()
     return 0
 
 
-class LocalTalker:
+class LocalChatBackend:
     """A model in this process."""
 
     def __init__(self, llm: LLM, params: SamplingParams) -> None:
@@ -88,11 +88,11 @@ class LocalTalker:
             raise ChatError(str(exc)) from exc
 
 
-class Conversation:
+class TerminalChat:
     """Reads lines, prints answers, and remembers both."""
 
-    def __init__(self, talker: Talker, system: str) -> None:
-        self._talker = talker
+    def __init__(self, backend: ChatBackend, system: str) -> None:
+        self._backend = backend
         self._messages: list[dict[str, Any]] = []
         self._system = system
         self._clear()
@@ -100,7 +100,7 @@ class Conversation:
     def run(self) -> None:
         """Until the user leaves."""
         _enable_line_editing()
-        print(f"{self._talker.name}. /help shows the commands, Ctrl-D leaves.")
+        print(f"{self._backend.name}. /help shows the commands, Ctrl-D leaves.")
         while True:
             try:
                 line = input("> ").strip()
@@ -132,7 +132,7 @@ class Conversation:
         self._messages.append({"role": "user", "content": line})
         pieces: list[str] = []
         try:
-            with closing(self._talker.answer(self._messages)) as answer:
+            with closing(self._backend.answer(self._messages)) as answer:
                 for piece in answer:
                     pieces.append(piece)
                     sys.stdout.write(_printable(piece))

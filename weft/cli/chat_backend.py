@@ -10,7 +10,7 @@ class ChatError(Exception):
     """This answer failed; the conversation can go on. The message is for the user."""
 
 
-class Talker(Protocol):
+class ChatBackend(Protocol):
     name: str
 
     def answer(self, messages: list[dict[str, Any]]) -> Generator[str, None, None]:

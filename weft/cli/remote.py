@@ -45,7 +45,7 @@ class RemoteServer:
         )
 
 
-class RemoteTalker:
+class RemoteChatBackend:
     """Answers come from the server at `url`, with the fields `sampling` in each request. Raises SettingsError if there
     is none."""
 
@@ -56,7 +56,7 @@ class RemoteTalker:
         self.name = self._model()
 
     def answer(self, messages: list[dict[str, Any]]) -> Generator[str, None, None]:
-        """As `Talker.answer`. Closing it closes the connection, and that ends the request in the server."""
+        """As `ChatBackend.answer`. Closing it closes the connection, and that ends the request in the server."""
         body = json.dumps({**self._body, "model": self.name, "messages": messages})
         with closing(self._server.connect(ANSWER_TIMEOUT_S)) as connection:
             try:

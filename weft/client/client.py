@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from weft.client.as_tokens import as_tokens
 from weft.client.completion_metrics import Recorder
 from weft.client.generation import Completion, Generation, Prompt
-from weft.client.hang_detector import HANG_AFTER_S, Pulse
+from weft.client.hang_detector import HANG_AFTER_S, HangDetector
 from weft.client.intake import HeldBack
 from weft.client.purpose import check_purpose
 from weft.client.vectors import check_wishes
@@ -54,9 +54,9 @@ from weft.messages.replies import Finish, StepOutput, ids_of
 from weft.messages.requests import Abort, BatchGenerate, GenerateRequest
 from weft.messages.sampling import InvalidParam, SamplingParams, check_number, check_token_ids
 from weft.messages.weights import FIRST_VERSION, WeightsReply
-from weft.observe.call import current
 from weft.observe.log import EventLog
 from weft.observe.metrics import Metrics
+from weft.observe.request_context import current
 from weft.observe.status import StatusLine
 from weft.observe.survivable import is_survivable
 from weft.observe.trace import Tracer
@@ -108,7 +108,7 @@ class EngineClient:
         self.num_late_tokens = 0  # for requests that had ended here
         self._tokenizer = tokenizer
         self._send = send
-        self.pulse = Pulse(step_timeout_s, hang_after_s)
+        self.hang_detector = HangDetector(step_timeout_s, hang_after_s)
         self._recorder = Recorder(self.metrics, tracer)
         self._status = StatusLine()
         self._max_pending_tokens = max_pending_tokens
@@ -196,7 +196,7 @@ class EngineClient:
             raise EngineUnavailable(f"the engine has stopped: {self.lost}")
         if self.ready is None:
             raise EngineUnavailable("the engine is not ready yet")
-        if hang := self.pulse.hang:
+        if hang := self.hang_detector.hang:
             raise EngineUnavailable(hang)
         return self.ready
 
@@ -290,14 +290,14 @@ class EngineClient:
 
     def deliver(self, message: FromEngine) -> None:
         """One message from the engine."""
-        self.pulse.heard()
+        self.hang_detector.heard()
         match message:
             case StepOutput():
                 self._deliver_step(message)
             case Stats():
                 self._keep(message)
             case Heartbeat():
-                self.pulse.beat(message)
+                self.hang_detector.beat(message)
             case EngineReady():
                 self.ready = message
                 phases = [(phase, seconds) for phase, _, seconds in message.startup]

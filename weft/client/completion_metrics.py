@@ -8,7 +8,7 @@ from weft.client.generation import Completion, End
 from weft.messages.replies import Finish
 from weft.observe.log import EventLog
 from weft.observe.metrics import Metrics
-from weft.observe.trace import NoTracer, Trace, Tracer
+from weft.observe.trace import CompletionTrace, NoTracer, Tracer
 
 log = EventLog("client")
 
@@ -39,7 +39,7 @@ class Recorder:
             message=end.message or "-",
         )
         self._tracer.ended(
-            Trace(
+            CompletionTrace(
                 rid=completion.rid,
                 traceparent=completion.traceparent,
                 began_s=completion.arrived_s,

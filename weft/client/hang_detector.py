@@ -21,7 +21,7 @@ HANG_AFTER_S = 4.0
 BUSY_TICKS = 10
 
 
-class Pulse:
+class HangDetector:
     def __init__(self, step_timeout_s: float = 0.0, hang_after_s: float = HANG_AFTER_S) -> None:
         """`step_timeout_s`: the longest step; 0 for no bound. `hang_after_s`: the longest silence or standstill."""
         self._step_timeout_s = step_timeout_s

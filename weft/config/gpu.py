@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from weft.config.engine import EngineConfig
-from weft.config.machine import Gpu
+from weft.config.machine import GpuCard
 from weft.config.model import ModelConfig
 from weft.config.options import SettingsError
 
@@ -30,7 +30,7 @@ MOST_PLACES = 2**31 - 1  # in the table of slots: they travel as int32
 GRAPH_BYTES = 16_000_000  # of one captured step, besides the memory that all of them share
 
 
-def check_device(config: EngineConfig, device: str, gpus: Sequence[Gpu] = ()) -> None:
+def check_device(config: EngineConfig, device: str, gpus: Sequence[GpuCard] = ()) -> None:
     """Raise SettingsError for what the device does not have. The first of `gpus` is the one that would compute."""
     if config.quantize == "fp8" and device == "cpu":
         raise SettingsError(
@@ -60,19 +60,19 @@ def check_device(config: EngineConfig, device: str, gpus: Sequence[Gpu] = ()) ->
         raise SettingsError("--cuda-graph-sizes needs --device cuda; the device is cpu")
 
 
-def has_fp8(gpu: Gpu) -> bool:
+def has_fp8(gpu: GpuCard) -> bool:
     """Whether it computes with floats of eight bits; one of unknown capability is trusted to."""
     return gpu.capability == (0, 0) or gpu.capability >= FP8_CAPABILITY
 
 
-def quantize_by_default(model: ModelConfig, device: str, gpus: Sequence[Gpu]) -> str:
+def quantize_by_default(model: ModelConfig, device: str, gpus: Sequence[GpuCard]) -> str:
     """What `--quantize auto` is: what the weights are stored in, if the device computes with it."""
     if model.stored_as == "fp8" and (device == "cpu" or not has_fp8(gpus[0])):
         return "none"
     return model.stored_as or "none"
 
 
-def check_provider(config: EngineConfig, model: ModelConfig, gpu: Gpu) -> None:
+def check_provider(config: EngineConfig, model: ModelConfig, gpu: GpuCard) -> None:
     """Raise SettingsError for what the provider of attention does not compute. `model` has the types that are kept.
     Pages of any size, and layers with a window, all of them compute."""
     name, capability = config.attention_backend, gpu.capability
@@ -109,7 +109,7 @@ def flashinfer_bytes(model: ModelConfig) -> int:
     return max(128 << 20, group * (24 << 20))
 
 
-def chunk_len(gpu: Gpu) -> int:
+def chunk_len(gpu: GpuCard) -> int:
     """Tokens of a prompt in one step: a fast GPU needs more of them to be busy, and is through with them sooner."""
     return next(
         (length for least, length in CHUNK_LENS if gpu.total_bytes >= least), SMALL_CHUNK_LEN

@@ -18,7 +18,7 @@ ROOT = Path("/")
 
 
 @dataclass(frozen=True)
-class Gpu:
+class GpuCard:
     name: str
     free_bytes: int
     total_bytes: int
@@ -30,7 +30,7 @@ class Machine:
     cores: int  # physical cores that this process may use
     free_bytes: int  # memory that can be taken without swapping and without reaching a limit
     total_bytes: int
-    gpus: tuple[Gpu, ...] = ()  # that torch can use
+    gpus: tuple[GpuCard, ...] = ()  # that torch can use
     no_gpu_reason: str = ""
     has_gpu_fault: bool = False  # the reason is one that can be mended
 
@@ -134,7 +134,7 @@ CAPABILITY = (75, 76)  # attributes of a device: compute capability, major and m
 
 
 class Found(NamedTuple):
-    gpus: tuple[Gpu, ...]
+    gpus: tuple[GpuCard, ...]
     reason: str = ""  # for which there is none
     is_fault: bool = False
 
@@ -183,7 +183,7 @@ def _torch_build(folder: Path | None = None) -> tuple[str, str]:
     return version, cuda
 
 
-def _gpu(cuda: Any, index: int, load: Callable[[str], Any]) -> Gpu:
+def _gpu(cuda: Any, index: int, load: Callable[[str], Any]) -> GpuCard:
     device, total, name = ctypes.c_int(), ctypes.c_size_t(), ctypes.create_string_buffer(96)
     cuda.cuDeviceGet(ctypes.byref(device), index)
     cuda.cuDeviceGetName(name, len(name), device)
@@ -196,7 +196,9 @@ def _gpu(cuda: Any, index: int, load: Callable[[str], Any]) -> Gpu:
     free = _free_bytes(str(UUID(bytes=bytes(uuid))), load)
     major, minor = capability
     text = name.value.decode(errors="replace")
-    return Gpu(text, total.value if free is None else free, total.value, (major.value, minor.value))
+    return GpuCard(
+        text, total.value if free is None else free, total.value, (major.value, minor.value)
+    )
 
 
 def _free_bytes(uuid: str, load: Callable[[str], Any]) -> int | None:

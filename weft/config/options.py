@@ -187,7 +187,7 @@ class Settings:
         }
 
 
-class _Parser(argparse.ArgumentParser):
+class _OptionParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise SettingsError(message.removeprefix("argument "))
 
@@ -312,7 +312,7 @@ class Command:
             f"All options: --help all; one group: --help {'|'.join(self.groups)}. Each option is also an environment "
             "variable (WEFT_KV_TOKENS) and a key of the TOML file that --config names (kv_tokens = 4096)."
         )
-        parser = _Parser(
+        parser = _OptionParser(
             usage=usage,
             description=self._about,
             epilog=epilog,

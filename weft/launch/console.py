@@ -31,10 +31,10 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class Console:
-    def __init__(self, config: ServerConfig, began: float, *, is_shut: bool) -> None:
-        """`began`: the clock (time.perf_counter) when the command started. `is_shut`: users need a key."""
+    def __init__(self, config: ServerConfig, began: float, *, requires_key: bool) -> None:
+        """`began`: the clock (time.perf_counter) when the command started. `requires_key`: users need a key."""
         self._config = config
-        self._is_shut = is_shut
+        self._requires_key = requires_key
         self._began = began
         self._is_shown = config.log_level in ("debug", "info")
         self._countdown = ""  # as last shown
@@ -54,7 +54,7 @@ class Console:
             self._phase(phase, f"{what} in {seconds:.1f} s")
         elapsed = time.perf_counter() - self._began
         self._print(f"ready in {elapsed:.1f} s · {self._url(port)}  (API /v1, metrics /metrics)")
-        if self._config.host not in LOOPBACK and not self._is_shut:
+        if self._config.host not in LOOPBACK and not self._requires_key:
             self.warn(
                 f"whoever reaches {self._config.host}:{port} can use this server; --api-key or WEFT_API_KEY shuts it"
             )

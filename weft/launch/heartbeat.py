@@ -22,7 +22,7 @@ LATE_S = (
 IDLE_SHARE = 0.02  # of one processor: a process that uses less only waits
 
 
-class Vitals:
+class ActivityMeter:
     """What a beat tells, from readings of the clocks.
 
     A process that lacks a processor computes as little as one that waits for something. But then a thread of it wants
@@ -49,7 +49,7 @@ class Vitals:
         return Heartbeat(step_s=0.0 if began_s is None else now - began_s, idle_s=self._idle_s)
 
 
-class Heart:
+class HeartbeatSender:
     """Beats from `start` on. The main thread says when a step begins and ends; it never waits for the other."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
@@ -77,11 +77,11 @@ class Heart:
 
     def _run(self) -> None:
         sender = Sender(self._context, self._address)  # sockets belong to one thread
-        vitals = Vitals(time.monotonic(), time.process_time())
+        meter = ActivityMeter(time.monotonic(), time.process_time())
         others = RunQueue(os.getpid(), but=threading.get_native_id())
         while not self._stopped.wait(INTERVAL_S):
             sender.send(
-                vitals.beat(
+                meter.beat(
                     time.monotonic(), time.process_time(), self._began_s, others.is_waited_in
                 )
             )

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from weft.assemble.prepare import Prepared
     from weft.launch.console import Console
     from weft.launch.signals import StartSignals
-    from weft.launch.supervisor import End
+    from weft.launch.supervisor import ExitStatus
 
 ABOUT = "Serve a model over HTTP: OpenAI API, native API, metrics. Without MODEL, the bundled weft-nano."
 ENGINE_STOP_S = 2.0
@@ -58,7 +58,7 @@ def serve(argv: Sequence[str]) -> int:
             limits = fit(asked)
             with listen(config.host, config.port) as listener:
                 prepared = prepare(share_sessions(settings.make(EngineConfig), digests))
-                console = Console(config, began, is_shut=bool(digests.user))
+                console = Console(config, began, requires_key=bool(digests.user))
                 if limits is not asked:
                     console.fewer_connections(limits.max_connections, asked.max_connections)
                 end = _run(prepared, config, limits, digests, listener, console, signals)
@@ -86,7 +86,7 @@ def _run(
     listener: socket.socket,
     console: Console,
     signals: StartSignals,
-) -> End:
+) -> ExitStatus:
     """Start the engine, answer HTTP until the end, stop the engine."""
     from weft.config.process import EngineArgs
     from weft.launch.engine_process import RPC_SOCKET, EngineProcess, SocketFolder

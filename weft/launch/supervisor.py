@@ -20,7 +20,7 @@ import zmq
 from weft import __version__
 from weft.assemble.prepare import Prepared, load_tokenizer
 from weft.client.client import EngineClient
-from weft.client.hang_detector import TICK_S as PULSE_S
+from weft.client.hang_detector import TICK_S as HANG_TICK_S
 from weft.config.keys import KeyDigests
 from weft.config.limits import Limits
 from weft.config.options import SettingsError
@@ -50,7 +50,7 @@ TICK_S = 0.1  # of the countdown
 log = EventLog("serve")
 
 
-class End(NamedTuple):
+class ExitStatus(NamedTuple):
     """How the server ended."""
 
     status: int  # of the process
@@ -67,7 +67,7 @@ def run(
     console: Console,
     process: EngineProcess,
     args: EngineArgs,
-) -> End:
+) -> ExitStatus:
     """Serve what `process` computes on `listener`, until a signal or a failure. Leaves the process to the caller."""
     return run_loop(
         _run(prepared, config, limits, digests, tracer, listener, console, process, args)
@@ -84,7 +84,7 @@ async def _run(
     console: Console,
     process: EngineProcess,
     args: EngineArgs,
-) -> End:
+) -> ExitStatus:
     """Put the front together, supervise it, take it apart."""
     signals = Signals()
     receiver = AsyncReceiver(zmq.Context(), args.from_engine, read_from_engine, bind=True)
@@ -189,7 +189,7 @@ class EngineWatch:
             if not self._failed.done():
                 self._failed.set_result(message)
 
-    async def end(self) -> End:
+    async def end(self) -> ExitStatus:
         """Wait until the engine has failed or ended, and say why: in its own words, if it had any."""
         ended = asyncio.create_task(self._process.ended())
         either: set[asyncio.Future[Any]] = {ended, self._failed}
@@ -198,8 +198,8 @@ class EngineWatch:
         if self._failed.done():
             ended.cancel()
             failure = self._failed.result()
-            return End(2 if failure.user_error else 1, failure.message)
-        return End(1, explain_exit(ended.result()))
+            return ExitStatus(2 if failure.user_error else 1, failure.message)
+        return ExitStatus(1, explain_exit(ended.result()))
 
 
 class Supervisor:
@@ -223,12 +223,12 @@ class Supervisor:
         self._console = console
         self._config = config
 
-    async def run(self, serving: asyncio.Task[None], port: int) -> End:
+    async def run(self, serving: asyncio.Task[None], port: int) -> ExitStatus:
         """Until something ends it. `serving` is HTTP, which nobody but the caller ends."""
         ready = asyncio.create_task(self._client.wait_ready())
         stop = asyncio.create_task(self._signals.stop.wait())
         lost = asyncio.create_task(self._engine.end())
-        hung = asyncio.create_task(self._watch_pulse())
+        hung = asyncio.create_task(self._watch_for_hang())
         tasks: set[asyncio.Task[Any]] = {ready, stop, lost, hung, serving}
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -246,34 +246,38 @@ class Supervisor:
             if hung.done():
                 self._client.engine_lost(hung.result().reason)
                 return hung.result()
-            return End(1, f"the HTTP server has ended: {serving.exception() or 'no reason given'}")
+            return ExitStatus(
+                1, f"the HTTP server has ended: {serving.exception() or 'no reason given'}"
+            )
         finally:
             for task in (ready, stop, lost, hung):
                 task.cancel()
 
-    async def _watch_pulse(self) -> End:
+    async def _watch_for_hang(self) -> ExitStatus:
         """Look whether the engine hangs. As soon as new work is refused for that, what is open ends with an error, too.
         Whether the server ends if it lasts is a setting."""
         client, config = self._client, self._config
         await client.wait_ready()
         told, hung_s, now = "", 0.0, time.monotonic()
         while True:
-            await asyncio.sleep(PULSE_S)
+            await asyncio.sleep(HANG_TICK_S)
             before, now = now, time.monotonic()
-            client.pulse.tick(now - before, is_engine_queued=self._run_queue.holds_up(now - before))
-            hang = client.pulse.hang
+            client.hang_detector.tick(
+                now - before, is_engine_queued=self._run_queue.holds_up(now - before)
+            )
+            hang = client.hang_detector.hang
             client.metrics.responds(not hang)
             if hang and not told:
                 log.error("engine_hangs", reason=hang, open=client.num_open)
                 client.end_all(hang)
             elif told and not hang:
                 log.warning("engine_recovered", after_s=hung_s)
-            hung_s = hung_s + PULSE_S if told and hang else 0.0
+            hung_s = hung_s + HANG_TICK_S if told and hang else 0.0
             told = hang
             if hang and hung_s >= config.hang_timeout_s and config.on_hang == "exit":
-                return End(1, f"{hang}; the server ends (--on-hang)")
+                return ExitStatus(1, f"{hang}; the server ends (--on-hang)")
 
-    async def _drain(self, lost: asyncio.Task[End]) -> End:
+    async def _drain(self, lost: asyncio.Task[ExitStatus]) -> ExitStatus:
         """Take nothing new, let what is open end for a while, then end it. A second signal ends it at once."""
         client = self._client
         self._readiness.drain()
@@ -295,4 +299,4 @@ class Supervisor:
             return lost.result()
         self._console.aborting(client.num_open)
         client.end_all("the server has been stopped")
-        return End(0)
+        return ExitStatus(0)

@@ -22,7 +22,7 @@ from weft.engine import guard
 from weft.engine.engine import Engine, EngineBroken
 from weft.engine.intake import Answer, Intake, RecvSkipper
 from weft.journal.recorder import RecordedEngine
-from weft.launch.heartbeat import Heart
+from weft.launch.heartbeat import HeartbeatSender
 from weft.messages.channel import Receiver, RpcSocket, Sender, Sleeper
 from weft.messages.codec import FromEngine, decode_to_engine
 from weft.messages.control import EngineFailed
@@ -45,16 +45,16 @@ def run(args: EngineArgs) -> None:
     sender = Sender(context, args.from_engine)
     receiver = Receiver(context, args.to_engine, decode_to_engine)
     rpc = RpcSocket(context, args.rpc)
-    heart = Heart(context, args.from_engine)
+    heartbeat = HeartbeatSender(context, args.from_engine)
     status = 0
     try:
         skipper = RecvSkipper(args.config.recv_interval, recv_weights(args.config))
         built = build_engine(args.config, Path(args.folder))
         sender.send(built.ready)
-        heart.start()
+        heartbeat.start()
         serve(
             built.engine,
-            heart,
+            heartbeat,
             Intake(receiver, sender.send, rpc, skipper),
             Sleeper(receiver, rpc, built.bell),
         )
@@ -66,7 +66,7 @@ def run(args: EngineArgs) -> None:
         reason = str(exc) if isinstance(exc, EngineBroken) else f"{type(exc).__name__}: {exc}"
         sender.send(EngineFailed(message=f"the engine failed: {reason}"))
         status = 1
-    heart.stop()
+    heartbeat.stop()
     sender.close(linger_s=LINGER_S)
     receiver.close()
     rpc.close(linger_s=RPC_LINGER_S)
@@ -74,7 +74,9 @@ def run(args: EngineArgs) -> None:
     os._exit(status)  # no thread of the device may hold the end up
 
 
-def serve(engine: Engine | RecordedEngine, heart: Heart, intake: Intake, sleeper: Sleeper) -> None:
+def serve(
+    engine: Engine | RecordedEngine, heartbeat: HeartbeatSender, intake: Intake, sleeper: Sleeper
+) -> None:
     """Take in what has come, run one step, send what came of it; sleep while there is nothing to do."""
     while not engine.is_stopped:
         wait_s = engine.wait_s
@@ -82,7 +84,7 @@ def serve(engine: Engine | RecordedEngine, heart: Heart, intake: Intake, sleeper
             sleeper.wait(min(wait_s, IDLE_WAIT_S))
         _take_in(engine, intake, None if wait_s > 0 else engine.last_mode)
         began = time.monotonic()
-        with heart:
+        with heartbeat:
             replies = engine.step()
         for reply in replies:
             for piece in reply.pieces() if isinstance(reply, StepOutput) else (reply,):

@@ -1,7 +1,7 @@
 """Logging: one line per event, `time level component event key=value ...` or JSON, on the standard library's loggers.
 
 A value can hold whatever a user sent: control characters are escaped and long values cut, so that no request can write
-a line of its own or paint the terminal. What is logged while an HTTP request is worked on carries its name (`call.py`).
+a line of its own or paint the terminal. What is logged while an HTTP request is worked on carries its name (`request_context.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 import time
 from typing import TextIO
 
-from weft.observe import call
+from weft.observe import request_context
 
 MAX_VALUE_LEN = 256
 SELDOM_S = 60.0  # between two lines of an event that may come in masses
@@ -85,7 +85,7 @@ class EventLog:
 
 def _named(fields: dict[str, object]) -> dict[str, object]:
     """`fields`, with the name of the request that is being worked on in front, if there is one."""
-    rid = call.rid()
+    rid = request_context.rid()
     return {"rid": rid, **fields} if rid else fields
 
 

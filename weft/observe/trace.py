@@ -30,7 +30,7 @@ STAGE_NAMES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trace:
+class CompletionTrace:
     """One completion that has ended. Times are readings of `time.perf_counter`."""
 
     rid: str
@@ -43,7 +43,7 @@ class Trace:
 
 
 class Tracer(Protocol):
-    def ended(self, trace: Trace) -> None:
+    def ended(self, trace: CompletionTrace) -> None:
         """Send it. Does not wait."""
 
     def close(self) -> None:
@@ -53,7 +53,7 @@ class Tracer(Protocol):
 class NoTracer:
     """Tracing is off."""
 
-    def ended(self, trace: Trace) -> None:
+    def ended(self, trace: CompletionTrace) -> None:
         pass
 
     def close(self) -> None:
@@ -93,7 +93,7 @@ class OtelTracer:
         self._tracer = self._provider.get_tracer("weft", __version__)
         self._propagator = TraceContextTextMapPropagator()
 
-    def ended(self, trace: Trace) -> None:
+    def ended(self, trace: CompletionTrace) -> None:
         from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 
         epoch_ns = time.time_ns() - int(time.perf_counter() * 1e9)

@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from weft.client.client import EngineFault, EngineUnavailable
 from weft.messages.sampling import InvalidParam
-from weft.observe import call
+from weft.observe import request_context
 from weft.observe.log import EventLog
 from weft.text.tokenizer import ContextExceeded
 from weft.text.turns import Busy
@@ -126,7 +126,7 @@ def error_json(error: ApiError) -> bytes:
     detail = ErrorDetail(
         message=_message(error), type=kind, param=error.param, code=error.code or error.status
     )
-    return msgspec.json.encode(ErrorBody(detail, call.rid()))
+    return msgspec.json.encode(ErrorBody(detail, request_context.rid()))
 
 
 def anthropic_error(error: ApiError) -> bytes:
@@ -140,7 +140,9 @@ def anthropic_error(error: ApiError) -> bytes:
     if error.code == "context_length_exceeded":
         message = f"prompt is too long: {message}"  # and for these
     detail = {"type": kind, "message": message}
-    return msgspec.json.encode({"type": "error", "error": detail, "request_id": call.rid()})
+    return msgspec.json.encode(
+        {"type": "error", "error": detail, "request_id": request_context.rid()}
+    )
 
 
 def ollama_error(error: ApiError) -> bytes:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import NamedTuple, TypeVar
 
 from weft.config.rotation import Rotation
-from weft.observe.call import tenant
+from weft.observe.request_context import tenant
 
 T = TypeVar("T")
 WAIT_S = 10.0

@@ -18,10 +18,10 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from weft.config.limits import Limits
-from weft.observe.call import Call, current, is_safe_name, new_name
 from weft.observe.garbage import Trim
 from weft.observe.log import EventLog
 from weft.observe.metrics import Metrics
+from weft.observe.request_context import RequestContext, current, is_safe_name, new_name
 from weft.observe.survivable import is_survivable
 from weft.server.auth import Access, Keys
 from weft.server.errors import ApiError, error_response
@@ -55,7 +55,7 @@ class Edge:
             return
         headers = Headers(scope=scope)
         tenant = self._keys.tenant(scope, headers)
-        call = Call(
+        call = RequestContext(
             self._name(headers), time.perf_counter(), headers.get("traceparent", ""), tenant
         )
         current.set(call)  # for this request alone: each has a task of its own
@@ -188,7 +188,7 @@ class _Outgoing:
     keeps one by a body without end.
     """
 
-    def __init__(self, scope: Scope, send: Send, call: Call) -> None:
+    def __init__(self, scope: Scope, send: Send, call: RequestContext) -> None:
         self._connection: Connection | None = scope.get("weft.connection")
         self._send = send
         self._call = call

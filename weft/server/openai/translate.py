@@ -16,7 +16,7 @@ from weft.client.hidden import num_hidden_states
 from weft.client.prompt_logprobs import num_prompt_logprobs
 from weft.messages.replies import TokenLogprobs
 from weft.messages.sampling import InvalidParam, SamplingParams
-from weft.observe.call import rename
+from weft.observe.request_context import rename
 from weft.server.admin.sessions import session_params
 from weft.server.errors import ApiError
 from weft.server.fields.extra_sampling import wishes

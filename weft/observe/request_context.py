@@ -13,14 +13,14 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class Call:
+class RequestContext:
     rid: str
     arrived_s: float  # time.perf_counter
     traceparent: str = ""  # W3C header, as it came
     tenant: str = ""  # who asks: a name for the key, or the address of a client without one
 
 
-current: ContextVar[Call | None] = ContextVar("weft_call", default=None)
+current: ContextVar[RequestContext | None] = ContextVar("weft_call", default=None)
 
 
 def rid() -> str:
