@@ -40,7 +40,7 @@ from weft.messages.replies import Finish, StepOutput
 from weft.messages.requests import GenerateRequest
 from weft.observe import garbage
 from weft.server.app import create_app
-from weft.server.info import Readiness, ServerInfo
+from weft.server.context import Readiness, ServerInfo
 from weft.server.serve import make_server
 from weft.server.serve import run as run_loop
 from weft.text.tokenizer import Tokenizer

@@ -37,7 +37,7 @@ from weft.messages.replies import (
 from weft.messages.requests import Abort, BatchGenerate, GenerateRequest
 from weft.messages.sampling import SamplingParams
 from weft.server.app import create_app
-from weft.server.info import Readiness, ServerInfo
+from weft.server.context import Readiness, ServerInfo
 from weft.server.serve import make_server
 from weft.text.tokenizer import Tokenizer
 

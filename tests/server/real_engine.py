@@ -20,7 +20,7 @@ from weft.config.machine import Machine
 from weft.config.server import ServerConfig
 from weft.messages.codec import FromEngine, ToEngine, decode_from_engine, decode_to_engine, encode
 from weft.server.app import create_app
-from weft.server.info import Readiness, ServerInfo
+from weft.server.context import Readiness, ServerInfo
 
 T = TypeVar("T")
 MACHINE = Machine(

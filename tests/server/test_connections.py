@@ -15,7 +15,7 @@ from tests.server.fake import HANG_S, RunningServer, SkippingLoop, eventually, r
 from tests.server.raw import connected, head, read_all, read_reply
 from weft.config.limits import Limits
 from weft.config.server import ServerConfig
-from weft.server.http.protocol import QUIET_S
+from weft.server.http.protocol import IDLE_S
 
 TEXT = "/v1/completions"
 PROMPT = b'{"prompt":"x"}'
@@ -281,7 +281,7 @@ def test_connections_without_a_key_never_keep_out_who_has_one(left_open: bytes) 
                 timeout=HANG_S,
             )
             assert answer.status_code == 200
-            server.skip(QUIET_S)
+            server.skip(IDLE_S)
         for one in others:
             one.close()
 

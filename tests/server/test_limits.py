@@ -18,7 +18,7 @@ from weft.config.options import options_of
 from weft.messages.codec import ToEngine
 from weft.messages.replies import Finish, StepOutput
 from weft.messages.requests import GenerateRequest
-from weft.server.http.protocol import QUIET_S
+from weft.server.http.protocol import IDLE_S
 from weft.server.limits import BOUNDS
 
 TEXT, CHAT, NATIVE = "/v1/completions", "/v1/chat/completions", "/generate"
@@ -326,7 +326,7 @@ def test_case_31_idle_connections_make_room_for_new_ones() -> None:
     ):
         idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(8)]
         assert eventually(lambda: len(server.connections) == 8)
-        server.skip(QUIET_S)
+        server.skip(IDLE_S)
         assert http.post(TEXT, json={"prompt": "x"}).status_code == 200
         assert refusals(http, "max_connections") == 1
         idle[0].settimeout(HANG_S)

@@ -11,8 +11,8 @@ from starlette.types import ASGIApp, Message
 
 from weft.observe.log import EventLog
 from weft.server.body import json_bytes, read_body, read_json
+from weft.server.context import ServerContext
 from weft.server.errors import ApiError
-from weft.server.info import Front
 from weft.server.openai.chat import chat_completions
 from weft.server.openai.completions import completions
 from weft.server.openai.models import ChatMessage
@@ -21,7 +21,7 @@ from weft.server.pooling.models import Texts
 
 log = EventLog("admin")
 
-_BY_FIELD: dict[str, Callable[[Front, Request], Awaitable[ASGIApp]]] = {
+_BY_FIELD: dict[str, Callable[[ServerContext, Request], Awaitable[ASGIApp]]] = {
     "messages": chat_completions,
     "prompt": completions,
     "input": embeddings,
@@ -42,24 +42,24 @@ class AbortManyRequest(msgspec.Struct, kw_only=True):
     request_ids: list[str] | None = None
 
 
-async def load(front: Front, request: Request) -> ASGIApp:
+async def load(context: ServerContext, request: Request) -> ASGIApp:
     """vLLM's measure of load: how many completions are open."""
     return Response(
-        json_bytes({"server_load": front.client.num_open}), media_type="application/json"
+        json_bytes({"server_load": context.client.num_open}), media_type="application/json"
     )
 
 
-async def abort_requests(front: Front, request: Request) -> ASGIApp:
-    body = await read_json(front, request, AbortManyRequest)
+async def abort_requests(context: ServerContext, request: Request) -> ASGIApp:
+    body = await read_json(context, request, AbortManyRequest)
     names = set(body.request_ids or ())
-    aborted = sum(map(front.client.abort, names)) if names else front.client.abort_all()
+    aborted = sum(map(context.client.abort, names)) if names else context.client.abort_all()
     log.info("abort_requests", names=len(names), aborted=aborted)
     return Response(json_bytes({"aborted": aborted}), media_type="application/json")
 
 
-async def invocations(front: Front, request: Request) -> ASGIApp:
+async def invocations(context: ServerContext, request: Request) -> ASGIApp:
     """SageMaker's only route for work: chat or text completions or embeddings, by the field that the body has."""
-    limits = front.limits
+    limits = context.limits
     body = await read_body(request, int(limits.max_body_mb * 1_000_000), limits.body_timeout_s)
     try:
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
@@ -67,7 +67,7 @@ async def invocations(front: Front, request: Request) -> ASGIApp:
         raise ApiError(400, f"the body is not valid JSON: {exc}") from exc
     for field, handler in _BY_FIELD.items():
         if field in fields:
-            return await handler(front, Request(request.scope, _again(body)))
+            return await handler(context, Request(request.scope, _again(body)))
     raise ApiError(400, "the body has neither messages nor prompt nor input", param="messages")
 
 

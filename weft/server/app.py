@@ -27,11 +27,11 @@ from weft.server.anthropic import messages
 from weft.server.anthropic import models as anthropic
 from weft.server.auth import Access, Keys
 from weft.server.body import json_bytes
+from weft.server.context import Readiness, ServerContext, ServerInfo
 from weft.server.errors import ClientGone, error_response
-from weft.server.http.middleware import Edge
-from weft.server.info import Front, Readiness, ServerInfo
+from weft.server.http.middleware import RequestMiddleware
 from weft.server.ollama import routes as ollama
-from weft.server.ollama.models import ChatBody, GenerateBody, ShowBody
+from weft.server.ollama.models import OllamaChatRequest, OllamaGenerateRequest, OllamaShowRequest
 from weft.server.openai import chat, completions, models
 from weft.server.openai.responses import routes as responses
 from weft.server.openai.responses.models import ResponsesRequest
@@ -48,7 +48,7 @@ from weft.text.tokenizer import Tokenizer
 
 log = EventLog("server")
 
-Handler = Callable[[Front, Request], Awaitable[ASGIApp]]
+Handler = Callable[[ServerContext, Request], Awaitable[ASGIApp]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +95,7 @@ OPERATIONS = (
     _post(
         *("/v1/completions", completions.completions, "Continue texts or token ids"),
         body=models.CompletionRequest,
-        answer=models.Completion,
+        answer=models.TextCompletion,
     ),
     _post(
         "/v1/messages",
@@ -170,26 +170,26 @@ OPERATIONS = (
         "Fill the gap between two texts (llama.cpp)",
         body=infill.InfillRequest,
     ),
-    _post("/api/chat", ollama.chat, "Continue a conversation (Ollama)", body=ChatBody),
-    _post("/api/generate", ollama.generate, "Continue a text (Ollama)", body=GenerateBody),
+    _post("/api/chat", ollama.chat, "Continue a conversation (Ollama)", body=OllamaChatRequest),
+    _post("/api/generate", ollama.generate, "Continue a text (Ollama)", body=OllamaGenerateRequest),
     _get("/api/tags", ollama.tags, "The model that is served (Ollama)"),
     _get("/api/ps", ollama.ps, "The model that is loaded (Ollama)"),
-    _post("/api/show", ollama.show, "Facts about the model (Ollama)", body=ShowBody),
+    _post("/api/show", ollama.show, "Facts about the model (Ollama)", body=OllamaShowRequest),
     _get("/api/version", ollama.version, "Version of weft (Ollama)"),
     _get("/v1/models", admin.models, "The model that is served", answer=models.ModelList),
-    _get("/v1/models/{id:path}", admin.model, "One model", answer=models.Model),
+    _get("/v1/models/{id:path}", admin.model, "One model", answer=models.ModelCard),
     _post(
         "/generate",
         native.generate,
         "Continue texts or token ids (SGLang)",
-        body=native.GenerateBody,
+        body=native.SglangGenerateRequest,
     ),
     Operation(
         method="PUT",
         path="/generate",
         handler=native.generate,
         summary="The same as POST",
-        body=native.GenerateBody,
+        body=native.SglangGenerateRequest,
     ),
     _post(
         "/open_session",
@@ -439,7 +439,7 @@ def create_app(
     limits = limits or Limits()
     if digests is None:
         digests, config = read_keys(config)
-    front = Front(
+    context = ServerContext(
         client=client,
         tokenizer=tokenizer,
         template=load_template(tokenizer, config),
@@ -454,12 +454,12 @@ def create_app(
     )
     operations = (*OPERATIONS, *_documents(info.version))
     routes = Routes(
-        Route(one.path, Endpoint(front, one.handler), methods=[one.method]) for one in operations
+        Route(one.path, Endpoint(context, one.handler), methods=[one.method]) for one in operations
     )
     origins = _words(config.cors_origins)
     pages = Pages(origins=origins, hosts=_words(config.allowed_hosts), bound=config.host)
     keys = Keys(digests, pages, open_metrics=config.open_metrics)
-    app: ASGIApp = Edge(routes, keys, client.metrics, limits, _Routes(operations).find)
+    app: ASGIApp = RequestMiddleware(routes, keys, client.metrics, limits, _Routes(operations).find)
     if origins:
         app = CORSMiddleware(
             app,
@@ -517,14 +517,14 @@ class Routes:
 class Endpoint:
     """Runs one handler, and turns whatever it raises into an answer."""
 
-    def __init__(self, front: Front, handler: Handler) -> None:
-        self._front = front
+    def __init__(self, context: ServerContext, handler: Handler) -> None:
+        self._context = context
         self._handler = handler
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope["weft.writers"] = self._front.writers  # for `Answer`
+        scope["weft.writers"] = self._context.writers  # for `Answer`
         try:
-            answer = await self._handler(self._front, Request(scope, receive))
+            answer = await self._handler(self._context, Request(scope, receive))
         except ClientGone:
             return
         except BaseException as exc:
@@ -558,10 +558,10 @@ class _Routes:
 def _documents(version: str) -> tuple[Operation, Operation]:
     """The routes that tell of all routes, themselves among them."""
 
-    async def openapi(front: Front, request: Request) -> ASGIApp:
+    async def openapi(context: ServerContext, request: Request) -> ASGIApp:
         return Response(document, media_type="application/json")
 
-    async def docs(front: Front, request: Request) -> ASGIApp:
+    async def docs(context: ServerContext, request: Request) -> ASGIApp:
         return HTMLResponse(
             page,
             headers={"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"},

@@ -19,10 +19,10 @@ from starlette.requests import Request
 
 from weft.config.limits import Limits
 from weft.observe.log import EventLog
+from weft.server.context import ServerContext
 from weft.server.errors import ApiError, ClientGone, not_supported
 from weft.server.fields.json_parts import has_more_parts
 from weft.server.fields.numbers import check_numbers
-from weft.server.info import Front
 from weft.server.limits import check_body, over
 from weft.server.memory import require_room
 from weft.server.pages import is_from_browser
@@ -66,11 +66,11 @@ _HARMLESS = {"function_call": "none", "modalities": ["text"], "length_penalty": 
 _PLACE = re.compile(r" - at `\$\.?(.*)`$")
 
 
-async def read_json(front: Front, request: Request, type: type[T]) -> T:
+async def read_json(context: ServerContext, request: Request, type: type[T]) -> T:
     """The body of `request` as a `type`. Raises `ApiError`, or `Busy`."""
     _require_json(request)
-    limits = front.limits
-    ready = front.client.ready
+    limits = context.limits
+    ready = context.client.ready
     vocab_size = None if ready is None else ready.vocab_size
     require_room(0)
     body = await read_body(request, int(limits.max_body_mb * 1_000_000), limits.body_timeout_s)
@@ -80,9 +80,9 @@ async def read_json(front: Front, request: Request, type: type[T]) -> T:
     else:
         request.scope["weft.large_body"] = len(body) >= LARGE_LEN
         work = partial(_decoded, limits, vocab_size, body, type)
-        decoded, others = await front.readers.run(work, is_long=len(body) >= LARGE_LEN)
+        decoded, others = await context.readers.run(work, is_long=len(body) >= LARGE_LEN)
     if others:
-        front.client.metrics.unknown_fields(len(others))
+        context.client.metrics.unknown_fields(len(others))
         log.debug(
             "unknown_fields",
             names=",".join(name[:MAX_NAME_LEN] for name in islice(others, MAX_NAMES)),

@@ -9,30 +9,30 @@ from starlette.types import ASGIApp
 from weft.client.client import EngineUnavailable
 from weft.messages.flow import HealthCheck, HealthCheckReply
 from weft.server.body import json_bytes
+from weft.server.context import ServerContext
 from weft.server.errors import ApiError, failed
-from weft.server.info import Front
 from weft.server.limits import HEALTH_TIMEOUT_S
 
 
-async def health(front: Front, request: Request) -> ASGIApp:
+async def health(context: ServerContext, request: Request) -> ASGIApp:
     """Is there an engine? 503 while it loads, when it hangs, and when it has stopped. A server that drains is well."""
-    _ = front.client.engine
+    _ = context.client.engine
     return Response()
 
 
-async def ready(front: Front, request: Request) -> ASGIApp:
+async def ready(context: ServerContext, request: Request) -> ASGIApp:
     """Readiness: 503 before the first token was generated and while the server drains."""
-    _ = front.client.engine
-    front.require_accepting()
-    if released := front.client.released:
+    _ = context.client.engine
+    context.require_accepting()
+    if released := context.client.released:
         raise ApiError(503, f"memory of the engine is released: {', '.join(released)}")
     return Response()
 
 
-async def health_generate(front: Front, request: Request) -> ASGIApp:
+async def health_generate(context: ServerContext, request: Request) -> ASGIApp:
     """Does the engine compute? Its next result is the answer, whatever waits; if nothing runs, it generates a token."""
     try:
-        reply = await front.client.call(
+        reply = await context.client.call(
             lambda call: HealthCheck(call=call), HealthCheckReply, HEALTH_TIMEOUT_S
         )
     except EngineUnavailable as exc:
@@ -42,13 +42,13 @@ async def health_generate(front: Front, request: Request) -> ASGIApp:
     return Response()
 
 
-async def version(front: Front, request: Request) -> ASGIApp:
-    return Response(json_bytes({"version": front.info.version}), media_type="application/json")
+async def version(context: ServerContext, request: Request) -> ASGIApp:
+    return Response(json_bytes({"version": context.info.version}), media_type="application/json")
 
 
-async def hello(front: Front, request: Request) -> ASGIApp:
+async def hello(context: ServerContext, request: Request) -> ASGIApp:
     return PlainTextResponse(
-        f"weft {front.info.version} is running {front.info.model_name}\n\n"
+        f"weft {context.info.version} is running {context.info.model_name}\n\n"
         "API      /v1/chat/completions /v1/completions /v1/models /generate /tokenize /detokenize\n"
         "vectors  /v1/embeddings /v1/rerank /v1/score /v1/classify\n"
         "also     /v1/responses /v1/messages (Anthropic) /api/chat (Ollama)\n"

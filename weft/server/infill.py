@@ -13,8 +13,8 @@ from starlette.types import ASGIApp
 from weft.client.generation import Completion, Delta
 from weft.messages.sampling import SamplingParams
 from weft.server.body import json_bytes, read_json
+from weft.server.context import ServerContext
 from weft.server.errors import ApiError, error_json
-from weft.server.info import Front
 from weft.server.limits import over
 from weft.server.openai.models import SampledRequest
 from weft.server.openai.translate import encode_texts, prompts, sampling_params, submit
@@ -41,49 +41,51 @@ class InfillRequest(SampledRequest, kw_only=True):
     repeat_penalty: float | None = None
 
 
-async def infill(front: Front, request: Request) -> ASGIApp:
-    body = await read_json(front, request, InfillRequest)
-    front.require_model(body.model)
-    tokens = infill_tokens(front, "input_suffix")
+async def infill(context: ServerContext, request: Request) -> ASGIApp:
+    body = await read_json(context, request, InfillRequest)
+    context.require_model(body.model)
+    tokens = infill_tokens(context, "input_suffix")
     files = body.input_extra or []
-    if len(files) > front.limits.max_prompts:
-        message = f"input_extra has {len(files):,} files; {front.limits.max_prompts:,} are allowed"
+    if len(files) > context.limits.max_prompts:
+        message = (
+            f"input_extra has {len(files):,} files; {context.limits.max_prompts:,} are allowed"
+        )
         raise over("max_prompts", message, param="input_extra")
-    params = with_stops(front, tokens, _params(front, body))
-    params.check(front.client.engine.vocab_size)
+    params = with_stops(context, tokens, _params(context, body))
+    params.check(context.client.engine.vocab_size)
     ids = await infill_prompt(
-        front, tokens, body.input_prefix, body.input_suffix, beginning=body.prompt, files=files
+        context, tokens, body.input_prefix, body.input_suffix, beginning=body.prompt, files=files
     )
     body.rid = body.rid or body.request_id
     generation = submit(
-        front, prompts(front, request, body, [ids], params), stream=bool(body.stream)
+        context, prompts(context, request, body, [ids], params), stream=bool(body.stream)
     )
-    reply = InfillReply(front.info.model_name, generation.completions[0])
+    reply = InfillReply(context.info.model_name, generation.completions[0])
     return Answer(generation, reply, LLAMA_EVENTS)
 
 
-def infill_tokens(front: Front, param: str) -> Infill:
+def infill_tokens(context: ServerContext, param: str) -> Infill:
     """How the model is asked to fill a gap. Raises `ApiError` 400, which names the field, if it cannot."""
-    if front.infill is None:
+    if context.infill is None:
         message = (
             f"{param}: this model cannot fill in the middle; its tokenizer has no tokens for it"
         )
         raise ApiError(400, message, param=param, code="unsupported_parameter")
-    return front.infill
+    return context.infill
 
 
-def with_stops(front: Front, tokens: Infill, params: SamplingParams) -> SamplingParams:
+def with_stops(context: ServerContext, tokens: Infill, params: SamplingParams) -> SamplingParams:
     """`params` that also end at the model's own tokens for parts and files: behind them it writes something else."""
     if params.ignore_eos:
         return params
-    stops = [token for token in tokens.stops if token < front.client.engine.vocab_size]
+    stops = [token for token in tokens.stops if token < context.client.engine.vocab_size]
     return msgspec.structs.replace(
         params, stop_token_ids=tuple(dict.fromkeys((*params.stop_token_ids, *stops)))
     )
 
 
 async def infill_prompt(
-    front: Front,
+    context: ServerContext,
     tokens: Infill,
     prefix: str | Sequence[int],
     suffix: str,
@@ -93,32 +95,32 @@ async def infill_prompt(
     add_special_tokens: bool = True,
 ) -> list[int]:
     """The ids that a gap between `prefix` and `suffix` becomes; `beginning` is how what fills it begins."""
-    before: list[int] = front.tokenizer.opening_ids if add_special_tokens else []
+    before: list[int] = context.tokenizer.opening_ids if add_special_tokens else []
     if files and tokens.file is None:
         prefix = "\n\n".join([*(one.text for one in files), str(prefix)])
     elif files:
         texts = [f"{one.filename or OWN_NAME}\n{one.text}" for one in files]
-        encoded = await encode_texts(front, [*texts, f"{OWN_NAME}\n"], add_special_tokens=False)
+        encoded = await encode_texts(context, [*texts, f"{OWN_NAME}\n"], add_special_tokens=False)
         before = [
             *before,
             *(token for ids in encoded for token in (tokens.file, *ids) if token is not None),
         ]
     if isinstance(prefix, str):
-        [prefix] = await encode_texts(front, [prefix], add_special_tokens=False)
-    behind, middle = await front.tokenizer.encode_within(
-        [suffix, beginning], context_len=front.info.context_length
+        [prefix] = await encode_texts(context, [prefix], add_special_tokens=False)
+    behind, middle = await context.tokenizer.encode_within(
+        [suffix, beginning], context_len=context.info.context_length
     )
     return [*before, *tokens.prompt(prefix, behind, middle)]
 
 
-def _params(front: Front, body: InfillRequest) -> SamplingParams:
+def _params(context: ServerContext, body: InfillRequest) -> SamplingParams:
     if body.n_predict is not None:
         body.max_tokens = None if body.n_predict < 0 else body.n_predict
     if body.repetition_penalty is None:
         body.repetition_penalty = body.repeat_penalty
     body.n = None  # llama.cpp has one
     return sampling_params(
-        body, front.info.sampling, max_new_tokens=body.max_tokens, logprobs=None, fewest_tokens=0
+        body, context.info.sampling, max_new_tokens=body.max_tokens, logprobs=None, fewest_tokens=0
     )
 
 

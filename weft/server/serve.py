@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 
 from weft.config.limits import Limits
 from weft.config.server import ServerConfig
-from weft.server.http.protocol import Door, GuardedProtocol
+from weft.server.http.protocol import ConnectionLimiter, GuardedProtocol
 
 T = TypeVar("T")
 BACKLOG = 2_048
@@ -46,7 +46,7 @@ def make_server(
     return HttpServer(
         uvicorn.Config(
             app,
-            http=partial(GuardedProtocol, door=Door(limits, refused)),  # type: ignore[arg-type]
+            http=partial(GuardedProtocol, limiter=ConnectionLimiter(limits, refused)),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
             loop="none",

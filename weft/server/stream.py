@@ -1,7 +1,7 @@
 """A generation as an HTTP answer: one JSON body, or server-sent events while it grows.
 
 Bare ASGI, because this is the hot path: one `send` for everything that an engine step brought to a request. Where the
-server gives its `Connection` with the request, what is neither the beginning nor the end of a stream is written to that
+server gives its `PieceWriter` with the request, what is neither the beginning nor the end of a stream is written to that
 from where it comes, and no task is woken for it. What the bytes say is the business of a `Reply`; this module knows
 when to send them, and that a client can go away: its disconnect closes the generation at once, whether the answer is a
 stream or not.
@@ -61,7 +61,7 @@ class Reply(Protocol):
         """The events after the last completion has ended, before the end of the stream."""
 
 
-class Connection(Protocol):
+class PieceWriter(Protocol):
     """The way to the client (`server/http/protocol.py`). Pieces follow the head of the answer."""
 
     def write_piece(self, body: bytes) -> None: ...
@@ -128,7 +128,7 @@ class Answer:
         Once for each step of the engine, and one `send` for all that it brought; or, behind the first, pieces that are
         pushed until there is an end, an error, or a client that does not read as fast.
         """
-        connection: Connection | None = scope.get("weft.connection")
+        connection: PieceWriter | None = scope.get("weft.connection")
         started = False
         async for deltas in self._generation:
             failure = _failure(deltas)
@@ -164,7 +164,7 @@ class Answer:
         if not self._generation.closed:
             await self._finish(send, self._reply.closing())
 
-    def _push(self, connection: Connection) -> bool:
+    def _push(self, connection: PieceWriter) -> bool:
         """Write what is new. False, if that is the task's business: always, once a completion has ended."""
         if self._generation.has_ends or not connection.takes_pieces:
             return False

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from starlette.requests import Request
 
-from weft.server.info import Front
+from weft.server.context import ServerContext
 
 KEY_END = "\x1e"  # stands in no name of a key
 
@@ -19,19 +19,19 @@ def owner_of(request: Request) -> str:
     return str(request.scope.get("weft.key", ""))
 
 
-def user_of(front: Front, user: str | None) -> str:
+def user_of(context: ServerContext, user: str | None) -> str:
     """What a request says of its user, cut to what is kept."""
-    return (user or "")[: front.limits.max_user_len]
+    return (user or "")[: context.limits.max_user_len]
 
 
-def tenant_of(front: Front, request: Request, user: str | None) -> str:
+def tenant_of(context: ServerContext, request: Request, user: str | None) -> str:
     """Whom the policy `fair` serves with the request."""
-    key, name = owner_of(request), user_of(front, user)
-    if front.config.tenant_by == "key" or not name:
+    key, name = owner_of(request), user_of(context, user)
+    if context.config.tenant_by == "key" or not name:
         return key
     return f"{key}/{name}" if key else name
 
 
-def salt_of(front: Front, request: Request, salt: str) -> str:
+def salt_of(context: ServerContext, request: Request, salt: str) -> str:
     """The part of the prefix cache that a request may share: within its key, if the server isolates keys."""
-    return f"{owner_of(request)}{KEY_END}{salt}" if front.config.isolate_cache_by_key else salt
+    return f"{owner_of(request)}{KEY_END}{salt}" if context.config.isolate_cache_by_key else salt

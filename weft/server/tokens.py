@@ -11,8 +11,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from weft.server.body import json_bytes, read_json
+from weft.server.context import ServerContext
 from weft.server.errors import ApiError
-from weft.server.info import Front
 from weft.server.openai.conversation import chat_prompt, chat_text
 from weft.server.openai.models import ChatMessage, ChatRequest
 from weft.server.openai.translate import encode_texts, token_name
@@ -52,57 +52,57 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
     skip_special_tokens: bool | None = None
 
 
-async def tokenize(front: Front, request: Request) -> ASGIApp:
-    body = await read_json(front, request, TokenizeRequest)
-    front.require_model(body.model)
+async def tokenize(context: ServerContext, request: Request) -> ASGIApp:
+    body = await read_json(context, request, TokenizeRequest)
+    context.require_model(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "give either prompt or messages", param="prompt")
     if body.messages is not None:
-        ids = await chat_prompt(front, _as_chat(body, body.messages))
-        return await _tokenized(front, body, ids, len(ids))
+        ids = await chat_prompt(context, _as_chat(body, body.messages))
+        return await _tokenized(context, body, ids, len(ids))
     texts = [body.prompt] if isinstance(body.prompt, str) else body.prompt or []
     special = body.add_special_tokens is not False
-    found = await encode_texts(front, texts, add_special_tokens=special)
+    found = await encode_texts(context, texts, add_special_tokens=special)
     if isinstance(body.prompt, str):
-        return await _tokenized(front, body, found[0], len(found[0]))
-    return await _tokenized(front, body, found, [len(ids) for ids in found])
+        return await _tokenized(context, body, found[0], len(found[0]))
+    return await _tokenized(context, body, found, [len(ids) for ids in found])
 
 
-async def apply_template(front: Front, request: Request) -> ASGIApp:
+async def apply_template(context: ServerContext, request: Request) -> ASGIApp:
     """The prompt that a chat has, as text."""
-    body = await read_json(front, request, TemplateRequest)
-    front.require_model(body.model)
-    return _json({"prompt": await chat_text(front, _as_chat(body, body.messages))})
+    body = await read_json(context, request, TemplateRequest)
+    context.require_model(body.model)
+    return _json({"prompt": await chat_text(context, _as_chat(body, body.messages))})
 
 
-async def detokenize(front: Front, request: Request) -> ASGIApp:
-    body = await read_json(front, request, DetokenizeRequest)
-    front.require_model(body.model)
+async def detokenize(context: ServerContext, request: Request) -> ASGIApp:
+    body = await read_json(context, request, DetokenizeRequest)
+    context.require_model(body.model)
     kinds = set(map(type, body.tokens))
     if len(kinds) > 1:
         raise ApiError(400, "tokens mixes ids with lists", param="tokens")
     is_batch = kinds == {list}
     lists = cast(list[list[int]], body.tokens if is_batch else [body.tokens])
     _ = (
-        front.client.engine
+        context.client.engine
     )  # it has told how large the vocabulary is, and the ids were held against that
-    texts = await front.tokenizer.decode_all_async(
+    texts = await context.tokenizer.decode_all_async(
         lists, skip_special_tokens=bool(body.skip_special_tokens)
     )
     text = texts if is_batch else texts[0]
     return _json({"prompt": text, "text": text})
 
 
-async def tokenizer_info(front: Front, request: Request) -> ASGIApp:
+async def tokenizer_info(context: ServerContext, request: Request) -> ASGIApp:
     """What a client needs to tokenize and render as this server does."""
-    templates = front.tokenizer.chat_templates
+    templates = context.tokenizer.chat_templates
     return _json(
         {
             "tokenizer_class": "PreTrainedTokenizerFast",
-            "model_max_length": front.info.context_length,
-            "vocab_size": front.tokenizer.vocab_size,
+            "model_max_length": context.info.context_length,
+            "vocab_size": context.tokenizer.vocab_size,
             "chat_template": templates.get("default"),
-            **front.tokenizer.special_tokens,
+            **context.tokenizer.special_tokens,
         }
     )
 
@@ -120,18 +120,21 @@ def _as_chat(body: TokenizeRequest | TemplateRequest, messages: list[ChatMessage
 
 
 async def _tokenized(
-    front: Front, body: TokenizeRequest, ids: list[int] | list[list[int]], count: int | list[int]
+    context: ServerContext,
+    body: TokenizeRequest,
+    ids: list[int] | list[list[int]],
+    count: int | list[int],
 ) -> Response:
     answer: dict[str, Any] = {
         "tokens": ids,
         "count": count,
-        "max_model_len": front.info.context_length,
+        "max_model_len": context.info.context_length,
     }
     if body.return_token_strs:
-        work = partial(_named, front.tokenizer, ids)
+        work = partial(_named, context.tokenizer, ids)
         num = count if isinstance(count, int) else sum(count)
         answer["token_strs"] = (
-            work() if num <= INLINE_TOKENS else await front.readers.run(work, is_long=True)
+            work() if num <= INLINE_TOKENS else await context.readers.run(work, is_long=True)
         )
     return _json(answer)
 

@@ -22,8 +22,8 @@ from weft.messages.flow import (
 )
 from weft.observe.log import EventLog
 from weft.server.body import json_bytes, read_json
+from weft.server.context import ServerContext
 from weft.server.errors import ApiError
-from weft.server.info import Front
 
 log = EventLog("flow")
 _MODES = {str(mode): mode for mode in get_args(PauseMode)}
@@ -43,14 +43,14 @@ class RpcRequest(msgspec.Struct, kw_only=True):
     params: dict[str, Any] | None = None
 
 
-async def block(front: Front, request: Request) -> ASGIApp:
+async def block(context: ServerContext, request: Request) -> ASGIApp:
     """Hold back requests that come from now on. What runs or waits goes on; blocking twice is blocking once."""
-    return _input("block", await front.client.call(lambda call: Block(call=call), InputReply))
+    return _input("block", await context.client.call(lambda call: Block(call=call), InputReply))
 
 
-async def unblock(front: Front, request: Request) -> ASGIApp:
+async def unblock(context: ServerContext, request: Request) -> ASGIApp:
     """Let requests in again, what was held back first."""
-    return _input("unblock", await front.client.call(lambda call: Unblock(call=call), InputReply))
+    return _input("unblock", await context.client.call(lambda call: Unblock(call=call), InputReply))
 
 
 def _input(event: str, reply: InputReply) -> Response:
@@ -58,23 +58,23 @@ def _input(event: str, reply: InputReply) -> Response:
     return _json({"state": reply.state, "held_requests": reply.held_requests})
 
 
-async def pause_generation(front: Front, request: Request) -> ASGIApp:
+async def pause_generation(context: ServerContext, request: Request) -> ASGIApp:
     """Run no further step until /continue_generation. New requests wait; health checks are answered."""
-    body = await read_json(front, request, PauseRequest)
+    body = await read_json(context, request, PauseRequest)
     if body.mode not in _MODES:
         raise ApiError(
             400, f"mode is {body.mode[:64]!r}; one of {', '.join(_MODES)} is expected", param="mode"
         )
     mode = _MODES[body.mode]
-    reply = await front.client.call(
+    reply = await context.client.call(
         lambda call: PauseGeneration(call=call, mode=mode), GenerationReply
     )
     return _generation("pause_generation", reply)
 
 
-async def continue_generation(front: Front, request: Request) -> ASGIApp:
+async def continue_generation(context: ServerContext, request: Request) -> ASGIApp:
     """Go on. Does nothing if generation is not paused."""
-    reply = await front.client.call(lambda call: ContinueGeneration(call=call), GenerationReply)
+    reply = await context.client.call(lambda call: ContinueGeneration(call=call), GenerationReply)
     return _generation("continue_generation", reply)
 
 
@@ -85,15 +85,15 @@ def _generation(event: str, reply: GenerationReply) -> Response:
     )
 
 
-async def rpc(front: Front, request: Request) -> ASGIApp:
+async def rpc(context: ServerContext, request: Request) -> ASGIApp:
     """Call a method of the engine; 400 names those there are, or what is wrong with the parameters."""
-    body = await read_json(front, request, RpcRequest)
+    body = await read_json(context, request, RpcRequest)
     params = body.params or {}
     try:
         msgspec.msgpack.encode(params)
     except (OverflowError, RecursionError) as exc:
         raise ApiError(400, f"params cannot be sent to the engine: {exc}", param="params") from exc
-    reply = await front.client.call(
+    reply = await context.client.call(
         lambda call: Rpc(call=call, method=body.method, params=params), RpcReply
     )
     log.info("rpc", method=body.method, success=reply.success)

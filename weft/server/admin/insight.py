@@ -10,23 +10,23 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from weft.server.body import json_bytes
+from weft.server.context import ServerContext
 from weft.server.errors import ApiError
 from weft.server.fields.numbers import query_number
-from weft.server.info import Front
 
 DEFAULT_LIMIT = 1_000
 
 
-async def list_requests(front: Front, request: Request) -> ASGIApp:
+async def list_requests(context: ServerContext, request: Request) -> ASGIApp:
     """The queue in numbers, and at most `?limit` open requests: those that run, then the queue in its order."""
-    reply = await front.client.list_requests(int(query_number(request, "limit", DEFAULT_LIMIT)))
+    reply = await context.client.list_requests(int(query_number(request, "limit", DEFAULT_LIMIT)))
     return _json({"queue": reply.queue, "requests": reply.requests})
 
 
-async def explain_request(front: Front, request: Request) -> ASGIApp:
+async def explain_request(context: ServerContext, request: Request) -> ASGIApp:
     """What happened to the requests of exactly this name, the newest first; 404 if none is remembered."""
     rid = request.path_params["rid"]
-    found = await front.client.explain(rid)
+    found = await context.client.explain(rid)
     if not found:
         raise ApiError(
             404, f"no request named {rid[:128]!r} is open or among the last that ended", param="rid"
@@ -34,9 +34,9 @@ async def explain_request(front: Front, request: Request) -> ASGIApp:
     return _json({"requests": [_told(one) for one in found]})
 
 
-async def audit(front: Front, request: Request) -> ASGIApp:
+async def audit(context: ServerContext, request: Request) -> ASGIApp:
     """Check the books; `faults` is empty if every page has one owner."""
-    answer = msgspec.to_builtins(await front.client.audit())
+    answer = msgspec.to_builtins(await context.client.audit())
     return _json({key: value for key, value in answer.items() if key not in ("type", "call")})
 
 

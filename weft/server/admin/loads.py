@@ -16,9 +16,9 @@ from starlette.types import ASGIApp
 from weft.client.client import EngineUnavailable
 from weft.observe.log import EventLog
 from weft.server.body import json_bytes
+from weft.server.context import ServerContext
 from weft.server.errors import ApiError
 from weft.server.fields.numbers import query_number
-from weft.server.info import Front
 from weft.server.limits import SCRAPE_TIMEOUT_S
 
 log = EventLog("loads")
@@ -26,7 +26,7 @@ LOADS_TIMEOUT_S = 0.1  # a router asks often, and rather has a second old number
 FORMATS = ("json", "prometheus")
 
 
-async def loads(front: Front, request: Request) -> ASGIApp:
+async def loads(context: ServerContext, request: Request) -> ASGIApp:
     """An entry for each engine (there is one), and all of them together; `?format=prometheus` for a page of metrics."""
     format = request.query_params.get("format", "json")
     if format not in FORMATS:
@@ -36,12 +36,12 @@ async def loads(front: Front, request: Request) -> ASGIApp:
             param="format",
         )
     query_number(request, "dp_rank", 0)  # there is one engine
-    found = [await load_of(front)]
+    found = [await load_of(context)]
     if format == "prometheus":
         return Response(_page(found), media_type="text/plain; version=0.0.4")
     answer = {
         "timestamp": time.time(),
-        "version": front.info.version,
+        "version": context.info.version,
         "dp_rank_count": len(found),
         "loads": found,
         "aggregate": aggregated(found),
@@ -49,9 +49,9 @@ async def loads(front: Front, request: Request) -> ASGIApp:
     return _json(answer)
 
 
-async def get_load(front: Front, request: Request) -> ASGIApp:
+async def get_load(context: ServerContext, request: Request) -> ASGIApp:
     """The short form: requests and tokens of each engine."""
-    found = [await load_of(front)]
+    found = [await load_of(context)]
     answer = [
         {
             "dp_rank": load["dp_rank"],
@@ -64,15 +64,15 @@ async def get_load(front: Front, request: Request) -> ASGIApp:
     return _json(answer)
 
 
-async def load_of(front: Front) -> dict[str, Any]:
+async def load_of(context: ServerContext) -> dict[str, Any]:
     """The engine's numbers, and what follows from them."""
-    _ = front.client.engine  # there is one
-    await refresh(front, LOADS_TIMEOUT_S)
-    stats, gauges = front.client.stats, front.client.metrics.engine
+    _ = context.client.engine  # there is one
+    await refresh(context, LOADS_TIMEOUT_S)
+    stats, gauges = context.client.stats, context.client.metrics.engine
     most = stats.max_running_requests
     return {
         "dp_rank": 0,
-        "age_s": round(time.monotonic() - front.client.stats_at, 3),  # of these numbers
+        "age_s": round(time.monotonic() - context.client.stats_at, 3),  # of these numbers
         "num_running_reqs": stats.num_running,
         "num_waiting_reqs": stats.num_waiting,
         "num_total_reqs": stats.num_running + stats.num_waiting,
@@ -108,10 +108,10 @@ def aggregated(found: list[dict[str, Any]]) -> dict[str, float]:
     }
 
 
-async def refresh(front: Front, timeout_s: float = SCRAPE_TIMEOUT_S) -> None:
+async def refresh(context: ServerContext, timeout_s: float = SCRAPE_TIMEOUT_S) -> None:
     """Fresh numbers if the engine has them at once; else the last it sent."""
     try:
-        await front.client.get_state(timeout_s)
+        await context.client.get_state(timeout_s)
     except EngineUnavailable:
         log.debug("no_fresh_stats")
 

@@ -9,8 +9,8 @@ from starlette.types import ASGIApp
 
 from weft.observe.log import EventLog
 from weft.server.body import json_bytes, read_json
+from weft.server.context import ServerContext
 from weft.server.errors import ApiError
-from weft.server.info import Front
 
 log = EventLog("policy")
 
@@ -21,10 +21,10 @@ class PolicyRequest(msgspec.Struct, kw_only=True):
     policy: str
 
 
-async def set_policy(front: Front, request: Request) -> ASGIApp:
+async def set_policy(context: ServerContext, request: Request) -> ASGIApp:
     """Order waiting requests by another policy; nothing that runs is touched. 400 names the policies there are."""
-    body = await read_json(front, request, PolicyRequest)
-    reply = await front.client.set_policy(body.policy)
+    body = await read_json(context, request, PolicyRequest)
+    reply = await context.client.set_policy(body.policy)
     log.info("set_policy", policy=body.policy, before=reply.before, success=reply.success)
     if not reply.success:
         raise ApiError(400, reply.message, param="policy")

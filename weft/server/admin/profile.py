@@ -13,8 +13,8 @@ from starlette.types import ASGIApp
 from weft.messages.control import StartProfile, StartProfileReply, StopProfile, StopProfileReply
 from weft.observe.log import EventLog
 from weft.server.body import json_bytes, read_json
+from weft.server.context import ServerContext
 from weft.server.errors import ApiError, not_supported
-from weft.server.info import Front
 
 log = EventLog("profile")
 POLL_S = 0.1
@@ -39,11 +39,13 @@ class ProfileRequest(msgspec.Struct, kw_only=True):
     merge_profiles: bool | None = None
 
 
-async def start_profile(front: Front, request: Request) -> ASGIApp:
+async def start_profile(context: ServerContext, request: Request) -> ASGIApp:
     """Begin to record, and answer when that is so, the first time after a second; requests go on. 400 for what cannot
     be recorded, or not there."""
     body = (
-        await read_json(front, request, ProfileRequest) if _has_body(request) else ProfileRequest()
+        await read_json(context, request, ProfileRequest)
+        if _has_body(request)
+        else ProfileRequest()
     )
     for name in ("start_step", "profile_by_stage", "profile_stages", "merge_profiles"):
         if getattr(body, name):
@@ -62,7 +64,7 @@ async def start_profile(front: Front, request: Request) -> ASGIApp:
             prefix=body.profile_prefix or "",
         )
 
-    while (reply := await front.client.call(asked, StartProfileReply)).is_preparing:
+    while (reply := await context.client.call(asked, StartProfileReply)).is_preparing:
         await asyncio.sleep(POLL_S)
     log.info(
         "start_profile",
@@ -75,11 +77,11 @@ async def start_profile(front: Front, request: Request) -> ASGIApp:
     return _json({"recording": True, "num_steps": num_steps, "trace": reply.trace or None})
 
 
-async def stop_profile(front: Front, request: Request) -> ASGIApp:
+async def stop_profile(context: ServerContext, request: Request) -> ASGIApp:
     """Stop, and answer with the report as soon as it is written, which takes seconds. 400 if nothing was recorded."""
     deadline = time.monotonic() + REPORT_TIMEOUT_S
     while (
-        reply := await front.client.call(lambda call: StopProfile(call=call), StopProfileReply)
+        reply := await context.client.call(lambda call: StopProfile(call=call), StopProfileReply)
     ).state == "writing":
         if time.monotonic() > deadline:
             raise ApiError(503, "the report of the profile is still being written; ask again")

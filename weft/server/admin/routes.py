@@ -17,10 +17,10 @@ from weft.observe import garbage
 from weft.observe.log import EventLog
 from weft.server.admin.loads import load_of, refresh
 from weft.server.body import json_bytes, read_json
+from weft.server.context import ServerContext
 from weft.server.errors import ApiError
 from weft.server.fields.numbers import query_number
-from weft.server.info import Front
-from weft.server.openai.models import Model, ModelList
+from weft.server.openai.models import ModelCard, ModelList
 
 log = EventLog("admin")
 OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
@@ -39,50 +39,50 @@ class AbortRequest(msgspec.Struct, kw_only=True):
     abort_all: bool | None = None
 
 
-async def flush_cache(front: Front, request: Request) -> ASGIApp:
+async def flush_cache(context: ServerContext, request: Request) -> ASGIApp:
     """Empty the prefix cache; 400 if requests are still running after `?timeout` seconds."""
-    reply = await front.client.flush_cache(query_number(request, "timeout", 0.0))
+    reply = await context.client.flush_cache(query_number(request, "timeout", 0.0))
     log.info("flush_cache", rid=request.scope["weft.rid"], success=reply.success)
     if not reply.success:
         raise ApiError(400, reply.message or "the cache was not flushed: requests are running")
     return PlainTextResponse("Cache flushed.\n")
 
 
-async def abort_request(front: Front, request: Request) -> ASGIApp:
+async def abort_request(context: ServerContext, request: Request) -> ASGIApp:
     """Abort by `rid`, or everything with `abort_all`. An unknown name is no error: the request has just ended."""
-    body = await read_json(front, request, AbortRequest)
+    body = await read_json(context, request, AbortRequest)
     if not body.rid and not body.abort_all:
         raise ApiError(400, "give rid or abort_all", param="rid")
-    aborted = front.client.abort_all() if body.abort_all else front.client.abort(body.rid or "")
+    aborted = context.client.abort_all() if body.abort_all else context.client.abort(body.rid or "")
     log.info("abort_request", rid=body.rid or "*", aborted=aborted)
     return _json({"aborted": aborted})
 
 
-async def freeze_gc(front: Front, request: Request) -> ASGIApp:
+async def freeze_gc(context: ServerContext, request: Request) -> ASGIApp:
     """Freeze the garbage collectors of the engine and of this process."""
-    engine, here = await front.client.freeze_gc(), garbage.freeze()
+    engine, here = await context.client.freeze_gc(), garbage.freeze()
     log.info("freeze_gc", frozen_objects=engine, front_frozen_objects=here)
     return _json({"frozen_objects": engine, "front_frozen_objects": here})
 
 
-async def models(front: Front, request: Request) -> ASGIApp:
+async def models(context: ServerContext, request: Request) -> ASGIApp:
     """What can be asked now: nothing, while the engine loads."""
-    _ = front.client.engine
-    found = _model(front)
+    _ = context.client.engine
+    found = _model(context)
     return _json(ModelList(data=[found], first_id=found.id, last_id=found.id))
 
 
-async def model(front: Front, request: Request) -> ASGIApp:
-    _ = front.client.engine
-    front.require_model(request.path_params["id"])
-    return _json(_model(front))
+async def model(context: ServerContext, request: Request) -> ASGIApp:
+    _ = context.client.engine
+    context.require_model(request.path_params["id"])
+    return _json(_model(context))
 
 
-def _model(front: Front) -> Model:
-    info, ready = front.info, front.client.ready
+def _model(context: ServerContext) -> ModelCard:
+    info, ready = context.info, context.client.ready
     task = "generate" if ready is None or ready.pools is None else ready.pools.task
     name = info.model_name
-    return Model(
+    return ModelCard(
         id=name,
         created=int(info.started_at),
         root=name,
@@ -95,25 +95,25 @@ def _model(front: Front) -> Model:
     )
 
 
-async def model_info(front: Front, request: Request) -> ASGIApp:
-    engine = front.client.engine
+async def model_info(context: ServerContext, request: Request) -> ASGIApp:
+    engine = context.client.engine
     return _json(
         {
-            "model_path": front.info.model_name,  # the name that clients use, not a path of this machine
-            "model_summary": front.info.model_summary or engine.model_summary,
+            "model_path": context.info.model_name,  # the name that clients use, not a path of this machine
+            "model_summary": context.info.model_summary or engine.model_summary,
             "is_generation": engine.pools is None,
             "task": "generate" if engine.pools is None else engine.pools.task,
-            "context_length": front.info.context_length,
+            "context_length": context.info.context_length,
             "vocab_size": engine.vocab_size,
-            "has_chat_template": front.template is not None,
-            "weight_version": front.client.weight_version,
+            "has_chat_template": context.template is not None,
+            "weight_version": context.client.weight_version,
         }
     )
 
 
-async def server_info(front: Front, request: Request) -> ASGIApp:
+async def server_info(context: ServerContext, request: Request) -> ASGIApp:
     """Settings and numbers. Keys and paths are left out."""
-    engine = front.client.engine
+    engine = context.client.engine
     hidden = {
         "api_key",
         "api_key_file",
@@ -123,42 +123,42 @@ async def server_info(front: Front, request: Request) -> ASGIApp:
         "otlp_endpoint",
     }
     server = {
-        key: value for key, value in dataclasses.asdict(front.config).items() if key not in hidden
+        key: value for key, value in dataclasses.asdict(context.config).items() if key not in hidden
     }
     return _json(
         {
-            "version": front.info.version,
-            "served_model_name": front.info.model_name,
-            "model_path": front.info.model_name,  # the name that clients use, not a path of this machine
-            "disable_radix_cache": not front.info.settings.get("prefix_cache", True),
-            "uptime_s": round(time.time() - front.info.started_at, 3),
-            "accepting": front.readiness.accepting,
-            "weight_version": front.client.weight_version,
-            "released": front.client.released,
-            "context_length": front.info.context_length,
+            "version": context.info.version,
+            "served_model_name": context.info.model_name,
+            "model_path": context.info.model_name,  # the name that clients use, not a path of this machine
+            "disable_radix_cache": not context.info.settings.get("prefix_cache", True),
+            "uptime_s": round(time.time() - context.info.started_at, 3),
+            "accepting": context.readiness.accepting,
+            "weight_version": context.client.weight_version,
+            "released": context.client.released,
+            "context_length": context.info.context_length,
             "max_prompt_tokens": engine.max_prompt_tokens,
             "max_total_num_tokens": engine.kv_tokens,
             "page_size": engine.page_size,
-            "sampling_defaults": {name: getattr(front.info.sampling, name) for name in KINDS},
+            "sampling_defaults": {name: getattr(context.info.sampling, name) for name in KINDS},
             "startup": engine.startup,
-            "open_completions": front.client.num_open,
+            "open_completions": context.client.num_open,
             "server": server,
-            "limits": dataclasses.asdict(front.limits),
+            "limits": dataclasses.asdict(context.limits),
             "engine": {
-                key: value for key, value in front.info.settings.items() if key not in PATHS
+                key: value for key, value in context.info.settings.items() if key not in PATHS
             },
-            "internal_states": [await load_of(front)],
+            "internal_states": [await load_of(context)],
         }
     )
 
 
-async def metrics(front: Front, request: Request) -> ASGIApp:
-    await refresh(front)
+async def metrics(context: ServerContext, request: Request) -> ASGIApp:
+    await refresh(context)
     if "application/openmetrics-text" in request.headers.get(
         "accept", ""
     ):  # only there exemplars have a place
-        return Response(front.client.metrics.render_open(), media_type=OPEN_METRICS)
-    return Response(front.client.metrics.render(), media_type="text/plain; version=0.0.4")
+        return Response(context.client.metrics.render_open(), media_type=OPEN_METRICS)
+    return Response(context.client.metrics.render(), media_type="text/plain; version=0.0.4")
 
 
 def _json(answer: Any) -> Response:

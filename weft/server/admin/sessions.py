@@ -23,8 +23,8 @@ from weft.messages.sessions import (
 )
 from weft.observe.log import EventLog
 from weft.server.body import json_bytes, read_json
+from weft.server.context import ServerContext
 from weft.server.errors import ApiError
-from weft.server.info import Front
 from weft.server.limits import over
 from weft.server.tenants import owner_of
 
@@ -56,17 +56,17 @@ class SessionFields(msgspec.Struct, kw_only=True):
     drop_previous_output: bool | None = None
 
 
-async def open_session(front: Front, request: Request) -> ASGIApp:
+async def open_session(context: ServerContext, request: Request) -> ASGIApp:
     """The id of a new session, as a JSON string; 400 says why there is none."""
-    body = await read_json(front, request, OpenSessionBody)
-    front.require_accepting()
+    body = await read_json(context, request, OpenSessionBody)
+    context.require_accepting()
     capacity = _capacity(body)
     id = (
         uuid.uuid4().hex
         if body.session_id is None
-        else _checked_id(front, body.session_id, "session_id")
+        else _checked_id(context, body.session_id, "session_id")
     )
-    reply = await front.client.call(
+    reply = await context.client.call(
         lambda call: OpenSession(
             call=call,
             session_id=id,
@@ -82,11 +82,11 @@ async def open_session(front: Front, request: Request) -> ASGIApp:
     return Response(json_bytes(id), media_type="application/json")
 
 
-async def close_session(front: Front, request: Request) -> ASGIApp:
+async def close_session(context: ServerContext, request: Request) -> ASGIApp:
     """Whether there was such a session; 200 also if there was none, for it may just have run out of time."""
-    body = await read_json(front, request, CloseSessionBody)
-    id = _checked_id(front, body.session_id, "session_id")
-    reply = await front.client.call(
+    body = await read_json(context, request, CloseSessionBody)
+    id = _checked_id(context, body.session_id, "session_id")
+    reply = await context.client.call(
         lambda call: CloseSession(call=call, session_id=id, owner=owner_of(request)),
         CloseSessionReply,
     )
@@ -96,7 +96,7 @@ async def close_session(front: Front, request: Request) -> ASGIApp:
 
 
 def session_params(
-    front: Front, request: Request, fields: SessionFields | None, *, n: int
+    context: ServerContext, request: Request, fields: SessionFields | None, *, n: int
 ) -> SessionParams | None:
     """The session of a request with `n` completions, if it names one. Raises `ApiError`."""
     if fields is None:
@@ -104,13 +104,13 @@ def session_params(
     if n != 1:
         raise ApiError(400, f"n is {n}; a request of a session has one completion", param="n")
     return SessionParams(
-        id=_checked_id(front, fields.id, "session_params.id"),
+        id=_checked_id(context, fields.id, "session_params.id"),
         owner=owner_of(request),
         rid=fields.rid or "",
         offset=fields.offset or 0,
         replace=bool(fields.replace),
         drop_previous_output=bool(fields.drop_previous_output),
-        bos_token_id=front.tokenizer.bos_token_id,
+        bos_token_id=context.tokenizer.bos_token_id,
     )
 
 
@@ -123,8 +123,8 @@ def _capacity(body: OpenSessionBody) -> int:
     return next(iter(given), None) or 0
 
 
-def _checked_id(front: Front, id: str, param: str) -> str:
-    longest = front.limits.max_rid_len
+def _checked_id(context: ServerContext, id: str, param: str) -> str:
+    longest = context.limits.max_rid_len
     if len(id) > longest:
         raise over(
             "max_rid_len",

@@ -20,8 +20,8 @@ from weft.messages.control import (
 )
 from weft.observe.log import EventLog, set_level
 from weft.server.body import json_bytes, read_json
+from weft.server.context import ServerContext
 from weft.server.errors import ApiError, not_supported
-from weft.server.info import Front
 
 log = EventLog("control")
 
@@ -63,20 +63,22 @@ NOT_OFFERED = (
 )
 
 
-async def slow_down(front: Front, request: Request) -> ASGIApp:
+async def slow_down(context: ServerContext, request: Request) -> ASGIApp:
     """Let every step take at least `forward_sleep_time` seconds, or with null no longer than it must."""
-    body = await read_json(front, request, SlowDownRequest)
+    body = await read_json(context, request, SlowDownRequest)
     step_s = body.forward_sleep_time
-    reply = await front.client.call(
+    reply = await context.client.call(
         lambda call: SlowDown(call=call, step_s=step_s or None), SlowDownReply
     )
     log.info("slow_down", step_s=step_s or 0.0, before_s=reply.before_s or 0.0)
     return _json({"forward_sleep_time": step_s or None, "before": reply.before_s})
 
 
-async def get_internal_state(front: Front, request: Request) -> ASGIApp:
+async def get_internal_state(context: ServerContext, request: Request) -> ASGIApp:
     """What `set_internal_state` can change, as it is now, and the engine's numbers."""
-    reply = await front.client.call(lambda call: GetInternalState(call=call), GetInternalStateReply)
+    reply = await context.client.call(
+        lambda call: GetInternalState(call=call), GetInternalStateReply
+    )
     return _json(
         {
             "server_args": reply.settings,
@@ -86,14 +88,14 @@ async def get_internal_state(front: Front, request: Request) -> ASGIApp:
     )
 
 
-async def set_internal_state(front: Front, request: Request) -> ASGIApp:
+async def set_internal_state(context: ServerContext, request: Request) -> ASGIApp:
     """Change settings of the engine. 400, and nothing is changed, if one of them cannot be; it says what can."""
-    asked = (await read_json(front, request, StateRequest)).server_args
+    asked = (await read_json(context, request, StateRequest)).server_args
     if not asked:
         raise ApiError(
             400, "server_args is empty; GET /get_internal_state tells what can be changed"
         )
-    reply = await front.client.call(
+    reply = await context.client.call(
         lambda call: SetInternalState(call=call, settings=asked), SetInternalStateReply
     )
     told = " ".join(f"{name}={value}" for name, value in asked.items())
@@ -103,9 +105,9 @@ async def set_internal_state(front: Front, request: Request) -> ASGIApp:
     return _json({"updated": True, "server_args": asked, "before": reply.before})
 
 
-async def configure_logging(front: Front, request: Request) -> ASGIApp:
+async def configure_logging(context: ServerContext, request: Request) -> ASGIApp:
     """Set the level of the log, in the engine and here, and whether finished requests are logged."""
-    body = await read_json(front, request, LoggingRequest)
+    body = await read_json(context, request, LoggingRequest)
     for name in NOT_OFFERED:
         if getattr(body, name) is not None:
             raise not_supported(name)
@@ -115,16 +117,16 @@ async def configure_logging(front: Front, request: Request) -> ASGIApp:
         )
     level = body.log_level
     if level is not None:
-        reply = await front.client.call(
+        reply = await context.client.call(
             lambda call: ConfigureLogging(call=call, log_level=level), ConfigureLoggingReply
         )
         if not reply.success:
             raise ApiError(400, reply.message, param="log_level")
         set_level(level)
     if body.log_requests is not None:
-        front.client.log_requests = body.log_requests
-    log.info("configure_logging", log_level=level or "-", log_requests=front.client.log_requests)
-    return _json({"log_level": level, "log_requests": front.client.log_requests})
+        context.client.log_requests = body.log_requests
+    log.info("configure_logging", log_level=level or "-", log_requests=context.client.log_requests)
+    return _json({"log_level": level, "log_requests": context.client.log_requests})
 
 
 def _json(answer: object) -> Response:

@@ -33,8 +33,8 @@ from weft.messages.weights import (
 )
 from weft.observe.log import EventLog
 from weft.server.body import json_bytes, read_body, read_json
+from weft.server.context import ServerContext
 from weft.server.errors import ApiError, not_supported
-from weft.server.info import Front
 
 log = EventLog("weights")
 TAGS = ("weights", "kv_cache")
@@ -120,9 +120,9 @@ class Tags(msgspec.Struct, kw_only=True):
     tags: list[str] | None = None
 
 
-async def update_weights_from_disk(front: Front, request: Request) -> ASGIApp:
+async def update_weights_from_disk(context: ServerContext, request: Request) -> ASGIApp:
     """Load other weights of the same model. 400, and nothing has changed, if anything is wrong with them."""
-    body = await read_json(front, request, FromDisk)
+    body = await read_json(context, request, FromDisk)
     if body.load_format not in (None, "auto", "safetensors"):
         raise ApiError(
             400, f"load_format is {body.load_format[:64]!r}; auto is expected", param="load_format"
@@ -131,7 +131,7 @@ async def update_weights_from_disk(front: Front, request: Request) -> ASGIApp:
         raise not_supported("is_async")
     _check_update(body)
     return await _done(
-        front,
+        context,
         request,
         lambda call: UpdateWeightsFromDisk(
             call=call,
@@ -143,7 +143,7 @@ async def update_weights_from_disk(front: Front, request: Request) -> ASGIApp:
     )
 
 
-async def update_weights_from_tensor(front: Front, request: Request) -> ASGIApp:
+async def update_weights_from_tensor(context: ServerContext, request: Request) -> ASGIApp:
     """Take tensors from the body: all of them, or with a 400 none."""
     if (
         request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -154,10 +154,10 @@ async def update_weights_from_tensor(front: Front, request: Request) -> ASGIApp:
             weight_version=query.get("weight_version"),
             abort_all_requests=query.get("abort_all_requests", "false").lower() in ("1", "true"),
         )
-        limit = min(int(front.limits.max_body_mb * 1_000_000), MAX_CONTENT_BYTES)
-        content = await read_body(request, limit, front.limits.body_timeout_s)
+        limit = min(int(context.limits.max_body_mb * 1_000_000), MAX_CONTENT_BYTES)
+        content = await read_body(request, limit, context.limits.body_timeout_s)
     else:
-        body = await read_json(front, request, FromTensor)
+        body = await read_json(context, request, FromTensor)
         if body.serialized_named_tensors is not None:
             raise ApiError(
                 400,
@@ -169,7 +169,7 @@ async def update_weights_from_tensor(front: Front, request: Request) -> ASGIApp:
         content = as_safetensors(body.named_tensors)
     _check_update(body)
     return await _done(
-        front,
+        context,
         request,
         lambda call: UpdateWeightsFromTensor(
             call=call,
@@ -181,14 +181,14 @@ async def update_weights_from_tensor(front: Front, request: Request) -> ASGIApp:
     )
 
 
-async def update_weights_from_distributed(front: Front, request: Request) -> ASGIApp:
+async def update_weights_from_distributed(context: ServerContext, request: Request) -> ASGIApp:
     """Receive tensors from rank 0 of a group: all of them, or with a 400 none."""
-    body = await read_json(front, request, FromDistributed)
+    body = await read_json(context, request, FromDistributed)
     if body.load_format is not None:
         raise not_supported("load_format")
     _check_update(body)
     return await _done(
-        front,
+        context,
         request,
         lambda call: UpdateWeightsFromDistributed(
             call=call,
@@ -203,14 +203,14 @@ async def update_weights_from_distributed(front: Front, request: Request) -> ASG
     )
 
 
-async def init_weights_update_group(front: Front, request: Request) -> ASGIApp:
+async def init_weights_update_group(context: ServerContext, request: Request) -> ASGIApp:
     """Join a group, when all others have come. 400 if they do not."""
-    body = await read_json(front, request, InitGroup)
+    body = await read_json(context, request, InitGroup)
     if not body.rank_offset < body.world_size:
         message = f"rank_offset is {body.rank_offset} of {body.world_size}; rank 0 sends, so 1 or more is expected"
         raise ApiError(400, message, param="rank_offset")
     return await _done(
-        front,
+        context,
         request,
         lambda call: InitWeightsUpdateGroup(
             call=call,
@@ -226,21 +226,21 @@ async def init_weights_update_group(front: Front, request: Request) -> ASGIApp:
     )
 
 
-async def destroy_weights_update_group(front: Front, request: Request) -> ASGIApp:
+async def destroy_weights_update_group(context: ServerContext, request: Request) -> ASGIApp:
     """Leave a group."""
-    body = await read_json(front, request, DestroyGroup) if _has_body(request) else DestroyGroup()
+    body = await read_json(context, request, DestroyGroup) if _has_body(request) else DestroyGroup()
     return await _done(
-        front,
+        context,
         request,
         lambda call: DestroyWeightsUpdateGroup(call=call, group_name=body.group_name),
         UPDATE_TIMEOUT_S,
     )
 
 
-async def get_weights_by_name(front: Front, request: Request) -> ASGIApp:
+async def get_weights_by_name(context: ServerContext, request: Request) -> ASGIApp:
     """The first rows of a weight as it is kept, as nested lists."""
-    body = await read_json(front, request, ByName)
-    reply = await front.client.call(
+    body = await read_json(context, request, ByName)
+    reply = await context.client.call(
         lambda call: GetWeightsByName(call=call, name=body.name, truncate_size=body.truncate_size),
         GetWeightsByNameReply,
         UPDATE_TIMEOUT_S,
@@ -250,19 +250,25 @@ async def get_weights_by_name(front: Front, request: Request) -> ASGIApp:
     return _json(np.frombuffer(reply.values, dtype=np.float32).reshape(reply.shape).tolist())
 
 
-async def release_memory_occupation(front: Front, request: Request) -> ASGIApp:
+async def release_memory_occupation(context: ServerContext, request: Request) -> ASGIApp:
     """Give memory back to the system; new requests get 503 until it is resumed."""
-    tags = await _tags(front, request)
+    tags = await _tags(context, request)
     return await _done(
-        front, request, lambda call: ReleaseMemoryOccupation(call=call, tags=tags), UPDATE_TIMEOUT_S
+        context,
+        request,
+        lambda call: ReleaseMemoryOccupation(call=call, tags=tags),
+        UPDATE_TIMEOUT_S,
     )
 
 
-async def resume_memory_occupation(front: Front, request: Request) -> ASGIApp:
+async def resume_memory_occupation(context: ServerContext, request: Request) -> ASGIApp:
     """Use it again, with an empty cache and the weights of the last folder."""
-    tags = await _tags(front, request)
+    tags = await _tags(context, request)
     return await _done(
-        front, request, lambda call: ResumeMemoryOccupation(call=call, tags=tags), UPDATE_TIMEOUT_S
+        context,
+        request,
+        lambda call: ResumeMemoryOccupation(call=call, tags=tags),
+        UPDATE_TIMEOUT_S,
     )
 
 
@@ -296,16 +302,16 @@ def as_safetensors(tensors: Sequence[NamedTensor]) -> bytes:
     return b"".join([len(encoded).to_bytes(8, "little"), encoded, *data])
 
 
-async def _tags(front: Front, request: Request) -> list[str]:
-    body = await read_json(front, request, Tags) if _has_body(request) else Tags()
+async def _tags(context: ServerContext, request: Request) -> list[str]:
+    body = await read_json(context, request, Tags) if _has_body(request) else Tags()
     return list(TAGS) if body.tags is None else body.tags
 
 
 async def _done(
-    front: Front, request: Request, make: Callable[[int], ToEngine], timeout_s: float
+    context: ServerContext, request: Request, make: Callable[[int], ToEngine], timeout_s: float
 ) -> Response:
     """Let the engine do it. Raises `ApiError` if it could not."""
-    reply = await front.client.call(make, WeightsReply, timeout_s)
+    reply = await context.client.call(make, WeightsReply, timeout_s)
     log.info(
         "device_request",
         path=request.url.path,

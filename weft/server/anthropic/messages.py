@@ -10,21 +10,21 @@ from weft.server.anthropic.models import CountRequest, MessagesRequest, TokenCou
 from weft.server.anthropic.reply import ANTHROPIC_EVENTS, MessagesReply
 from weft.server.anthropic.translate import chat_request, sampled_request
 from weft.server.body import json_bytes, read_json
-from weft.server.info import Front
+from weft.server.context import ServerContext
 from weft.server.openai.conversation import chat_prompt, start_chat
 from weft.server.openai.translate import header
 from weft.server.stream import Answer
 
 
-async def messages(front: Front, request: Request) -> ASGIApp:
-    body = await read_json(front, request, MessagesRequest)
-    conversation = await start_chat(front, request, sampled_request(body))
-    reply = MessagesReply(header(front, "msg_", conversation.prompt.rid), conversation)
+async def messages(context: ServerContext, request: Request) -> ASGIApp:
+    body = await read_json(context, request, MessagesRequest)
+    conversation = await start_chat(context, request, sampled_request(body))
+    reply = MessagesReply(header(context, "msg_", conversation.prompt.rid), conversation)
     return Answer(conversation.generation, reply, ANTHROPIC_EVENTS)
 
 
-async def count_tokens(front: Front, request: Request) -> ASGIApp:
-    body = await read_json(front, request, CountRequest)
-    front.require_model(body.model)
-    ids = await chat_prompt(front, chat_request(body))
+async def count_tokens(context: ServerContext, request: Request) -> ASGIApp:
+    body = await read_json(context, request, CountRequest)
+    context.require_model(body.model)
+    ids = await chat_prompt(context, chat_request(body))
     return Response(json_bytes(TokenCount(len(ids))), media_type="application/json")

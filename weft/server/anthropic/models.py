@@ -14,7 +14,7 @@ class Inner(msgspec.Struct, kw_only=True):
     text: str | None = None
 
 
-class Block(msgspec.Struct, kw_only=True):
+class AnthropicBlock(msgspec.Struct, kw_only=True):
     """A content block of any type; which fields it has depends on `type`."""
 
     type: str
@@ -28,9 +28,9 @@ class Block(msgspec.Struct, kw_only=True):
     is_error: bool | None = None
 
 
-class Message(msgspec.Struct, kw_only=True):
+class AnthropicMessage(msgspec.Struct, kw_only=True):
     role: Literal["user", "assistant", "system"]
-    content: str | list[Block]
+    content: str | list[AnthropicBlock]
 
 
 class Tool(msgspec.Struct, kw_only=True):
@@ -64,7 +64,7 @@ class CountRequest(msgspec.Struct, kw_only=True):
     """What makes the prompt."""
 
     model: str | None = None
-    messages: list[Message]
+    messages: list[AnthropicMessage]
     system: str | list[Inner] | None = None
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
@@ -84,7 +84,7 @@ class MessagesRequest(CountRequest, kw_only=True):
     cache_salt: str | None = None  # vLLM's
 
 
-class Usage(msgspec.Struct):
+class AnthropicUsage(msgspec.Struct):
     """A prompt's tokens are those that were computed and those that were in the cache."""
 
     input_tokens: int
@@ -101,7 +101,7 @@ class MessageAnswer(msgspec.Struct, kw_only=True):
     content: list[dict[str, Any]]
     stop_reason: str | None = None
     stop_sequence: str | None = None
-    usage: Usage
+    usage: AnthropicUsage
 
 
 class TokenCount(msgspec.Struct):

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from weft.client.generation import Delta, End
-from weft.server.anthropic.models import MessageAnswer, Usage
+from weft.server.anthropic.models import AnthropicUsage, MessageAnswer
 from weft.server.errors import anthropic_error
 from weft.server.openai.chat import answer_of, function_calls
 from weft.server.openai.conversation import Conversation
@@ -158,7 +158,7 @@ def _tool_use(id: str, name: str, input: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _usage(end: End | None, prompt_len: int) -> Usage:
+def _usage(end: End | None, prompt_len: int) -> AnthropicUsage:
     """Before the end it is not known how much was in the cache."""
     cached = 0 if end is None else end.cached_tokens
-    return Usage(prompt_len - cached, cached, 0 if end is None else end.completion_tokens)
+    return AnthropicUsage(prompt_len - cached, cached, 0 if end is None else end.completion_tokens)

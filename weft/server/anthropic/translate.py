@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 
 from weft.server.anthropic.models import (
-    Block,
+    AnthropicBlock,
+    AnthropicMessage,
     CountRequest,
     Inner,
-    Message,
     MessagesRequest,
     OutputConfig,
     Thinking,
@@ -69,7 +69,7 @@ def _system(system: str | list[Inner] | None) -> list[ChatMessage]:
     return [ChatMessage(role="system", content=text)] if text else []
 
 
-def _messages(message: Message, where: str) -> list[ChatMessage]:
+def _messages(message: AnthropicMessage, where: str) -> list[ChatMessage]:
     """Results of tools are messages of their own, before what the user says beside them."""
     if isinstance(message.content, str):
         return [ChatMessage(role=message.role, content=message.content)]
@@ -101,7 +101,7 @@ def _messages(message: Message, where: str) -> list[ChatMessage]:
     return [*results, own]
 
 
-def _call(block: Block) -> dict[str, Any]:
+def _call(block: AnthropicBlock) -> dict[str, Any]:
     arguments = msgspec.json.encode(block.input or {}).decode()
     return {
         "id": block.id or "",

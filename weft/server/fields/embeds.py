@@ -11,7 +11,7 @@ import msgspec
 from weft.client.vectors import PARAM, packed_vectors, placeholders
 from weft.messages.control import EngineReady
 from weft.messages.sampling import InvalidParam
-from weft.server.info import Front
+from weft.server.context import ServerContext
 
 INLINE_LEN = 16_384  # bytes that are read on the event loop
 NOT_GIVEN = msgspec.Raw(b"null")
@@ -32,13 +32,13 @@ class Embeds(NamedTuple):
     is_batch: bool
 
 
-async def embeds_of(front: Front, raw: msgspec.Raw) -> Embeds | None:
+async def embeds_of(context: ServerContext, raw: msgspec.Raw) -> Embeds | None:
     """`read_embeds`, in a thread if there is much to read."""
-    work = partial(read_embeds, raw, front.client.engine)
+    work = partial(read_embeds, raw, context.client.engine)
     return (
         work()
         if memoryview(raw).nbytes <= INLINE_LEN
-        else await front.readers.run(work, is_long=True)
+        else await context.readers.run(work, is_long=True)
     )
 
 

@@ -19,7 +19,7 @@ _NO_CODE = (
 )
 
 
-class WishFields(msgspec.Struct, kw_only=True):
+class ExtraSamplingFields(msgspec.Struct, kw_only=True):
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
     stop_regex: str | list[str] | None = None
@@ -36,7 +36,7 @@ class NamedProcessor(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     params: dict[str, Any] | None = None
 
 
-class Wishes(TypedDict):
+class ExtraSampling(TypedDict):
     """Fields of `SamplingParams`."""
 
     allowed_token_ids: tuple[int, ...]
@@ -46,7 +46,7 @@ class Wishes(TypedDict):
     processors: tuple[Processor, ...]
 
 
-def wishes(body: WishFields) -> Wishes:
+def extra_sampling(body: ExtraSamplingFields) -> ExtraSampling:
     """What the fields of `body` ask for. Raises `ApiError`; ranges are checked when they are submitted."""
     regex = body.stop_regex
     if body.allowed_token_ids == []:
@@ -55,7 +55,7 @@ def wishes(body: WishFields) -> Wishes:
         )
     if body.logits_processors:
         raise ApiError(400, f"logits_processors: {_NO_CODE}", param="logits_processors")
-    return Wishes(
+    return ExtraSampling(
         allowed_token_ids=tuple(body.allowed_token_ids or ()),
         bad_words=tuple(body.bad_words or ()),
         stop_regex=(regex,) if isinstance(regex, str) else tuple(regex or ()),
@@ -64,7 +64,7 @@ def wishes(body: WishFields) -> Wishes:
     )
 
 
-def thinking_budget(body: WishFields) -> int | None:
+def thinking_budget(body: ExtraSamplingFields) -> int | None:
     """Under the first of its names that is given."""
     budgets = body.thinking_budget, body.thinking_token_budget, body.max_thinking_tokens
     return next((one for one in budgets if one is not None), None)

@@ -1,7 +1,7 @@
 """What every request passes on its way in and out, routed or not: its name, the size of its head, its key, the metrics,
 and the audit line of an administrative call.
 
-    client ─▶ CORS ─▶ Edge ─▶ router ─▶ Endpoint ─▶ handler
+    client ─▶ CORS ─▶ RequestMiddleware ─▶ router ─▶ Endpoint ─▶ handler
 
 Bare ASGI, and one wrapper around `send` for all of it.
 """
@@ -31,7 +31,7 @@ log = EventLog("server")
 audit = EventLog("audit")
 
 
-class Edge:
+class RequestMiddleware:
     """The outermost application. `route_of` gives a path's template and who may use it; unknown paths are "other"."""
 
     def __init__(
@@ -77,7 +77,7 @@ class Edge:
                 if not out.status:
                     await answer(scope, receive, out)
             if out.is_early:
-                await self._linger(receive, out)
+                await self._drain(receive, out)
         finally:
             status = out.status or 499  # 499: the client left before its answer
             self._metrics.http_ended(route, status, time.perf_counter() - call.arrived_s)
@@ -104,11 +104,11 @@ class Edge:
             "admin",
         ):  # health is told whatever happens
             return refusal
-        return self._crowded(scope)
+        return self._overloaded(scope)
 
-    def _crowded(self, scope: Scope) -> ApiError | None:
-        connection: Connection | None = scope.get("weft.connection")
-        if connection is None or connection.let_in():
+    def _overloaded(self, scope: Scope) -> ApiError | None:
+        connection: RequestConnection | None = scope.get("weft.connection")
+        if connection is None or connection.admit():
             return None
         most = self._limits.max_connections
         headers = {"retry-after": "1", "connection": "close"}
@@ -153,7 +153,7 @@ class Edge:
             return over("max_header_bytes", message, status=431)
         return None
 
-    async def _linger(self, receive: Receive, out: _Outgoing) -> None:
+    async def _drain(self, receive: Receive, out: _Outgoing) -> None:
         """Read on for a moment, throwing away what comes, then end the answer, and with it the connection."""
         left = int(self._limits.linger_mb * 1_000_000)
         with contextlib.suppress(TimeoutError):
@@ -166,10 +166,10 @@ class Edge:
         await out.end()
 
 
-class Connection(Protocol):
+class RequestConnection(Protocol):
     """What a request comes in by (`server/http/protocol.py`)."""
 
-    def let_in(self) -> bool: ...
+    def admit(self) -> bool: ...
 
     def done(self) -> None: ...
 
@@ -189,7 +189,7 @@ class _Outgoing:
     """
 
     def __init__(self, scope: Scope, send: Send, call: RequestContext) -> None:
-        self._connection: Connection | None = scope.get("weft.connection")
+        self._connection: RequestConnection | None = scope.get("weft.connection")
         self._send = send
         self._call = call
         self.status = 0

@@ -20,7 +20,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from weft.config.limits import Limits
 
-QUIET_S = 1.0  # a connection that has waited for so long may be closed to make room
+IDLE_S = 1.0  # a connection that has waited for so long may be closed to make room
 FRAMING_PER_BYTE = 8  # of a chunked body are always allowed: chunks of one byte take 5
 PROBE_PAUSES_S = (0.05, 0.2, 1.0)  # between looks whether a client that sends no more still reads
 INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"  # an answer that every client overlooks
@@ -37,12 +37,12 @@ _TOO_MUCH_FRAMING = _HEAD % b"400 Bad Request" + (
     b'{"error":{"message":"the chunk extensions and trailers of the body are too large",'
     b'"type":"invalid_request_error","param":null,"code":400}}'
 )
-_CROWDED = _HEAD % b"503 Service Unavailable\r\nretry-after: 1" + (
+_OVERLOADED = _HEAD % b"503 Service Unavailable\r\nretry-after: 1" + (
     b'{"error":{"message":"there are too many connections","type":"service_unavailable_error","param":null,"code":503}}'
 )
 
 
-class Door:
+class ConnectionLimiter:
     """What the connections of one server share. `refused` is told the name of each limit that ends one.
 
     A connection works while a request of it that was let in is answered; else it waits: for a head, for the end of a
@@ -57,7 +57,7 @@ class Door:
 
     @property
     def last_place(self) -> int:
-        """Connections up to which those that wait have `QUIET_S` before they go."""
+        """Connections up to which those that wait have `IDLE_S` before they go."""
         return self.limits.max_connections + self.limits.max_connections // 4 + 64
 
     def waits(self, connection: GuardedProtocol, now: float) -> None:
@@ -70,7 +70,7 @@ class Door:
     def left(self, connection: GuardedProtocol) -> None:
         self._waiting.pop(connection, None)
 
-    def is_crowded(self, connections: set[Any]) -> bool:
+    def is_overloaded(self, connections: set[Any]) -> bool:
         """Whether as many work as may."""
         return len(connections) - len(self._waiting) >= self.limits.max_connections
 
@@ -78,7 +78,7 @@ class Door:
         """Whether `newcomer`, which is among `connections`, may stay. Others are closed for that if need be."""
         while len(connections) > self.limits.max_connections and self._waiting:
             oldest, since = next(iter(self._waiting.items()))
-            if now - since < QUIET_S and len(connections) <= self.last_place:
+            if now - since < IDLE_S and len(connections) <= self.last_place:
                 break
             if oldest is newcomer:
                 break
@@ -90,10 +90,10 @@ class Door:
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    def __init__(self, *args: Any, door: Door, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, limiter: ConnectionLimiter, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._door = door
-        self._limits = door.limits
+        self._limiter = limiter
+        self._limits = limiter.limits
         self._head_len = 0  # bytes of the head that is being read; -1 while there is none
         self._framing_len = (
             0  # bytes since the head that are no body: sizes of chunks, their extensions, trailers
@@ -110,16 +110,16 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         now = self.loop.time()
-        self._door.waits(self, now)
-        if not self._door.has_room(self.connections, self, now):
-            self._cut_off("max_connections", _CROWDED)
+        self._limiter.waits(self, now)
+        if not self._limiter.has_room(self.connections, self, now):
+            self._cut_off("max_connections", _OVERLOADED)
             return
         _send_at_once(transport)
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timers()
-        self._door.left(self)
+        self._limiter.left(self)
         answered = self._answered
         if (
             answered is not None and not answered.response_complete
@@ -199,7 +199,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         if self.pipeline:
             self._answered = self.pipeline[-1][0]
-        self._door.waits(self, self.loop.time())
+        self._limiter.waits(self, self.loop.time())
         super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
@@ -217,17 +217,17 @@ class GuardedProtocol(HttpToolsProtocol):
 
     # ---- for the application
 
-    def let_in(self) -> bool:
+    def admit(self) -> bool:
         """The request that is answered now may do what it asks for: the connection works until that is done. False, if
         as many work as may."""
-        if self._door.is_crowded(self.connections):
+        if self._limiter.is_overloaded(self.connections):
             return False
-        self._door.works(self)
+        self._limiter.works(self)
         return True
 
     def done(self) -> None:
         """Nothing is done any more for the request that is answered now."""
-        self._door.waits(self, self.loop.time())
+        self._limiter.waits(self, self.loop.time())
 
     @property
     def is_receiving(self) -> bool:
@@ -261,11 +261,11 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _head_is_late(self) -> None:
         if self._head_len > 0:  # else the connection was only idle
-            self._door.refused("head_timeout_s")
+            self._limiter.refused("head_timeout_s")
         self.transport.close()
 
     def _stalled(self) -> None:
-        self._door.refused("stall_timeout_s")
+        self._limiter.refused("stall_timeout_s")
         self.transport.abort()
 
     @property
@@ -292,7 +292,7 @@ class GuardedProtocol(HttpToolsProtocol):
             )
 
     def _cut_off(self, limit: str, answer: bytes) -> None:
-        self._door.refused(limit)
+        self._limiter.refused(limit)
         self._close_with(answer)
 
     def _close_with(self, answer: bytes) -> None:

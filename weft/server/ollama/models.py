@@ -34,30 +34,30 @@ class OllamaRequest(msgspec.Struct, kw_only=True):
     top_logprobs: int | None = None
 
 
-class FunctionCall(msgspec.Struct, kw_only=True):
+class OllamaFunctionCall(msgspec.Struct, kw_only=True):
     name: str
     arguments: dict[str, Any] = {}
 
 
-class ToolCall(msgspec.Struct, kw_only=True):
-    function: FunctionCall
+class OllamaToolCall(msgspec.Struct, kw_only=True):
+    function: OllamaFunctionCall
 
 
-class Message(msgspec.Struct, kw_only=True):
+class OllamaMessage(msgspec.Struct, kw_only=True):
     role: Literal["system", "user", "assistant", "tool"]
     content: str = ""
     thinking: str | None = None
     images: list[str] | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[OllamaToolCall] | None = None
     tool_name: str | None = None
 
 
-class ChatBody(OllamaRequest, kw_only=True):
-    messages: list[Message] = []
+class OllamaChatRequest(OllamaRequest, kw_only=True):
+    messages: list[OllamaMessage] = []
     tools: list[dict[str, Any]] | None = None
 
 
-class GenerateBody(OllamaRequest, kw_only=True):
+class OllamaGenerateRequest(OllamaRequest, kw_only=True):
     prompt: str = ""
     system: str | None = None
     raw: bool | None = None  # the prompt is not put into the chat template
@@ -67,6 +67,6 @@ class GenerateBody(OllamaRequest, kw_only=True):
     context: list[int] | None = None
 
 
-class ShowBody(msgspec.Struct, kw_only=True):
+class OllamaShowRequest(msgspec.Struct, kw_only=True):
     model: str | None = None
     name: str | None = None  # as older clients call it

@@ -10,8 +10,8 @@ from typing import Any, Literal
 import msgspec
 
 from weft.client.generation import Delta
+from weft.server.context import ServerContext
 from weft.server.errors import ollama_error
-from weft.server.info import Front
 from weft.server.openai.chat import answer_of, function_calls
 from weft.server.openai.conversation import Conversation
 from weft.server.openai.translate import chat_logprobs
@@ -25,10 +25,14 @@ class OllamaReply:
     """One answer of /api/chat or /api/generate. Calls are told whole: the API has no pieces of them."""
 
     def __init__(
-        self, front: Front, conversation: Conversation, *, kind: Literal["chat", "generate"]
+        self,
+        context: ServerContext,
+        conversation: Conversation,
+        *,
+        kind: Literal["chat", "generate"],
     ) -> None:
-        self._model = front.info.model_name
-        self._tokenizer = front.tokenizer
+        self._model = context.info.model_name
+        self._tokenizer = context.tokenizer
         self._conversation = conversation
         self._kind = kind
         self._began = time.perf_counter()

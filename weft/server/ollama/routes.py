@@ -10,9 +10,14 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from weft.server.body import json_bytes, read_json
+from weft.server.context import ServerContext
 from weft.server.infill import infill_prompt, infill_tokens, with_stops
-from weft.server.info import Front
-from weft.server.ollama.models import ChatBody, GenerateBody, OllamaRequest, ShowBody
+from weft.server.ollama.models import (
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    OllamaRequest,
+    OllamaShowRequest,
+)
 from weft.server.ollama.reply import OLLAMA_LINES, OllamaReply
 from weft.server.ollama.translate import chat_request, generate_request, require_model
 from weft.server.openai.conversation import start_chat
@@ -22,85 +27,85 @@ from weft.server.stream import Answer
 OLLAMA_VERSION = "0.12.0"
 
 
-async def chat(front: Front, request: Request) -> ASGIApp:
-    body = await read_json(front, request, ChatBody)
-    require_model(front, body.model)
+async def chat(context: ServerContext, request: Request) -> ASGIApp:
+    body = await read_json(context, request, OllamaChatRequest)
+    require_model(context, body.model)
     if not body.messages:
-        return _loaded(front, body, {"message": {"role": "assistant", "content": ""}})
-    conversation = await start_chat(front, request, chat_request(body), whole_calls=True)
-    reply = OllamaReply(front, conversation, kind="chat")
+        return _loaded(context, body, {"message": {"role": "assistant", "content": ""}})
+    conversation = await start_chat(context, request, chat_request(body), whole_calls=True)
+    reply = OllamaReply(context, conversation, kind="chat")
     return Answer(conversation.generation, reply, OLLAMA_LINES)
 
 
-async def generate(front: Front, request: Request) -> ASGIApp:
-    body = await read_json(front, request, GenerateBody)
-    require_model(front, body.model)
+async def generate(context: ServerContext, request: Request) -> ASGIApp:
+    body = await read_json(context, request, OllamaGenerateRequest)
+    require_model(context, body.model)
     if not body.prompt and not body.suffix:
-        return _loaded(front, body, {"response": ""})
+        return _loaded(context, body, {"response": ""})
     ids: list[int] | None = None
     stops: tuple[int, ...] = ()
     if body.suffix:
-        tokens = infill_tokens(front, "suffix")
-        ids = await infill_prompt(front, tokens, body.prompt, body.suffix)
-        stops = with_stops(front, tokens, front.info.sampling).stop_token_ids
-    elif body.raw or front.template is None:
-        [ids] = await encode_texts(front, [body.prompt], add_special_tokens=True)
-    conversation = await start_chat(front, request, generate_request(body, ids, stops))
-    reply = OllamaReply(front, conversation, kind="generate")
+        tokens = infill_tokens(context, "suffix")
+        ids = await infill_prompt(context, tokens, body.prompt, body.suffix)
+        stops = with_stops(context, tokens, context.info.sampling).stop_token_ids
+    elif body.raw or context.template is None:
+        [ids] = await encode_texts(context, [body.prompt], add_special_tokens=True)
+    conversation = await start_chat(context, request, generate_request(body, ids, stops))
+    reply = OllamaReply(context, conversation, kind="generate")
     return Answer(conversation.generation, reply, OLLAMA_LINES)
 
 
-async def tags(front: Front, request: Request) -> ASGIApp:
-    return _json({"models": [_model(front)]})
+async def tags(context: ServerContext, request: Request) -> ASGIApp:
+    return _json({"models": [_model(context)]})
 
 
-async def ps(front: Front, request: Request) -> ASGIApp:
-    return _json({"models": [_model(front) | {"context_length": front.info.context_length}]})
+async def ps(context: ServerContext, request: Request) -> ASGIApp:
+    return _json({"models": [_model(context) | {"context_length": context.info.context_length}]})
 
 
-async def show(front: Front, request: Request) -> ASGIApp:
-    body = await read_json(front, request, ShowBody)
-    require_model(front, body.model or body.name)
-    ready = front.client.ready
+async def show(context: ServerContext, request: Request) -> ASGIApp:
+    body = await read_json(context, request, OllamaShowRequest)
+    require_model(context, body.model or body.name)
+    ready = context.client.ready
     capabilities = ["completion" if ready is None or ready.pools is None else "embedding"]
-    capabilities += ["tools"] * (front.formats.tools is not None)
-    capabilities += ["thinking"] * (front.formats.reasoning is not None)
+    capabilities += ["tools"] * (context.formats.tools is not None)
+    capabilities += ["thinking"] * (context.formats.reasoning is not None)
     return _json(
         {
             "details": _details(),
             "model_info": {
-                "general.name": front.info.model_name,
-                "weft.context_length": front.info.context_length,
+                "general.name": context.info.model_name,
+                "weft.context_length": context.info.context_length,
             },
-            "template": "\n".join(front.tokenizer.chat_templates.values()),
+            "template": "\n".join(context.tokenizer.chat_templates.values()),
             "parameters": "",
             "modelfile": "",
             "capabilities": capabilities,
-            "modified_at": _started(front),
+            "modified_at": _started(context),
         }
     )
 
 
-async def version(front: Front, request: Request) -> ASGIApp:
+async def version(context: ServerContext, request: Request) -> ASGIApp:
     """The version of Ollama's API that is spoken here: clients refuse one that is too old."""
-    return _json({"version": OLLAMA_VERSION, "weft": front.info.version})
+    return _json({"version": OLLAMA_VERSION, "weft": context.info.version})
 
 
-def _loaded(front: Front, body: OllamaRequest, empty: dict[str, Any]) -> Response:
+def _loaded(context: ServerContext, body: OllamaRequest, empty: dict[str, Any]) -> Response:
     """What clients send to have a model loaded: an answer without an answer."""
-    fields = {"model": front.info.model_name, "created_at": _started(front), **empty}
+    fields = {"model": context.info.model_name, "created_at": _started(context), **empty}
     answer = json_bytes({**fields, "done": True, "done_reason": "load"})
     if body.stream is False:
         return Response(answer, media_type="application/json")
     return Response(answer + b"\n", media_type="application/x-ndjson")
 
 
-def _model(front: Front) -> dict[str, Any]:
-    name = front.info.model_name
+def _model(context: ServerContext) -> dict[str, Any]:
+    name = context.info.model_name
     return {
         "name": name,
         "model": name,
-        "modified_at": _started(front),
+        "modified_at": _started(context),
         "size": 0,
         "digest": "",
         "details": _details(),
@@ -118,8 +123,8 @@ def _details() -> dict[str, Any]:
     }
 
 
-def _started(front: Front) -> str:
-    return datetime.fromtimestamp(front.info.started_at, UTC).isoformat().replace("+00:00", "Z")
+def _started(context: ServerContext) -> str:
+    return datetime.fromtimestamp(context.info.started_at, UTC).isoformat().replace("+00:00", "Z")
 
 
 def _json(value: dict[str, Any]) -> Response:

@@ -7,9 +7,15 @@ from typing import Any
 
 import msgspec
 
+from weft.server.context import ServerContext
 from weft.server.errors import not_supported
-from weft.server.info import Front
-from weft.server.ollama.models import ChatBody, GenerateBody, Message, OllamaRequest, Options
+from weft.server.ollama.models import (
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    OllamaMessage,
+    OllamaRequest,
+    Options,
+)
 from weft.server.openai.models import ChatMessage, ChatRequest
 
 _SAME = (
@@ -24,12 +30,12 @@ _SAME = (
 )
 
 
-def require_model(front: Front, name: str | None) -> None:
+def require_model(context: ServerContext, name: str | None) -> None:
     """Names may carry a tag; there is one version of the model here. Raises `ApiError` 404."""
-    front.require_model(name.removesuffix(":latest") if name else name)
+    context.require_model(name.removesuffix(":latest") if name else name)
 
 
-def chat_request(body: ChatBody) -> ChatRequest:
+def chat_request(body: OllamaChatRequest) -> ChatRequest:
     request = ChatRequest(
         messages=[_message(message) for message in body.messages], tools=body.tools
     )
@@ -37,7 +43,7 @@ def chat_request(body: ChatBody) -> ChatRequest:
 
 
 def generate_request(
-    body: GenerateBody, ids: list[int] | None, stops: Sequence[int] = ()
+    body: OllamaGenerateRequest, ids: list[int] | None, stops: Sequence[int] = ()
 ) -> ChatRequest:
     """`ids`: of a prompt that is not put into the chat template; `stops`: tokens that end its completion."""
     for name in ("images", "template", "context"):
@@ -53,7 +59,7 @@ def generate_request(
     return _sampled(request, body)
 
 
-def _message(message: Message) -> ChatMessage:
+def _message(message: OllamaMessage) -> ChatMessage:
     if message.images:
         raise not_supported("images")
     result = ChatMessage(

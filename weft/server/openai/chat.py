@@ -14,7 +14,7 @@ from weft.client.generation import Delta
 from weft.client.hidden import last_state
 from weft.client.prompt_logprobs import prompt_logprobs
 from weft.server.body import json_bytes, read_json, written
-from weft.server.info import Front
+from weft.server.context import ServerContext
 from weft.server.openai.conversation import Conversation, chat_prompt, start_chat
 from weft.server.openai.custom_tools import CustomCall
 from weft.server.openai.models import (
@@ -52,24 +52,24 @@ from weft.text.parsers.events import CallArguments, CallBegin, Event, Reasoning,
 from weft.text.tokenizer import Tokenizer
 
 
-async def chat_completions(front: Front, request: Request) -> ASGIApp:
-    body = await read_json(front, request, ChatRequest)
-    conversation = await start_chat(front, request, body, cut_calls=True)
+async def chat_completions(context: ServerContext, request: Request) -> ASGIApp:
+    body = await read_json(context, request, ChatRequest)
+    conversation = await start_chat(context, request, body, cut_calls=True)
     reply = ChatReply(
-        front.tokenizer,
-        header(front, "chatcmpl-", conversation.prompt.rid),
+        context.tokenizer,
+        header(context, "chatcmpl-", conversation.prompt.rid),
         conversation,
         body=body,
-        weight_version=lambda: front.client.weight_version,
+        weight_version=lambda: context.client.weight_version,
     )
     return Answer(conversation.generation, reply)
 
 
-async def input_tokens(front: Front, request: Request) -> ASGIApp:
+async def input_tokens(context: ServerContext, request: Request) -> ASGIApp:
     """How many tokens the prompt of such a request would have."""
-    body = await read_json(front, request, ChatRequest)
-    front.require_model(body.model)
-    ids = await chat_prompt(front, body) if body.input_ids is None else body.input_ids
+    body = await read_json(context, request, ChatRequest)
+    context.require_model(body.model)
+    ids = await chat_prompt(context, body) if body.input_ids is None else body.input_ids
     return Response(json_bytes(InputTokens(len(ids))), media_type="application/json")
 
 

@@ -16,17 +16,17 @@ from weft.client.prompt_logprobs import prompt_logprobs
 from weft.messages.replies import Extra
 from weft.messages.sampling import SamplingParams
 from weft.server.body import json_bytes, read_json, written
+from weft.server.context import ServerContext
 from weft.server.errors import ApiError, not_supported
 from weft.server.fields.truncation import truncation
 from weft.server.infill import infill_prompt, infill_tokens, with_stops
-from weft.server.info import Front
 from weft.server.openai.chat import event
 from weft.server.openai.models import (
-    Completion,
     CompletionChoice,
     CompletionLogprobs,
     CompletionRequest,
     StreamOptions,
+    TextCompletion,
 )
 from weft.server.openai.prompt_logprobs import echoed_logprobs, joined, vllm_logprobs
 from weft.server.openai.translate import (
@@ -48,14 +48,14 @@ from weft.text.tokenizer import ContextExceeded, Tokenizer
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
 
-async def completions(front: Front, request: Request) -> ASGIApp:
-    body = await read_json(front, request, CompletionRequest)
-    front.require_model(body.model)
+async def completions(context: ServerContext, request: Request) -> ASGIApp:
+    body = await read_json(context, request, CompletionRequest)
+    context.require_model(body.model)
     num_echoed = body.logprobs if body.echo else None
     told = [num for num in (num_echoed, body.prompt_logprobs) if num is not None]
     params = sampling_params(
         body,
-        front.info.sampling,
+        context.info.sampling,
         max_new_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
         logprobs=body.logprobs,
         prompt_logprobs=max(told, default=None),
@@ -67,31 +67,33 @@ async def completions(front: Front, request: Request) -> ASGIApp:
         )
     if num_echoed is not None and body.session_params is not None:
         raise not_supported("log probabilities of an echoed prompt behind the history of a session")
-    params.check(front.client.engine.vocab_size)
+    params.check(context.client.engine.vocab_size)
     cut, special = (
-        truncation(body, auto=front.config.auto_truncate),
+        truncation(body, auto=context.config.auto_truncate),
         body.add_special_tokens is not False,
     )
-    texts = split_prompt(body.prompt, sys.maxsize if cut else front.info.context_length)
+    texts = split_prompt(body.prompt, sys.maxsize if cut else context.info.context_length)
     if body.suffix:
         cut = None
-        params, ids = await _infilled(front, body, texts, params)
+        params, ids = await _infilled(context, body, texts, params)
     else:
         ids = await encode_mixed(
-            front, texts, add_special_tokens=special, truncates=cut is not None
+            context, texts, add_special_tokens=special, truncates=cut is not None
         )
     if cut is not None:
-        ids = [cut(one, front.info.context_length, params.max_new_tokens) for one in ids]
-    generation = submit(front, prompts(front, request, body, ids, params), stream=bool(body.stream))
+        ids = [cut(one, context.info.context_length, params.max_new_tokens) for one in ids]
+    generation = submit(
+        context, prompts(context, request, body, ids, params), stream=bool(body.stream)
+    )
     reply = CompletionReply(
-        front.tokenizer,
-        header(front, "cmpl-", generation.completions[0].rid),
+        context.tokenizer,
+        header(context, "cmpl-", generation.completions[0].rid),
         n=params.n,
         prompt_ids=ids,
-        echo=await _echoes(front, body, ids if cut else texts),
+        echo=await _echoes(context, body, ids if cut else texts),
         options=body.stream_options or StreamOptions(),
         logprobs=params.logprobs is not None,
-        name_of=token_names(front.tokenizer, as_ids=bool(body.return_tokens_as_token_ids)),
+        name_of=token_names(context.tokenizer, as_ids=bool(body.return_tokens_as_token_ids)),
         return_ids=bool(body.return_token_ids),
         given=[completion.given for completion in generation.completions],
         num_echoed=num_echoed,
@@ -124,30 +126,33 @@ def split_prompt(
 
 
 async def _infilled(
-    front: Front, body: CompletionRequest, texts: Sequence[str | list[int]], params: SamplingParams
+    context: ServerContext,
+    body: CompletionRequest,
+    texts: Sequence[str | list[int]],
+    params: SamplingParams,
 ) -> tuple[SamplingParams, list[list[int]]]:
     """Parameters and prompts of gaps between each of `texts` and the suffix. Raises `ApiError`."""
-    tokens = infill_tokens(front, "suffix")
+    tokens = infill_tokens(context, "suffix")
     if body.truncate_prompt_tokens is not None:
         raise not_supported("truncate_prompt_tokens together with suffix")
     if body.echo and body.logprobs is not None:
         raise not_supported("log probabilities of an echoed prompt together with suffix")
     special = body.add_special_tokens is not False
     ids = [
-        await infill_prompt(front, tokens, text, body.suffix or "", add_special_tokens=special)
+        await infill_prompt(context, tokens, text, body.suffix or "", add_special_tokens=special)
         for text in texts
     ]
-    return with_stops(front, tokens, params), ids
+    return with_stops(context, tokens, params), ids
 
 
 async def _echoes(
-    front: Front, body: CompletionRequest, texts: Sequence[str | list[int]]
+    context: ServerContext, body: CompletionRequest, texts: Sequence[str | list[int]]
 ) -> list[str]:
     """What stands before each completion: the prompt's text if asked for."""
     if not body.echo:
         return [""] * len(texts)
     return [
-        text if isinstance(text, str) else await front.tokenizer.decode_prompt(text)
+        text if isinstance(text, str) else await context.tokenizer.decode_prompt(text)
         for text in texts
     ]
 
@@ -193,14 +198,14 @@ class CompletionReply:
         self._plain = not (logprobs or return_ids or options.continuous_usage_stats)
         self._opened: set[int] = set()  # choices that have had their first chunk
         self._places: dict[int, Places] = {}  # by choice, where log probabilities are told
-        chunk = json_bytes(Completion(**header._asdict(), choices=[]))
+        chunk = json_bytes(TextCompletion(**header._asdict(), choices=[]))
         self._prefix = (
             b"data: " + chunk.removesuffix(b"]}").replace(b"%", b"%%") + b'{"index":%d,"text":'
         )
 
     def whole(self, deltas: Sequence[Delta]) -> bytes:
         choices: Any = [written(self._choice(delta)) for delta in deltas]
-        answer = Completion(**self._header._asdict(), choices=choices)
+        answer = TextCompletion(**self._header._asdict(), choices=choices)
         answer.usage = self._count.usage()
         return json_bytes(answer)
 
@@ -211,7 +216,7 @@ class CompletionReply:
             return (
                 self._prefix % delta.choice + text + b',"logprobs":null,"finish_reason":null}]}\n\n'
             )
-        chunk = Completion(**self._header._asdict(), choices=[self._choice(delta)])
+        chunk = TextCompletion(**self._header._asdict(), choices=[self._choice(delta)])
         if self._options.continuous_usage_stats:
             chunk.usage = self._count.usage()
         return event(chunk)
@@ -219,7 +224,9 @@ class CompletionReply:
     def closing(self) -> bytes:
         if not self._options.include_usage:
             return b""
-        return event(Completion(**self._header._asdict(), choices=[], usage=self._count.usage()))
+        return event(
+            TextCompletion(**self._header._asdict(), choices=[], usage=self._count.usage())
+        )
 
     def _choice(self, delta: Delta) -> CompletionChoice:
         self._count.add(delta)

@@ -13,10 +13,10 @@ from starlette.requests import Request
 from weft.client.generation import Delta, Generation, Prompt
 from weft.client.purpose import check_purpose
 from weft.messages.sampling import Grammar, InvalidParam, SamplingParams, ThinkingMarks
+from weft.server.context import ServerContext
 from weft.server.errors import ApiError
 from weft.server.fields.extra_sampling import soft_budget, thinking_budget, thinking_switch
 from weft.server.fields.truncation import Truncation, truncation
-from weft.server.info import Front
 from weft.server.openai.custom_tools import (
     CustomCall,
     CustomCalls,
@@ -69,7 +69,7 @@ class Conversation:
 
 
 async def start_chat(
-    front: Front,
+    context: ServerContext,
     request: Request,
     body: ChatRequest,
     *,
@@ -81,7 +81,7 @@ async def start_chat(
 
     Raises `ApiError` or `InvalidParam`.
     """
-    front.require_model(body.model)
+    context.require_model(body.model)
     max_tokens = (
         body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     )
@@ -90,14 +90,14 @@ async def start_chat(
         body.response_format = None  # that is about what is said beside calls: nothing is
     params = sampling_params(
         body,
-        front.info.sampling,
+        context.info.sampling,
         max_new_tokens=max_tokens,
         logprobs=_num_logprobs(body),
         prompt_logprobs=body.prompt_logprobs,
     )
     if use.schema is not None:
         params = _constrained(params, use.schema)
-    format = _tool_format(front, use)
+    format = _tool_format(context, use)
     if (
         format is not None
         and format.around is not None
@@ -105,30 +105,30 @@ async def start_chat(
         and params.grammar is None
     ):
         params = _strict(params, strict_tag(use.arguments, format.mark, format.around))
-    reasons = _reasons(front, body, params)
+    reasons = _reasons(context, body, params)
     if format is not None or reasons:  # their marks may be special tokens
         params = msgspec.structs.replace(params, skip_special_tokens=False)
-    if params.thinking_budget is None and front.formats.reasoning is not None:
+    if params.thinking_budget is None and context.formats.reasoning is not None:
         params = msgspec.structs.replace(
             params, thinking_budget=soft_budget(body.thinking, body.reasoning_effort)
         )
-    params.check(front.client.engine.vocab_size)  # before the work of rendering
+    params.check(context.client.engine.vocab_size)  # before the work of rendering
     try:
-        ids = body.input_ids if body.input_ids is not None else await chat_prompt(front, body)
-        if (cut := _truncation(front, body)) is not None:
-            ids = cut(ids, front.info.context_length, max_tokens)
-        params = _behind_reasoning(front, params, ids)
-        [prompt] = prompts(front, request, body, [ids], params)
-        generation = submit(front, [prompt], stream=bool(body.stream))
+        ids = body.input_ids if body.input_ids is not None else await chat_prompt(context, body)
+        if (cut := _truncation(context, body)) is not None:
+            ids = cut(ids, context.info.context_length, max_tokens)
+        params = _behind_reasoning(context, params, ids)
+        [prompt] = prompts(context, request, body, [ids], params)
+        generation = submit(context, [prompt], stream=bool(body.stream))
     except InvalidParam as exc:
         if exc.param == "prompt":  # as text and client call it
             exc.param = "messages" if body.input_ids is None else "input_ids"
         raise
-    thoughts = front.formats.reasoning if reasons else None
+    thoughts = context.formats.reasoning if reasons else None
     eager = bool(body.stream) and not whole_calls
     tells_cut = cut_calls and format is FORCED
     outputs = [
-        _output(front, body, prompt, use, format, thoughts, eager, tells_cut)
+        _output(context, body, prompt, use, format, thoughts, eager, tells_cut)
         for _ in range(params.n)
     ]
     return Conversation(
@@ -138,33 +138,35 @@ async def start_chat(
         is_plain=format is None and not reasons,
         has_reasoning=reasons,
         custom_calls=[CustomCalls(use.custom) for _ in range(params.n)],
-        call_id_len=FORCED.id_len if front.formats.tools is None else front.formats.tools.id_len,
+        call_id_len=FORCED.id_len
+        if context.formats.tools is None
+        else context.formats.tools.id_len,
     )
 
 
-async def chat_prompt(front: Front, body: ChatRequest) -> list[int]:
+async def chat_prompt(context: ServerContext, body: ChatRequest) -> list[int]:
     """The conversation as token ids, by the model's template."""
-    text = await chat_text(front, body)
-    special, is_cut = bool(body.add_special_tokens), _truncation(front, body) is not None
-    [ids] = await encode_texts(front, [text], add_special_tokens=special, truncates=is_cut)
+    text = await chat_text(context, body)
+    special, is_cut = bool(body.add_special_tokens), _truncation(context, body) is not None
+    [ids] = await encode_texts(context, [text], add_special_tokens=special, truncates=is_cut)
     return ids
 
 
-def _truncation(front: Front, body: ChatRequest) -> Truncation | None:
-    return truncation(body, auto=front.config.auto_truncate)
+def _truncation(context: ServerContext, body: ChatRequest) -> Truncation | None:
+    return truncation(body, auto=context.config.auto_truncate)
 
 
-async def chat_text(front: Front, body: ChatRequest) -> str:
+async def chat_text(context: ServerContext, body: ChatRequest) -> str:
     """The conversation as the model's template writes it."""
-    if front.template is None:
-        check_purpose(SamplingParams(), front.client.engine)
+    if context.template is None:
+        check_purpose(SamplingParams(), context.client.engine)
         raise ApiError(
             400,
             "this model has no chat template; use /v1/completions, or give one with --chat-template",
         )
     if not body.messages:
         raise ApiError(400, "there is no message", param="messages")
-    if body.chat_template and not front.config.trust_request_chat_template:
+    if body.chat_template and not context.config.trust_request_chat_template:
         message = "chat_template is not taken from requests; it would be with --trust-request-chat-template"
         raise ApiError(400, message, param="chat_template", code="unsupported_parameter")
     if len(body.chat_template or "") > MAX_SOURCE_LEN:
@@ -184,7 +186,7 @@ async def chat_text(front: Front, body: ChatRequest) -> str:
     thinks = thinking_switch(body.thinking, body.reasoning_effort, thinking_budget(body))
     if thinks is not None:  # templates know it by either name
         kwargs = {"enable_thinking": thinks, "thinking": thinks, **kwargs}
-    return await front.template.render(
+    return await context.template.render(
         [
             with_function_calls(_with_reasoning(message), f"messages[{place}]")
             for place, message in enumerate(body.messages)
@@ -205,13 +207,13 @@ def _with_reasoning(message: ChatMessage) -> ChatMessage:
     return msgspec.structs.replace(message, reasoning_content=named, reasoning=None)
 
 
-def _tool_format(front: Front, use: ToolUse) -> ToolFormat | None:
+def _tool_format(context: ServerContext, use: ToolUse) -> ToolFormat | None:
     """How the calls of this request will be written."""
     if not use.names:
         return None
     if use.schema is not None:
         return FORCED
-    if front.formats.tools is None:
+    if context.formats.tools is None:
         raise ApiError(
             400,
             "it is not known how this model writes tool calls: its chat template shows none; "
@@ -219,7 +221,7 @@ def _tool_format(front: Front, use: ToolUse) -> ToolFormat | None:
             param="tools",
             code="unsupported_parameter",
         )
-    return front.formats.tools
+    return context.formats.tools
 
 
 def _constrained(params: SamplingParams, schema: dict[str, Any]) -> SamplingParams:
@@ -239,22 +241,26 @@ def _strict(params: SamplingParams, tag: dict[str, Any]) -> SamplingParams:
     )
 
 
-def _reasons(front: Front, body: ChatRequest, params: SamplingParams) -> bool:
+def _reasons(context: ServerContext, body: ChatRequest, params: SamplingParams) -> bool:
     """Whether reasoning is looked for. An output that is constrained from its first token on has none."""
-    is_free = params.grammar is None or not front.config.grammar_in_reasoning
-    return front.formats.reasoning is not None and body.separate_reasoning is not False and is_free
+    is_free = params.grammar is None or not context.config.grammar_in_reasoning
+    return (
+        context.formats.reasoning is not None and body.separate_reasoning is not False and is_free
+    )
 
 
-def _behind_reasoning(front: Front, params: SamplingParams, ids: Sequence[int]) -> SamplingParams:
+def _behind_reasoning(
+    context: ServerContext, params: SamplingParams, ids: Sequence[int]
+) -> SamplingParams:
     """Let the grammar hold from the end of the reasoning on, if the model reasons and the prompt has not ended it."""
-    format, grammar = front.formats.reasoning, params.grammar
-    if grammar is None or format is None or front.config.grammar_in_reasoning:
+    format, grammar = context.formats.reasoning, params.grammar
+    if grammar is None or format is None or context.config.grammar_in_reasoning:
         return params
-    prompt_end = front.tokenizer.decode(ids[-_TAIL_LEN:], skip_special_tokens=False)
+    prompt_end = context.tokenizer.decode(ids[-_TAIL_LEN:], skip_special_tokens=False)
     if format.is_closed(prompt_end):
         return params
     begin, end = (
-        front.tokenizer.encode(mark, add_special_tokens=False)
+        context.tokenizer.encode(mark, add_special_tokens=False)
         for mark in (format.begin, format.end)
     )
     marks = ThinkingMarks(tuple(begin), tuple(end), format.is_open(prompt_end))
@@ -262,7 +268,7 @@ def _behind_reasoning(front: Front, params: SamplingParams, ids: Sequence[int]) 
 
 
 def _output(
-    front: Front,
+    context: ServerContext,
     body: ChatRequest,
     prompt: Prompt,
     use: ToolUse,
@@ -273,7 +279,7 @@ def _output(
 ) -> Output:
     reasoning = None
     if thoughts is not None:
-        prompt_end = front.tokenizer.decode(prompt.ids[-_TAIL_LEN:], skip_special_tokens=False)
+        prompt_end = context.tokenizer.decode(prompt.ids[-_TAIL_LEN:], skip_special_tokens=False)
         reasoning = thoughts.parser(prompt_end, eager=eager)
     tools = None if format is None else format.parser(use.names, eager=eager, tells_cut=tells_cut)
     return Output(

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from weft.server.admin.sessions import SessionFields
-from weft.server.fields.extra_sampling import ThinkingSwitch, WishFields
+from weft.server.fields.extra_sampling import ExtraSamplingFields, ThinkingSwitch
 from weft.server.fields.truncation import Side
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
@@ -21,7 +21,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     continuous_usage_stats: bool | None = None
 
 
-class SampledRequest(WishFields, kw_only=True):
+class SampledRequest(ExtraSamplingFields, kw_only=True):
     """The fields that chat and text completions have in common."""
 
     model: str | None = None
@@ -296,7 +296,7 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     hidden_states: list[float] | msgspec.UnsetType = msgspec.UNSET
 
 
-class Completion(msgspec.Struct, kw_only=True):
+class TextCompletion(msgspec.Struct, kw_only=True):
     """A text completion, and each chunk of a streamed one."""
 
     id: str
@@ -307,7 +307,7 @@ class Completion(msgspec.Struct, kw_only=True):
     usage: Usage | msgspec.UnsetType = msgspec.UNSET
 
 
-class Model(msgspec.Struct, kw_only=True):
+class ModelCard(msgspec.Struct, kw_only=True):
     id: str
     object: Literal["model"] = "model"
     created: int
@@ -323,7 +323,7 @@ class Model(msgspec.Struct, kw_only=True):
 
 class ModelList(msgspec.Struct, kw_only=True):
     object: Literal["list"] = "list"
-    data: list[Model]
+    data: list[ModelCard]
     first_id: str
     last_id: str
     has_more: bool = False

@@ -18,11 +18,11 @@ from weft.messages.replies import TokenLogprobs
 from weft.messages.sampling import InvalidParam, SamplingParams
 from weft.observe.request_context import rename
 from weft.server.admin.sessions import session_params
+from weft.server.context import ServerContext
 from weft.server.errors import ApiError
-from weft.server.fields.extra_sampling import wishes
+from weft.server.fields.extra_sampling import extra_sampling
 from weft.server.fields.grammar import grammar_of
 from weft.server.fields.numbers import header_number
-from weft.server.info import Front
 from weft.server.limits import over
 from weft.server.openai.models import (
     ChatLogprobs,
@@ -84,7 +84,7 @@ def sampling_params(
         prompt_logprobs=prompt_logprobs,
         logprob_token_ids=_wanted_ids(body.logprob_token_ids, logprobs),
         grammar=grammar_of(body),
-        **wishes(body),
+        **extra_sampling(body),
         hidden_states="last" if body.return_hidden_states else None,
     )
 
@@ -118,7 +118,7 @@ def logit_bias(bias: dict[str, float] | None) -> dict[int, float]:
 
 
 def request_name(request: Request, rid: str | None, request_id: str | None = None) -> str:
-    """The name of a request: given in the body, else in the header, else by `Edge`."""
+    """The name of a request: given in the body, else in the header, else by `RequestMiddleware`."""
     name = rid or request_id
     if name is None:
         return str(request.scope["weft.rid"])
@@ -129,31 +129,31 @@ def request_name(request: Request, rid: str | None, request_id: str | None = Non
 
 
 def prompts(
-    front: Front,
+    context: ServerContext,
     request: Request,
     body: SampledRequest,
     ids: Sequence[Sequence[int]],
     params: SamplingParams,
 ) -> list[Prompt]:
     """One `Prompt` for each list of ids, all with the same parameters (but for where their reasoning begins)."""
-    salt = salt_of(front, request, cache_salt(body.cache_salt, body.extra_key))
-    tenant = tenant_of(front, request, body.user)
+    salt = salt_of(context, request, cache_salt(body.cache_salt, body.extra_key))
+    tenant = tenant_of(context, request, body.user)
     if body.session_id is not None and body.session_params is not None:
         raise ApiError(400, "session_id and session_params exclude each other", param="session_id")
-    session = session_params(front, request, body.session_params, n=params.n * len(ids))
+    session = session_params(context, request, body.session_params, n=params.n * len(ids))
     rid = request_name(request, body.rid, body.request_id)
     return [
         Prompt(
             ids=prompt_ids,
-            params=with_marks(params, front.formats.reasoning, front.tokenizer, prompt_ids),
+            params=with_marks(params, context.formats.reasoning, context.tokenizer, prompt_ids),
             rid=rid,
             tenant=tenant,
-            user=user_of(front, body.user),
+            user=user_of(context, body.user),
             priority=body.priority or 0,
             cache_salt=salt,
-            timeout_ms=timeout_ms(front, request, body.timeout_ms),
+            timeout_ms=timeout_ms(context, request, body.timeout_ms),
             session=session,
-            stream_interval=stream_interval(front, body.stream_interval),
+            stream_interval=stream_interval(context, body.stream_interval),
         )
         for prompt_ids in ids
     ]
@@ -165,31 +165,31 @@ def cache_salt(salt: str | None, extra_key: str | None) -> str:
     return f"{salt or ''}\x1f{extra_key}" if extra_key else salt or ""
 
 
-def timeout_ms(front: Front, request: Request, given: int | None) -> int:
+def timeout_ms(context: ServerContext, request: Request, given: int | None) -> int:
     """After how long a request is to be ended: as its body says, else its header X-Request-Timeout-Ms; 0 for never."""
     if given is None:
         text = request.headers.get("x-request-timeout-ms")
         if text is None:
             return 0
         given = header_number(text, "timeout_ms", "X-Request-Timeout-Ms")
-    longest = front.limits.max_timeout_ms
+    longest = context.limits.max_timeout_ms
     if given > longest:
         message = f"timeout_ms is {given:,}; 1 to {longest:,} are allowed"
         raise over("max_timeout_ms", message, param="timeout_ms")
     return given
 
 
-def stream_interval(front: Front, given: int | None) -> int:
+def stream_interval(context: ServerContext, given: int | None) -> int:
     """Tokens of a completion in one event of a stream: as the request says, else the settings."""
-    return front.config.stream_interval if given is None else given
+    return context.config.stream_interval if given is None else given
 
 
-def submit(front: Front, prompts: Sequence[Prompt], *, stream: bool) -> Generation:
+def submit(context: ServerContext, prompts: Sequence[Prompt], *, stream: bool) -> Generation:
     """Start generating, if new work is accepted and the request is no larger than it may be.
 
     The limits hold for what it grows to: a body that is small can ask for very much.
     """
-    front.require_accepting()
+    context.require_accepting()
     num_bias = sum(_num_entries(one.params) * one.params.n for one in prompts)
     num_told = sum(map(num_prompt_logprobs, prompts))
     totals = [
@@ -218,7 +218,7 @@ def submit(front: Front, prompts: Sequence[Prompt], *, stream: bool) -> Generati
             "max_total_hidden_values",
             "return_hidden_states",
             "values of hidden states",
-            _num_hidden(front, prompts),
+            _num_hidden(context, prompts),
         ),
         (
             "max_total_embed_values",
@@ -228,25 +228,25 @@ def submit(front: Front, prompts: Sequence[Prompt], *, stream: bool) -> Generati
         ),
     ]
     for limit, param, what, total in totals:
-        most = getattr(front.limits, limit)
+        most = getattr(context.limits, limit)
         if total > most:
             raise over(
                 limit, f"the request has {total:,} {what} in all; {most:,} are allowed", param=param
             )
-    _require_room(front, sum(len(one.vectors) * one.params.n for one in prompts))
-    return front.client.submit(prompts, stream=stream)
+    _require_room(context, sum(len(one.vectors) * one.params.n for one in prompts))
+    return context.client.submit(prompts, stream=stream)
 
 
-def _num_hidden(front: Front, prompts: Sequence[Prompt]) -> int:
-    num = sum(num_hidden_states(one, front.info.context_length) for one in prompts)
-    return num * front.client.engine.hidden_size if num else 0
+def _num_hidden(context: ServerContext, prompts: Sequence[Prompt]) -> int:
+    num = sum(num_hidden_states(one, context.info.context_length) for one in prompts)
+    return num * context.client.engine.hidden_size if num else 0
 
 
-def _require_room(front: Front, num_bytes: int) -> None:
+def _require_room(context: ServerContext, num_bytes: int) -> None:
     """Raise `ApiError` 503 if the engine would keep more input embeddings than it may."""
     limit, held = (
-        int(front.limits.max_open_embeds_mb * 1_000_000),
-        front.client.num_vector_bytes if num_bytes else 0,
+        int(context.limits.max_open_embeds_mb * 1_000_000),
+        context.client.num_vector_bytes if num_bytes else 0,
     )
     if held + num_bytes > limit:
         message = f"open requests have {held / 1e6:,.1f} MB of input embeddings, this one {num_bytes / 1e6:,.1f} MB"
@@ -280,18 +280,22 @@ def _num_entries(params: SamplingParams) -> int:
 
 
 async def encode_texts(
-    front: Front, texts: Sequence[str], *, add_special_tokens: bool, truncates: bool = False
+    context: ServerContext,
+    texts: Sequence[str],
+    *,
+    add_special_tokens: bool,
+    truncates: bool = False,
 ) -> list[list[int]]:
     """Ids of each text, off the event loop if there is much to do. Raises `ContextExceeded`, but for those that will be
     truncated."""
-    context_len = None if truncates else front.info.context_length
-    return await front.tokenizer.encode_async(
+    context_len = None if truncates else context.info.context_length
+    return await context.tokenizer.encode_async(
         texts, add_special_tokens=add_special_tokens, context_len=context_len
     )
 
 
 async def encode_mixed(
-    front: Front,
+    context: ServerContext,
     prompts: Sequence[str | list[int]],
     *,
     add_special_tokens: bool,
@@ -302,7 +306,9 @@ async def encode_mixed(
     if not texts:
         return [prompt for prompt in prompts if not isinstance(prompt, str)]
     encoded = iter(
-        await encode_texts(front, texts, add_special_tokens=add_special_tokens, truncates=truncates)
+        await encode_texts(
+            context, texts, add_special_tokens=add_special_tokens, truncates=truncates
+        )
     )
     return [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]
 
@@ -315,9 +321,9 @@ class Header(NamedTuple):
     model: str
 
 
-def header(front: Front, prefix: str, rid: str) -> Header:
+def header(context: ServerContext, prefix: str, rid: str) -> Header:
     """`prefix`: how the ids of such answers begin, with the character before the name of the request."""
-    return Header(f"{prefix}{rid}", int(time.time()), front.info.model_name)
+    return Header(f"{prefix}{rid}", int(time.time()), context.info.model_name)
 
 
 class UsageCount:

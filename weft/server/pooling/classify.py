@@ -11,24 +11,24 @@ from starlette.types import ASGIApp
 from weft.client.generation import Delta
 from weft.messages.pooling import PoolingParams
 from weft.server.body import read_json
+from weft.server.context import ServerContext
 from weft.server.errors import ApiError
-from weft.server.info import Front
 from weft.server.pooling.embeddings import native, text_or_ids
 from weft.server.pooling.inputs import Vector, answer, encoded, require_pools, split, start, usage
 from weft.server.pooling.models import ClassifyRequest
 
 
-async def classify(front: Front, request: Request) -> ASGIApp:
-    body = await read_json(front, request, ClassifyRequest)
-    front.require_model(body.model)
-    pools = require_pools(front, "classify", "labels need a model with a classification head")
+async def classify(context: ServerContext, request: Request) -> ASGIApp:
+    body = await read_json(context, request, ClassifyRequest)
+    context.require_model(body.model)
+    pools = require_pools(context, "classify", "labels need a model with a classification head")
     if body.input is not None and (body.text is not None or body.input_ids is not None):
         raise ApiError(400, "give input, or text, or input_ids", param="input")
     param = "text" if body.input is None else "input"
     texts = text_or_ids(body.text, body.input_ids) if body.input is None else body.input
-    inputs = await encoded(front, split(param, texts), body, param=param)
+    inputs = await encoded(context, split(param, texts), body, param=param)
     activates = body.activation if body.use_activation is None else body.use_activation
-    generation = start(front, request, body, inputs, PoolingParams(normalize=activates))
+    generation = start(context, request, body, inputs, PoolingParams(normalize=activates))
     rid = generation.completions[0].rid
 
     def make(vectors: list[Vector], deltas: list[Delta]) -> Any:
@@ -39,7 +39,7 @@ async def classify(front: Front, request: Request) -> ASGIApp:
             "id": f"classify-{rid}",
             "object": "list",
             "created": int(time.time()),
-            "model": front.info.model_name,
+            "model": context.info.model_name,
             "data": data,
             "usage": usage(deltas),
         }

@@ -13,8 +13,8 @@ from starlette.types import ASGIApp
 from weft.client.generation import Delta
 from weft.messages.pooling import PoolingParams
 from weft.server.body import read_json
+from weft.server.context import ServerContext
 from weft.server.errors import ApiError
-from weft.server.info import Front
 from weft.server.ollama.translate import require_model
 from weft.server.pooling.inputs import (
     Vector,
@@ -40,12 +40,12 @@ from weft.text.tokenizer import Encoded
 EMBED = "embeddings need a model that makes vectors"
 
 
-async def embeddings(front: Front, request: Request) -> ASGIApp:
-    body = await read_json(front, request, EmbeddingRequest)
-    front.require_model(body.model)
-    pools = require_pools(front, "embed", EMBED)
+async def embeddings(context: ServerContext, request: Request) -> ASGIApp:
+    body = await read_json(context, request, EmbeddingRequest)
+    context.require_model(body.model)
+    pools = require_pools(context, "embed", EMBED)
     pooling = PoolingParams(normalize=body.normalize, dimensions=dimensions(pools, body.dimensions))
-    inputs = await encoded(front, split("input", body.input), body, param="input")
+    inputs = await encoded(context, split("input", body.input), body, param="input")
 
     def make(vectors: list[Vector], deltas: list[Delta]) -> dict[str, Any]:
         data = [
@@ -59,24 +59,24 @@ async def embeddings(front: Front, request: Request) -> ASGIApp:
         return {
             "object": "list",
             "data": data,
-            "model": front.info.model_name,
+            "model": context.info.model_name,
             "usage": usage(deltas),
         }
 
-    return answer(start(front, request, body, inputs, pooling), "input", make)
+    return answer(start(context, request, body, inputs, pooling), "input", make)
 
 
-async def encode(front: Front, request: Request) -> ASGIApp:
+async def encode(context: ServerContext, request: Request) -> ASGIApp:
     """One object, or a list for a list."""
-    body = await read_json(front, request, EncodeRequest)
-    front.require_model(body.model)
-    pools = require_pools(front, "embed", "/encode needs a model that makes vectors")
+    body = await read_json(context, request, EncodeRequest)
+    context.require_model(body.model)
+    pools = require_pools(context, "embed", "/encode needs a model that makes vectors")
     texts = text_or_ids(body.text, body.input_ids)
-    inputs = await encoded(front, split("text", texts), body, param="text")
+    inputs = await encoded(context, split("text", texts), body, param="text")
     if body.token_type_ids is not None:
         inputs = _typed(inputs, body.token_type_ids, max(pools.num_token_types, 1))
     generation = start(
-        front, request, body, inputs, PoolingParams(dimensions=dimensions(pools, body.dimensions))
+        context, request, body, inputs, PoolingParams(dimensions=dimensions(pools, body.dimensions))
     )
     return answer(
         generation,
@@ -85,18 +85,18 @@ async def encode(front: Front, request: Request) -> ASGIApp:
     )
 
 
-async def ollama_embed(front: Front, request: Request) -> ASGIApp:
+async def ollama_embed(context: ServerContext, request: Request) -> ASGIApp:
     """An input that is too long is cut, unless `truncate` is false."""
-    body = await read_json(front, request, OllamaEmbedRequest)
-    require_model(front, body.model)
-    pools = require_pools(front, "embed", EMBED)
+    body = await read_json(context, request, OllamaEmbedRequest)
+    require_model(context, body.model)
+    pools = require_pools(context, "embed", EMBED)
     began = time.perf_counter()
     texts = body.input if isinstance(body.input, list) else [body.input or ""]
-    name = front.info.model_name
+    name = context.info.model_name
     if body.input is None or not any(texts):  # what clients send to have a model loaded
         return _json({"model": name, "embeddings": []})
     plain = PooledRequest(truncate_prompt_tokens=None if body.truncate is False else -1)
-    inputs = await encoded(front, texts, plain, param="input")
+    inputs = await encoded(context, texts, plain, param="input")
     pooling = PoolingParams(dimensions=dimensions(pools, body.dimensions))
 
     def make(vectors: list[Vector], deltas: list[Delta]) -> dict[str, Any]:
@@ -105,18 +105,18 @@ async def ollama_embed(front: Front, request: Request) -> ASGIApp:
         fields = {"total_duration": total, "load_duration": 0, "prompt_eval_count": num}
         return {"model": name, "embeddings": [vector.tolist() for vector in vectors], **fields}
 
-    return answer(start(front, request, plain, inputs, pooling), "input", make)
+    return answer(start(context, request, plain, inputs, pooling), "input", make)
 
 
-async def ollama_embeddings(front: Front, request: Request) -> ASGIApp:
-    body = await read_json(front, request, OllamaEmbeddingsRequest)
-    require_model(front, body.model)
-    require_pools(front, "embed", EMBED)
+async def ollama_embeddings(context: ServerContext, request: Request) -> ASGIApp:
+    body = await read_json(context, request, OllamaEmbeddingsRequest)
+    require_model(context, body.model)
+    require_pools(context, "embed", EMBED)
     if not body.prompt:
         return _json({"embedding": []})
     plain = PooledRequest(truncate_prompt_tokens=-1)
-    inputs = await encoded(front, [body.prompt], plain, param="prompt")
-    generation = start(front, request, plain, inputs, PoolingParams())
+    inputs = await encoded(context, [body.prompt], plain, param="prompt")
+    generation = start(context, request, plain, inputs, PoolingParams())
     return answer(generation, "prompt", lambda vectors, deltas: {"embedding": vectors[0].tolist()})
 
 

@@ -17,8 +17,8 @@ from weft.messages.control import Pools
 from weft.messages.pooling import PoolingParams
 from weft.messages.replies import Pooled
 from weft.messages.sampling import SamplingParams
+from weft.server.context import ServerContext
 from weft.server.errors import ApiError, failed
-from weft.server.info import Front
 from weft.server.openai.translate import request_name, submit, timeout_ms
 from weft.server.pooling.models import PooledRequest, Side, Texts
 from weft.server.stream import Answer
@@ -30,12 +30,12 @@ Input = str | tuple[str, str] | list[int]  # a text, two of them as a pair, or t
 Vector = NDArray[np.float32]
 
 
-def require_pools(front: Front, task: str, what: str) -> Pools:
+def require_pools(context: ServerContext, task: str, what: str) -> Pools:
     """What the model makes of prompts. Raises `ApiError` 400 if that is not this `task`."""
-    pools = front.client.engine.pools
+    pools = context.client.engine.pools
     if pools is not None and pools.task == task:
         return pools
-    name = front.info.model_name
+    name = context.info.model_name
     if pools is not None:
         raise ApiError(400, f"{name} is made to {pools.task}; {what}", param="model")
     raise ApiError(
@@ -60,15 +60,15 @@ def split(param: str, value: Texts) -> list[Input]:
 
 
 async def encoded(
-    front: Front, inputs: Sequence[Input], body: PooledRequest, *, param: str
+    context: ServerContext, inputs: Sequence[Input], body: PooledRequest, *, param: str
 ) -> list[Encoded]:
     """The tokens of each input, cut if `body` or the server asks for it.
 
     Raises `ApiError` or `ContextExceeded` for what cannot be used, naming the input.
     """
-    longest = front.client.engine.max_prompt_tokens
+    longest = context.client.engine.max_prompt_tokens
     truncate, side = body.truncate_prompt_tokens, body.truncation_side or "right"
-    if truncate is None and front.config.auto_truncate:
+    if truncate is None and context.config.auto_truncate:
         truncate = -1
     if truncate is not None and truncate != -1 and not 1 <= truncate <= longest:
         message = f"truncate_prompt_tokens is {truncate}; 1 to {longest:,} are allowed, or -1 for all that fit"
@@ -77,7 +77,7 @@ async def encoded(
     texts = [one for one in inputs if not isinstance(one, list)]
     special = body.add_special_tokens is not False
     found = iter(
-        await front.tokenizer.encode_inputs(
+        await context.tokenizer.encode_inputs(
             texts, max_len=limit, side=side, add_special_tokens=special
         )
     )
@@ -97,14 +97,14 @@ async def encoded(
 
 
 def start(
-    front: Front,
+    context: ServerContext,
     request: Request,
     body: PooledRequest,
     inputs: Sequence[Encoded],
     pooling: PoolingParams,
 ) -> Generation:
     """Compute `pooling` of each input."""
-    pools = front.client.engine.pools
+    pools = context.client.engine.pools
     with_types = pools is not None and pools.num_token_types > 1
     rid = request_name(request, body.rid, body.request_id)
     prompts = [
@@ -112,16 +112,16 @@ def start(
             ids=one.ids,
             params=NO_TOKENS,
             rid=rid,
-            tenant=tenant_of(front, request, body.user),
-            user=user_of(front, body.user),
-            cache_salt=salt_of(front, request, ""),
+            tenant=tenant_of(context, request, body.user),
+            user=user_of(context, body.user),
+            cache_salt=salt_of(context, request, ""),
             priority=body.priority or 0,
-            timeout_ms=timeout_ms(front, request, body.timeout_ms),
+            timeout_ms=timeout_ms(context, request, body.timeout_ms),
             pooling=_with_types(pooling, one.types) if with_types and any(one.types) else pooling,
         )
         for one in inputs
     ]
-    return submit(front, prompts, stream=False)
+    return submit(context, prompts, stream=False)
 
 
 def dimensions(pools: Pools, asked: int | None) -> int:

@@ -18,20 +18,20 @@ from weft.client.generation import Delta, Generation
 from weft.messages.control import Pools
 from weft.messages.pooling import PoolingParams
 from weft.server.body import read_json
+from weft.server.context import ServerContext
 from weft.server.errors import ApiError
-from weft.server.info import Front
 from weft.server.pooling.inputs import Input, Vector, answer, encoded, start, usage
 from weft.server.pooling.models import PooledRequest, RerankRequest, ScoreRequest
 from weft.text.tokenizer import Encoded
 
 
-async def rerank(front: Front, request: Request) -> ASGIApp:
-    body = await read_json(front, request, RerankRequest)
-    front.require_model(body.model)
+async def rerank(context: ServerContext, request: Request) -> ASGIApp:
+    body = await read_json(context, request, RerankRequest)
+    context.require_model(body.model)
     if not body.documents:
         raise ApiError(400, "documents is empty", param="documents")
     texts = [one if isinstance(one, str) else one.text for one in body.documents]
-    pairs = Pairs(front, [body.query] * len(texts), texts, param="documents")
+    pairs = Pairs(context, [body.query] * len(texts), texts, param="documents")
     generation = await pairs.start(request, body)
 
     def make(vectors: list[Vector], deltas: list[Delta]) -> dict[str, Any]:
@@ -46,7 +46,7 @@ async def rerank(front: Front, request: Request) -> ASGIApp:
         total = usage(deltas)
         return {
             "id": f"rerank-{generation.completions[0].rid}",
-            "model": front.info.model_name,
+            "model": context.info.model_name,
             "results": results,
             "usage": total,
             "meta": {
@@ -58,11 +58,11 @@ async def rerank(front: Front, request: Request) -> ASGIApp:
     return answer(generation, "documents", make, first=pairs.first)
 
 
-async def score(front: Front, request: Request) -> ASGIApp:
-    body = await read_json(front, request, ScoreRequest)
-    front.require_model(body.model)
+async def score(context: ServerContext, request: Request) -> ASGIApp:
+    body = await read_json(context, request, ScoreRequest)
+    context.require_model(body.model)
     if body.label_token_ids is not None:
-        return await _label_tokens(front, request, body)
+        return await _label_tokens(context, request, body)
     left, right = (
         _either(body, *names) for names in (("text_1", "queries"), ("text_2", "documents"))
     )
@@ -72,7 +72,7 @@ async def score(front: Front, request: Request) -> ASGIApp:
         raise ApiError(
             400, f"{len(left):,} texts cannot be paired with {len(right):,}", param="text_2"
         )
-    pairs = Pairs(front, left, right, param="text_2")
+    pairs = Pairs(context, left, right, param="text_2")
     generation = await pairs.start(request, body)
 
     def make(vectors: list[Vector], deltas: list[Delta]) -> dict[str, Any]:
@@ -82,7 +82,7 @@ async def score(front: Front, request: Request) -> ASGIApp:
             "id": f"score-{generation.completions[0].rid}",
             "object": "list",
             "created": int(time.time()),
-            "model": front.info.model_name,
+            "model": context.info.model_name,
             "data": data,
             "usage": usage(deltas),
         }
@@ -94,10 +94,10 @@ class Pairs:
     """Texts side by side, as a model takes them: pairs, or each different left text and all right ones alone."""
 
     def __init__(
-        self, front: Front, left: Sequence[str], right: Sequence[str], *, param: str
+        self, context: ServerContext, left: Sequence[str], right: Sequence[str], *, param: str
     ) -> None:
-        self._front, self._left, self._right, self._param = front, left, right, param
-        self._pools = _scoring(front)
+        self._context, self._left, self._right, self._param = context, left, right, param
+        self._pools = _scoring(context)
         self._is_embedding = self._pools.task == "embed"
         self._queries = list(dict.fromkeys(left)) if self._is_embedding else []
 
@@ -110,8 +110,8 @@ class Pairs:
         inputs: list[Input] = [*self._queries, *self._right]
         if not self._is_embedding:
             inputs = list(zip(self._left, self._right, strict=True))
-        tokens = await encoded(self._front, inputs, body, param=self._param)
-        return start(self._front, request, body, tokens, PoolingParams())
+        tokens = await encoded(self._context, inputs, body, param=self._param)
+        return start(self._context, request, body, tokens, PoolingParams())
 
     def scores(self, vectors: Sequence[Vector]) -> list[float]:
         """One for each pair."""
@@ -122,9 +122,9 @@ class Pairs:
         return [float(np.dot(of_query[query], vector)) for query, vector in pairs]
 
 
-def _scoring(front: Front) -> Pools:
+def _scoring(context: ServerContext) -> Pools:
     """Raises `ApiError` 400 for a model that cannot score pairs."""
-    pools, name = front.client.engine.pools, front.info.model_name
+    pools, name = context.client.engine.pools, context.info.model_name
     if pools is None:
         message = (
             f"{name} generates tokens; pairs need a model with one label or one that makes vectors"
@@ -150,7 +150,7 @@ def _either(body: ScoreRequest, *names: str) -> list[str]:
     return [value] if isinstance(value, str) else list(value)
 
 
-async def _label_tokens(front: Front, request: Request, body: ScoreRequest) -> ASGIApp:
+async def _label_tokens(context: ServerContext, request: Request, body: ScoreRequest) -> ASGIApp:
     """Probabilities of the label tokens behind query and item; with `apply_softmax` of these tokens alone."""
     labels = tuple(body.label_token_ids or ())
     if not labels or body.query is None or not body.items:
@@ -158,14 +158,14 @@ async def _label_tokens(front: Front, request: Request, body: ScoreRequest) -> A
             400, "label tokens need query, items and label_token_ids", param="label_token_ids"
         )
     items = [body.items] if isinstance(body.items, str) else body.items
-    inputs = await _prompts(front, body, body.query, items)
-    generation = start(front, request, body, inputs, PoolingParams(label_ids=labels))
+    inputs = await _prompts(context, body, body.query, items)
+    generation = start(context, request, body, inputs, PoolingParams(label_ids=labels))
 
     def make(vectors: list[Vector], deltas: list[Delta]) -> dict[str, Any]:
         scores = [_probabilities(vector, own=bool(body.apply_softmax)) for vector in vectors]
         return {
             "object": "scoring",
-            "model": front.info.model_name,
+            "model": context.info.model_name,
             "scores": scores,
             "usage": usage(deltas),
         }
@@ -174,7 +174,10 @@ async def _label_tokens(front: Front, request: Request, body: ScoreRequest) -> A
 
 
 async def _prompts(
-    front: Front, body: ScoreRequest, query: str | list[int], items: Sequence[str | list[int]]
+    context: ServerContext,
+    body: ScoreRequest,
+    query: str | list[int],
+    items: Sequence[str | list[int]],
 ) -> list[Encoded]:
     """Query and item as one text, or as ids one behind the other."""
     if isinstance(query, str):
@@ -185,7 +188,7 @@ async def _prompts(
         joined = [item + query if body.item_first else query + item for item in lists]
     if len(joined) != len(items):
         raise ApiError(400, "query and items must be all texts or all token ids", param="items")
-    return await encoded(front, joined, body, param="items")
+    return await encoded(context, joined, body, param="items")
 
 
 def _probabilities(logprobs: Vector, *, own: bool) -> list[float]:

@@ -20,12 +20,12 @@ from weft.messages.replies import Extra
 from weft.messages.sampling import SamplingParams
 from weft.server.admin.sessions import SessionFields, session_params
 from weft.server.body import json_bytes, read_json, written
+from weft.server.context import ServerContext
 from weft.server.errors import ApiError, not_supported
 from weft.server.fields.embeds import NOT_GIVEN, Embeds, embeds_of
-from weft.server.fields.extra_sampling import Wishes, WishFields, wishes
+from weft.server.fields.extra_sampling import ExtraSampling, ExtraSamplingFields, extra_sampling
 from weft.server.fields.grammar import grammar_of
 from weft.server.fields.truncation import Side, truncation
-from weft.server.info import Front
 from weft.server.openai.translate import (
     cache_salt,
     encode_mixed,
@@ -45,7 +45,7 @@ FREE_LEN = 32_768  # bytes of an answer so far that every event of a stream may 
 SPACING = 32  # from there on, an event comes when this part of the last one is new
 
 
-class NativeSampling(WishFields, kw_only=True):
+class NativeSampling(ExtraSamplingFields, kw_only=True):
     """`sampling_params` of SGLang. Those of the second block are refused unless they ask for nothing."""
 
     max_new_tokens: int | None = 128
@@ -97,7 +97,7 @@ _PASSED = (
 )
 
 
-class GenerateBody(msgspec.Struct, kw_only=True):
+class SglangGenerateRequest(msgspec.Struct, kw_only=True):
     """`text`, `input_ids` or `input_embeds`. A list of one of them is a batch, and is answered by a list."""
 
     text: str | list[str] | None = None
@@ -125,10 +125,10 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     model: str | None = None
 
 
-async def generate(front: Front, request: Request) -> ASGIApp:
-    body = await read_json(front, request, GenerateBody)
-    front.require_model(body.model)
-    embeds = await embeds_of(front, body.input_embeds)
+async def generate(context: ServerContext, request: Request) -> ASGIApp:
+    body = await read_json(context, request, SglangGenerateRequest)
+    context.require_model(body.model)
+    embeds = await embeds_of(context, body.input_embeds)
     sources, is_batch = _sources(body, embeds)
     sampling = _spread("sampling_params", body.sampling_params or NativeSampling(), len(sources))
     with_logprobs = _spread("return_logprob", body.return_logprob or False, len(sources))
@@ -142,26 +142,29 @@ async def generate(front: Front, request: Request) -> ASGIApp:
     logprobs = [
         logprob_params(*own) for own in zip(with_logprobs, starts, top, wanted_ids, strict=True)
     ]
-    made: dict[int, Wishes] = {
-        id(own): _wishes(body, own) for own in sampling
+    made: dict[int, ExtraSampling] = {
+        id(own): _extra_sampling(body, own) for own in sampling
     }  # many prompts may have the same
     params = [
-        _params(front.info.sampling, *fields, made[id(fields[0])])
+        _params(context.info.sampling, *fields, made[id(fields[0])])
         for fields in zip(sampling, logprobs, strict=True)
     ]
     states = _spread("return_hidden_states", body.return_hidden_states or False, len(sources))
     params = [_with_states(*fields) for fields in zip(params, states, strict=True)]
     for one in params:
-        one.check(front.client.engine.vocab_size)
+        one.check(context.client.engine.vocab_size)
     rids = _rids(request, body.rid, len(sources))
     fields = _spread("session_params", body.session_params, len(sources))
     sessions = [
-        session_params(front, request, own, n=one.n)
+        session_params(context, request, own, n=one.n)
         for own, one in zip(fields, params, strict=True)
     ]
-    salt = salt_of(front, request, cache_salt(body.cache_salt, body.extra_key))
-    cut, context_len = truncation(body, auto=front.config.auto_truncate), front.info.context_length
-    ids = await encode_mixed(front, sources, add_special_tokens=True, truncates=cut is not None)
+    salt = salt_of(context, request, cache_salt(body.cache_salt, body.extra_key))
+    cut, context_len = (
+        truncation(body, auto=context.config.auto_truncate),
+        context.info.context_length,
+    )
+    ids = await encode_mixed(context, sources, add_special_tokens=True, truncates=cut is not None)
     if cut is not None:
         ids = [
             cut(own, context_len, one.max_new_tokens) for own, one in zip(ids, params, strict=True)
@@ -171,16 +174,16 @@ async def generate(front: Front, request: Request) -> ASGIApp:
     prompts = [
         Prompt(
             ids=one_ids,
-            params=with_marks(one, front.formats.reasoning, front.tokenizer, one_ids),
+            params=with_marks(one, context.formats.reasoning, context.tokenizer, one_ids),
             rid=rid,
             group=body.rid if isinstance(body.rid, str) else "",
-            tenant=tenant_of(front, request, None),
+            tenant=tenant_of(context, request, None),
             priority=body.priority or 0,
             cache_salt=salt,
-            timeout_ms=timeout_ms(front, request, body.timeout_ms),
+            timeout_ms=timeout_ms(context, request, body.timeout_ms),
             session=session,
             vectors=vectors,
-            stream_interval=stream_interval(front, asked.stream_interval),
+            stream_interval=stream_interval(context, asked.stream_interval),
         )
         for one_ids, vectors, asked, one, rid, session in zip(
             ids,
@@ -192,25 +195,31 @@ async def generate(front: Front, request: Request) -> ASGIApp:
             strict=True,
         )
     ]
-    generation = submit(front, prompts, stream=bool(body.stream))
+    generation = submit(context, prompts, stream=bool(body.stream))
     reply = NativeReply(
         completions=generation.completions,
         as_list=is_batch or len(generation.completions) > 1,
-        logprobs=[_logprobs(front, completion, body) for completion in generation.completions],
+        logprobs=[_logprobs(context, completion, body) for completion in generation.completions],
         states=[one.given if one.params.hidden_states else None for one in generation.completions],
-        version=lambda: front.client.weight_version,
+        version=lambda: context.client.weight_version,
     )
     return Answer(generation, reply)
 
 
-def _logprobs(front: Front, completion: Completion, body: GenerateBody) -> NativeLogprobs | None:
+def _logprobs(
+    context: ServerContext, completion: Completion, body: SglangGenerateRequest
+) -> NativeLogprobs | None:
     if completion.params.logprobs is None:
         return None
     with_text = bool(body.return_text_in_logprobs)
-    return NativeLogprobs(front.tokenizer, completion.params, completion.given, with_text=with_text)
+    return NativeLogprobs(
+        context.tokenizer, completion.params, completion.given, with_text=with_text
+    )
 
 
-def _sources(body: GenerateBody, embeds: Embeds | None) -> tuple[Sequence[str | list[int]], bool]:
+def _sources(
+    body: SglangGenerateRequest, embeds: Embeds | None
+) -> tuple[Sequence[str | list[int]], bool]:
     """The prompts, and whether they are a batch."""
     if [body.text, body.input_ids, embeds].count(None) != 2:
         raise ApiError(400, "give one of text, input_ids and input_embeds", param="text")
@@ -250,15 +259,18 @@ def _wanted_ids(ids: list[int | list[int]] | None, count: int) -> list[Sequence[
     return _spread("token_ids_logprob", lists, count) if lists else [same] * count
 
 
-def _wishes(body: GenerateBody, sampling: NativeSampling) -> Wishes:
+def _extra_sampling(body: SglangGenerateRequest, sampling: NativeSampling) -> ExtraSampling:
     """With those that stand beside `sampling_params`."""
     fields = ("custom_logit_processor", "logits_processors", "max_thinking_tokens")
     beside = {name: getattr(body, name) for name in fields if getattr(body, name) is not None}
-    return wishes(msgspec.structs.replace(sampling, **beside))
+    return extra_sampling(msgspec.structs.replace(sampling, **beside))
 
 
 def _params(
-    defaults: SamplingParams, body: NativeSampling, logprobs: dict[str, Any], wishes: Wishes
+    defaults: SamplingParams,
+    body: NativeSampling,
+    logprobs: dict[str, Any],
+    extra_sampling: ExtraSampling,
 ) -> SamplingParams:
     for name in _REFUSED:
         if getattr(body, name):
@@ -274,7 +286,7 @@ def _params(
         include_stop=bool(body.no_stop_trim),
         seed=body.sampling_seed if body.sampling_seed is not None else body.seed,
         **logprobs,
-        **wishes,
+        **extra_sampling,
         grammar=grammar_of(body),
     )
 

@@ -12,8 +12,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from weft.server.body import json_bytes, read_json
+from weft.server.context import ServerContext
 from weft.server.errors import ApiError
-from weft.server.info import Front
 from weft.server.limits import over
 from weft.server.openai.chat import answer_of, function_calls
 from weft.server.openai.models import ChatAnswer
@@ -40,11 +40,11 @@ class SeparateBody(msgspec.Struct, kw_only=True):
     reasoning_parser: str | None = None
 
 
-async def parse_function_call(front: Front, request: Request) -> ASGIApp:
-    body = await read_json(front, request, ParseCallsBody)
-    format = _chosen(TOOL_FORMATS, body.tool_call_parser, front.formats.tools, "tool_call_parser")
+async def parse_function_call(context: ServerContext, request: Request) -> ASGIApp:
+    body = await read_json(context, request, ParseCallsBody)
+    format = _chosen(TOOL_FORMATS, body.tool_call_parser, context.formats.tools, "tool_call_parser")
     names = tool_use(body.tools, "auto", parallel=True).names
-    answer = await _parsed(front, body.text, Output(None, format.parser(names, eager=False)))
+    answer = await _parsed(context, body.text, Output(None, format.parser(names, eager=False)))
     return _json(
         {
             "normal_text": answer.content or "",
@@ -60,18 +60,18 @@ async def parse_function_call(front: Front, request: Request) -> ASGIApp:
     )
 
 
-async def separate_reasoning(front: Front, request: Request) -> ASGIApp:
-    body = await read_json(front, request, SeparateBody)
+async def separate_reasoning(context: ServerContext, request: Request) -> ASGIApp:
+    body = await read_json(context, request, SeparateBody)
     format = _chosen(
-        REASONING_FORMATS, body.reasoning_parser, front.formats.reasoning, "reasoning_parser"
+        REASONING_FORMATS, body.reasoning_parser, context.formats.reasoning, "reasoning_parser"
     )
-    answer = await _parsed(front, body.text, Output(format.parser("", eager=False), None))
+    answer = await _parsed(context, body.text, Output(format.parser("", eager=False), None))
     return _json({"reasoning_text": answer.reasoning_content or "", "text": answer.content or ""})
 
 
-async def _parsed(front: Front, text: str, output: Output) -> ChatAnswer:
+async def _parsed(context: ServerContext, text: str, output: Output) -> ChatAnswer:
     """What `output` finds in the whole text."""
-    longest = front.limits.max_parsed_len
+    longest = context.limits.max_parsed_len
     if len(text) > longest:
         message = f"text has {len(text):,} characters; at most {longest:,} are allowed"
         raise over("max_parsed_len", message, param="text")
@@ -79,7 +79,7 @@ async def _parsed(front: Front, text: str, output: Output) -> ChatAnswer:
     def work() -> ChatAnswer:
         return answer_of(output.push(text, is_last=True), call_id_len=24)
 
-    return work() if len(text) <= INLINE_LEN else await front.readers.run(work, is_long=True)
+    return work() if len(text) <= INLINE_LEN else await context.readers.run(work, is_long=True)
 
 
 def _chosen(formats: Mapping[str, T], name: str | None, own: T | None, param: str) -> T:

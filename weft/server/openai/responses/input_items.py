@@ -12,7 +12,7 @@ from starlette.requests import Request
 from weft.config.numbers import shown
 from weft.server.errors import ApiError
 from weft.server.fields.numbers import query_number
-from weft.server.openai.responses.models import Item, ItemList
+from weft.server.openai.responses.models import ResponseItem, ResponseItemList
 
 DEFAULT_LIMIT = 20  # items in one answer, as OpenAI has it
 _PREFIXES = {
@@ -30,9 +30,9 @@ def item_id(kind: str) -> str:
     return f"{_PREFIXES.get(kind, 'item')}_{secrets.token_hex(12)}"
 
 
-def input_items(given: str | Sequence[Item]) -> list[dict[str, Any]]:
+def input_items(given: str | Sequence[ResponseItem]) -> list[dict[str, Any]]:
     """The input of one request as items. Each has an id of its own: the client's, unless another item has it."""
-    items = [Item(role="user", content=given)] if isinstance(given, str) else given
+    items = [ResponseItem(role="user", content=given)] if isinstance(given, str) else given
     taken: set[str] = set()
     found = []
     for item in items:
@@ -44,7 +44,7 @@ def input_items(given: str | Sequence[Item]) -> list[dict[str, Any]]:
     return found
 
 
-def page(items: Sequence[dict[str, Any]], request: Request) -> ItemList:
+def page(items: Sequence[dict[str, Any]], request: Request) -> ResponseItemList:
     """The items that a query asks for: `limit` of them behind `after`, the last first unless `order` is "asc".
 
     Raises `ApiError` for a value that is not allowed.
@@ -58,7 +58,7 @@ def page(items: Sequence[dict[str, Any]], request: Request) -> ItemList:
     begin = _begin(ordered, query.get("after"))
     data = ordered[begin : begin + limit]
     ids = [item["id"] for item in data] or [None]
-    return ItemList(
+    return ResponseItemList(
         data=data, first_id=ids[0], last_id=ids[-1], has_more=begin + limit < len(ordered)
     )
 
@@ -75,7 +75,7 @@ def _begin(items: Sequence[dict[str, Any]], after: str | None) -> int:
     )
 
 
-def _told(item: Item, id: str) -> dict[str, Any]:
+def _told(item: ResponseItem, id: str) -> dict[str, Any]:
     """An item as clients read it: texts of messages and of reasoning are lists of parts, whatever the client sent."""
     fields = {key: value for key, value in msgspec.to_builtins(item).items() if value is not None}
     told = {**fields, "id": id, "type": item.type, "status": "completed"}
@@ -87,7 +87,7 @@ def _told(item: Item, id: str) -> dict[str, Any]:
     return told
 
 
-def _part_type(item: Item) -> str:
+def _part_type(item: ResponseItem) -> str:
     if item.type == "reasoning":
         return "reasoning_text"
     return "output_text" if item.role == "assistant" else "input_text"

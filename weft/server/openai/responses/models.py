@@ -9,26 +9,26 @@ import msgspec
 from weft.server.openai.models import Role
 
 
-class Part(msgspec.Struct, kw_only=True):
+class ResponsePart(msgspec.Struct, kw_only=True):
     type: str
     text: str | None = None
 
 
-class Item(msgspec.Struct, kw_only=True):
+class ResponseItem(msgspec.Struct, kw_only=True):
     """An item of the input of any type; a message if it has none."""
 
     type: str = "message"
     id: str | None = None
     role: Role | None = None
-    content: str | list[Part] | None = None
+    content: str | list[ResponsePart] | None = None
     name: str | None = None  # function_call
     arguments: str | None = None
     call_id: str | None = None
     input: str | None = None  # custom_tool_call
-    output: str | list[Part] | None = None  # function_call_output, custom_tool_call_output
+    output: str | list[ResponsePart] | None = None  # function_call_output, custom_tool_call_output
 
 
-class Reasoning(msgspec.Struct, kw_only=True):
+class ReasoningOptions(msgspec.Struct, kw_only=True):
     effort: str | None = None
     summary: str | None = None
 
@@ -39,7 +39,7 @@ class TextOptions(msgspec.Struct, kw_only=True):
 
 
 class ResponsesRequest(msgspec.Struct, kw_only=True):
-    items: str | list[Item] = msgspec.field(name="input")
+    items: str | list[ResponseItem] = msgspec.field(name="input")
     model: str | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
@@ -52,7 +52,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: int | None = None  # of tools that run on the server: there are none
-    reasoning: Reasoning | None = None
+    reasoning: ReasoningOptions | None = None
     text: TextOptions | None = None
     truncation: str | None = None
     include: list[str] | None = None
@@ -76,7 +76,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class ItemList(msgspec.Struct, kw_only=True):
+class ResponseItemList(msgspec.Struct, kw_only=True):
     """Items of the input of a response, in the order that was asked for."""
 
     object: Literal["list"] = "list"

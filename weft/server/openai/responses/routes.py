@@ -13,8 +13,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from weft.server.body import json_bytes, read_json
+from weft.server.context import ServerContext
 from weft.server.errors import ApiError
-from weft.server.info import Front
 from weft.server.openai.conversation import Conversation, chat_prompt, start_chat
 from weft.server.openai.models import ChatMessage, InputTokens
 from weft.server.openai.responses.input_items import input_items, page
@@ -28,74 +28,76 @@ from weft.server.tenants import owner_of
 CANCEL_TIMEOUT_S = 5.0  # for the engine's last word
 
 
-async def create(front: Front, request: Request) -> ASGIApp:
-    body = await read_json(front, request, ResponsesRequest)
+async def create(context: ServerContext, request: Request) -> ASGIApp:
+    body = await read_json(context, request, ResponsesRequest)
     if body.background and (body.stream or body.store is False):
         raise ApiError(
             400, "background needs a response that is stored and not streamed", param="background"
         )
-    history = [*_previous(front, request, body.previous_response_id), *messages(body.items)]
+    history = [*_previous(context, request, body.previous_response_id), *messages(body.items)]
     items = [] if body.store is False else input_items(body.items)
     id = f"resp_{secrets.token_hex(24)}"
-    conversation = await start_chat(front, request, chat_request(body, history, id), cut_calls=True)
+    conversation = await start_chat(
+        context, request, chat_request(body, history, id), cut_calls=True
+    )
 
     def finished(response: dict[str, Any], answer: ChatMessage) -> None:
         if body.store is not False:
-            front.responses.put(response, [*history, answer], owner_of(request), items)
+            context.responses.put(response, [*history, answer], owner_of(request), items)
 
-    reply = ResponseReply(_new(front, body, id), conversation, front.tokenizer, finished)
+    reply = ResponseReply(_new(context, body, id), conversation, context.tokenizer, finished)
     if not body.background:
         return Answer(conversation.generation, reply, RESPONSE_EVENTS)
-    front.responses.put(reply.response, history, owner_of(request), items)
+    context.responses.put(reply.response, history, owner_of(request), items)
     task = asyncio.create_task(_generate(conversation, reply))
-    front.responses.running[id] = task
-    task.add_done_callback(lambda _: front.responses.running.pop(id, None))
+    context.responses.running[id] = task
+    task.add_done_callback(lambda _: context.responses.running.pop(id, None))
     return _json({**reply.response, "status": "queued"})
 
 
-async def input_tokens(front: Front, request: Request) -> ASGIApp:
+async def input_tokens(context: ServerContext, request: Request) -> ASGIApp:
     """How many tokens the prompt of such a response would have."""
-    body = await read_json(front, request, ResponsesRequest)
-    front.require_model(body.model)
-    history = [*_previous(front, request, body.previous_response_id), *messages(body.items)]
-    ids = await chat_prompt(front, chat_request(body, history, ""))
+    body = await read_json(context, request, ResponsesRequest)
+    context.require_model(body.model)
+    history = [*_previous(context, request, body.previous_response_id), *messages(body.items)]
+    ids = await chat_prompt(context, chat_request(body, history, ""))
     return Response(json_bytes(InputTokens(len(ids))), media_type="application/json")
 
 
-async def retrieve(front: Front, request: Request) -> ASGIApp:
+async def retrieve(context: ServerContext, request: Request) -> ASGIApp:
     if request.query_params.get("stream", "false") not in ("false", "0"):
         raise ApiError(400, "a stored response cannot be streamed", param="stream")
-    return _json(_stored(front, request, request.path_params["id"]).response)
+    return _json(_stored(context, request, request.path_params["id"]).response)
 
 
-async def list_input_items(front: Front, request: Request) -> ASGIApp:
+async def list_input_items(context: ServerContext, request: Request) -> ASGIApp:
     """The input that a stored response was asked for with, page by page."""
-    stored = _stored(front, request, request.path_params["id"])
+    stored = _stored(context, request, request.path_params["id"])
     return Response(json_bytes(page(stored.items, request)), media_type="application/json")
 
 
-async def cancel(front: Front, request: Request) -> ASGIApp:
+async def cancel(context: ServerContext, request: Request) -> ASGIApp:
     """End a background response. What it has generated until then is kept."""
     id = request.path_params["id"]
-    response = _stored(front, request, id).response
-    task = front.responses.running.get(id)
+    response = _stored(context, request, id).response
+    task = context.responses.running.get(id)
     if task is None:
         if response["background"] is False:
             raise ApiError(400, "only a background response can be cancelled", param="response_id")
         return _json(response)
-    front.client.abort(id)
+    context.client.abort(id)
     await asyncio.wait({task}, timeout=CANCEL_TIMEOUT_S)
-    return _json(_stored(front, request, id).response)
+    return _json(_stored(context, request, id).response)
 
 
-async def delete(front: Front, request: Request) -> ASGIApp:
+async def delete(context: ServerContext, request: Request) -> ASGIApp:
     id = request.path_params["id"]
-    _stored(front, request, id)
-    task = front.responses.running.get(id)
+    _stored(context, request, id)
+    task = context.responses.running.get(id)
     if task is not None:
-        front.client.abort(id)
+        context.client.abort(id)
         await asyncio.wait({task}, timeout=CANCEL_TIMEOUT_S)
-    front.responses.drop(id)
+    context.responses.drop(id)
     return _json({"id": id, "object": "response", "deleted": True})
 
 
@@ -105,17 +107,19 @@ async def _generate(conversation: Conversation, reply: ResponseReply) -> None:
         reply.whole([delta async for deltas in generation for delta in deltas])
 
 
-def _previous(front: Front, request: Request, id: str | None) -> list[ChatMessage]:
+def _previous(context: ServerContext, request: Request, id: str | None) -> list[ChatMessage]:
     if id is None:
         return []
-    stored = _stored(front, request, id, "previous_response_id")
-    if id in front.responses.running:
+    stored = _stored(context, request, id, "previous_response_id")
+    if id in context.responses.running:
         raise ApiError(400, "the previous response has not ended yet", param="previous_response_id")
     return stored.history
 
 
-def _stored(front: Front, request: Request, id: str, param: str = "response_id") -> Stored:
-    stored = front.responses.get(id, owner_of(request))
+def _stored(
+    context: ServerContext, request: Request, id: str, param: str = "response_id"
+) -> Stored:
+    stored = context.responses.get(id, owner_of(request))
     if stored is None:
         raise ApiError(
             404, f"there is no response {id[:64]!r}; they are kept for an hour", param=param
@@ -123,7 +127,7 @@ def _stored(front: Front, request: Request, id: str, param: str = "response_id")
     return stored
 
 
-def _new(front: Front, body: ResponsesRequest, id: str) -> dict[str, Any]:
+def _new(context: ServerContext, body: ResponsesRequest, id: str) -> dict[str, Any]:
     """The response as it is before anything was generated."""
     return {
         "id": id,
@@ -136,13 +140,13 @@ def _new(front: Front, body: ResponsesRequest, id: str) -> dict[str, Any]:
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
         "metadata": body.metadata or {},
-        "model": front.info.model_name,
+        "model": context.info.model_name,
         "output": [],
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,
         "reasoning": msgspec.to_builtins(body.reasoning) if body.reasoning is not None else None,
         "store": body.store is not False,
-        "temperature": front.info.sampling.temperature
+        "temperature": context.info.sampling.temperature
         if body.temperature is None
         else body.temperature,
         "text": {
@@ -150,7 +154,7 @@ def _new(front: Front, body: ResponsesRequest, id: str) -> dict[str, Any]:
         },
         "tool_choice": body.tool_choice or "auto",
         "tools": body.tools or [],
-        "top_p": front.info.sampling.top_p if body.top_p is None else body.top_p,
+        "top_p": context.info.sampling.top_p if body.top_p is None else body.top_p,
         "truncation": "disabled",
         "usage": None,
         "user": body.user,

@@ -10,7 +10,7 @@ import msgspec
 from weft.server.errors import ApiError
 from weft.server.openai.custom_tools import arguments_of
 from weft.server.openai.models import ChatMessage, ChatRequest
-from weft.server.openai.responses.models import Item, Part, ResponsesRequest
+from weft.server.openai.responses.models import ResponseItem, ResponsePart, ResponsesRequest
 
 LOGPROBS = "message.output_text.logprobs"  # in `include`
 _SAME = (  # fields that mean the same in both
@@ -59,7 +59,7 @@ def wants_logprobs(body: ResponsesRequest) -> bool:
     return bool(body.top_logprobs) or LOGPROBS in (body.include or ())
 
 
-def messages(given: str | list[Item]) -> list[ChatMessage]:
+def messages(given: str | list[ResponseItem]) -> list[ChatMessage]:
     """The input as messages. Calls that follow each other are one message, as templates want them."""
     if isinstance(given, str):
         return [ChatMessage(role="user", content=given)]
@@ -93,7 +93,7 @@ def messages(given: str | list[Item]) -> list[ChatMessage]:
     return found
 
 
-def _add_call(found: list[ChatMessage], item: Item, arguments: str) -> None:
+def _add_call(found: list[ChatMessage], item: ResponseItem, arguments: str) -> None:
     call = {
         "id": item.call_id or "",
         "type": "function",
@@ -110,7 +110,7 @@ def _add_reasoning(found: list[ChatMessage], text: str) -> None:
         found.append(ChatMessage(role="assistant", content="", reasoning_content=text))
 
 
-def _text(content: str | list[Part] | None, where: str) -> str:
+def _text(content: str | list[ResponsePart] | None, where: str) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     for number, part in enumerate(content):

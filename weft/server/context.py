@@ -61,7 +61,7 @@ class Readiness:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Front:
+class ServerContext:
     """The parts that handlers work with."""
 
     client: EngineClient
