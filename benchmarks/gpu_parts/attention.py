@@ -10,10 +10,9 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from gpu_parts.kernels import MODEL, parts, stream, why_not
+from gpu_parts.kernels import MODEL, parts, stream
 from gpu_parts.part import Row, Setting
 from gpu_parts.timing import seconds
-from weft.config.gpu import PROVIDERS
 from weft.config.model import ModelConfig
 from weft.executor.backend import AttentionBatch
 from weft.models.layers.attention import Heads
@@ -43,7 +42,6 @@ def shapes(setting: Setting) -> Iterator[Row]:
             yield from decode(setting, name, model, num, cached)
         for num, length in setting.pick(((8, 1_024), (1, 8_192), (64, 64)), ((1, 64),)):
             yield from extend(setting, name, model, num, length)
-    yield from providers(setting)
 
 
 def decode(setting: Setting, name: str, model: ModelConfig, num: int, cached: int) -> Iterator[Row]:
@@ -68,35 +66,6 @@ def extend(setting: Setting, name: str, model: ModelConfig, num: int, length: in
             "us": taken * 1e6,
             "tflops": flops / taken / 1e12,
         }
-
-
-def providers(setting: Setting) -> Iterator[Row]:
-    """Attention by packages of others, and by us, with rotation and storing: what a layer waits for."""
-    reasons = {name: why_not(setting, name, MODEL) for name in PROVIDERS}
-    for name, reason in reasons.items():
-        if reason:
-            yield {"what": f"attention by {name}", "skipped": reason}
-    there = [name for name, reason in reasons.items() if not reason]
-    for shape, (heads, kv_heads, head_dim) in SHAPES.items() if there else ():
-        sizes = {"num_heads": heads, "num_kv_heads": kv_heads, "head_dim": head_dim}
-        model = replace(MODEL, **sizes, max_position=32_768, qk_norm=False)
-        for num, cached, length in (
-            (1, 16_384, 1),
-            (64, 1_024, 1),
-            (256, 1_024, 1),
-            (8, 0, 1_024),
-            (1, 0, 8_192),
-        ):
-            for name in ("triton", *there):
-                step = Step(
-                    setting,
-                    model,
-                    np.full(num, cached, np.int32),
-                    np.full(num, length, np.int32),
-                    name,
-                )
-                what = f"whole {shape}, {num} x {length:,} behind {cached:,}"
-                yield {"what": what, "by": name, "us": step.whole() * 1e6}
 
 
 class Step:

@@ -13,14 +13,11 @@ from torch import Tensor
 
 from gpu_parts.part import Row, Setting
 from weft.config.engine import EngineConfig
-from weft.config.gpu import FP8_CAPABILITY, PROVIDERS, check_provider
-from weft.config.machine import probe
+from weft.config.gpu import FP8_CAPABILITY
 from weft.config.model import ModelConfig, RopeConfig
-from weft.config.options import SettingsError
 from weft.executor.backend import AttentionBatch
 from weft.executor.gpu.cuda import Cuda
 from weft.executor.gpu.parts import gpu_parts
-from weft.executor.gpu.providers import installed
 from weft.executor.kv_pool import KVPool
 from weft.models.layers.attention import Heads
 from weft.models.layers.rope import Rope
@@ -65,7 +62,6 @@ def findings(setting: Setting) -> Iterator[Row]:
                 yield from products(setting, format)
         yield from attention(setting)
         yield from choices(setting)
-        yield from providers(setting)  # last: FlashInfer may compile for minutes
 
 
 @lru_cache
@@ -85,24 +81,13 @@ def parts(
     dtype: torch.dtype = torch.bfloat16,
     backend: str = "auto",
 ):
-    """What computes: our kernels on a GPU, or a provider's attention; torch on a CPU."""
+    """What computes: our kernels on a GPU; torch on a CPU."""
     engine = EngineConfig(
         device=setting.device, attention_backend=backend if setting.on_gpu else "torch"
     )
     pool = KVPool(model, num_slots, torch.device(setting.device), dtype)
     gpu = cuda() if setting.on_gpu else None
     return gpu_parts(engine, model, pool, model.max_position, gpu), pool
-
-
-def why_not(setting: Setting, name: str, model: ModelConfig) -> str:
-    """Why the provider of attention is left out; '' if it is not."""
-    if not setting.on_gpu:
-        return "there is no GPU"
-    try:
-        check_provider(EngineConfig(attention_backend=name), model, probe().gpus[0])
-    except SettingsError as exc:
-        return str(exc)
-    return "" if installed(name) else "it is not installed"
 
 
 def compared(what: str, actual: Tensor, expected: Tensor, bound: float = BOUND) -> Row:
@@ -189,21 +174,6 @@ def attention(setting: Setting) -> Iterator[Row]:
         for name in ("decode", "mixed"):
             starts, lens = (np.array(numbers, np.int32) for numbers in STEPS[name])
             yield from one_step(setting, f"{name}, KV fp8", fp8, starts, lens, torch.float8_e4m3fn)
-
-
-def providers(setting: Setting) -> Iterator[Row]:
-    """The same, by packages of others."""
-    for provider in PROVIDERS:
-        reason = why_not(setting, provider, MODEL)
-        if reason:
-            yield {"what": f"attention by {provider}", "skipped": reason}
-            continue
-        for kind, model in MODELS.items():
-            for name, (starts, lens) in STEPS.items():
-                requests = np.array(starts, np.int32), np.array(lens, np.int32)
-                yield from one_step(
-                    setting, f"{name}{kind}, {provider}", model, *requests, backend=provider
-                )
 
 
 def one_step(

@@ -13,11 +13,9 @@ from typing import Any
 import numpy as np
 
 from gpu_parts.engines import Job, load, play
-from gpu_parts.kernels import why_not
 from gpu_parts.part import Row, Setting
 from weft.bench.workloads import SHAPES
 from weft.config.engine import EngineConfig
-from weft.config.gpu import PROVIDERS
 from weft.config.model import ModelConfig
 from weft.executor.build import load_runner
 from weft.executor.weights.save import save_random
@@ -47,14 +45,6 @@ def findings(setting: Setting) -> Iterator[Row]:
         save_random(ModelConfig.from_hf(shape, "steps"), folder / "model.safetensors")
         yield from same_tokens(setting, shape, folder)
         yield from same_logits(setting, folder)
-        for name in PROVIDERS:  # last: FlashInfer may compile for minutes
-            reason = why_not(
-                setting, name, replace(ModelConfig.from_folder(folder), dtype="bfloat16")
-            )
-            if reason:
-                yield {"what": f"attention by {name}", "skipped": reason}
-            else:
-                yield from same_logits(setting, folder, name)
 
 
 def same_tokens(setting: Setting, shape: dict[str, Any], folder: Path) -> Iterator[Row]:

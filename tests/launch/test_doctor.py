@@ -145,7 +145,6 @@ def test_a_gpu_that_torch_cannot_use_fails_and_what_would_run_there_is_told(
     assert found["gpu"] == ("ok", "NVIDIA H200 (140.0 GB of 141.0 GB free)")
     assert found["kernels-gpu"][0] == "FAIL"
     assert "cannot use it" in found["kernels-gpu"][1]
-    assert all(f"{name}: " in found["attention"][1] for name in ("our own; fa3", "flashinfer"))
     assert "on cuda in bfloat16" in found["fit"][1]
     assert (
         "steps overlap, 19 graphs for up to 256 requests, prompts in pieces of 8,192 tokens"

@@ -29,7 +29,6 @@ from weft.ops.triton.elementwise import (
     silu_and_mul_kernel,
 )
 from weft.ops.triton.extend import extend_kernel
-from weft.ops.triton.indices import slot_indices_kernel
 from weft.ops.triton.launches import (
     COLUMNS,
     CUT_BLOCK,
@@ -171,7 +170,6 @@ ALL: dict[str, Callable[[], dict[str, int]]] = {
     "rotary, few tokens": lambda: rotary(1, "*bf16"),
     "rotary, many tokens": lambda: rotary(ROTARY_TOKENS, "*bf16"),
     "rotary, fp8": lambda: rotary(ROTARY_TOKENS, "*fp8e4nv"),
-    "list of slots": lambda: compiled(slot_indices_kernel, {"indptr_ptr": "*i32", "out_ptr": "*i32"}, 4, BLOCK=1024),
     "norm": lambda: compiled(rms_norm_kernel, {}, NORM_WARPS, SIZE=4096, BLOCK=4096),
     "norm and fp8": lambda: compiled(
         quantize_kernel, {"kept_ptr": "*fp8e4nv"}, NORM_WARPS,

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import TypeAlias
 
 from weft.config.engine import EngineConfig
-from weft.config.gpu import PROVIDERS
 from weft.config.machine import Machine, probe
 from weft.config.model import ModelConfig, ModelError
 from weft.config.options import Command, SettingsError, asked_help
@@ -140,7 +139,6 @@ def installation_checks(machine: Machine) -> Iterator[tuple[str, Check]]:
     yield "kernels", _kernels
     if machine.gpus:
         yield "kernels-gpu", _gpu_kernels
-        yield "attention", _attention
     yield "packages", _packages
 
 
@@ -194,16 +192,6 @@ def _gpu_kernels() -> str:
     raise Caution(
         f"{found}; weft's path for GPUs has been tried on CPUs only so far: benchmarks/gpu_check.py tests it"
     )
-
-
-def _attention() -> str:
-    """The packages of others that can compute attention on a GPU (`--attention-backend`)."""
-    from weft.executor.gpu.providers import installed
-
-    found = {
-        name: installed(name) or f"not installed (pip install 'weft[{name}]')" for name in PROVIDERS
-    }
-    return "our own; " + "; ".join(f"{name}: {package}" for name, package in found.items())
 
 
 def _lacks_to_build() -> str:

@@ -9,6 +9,12 @@ from dataclasses import dataclass
 
 from weft.config.options import option
 
+# Each attention backend that can be chosen by name, and its class; the CPU kernels have one of their own.
+ATTENTION_BACKENDS = {
+    "torch": "weft.executor.plain.attention:TorchPaged",
+    "triton": "weft.executor.gpu.attention:TritonPaged",
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
@@ -100,10 +106,9 @@ class EngineConfig:
     )
     attention_backend: str = option(
         "auto",
-        "who computes attention where it is not the CPU kernels: auto takes Triton on a GPU, else torch; fa3 and "
-        "flashinfer are packages of others, for GPUs",
+        "who computes attention where it is not the CPU kernels: auto takes Triton on a GPU, else torch",
         group="device",
-        choices=("auto", "torch", "triton", "fa3", "flashinfer"),
+        choices=("auto", *ATTENTION_BACKENDS),
     )
     cuda_graph: bool = option(
         True,

@@ -17,12 +17,6 @@ SMALL_CHUNK_LEN = 2048
 
 KV_DTYPES_OF_ONE = {"int8": "cpu", "fp8": "cuda"}  # the device whose kernels alone read it
 
-PROVIDERS = (
-    "fa3",
-    "flashinfer",
-)  # of attention, which weft does not bring: names of `--attention-backend`
-PROVIDER_DTYPES = ("float16", "bfloat16")
-
 FP8_CAPABILITY = (8, 9)
 
 MAX_RUNNING = 256  # requests that decode together, if nothing else is asked for
@@ -48,12 +42,9 @@ def check_device(config: EngineConfig, device: str, gpus: Sequence[GpuCard] = ()
         raise SettingsError(
             f"--kv-dtype {config.kv_dtype} needs --device {needed}; the device is {device}"
         )
-    if config.kv_dtype == "fp8" and config.attention_backend in ("torch", *PROVIDERS):
-        name = config.attention_backend
-        raise SettingsError(
-            f"--kv-dtype fp8 needs --attention-backend triton; {name} cannot read it"
-        )
-    if device == "cpu" and config.attention_backend in ("triton", *PROVIDERS):
+    if config.kv_dtype == "fp8" and config.attention_backend == "torch":
+        raise SettingsError("--kv-dtype fp8 needs --attention-backend triton; torch cannot read it")
+    if device == "cpu" and config.attention_backend not in ("auto", "torch"):
         name = config.attention_backend
         raise SettingsError(f"--attention-backend {name} needs --device cuda; the device is cpu")
     if device == "cpu" and config.cuda_graph_sizes:
@@ -70,43 +61,6 @@ def quantize_by_default(model: ModelConfig, device: str, gpus: Sequence[GpuCard]
     if model.stored_as == "fp8" and (device == "cpu" or not has_fp8(gpus[0])):
         return "none"
     return model.stored_as or "none"
-
-
-def check_provider(config: EngineConfig, model: ModelConfig, gpu: GpuCard) -> None:
-    """Raise SettingsError for what the provider of attention does not compute. `model` has the types that are kept.
-    Pages of any size, and layers with a window, all of them compute."""
-    name, capability = config.attention_backend, gpu.capability
-    if name not in PROVIDERS:
-        return
-    if model.dtype not in PROVIDER_DTYPES or model.kv_dtype not in ("", model.dtype):
-        kept = model.kv_dtype or model.dtype
-        raise SettingsError(
-            f"--attention-backend {name} computes in float16 or bfloat16 and keeps KV so; --dtype is {model.dtype}, "
-            f"KV in {kept}"
-        )
-    if name == "fa3" and (model.head_dim % 8 or model.head_dim > 256):
-        raise SettingsError(
-            f"--attention-backend fa3 takes heads of 8, 16, ... 256; {model.name} has {model.head_dim}"
-        )
-    if name == "flashinfer" and model.head_dim not in (64, 128, 256):
-        raise SettingsError(
-            f"--attention-backend flashinfer takes heads of 64, 128 or 256; {model.name} has {model.head_dim}"
-        )
-    if capability == (0, 0):
-        return
-    if capability != (9, 0) if name == "fa3" else capability < (8, 0):
-        wanted = "9.0" if name == "fa3" else "8.0 or higher"
-        raise SettingsError(
-            f"--attention-backend {name} needs a GPU of compute capability {wanted}; {gpu.name} has "
-            f"{capability[0]}.{capability[1]}"
-        )
-
-
-def flashinfer_bytes(model: ModelConfig) -> int:
-    """Where FlashInfer's kernels keep parts of outputs, in float32: two tiles of 128 queries for each of up to 180
-    processors, for every query head that shares a KV head; tiles are half as long where heads are larger than 128."""
-    group = model.num_heads // model.num_kv_heads
-    return max(128 << 20, group * (24 << 20))
 
 
 def chunk_len(gpu: GpuCard) -> int:
@@ -145,11 +99,9 @@ def graph_sizes(config: EngineConfig) -> list[int]:
 def prompt_graph_sizes(config: EngineConfig) -> list[int]:
     """For how many tokens steps with prompts are captured, rising. Longer steps keep a GPU busy for longer than it
     takes to launch them."""
-    without = (
-        "torch",
-        "flashinfer",
-    )  # how FlashInfer shares out work depends on the lengths of prompts
-    if not config.cuda_graph or config.attention_backend in without or not config.cuda_graph_prompt:
+    if not config.cuda_graph or config.attention_backend == "torch":
+        return []
+    if not config.cuda_graph_prompt:
         return []
     most = config.cuda_graph_prompt
     return [*(size for size in (64, 128, 256, 512, 1024, 2048, 4096) if size < most), most]
@@ -164,5 +116,4 @@ def graph_bytes(config: EngineConfig) -> int:
             f"{MOST_PLACES:,} tokens together; lower one of them"
         )
     num_graphs = len(graph_sizes(config)) + len(prompt_graph_sizes(config))
-    num_tables = 2 if config.attention_backend == "flashinfer" else 1  # which wants a list, too
-    return num_tables * rows * config.context_length * 4 + num_graphs * GRAPH_BYTES
+    return rows * config.context_length * 4 + num_graphs * GRAPH_BYTES

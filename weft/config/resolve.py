@@ -21,9 +21,7 @@ from weft.config.gpu import (
     MAX_RUNNING,
     SMALL_CHUNK_LEN,
     check_device,
-    check_provider,
     chunk_len,
-    flashinfer_bytes,
     graph_bytes,
     graph_sizes,
     prompt_graph_sizes,
@@ -127,8 +125,6 @@ def resolve(config: EngineConfig, model: ModelConfig, machine: Machine) -> Resol
         page_size=config.page_size or PAGE_SIZE[device],
         overlap=device == "cuda" if config.overlap is None else config.overlap,
     )
-    if device == "cuda":
-        check_provider(filled, model, machine.gpus[0])
     filled = replace(filled, chunked_prefill_size=_chunk_len(filled, machine))
     free = machine.gpus[0].free_bytes if device == "cuda" else machine.free_bytes
     if model.is_encoder:
@@ -323,13 +319,11 @@ def _work_bytes(config: EngineConfig, model: ModelConfig) -> int:
             widened = 10 * 2 * model.hidden_size * model.intermediate_size
     activations = tokens * (4 * model.hidden_size + 3 * model.intermediate_size + heads) * 4
     logits = 2 * (config.max_running_requests or MAX_RUNNING) * model.vocab_size * 4
-    provider = flashinfer_bytes(model) if config.attention_backend == "flashinfer" else 0
     return (
         activations
         + widened
         + logits
         + (graph_bytes(config) if on_gpu else 0)
-        + provider
         + LIBRARY_BYTES[config.device]
     )
 

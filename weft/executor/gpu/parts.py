@@ -1,5 +1,4 @@
-"""What computes on a GPU: our Triton kernels, of which those of attention can be replaced by a provider's
-(`--attention-backend fa3` or `flashinfer`); or torch alone (`torch`), which launches more, captures no graphs and waits
+"""What computes on a GPU: our Triton kernels, with the attention backend that was chosen; or torch alone (`torch`), which launches more, captures no graphs and waits
 for its copies, and so is there to compare with."""
 
 from __future__ import annotations
@@ -32,16 +31,14 @@ class GpuParts(NamedTuple):
 def gpu_parts(
     engine: EngineConfig, config: ModelConfig, pool: KVPool, context_length: int, gpu: Gpu
 ) -> GpuParts:
-    """Raises NoTriton without the package triton, NoProvider without the one that was asked for, ValueError for a type
-    of KV that the kernels do not read."""
+    """Raises NoTriton without the package triton, ValueError for a type of KV that the kernels do
+    not read."""
     device, dtype = pool.k[0].device, getattr(torch, config.dtype)
     if engine.attention_backend == "torch":
         ops = PlainOps(dtype, device, config.quantize)
         return GpuParts(ops, make_backend("torch", config, pool), None, TorchChoose())
     try:
         from weft.executor.gpu.attention import TritonPaged
-        from weft.executor.gpu.fa3_attention import Fa3Paged
-        from weft.executor.gpu.flashinfer_attention import FlashInferPaged
         from weft.ops.triton.ops import TritonOps
         from weft.ops.triton.sampling import TritonChoose
     except ImportError as exc:
@@ -49,11 +46,5 @@ def gpu_parts(
             f"the kernels for GPUs need the package triton, which comes with torch for CUDA ({exc}); "
             "--attention-backend torch does without, slowly"
         ) from exc
-    attention: LaidOutBackend
-    if engine.attention_backend == "fa3":
-        attention = Fa3Paged(config, pool, context_length)
-    elif engine.attention_backend == "flashinfer":
-        attention = FlashInferPaged(config, pool, context_length, gpu)
-    else:
-        attention = TritonPaged(config, pool, context_length)
+    attention = TritonPaged(config, pool, context_length)
     return GpuParts(TritonOps(dtype, device, config.quantize), attention, attention, TritonChoose())
