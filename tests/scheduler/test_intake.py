@@ -17,7 +17,7 @@ import zmq
 from tests.scheduler.engine_world import EngineWorld, request
 from tests.scheduler.test_scheduler import settings
 from weft.config.options import SettingsError
-from weft.config.recv import parse_recv_weights
+from weft.config.pairs import parse_recv_weights
 from weft.engine.control import handlers as control
 from weft.engine.control.dispatch import IncompleteTable, TypeBasedDispatcher
 from weft.engine.control.rpc import METHODS

@@ -12,7 +12,7 @@ from tests.scheduler.test_scheduler import settings
 from tests.scheduler.world import VOCAB, World
 from weft.config.engine import EngineConfig
 from weft.config.options import SettingsError, options_of
-from weft.config.tenants import parse_weights
+from weft.config.pairs import parse_tenant_weights
 from weft.engine.control.handlers import HANDLERS
 from weft.messages.control import SetPolicy, SetPolicyReply
 from weft.scheduler.policy import POLICIES, TURNS, UnknownPolicy
@@ -294,14 +294,14 @@ def test_a_long_prompt_of_a_low_class_does_not_hold_the_steps_of_a_high_one() ->
 
 
 def test_weights_of_tenants_are_read_and_mistakes_are_named() -> None:
-    assert parse_weights(" alice=2, bob = 0.5,", "--tenant-weights") == (
+    assert parse_tenant_weights(" alice=2, bob = 0.5,", "--tenant-weights") == (
         ("alice", 2.0),
         ("bob", 0.5),
     )
-    assert parse_weights("", "--tenant-weights") == ()
+    assert parse_tenant_weights("", "--tenant-weights") == ()
     for bad in ("alice", "alice=", "=2", "alice=-1", "alice=inf"):
         with pytest.raises(SettingsError, match="--tenant-weights"):
-            parse_weights(bad, "--tenant-weights")
+            parse_tenant_weights(bad, "--tenant-weights")
 
 
 # Choosing and switching

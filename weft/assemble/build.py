@@ -13,9 +13,8 @@ import numpy as np
 from weft.config.engine import EngineConfig
 from weft.config.model import ModelConfig
 from weft.config.options import SettingsError
-from weft.config.recv import parse_recv_weights
+from weft.config.pairs import parse_recv_weights, parse_tenant_weights
 from weft.config.resolve import count, kept_as, size
-from weft.config.tenants import parse_weights
 from weft.engine.engine import Engine
 from weft.executor.build import load_runner
 from weft.executor.encoder_runner import EncoderRunner
@@ -113,7 +112,7 @@ def scheduler_settings(config: EngineConfig, model: ModelConfig) -> SchedulerSet
         aging_s=config.aging_s,
         low_priority_first=config.low_priority_first,
         preemption_threshold=config.preemption_threshold,
-        tenant_weights=parse_weights(config.tenant_weights, "--tenant-weights"),
+        tenant_weights=parse_tenant_weights(config.tenant_weights, "--tenant-weights"),
         max_step_s=config.max_step_ms / 1_000,
         max_prefill_tokens=max(config.max_prefill_tokens, config.page_size),
         chunked_prefill_size=None if chunk < 0 else chunk,

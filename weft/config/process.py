@@ -1,17 +1,40 @@
-"""What the engine process is told when it is started: one line of JSON on its standard input.
+"""Processes that weft starts: the command, what the engine receives, and children that answer lines with lines.
 
-The launcher keeps that pipe open for as long as it lives: end of file there means that the parent is gone, and the
-engine exits at once.
+A `Child` is for work on what strangers have written: it may be killed at any time. What it reads and answers is JSON, one
+value a line, and it ends with its standard input. Both sides stand here; the meaning of the questions belongs to those who
+ask. A child knows no threads: one caller at a time asks it.
+
+The engine process reads one line, `EngineArgs`, from its standard input. The launcher keeps that pipe open for as long as
+it lives: end of file means that the launcher is gone, and the engine exits at once.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
+import select
+import signal
+import subprocess
 import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 
 import msgspec
 
 from weft.config.engine import EngineConfig
+
+NICENESS = 5  # the server goes first
+PR_SET_PDEATHSIG = 1
+PIECE = 1 << 16
+
+
+def module_command(name: str) -> tuple[str, ...]:
+    """The command that runs a module in a process of its own. That imports from the current folder only if this process
+    does, too: who serves a model from within its folder does not run a torch.py that lies there."""
+    is_here = sys.path[0] in ("", os.getcwd())
+    return (sys.executable, *(() if is_here else ("-P",)), "-m", name)
 
 
 class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,8 +55,109 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.decode(line, type=cls)
 
 
-def module_command(name: str) -> tuple[str, ...]:
-    """The command that runs a module in a process of its own. That imports from the current folder only if this process
-    does, too: who serves a model from within its folder does not run a torch.py that lies there."""
-    is_here = sys.path[0] in ("", os.getcwd())
-    return (sys.executable, *(() if is_here else ("-P",)), "-m", name)
+class ChildEnded(Exception):
+    """The child has ended instead of answering. `out_of_time`: because it computed for longer than it may."""
+
+    def __init__(self, out_of_time: bool) -> None:
+        super().__init__()
+        self.out_of_time = out_of_time
+
+
+class Child:
+    """Runs `module`. Closing it twice does nothing."""
+
+    def __init__(self, module: str) -> None:
+        self._process = subprocess.Popen(
+            module_command(module),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,  # libraries tell there of their panics
+            process_group=0,  # Ctrl-C is for the server; of its session, for the priority of that
+            bufsize=0,
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._input = self._process.stdin.fileno()
+        self._output = self._process.stdout.fileno()
+        os.set_blocking(self._input, False)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def ask(self, question: bytes, timeout_s: float) -> bytes:
+        """Send a line, return the line that answers it. Raises TimeoutError, and `ChildEnded`; after either of them
+        the child is of no use, and has to be closed."""
+        until_s = time.monotonic() + timeout_s
+        try:
+            self._write(question + b"\n", until_s)
+            return self._line(until_s)
+        except BrokenPipeError:
+            raise self._ended() from None
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def _write(self, data: bytes, until_s: float) -> None:
+        left = memoryview(data)
+        while left:
+            _wait(self._input, select.POLLOUT, until_s)
+            with suppress(BlockingIOError):
+                left = left[os.write(self._input, left) :]
+
+    def _line(self, until_s: float) -> bytes:
+        pieces: list[bytes] = []
+        while not pieces or not pieces[-1].endswith(b"\n"):
+            _wait(self._output, select.POLLIN, until_s)
+            piece = os.read(self._output, PIECE)
+            if not piece:
+                raise self._ended()
+            pieces.append(piece)
+        return b"".join(pieces)
+
+    def _ended(self) -> ChildEnded:
+        return ChildEnded(self._process.wait() == -signal.SIGPROF)
+
+
+def _wait(handle: int, event: int, until_s: float) -> None:
+    """Until something can be read or written, or there is an end. Raises TimeoutError."""
+    poll = select.poll()  # select() takes no handle beyond 1,023
+    poll.register(handle, event)
+    left_s = until_s - time.monotonic()
+    if left_s <= 0 or not poll.poll(left_s * 1_000):
+        raise TimeoutError
+
+
+def serve(answer: Callable[[bytes], bytes]) -> None:
+    """The child's side: answer each line of the standard input, until it ends. On Linux the child does not outlive its
+    parent, whatever it is doing."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    for line in sys.stdin.buffer:
+        sys.stdout.buffer.write(answer(line) + b"\n")
+        sys.stdout.buffer.flush()
+
+
+def limit_memory(num_bytes: int) -> None:
+    """Of this process, from now on: `num_bytes` of address space on top of what it has. It lets others go first."""
+    with suppress(OSError, AttributeError):
+        os.nice(NICENESS)
+    with suppress(ImportError, OSError, ValueError):
+        import resource
+
+        pages = int(Path("/proc/self/statm").read_text("ascii").split()[0])
+        limit = pages * os.sysconf("SC_PAGE_SIZE") + num_bytes
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def limit_work(seconds: float) -> None:
+    """End this process after so many seconds of its processor time, whatever it is in the middle of; 0: no limit.
+
+    Time of the clock is not counted: on a busy machine it says little about the work.
+    """
+    signal.setitimer(signal.ITIMER_PROF, seconds)

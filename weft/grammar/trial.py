@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Protocol
 
-from weft.config.child import Child, ChildEnded
+from weft.config.process import Child, ChildEnded
 from weft.grammar.protocol import InvalidGrammar, Key
 
 START_S = 60.0  # for the interpreter and the vocabulary

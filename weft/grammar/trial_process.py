@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from weft.config.child import limit_memory, limit_work, serve
+from weft.config.process import limit_memory, limit_work, serve
 from weft.grammar.backends import make_compiler
 from weft.grammar.protocol import Compiler, InvalidGrammar, Key
 

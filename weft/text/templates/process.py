@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from weft.config.child import limit_memory, limit_work, serve
+from weft.config.process import limit_memory, limit_work, serve
 from weft.messages.sampling import InvalidParam
 from weft.text.templates.chat_template import ChatTemplate, TemplateError
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from weft.config.child import Child, ChildEnded
+from weft.config.process import Child, ChildEnded
 from weft.text.templates.chat_template import TemplateError, check_sources
 from weft.text.turns import Workers
 

@@ -1,0 +1,56 @@
+"""Options that map names to numbers, as users write them: `alice=2,bob=0.5`. Knows nothing of what the numbers do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from weft.config.options import SettingsError
+
+MAX_RECV_WEIGHT = 2**31 - 1
+
+
+def parse_tenant_weights(text: str, source: str) -> tuple[tuple[str, float], ...]:
+    """Tenants and their weights, in order. Raises SettingsError; `source` is the option's name in it."""
+    weights: dict[str, float] = {}
+    for entry in _entries(text):
+        # A tenant's name may contain "=", its weight may not.
+        name, equals, number = entry.rpartition("=")
+        weight = _number(number)
+        if not equals or not name.strip() or not 0 < weight < math.inf:
+            expected = "NAME=WEIGHT with a weight above 0 is expected"
+            raise SettingsError(f"{source}: {entry!r} is not understood; {expected}")
+        weights[name.strip()] = weight
+    return tuple(weights.items())
+
+
+def parse_recv_weights(text: str, modes: Sequence[str], source: str) -> dict[str, int]:
+    """What a step of each mode counts for `--recv-interval`.
+
+    Raises SettingsError, which lists `modes`; `source` is the option's name in it.
+    """
+    weights: dict[str, int] = {}
+    for entry in _entries(text):
+        mode, _, number = (part.strip() for part in entry.partition("="))
+        is_weight = number.isdecimal() and 0 < int(number) <= MAX_RECV_WEIGHT
+        if mode not in modes or not is_weight:
+            names = ", ".join(modes)
+            expected = f"MODE=NUMBER with a number above 0 is expected, and one of {names}"
+            raise SettingsError(f"{source}: {entry!r} is not understood; {expected}")
+        weights[mode] = int(number)
+    return weights
+
+
+def _entries(text: str) -> Iterator[str]:
+    """The entries of a list with commas. Empty ones are skipped."""
+    for entry in text.split(","):
+        if entry.strip():
+            yield entry.strip()
+
+
+def _number(text: str) -> float:
+    """NaN if `text` is no number."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
