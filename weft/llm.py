@@ -32,12 +32,12 @@ from weft.client.vectors import packed_vectors, placeholders
 from weft.config.engine import EngineConfig
 from weft.config.numbers import MAX_N
 from weft.config.options import SettingsError, did_you_mean, options_of
-from weft.messages.bell import Bell
 from weft.messages.codec import FromEngine, ToEngine
 from weft.messages.control import EngineReady
 from weft.messages.pooling import PoolingParams
 from weft.messages.replies import FinishReason, Pooled, TokenLogprobs
 from weft.messages.sampling import InvalidParam, SamplingParams
+from weft.messages.wakeup import WakeupPipe
 from weft.observe.progress import Progress
 from weft.text.parsers.formats import find_formats
 from weft.text.tokenizer import Tokenizer
@@ -125,7 +125,7 @@ class LLM:
         prepared = prepare(config)
         tokenizer = load_tokenizer(prepared.folder)
         built = build_engine(prepared.config, prepared.folder)
-        self._compose(prepared, tokenizer, built.engine, built.ready, built.bell)
+        self._compose(prepared, tokenizer, built.engine, built.ready, built.wakeup)
 
     def _compose(
         self,
@@ -133,7 +133,7 @@ class LLM:
         tokenizer: Tokenizer,
         engine: Engine,
         ready: EngineReady,
-        bell: Bell | None = None,
+        wakeup: WakeupPipe | None = None,
     ) -> None:
         self.model = prepared.model
         self.config = prepared.config
@@ -144,7 +144,7 @@ class LLM:
         self._template = load_template(tokenizer)
         self._reasoning = find_formats("none", "auto", tokenizer.chat_templates.values()).reasoning
         self._engine = engine
-        self._bell = bell or Bell()
+        self._wakeup = wakeup or WakeupPipe()
         self._inbox: deque[ToEngine] = deque()
         self._client = EngineClient(tokenizer, self._inbox.append)
         self._client.deliver(ready)
@@ -362,7 +362,7 @@ class LLM:
             for message in self._engine.step():
                 self._client.deliver(message)
         if self._client.num_open and not self._inbox and self._engine.has_work:
-            self._bell.wait(min(self._engine.wait_s, 1.0))  # nothing can go on before
+            self._wakeup.wait(min(self._engine.wait_s, 1.0))  # nothing can go on before
 
 
 class HeldInterrupt:

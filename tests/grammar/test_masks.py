@@ -99,7 +99,7 @@ def pool(library: Held) -> Iterator[GrammarPool]:
 def begun(pool: GrammarPool, number: int, *choices: str) -> list[Constraint]:
     """So many outputs, at the beginning of the choices."""
     rung = threading.Event()
-    pool._ring = rung.set
+    pool._notify = rung.set
     pool.ask(0, Key("choice", json.dumps(choices or CHOICES)))
     while not pool.has_news:
         assert rung.wait(PATIENCE_S)

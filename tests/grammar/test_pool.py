@@ -27,7 +27,7 @@ class Desk:
         self.pool = GrammarPool(
             lambda: self,  # type: ignore[arg-type,return-value]
             max_bytes=0,
-            ring=self.rung.release,
+            notify=self.rung.release,
             clock=lambda: self.now_s,
         )
 

@@ -115,7 +115,7 @@ def test_case_17_bombs_are_refused_or_served_in_bounded_time_and_memory_while_ot
         clock=lambda: 0.0,  # nobody waits too long
         max_bytes=64_000_000,
         make_trial=partial(TrialProcess, "llguidance", *VOCABULARY, TIMEOUT_S),
-        ring=rung.set,
+        notify=rung.set,
     )
     world = EngineWorld(
         settings(context_length=4_000, num_pages=20_000, max_running_requests=40), grammars=pool
@@ -165,7 +165,7 @@ def _grammar(key: Key) -> Grammar:
 def test_case_18_many_schemas_stay_within_the_bytes_of_the_cache() -> None:
     rung = threading.Event()
     pool = GrammarPool(
-        partial(LlgCompiler, *VOCABULARY), max_bytes=5_000_000, ring=rung.set, clock=lambda: 0.0
+        partial(LlgCompiler, *VOCABULARY), max_bytes=5_000_000, notify=rung.set, clock=lambda: 0.0
     )
     verdicts: list[Verdict] = []
     for id in range(300):

@@ -62,7 +62,7 @@ class Bench:
             lambda: self.compiler,
             max_bytes=1_000_000,
             make_trial=lambda: self.gate,
-            ring=self.rung.set,
+            notify=self.rung.set,
             jump=jump,
             beside=True,
         )
@@ -616,7 +616,7 @@ def test_what_nobody_waits_for_and_has_not_begun_is_not_compiled(bench: Bench) -
 def test_the_cache_is_bounded_in_bytes_and_drops_the_least_recently_used() -> None:
     bench = Bench()
     bench.pool = GrammarPool(
-        lambda: bench.compiler, max_bytes=20_000, make_trial=NoTrial, ring=bench.rung.set
+        lambda: bench.compiler, max_bytes=20_000, make_trial=NoTrial, notify=bench.rung.set
     )
     for id in range(60):
         bench.pool.ask(id, Key("choice", json.dumps([f"{id}" + "x" * 300])))

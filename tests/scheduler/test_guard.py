@@ -28,7 +28,7 @@ from weft.messages.sessions import OpenSession, SessionParams
 from weft.scheduler.policies.fair import Fair
 from weft.scheduler.policy import POLICIES
 
-SPARED = frozenset({"submit", "_mend", "take_faults"})  # these stand around the guard
+SPARED = frozenset({"submit", "_repair", "take_faults"})  # these stand around the guard
 
 
 def busy(policy: str = "fcfs") -> EngineWorld:

@@ -89,9 +89,9 @@ def test_a_broken_invariant_leaves_a_journal_that_breaks_it_again(
     with monkeypatch.context() as patch:
         patch.setattr(PageAllocator, "free", lambda self, pages: free(self, pages[pages % 16 != 5]))
         patch.setattr(
-            "weft.engine.kv_audit.Books.balance", lambda self: True
+            "weft.engine.kv_audit.KvAuditor.balance", lambda self: True
         )  # nobody mends it in time
-        patch.setattr("weft.engine.kv_audit.Books.is_due", lambda self, now: False)
+        patch.setattr("weft.engine.kv_audit.KvAuditor.is_due", lambda self, now: False)
         with pytest.raises((BrokenBooks, OutOfPages)) as broken:
             run_random(8)
         (note,) = broken.value.__notes__

@@ -28,11 +28,11 @@ from weft.grammar.protocol import Grammars, NoGrammars
 from weft.grammar.trial import TrialProcess
 from weft.journal.file import JournalError, JournalWriter
 from weft.journal.recorder import RecordedEngine
-from weft.messages.bell import Bell
 from weft.messages.control import EngineReady, Pools
 from weft.messages.pooling import PoolingParams
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
+from weft.messages.wakeup import WakeupPipe
 from weft.observe import garbage
 from weft.plan.step import ForwardMode
 from weft.scheduler.settings import PoolingLimits, SchedulerSettings, SessionLimits
@@ -44,7 +44,7 @@ class Built(NamedTuple):
     engine: Engine | RecordedEngine
     runner: TorchRunner | EncoderRunner
     ready: EngineReady
-    bell: Bell  # rings when there is something to do that no message has told
+    wakeup: WakeupPipe  # notified when there is something to do that no message has said
 
 
 def build_engine(config: EngineConfig, folder: Path) -> Built:
@@ -56,8 +56,8 @@ def build_engine(config: EngineConfig, folder: Path) -> Built:
     model = kept_as(config, ModelConfig.from_folder(folder, Path(config.model).name or folder.name))
     began = time.monotonic()
     journal, processors = _journal(config), load_processors(config.logit_processors)
-    bell = Bell()
-    grammars = _grammars(config, model, folder, bell)
+    wakeup = WakeupPipe()
+    grammars = _grammars(config, model, folder, wakeup)
     runner = load_runner(
         config,
         model,
@@ -93,7 +93,7 @@ def build_engine(config: EngineConfig, folder: Path) -> Built:
         ],
         pools=_pools(model, settings.pooling),
     )
-    return Built(engine, runner, ready, bell)
+    return Built(engine, runner, ready, wakeup)
 
 
 def scheduler_settings(config: EngineConfig, model: ModelConfig) -> SchedulerSettings:
@@ -167,7 +167,9 @@ def _journal(config: EngineConfig) -> JournalWriter | None:
         raise SettingsError(f"--journal: {exc}") from exc
 
 
-def _grammars(config: EngineConfig, model: ModelConfig, folder: Path, bell: Bell) -> Grammars:
+def _grammars(
+    config: EngineConfig, model: ModelConfig, folder: Path, wakeup: WakeupPipe
+) -> Grammars:
     """The grammar service. Nothing is loaded before the first grammar comes."""
     if config.grammar_backend == "none":
         return NoGrammars(
@@ -187,7 +189,7 @@ def _grammars(config: EngineConfig, model: ModelConfig, folder: Path, bell: Bell
         partial(make_compiler, *vocabulary, config.threads),
         max_bytes=config.grammar_cache_mb * 1_000_000,
         make_trial=partial(TrialProcess, *vocabulary, config.grammar_timeout_s),
-        ring=bell.ring,
+        notify=wakeup.notify,
         jump=config.grammar_jump,
         beside=config.device == "cuda",
     )

@@ -18,7 +18,7 @@ from weft.engine.device_jobs import Device
 from weft.engine.health import HealthChecks
 from weft.engine.idle import Waits
 from weft.engine.input_gate import Alone, Barrier, InputBlocker, InputState
-from weft.engine.kv_audit import Books
+from weft.engine.kv_audit import KvAuditor
 from weft.engine.loop import Loop
 from weft.engine.pause import Pause
 from weft.engine.processors import NoProcessors, Processors
@@ -121,7 +121,7 @@ class Engine:
             *(self.sessions, self.grammar),
         ]
         self.scheduler = Scheduler(settings, parts)
-        self._books = Books(self.scheduler)
+        self._auditor = KvAuditor(self.scheduler)
         self._loop = Loop(
             self.scheduler,
             self._runner,
@@ -191,10 +191,10 @@ class Engine:
             if not is_survivable(exc):
                 raise
             if not isinstance(message, guard.LEAVES_BOOKS_ALONE):
-                self._loop.mend()
+                self._loop.repair()
             return guard.failed(self, message, exc)
         finally:
-            self._mend()
+            self._repair()
 
     def _handled(self, message: ToEngine) -> FromEngine | None:
         self._waits.something_came()
@@ -210,7 +210,7 @@ class Engine:
         try:
             guard.lose(self, ids, message)
         finally:
-            self._mend()
+            self._repair()
 
     def settle(self) -> None:
         """Take in all that is in flight."""
@@ -229,7 +229,7 @@ class Engine:
             raise
         except Exception as exc:
             self._loop.begin_anew(exc)
-        self._mend()
+        self._repair()
         self._take_finished(replies)
         return replies
 
@@ -250,7 +250,7 @@ class Engine:
         ended = self.device.turn(self, self._runner)
         replies += self._take_outbox()
         output = self._loop.rest() if is_held else self._loop.step()
-        self._mend()
+        self._repair()
         if is_held and self.pause.mode is None:
             self.scheduler.note_device_is_busy()
         if output is not None:
@@ -271,8 +271,8 @@ class Engine:
             )
         if (
             self.audits
-            or not self._books.balance()
-            or (not self._loop.has_work and self._books.is_due(now))
+            or not self._auditor.balance()
+            or (not self._loop.has_work and self._auditor.is_due(now))
         ):
             self._audit(now, replies)
         self._waits.stepped(self, now, is_stuck=self._loop.is_stuck and not replies)
@@ -297,10 +297,10 @@ class Engine:
                 guard.note(self, what, exc)
             return otherwise
 
-    def _mend(self) -> None:
+    def _repair(self) -> None:
         """Begin the books anew if something was left half way; report what was raised when a request ended."""
         if self.scheduler.is_in_doubt:
-            self._loop.mend()
+            self._loop.repair()
         for fault in self.scheduler.take_faults():
             self._on_fault(fault)
 
@@ -312,12 +312,12 @@ class Engine:
     def _audit(self, now: float, replies: list[FromEngine]) -> None:
         """Examine the books; answer who has asked for it."""
         self.settle()
-        self._mend()
+        self._repair()
         replies += self._take_outbox()
-        faults = self._books.examine(now)
+        faults = self._auditor.audit(now)
         calls, self.audits = self.audits, []
         self._take_finished(replies)  # requests that a fault has ended
-        replies += [self._books.reply(call, faults) for call in calls]
+        replies += [self._auditor.reply(call, faults) for call in calls]
 
     def _take_outbox(self) -> list[FromEngine]:
         taken, self._outbox = self._outbox, []

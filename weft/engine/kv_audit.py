@@ -15,10 +15,10 @@ from weft.scheduler.scheduler import Scheduler
 
 AUDIT_INTERVAL_S = 5.0  # between audits of an engine that becomes idle again and again
 
-log = EventLog("books")
+log = EventLog("kv_audit")
 
 
-class Books:
+class KvAuditor:
     """Checks and mends the books of one scheduler."""
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -34,7 +34,7 @@ class Books:
         """Whether an idle engine should look again."""
         return now - self._audited_at >= AUDIT_INTERVAL_S
 
-    def examine(self, now: float) -> list[str]:
+    def audit(self, now: float) -> list[str]:
         """Look up the owner of every page, mend what is wrong, and tell it. No step is in flight.
 
         A page that nobody owns, or that is free and owned at once, is taken out of circulation. One that two have been
@@ -43,7 +43,7 @@ class Books:
         scheduler = self._scheduler
         self._audited_at = now
         try:
-            told = self._mend()
+            told = self._repair()
         except BrokenBooks as exc:  # page numbers that are none
             told = [str(exc)]
         gap = self._gap()
@@ -75,7 +75,7 @@ class Books:
         num_with_row = len(scheduler.requests) - len(scheduler.waiting_queue)
         return scheduler.kv.imbalance, num_with_row - scheduler.kv.rows.num_used
 
-    def _mend(self) -> list[str]:
+    def _repair(self) -> list[str]:
         allocator = self._scheduler.kv.allocator
         faults = self._faults()
         told = [self._told(fault) for fault in faults]

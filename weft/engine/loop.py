@@ -60,14 +60,14 @@ class Loop:
     def step(self) -> StepOutput | None:
         """Launch the next step, if there is one, and commit the oldest when enough are in flight."""
         if self._scheduler.is_in_doubt:
-            self.mend()
+            self.repair()
         try:
             batch = self._plan()
         except Exception as exc:
             self.begin_anew(exc)
             return self._scheduler.take_output()
         if self._scheduler.is_in_doubt:
-            self.mend()
+            self.repair()
             return self._scheduler.take_output()
         if batch is not None and not self._launch(batch):
             return self._scheduler.take_output()
@@ -97,7 +97,7 @@ class Loop:
         suspects = self._scheduler.suspects()
         self._scheduler.recompute(suspects, PLAN_FAILED, "a fault was found", in_doubt=True)
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         """The books are in doubt, for something was left half way, and whoever it was about has ended."""
         self._drain()
         self.is_stuck = False

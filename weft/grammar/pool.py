@@ -3,7 +3,7 @@ that fills masks.
 
     ask ──▶ cache ──▶ verdict                          ┐ all this in the engine's thread, which never waits
      └────▶ flight ──▶ thread: trial, compile ──▶ done ──▶ take ──▶ verdicts
-                                     └── ring: the engine wakes up
+                                     └── notify: the engine wakes up
 
 A grammar is compiled once, however many requests ask for it meanwhile. Tenants take turns, and a grammar that is long
 by its text leaves a thread to the others; the time that one waits is not counted to its work. What is invalid is
@@ -76,7 +76,7 @@ class Done(NamedTuple):
 
 class GrammarPool:
     """`make_compiler` is called once, by a thread, when the first grammar comes; it may raise InvalidGrammar or
-    ImportError. `ring` is called by a thread whenever `take` has something to tell. Without `jump` no token is said to
+    ImportError. `notify` is called by a thread whenever `take` has something to tell. Without `jump` no token is said to
     be forced: each is sampled. With `beside`, for who computes elsewhere than in this machine's processors, a thread
     fills masks while a step runs; without it, who asks for them does."""
 
@@ -86,7 +86,7 @@ class GrammarPool:
         *,
         max_bytes: int,
         make_trial: Callable[[], Trial] = NoTrial,
-        ring: Callable[[], None] = lambda: None,
+        notify: Callable[[], None] = lambda: None,
         jump: bool = True,
         beside: bool = False,
         clock: Callable[[], float] = time.monotonic,
@@ -97,7 +97,7 @@ class GrammarPool:
         self._compiler: Compiler | None = None
         self._lock = threading.Lock()  # for making the compiler
         self._make_trial = make_trial
-        self._ring = ring
+        self._notify = notify
         self._jump = jump
         self._beside = beside
         self._own = threading.local()  # a thread's trial
@@ -173,7 +173,7 @@ class GrammarPool:
                 result = self._compiled(flight.key)
             self._queue.ended(flight)
             self._done.append(Done(flight.key, result, time.perf_counter() - began))
-            self._ring()
+            self._notify()
 
     def _compiled(self, key: Key) -> Result:
         try:

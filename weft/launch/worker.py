@@ -56,7 +56,7 @@ def run(args: EngineArgs) -> None:
             built.engine,
             heartbeat,
             Intake(receiver, sender.send, rpc, skipper),
-            Sleeper(receiver, rpc, built.bell),
+            Sleeper(receiver, rpc, built.wakeup),
         )
     except (ModelError, SettingsError, MemoryError) as exc:
         sender.send(EngineFailed(message=str(exc) or "out of memory", user_error=True))

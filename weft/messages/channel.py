@@ -15,7 +15,6 @@ from typing import Generic, TypeVar
 
 import zmq
 
-from weft.messages.bell import Bell
 from weft.messages.codec import (
     BadMessage,
     FromEngine,
@@ -26,6 +25,7 @@ from weft.messages.codec import (
 )
 from weft.messages.control import CallFailed
 from weft.messages.flow import Rpc, RpcReply
+from weft.messages.wakeup import WakeupPipe
 
 M = TypeVar("M")
 MAX_MESSAGE_BYTES = 256 << 20
@@ -180,17 +180,17 @@ class RpcCaller:
 class Sleeper:
     """Sleeps until something has arrived at one of several receiving ends."""
 
-    def __init__(self, *ends: Receiver[M] | RpcSocket | Bell) -> None:
+    def __init__(self, *ends: Receiver[M] | RpcSocket | WakeupPipe) -> None:
         self._poller = zmq.Poller()
-        self._bells = [end for end in ends if isinstance(end, Bell)]
+        self._wakeups = [end for end in ends if isinstance(end, WakeupPipe)]
         for end in ends:
             self._poller.register(end._socket, zmq.POLLIN)
 
     def wait(self, timeout_s: float) -> bool:
         """At most `timeout_s`, in whole milliseconds, rounded up. True if something has arrived."""
         came = bool(self._poller.poll(math.ceil(timeout_s * 1000)))
-        for bell in self._bells:
-            bell.hush()
+        for wakeup in self._wakeups:
+            wakeup.drain()
         return came
 
 

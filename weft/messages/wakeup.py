@@ -1,0 +1,41 @@
+"""Wakes the engine's thread from another thread, through a pipe that a poller can wait for beside its sockets.
+
+Knows no message: a notification only says that there is something to do. Notifications that come before the
+engine's thread has looked add up to one.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+from contextlib import suppress
+
+
+class WakeupPipe:
+    """`_socket` is the reading end, under the name that the other receiving ends have for a poller."""
+
+    def __init__(self) -> None:
+        self._socket, self._writing_end = os.pipe()
+        os.set_blocking(self._socket, False)
+        os.set_blocking(self._writing_end, False)
+
+    def notify(self) -> None:
+        """Wake the thread that waits. Any thread may call this, and it never waits."""
+        with suppress(BlockingIOError):  # the pipe is full: the engine is notified already
+            os.write(self._writing_end, b"!")
+
+    def drain(self) -> bool:
+        """Take the notifications out of the pipe. Returns whether there were any."""
+        try:
+            return bool(os.read(self._socket, 1 << 16))
+        except BlockingIOError:
+            return False
+
+    def wait(self, timeout_s: float) -> bool:
+        """Sleep until a notification comes, at most `timeout_s`. Returns whether one came."""
+        select.select([self._socket], [], [], timeout_s)
+        return self.drain()
+
+    def close(self) -> None:
+        os.close(self._socket)
+        os.close(self._writing_end)
