@@ -1,4 +1,4 @@
-"""docs/extending.md, followed: its blocks are put into a copy of the tree, and what they make is run."""
+"""docs/contribute/control-request.md, followed: its blocks are put into a copy of the tree, and what they make is run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "extending.md"
+PAGE = ROOT / "docs" / "contribute" / "control-request.md"
 BLOCK = re.compile(r"^```(python|diff) (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -49,7 +49,7 @@ def patched(text: str, hunk: str, path: str) -> str:
     old = "".join(f"{line[1:]}\n" for line in lines if line[0] in " -")
     new = "".join(f"{line[1:]}\n" for line in lines if line[0] in " +")
     assert f"\n{text}".count(f"\n{old}") == 1, (
-        f"{path} has changed, and docs/extending.md has not: {old!r}"
+        f"{path} has changed, and docs/contribute/control-request.md has not: {old!r}"
     )
     return f"\n{text}".replace(f"\n{old}", f"\n{new}")[1:]
 

@@ -89,7 +89,7 @@ def wheel_files() -> list[Path]:
     return sorted(data | set(PACKAGE.rglob("*.py")))
 
 
-def test_case_43_the_wheel_holds_no_file_that_could_be_run_when_it_is_read() -> None:
+def test_the_wheel_holds_no_file_that_could_be_run_when_it_is_read() -> None:
     files = wheel_files()
     assert {path.name for path in files} >= {
         "py.typed",

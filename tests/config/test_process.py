@@ -9,7 +9,7 @@ import pytest
 from weft.config.process import module_command
 
 
-def test_case_43_files_of_the_current_folder_are_not_taken_for_modules(
+def test_files_of_the_current_folder_are_not_taken_for_modules(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("traceback", "torch", "weft"):

@@ -197,7 +197,7 @@ def test_a_forced_call_is_valid_however_weak_the_model(client: openai.OpenAI) ->
         assert answer.choices[0].finish_reason == "tool_calls"
 
 
-def test_case_44_greedy_text_does_not_depend_on_the_batch(client: openai.OpenAI) -> None:
+def test_greedy_text_does_not_depend_on_the_batch(client: openai.OpenAI) -> None:
     name = model_name(client)
     prompts = [f"def function_{i}(a, b):\n" for i in range(12)]
 
@@ -224,7 +224,7 @@ def raw_stream(
     return connection, connection.getresponse()
 
 
-def test_case_10_a_client_that_leaves_frees_its_memory(server: Server) -> None:
+def test_a_client_that_leaves_frees_its_memory(server: Server) -> None:
     with server.slowed(1.0):
         connection, answer = raw_stream(
             server, prompt=CODE, max_tokens=1900, stream=True, ignore_eos=True
@@ -236,7 +236,7 @@ def test_case_10_a_client_that_leaves_frees_its_memory(server: Server) -> None:
         assert wait_until(lambda: server.load()["num_used_tokens"] == 0)
 
 
-def test_case_12_abort_by_name_ends_that_request_only(server: Server) -> None:
+def test_abort_by_name_ends_that_request_only(server: Server) -> None:
     with server.slowed():
         streams = [
             raw_stream(server, prompt=CODE, max_tokens=1500, stream=True, ignore_eos=True, rid=rid)
@@ -257,7 +257,7 @@ def test_case_12_abort_by_name_ends_that_request_only(server: Server) -> None:
     assert wait_until(lambda: server.load()["num_used_tokens"] == 0)
 
 
-def test_case_11_an_abort_storm_ends_with_no_slot_in_use(server: Server) -> None:
+def test_an_abort_storm_ends_with_no_slot_in_use(server: Server) -> None:
     rng = random.Random(0)
     golden = server.post(
         "/generate", text=CODE, sampling_params={"temperature": 0, "max_new_tokens": 12}

@@ -14,7 +14,7 @@ from tests.soak.plants import PLANTS
 from tests.soak.report import as_json, as_table, ends
 
 
-def test_case_11_a_server_under_random_load_and_faults_loses_nothing_and_keeps_nothing(
+def test_a_server_under_random_load_and_faults_loses_nothing_and_keeps_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     report = asyncio.run(soak(0.12, seed=7, scale=0.1))

@@ -31,7 +31,7 @@ def test_no_name_is_the_bundled_model(hub):
     assert hub == []
 
 
-def test_case_43_an_id_is_downloaded_without_code_and_pickles(tmp_path, hub):
+def test_an_id_is_downloaded_without_code_and_pickles(tmp_path, hub):
     assert local_folder("org/model", "v2") == tmp_path
     assert (hub[0]["model"], hub[0]["revision"]) == ("org/model", "v2")
     assert not {"*.py", "*.bin", "*.pt", "*"} & set(hub[0]["allow_patterns"])

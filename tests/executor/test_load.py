@@ -133,7 +133,7 @@ def test_a_folder_without_weights_says_what_is_wrong(tmp_path, files, message):
         load(tmp_path)
 
 
-def test_case_27_an_index_cannot_point_out_of_its_folder(tmp_path):
+def test_an_index_cannot_point_out_of_its_folder(tmp_path):
     save_file(checkpoint(), tmp_path / "model.safetensors")
     inner = tmp_path / "inner"
     inner.mkdir()

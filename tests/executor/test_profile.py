@@ -174,7 +174,7 @@ def test_without_a_folder_there_is_a_table_and_no_trace(tmp_path: Path) -> None:
         ({"activities": ["CPU", "MEM"]}, "'MEM'"),
     ],
 )
-def test_case_27_what_cannot_be_recorded_or_not_there_is_refused(
+def test_what_cannot_be_recorded_or_not_there_is_refused(
     bench: Bench, tmp_path: Path, how: dict[str, Any], message: str
 ) -> None:
     root = tmp_path / "traces"

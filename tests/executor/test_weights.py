@@ -198,7 +198,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_case_27_bad_weights_change_nothing(tmp_path: Path, what: str) -> None:
+def test_bad_weights_change_nothing(tmp_path: Path, what: str) -> None:
     root = tmp_path / "root"
     root.mkdir()
     driver = make_driver(folder=write(root / "old", checkpoint()))
@@ -218,7 +218,7 @@ def test_case_27_bad_weights_change_nothing(tmp_path: Path, what: str) -> None:
     "name",
     ["", "..", "../..", "new/../../old", "/", "/etc", "nowhere", "way-out", "a\0b", "x" * 5_000],
 )
-def test_case_27_nothing_outside_of_the_root_is_read(tmp_path: Path, name: str) -> None:
+def test_nothing_outside_of_the_root_is_read(tmp_path: Path, name: str) -> None:
     (tmp_path / "root").mkdir()
     driver = make_driver(folder=write(tmp_path / "root" / "old", checkpoint()))
     write(tmp_path / "old", checkpoint(1.5))

@@ -106,9 +106,7 @@ def test_a_trial_whose_process_dies_fails_and_the_next_one_runs(trial: TrialProc
     trial.run(Key("regex", "b+"))
 
 
-def test_case_17_bombs_are_refused_or_served_in_bounded_time_and_memory_while_others_go_on() -> (
-    None
-):
+def test_bombs_are_refused_or_served_in_bounded_time_and_memory_while_others_go_on() -> None:
     rung = threading.Event()
     pool = GrammarPool(
         partial(LlgCompiler, *VOCABULARY),
@@ -151,7 +149,7 @@ def test_case_17_bombs_are_refused_or_served_in_bounded_time_and_memory_while_ot
     assert {"enum of 100,000", "depth 300", "remote reference", "100,000 rules"} <= refused
 
 
-def test_case_17_what_only_looks_like_a_bomb_is_served() -> None:
+def test_what_only_looks_like_a_bomb_is_served() -> None:
     trial = TrialProcess("llguidance", *VOCABULARY, timeout_s=600)
     for name in ("nested counts", "a million items", "depth 60", "a long count"):
         trial.run(BOMBS[name])
@@ -162,7 +160,7 @@ def _grammar(key: Key) -> Grammar:
     return Grammar(key.kind, key.text)  # type: ignore[arg-type]
 
 
-def test_case_18_many_schemas_stay_within_the_bytes_of_the_cache() -> None:
+def test_many_schemas_stay_within_the_bytes_of_the_cache() -> None:
     rung = threading.Event()
     pool = GrammarPool(
         partial(LlgCompiler, *VOCABULARY), max_bytes=5_000_000, notify=rung.set, clock=lambda: 0.0

@@ -94,22 +94,20 @@ def test_unknown_verb_and_option(capsys: pytest.CaptureFixture[str]) -> None:
     assert "here it is --context-length" in refused(capsys, "serve", "--max-model-len", "1")
 
 
-def test_case_39_wrong_path(capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_path(capsys: pytest.CaptureFixture[str]) -> None:
     assert refused(capsys, "serve", "/no/where", "--port", "0") == "there is no folder /no/where"
 
 
-def test_case_39_folder_without_config(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_folder_without_config(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "has no config.json" in refused(capsys, "serve", str(tmp_path), "--port", "0")
 
 
-def test_case_39_broken_config(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+def test_broken_config(capsys: pytest.CaptureFixture[str], model: Path) -> None:
     (model / "config.json").write_text('{"architectures": [')
     assert "config.json cannot be read" in refused(capsys, "serve", str(model), "--port", "0")
 
 
-def test_case_39_unsupported_architecture(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_unsupported_architecture(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     folder = write_tiny_model(
         tmp_path / "m", architectures=["LoomForCausalLM"], auto_map={"a": "b"}
     )
@@ -119,18 +117,18 @@ def test_case_39_unsupported_architecture(
     assert "never run" in message
 
 
-def test_case_39_missing_tokenizer(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+def test_missing_tokenizer(capsys: pytest.CaptureFixture[str], model: Path) -> None:
     (model / "tokenizer.json").unlink()
     assert "no tokenizer.json" in refused(capsys, "serve", str(model), "--port", "0")
 
 
-def test_case_43_pickled_weights(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+def test_pickled_weights(capsys: pytest.CaptureFixture[str], model: Path) -> None:
     (model / "model.safetensors").rename(model / "pytorch_model.bin")
     assert "never read" in refused(capsys, "serve", str(model), "--port", "0")
 
 
 @pytest.mark.parametrize("kept", [0, 5, 60, -4])
-def test_case_39_half_downloaded_weights(
+def test_half_downloaded_weights(
     capsys: pytest.CaptureFixture[str], model: Path, kept: int
 ) -> None:
     path = model / "model.safetensors"
@@ -183,7 +181,7 @@ def test_a_file_nested_without_end_is_refused_in_one_line(
     assert name in refused(capsys, "serve", str(model), "--port", "0")
 
 
-def test_case_39_missing_shard(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+def test_missing_shard(capsys: pytest.CaptureFixture[str], model: Path) -> None:
     index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
     (model / "model.safetensors.index.json").write_text(json.dumps(index))
     write_safetensors(model / "model-1.safetensors", {"a": [1]})
@@ -200,15 +198,13 @@ def test_weights_do_not_matter_for_random_ones(
     )
 
 
-def test_case_39_too_little_memory(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+def test_too_little_memory(capsys: pytest.CaptureFixture[str], model: Path) -> None:
     message = refused(capsys, "serve", str(model), "--port", "0", "--kv-tokens", "900000000000")
     assert "does not fit into memory" in message
     assert "Lower --kv-tokens" in message
 
 
-def test_case_39_port_in_use_names_who_has_it(
-    capsys: pytest.CaptureFixture[str], model: Path
-) -> None:
+def test_port_in_use_names_who_has_it(capsys: pytest.CaptureFixture[str], model: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         message = refused(capsys, "serve", str(model), "--port", str(port))

@@ -1,4 +1,4 @@
-"""`weft ctl`: what it sends and prints, how it ends; and that it and docs/control.md know every control request."""
+"""`weft ctl`: what it sends and prints, how it ends; and that it and docs/guides/control.md know every control request."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from weft.config.server import ServerConfig
 from weft.messages import codec
 from weft.server.app import OPERATIONS
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "control.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "guides" / "control.md"
 
 
 class Listener:

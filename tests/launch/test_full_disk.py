@@ -30,7 +30,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return  # what could not be written is lost
 
 
-def test_case_38_a_full_disk_takes_the_log_away_and_nothing_else(full_disk: None) -> None:
+def test_a_full_disk_takes_the_log_away_and_nothing_else(full_disk: None) -> None:
     console = Console(ServerConfig(), time.perf_counter(), requires_key=False)
     console.stopped()
     console.warn("something")

@@ -31,7 +31,7 @@ def reason(server: ServerProcess, path: str) -> str:
     return str(answer.json()["error"]["message"]) if answer.status_code == 503 else ""
 
 
-def test_case_35_stopped_engine_is_seen_told_and_survived(model: Path) -> None:
+def test_stopped_engine_is_seen_told_and_survived(model: Path) -> None:
     """Open and new requests are told at the same time, long before the server gives the engine up."""
     with ServerProcess(
         model, "--hang-timeout-s", "600", "--on-hang", "wait", behaviour="token_s=0.1"
@@ -53,7 +53,7 @@ def test_case_35_stopped_engine_is_seen_told_and_survived(model: Path) -> None:
             assert eventually(lambda event=event: any(event in line for line in server.lines))
 
 
-def test_case_35_hung_engine_ends_the_server_with_the_reason(model: Path) -> None:
+def test_hung_engine_ends_the_server_with_the_reason(model: Path) -> None:
     with ServerProcess(
         model, "--hang-timeout-s", "0.5", "--hang-after-s", "2", behaviour="stuck"
     ) as server:

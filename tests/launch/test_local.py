@@ -91,7 +91,7 @@ def test_further_signals_do_not_keep_a_start_from_ending_in_order(model: Path) -
         assert_nothing_left(server)
 
 
-def test_case_34_drain_lets_open_streams_end_and_takes_nothing_new(model: Path) -> None:
+def test_drain_lets_open_streams_end_and_takes_nothing_new(model: Path) -> None:
     with ServerProcess(model, "--drain-s", LATE, behaviour="gated") as server:
         stream = server.wait_ready().stream(15)
         next(stream)
@@ -108,7 +108,7 @@ def test_case_34_drain_lets_open_streams_end_and_takes_nothing_new(model: Path) 
         )
 
 
-def test_case_34_what_outlasts_the_drain_ends_with_an_error(model: Path) -> None:
+def test_what_outlasts_the_drain_ends_with_an_error(model: Path) -> None:
     with ServerProcess(model, "--drain-s", "0.5", behaviour="gated") as server:
         stream = server.wait_ready().stream(ENDLESS)
         next(stream)
@@ -119,7 +119,7 @@ def test_case_34_what_outlasts_the_drain_ends_with_an_error(model: Path) -> None
         assert_nothing_left(server)
 
 
-def test_case_34_second_signal_ends_open_streams_at_once(model: Path) -> None:
+def test_second_signal_ends_open_streams_at_once(model: Path) -> None:
     with ServerProcess(model, "--drain-s", LATE, behaviour="gated") as server:
         stream = server.wait_ready().stream(ENDLESS)
         next(stream)
@@ -133,7 +133,7 @@ def test_case_34_second_signal_ends_open_streams_at_once(model: Path) -> None:
         assert_nothing_left(server)
 
 
-def test_case_35_killed_engine_ends_every_stream_and_the_server(model: Path) -> None:
+def test_killed_engine_ends_every_stream_and_the_server(model: Path) -> None:
     with ServerProcess(model, behaviour="gated") as server:
         stream = server.wait_ready().stream(ENDLESS)
         next(stream)
@@ -145,7 +145,7 @@ def test_case_35_killed_engine_ends_every_stream_and_the_server(model: Path) -> 
         assert server.lines[-1].startswith("weft: The engine process was killed (SIGKILL)")
 
 
-def test_case_35_who_comes_before_the_killed_engine_is_missed_is_answered_and_the_server_ends(
+def test_who_comes_before_the_killed_engine_is_missed_is_answered_and_the_server_ends(
     model: Path,
 ) -> None:
     with ServerProcess(model, behaviour="gated") as server:
@@ -171,7 +171,7 @@ def test_killed_engine_ends_a_draining_server(model: Path) -> None:
         assert server.end() == 1
 
 
-def test_case_34_killed_front_takes_the_engine_with_it_and_the_next_start_cleans_up(
+def test_killed_front_takes_the_engine_with_it_and_the_next_start_cleans_up(
     model: Path,
 ) -> None:
     with ServerProcess(model) as server:
@@ -211,7 +211,7 @@ def test_engine_that_ends_without_a_word_is_explained(model: Path) -> None:
         assert_nothing_left(server)
 
 
-def test_case_41_two_servers_do_not_disturb_each_other(model: Path) -> None:
+def test_two_servers_do_not_disturb_each_other(model: Path) -> None:
     with ServerProcess(model) as one, ServerProcess(model, behaviour="gated") as other:
         one.wait_ready()
         stream = other.wait_ready().stream(5)

@@ -48,7 +48,7 @@ class System:
         (5_000, 5_000, 1_000, 1_000, 5_000),
     ],
 )
-def test_case_31_connections_leave_room_for_open_files(
+def test_connections_leave_room_for_open_files(
     monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, wanted: int, connections: int, left: int
 ) -> None:
     system = System(soft, hard)

@@ -378,7 +378,9 @@ def test_requests_that_go_back_to_the_queue_lose_nothing(make: Make) -> None:
 
 
 def test_the_example_of_the_page_does_what_it_says(make: Make, tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "logit-processors.md").read_text("utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "logit-processors.md").read_text(
+        "utf-8"
+    )
     [(name, source)] = re.findall(r"^```python (\S+)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     (tmp_path / name).write_text(source)
     processors = load_processors(str(tmp_path / name))

@@ -30,7 +30,7 @@ def test_a_sequence_is_found_in_whole_pages() -> None:
     assert tree.match("", pack([1, 2, 3, 4, 5, 6, 7, 8, 9])).pages.tolist() == [10, 11]
 
 
-def test_case_28_namespaces_never_share() -> None:
+def test_namespaces_never_share() -> None:
     tree = RadixCache(page_size=1)
     tree.insert("a", pack([1, 2, 3]), pages(0, 1, 2))
     assert tree.match("b", pack([1, 2, 3])).length == 0
@@ -72,7 +72,7 @@ def test_eviction_takes_the_least_recently_used_from_their_ends() -> None:
     assert tree.evict(1).tolist() == [2]
 
 
-def test_case_29_a_locked_path_is_never_evicted() -> None:
+def test_a_locked_path_is_never_evicted() -> None:
     tree = RadixCache(page_size=1)
     handle = tree.insert("", pack([1, 2, 3]), pages(0, 1, 2)).handle
     tree.insert("", pack([1, 2, 4]), pages(0, 1, 3))
@@ -254,7 +254,7 @@ class Colliding(bytes):
         return 7
 
 
-def test_case_30_equal_hashes_of_other_tokens_are_no_match() -> None:
+def test_equal_hashes_of_other_tokens_are_no_match() -> None:
     tree = RadixCache(page_size=2)
     for first in range(8):
         tokens = Colliding(pack([first, 1, 2, 3]))

@@ -1,6 +1,6 @@
 """What a pass of the scheduler has to decide, worked out a second time in plain Python from what is seen before it.
 
-The rules are those of docs/policies.md and of `admission.py`'s budgets, written down without looking at how they are
+The rules are those of docs/guides/policies.md and of `admission.py`'s budgets, written down without looking at how they are
 computed there: sets of pages instead of counters, lists instead of columns. `Model.follow` has every pass of a world
 compared with it. Steps that are bounded in time are not modelled.
 """

@@ -95,7 +95,7 @@ def generate(bench: Bench, prompt: list[int] = PROMPT, num_tokens: int = 12) -> 
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_case_33_after_an_update_nobody_goes_on_with_old_kv(depth: int) -> None:
+def test_after_an_update_nobody_goes_on_with_old_kv(depth: int) -> None:
     bench = Bench(depth)
     running = generate(bench, [*PROMPT, 5])
     for _ in range(6):

@@ -1,4 +1,4 @@
-"""Fair shares for tenants: the bound of `docs/policies.md`, with the settings that are served.
+"""Fair shares for tenants: the bound of `docs/guides/policies.md`, with the settings that are served.
 
 What a tenant was given is counted here from what came back: tokens of its prompts that were not cached, and generated
 tokens, which count double. The numbers are those of the documentation, not of the code.
@@ -106,7 +106,7 @@ class Crowd:
     ],
     ids=["a flood", "a flood of long prompts", "40 tenants", "weights", "shared prefixes"],
 )
-def test_case_29_what_two_tenants_are_given_differs_by_no_more_than_the_bound(
+def test_what_two_tenants_are_given_differs_by_no_more_than_the_bound(
     num_tenants: int, flood_len: int, weights: str, num_shared: int
 ) -> None:
     """The first tenant comes with 3,000 requests at once, the others have always three that wait."""

@@ -140,9 +140,7 @@ def test_every_policy_leaves_held_requests_alone_and_takes_them_up_again(policy:
 
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("mode", ["abort", "retract", "in_place"])
-def test_case_33_a_pause_stops_generation_and_going_on_finishes_what_is_left(
-    mode: str, depth: int
-) -> None:
+def test_a_pause_stops_generation_and_going_on_finishes_what_is_left(mode: str, depth: int) -> None:
     world = EngineWorld(settings(max_running_requests=3, chunked_prefill_size=8), depth)
     ids = [world.send(list(range(i, i + 20)), max_new_tokens=8, ignore_eos=True) for i in range(4)]
     world.steps(6)

@@ -206,7 +206,7 @@ class Breaking(ChoiceCompiler):
         super().fill(matchers, masks)
 
 
-def test_case_19_a_dead_end_or_an_exception_ends_only_that_request() -> None:
+def test_a_dead_end_or_an_exception_ends_only_that_request() -> None:
     class DeadEnd(Breaking):
         def compile(self, key: Key) -> Compiled:
             compiled = super().compile(key)

@@ -139,7 +139,7 @@ def test_one_poll_takes_no_more_than_its_cap_and_the_rest_comes_with_the_next(
     )
 
 
-def test_case_37_what_no_socket_can_read_is_dropped_counted_and_harms_nobody(
+def test_what_no_socket_can_read_is_dropped_counted_and_harms_nobody(
     sockets: Sockets,
 ) -> None:
     world = EngineWorld(settings())
@@ -251,7 +251,7 @@ def test_a_table_that_lacks_a_message_is_refused_at_the_start() -> None:
         TypeBasedDispatcher(lacking).require(control.HANDLERS)
 
 
-def test_case_13_unknown_messages_and_numbers_that_are_taken_are_counted_and_logged_once(
+def test_unknown_messages_and_numbers_that_are_taken_are_counted_and_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     world = EngineWorld(settings())

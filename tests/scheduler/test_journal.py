@@ -160,7 +160,7 @@ def test_what_was_there_before_is_kept_as_file_1(tmp_path: Path) -> None:
     assert list(JournalReader(tmp_path / "j.1")) == [b"old"]
 
 
-def test_case_38_a_disk_that_fails_ends_the_journal_and_nothing_else(tmp_path: Path) -> None:
+def test_a_disk_that_fails_ends_the_journal_and_nothing_else(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match="cannot write"):
         JournalWriter(tmp_path / "no" / "j")
     writer = JournalWriter(tmp_path / "j")

@@ -85,7 +85,7 @@ def test_a_retraction_leaves_room_for_a_while() -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_case_32_nobody_is_retracted_again_and_again_and_little_is_computed_twice(
+def test_nobody_is_retracted_again_and_again_and_little_is_computed_twice(
     seed: int,
 ) -> None:
     """Memory for a fifth of what is asked for, and a scheduler that promises nothing: the worst case for thrashing."""

@@ -200,7 +200,7 @@ def test_who_would_compute_the_same_new_prefix_waits_a_pass_also_where_its_salt_
     world.check_outputs()
 
 
-def test_case_28_another_salt_shares_nothing() -> None:
+def test_another_salt_shares_nothing() -> None:
     world = World(settings())
     prompt = list(range(30, 50))
     world.send(prompt, max_new_tokens=1)
@@ -234,7 +234,7 @@ def test_longest_prefix_match_goes_first_under_lpm() -> None:
     world.run_dry()
 
 
-def test_case_33_flush_empties_the_cache_only_when_idle() -> None:
+def test_flush_empties_the_cache_only_when_idle() -> None:
     world = World(settings())
     id = world.send(list(range(30)), max_new_tokens=5, ignore_eos=True)
     world.step()
@@ -249,7 +249,7 @@ def test_case_33_flush_empties_the_cache_only_when_idle() -> None:
 # Memory
 
 
-def test_case_32_a_retracted_request_keeps_its_output_and_resumes_first() -> None:
+def test_a_retracted_request_keeps_its_output_and_resumes_first() -> None:
     world = World(settings(num_pages=100, context_length=100, schedule_conservativeness=0.0))
     ids = [world.send([i], max_new_tokens=60, ignore_eos=False) for i in range(4)]
     while not world.scheduler.counters.num_retractions:
@@ -337,7 +337,7 @@ def test_admission_opens_again_where_nothing_that_runs_could_end(depth: int) -> 
 # What cannot be served
 
 
-def test_case_32_a_request_that_can_never_fit_is_refused_with_both_numbers() -> None:
+def test_a_request_that_can_never_fit_is_refused_with_both_numbers() -> None:
     world = World(settings(num_pages=50))
     id = world.send(list(range(40)), max_new_tokens=20)
     world.step()
@@ -460,7 +460,7 @@ def test_abort_is_exact() -> None:
 # Faults
 
 
-def test_case_36_a_failed_step_ends_its_own_requests_and_no_other() -> None:
+def test_a_failed_step_ends_its_own_requests_and_no_other() -> None:
     world = World(settings(max_running_requests=2), fail_steps={3})
     first = [world.send([i, 1], max_new_tokens=8, ignore_eos=True) for i in range(2)]
     later = world.send([9, 9], max_new_tokens=4)
@@ -473,7 +473,7 @@ def test_case_36_a_failed_step_ends_its_own_requests_and_no_other() -> None:
     world.check_outputs()
 
 
-def test_case_36_others_go_on_with_the_same_output_after_a_failed_prefill() -> None:
+def test_others_go_on_with_the_same_output_after_a_failed_prefill() -> None:
     world = World(settings(), depth=1, fail_steps={4})
     survivor = world.send([1, 2, 3], max_new_tokens=10, ignore_eos=True)
     for _ in range(4):
@@ -495,7 +495,7 @@ class PoisonedRunner(OracleRunner):
         return Result(tokens=result.tokens, invalid=invalid)
 
 
-def test_case_36_logits_that_are_not_finite_end_that_request_alone() -> None:
+def test_logits_that_are_not_finite_end_that_request_alone() -> None:
     world = World(settings())
     world.runner.__class__ = PoisonedRunner
     bad = world.send([1, 2], max_new_tokens=5, ignore_eos=True)

@@ -59,11 +59,11 @@ def post(http: httpx.Client, path: str, data: bytes, **headers: str) -> httpx.Re
     ],
     ids=lambda body: body[:20],
 )
-def test_case_01_broken_body_is_a_400(http: httpx.Client, path: str, body: bytes) -> None:
+def test_broken_body_is_a_400(http: httpx.Client, path: str, body: bytes) -> None:
     refused(post(http, path, body), 400)
 
 
-def test_case_01_wrong_content_type_is_a_415(http: httpx.Client) -> None:
+def test_wrong_content_type_is_a_415(http: httpx.Client) -> None:
     body = json.dumps(HI).encode()
     for kind in (
         "text/plain",
@@ -97,7 +97,7 @@ def refuse_field(
     ],
 )
 @pytest.mark.parametrize("path", [CHAT, TEXT])
-def test_case_03_number_out_of_range_names_its_field(
+def test_number_out_of_range_names_its_field(
     http: httpx.Client, server: RunningServer, path: str, field: str, value: object
 ) -> None:
     refuse_field(http, server, path, field, value, field)
@@ -107,7 +107,7 @@ def test_case_03_number_out_of_range_names_its_field(
 @pytest.mark.parametrize(
     "field", [b"temperature", b"top_p", b"frequency_penalty", b"repetition_penalty"]
 )
-def test_case_03_no_number_reaches_the_sampler_that_is_none(
+def test_no_number_reaches_the_sampler_that_is_none(
     http: httpx.Client, server: RunningServer, field: bytes, value: bytes
 ) -> None:
     refused(post(http, TEXT, b'{"prompt":"x","%s":%s}' % (field, value)), 400)
@@ -116,7 +116,7 @@ def test_case_03_no_number_reaches_the_sampler_that_is_none(
 
 @pytest.mark.parametrize("value", [0, -1, 65, 20_000, 10**9, 10**18])
 @pytest.mark.parametrize("path", [CHAT, TEXT])
-def test_case_04_too_many_completions_are_refused(
+def test_too_many_completions_are_refused(
     http: httpx.Client, server: RunningServer, path: str, value: int
 ) -> None:
     refuse_field(http, server, path, "n", value, "n")
@@ -130,7 +130,7 @@ def test_case_04_too_many_completions_are_refused(
     ],
 )
 @pytest.mark.parametrize("path", [CHAT, TEXT])
-def test_case_05_impossible_lengths_are_refused(
+def test_impossible_lengths_are_refused(
     http: httpx.Client, server: RunningServer, path: str, field: str, value: int
 ) -> None:
     refuse_field(http, server, path, field, value, field)
@@ -153,7 +153,7 @@ def test_case_05_impossible_lengths_are_refused(
     ],
 )
 @pytest.mark.parametrize("path", [CHAT, TEXT])
-def test_case_14_token_ids_outside_of_the_vocabulary_are_refused(
+def test_token_ids_outside_of_the_vocabulary_are_refused(
     http: httpx.Client, server: RunningServer, path: str, field: str, value: object, param: str
 ) -> None:
     refuse_field(http, server, path, field, value, param)
@@ -173,7 +173,7 @@ def test_every_token_of_the_vocabulary_may_have_a_bias(
 
 @pytest.mark.parametrize("value", ["", ["a", ""], ["a"] * 1_000, "a" * 1_000_000, "a" * 1_025, 5])
 @pytest.mark.parametrize("path", [CHAT, TEXT])
-def test_case_15_stop_strings_have_bounds(
+def test_stop_strings_have_bounds(
     http: httpx.Client, server: RunningServer, path: str, value: object
 ) -> None:
     refuse_field(http, server, path, "stop", value, "stop")
@@ -202,7 +202,7 @@ def test_case_15_stop_strings_have_bounds(
         ),
     ],
 )
-def test_case_16_too_many_logprobs_are_refused(
+def test_too_many_logprobs_are_refused(
     http: httpx.Client, server: RunningServer, path: str, body: dict[str, Any], param: str
 ) -> None:
     refused(http.post(path, json={**DEFAULTS.get(path, {}), **body}), 400, param=param)
@@ -297,7 +297,7 @@ def test_names_and_numbers_beside_sampling_have_bounds_too(
         ("/detokenize", {"tokens": [1, [2]]}, "tokens"),
     ],
 )
-def test_case_22_odd_request_names_its_field(
+def test_odd_request_names_its_field(
     http: httpx.Client, server: RunningServer, path: str, body: dict[str, Any], param: str | None
 ) -> None:
     answer = http.post(path, json={**DEFAULTS.get(path, {}), **body})
@@ -373,7 +373,7 @@ def test_unknown_fields_are_ignored_and_counted(http: httpx.Client) -> None:
     assert count() == before + 2
 
 
-def test_case_05_prompt_beyond_the_context_names_both_numbers(http: httpx.Client) -> None:
+def test_prompt_beyond_the_context_names_both_numbers(http: httpx.Client) -> None:
     refused(
         http.post(TEXT, json={"prompt": [1] * CONTEXT}),
         400,
@@ -387,7 +387,7 @@ def test_case_05_prompt_beyond_the_context_names_both_numbers(http: httpx.Client
     refused(http.post(CHAT, json=chat), 400, "context of 2,000", param="messages")
 
 
-def test_case_05_endless_text_is_refused_before_it_is_tokenized(
+def test_endless_text_is_refused_before_it_is_tokenized(
     http: httpx.Client, server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server.tokenizer, "_backend", None)  # who tokenizes gets an exception
@@ -397,7 +397,7 @@ def test_case_05_endless_text_is_refused_before_it_is_tokenized(
     refused(http.post(CHAT, json=body), 400, "characters", "2,000 tokens", param="messages")
 
 
-def test_case_06_body_over_the_limit_is_a_413(http: httpx.Client) -> None:
+def test_body_over_the_limit_is_a_413(http: httpx.Client) -> None:
     refused(
         http.post(CHAT, content=b"x" * 17_000_000, headers={"content-type": "application/json"}),
         413,
@@ -405,7 +405,7 @@ def test_case_06_body_over_the_limit_is_a_413(http: httpx.Client) -> None:
     )
 
 
-def test_case_06_endless_chunked_body_is_cut_off_while_it_comes(server: RunningServer) -> None:
+def test_endless_chunked_body_is_cut_off_while_it_comes(server: RunningServer) -> None:
     sent = 0
 
     def endless() -> Iterator[bytes]:
@@ -426,7 +426,7 @@ def test_case_06_endless_chunked_body_is_cut_off_while_it_comes(server: RunningS
     assert sent < 10**9
 
 
-def test_case_07_large_head_is_refused(server: RunningServer) -> None:
+def test_large_head_is_refused(server: RunningServer) -> None:
     with httpx.Client(base_url=server.url) as http:
         refused(http.get("/version", headers={"x-long": "a" * 40_000}), 431)
         refused(http.get("/version", headers={f"x-{number}": "a" for number in range(200)}), 431)
@@ -436,7 +436,7 @@ def test_case_07_large_head_is_refused(server: RunningServer) -> None:
 @pytest.mark.parametrize(
     "beginning", [b"GET /" + b"a" * 10**6, b"GET / HTTP/1.1\r\nx-long: " + b"a" * 10**6]
 )
-def test_case_07_head_without_end_is_cut_off(server: RunningServer, beginning: bytes) -> None:
+def test_head_without_end_is_cut_off(server: RunningServer, beginning: bytes) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=HANG_S) as connection:
         try:
             connection.sendall(beginning)
@@ -457,7 +457,7 @@ def test_case_07_head_without_end_is_cut_off(server: RunningServer, beginning: b
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     ],
 )
-def test_case_37_what_a_port_scanner_sends_is_refused_and_harms_nobody(
+def test_what_a_port_scanner_sends_is_refused_and_harms_nobody(
     server: RunningServer, junk: bytes
 ) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=HANG_S) as connection:
@@ -468,7 +468,7 @@ def test_case_37_what_a_port_scanner_sends_is_refused_and_harms_nobody(
     assert httpx.get(f"{server.url}/health").status_code == 200
 
 
-def test_case_25_unknown_paths_and_methods_have_the_same_form(http: httpx.Client) -> None:
+def test_unknown_paths_and_methods_have_the_same_form(http: httpx.Client) -> None:
     refused(http.get("/no/such/path"), 404)
     refused(http.post("/v1/chat/completions/"), 404)
     refused(http.get("//v1/models"), 404)
@@ -491,7 +491,7 @@ def test_bug_of_ours_is_a_500_without_details(http: httpx.Client, server: Runnin
     server.engine.script = lambda ids: ids
 
 
-def test_case_15_stop_string_is_found_in_the_middle_of_a_character(
+def test_stop_string_is_found_in_the_middle_of_a_character(
     http: httpx.Client, server: RunningServer
 ) -> None:
     server.engine.script = lambda ids: list("aö🎉b".encode())
@@ -503,9 +503,7 @@ def test_case_15_stop_string_is_found_in_the_middle_of_a_character(
     assert answer["choices"][0]["text"] == "aö🎉"
 
 
-def test_case_23_strange_text_goes_in_and_out_as_it_is(
-    http: httpx.Client, server: RunningServer
-) -> None:
+def test_strange_text_goes_in_and_out_as_it_is(http: httpx.Client, server: RunningServer) -> None:
     server.engine.script = lambda ids: ids
     for text in (
         "\ufeffx",
@@ -519,7 +517,7 @@ def test_case_23_strange_text_goes_in_and_out_as_it_is(
         assert answer["choices"][0]["text"] == text
 
 
-def test_case_23_special_tokens_typed_by_the_user_are_special_tokens(
+def test_special_tokens_typed_by_the_user_are_special_tokens(
     http: httpx.Client, server: RunningServer
 ) -> None:
     """As everywhere in the field: the tokenizer recognises them."""
@@ -527,7 +525,7 @@ def test_case_23_special_tokens_typed_by_the_user_are_special_tokens(
     assert found["tokens"] == [ord("a"), 259]
 
 
-def test_case_12_duplicate_names_do_not_collide(http: httpx.Client, server: RunningServer) -> None:
+def test_duplicate_names_do_not_collide(http: httpx.Client, server: RunningServer) -> None:
     server.engine.script = lambda ids: ids
     found = http.post("/generate", json={"text": ["a", "b"], "rid": ["same", "same"]}).json()
     assert [(one["text"], one["meta_info"]["id"]) for one in found] == [
@@ -536,9 +534,7 @@ def test_case_12_duplicate_names_do_not_collide(http: httpx.Client, server: Runn
     ]
 
 
-def test_case_40_request_id_is_echoed_if_it_is_harmless(
-    http: httpx.Client, server: RunningServer
-) -> None:
+def test_request_id_is_echoed_if_it_is_harmless(http: httpx.Client, server: RunningServer) -> None:
     answer = http.post(TEXT, json={"prompt": "x"}, headers={"x-request-id": "abc-1"})
     assert answer.headers["x-request-id"] == "abc-1"
     assert answer.json()["id"] == "cmpl-abc-1"
@@ -551,9 +547,7 @@ def test_case_40_request_id_is_echoed_if_it_is_harmless(
     refused(http.get("/nowhere", headers={"x-request-id": "e-1"}), 404)
 
 
-def test_case_08_slow_client_does_not_hold_up_others(
-    server: RunningServer, http: httpx.Client
-) -> None:
+def test_slow_client_does_not_hold_up_others(server: RunningServer, http: httpx.Client) -> None:
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(
             b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{"

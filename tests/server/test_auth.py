@@ -36,7 +36,7 @@ def http(locked: RunningServer) -> Iterator[httpx.Client]:
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda one: f"{one.method} {one.path}")
-def test_case_25_every_route_but_health_needs_a_key(http: httpx.Client, operation: object) -> None:
+def test_every_route_but_health_needs_a_key(http: httpx.Client, operation: object) -> None:
     path = operation.path.replace("{id:path}", "x")  # type: ignore[attr-defined]
     status = http.request(operation.method, path).status_code  # type: ignore[attr-defined]
     assert status == (200 if path in ("/health", "/ready", "/ping") else 401)
@@ -55,9 +55,7 @@ def test_case_25_every_route_but_health_needs_a_key(http: httpx.Client, operatio
         {"x-api-key": "wrong"},
     ],
 )
-def test_case_25_wrong_key_is_a_401_in_the_usual_form(
-    http: httpx.Client, headers: dict[str, str]
-) -> None:
+def test_wrong_key_is_a_401_in_the_usual_form(http: httpx.Client, headers: dict[str, str]) -> None:
     answer = http.get("/v1/models", headers=headers)
     assert answer.status_code == 401
     assert answer.headers["www-authenticate"] == "Bearer"
@@ -66,7 +64,7 @@ def test_case_25_wrong_key_is_a_401_in_the_usual_form(
 
 @pytest.mark.parametrize("path", ["/V1/models", "//v1/models", "/nowhere", "/v1/../v1/models"])
 @pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS", "HEAD"])
-def test_case_25_unknown_paths_tell_nothing_without_a_key(
+def test_unknown_paths_tell_nothing_without_a_key(
     http: httpx.Client, path: str, method: str
 ) -> None:
     assert http.request(method, path).status_code == 401
@@ -77,7 +75,7 @@ def test_both_ways_to_send_the_key(http: httpx.Client) -> None:
         assert http.get("/v1/models", headers=headers).status_code == 200
 
 
-def test_case_25_websocket_upgrade_is_no_way_around(locked: RunningServer) -> None:
+def test_websocket_upgrade_is_no_way_around(locked: RunningServer) -> None:
     with socket.create_connection(("127.0.0.1", locked.port), timeout=HANG_S) as connection:
         connection.sendall(
             b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
@@ -86,7 +84,7 @@ def test_case_25_websocket_upgrade_is_no_way_around(locked: RunningServer) -> No
         assert connection.recv(1_000).startswith(b"HTTP/1.1 401")
 
 
-def test_case_26_administration_needs_its_own_key(http: httpx.Client) -> None:
+def test_administration_needs_its_own_key(http: httpx.Client) -> None:
     assert http.post("/flush_cache", headers=KEY).status_code == 403
     assert http.post("/flush_cache", headers=ADMIN).status_code == 200
 
@@ -103,7 +101,7 @@ def status(config: ServerConfig, client: str = "127.0.0.1", **headers: str) -> i
     return 200 if refusal is None else refusal.status
 
 
-def test_case_26_without_any_key_only_this_machine_may_administrate() -> None:
+def test_without_any_key_only_this_machine_may_administrate() -> None:
     open_to_all = ServerConfig()
     assert status(open_to_all) == status(open_to_all, "::1", host="[::1]:30000") == 200
     assert status(open_to_all, "10.0.0.1") == status(open_to_all, "192.168.1.5") == 403
@@ -111,7 +109,7 @@ def test_case_26_without_any_key_only_this_machine_may_administrate() -> None:
     assert status(open_to_all, forwarded="for=10.0.0.1") == 403
 
 
-def test_case_26_with_a_user_key_alone_there_is_no_administration() -> None:
+def test_with_a_user_key_alone_there_is_no_administration() -> None:
     assert status(ServerConfig(api_key="user-key"), authorization="Bearer user-key") == 403
 
 
@@ -131,13 +129,13 @@ def test_case_26_with_a_user_key_alone_there_is_no_administration() -> None:
     ],
 )
 @pytest.mark.parametrize("config", [ServerConfig(), ServerConfig(admin_api_key="admin-key")])
-def test_case_42_pages_of_other_origins_cannot_administrate(
+def test_pages_of_other_origins_cannot_administrate(
     config: ServerConfig, headers: dict[str, str], expected: int
 ) -> None:
     assert status(config, **(headers | ADMIN)) == expected
 
 
-def test_case_42_a_page_that_takes_our_address_for_its_name_cannot_administrate() -> None:
+def test_a_page_that_takes_our_address_for_its_name_cannot_administrate() -> None:
     assert (
         status(ServerConfig(), host="evil.example:30000", origin="http://evil.example:30000") == 403
     )
@@ -199,9 +197,7 @@ def test_metrics_are_open_by_choice() -> None:
         assert httpx.get(f"{server.url}/server_info").status_code == 401
 
 
-def test_case_26_every_administrative_call_leaves_a_line(
-    http: httpx.Client, lines: io.StringIO
-) -> None:
+def test_every_administrative_call_leaves_a_line(http: httpx.Client, lines: io.StringIO) -> None:
     http.post("/flush_cache", headers=ADMIN | {"x-request-id": "flush-1"})
     http.post("/flush_cache", headers=KEY)
     http.get("/requests/a%0d%0aforged", headers=KEY)

@@ -139,7 +139,7 @@ def test_a_template_of_a_request_is_used_where_the_server_trusts_it(trusting: ht
         ("x" * 100_001, "more than 100,000 characters"),
     ],
 )
-def test_case_21_a_bad_template_of_a_request_is_a_400(
+def test_a_bad_template_of_a_request_is_a_400(
     trusting: httpx.Client, template: str, message: str
 ) -> None:
     answer = templated(trusting, template)

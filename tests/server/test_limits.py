@@ -1,4 +1,4 @@
-"""The table of limits: every entry is looked after, can be set, is counted, and stands in docs/limits.md."""
+"""The table of limits: every entry is looked after, can be set, is counted, and stands in docs/reference/limits.md."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from weft.server.limits import BOUNDS
 TEXT, CHAT, NATIVE = "/v1/completions", "/v1/chat/completions", "/generate"
 HI = [{"role": "user", "content": "Hi"}]
 FIVE_NEW = {"sampling_params": {"max_new_tokens": 5}}
-DOCUMENT = Path(__file__).parents[2] / "docs" / "limits.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "limits.md"
 
 
 def refusals(http: httpx.Client, limit: str) -> float:
@@ -161,7 +161,7 @@ def test_limit_is_kept_and_counted(
         ("max_header_bytes", 512, {"x-long": "a" * 600}, "", 431),
     ],
 )
-def test_case_07_limits_of_the_head_are_kept_and_counted(
+def test_limits_of_the_head_are_kept_and_counted(
     limit: str, value: int, headers: dict[str, str], query: str, status: int
 ) -> None:
     with (
@@ -244,7 +244,7 @@ def test_long_user_is_cut(http: httpx.Client, server: RunningServer) -> None:
 
 
 @pytest.mark.parametrize("path", [CHAT, "/tokenize"])
-def test_case_02_deep_and_huge_json_is_refused_at_once(
+def test_deep_and_huge_json_is_refused_at_once(
     http: httpx.Client, server: RunningServer, path: str
 ) -> None:
     deep = (
@@ -262,7 +262,7 @@ def test_case_02_deep_and_huge_json_is_refused_at_once(
     assert server.engine.seen == []
 
 
-def test_case_06_a_compressed_body_is_no_way_around(http: httpx.Client) -> None:
+def test_a_compressed_body_is_no_way_around(http: httpx.Client) -> None:
     import gzip
 
     bomb = gzip.compress(b'{"prompt":"' + b"a" * 10_000_000 + b'"}')
@@ -270,7 +270,7 @@ def test_case_06_a_compressed_body_is_no_way_around(http: httpx.Client) -> None:
     assert http.post(TEXT, content=bomb, headers=headers).status_code == 400
 
 
-def test_case_08_slow_body_is_ended_by_its_time() -> None:
+def test_slow_body_is_ended_by_its_time() -> None:
     limits = Limits(body_timeout_s=600)
     with (
         running(new_loop=SkippingLoop, limits=limits) as server,
@@ -286,7 +286,7 @@ def test_case_08_slow_body_is_ended_by_its_time() -> None:
         assert refusals(http, "body_timeout_s") == 1
 
 
-def test_case_08_slow_head_is_counted() -> None:
+def test_slow_head_is_counted() -> None:
     limits = Limits(head_timeout_s=600)
     with (
         running(new_loop=SkippingLoop, limits=limits) as server,
@@ -300,7 +300,7 @@ def test_case_08_slow_head_is_counted() -> None:
         assert refusals(http, "head_timeout_s") == 1
 
 
-def test_case_09_reader_of_a_whole_answer_that_stops_reading_is_cut_off() -> None:
+def test_reader_of_a_whole_answer_that_stops_reading_is_cut_off() -> None:
     with running(limits=Limits(stall_timeout_s=0.3)) as server:
         server.engine.script = lambda ids: [97] * 1_900
         body = b'{"prompt":["a","b","c","d","e","f","g","h"],"n":8,"max_tokens":1900,"logprobs":5}'
@@ -318,7 +318,7 @@ def test_case_09_reader_of_a_whole_answer_that_stops_reading_is_cut_off() -> Non
             assert refusals(http, "stall_timeout_s") == 1
 
 
-def test_case_31_idle_connections_make_room_for_new_ones() -> None:
+def test_idle_connections_make_room_for_new_ones() -> None:
     limits = Limits(max_connections=8)
     with (
         running(new_loop=SkippingLoop, limits=limits) as server,
@@ -336,7 +336,7 @@ def test_case_31_idle_connections_make_room_for_new_ones() -> None:
             connection.close()
 
 
-def test_case_31_beyond_the_limit_requests_are_told_and_health_answers() -> None:
+def test_beyond_the_limit_requests_are_told_and_health_answers() -> None:
     limits = Limits(max_connections=4)
     with running(limits=limits) as server:
         server.engine.hold = True
@@ -362,7 +362,7 @@ def test_case_31_beyond_the_limit_requests_are_told_and_health_answers() -> None
         assert httpx.post(f"{server.url}{TEXT}", json={"prompt": "x"}).status_code == 200
 
 
-def test_case_31_full_queue_is_told_with_a_time_to_come_back(
+def test_full_queue_is_told_with_a_time_to_come_back(
     http: httpx.Client, server: RunningServer
 ) -> None:
     server.engine.full = True
@@ -371,7 +371,7 @@ def test_case_31_full_queue_is_told_with_a_time_to_come_back(
     assert "queue is full" in answer.json()["error"]["message"]
 
 
-def test_case_16_the_context_bounds_what_log_probabilities_can_cost(
+def test_the_context_bounds_what_log_probabilities_can_cost(
     http: httpx.Client, server: RunningServer
 ) -> None:
     body = {"prompt": [1] * (CONTEXT + 1), "logprobs": 5}
@@ -379,7 +379,7 @@ def test_case_16_the_context_bounds_what_log_probabilities_can_cost(
     assert server.engine.seen == []
 
 
-def test_case_24_nothing_is_fetched_for_a_client(http: httpx.Client, server: RunningServer) -> None:
+def test_nothing_is_fetched_for_a_client(http: httpx.Client, server: RunningServer) -> None:
     for url in (
         "http://169.254.169.254/",
         "file:///etc/passwd",
@@ -393,9 +393,7 @@ def test_case_24_nothing_is_fetched_for_a_client(http: httpx.Client, server: Run
 
 
 @pytest.mark.parametrize("path", [TEXT, "/tokenize"])
-def test_case_04_too_many_prompts_are_refused(
-    http: httpx.Client, server: RunningServer, path: str
-) -> None:
+def test_too_many_prompts_are_refused(http: httpx.Client, server: RunningServer, path: str) -> None:
     for count in (1_025, 100_000):
         answer = http.post(path, json={"prompt": ["a"] * count})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
@@ -403,7 +401,7 @@ def test_case_04_too_many_prompts_are_refused(
     assert server.engine.seen == []
 
 
-def test_case_08_many_slow_connections_do_not_slow_down_others() -> None:
+def test_many_slow_connections_do_not_slow_down_others() -> None:
     with running() as server, httpx.Client(base_url=server.url) as http:
         slow = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(300)]
         for number, connection in enumerate(slow):
@@ -414,9 +412,7 @@ def test_case_08_many_slow_connections_do_not_slow_down_others() -> None:
             connection.close()
 
 
-def test_case_42_what_a_model_writes_is_never_a_page(
-    http: httpx.Client, server: RunningServer
-) -> None:
+def test_what_a_model_writes_is_never_a_page(http: httpx.Client, server: RunningServer) -> None:
     script = "<script>alert(1)</script>"
     server.engine.script = lambda ids: list(script.encode())
     for path, body in (
@@ -431,9 +427,7 @@ def test_case_42_what_a_model_writes_is_never_a_page(
         assert "set-cookie" not in answer.headers
 
 
-def test_case_42_a_form_of_another_page_is_no_request(
-    http: httpx.Client, server: RunningServer
-) -> None:
+def test_a_form_of_another_page_is_no_request(http: httpx.Client, server: RunningServer) -> None:
     for kind in (
         "text/plain",
         "application/x-www-form-urlencoded",

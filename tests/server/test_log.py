@@ -35,7 +35,7 @@ def test_event_is_one_line_of_fields(own_lines: io.StringIO) -> None:
         "\ud800",
     ],
 )
-def test_case_40_no_value_can_forge_a_line(own_lines: io.StringIO, hostile: str) -> None:
+def test_no_value_can_forge_a_line(own_lines: io.StringIO, hostile: str) -> None:
     EventLog("server").info("event", rid=hostile, after=1)
     text = own_lines.getvalue()
     assert len(text.splitlines()) == 1
@@ -87,7 +87,7 @@ def test_level_is_kept(own_lines: io.StringIO) -> None:
         "a" * 9_999,
     ],
 )
-def test_case_40_no_value_can_forge_a_line_of_json(own_lines: io.StringIO, hostile: str) -> None:
+def test_no_value_can_forge_a_line_of_json(own_lines: io.StringIO, hostile: str) -> None:
     setup("info", own_lines, "json")
     EventLog("server").info(
         "event", rid=hostile, level="forged", number=3, seconds=0.123456789, nothing=None

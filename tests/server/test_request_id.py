@@ -14,7 +14,7 @@ from weft.server.app import OPERATIONS
 TEXT = "/v1/completions"
 
 
-def test_case_40_one_name_goes_all_the_way(lines: io.StringIO) -> None:
+def test_one_name_goes_all_the_way(lines: io.StringIO) -> None:
     with running(log_requests=True) as server, httpx.Client(base_url=server.url) as http:
         answer = http.post(TEXT, json={"prompt": "x"}, headers={"x-request-id": "trip-1"})
         assert answer.headers["x-request-id"] == "trip-1"
@@ -78,14 +78,14 @@ def test_error_names_the_request(http: httpx.Client) -> None:
         b"\xff" * 20,
     ],
 )
-def test_case_40_hostile_name_is_replaced(http: httpx.Client, hostile: bytes) -> None:
+def test_hostile_name_is_replaced(http: httpx.Client, hostile: bytes) -> None:
     answer = http.get("/version", headers={"x-request-id": hostile})
     assert answer.status_code in (200, 400)
     if answer.status_code == 200:
         assert re.fullmatch("[0-9a-f]{32}", answer.headers["x-request-id"])
 
 
-def test_case_40_hostile_values_stay_in_their_line(lines: io.StringIO) -> None:
+def test_hostile_values_stay_in_their_line(lines: io.StringIO) -> None:
     bad = "a\r\nforged \x1b[31m"
     with running(log_requests=True) as server, httpx.Client(base_url=server.url) as http:
         for body in ({"rid": bad}, {"model": bad}, {"user": bad * 100_000}, {bad: 1}):

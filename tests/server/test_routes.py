@@ -120,7 +120,7 @@ def test_cache_is_flushed_only_while_idle(http: httpx.Client, server: RunningSer
         assert http.post(f"/flush_cache?timeout={wrong}").status_code == 400
 
 
-def test_case_12_abort_of_unknown_and_of_all(http: httpx.Client, server: RunningServer) -> None:
+def test_abort_of_unknown_and_of_all(http: httpx.Client, server: RunningServer) -> None:
     assert http.post("/abort_request", json={"rid": "unknown"}).json() == {"aborted": 0}
     assert http.post("/abort_request", json={"abort_all": True}).json() == {"aborted": 0}
     assert http.post("/abort_request", json={}).status_code == 400

@@ -14,7 +14,7 @@ from weft.config.limits import Limits
 from weft.server.serve import run
 
 
-def test_case_08_head_that_does_not_come_is_cut_off() -> None:
+def test_head_that_does_not_come_is_cut_off() -> None:
     with running(new_loop=SkippingLoop, limits=Limits(head_timeout_s=600)) as server:
         for beginning in (b"", b"GET /health HTTP/1.1\r\nhost:"):
             with socket.create_connection(("127.0.0.1", server.port), timeout=HANG_S) as connection:
@@ -61,7 +61,7 @@ def test_slow_body_is_no_slow_head() -> None:
         assert connection.recv(100).startswith(b"HTTP/1.1 200")
 
 
-def test_case_09_stalled_reader_is_cut_off() -> None:
+def test_stalled_reader_is_cut_off() -> None:
     with running(limits=Limits(stall_timeout_s=0.2)) as server:
         server.engine.script = lambda ids: [97] * 1_900
         body = {"prompt": ["x"] * 300, "stream": True, "max_tokens": 1_900, "logprobs": 20}

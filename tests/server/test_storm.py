@@ -12,7 +12,7 @@ from tests.server.fake import HANG_S, RunningServer, eventually
 NUM_CLIENTS = 150
 
 
-def test_case_11_nothing_is_left_after_an_abort_storm(server: RunningServer) -> None:
+def test_nothing_is_left_after_an_abort_storm(server: RunningServer) -> None:
     rng = random.Random(7)
     server.engine.script = lambda ids: [97] * 300
     server.engine.step_s = 0.002

@@ -124,9 +124,7 @@ def test_generate_streams_the_whole_text_again_and_again(
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/generate"])
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("hold", [True, False])
-def test_case_10_disconnect_aborts(
-    server: RunningServer, path: str, stream: bool, hold: bool
-) -> None:
+def test_disconnect_aborts(server: RunningServer, path: str, stream: bool, hold: bool) -> None:
     server.engine.script = lambda ids: [97] * 1_000
     server.engine.hold = hold  # queued, or generating
     server.engine.step_s = 0.1  # by itself it would end long after the test
@@ -143,7 +141,7 @@ def test_case_10_disconnect_aborts(
     assert not server.engine.running
 
 
-def test_case_10_disconnect_of_a_batch_aborts_all_of_it(server: RunningServer) -> None:
+def test_disconnect_of_a_batch_aborts_all_of_it(server: RunningServer) -> None:
     server.engine.hold = True
     body = {"prompt": ["a", "b"], "n": 2}
     server.leave("/v1/completions", body)

@@ -176,7 +176,7 @@ def test_broken_jinja_is_told_at_start() -> None:
 @pytest.mark.parametrize(
     "name", ["messages", "tools", "bos_token", "add_generation_prompt", "raise_exception"]
 )
-def test_case_21_arguments_cannot_shadow_what_is_ours(name: str) -> None:
+def test_arguments_cannot_shadow_what_is_ours(name: str) -> None:
     with pytest.raises(TemplateError, match=f"may not set {name}") as caught:
         render(CHAT_TEMPLATE, kwargs={name: "x"})
     assert caught.value.param == "chat_template_kwargs"
@@ -213,6 +213,6 @@ def test_arguments_reach_the_template() -> None:
         "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     ],
 )
-def test_case_21_sandbox_holds(source: str) -> None:
+def test_sandbox_holds(source: str) -> None:
     with pytest.raises(TemplateError):
         render(source)

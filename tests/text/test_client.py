@@ -600,13 +600,13 @@ def test_flood_of_messages_lets_consumers_run() -> None:
     run(main())
 
 
-def test_case_13_late_output_for_a_request_that_ended_is_counted_and_ignored() -> None:
+def test_late_output_for_a_request_that_ended_is_counted_and_ignored() -> None:
     world = World()
     world.step((99, 1), finished=[Finish(id=99, reason="stop")])
     assert world.client.num_late_tokens == 1
 
 
-def test_case_13_a_second_end_and_masses_of_late_tokens_change_nothing_and_fill_no_log(
+def test_a_second_end_and_masses_of_late_tokens_change_nothing_and_fill_no_log(
     lines: io.StringIO,
 ) -> None:
     world = World()

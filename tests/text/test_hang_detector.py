@@ -10,7 +10,7 @@ from weft.messages.control import Heartbeat
 TICKS = int(HANG_AFTER_S / TICK_S)
 
 
-def test_case_35_silence_is_a_hang_within_five_seconds_and_ends_with_a_word() -> None:
+def test_silence_is_a_hang_within_five_seconds_and_ends_with_a_word() -> None:
     detector = HangDetector()
     for _ in range(TICKS - 1):
         detector.tick()
@@ -22,9 +22,7 @@ def test_case_35_silence_is_a_hang_within_five_seconds_and_ends_with_a_word() ->
     assert not detector.hang
 
 
-def test_case_35_on_a_machine_that_is_too_busy_for_both_silence_counts_little_but_it_counts() -> (
-    None
-):
+def test_on_a_machine_that_is_too_busy_for_both_silence_counts_little_but_it_counts() -> None:
     for late in ({"passed_s": 3 * TICK_S}, {"is_engine_queued": True}):
         detector = HangDetector()
         for _ in range(TICKS):
@@ -48,7 +46,7 @@ def test_a_long_step_that_computes_is_no_hang() -> None:
         assert not detector.hang
 
 
-def test_case_35_a_step_that_waits_without_computing_is_a_hang() -> None:
+def test_a_step_that_waits_without_computing_is_a_hang() -> None:
     detector = HangDetector()
     detector.beat(Heartbeat(step_s=3.5, idle_s=3.5))
     assert not detector.hang

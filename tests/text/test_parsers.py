@@ -199,9 +199,7 @@ OPENINGS = [
 @pytest.mark.parametrize(
     "filling", ["[", "(", '{"name":', "<tool_call>", "[TOOL_CALLS][{", "[f(", "-", "\\", '"']
 )
-def test_case_20_hostile_text_costs_time_in_proportion(
-    name: str, opening: str, filling: str
-) -> None:
+def test_hostile_text_costs_time_in_proportion(name: str, opening: str, filling: str) -> None:
     text = opening + filling * (100_000 // len(filling))
     began_s = time.thread_time()
     for eager in (False, True):

@@ -102,7 +102,7 @@ def test_a_template_that_takes_too_long_to_compile_is_refused(
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_case_21_a_bomb_ends_its_own_process_and_the_next_conversation_is_rendered(
+def test_a_bomb_ends_its_own_process_and_the_next_conversation_is_rendered(
     ours: Renderer, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(renderer, "RENDER_WORK_S", 1.0)  # of processor time

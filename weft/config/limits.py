@@ -1,7 +1,7 @@
 """Everything that a client can make large, and how large it may become: the one table of limits.
 
 Each field is an option (`--max-n 16`) and the value of `limit` in the metric `weft:refused_total`. Where a limit is
-looked after stands in docs/limits.md. Knows nothing of HTTP.
+looked after stands in docs/reference/limits.md. Knows nothing of HTTP.
 """
 
 from __future__ import annotations

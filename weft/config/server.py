@@ -107,13 +107,13 @@ class ServerConfig:
     )
     tool_call_parser: str = option(
         "auto",
-        "how the model writes tool calls; auto looks into its chat template (docs/tools.md)",
+        "how the model writes tool calls; auto looks into its chat template (docs/guides/tools.md)",
         group="server",
         choices=("auto", "none", "hermes", "llama3", "mistral", "deepseek", "pythonic"),
     )
     reasoning_parser: str = option(
         "auto",
-        "how the model marks its reasoning; auto looks into its chat template (docs/tools.md)",
+        "how the model marks its reasoning; auto looks into its chat template (docs/guides/tools.md)",
         group="server",
         choices=("auto", "none", "deepseek_r1", "qwen3", "mistral", "kimi"),
     )

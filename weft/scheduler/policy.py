@@ -1,6 +1,6 @@
 """In which order waiting requests are looked at: what a policy is, the list of all, and the simple ones.
 
-To add one: a class here, or a file in `policies/`, and a line in `POLICIES`. `docs/policies.md` tells users which to
+To add one: a class here, or a file in `policies/`, and a line in `POLICIES`. `docs/guides/policies.md` tells users which to
 choose. What goes before every policy (resumed requests, and those that have waited too long) is in `queue.py`.
 """
 

@@ -1,4 +1,4 @@
-"""What a logit processor is (docs/logit-processors.md has an example)."""
+"""What a logit processor is (docs/guides/logit-processors.md has an example)."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 OpenAI has response_format; vLLM has structured_outputs, and before that guided_json, guided_regex, guided_choice and
 guided_grammar; SGLang has json_schema, regex, ebnf and structural_tag; llama.cpp has grammar. The table stands in
-docs/structured-output.md.
+docs/guides/structured-output.md.
 """
 
 from __future__ import annotations
