@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from weft.arrays import IntArray
 from weft.config.engine import EngineConfig
 from weft.config.model import ModelConfig, RopeConfig
 from weft.executor.build import load_runner
 from weft.executor.runner import TorchRunner
 from weft.plan.step import ForwardMode as Mode
-from weft.plan.step import IntArray, Logprobs, Plan, Result, Sampling, Step, TableWrites
+from weft.plan.step import Logprobs, Plan, Result, Sampling, Step, TableWrites
 
 KV_TOKENS, MAX_ROWS, CONTEXT = 640, 8, 128
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from weft.arrays import IntArray
 from weft.config.model import ModelConfig
 from weft.executor.attention_layout import Layout, Size, Tiling
 from weft.executor.backend import AttentionBatch
@@ -22,7 +23,6 @@ from weft.models.layers.attention import Heads
 from weft.ops.elementwise import apply_rotary, rms_norm, rotary_tables
 from weft.ops.plain import PlainOps
 from weft.ops.sampling import Choose, Chosen, Draws, PlacedDraws, TorchChoose
-from weft.plan.step import IntArray
 
 POISON = 0x5A
 

@@ -25,6 +25,7 @@ from tests.executor.driver import (
 )
 from tests.executor.fake_gpu import POISON, FakeEvent, FakeGpu, TooEarly, fake_parts
 from tests.launch.tiny_model import write_tiny_model
+from weft.arrays import IntArray
 from weft.assemble.build import build_engine
 from weft.config.engine import EngineConfig
 from weft.config.machine import GpuCard, Machine
@@ -38,7 +39,7 @@ from weft.messages.replies import StepOutput
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
 from weft.plan.device import GetWeight
-from weft.plan.step import LAST_SAMPLED, IntArray, Mask, Sampling
+from weft.plan.step import LAST_SAMPLED, Mask, Sampling
 
 TEXT = list(range(1, 21))
 

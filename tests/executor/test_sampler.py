@@ -9,21 +9,12 @@ import pytest
 import torch
 
 from tests.executor.driver import ints, sampling
+from weft.arrays import IntArray
 from weft.executor.sampler import Sampled
 from weft.executor.sampler import sample as sample_by
 from weft.ops.noise import gumbel, row_keys
 from weft.ops.sampling import TorchChoose, threshold
-from weft.plan.step import (
-    ANY,
-    Fixed,
-    IntArray,
-    Known,
-    LogitBias,
-    Logprobs,
-    Mask,
-    Penalties,
-    Sampling,
-)
+from weft.plan.step import ANY, Fixed, Known, LogitBias, Logprobs, Mask, Penalties, Sampling
 
 NONE = torch.zeros(0, dtype=torch.int64)
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from tests.executor.driver import CONTEXT, Driver, Turn, ints, make_driver, sampling
-from weft.plan.step import LAST_SAMPLED, IntArray, Known, Mask, Plan, Result
+from weft.arrays import IntArray
+from weft.plan.step import LAST_SAMPLED, Known, Mask, Plan, Result
 
 TEXT = [number % 60 + 1 for number in range(100)]  # more tokens than the first program has room for
 

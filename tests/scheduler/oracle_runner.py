@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from weft.arrays import IntArray
 from weft.plan.device import (
     DeviceReply,
     DeviceRequest,
@@ -19,7 +20,7 @@ from weft.plan.device import (
     ResumeMemory,
     UpdateFromDisk,
 )
-from weft.plan.step import LAST_SAMPLED, Given, IntArray, PlaceLogprobs, Plan, Result
+from weft.plan.step import LAST_SAMPLED, Given, PlaceLogprobs, Plan, Result
 
 MASK = (1 << 61) - 1
 POISONED = -2  # the state of a token whose K and V are not finite, and of all that see it

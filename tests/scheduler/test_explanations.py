@@ -17,10 +17,10 @@ from tests.scheduler.test_pace import Streams
 from tests.scheduler.test_random_flow import FlowWorld
 from tests.scheduler.test_scheduler import Patience, settings
 from tests.scheduler.world import World
+from weft.arrays import IntArray
 from weft.engine import explain as insight
 from weft.memory.allocator import num_pages_for
 from weft.messages.control import Explanation, RequestRow
-from weft.plan.step import IntArray
 from weft.scheduler.admission import AddResult, Lack, PrefillAdder
 from weft.scheduler.batch import NO_ROWS
 from weft.scheduler.history.request_history import MAX_EVENTS, MAX_PASSES, Event, EventKind, Stop

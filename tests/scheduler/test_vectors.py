@@ -16,11 +16,12 @@ import pytest
 from tests.scheduler.oracle_runner import OracleRunner, expected_output, extend_hash
 from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.world import VOCAB, World
+from weft.arrays import IntArray
 from weft.journal.replay import Replay
 from weft.messages.replies import Extra, HiddenStates, StepOutput
 from weft.messages.requests import Abort, BatchGenerate, GenerateRequest
 from weft.messages.sampling import SamplingParams
-from weft.plan.step import Given, IntArray, Plan, Result
+from weft.plan.step import Given, Plan, Result
 from weft.scheduler.features.hidden import HiddenStatesPart
 from weft.scheduler.features.penalties import PenaltiesPart
 from weft.scheduler.features.vectors import VectorsPart

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.plan.step import IntArray, LongArray, consecutive
+from weft.arrays import IntArray, LongArray, consecutive
 
 MAX_SPLITS = 64
 PROGRAMS_PER_PROCESSOR = (

@@ -12,11 +12,11 @@ from typing import NamedTuple, Protocol, cast
 
 from torch import Tensor
 
+from weft.arrays import IntArray
 from weft.config.model import ModelConfig
 from weft.executor.attention_layout import Size, Tiling
 from weft.executor.kv_pool import KVPool
 from weft.models.layers.attention import PagedAttention
-from weft.plan.step import IntArray
 
 BACKENDS = {"torch": "weft.executor.plain.attention:TorchPaged"}
 

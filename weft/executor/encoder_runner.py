@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from weft.arrays import IntArray
 from weft.executor.device import Device
 from weft.executor.outputs.pooling import Pooler
 from weft.executor.weights.keeper import Keeper
@@ -21,7 +22,7 @@ from weft.models.registry import Encoder
 from weft.ops.cpp.library import Library
 from weft.ops.sampling import on
 from weft.plan.device import DeviceRequest, Pending
-from weft.plan.step import Given, IntArray, Plan, Result, Step
+from weft.plan.step import Given, Plan, Result, Step
 
 T = TypeVar("T")
 

@@ -9,19 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from weft.arrays import IntArray, LongArray, consecutive
 from weft.executor.backend import AttentionBatch
 from weft.executor.gpu.packing import Packing
 from weft.executor.kv_pool import zeros
 from weft.ops.sampling import PlacedDraws
-from weft.plan.step import (
-    LAST_SAMPLED,
-    InputVectors,
-    IntArray,
-    LongArray,
-    Plan,
-    TableWrites,
-    consecutive,
-)
+from weft.plan.step import LAST_SAMPLED, InputVectors, Plan, TableWrites
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ import msgspec
 import numpy as np
 
 from weft import __version__
+from weft.arrays import BoolArray, FloatArray, IntArray, LongArray
 from weft.engine.control.handlers import DISPATCHER
 from weft.engine.control.profile import Profiler
 from weft.engine.engine import Engine
@@ -68,19 +69,7 @@ from weft.messages.requests import BatchGenerate, GenerateRequest
 from weft.messages.weights import UpdateWeightsFromTensor
 from weft.observe.log import EventLog
 from weft.plan.device import DeviceReply, DeviceRequest, Pending
-from weft.plan.step import (
-    BoolArray,
-    FloatArray,
-    ForwardMode,
-    InputVectors,
-    IntArray,
-    LongArray,
-    Plan,
-    Result,
-    Runner,
-    Sampling,
-    Step,
-)
+from weft.plan.step import ForwardMode, InputVectors, Plan, Result, Runner, Sampling, Step
 from weft.scheduler.scheduler import Scheduler
 from weft.scheduler.settings import SchedulerSettings
 

@@ -7,10 +7,11 @@ from typing import TypeAlias
 import msgspec
 import numpy as np
 
+from weft.arrays import FloatArray
 from weft.grammar.protocol import Move
 from weft.messages.codec import ToEngine
 from weft.plan.device import DeviceReply
-from weft.plan.step import FloatArray, Given, Result
+from weft.plan.step import Given, Result
 from weft.scheduler.settings import SchedulerSettings
 
 VERSION = 2

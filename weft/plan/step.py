@@ -10,32 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
+from weft.arrays import BoolArray, FloatArray, IntArray, LongArray
 from weft.plan.device import DeviceRequest, Pending
-
-IntArray: TypeAlias = NDArray[np.int32]
-LongArray: TypeAlias = NDArray[np.int64]
-FloatArray: TypeAlias = NDArray[np.float32]
-BoolArray: TypeAlias = NDArray[np.bool_]
-
-Ints = TypeVar("Ints", IntArray, LongArray)
 
 LAST_SAMPLED = (
     -1
 )  # in Plan.tokens: the token sampled last for this row, which only the device knows
 ANY = -1  # in LogitBias.after
-
-
-def consecutive(starts: Ints, lens: IntArray | LongArray) -> Ints:
-    """[sum of lens] starts[0], starts[0] + 1, ... (lens[0] of them), starts[1], ...; of the type of `starts`."""
-    ends = np.cumsum(lens, dtype=starts.dtype)
-    first = np.repeat(starts - (ends - lens.astype(starts.dtype)), lens)
-    numbers: Ints = first + np.arange(len(first), dtype=starts.dtype)
-    return numbers
 
 
 class ForwardMode(IntEnum):

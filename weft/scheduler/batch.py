@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.plan.step import BoolArray, ForwardMode, IntArray, Plan
+from weft.arrays import BoolArray, IntArray
+from weft.plan.step import ForwardMode, Plan
 from weft.scheduler.request import Columns, Request
 
 NO_ROWS = np.empty(0, dtype=np.int32)

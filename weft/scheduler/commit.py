@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from weft.arrays import BoolArray, IntArray, LongArray
 from weft.messages.replies import FinishReason
-from weft.plan.step import BoolArray, IntArray, LongArray, Result
+from weft.plan.step import Result
 from weft.scheduler.batch import Batch
 from weft.scheduler.request import Columns
 

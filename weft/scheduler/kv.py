@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from weft.arrays import IntArray
 from weft.memory.accounting.ledger import Ledger
 from weft.memory.allocator import PageAllocator, num_pages_for, slots_of
 from weft.memory.pins import Holds
 from weft.memory.prefix_cache import NO_PAGES, TOKEN_BYTES, Inserted, PrefixCache
 from weft.memory.rows import RowTable
-from weft.plan.step import IntArray, TableWrites
+from weft.plan.step import TableWrites
 from weft.scheduler.request import NO_ROW, Columns, Request
 
 EMPTIED = "the cache was emptied"  # why a hold was lost

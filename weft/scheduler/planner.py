@@ -7,17 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.plan.step import (
-    ANY,
-    LAST_SAMPLED,
-    BoolArray,
-    ForwardMode,
-    IntArray,
-    LogitBias,
-    Plan,
-    Sampling,
-    consecutive,
-)
+from weft.arrays import BoolArray, IntArray, consecutive
+from weft.plan.step import ANY, LAST_SAMPLED, ForwardMode, LogitBias, Plan, Sampling
 from weft.scheduler.batch import NO_ROWS, Batch
 from weft.scheduler.feature import Extras, Moments
 from weft.scheduler.kv import KvMemory

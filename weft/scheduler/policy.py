@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from weft.arrays import BoolArray, IntArray, LongArray
 from weft.memory.index.prefix_index import Watch
 from weft.memory.index.subtree_counts import Weights
 from weft.memory.prefix_cache import TOKEN_BYTES, Handle, PrefixCache
-from weft.plan.step import BoolArray, IntArray, LongArray
 from weft.scheduler.batch import RunningBatch
 from weft.scheduler.request import Columns, Request
 from weft.scheduler.settings import SchedulerSettings

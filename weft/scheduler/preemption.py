@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from weft.plan.step import IntArray
+from weft.arrays import IntArray
 from weft.scheduler.admission import PrefillAdder
 from weft.scheduler.batch import NO_ROWS, RunningBatch
 from weft.scheduler.feature import Moments, Verdict

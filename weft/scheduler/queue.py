@@ -16,10 +16,10 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
+from weft.arrays import IntArray
 from weft.memory.index.prefix_index import Watch
 from weft.memory.index.subtree_counts import Weights
 from weft.memory.prefix_cache import TOKEN_BYTES, PrefixCache
-from weft.plan.step import IntArray
 from weft.scheduler.policy import TURNS, Policy
 from weft.scheduler.request import Request
 from weft.scheduler.waiting_table import Waiting

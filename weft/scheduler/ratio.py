@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.plan.step import IntArray
+from weft.arrays import IntArray
 from weft.scheduler.admission import CLIP_MAX_NEW_TOKENS
 from weft.scheduler.request import Columns
 

@@ -11,10 +11,10 @@ from enum import Enum
 
 import numpy as np
 
+from weft.arrays import FloatArray, IntArray, LongArray
 from weft.memory.prefix_cache import NO_PAGES, Handle
 from weft.messages.requests import Abort, GenerateRequest
 from weft.messages.sampling import SamplingParams
-from weft.plan.step import FloatArray, IntArray, LongArray
 
 NO_ROW = -1
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 
+from weft.arrays import IntArray
 from weft.memory.allocator import num_pages_for
-from weft.plan.step import IntArray
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.ratio import RETRACT_DECODE_STEPS
 from weft.scheduler.request import Request

@@ -14,6 +14,7 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
+from weft.arrays import BoolArray, IntArray
 from weft.grammar.protocol import NOT_FOLLOWED
 from weft.memory.accounting.audit import audit
 from weft.memory.allocator import PageAllocator
@@ -23,7 +24,7 @@ from weft.memory.rows import RowTable
 from weft.messages.control import Stats
 from weft.messages.replies import Finish, FinishReason, StepOutput
 from weft.messages.requests import Abort, GenerateRequest
-from weft.plan.step import BoolArray, IntArray, Result
+from weft.plan.step import Result
 from weft.scheduler.admission import AddResult, Lack, PrefillAdder, Shortage
 from weft.scheduler.batch import Batch, RunningBatch
 from weft.scheduler.commit import commit

@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.plan.step import BoolArray, IntArray, LongArray
+from weft.arrays import BoolArray, IntArray, LongArray
 from weft.scheduler.request import Request
 
 DoubleArray: TypeAlias = NDArray[np.float64]

@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from weft.arrays import BoolArray, IntArray, LongArray
 from weft.plan.device import NO_DEVICE, DeviceRequest, Pending
-from weft.plan.step import BoolArray, ForwardMode, IntArray, LongArray, Plan, Result
+from weft.plan.step import ForwardMode, Plan, Result
 from weft.sim.trace import EOS, FILLER
 
 

@@ -17,12 +17,13 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from weft.arrays import IntArray
 from weft.engine.engine import Engine
 from weft.memory.radix import Node, RadixCache
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
 from weft.plan.device import NO_DEVICE, DeviceRequest, Pending
-from weft.plan.step import IntArray, Plan, Result, Step
+from weft.plan.step import Plan, Result, Step
 from weft.scheduler.batch import Batch
 from weft.scheduler.request import Request
 from weft.scheduler.scheduler import Scheduler

@@ -12,12 +12,12 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from weft.arrays import LongArray
 from weft.engine.engine import Engine
 from weft.messages.codec import FromEngine, ToEngine
 from weft.messages.replies import Finish, StepOutput
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
-from weft.plan.step import LongArray
 from weft.scheduler.settings import SchedulerSettings
 from weft.sim.cost import Cost, CostRunner, Meter, TrueLengths, VirtualClock
 from weft.sim.gaps import Gaps

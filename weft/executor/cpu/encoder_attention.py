@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from weft.arrays import IntArray
 from weft.config.model import ModelConfig
 from weft.ops.cpp import abi
 from weft.ops.cpp.abi import KvFormat
 from weft.ops.cpp.ops import CppOps
-from weft.plan.step import IntArray
 
 
 class CppWhole:

@@ -12,6 +12,7 @@ import math
 import torch
 from torch import Tensor
 
+from weft.arrays import IntArray
 from weft.config.model import ModelConfig
 from weft.executor.attention_layout import Size, Tiling
 from weft.executor.backend import AttentionBatch
@@ -23,7 +24,6 @@ from weft.ops.triton.decode import decode
 from weft.ops.triton.extend import extend
 from weft.ops.triton.launches import extend_launch
 from weft.ops.triton.paged import Kv, PagedStep
-from weft.plan.step import IntArray
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn)  # of KV
 

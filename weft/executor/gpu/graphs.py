@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from weft.arrays import IntArray, LongArray
 from weft.executor.attention_layout import Size
 from weft.executor.backend import AttentionBatch, LaidOutBackend, Shipped
 from weft.executor.gpu.gpu import Gpu, Graph
@@ -32,7 +33,7 @@ from weft.executor.gpu.packing import Packing, draw_columns, placed, wide
 from weft.executor.gpu.staging import parts, places
 from weft.executor.inputs import Inputs, RowTable, tokens_of
 from weft.models.registry import Model
-from weft.plan.step import LAST_SAMPLED, IntArray, LongArray, Plan
+from weft.plan.step import LAST_SAMPLED, Plan
 
 NONE = np.empty(0, np.int32)
 NUM_COLUMNS = 3  # arrays of a step before those of attention: tokens, places in the row table, rows

@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from weft.arrays import IntArray, LongArray
 from weft.executor.attention_layout import Tiling
 from weft.executor.backend import Shipped
 from weft.executor.gpu.staging import Staging, parts, places
 from weft.ops.noise import row_keys
 from weft.ops.sampling import DeviceDraws, PlacedDraws
-from weft.plan.step import IntArray, LongArray, Plan, Sampling
+from weft.plan.step import Plan, Sampling
 
 
 class Cargo(NamedTuple):

@@ -17,8 +17,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from weft.arrays import IntArray, LongArray
 from weft.executor.gpu.gpu import Event, Gpu
-from weft.plan.step import IntArray, LongArray
 
 RING = 3
 FIRST_INTS = 1 << 16

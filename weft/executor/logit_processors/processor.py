@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from weft.plan.step import IntArray
+from weft.arrays import IntArray
 
 
 class Asked(NamedTuple):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from weft.arrays import FloatArray
 from weft.models.registry import Model
 from weft.ops.sampling import on
-from weft.plan.step import FloatArray, HiddenStates
+from weft.plan.step import HiddenStates
 
 
 def hidden_states(model: Model, hidden: Tensor, wanted: HiddenStates) -> FloatArray:

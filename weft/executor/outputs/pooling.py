@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from weft.arrays import FloatArray, IntArray, LongArray, consecutive
 from weft.config.model import ModelConfig
 from weft.ops.sampling import on
-from weft.plan.step import FloatArray, IntArray, LongArray, Plan, Pooling, consecutive
+from weft.plan.step import Plan, Pooling
 
 Rows = Callable[[Tensor], Tensor]  # of a model: hidden states [n, H] -> [n, size]
 

@@ -15,13 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from weft.arrays import IntArray
 from weft.config.model import ModelConfig
 from weft.executor.backend import AttentionBatch
 from weft.executor.kv_pool import KVPool
 from weft.models.layers.attention import Heads
 from weft.models.layers.rope import Rope
 from weft.ops.elementwise import apply_rotary, rms_norm, rotary_tables
-from weft.plan.step import IntArray
 
 QUERY_BLOCK = (
     128  # queries of one request that share a call; keys behind the last of them are left out

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from weft.arrays import IntArray
 from weft.config.model import ModelConfig
-from weft.plan.step import IntArray
 
 PADDING = (
     0.75  # prompts share a call if the shortest has at least this part of the longest's tokens

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.plan.step import IntArray, Known, Mask
+from weft.arrays import IntArray
+from weft.plan.step import Known, Mask
 from weft.scheduler.batch import Batch
 from weft.scheduler.feature import Extras, Part
 from weft.scheduler.request import Columns, Request

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.plan.step import ANY, IntArray, LogitBias
+from weft.arrays import IntArray
+from weft.plan.step import ANY, LogitBias
 from weft.scheduler.batch import Batch
 from weft.scheduler.feature import Extras, Part
 from weft.scheduler.request import Columns, Request

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.plan.step import FloatArray, IntArray, LogitBias
+from weft.arrays import FloatArray, IntArray
+from weft.plan.step import LogitBias
 from weft.scheduler.batch import Batch
 from weft.scheduler.feature import Extras, Part
 from weft.scheduler.request import Columns, Request

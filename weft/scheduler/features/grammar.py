@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from weft.arrays import IntArray
 from weft.grammar.masks import Row, Rows
 from weft.grammar.protocol import GOES_ON, Constraint, Grammars, Key, Verdict
 from weft.messages.replies import FinishReason
 from weft.messages.sampling import SamplingParams, ThinkingMarks
-from weft.plan.step import IntArray, Mask, Result
+from weft.plan.step import Mask, Result
 from weft.scheduler.batch import Batch
 from weft.scheduler.commit import End, Forced
 from weft.scheduler.feature import Extras, Part, StepReplies

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from weft.arrays import FloatArray
 from weft.messages.replies import FinishReason, HiddenStates
-from weft.plan.step import FloatArray, Result
 from weft.plan.step import HiddenStates as Asked
+from weft.plan.step import Result
 from weft.scheduler.batch import Batch
 from weft.scheduler.feature import Extras, Part, StepReplies
 from weft.scheduler.kv import KvMemory

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from weft.arrays import IntArray
 from weft.messages.replies import Pooled
-from weft.plan.step import IntArray, Pooling, Result
+from weft.plan.step import Pooling, Result
 from weft.scheduler.batch import Batch
 from weft.scheduler.commit import End
 from weft.scheduler.feature import Extras, Part, StepReplies

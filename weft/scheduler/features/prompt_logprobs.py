@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from weft.arrays import FloatArray, IntArray
 from weft.messages.replies import PromptPiece
-from weft.plan.step import FloatArray, IntArray, PlaceLogprobs, PromptLogprobs, Result
+from weft.plan.step import PlaceLogprobs, PromptLogprobs, Result
 from weft.scheduler.batch import Batch
 from weft.scheduler.feature import Extras, Part, StepReplies
 from weft.scheduler.request import Columns

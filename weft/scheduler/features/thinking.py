@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from weft.arrays import IntArray
 from weft.messages.sampling import ThinkingMarks
-from weft.plan.step import Fixed, IntArray
+from weft.plan.step import Fixed
 from weft.scheduler.batch import Batch
 from weft.scheduler.feature import Extras, Part
 from weft.scheduler.request import Columns, Request

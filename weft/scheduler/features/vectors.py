@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from weft.arrays import FloatArray
 from weft.messages.replies import FinishReason
 from weft.messages.requests import GenerateRequest
-from weft.plan.step import FloatArray, InputVectors
+from weft.plan.step import InputVectors
 from weft.scheduler.batch import Batch
 from weft.scheduler.feature import Extras, Part
 from weft.scheduler.kv import KvMemory

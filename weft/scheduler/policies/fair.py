@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.plan.step import BoolArray, IntArray, LongArray
+from weft.arrays import BoolArray, IntArray, LongArray
 from weft.scheduler.policy import TURNS, Policy, Scene
 from weft.scheduler.request import Request
 from weft.scheduler.waiting_table import DoubleArray, Waiting

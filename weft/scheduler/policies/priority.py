@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from weft.plan.step import BoolArray, IntArray, LongArray
+from weft.arrays import BoolArray, IntArray, LongArray
 from weft.scheduler.policy import Policy, Scene
 from weft.scheduler.request import Request
 from weft.scheduler.waiting_table import Waiting

@@ -1,0 +1,29 @@
+"""Types of arrays, and arithmetic on them that more than one room needs. It knows nothing of requests or tensors."""
+
+from __future__ import annotations
+
+from typing import TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray: TypeAlias = NDArray[np.int32]
+LongArray: TypeAlias = NDArray[np.int64]
+FloatArray: TypeAlias = NDArray[np.float32]
+BoolArray: TypeAlias = NDArray[np.bool_]
+
+Ints = TypeVar("Ints", IntArray, LongArray)
+
+
+def consecutive(starts: Ints, lens: IntArray | LongArray) -> Ints:
+    """Ranges, one after the other: `starts[i]`, `starts[i] + 1`, ... with `lens[i]` numbers each.
+
+    Returns [sum of lens], of the type of `starts`.
+
+        starts 5 20, lens 3 2:    5 6 7 20 21
+    """
+    ends = np.cumsum(lens, dtype=starts.dtype)
+    # Number i of the result is i plus what its range begins above or below its place in the result.
+    offsets = np.repeat(starts - (ends - lens.astype(starts.dtype)), lens)
+    numbers: Ints = offsets + np.arange(len(offsets), dtype=starts.dtype)
+    return numbers
