@@ -23,12 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.assemble.prepare import Prepared, load_template, load_tokenizer, prepare
-from weft.client.as_tokens import with_marks
+from weft.client.aux_outputs import PromptToken, hidden_state_rows, prompt_logprobs
 from weft.client.client import EngineClient
-from weft.client.generation import Completion, Delta, End, Generation, Prompt
-from weft.client.hidden import told_states
-from weft.client.prompt_logprobs import PromptToken, prompt_logprobs
-from weft.client.vectors import packed_vectors, placeholders
+from weft.client.generation import Completion, CompletionEnd, Delta, Generation
+from weft.client.prompt import Prompt, pack_input_embeds, placeholder_ids, with_reasoning_marks
 from weft.config.engine import EngineConfig
 from weft.config.numbers import MAX_N
 from weft.config.options import SettingsError, did_you_mean, options_of
@@ -293,11 +291,11 @@ class LLM:
         """What `complete` takes. Raises InvalidParam for vectors that do not fit the model."""
         vectors = b""
         if isinstance(text, np.ndarray):
-            vectors = packed_vectors(text, self._client.engine)
-            ids = placeholders(vectors, self._client.engine)
+            vectors = pack_input_embeds(text, self._client.engine)
+            ids = placeholder_ids(vectors, self._client.engine)
         else:
             ids = self.tokenizer.encode(text) if isinstance(text, str) else list(text)
-        params = with_marks(params, self._reasoning, self.tokenizer, ids)
+        params = with_reasoning_marks(params, self._reasoning, self.tokenizer, ids)
         return Prompt(ids=ids, params=params, rid=f"llm-{next(self._numbers)}", vectors=vectors)
 
     def complete(
@@ -418,10 +416,10 @@ def _output(delta: Delta, completion: Completion) -> Output:
     )
 
 
-def _states(end: End, completion: Completion) -> NDArray[np.float32] | None:
+def _states(end: CompletionEnd, completion: Completion) -> NDArray[np.float32] | None:
     if completion.params.hidden_states is None:
         return None
-    return told_states(completion.given, end.prompt_tokens, end.completion_tokens)
+    return hidden_state_rows(completion.given, end.prompt_tokens, end.completion_tokens)
 
 
 def _refused(exc: InvalidParam) -> Output:

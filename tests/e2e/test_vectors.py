@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 import weft
 from weft import LLM, SamplingParams
-from weft.client.generation import Prompt
+from weft.client.prompt import Prompt
 from weft.scheduler.request import RequestState
 
 FOLDER = Path(weft.__file__).parent / "bundled" / "weft-nano"

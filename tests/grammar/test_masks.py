@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from weft.grammar.choice import ChoiceCompiler, ChoiceMatcher
-from weft.grammar.masks import Masks, Row, Rows, Words
+from weft.grammar.masks import LazyBitmaskRow, LazyBitmaskRows, LazyBitmasks, Words
 from weft.grammar.pool import FEW, PART, GrammarPool
-from weft.grammar.protocol import GOES_ON, Compiled, Constraint, Key, Matcher
+from weft.grammar.protocol import CONTINUE, Compiled, Constraint, GrammarMatcher, Key
 from weft.plan.step import Mask
 
 LETTERS = [bytes([token]) for token in range(128)]
@@ -64,7 +64,7 @@ class Held(ChoiceCompiler):
         self.filled.clear()
         return Compiled(matcher, compiled.mask, 1)
 
-    def fill(self, matchers: Sequence[Matcher], masks: Words) -> None:
+    def fill(self, matchers: Sequence[GrammarMatcher], masks: Words) -> None:
         self.threads.append(threading.current_thread().name)
         (self.second_began if self.began.is_set() else self.began).set()
         assert self.may_fill.wait(PATIENCE_S)
@@ -75,7 +75,7 @@ class Held(ChoiceCompiler):
         self._mark(matchers, False)
         self.filled.append(len(matchers))
 
-    def _mark(self, matchers: Sequence[Matcher], is_filled: bool) -> None:
+    def _mark(self, matchers: Sequence[GrammarMatcher], is_filled: bool) -> None:
         for matcher in matchers:
             if isinstance(matcher, Noted):
                 matcher.is_filled = is_filled
@@ -112,7 +112,7 @@ def begun(pool: GrammarPool, number: int, *choices: str) -> list[Constraint]:
 
 def advance(pool: GrammarPool, constraints: list[Constraint], token: int) -> None:
     num = len(constraints)
-    assert pool.advance(constraints, [token] * num, [0] * num) == [GOES_ON] * num
+    assert pool.advance(constraints, [token] * num, [0] * num) == [CONTINUE] * num
 
 
 def allowed(words: Words) -> list[str]:
@@ -123,7 +123,7 @@ def allowed(words: Words) -> list[str]:
 
 def words_of(constraints: list[Constraint]) -> Words:
     """As a step asks for them."""
-    return Rows([constraint.mask for constraint in constraints]).words
+    return LazyBitmaskRows([constraint.mask for constraint in constraints]).words
 
 
 def test_a_token_is_answered_before_the_masks_behind_it_are_filled(
@@ -218,7 +218,7 @@ def test_an_output_that_cannot_go_on_is_told_with_the_mask_and_the_others_go_on(
 ) -> None:
     stuck, fine = begun(pool, FEW, "aé", "aü"), begun(pool, FEW)
     advance(pool, [*stuck, *fine], A)
-    rows = Rows([constraint.mask for constraint in (*fine, *stuck)])
+    rows = LazyBitmaskRows([constraint.mask for constraint in (*fine, *stuck)])
     reason = "the output cannot go on in its grammar: nothing may follow"
     assert dict(rows.faults) == {FEW + i: reason for i in range(FEW)}
     assert allowed(rows.words)[:FEW] == ["bc"] * FEW
@@ -229,7 +229,7 @@ def test_what_a_plan_carries_can_be_sent_to_another_process(pool: GrammarPool) -
     advance(pool, constraints, A)
     mask = Mask(
         np.arange(FEW, dtype=np.int32),
-        Rows([constraint.mask._replace(also=B + 1) for constraint in constraints]),
+        LazyBitmaskRows([constraint.mask._replace(also=B + 1) for constraint in constraints]),
     )
     sent = pickle.loads(pickle.dumps(mask))
     assert allowed(sent.promise.words) == ["bc"] * FEW
@@ -238,7 +238,9 @@ def test_what_a_plan_carries_can_be_sent_to_another_process(pool: GrammarPool) -
 
 @pytest.mark.parametrize("token", [3, 31, 32, 63])
 def test_a_token_besides_is_allowed_in_one_row_alone(token: int) -> None:
-    masks = Masks(np.zeros((2, 2), dtype=np.int32))
-    rows = Rows([Row(masks, 0, token), Row(masks, 0), Row(masks, 1, 64)])
+    masks = LazyBitmasks(np.zeros((2, 2), dtype=np.int32))
+    rows = LazyBitmaskRows(
+        [LazyBitmaskRow(masks, 0, token), LazyBitmaskRow(masks, 0), LazyBitmaskRow(masks, 1, 64)]
+    )
     bits = np.unpackbits(rows.words.view(np.uint8), axis=1, bitorder="little")
     assert np.argwhere(bits).tolist() == [[0, token]], "64 has no bit"

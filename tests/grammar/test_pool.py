@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from weft.grammar.pool import LONG_LEN, WAIT_S, GrammarPool
-from weft.grammar.protocol import InvalidGrammar, Key, Verdict
+from weft.grammar.protocol import CompileResult, InvalidGrammar, Key
 
 HANG_S = 240
 
@@ -42,8 +42,8 @@ class Desk:
         for _ in range(num):
             assert self.has_begun.acquire(timeout=HANG_S)
 
-    def verdicts(self, num: int) -> list[Verdict]:
-        found: list[Verdict] = []
+    def verdicts(self, num: int) -> list[CompileResult]:
+        found: list[CompileResult] = []
         while len(found) < num:
             assert self.rung.acquire(timeout=HANG_S)
             found += self.pool.take()

@@ -14,7 +14,7 @@ from tests.grammar.schemas import random_schema
 from tests.grammar.test_llg import EOS, FOLDER, FORMATS, KINDS, accepts, generated, is_valid
 from weft.grammar.backends import make_compiler
 from weft.grammar.protocol import Compiler, InvalidGrammar, Key
-from weft.grammar.trial import TrialProcess
+from weft.grammar.sandbox import SandboxProcess
 from weft.text.tokenizer import Tokenizer
 
 pytest.importorskip("xgrammar")
@@ -99,7 +99,7 @@ def test_an_invalid_grammar_is_refused_with_the_reason(
 
 
 def test_a_grammar_is_tried_in_a_process_of_its_own_first(tokenizer: Tokenizer) -> None:
-    make: Any = partial(TrialProcess, "xgrammar", FILE, tokenizer.vocab_size, (EOS,), 20.0)
+    make: Any = partial(SandboxProcess, "xgrammar", FILE, tokenizer.vocab_size, (EOS,), 20.0)
     trial = make()
     try:
         trial.run(Key("regex", "a+"))

@@ -21,8 +21,8 @@ from tests.scheduler.world import EOS, VOCAB
 from weft.grammar.choice import ChoiceCompiler, ChoiceMatcher
 from weft.grammar.masks import Words
 from weft.grammar.pool import FEW, GrammarPool
-from weft.grammar.protocol import Compiled, Key, Matcher
-from weft.grammar.trial import NoTrial
+from weft.grammar.protocol import Compiled, GrammarMatcher, Key
+from weft.grammar.sandbox import NoSandbox
 from weft.journal.replay import Replay
 from weft.messages.control import ExplainRequest, ListRequests
 from weft.messages.requests import Abort
@@ -61,7 +61,7 @@ class Bench:
         self.pool = GrammarPool(
             lambda: self.compiler,
             max_bytes=1_000_000,
-            make_trial=lambda: self.gate,
+            make_sandbox=lambda: self.gate,
             notify=self.rung.set,
             jump=jump,
             beside=True,
@@ -293,7 +293,7 @@ def test_masks_are_not_waited_for_before_the_next_step_is_launched(
     launched.set()
 
     class Late(ChoiceCompiler):
-        def fill(self, matchers: Sequence[Matcher], masks: Words) -> None:
+        def fill(self, matchers: Sequence[GrammarMatcher], masks: Words) -> None:
             assert launched.wait(240)
             super().fill(matchers, masks)
 
@@ -581,17 +581,17 @@ def test_one_grammar_is_compiled_once_however_many_ask(bench: Bench) -> None:
     verdicts = service(bench, bench.pool.take, 20)
     assert bench.pool.num_compiled == 1
     assert sorted(verdict.id for verdict in verdicts) == list(range(20))
-    matchers: list[Matcher] = [verdict.constraint.matcher for verdict in verdicts]
+    matchers: list[GrammarMatcher] = [verdict.constraint.matcher for verdict in verdicts]
     assert len({id(matcher) for matcher in matchers}) == 20
     bench.pool.ask(99, key)
     assert [verdict.id for verdict in bench.pool.take()] == [99]  # from the cache, at once
 
 
 def test_a_failure_that_is_not_the_grammars_is_not_remembered(bench: Bench) -> None:
-    from weft.grammar.trial import TrialFailed
+    from weft.grammar.sandbox import SandboxFailed
 
     key = Key("choice", '["a"]')
-    bench.gate.fails = TrialFailed("too slow")
+    bench.gate.fails = SandboxFailed("too slow")
     bench.pool.ask(1, key)
     [verdict] = service(bench, bench.pool.take, 1)
     assert (verdict.constraint, verdict.status, verdict.message) == (None, 400, "too slow")
@@ -616,7 +616,7 @@ def test_what_nobody_waits_for_and_has_not_begun_is_not_compiled(bench: Bench) -
 def test_the_cache_is_bounded_in_bytes_and_drops_the_least_recently_used() -> None:
     bench = Bench()
     bench.pool = GrammarPool(
-        lambda: bench.compiler, max_bytes=20_000, make_trial=NoTrial, notify=bench.rung.set
+        lambda: bench.compiler, max_bytes=20_000, make_sandbox=NoSandbox, notify=bench.rung.set
     )
     for id in range(60):
         bench.pool.ask(id, Key("choice", json.dumps([f"{id}" + "x" * 300])))

@@ -19,8 +19,8 @@ from tests.scheduler.random_worlds import random_prompt, random_settings
 from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.test_scheduler import settings
 from tests.scheduler.world import EOS, VOCAB, World
-from weft.grammar.masks import Masks, Row, Words
-from weft.grammar.protocol import Constraint, Key, Move, Verdict
+from weft.grammar.masks import LazyBitmaskRow, LazyBitmasks, Words
+from weft.grammar.protocol import Advance, CompileResult, Constraint, Key
 from weft.messages.requests import Abort
 from weft.messages.sampling import Grammar
 from weft.plan.step import ForwardMode, Plan
@@ -60,28 +60,32 @@ class Whims:
     """Every token is allowed; the key of a grammar is its name."""
 
     def __init__(self) -> None:
-        self._asked: list[Verdict] = []
+        self._asked: list[CompileResult] = []
 
     def ask(self, id: int, key: Key, tenant: str = "") -> None:
-        self._asked.append(Verdict(id, Constraint(Place(key.text), Row(Masks(ANYTHING[None])))))
+        self._asked.append(
+            CompileResult(
+                id, Constraint(Place(key.text), LazyBitmaskRow(LazyBitmasks(ANYTHING[None])))
+            )
+        )
 
     def cancel(self, id: int) -> None:
         self._asked = [verdict for verdict in self._asked if verdict.id != id]
 
-    def take(self) -> list[Verdict]:
+    def take(self) -> list[CompileResult]:
         asked, self._asked = self._asked, []
         return asked
 
     def advance(
         self, constraints: Sequence[Constraint], tokens: Sequence[int], room: Sequence[int]
-    ) -> list[Move]:
+    ) -> list[Advance]:
         moves = []
         for constraint, limit in zip(constraints, room, strict=True):
             constraint.matcher.consume(0)
             forced = tuple(constraint.matcher.forced()[:limit])
             for token in forced:
                 constraint.matcher.consume(token)
-            moves.append(Move(forced=forced))
+            moves.append(Advance(forced=forced))
         return moves
 
 

@@ -14,7 +14,7 @@ from tests.scheduler.oracle_runner import (
     expected_logprobs,
     expected_output,
 )
-from weft.client.prompt_logprobs import prompt_logprobs
+from weft.client.aux_outputs import prompt_logprobs
 from weft.engine.loop import Loop
 from weft.messages.replies import Extra, Finish, StepOutput
 from weft.messages.requests import Abort, GenerateRequest

@@ -12,7 +12,7 @@ from tests.server.fake import MODEL, RunningServer
 from tests.server.test_responses import told
 from tests.server.test_tools import CALL, HI, TOOLS, ask, say
 from weft.server.openai.custom_tools import CustomCall, CustomCalls, arguments_of, input_of
-from weft.text.parsers.events import CallArguments, CallBegin, Event, Text
+from weft.text.parsers.events import AnswerText, CallArguments, CallBegin, Event
 
 CODE = 'print("ä")\n'
 RUN = {"name": "run", "description": "Runs code.", "format": {"type": "text"}}
@@ -52,7 +52,7 @@ def test_other_arguments_are_the_input_themselves() -> None:
 def test_calls_of_functions_and_text_pass_between_custom_calls(size: int) -> None:
     events: list[Event] = [
         *(
-            Text("Well."),
+            AnswerText("Well."),
             CallBegin(0, "run"),
             CallArguments(0, '{"input": '),
             CallArguments(0, '"a"}'),
@@ -69,7 +69,12 @@ def test_calls_of_functions_and_text_pass_between_custom_calls(size: int) -> Non
     for begin in range(0, len(events), size):
         found += calls.take(events[begin : begin + size], is_last=begin + size >= len(events))
     assert found == [
-        *(Text("Well."), CustomCall(0, "run", "a"), CallBegin(1, "news"), CallArguments(1, "{}")),
+        *(
+            AnswerText("Well."),
+            CustomCall(0, "run", "a"),
+            CallBegin(1, "news"),
+            CallArguments(1, "{}"),
+        ),
         CustomCall(2, "run", "b"),
     ]
 

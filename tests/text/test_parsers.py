@@ -10,9 +10,9 @@ import pytest
 from tests.text.template_families import LLAMA_3_2
 from weft.config.options import options_of
 from weft.config.server import ServerConfig
-from weft.text.parsers.events import CallArguments, CallBegin, Event, Reasoning, Text
+from weft.text.parsers.events import AnswerText, CallArguments, CallBegin, Event, ReasoningText
 from weft.text.parsers.formats import REASONING_FORMATS, TOOL_FORMATS, find_formats
-from weft.text.parsers.output import Output
+from weft.text.parsers.output import ParsedOutput
 from weft.text.parsers.parser import Parser
 
 NAMES = frozenset({"f", "g"})
@@ -130,7 +130,7 @@ def feed(parser: Parser, text: str, size: int) -> list[Event]:
 
 
 def text_of(events: list[Event]) -> str:
-    return "".join(event.text for event in events if isinstance(event, Text))
+    return "".join(event.text for event in events if isinstance(event, AnswerText))
 
 
 def calls_of(events: list[Event]) -> list[tuple[str, object]]:
@@ -213,7 +213,7 @@ def test_hostile_text_costs_time_in_proportion(name: str, opening: str, filling:
 def test_what_is_held_back_is_bounded() -> None:
     parser = TOOL_FORMATS["hermes"].parser(NAMES, eager=True)
     held = '<tool_call>{"id": "' + "x" * 70_000
-    told = "".join(event.text for event in parser.push(held) if isinstance(event, Text))
+    told = "".join(event.text for event in parser.push(held) if isinstance(event, AnswerText))
     assert told == held
 
 
@@ -235,13 +235,13 @@ def test_reasoning_is_told_apart(
     format: str, prompt: str, text: str, reasoning: str, answer: str, size: int
 ) -> None:
     events = feed(REASONING_FORMATS[format].parser(prompt, eager=True), text, size)
-    assert "".join(event.text for event in events if isinstance(event, Reasoning)) == reasoning
+    assert "".join(event.text for event in events if isinstance(event, ReasoningText)) == reasoning
     assert text_of(events) == answer
 
 
-def output(**options: bool) -> Output:
+def output(**options: bool) -> ParsedOutput:
     thoughts = REASONING_FORMATS["qwen3"].parser("", eager=True)
-    return Output(thoughts, TOOL_FORMATS["hermes"].parser(NAMES, eager=True), **options)
+    return ParsedOutput(thoughts, TOOL_FORMATS["hermes"].parser(NAMES, eager=True), **options)
 
 
 BOTH = (
@@ -252,7 +252,7 @@ BOTH = (
 def test_calls_behind_reasoning_are_found_and_space_before_them_is_no_answer() -> None:
     events = output().push(BOTH, is_last=True)
     assert events == [
-        Reasoning("Hm"),
+        ReasoningText("Hm"),
         *(CallBegin(0, "f"), CallArguments(0, "{}")),
         *(CallBegin(1, "g"), CallArguments(1, "{}")),
     ]
@@ -268,7 +268,10 @@ def test_reasoning_can_be_told_at_once() -> None:
     whole = output(stream_reasoning=False)
     assert whole.push("<think>One ") == []
     assert whole.push("two.") == []
-    assert whole.push("</think>Yes.", is_last=True) == [Reasoning("One two."), Text("Yes.")]
+    assert whole.push("</think>Yes.", is_last=True) == [
+        ReasoningText("One two."),
+        AnswerText("Yes."),
+    ]
 
 
 def test_formats_are_found_in_templates_and_named_in_the_settings() -> None:

@@ -121,7 +121,7 @@ def test_a_process_that_is_killed_between_two_conversations_costs_neither_of_the
     async def main() -> None:
         for _ in range(3):
             assert "größe" in await ours.render([USER])
-            children = [desk._child for desk in ours._desks if desk._child is not None]
+            children = [process._child for process in ours._processes if process._child is not None]
             assert children
             for child in children:
                 os.kill(child.pid, signal.SIGKILL)
@@ -135,7 +135,7 @@ def test_no_process_is_left_behind(ours: Renderer) -> None:
         await asyncio.gather(*(ours.render([USER]) for _ in range(8)))
 
     go(main)
-    children = [desk._child for desk in ours._desks if desk._child is not None]
+    children = [process._child for process in ours._processes if process._child is not None]
     assert len(children) == 2
     ours.close()
     assert not any(child.is_alive for child in children)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.config.numbers import MAX_STOP_LEN, MAX_STOP_STRINGS
-from weft.text.stop.strings import StopMatcher, StopStrings, compile_stops
+from weft.text.stop.strings import StopStrings, StringMatcher, compile_stops
 
 TEXTS = st.text(st.sampled_from("abö"), max_size=30)
 STOPS = st.lists(st.text(st.sampled_from("abö"), min_size=1, max_size=5), min_size=1, max_size=5)
@@ -27,7 +27,7 @@ def naive(text: str, stops: list[str], include: bool) -> tuple[str, str | None]:
 def test_matches_like_the_naive_twin_however_the_text_is_cut(
     pieces: list[str], stops: list[str], include: bool
 ) -> None:
-    matcher = StopMatcher(compile_stops(tuple(stops)), include=include)
+    matcher = StringMatcher(compile_stops(tuple(stops)), include=include)
     shown = ""
     for piece in pieces:
         shown += matcher.push(piece)
@@ -41,7 +41,7 @@ def test_matches_like_the_naive_twin_however_the_text_is_cut(
 @given(text=TEXTS, stops=STOPS)
 @settings(max_examples=200, deadline=None)
 def test_holds_back_only_what_may_be_a_beginning(text: str, stops: list[str]) -> None:
-    matcher = StopMatcher(compile_stops(tuple(stops)), include=False)
+    matcher = StringMatcher(compile_stops(tuple(stops)), include=False)
     shown = ""
     for char in text:
         shown += matcher.push(char)
@@ -56,13 +56,13 @@ def test_holds_back_only_what_may_be_a_beginning(text: str, stops: list[str]) ->
 
 
 def test_stop_string_over_three_pieces_is_cut_off() -> None:
-    matcher = StopMatcher(compile_stops(("END",)), include=False)
+    matcher = StringMatcher(compile_stops(("END",)), include=False)
     assert [matcher.push(piece) for piece in ("go E", "N", "Dx")] == ["go ", "", ""]
     assert matcher.matched == "END"
 
 
 def test_false_beginning_is_shown_later() -> None:
-    matcher = StopMatcher(compile_stops(("END",)), include=False)
+    matcher = StringMatcher(compile_stops(("END",)), include=False)
     assert [matcher.push(piece) for piece in ("E", "EN", "E", ".")] == ["", "E", "EN", "E."]
     assert matcher.matched is None
 
@@ -70,7 +70,7 @@ def test_false_beginning_is_shown_later() -> None:
 def test_many_long_stop_strings_cost_no_more_than_one() -> None:
     stops = tuple(f"{number:03d}" + "a" * (MAX_STOP_LEN - 3) for number in range(MAX_STOP_STRINGS))
     began_s = time.thread_time()
-    matcher = StopMatcher(StopStrings(stops), include=False)
+    matcher = StringMatcher(StopStrings(stops), include=False)
     built_s = time.thread_time()
     text = "063" + "a" * (MAX_STOP_LEN - 4)
     for char in text * 10:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from weft.messages.sampling import InvalidParam, SamplingParams
 from weft.text.stop.pattern import BadPattern, compile_patterns
 from weft.text.stop.regex import WINDOW, RegexMatcher
-from weft.text.stop.stopping import Matcher, Stops
+from weft.text.stop.stopping import StopMatcher, Stops
 
 ATOMS = [
     "a",
@@ -51,7 +51,7 @@ def naive(text: str, pattern: str, include: bool) -> tuple[str, str | None]:
     return text, None
 
 
-def run(matcher: Matcher, pieces: list[str]) -> tuple[str, str | None]:
+def run(matcher: StopMatcher, pieces: list[str]) -> tuple[str, str | None]:
     shown = ""
     for piece in pieces:
         shown += matcher.push(piece)

@@ -25,7 +25,7 @@ from weft.executor.runner import TorchRunner
 from weft.grammar.backends import make_compiler, missing
 from weft.grammar.pool import GrammarPool
 from weft.grammar.protocol import Grammars, NoGrammars
-from weft.grammar.trial import TrialProcess
+from weft.grammar.sandbox import SandboxProcess
 from weft.journal.file import JournalError, JournalWriter
 from weft.journal.recorder import RecordedEngine
 from weft.messages.control import EngineReady, Pools
@@ -188,7 +188,7 @@ def _grammars(
     return GrammarPool(
         partial(make_compiler, *vocabulary, config.threads),
         max_bytes=config.grammar_cache_mb * 1_000_000,
-        make_trial=partial(TrialProcess, *vocabulary, config.grammar_timeout_s),
+        make_sandbox=partial(SandboxProcess, *vocabulary, config.grammar_timeout_s),
         notify=wakeup.notify,
         jump=config.grammar_jump,
         beside=config.device == "cuda",

@@ -26,7 +26,7 @@ from weft.config.engine import EngineConfig
 from weft.config.options import Command, Settings, SettingsError, asked_help, option
 
 if TYPE_CHECKING:
-    from weft.client.generation import Prompt
+    from weft.client.prompt import Prompt
     from weft.llm import LLM, Output
     from weft.messages.sampling import InvalidParam, SamplingParams
 

@@ -20,13 +20,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.client.as_tokens import as_tokens
-from weft.client.completion_metrics import Recorder
-from weft.client.generation import Completion, Generation, Prompt
+from weft.client.completion_metrics import CompletionRecorder
+from weft.client.generation import Completion, Generation
 from weft.client.hang_detector import HANG_AFTER_S, HangDetector
 from weft.client.intake import HeldBack
-from weft.client.purpose import check_purpose
-from weft.client.vectors import check_wishes
+from weft.client.prompt import Prompt, check_extras, check_task, to_token_params
 from weft.messages.codec import FromEngine, Reply, ToEngine, Unreadable
 from weft.messages.control import (
     AuditBooks,
@@ -109,7 +107,7 @@ class EngineClient:
         self._tokenizer = tokenizer
         self._send = send
         self.hang_detector = HangDetector(step_timeout_s, hang_after_s)
-        self._recorder = Recorder(self.metrics, tracer)
+        self._recorder = CompletionRecorder(self.metrics, tracer)
         self._status = StatusLine()
         self._max_pending_tokens = max_pending_tokens
         self._max_request_share = max_request_share
@@ -606,12 +604,12 @@ def _checked(
 ) -> tuple[bytes, SamplingParams]:
     """The prompt's ids, packed, and its parameters with the length resolved. Raises `InvalidParam`."""
     prompt.params.check(engine.vocab_size)
-    check_purpose(prompt.params, engine)
+    check_task(prompt.params, engine)
     if prompt.priority:
         check_number("priority", "priority", prompt.priority)
     if prompt.pooling is not None:
         prompt.pooling.check(engine.vocab_size)
-    check_wishes(
+    check_extras(
         prompt.params,
         engine,
         has_vectors=bool(prompt.vectors),
@@ -644,7 +642,9 @@ def _checked(
             f"together they exceed the context of {context:,} tokens",
         )
     ids = _as_tokens(prompt.ids, engine.vocab_size)
-    params = as_tokens(msgspec.structs.replace(prompt.params, max_new_tokens=max_new), tokenizer)
+    params = to_token_params(
+        msgspec.structs.replace(prompt.params, max_new_tokens=max_new), tokenizer
+    )
     params.check(engine.vocab_size)  # min_tokens against the length just resolved
     return ids.tobytes(), params
 

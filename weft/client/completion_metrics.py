@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from weft.client.generation import Completion, End
+from weft.client.generation import Completion, CompletionEnd
 from weft.messages.replies import Finish
 from weft.observe.log import EventLog
 from weft.observe.metrics import Metrics
@@ -13,13 +13,13 @@ from weft.observe.trace import CompletionTrace, NoTracer, Tracer
 log = EventLog("client")
 
 
-class Recorder:
+class CompletionRecorder:
     def __init__(self, metrics: Metrics, tracer: Tracer | None = None) -> None:
         self._metrics = metrics
         self._tracer = tracer or NoTracer()
 
     def ended(
-        self, completion: Completion, end: End, finish: Finish | None, *, is_told: bool
+        self, completion: Completion, end: CompletionEnd, finish: Finish | None, *, is_told: bool
     ) -> None:
         """`finish` is the engine's word, if it came to that. `is_told`: the log has a line also if it ended well."""
         now = time.perf_counter()
@@ -51,7 +51,7 @@ class Recorder:
         )
 
     def _count(
-        self, completion: Completion, end: End, stages: dict[str, float], now: float
+        self, completion: Completion, end: CompletionEnd, stages: dict[str, float], now: float
     ) -> None:
         metrics, latency = self._metrics, completion.latency
         metrics.finished(
@@ -94,7 +94,11 @@ def stage_times(completion: Completion, finish: Finish | None, now: float) -> di
 
 
 def _attributes(
-    completion: Completion, end: End, stages: dict[str, float], total_s: float, model_name: str
+    completion: Completion,
+    end: CompletionEnd,
+    stages: dict[str, float],
+    total_s: float,
+    model_name: str,
 ) -> dict[str, str | int | float | list[str]]:
     """By the names that OpenTelemetry has for generative models."""
     params = completion.params

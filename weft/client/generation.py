@@ -8,41 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import NamedTuple
 
-from weft.messages.pooling import PoolingParams
 from weft.messages.replies import Extra, Finish, FinishReason, HiddenStates, TokenLogprobs
 from weft.messages.sampling import SamplingParams
-from weft.messages.sessions import SessionParams
 from weft.messages.weights import FIRST_VERSION
 from weft.observe.metrics import Latency
 from weft.text.detokenizer import Detokenizer
-from weft.text.stop.stopping import Matcher
+from weft.text.stop.stopping import StopMatcher
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Prompt:
-    """One prompt to complete `params.n` times. `rid` is a name for logs and aborts; it need not be unique. `group` is
-    a second name, shared by the prompts of a batch: aborting it aborts them all."""
-
-    ids: Sequence[int]
-    params: SamplingParams
-    rid: str
-    group: str = ""
-    tenant: str = ""  # whom the policy "fair" serves with it
-    user: str = ""
-    priority: int = 0
-    cache_salt: str = ""
-    timeout_ms: int = 0  # the engine ends it after so long; 0: never
-    session: SessionParams | None = None  # it comes behind the history of this session
-    vectors: bytes = b""  # float32 [len(ids), hidden size], packed: they stand for the tokens, whose ids mean nothing
-    pooling: PoolingParams | None = None  # no tokens are wanted, but this
-    stream_interval: int = 1  # tokens of a completion that are told together, but for the first
-
-
-class End(NamedTuple):
+class CompletionEnd(NamedTuple):
     """How a completion ended. With a `status` from 400 up it failed, and `message` says why."""
 
     reason: FinishReason
@@ -70,7 +47,7 @@ class Delta(NamedTuple):
     token_ids: list[int]
     logprobs: list[TokenLogprobs]  # one for each of `token_ids`, if asked for
     num_tokens: int  # generated so far, with these
-    end: End | None  # set in the last delta
+    end: CompletionEnd | None  # set in the last delta
 
 
 class Completion:
@@ -103,7 +80,7 @@ class Completion:
         prompt_len: int,
         params: SamplingParams,
         detokenizer: Detokenizer,
-        matcher: Matcher | None,
+        matcher: StopMatcher | None,
     ) -> None:
         self.id = id
         self.choice = choice
@@ -124,7 +101,7 @@ class Completion:
         self.stopped_by: str | None = (
             None  # the stop string that ended it here; the engine's last word is awaited
         )
-        self.end: End | None = None
+        self.end: CompletionEnd | None = None
         self.generation: Generation
         self._detokenizer = detokenizer
         self._matcher = matcher
@@ -136,7 +113,7 @@ class Completion:
         self._end_taken = False
 
     @property
-    def ended(self) -> End:
+    def ended(self) -> CompletionEnd:
         """How it has ended."""
         assert self.end is not None, "the completion has not ended"
         return self.end
@@ -209,7 +186,7 @@ class Completion:
 
     def _end(self, finish: Finish, weight_version: str) -> None:
         stopped = self.stopped_by is not None
-        self.end = End(
+        self.end = CompletionEnd(
             reason="stop" if stopped else finish.reason,
             matched=self.stopped_by if stopped else finish.matched,
             message="" if stopped else finish.message,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from weft.grammar.masks import Words
-from weft.grammar.protocol import Compiled, InvalidGrammar, Key, Matcher
+from weft.grammar.protocol import Compiled, GrammarMatcher, InvalidGrammar, Key
 
 
 class ChoiceMatcher:
@@ -101,7 +101,7 @@ class ChoiceCompiler:
             raise InvalidGrammar("no token begins any of the choices")
         return Compiled(matcher, mask[0], num_bytes=len(key.text))
 
-    def fill(self, matchers: Sequence[Matcher], masks: Words) -> None:
+    def fill(self, matchers: Sequence[GrammarMatcher], masks: Words) -> None:
         size = 32 * masks.shape[1]
         for row, matcher in enumerate(matchers):
             assert isinstance(matcher, ChoiceMatcher)

@@ -1,7 +1,7 @@
 """Grammars by llguidance: JSON schemas, regular expressions, Lark and GBNF grammars, structural tags.
 
 The library's own limits bound what one step of a matcher may cost; what compiling may cost is bounded by the process
-in which it is tried first (`trial.py`).
+in which it is tried first (`sandbox.py`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy as np
 
 from weft.grammar.closed import closed, is_compact
 from weft.grammar.masks import Words
-from weft.grammar.protocol import Compiled, InvalidGrammar, Key, Matcher
-from weft.grammar.tags import Lark, as_format
+from weft.grammar.protocol import Compiled, GrammarMatcher, InvalidGrammar, Key
+from weft.grammar.tags import LarkWriter, as_format
 
 WHITESPACE = r" |\n( {0,16}|\t{0,8})"  # between the tokens of JSON: bounded, or a weak model goes on with it for ever
 COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -92,7 +92,7 @@ class LlgCompiler:
         except (Exception, RecursionError) as exc:
             raise InvalidGrammar(_plain(str(exc))) from exc
 
-    def fill(self, matchers: Sequence[Matcher], masks: Words) -> None:
+    def fill(self, matchers: Sequence[GrammarMatcher], masks: Words) -> None:
         """A few at once in the caller's thread: to wake others takes longer, and they may be busy with the model."""
         pairs = [
             (matcher.inner, row)
@@ -154,7 +154,7 @@ class LlgCompiler:
 
     def _tags(self, tag: dict[str, Any], lenient: bool) -> str:
         options = {"lenient": lenient, "whitespace_pattern": WHITESPACE}
-        lark = Lark(
+        lark = LarkWriter(
             schema=lambda schema: {
                 **(closed(schema) if isinstance(schema, dict) else {}),
                 "x-guidance": options,

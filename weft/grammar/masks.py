@@ -21,7 +21,7 @@ Faults: TypeAlias = Mapping[
 ]  # rows that mean nothing, and why the outputs cannot go on there
 
 
-class Masks:
+class LazyBitmasks:
     """What may come next at M places. `fill` writes it into `words` [M, W] and returns the faults; without it, it
     stands there already. It is called once, in whichever thread is first; one that pickles them waits for it, too."""
 
@@ -58,13 +58,13 @@ class Masks:
         return self._faults
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Masks, (self.words, None, self.faults)
+        return LazyBitmasks, (self.words, None, self.faults)
 
 
-class Row(NamedTuple):
+class LazyBitmaskRow(NamedTuple):
     """One of them."""
 
-    masks: Masks
+    masks: LazyBitmasks
     place: int = 0
     also: int | None = None  # a token that is allowed besides
 
@@ -78,10 +78,10 @@ class Row(NamedTuple):
         return words
 
 
-class Rows(NamedTuple):
+class LazyBitmaskRows(NamedTuple):
     """The masks of one step: the `Promise` that its plan carries."""
 
-    rows: Sequence[Row]
+    rows: Sequence[LazyBitmaskRow]
 
     @property
     def words(self) -> Words:

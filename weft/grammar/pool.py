@@ -25,20 +25,20 @@ import numpy as np
 
 from weft.config.rotation import Rotation
 from weft.grammar.cache import GrammarCache
-from weft.grammar.masks import Masks, Row, Words
+from weft.grammar.masks import LazyBitmaskRow, LazyBitmasks, Words
 from weft.grammar.protocol import (
-    GOES_ON,
+    CONTINUE,
     NOT_FOLLOWED,
+    Advance,
     Compiled,
     Compiler,
+    CompileResult,
     Constraint,
+    GrammarMatcher,
     InvalidGrammar,
     Key,
-    Matcher,
-    Move,
-    Verdict,
 )
-from weft.grammar.trial import NoTrial, Trial, TrialFailed
+from weft.grammar.sandbox import CompileSandbox, NoSandbox, SandboxFailed
 
 NUM_THREADS = 2  # one grammar that takes long does not hold up the next
 LONG_LEN = 65_536  # characters of a grammar that does not take the last thread
@@ -47,12 +47,12 @@ FEW = 4  # masks: to fill less takes no longer than to wake a thread
 PART = 8  # masks that are filled in one go: the thread begins with the first of them, who asks with the last
 
 
-class Crowded(Exception):
+class CompileOverloaded(Exception):
     """The grammar has waited too long for a thread. The message is for the user, who may try again."""
 
 
 @dataclass(slots=True, eq=False)
-class Flight:
+class PendingCompile:
     """A grammar that is compiled or waits for it, and who waits for it."""
 
     key: Key
@@ -65,12 +65,12 @@ class Flight:
         return len(self.key.text) > LONG_LEN
 
 
-Result: TypeAlias = Compiled | InvalidGrammar | TrialFailed | Crowded
+CompileOutcome: TypeAlias = Compiled | InvalidGrammar | SandboxFailed | CompileOverloaded
 
 
-class Done(NamedTuple):
+class FinishedCompile(NamedTuple):
     key: Key
-    result: Result
+    result: CompileOutcome
     took_s: float
 
 
@@ -85,7 +85,7 @@ class GrammarPool:
         make_compiler: Callable[[], Compiler],
         *,
         max_bytes: int,
-        make_trial: Callable[[], Trial] = NoTrial,
+        make_sandbox: Callable[[], CompileSandbox] = NoSandbox,
         notify: Callable[[], None] = lambda: None,
         jump: bool = True,
         beside: bool = False,
@@ -96,20 +96,20 @@ class GrammarPool:
         self._make_compiler = make_compiler
         self._compiler: Compiler | None = None
         self._lock = threading.Lock()  # for making the compiler
-        self._make_trial = make_trial
+        self._make_sandbox = make_sandbox
         self._notify = notify
         self._jump = jump
         self._beside = beside
         self._own = threading.local()  # a thread's trial
-        self._trials: list[Trial] = []
+        self._trials: list[CompileSandbox] = []
         self._threads = ThreadPoolExecutor(NUM_THREADS, "grammar", initializer=self._begin_thread)
         self._filler = ThreadPoolExecutor(1, "masks")
         self._clock = clock
         self._queue = _Queue()
-        self._flights: dict[Key, Flight] = {}
+        self._flights: dict[Key, PendingCompile] = {}
         self._key_of: dict[int, Key] = {}  # of those that wait
-        self._verdicts: list[Verdict] = []  # at once
-        self._done: deque[Done] = deque()  # written by the threads
+        self._verdicts: list[CompileResult] = []  # at once
+        self._done: deque[FinishedCompile] = deque()  # written by the threads
 
     # Compiling
 
@@ -120,7 +120,7 @@ class GrammarPool:
             return
         flight = self._flights.get(key)
         if flight is None:
-            flight = self._flights[key] = Flight(key, tenant, self._clock())
+            flight = self._flights[key] = PendingCompile(key, tenant, self._clock())
             self._queue.put(flight)
             self._threads.submit(self._work)
         flight.ids.append(id)
@@ -138,12 +138,12 @@ class GrammarPool:
         ):  # it had not begun; else it is soon in the cache
             del self._flights[key]
 
-    def take(self) -> list[Verdict]:
+    def take(self) -> list[CompileResult]:
         verdicts, self._verdicts = self._verdicts, []
         while self._done:
             key, result, took_s = self._done.popleft()
             self.num_compiled += 1
-            if not isinstance(result, TrialFailed | Crowded):
+            if not isinstance(result, SandboxFailed | CompileOverloaded):
                 self.cache.put(key, result)
             for id in self._flights.pop(key).ids:
                 del self._key_of[id]
@@ -166,28 +166,28 @@ class GrammarPool:
         while (flight := self._queue.take()) is not None:
             began = time.perf_counter()
             if self._clock() - flight.asked_s > WAIT_S:
-                result: Result = Crowded(
+                result: CompileOutcome = CompileOverloaded(
                     "there are more grammars to compile than can be done; try again later"
                 )
             else:
                 result = self._compiled(flight.key)
             self._queue.ended(flight)
-            self._done.append(Done(flight.key, result, time.perf_counter() - began))
+            self._done.append(FinishedCompile(flight.key, result, time.perf_counter() - began))
             self._notify()
 
-    def _compiled(self, key: Key) -> Result:
+    def _compiled(self, key: Key) -> CompileOutcome:
         try:
             self._own.trial.run(key)
             return self._the_compiler().compile(key)
-        except (InvalidGrammar, TrialFailed) as exc:
+        except (InvalidGrammar, SandboxFailed) as exc:
             return exc
         except ImportError as exc:
-            return TrialFailed(str(exc))
+            return SandboxFailed(str(exc))
         except BaseException as exc:  # a panic of the library is no Exception
-            return TrialFailed(f"the grammar library failed on it: {type(exc).__name__}")
+            return SandboxFailed(f"the grammar library failed on it: {type(exc).__name__}")
 
     def _begin_thread(self) -> None:
-        self._own.trial = self._make_trial()
+        self._own.trial = self._make_sandbox()
         self._trials.append(self._own.trial)
 
     def _the_compiler(self) -> Compiler:
@@ -200,12 +200,12 @@ class GrammarPool:
 
     def advance(
         self, constraints: Sequence[Constraint], tokens: Sequence[int], room: Sequence[int]
-    ) -> list[Move]:
+    ) -> list[Advance]:
         moves, going = [], []
         for constraint, token, most in zip(constraints, tokens, room, strict=True):
             constraint.mask.masks.finish()
             move = _taken(constraint.matcher, (token,))
-            if move is GOES_ON and self._jump and most:
+            if move is CONTINUE and self._jump and most:
                 move = _jumped(constraint.matcher, most)
             moves.append(move)
             if not (move.is_complete or move.error):
@@ -221,21 +221,23 @@ class GrammarPool:
         for begin in range(0, num, size):
             part = constraints[begin : begin + size]
             words = np.zeros((len(part), num_words), dtype=np.int32)
-            masks = Masks(words, partial(self._filled, [constraint.matcher for constraint in part]))
+            masks = LazyBitmasks(
+                words, partial(self._filled, [constraint.matcher for constraint in part])
+            )
             for place, constraint in enumerate(part):
-                constraint.mask = Row(masks, place)
+                constraint.mask = LazyBitmaskRow(masks, place)
             parts.append(masks)
         if self._beside and num >= FEW:
             self._filler.submit(_finish, parts)
 
-    def _filled(self, matchers: Sequence[Matcher], masks: Words) -> dict[int, str]:
+    def _filled(self, matchers: Sequence[GrammarMatcher], masks: Words) -> dict[int, str]:
         """Fill them, mostly in a thread. Returns the rows where an output cannot go on, and why."""
         self._fill(matchers, masks)
         allows = np.count_nonzero(masks, axis=1).tolist()  # how many words that allow something
         errors = [matcher.error for matcher in matchers]
         return {i: _stuck(error) for i, error in enumerate(errors) if error or not allows[i]}
 
-    def _fill(self, matchers: Sequence[Matcher], masks: Words) -> None:
+    def _fill(self, matchers: Sequence[GrammarMatcher], masks: Words) -> None:
         """All at once; if that fails, one by one: then only those that fail have an empty mask."""
         assert self._compiler is not None
         try:
@@ -254,14 +256,14 @@ class _Queue:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waiting = Rotation[Flight]()
+        self._waiting = Rotation[PendingCompile]()
         self._num_long = 0  # that are being compiled
 
-    def put(self, flight: Flight) -> None:
+    def put(self, flight: PendingCompile) -> None:
         with self._lock:
             self._waiting.put(flight.tenant, flight, is_long=flight.is_long)
 
-    def take(self) -> Flight | None:
+    def take(self) -> PendingCompile | None:
         """The next that may begin. It has to be `ended`."""
         with self._lock:
             flight = self._waiting.take(with_long=self._num_long < max(NUM_THREADS - 1, 1))
@@ -269,22 +271,22 @@ class _Queue:
                 self._num_long += flight.is_long
             return flight
 
-    def ended(self, flight: Flight) -> None:
+    def ended(self, flight: PendingCompile) -> None:
         with self._lock:
             self._num_long -= flight.is_long
 
-    def remove(self, flight: Flight) -> bool:
+    def remove(self, flight: PendingCompile) -> bool:
         """Whether it had not begun."""
         with self._lock:
             return self._waiting.remove(flight.tenant, flight)
 
 
-def _finish(parts: Sequence[Masks]) -> None:
+def _finish(parts: Sequence[LazyBitmasks]) -> None:
     for masks in parts:
         masks.finish()
 
 
-def _taken(matcher: Matcher, tokens: Sequence[int]) -> Move:
+def _taken(matcher: GrammarMatcher, tokens: Sequence[int]) -> Advance:
     """A matcher takes tokens."""
     goes_on = False
     try:
@@ -294,10 +296,10 @@ def _taken(matcher: Matcher, tokens: Sequence[int]) -> Move:
         raise
     except BaseException as exc:  # a panic of the library is no Exception
         return _failed(exc)
-    return GOES_ON if goes_on else _move(matcher)
+    return CONTINUE if goes_on else _move(matcher)
 
 
-def _jumped(matcher: Matcher, room: int) -> Move:
+def _jumped(matcher: GrammarMatcher, room: int) -> Advance:
     """A matcher takes what must follow, if there is such."""
     try:
         forced = tuple(matcher.forced()[:room])
@@ -306,18 +308,18 @@ def _jumped(matcher: Matcher, room: int) -> Move:
     except BaseException as exc:  # a panic of the library is no Exception
         return _failed(exc)
     if not forced:
-        return GOES_ON
+        return CONTINUE
     move = _taken(matcher, forced)
     return move if move.error else move._replace(forced=forced)
 
 
-def _failed(exc: BaseException) -> Move:
-    return Move(error=f"the grammar library failed on it: {type(exc).__name__}")
+def _failed(exc: BaseException) -> Advance:
+    return Advance(error=f"the grammar library failed on it: {type(exc).__name__}")
 
 
-def _move(matcher: Matcher) -> Move:
+def _move(matcher: GrammarMatcher) -> Advance:
     """Nothing may follow."""
-    return Move(error=_stuck(matcher.error)) if matcher.error else Move(is_complete=True)
+    return Advance(error=_stuck(matcher.error)) if matcher.error else Advance(is_complete=True)
 
 
 def _stuck(error: str) -> str:
@@ -328,10 +330,12 @@ def _stuck(error: str) -> str:
     )
 
 
-def _verdict(id: int, result: Result, took_s: float) -> Verdict:
+def _verdict(id: int, result: CompileOutcome, took_s: float) -> CompileResult:
     if isinstance(result, Compiled):
-        constraint = Constraint(result.matcher.fork(), Row(Masks(result.mask[None])))
-        return Verdict(id, constraint, warnings=result.warnings, compile_s=took_s)
+        constraint = Constraint(
+            result.matcher.fork(), LazyBitmaskRow(LazyBitmasks(result.mask[None]))
+        )
+        return CompileResult(id, constraint, warnings=result.warnings, compile_s=took_s)
     kind = "the grammar is invalid: " if isinstance(result, InvalidGrammar) else ""
-    status = 503 if isinstance(result, Crowded) else 400
-    return Verdict(id, None, message=f"{kind}{result}", status=status, compile_s=took_s)
+    status = 503 if isinstance(result, CompileOverloaded) else 400
+    return CompileResult(id, None, message=f"{kind}{result}", status=status, compile_s=took_s)

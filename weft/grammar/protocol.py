@@ -1,7 +1,7 @@
 """Grammars: what compiles them, what follows them, and who is asked for both.
 
     Compiler   a grammar library for one vocabulary: text in, a Compiled out; fills masks
-    Matcher    the place of one output in its grammar
+    GrammarMatcher    the place of one output in its grammar
     Grammars   what the scheduler asks: compiling begins at `ask` and its end is told by `take`, never waited for
 
 Twins: `llg.py` (llguidance) and `choice.py` (plain Python, for tests) compile; `pool.py` is the service, the journal's
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from weft.grammar.masks import Row, Words
+from weft.grammar.masks import LazyBitmaskRow, Words
 
 NOT_FOLLOWED = "the grammar cannot be followed"  # so begins the error of an output whose grammar is too hard, or is left
 
@@ -31,7 +31,7 @@ class Key(NamedTuple):
     strict: bool = False  # refuse what cannot be enforced, instead of leaving it out
 
 
-class Matcher(Protocol):
+class GrammarMatcher(Protocol):
     """A matcher that cannot go on has an `error`, for ever; it does not raise."""
 
     @property
@@ -42,7 +42,7 @@ class Matcher(Protocol):
         """Whether nothing may follow any more but the end of the output."""
         ...
 
-    def fork(self) -> Matcher:
+    def fork(self) -> GrammarMatcher:
         """Another one at the same place."""
         ...
 
@@ -58,7 +58,7 @@ class Matcher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    matcher: Matcher  # at the beginning: to be forked
+    matcher: GrammarMatcher  # at the beginning: to be forked
     mask: Words  # [W] of the first token
     num_bytes: int  # what keeping it costs, about
     warnings: tuple[str, ...] = ()  # what of the grammar is not enforced
@@ -69,7 +69,7 @@ class Compiler(Protocol):
         """Raises InvalidGrammar."""
         ...
 
-    def fill(self, matchers: Sequence[Matcher], masks: Words) -> None:
+    def fill(self, matchers: Sequence[GrammarMatcher], masks: Words) -> None:
         """Write into masks [M, W] what may come next. The row of a matcher with an error means nothing."""
         ...
 
@@ -79,11 +79,11 @@ class Constraint:
     """One request's place in its grammar, and what may come next there. Nobody touches the matcher while its mask is
     being filled."""
 
-    matcher: Matcher
-    mask: Row
+    matcher: GrammarMatcher
+    mask: LazyBitmaskRow
 
 
-class Verdict(NamedTuple):
+class CompileResult(NamedTuple):
     """What became of one `ask`: a constraint, or the reason why there is none."""
 
     id: int
@@ -94,15 +94,17 @@ class Verdict(NamedTuple):
     compile_s: float = 0.0  # 0: it was compiled already
 
 
-class Move(NamedTuple):
+class Advance(NamedTuple):
     """What became of one token. With an error nothing is forced."""
 
     is_complete: bool = False  # nothing may follow it, and those that are forced
-    error: str = ""  # one that is found only when the mask is filled is among its `Masks.faults`
+    error: str = (
+        ""  # one that is found only when the mask is filled is among its `LazyBitmasks.faults`
+    )
     forced: tuple[int, ...] = ()  # tokens that had to follow: the matcher has taken them, too
 
 
-GOES_ON = Move()
+CONTINUE = Advance()
 
 
 class Grammars(Protocol):
@@ -116,13 +118,13 @@ class Grammars(Protocol):
         """The request has ended: its verdict is wanted no more."""
         ...
 
-    def take(self) -> list[Verdict]:
+    def take(self) -> list[CompileResult]:
         """The verdicts that have come since."""
         ...
 
     def advance(
         self, constraints: Sequence[Constraint], tokens: Sequence[int], room: Sequence[int]
-    ) -> list[Move]:
+    ) -> list[Advance]:
         """Each takes its token, then up to `room` that must follow. To find out what may come next is begun; where
         that was still under way, it is waited for first."""
         ...
@@ -142,11 +144,11 @@ class NoGrammars:
         if id in self._asked:
             self._asked.remove(id)
 
-    def take(self) -> list[Verdict]:
+    def take(self) -> list[CompileResult]:
         asked, self._asked = self._asked, []
-        return [Verdict(id, None, message=self._reason, status=400) for id in asked]
+        return [CompileResult(id, None, message=self._reason, status=400) for id in asked]
 
     def advance(
         self, constraints: Sequence[Constraint], tokens: Sequence[int], room: Sequence[int]
-    ) -> list[Move]:
+    ) -> list[Advance]:
         raise AssertionError("there is no constraint")

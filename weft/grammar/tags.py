@@ -46,7 +46,7 @@ def with_schemas(format: Any, change: Callable[[Any], Any]) -> Any:
     }
 
 
-class Lark:
+class LarkWriter:
     """Writes a format down as rules. `schema` gives the JSON schema to use for one, `regex` a pattern as it stands
     between slashes, `special` the id of a text that is one special token, or None."""
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from weft.grammar.closed import closed, is_compact
 from weft.grammar.masks import Words
-from weft.grammar.protocol import Compiled, InvalidGrammar, Key, Matcher
+from weft.grammar.protocol import Compiled, GrammarMatcher, InvalidGrammar, Key
 from weft.grammar.tags import as_format, with_schemas
 
 MAX_WHITESPACE = 16  # characters side by side between the tokens of JSON: unbounded, a weak model goes on for ever
@@ -100,7 +100,7 @@ class XgrCompiler:
             raise InvalidGrammar("nothing matches it")
         return Compiled(matcher, mask[0], int(grammar.memory_size_bytes))
 
-    def fill(self, matchers: Sequence[Matcher], masks: Words) -> None:
+    def fill(self, matchers: Sequence[GrammarMatcher], masks: Words) -> None:
         tensor = self._as_tensor(masks)
         for row, matcher in enumerate(matchers):
             assert isinstance(matcher, XgrMatcher)

@@ -40,8 +40,8 @@ from weft.engine.control.profile import Profiler
 from weft.engine.engine import Engine
 from weft.engine.input_gate import Alone, Barrier
 from weft.engine.processors import NoProcessors, Processors
-from weft.grammar.masks import Rows
-from weft.grammar.protocol import Constraint, Grammars, Key, Move, NoGrammars, Verdict
+from weft.grammar.masks import LazyBitmaskRows
+from weft.grammar.protocol import Advance, CompileResult, Constraint, Grammars, Key, NoGrammars
 from weft.journal.records import (
     VERSION,
     Advanced,
@@ -302,7 +302,7 @@ class RecordedGrammars:
     def cancel(self, id: int) -> None:
         self._grammars.cancel(id)
 
-    def take(self) -> list[Verdict]:
+    def take(self) -> list[CompileResult]:
         verdicts = self._grammars.take()
         for one in verdicts:
             self._recorder.write(
@@ -312,7 +312,7 @@ class RecordedGrammars:
 
     def advance(
         self, constraints: Sequence[Constraint], tokens: Sequence[int], room: Sequence[int]
-    ) -> list[Move]:
+    ) -> list[Advance]:
         moves = self._grammars.advance(constraints, tokens, room)
         self._recorder.write(Advanced(tuple(moves)))
         return moves
@@ -402,7 +402,7 @@ class Outside:
             case Constraint():
                 return ["constraint"]
             case (
-                Rows() | InputVectors()
+                LazyBitmaskRows() | InputVectors()
             ):  # of a step that has been launched: nobody looks at them any more
                 return ["nothing"]
         return self._names.get(id(thing))

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from weft.arrays import FloatArray
-from weft.grammar.protocol import Move
+from weft.grammar.protocol import Advance
 from weft.messages.codec import ToEngine
 from weft.plan.device import DeviceReply
 from weft.plan.step import Given, Result
@@ -136,7 +136,7 @@ class Readied(msgspec.Struct, frozen=True, array_like=True, tag="y"):
 class Advanced(msgspec.Struct, frozen=True, array_like=True, tag="a"):
     """What became of the tokens of a step in their grammars. Masks are left out: nothing else is decided by them."""
 
-    moves: tuple[Move, ...]
+    moves: tuple[Advance, ...]
 
 
 class Checked(msgspec.Struct, frozen=True, array_like=True, tag="k"):

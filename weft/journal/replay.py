@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 
 from weft.engine.engine import Engine
-from weft.grammar.masks import Masks, Row
-from weft.grammar.protocol import Constraint, Key, Matcher, Move, Verdict
+from weft.grammar.masks import LazyBitmaskRow, LazyBitmasks
+from weft.grammar.protocol import Advance, CompileResult, Constraint, GrammarMatcher, Key
 from weft.journal.recorder import answered, describe, launched, surroundings
 from weft.journal.records import (
     VERSION,
@@ -251,7 +251,7 @@ class _NoMatcher:
 
     error, is_complete = "", False
 
-    def fork(self) -> Matcher:
+    def fork(self) -> GrammarMatcher:
         return self
 
     def consume(self, token: int) -> bool:
@@ -262,7 +262,7 @@ class _NoMatcher:
 
 
 def _constraint() -> Constraint:
-    return Constraint(_NoMatcher(), Row(Masks(np.zeros((1, 1), dtype=np.int32))))
+    return Constraint(_NoMatcher(), LazyBitmaskRow(LazyBitmasks(np.zeros((1, 1), dtype=np.int32))))
 
 
 class _Grammars:
@@ -278,13 +278,13 @@ class _Grammars:
     def cancel(self, id: int) -> None:
         pass
 
-    def take(self) -> list[Verdict]:
+    def take(self) -> list[CompileResult]:
         verdicts = []
         while isinstance(record := self._script.peek(), Readied):
             self._script.take()
             constraint = None if record.message else _constraint()
             verdicts.append(
-                Verdict(
+                CompileResult(
                     record.id,
                     constraint,
                     record.warnings,
@@ -297,7 +297,7 @@ class _Grammars:
 
     def advance(
         self, constraints: Sequence[Constraint], tokens: Sequence[int], room: Sequence[int]
-    ) -> list[Move]:
+    ) -> list[Advance]:
         return list(self._script.expect(Advanced, self._replay, "follows grammars").moves)
 
 

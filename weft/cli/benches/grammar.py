@@ -23,14 +23,14 @@ from weft.grammar.backends import make_compiler
 from weft.grammar.masks import Words
 from weft.grammar.pool import GrammarPool
 from weft.grammar.protocol import (
+    Advance,
     Compiled,
     Compiler,
+    CompileResult,
     Constraint,
+    GrammarMatcher,
     Grammars,
     Key,
-    Matcher,
-    Move,
-    Verdict,
 )
 from weft.messages.replies import StepOutput
 from weft.messages.requests import GenerateRequest
@@ -85,12 +85,12 @@ class TimedGrammars:
     def cancel(self, id: int) -> None:
         self._grammars.cancel(id)
 
-    def take(self) -> list[Verdict]:
+    def take(self) -> list[CompileResult]:
         return self._grammars.take()
 
     def advance(
         self, constraints: Sequence[Constraint], tokens: Sequence[int], room: Sequence[int]
-    ) -> list[Move]:
+    ) -> list[Advance]:
         began = time.perf_counter()
         moves = self._grammars.advance(constraints, tokens, room)
         self.seconds += time.perf_counter() - began
@@ -107,7 +107,7 @@ class TimedCompiler:
     def compile(self, key: Key) -> Compiled:
         return self._compiler.compile(key)
 
-    def fill(self, matchers: Sequence[Matcher], masks: Words) -> None:
+    def fill(self, matchers: Sequence[GrammarMatcher], masks: Words) -> None:
         began = time.perf_counter()
         self._compiler.fill(matchers, masks)
         self._seconds.append(time.perf_counter() - began)

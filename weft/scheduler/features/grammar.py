@@ -15,8 +15,8 @@ from __future__ import annotations
 import numpy as np
 
 from weft.arrays import IntArray
-from weft.grammar.masks import Row, Rows
-from weft.grammar.protocol import GOES_ON, Constraint, Grammars, Key, Verdict
+from weft.grammar.masks import LazyBitmaskRow, LazyBitmaskRows
+from weft.grammar.protocol import CONTINUE, CompileResult, Constraint, Grammars, Key
 from weft.messages.replies import FinishReason
 from weft.messages.sampling import SamplingParams, ThinkingMarks
 from weft.plan.step import Mask, Result
@@ -57,7 +57,7 @@ class GrammarPart(Part):
         self.num_asked += 1
         self._grammars.ask(id, key, tenant)
 
-    def take(self) -> list[Verdict]:
+    def take(self) -> list[CompileResult]:
         """What has become of grammars since. Whose verdict is a refusal is to be ended by the caller."""
         verdicts = [verdict for verdict in self._grammars.take() if verdict.id in self.queue]
         for verdict in verdicts:
@@ -82,7 +82,8 @@ class GrammarPart(Part):
         masks = {i: mask for i in places if (mask := self._mask(ids[i])) is not None}
         if masks:
             extras.mask = Mask(
-                index=np.array(list(masks), dtype=np.int32), promise=Rows(list(masks.values()))
+                index=np.array(list(masks), dtype=np.int32),
+                promise=LazyBitmaskRows(list(masks.values())),
             )
         if len(masks) < len(places) and len(self._eos):
             open_ended = [
@@ -114,7 +115,7 @@ class GrammarPart(Part):
         for row, move in zip(
             places, self._grammars.advance(constraints, tokens, room), strict=True
         ):
-            if move is GOES_ON:
+            if move is CONTINUE:
                 continue
             if move.forced:
                 self.num_forced += len(move.forced)
@@ -124,7 +125,7 @@ class GrammarPart(Part):
             elif move.is_complete:
                 replies.ends.append(End(row, "stop"))
 
-    def _mask(self, id: int) -> Row | None:
+    def _mask(self, id: int) -> LazyBitmaskRow | None:
         """What the request's next token may be; None: anything."""
         constraint, marks = self._constraints[id], self._thinking.get(id)
         if marks is None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from weft.client.generation import Delta, End
+from weft.client.generation import CompletionEnd, Delta
 from weft.server.anthropic.models import AnthropicUsage, MessageAnswer
 from weft.server.errors import anthropic_error
 from weft.server.openai.chat import answer_of, function_calls
@@ -15,7 +15,7 @@ from weft.server.openai.conversation import Conversation
 from weft.server.openai.tools import call_id
 from weft.server.openai.translate import Header
 from weft.server.stream import Wire
-from weft.text.parsers.events import CallArguments, CallBegin, Event, Reasoning, Text
+from weft.text.parsers.events import AnswerText, CallArguments, CallBegin, Event, ReasoningText
 
 _ID_LEN = 24
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
@@ -90,10 +90,10 @@ class MessagesReply:
 
     def _event(self, found: Event) -> list[bytes]:
         match found:
-            case Text():
+            case AnswerText():
                 parts = self._open_block("text", {"type": "text", "text": ""})
                 return [*parts, self._block_delta({"type": "text_delta", "text": found.text})]
-            case Reasoning():
+            case ReasoningText():
                 parts = self._open_block(
                     "thinking", {"type": "thinking", "thinking": "", "signature": ""}
                 )
@@ -133,7 +133,7 @@ class MessagesReply:
             {"type": "content_block_delta", "index": self._num_blocks, "delta": delta},
         )
 
-    def _message(self, end: End | None) -> MessageAnswer:
+    def _message(self, end: CompletionEnd | None) -> MessageAnswer:
         return MessageAnswer(
             id=self._header.id,
             model=self._header.model,
@@ -158,7 +158,7 @@ def _tool_use(id: str, name: str, input: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _usage(end: End | None, prompt_len: int) -> AnthropicUsage:
+def _usage(end: CompletionEnd | None, prompt_len: int) -> AnthropicUsage:
     """Before the end it is not known how much was in the cache."""
     cached = 0 if end is None else end.cached_tokens
     return AnthropicUsage(prompt_len - cached, cached, 0 if end is None else end.completion_tokens)

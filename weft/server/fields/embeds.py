@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from weft.client.vectors import PARAM, packed_vectors, placeholders
+from weft.client.prompt import PARAM, pack_input_embeds, placeholder_ids
 from weft.messages.control import EngineReady
 from weft.messages.sampling import InvalidParam
 from weft.server.context import ServerContext
@@ -60,5 +60,7 @@ def read_embeds(raw: msgspec.Raw, engine: EngineReady) -> Embeds | None:
     prompts = value if depth in (1, 3) else [value]
     if not prompts:
         raise InvalidParam(PARAM, f"{PARAM} is empty; there is no prompt")
-    vectors = [packed_vectors(one, engine) for one in prompts]
-    return Embeds([placeholders(one, engine) for one in vectors], vectors, is_batch=depth in (1, 3))
+    vectors = [pack_input_embeds(one, engine) for one in prompts]
+    return Embeds(
+        [placeholder_ids(one, engine) for one in vectors], vectors, is_batch=depth in (1, 3)
+    )

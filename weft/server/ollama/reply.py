@@ -16,7 +16,7 @@ from weft.server.openai.chat import answer_of, function_calls
 from weft.server.openai.conversation import Conversation
 from weft.server.openai.translate import chat_logprobs
 from weft.server.stream import Wire
-from weft.text.parsers.events import CallArguments, CallBegin, Reasoning, Text
+from weft.text.parsers.events import AnswerText, CallArguments, CallBegin, ReasoningText
 
 OLLAMA_LINES = Wire(b"application/x-ndjson", lambda error: ollama_error(error) + b"\n", b"")
 
@@ -65,11 +65,11 @@ class OllamaReply:
     def closing(self) -> bytes:
         return b""
 
-    def _line(self, found: Text | Reasoning | CallArguments) -> dict[str, Any]:
+    def _line(self, found: AnswerText | ReasoningText | CallArguments) -> dict[str, Any]:
         match found:
-            case Text():
+            case AnswerText():
                 return self._fields(found.text)
-            case Reasoning():
+            case ReasoningText():
                 return self._fields("", found.text)
             case CallArguments():
                 return self._fields("", calls=[_call(self._name, found.text)])

@@ -10,9 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from weft.client.aux_outputs import last_state, prompt_logprobs
 from weft.client.generation import Delta
-from weft.client.hidden import last_state
-from weft.client.prompt_logprobs import prompt_logprobs
 from weft.server.body import json_bytes, read_json, written
 from weft.server.context import ServerContext
 from weft.server.openai.conversation import Conversation, chat_prompt, start_chat
@@ -48,7 +47,7 @@ from weft.server.openai.translate import (
 )
 from weft.server.sglang.meta_info import meta_info
 from weft.server.stream import Answer
-from weft.text.parsers.events import CallArguments, CallBegin, Event, Reasoning, Text
+from weft.text.parsers.events import AnswerText, CallArguments, CallBegin, Event, ReasoningText
 from weft.text.tokenizer import Tokenizer
 
 
@@ -186,9 +185,9 @@ class ChatReply:
 
     def _delta(self, found: Event | CustomCall) -> ChatDelta:
         match found:
-            case Text():
+            case AnswerText():
                 return ChatDelta(content=found.text)
-            case Reasoning():
+            case ReasoningText():
                 return ChatDelta(reasoning_content=found.text)
             case CallBegin():
                 function = FunctionDelta(name=found.name, arguments="")
@@ -266,8 +265,8 @@ class ChatReply:
 
 def answer_of(events: Sequence[Event | CustomCall], call_id_len: int) -> ChatAnswer:
     """The events of a whole completion as a message."""
-    text = "".join(found.text for found in events if isinstance(found, Text))
-    reasoning = "".join(found.text for found in events if isinstance(found, Reasoning))
+    text = "".join(found.text for found in events if isinstance(found, AnswerText))
+    reasoning = "".join(found.text for found in events if isinstance(found, ReasoningText))
     arguments: dict[int, list[str]] = {}
     for found in events:
         if isinstance(found, CallArguments):

@@ -10,9 +10,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
+from weft.client.aux_outputs import last_state, prompt_logprobs
 from weft.client.generation import Delta
-from weft.client.hidden import last_state
-from weft.client.prompt_logprobs import prompt_logprobs
 from weft.messages.replies import Extra
 from weft.messages.sampling import SamplingParams
 from weft.server.body import json_bytes, read_json, written

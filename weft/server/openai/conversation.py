@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 
-from weft.client.generation import Delta, Generation, Prompt
-from weft.client.purpose import check_purpose
+from weft.client.generation import Delta, Generation
+from weft.client.prompt import Prompt, check_task
 from weft.messages.sampling import Grammar, InvalidParam, SamplingParams, ThinkingMarks
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError
@@ -28,7 +28,7 @@ from weft.server.openai.tools import ToolUse, strict_tag, tool_use
 from weft.server.openai.translate import encode_texts, prompts, sampling_params, submit
 from weft.text.parsers.events import Event
 from weft.text.parsers.formats import FORCED, ReasoningFormat, ToolFormat
-from weft.text.parsers.output import Output
+from weft.text.parsers.output import ParsedOutput
 from weft.text.templates.chat_template import MAX_SOURCE_LEN
 
 _TAIL_LEN = 32  # tokens at the end of a prompt in which a template can open the reasoning
@@ -40,7 +40,7 @@ class Conversation:
 
     generation: Generation
     prompt: Prompt
-    outputs: list[Output]  # by choice
+    outputs: list[ParsedOutput]  # by choice
     is_plain: bool  # nothing is looked for in the text: events need not be asked of `outputs`
     has_reasoning: bool
     custom_calls: list[CustomCalls]  # by choice
@@ -159,7 +159,7 @@ def _truncation(context: ServerContext, body: ChatRequest) -> Truncation | None:
 async def chat_text(context: ServerContext, body: ChatRequest) -> str:
     """The conversation as the model's template writes it."""
     if context.template is None:
-        check_purpose(SamplingParams(), context.client.engine)
+        check_task(SamplingParams(), context.client.engine)
         raise ApiError(
             400,
             "this model has no chat template; use /v1/completions, or give one with --chat-template",
@@ -276,13 +276,13 @@ def _output(
     thoughts: ReasoningFormat | None,
     eager: bool,
     tells_cut: bool,
-) -> Output:
+) -> ParsedOutput:
     reasoning = None
     if thoughts is not None:
         prompt_end = context.tokenizer.decode(prompt.ids[-_TAIL_LEN:], skip_special_tokens=False)
         reasoning = thoughts.parser(prompt_end, eager=eager)
     tools = None if format is None else format.parser(use.names, eager=eager, tells_cut=tells_cut)
-    return Output(
+    return ParsedOutput(
         reasoning,
         tools,
         one_call=use.one_call,

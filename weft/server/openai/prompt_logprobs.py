@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from weft.client.prompt_logprobs import PromptToken
+from weft.client.aux_outputs import PromptToken
 from weft.server.openai.models import CompletionLogprobs, PromptLogprob
 from weft.server.openai.translate import TokenName, finite
 from weft.text.tokenizer import Tokenizer

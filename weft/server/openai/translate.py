@@ -10,10 +10,9 @@ from typing import NamedTuple, TypeAlias, TypeVar
 
 from starlette.requests import Request
 
-from weft.client.as_tokens import with_marks
-from weft.client.generation import Delta, Generation, Prompt
-from weft.client.hidden import num_hidden_states
-from weft.client.prompt_logprobs import num_prompt_logprobs
+from weft.client.aux_outputs import num_hidden_states, num_prompt_logprobs
+from weft.client.generation import Delta, Generation
+from weft.client.prompt import Prompt, with_reasoning_marks
 from weft.messages.replies import TokenLogprobs
 from weft.messages.sampling import InvalidParam, SamplingParams
 from weft.observe.request_context import rename
@@ -36,7 +35,7 @@ from weft.server.openai.models import (
 )
 from weft.server.tenants import salt_of, tenant_of, user_of
 from weft.text.detokenizer import Detokenizer
-from weft.text.parsers.output import Output
+from weft.text.parsers.output import ParsedOutput
 from weft.text.tokenizer import Tokenizer
 
 V = TypeVar("V")
@@ -145,7 +144,9 @@ def prompts(
     return [
         Prompt(
             ids=prompt_ids,
-            params=with_marks(params, context.formats.reasoning, context.tokenizer, prompt_ids),
+            params=with_reasoning_marks(
+                params, context.formats.reasoning, context.tokenizer, prompt_ids
+            ),
             rid=rid,
             tenant=tenant,
             user=user_of(context, body.user),
@@ -354,7 +355,9 @@ class UsageCount:
         )
 
 
-def reasoning_details(tokenizer: Tokenizer, outputs: Sequence[Output]) -> CompletionTokensDetails:
+def reasoning_details(
+    tokenizer: Tokenizer, outputs: Sequence[ParsedOutput]
+) -> CompletionTokensDetails:
     """How many tokens were reasoning. Its marks are not among them."""
     texts = ["".join(output.reasoning_text) for output in outputs]
     return CompletionTokensDetails(

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from starlette.requests import Request
 
-from weft.client.generation import Completion, Delta, Generation, Prompt
+from weft.client.generation import Completion, Delta, Generation
+from weft.client.prompt import Prompt
 from weft.messages.control import Pools
 from weft.messages.pooling import PoolingParams
 from weft.messages.replies import Pooled

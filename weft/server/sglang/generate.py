@@ -13,9 +13,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from weft.client.as_tokens import with_marks
-from weft.client.generation import Completion, Delta, Prompt
-from weft.client.hidden import hidden_states
+from weft.client.aux_outputs import hidden_states
+from weft.client.generation import Completion, Delta
+from weft.client.prompt import Prompt, with_reasoning_marks
 from weft.messages.replies import Extra
 from weft.messages.sampling import SamplingParams
 from weft.server.admin.sessions import SessionFields, session_params
@@ -174,7 +174,7 @@ async def generate(context: ServerContext, request: Request) -> ASGIApp:
     prompts = [
         Prompt(
             ids=one_ids,
-            params=with_marks(one, context.formats.reasoning, context.tokenizer, one_ids),
+            params=with_reasoning_marks(one, context.formats.reasoning, context.tokenizer, one_ids),
             rid=rid,
             group=body.rid if isinstance(body.rid, str) else "",
             tenant=tenant_of(context, request, None),

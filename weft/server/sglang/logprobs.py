@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
+from weft.client.aux_outputs import PromptToken, prompt_logprobs
 from weft.client.generation import Delta
-from weft.client.prompt_logprobs import PromptToken, prompt_logprobs
 from weft.messages.replies import Extra
 from weft.messages.sampling import SamplingParams
 from weft.server.body import written

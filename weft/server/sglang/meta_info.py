@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from weft.client.generation import Completion, Delta, End
+from weft.client.generation import Completion, CompletionEnd, Delta
 
 
 def meta_info(completion: Completion, delta: Delta, weight_version: str) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def meta_info(completion: Completion, delta: Delta, weight_version: str) -> dict
     return meta
 
 
-def _finish_reason(end: End) -> dict[str, Any]:
+def _finish_reason(end: CompletionEnd) -> dict[str, Any]:
     match end.reason:
         case "stop":
             return {"type": "stop", "matched": end.matched}

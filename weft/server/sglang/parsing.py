@@ -19,7 +19,7 @@ from weft.server.openai.chat import answer_of, function_calls
 from weft.server.openai.models import ChatAnswer
 from weft.server.openai.tools import tool_use
 from weft.text.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
-from weft.text.parsers.output import Output
+from weft.text.parsers.output import ParsedOutput
 
 INLINE_LEN = 10_000  # characters; more of them are looked through in a thread
 T = TypeVar("T")
@@ -44,7 +44,9 @@ async def parse_function_call(context: ServerContext, request: Request) -> ASGIA
     body = await read_json(context, request, ParseCallsBody)
     format = _chosen(TOOL_FORMATS, body.tool_call_parser, context.formats.tools, "tool_call_parser")
     names = tool_use(body.tools, "auto", parallel=True).names
-    answer = await _parsed(context, body.text, Output(None, format.parser(names, eager=False)))
+    answer = await _parsed(
+        context, body.text, ParsedOutput(None, format.parser(names, eager=False))
+    )
     return _json(
         {
             "normal_text": answer.content or "",
@@ -65,11 +67,11 @@ async def separate_reasoning(context: ServerContext, request: Request) -> ASGIAp
     format = _chosen(
         REASONING_FORMATS, body.reasoning_parser, context.formats.reasoning, "reasoning_parser"
     )
-    answer = await _parsed(context, body.text, Output(format.parser("", eager=False), None))
+    answer = await _parsed(context, body.text, ParsedOutput(format.parser("", eager=False), None))
     return _json({"reasoning_text": answer.reasoning_content or "", "text": answer.content or ""})
 
 
-async def _parsed(context: ServerContext, text: str, output: Output) -> ChatAnswer:
+async def _parsed(context: ServerContext, text: str, output: ParsedOutput) -> ChatAnswer:
     """What `output` finds in the whole text."""
     longest = context.limits.max_parsed_len
     if len(text) > longest:

@@ -38,7 +38,7 @@ def json_arguments(stream: Stream, name: str) -> Reading[bool]:
     """The arguments of a call of `name`, as a JSON object. False if they are none, or break off."""
     if (yield from stream.skip_space()) != "{" or name not in stream.names:
         return False
-    call = Call(stream, name)
+    call = StreamedCall(stream, name)
     scanner = JsonScanner()
     size = 0
     while not scanner.done:
@@ -76,7 +76,7 @@ def whole_call(stream: Stream, name: str, arguments: str) -> bool:
     """A call that is known at once. False if `arguments` are no JSON object that can be read."""
     if not is_object(arguments):
         return False
-    call = Call(stream, name)
+    call = StreamedCall(stream, name)
     call.add(arguments)
     stream.settle()
     return call.close()
@@ -92,7 +92,7 @@ def _most(stream: Stream) -> int:
     return MAX_HELD if stream.eager else MAX_CALL_LEN
 
 
-class Call:
+class StreamedCall:
     """A call whose name is known. An eager stream tells of it at once, another when it is whole."""
 
     def __init__(self, stream: Stream, name: str) -> None:
@@ -148,7 +148,7 @@ class _CallReader:
         self._pieces: list[str] = []  # of that key or value
         self._name: str | None = None
         self._arguments: str | None = None  # known before the name
-        self._call: Call | None = None
+        self._call: StreamedCall | None = None
 
     @property
     def done(self) -> bool:
@@ -186,7 +186,7 @@ class _CallReader:
     def break_off(self) -> bool:
         """The text has ended within the object. Whether a call is told of it."""
         if self._call is None and self._name is not None and self._stream.tells_cut:
-            self._call = Call(self._stream, self._name)
+            self._call = StreamedCall(self._stream, self._name)
         return self._call is not None and self._call.break_off()
 
     def _begin_value(self) -> None:
@@ -207,7 +207,7 @@ class _CallReader:
         ):
             value = "".join(self._pieces).lstrip()
             if value.startswith("{"):
-                self._call = Call(self._stream, self._name)
+                self._call = StreamedCall(self._stream, self._name)
                 self._call.add(value)
 
     def _end_value(self) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Text(NamedTuple):
+class AnswerText(NamedTuple):
     """A piece of the answer itself."""
 
     text: str
 
 
-class Reasoning(NamedTuple):
+class ReasoningText(NamedTuple):
     """A piece of what the model thinks before its answer."""
 
     text: str
@@ -31,4 +31,4 @@ class CallArguments(NamedTuple):
     text: str
 
 
-Event = Text | Reasoning | CallBegin | CallArguments
+Event = AnswerText | ReasoningText | CallBegin | CallArguments

@@ -18,7 +18,7 @@ from collections.abc import Callable, Generator, Set
 from functools import cache
 from typing import Protocol, TypeVar
 
-from weft.text.parsers.events import Event, Text
+from weft.text.parsers.events import AnswerText, Event
 
 MAX_HELD = 65_536  # characters of a call that are kept until its name and arguments are known
 MAX_NAME_LEN = 256
@@ -72,7 +72,7 @@ class Stream:
     def pass_through(self) -> None:
         """All that is there is text."""
         self.give_up()
-        self._tell(Text, self._rest())
+        self._tell(AnswerText, self._rest())
 
     # ---- the format's side
 
@@ -82,10 +82,10 @@ class Stream:
 
     def give_up(self) -> None:
         """It was not what it seemed: it is text."""
-        self._tell(Text, "".join(self._taken))
+        self._tell(AnswerText, "".join(self._taken))
         self._taken.clear()
 
-    def text_until(self, *markers: str, kind: Callable[[str], Event] = Text) -> Reading[str]:
+    def text_until(self, *markers: str, kind: Callable[[str], Event] = AnswerText) -> Reading[str]:
         """Tell the text before the first of `markers`, consume it, and return it. "" at the end of the text.
 
         What was consumed before and not settled is text, too.

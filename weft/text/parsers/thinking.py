@@ -11,7 +11,7 @@ Where the template has opened the reasoning in the prompt, the text begins insid
 
 from __future__ import annotations
 
-from weft.text.parsers.events import Reasoning
+from weft.text.parsers.events import ReasoningText
 from weft.text.parsers.stream import Reading, Stream
 
 
@@ -22,6 +22,6 @@ def thinking(stream: Stream, begin: str, end: str, *, inside: bool) -> Reading[N
         return
     yield from stream.skip_space()
     stream.settle()
-    if (yield from stream.text_until(end, kind=Reasoning)):
+    if (yield from stream.text_until(end, kind=ReasoningText)):
         yield from stream.skip_space()
         stream.settle()

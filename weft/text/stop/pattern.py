@@ -32,7 +32,7 @@ class BadPattern(ValueError):
     """It is no pattern, or none that can be used here. The message is for the user."""
 
 
-class Node:
+class PatternNode:
     """A place in a pattern: a character to come (`accepts`), a condition on the place (`holds`), or its end."""
 
     __slots__ = ("_seen", "_test", "follow", "holds", "pattern")
@@ -43,7 +43,7 @@ class Node:
         holds: Callable[[str, str], bool] | None = None,
         pattern: str = "",
     ) -> None:
-        self.follow: tuple[Node, ...] = ()  # what may come behind it
+        self.follow: tuple[PatternNode, ...] = ()  # what may come behind it
         self.holds = holds  # of the characters before and behind, "" where the text begins or ends
         self.pattern = pattern  # that ends here
         self._test = test
@@ -64,11 +64,11 @@ class Automaton:
     def __init__(self, patterns: Iterable[str]) -> None:
         """Raises BadPattern."""
         self._room = MAX_EDGES
-        self._nodes: list[Node] = []
-        first: dict[Node, None] = {}
+        self._nodes: list[PatternNode] = []
+        first: dict[PatternNode, None] = {}
         for pattern in patterns:
             tree = _parsed(pattern)
-            end = Node(pattern=pattern)
+            end = PatternNode(pattern=pattern)
             begin = self._sequence(tree.data, (end,), tree.state.flags)
             if _is_empty(begin):
                 raise BadPattern(f"{pattern[:64]!r} matches the empty text")
@@ -77,17 +77,19 @@ class Automaton:
 
     # Each method makes what comes before `follow`, from the end to the beginning, and returns where that begins.
 
-    def _sequence(self, items: Any, follow: tuple[Node, ...], flags: int) -> tuple[Node, ...]:
+    def _sequence(
+        self, items: Any, follow: tuple[PatternNode, ...], flags: int
+    ) -> tuple[PatternNode, ...]:
         for op, argument in reversed(list(items)):
             follow = self._one(op, argument, follow, flags)
         return follow
 
     def _one(
-        self, op: Any, argument: Any, follow: tuple[Node, ...], flags: int
-    ) -> tuple[Node, ...]:
+        self, op: Any, argument: Any, follow: tuple[PatternNode, ...], flags: int
+    ) -> tuple[PatternNode, ...]:
         match op:
             case ops.LITERAL | ops.NOT_LITERAL | ops.ANY | ops.IN:
-                return (self._connected(Node(test=_char_test(op, argument, flags)), follow),)
+                return (self._connected(PatternNode(test=_char_test(op, argument, flags)), follow),)
             case ops.BRANCH:
                 return _union(self._sequence(one, follow, flags) for one in argument[1])
             case ops.SUBPATTERN:
@@ -97,12 +99,12 @@ class Automaton:
                 low, high, items = argument
                 return self._repeat(low, high, items, follow, flags)
             case ops.AT:
-                return (self._connected(Node(holds=_condition(argument, flags)), follow),)
+                return (self._connected(PatternNode(holds=_condition(argument, flags)), follow),)
         raise BadPattern(f"{_REFUSED.get(op, str(op).lower())} cannot be used here")
 
     def _repeat(
-        self, low: int, high: Any, items: Any, follow: tuple[Node, ...], flags: int
-    ) -> tuple[Node, ...]:
+        self, low: int, high: Any, items: Any, follow: tuple[PatternNode, ...], flags: int
+    ) -> tuple[PatternNode, ...]:
         begin = follow
         if high is ops.MAXREPEAT:
             begin = _union((self._loop(items, follow, flags), follow))
@@ -115,10 +117,12 @@ class Automaton:
             begin = self._sequence(items, begin, flags)
         return begin
 
-    def _loop(self, items: Any, follow: tuple[Node, ...], flags: int) -> tuple[Node, ...]:
+    def _loop(
+        self, items: Any, follow: tuple[PatternNode, ...], flags: int
+    ) -> tuple[PatternNode, ...]:
         """One or more times: what ends a round may also begin another."""
         joint, inside = (
-            Node(),
+            PatternNode(),
             len(self._nodes),
         )  # stands for what comes behind a round, until that is known
         begin = self._sequence(items, (joint,), flags)
@@ -129,7 +133,7 @@ class Automaton:
                 self._count(len(behind))
         return _replaced(begin, joint, behind)
 
-    def _connected(self, node: Node, follow: tuple[Node, ...]) -> Node:
+    def _connected(self, node: PatternNode, follow: tuple[PatternNode, ...]) -> PatternNode:
         self._count(len(follow))
         node.follow = follow
         self._nodes.append(node)
@@ -161,15 +165,17 @@ def _parsed(pattern: str) -> Any:
         raise BadPattern(f"{pattern[:64]!r} is no regular expression: {exc}") from exc
 
 
-def _union(parts: Iterable[tuple[Node, ...]]) -> tuple[Node, ...]:
+def _union(parts: Iterable[tuple[PatternNode, ...]]) -> tuple[PatternNode, ...]:
     return tuple(dict.fromkeys(node for part in parts for node in part))
 
 
-def _replaced(nodes: tuple[Node, ...], joint: Node, behind: tuple[Node, ...]) -> tuple[Node, ...]:
+def _replaced(
+    nodes: tuple[PatternNode, ...], joint: PatternNode, behind: tuple[PatternNode, ...]
+) -> tuple[PatternNode, ...]:
     return _union(behind if node is joint else (node,) for node in nodes)
 
 
-def _is_empty(nodes: tuple[Node, ...]) -> bool:
+def _is_empty(nodes: tuple[PatternNode, ...]) -> bool:
     """Whether the end may be reached without a character."""
     left, seen = list(nodes), set(nodes)
     while left:

@@ -8,13 +8,13 @@ most `WINDOW` characters: of a longer match the beginning has been shown.
 
 from __future__ import annotations
 
-from weft.text.stop.pattern import Automaton, Node
+from weft.text.stop.pattern import Automaton, PatternNode
 
 WINDOW = 1_024  # characters
 
 
 class RegexMatcher:
-    """Finds the first match in one completion's text. `StopMatcher` is the same for strings."""
+    """Finds the first match in one completion's text. `StringMatcher` is the same for strings."""
 
     __slots__ = (
         "_automaton",
@@ -31,7 +31,7 @@ class RegexMatcher:
         self._automaton = automaton
         self._include = include  # show the match itself
         self._live: dict[
-            Node, int
+            PatternNode, int
         ] = {}  # where matches have come to: the earliest position at which one began
         self._begins: dict[str, bool] = {}  # of characters: whether a match may begin with them
         self._position = 0  # characters so far
@@ -58,7 +58,7 @@ class RegexMatcher:
         self._live = {}
         return held if end is None else self._cut(held, self._position - len(held), *end)
 
-    def _step(self, char: str) -> tuple[Node, int, int] | None:
+    def _step(self, char: str) -> tuple[PatternNode, int, int] | None:
         """Go on by a character. Returns a match: its last node, where it began, where it ended."""
         if not self._live and not self._may_begin(char):
             self._position += 1
@@ -68,7 +68,7 @@ class RegexMatcher:
             self._live.setdefault(node, self._position)
         end = self._enter(char)
         if end is None:
-            live: dict[Node, int] = {}
+            live: dict[PatternNode, int] = {}
             for node, begin in self._live.items():
                 if node.accepts(char):
                     for following in node.follow:
@@ -90,7 +90,7 @@ class RegexMatcher:
                 self._begins[char] = known
         return known
 
-    def _enter(self, behind: str) -> tuple[Node, int, int] | None:
+    def _enter(self, behind: str) -> tuple[PatternNode, int, int] | None:
         """Pass the conditions that hold between the last character and `behind`. Returns a match that ends there."""
         live = self._live
         left = [node for node in live if node.holds is not None]
@@ -105,14 +105,14 @@ class RegexMatcher:
                             left.append(following)
         return self._ended()
 
-    def _ended(self) -> tuple[Node, int, int] | None:
+    def _ended(self) -> tuple[PatternNode, int, int] | None:
         ends = [(begin, node) for node, begin in self._live.items() if node.pattern]
         if not ends:
             return None
         begin, node = min(ends, key=lambda end: end[0])
         return node, begin, self._position
 
-    def _cut(self, whole: str, start: int, node: Node, begin: int, end: int) -> str:
+    def _cut(self, whole: str, start: int, node: PatternNode, begin: int, end: int) -> str:
         """The text up to a match, or up to its end; `whole` begins at `start`."""
         self.matched = node.pattern
         self._held, self._live = "", {}

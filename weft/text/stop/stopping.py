@@ -8,10 +8,10 @@ from typing import Protocol
 from weft.messages.sampling import InvalidParam, SamplingParams
 from weft.text.stop.pattern import BadPattern, compile_patterns
 from weft.text.stop.regex import RegexMatcher
-from weft.text.stop.strings import StopMatcher, compile_stops
+from weft.text.stop.strings import StringMatcher, compile_stops
 
 
-class Matcher(Protocol):
+class StopMatcher(Protocol):
     """Of one completion's text."""
 
     matched: str | None
@@ -25,12 +25,12 @@ class Matcher(Protocol):
         ...
 
 
-class Both:
+class CombinedMatcher:
     """Strings first: a pattern sees what can be no beginning of a stop string, and what of one is shown."""
 
     __slots__ = ("_patterns", "_strings", "matched")
 
-    def __init__(self, strings: StopMatcher, patterns: RegexMatcher) -> None:
+    def __init__(self, strings: StringMatcher, patterns: RegexMatcher) -> None:
         self._strings = strings
         self._patterns = patterns
         self.matched: str | None = None
@@ -63,16 +63,18 @@ class Stops:
         except BadPattern as exc:
             raise InvalidParam("stop_regex", f"stop_regex: {exc}") from exc
 
-    def matcher(self) -> Matcher | None:
+    def matcher(self) -> StopMatcher | None:
         """A fresh one; None if nothing is looked for."""
         strings = (
-            None if self._strings is None else StopMatcher(self._strings, include=self._include)
+            None if self._strings is None else StringMatcher(self._strings, include=self._include)
         )
         patterns = (
             None if self._patterns is None else RegexMatcher(self._patterns, include=self._include)
         )
         return (
-            strings or patterns if strings is None or patterns is None else Both(strings, patterns)
+            strings or patterns
+            if strings is None or patterns is None
+            else CombinedMatcher(strings, patterns)
         )
 
 
@@ -84,7 +86,7 @@ class StopSets:
         different = {_key(params): params for params in every}
         self._compiled = {key: Stops(params) for key, params in different.items()}
 
-    def matcher(self, params: SamplingParams) -> Matcher | None:
+    def matcher(self, params: SamplingParams) -> StopMatcher | None:
         return self._compiled[_key(params)].matcher()
 
 

@@ -74,7 +74,7 @@ def compile_stops(strings: tuple[str, ...]) -> StopStrings:
     return _cached(strings) if sum(map(len, strings)) <= _CACHED_LEN else StopStrings(strings)
 
 
-class StopMatcher:
+class StringMatcher:
     """Finds the first stop string in one completion's text."""
 
     __slots__ = ("_held", "_include", "_node", "_stops", "matched")

@@ -23,7 +23,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from weft.messages.sampling import InvalidParam
-from weft.text.templates.habits import Habits, habits
+from weft.text.templates.content_format import ContentFormat, content_format
 
 MAX_OUTPUT_LEN = 16_000_000  # characters
 MAX_WIDTH = 1_000_000  # of what one operation of a template may make: repetition, padding, powers
@@ -257,7 +257,7 @@ def check_sources(sources: Mapping[str, str]) -> None:
 
 class _Compiled(NamedTuple):
     template: jinja2.Template
-    habits: Habits
+    content_format: ContentFormat
     knows_developer: bool  # else that role is the system's
 
 
@@ -266,7 +266,7 @@ def _compiled(sources: Mapping[str, str]) -> dict[str, _Compiled]:
     environment = _environment()
 
     def compiled(source: str) -> _Compiled:
-        found = habits(environment.parse(source))
+        found = content_format(environment.parse(source))
         return _Compiled(environment.from_string(source), found, "developer" in source)
 
     try:
@@ -287,11 +287,13 @@ def _normalised(used: _Compiled, message: Message, position: int) -> Message:
     where = f"messages[{position}]"
     if message.get("role") == "developer" and not used.knows_developer:
         message["role"] = "system"
-    message["content"] = _content(message.get("content"), where, as_list=used.habits.reads_lists)
+    message["content"] = _content(
+        message.get("content"), where, as_list=used.content_format.reads_lists
+    )
     if message["content"] is None:
         if not message.get("tool_calls"):
             raise TemplateError(f"{where} has no content", f"{where}.content")
-        if not used.habits.reads_null:
+        if not used.content_format.reads_null:
             message["content"] = ""
     if message.get("tool_calls"):
         message["tool_calls"] = [_parsed_call(call) for call in message["tool_calls"]]

@@ -34,12 +34,12 @@ class Renderer:
         check_sources(sources)
         self._setup = {"sources": dict(sources), "special_tokens": dict(special_tokens)}
         self._workers = Workers(NUM_PROCESSES, "the chat template")
-        self._desks = [_Desk(self._setup) for _ in range(NUM_PROCESSES)]
-        self._idle = self._desks[::-1]  # each taken by one thread at a time
+        self._processes = [_RenderProcess(self._setup) for _ in range(NUM_PROCESSES)]
+        self._idle = self._processes[::-1]  # each taken by one thread at a time
         self._lock = threading.Lock()
-        self._finalizer = weakref.finalize(self, _close, self._desks)
+        self._finalizer = weakref.finalize(self, _close, self._processes)
         try:
-            self._desks[0].set_up()
+            self._processes[0].set_up()
         except TemplateError:
             self.close()
             raise
@@ -60,17 +60,17 @@ class Renderer:
     def _rendered(self, question: bytes) -> str:
         """In a thread. The process that was used last is taken first; the others are there soon after the first use."""
         with self._lock:
-            desk = self._idle.pop()
+            process = self._idle.pop()
             for other in self._idle:
                 other.start()
         try:
-            return str(desk.ask(question, RENDER_WORK_S)["text"])
+            return str(process.ask(question, RENDER_WORK_S)["text"])
         finally:
             with self._lock:
-                self._idle.append(desk)
+                self._idle.append(process)
 
 
-class _Desk:
+class _RenderProcess:
     """A place for one process at a time."""
 
     def __init__(self, setup: Mapping[str, Any]) -> None:
@@ -83,7 +83,7 @@ class _Desk:
         if self._child is not None and not self._child.is_alive:
             self.close()
         if self._child is None:
-            self._child = Child("weft.text.templates.process")
+            self._child = Child("weft.text.templates.render_process")
             self._is_set_up = False
 
     def set_up(self) -> None:
@@ -133,6 +133,6 @@ def _encoded(question: dict[str, Any]) -> bytes:
         return json.dumps(msgspec.to_builtins(question)).encode()
 
 
-def _close(desks: Sequence[_Desk]) -> None:
-    for desk in desks:
-        desk.close()
+def _close(processes: Sequence[_RenderProcess]) -> None:
+    for process in processes:
+        process.close()

@@ -20,7 +20,7 @@ from weft.server.openai.responses.input_items import item_id
 from weft.server.openai.tools import call_id
 from weft.server.openai.translate import chat_logprobs, reasoning_details
 from weft.server.stream import Wire
-from weft.text.parsers.events import CallArguments, CallBegin, Event, Reasoning, Text
+from weft.text.parsers.events import AnswerText, CallArguments, CallBegin, Event, ReasoningText
 from weft.text.tokenizer import Tokenizer
 
 _CALLS = ("function_call", "custom_tool_call")
@@ -85,14 +85,14 @@ class ResponseReply:
 
     def _take(self, found: Event | CustomCall) -> None:
         match found:
-            case Text():
+            case AnswerText():
                 self._open_item("message", {"role": "assistant", "content": []})
                 logprobs = self._untold.take(found.text)
                 self._logprobs += logprobs
                 self._add(
                     found.text, "response.output_text.delta", content_index=0, logprobs=logprobs
                 )
-            case Reasoning():
+            case ReasoningText():
                 self._untold.take(found.text)  # only those of the text are told
                 self._open_item("reasoning", {"summary": [], "content": []})
                 self._add(found.text, "response.reasoning_text.delta", content_index=0)

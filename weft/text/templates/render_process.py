@@ -15,10 +15,10 @@ MAX_MEMORY = 1 << 29  # bytes of address space, on top of what the start has tak
 
 
 def main() -> None:
-    serve(Scribe())
+    serve(TemplateWorker())
 
 
-class Scribe:
+class TemplateWorker:
     """Answers the sources with {}, and each conversation with {"text": ...}; what cannot be done with {"error": the
     message, "param": the field that is to blame}."""
 

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from tests.text.tokens import EOS, byte_tokenizer
+from weft.client.aux_outputs import prompt_logprobs
 from weft.client.client import EngineClient, EngineUnavailable
-from weft.client.generation import Delta, Generation, Prompt
-from weft.client.prompt_logprobs import prompt_logprobs
+from weft.client.generation import Delta, Generation
+from weft.client.prompt import Prompt
 from weft.messages.codec import ToEngine
 from weft.messages.control import (
     EngineFailed,

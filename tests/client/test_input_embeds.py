@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.server.fake import READY
-from weft.client.vectors import INFINITE_FROM, packed_vectors
+from weft.client.prompt import INFINITE_FROM, pack_input_embeds
 from weft.messages.sampling import InvalidParam
 
 FLOAT32_MOST = float(np.finfo(np.float32).max)
@@ -34,9 +34,9 @@ def test_just_what_is_finite_in_the_models_numbers_is_taken(dtype: str) -> None:
     ]:
         rows = np.array([[0, 0, 1], [0, value, 2]], dtype=np.float32)
         if torch.from_numpy(rows).to(getattr(torch, dtype)).isfinite().all():
-            assert packed_vectors(rows, engine) == rows.tobytes()
+            assert pack_input_embeds(rows, engine) == rows.tobytes()
         else:
             with pytest.raises(
                 InvalidParam, match=rf"input_embeds\[1\]\[1\] is .*{dtype}.*are allowed"
             ):
-                packed_vectors(rows, engine)
+                pack_input_embeds(rows, engine)

@@ -15,12 +15,12 @@ MAX_HANDED_ON = 8  # from variable to variable, against the order in which they 
 _LIST_FILTERS = frozenset(["map", "select", "selectattr", "reject", "rejectattr"])
 
 
-class Habits(NamedTuple):
+class ContentFormat(NamedTuple):
     reads_lists: bool  # it walks through content
     reads_null: bool  # it asks whether content is none
 
 
-def habits(template: nodes.Template) -> Habits:
+def content_format(template: nodes.Template) -> ContentFormat:
     """Of a template as it was parsed. Raises RecursionError."""
     names = _names_of_content(template)
     looped = [loop.iter for loop in template.find_all(nodes.For)]
@@ -31,7 +31,7 @@ def habits(template: nodes.Template) -> Habits:
     ]
     asked = [test.node for test in template.find_all(nodes.Test) if test.name == "none"]
     asked += [compare.expr for compare in template.find_all(nodes.Compare) if _has_none(compare)]
-    return Habits(
+    return ContentFormat(
         reads_lists=any(_is_content(node, names) for node in [*looped, *filtered]),
         reads_null=any(_is_content(node, names) for node in asked),
     )

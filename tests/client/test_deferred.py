@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tests.text.test_client import READY, World
+from tests.client.test_client import READY, World
 from weft.client.generation import Generation
 from weft.client.intake import HeldBack
 from weft.messages.replies import Finish

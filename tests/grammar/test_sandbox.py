@@ -20,8 +20,8 @@ from tests.scheduler.engine_world import EngineWorld
 from tests.scheduler.test_scheduler import settings
 from weft.grammar.llg import LlgCompiler
 from weft.grammar.pool import GrammarPool
-from weft.grammar.protocol import InvalidGrammar, Key, Verdict
-from weft.grammar.trial import TrialFailed, TrialProcess
+from weft.grammar.protocol import CompileResult, InvalidGrammar, Key
+from weft.grammar.sandbox import SandboxFailed, SandboxProcess
 from weft.messages.sampling import Grammar
 
 VOCABULARY = Path(weft.__file__).parent / "bundled" / "weft-nano" / "tokenizer.json", 4_096, (0,)
@@ -75,33 +75,33 @@ BOMBS = {
 
 
 @pytest.fixture
-def trial() -> Iterator[TrialProcess]:
-    trial = TrialProcess("llguidance", *VOCABULARY, timeout_s=TIMEOUT_S)
+def trial() -> Iterator[SandboxProcess]:
+    trial = SandboxProcess("llguidance", *VOCABULARY, timeout_s=TIMEOUT_S)
     yield trial
     trial.close()
 
 
-def test_a_trial_says_what_compiles_and_why_another_does_not(trial: TrialProcess) -> None:
+def test_a_trial_says_what_compiles_and_why_another_does_not(trial: SandboxProcess) -> None:
     trial.run(Key("regex", "a+"))
     with pytest.raises(InvalidGrammar, match="unclosed group"):
         trial.run(Key("regex", "(a"))
     trial.run(Key("choice", '["größe"]'))
 
 
-def test_a_trial_that_takes_too_long_is_killed_and_the_next_one_runs(trial: TrialProcess) -> None:
+def test_a_trial_that_takes_too_long_is_killed_and_the_next_one_runs(trial: SandboxProcess) -> None:
     trial.run(Key("regex", "a+"))
     trial._timeout_s = 0.001
-    with pytest.raises(TrialFailed, match=r"takes longer than 0\.001 s"):
+    with pytest.raises(SandboxFailed, match=r"takes longer than 0\.001 s"):
         trial.run(BOMBS["100,000 rules"])
     trial._timeout_s = TIMEOUT_S
     trial.run(Key("regex", "a+"))
 
 
-def test_a_trial_whose_process_dies_fails_and_the_next_one_runs(trial: TrialProcess) -> None:
+def test_a_trial_whose_process_dies_fails_and_the_next_one_runs(trial: SandboxProcess) -> None:
     trial.run(Key("regex", "a+"))
     assert trial._child is not None
     os.kill(trial._child.pid, signal.SIGKILL)
-    with pytest.raises(TrialFailed, match="memory"):
+    with pytest.raises(SandboxFailed, match="memory"):
         trial.run(Key("regex", "b+"))
     trial.run(Key("regex", "b+"))
 
@@ -112,7 +112,7 @@ def test_bombs_are_refused_or_served_in_bounded_time_and_memory_while_others_go_
         partial(LlgCompiler, *VOCABULARY),
         clock=lambda: 0.0,  # nobody waits too long
         max_bytes=64_000_000,
-        make_trial=partial(TrialProcess, "llguidance", *VOCABULARY, TIMEOUT_S),
+        make_sandbox=partial(SandboxProcess, "llguidance", *VOCABULARY, TIMEOUT_S),
         notify=rung.set,
     )
     world = EngineWorld(
@@ -150,7 +150,7 @@ def test_bombs_are_refused_or_served_in_bounded_time_and_memory_while_others_go_
 
 
 def test_what_only_looks_like_a_bomb_is_served() -> None:
-    trial = TrialProcess("llguidance", *VOCABULARY, timeout_s=600)
+    trial = SandboxProcess("llguidance", *VOCABULARY, timeout_s=600)
     for name in ("nested counts", "a million items", "depth 60", "a long count"):
         trial.run(BOMBS[name])
     trial.close()
@@ -165,7 +165,7 @@ def test_many_schemas_stay_within_the_bytes_of_the_cache() -> None:
     pool = GrammarPool(
         partial(LlgCompiler, *VOCABULARY), max_bytes=5_000_000, notify=rung.set, clock=lambda: 0.0
     )
-    verdicts: list[Verdict] = []
+    verdicts: list[CompileResult] = []
     for id in range(300):
         pool.ask(
             id,

@@ -12,14 +12,14 @@ from tests.text.tokens import byte_tokenizer
 from weft.client.generation import Completion, Delta, Generation
 from weft.messages.replies import Finish
 from weft.messages.sampling import SamplingParams
-from weft.text.stop.strings import StopMatcher, compile_stops
+from weft.text.stop.strings import StringMatcher, compile_stops
 
 TOKENIZER = byte_tokenizer()
 
 
 def completion(params: SamplingParams) -> tuple[Completion, Generation]:
     matcher = (
-        StopMatcher(compile_stops(params.stop), include=params.include_stop)
+        StringMatcher(compile_stops(params.stop), include=params.include_stop)
         if params.stop
         else None
     )

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from tests.text.test_client import World, run, texts
+from tests.client.test_client import World, run, texts
 from weft.client.client import EngineFault
 from weft.messages.codec import BadMessage, FromEngine, Unreadable, encode, read_from_engine
 from weft.messages.control import CallFailed, GetState, GetStateReply, Stats

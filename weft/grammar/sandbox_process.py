@@ -1,4 +1,4 @@
-"""The process of `trial.py`: reads a vocabulary, then grammars, each a line of JSON; answers each with a line, which is
+"""The process of `sandbox.py`: reads a vocabulary, then grammars, each a line of JSON; answers each with a line, which is
 empty if it compiles and says why not otherwise. It ends with its standard input."""
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ MAX_MEMORY = 1 << 30  # bytes of address space, on top of what the start has tak
 
 
 def main() -> None:
-    serve(Examiner())
+    serve(SandboxWorker())
 
 
-class Examiner:
+class SandboxWorker:
     """Answers the vocabulary, and then each grammar."""
 
     def __init__(self) -> None:

@@ -18,19 +18,19 @@ START_S = 60.0  # for the interpreter and the vocabulary
 SLOW_S = 30.0  # of the clock beyond the time of work, on a busy machine; then the process is taken to hang
 
 
-class TrialFailed(Exception):
+class SandboxFailed(Exception):
     """The grammar could not be tried to the end. Another time it may be. The message is for the user."""
 
 
-class Trial(Protocol):
+class CompileSandbox(Protocol):
     def run(self, key: Key) -> None:
-        """Raises InvalidGrammar, or TrialFailed."""
+        """Raises InvalidGrammar, or SandboxFailed."""
         ...
 
     def close(self) -> None: ...
 
 
-class NoTrial:
+class NoSandbox:
     """For compilers that need none."""
 
     def run(self, key: Key) -> None:
@@ -40,7 +40,7 @@ class NoTrial:
         pass
 
 
-class TrialProcess:
+class SandboxProcess:
     """`timeout_s` of work for one grammar. Used by one thread."""
 
     def __init__(
@@ -68,7 +68,7 @@ class TrialProcess:
             self._child = None
 
     def _start(self) -> None:
-        self._child = Child("weft.grammar.trial_process")
+        self._child = Child("weft.grammar.sandbox_process")
         answer = self._ask(self._vocabulary, START_S)
         if answer:
             self.close()
@@ -81,9 +81,9 @@ class TrialProcess:
             return str(json.loads(self._child.ask(json.dumps(question).encode(), timeout_s)))
         except TimeoutError:
             self.close()
-            raise TrialFailed(too_long) from None
+            raise SandboxFailed(too_long) from None
         except ChildEnded as exc:
             self.close()
-            raise TrialFailed(
+            raise SandboxFailed(
                 too_long if exc.out_of_time else "the grammar takes too much memory to compile"
             ) from None
