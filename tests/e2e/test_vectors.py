@@ -59,7 +59,7 @@ def take_back_often(llm: LLM) -> None:
         ]
         if next(count) % 9 == 0:
             for request in decoding:
-                engine.scheduler.take_back(request)
+                engine.scheduler.retract(request)
         return step()
 
     engine.step = shaken

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.memory.accounting.audit import BrokenBooks, audit
+from weft.memory.accounting.audit import AccountingError, audit
 from weft.memory.allocator import OutOfPages, PageAllocator, num_pages_for, slots_of
 from weft.memory.prefix_cache import NoPrefixCache
 from weft.memory.rows import RowTable
@@ -46,9 +46,9 @@ def test_every_page_is_held_or_free(moves: list[int]) -> None:
 def test_the_audit_names_the_owners_of_a_page_owned_twice() -> None:
     allocator = PageAllocator(num_pages=4, page_size=1)
     taken = allocator.alloc(2)
-    with pytest.raises(BrokenBooks, match=r"page 0 is owned by a and b"):
+    with pytest.raises(AccountingError, match=r"page 0 is owned by a and b"):
         audit(allocator, NoPrefixCache(1), {"a": taken, "b": np.array([0], dtype=np.int32)})
-    with pytest.raises(BrokenBooks, match=r"page 0 is owned by nobody"):
+    with pytest.raises(AccountingError, match=r"page 0 is owned by nobody"):
         audit(allocator, NoPrefixCache(1), {"a": taken[taken != 0]})
     audit(allocator, NoPrefixCache(1), {"a": taken})
 

@@ -8,8 +8,8 @@ import pytest
 from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.test_scheduler import settings
 from weft.journal.replay import Replay
-from weft.memory.accounting.audit import BrokenBooks, audit, find_faults
-from weft.memory.accounting.ledger import Ledger
+from weft.memory.accounting.audit import AccountingError, audit, find_faults
+from weft.memory.accounting.ledger import PageLedger
 from weft.memory.allocator import PageAllocator
 from weft.memory.prefix_cache import NoPrefixCache
 from weft.memory.radix import RadixCache
@@ -34,10 +34,10 @@ def test_a_quarantined_page_is_never_given_again() -> None:
 
 
 def test_the_ledger_remembers_whom_a_page_was_given_to_last() -> None:
-    ledger = Ledger(5)
-    ledger.took(pages(0, 1, 2), 7)
-    ledger.took(pages(2, 4), np.array([8, 9]))
-    assert ledger.last_holder.tolist() == [7, 7, 8, -1, 9]
+    ledger = PageLedger(5)
+    ledger.record(pages(0, 1, 2), 7)
+    ledger.record(pages(2, 4), np.array([8, 9]))
+    assert ledger.last_owner.tolist() == [7, 7, 8, -1, 9]
 
 
 def test_a_fault_names_the_page_and_all_its_owners() -> None:
@@ -49,13 +49,13 @@ def test_a_fault_names_the_page_and_all_its_owners() -> None:
         "page 2 is owned by nobody",
         "page 3 is owned by the free list and b",
     ]
-    with pytest.raises(BrokenBooks, match="page 1 is owned by a and b"):
+    with pytest.raises(AccountingError, match="page 1 is owned by a and b"):
         audit(allocator, cache, {"a": pages(0, 1), "b": pages(1, 3)})
-    with pytest.raises(BrokenBooks, match="outside"):
+    with pytest.raises(AccountingError, match="outside"):
         audit(allocator, cache, {"a": pages(7)})
 
 
-@pytest.mark.parametrize("name", ["evictable_pages", "held_pages", "protected_pages"])
+@pytest.mark.parametrize("name", ["evictable_pages", "pinned_pages", "protected_pages"])
 def test_a_cache_that_miscounts_its_pages_is_found(name: str) -> None:
     allocator, cache = PageAllocator(5, 1), RadixCache(1)
     tokens = np.arange(3, dtype=np.int32).tobytes()
@@ -63,7 +63,7 @@ def test_a_cache_that_miscounts_its_pages_is_found(name: str) -> None:
     audit(allocator, cache, {})
     for wrong in (-1, 1):
         setattr(cache, name, getattr(cache, name) + wrong)
-        with pytest.raises(BrokenBooks, match="counts"):
+        with pytest.raises(AccountingError, match="counts"):
             audit(allocator, cache, {})
         setattr(cache, name, getattr(cache, name) - wrong)
 
@@ -144,7 +144,7 @@ def test_a_page_that_is_freed_while_somebody_has_it_is_given_to_nobody_else(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     world = Serving()
-    held = world.scheduler.kv.held_pages(world.request(1))[-1:]
+    held = world.scheduler.kv.owned_pages(world.request(1))[-1:]
     allocator = world.scheduler.kv.allocator
     allocator.free(held)
     free = allocator._free[: allocator.num_free]
@@ -165,7 +165,7 @@ def test_requests_that_were_given_the_same_page_end_and_others_are_computed_anew
     world = Serving()
     columns, kv = world.scheduler.columns, world.scheduler.kv
     first, second = world.request(0), world.request(1)
-    mine = int(kv.held_pages(first)[-1])
+    mine = int(kv.owned_pages(first)[-1])
     at = int(columns.seq_len[second.row]) - 2
     kv.rows.slots[second.row, at] = mine  # and so the page that was there is nobody's
     reply = world.audited()

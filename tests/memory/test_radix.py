@@ -127,7 +127,7 @@ class TreeAgainstDict(RuleBasedStateMachine):
         self.twin: dict[tuple[str, tuple[int, ...]], int] = {}
         self.next_page = 0
         self.locks: list[tuple[object, str, tuple[int, ...]]] = []
-        self.holds: list[tuple[object, str, tuple[int, ...]]] = []
+        self.pins: list[tuple[object, str, tuple[int, ...]]] = []
 
     tokens = st.lists(st.integers(0, 2), max_size=12)
     namespaces = st.sampled_from(["", "salt"])
@@ -177,16 +177,16 @@ class TreeAgainstDict(RuleBasedStateMachine):
         self.tree.unlock(handle)
 
     @rule(namespace=namespaces, tokens=tokens)
-    def hold(self, namespace: str, tokens: list[int]) -> None:
+    def pin(self, namespace: str, tokens: list[int]) -> None:
         found = self.tree.match(namespace, pack(tokens))
-        self.tree.hold(found.handle)
-        self.holds.append((found.handle, namespace, tuple(tokens[: found.length])))
+        self.tree.pin(found.handle)
+        self.pins.append((found.handle, namespace, tuple(tokens[: found.length])))
 
-    @precondition(lambda self: self.holds)
+    @precondition(lambda self: self.pins)
     @rule(data=st.data())
-    def let_go(self, data: st.DataObject) -> None:
-        handle, _, _ = self.holds.pop(data.draw(st.integers(0, len(self.holds) - 1)))
-        self.tree.let_go(handle)
+    def unpin(self, data: st.DataObject) -> None:
+        handle, _, _ = self.pins.pop(data.draw(st.integers(0, len(self.pins) - 1)))
+        self.tree.unpin(handle)
 
     @rule(num_pages=st.integers(0, 6))
     def evict(self, num_pages: int) -> None:
@@ -204,7 +204,7 @@ class TreeAgainstDict(RuleBasedStateMachine):
     def forget(self, namespace: str, tokens: list[int]) -> None:
         found = self.tree.match(namespace, pack(tokens))
         ends = self.prefixes(tokens[: found.length])
-        used = [(space, path) for _, space, path in self.locks + self.holds]
+        used = [(space, path) for _, space, path in self.locks + self.pins]
         others = used + [key for key in self.twin if key not in [(namespace, end) for end in ends]]
         expected = []
         for end in reversed(ends):
@@ -215,12 +215,12 @@ class TreeAgainstDict(RuleBasedStateMachine):
 
     @rule()
     def reset_when_unlocked(self) -> None:
-        if not self.locks and not self.holds:
+        if not self.locks and not self.pins:
             assert sorted(self.tree.reset().tolist()) == sorted(self.twin.values())
             self.twin.clear()
 
     @invariant()
-    def sums_hold(self) -> None:
+    def sums_pin(self) -> None:
         self.tree.check()
         assert sorted(self.tree.owned_pages().tolist()) == sorted(self.twin.values())
         locked, held = (
@@ -229,13 +229,13 @@ class TreeAgainstDict(RuleBasedStateMachine):
                 for _, namespace, tokens in paths
                 for end in range(self.page_size, len(tokens) + 1, self.page_size)
             }
-            for paths in (self.locks, self.holds)
+            for paths in (self.locks, self.pins)
         )
         assert locked <= set(self.twin), "a locked page was evicted"
         assert held <= set(self.twin), "a held page was evicted"
         # What is protected may be more than what is locked for as long as a node spans both.
         assert self.tree.protected_pages >= len(locked)
-        assert self.tree.protected_pages + self.tree.held_pages >= len(locked | held)
+        assert self.tree.protected_pages + self.tree.pinned_pages >= len(locked | held)
 
 
 TreeAgainstDict.TestCase.settings = settings(

@@ -35,7 +35,7 @@ Piece = tuple[int, int, int]  # id, first position, tokens
 
 
 @dataclass
-class Pass:
+class SchedulingPass:
     """The outcome of looking for prompts to compute."""
 
     pieces: list[Piece] = field(default_factory=list)
@@ -219,7 +219,7 @@ class Model:
         self._policy = self.scheduler.waiting_queue.policy
         return before != (self._given_up, self._policy)
 
-    def _count(self, expected: Pass, admitted: list[Request]) -> None:
+    def _count(self, expected: SchedulingPass, admitted: list[Request]) -> None:
         self.totals["prefilled_tokens"] += sum(length for _, _, length in expected.pieces)
         starts = {id: start for id, start, _ in expected.pieces}
         queue = self.scheduler.waiting_queue
@@ -278,23 +278,25 @@ class Model:
         key = KEYS.get(settings.policy)
         if key is None:
             return None
-        resumed = sorted((one for one in queue if one.retractions), key=lambda one: one.arrival)
+        resumed = sorted(
+            (one for one in queue if one.retractions), key=lambda one: one.arrival_order
+        )
         fresh = [one for one in queue if not one.retractions]
         pages = Pages(self.world)
         fresh.sort(
-            key=lambda one: (key(one, len(pages.prefix(one)) * pages.size, now), one.arrival)
+            key=lambda one: (key(one, len(pages.prefix(one)) * pages.size, now), one.arrival_order)
         )
         goes_first = resumed
         if settings.policy == "priority":
             sign = 1 if settings.low_priority_first else -1
             fresh = sorted(
                 [*resumed, *queue],
-                key=lambda one: (sign * one.priority, not one.retractions, one.arrival),
+                key=lambda one: (sign * one.priority, not one.retractions, one.arrival_order),
             )
             fresh = list(dict.fromkeys(fresh))
             goes_first = []
         overdue = [one for one in fresh if 0 < settings.aging_s <= now - one.arrival_s]
-        overdue.sort(key=lambda one: one.arrival)
+        overdue.sort(key=lambda one: one.arrival_order)
         return goes_first + self._in_turns(fresh, [] if settings.policy == "fcfs" else overdue)
 
     def _in_turns(self, fresh: list[Request], overdue: list[Request]) -> list[Request]:
@@ -324,11 +326,11 @@ class Model:
         )
         return [(request.id, start, length) for request, start, length in places]
 
-    def expected_pass(self) -> Pass:
+    def expected_pass(self) -> SchedulingPass:
         scheduler, settings = self.scheduler, self.scheduler.settings
         queue = scheduler.waiting_queue
         open_chunk = scheduler.chunked_req
-        found = Pass(is_full=self._is_full, open_id=open_chunk.id if open_chunk else None)
+        found = SchedulingPass(is_full=self._is_full, open_id=open_chunk.id if open_chunk else None)
         free_rows = max(settings.max_running_requests - len(Pages(self.world).with_row), 0)
         if open_chunk is None:
             if not queue.has_candidates:
@@ -346,7 +348,7 @@ class Model:
             found.decodes = []
         return found
 
-    def _walk(self, budget: Budget, found: Pass, free_rows: int) -> None:
+    def _walk(self, budget: Budget, found: SchedulingPass, free_rows: int) -> None:
         num_deferred = 0
         queue = self.scheduler.waiting_queue
         for request in queue.order(self.scheduler._now):
@@ -505,14 +507,14 @@ class Model:
             freed = len(self.freed(request, pages, gone)) * pages.size
             gained = min(freed, missing)
             if not gained:
-                return (-rank(request), math.inf, freed, -request.arrival)
+                return (-rank(request), math.inf, freed, -request.arrival_order)
             cannot_stay = pages.computed(request) % pages.size
             lost = gained + cannot_stay + PREFILL_STEP_COST
             return (
                 -rank(request),
                 lost / gained * (1 + request.retractions),
                 freed,
-                -request.arrival,
+                -request.arrival_order,
             )
 
         return min(requests, key=cost)
@@ -636,7 +638,7 @@ class Hooks:
 class Budget:
     """What a pass may still take: memory now, memory with foresight, tokens of the step."""
 
-    def __init__(self, model: Model, found: Pass) -> None:
+    def __init__(self, model: Model, found: SchedulingPass) -> None:
         self._model = model
         self._found = found
         scheduler, settings = model.scheduler, model.scheduler.settings

@@ -183,7 +183,7 @@ class Talk:
             self.close_one(name)
         assert not len(self.sessions)
         assert not self.sessions._by_id
-        assert self.world.scheduler.kv.cache.held_pages == 0
+        assert self.world.scheduler.kv.cache.pinned_pages == 0
 
     def _look(self) -> None:
         late = {name for name in self.live if name not in self.sessions}

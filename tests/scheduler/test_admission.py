@@ -29,7 +29,7 @@ def make_kv(num_pages: int, page_size: int) -> KvMemory:
 def make_request(kv: KvMemory, prompt_len: int, max_new: int, first: int = 0) -> Request:
     packed = np.arange(first, first + prompt_len, dtype=np.int32).tobytes()
     message = GenerateRequest(id=first, rid=str(first), input_ids=packed, sampling=SamplingParams())
-    request = Request(message, max_len=prompt_len + max_new, seed=0, arrival=0, arrival_s=0.0)
+    request = Request(message, max_len=prompt_len + max_new, seed=0, arrival_order=0, arrival_s=0.0)
     kv.match(request)
     return request
 

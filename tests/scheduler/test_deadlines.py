@@ -33,7 +33,7 @@ def test_a_request_that_runs_too_long_ends_with_408_in_every_state(state: str, d
         steps(world, 6)
         while depth and world.loop._in_flight:
             world.receive(world.loop._commit(*world.loop._in_flight.popleft()))  # type: ignore[arg-type]
-        world.scheduler.take_back(world.request(id))
+        world.scheduler.retract(world.request(id))
         assert world.request(id).state is RequestState.WAITING
         world.time = 8.5
     else:
@@ -84,7 +84,7 @@ def test_a_request_that_was_taken_back_is_not_ended_for_waiting() -> None:
     world = World(settings(max_queue_s=3.0))
     id = world.send([1, 2], max_new_tokens=5, ignore_eos=True)
     steps(world, 2)
-    world.scheduler.take_back(world.request(id))
+    world.scheduler.retract(world.request(id))
     world.time = 50.0
     world.run_dry()
     assert world.finished[id].reason == "length"
@@ -132,7 +132,7 @@ def waiting_request(number: int, now: float, timeout_ms: int) -> Request:
         sampling=SamplingParams(),
         timeout_ms=timeout_ms,
     )
-    return Request(message, max_len=9, seed=0, arrival=number, arrival_s=now)
+    return Request(message, max_len=9, seed=0, arrival_order=number, arrival_s=now)
 
 
 @pytest.mark.parametrize("seed", range(6))

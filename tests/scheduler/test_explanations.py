@@ -145,9 +145,9 @@ def check_reasons(world: World, reasons: Counter[str]) -> None:
         why = insight.why(scheduler, request)
         assert why
         assert rows[request.id].why == why
-        wait = scheduler.diary.story(request.id).waits[-1]  # type: ignore[union-attr]
+        wait = scheduler.history.trace(request.id).waits[-1]  # type: ignore[union-attr]
         if (
-            wait.since_walk <= scheduler.diary.num_walks and wait.until_s == math.inf
+            wait.since_walk <= scheduler.history.num_walks and wait.until_s == math.inf
         ):  # a walk could have found it
             assert why != insight.NOT_LOOKED_AT
             assert not why.startswith("taken back")
@@ -379,8 +379,8 @@ def test_a_story_that_is_cut_says_so_and_how_much_is_left_out() -> None:
     waiting = world.send([2], max_new_tokens=2)
     world.step()
     for number in range(100, 170):  # each a reason of its own: another request is first
-        world.scheduler.diary.begin_walk()
-        world.scheduler.diary.note_pass(
+        world.scheduler.history.begin_walk()
+        world.scheduler.history.record_pass(
             world.time, world.scheduler.num_steps, Stop.NO_TOKEN, number
         )
     timeline = told(world, waiting).timeline
@@ -393,8 +393,8 @@ def test_a_story_that_is_cut_says_so_and_how_much_is_left_out() -> None:
         == next(i for i, entry in enumerate(timeline) if entry.what.startswith("waits")) - 1
     )
     for number in range(MAX_PASSES):
-        world.scheduler.diary.begin_walk()
-        world.scheduler.diary.note_pass(
+        world.scheduler.history.begin_walk()
+        world.scheduler.history.record_pass(
             world.time, world.scheduler.num_steps, Stop.NO_TOKEN, number + 1_000
         )
     assert any(
@@ -405,9 +405,9 @@ def test_a_story_that_is_cut_says_so_and_how_much_is_left_out() -> None:
 def test_events_that_are_dropped_from_a_long_story_leave_a_mark() -> None:
     world = World(settings())
     id = world.send([1], max_new_tokens=9, ignore_eos=True)
-    diary = world.scheduler.diary
+    history = world.scheduler.history
     for number in range(MAX_EVENTS + 9):
-        diary.note(id, Event(world.time, number, EventKind.GRAMMAR, f"{number}"))
+        history.note(id, Event(world.time, number, EventKind.GRAMMAR, f"{number}"))
     assert any(entry.what == "left out here: 10 events" for entry in told(world, id).timeline)
 
 

@@ -20,7 +20,7 @@ from weft.messages.requests import Abort
 from weft.scheduler.policies.fair import Fair, Turn, Walk
 from weft.scheduler.scheduler import Scheduler
 from weft.scheduler.settings import SchedulerSettings
-from weft.scheduler.waiting_table import Waiting
+from weft.scheduler.waiting_table import WaitingTable
 
 LEAD = 4_096  # service by which the cache may put a tenant ahead
 ROWS = 12
@@ -382,7 +382,7 @@ def test_who_is_next_is_whom_plain_lists_say(seed: int) -> None:
     rng = random.Random(f"walk {seed}")
     num_tenants, number = rng.randrange(2, 6), rng.randrange(1, 12)
     requests = [(rng.randrange(1, num_tenants), rng.choice([0, 0, 3, 5, 8])) for _ in range(number)]
-    waiting = Waiting()
+    waiting = WaitingTable()
     waiting.tag[:number] = [tenant for tenant, _ in requests]
     waiting.cached_len[:number] = [cached for _, cached in requests]
     waiting.fill_len[:number] = 10

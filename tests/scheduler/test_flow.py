@@ -86,13 +86,13 @@ def test_a_held_request_is_explained_obeys_its_deadline_and_can_be_aborted() -> 
     world.run_dry()
     told = world.tell(Rpc(call=3, method="trace_request_flow", params={"rid": f"r{kept}"}))
     assert isinstance(told, RpcReply)
-    story = [entry["what"] for entry in told.result[0]["timeline"]]
-    assert story[1:3] == [
+    trace = [entry["what"] for entry in told.result[0]["timeline"]]
+    assert trace[1:3] == [
         "held: the input is blocked until POST /unblock",
         "released: the input is open again",
     ]
-    assert "admitted" in story[3]
-    assert not [line for line in story if line.startswith("waits")]
+    assert "admitted" in trace[3]
+    assert not [line for line in trace if line.startswith("waits")]
     world.check_idle()
 
 
@@ -267,7 +267,7 @@ def _retract(world: EngineWorld, id: int) -> None:
     world.steps(7)
     world.engine.settle()
     world.scheduler.merge_last_batch()
-    world.scheduler.take_back(world.request(id))
+    world.scheduler.retract(world.request(id))
 
 
 def _pause(world: EngineWorld, after: int) -> None:
@@ -370,4 +370,4 @@ def test_an_engine_that_starts_over_has_forgotten_what_it_did(depth: int) -> Non
     assert world.engine.scheduler.stats().kv_evictable == 0
     assert world.engine.scheduler.stats().total_requests == 0
     assert world.engine.scheduler.num_steps == 0
-    assert world.engine.scheduler.diary.story(0) is None
+    assert world.engine.scheduler.history.trace(0) is None

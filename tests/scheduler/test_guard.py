@@ -91,7 +91,7 @@ def run_to_the_end(world: EngineWorld) -> None:
         assert not policy._num_waiting.any()
         assert not policy._num_rows.any()
     assert engine.scheduler.waiting_queue.num_tokens == 0
-    assert not engine.scheduler.diary._open
+    assert not engine.scheduler.history._open
 
 
 def num_places(policy: str, event: str) -> int:

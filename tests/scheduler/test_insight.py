@@ -12,7 +12,13 @@ from tests.scheduler.test_scheduler import Patience, settings
 from tests.scheduler.world import World
 from weft.engine import explain as insight
 from weft.messages.control import Explanation
-from weft.scheduler.history.request_history import MAX_EVENTS, MAX_FINISHED, MAX_PASSES, Diary, Stop
+from weft.scheduler.history.request_history import (
+    MAX_EVENTS,
+    MAX_FINISHED,
+    MAX_PASSES,
+    RequestHistory,
+    Stop,
+)
 from weft.scheduler.limits.deadlines import Deadlines
 from weft.scheduler.policy import POLICIES
 from weft.scheduler.request import Request
@@ -100,8 +106,8 @@ def test_a_retraction_tells_what_had_to_be_computed_again() -> None:
     world = World(settings(num_pages=90, schedule_conservativeness=0.0))
     ids = [world.send(list(range(20 * i, 20 * i + 10)), max_new_tokens=40) for i in range(3)]
     world.run_dry()
-    stories = [explain(world, id) for id in ids]
-    retracted = [one for one in stories if one.retractions]
+    traces = [explain(world, id) for id in ids]
+    retracted = [one for one in traces if one.retractions]
     assert retracted
     for one in retracted:
         words = [entry.what for entry in one.timeline]
@@ -109,7 +115,7 @@ def test_a_retraction_tells_what_had_to_be_computed_again() -> None:
         assert len(again) == one.retractions
         assert one.recomputed_tokens > 0
         assert any(what.startswith("retracted: no KV memory for the next step") for what in words)
-    assert sum(one.retractions for one in stories) == world.scheduler.stats().total_retractions
+    assert sum(one.retractions for one in traces) == world.scheduler.stats().total_retractions
 
 
 def test_a_request_that_a_part_holds_is_told_so_and_steps_are_counted() -> None:
@@ -180,18 +186,18 @@ def test_the_memory_of_the_diary_is_bounded() -> None:
     world = World(settings(context_length=400, chunked_prefill_size=1, max_running_requests=1))
     id = world.send(list(range(1, 200)), max_new_tokens=1)
     world.run_dry(check=False)
-    story = world.scheduler.diary.story(id)
-    assert story is not None
-    assert len(story.events) < 8
+    trace = world.scheduler.history.trace(id)
+    assert trace is not None
+    assert len(trace.events) < 8
     for _ in range(MAX_FINISHED + 50):
         world.send([1], max_new_tokens=1)
         world.step(check=False)
     world.run_dry(check=False)
-    assert sum(1 for _ in world.scheduler.diary.stories()) == MAX_FINISHED
+    assert sum(1 for _ in world.scheduler.history.traces()) == MAX_FINISHED
     for i in range(3 * MAX_EVENTS):
-        story.waits_again(float(i), i)
-    assert len(story.waits) == MAX_EVENTS
-    assert world.scheduler.diary._passes.maxlen == MAX_PASSES
+        trace.waits_again(float(i), i)
+    assert len(trace.waits) == MAX_EVENTS
+    assert world.scheduler.history._passes.maxlen == MAX_PASSES
     assert insight.explain(world.scheduler, id, 0.0) is None
 
 
@@ -251,8 +257,8 @@ def test_what_is_computed_anew_after_a_failure_is_told_in_the_step_and_at_the_ti
     assert (entry.at_s, entry.first_step) == (5.0, 5)
 
 
-class PlainDiary:
-    """The walks that left a request waiting, by its number: what a diary is told, written down one by one."""
+class PlainHistory:
+    """The walks that left a request waiting, by its number: what a history is told, written down one by one."""
 
     def __init__(self) -> None:
         self.waiting: dict[int, bool] = {}  # whether a walk looks at it, by number
@@ -267,8 +273,8 @@ class PlainDiary:
 @pytest.mark.parametrize("seed", range(8))
 def test_the_reasons_of_a_request_are_those_of_the_walks_that_left_it_waiting(seed: int) -> None:
     """Each walk is told with a number of its own, so that no two count as one."""
-    rng = random.Random(f"diary {seed}")
-    diary, plain = Diary(), PlainDiary()
+    rng = random.Random(f"history {seed}")
+    history, plain = RequestHistory(), PlainHistory()
     running: set[int] = set()
     now, step, num_waits = 0.0, 1_000, dict[int, list[int]]()
     for number in range(300):
@@ -278,40 +284,40 @@ def test_the_reasons_of_a_request_are_those_of_the_walks_that_left_it_waiting(se
         aside = [id for id, is_looked_at in plain.waiting.items() if not is_looked_at]
         what = rng.choice(["arrive", "walk", "walk", "retract", "hold", "release", "finish"])
         if what == "arrive":
-            diary.arrived(number, f"r{number}", number, 5, 0, now, step)
+            history.arrived(number, f"r{number}", number, 5, 0, now, step)
             plain.waiting[number], plain.seen[number] = True, []
             num_waits[number] = [step]
         elif what == "walk":
-            diary.begin_walk()
+            history.begin_walk()
             admitted = rng.sample(looked_at, min(len(looked_at), rng.randrange(2)))
-            diary.note_pass(now, step, Stop.NO_TOKEN, 10_000 + number)
+            history.record_pass(now, step, Stop.NO_TOKEN, 10_000 + number)
             for id in admitted:
-                diary.admitted(id, 0, 5, "", now, step)
+                history.admitted(id, 0, 5, "", now, step)
             plain.walk(10_000 + number, admitted)
             for id in admitted:
                 del plain.waiting[id]
             running.update(admitted)
         elif what == "retract" and running:
             id = running.pop()
-            diary.retracted(id, "", now, step)
+            history.retracted(id, "", now, step)
             plain.waiting[id] = True
             num_waits[id].append(step)
         elif what == "hold" and looked_at:
             id = rng.choice(looked_at)
-            diary.held(id, "", now, step)
+            history.waits_for(id, "", now, step)
             plain.waiting[id] = False
         elif what == "release" and aside:
             id = rng.choice(aside)
-            diary.released(id, "", now, step)
+            history.waits_no_more(id, "", now, step)
             plain.waiting[id] = True
             num_waits[id].append(step)
         elif what == "finish" and rng.random() < 0.2 and plain.waiting:
             id = rng.choice(list(plain.waiting))
-            diary.finished(id, "", 0, now, step)
+            history.finished(id, "", 0, now, step)
             del plain.waiting[id]
     for id, seen in plain.seen.items():
-        story = diary.story(id)
-        assert story is not None
-        assert [one.id for wait in story.waits for one in diary.passes(wait)] == seen
-        assert [wait.since_step for wait in story.waits] == num_waits[id]
+        trace = history.trace(id)
+        assert trace is not None
+        assert [one.id for wait in trace.waits for one in history.passes(wait)] == seen
+        assert [wait.since_step for wait in trace.waits] == num_waits[id]
     assert max(map(len, num_waits.values())) > 2

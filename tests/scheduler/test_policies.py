@@ -27,7 +27,7 @@ def cached(world: World, request: Request) -> int:
 
 
 TWINS: dict[str, Key] = {
-    "fcfs": lambda world, request: request.arrival,
+    "fcfs": lambda world, request: request.arrival_order,
     "lpm": lambda world, request: -cached(world, request),
     "shortest-prefill-first": lambda world, request: request.fill_len - cached(world, request),
     "hrrn": lambda world, request: (
@@ -70,7 +70,7 @@ def test_the_order_is_that_of_a_sort_which_looks_every_prefix_up(policy: str, se
         world.step()
         fresh = [request for request in world.scheduler.waiting_queue if not request.retractions]
         by_twin = sorted(
-            fresh, key=lambda request: (TWINS[policy](world, request), request.arrival)
+            fresh, key=lambda request: (TWINS[policy](world, request), request.arrival_order)
         )
         assert len(by_twin) > 100
         ids = {request.id for request in fresh}
@@ -182,7 +182,8 @@ def test_who_is_overdue_is_admitted_after_at_most_four_times_as_many_as_are_olde
         for id, request in waiting.items():
             if id not in bound and world.time + 1 - request.arrival_s >= 25.0:
                 older = sum(
-                    other.arrival < request.arrival for other in world.scheduler.waiting_queue
+                    other.arrival_order < request.arrival_order
+                    for other in world.scheduler.waiting_queue
                 )
                 bound[id], passed[id] = TURNS * (older + 1), 0
         world.step(check=False)

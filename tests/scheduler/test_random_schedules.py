@@ -10,7 +10,7 @@ import pytest
 from tests.scheduler.random_worlds import run_random, run_timed
 from weft.cli.main import main
 from weft.journal.replay import Replay
-from weft.memory.accounting.audit import BrokenBooks
+from weft.memory.accounting.audit import AccountingError
 from weft.memory.allocator import OutOfPages, PageAllocator
 
 
@@ -92,7 +92,7 @@ def test_a_broken_invariant_leaves_a_journal_that_breaks_it_again(
             "weft.engine.kv_audit.KvAuditor.balance", lambda self: True
         )  # nobody mends it in time
         patch.setattr("weft.engine.kv_audit.KvAuditor.is_due", lambda self, now: False)
-        with pytest.raises((BrokenBooks, OutOfPages)) as broken:
+        with pytest.raises((AccountingError, OutOfPages)) as broken:
             run_random(8)
         (note,) = broken.value.__notes__
         assert note.startswith("its journal: weft replay ")
@@ -115,7 +115,7 @@ def test_the_random_schedules_reach_what_they_are_meant_to() -> None:
         "refused",
         "failed",
         "late",
-        "silent",
+        "prompt_only_rows",
         "told in pieces",
     ]
     reached = dict.fromkeys(kinds, 0)
@@ -133,7 +133,7 @@ def test_the_random_schedules_reach_what_they_are_meant_to() -> None:
         )
         reached["failed"] += len(world.failures)
         silent = [id for id, one in world.sent.items() if one.sampling.max_new_tokens == 0]
-        reached["silent"] += sum(world.finished[id].reason == "length" for id in silent)
+        reached["prompt_only_rows"] += sum(world.finished[id].reason == "length" for id in silent)
         reached["told in pieces"] += sum(len(pieces) > 1 for pieces in world.given.values())
         talked += world.talked
     assert min(reached.values()) > 20, reached

@@ -32,7 +32,7 @@ def test_taking_back_a_request_frees_what_no_other_shares_with_it() -> None:
         request = world.request(id)
         before = kv.available
         expected = freed_tokens(kv, request)
-        world.scheduler.take_back(request)
+        world.scheduler.retract(request)
         assert kv.available == before + expected
     assert world.finished == {}
     world.run_dry()

@@ -183,8 +183,8 @@ def test_a_request_that_caches_no_page_leaves_nothing_of_its_salt(policy: str) -
     cache = world.scheduler.kv.cache
     assert isinstance(cache, RadixCache)
     assert len(cache._roots) == 0
-    watch = world.scheduler.waiting_queue.policy.watch
-    assert watch is None or not watch._spots
+    index = world.scheduler.waiting_queue.policy.prefix_index
+    assert index is None or not index._buckets
 
 
 @pytest.mark.parametrize("salt", ["", "new"])
@@ -436,7 +436,7 @@ def test_abort_ends_a_request_in_every_state(state: str, depth: int) -> None:
             world.step()
         while depth and world.loop._in_flight:
             world.receive(world.loop._commit(*world.loop._in_flight.popleft()))  # type: ignore[arg-type]
-        world.scheduler.take_back(world.request(id))
+        world.scheduler.retract(world.request(id))
     elif state == "finished":
         world.run_dry()
     world.scheduler.abort(Abort(ids=(id,), message="enough"))

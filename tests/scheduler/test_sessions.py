@@ -342,7 +342,7 @@ def test_a_session_is_closed_when_its_last_request_has_ended_and_takes_no_other(
     )
     assert world.finished[first].completion_tokens == 6
     assert "s" not in world.sessions
-    assert world.scheduler.kv.cache.held_pages == 0
+    assert world.scheduler.kv.cache.pinned_pages == 0
     assert not world.sessions._by_id
 
 
@@ -362,7 +362,7 @@ def test_an_idle_session_is_closed_after_its_time_and_a_running_one_is_not() -> 
     assert "short" not in world.sessions
     assert "long" in world.sessions
     assert world.engine.wait_s == 40.0
-    assert world.scheduler.kv.cache.held_pages == 0
+    assert world.scheduler.kv.cache.pinned_pages == 0
     assert world.why_not(world.say([5], "short"))[0] == 404
 
 
@@ -385,7 +385,7 @@ def test_the_least_recently_used_session_gives_way_before_anybody_waits_or_is_ta
         world.open(name)
         world.say(prompt(30, first), name)
         world.run_dry()
-    assert world.scheduler.kv.cache.held_pages == 16
+    assert world.scheduler.kv.cache.pinned_pages == 16
     id = world.send([5] * 70, max_new_tokens=6, ignore_eos=True)
     world.run_dry()
     assert world.scheduler.stats().total_retractions == 0
@@ -429,7 +429,7 @@ def test_emptying_the_cache_takes_the_kv_and_leaves_the_session(emptied_by: str)
     world.open()
     first = world.say(prompt(20))
     world.run_dry()
-    assert world.scheduler.kv.cache.held_pages == 6
+    assert world.scheduler.kv.cache.pinned_pages == 6
     if emptied_by == "flush":
         world.tell(FlushCache(call=1))
         world.step()
@@ -437,7 +437,7 @@ def test_emptying_the_cache_takes_the_kv_and_leaves_the_session(emptied_by: str)
         world.send([5], max_new_tokens=9)
         world.run_dry()
         assert world.failures
-    assert world.scheduler.kv.cache.held_pages == 0
+    assert world.scheduler.kv.cache.pinned_pages == 0
     second = world.say([90])
     world.prompts[second] = [*prompt(20), *world.outputs[first], 90]
     world.run_dry()
@@ -500,10 +500,10 @@ def test_at_the_end_of_all_sessions_nothing_is_held() -> None:
         world.open(str(n))
         world.say(prompt(20, 10 * n), str(n))
     world.run_dry()
-    assert world.scheduler.kv.cache.held_pages == 30
+    assert world.scheduler.kv.cache.pinned_pages == 30
     for n in range(5):
         world.close(str(n))
     world.check()
     world.check_idle()
-    assert world.scheduler.kv.cache.held_pages == 0
+    assert world.scheduler.kv.cache.pinned_pages == 0
     assert world.scheduler.kv.cache.evictable_pages == 30

@@ -54,7 +54,7 @@ class Watched(EngineWorld):
         self.num_held += len(held)
         assert status.waiting_queue_size == len(waiting)
         assert status.held_requests == len(held)
-        assert [one for one in waiting if self.scheduler.waiting_queue.is_held_back(one)] == held
+        assert [one for one in waiting if self.scheduler.waiting_queue.is_blocked(one)] == held
         assert status.queued_tokens == sum(one.prompt_len for one in waiting if not one.retractions)
         assert status.running_batch_size == sum(
             one.state is RequestState.DECODING for one in requests

@@ -9,7 +9,7 @@ import pytest
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
 from weft.scheduler.request import Request
-from weft.scheduler.waiting_table import Waiting
+from weft.scheduler.waiting_table import WaitingTable
 
 
 def request_of(number: int, rng: random.Random) -> Request:
@@ -22,26 +22,28 @@ def request_of(number: int, rng: random.Random) -> Request:
         priority=rng.randrange(-3, 4),
     )
     max_len = prompt_len + rng.randrange(9)
-    return Request(message, max_len=max_len, seed=0, arrival=number, arrival_s=number / 2)
+    return Request(message, max_len=max_len, seed=0, arrival_order=number, arrival_s=number / 2)
 
 
-def compare(waiting: Waiting, expected: list[Request], notes: dict[int, tuple[int, int]]) -> None:
+def compare(
+    waiting: WaitingTable, expected: list[Request], notes: dict[int, tuple[int, int]]
+) -> None:
     """`notes` are the cached length and the tag of each, by its number."""
     lines = waiting.lines()
     assert list(waiting) == [waiting.at(line) for line in lines.tolist()] == expected
-    assert waiting.arrival[lines].tolist() == [one.arrival for one in expected]
+    assert waiting.arrival_order[lines].tolist() == [one.arrival_order for one in expected]
     assert waiting.arrival_s[lines].tolist() == [one.arrival_s for one in expected]
     assert waiting.fill_len[lines].tolist() == [one.fill_len for one in expected]
     assert waiting.max_len[lines].tolist() == [one.max_len for one in expected]
     assert waiting.priority[lines].tolist() == [one.priority for one in expected]
     found = zip(waiting.cached_len[lines].tolist(), waiting.tag[lines].tolist(), strict=True)
-    assert list(found) == [notes[one.arrival] for one in expected]
+    assert list(found) == [notes[one.arrival_order] for one in expected]
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_columns_have_every_request_that_came_and_has_not_left(seed: int) -> None:
     rng = random.Random(f"waiting {seed}")
-    waiting, expected = Waiting(), list[Request]()
+    waiting, expected = WaitingTable(), list[Request]()
     notes: dict[int, tuple[int, int]] = {}
     for number in range(500):
         request = request_of(number, rng)
@@ -66,9 +68,9 @@ def test_room_is_made_once_for_many_that_come(
 ) -> None:
     """Each time every line is copied; so it may not happen more often than there are lines that came since."""
     made = []
-    make_room = Waiting._make_room
-    monkeypatch.setattr(Waiting, "_make_room", lambda self: (made.append(1), make_room(self)))
-    rng, waiting = random.Random(0), Waiting()
+    make_room = WaitingTable._make_room
+    monkeypatch.setattr(WaitingTable, "_make_room", lambda self: (made.append(1), make_room(self)))
+    rng, waiting = random.Random(0), WaitingTable()
     for number in range(4_000):
         waiting.append(request_of(number, rng))
         if number >= num_waiting:

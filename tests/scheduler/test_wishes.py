@@ -120,7 +120,7 @@ def test_only_steps_that_the_next_one_depends_on_are_awaited() -> None:
             before = world.scheduler.num_steps
             world.step()
             if world.scheduler.num_steps > before and world.scheduler.last_batch is not None:
-                found.append(world.scheduler.last_batch.is_awaited)
+                found.append(world.scheduler.last_batch.blocks_overlap)
         return found
 
     is_open = ThinkingMarks((100,), (102, 103), is_open=True)

@@ -195,14 +195,16 @@ class World:
         waiting = list(scheduler.waiting_queue)
         assert len(waiting) + len(with_row) == len(scheduler.requests)
         assert all(r.state is RequestState.WAITING and not r.is_locked for r in waiting)
-        watch = scheduler.waiting_queue.policy.watch
-        if watch is not None:
+        index = scheduler.waiting_queue.policy.prefix_index
+        if index is not None:
             for request in waiting:
                 if (
                     not request.retractions and request.admitted_s < 0 and request.id >= 0
                 ):  # below 0: of the engine
                     usable = request.packed[: request.reusable_len * 4]
-                    assert watch.length(request.arrival) == kv.cache.peek(request.namespace, usable)
+                    assert index.length(request.arrival_order) == kv.cache.peek(
+                        request.namespace, usable
+                    )
         open_prompts = [
             r for r in with_row if r.state is RequestState.PREFILLING and r.kv_len < r.fill_len
         ]
@@ -216,12 +218,12 @@ class World:
         if kv.cache.shares:
             assert locked == {id(node) for node in kv.cache.nodes() if node.locks}
             held = Counter[int]()
-            for hold in kv.holds:
-                node = hold.handle
+            for pin in kv.pins:
+                node = pin.handle
                 while node.key:
                     held[id(node)] += 1
                     node = node.parent
-            assert held == {id(node): node.holds for node in kv.cache.nodes() if node.holds}
+            assert held == {id(node): node.pins for node in kv.cache.nodes() if node.pins}
 
     def check_idle(self) -> None:
         kv = self.scheduler.kv

@@ -84,7 +84,7 @@ def pages_exchanged(every: Every) -> None:
 
 def token_changed_by_retraction(every: Every) -> None:
     """The last token of a request that is retracted becomes another."""
-    take_back = Scheduler.take_back
+    take_back = Scheduler.retract
 
     def taken(self: Scheduler, request: Any, *why: str) -> None:
         known = int(self.columns.known_len[request.row])
@@ -92,19 +92,19 @@ def token_changed_by_retraction(every: Every) -> None:
             self.columns.tokens[request.row, known - 1] ^= 1
         take_back(self, request, *why)
 
-    Scheduler.take_back = taken  # type: ignore[method-assign]
+    Scheduler.retract = taken  # type: ignore[method-assign]
 
 
 def token_lost_by_retraction(every: Every) -> None:
     """The last token of a request that is retracted is forgotten, and generated again."""
-    take_back = Scheduler.take_back
+    take_back = Scheduler.retract
 
     def taken(self: Scheduler, request: Any, *why: str) -> None:
         if self.columns.known_len[request.row] > request.prompt_len and every():
             self.columns.known_len[request.row] -= 1
         take_back(self, request, *why)
 
-    Scheduler.take_back = taken  # type: ignore[method-assign]
+    Scheduler.retract = taken  # type: ignore[method-assign]
 
 
 def leaving_not_told(every: Every) -> None:

@@ -176,7 +176,7 @@ class Engine:
         }
 
     def start_over(self) -> None:
-        """Forget all that was done: cache, counters, diary. Only while nothing is open."""
+        """Forget all that was done: cache, counters, history. Only while nothing is open."""
         assert not self.has_work, "requests are open"
         self._compose(self.scheduler.settings)
 

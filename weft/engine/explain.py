@@ -1,4 +1,4 @@
-"""Where requests are, what happened to them, and why: the scheduler's diary in words.
+"""Where requests are, what happened to them, and why: the scheduler's history in words.
 
 Only looks on. `explain` costs a few milliseconds with thousands of requests in memory, and nothing when nobody asks.
 """
@@ -20,9 +20,9 @@ from weft.scheduler.history.request_history import (
     PASSED_OVER,
     Event,
     EventKind,
-    Pass,
+    RequestTrace,
+    SchedulingPass,
     Stop,
-    Story,
     Wait,
 )
 from weft.scheduler.request import NO_ROW, Request
@@ -49,7 +49,7 @@ def get_queue_status(scheduler: Scheduler, num_sessions: int = 0) -> QueueStatus
         sessions=num_sessions,
         queued_tokens=scheduler.waiting_queue.num_tokens,
         max_queued_tokens=scheduler.settings.max_queued_tokens,
-        held_requests=sum(1 for _ in scheduler.waiting_queue.held()),
+        held_requests=sum(1 for _ in scheduler.waiting_queue.blocked()),
     )
 
 
@@ -61,7 +61,7 @@ def list_requests(
     `session_of` gives the session of the request with a number.
     """
     running = [request for request in scheduler.requests.values() if request.row != NO_ROW]
-    running.sort(key=lambda request: request.arrival)
+    running.sort(key=lambda request: request.arrival_order)
     rows = [_row(scheduler, request, None, now) for request in running[:limit]]
     for position, request in enumerate(list_waiting(scheduler, now)):
         if len(rows) == limit:
@@ -81,38 +81,38 @@ def list_waiting(scheduler: Scheduler, now: float) -> Iterator[Request]:
 
 def trace_request_flow(scheduler: Scheduler, rid: str, now: float) -> list[Explanation]:
     """All requests with exactly this name that are open or remembered, the newest first."""
-    found = [story for story in scheduler.diary.stories() if story.rid == rid]
-    found.sort(key=lambda story: -story.arrival)
-    return [_explained(scheduler, story, now) for story in found]
+    found = [trace for trace in scheduler.history.traces() if trace.rid == rid]
+    found.sort(key=lambda trace: -trace.arrival_order)
+    return [_explained(scheduler, trace, now) for trace in found]
 
 
 def explain(scheduler: Scheduler, id: int, now: float) -> Explanation | None:
     """What happened to one request, with the reason of every pass in which it waited."""
-    story = scheduler.diary.story(id)
-    return None if story is None else _explained(scheduler, story, now)
+    trace = scheduler.history.trace(id)
+    return None if trace is None else _explained(scheduler, trace, now)
 
 
-def stage_times(story: Story, now: float) -> StageTimes:
+def stage_times(trace: RequestTrace, now: float) -> StageTimes:
     """How long a request took for each stage so far."""
-    end = now if story.finished_s == NEVER else story.finished_s
-    admitted = end if story.admitted_s == NEVER else story.admitted_s
-    first = end if story.first_token_s == NEVER else story.first_token_s
+    end = now if trace.finished_s == NEVER else trace.finished_s
+    admitted = end if trace.admitted_s == NEVER else trace.admitted_s
+    first = end if trace.first_token_s == NEVER else trace.first_token_s
     return StageTimes(
-        queued_s=admitted - story.arrived_s,
-        prefill_s=None if story.admitted_s == NEVER else first - admitted,
-        decode_s=None if story.first_token_s == NEVER else end - first,
-        total_s=end - story.arrived_s,
+        queued_s=admitted - trace.arrived_s,
+        prefill_s=None if trace.admitted_s == NEVER else first - admitted,
+        decode_s=None if trace.first_token_s == NEVER else end - first,
+        total_s=end - trace.arrived_s,
     )
 
 
 def log_request_processing_time(scheduler: Scheduler, id: int, now: float) -> None:
     """Write the stages of a request to the log."""
-    story = scheduler.diary.story(id)
-    if story is not None:
-        stages = stage_times(story, now)
+    trace = scheduler.history.trace(id)
+    if trace is not None:
+        stages = stage_times(trace, now)
         log.info(
             "processing_time",
-            rid=story.rid,
+            rid=trace.rid,
             queued_s=stages.queued_s,
             prefill_s=stages.prefill_s,
             decode_s=stages.decode_s,
@@ -151,20 +151,20 @@ def why(scheduler: Scheduler, request: Request) -> str:
     For one that waits it is what the last walk over the queue has found, or why there was none; for an open prompt that
     got no piece of the last step, what it lacked.
     """
-    diary = scheduler.diary
-    story = diary.story(request.id)
-    assert story is not None, "an open request has no story"
-    event = story.events[-1]
+    history = scheduler.history
+    trace = history.trace(request.id)
+    assert trace is not None, "an open request has no trace"
+    event = trace.events[-1]
     if request.row != NO_ROW:
-        return event.detail if event.kind in (EventKind.HELD, EventKind.STALLED) else ""
-    if scheduler.waiting_queue.is_held_back(request):
+        return event.detail if event.kind in (EventKind.WAITING_REASON, EventKind.STALLED) else ""
+    if scheduler.waiting_queue.is_blocked(request):
         return blocker.WHY
-    wait, last = story.waits[-1], diary.last_pass
+    wait, last = trace.waits[-1], history.last_pass
     seen = last if last is not None and wait.has_seen(last) else None
     if event.kind in PASSED_OVER and (seen is None or event.last_walk >= seen.last_walk):
         return event.detail
     if seen is not None:
-        return _reason(scheduler, seen, story)
+        return _reason(scheduler, seen, trace)
     if event.kind is EventKind.RETRACTED:
         return f"taken back: {event.detail}"
     return NOT_LOOKED_AT
@@ -176,42 +176,42 @@ def _num_output(scheduler: Scheduler, request: Request) -> int:
     return scheduler.columns.num_output(request.row)
 
 
-def _explained(scheduler: Scheduler, story: Story, now: float) -> Explanation:
-    request = scheduler.requests.get(story.id)
-    if request is not None and request.arrival != story.arrival:
+def _explained(scheduler: Scheduler, trace: RequestTrace, now: float) -> Explanation:
+    request = scheduler.requests.get(trace.id)
+    if request is not None and request.arrival_order != trace.arrival_order:
         request = None  # another with the same number
     position = None
     if request is not None and request.row == NO_ROW:
         position = next(
             i for i, other in enumerate(list_waiting(scheduler, now)) if other is request
         )
-    entries = [_event_entry(story, event) for event in story.events]
-    entries += _waiting_entries(scheduler, story, now)
-    if story.num_events_dropped:
+    entries = [_event_entry(trace, event) for event in trace.events]
+    entries += _waiting_entries(scheduler, trace, now)
+    if trace.num_events_dropped:
         entries.append(
-            _cut_entry(story, story.events[MAX_EVENTS // 2], f"{story.num_events_dropped:,} events")
+            _cut_entry(trace, trace.events[MAX_EVENTS // 2], f"{trace.num_events_dropped:,} events")
         )
     entries.sort(key=lambda entry: (entry.first_step, entry.at_s))
     return Explanation(
-        id=story.id,
-        rid=story.rid,
+        id=trace.id,
+        rid=trace.rid,
         state="finished" if request is None else request.state.value,
         position=position,
-        prompt_tokens=story.prompt_tokens,
-        output_tokens=story.output_tokens if request is None else _num_output(scheduler, request),
-        cached_tokens=story.cached_tokens,
-        stages=stage_times(story, now),
-        retractions=story.num_retractions,
-        recomputed_tokens=story.recomputed_tokens,
-        refound_tokens=story.refound_tokens,
+        prompt_tokens=trace.prompt_tokens,
+        output_tokens=trace.output_tokens if request is None else _num_output(scheduler, request),
+        cached_tokens=trace.cached_tokens,
+        stages=stage_times(trace, now),
+        retractions=trace.num_retractions,
+        recomputed_tokens=trace.recomputed_tokens,
+        refound_tokens=trace.refound_tokens,
         why="" if request is None else why(scheduler, request),
         timeline=entries,
     )
 
 
-def _event_entry(story: Story, event: Event) -> TimelineEntry:
+def _event_entry(trace: RequestTrace, event: Event) -> TimelineEntry:
     return TimelineEntry(
-        at_s=event.time_s - story.arrived_s,
+        at_s=event.time_s - trace.arrived_s,
         first_step=event.step,
         last_step=max(event.step, event.last_step),
         times=event.times,
@@ -219,10 +219,10 @@ def _event_entry(story: Story, event: Event) -> TimelineEntry:
     )
 
 
-def _cut_entry(story: Story, before: Event, what: str) -> TimelineEntry:
+def _cut_entry(trace: RequestTrace, before: Event, what: str) -> TimelineEntry:
     """In the place of what is not remembered, or not told."""
     return TimelineEntry(
-        at_s=before.time_s - story.arrived_s,
+        at_s=before.time_s - trace.arrived_s,
         first_step=before.step,
         last_step=before.step,
         times=1,
@@ -230,68 +230,68 @@ def _cut_entry(story: Story, before: Event, what: str) -> TimelineEntry:
     )
 
 
-def _waiting_entries(scheduler: Scheduler, story: Story, now: float) -> list[TimelineEntry]:
+def _waiting_entries(scheduler: Scheduler, trace: RequestTrace, now: float) -> list[TimelineEntry]:
     """The passes that left it waiting, but for walks in which it was passed over for its own sake: the latest, and
     before them how many are left out."""
-    diary = scheduler.diary
+    history = scheduler.history
     found = [
         (wait, one)
-        for wait in story.waits
-        for one in diary.passes(wait)
-        if not _is_told(story, one)
+        for wait in trace.waits
+        for one in history.passes(wait)
+        if not _is_told(trace, one)
     ]
     num_cut = max(len(found) - MAX_PASSES_TOLD, 0)
-    others = _Others(scheduler, story)
-    entries = [_waiting_entry(scheduler, story, others, wait, one) for wait, one in found[num_cut:]]
+    others = _Others(scheduler, trace)
+    entries = [_waiting_entry(scheduler, trace, others, wait, one) for wait, one in found[num_cut:]]
     cut = [f"{num_cut:,} earlier reasons for waiting"] if num_cut else []
     if any(
-        wait.since_walk <= min(diary.forgotten_until, wait.until_walk - 1) for wait in story.waits
+        wait.since_walk <= min(history.forgotten_until, wait.until_walk - 1) for wait in trace.waits
     ):
         cut.append("reasons for waiting that are not remembered any more")
-    if story.num_waits_dropped:
-        cut.append(f"{story.num_waits_dropped:,} spans of waiting")
+    if trace.num_waits_dropped:
+        cut.append(f"{trace.num_waits_dropped:,} spans of waiting")
     if cut:
-        first = Event(story.arrived_s, story.waits[0].since_step, EventKind.ARRIVED, "")
+        first = Event(trace.arrived_s, trace.waits[0].since_step, EventKind.ARRIVED, "")
         if entries:
             first = first._replace(
-                time_s=entries[0].at_s + story.arrived_s, step=entries[0].first_step
+                time_s=entries[0].at_s + trace.arrived_s, step=entries[0].first_step
             )
-        entries.insert(0, _cut_entry(story, first, ", ".join(cut)))
+        entries.insert(0, _cut_entry(trace, first, ", ".join(cut)))
     return entries
 
 
-def _is_told(story: Story, one: Pass) -> bool:
+def _is_told(trace: RequestTrace, one: SchedulingPass) -> bool:
     """Whether events of its own say already why it waited in all walks of this pass."""
     return any(
-        event.explains(one.first_walk) and event.explains(one.last_walk) for event in story.events
+        event.explains(one.first_walk) and event.explains(one.last_walk) for event in trace.events
     )
 
 
 def _waiting_entry(
-    scheduler: Scheduler, story: Story, others: _Others, wait: Wait, one: Pass
+    scheduler: Scheduler, trace: RequestTrace, others: _Others, wait: Wait, one: SchedulingPass
 ) -> TimelineEntry:
     at_s, first_step = max(one.first_s, wait.since_s), max(one.first_step, wait.since_step)
     num_before = others.num_before(at_s)
     before = f"; {num_before:,} that came before it waited, too" if num_before else ""
     return TimelineEntry(
-        at_s=at_s - story.arrived_s,
+        at_s=at_s - trace.arrived_s,
         first_step=first_step,
         last_step=max(one.last_step, first_step),
         times=min(one.times, one.last_step - first_step + 1)
         if first_step > one.first_step
         else one.times,
-        what=_reason(scheduler, one, story) + before,
+        what=_reason(scheduler, one, trace) + before,
     )
 
 
 class _Others:
     """When the requests that came before this one waited."""
 
-    def __init__(self, scheduler: Scheduler, story: Story) -> None:
+    def __init__(self, scheduler: Scheduler, trace: RequestTrace) -> None:
         spans = [
             (wait.since_s, wait.until_s)
-            for other in scheduler.diary.stories()
-            if other.arrival < story.arrival
+            for other in scheduler.history.traces()
+            if other.arrival_order < trace.arrival_order
             for wait in other.waits
         ]
         self._waits = np.array(spans, dtype=np.float64).reshape(-1, 2)  # [n, 2] since, until
@@ -301,9 +301,9 @@ class _Others:
         return int(np.count_nonzero((self._waits[:, 0] <= time_s) & (self._waits[:, 1] > time_s)))
 
 
-def _reason(scheduler: Scheduler, one: Pass, story: Story) -> str:
+def _reason(scheduler: Scheduler, one: SchedulingPass, trace: RequestTrace) -> str:
     """Why requests at the place where this pass stopped, and behind it, waited."""
-    name = "it" if one.id == story.id else scheduler.diary.name(one.id)
+    name = "it" if one.id == trace.id else scheduler.history.name(one.id)
     match one.stop:
         case Stop.NO_TOKEN if one.id < 0:
             return "waits: no KV memory was left behind those admitted in the same step"

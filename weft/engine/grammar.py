@@ -62,6 +62,6 @@ def told(engine: Engine, rows: Sequence[RequestRow]) -> list[RequestRow]:
 
 
 def _note(engine: Engine, id: int, detail: str, now: float) -> None:
-    engine.scheduler.diary.note(
+    engine.scheduler.history.note(
         id, Event(now, engine.scheduler.num_steps, EventKind.GRAMMAR, detail)
     )

@@ -60,7 +60,7 @@ class InputBlocker:
         if self.state is InputState.GLOBAL_UNBLOCK_BARRIER:
             self.barrier.withdraw()
         self.state = InputState.BLOCKED
-        scheduler.waiting_queue.hold_back(scheduler.counters.num_requests)
+        scheduler.waiting_queue.block(scheduler.counters.num_requests)
 
     def unblock(self, scheduler: Scheduler, now: float) -> None:
         """Open, at once if there is nobody to wait for."""
@@ -73,13 +73,13 @@ class InputBlocker:
         """Open if all have arrived."""
         if self.state is InputState.GLOBAL_UNBLOCK_BARRIER and self.barrier.poll():
             self.state = InputState.UNBLOCKED
-            for request in scheduler.waiting_queue.held():
-                scheduler.diary.released(
+            for request in scheduler.waiting_queue.blocked():
+                scheduler.history.waits_no_more(
                     request.id, "the input is open again", now, scheduler.num_steps
                 )
-            scheduler.waiting_queue.let_in()
+            scheduler.waiting_queue.unblock()
 
     def note_arrival(self, scheduler: Scheduler, id: int, now: float) -> None:
-        """A request has come: if it is held back, its story says so."""
+        """A request has come: if it is held back, its trace says so."""
         if self.state is not InputState.UNBLOCKED and id in scheduler.requests:
-            scheduler.diary.held(id, WHY, now, scheduler.num_steps)
+            scheduler.history.waits_for(id, WHY, now, scheduler.num_steps)

@@ -6,7 +6,7 @@ wrong, when somebody asks, and when the engine becomes idle. (In tests `Schedule
 
 from __future__ import annotations
 
-from weft.memory.accounting.audit import FREE, BrokenBooks, Fault, find_faults
+from weft.memory.accounting.audit import FREE, AccountingError, Fault, find_faults
 from weft.memory.accounting.ledger import NOBODY
 from weft.messages.control import AuditReply
 from weft.observe.log import EventLog
@@ -44,7 +44,7 @@ class KvAuditor:
         self._audited_at = now
         try:
             told = self._repair()
-        except BrokenBooks as exc:  # page numbers that are none
+        except AccountingError as exc:  # page numbers that are none
             told = [str(exc)]
         gap = self._gap()
         if gap != self._known_gap:
@@ -63,8 +63,8 @@ class KvAuditor:
             faults=faults,
             num_pages=kv.allocator.num_pages,
             free=kv.allocator.num_free,
-            cached=kv.cache.evictable_pages + kv.cache.held_pages + kv.cache.protected_pages,
-            held=kv.num_held,
+            cached=kv.cache.evictable_pages + kv.cache.pinned_pages + kv.cache.protected_pages,
+            held=kv.num_owned,
             rows=kv.rows.num_used,
             quarantined=len(kv.allocator.quarantined),
             total_faults=self._scheduler.counters.num_faults,
@@ -91,7 +91,7 @@ class KvAuditor:
 
     def _faults(self) -> list[Fault]:
         scheduler = self._scheduler
-        return find_faults(scheduler.kv.allocator, scheduler.kv.cache, scheduler.held_pages())
+        return find_faults(scheduler.kv.allocator, scheduler.kv.cache, scheduler.owned_pages())
 
     def _give_up(self, faults: list[Fault]) -> None:
         """Pages were given to two: end the requests among them, trust nothing else that was computed."""
@@ -100,7 +100,7 @@ class KvAuditor:
             name for fault in faults for name in fault.owners if len(set(fault.owners) - {FREE}) > 1
         }
         held = zip(
-            scheduler.held_pages(),
+            scheduler.owned_pages(),
             (r for r in scheduler.requests.values() if r.row != NO_ROW),
             strict=True,
         )
@@ -129,15 +129,15 @@ class KvAuditor:
 
     def _told(self, fault: Fault) -> str:
         """The fault, and what is known of the page's last holder."""
-        diary, id = self._scheduler.diary, int(self._scheduler.kv.ledger.last_holder[fault.page])
+        history, id = self._scheduler.history, int(self._scheduler.kv.ledger.last_owner[fault.page])
         if id == NOBODY:
             return str(fault)
-        story = diary.story(id)
-        if story is None:
+        trace = history.trace(id)
+        if trace is None:
             return f"{fault}; last given to request {id}"
-        last = story.events[-1]
+        last = trace.events[-1]
         return (
-            f"{fault}; last given to {story.rid} (step {last.step}: {last.kind.value} {last.detail})".rstrip(
+            f"{fault}; last given to {trace.rid} (step {last.step}: {last.kind.value} {last.detail})".rstrip(
                 " )"
             )
             + ")"

@@ -2,7 +2,7 @@
 
 Depth 0 waits for each step before it plans the next. Depth 1 overlaps: while the device runs step n, step n+1 is
 planned and launched; its input tokens are on the device, the scheduler learns them one step late. Behind a step that is
-awaited (`Extras.is_awaited`) nothing is planned before its result is known: the next mask of a grammar depends on it.
+awaited (`Extras.blocks_overlap`) nothing is planned before its result is known: the next mask of a grammar depends on it.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Loop:
     def _plan(self) -> Batch | None:
         """Choose the next step. None if there is nothing to run, or nothing before a result is known."""
         in_flight = self._in_flight
-        drains = any(batch.is_awaited for batch, _, _ in in_flight)
+        drains = any(batch.blocks_overlap for batch, _, _ in in_flight)
         self._now = self._clock()
         batch = None
         if not drains:

@@ -27,8 +27,8 @@ class Pause:
         elif mode == "retract":
             scheduler.merge_last_batch()
             for request in [one for one in scheduler.requests.values() if one.row != NO_ROW]:
-                scheduler.take_back(request, "generation is paused")
-        scheduler.diary.begin_walk()  # that nobody makes: the reasons of the last one are those of before
+                scheduler.retract(request, "generation is paused")
+        scheduler.history.begin_walk()  # that nobody makes: the reasons of the last one are those of before
         for id in scheduler.requests:
             self.note_arrival(scheduler, id, now)
 
@@ -37,11 +37,13 @@ class Pause:
         if self.mode is not None:
             self.mode = None
             for id in scheduler.requests:
-                scheduler.diary.note(
+                scheduler.history.note(
                     id, Event(now, scheduler.num_steps, EventKind.RELEASED, "generation goes on")
                 )
 
     def note_arrival(self, scheduler: Scheduler, id: int, now: float) -> None:
-        """A request is open while generation is paused: its story says why it does not run."""
+        """A request is open while generation is paused: its trace says why it does not run."""
         if self.mode is not None and id in scheduler.requests:
-            scheduler.diary.note(id, Event(now, scheduler.num_steps, EventKind.HELD, WHY))
+            scheduler.history.note(
+                id, Event(now, scheduler.num_steps, EventKind.WAITING_REASON, WHY)
+            )

@@ -63,7 +63,7 @@ def generate(
         return  # its number is taken, or it can never run
     told = _told(begun, now)
     replaced = sessions.enter(begun, now)
-    scheduler.diary.note(message.id, Event(now, scheduler.num_steps, EventKind.SESSION, told))
+    scheduler.history.note(message.id, Event(now, scheduler.num_steps, EventKind.SESSION, told))
     if replaced:
         scheduler.abort(
             Abort(ids=replaced, message=f"the turn {message.rid!r} of its session replaces it")
@@ -73,7 +73,7 @@ def generate(
 def look_after(sessions: Sessions, scheduler: Scheduler, now: float) -> None:
     """After a step: close what has been idle for too long, and take note of KV that had to go."""
     _close_late(sessions, now)
-    for lost in scheduler.kv.holds.take_lost():
+    for lost in scheduler.kv.pins.take_lost():
         sessions.dropped(Dropped(lost, scheduler.num_steps, now))
 
 

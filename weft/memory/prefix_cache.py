@@ -2,8 +2,8 @@
 
 Token sequences are packed int32 bytes: Python compares and slices those faster than any list or array. Sequences of
 different namespaces (another salt, another adapter) never share. The cache owns the pages that it holds; the ones on a
-locked path are never evicted, nor are those on a held one, which whoever holds it lets go when memory is needed
-(`holds.py`).
+locked path are never evicted, nor are those on a pinned one until its owner unpins it, or memory is needed
+(`pins.py`).
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class PrefixCache(Protocol):
     listener: Listener | None
     shares: bool  # whether a sequence that was inserted can be matched
     evictable_pages: int  # cached, neither locked nor held
-    held_pages: int  # cached, held and not locked
+    pinned_pages: int  # cached, held and not locked
     protected_pages: int  # cached and locked
     total_evicted_pages: int  # since the start
 
@@ -103,11 +103,11 @@ class PrefixCache(Protocol):
 
     def unlock(self, handle: Handle) -> None: ...
 
-    def hold(self, handle: Handle) -> None:
-        """Protect as `lock` does, but counted apart, until as many calls of `let_go`."""
+    def pin(self, handle: Handle) -> None:
+        """Protect as `lock` does, but counted apart, until as many calls of `unpin`."""
         ...
 
-    def let_go(self, handle: Handle) -> None: ...
+    def unpin(self, handle: Handle) -> None: ...
 
     def unshared_pages(self, handle: Handle) -> int:
         """Pages that become evictable, or held, when one lock of the sequence that ends at `handle` is taken off."""
@@ -141,12 +141,12 @@ class PrefixCache(Protocol):
 
 
 class NoPrefixCache:
-    """Holds nothing: every page stays with its request (SGLang: ChunkCache)."""
+    """Pins nothing: every page stays with its request (SGLang: ChunkCache)."""
 
     shares = False
     listener: Listener | None = None
     evictable_pages = 0
-    held_pages = 0
+    pinned_pages = 0
     protected_pages = 0
     total_evicted_pages = 0
 
@@ -174,10 +174,10 @@ class NoPrefixCache:
     def unlock(self, handle: Handle) -> None:
         pass
 
-    def hold(self, handle: Handle) -> None:
+    def pin(self, handle: Handle) -> None:
         pass
 
-    def let_go(self, handle: Handle) -> None:
+    def unpin(self, handle: Handle) -> None:
         pass
 
     def unshared_pages(self, handle: Handle) -> int:

@@ -27,12 +27,12 @@ class Node:
 
     __slots__ = (
         "children",
-        "holds",
         "is_queued",
         "key",
         "locks",
         "pages",
         "parent",
+        "pins",
         "serial",
         "used",
     )
@@ -49,7 +49,7 @@ class Node:
             serial  # breaks ties between nodes of one path, so that eviction is deterministic
         )
         self.locks = 0
-        self.holds = 0
+        self.pins = 0
         self.is_queued = False  # stands in the eviction heap
 
 
@@ -79,7 +79,7 @@ class RadixCache:
         self.page_size = page_size
         self.listener: Listener | None = None
         self.evictable_pages = 0
-        self.held_pages = 0
+        self.pinned_pages = 0
         self.protected_pages = 0
         self.total_evicted_pages = 0
         self._step = page_size * TOKEN_BYTES  # bytes of one page of a key
@@ -159,7 +159,7 @@ class RadixCache:
         evictable = held = 0  # bytes of page numbers that were so before
         while above is not None:  # a root is not locked
             if not node.locks:
-                if node.holds:
+                if node.pins:
                     held += len(node.pages)
                 else:
                     evictable += len(node.pages)
@@ -174,7 +174,7 @@ class RadixCache:
             locks = node.locks = node.locks - 1
             assert locks >= 0, "unlocked more often than locked"
             if not locks:
-                if node.holds:
+                if node.pins:
                     held += len(node.pages)
                 else:
                     evictable += len(node.pages)
@@ -183,28 +183,28 @@ class RadixCache:
             node, above = above, above.parent
         self._protect(-(evictable // PAGE_BYTES), -(held // PAGE_BYTES))
 
-    def hold(self, handle: Node) -> None:
+    def pin(self, handle: Node) -> None:
         node, above = handle, handle.parent
         num_bytes = 0  # of page numbers that were evictable before
         while above is not None:
-            if not node.holds and not node.locks:
+            if not node.pins and not node.locks:
                 num_bytes += len(node.pages)
-            node.holds += 1
+            node.pins += 1
             node, above = above, above.parent
-        self._hold(num_bytes // PAGE_BYTES)
+        self._pin(num_bytes // PAGE_BYTES)
 
-    def let_go(self, handle: Node) -> None:
+    def unpin(self, handle: Node) -> None:
         node, above = handle, handle.parent
         num_bytes = 0
         while above is not None:
-            holds = node.holds = node.holds - 1
-            assert holds >= 0, "let go more often than held"
-            if not holds and not node.locks:
+            pins = node.pins = node.pins - 1
+            assert pins >= 0, "unpinned more often than pinned"
+            if not pins and not node.locks:
                 num_bytes += len(node.pages)
                 if not node.children:
                     self._queue(node)
             node, above = above, above.parent
-        self._hold(-(num_bytes // PAGE_BYTES))
+        self._pin(-(num_bytes // PAGE_BYTES))
 
     def unshared_pages(self, handle: Node) -> int:
         node: Node | None = handle
@@ -226,7 +226,7 @@ class RadixCache:
         while missing > 0:
             used, _, node = heapq.heappop(self._heap)
             node.is_queued = False
-            if node.children or node.locks or node.holds:
+            if node.children or node.locks or node.pins:
                 continue  # no evictable leaf any more; it comes back when it is one
             if node.used != used:
                 self._queue(node)  # used since: back in at its true age
@@ -246,7 +246,7 @@ class RadixCache:
     def forget(self, handle: Node) -> IntArray:
         node, above = handle, handle.parent
         gone: list[Node] = []
-        while above is not None and not (node.children or node.locks or node.holds):
+        while above is not None and not (node.children or node.locks or node.pins):
             gone.append(node)
             self._remove(node)
             node, above = above, above.parent
@@ -261,7 +261,7 @@ class RadixCache:
 
     def reset(self) -> IntArray:
         assert not self.protected_pages, "a locked cache cannot be dropped"
-        assert not self.held_pages, "a held cache cannot be dropped"
+        assert not self.pinned_pages, "a held cache cannot be dropped"
         pages = self.owned_pages()
         self.drop()
         return pages
@@ -269,7 +269,7 @@ class RadixCache:
     def drop(self) -> None:
         self._roots.clear()
         self._heap.clear()
-        self.evictable_pages = self.held_pages = self.protected_pages = 0
+        self.evictable_pages = self.pinned_pages = self.protected_pages = 0
         if self.listener is not None:
             self.listener.emptied()
 
@@ -302,19 +302,19 @@ class RadixCache:
             assert not parent.key or parent.locks >= node.locks, (
                 "a locked node has a parent that is locked less"
             )
-            assert not parent.key or parent.holds >= node.holds, (
+            assert not parent.key or parent.pins >= node.pins, (
                 "a held node has a parent that is held less"
             )
             assert parent.used >= node.used, "a node was used after its parent"
             if node.locks:
                 protected += len(node.pages) // PAGE_BYTES
-            elif node.holds:
+            elif node.pins:
                 held += len(node.pages) // PAGE_BYTES
             else:
                 evictable += len(node.pages) // PAGE_BYTES
                 assert node.children or node.is_queued, "an evictable leaf is not queued"
         assert evictable == self.evictable_pages
-        assert held == self.held_pages
+        assert held == self.pinned_pages
         assert protected == self.protected_pages
 
     # Inside
@@ -351,7 +351,7 @@ class RadixCache:
         assert parent is not None
         cut_pages = cut // self._step * PAGE_BYTES
         upper = self._new_node(node.key[:cut], node.pages[:cut_pages], parent)
-        upper.used, upper.locks, upper.holds = node.used, node.locks, node.holds
+        upper.used, upper.locks, upper.pins = node.used, node.locks, node.pins
         parent.children[upper.key[: self._step]] = upper
         node.key, node.pages, node.parent = node.key[cut:], node.pages[cut_pages:], upper
         upper.children[node.key[: self._step]] = node
@@ -371,12 +371,12 @@ class RadixCache:
     def _protect(self, evictable: int, held: int) -> None:
         """So many pages that were evictable or held are locked now."""
         self.evictable_pages -= evictable
-        self.held_pages -= held
+        self.pinned_pages -= held
         self.protected_pages += evictable + held
 
-    def _hold(self, pages: int) -> None:
+    def _pin(self, pages: int) -> None:
         self.evictable_pages -= pages
-        self.held_pages += pages
+        self.pinned_pages += pages
 
     def _trim(self, leaf: Node, pages: int) -> None:
         """Keep the first `pages` pages of a leaf."""
@@ -392,7 +392,7 @@ class RadixCache:
         del parent.children[leaf.key[: self._step]]
         if self.listener is not None:
             self.listener.removed(leaf)
-        if parent.children or parent.locks or parent.holds:
+        if parent.children or parent.locks or parent.pins:
             return
         if isinstance(parent, Root):
             self._roots.pop(parent.namespace, None)

@@ -42,7 +42,7 @@ class Batch:
 
     __slots__ = (
         *("mode", "plan", "prefills", "rows", "starts", "lens", "epochs"),
-        *("sample_epochs", "sample_rows", "silent", "is_awaited"),
+        *("sample_epochs", "sample_rows", "prompt_only_rows", "blocks_overlap"),
     )
 
     def __init__(
@@ -64,10 +64,10 @@ class Batch:
         self.sample_rows: IntArray = rows[samples]  # [S]
         self.sample_epochs: IntArray = self.epochs[samples]  # [S]
         silent = [one.row for one in prefills if one.completes and not one.wants_tokens]
-        self.silent = [
+        self.prompt_only_rows = [
             (row, int(columns.epoch[row])) for row in silent
         ]  # rows that end here, without a token
-        self.is_awaited = False  # nothing is planned behind it before its result is known
+        self.blocks_overlap = False  # nothing is planned behind it before its result is known
         self.plan: Plan
 
     def is_live(self, columns: Columns) -> BoolArray:

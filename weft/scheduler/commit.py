@@ -53,7 +53,7 @@ def commit(
     """
     if batch.prefills:
         for request, end in zip(batch.prefills, (batch.starts + batch.lens).tolist(), strict=False):
-            request.given_len = max(request.given_len, end)
+            request.reported_len = max(request.reported_len, end)
     live = batch.is_live(columns)
     ends: list[End] = []
     if result.invalid is not None:
@@ -76,7 +76,7 @@ def commit(
             stopped[i] |= int(tokens[i]) in columns.requests[rows[i]].sampling.stop_token_ids
     ended = stopped | (known >= columns.max_len[rows])
     found = {end.row: end for end in others}
-    for row, epoch in batch.silent:
+    for row, epoch in batch.prompt_only_rows:
         if columns.epoch[row] == epoch:
             found.setdefault(row, End(row, "length"))
     for i in np.flatnonzero(ended).tolist():

@@ -47,7 +47,7 @@ class Extras:
     allowed: Mask | None = None
     mask: Mask | None = None
     fixed: Fixed | None = None
-    is_awaited: bool = False  # the next step depends on what this one samples: it is not planned before that is known
+    blocks_overlap: bool = False  # the next step depends on what this one samples: it is not planned before that is known
     logprobs: Logprobs | None = None
     pooling: Pooling | None = None
     prompt_logprobs: PromptLogprobs | None = None

@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 
 from weft.arrays import IntArray
-from weft.memory.accounting.ledger import Ledger
+from weft.memory.accounting.ledger import PageLedger
 from weft.memory.allocator import PageAllocator, num_pages_for, slots_of
-from weft.memory.pins import Holds
+from weft.memory.pins import Pins
 from weft.memory.prefix_cache import NO_PAGES, TOKEN_BYTES, Inserted, PrefixCache
 from weft.memory.rows import RowTable
 from weft.plan.step import TableWrites
@@ -29,8 +29,8 @@ class KvMemory:
         self.allocator = allocator
         self.cache = cache
         self.columns = columns
-        self.holds = Holds(cache)
-        self.ledger = Ledger(allocator.num_pages)
+        self.pins = Pins(cache)
+        self.ledger = PageLedger(allocator.num_pages)
         self.page_size = allocator.page_size
 
     @property
@@ -42,7 +42,9 @@ class KvMemory:
     def available(self) -> int:
         """Tokens that could be allocated now: free, or cached and evictable, or held for who gives way."""
         cache = self.cache
-        return (self.allocator.num_free + cache.evictable_pages + cache.held_pages) * self.page_size
+        return (
+            self.allocator.num_free + cache.evictable_pages + cache.pinned_pages
+        ) * self.page_size
 
     def ceil(self, num_tokens: int) -> int:
         """Tokens that the pages for `num_tokens` hold."""
@@ -85,7 +87,7 @@ class KvMemory:
         """
         assert request.kv_len % self.page_size == 0
         pages = self._alloc(num_pages_for(request.extend_len, self.page_size))
-        self.ledger.took(pages, request.id)
+        self.ledger.record(pages, request.id)
         slots = slots_of(pages, self.page_size)[: request.extend_len]
         self.rows.slots[request.row, request.kv_len : request.extend_end] = slots
         return slots
@@ -106,7 +108,7 @@ class KvMemory:
         first, slots = positions - in_page, self.rows.slots
         begins_page = in_page == 0
         pages = self._alloc(int(np.count_nonzero(begins_page)))
-        self.ledger.took(pages, self.columns.ids[rows[begins_page]])
+        self.ledger.record(pages, self.columns.ids[rows[begins_page]])
         slots[rows[begins_page], first[begins_page]] = pages * self.page_size
         taken: IntArray = slots[rows, first] + in_page
         slots[rows, positions] = taken
@@ -117,7 +119,7 @@ class KvMemory:
         return int(self.columns.kv_len[request.row])
 
     @property
-    def num_held(self) -> int:
+    def num_owned(self) -> int:
         """Pages that requests hold besides the cache's, counted in their rows. Cost: a few microseconds."""
         num_tokens = self.columns.kv_len - self.columns.cached_len
         if self.page_size > 1:
@@ -129,12 +131,12 @@ class KvMemory:
     def imbalance(self) -> int:
         """Pages that are counted too often, or, below 0, not at all: free + quarantined + cached + held - all."""
         allocator, cache = self.allocator, self.cache
-        cached = cache.evictable_pages + cache.held_pages + cache.protected_pages
+        cached = cache.evictable_pages + cache.pinned_pages + cache.protected_pages
         return (
             allocator.num_free
             + len(allocator.quarantined)
             + cached
-            + self.num_held
+            + self.num_owned
             - allocator.num_pages
         )
 
@@ -165,7 +167,7 @@ class KvMemory:
         nobody else uses it."""
         if keep:
             self._set_cached_len(request, self._insert(request).length)
-        self.allocator.free(self.held_pages(request))
+        self.allocator.free(self.owned_pages(request))
         self.unlock(request)
         if not keep:
             self.allocator.free(self.cache.forget(request.handle))
@@ -174,19 +176,19 @@ class KvMemory:
         request.row, request.handle = NO_ROW, None
         request.kv_len = request.cached_len = 0
 
-    def held_pages(self, request: Request) -> IntArray:
+    def owned_pages(self, request: Request) -> IntArray:
         """Pages that a request with a row holds besides the cache's."""
         return self._pages(request.row, request.cached_len, self.num_computed(request))
 
     def reset_cache(self) -> None:
         """Empty the prefix cache. Nothing may be locked; what is held gives way."""
-        self.holds.lose_all(EMPTIED)
+        self.pins.lose_all(EMPTIED)
         self.allocator.free(self.cache.reset())
 
     def reset(self) -> None:
         """Nobody has a row or a page any more, and nothing is cached. Reads nothing that a fault may have spoilt; the
         caller has taken the tokens of those that had rows (`known_tokens`), and forgets what they held."""
-        self.holds.forget_all(EMPTIED)
+        self.pins.forget_all(EMPTIED)
         self.cache.drop()
         self.rows.reset()
         self.columns.reset()
@@ -241,6 +243,6 @@ class KvMemory:
         """Allocate pages, evicting what the free ones lack. Admission and decode checks have made sure that it fits."""
         missing = num_pages - self.allocator.num_free
         if missing > 0:
-            self.holds.give_way(missing)
+            self.pins.unpin_for(missing)
             self.allocator.free(self.cache.evict(missing))
         return self.allocator.alloc(num_pages)

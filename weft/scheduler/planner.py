@@ -100,7 +100,7 @@ class Planner:
         extras = Extras()
         for prepare in self._moments.prepare:
             prepare(batch, self._columns, extras)
-        batch.is_awaited = extras.is_awaited or extras.mask is not None
+        batch.blocks_overlap = extras.blocks_overlap or extras.mask is not None
         batch.plan = Plan(
             step=self.num_steps,
             mode=mode,

@@ -13,18 +13,18 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.arrays import BoolArray, IntArray, LongArray
-from weft.memory.index.prefix_index import Watch
-from weft.memory.index.subtree_counts import Weights
+from weft.memory.index.prefix_index import PrefixIndex
+from weft.memory.index.subtree_counts import SubtreeCounts
 from weft.memory.prefix_cache import TOKEN_BYTES, Handle, PrefixCache
 from weft.scheduler.batch import RunningBatch
 from weft.scheduler.request import Columns, Request
 from weft.scheduler.settings import SchedulerSettings
-from weft.scheduler.waiting_table import DoubleArray, Waiting
+from weft.scheduler.waiting_table import DoubleArray, WaitingTable
 
 TURNS = 4  # one of so many admissions is for the oldest that is overdue
 
 
-class Scene(NamedTuple):
+class PolicyContext(NamedTuple):
     """What a policy may read besides the waiting requests."""
 
     settings: SchedulerSettings
@@ -39,7 +39,7 @@ class Policy:
     again whenever it has been taken back. A policy that is switched to hears of those that wait, not of those that run.
     """
 
-    reads_cache = False  # whether `Waiting.cached_len` is kept true
+    reads_cache = False  # whether `WaitingTable.cached_len` is kept true
     weighs = False  # whether `weights` are kept
     resumes_first = (
         True  # requests that were taken back go before all others; else `rank` says where
@@ -48,16 +48,16 @@ class Policy:
     ages = True  # whether waiting long can bring a request to the front: in vain where the order is that
     # of arrival, and not wanted where the policy sees to it by itself
 
-    def __init__(self, scene: Scene) -> None:
-        self.scene = scene
-        self.watch: Watch | None = None  # set if the policy reads a cache that shares
-        self.weights: Weights | None = None  # set if it weighs as well
+    def __init__(self, context: PolicyContext) -> None:
+        self.context = context
+        self.prefix_index: PrefixIndex | None = None  # set if the policy reads a cache that shares
+        self.subtree_counts: SubtreeCounts | None = None  # set if it weighs as well
 
-    def key(self, waiting: Waiting, lines: IntArray, now: float) -> DoubleArray | LongArray:
+    def key(self, waiting: WaitingTable, lines: IntArray, now: float) -> DoubleArray | LongArray:
         """A number [n] for each of `lines` [n]: the lowest goes first, equal ones as they came."""
         raise NotImplementedError
 
-    def order(self, waiting: Waiting, lines: IntArray, now: float) -> Iterator[Request]:
+    def order(self, waiting: WaitingTable, lines: IntArray, now: float) -> Iterator[Request]:
         """The requests of `lines`, best first. Not all of them will be asked for."""
         return waiting.lowest_first(lines, self.key(waiting, lines, now))
 
@@ -69,12 +69,14 @@ class Policy:
         """[n] whether the running `rows` [n] are so far below a waiting request that it may take their place."""
         return np.zeros(len(rows), dtype=np.bool_)
 
-    def displaced(self, waiting: Waiting, lines: IntArray, newcomer: Request) -> Iterator[Request]:
+    def displaced(
+        self, waiting: WaitingTable, lines: IntArray, newcomer: Request
+    ) -> Iterator[Request]:
         """Requests of `lines` [n] that have to go for the newcomer, which is among them, when the queue is full."""
         return iter(())
 
     def arrived(self, request: Request) -> int:
-        """The request begins to wait. Returns its `Waiting.tag`."""
+        """The request begins to wait. Returns its `WaitingTable.tag`."""
         return 0
 
     def dropped(self, request: Request) -> None:
@@ -95,7 +97,7 @@ class Fcfs(Policy):
 
     ages = False
 
-    def order(self, waiting: Waiting, lines: IntArray, now: float) -> Iterator[Request]:
+    def order(self, waiting: WaitingTable, lines: IntArray, now: float) -> Iterator[Request]:
         return map(waiting.at, lines)
 
 
@@ -104,7 +106,7 @@ class LongestPrefix(Policy):
 
     reads_cache = True
 
-    def key(self, waiting: Waiting, lines: IntArray, now: float) -> LongArray:
+    def key(self, waiting: WaitingTable, lines: IntArray, now: float) -> LongArray:
         return -waiting.cached_len[lines]
 
 
@@ -113,7 +115,7 @@ class ShortestPrefill(Policy):
 
     reads_cache = True
 
-    def key(self, waiting: Waiting, lines: IntArray, now: float) -> LongArray:
+    def key(self, waiting: WaitingTable, lines: IntArray, now: float) -> LongArray:
         return waiting.fill_len[lines] - waiting.cached_len[lines]
 
 
@@ -122,7 +124,7 @@ class ResponseRatio(Policy):
 
     reads_cache = True
 
-    def key(self, waiting: Waiting, lines: IntArray, now: float) -> DoubleArray:
+    def key(self, waiting: WaitingTable, lines: IntArray, now: float) -> DoubleArray:
         work = waiting.fill_len[lines] - waiting.cached_len[lines]
         return (waiting.arrival_s[lines] - now) / work
 
@@ -130,16 +132,16 @@ class ResponseRatio(Policy):
 class LongestOutput(Policy):
     """Longest output first (by what the request allows): no long one is left alone at the end of a batch job."""
 
-    def key(self, waiting: Waiting, lines: IntArray, now: float) -> LongArray:
+    def key(self, waiting: WaitingTable, lines: IntArray, now: float) -> LongArray:
         return waiting.fill_len[lines] - waiting.max_len[lines]
 
 
 class Random(Policy):
     """An order that depends on the seed and on nothing else about the requests but their number."""
 
-    def key(self, waiting: Waiting, lines: IntArray, now: float) -> LongArray:
-        z = waiting.arrival[lines].astype(np.uint64) + np.uint64(
-            self.scene.settings.seed % 2**32 << 32
+    def key(self, waiting: WaitingTable, lines: IntArray, now: float) -> LongArray:
+        z = waiting.arrival_order[lines].astype(np.uint64) + np.uint64(
+            self.context.settings.seed % 2**32 << 32
         )
         z = (z + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)  # splitmix64
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -153,10 +155,10 @@ class DepthFirst(Policy):
     reads_cache = True
     weighs = True
 
-    def order(self, waiting: Waiting, lines: IntArray, now: float) -> Iterator[Request]:
-        if self.watch is None or self.weights is None:
+    def order(self, waiting: WaitingTable, lines: IntArray, now: float) -> Iterator[Request]:
+        if self.prefix_index is None or self.subtree_counts is None:
             return map(waiting.at, lines)
-        ends = map(self.watch.ending_at, self.weights.heaviest_first())
+        ends = map(self.prefix_index.ending_at, self.subtree_counts.heaviest_first())
         return (waiting.numbered(number) for numbers in ends for number in numbers)
 
 
@@ -165,8 +167,8 @@ class Static(Policy):
 
     ages = False
 
-    def order(self, waiting: Waiting, lines: IntArray, now: float) -> Iterator[Request]:
-        columns, rows = self.scene.columns, self.scene.running.rows
+    def order(self, waiting: WaitingTable, lines: IntArray, now: float) -> Iterator[Request]:
+        columns, rows = self.context.columns, self.context.running.rows
         if (columns.kv_len[rows] > columns.prompt_len[rows]).any():
             return iter(())
         return map(waiting.at, lines)
@@ -190,14 +192,14 @@ class UnknownPolicy(ValueError):
     """There is no policy of that name; the message says which there are."""
 
 
-def make_policy(name: str, scene: Scene) -> Policy:
+def make_policy(name: str, context: PolicyContext) -> Policy:
     found = POLICIES.get(name)
     if found is None:
         raise UnknownPolicy(f"there is no policy {name!r}; there are {', '.join(POLICIES)}")
     if isinstance(found, str):
         module, _, kind = found.partition(":")
         found = getattr(importlib.import_module(module), kind)
-    policy: Policy = found(scene)
+    policy: Policy = found(context)
     return policy
 
 

@@ -5,7 +5,7 @@ decides, but not alone: of the requests that have waited longer than `aging_s`, 
 policy that ages starves anybody: once a request is overdue, at most three others that never ran are admitted before it
 for each one that is older, whatever comes later. (`fair` ages within each tenant by itself.)
 
-Requests that came while the input was blocked stand in the queue, but nobody looks at them (`hold_back`, `let_in`).
+Requests that came while the input was blocked stand in the queue, but nobody looks at them (`block`, `unblock`).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from weft.arrays import IntArray
-from weft.memory.index.prefix_index import Watch
-from weft.memory.index.subtree_counts import Weights
+from weft.memory.index.prefix_index import PrefixIndex
+from weft.memory.index.subtree_counts import SubtreeCounts
 from weft.memory.prefix_cache import TOKEN_BYTES, PrefixCache
 from weft.scheduler.policy import TURNS, Policy
 from weft.scheduler.request import Request
-from weft.scheduler.waiting_table import Waiting
+from weft.scheduler.waiting_table import WaitingTable
 
 
 class WaitingQueue:
@@ -31,11 +31,11 @@ class WaitingQueue:
     def __init__(self, policy: Policy, cache: PrefixCache, aging_s: float = 0.0) -> None:
         self._cache = cache
         self._aging_s = aging_s
-        self._waiting = Waiting()
+        self._waiting = WaitingTable()
         self._resumed: list[Request] = []  # taken back: few, sorted by arrival
         self._since_overdue = 0  # admissions since the last that was an overdue request's turn
         self._turns: set[int] = set()  # whom the last order gave such a turn, by id
-        self._held_from: int | None = None  # number of the first arrival that is held back
+        self._blocked_from: int | None = None  # number of the first arrival that is held back
         self.num_tokens = 0  # of the prompts of all that never ran
         self.use(policy)
 
@@ -63,7 +63,7 @@ class WaitingQueue:
         try:
             self._watch_anew()
             for request in self._waiting:
-                self._waiting.set_tag(request.arrival, policy.arrived(request))
+                self._waiting.set_tag(request.arrival_order, policy.arrived(request))
         except BaseException:
             if before is not None:
                 self.policy, self._cache.listener = before, listener
@@ -73,12 +73,12 @@ class WaitingQueue:
     def begin_anew(self, policy: Policy, requests: Iterable[Request]) -> None:
         """These wait, and nobody else, in the order of a policy that has seen none of them. Reads nothing that a fault
         may have spoilt; who is held back, stays so."""
-        self._waiting = Waiting()
+        self._waiting = WaitingTable()
         self._resumed = []
         self._turns = set()
         self._since_overdue = 0
         self.num_tokens = 0
-        for request in sorted(requests, key=lambda one: one.arrival):
+        for request in sorted(requests, key=lambda one: one.arrival_order):
             if request.admitted_s >= 0 or request.goes_first:
                 self._resumed.append(request)
             else:
@@ -93,9 +93,9 @@ class WaitingQueue:
         self.num_tokens += request.fill_len
         try:
             self._waiting.append(request)
-            if self.policy.watch is not None:
-                self._watch(self.policy.watch, request)
-            self._waiting.set_tag(request.arrival, self.policy.arrived(request))
+            if self.policy.prefix_index is not None:
+                self._watch(self.policy.prefix_index, request)
+            self._waiting.set_tag(request.arrival_order, self.policy.arrived(request))
         except BaseException:
             self._forget(request)
             raise
@@ -123,7 +123,7 @@ class WaitingQueue:
 
     def resume(self, request: Request) -> None:
         """Take a request back. It keeps the place that its arrival gave it, before all that never ran."""
-        insort(self._resumed, request, key=lambda other: other.arrival)
+        insort(self._resumed, request, key=lambda other: other.arrival_order)
 
     def admit(self, request: Request) -> None:
         """The request has got a row: it waits no more."""
@@ -144,49 +144,49 @@ class WaitingQueue:
 
     # Holding back
 
-    def hold_back(self, arrival: int) -> None:
+    def block(self, arrival_order: int) -> None:
         """Do not look at requests that never ran, from this number of arrival on."""
-        if self._held_from is None:
-            self._held_from = arrival
+        if self._blocked_from is None:
+            self._blocked_from = arrival_order
 
-    def let_in(self) -> None:
+    def unblock(self) -> None:
         """Look at all requests again: those that were held back stand where their arrival has put them."""
-        self._held_from = None
+        self._blocked_from = None
 
-    def held(self) -> Iterator[Request]:
+    def blocked(self) -> Iterator[Request]:
         """The requests that are held back, as they came."""
-        first = self._held_from
+        first = self._blocked_from
         if first is not None:
-            yield from (request for request in self._waiting if request.arrival >= first)
+            yield from (request for request in self._waiting if request.arrival_order >= first)
 
     @property
-    def holds_back(self) -> bool:
+    def blocks_arrivals(self) -> bool:
         """Whether requests that come now are held back."""
-        return self._held_from is not None
+        return self._blocked_from is not None
 
     @property
     def has_candidates(self) -> bool:
         """Whether there is anybody to look at."""
-        if self._held_from is None or self._resumed:
+        if self._blocked_from is None or self._resumed:
             return len(self) > 0
         first = next(iter(self._waiting), None)
-        return first is not None and first.arrival < self._held_from
+        return first is not None and first.arrival_order < self._blocked_from
 
     @property
     def num_candidates(self) -> int:
         """How many there are to look at."""
         return len(self._resumed) + len(self._candidates())
 
-    def is_held_back(self, request: Request) -> bool:
-        first = self._held_from
-        return first is not None and request.arrival >= first and request in self._waiting
+    def is_blocked(self, request: Request) -> bool:
+        first = self._blocked_from
+        return first is not None and request.arrival_order >= first and request in self._waiting
 
     def _candidates(self) -> IntArray:
         """The lines [n] of requests that never ran and are not held back, in the order of arrival."""
         lines = self._waiting.lines()
-        if self._held_from is None:
+        if self._blocked_from is None:
             return lines
-        return lines[: int(np.searchsorted(self._waiting.arrival[lines], self._held_from))]
+        return lines[: int(np.searchsorted(self._waiting.arrival_order[lines], self._blocked_from))]
 
     # Who is next
 
@@ -196,9 +196,11 @@ class WaitingQueue:
         lines = self._candidates()
         fresh = policy.order(self._waiting, lines, now)
         if (
-            self._held_from is not None
+            self._blocked_from is not None
         ):  # a policy may walk the tree, and find there what is not in `lines`
-            fresh = (request for request in fresh if request.arrival < (self._held_from or 0))
+            fresh = (
+                request for request in fresh if request.arrival_order < (self._blocked_from or 0)
+            )
         overdue: Iterator[Request]
         if policy.resumes_first:
             yield from self._resumed
@@ -208,7 +210,7 @@ class WaitingQueue:
             fresh = heapq.merge(ranked, fresh, key=policy.rank)
             resumed = (request for request in self._resumed if self.is_overdue(request, now))
             old = map(self._waiting.at, lines[: self._num_overdue(lines, now)])
-            overdue = heapq.merge(resumed, old, key=lambda request: request.arrival)
+            overdue = heapq.merge(resumed, old, key=lambda request: request.arrival_order)
         yield from self._in_turns(overdue, fresh)
 
     def _in_turns(self, overdue: Iterator[Request], fresh: Iterator[Request]) -> Iterator[Request]:
@@ -244,16 +246,18 @@ class WaitingQueue:
         """Keep the cached lengths of all waiting requests true from now on, if the policy reads them."""
         policy, cache = self.policy, self._cache
         if policy.reads_cache and cache.shares:
-            policy.weights = Weights() if policy.weighs else None
-            policy.watch = Watch(cache, self._waiting.set_cached_len, policy.weights)
+            policy.subtree_counts = SubtreeCounts() if policy.weighs else None
+            policy.prefix_index = PrefixIndex(
+                cache, self._waiting.set_cached_len, policy.subtree_counts
+            )
             for request in self._waiting:
-                self._watch(policy.watch, request)
-        cache.listener = policy.watch
+                self._watch(policy.prefix_index, request)
+        cache.listener = policy.prefix_index
 
-    def _watch(self, watch: Watch, request: Request) -> None:
+    def _watch(self, watch: PrefixIndex, request: Request) -> None:
         end = request.reusable_len * TOKEN_BYTES
-        length = watch.add(request.arrival, request.namespace, request.packed, end)
-        self._waiting.set_cached_len(request.arrival, length)
+        length = watch.add(request.arrival_order, request.namespace, request.packed, end)
+        self._waiting.set_cached_len(request.arrival_order, length)
 
     def _forget(self, request: Request) -> None:
         """The request could not be appended: nothing is left of what that has done."""
@@ -270,6 +274,6 @@ class WaitingQueue:
             return False
         self._waiting.remove(request)
         self.num_tokens -= request.fill_len
-        if self.policy.watch is not None:
-            self.policy.watch.remove(request.arrival)
+        if self.policy.prefix_index is not None:
+            self.policy.prefix_index.remove(request.arrival_order)
         return True

@@ -38,16 +38,15 @@ class Request:
 
     __slots__ = (
         "admitted_s",
-        "arrival",
+        "arrival_order",
         "arrival_s",
+        "batch_id",
         "cached_len",
         "cached_tokens",
         "extend_end",
         "fill_len",
         "fresh_from",
-        "given_len",
         "goes_first",
-        "group",
         "handle",
         "id",
         "is_locked",
@@ -60,6 +59,7 @@ class Request:
         "prefix_pages",
         "priority",
         "prompt_len",
+        "reported_len",
         "retractions",
         "rid",
         "row",
@@ -73,11 +73,17 @@ class Request:
     )
 
     def __init__(
-        self, message: GenerateRequest, *, max_len: int, seed: int, arrival: int, arrival_s: float
+        self,
+        message: GenerateRequest,
+        *,
+        max_len: int,
+        seed: int,
+        arrival_order: int,
+        arrival_s: float,
     ) -> None:
         self.id = message.id
         self.rid = message.rid
-        self.group = message.group
+        self.batch_id = message.group
         self.tenant = message.tenant
         self.user = message.user
         self.timeout_ms = message.timeout_ms
@@ -86,7 +92,9 @@ class Request:
         self.sampling: SamplingParams = message.sampling
         self.pooling = message.pooling
         self.seed = seed
-        self.arrival = arrival  # number of its arrival: the order of first come, first served
+        self.arrival_order = (
+            arrival_order  # number of its arrival: the order of first come, first served
+        )
         self.arrival_s = arrival_s
         self.admitted_s = -1.0  # when it first got a row
         self.state = RequestState.WAITING
@@ -100,7 +108,7 @@ class Request:
             message.shares_kv
         )  # false: its ids mean nothing; the prefix cache gives and gets nothing
         self.fresh_from = 2**31 if message.fresh_from is None else message.fresh_from
-        self.given_len = (
+        self.reported_len = (
             0  # tokens that were computed for it: what it wanted of them has been given
         )
 
@@ -143,8 +151,8 @@ class Request:
             return 0
         fresh_from = (
             self.fill_len
-            if self.given_len >= self.prompt_len
-            else max(self.fresh_from, self.given_len)
+            if self.reported_len >= self.prompt_len
+            else max(self.fresh_from, self.reported_len)
         )
         return min(self.fill_len - 1, fresh_from)
 
@@ -170,7 +178,7 @@ def chosen(requests: Mapping[int, Request], message: Abort) -> list[int]:
         return list(requests)
     names = set(message.names) - {""}
     named = (
-        [id for id, one in requests.items() if one.rid in names or one.group in names]
+        [id for id, one in requests.items() if one.rid in names or one.batch_id in names]
         if names
         else []
     )

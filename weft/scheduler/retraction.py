@@ -26,8 +26,8 @@ MIN_RATIO = 1 / 16
 Rank = Callable[[Request], int]  # requests of a higher one are taken back before those of a lower
 
 
-def retract(
-    kv: KvMemory, rows: IntArray, rank: Rank, take_back: Callable[[Request], None]
+def retract_until_fits(
+    kv: KvMemory, rows: IntArray, rank: Rank, retract: Callable[[Request], None]
 ) -> IntArray:
     """Take back at least one of the decoding `rows`, until the others have room for a while. Returns the others.
 
@@ -38,7 +38,7 @@ def retract(
         missing = max(_missing(kv, kept), kv.page_size)
         victim = cheapest((kv.columns.requests[row] for row in kept), kv, missing, rank)
         kept = kept[kept != victim.row]
-        take_back(victim)
+        retract(victim)
     return kept
 
 
@@ -47,7 +47,12 @@ def cheapest(requests: Iterable[Request], kv: KvMemory, missing: int, rank: Rank
 
     def key(request: Request) -> tuple[int, float, int, int]:
         freed = freed_tokens(kv, request)
-        return -rank(request), _cost(kv, request, min(freed, missing)), freed, -request.arrival
+        return (
+            -rank(request),
+            _cost(kv, request, min(freed, missing)),
+            freed,
+            -request.arrival_order,
+        )
 
     return min(requests, key=key)
 

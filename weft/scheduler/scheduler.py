@@ -30,19 +30,19 @@ from weft.scheduler.batch import Batch, RunningBatch
 from weft.scheduler.commit import commit
 from weft.scheduler.counters import Counters
 from weft.scheduler.feature import Moments, Part, StepReplies, Verdict
-from weft.scheduler.history.request_history import Diary, Event, EventKind, Stop
+from weft.scheduler.history.request_history import Event, EventKind, RequestHistory, Stop
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.limits.deadlines import Deadlines
 from weft.scheduler.limits.drain import Drain
 from weft.scheduler.limits.refusal import QUEUE_IS_FULL, Refusal, refusal
 from weft.scheduler.pace.pace import Pace
 from weft.scheduler.planner import Planner
-from weft.scheduler.policy import PrefixSharing, Scene, make_policy
+from weft.scheduler.policy import PolicyContext, PrefixSharing, make_policy
 from weft.scheduler.preemption import Preemption
 from weft.scheduler.queue import WaitingQueue
 from weft.scheduler.ratio import NewTokenRatio, expected_tokens
 from weft.scheduler.request import NO_ROW, Columns, Request, RequestState, chosen
-from weft.scheduler.retraction import careful_ratio, retract
+from weft.scheduler.retraction import careful_ratio, retract_until_fits
 from weft.scheduler.seeds import seed_of
 from weft.scheduler.settings import SchedulerSettings
 
@@ -69,7 +69,7 @@ class Scheduler:
         rows = RowTable(num_rows, settings.context_length, settings.max_running_requests)
         self.kv = KvMemory(rows, PageAllocator(settings.num_pages, page_size), cache, self.columns)
         self.counters = Counters()
-        self.diary = Diary()
+        self.history = RequestHistory()
         self._now = 0.0  # as of the last call that told
         self._moments = Moments(parts)
         self._planner = Planner(self.kv, self._moments)
@@ -80,9 +80,9 @@ class Scheduler:
         self.requests: dict[int, Request] = {}  # every open request, by id
         self.running_batch = RunningBatch()
         self.pace = Pace(settings.max_step_s, page_size, self.columns, self.running_batch)
-        self._scene = Scene(settings, self.columns, self.running_batch)
+        self._context = PolicyContext(settings, self.columns, self.running_batch)
         self.waiting_queue = WaitingQueue(
-            make_policy(settings.policy, self._scene), cache, settings.aging_s
+            make_policy(settings.policy, self._context), cache, settings.aging_s
         )
         self._preemption = Preemption(
             self.waiting_queue, self.kv, self.running_batch, self._moments, self._new_adder
@@ -124,12 +124,12 @@ class Scheduler:
         number = self.counters.num_requests
         self.counters.num_requests += 1
         prompt_len, num_waiting = len(message.input_ids) // TOKEN_BYTES, len(self.waiting_queue)
-        self.diary.arrived(
+        self.history.arrived(
             message.id, message.rid, number, prompt_len, num_waiting, now, self.num_steps
         )
         refused = refused or refusal(message, self.settings, max_len=self.max_len)
         if refused is not None:
-            self.diary.finished(message.id, f"refused: {refused.message}", 0, now, self.num_steps)
+            self.history.finished(message.id, f"refused: {refused.message}", 0, now, self.num_steps)
             self._finished.append(
                 Finish(
                     id=message.id, reason="error", message=refused.message, status=refused.status
@@ -143,7 +143,7 @@ class Scheduler:
             else prompt_len + sampling.max_new_tokens
         )
         seed = seed_of(self.settings.seed, number) if sampling.seed is None else sampling.seed
-        request = Request(message, max_len=max_len, seed=seed, arrival=number, arrival_s=now)
+        request = Request(message, max_len=max_len, seed=seed, arrival_order=number, arrival_s=now)
         request.goes_first = first
         self._enter(request, message.timeout_ms, first=first)
         if first:
@@ -156,7 +156,7 @@ class Scheduler:
     @property
     def _rows_to_give(self) -> int:
         """Rows that the next pass gives to those that wait: so many are not going to stand in the queue."""
-        gives_none = self.batch_is_full or self.waiting_queue.holds_back
+        gives_none = self.batch_is_full or self.waiting_queue.blocks_arrivals
         return 0 if gives_none else self.kv.rows.num_free
 
     def _enter(self, request: Request, timeout_ms: int, *, first: bool) -> None:
@@ -178,8 +178,8 @@ class Scheduler:
         if request is not None:
             self._finish(request, "error", message=message, status=status, keep=False)
             return
-        if self.diary.is_open(id):
-            self.diary.finished(id, f"error: {message}", 0, self._now, self.num_steps)
+        if self.history.is_open(id):
+            self.history.finished(id, f"error: {message}", 0, self._now, self.num_steps)
         self._finished.append(Finish(id=id, reason="error", message=message, status=status))
 
     def has_ended(self, id: int) -> bool:
@@ -219,7 +219,7 @@ class Scheduler:
         num_output = known_len - request.prompt_len
         try:
             if has_row:
-                self._leave(request, keep=keep)
+                self._release_row(request, keep=keep)
             else:
                 self._tell(self.waiting_queue.remove, request)
         finally:  # whatever is left of it in the books then, it has ended
@@ -243,7 +243,7 @@ class Scheduler:
             for end in self._moments.end:
                 self._tell(end, request, reason, self._now, self.kv)
             detail = f"{reason}, {num_output:,} tokens" + (f": {message}" if message else "")
-            prefill_s = self.diary.finished(
+            prefill_s = self.history.finished(
                 request.id, detail, num_output, self._now, self.num_steps
             ).prefill_s
         finally:
@@ -285,7 +285,7 @@ class Scheduler:
             self.is_in_doubt = True
             raise
 
-    def _leave(self, request: Request, *, keep: bool = True) -> None:
+    def _release_row(self, request: Request, *, keep: bool = True) -> None:
         """Take a request out of its row, and so out of the batch, with all tokens that are known."""
         with self._whole():
             request.packed = self.columns.packed(
@@ -316,7 +316,7 @@ class Scheduler:
                 self._note_no_walk(Stop.ROOM)
                 return None
             for victim in victims:
-                self.take_back(victim, "a request of a far higher priority takes its place")
+                self.retract(victim, "a request of a far higher priority takes its place")
         if self.pace.decode_is_due():
             self._note_no_walk(Stop.TURN)
             batch = None
@@ -364,12 +364,12 @@ class Scheduler:
 
         The open chunk goes first, also when the batch is full: it holds its row, and only its progress gives it back.
         """
-        self.diary.begin_walk()
+        self.history.begin_walk()
         if self.chunked_req is None:
             if not self.waiting_queue.has_candidates:
                 return None
             if self.batch_is_full or not self.kv.rows.num_free:
-                self._note_pass(Stop.FULL if self.batch_is_full else Stop.NO_ROW)
+                self._record_pass(Stop.FULL if self.batch_is_full else Stop.NO_ROW)
                 self.batch_is_full = True
                 return None
         decode_rows = self._rows_to_mix()
@@ -386,7 +386,7 @@ class Scheduler:
         if not self.batch_is_full:
             picked = self._pick_waiting(adder, sharing)
         elif self.waiting_queue.has_candidates:
-            self._note_pass(Stop.FULL)
+            self._record_pass(Stop.FULL)
         if not adder.can_run:
             return None
         for request in picked:
@@ -419,10 +419,10 @@ class Scheduler:
             self._seen.add(request.id)
             if len(picked) >= self.kv.rows.num_free:
                 self.batch_is_full = True
-                self._note_pass(Stop.NO_ROW, request)
+                self._record_pass(Stop.NO_ROW, request)
                 break
             if any(admit(request) is Verdict.WAIT for admit in self._moments.admit):
-                self._note(request, EventKind.HELD, "not ready yet")
+                self._note(request, EventKind.WAITING_REASON, "not ready yet")
                 self.waiting_queue.policy.passed_over(request)
                 continue
             self.kv.match(request)
@@ -432,7 +432,7 @@ class Scheduler:
                 )
                 self.waiting_queue.policy.passed_over(request)
                 if sharing.num_deferred == sharing.MAX_DEFERRED:
-                    self._note_pass(Stop.DEFERRED)
+                    self._record_pass(Stop.DEFERRED)
                     break
                 continue
             num_before = len(adder.can_run)
@@ -447,7 +447,7 @@ class Scheduler:
                 break
         else:  # the order has come to its end
             if num_seen < self.waiting_queue.num_candidates:
-                self._note_pass(Stop.POLICY)
+                self._record_pass(Stop.POLICY)
         return picked
 
     def _note_stop(
@@ -455,15 +455,15 @@ class Scheduler:
     ) -> None:
         """Write down why the walk over the queue ended, in the numbers of the moment at which it did."""
         if was_picked:
-            self._note_pass(Stop.BUDGET if result is AddResult.OTHER else Stop.NO_TOKEN)
+            self._record_pass(Stop.BUDGET if result is AddResult.OTHER else Stop.NO_TOKEN)
             return
         shortage = adder.shortage
         assert shortage is not None, "a request was refused without a reason"
-        self._note_pass(STOPS[shortage.lack], request, shortage)
+        self._record_pass(STOPS[shortage.lack], request, shortage)
 
     def _admit(self, request: Request) -> None:
         """Give a picked request its row."""
-        self.diary.admitted(
+        self.history.admitted(
             request.id,
             request.cached_len,
             request.fill_len,
@@ -521,28 +521,28 @@ class Scheduler:
         elif in_flight:
             return None
         else:
-            rows = self._retract(rows)
+            rows = self._retract_until_fits(rows)
         return self._planner.make_batch([], rows)
 
-    def _retract(self, rows: IntArray) -> IntArray:
+    def _retract_until_fits(self, rows: IntArray) -> IntArray:
         """Take requests back to the queue until the others can decode for a while. Returns the others.
 
         If the one that is kept still lacks memory, the open chunk holds it and goes back too.
         """
-        kept = retract(self.kv, rows, self.waiting_queue.policy.rank, self.take_back)
+        kept = retract_until_fits(self.kv, rows, self.waiting_queue.policy.rank, self.retract)
         if not self._decode_fits(kept):
             assert self.chunked_req is not None, "a request that fits alone has no memory"
-            self.take_back(self.chunked_req)
+            self.retract(self.chunked_req)
         self.new_token_ratio.learn(self.columns, kept)
         return kept
 
-    def take_back(self, request: Request, why: str = "no KV memory for the next step") -> None:
+    def retract(self, request: Request, why: str = "no KV memory for the next step") -> None:
         """Retract: what is computed goes into the cache, so that resuming is a hit while space lasts; the output so far
         becomes part of what is prefilled."""
         known = int(self.columns.known_len[request.row])
         detail = f"{why}; {known:,} tokens to be found again"
-        self.diary.retracted(request.id, detail, self._now, self.num_steps)
-        self._leave(request)
+        self.history.retracted(request.id, detail, self._now, self.num_steps)
+        self._release_row(request)
         request.fill_len = known
         request.state = RequestState.WAITING
         request.retractions += 1
@@ -570,7 +570,7 @@ class Scheduler:
         self.counters.num_generated_tokens += len(outcome.tokens)
         for request in batch.prefills:
             if request.row != NO_ROW and self.columns.num_output(request.row):
-                self.diary.first_token(request.id, self._now, batch.plan.step)
+                self.history.first_token(request.id, self._now, batch.plan.step)
         for end in outcome.ends:
             request = self.columns.requests[end.row]
             if end.reason == "error":
@@ -655,7 +655,7 @@ class Scheduler:
         for request in self.requests.values():
             request.forget_kv()
         if in_doubt:
-            policy = make_policy(self.settings.policy, self._scene)
+            policy = make_policy(self.settings.policy, self._context)
             self.waiting_queue.begin_anew(policy, self.requests.values())
         else:
             for request in with_row:
@@ -665,24 +665,24 @@ class Scheduler:
             self._finish(self.requests[id], "error", message=message, status=500)
         for request in with_row:
             if request.id in self.requests:
-                self.diary.retracted(
+                self.history.retracted(
                     request.id, f"{why}: all is computed anew", self._now, self.num_steps
                 )
 
     # Looking on
 
     def _note(self, request: Request, kind: EventKind, detail: str) -> None:
-        self.diary.note(request.id, Event(self._now, self.num_steps, kind, detail))
+        self.history.note(request.id, Event(self._now, self.num_steps, kind, detail))
 
-    def _note_pass(
+    def _record_pass(
         self, stop: Stop, at: Request | None = None, shortage: Shortage | None = None
     ) -> None:
         """The walk over the queue ends, for what the request `at` lacks, if there is one."""
         id = -1 if at is None else at.id
         if shortage is None:
-            self.diary.note_pass(self._now, self.num_steps, stop, id)
+            self.history.record_pass(self._now, self.num_steps, stop, id)
             return
-        self.diary.note_pass(
+        self.history.record_pass(
             self._now,
             self.num_steps,
             stop,
@@ -695,8 +695,8 @@ class Scheduler:
     def _note_no_walk(self, stop: Stop) -> None:
         """Nobody looks at the queue before the next step, if somebody stands in it."""
         if self.waiting_queue.has_candidates:
-            self.diary.begin_walk()
-            self._note_pass(stop)
+            self.history.begin_walk()
+            self._record_pass(stop)
 
     def note_device_is_busy(self) -> None:
         """No step is planned, for the device does something else, or its memory is released."""
@@ -715,7 +715,7 @@ class Scheduler:
     def set_policy(self, name: str) -> None:
         """Order the waiting requests by this policy from now on. Raises UnknownPolicy."""
         settings = replace(self.settings, policy=name)
-        self.waiting_queue.use(make_policy(name, self._scene))
+        self.waiting_queue.use(make_policy(name, self._context))
         self.settings = settings
         self.batch_is_full = False  # another first one may fit
 
@@ -729,7 +729,7 @@ class Scheduler:
 
     def stats(self) -> Stats:
         kv, counters, page_size = self.kv, self.counters, self.settings.page_size
-        evictable, held = kv.cache.evictable_pages * page_size, kv.cache.held_pages * page_size
+        evictable, held = kv.cache.evictable_pages * page_size, kv.cache.pinned_pages * page_size
         return Stats(
             num_running=len(self.requests) - len(self.waiting_queue),
             num_waiting=len(self.waiting_queue),
@@ -746,15 +746,15 @@ class Scheduler:
         )
 
     def audit(self) -> None:
-        """Check the books: every page has one owner. Raises BrokenBooks. Cost: proportional to the pool."""
-        audit(self.kv.allocator, self.kv.cache, self.held_pages())
+        """Check the books: every page has one owner. Raises AccountingError. Cost: proportional to the pool."""
+        audit(self.kv.allocator, self.kv.cache, self.owned_pages())
         assert not self.kv.imbalance, f"the sum of all pages is off by {self.kv.imbalance}"
 
-    def held_pages(self) -> dict[str, IntArray]:
+    def owned_pages(self) -> dict[str, IntArray]:
         """The pages that each request with a row owns by itself, by its name."""
         requests = [request for request in self.requests.values() if request.row != NO_ROW]
         return {
-            f"{request.rid} (request {request.id})": self.kv.held_pages(request)
+            f"{request.rid} (request {request.id})": self.kv.owned_pages(request)
             for request in requests
         }
 

@@ -20,7 +20,7 @@ DoubleArray: TypeAlias = NDArray[np.float64]
 NUM_HEAD = 64  # the first so many are found without sorting the rest
 COLUMNS = (
     "is_used",
-    "arrival",
+    "arrival_order",
     "arrival_s",
     "fill_len",
     "cached_len",
@@ -35,13 +35,13 @@ class Notes(NamedTuple):
     tag: LongArray  # [n]
 
 
-class Waiting:
+class WaitingTable:
     """Lines of requests that have left stay empty until there are too many of them."""
 
     def __init__(self) -> None:
         size = 64
         self.is_used: BoolArray = np.zeros(size, dtype=np.bool_)
-        self.arrival: LongArray = np.zeros(size, dtype=np.int64)  # number of the request
+        self.arrival_order: LongArray = np.zeros(size, dtype=np.int64)  # number of the request
         self.arrival_s: DoubleArray = np.zeros(size, dtype=np.float64)  # rises along the lines
         self.fill_len: LongArray = np.zeros(size, dtype=np.int64)  # tokens of the prompt
         self.cached_len: LongArray = np.zeros(
@@ -61,34 +61,34 @@ class Waiting:
         return (request for request in self._requests[: self._end] if request is not None)
 
     def __contains__(self, request: Request) -> bool:
-        return request.arrival in self._line
+        return request.arrival_order in self._line
 
     def append(self, request: Request) -> None:
         if self._end == len(self.is_used):
             self._make_room()
         line = self._end
         # the line counts only when every number has its place: one that a column cannot hold leaves no trace
-        self.arrival[line] = request.arrival
+        self.arrival_order[line] = request.arrival_order
         self.arrival_s[line] = request.arrival_s
         self.fill_len[line] = request.fill_len
         self.cached_len[line] = 0
         self.max_len[line] = request.max_len
         self.priority[line] = request.priority
         self._requests[line] = request
-        self._line[request.arrival] = line
+        self._line[request.arrival_order] = line
         self.is_used[line] = True
         self._end += 1
 
     def remove(self, request: Request) -> None:
-        line = self._line.pop(request.arrival)
+        line = self._line.pop(request.arrival_order)
         self._requests[line] = None
         self.is_used[line] = False
 
-    def set_cached_len(self, arrival: int, length: int) -> None:
-        self.cached_len[self._line[arrival]] = length
+    def set_cached_len(self, arrival_order: int, length: int) -> None:
+        self.cached_len[self._line[arrival_order]] = length
 
-    def set_tag(self, arrival: int, tag: int) -> None:
-        self.tag[self._line[arrival]] = tag
+    def set_tag(self, arrival_order: int, tag: int) -> None:
+        self.tag[self._line[arrival_order]] = tag
 
     def notes(self) -> Notes:
         """What policies have written beside the requests, for `restore`."""
@@ -108,8 +108,8 @@ class Waiting:
         assert request is not None
         return request
 
-    def numbered(self, arrival: int) -> Request:
-        return self.at(self._line[arrival])
+    def numbered(self, arrival_order: int) -> Request:
+        return self.at(self._line[arrival_order])
 
     def lowest_first(self, lines: IntArray, key: DoubleArray | LongArray) -> Iterator[Request]:
         """The requests of `lines` [n] by `key` [n], equal ones as they came. Sorts no more than is looked at."""
@@ -137,5 +137,5 @@ class Waiting:
         for name, packed in columns.items():  # when there was memory for all of them
             setattr(self, name, packed)
         self._requests = [self._requests[line] for line in lines.tolist()] + [None] * (room - n)
-        self._line = dict(zip(self.arrival[:n].tolist(), range(n), strict=True))
+        self._line = dict(zip(self.arrival_order[:n].tolist(), range(n), strict=True))
         self._end = n

@@ -41,7 +41,7 @@ class Engine(Protocol):
 
 
 def note_arrival(engine: Engine, id: int, now: float) -> None:
-    """A request has come: if it cannot go on yet, its story says why."""
+    """A request has come: if it cannot go on yet, its trace says why."""
     engine.input.note_arrival(engine.scheduler, id, now)
     engine.pause.note_arrival(engine.scheduler, id, now)
 
@@ -68,7 +68,7 @@ def unblock(engine: Engine, message: Unblock) -> FromEngine:
 
 
 def _input_reply(engine: Engine, call: int) -> InputReply:
-    num_held = sum(1 for _ in engine.scheduler.waiting_queue.held())
+    num_held = sum(1 for _ in engine.scheduler.waiting_queue.blocked())
     return InputReply(call=call, state=engine.input.state.value, held_requests=num_held)
 
 

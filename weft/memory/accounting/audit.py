@@ -14,7 +14,7 @@ FREE, CACHE, QUARANTINE = "the free list", "the prefix cache", "the quarantine"
 MAX_FAULTS = 1_000  # that are told one by one
 
 
-class BrokenBooks(AssertionError):
+class AccountingError(AssertionError):
     """A page is owned twice, or by nobody. The message names pages and owners."""
 
 
@@ -31,20 +31,20 @@ class Fault(NamedTuple):
 def audit(allocator: PageAllocator, cache: PrefixCache, held: Mapping[str, IntArray]) -> None:
     """Check the owner of every page. `held` maps the name of each holder to the pages that it alone owns.
 
-    Raises BrokenBooks. Cost: proportional to the pool.
+    Raises AccountingError. Cost: proportional to the pool.
     """
     for fault in find_faults(allocator, cache, held):
-        raise BrokenBooks(str(fault))
-    counted = cache.evictable_pages + cache.held_pages + cache.protected_pages
+        raise AccountingError(str(fault))
+    counted = cache.evictable_pages + cache.pinned_pages + cache.protected_pages
     cached = len(cache.owned_pages())
     if counted != cached:
-        raise BrokenBooks(f"the prefix cache counts {counted} pages and holds {cached}")
+        raise AccountingError(f"the prefix cache counts {counted} pages and holds {cached}")
 
 
 def find_faults(
     allocator: PageAllocator, cache: PrefixCache, held: Mapping[str, IntArray]
 ) -> list[Fault]:
-    """The pages that have not exactly one owner, at most MAX_FAULTS. Raises BrokenBooks for one outside of the pool."""
+    """The pages that have not exactly one owner, at most MAX_FAULTS. Raises AccountingError for one outside of the pool."""
     owners: dict[str, IntArray] = {
         FREE: allocator.free_pages(),
         CACHE: cache.owned_pages(),
@@ -53,7 +53,7 @@ def find_faults(
     }
     for name, pages in owners.items():
         if len(pages) and not (int(pages.min()) >= 0 and int(pages.max()) < allocator.num_pages):
-            raise BrokenBooks(f"{name} has a page outside of the pool")
+            raise AccountingError(f"{name} has a page outside of the pool")
     count = np.bincount(np.concatenate(list(owners.values())), minlength=allocator.num_pages)
     found = np.flatnonzero(count != 1)[:MAX_FAULTS]
     names: dict[int, list[str]] = {page: [] for page in found.tolist()}

@@ -10,10 +10,10 @@ from weft.memory.allocator import IntArray
 NOBODY = -1
 
 
-class Ledger:
+class PageLedger:
     def __init__(self, num_pages: int) -> None:
-        self.last_holder: NDArray[np.int64] = np.full(num_pages, NOBODY)  # [page] id of a request
+        self.last_owner: NDArray[np.int64] = np.full(num_pages, NOBODY)  # [page] id of a request
 
-    def took(self, pages: IntArray, ids: int | NDArray[np.int64]) -> None:
+    def record(self, pages: IntArray, ids: int | NDArray[np.int64]) -> None:
         """Requests `ids`, one for all or one for each page, have been given `pages` [n]."""
-        self.last_holder[pages] = ids
+        self.last_owner[pages] = ids

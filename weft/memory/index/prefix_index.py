@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from weft.memory.index.subtree_counts import Weights
+from weft.memory.index.subtree_counts import SubtreeCounts
 from weft.memory.prefix_cache import TOKEN_BYTES, PrefixCache
 from weft.memory.radix import Node, Root, shared_len
 
 
-class Watched:
+class IndexedSequence:
     """A sequence that is watched, `tokens[:end]`, and where its cached prefix ends."""
 
     __slots__ = ("end", "length", "namespace", "next_page", "node", "number", "tokens")
@@ -29,35 +29,38 @@ class Watched:
         self.next_page = b""  # what a child of `node` would begin with; empty if none can go on
 
 
-class Spot:
+class Bucket:
     """The sequences whose cached prefix ends at one node."""
 
     __slots__ = ("by_next_page", "own")
 
     def __init__(self) -> None:
-        self.own: dict[int, Watched] = {}  # by number
+        self.own: dict[int, IndexedSequence] = {}  # by number
         self.by_next_page: dict[
-            bytes, dict[int, Watched]
+            bytes, dict[int, IndexedSequence]
         ] = {}  # those that end at the node's end and go on
 
 
-class Watch:
+class PrefixIndex:
     """`moved(number, length)` is called when the cached prefix of a sequence has got another length, in tokens."""
 
     def __init__(
-        self, cache: PrefixCache, moved: Callable[[int, int], None], weights: Weights | None = None
+        self,
+        cache: PrefixCache,
+        moved: Callable[[int, int], None],
+        weights: SubtreeCounts | None = None,
     ) -> None:
         assert cache.shares, "nothing changes in a cache that shares nothing"
         self._cache = cache
         self._moved = moved
         self._weights = weights
         self._step = cache.page_size * TOKEN_BYTES
-        self._watched: dict[int, Watched] = {}
-        self._spots: dict[Node, Spot] = {}
+        self._watched: dict[int, IndexedSequence] = {}
+        self._buckets: dict[Node, Bucket] = {}
 
     def add(self, number: int, namespace: str, tokens: bytes, end: int) -> int:
-        """Watch `tokens[:end]` (in bytes) under a number. Returns the length in tokens of its cached prefix."""
-        watched = self._watched[number] = Watched(number, namespace, tokens, end)
+        """Index `tokens[:end]` (in bytes) under a number. Returns the length in tokens of its cached prefix."""
+        watched = self._watched[number] = IndexedSequence(number, namespace, tokens, end)
         self._put(watched, *self._cache.locate(namespace, tokens, end))
         if self._weights is not None:
             self._weights.change(watched.node, 1)
@@ -75,15 +78,15 @@ class Watch:
 
     def ending_at(self, node: Node) -> list[int]:
         """The numbers of those whose cached prefix ends at `node`, in rising order."""
-        spot = self._spots.get(node)
-        return sorted(spot.own) if spot is not None else []
+        bucket = self._buckets.get(node)
+        return sorted(bucket.own) if bucket is not None else []
 
     # Listener
 
     def inserted(self, leaf: Node) -> None:
         assert leaf.parent is not None
-        spot = self._spots.get(leaf.parent)
-        group = None if spot is None else spot.by_next_page.get(leaf.key[: self._step])
+        bucket = self._buckets.get(leaf.parent)
+        group = None if bucket is None else bucket.by_next_page.get(leaf.key[: self._step])
         if not group:
             return
         key, step = leaf.key, self._step
@@ -101,31 +104,31 @@ class Watch:
             self._weights.put(leaf, len(group))
 
     def split(self, upper: Node, lower: Node) -> None:
-        spot = self._spots.get(lower)
-        if spot is not None:
+        bucket = self._buckets.get(lower)
+        if bucket is not None:
             border = _depth(upper)
-            for watched in [watched for watched in spot.own.values() if watched.length <= border]:
+            for watched in [watched for watched in bucket.own.values() if watched.length <= border]:
                 self._take_out(watched)
                 self._put(watched, upper, watched.length, is_end=watched.length == border)
         if self._weights is not None:
-            at_upper = self._spots.get(upper)
+            at_upper = self._buckets.get(upper)
             self._weights.split(upper, lower, 0 if at_upper is None else len(at_upper.own))
 
     def trimmed(self, leaf: Node) -> None:
-        spot = self._spots.get(leaf)
-        if spot is not None:
-            self._cut_off(spot, leaf, _depth(leaf))
+        bucket = self._buckets.get(leaf)
+        if bucket is not None:
+            self._cut_off(bucket, leaf, _depth(leaf))
 
     def removed(self, leaf: Node) -> None:
-        spot = self._spots.get(leaf)
-        if spot is not None:
+        bucket = self._buckets.get(leaf)
+        if bucket is not None:
             assert leaf.parent is not None
-            self._cut_off(spot, leaf.parent, _depth(leaf.parent))
+            self._cut_off(bucket, leaf.parent, _depth(leaf.parent))
             if self._weights is not None:
                 self._weights.put(leaf, 0)
 
     def emptied(self) -> None:
-        self._spots.clear()
+        self._buckets.clear()
         if self._weights is not None:
             self._weights.clear()
         for watched in self._watched.values():
@@ -136,9 +139,9 @@ class Watch:
 
     # Inside
 
-    def _cut_off(self, spot: Spot, node: Node, depth: int) -> None:
-        """What a spot's sequences have beyond `depth`, the end of `node`, is cached no more."""
-        for watched in list(spot.own.values()):
+    def _cut_off(self, bucket: Bucket, node: Node, depth: int) -> None:
+        """What a bucket's sequences have beyond `depth`, the end of `node`, is cached no more."""
+        for watched in list(bucket.own.values()):
             if watched.length >= depth:
                 self._take_out(watched)
                 has_lost = watched.length > depth
@@ -146,7 +149,7 @@ class Watch:
                 if has_lost:
                     self._moved(watched.number, depth // TOKEN_BYTES)
 
-    def _shares_exactly(self, watched: Watched, key: bytes, prefix: bytes) -> bool:
+    def _shares_exactly(self, watched: IndexedSequence, key: bytes, prefix: bytes) -> bool:
         """Whether a sequence goes on with `prefix`, the beginning of `key`, and not with the page behind it."""
         border, length, step = watched.length + len(prefix), len(prefix), self._step
         if not 0 < length < len(key) or border + step > watched.end:
@@ -156,38 +159,40 @@ class Watch:
             prefix, watched.length
         )
 
-    def _put(self, watched: Watched, node: Node, length: int, is_end: bool) -> None:
+    def _put(self, watched: IndexedSequence, node: Node, length: int, is_end: bool) -> None:
         watched.node, watched.length = node, length
-        spot = self._spots.get(node)
-        if spot is None:
-            spot = self._spots[node] = Spot()
-        spot.own[watched.number] = watched
+        bucket = self._buckets.get(node)
+        if bucket is None:
+            bucket = self._buckets[node] = Bucket()
+        bucket.own[watched.number] = watched
         if is_end and length + self._step <= watched.end:
             watched.next_page = watched.tokens[length : length + self._step]
-            spot.by_next_page.setdefault(watched.next_page, {})[watched.number] = watched
+            bucket.by_next_page.setdefault(watched.next_page, {})[watched.number] = watched
         else:
             watched.next_page = b""
 
-    def _take_out(self, watched: Watched) -> None:
-        spot = self._spots[watched.node]
-        del spot.own[watched.number]
-        if not spot.own:
-            del self._spots[watched.node]
+    def _take_out(self, watched: IndexedSequence) -> None:
+        bucket = self._buckets[watched.node]
+        del bucket.own[watched.number]
+        if not bucket.own:
+            del self._buckets[watched.node]
         elif watched.next_page:
-            group = spot.by_next_page[watched.next_page]
+            group = bucket.by_next_page[watched.next_page]
             del group[watched.number]
             if not group:
-                del spot.by_next_page[watched.next_page]
+                del bucket.by_next_page[watched.next_page]
 
-    def _take_out_group(self, node: Node, next_page: bytes, group: dict[int, Watched]) -> None:
+    def _take_out_group(
+        self, node: Node, next_page: bytes, group: dict[int, IndexedSequence]
+    ) -> None:
         """Take out all at `node` that would go on with `next_page`."""
-        spot = self._spots[node]
-        del spot.by_next_page[next_page]
-        if len(group) == len(spot.own):
-            del self._spots[node]
+        bucket = self._buckets[node]
+        del bucket.by_next_page[next_page]
+        if len(group) == len(bucket.own):
+            del self._buckets[node]
         else:
             for number in group:
-                del spot.own[number]
+                del bucket.own[number]
 
 
 def _depth(node: Node) -> int:

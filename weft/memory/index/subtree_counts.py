@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from weft.memory.radix import Node
 
 
-class Weights:
+class SubtreeCounts:
     def __init__(self) -> None:
         self._weight: dict[Node, int] = {}
         self._children: dict[

@@ -78,7 +78,7 @@ class GrammarPart(Part):
         places = [i for i, id in enumerate(ids) if id in self._constraints]
         if not places:
             return
-        extras.is_awaited = True
+        extras.blocks_overlap = True
         masks = {i: mask for i in places if (mask := self._mask(ids[i])) is not None}
         if masks:
             extras.mask = Mask(

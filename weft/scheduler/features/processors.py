@@ -31,7 +31,7 @@ class LogitProcessors(Part):
             (i, row) for i, row in enumerate(batch.sample_rows.tolist()) if row in self._by_row
         ]
         if found:
-            extras.is_awaited = True
+            extras.blocks_overlap = True
             extras.processors = self._rounds(found, columns)
 
     def release(self, request: Request) -> None:

@@ -81,9 +81,9 @@ def _piece(batch: Batch, i: int) -> Piece | None:
     request = batch.prefills[i]
     first = request.sampling.prompt_logprobs_start
     start, end = int(batch.starts[i]), int(batch.starts[i] + batch.lens[i])
-    low = max(start, first, request.given_len) + 1
+    low = max(start, first, request.reported_len) + 1
     high = max(low, min(end + 1, request.prompt_len))
-    has_first = start <= first < min(end, request.prompt_len) and request.given_len <= first
+    has_first = start <= first < min(end, request.prompt_len) and request.reported_len <= first
     return Piece(low, high, has_first) if has_first or low < high else None
 
 

@@ -170,8 +170,8 @@ class Sessions(Part):
         session.num_turns += 1
         session.used_s = now
         session.dropped = None
-        if session.hold is not None:
-            session.hold.touch()
+        if session.pin is not None:
+            session.pin.touch()
         return tuple(old.id for old in begun.replaced if old.is_open)
 
     def cut(self, ids: tuple[int, ...], output_lens: tuple[int, ...]) -> None:
@@ -205,9 +205,9 @@ class Sessions(Part):
             )
             self._give(turn, request.packed[turn.start * TOKEN_BYTES : end])
             session.last = turn
-            before, session.hold = (
-                session.hold,
-                kv.holds.keep(session.name, request.namespace, request.packed[:end]),
+            before, session.pin = (
+                session.pin,
+                kv.pins.keep(session.name, request.namespace, request.packed[:end]),
             )
             if before is not None:
                 before.drop()
@@ -245,8 +245,8 @@ class Sessions(Part):
         for turn in session.turns.values():
             if self._by_id.get(turn.id) is turn:
                 del self._by_id[turn.id]
-        if session.hold is not None:
-            session.hold.drop()
+        if session.pin is not None:
+            session.pin.drop()
         del self._sessions[session.name]
 
 

@@ -50,7 +50,7 @@ class ThinkingBudget(Part):
             if token == OVER:
                 del self._budgets[row]
                 continue
-            extras.is_awaited = True
+            extras.blocks_overlap = True
             if token != NOTHING:
                 fixed.append((i, token))
         if fixed:

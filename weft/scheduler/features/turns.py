@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from weft.memory.pins import Hold, Lost
+from weft.memory.pins import LostPin, Pin
 from weft.memory.prefix_cache import TOKEN_BYTES
 from weft.messages.sessions import SessionParams
 from weft.scheduler.limits.refusal import Refusal
@@ -86,7 +86,7 @@ class Turn:
 class Dropped(NamedTuple):
     """KV of a session that had to go."""
 
-    lost: Lost
+    lost: LostPin
     step: int  # before that one
     time_s: float
 
@@ -112,7 +112,7 @@ class Session:
         self.num_open = 0  # turns whose request has not ended, forgotten ones, too
         self.num_turns = 0  # that there ever were
         self.is_closing = False
-        self.hold: Hold | None = None  # on the KV of `last`
+        self.pin: Pin | None = None  # on the KV of `last`
         self.dropped: Dropped | None = None  # that KV, since the last turn began
 
     def parent_of(self, params: SessionParams) -> Turn | None:

@@ -1,4 +1,4 @@
-"""What was decided about each request, and why: the diary that explains the scheduler.
+"""What was decided about each request, and why: the history that explains the scheduler.
 
 Two kinds of entries. An *event* concerns one request (arrived, admitted, first token, retracted, finished). A *pass* is
 one walk over the queue that left requests waiting, or that could not begin: it is written once, with what stopped it,
@@ -29,7 +29,7 @@ class EventKind(Enum):
     CHUNK = "chunk"  # another piece of its prompt
     STALLED = "stalled"  # its open prompt gets no piece of this step
     DEFERRED = "deferred"  # its new prefix is being computed by another request of the pass
-    HELD = "held"  # a part of the scheduler lets it wait, or the input is blocked, or generation paused
+    WAITING_REASON = "held"  # a part of the scheduler lets it wait, or the input is blocked, or generation paused
     RELEASED = "released"  # of the last two
     FIRST_TOKEN = "first token"
     RETRACTED = "retracted"
@@ -37,7 +37,7 @@ class EventKind(Enum):
 
 
 PASSED_OVER = frozenset(
-    {EventKind.DEFERRED, EventKind.HELD}
+    {EventKind.DEFERRED, EventKind.WAITING_REASON}
 )  # a walk that leaves it waiting for its own sake
 _REPEATED = PASSED_OVER | {EventKind.CHUNK, EventKind.STALLED}  # successive ones are counted
 
@@ -81,7 +81,7 @@ class Stop(Enum):
 _FILLED = frozenset({Stop.FULL, Stop.NO_ROW, Stop.NO_TOKEN})  # why a batch is full afterwards
 
 
-class Pass:
+class SchedulingPass:
     """One or more successive walks that ended alike. Numbers are those of the last one."""
 
     __slots__ = (
@@ -110,19 +110,19 @@ class Wait(NamedTuple):
     since_walk: int  # the first walk that may look at it
     until_walk: float = math.inf  # the first that need not: it was admitted, or has ended
 
-    def has_seen(self, one: Pass) -> bool:
+    def has_seen(self, one: SchedulingPass) -> bool:
         """Whether that pass left the request waiting in this span."""
         return one.last_walk >= self.since_walk and one.first_walk < self.until_walk
 
 
-class Story:
+class RequestTrace:
     """All that is remembered of one request. Times are NEVER if it has not come to that."""
 
     __slots__ = (
         *(
             "id",
             "rid",
-            "arrival",
+            "arrival_order",
             "events",
             "waits",
             "prompt_tokens",
@@ -143,7 +143,7 @@ class Story:
         self,
         id: int,
         rid: str,
-        arrival: int,
+        arrival_order: int,
         prompt_tokens: int,
         now: float,
         step: int,
@@ -151,7 +151,7 @@ class Story:
     ) -> None:
         self.id = id
         self.rid = rid
-        self.arrival = arrival  # number of its arrival
+        self.arrival_order = arrival_order  # number of its arrival
         self.events: list[Event] = []
         self.waits = [Wait(now, math.inf, step, walk + 1)]
         self.prompt_tokens = prompt_tokens
@@ -201,13 +201,13 @@ class Story:
         self.waits.append(Wait(now, math.inf, step, walk + 1))
 
 
-class Diary:
+class RequestHistory:
     """Remembers open requests, and the latest finished ones."""
 
     def __init__(self) -> None:
-        self._open: dict[int, Story] = {}
-        self._finished: OrderedDict[int, Story] = OrderedDict()
-        self._passes: deque[Pass] = deque(maxlen=MAX_PASSES)
+        self._open: dict[int, RequestTrace] = {}
+        self._finished: OrderedDict[int, RequestTrace] = OrderedDict()
+        self._passes: deque[SchedulingPass] = deque(maxlen=MAX_PASSES)
         self.num_walks = 0  # that have begun
         self.forgotten_until = 0  # the last walk of the passes that are not remembered any more
 
@@ -221,15 +221,17 @@ class Diary:
         self,
         id: int,
         rid: str,
-        arrival: int,
+        arrival_order: int,
         prompt_tokens: int,
         num_before: int,
         now: float,
         step: int,
     ) -> None:
-        story = self._open[id] = Story(id, rid, arrival, prompt_tokens, now, step, self.num_walks)
+        trace = self._open[id] = RequestTrace(
+            id, rid, arrival_order, prompt_tokens, now, step, self.num_walks
+        )
         others = f"; {num_before:,} before it in the queue" if num_before else ""
-        story.add(
+        trace.add(
             Event(now, step, EventKind.ARRIVED, f"{prompt_tokens:,} prompt tokens{others}"),
             self.num_walks,
         )
@@ -242,56 +244,58 @@ class Diary:
         self, id: int, found: int, fill_len: int, piece: str, now: float, step: int
     ) -> None:
         """`found` of the `fill_len` tokens that it has are cached; `piece` says what the step computes of the rest."""
-        story = self._open[id]
-        story.stops_waiting(now, self.num_walks)
-        if story.admitted_s == NEVER:
-            story.admitted_s = now
-            story.cached_tokens = found
+        trace = self._open[id]
+        trace.stops_waiting(now, self.num_walks)
+        if trace.admitted_s == NEVER:
+            trace.admitted_s = now
+            trace.cached_tokens = found
             detail = f"{found:,} tokens cached, {piece}"
         else:
-            story.refound_tokens += found
-            story.recomputed_tokens += fill_len - found
+            trace.refound_tokens += found
+            trace.recomputed_tokens += fill_len - found
             detail = f"again: of its {fill_len:,} tokens {found:,} are still cached, {fill_len - found:,} to compute"
-        story.add(Event(now, step, EventKind.ADMITTED, detail), self.num_walks)
+        trace.add(Event(now, step, EventKind.ADMITTED, detail), self.num_walks)
 
     def first_token(self, id: int, now: float, step: int) -> None:
         """There are tokens; the first time counts."""
-        story = self._open[id]
-        if story.first_token_s != NEVER:
+        trace = self._open[id]
+        if trace.first_token_s != NEVER:
             return
-        story.first_token_s = now
-        story.add(Event(now, step, EventKind.FIRST_TOKEN, ""), self.num_walks)
+        trace.first_token_s = now
+        trace.add(Event(now, step, EventKind.FIRST_TOKEN, ""), self.num_walks)
 
     def retracted(self, id: int, detail: str, now: float, step: int) -> None:
-        story = self._open[id]
-        story.num_retractions += 1
-        story.waits_again(now, step, self.num_walks)
-        story.add(Event(now, step, EventKind.RETRACTED, detail), self.num_walks)
+        trace = self._open[id]
+        trace.num_retractions += 1
+        trace.waits_again(now, step, self.num_walks)
+        trace.add(Event(now, step, EventKind.RETRACTED, detail), self.num_walks)
 
-    def held(self, id: int, detail: str, now: float, step: int) -> None:
+    def waits_for(self, id: int, detail: str, now: float, step: int) -> None:
         """Nobody looks at it until it is released: no pass is the reason why it waits."""
-        story = self._open[id]
-        story.stops_waiting(now, self.num_walks + 1)
-        story.add(Event(now, step, EventKind.HELD, detail), self.num_walks)
+        trace = self._open[id]
+        trace.stops_waiting(now, self.num_walks + 1)
+        trace.add(Event(now, step, EventKind.WAITING_REASON, detail), self.num_walks)
 
-    def released(self, id: int, detail: str, now: float, step: int) -> None:
-        story = self._open[id]
-        story.waits_again(now, step, self.num_walks)
-        story.add(Event(now, step, EventKind.RELEASED, detail), self.num_walks)
+    def waits_no_more(self, id: int, detail: str, now: float, step: int) -> None:
+        trace = self._open[id]
+        trace.waits_again(now, step, self.num_walks)
+        trace.add(Event(now, step, EventKind.RELEASED, detail), self.num_walks)
 
-    def finished(self, id: int, detail: str, output_tokens: int, now: float, step: int) -> Story:
-        story = self._open.pop(id)
-        story.stops_waiting(now, self.num_walks + 1)
-        story.finished_s = now
-        story.output_tokens = output_tokens
-        story.add(Event(now, step, EventKind.FINISHED, detail), self.num_walks)
-        self._finished[id] = story
+    def finished(
+        self, id: int, detail: str, output_tokens: int, now: float, step: int
+    ) -> RequestTrace:
+        trace = self._open.pop(id)
+        trace.stops_waiting(now, self.num_walks + 1)
+        trace.finished_s = now
+        trace.output_tokens = output_tokens
+        trace.add(Event(now, step, EventKind.FINISHED, detail), self.num_walks)
+        self._finished[id] = trace
         self._finished.move_to_end(id)
         if len(self._finished) > MAX_FINISHED:
             self._finished.popitem(last=False)
-        return story
+        return trace
 
-    def note_pass(
+    def record_pass(
         self,
         time_s: float,
         step: int,
@@ -311,7 +315,7 @@ class Diary:
         if last is None or not is_same:
             if len(self._passes) == MAX_PASSES:
                 self.forgotten_until = self._passes[0].last_walk
-            last = Pass(time_s, step, self.num_walks, stop, id)
+            last = SchedulingPass(time_s, step, self.num_walks, stop, id)
             self._passes.append(last)
         last.last_s, last.last_step, last.last_walk = time_s, step, self.num_walks
         if stop is not Stop.FULL:
@@ -320,7 +324,7 @@ class Diary:
 
     # Read by whoever explains
 
-    def stories(self) -> Iterator[Story]:
+    def traces(self) -> Iterator[RequestTrace]:
         """Open requests, then finished ones, the newest first each."""
         yield from reversed(self._open.values())
         yield from reversed(self._finished.values())
@@ -329,18 +333,18 @@ class Diary:
         """Whether a request has arrived and not ended."""
         return id in self._open
 
-    def story(self, id: int) -> Story | None:
+    def trace(self, id: int) -> RequestTrace | None:
         return self._open.get(id) or self._finished.get(id)
 
     def name(self, id: int) -> str:
         """The rid of a request, as far as it is remembered."""
-        story = self.story(id)
-        return story.rid if story else f"request {id}"
+        trace = self.trace(id)
+        return trace.rid if trace else f"request {id}"
 
-    def passes(self, wait: Wait) -> list[Pass]:
+    def passes(self, wait: Wait) -> list[SchedulingPass]:
         """The passes that left a request waiting in this span, oldest first."""
         return [one for one in self._passes if wait.has_seen(one)]
 
     @property
-    def last_pass(self) -> Pass | None:
+    def last_pass(self) -> SchedulingPass | None:
         return self._passes[-1] if self._passes else None

@@ -26,7 +26,7 @@ class Limit(IntEnum):
 
 class Entry(NamedTuple):
     when_s: float
-    arrival: int
+    arrival_order: int
     id: int
     limit: Limit
     span_s: float
@@ -62,7 +62,7 @@ class Deadlines:
 
     def forget(self, request: Request) -> None:
         """The request did not come after all."""
-        self._heap = [entry for entry in self._heap if entry.arrival != request.arrival]
+        self._heap = [entry for entry in self._heap if entry.arrival_order != request.arrival_order]
         heapq.heapify(self._heap)
 
     def end_s(self, request: Request) -> float:
@@ -96,7 +96,7 @@ class Deadlines:
     def _late(entry: Entry, requests: Mapping[int, Request]) -> Expired | None:
         """Whom a deadline that has passed ends; nobody if the request has ended, or has done what was asked in time."""
         request = requests.get(entry.id)
-        if request is None or request.arrival != entry.arrival:
+        if request is None or request.arrival_order != entry.arrival_order:
             return None
         has_run = request.admitted_s >= 0
         if entry.limit is Limit.QUEUE and has_run:
@@ -105,7 +105,7 @@ class Deadlines:
 
     def _push(self, from_s: float, request: Request, limit: Limit, span_s: float) -> None:
         heapq.heappush(
-            self._heap, Entry(from_s + span_s, request.arrival, request.id, limit, span_s)
+            self._heap, Entry(from_s + span_s, request.arrival_order, request.id, limit, span_s)
         )
 
 

@@ -29,9 +29,9 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.arrays import BoolArray, IntArray, LongArray
-from weft.scheduler.policy import TURNS, Policy, Scene
+from weft.scheduler.policy import TURNS, Policy, PolicyContext
 from weft.scheduler.request import Request
-from weft.scheduler.waiting_table import DoubleArray, Waiting
+from weft.scheduler.waiting_table import DoubleArray, WaitingTable
 
 DECODE_COST = 2.0  # of a generated token, in tokens of a prompt
 QUANTUM = 4_096.0  # service by which a tenant may be ahead and still go first for its cached prefix
@@ -44,10 +44,10 @@ class Fair(Policy):
     reads_cache = True
     ages = False  # here, within each tenant
 
-    def __init__(self, scene: Scene) -> None:
-        super().__init__(scene)
-        num_rows = len(scene.columns.seq_len)
-        self._shares = dict(scene.settings.tenant_weights)
+    def __init__(self, context: PolicyContext) -> None:
+        super().__init__(context)
+        num_rows = len(context.columns.seq_len)
+        self._shares = dict(context.settings.tenant_weights)
         self._numbers: dict[str, int] = {}
         self._free: list[int] = []
         self._waiting: set[int] = set()  # numbers of requests that have not run under this policy
@@ -78,12 +78,12 @@ class Fair(Policy):
         if not self._num_waiting[tenant]:
             self._service[tenant] += max(self._least() - self._served()[tenant], 0.0)
         self._num_waiting[tenant] += 1
-        self._waiting.add(request.arrival)
+        self._waiting.add(request.arrival_order)
         return tenant
 
     def dropped(self, request: Request) -> None:
-        if request.arrival in self._waiting:
-            self._waiting.remove(request.arrival)
+        if request.arrival_order in self._waiting:
+            self._waiting.remove(request.arrival_order)
             self._num_waiting[self._numbers[request.tenant]] -= 1
 
     def passed_over(self, request: Request) -> None:
@@ -92,12 +92,12 @@ class Fair(Policy):
     def admitted(self, request: Request) -> None:
         row, tenant = request.row, self._number(request.tenant)
         if (
-            request.arrival in self._waiting
+            request.arrival_order in self._waiting
         ):  # else it was taken back: to compute anew what it had is no service
-            self._waiting.remove(request.arrival)
+            self._waiting.remove(request.arrival_order)
             self._num_waiting[tenant] -= 1
             self._service[tenant] += (request.fill_len - request.cached_len) / self._weight[tenant]
-            turn = self._turns.get(request.arrival, NO_TURN)
+            turn = self._turns.get(request.arrival_order, NO_TURN)
             self._since_due = 0 if turn.is_due else self._since_due + 1
             self._since_oldest[tenant] = 0 if turn.is_oldest else self._since_oldest[tenant] + 1
         self._num_rows[tenant] += 1
@@ -111,7 +111,9 @@ class Fair(Policy):
             self._tenant[row] = NO_TENANT
             self._num_rows[tenant] -= 1
 
-    def displaced(self, waiting: Waiting, lines: IntArray, newcomer: Request) -> Iterator[Request]:
+    def displaced(
+        self, waiting: WaitingTable, lines: IntArray, newcomer: Request
+    ) -> Iterator[Request]:
         """The latest of the tenant that has most waiting for its weight, while others have more than the newcomer's."""
         tenants: LongArray = waiting.tag[lines]  # a copy: those that have gone are NO_TENANT
         own = self._numbers[newcomer.tenant]
@@ -128,7 +130,7 @@ class Fair(Policy):
 
     # Who is next
 
-    def order(self, waiting: Waiting, lines: IntArray, now: float) -> Iterator[Request]:
+    def order(self, waiting: WaitingTable, lines: IntArray, now: float) -> Iterator[Request]:
         """As if each that is named were admitted at once, unless it is `passed_over`."""
         self._turns = {}
         walk = Walk(
@@ -142,7 +144,7 @@ class Fair(Policy):
         for _ in range(len(lines)):
             place, turn = walk.next(may_leave_due=since_due < TURNS - 1)
             request = waiting.at(int(lines[place]))
-            self._turns[request.arrival] = turn
+            self._turns[request.arrival_order] = turn
             self._passed_over = None
             yield request
             tenant = walk.take(place)
@@ -152,9 +154,9 @@ class Fair(Policy):
             walk.since_oldest[tenant] = 0 if turn.is_oldest else walk.since_oldest[tenant] + 1
             since_due = 0 if turn.is_due else since_due + 1
 
-    def _num_overdue(self, waiting: Waiting, lines: IntArray, now: float) -> int:
+    def _num_overdue(self, waiting: WaitingTable, lines: IntArray, now: float) -> int:
         """The first so many of `lines` have waited too long."""
-        aging_s = self.scene.settings.aging_s
+        aging_s = self.context.settings.aging_s
         if not aging_s:
             return 0
         return int(np.searchsorted(waiting.arrival_s[lines], now - aging_s, side="right"))
@@ -197,13 +199,13 @@ class Fair(Policy):
 
     def _served(self) -> DoubleArray:
         """By tenant, the service that it has been given per weight."""
-        served: DoubleArray = self._service + self._unpaid(self.scene.running.rows)
+        served: DoubleArray = self._service + self._unpaid(self.context.running.rows)
         return served
 
     def _unpaid(self, rows: IntArray) -> DoubleArray:
         """By tenant, what `rows` have generated under it; it is paid when a request leaves its row."""
         tenants = self._tenant[rows]
-        generated = self.scene.columns.known_len[rows] - self._first_len[rows]
+        generated = self.context.columns.known_len[rows] - self._first_len[rows]
         cost = np.where(tenants != NO_TENANT, generated * DECODE_COST / self._weight[tenants], 0.0)
         return np.bincount(tenants, weights=cost, minlength=len(self._service)).astype(
             np.float64, copy=False
@@ -236,7 +238,7 @@ class Walk:
 
     def __init__(
         self,
-        waiting: Waiting,
+        waiting: WaitingTable,
         lines: IntArray,
         service: DoubleArray,
         since_oldest: LongArray,

@@ -11,26 +11,28 @@ from collections.abc import Iterator
 import numpy as np
 
 from weft.arrays import BoolArray, IntArray, LongArray
-from weft.scheduler.policy import Policy, Scene
+from weft.scheduler.policy import Policy, PolicyContext
 from weft.scheduler.request import Request
-from weft.scheduler.waiting_table import Waiting
+from weft.scheduler.waiting_table import WaitingTable
 
 
 class Priority(Policy):
     resumes_first = False
     preempts = True
 
-    def __init__(self, scene: Scene) -> None:
-        super().__init__(scene)
-        self._sign = 1 if scene.settings.low_priority_first else -1
+    def __init__(self, context: PolicyContext) -> None:
+        super().__init__(context)
+        self._sign = 1 if context.settings.low_priority_first else -1
 
-    def key(self, waiting: Waiting, lines: IntArray, now: float) -> LongArray:
+    def key(self, waiting: WaitingTable, lines: IntArray, now: float) -> LongArray:
         return waiting.priority[lines] * self._sign
 
     def rank(self, request: Request) -> int:
         return request.priority * self._sign
 
-    def displaced(self, waiting: Waiting, lines: IntArray, newcomer: Request) -> Iterator[Request]:
+    def displaced(
+        self, waiting: WaitingTable, lines: IntArray, newcomer: Request
+    ) -> Iterator[Request]:
         """Those of a lower class: the lowest, and among these the latest first."""
         ranks, own = self.key(waiting, lines, newcomer.arrival_s), self.rank(newcomer)
         while True:
@@ -41,6 +43,6 @@ class Priority(Policy):
             ranks[last] = own
 
     def far_below(self, waiting: Request, rows: IntArray) -> BoolArray:
-        ranks = self.scene.columns.priority[rows] * self._sign
-        is_far: BoolArray = ranks - self.rank(waiting) > self.scene.settings.preemption_threshold
+        ranks = self.context.columns.priority[rows] * self._sign
+        is_far: BoolArray = ranks - self.rank(waiting) > self.context.settings.preemption_threshold
         return is_far

@@ -1,4 +1,4 @@
-"""Watched sequences against their plain twin: look every one of them up again after each change."""
+"""Indexed sequences against their plain twin: look every one of them up again after each change."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from weft.memory.index.prefix_index import Watch
-from weft.memory.index.subtree_counts import Weights
+from weft.memory.index.prefix_index import PrefixIndex
+from weft.memory.index.subtree_counts import SubtreeCounts
 from weft.memory.radix import Node, RadixCache, Root
 
 
@@ -16,15 +16,15 @@ def pack(tokens: list[int]) -> bytes:
     return np.array(tokens, dtype=np.int32).tobytes()
 
 
-class Scene:
+class Indexed:
     """A tree, some watched sequences, and what the watch has told of them."""
 
     def __init__(self, page_size: int) -> None:
         self.tree = RadixCache(page_size)
         self.told: dict[int, int] = {}
-        self.weights = Weights()
-        self.watch = Watch(self.tree, self.told.__setitem__, self.weights)
-        self.tree.listener = self.watch
+        self.weights = SubtreeCounts()
+        self.index = PrefixIndex(self.tree, self.told.__setitem__, self.weights)
+        self.tree.listener = self.index
         self.sequences: dict[
             int, tuple[str, bytes]
         ] = {}  # namespace and the tokens that may be cached
@@ -33,15 +33,15 @@ class Scene:
     def add(
         self, number: int, tokens: list[int], namespace: str = "", num_usable: int | None = None
     ) -> None:
-        """Watch the first `num_usable` of the tokens."""
+        """Index the first `num_usable` of the tokens."""
         packed = pack(tokens)
         end = len(pack(tokens[:num_usable]))
         self.sequences[number] = namespace, packed[:end]
-        self.told[number] = self.watch.add(number, namespace, packed, end)
+        self.told[number] = self.index.add(number, namespace, packed, end)
 
     def remove(self, number: int) -> None:
         del self.sequences[number], self.told[number]
-        self.watch.remove(number)
+        self.index.remove(number)
 
     def insert(self, tokens: list[int], namespace: str = "") -> object:
         first, self.num_pages = self.num_pages, self.num_pages + len(tokens)
@@ -51,12 +51,12 @@ class Scene:
     def check(self) -> None:
         for number, (namespace, packed) in self.sequences.items():
             assert (
-                self.told[number] == self.watch.length(number) == self.tree.peek(namespace, packed)
+                self.told[number] == self.index.length(number) == self.tree.peek(namespace, packed)
             )
         self.check_weights()
 
     def check_weights(self) -> None:
-        """Weights are the numbers of sequences below, and the walk visits heavier children first, below to above."""
+        """Counts are the numbers of sequences below, and the walk visits heavier children first, below to above."""
         ends = {
             n: self.tree.locate(s, packed, len(packed)).handle
             for n, (s, packed) in self.sequences.items()
@@ -69,7 +69,7 @@ class Scene:
         order = list(self.weights.heaviest_first())
         assert len(order) == len(set(order)) == len(weight)
         assert all(self.weights.of(node) == weight[node] for node in order)
-        assert sorted(n for node in order for n in self.watch.ending_at(node)) == sorted(
+        assert sorted(n for node in order for n in self.index.ending_at(node)) == sorted(
             self.sequences
         )
         place = {node: i for i, node in enumerate(order)}
@@ -84,81 +84,83 @@ class Scene:
 
 
 def test_a_watched_sequence_follows_what_is_inserted_and_evicted() -> None:
-    scene = Scene(page_size=2)
-    scene.add(1, [1, 2, 3, 4, 5, 6])
-    scene.add(2, [1, 2, 9, 9])
-    scene.insert([1, 2, 3, 4])
-    assert scene.told == {1: 4, 2: 2}
-    scene.insert([1, 2, 3, 4, 5, 6, 7, 8])
-    assert scene.told == {1: 6, 2: 2}
-    scene.check()
-    scene.tree.evict(2)
-    assert scene.told == {1: 4, 2: 2}
-    scene.tree.evict(2)
-    assert scene.told == {1: 0, 2: 0}
-    scene.check()
+    context = Indexed(page_size=2)
+    context.add(1, [1, 2, 3, 4, 5, 6])
+    context.add(2, [1, 2, 9, 9])
+    context.insert([1, 2, 3, 4])
+    assert context.told == {1: 4, 2: 2}
+    context.insert([1, 2, 3, 4, 5, 6, 7, 8])
+    assert context.told == {1: 6, 2: 2}
+    context.check()
+    context.tree.evict(2)
+    assert context.told == {1: 4, 2: 2}
+    context.tree.evict(2)
+    assert context.told == {1: 0, 2: 0}
+    context.check()
 
 
 def test_a_split_moves_nobody_and_what_comes_behind_it_is_seen() -> None:
-    scene = Scene(page_size=1)
-    scene.insert([1, 2, 3, 4])
-    scene.add(1, [1, 2, 8, 8])
-    scene.tree.match("", pack([1, 2]))
-    assert scene.told == {1: 2}
-    scene.insert([1, 2, 8, 7])
-    assert scene.told == {1: 3}
-    scene.check()
+    context = Indexed(page_size=1)
+    context.insert([1, 2, 3, 4])
+    context.add(1, [1, 2, 8, 8])
+    context.tree.match("", pack([1, 2]))
+    assert context.told == {1: 2}
+    context.insert([1, 2, 8, 7])
+    assert context.told == {1: 3}
+    context.check()
 
 
 def test_a_namespace_that_was_dropped_and_comes_back_is_still_watched() -> None:
-    scene = Scene(page_size=1)
-    scene.add(1, [1, 2, 3], "salt")
-    scene.insert([1, 2], "salt")
-    scene.tree.evict(2)
-    assert scene.told == {1: 0}
-    scene.insert([1], "salt")
-    assert scene.told == {1: 1}
-    scene.insert([1, 2, 3])
-    assert scene.told == {1: 1}
-    scene.check()
+    context = Indexed(page_size=1)
+    context.add(1, [1, 2, 3], "salt")
+    context.insert([1, 2], "salt")
+    context.tree.evict(2)
+    assert context.told == {1: 0}
+    context.insert([1], "salt")
+    assert context.told == {1: 1}
+    context.insert([1, 2, 3])
+    assert context.told == {1: 1}
+    context.check()
 
 
 def test_a_cache_that_is_emptied_leaves_everybody_with_nothing() -> None:
-    scene = Scene(page_size=1)
-    scene.insert([1, 2, 3])
-    scene.add(1, [1, 2, 5])
-    scene.tree.reset()
-    assert scene.told == {1: 0}
-    scene.insert([1, 2])
-    assert scene.told == {1: 2}
-    scene.check()
+    context = Indexed(page_size=1)
+    context.insert([1, 2, 3])
+    context.add(1, [1, 2, 5])
+    context.tree.reset()
+    assert context.told == {1: 0}
+    context.insert([1, 2])
+    assert context.told == {1: 2}
+    context.check()
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_random_changes_keep_every_length_and_weight_true(seed: int) -> None:
     rng = random.Random(seed)
-    scene = Scene(page_size=rng.choice([1, 2, 3]))
+    context = Indexed(page_size=rng.choice([1, 2, 3]))
     locked: list[object] = []
     for number in range(250):
         tokens = [rng.randrange(3) for _ in range(rng.randrange(1, 16))]
         namespace = rng.choice(["", "", "salt"])
         what = rng.random()
         if what < 0.35:
-            scene.add(number, tokens, namespace, rng.choice([None, rng.randrange(len(tokens) + 1)]))
-        elif what < 0.5 and scene.sequences:
-            scene.remove(rng.choice(list(scene.sequences)))
+            context.add(
+                number, tokens, namespace, rng.choice([None, rng.randrange(len(tokens) + 1)])
+            )
+        elif what < 0.5 and context.sequences:
+            context.remove(rng.choice(list(context.sequences)))
         elif what < 0.75:
-            handle = scene.insert(tokens, namespace)
+            handle = context.insert(tokens, namespace)
             if rng.random() < 0.2:
-                scene.tree.lock(handle)
+                context.tree.lock(handle)
                 locked.append(handle)
         elif what < 0.85:
-            scene.tree.match(namespace, pack(tokens))
+            context.tree.match(namespace, pack(tokens))
         elif what < 0.9 and locked:
-            scene.tree.unlock(locked.pop())
+            context.tree.unlock(locked.pop())
         elif what < 0.99:
-            scene.tree.evict(min(rng.randrange(1, 12), scene.tree.evictable_pages))
+            context.tree.evict(min(rng.randrange(1, 12), context.tree.evictable_pages))
         elif not locked:
-            scene.tree.reset()
-        scene.check()
-        scene.tree.check()
+            context.tree.reset()
+        context.check()
+        context.tree.check()
