@@ -1,0 +1,232 @@
+"""Writes the reference pages from the code: the command line from the options, HTTP from the OpenAPI document, Python
+from docstrings.
+
+    python docs/generate/references.py           writes docs/reference/{command-line,http,python}.md
+    python docs/generate/references.py --check   writes nothing; status 1 names the pages that are not up to date
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import io
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+import weft  # noqa: E402
+from weft.cli import main as command_line  # noqa: E402
+from weft.config.engine import EngineConfig  # noqa: E402
+from weft.config.limits import Limits  # noqa: E402
+from weft.config.options import Option, options_of  # noqa: E402
+from weft.config.server import ServerConfig  # noqa: E402
+from weft.server.app import OPERATIONS  # noqa: E402
+from weft.server.openapi import openapi_document  # noqa: E402
+
+PAGES = ROOT / "docs" / "reference"
+NOTE = "<!-- Written by docs/generate/references.py: change the code, not this page. -->"
+VERBS_WITH_TABLES = {"serve"}
+VERBS_WITHOUT_HELP = {"version"}
+
+
+def page_of_command_line() -> Iterator[str]:
+    """`weft serve` as tables, an option a row; the other verbs as they print their help."""
+    yield from ["# Command line", "", NOTE, ""]
+    yield from ["| command | what it does |", "|---|---|"]
+    for verb, (_, about) in command_line.VERBS.items():
+        yield f"| `weft {verb}` | {about} |"
+    yield from ["", "## weft serve", ""]
+    yield "`weft serve [MODEL] [options]`. Each option is also an environment variable and a key of the TOML file that"
+    yield "`--config FILE` names: `--kv-tokens 4096`, `WEFT_KV_TOKENS=4096`, `kv_tokens = 4096`. The command line goes"
+    yield "before the environment, the environment before the file. A switch is `--overlap on`, `--overlap off`,"
+    yield "`--overlap` or `--no-overlap`. The last column has the names of the same option in other engines."
+    options: list[Option] = []
+    for config in (EngineConfig, ServerConfig, Limits):
+        options += options_of(config)
+    for group in dict.fromkeys(option.group for option in options):
+        yield from [
+            "",
+            f"### {group}",
+            "",
+            "| option | default | meaning | elsewhere |",
+            "|---|---|---|---|",
+        ]
+        for option in options:
+            if option.group == group:
+                yield _option_row(option)
+    for verb in command_line.VERBS:
+        if verb not in VERBS_WITH_TABLES | VERBS_WITHOUT_HELP:
+            yield from ["", f"## weft {verb}", "", "```text", *_help(verb), "```"]
+
+
+def _option_row(option: Option) -> str:
+    elsewhere = ", ".join(f"`{name}`" for name in option.elsewhere)
+    cells = [f"`{option.flag}`", _default(option), _meaning(option), elsewhere]
+    return "| " + " | ".join(cells) + " |"
+
+
+def _default(option: Option) -> str:
+    if option.default is None:
+        return "by the machine"
+    if option.is_switch:
+        return "on" if option.default else "off"
+    if option.default == "":
+        return "none"
+    return f"`{option.default}`"
+
+
+def _meaning(option: Option) -> str:
+    meaning = option.help.replace("|", "\\|").replace("<", "&lt;")
+    if option.choices:
+        meaning += " (" + ", ".join(f"`{choice}`" for choice in option.choices) + ")"
+    return meaning
+
+
+def _help(verb: str) -> list[str]:
+    """What `weft VERB --help` prints, on a terminal of 100 columns."""
+    os.environ["COLUMNS"] = "100"
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+        command_line.main([verb, "--help"])
+    return printed.getvalue().rstrip().splitlines()
+
+
+def page_of_http() -> Iterator[str]:
+    """A table of all routes, then the fields of each body."""
+    document = openapi_document(OPERATIONS, weft.__version__)
+    schemas = document["components"]["schemas"]
+    yield from ["# HTTP", "", NOTE, ""]
+    yield "A running server describes the same for programs at `/openapi.json`. What the fields mean, and what differs"
+    yield "between APIs, stands in [the guide to the APIs](../guides/apis.md)."
+    yield from ["", "| route | what it does | body |", "|---|---|---|"]
+    bodies = {}
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            body = _schema_name(operation.get("requestBody"))
+            link = f"[{body}](#{body.lower()})" if body in schemas else ""
+            yield f"| `{method.upper()} {path}` | {operation['summary']} | {link} |"
+            if body in schemas:
+                bodies[body] = schemas[body]
+    for name in sorted(bodies):
+        yield from ["", f"## {name}", "", "| field | type | default |", "|---|---|---|"]
+        required = bodies[name].get("required", [])
+        for field, schema in bodies[name].get("properties", {}).items():
+            default = "required" if field in required else f"`{schema.get('default')!r}`"
+            yield f"| `{field}` | {_type_of(schema)} | {default} |"
+
+
+def _schema_name(request_body: Any) -> str:
+    if request_body is None:
+        return ""
+    (content,) = request_body["content"].values()
+    return str(content["schema"].get("$ref", "")).rpartition("/")[2]
+
+
+def _type_of(schema: dict[str, Any]) -> str:
+    """The type of a field in words, with its range."""
+    if "$ref" in schema:
+        return str(schema["$ref"]).rpartition("/")[2]
+    if "anyOf" in schema:
+        kinds = [_type_of(one) for one in schema["anyOf"]]
+        return " or ".join(dict.fromkeys(kinds))
+    if "enum" in schema:
+        return " or ".join(f"`{value}`" for value in schema["enum"])
+    kind = str(schema.get("type", "any"))
+    if kind == "array" and isinstance(schema.get("items"), dict):
+        return f"list of {_type_of(schema['items'])}"
+    low = schema.get("minimum", schema.get("exclusiveMinimum"))
+    high = schema.get("maximum", schema.get("exclusiveMaximum"))
+    if low is not None and high is not None:
+        return f"{kind}, {low:,} to {high:,}"
+    if low is not None:
+        return f"{kind}, from {low:,} on"
+    return kind
+
+
+def page_of_python() -> Iterator[str]:
+    """The names of `weft`, with their signatures and docstrings."""
+    yield from ["# Python", "", NOTE, ""]
+    yield "`from weft import LLM, SamplingParams`: the same scheduler, runner and tokenizer as the server's, in one process."
+    for name in weft.__all__:
+        thing = getattr(weft, name)
+        if not inspect.isclass(thing):
+            continue
+        yield from ["", f"## {name}", ""]
+        yield from _signature(name, thing)
+        yield from _docstring(thing)
+        for member_name, member in vars(thing).items():
+            if not member_name.startswith("_") and (
+                inspect.isfunction(member) or isinstance(member, property | classmethod)
+            ):
+                yield from ["", f"### {name}.{member_name}", ""]
+                function = member.fget if isinstance(member, property) else member
+                function = function.__func__ if isinstance(function, classmethod) else function
+                if not isinstance(member, property):
+                    yield from _signature(f"{name}.{member_name}", function)
+                yield from _docstring(function)
+
+
+def _signature(name: str, thing: Any) -> list[str]:
+    try:
+        signature = inspect.signature(thing)
+    except (TypeError, ValueError):
+        return []
+    parameters = [
+        str(one).replace("'", "")
+        for one in signature.parameters.values()
+        if one.name not in ("self", "cls")
+    ]
+    result = signature.return_annotation
+    arrow = "" if result is inspect.Signature.empty or inspect.isclass(thing) else f" -> {result!s}"
+    if not parameters:
+        return ["```python", f"{name}(){arrow}", "```", ""]
+    return ["```python", f"{name}(", *(f"    {one}," for one in parameters), f"){arrow}", "```", ""]
+
+
+def _docstring(thing: Any) -> list[str]:
+    text = inspect.getdoc(thing) or ""
+    lines: list[str] = []
+    in_code = False
+    for line in text.splitlines():
+        is_code = line.startswith("    ") or (in_code and not line)
+        if is_code and not in_code:
+            lines.append("```python")
+        elif in_code and not is_code:
+            lines[-1:] = ["```", ""] if not lines[-1] else [lines[-1], "```"]
+        in_code = is_code
+        lines.append(line.removeprefix("    ") if is_code else line)
+    if in_code:
+        lines.append("```")
+    return lines
+
+
+WRITERS: dict[str, Callable[[], Iterator[str]]] = {
+    "command-line.md": page_of_command_line,
+    "http.md": page_of_http,
+    "python.md": page_of_python,
+}
+
+
+def main() -> int:
+    stale = []
+    for name, write in WRITERS.items():
+        path = PAGES / name
+        text = "\n".join(line.rstrip() for line in write()) + "\n"
+        if path.exists() and path.read_text("utf-8") == text:
+            continue
+        stale.append(str(path.relative_to(ROOT)))
+        if "--check" not in sys.argv:
+            path.write_text(text, "utf-8")
+    if stale and "--check" in sys.argv:
+        print("not up to date: " + ", ".join(stale) + " (python docs/generate/references.py)")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""The pages under docs/: links lead somewhere, generated pages are those of the code, the site shows every page."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+NAV_ENTRY = re.compile(r"^ +- ([\w./-]+\.md)$", re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["links.py"], ["references.py", "--check"], ["pictures.py", "--check"]],
+    ids=" ".join,
+)
+def test_script_finds_nothing(arguments: list[str]) -> None:
+    command = [sys.executable, str(DOCS / "generate" / arguments[0]), *arguments[1:]]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert (done.stdout.strip(), done.stderr, done.returncode) == ("", "", 0)
+
+
+def test_site_shows_every_page_once() -> None:
+    shown = NAV_ENTRY.findall((ROOT / "mkdocs.yml").read_text("utf-8"))
+    there = [str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")]
+    assert sorted(shown) == sorted(there)
+
+
+def test_links_that_lead_nowhere_are_found(tmp_path: Path) -> None:
+    sys.path.insert(0, str(DOCS / "generate"))
+    try:
+        import links
+    finally:
+        sys.path.pop(0)
+    links.ROOT = tmp_path
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# A `b` [c](d.md)\n[x](none.md) [y](#a-b-c) [z](#no) `[code](none.md)`\n[w](https://a.example)\n"
+    )
+    assert list(links.dead_links(page)) == [
+        "page.md: d.md is not there",
+        "page.md: none.md is not there",
+        "page.md: #no has no such heading",
+    ]
