@@ -18,7 +18,7 @@ from weft.server import body, stream
 from weft.server.fields import json_parts
 from weft.server.fields.json_parts import has_more_parts, num_parts
 from weft.server.openai import chat, completions
-from weft.server.sglang import generate as native
+from weft.server.sglang import reply as native
 
 TEXT = "/v1/completions"
 CHAT_LOGPROBS = {"logprobs": True, "top_logprobs": 20, "max_tokens": 100}

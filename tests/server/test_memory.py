@@ -13,7 +13,7 @@ import pytest
 from tests.server.fake import RunningServer
 from weft.config.options import SettingsError
 from weft.launch import supervisor as local
-from weft.server import memory
+from weft.server import limits as memory
 
 USED_PAGES = 100_000
 BODY = {"prompt": "x", "user": "u" * 1_000_000}

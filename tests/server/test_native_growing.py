@@ -12,8 +12,8 @@ from tests.text.tokens import byte_tokenizer
 from weft.client.generation import Completion
 from weft.messages.replies import Finish, TokenLogprobs
 from weft.messages.sampling import SamplingParams
-from weft.server.sglang.generate import FREE_LEN, SPACING, NativeReply
 from weft.server.sglang.logprobs import NativeLogprobs
+from weft.server.sglang.reply import FREE_LEN, SPACING, NativeReply
 from weft.text.tokenizer import Tokenizer
 
 NUM_TOP = 5
@@ -50,7 +50,6 @@ class Stream:
             completions=[self.completion],
             as_list=False,
             logprobs=[self.logprobs],
-            states=[None],
             version=lambda: "1",
         )
 

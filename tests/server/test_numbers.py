@@ -20,9 +20,10 @@ from tests.server.real_engine import RealServer, serving
 from weft.config.limits import Limits
 from weft.config.numbers import NUMBERS, QUERIES, shown
 from weft.messages.sampling import NUMERIC, InvalidParam, SamplingParams
-from weft.server.admin import sessions, weights
+from weft.server.admin import weights
 from weft.server.app import OPERATIONS, Operation
-from weft.server.fields import extra_sampling
+from weft.server.fields import sampling as sampling_fields
+from weft.server.fields import session
 from weft.server.fields.numbers import nested_fields, numeric_fields
 from weft.server.sglang import generate as native
 
@@ -82,8 +83,8 @@ RIGHT: dict[str, dict[str, Any]] = {
 }
 # What makes a struct in a body right.
 INNER: dict[str, dict[str, Any]] = {
-    sessions.SessionFields.__name__: {"id": "s"},
-    extra_sampling.ThinkingSwitch.__name__: {"type": "enabled"},
+    session.SessionFields.__name__: {"id": "s"},
+    sampling_fields.ThinkingSwitch.__name__: {"type": "enabled"},
     "Thinking": {"type": "enabled"},
     weights.NamedTensor.__name__: {"name": "a", "dtype": "float32", "shape": [1], "data": ""},
     native.NativeSampling.__name__: {"max_new_tokens": 1},

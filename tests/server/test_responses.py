@@ -9,7 +9,7 @@ import pytest
 
 from tests.server.fake import MODEL, RunningServer, as_bytes, eventually
 from tests.server.test_tools import CALL, WEATHER, say
-from weft.server.openai.responses.store import STORED_S, ResponseStore
+from weft.server.response_store import STORED_S, ResponseStore
 
 TOOLS: list[Any] = [{"type": "function", "name": "weather", "parameters": WEATHER}]
 
@@ -184,7 +184,7 @@ def test_the_store_forgets_what_is_old_or_too_much(monkeypatch: pytest.MonkeyPat
     now[0] = STORED_S + 1
     assert store.get("a") is None
     assert store.get("b") is not None
-    monkeypatch.setattr("weft.server.openai.responses.store.MAX_STORED_BYTES", 300)
+    monkeypatch.setattr("weft.server.response_store.MAX_STORED_BYTES", 300)
     for name in "cde":
         store.put({"id": name, "text": "x" * 100}, [])
     assert [name for name in "abcde" if store.get(name)] == ["d", "e"]

@@ -261,7 +261,7 @@ def test_a_reply_that_breaks_behind_the_first_events_ends_its_stream_with_an_err
                 raise RuntimeError(body)
             sent.append(body)
 
-        def whole(self, deltas: Sequence[Delta]) -> bytes:
+        def full_body(self, deltas: Sequence[Delta]) -> bytes:
             raise AssertionError
 
         def events(self, delta: Delta) -> bytes:

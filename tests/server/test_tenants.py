@@ -18,8 +18,8 @@ from weft.config.options import SettingsError
 from weft.config.server import ServerConfig
 from weft.launch.serve import share_sessions
 from weft.scheduler.settings import SessionLimits
-from weft.server.openai.responses import store as stores
-from weft.server.openai.responses.store import ResponseStore
+from weft.server import response_store as stores
+from weft.server.response_store import ResponseStore
 
 ALICE, BOB, NEW, NAMELESS = "alice-secret", "bob-secret", "alice-second-secret", "nameless-secret"
 KEYS = f"# ours\n@alice {ALICE}\n@bob   {BOB}\n@alice {NEW}\n{NAMELESS}\n"

@@ -38,7 +38,7 @@ from weft.observe.metrics import Metrics
 from weft.observe.trace import Tracer
 from weft.server.app import create_app
 from weft.server.context import Readiness, ServerInfo
-from weft.server.memory import LEAST_BYTES, spare_bytes
+from weft.server.limits import LEAST_BYTES, spare_bytes
 from weft.server.serve import make_server
 from weft.server.serve import run as run_loop
 from weft.text.templates.chat_template import TemplateError

@@ -6,11 +6,10 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.types import ASGIApp, Message
 
 from weft.observe.log import EventLog
-from weft.server.body import json_bytes, read_body, read_json
+from weft.server.body import json_response, read_body, read_json
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError
 from weft.server.openai.chat import chat_completions
@@ -44,9 +43,7 @@ class AbortManyRequest(msgspec.Struct, kw_only=True):
 
 async def load(context: ServerContext, request: Request) -> ASGIApp:
     """vLLM's measure of load: how many completions are open."""
-    return Response(
-        json_bytes({"server_load": context.client.num_open}), media_type="application/json"
-    )
+    return json_response({"server_load": context.client.num_open})
 
 
 async def abort_requests(context: ServerContext, request: Request) -> ASGIApp:
@@ -54,7 +51,7 @@ async def abort_requests(context: ServerContext, request: Request) -> ASGIApp:
     names = set(body.request_ids or ())
     aborted = sum(map(context.client.abort, names)) if names else context.client.abort_all()
     log.info("abort_requests", names=len(names), aborted=aborted)
-    return Response(json_bytes({"aborted": aborted}), media_type="application/json")
+    return json_response({"aborted": aborted})
 
 
 async def invocations(context: ServerContext, request: Request) -> ASGIApp:

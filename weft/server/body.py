@@ -16,15 +16,15 @@ from typing import Any, TypeVar
 import msgspec
 import msgspec.inspect
 from starlette.requests import Request
+from starlette.responses import Response
 
 from weft.config.limits import Limits
 from weft.observe.log import EventLog
 from weft.server.context import ServerContext
-from weft.server.errors import ApiError, ClientGone, not_supported
+from weft.server.errors import ApiError, ClientGone, not_supported, over
 from weft.server.fields.json_parts import has_more_parts
 from weft.server.fields.numbers import check_numbers
-from weft.server.limits import check_body, over
-from weft.server.memory import require_room
+from weft.server.limits import check_body, require_room
 from weft.server.pages import is_from_browser
 
 log = EventLog("server")
@@ -214,6 +214,11 @@ def _decoder(type: type[T]) -> msgspec.json.Decoder[T]:
 
 def json_bytes(value: Any) -> bytes:
     return msgspec.json.encode(value)
+
+
+def json_response(value: Any) -> Response:
+    """An answer that is one JSON value."""
+    return Response(msgspec.json.encode(value), media_type="application/json")
 
 
 def written(value: Any) -> msgspec.Raw:

@@ -1,4 +1,11 @@
-"""What the server knows of itself: fixed facts, its readiness, and the parts that handlers work with."""
+"""What the server knows of itself, and whose a request is.
+
+`ServerContext` holds the parts that handlers work with: fixed facts, readiness, client, tokenizer.
+A request belongs to the API key that it came with. A key goes by its name, never by itself
+(`config/keys.py`). What belongs to somebody (sessions, stored responses) belongs to a key. A client
+cannot invent a key, so it gains nothing by names of its own, unless the operator lets the `user` of
+a request count (`--tenant-by user`). This module reads no body and writes no answer.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +13,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from starlette.requests import Request
+
 from weft.client.client import EngineClient
 from weft.config.limits import Limits
 from weft.config.server import ServerConfig
 from weft.messages.sampling import SamplingParams
 from weft.server.errors import ApiError
-from weft.server.openai.responses.store import ResponseStore
+from weft.server.response_store import ResponseStore
 from weft.text.infill import Infill
 from weft.text.parsers.formats import Formats
 from weft.text.templates.renderer import Renderer
@@ -19,7 +28,9 @@ from weft.text.tokenizer import Tokenizer
 from weft.text.turns import Workers
 
 DEFAULT_MODEL = "default"  # what clients made for SGLang call the model that is served
-WRITER_WAIT_S = 600.0  # what has been generated is not thrown away because others are written first
+# What has been generated is not thrown away because others are written first.
+WRITER_WAIT_S = 600.0
+KEY_END = "\x1e"  # stands in no name of a key
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,10 +42,10 @@ class ServerInfo:
     version: str
     started_at: float  # Unix time
     model_summary: str = ""
-    sampling: SamplingParams = SamplingParams()  # noqa: RUF009 (frozen): what a request gets that does not say otherwise
-    settings: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # of the engine, for /server_info; without secrets
+    # What a request gets that does not say otherwise.
+    sampling: SamplingParams = SamplingParams()  # noqa: RUF009 (frozen)
+    # Of the engine, for /server_info; without secrets.
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Readiness:
@@ -60,6 +71,14 @@ class Readiness:
         return self._ready and not self._draining
 
 
+def _make_readers() -> Workers:
+    return Workers(2, "the reader of bodies")
+
+
+def _make_writers() -> Workers:
+    return Workers(2, "the writer of answers", wait_s=WRITER_WAIT_S)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServerContext:
     """The parts that handlers work with."""
@@ -72,14 +91,11 @@ class ServerContext:
     readiness: Readiness
     limits: Limits = field(default_factory=Limits)
     responses: ResponseStore = field(default_factory=ResponseStore)
-    readers: Workers = field(default_factory=lambda: Workers(2, "the reader of bodies"))
+    readers: Workers = field(default_factory=_make_readers)
+    writers: Workers = field(default_factory=_make_writers)
     infill: Infill | None = None  # the tokens by which the model fills in the middle
-    writers: Workers = field(
-        default_factory=lambda: Workers(2, "the writer of answers", wait_s=WRITER_WAIT_S)
-    )
-    formats: Formats = field(
-        default_factory=Formats
-    )  # in which the model writes calls and reasoning
+    # How the model writes calls and reasoning.
+    formats: Formats = field(default_factory=Formats)
 
     def require_accepting(self) -> None:
         """Raise `ApiError` 503 if new work is refused."""
@@ -91,10 +107,36 @@ class ServerContext:
         """Raise `ApiError` 404 unless `model` is the served one, not given, or any name will do."""
         if self.config.any_model_name or model in (None, "", DEFAULT_MODEL):
             return
-        if model != self.info.model_name:
-            raise ApiError(
-                404,
-                f"the model {model[:128]!r} does not exist; this server has {self.info.model_name!r}",
-                param="model",
-                code="model_not_found",
-            )
+        own_name = self.info.model_name
+        if model != own_name:
+            message = f"the model {model[:128]!r} does not exist; this server has {own_name!r}"
+            raise ApiError(404, message, param="model", code="model_not_found")
+
+
+def owner_of(request: Request) -> str:
+    """The name of the key that came; empty for all where no key is asked for."""
+    return str(request.scope.get("weft.key", ""))
+
+
+def tenant_of(context: ServerContext, request: Request, user: str) -> str:
+    """The tenant that the policy `fair` serves with the request. `user`: as the request says."""
+    key = owner_of(request)
+    if context.config.tenant_by == "key" or not user:
+        return key
+    return f"{key}/{user}" if key else user
+
+
+def cache_salt_of(
+    context: ServerContext, request: Request, salt: str | None = None, extra_key: str | None = None
+) -> str:
+    """The name of the part of the prefix cache that a request may share.
+
+    SGLang's `extra_key` does the same as `cache_salt`; a request with both shares with those that
+    have both. If the server isolates keys, a request shares within its key only.
+    """
+    name = salt or ""
+    if extra_key:
+        name = f"{name}\x1f{extra_key}"
+    if context.config.isolate_cache_by_key:
+        return f"{owner_of(request)}{KEY_END}{name}"
+    return name

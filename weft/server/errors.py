@@ -87,6 +87,11 @@ def not_supported(param: str) -> ApiError:
     return ApiError(400, f"{param} is not supported yet", param=param, code="unsupported_parameter")
 
 
+def over(limit: str, message: str, *, param: str | None = None, status: int = 400) -> ApiError:
+    """A refusal that is counted under the name of its limit, a field of `config.limits.Limits`."""
+    return ApiError(status, message, param=param, limit=limit)
+
+
 def failed(status: int, message: str, retry_after_s: int = 0) -> ApiError:
     """For a completion that the engine ended with an error, and the time after which it may be asked again, if that is
     known."""

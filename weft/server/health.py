@@ -8,7 +8,7 @@ from starlette.types import ASGIApp
 
 from weft.client.client import EngineUnavailable
 from weft.messages.flow import HealthCheck, HealthCheckReply
-from weft.server.body import json_bytes
+from weft.server.body import json_response
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError, failed
 from weft.server.limits import HEALTH_TIMEOUT_S
@@ -43,7 +43,7 @@ async def health_generate(context: ServerContext, request: Request) -> ASGIApp:
 
 
 async def version(context: ServerContext, request: Request) -> ASGIApp:
-    return Response(json_bytes({"version": context.info.version}), media_type="application/json")
+    return json_response({"version": context.info.version})
 
 
 async def hello(context: ServerContext, request: Request) -> ASGIApp:

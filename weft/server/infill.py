@@ -14,11 +14,9 @@ from weft.client.generation import Completion, Delta
 from weft.messages.sampling import SamplingParams
 from weft.server.body import json_bytes, read_json
 from weft.server.context import ServerContext
-from weft.server.errors import ApiError, error_json
-from weft.server.limits import over
-from weft.server.openai.models import SampledRequest
-from weft.server.openai.translate import encode_texts, prompts, sampling_params, submit
+from weft.server.errors import ApiError, error_json, over
 from weft.server.stream import Answer, Wire
+from weft.server.submit import SampledRequest, encode_texts, prompts, sampling_of, submit
 from weft.text.infill import Infill
 
 LLAMA_EVENTS = Wire(
@@ -119,7 +117,7 @@ def _params(context: ServerContext, body: InfillRequest) -> SamplingParams:
     if body.repetition_penalty is None:
         body.repetition_penalty = body.repeat_penalty
     body.n = None  # llama.cpp has one
-    return sampling_params(
+    return sampling_of(
         body, context.info.sampling, max_new_tokens=body.max_tokens, logprobs=None, fewest_tokens=0
     )
 
@@ -132,7 +130,7 @@ class InfillReply:
         self._completion = completion
         self._began = time.perf_counter()
 
-    def whole(self, deltas: Sequence[Delta]) -> bytes:
+    def full_body(self, deltas: Sequence[Delta]) -> bytes:
         return json_bytes(self._answer(deltas[0]))
 
     def events(self, delta: Delta) -> bytes:

@@ -1,23 +1,37 @@
-"""Holds a decoded body against `config.limits.Limits`, before anything is made of it.
+"""Every limit on what a request may bring, and what is refused because of it.
 
-One table says which fields of any body have which limit; whatever route reads a body (`body.read_json`), it is checked
-here. Limits on sums over prompts, which are known only after tokenizing, are checked in `openai/translate.py`; those on
-bytes and times in `edge.py`, `protocol.py` and `body.py`.
+Three tables hold what `config.limits.Limits` bounds: `BOUNDS` the fields of a body, whatever route
+reads it; `TOTALS` the sums over the prompts of a request, which are known after tokenizing;
+`HEAD_BOUNDS` the head. Beside them stands the room that a process with a limited address space has
+(`ulimit -v`): what might not fit is refused before it is begun, because a library that finds no
+memory ends the process. Limits on connections and times are kept where connections are
+(`server/http/protocol.py`). Nothing here knows what a field means.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import os
+import resource
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+from starlette.types import Scope
 
+from weft.client.aux_outputs import num_hidden_states, num_prompt_logprobs
+from weft.client.prompt import Prompt
 from weft.config.limits import Limits
 from weft.config.numbers import INT64, shown
-from weft.server.errors import ApiError
+from weft.server.context import ServerContext
+from weft.server.errors import ApiError, over
 
 HEALTH_TIMEOUT_S = 20.0
 SCRAPE_TIMEOUT_S = 0.5  # for fresh numbers of the engine when metrics are asked for
+
+
+# ---- fields of a body
 
 
 class Bound(NamedTuple):
@@ -30,40 +44,45 @@ class Bound(NamedTuple):
 
 
 def _num_prompts(value: Any) -> int:
-    return len(value) if isinstance(value, list) and value and not isinstance(value[0], int) else 1
+    if not isinstance(value, list) or not value or isinstance(value[0], int):
+        return 1
+    return len(value)
 
 
 def _num_items(value: Any) -> int:
     return len(value) if isinstance(value, list) else 1
 
 
-def _num_strings(value: Any) -> int:
-    return len(value) if isinstance(value, list) else 1
-
-
 def _longest(value: Any) -> int:
-    return max(map(len, value), default=0) if isinstance(value, list) else len(value)
+    """Characters of a text, or of the longest of a list."""
+    if isinstance(value, list):
+        return max(map(len, value), default=0)
+    return len(value)
 
 
 def _largest(value: Any) -> int:
     """Of one number or a list of them; true and false ask for no number."""
-    return (
-        max((int(one) for one in value), default=0)
-        if isinstance(value, list)
-        else int(value is not True and value)
-    )
+    if isinstance(value, list):
+        return max(map(int, value), default=0)
+    return 0 if value is True else int(value)
 
 
 def _longest_ids(value: Any) -> int:
     """Of a list of ids, or of the longest of several."""
-    return max((len(one) for one in value if isinstance(one, list)), default=len(value))
+    lens = [len(one) for one in value if isinstance(one, list)]
+    return max(lens, default=len(value))
 
 
 def _num_ids(value: Any) -> int:
-    return sum(len(one) if isinstance(one, list) else 1 for one in value)
+    num = 0
+    for one in value:
+        num += len(one) if isinstance(one, list) else 1
+    return num
 
 
 PROMPTS = ("prompt", "text", "input", "input_ids", "text_1", "text_2", "queries", "documents")
+STOPS = ("stop", "stop_sequences", "stop_regex")
+LOGPROBS = ("logprobs", "top_logprobs", "top_logprobs_num", "prompt_logprobs")
 
 BOUNDS = (
     Bound("max_prompts", PROMPTS, _num_prompts, "prompts"),
@@ -71,62 +90,53 @@ BOUNDS = (
     Bound("max_messages", ("messages",), len, "messages"),
     Bound("max_messages", ("items",), _num_items, "items"),  # the input of a response
     Bound("max_tools", ("tools",), len, "tools"),
-    Bound(
-        "max_stop_strings", ("stop", "stop_sequences", "stop_regex"), _num_strings, "stop strings"
-    ),
-    Bound(
-        "max_stop_len",
-        ("stop", "stop_sequences", "stop_regex", "bad_words"),
-        _longest,
-        "characters in a string",
-    ),
+    Bound("max_stop_strings", STOPS, _num_items, "stop strings"),
+    Bound("max_stop_len", (*STOPS, "bad_words"), _longest, "characters in a string"),
     Bound("max_allowed_token_ids", ("allowed_token_ids",), len, "ids"),
     Bound("max_bad_words", ("bad_words",), len, "words"),
     Bound("max_processors", ("custom_logit_processor",), _num_items, "logit processors"),
     Bound("max_stop_token_ids", ("stop_token_ids",), len, "ids"),
     Bound("max_logit_bias", ("logit_bias",), len, "entries"),
-    Bound(
-        *("max_logprobs", ("logprobs", "top_logprobs", "top_logprobs_num", "prompt_logprobs")),
-        *(_largest, "likeliest tokens"),
-    ),
+    Bound("max_logprobs", LOGPROBS, _largest, "likeliest tokens"),
     Bound("max_logprob_token_ids", ("token_ids_logprob", "label_token_ids"), _longest_ids, "ids"),
     Bound("max_detokenized", ("tokens",), _num_ids, "ids"),
     Bound("max_rid_len", ("rid", "request_id"), _longest, "characters"),
     Bound("max_salt_len", ("cache_salt", "extra_key"), len, "characters"),
     Bound("max_timeout_ms", ("timeout_ms",), _largest, "milliseconds"),
 )
-_BY_FIELD = {
-    name: tuple(bound for bound in BOUNDS if name in bound.fields)
-    for name in sorted({name for bound in BOUNDS for name in bound.fields})
-}
-# with a bound, and yet inside of them free-form values:
+
+
+def _by_field() -> dict[str, list[Bound]]:
+    found: dict[str, list[Bound]] = {}
+    for bound in BOUNDS:
+        for name in bound.fields:
+            found.setdefault(name, []).append(bound)
+    return found
+
+
+_BY_FIELD = _by_field()
+# Fields with a bound whose values hold free-form values, too.
 _STRUCTURED = frozenset({"messages", "items", "tools", "custom_logit_processor"})
 
 
 def check_body(limits: Limits, body: msgspec.Struct) -> None:
-    """Raise `ApiError` for the first field of `body`, or of a struct in it, that is larger than it may be."""
-    fields = zip(
-        body.__struct_fields__,
-        body.__struct_encode_fields__,
-        msgspec.structs.astuple(body),
-        strict=True,
-    )
+    """Raise `ApiError` for the first field of `body`, or of a struct in it, that is too large."""
+    values = msgspec.structs.astuple(body)
+    fields = zip(body.__struct_fields__, body.__struct_encode_fields__, values, strict=True)
     for name, told, value in fields:
         if value is None or isinstance(value, bool):
             continue
         for bound in _BY_FIELD.get(name, ()):
-            size, most = bound.size(value), getattr(limits, bound.limit)
+            size = bound.size(value)
+            most = getattr(limits, bound.limit)
             if size > most:
                 counted = f"{size:,}" if abs(size) <= INT64 else shown(size)
                 message = f"{told} has {counted} {bound.what}; at most {most:,} are allowed"
                 raise over(bound.limit, message, param=told)
+        if isinstance(value, str | int | float):
+            continue
         if name not in _BY_FIELD or name in _STRUCTURED:
             _check_inside(limits, told, value)
-
-
-def over(limit: str, message: str, *, param: str | None = None, status: int = 400) -> ApiError:
-    """A refusal that is counted under the name of its limit."""
-    return ApiError(status, message, param=param, limit=limit)
 
 
 def _check_inside(limits: Limits, name: str, value: Any) -> None:
@@ -145,25 +155,247 @@ def _check_inside(limits: Limits, name: str, value: Any) -> None:
 
 def _check_free_form(limits: Limits, name: str, value: Any) -> None:
     """Level by level, so that neither depth nor number can overrun this function."""
-    level, depth, count = [value], 0, 0
+    level = [value]
+    depth = 0
+    count = 0
     while level:
         depth += 1
         count += sum(map(len, level))
         if depth > limits.max_json_depth:
-            raise over(
-                "max_json_depth",
-                f"{name} is nested deeper than {limits.max_json_depth} levels",
-                param=name,
-            )
+            message = f"{name} is nested deeper than {limits.max_json_depth} levels"
+            raise over("max_json_depth", message, param=name)
         if count > limits.max_json_values:
-            raise over(
-                "max_json_values",
-                f"{name} has more than {limits.max_json_values:,} values",
-                param=name,
-            )
-        level = [
-            inner
-            for one in level
-            for inner in (one.values() if isinstance(one, dict) else one)
-            if isinstance(inner, dict | list)
-        ]
+            message = f"{name} has more than {limits.max_json_values:,} values"
+            raise over("max_json_values", message, param=name)
+        deeper: list[Any] = []
+        for one in level:
+            inner = one.values() if isinstance(one, dict) else one
+            deeper += [value for value in inner if isinstance(value, dict | list)]
+        level = deeper
+
+
+# ---- sums over the prompts of a request
+
+
+class Total(NamedTuple):
+    """What one limit means for the prompts of a request together.
+
+    A small body can ask for very much, so the limits hold for what the request grows to.
+    """
+
+    limit: str  # field of `Limits`
+    param: str  # field of the body that is to blame
+    what: str  # the unit, for the message
+    size: Callable[[ServerContext, Sequence[Prompt]], int]  # of the prompts that ask for it
+    # Fields of `SamplingParams` or `Prompt` of which a prompt sets one to ask for it; none: all do.
+    asked_by: tuple[str, ...] = ()
+
+
+def _num_completions(context: ServerContext, prompts: Sequence[Prompt]) -> int:
+    num = 0
+    for prompt in prompts:
+        num += prompt.params.n
+    return num
+
+
+def _num_tokens(context: ServerContext, prompts: Sequence[Prompt]) -> int:
+    num = 0
+    for prompt in prompts:
+        num += len(prompt.ids) * prompt.params.n
+    return num
+
+
+def _stop_len(context: ServerContext, prompts: Sequence[Prompt]) -> int:
+    """Of all different sets: each is compiled once."""
+    sets: set[tuple[str, ...]] = set()
+    for prompt in prompts:
+        sets.update((prompt.params.stop, prompt.params.stop_regex, prompt.params.bad_words))
+    return sum(len(text) for texts in sets for text in texts)
+
+
+def _num_entries(context: ServerContext, prompts: Sequence[Prompt]) -> int:
+    """Of what each completion carries with it."""
+    total = 0
+    for prompt in prompts:
+        params = prompt.params
+        num = len(params.logit_bias) + len(params.allowed_token_ids) + len(params.bad_words)
+        for processor in params.processors:
+            num += processor.num_bytes
+        total += num * params.n
+    return total
+
+
+def _grammar_len(context: ServerContext, prompts: Sequence[Prompt]) -> int:
+    total = 0
+    for prompt in prompts:
+        grammar = prompt.params.grammar
+        if grammar is not None:
+            total += len(grammar.text) * prompt.params.n
+    return total
+
+
+def _num_prompt_logprobs(context: ServerContext, prompts: Sequence[Prompt]) -> int:
+    return sum(map(num_prompt_logprobs, prompts))
+
+
+def _num_hidden_values(context: ServerContext, prompts: Sequence[Prompt]) -> int:
+    num = sum(num_hidden_states(prompt, context.info.context_length) for prompt in prompts)
+    return num * context.client.engine.hidden_size if num else 0
+
+
+def _num_embed_values(context: ServerContext, prompts: Sequence[Prompt]) -> int:
+    return sum(len(prompt.vectors) for prompt in prompts) // 4  # bytes of a float32
+
+
+TOTALS = (
+    Total("max_completions", "n", "completions", _num_completions),
+    Total("max_total_tokens", "prompt", "prompt tokens", _num_tokens),
+    Total(
+        "max_total_stop_len",
+        "stop",
+        "characters of stop strings and bad words",
+        _stop_len,
+        ("stop", "stop_regex", "bad_words"),
+    ),
+    Total(
+        "max_total_logit_bias",
+        "logit_bias",
+        "entries of logit_bias and the like",
+        _num_entries,
+        ("logit_bias", "allowed_token_ids", "bad_words", "processors"),
+    ),
+    Total(
+        "max_total_grammar_len",
+        "response_format",
+        "characters of grammars",
+        _grammar_len,
+        ("grammar",),
+    ),
+    Total(
+        "max_total_prompt_logprobs",
+        "prompt_logprobs",
+        "log probabilities of prompts",
+        _num_prompt_logprobs,
+        ("prompt_logprobs",),
+    ),
+    Total(
+        "max_total_hidden_values",
+        "return_hidden_states",
+        "values of hidden states",
+        _num_hidden_values,
+        ("hidden_states",),
+    ),
+    Total("max_total_embed_values", "input_embeds", "values", _num_embed_values, ("vectors",)),
+)
+_NOTHING: tuple[Any, ...] = (None, (), {}, b"")
+
+
+def check_totals(context: ServerContext, prompts: Sequence[Prompt]) -> None:
+    """Raise `ApiError` for the first limit on a request as a whole that `prompts` exceed."""
+    for total in TOTALS:
+        asking = prompts
+        if total.asked_by:
+            asking = []
+            for prompt in prompts:
+                for name in total.asked_by:
+                    holder = prompt if name == "vectors" else prompt.params
+                    if getattr(holder, name) not in _NOTHING:
+                        asking.append(prompt)
+                        break
+            if not asking:
+                continue
+        size = total.size(context, asking)
+        most = getattr(context.limits, total.limit)
+        if size > most:
+            message = f"the request has {size:,} {total.what} in all; {most:,} are allowed"
+            raise over(total.limit, message, param=total.param)
+
+
+def require_embeds_room(context: ServerContext, prompts: Sequence[Prompt]) -> None:
+    """Raise `ApiError` 503 if the engine would keep more input embeddings than it may."""
+    num_bytes = sum(len(prompt.vectors) * prompt.params.n for prompt in prompts)
+    limit = int(context.limits.max_open_embeds_mb * 1_000_000)
+    open_bytes = context.client.num_vector_bytes if num_bytes else 0
+    if open_bytes + num_bytes > limit:
+        message = (
+            f"open requests have {open_bytes / 1e6:,.1f} MB of input embeddings, "
+            f"this one {num_bytes / 1e6:,.1f} MB; {limit / 1e6:g} MB are allowed"
+        )
+        raise over("max_open_embeds_mb", message, param="input_embeds", status=503)
+
+
+# ---- the head of a request
+
+
+class HeadBound(NamedTuple):
+    """One limit on the head of a request."""
+
+    limit: str  # field of `Limits`
+    size: Callable[[Scope], int]
+    status: int
+    message: str  # with the limit's value in place of {}
+
+
+def _url_len(scope: Scope) -> int:
+    return len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"")
+
+
+def _num_headers(scope: Scope) -> int:
+    return len(scope["headers"])
+
+
+def _headers_len(scope: Scope) -> int:
+    num = 0
+    for name, value in scope["headers"]:
+        num += len(name) + len(value)
+    return num
+
+
+HEAD_BOUNDS = (
+    HeadBound("max_url_bytes", _url_len, 414, "the URL is longer than {:,} bytes"),
+    HeadBound("max_headers", _num_headers, 431, "there are more than {} headers"),
+    HeadBound("max_header_bytes", _headers_len, 431, "the headers are larger than {:,} bytes"),
+)
+
+
+def head_refusal(limits: Limits, scope: Scope) -> ApiError | None:
+    """Why the head of a request is refused, if it is too large."""
+    for bound in HEAD_BOUNDS:
+        most = getattr(limits, bound.limit)
+        if bound.size(scope) > most:
+            return over(bound.limit, bound.message.format(most), status=bound.status)
+    return None
+
+
+# ---- address space
+
+# Beside what is loaded: threads, and what the allocator keeps for each, are to come.
+LEAST_BYTES = 1_000_000_000
+RESERVE_BYTES = 128_000_000  # for what is open already, and for a request of common size
+BYTES_PER_BODY_BYTE = 16  # text, values, tokens and their offsets of one body
+STATM = Path("/proc/self/statm")
+
+
+def spare_bytes() -> float:
+    """How much more address space this process may take.
+
+    Infinite where that is not limited or cannot be known. Limits from outside of the process, such
+    as a container's, cannot be seen this way.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return math.inf
+    try:
+        pages = int(STATM.read_bytes().split()[0])
+    except OSError:
+        return math.inf
+    return float(limit - pages * os.sysconf("SC_PAGE_SIZE"))
+
+
+def require_room(body_len: int) -> None:
+    """Raise `ApiError` 503 unless there is memory to work on a body of `body_len` bytes."""
+    spare = spare_bytes()
+    if spare < RESERVE_BYTES + BYTES_PER_BODY_BYTE * body_len:
+        left = f"{spare / 1e6:.0f} MB are left (ulimit -v)"
+        message = f"the server has no memory for a body of {body_len:,} bytes: {left}"
+        raise ApiError(503, message, headers={"retry-after": "1"})

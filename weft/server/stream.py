@@ -51,7 +51,7 @@ OPENAI_EVENTS = Wire(
 class Reply(Protocol):
     """The bytes of one answer. Written once per API."""
 
-    def whole(self, deltas: Sequence[Delta]) -> bytes:
+    def full_body(self, deltas: Sequence[Delta]) -> bytes:
         """The body, from one delta for each completion, in order."""
 
     def events(self, delta: Delta) -> bytes:
@@ -117,9 +117,9 @@ class Answer:
         """The body, made beside the event loop if there is much to write: many completions, or many values of each."""
         num_values = sum(map(_num_values, deltas))
         if writers is None or num_values <= INLINE_VALUES:
-            return self._reply.whole(deltas)
+            return self._reply.full_body(deltas)
         return await writers.run(
-            lambda: self._reply.whole(deltas), is_long=num_values > LONG_VALUES
+            lambda: self._reply.full_body(deltas), is_long=num_values > LONG_VALUES
         )
 
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -10,12 +10,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from weft.server.body import json_bytes, read_json
+from weft.server.body import json_response, read_json
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError
+from weft.server.openai.answers import token_name
 from weft.server.openai.conversation import chat_prompt, chat_text
 from weft.server.openai.models import ChatMessage, ChatRequest
-from weft.server.openai.translate import encode_texts, token_name
+from weft.server.submit import encode_texts
 from weft.text.tokenizer import Tokenizer
 
 INLINE_TOKENS = 4_096  # whose names are made on the event loop
@@ -72,7 +73,7 @@ async def apply_template(context: ServerContext, request: Request) -> ASGIApp:
     """The prompt that a chat has, as text."""
     body = await read_json(context, request, TemplateRequest)
     context.require_model(body.model)
-    return _json({"prompt": await chat_text(context, _as_chat(body, body.messages))})
+    return json_response({"prompt": await chat_text(context, _as_chat(body, body.messages))})
 
 
 async def detokenize(context: ServerContext, request: Request) -> ASGIApp:
@@ -90,13 +91,13 @@ async def detokenize(context: ServerContext, request: Request) -> ASGIApp:
         lists, skip_special_tokens=bool(body.skip_special_tokens)
     )
     text = texts if is_batch else texts[0]
-    return _json({"prompt": text, "text": text})
+    return json_response({"prompt": text, "text": text})
 
 
 async def tokenizer_info(context: ServerContext, request: Request) -> ASGIApp:
     """What a client needs to tokenize and render as this server does."""
     templates = context.tokenizer.chat_templates
-    return _json(
+    return json_response(
         {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": context.info.context_length,
@@ -136,7 +137,7 @@ async def _tokenized(
         answer["token_strs"] = (
             work() if num <= INLINE_TOKENS else await context.readers.run(work, is_long=True)
         )
-    return _json(answer)
+    return json_response(answer)
 
 
 def _named(tokenizer: Tokenizer, ids: list[int] | list[list[int]]) -> list[Any]:
@@ -146,7 +147,3 @@ def _named(tokenizer: Tokenizer, ids: list[int] | list[list[int]]) -> list[Any]:
         else [token_name(tokenizer, token) for token in item]
         for item in ids
     ]
-
-
-def _json(answer: dict[str, Any]) -> Response:
-    return Response(json_bytes(answer), media_type="application/json")

@@ -21,7 +21,7 @@ from weft.messages.flow import (
     Unblock,
 )
 from weft.observe.log import EventLog
-from weft.server.body import json_bytes, read_json
+from weft.server.body import json_response, read_json
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError
 
@@ -55,7 +55,7 @@ async def unblock(context: ServerContext, request: Request) -> ASGIApp:
 
 def _input(event: str, reply: InputReply) -> Response:
     log.info(event, state=reply.state, held_requests=reply.held_requests)
-    return _json({"state": reply.state, "held_requests": reply.held_requests})
+    return json_response({"state": reply.state, "held_requests": reply.held_requests})
 
 
 async def pause_generation(context: ServerContext, request: Request) -> ASGIApp:
@@ -80,7 +80,7 @@ async def continue_generation(context: ServerContext, request: Request) -> ASGIA
 
 def _generation(event: str, reply: GenerationReply) -> Response:
     log.info(event, paused=reply.paused or "no", requests=reply.num_requests)
-    return _json(
+    return json_response(
         {"status": "ok", "paused": reply.paused or None, "open_requests": reply.num_requests}
     )
 
@@ -99,8 +99,4 @@ async def rpc(context: ServerContext, request: Request) -> ASGIApp:
     log.info("rpc", method=body.method, success=reply.success)
     if not reply.success:
         raise ApiError(400, reply.message, param="method")
-    return _json({"result": reply.result})
-
-
-def _json(answer: Any) -> Response:
-    return Response(json_bytes(answer), media_type="application/json")
+    return json_response({"result": reply.result})

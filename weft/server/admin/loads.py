@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 
 from weft.client.client import EngineUnavailable
 from weft.observe.log import EventLog
-from weft.server.body import json_bytes
+from weft.server.body import json_response
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError
 from weft.server.fields.numbers import query_number
@@ -46,7 +46,7 @@ async def loads(context: ServerContext, request: Request) -> ASGIApp:
         "loads": found,
         "aggregate": aggregated(found),
     }
-    return _json(answer)
+    return json_response(answer)
 
 
 async def get_load(context: ServerContext, request: Request) -> ASGIApp:
@@ -61,7 +61,7 @@ async def get_load(context: ServerContext, request: Request) -> ASGIApp:
         }
         for load in found
     ]
-    return _json(answer)
+    return json_response(answer)
 
 
 async def load_of(context: ServerContext) -> dict[str, Any]:
@@ -128,7 +128,3 @@ def _page(found: list[dict[str, Any]]) -> bytes:
         lines.append(f"# TYPE weft:load_{name} gauge")
         lines += [f'weft:load_{name}{{dp_rank="{load["dp_rank"]}"}} {load[name]}' for load in found]
     return "".join(f"{line}\n" for line in lines).encode()
-
-
-def _json(answer: object) -> Response:
-    return Response(json_bytes(answer), media_type="application/json")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from weft.observe.log import EventLog
-from weft.server.body import json_bytes, read_json
+from weft.server.body import json_response, read_json
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError
 
@@ -28,6 +27,4 @@ async def set_policy(context: ServerContext, request: Request) -> ASGIApp:
     log.info("set_policy", policy=body.policy, before=reply.before, success=reply.success)
     if not reply.success:
         raise ApiError(400, reply.message, param="policy")
-    return Response(
-        json_bytes({"policy": body.policy, "before": reply.before}), media_type="application/json"
-    )
+    return json_response({"policy": body.policy, "before": reply.before})

@@ -7,12 +7,11 @@ import time
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from weft.messages.control import StartProfile, StartProfileReply, StopProfile, StopProfileReply
 from weft.observe.log import EventLog
-from weft.server.body import json_bytes, read_json
+from weft.server.body import json_response, read_json
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError, not_supported
 
@@ -74,7 +73,7 @@ async def start_profile(context: ServerContext, request: Request) -> ASGIApp:
     )
     if not reply.success:
         raise ApiError(400, reply.message)
-    return _json({"recording": True, "num_steps": num_steps, "trace": reply.trace or None})
+    return json_response({"recording": True, "num_steps": num_steps, "trace": reply.trace or None})
 
 
 async def stop_profile(context: ServerContext, request: Request) -> ASGIApp:
@@ -91,14 +90,12 @@ async def stop_profile(context: ServerContext, request: Request) -> ASGIApp:
         raise ApiError(400, reply.message)
     if reply.state == "failed":
         raise ApiError(500, reply.message)
-    return _json({"num_steps": reply.num_steps, "trace": reply.trace or None, "table": reply.table})
+    return json_response(
+        {"num_steps": reply.num_steps, "trace": reply.trace or None, "table": reply.table}
+    )
 
 
 def _has_body(request: Request) -> bool:
     return (
         request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
     )
-
-
-def _json(answer: object) -> Response:
-    return Response(json_bytes(answer), media_type="application/json")

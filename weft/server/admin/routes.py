@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from datetime import UTC, datetime
-from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -16,7 +15,7 @@ from weft.config.generation import KINDS
 from weft.observe import garbage
 from weft.observe.log import EventLog
 from weft.server.admin.loads import load_of, refresh
-from weft.server.body import json_bytes, read_json
+from weft.server.body import json_response, read_json
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError
 from weft.server.fields.numbers import query_number
@@ -55,27 +54,27 @@ async def abort_request(context: ServerContext, request: Request) -> ASGIApp:
         raise ApiError(400, "give rid or abort_all", param="rid")
     aborted = context.client.abort_all() if body.abort_all else context.client.abort(body.rid or "")
     log.info("abort_request", rid=body.rid or "*", aborted=aborted)
-    return _json({"aborted": aborted})
+    return json_response({"aborted": aborted})
 
 
 async def freeze_gc(context: ServerContext, request: Request) -> ASGIApp:
     """Freeze the garbage collectors of the engine and of this process."""
     engine, here = await context.client.freeze_gc(), garbage.freeze()
     log.info("freeze_gc", frozen_objects=engine, front_frozen_objects=here)
-    return _json({"frozen_objects": engine, "front_frozen_objects": here})
+    return json_response({"frozen_objects": engine, "front_frozen_objects": here})
 
 
 async def models(context: ServerContext, request: Request) -> ASGIApp:
     """What can be asked now: nothing, while the engine loads."""
     _ = context.client.engine
     found = _model(context)
-    return _json(ModelList(data=[found], first_id=found.id, last_id=found.id))
+    return json_response(ModelList(data=[found], first_id=found.id, last_id=found.id))
 
 
 async def model(context: ServerContext, request: Request) -> ASGIApp:
     _ = context.client.engine
     context.require_model(request.path_params["id"])
-    return _json(_model(context))
+    return json_response(_model(context))
 
 
 def _model(context: ServerContext) -> ModelCard:
@@ -97,7 +96,7 @@ def _model(context: ServerContext) -> ModelCard:
 
 async def model_info(context: ServerContext, request: Request) -> ASGIApp:
     engine = context.client.engine
-    return _json(
+    return json_response(
         {
             "model_path": context.info.model_name,  # the name that clients use, not a path of this machine
             "model_summary": context.info.model_summary or engine.model_summary,
@@ -125,7 +124,7 @@ async def server_info(context: ServerContext, request: Request) -> ASGIApp:
     server = {
         key: value for key, value in dataclasses.asdict(context.config).items() if key not in hidden
     }
-    return _json(
+    return json_response(
         {
             "version": context.info.version,
             "served_model_name": context.info.model_name,
@@ -159,7 +158,3 @@ async def metrics(context: ServerContext, request: Request) -> ASGIApp:
     ):  # only there exemplars have a place
         return Response(context.client.metrics.render_open(), media_type=OPEN_METRICS)
     return Response(context.client.metrics.render(), media_type="text/plain; version=0.0.4")
-
-
-def _json(answer: Any) -> Response:
-    return Response(json_bytes(answer), media_type="application/json")

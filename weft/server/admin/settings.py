@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from weft.messages.control import (
@@ -19,7 +18,7 @@ from weft.messages.control import (
     SlowDownReply,
 )
 from weft.observe.log import EventLog, set_level
-from weft.server.body import json_bytes, read_json
+from weft.server.body import json_response, read_json
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError, not_supported
 
@@ -71,7 +70,7 @@ async def slow_down(context: ServerContext, request: Request) -> ASGIApp:
         lambda call: SlowDown(call=call, step_s=step_s or None), SlowDownReply
     )
     log.info("slow_down", step_s=step_s or 0.0, before_s=reply.before_s or 0.0)
-    return _json({"forward_sleep_time": step_s or None, "before": reply.before_s})
+    return json_response({"forward_sleep_time": step_s or None, "before": reply.before_s})
 
 
 async def get_internal_state(context: ServerContext, request: Request) -> ASGIApp:
@@ -79,7 +78,7 @@ async def get_internal_state(context: ServerContext, request: Request) -> ASGIAp
     reply = await context.client.call(
         lambda call: GetInternalState(call=call), GetInternalStateReply
     )
-    return _json(
+    return json_response(
         {
             "server_args": reply.settings,
             "state": reply.state,
@@ -102,7 +101,7 @@ async def set_internal_state(context: ServerContext, request: Request) -> ASGIAp
     log.info("set_internal_state", success=reply.success, settings=told)
     if not reply.success:
         raise ApiError(400, reply.message, param=reply.name[:64])
-    return _json({"updated": True, "server_args": asked, "before": reply.before})
+    return json_response({"updated": True, "server_args": asked, "before": reply.before})
 
 
 async def configure_logging(context: ServerContext, request: Request) -> ASGIApp:
@@ -126,8 +125,4 @@ async def configure_logging(context: ServerContext, request: Request) -> ASGIApp
     if body.log_requests is not None:
         context.client.log_requests = body.log_requests
     log.info("configure_logging", log_level=level or "-", log_requests=context.client.log_requests)
-    return _json({"log_level": level, "log_requests": context.client.log_requests})
-
-
-def _json(answer: object) -> Response:
-    return Response(json_bytes(answer), media_type="application/json")
+    return json_response({"log_level": level, "log_requests": context.client.log_requests})

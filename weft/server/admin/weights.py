@@ -32,7 +32,7 @@ from weft.messages.weights import (
     WeightsReply,
 )
 from weft.observe.log import EventLog
-from weft.server.body import json_bytes, read_body, read_json
+from weft.server.body import json_bytes, json_response, read_body, read_json
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError, not_supported
 
@@ -247,7 +247,9 @@ async def get_weights_by_name(context: ServerContext, request: Request) -> ASGIA
     )
     if not reply.success:
         raise ApiError(reply.status, reply.message, param="name")
-    return _json(np.frombuffer(reply.values, dtype=np.float32).reshape(reply.shape).tolist())
+    return json_response(
+        np.frombuffer(reply.values, dtype=np.float32).reshape(reply.shape).tolist()
+    )
 
 
 async def release_memory_occupation(context: ServerContext, request: Request) -> ASGIApp:
@@ -321,7 +323,7 @@ async def _done(
     )
     if not reply.success:
         raise ApiError(reply.status, reply.message)
-    return _json(
+    return json_response(
         {
             "success": True,
             "message": reply.message,
@@ -347,7 +349,3 @@ def _has_body(request: Request) -> bool:
     return (
         request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
     )
-
-
-def _json(answer: object) -> Response:
-    return Response(json_bytes(answer), media_type="application/json")

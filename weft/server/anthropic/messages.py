@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from weft.server.anthropic.models import CountRequest, MessagesRequest, TokenCount
 from weft.server.anthropic.reply import ANTHROPIC_EVENTS, MessagesReply
 from weft.server.anthropic.translate import chat_request, sampled_request
-from weft.server.body import json_bytes, read_json
+from weft.server.body import json_response, read_json
 from weft.server.context import ServerContext
+from weft.server.openai.answers import answer_header
 from weft.server.openai.conversation import chat_prompt, start_chat
-from weft.server.openai.translate import header
 from weft.server.stream import Answer
 
 
 async def messages(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, MessagesRequest)
     conversation = await start_chat(context, request, sampled_request(body))
-    reply = MessagesReply(header(context, "msg_", conversation.prompt.rid), conversation)
+    reply = MessagesReply(answer_header(context, "msg_", conversation.prompt.rid), conversation)
     return Answer(conversation.generation, reply, ANTHROPIC_EVENTS)
 
 
@@ -27,4 +26,4 @@ async def count_tokens(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, CountRequest)
     context.require_model(body.model)
     ids = await chat_prompt(context, chat_request(body))
-    return Response(json_bytes(TokenCount(len(ids))), media_type="application/json")
+    return json_response(TokenCount(len(ids)))

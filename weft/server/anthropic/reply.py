@@ -10,10 +10,10 @@ import msgspec
 from weft.client.generation import CompletionEnd, Delta
 from weft.server.anthropic.models import AnthropicUsage, MessageAnswer
 from weft.server.errors import anthropic_error
+from weft.server.openai.answers import AnswerHeader
 from weft.server.openai.chat import answer_of, function_calls
 from weft.server.openai.conversation import Conversation
 from weft.server.openai.tools import call_id
-from weft.server.openai.translate import Header
 from weft.server.stream import Wire
 from weft.text.parsers.events import AnswerText, CallArguments, CallBegin, Event, ReasoningText
 
@@ -35,14 +35,14 @@ ANTHROPIC_EVENTS = Wire(
 class MessagesReply:
     """One answer. A block is open until something of another kind comes."""
 
-    def __init__(self, header: Header, conversation: Conversation) -> None:
+    def __init__(self, header: AnswerHeader, conversation: Conversation) -> None:
         self._header = header
         self._conversation = conversation
         self._num_blocks = 0
         self._open = ""  # the type of the block that is open
         self._begun = False
 
-    def whole(self, deltas: Sequence[Delta]) -> bytes:
+    def full_body(self, deltas: Sequence[Delta]) -> bytes:
         [delta] = deltas
         assert delta.end is not None
         message = answer_of(self._conversation.events(delta), _ID_LEN)

@@ -18,7 +18,7 @@ from weft.server.anthropic.models import (
     ToolChoice,
 )
 from weft.server.errors import ApiError
-from weft.server.fields.extra_sampling import ThinkingSwitch
+from weft.server.fields.sampling import ThinkingSwitch
 from weft.server.openai.models import ChatMessage, ChatRequest
 
 _UNSIGNED = (

@@ -1,14 +1,14 @@
-"""What a request says of the form of its answer, in the spellings of OpenAI, vLLM, SGLang and llama.cpp: at most one.
+"""The fields by which a request says what form its answer must have; at most one may be given.
 
-OpenAI has response_format; vLLM has structured_outputs, and before that guided_json, guided_regex, guided_choice and
-guided_grammar; SGLang has json_schema, regex, ebnf and structural_tag; llama.cpp has grammar. The table stands in
-docs/guides/structured-output.md.
+OpenAI has response_format; vLLM has structured_outputs, and before that guided_json, guided_regex,
+guided_choice and guided_grammar; SGLang has json_schema, regex, ebnf and structural_tag; llama.cpp
+has grammar. docs/structured-output.md has the same table for users. This module reads and checks
+the form of the fields; whether a grammar can be enforced, the engine's compiler knows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -20,11 +20,11 @@ ANY_OBJECT: dict[str, Any] = {"type": "object"}
 MAX_SHOWN = 64  # characters of a wrong value that are repeated
 
 
-class Spelling(NamedTuple):
-    """How one field says it."""
+class GrammarField(NamedTuple):
+    """One field that gives a grammar."""
 
-    field: str
-    read: Callable[[str, Any], Grammar | None]  # of the field's name for messages, and its value
+    name: str
+    read: Callable[[str, Any], Grammar | None]  # of the name for messages, and the field's value
 
 
 def json_schema(param: str, value: Any, *, strict: bool = False) -> Grammar:
@@ -51,43 +51,46 @@ def ebnf(param: str, value: Any) -> Grammar:
 
 
 def choice(param: str, value: Any) -> Grammar:
-    if (
-        not isinstance(value, list)
-        or not value
-        or not all(isinstance(one, str) and one for one in value)
-    ):
+    is_right = isinstance(value, list) and bool(value)
+    if not is_right or not all(isinstance(text, str) and text for text in value):
         raise _wrong(param, value, "a list of strings, none of them empty,")
     return Grammar("choice", msgspec.json.encode(value).decode())
 
 
-class Structure(msgspec.Struct, kw_only=True):
+class TagStructure(msgspec.Struct, kw_only=True):
+    """A part of the output between two marks, which follows a JSON schema."""
+
     begin: str
     end: str
     schema_: dict[str, Any] = msgspec.field(name="schema")
 
 
 class StructuralTag(msgspec.Struct, kw_only=True):
-    structures: list[Structure]
+    """Free text in which a trigger begins one of the structures."""
+
+    structures: list[TagStructure]
     triggers: list[str]
 
 
 def structural_tag(param: str, value: Any) -> Grammar:
-    """{"structures": [{"begin", "schema", "end"}], "triggers": [...]}, or {"format": {...}}, as JSON or as text."""
+    """{"structures": [{"begin", "schema", "end"}], "triggers": [...]}, or {"format": {...}}.
+
+    As JSON or as text.
+    """
     if isinstance(value, str):
         value = _decoded(param, value)
     if isinstance(value, dict) and "format" in value:
-        if not isinstance(value["format"], dict) or not isinstance(
-            value["format"].get("type"), str
-        ):
-            raise _wrong(f"{param}.format", value["format"], "an object with a type")
-        return Grammar("structural_tag", msgspec.json.encode({"format": value["format"]}).decode())
+        format = value["format"]
+        if not isinstance(format, dict) or not isinstance(format.get("type"), str):
+            raise _wrong(f"{param}.format", format, "an object with a type")
+        return Grammar("structural_tag", msgspec.json.encode({"format": format}).decode())
     try:
         tag = msgspec.convert(value, StructuralTag)
     except (msgspec.DecodeError, RecursionError) as exc:
         raise ApiError(400, f"{param} has no structures with triggers: {exc}", param=param) from exc
-    if not tag.structures or not all(
-        one.begin.startswith(tuple(filter(None, tag.triggers))) for one in tag.structures
-    ):
+    triggers = tuple(filter(None, tag.triggers))
+    begins = [structure.begin.startswith(triggers) for structure in tag.structures]
+    if not begins or not all(begins):
         message = (
             f"{param}: there must be a structure, and each must begin with one of the triggers"
         )
@@ -95,62 +98,62 @@ def structural_tag(param: str, value: Any) -> Grammar:
     return Grammar("structural_tag", msgspec.json.encode(tag).decode())
 
 
-SPELLINGS = (
-    Spelling("json_schema", json_schema),
-    Spelling("regex", regex),
-    Spelling("ebnf", ebnf),
-    Spelling("grammar", ebnf),
-    Spelling("choice", choice),
-    Spelling("structural_tag", structural_tag),
-    Spelling("guided_json", json_schema),
-    Spelling("guided_json_object", json_object),
-    Spelling("guided_regex", regex),
-    Spelling("guided_choice", choice),
-    Spelling("guided_grammar", ebnf),
+_PLAIN = (
+    GrammarField("json_schema", json_schema),
+    GrammarField("regex", regex),
+    GrammarField("ebnf", ebnf),
+    GrammarField("grammar", ebnf),
+    GrammarField("choice", choice),
+    GrammarField("structural_tag", structural_tag),
+    GrammarField("guided_json", json_schema),
+    GrammarField("guided_json_object", json_object),
+    GrammarField("guided_regex", regex),
+    GrammarField("guided_choice", choice),
+    GrammarField("guided_grammar", ebnf),
 )
 _INSIDE = (  # of structured_outputs
-    Spelling("json", json_schema),
-    Spelling("regex", regex),
-    Spelling("choice", choice),
-    Spelling("grammar", ebnf),
-    Spelling("json_object", json_object),
-    Spelling("structural_tag", structural_tag),
+    GrammarField("json", json_schema),
+    GrammarField("regex", regex),
+    GrammarField("choice", choice),
+    GrammarField("grammar", ebnf),
+    GrammarField("json_object", json_object),
+    GrammarField("structural_tag", structural_tag),
 )
+GRAMMAR_FIELDS = (*(field.name for field in _PLAIN), "response_format", "structured_outputs")
 
 
 def grammar_of(body: msgspec.Struct) -> Grammar | None:
-    """The one grammar that the fields of `body` give. Raises `ApiError` for a wrong one, and for two."""
-    values = {name: getattr(body, name) for name in _fields(type(body))}
-    found = _found(SPELLINGS, values, "")
-    if values.get("response_format") is not None:
-        found += [("response_format", one) for one in _response_format(values["response_format"])]
-    outputs = values.get("structured_outputs")
-    if outputs is not None:
-        found += _structured_outputs(outputs)
+    """The one grammar that the fields of `body` give.
+
+    Raises `ApiError` for a wrong one, and if there are two.
+    """
+    values = {name: getattr(body, name, None) for name in GRAMMAR_FIELDS}
+    found = _found(_PLAIN, values, "")
+    if values["response_format"] is not None:
+        grammar = _response_format(values["response_format"])
+        if grammar is not None:
+            found.append(("response_format", grammar))
+    if values["structured_outputs"] is not None:
+        found += _structured_outputs(values["structured_outputs"])
     if len(found) > 1:
         names = " and ".join(name for name, _ in found)
-        raise ApiError(
-            400, f"{names} are given; only one may say what the answer must be", param=found[1][0]
-        )
+        message = f"{names} are given; only one may say what the answer must be"
+        raise ApiError(400, message, param=found[1][0])
     return found[0][1] if found else None
 
 
-@cache
-def _fields(body: type[msgspec.Struct]) -> tuple[str, ...]:
-    """Those of its fields that may give a grammar: a few of many."""
-    names = {*(spelling.field for spelling in SPELLINGS), "response_format", "structured_outputs"}
-    return tuple(name for name in body.__struct_fields__ if name in names)
-
-
 def _found(
-    spellings: tuple[Spelling, ...], values: dict[str, Any], prefix: str
+    fields: tuple[GrammarField, ...], values: Mapping[str, Any], prefix: str
 ) -> list[tuple[str, Grammar]]:
+    """Names and grammars of those fields that have a value."""
     found = []
-    for name, read in spellings:
-        if values.get(name) is not None:
-            grammar = read(prefix + name, values[name])
-            if grammar is not None:
-                found.append((prefix + name, grammar))
+    for field in fields:
+        value = values.get(field.name)
+        if value is None:
+            continue
+        grammar = field.read(prefix + field.name, value)
+        if grammar is not None:
+            found.append((prefix + field.name, grammar))
     return found
 
 
@@ -158,47 +161,43 @@ def _structured_outputs(outputs: Any) -> list[tuple[str, Grammar]]:
     name = "structured_outputs"
     if not isinstance(outputs, dict):
         raise _wrong(name, outputs, "an object")
+    known = [field.name for field in _INSIDE]
     given = {key for key, value in outputs.items() if value is not None}
-    unknown = sorted(given - {one.field for one in _INSIDE} - {"strict"})
+    unknown = sorted(given - {*known, "strict"})
     if unknown:
-        known = ", ".join(one.field for one in _INSIDE)
-        raise ApiError(
-            400, f"{name} has {unknown[0][:MAX_SHOWN]!r}; there are {known} and strict", param=name
-        )
+        message = f"{name} has {unknown[0][:MAX_SHOWN]!r}; there are {', '.join(known)} and strict"
+        raise ApiError(400, message, param=name)
     found = _found(_INSIDE, outputs, f"{name}.")
-    if outputs.get("strict") is True:
-        found = [(key, msgspec.structs.replace(grammar, strict=True)) for key, grammar in found]
-    return found
+    if outputs.get("strict") is not True:
+        return found
+    return [(key, msgspec.structs.replace(grammar, strict=True)) for key, grammar in found]
 
 
-def _response_format(given: Any) -> list[Grammar]:
+def _response_format(format: Any) -> Grammar | None:
     name = "response_format"
-    if not isinstance(given, dict) or not isinstance(given.get("type"), str):
-        raise _wrong(name, given, "an object with a type")
-    match given["type"]:
+    if not isinstance(format, dict) or not isinstance(format.get("type"), str):
+        raise _wrong(name, format, "an object with a type")
+    match format["type"]:
         case "text":
-            return []
+            return None
         case "json_object":
-            return [json_schema(f"{name}.schema", given.get("schema") or ANY_OBJECT)]
+            return json_schema(f"{name}.schema", format.get("schema") or ANY_OBJECT)
         case "json_schema":
-            inner = given.get("json_schema")
-            schema = inner.get("schema") if isinstance(inner, dict) else given.get("schema")
+            # OpenAI has the schema in an object of its own, other servers beside the type.
+            inner = format.get("json_schema")
+            holder = inner if isinstance(inner, dict) else format
+            param = f"{name}.json_schema.schema"
+            schema = holder.get("schema")
             if schema is None:
-                raise ApiError(
-                    400, f"{name}.json_schema has no schema", param=f"{name}.json_schema.schema"
-                )
+                raise ApiError(400, f"{name}.json_schema has no schema", param=param)
             strict = isinstance(inner, dict) and inner.get("strict") is True
-            return [json_schema(f"{name}.json_schema.schema", schema, strict=strict)]
+            return json_schema(param, schema, strict=strict)
         case "structural_tag":
-            return [
-                structural_tag(name, {key: value for key, value in given.items() if key != "type"})
-            ]
+            tag = {key: value for key, value in format.items() if key != "type"}
+            return structural_tag(name, tag)
     kinds = "text, json_object, json_schema and structural_tag"
-    raise ApiError(
-        400,
-        f"{name}.type is {given['type'][:MAX_SHOWN]!r}; there are {kinds}",
-        param=f"{name}.type",
-    )
+    message = f"{name}.type is {format['type'][:MAX_SHOWN]!r}; there are {kinds}"
+    raise ApiError(400, message, param=f"{name}.type")
 
 
 def _decoded(param: str, text: str) -> Any:

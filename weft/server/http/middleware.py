@@ -24,8 +24,7 @@ from weft.observe.metrics import Metrics
 from weft.observe.request_context import RequestContext, current, is_safe_name, new_name
 from weft.observe.survivable import is_survivable
 from weft.server.auth import Access, Keys
-from weft.server.errors import ApiError, error_response
-from weft.server.limits import over
+from weft.server.errors import ApiError, error_response, over
 
 log = EventLog("server")
 audit = EventLog("audit")

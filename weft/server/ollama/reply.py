@@ -12,9 +12,9 @@ import msgspec
 from weft.client.generation import Delta
 from weft.server.context import ServerContext
 from weft.server.errors import ollama_error
+from weft.server.openai.answers import chat_logprobs
 from weft.server.openai.chat import answer_of, function_calls
 from weft.server.openai.conversation import Conversation
-from weft.server.openai.translate import chat_logprobs
 from weft.server.stream import Wire
 from weft.text.parsers.events import AnswerText, CallArguments, CallBegin, ReasoningText
 
@@ -38,7 +38,7 @@ class OllamaReply:
         self._began = time.perf_counter()
         self._name = ""  # of a call whose arguments come next
 
-    def whole(self, deltas: Sequence[Delta]) -> bytes:
+    def full_body(self, deltas: Sequence[Delta]) -> bytes:
         [delta] = deltas
         answer = answer_of(self._conversation.events(delta), 24)
         calls = [

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from weft.server.body import json_bytes, read_json
+from weft.server.body import json_bytes, json_response, read_json
 from weft.server.context import ServerContext
 from weft.server.infill import infill_prompt, infill_tokens, with_stops
 from weft.server.ollama.models import (
@@ -21,8 +21,8 @@ from weft.server.ollama.models import (
 from weft.server.ollama.reply import OLLAMA_LINES, OllamaReply
 from weft.server.ollama.translate import chat_request, generate_request, require_model
 from weft.server.openai.conversation import start_chat
-from weft.server.openai.translate import encode_texts
 from weft.server.stream import Answer
+from weft.server.submit import encode_texts
 
 OLLAMA_VERSION = "0.12.0"
 
@@ -56,11 +56,13 @@ async def generate(context: ServerContext, request: Request) -> ASGIApp:
 
 
 async def tags(context: ServerContext, request: Request) -> ASGIApp:
-    return _json({"models": [_model(context)]})
+    return json_response({"models": [_model(context)]})
 
 
 async def ps(context: ServerContext, request: Request) -> ASGIApp:
-    return _json({"models": [_model(context) | {"context_length": context.info.context_length}]})
+    return json_response(
+        {"models": [_model(context) | {"context_length": context.info.context_length}]}
+    )
 
 
 async def show(context: ServerContext, request: Request) -> ASGIApp:
@@ -70,7 +72,7 @@ async def show(context: ServerContext, request: Request) -> ASGIApp:
     capabilities = ["completion" if ready is None or ready.pools is None else "embedding"]
     capabilities += ["tools"] * (context.formats.tools is not None)
     capabilities += ["thinking"] * (context.formats.reasoning is not None)
-    return _json(
+    return json_response(
         {
             "details": _details(),
             "model_info": {
@@ -88,7 +90,7 @@ async def show(context: ServerContext, request: Request) -> ASGIApp:
 
 async def version(context: ServerContext, request: Request) -> ASGIApp:
     """The version of Ollama's API that is spoken here: clients refuse one that is too old."""
-    return _json({"version": OLLAMA_VERSION, "weft": context.info.version})
+    return json_response({"version": OLLAMA_VERSION, "weft": context.info.version})
 
 
 def _loaded(context: ServerContext, body: OllamaRequest, empty: dict[str, Any]) -> Response:
@@ -125,7 +127,3 @@ def _details() -> dict[str, Any]:
 
 def _started(context: ServerContext) -> str:
     return datetime.fromtimestamp(context.info.started_at, UTC).isoformat().replace("+00:00", "Z")
-
-
-def _json(value: dict[str, Any]) -> Response:
-    return Response(json_bytes(value), media_type="application/json")

@@ -1,19 +1,27 @@
-"""`POST /v1/chat/completions`."""
+"""`POST /v1/chat/completions`, and how long the prompt of such a request is."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from weft.client.aux_outputs import last_state, prompt_logprobs
 from weft.client.generation import Delta
-from weft.server.body import json_bytes, read_json, written
+from weft.server.body import json_bytes, json_response, read_json, written
 from weft.server.context import ServerContext
+from weft.server.openai.answers import (
+    UsageCount,
+    answer_header,
+    chat_logprobs,
+    event,
+    meta_info,
+    reasoning_details,
+    vllm_logprobs,
+)
 from weft.server.openai.conversation import Conversation, chat_prompt, start_chat
 from weft.server.openai.custom_tools import CustomCall
 from weft.server.openai.models import (
@@ -31,95 +39,77 @@ from weft.server.openai.models import (
     FunctionDelta,
     InputTokens,
     PromptLogprob,
-    StreamOptions,
     ToolCall,
     ToolCallDelta,
     Usage,
 )
-from weft.server.openai.prompt_logprobs import vllm_logprobs
 from weft.server.openai.tools import call_id
-from weft.server.openai.translate import (
-    Header,
-    UsageCount,
-    chat_logprobs,
-    header,
-    reasoning_details,
-)
-from weft.server.sglang.meta_info import meta_info
 from weft.server.stream import Answer
+from weft.server.submit import StreamOptions
 from weft.text.parsers.events import AnswerText, CallArguments, CallBegin, Event, ReasoningText
-from weft.text.tokenizer import Tokenizer
 
 
 async def chat_completions(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, ChatRequest)
     conversation = await start_chat(context, request, body, cut_calls=True)
-    reply = ChatReply(
-        context.tokenizer,
-        header(context, "chatcmpl-", conversation.prompt.rid),
-        conversation,
-        body=body,
-        weight_version=lambda: context.client.weight_version,
-    )
-    return Answer(conversation.generation, reply)
+    return Answer(conversation.generation, ChatReply(context, body, conversation))
 
 
 async def input_tokens(context: ServerContext, request: Request) -> ASGIApp:
     """How many tokens the prompt of such a request would have."""
     body = await read_json(context, request, ChatRequest)
     context.require_model(body.model)
-    ids = await chat_prompt(context, body) if body.input_ids is None else body.input_ids
-    return Response(json_bytes(InputTokens(len(ids))), media_type="application/json")
+    ids = body.input_ids
+    if ids is None:
+        ids = await chat_prompt(context, body)
+    return json_response(InputTokens(len(ids)))
 
 
 class ChatReply:
-    """Chat completions as bytes. Chunks of plain text, which are nearly all, are put together from prepared parts."""
+    """Chat completions as bytes.
+
+    Chunks of plain text, which are nearly all, are put together from prepared parts.
+    """
 
     def __init__(
-        self,
-        tokenizer: Tokenizer,
-        header: Header,
-        conversation: Conversation,
-        *,
-        body: ChatRequest,
-        weight_version: Callable[[], str],
+        self, context: ServerContext, body: ChatRequest, conversation: Conversation
     ) -> None:
         ids = conversation.prompt.ids
-        options, return_ids = body.stream_options or StreamOptions(), bool(body.return_token_ids)
-        self._tokenizer = tokenizer
-        self._header = header
+        self._client = context.client
+        self._tokenizer = context.tokenizer
+        self._header = answer_header(context, "chatcmpl-", conversation.prompt.rid)
         self._conversation = conversation
         self._count = UsageCount([len(ids)], conversation.params.n)
-        self._options = options
+        self._options = body.stream_options or StreamOptions()
         self._logprobs = conversation.params.logprobs is not None
         self._as_ids = bool(body.return_tokens_as_token_ids)  # tokens are called by their ids
-        self._return_ids = return_ids
-        self._weight_version = weight_version if body.return_meta_info else None
-        self._about_prompt: dict[
-            str, Any
-        ] = {}  # fields of the answer, or of each first chunk of a stream
-        if return_ids or body.return_prompt_token_ids:
-            self._about_prompt["prompt_token_ids"] = list(ids)
-        if body.return_prompt_text:  # what the model gets, truncated or not
-            self._about_prompt["prompt_text"] = tokenizer.decode(ids, skip_special_tokens=False)
-        self._plain = (
-            not (self._logprobs or return_ids or options.continuous_usage_stats)
-            and conversation.is_plain
-        )
+        self._return_ids = bool(body.return_token_ids)
+        self._return_meta_info = bool(body.return_meta_info)
+        # Fields of the answer, or of each first chunk of a stream.
+        self._prompt_fields: dict[str, Any] = {}
+        if body.return_token_ids or body.return_prompt_token_ids:
+            self._prompt_fields["prompt_token_ids"] = list(ids)
+        if body.return_prompt_text:  # as the model gets it, truncated or not
+            text = context.tokenizer.decode(ids, skip_special_tokens=False)
+            self._prompt_fields["prompt_text"] = text
         self._opened: set[int] = set()  # choices that have had their first chunk
-        chunk = json_bytes(ChatChunk(**header._asdict(), choices=[]))
-        self._prefix = (
-            b"data: "
-            + chunk.removesuffix(b"]}").replace(b"%", b"%%")
-            + b'{"index":%d,"delta":{"content":'
-        )
+        # Of a chunk of plain text, with %d for the choice; empty if chunks have more than text.
+        self._prefix = b""
+        has_more = self._logprobs or self._return_ids or self._options.continuous_usage_stats
+        if conversation.is_plain and conversation.generation.stream and not has_more:
+            chunk = json_bytes(ChatChunk(**self._header._asdict(), choices=[]))
+            head = chunk.removesuffix(b"]}").replace(b"%", b"%%")
+            self._prefix = b"data: " + head + b'{"index":%d,"delta":{"content":'
 
-    def whole(self, deltas: Sequence[Delta]) -> bytes:
+    def full_body(self, deltas: Sequence[Delta]) -> bytes:
         for delta in deltas:
             self._count.add(delta)
         choices: Any = [written(self._choice(delta)) for delta in deltas]
         answer = ChatCompletion(
-            **self._header._asdict(), **self._about_prompt, choices=choices, usage=self._usage()
+            **self._header._asdict(),
+            **self._prompt_fields,
+            choices=choices,
+            usage=self._usage(),
         )
         answer.prompt_logprobs = self._prompt_logprobs(0)
         return json_bytes(answer)
@@ -129,21 +119,13 @@ class ChatReply:
         parts = []
         if delta.choice not in self._opened:
             self._opened.add(delta.choice)
-            choice = ChatChunkChoice(
-                index=delta.choice, delta=ChatDelta(role="assistant", content="")
-            )
-            opening = self._chunk(choice, **self._about_prompt)
-            opening.prompt_logprobs = self._prompt_logprobs(delta.choice)
-            parts.append(event(opening))
-        if not self._plain:
+            parts.append(event(self._opening(delta.choice)))
+        if not self._prefix:
             parts += [event(chunk) for chunk in self._contents(delta)]
         elif delta.text:
             text = msgspec.json.encode(delta.text)
-            parts.append(
-                self._prefix % delta.choice
-                + text
-                + b'},"logprobs":null,"finish_reason":null}]}\n\n'
-            )
+            end = b'},"logprobs":null,"finish_reason":null}]}\n\n'
+            parts.append(self._prefix % delta.choice + text + end)
         if delta.end is not None:
             parts.append(event(self._finish(delta)))
         return b"".join(parts)
@@ -155,11 +137,14 @@ class ChatReply:
         chunk.usage = self._usage()
         return event(chunk)
 
+    # ---- whole answers
+
     def _choice(self, delta: Delta) -> ChatChoice:
         assert delta.end is not None, "a whole answer has ended"
+        events = self._conversation.events_and_custom_calls(delta)
         choice = ChatChoice(
             index=delta.choice,
-            message=answer_of(self._conversation.told(delta), self._conversation.call_id_len),
+            message=answer_of(events, self._conversation.call_id_len),
             logprobs=self._logprobs_of(delta),
             finish_reason=self._conversation.finish_reason(delta),
             matched_stop=delta.end.matched,
@@ -171,9 +156,19 @@ class ChatReply:
             choice.token_ids = delta.token_ids
         return choice
 
+    # ---- chunks of a stream
+
+    def _opening(self, index: int) -> ChatChunk:
+        """The first chunk of a choice: a role, and what is told of the prompt."""
+        delta = ChatDelta(role="assistant", content="")
+        chunk = self._chunk(ChatChunkChoice(index=index, delta=delta), **self._prompt_fields)
+        chunk.prompt_logprobs = self._prompt_logprobs(index)
+        return chunk
+
     def _contents(self, delta: Delta) -> list[ChatChunk]:
-        """A chunk for each event. The first has what there is beside the text: ids and logprobs."""
-        found = [self._delta(found) for found in self._conversation.told(delta)]
+        """A chunk for each event. The first has what stands beside the text: ids and logprobs."""
+        events = self._conversation.events_and_custom_calls(delta)
+        found = [self._delta(event) for event in events]
         if not found and delta.token_ids and (self._logprobs or self._return_ids):
             found = [ChatDelta(content="")]
         choices = [ChatChunkChoice(index=delta.choice, delta=one) for one in found]
@@ -189,54 +184,55 @@ class ChatReply:
                 return ChatDelta(content=found.text)
             case ReasoningText():
                 return ChatDelta(reasoning_content=found.text)
-            case CallBegin():
-                function = FunctionDelta(name=found.name, arguments="")
-                id = call_id(self._conversation.call_id_len)
-                return ChatDelta(
-                    tool_calls=[
-                        ToolCallDelta(index=found.call, id=id, type="function", function=function)
-                    ]
-                )
             case CallArguments():
                 function = FunctionDelta(arguments=found.text)
                 return ChatDelta(tool_calls=[ToolCallDelta(index=found.call, function=function)])
-            case CustomCall():
-                custom = CustomInput(found.name, found.input)
-                id = call_id(self._conversation.call_id_len)
-                return ChatDelta(
-                    tool_calls=[
-                        ToolCallDelta(index=found.call, id=id, type="custom", custom=custom)
-                    ]
+            case CallBegin():
+                call = ToolCallDelta(
+                    index=found.call,
+                    id=call_id(self._conversation.call_id_len),
+                    type="function",
+                    function=FunctionDelta(name=found.name, arguments=""),
                 )
+            case CustomCall():
+                call = ToolCallDelta(
+                    index=found.call,
+                    id=call_id(self._conversation.call_id_len),
+                    type="custom",
+                    custom=CustomInput(found.name, found.input),
+                )
+        return ChatDelta(tool_calls=[call])
 
     def _finish(self, delta: Delta) -> ChatChunk:
         assert delta.end is not None
         reason = self._conversation.finish_reason(delta)
         choice = ChatChunkChoice(index=delta.choice, delta=ChatDelta(), finish_reason=reason)
-        choice.matched_stop = choice.stop_reason = delta.end.matched
+        choice.matched_stop = delta.end.matched
+        choice.stop_reason = delta.end.matched
         choice.delta.hidden_states = self._hidden_states(delta)
         choice.meta_info = self._meta_info(delta)
         return self._chunk(choice)
 
-    def _chunk(self, choice: ChatChunkChoice, **about: Any) -> ChatChunk:
-        chunk = ChatChunk(**self._header._asdict(), **about, choices=[choice])
+    def _chunk(self, choice: ChatChunkChoice, **others: Any) -> ChatChunk:
+        chunk = ChatChunk(**self._header._asdict(), **others, choices=[choice])
         if self._options.continuous_usage_stats:
             chunk.usage = self._count.usage()
         return chunk
 
+    # ---- parts of both
+
     def _hidden_states(self, delta: Delta) -> list[float] | msgspec.UnsetType:
         """Of the last token, if they were asked for."""
-        return (
-            last_state(self._conversation.generation.completions[delta.choice].given)
-            or msgspec.UNSET
-        )
+        if self._conversation.params.hidden_states is None:
+            return msgspec.UNSET
+        completion = self._conversation.generation.completions[delta.choice]
+        return last_state(completion.given) or msgspec.UNSET
 
     def _meta_info(self, delta: Delta) -> dict[str, Any] | msgspec.UnsetType:
-        if self._weight_version is None:
+        if not self._return_meta_info:
             return msgspec.UNSET
-        return meta_info(
-            self._conversation.generation.completions[delta.choice], delta, self._weight_version()
-        )
+        completion = self._conversation.generation.completions[delta.choice]
+        return meta_info(completion, delta, self._client.weight_version)
 
     def _usage(self) -> Usage:
         usage = self._count.usage()
@@ -253,8 +249,8 @@ class ChatReply:
         num_top = self._conversation.params.prompt_logprobs
         if num_top is None:
             return msgspec.UNSET
-        given = self._conversation.generation.completions[choice].given
-        return vllm_logprobs(self._tokenizer, prompt_logprobs(given), num_top)
+        completion = self._conversation.generation.completions[choice]
+        return vllm_logprobs(self._tokenizer, prompt_logprobs(completion.given), num_top)
 
     def _logprobs_of(self, delta: Delta) -> ChatLogprobs | None:
         if not self._logprobs:
@@ -265,24 +261,31 @@ class ChatReply:
 
 def answer_of(events: Sequence[Event | CustomCall], call_id_len: int) -> ChatAnswer:
     """The events of a whole completion as a message."""
-    text = "".join(found.text for found in events if isinstance(found, AnswerText))
-    reasoning = "".join(found.text for found in events if isinstance(found, ReasoningText))
-    arguments: dict[int, list[str]] = {}
-    for found in events:
-        if isinstance(found, CallArguments):
-            arguments.setdefault(found.call, []).append(found.text)
+    texts: list[str] = []
+    reasoning: list[str] = []
     calls: list[ToolCall | CustomToolCall] = []
+    arguments: dict[int, list[str]] = {}  # pieces by call
+    for found in events:
+        match found:
+            case AnswerText():
+                texts.append(found.text)
+            case ReasoningText():
+                reasoning.append(found.text)
+            case CallArguments():
+                arguments.setdefault(found.call, []).append(found.text)
     for found in events:
         if isinstance(found, CallBegin):
             function = FunctionCall(found.name, "".join(arguments.get(found.call, ())))
             calls.append(ToolCall(id=call_id(call_id_len), function=function))
         elif isinstance(found, CustomCall):
-            calls.append(
-                CustomToolCall(id=call_id(call_id_len), custom=CustomInput(found.name, found.input))
-            )
-    answer = ChatAnswer("assistant", text or (None if calls else ""))
-    if reasoning:
-        answer.reasoning_content = reasoning
+            custom = CustomInput(found.name, found.input)
+            calls.append(CustomToolCall(id=call_id(call_id_len), custom=custom))
+    text = "".join(texts)
+    answer = ChatAnswer("assistant", text)
+    if calls and not text:
+        answer.content = None
+    if any(reasoning):
+        answer.reasoning_content = "".join(reasoning)
     if calls:
         answer.tool_calls = calls
     return answer
@@ -291,7 +294,3 @@ def answer_of(events: Sequence[Event | CustomCall], call_id_len: int) -> ChatAns
 def function_calls(answer: ChatAnswer) -> list[ToolCall]:
     """The calls of a message for APIs that have no custom tools."""
     return [call for call in answer.tool_calls or () if isinstance(call, ToolCall)]
-
-
-def event(chunk: msgspec.Struct) -> bytes:
-    return b"data: " + json_bytes(chunk) + b"\n\n"

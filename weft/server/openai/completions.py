@@ -4,44 +4,47 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import msgspec
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from weft.client.aux_outputs import last_state, prompt_logprobs
-from weft.client.generation import Delta
-from weft.messages.replies import Extra
+from weft.client.generation import Delta, Generation
 from weft.messages.sampling import SamplingParams
 from weft.server.body import json_bytes, read_json, written
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError, not_supported
-from weft.server.fields.truncation import truncation
 from weft.server.infill import infill_prompt, infill_tokens, with_stops
-from weft.server.openai.chat import event
+from weft.server.openai.answers import (
+    AnswerHeader,
+    TextOffsets,
+    TokenName,
+    UsageCount,
+    answer_header,
+    completion_logprobs,
+    echoed_logprobs,
+    event,
+    joined_logprobs,
+    token_names,
+    vllm_logprobs,
+)
 from weft.server.openai.models import (
     CompletionChoice,
     CompletionLogprobs,
     CompletionRequest,
-    StreamOptions,
     TextCompletion,
 )
-from weft.server.openai.prompt_logprobs import echoed_logprobs, joined, vllm_logprobs
-from weft.server.openai.translate import (
-    Header,
-    Places,
-    TokenName,
-    UsageCount,
-    completion_logprobs,
-    encode_mixed,
-    header,
-    prompts,
-    sampling_params,
-    submit,
-    token_names,
-)
 from weft.server.stream import Answer
+from weft.server.submit import (
+    StreamOptions,
+    encode_mixed,
+    prompts,
+    sampling_of,
+    submit,
+    truncation,
+)
 from weft.text.tokenizer import ContextExceeded, Tokenizer
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
@@ -50,70 +53,68 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's
 async def completions(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, CompletionRequest)
     context.require_model(body.model)
-    num_echoed = body.logprobs if body.echo else None
-    told = [num for num in (num_echoed, body.prompt_logprobs) if num is not None]
-    params = sampling_params(
-        body,
-        context.info.sampling,
-        max_new_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
-        logprobs=body.logprobs,
-        prompt_logprobs=max(told, default=None),
-        fewest_tokens=0 if body.echo or told else 1,
-    )
-    if body.best_of is not None and body.best_of != params.n:
-        raise ApiError(
-            400, f"best_of is {body.best_of}; only the value of n is supported", param="best_of"
-        )
-    if num_echoed is not None and body.session_params is not None:
-        raise not_supported("log probabilities of an echoed prompt behind the history of a session")
-    params.check(context.client.engine.vocab_size)
-    cut, special = (
-        truncation(body, auto=context.config.auto_truncate),
-        body.add_special_tokens is not False,
-    )
-    texts = split_prompt(body.prompt, sys.maxsize if cut else context.info.context_length)
+    params = _sampling(context, body)
+    cut = truncation(context, body.truncate_prompt_tokens, body.truncation_side)
+    longest = context.info.context_length if cut is None else sys.maxsize
+    texts = split_prompt(body.prompt, longest)
     if body.suffix:
         cut = None
         params, ids = await _infilled(context, body, texts, params)
     else:
+        special = body.add_special_tokens is not False
         ids = await encode_mixed(
             context, texts, add_special_tokens=special, truncates=cut is not None
         )
     if cut is not None:
-        ids = [cut(one, context.info.context_length, params.max_new_tokens) for one in ids]
+        max_new = params.max_new_tokens
+        ids = [cut.cut(own_ids, context.info.context_length, max_new) for own_ids in ids]
+        texts = [*ids]
     generation = submit(
         context, prompts(context, request, body, ids, params), stream=bool(body.stream)
     )
-    reply = CompletionReply(
-        context.tokenizer,
-        header(context, "cmpl-", generation.completions[0].rid),
-        n=params.n,
-        prompt_ids=ids,
-        echo=await _echoes(context, body, ids if cut else texts),
-        options=body.stream_options or StreamOptions(),
-        logprobs=params.logprobs is not None,
-        name_of=token_names(context.tokenizer, as_ids=bool(body.return_tokens_as_token_ids)),
-        return_ids=bool(body.return_token_ids),
-        given=[completion.given for completion in generation.completions],
-        num_echoed=num_echoed,
-        num_told=body.prompt_logprobs,
-        wanted=params.logprob_token_ids,
-        skip_special_tokens=params.skip_special_tokens,
-    )
+    echo = await _echo(context, body, texts) if body.echo else None
+    reply = CompletionReply(context, body, params, generation, ids, echo)
     return Answer(generation, reply)
+
+
+def _sampling(context: ServerContext, body: CompletionRequest) -> SamplingParams:
+    """Raises `ApiError` or `InvalidParam` for fields that cannot be used, also together."""
+    num_of_prompt = body.prompt_logprobs
+    if body.echo and body.logprobs is not None:
+        num_of_prompt = max(body.logprobs, num_of_prompt or 0)
+    # A request that only wants to have its prompt back, or log probabilities of it, may generate
+    # nothing.
+    fewest_tokens = 0 if body.echo or num_of_prompt is not None else 1
+    max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    params = sampling_of(
+        body,
+        context.info.sampling,
+        max_new_tokens=max_tokens,
+        logprobs=body.logprobs,
+        prompt_logprobs=num_of_prompt,
+        fewest_tokens=fewest_tokens,
+    )
+    if body.best_of is not None and body.best_of != params.n:
+        message = f"best_of is {body.best_of}; only the value of n is supported"
+        raise ApiError(400, message, param="best_of")
+    if body.echo and body.logprobs is not None and body.session_params is not None:
+        raise not_supported("log probabilities of an echoed prompt behind the history of a session")
+    params.check(context.client.engine.vocab_size)
+    return params
 
 
 def split_prompt(
     prompt: str | list[str | int | list[int]], context_len: int
 ) -> list[str | list[int]]:
-    """A prompt field as the list of prompts it stands for: text, ids, or a list of either."""
+    """A prompt field as the list of prompts in it: text, ids, or a list of either."""
     if isinstance(prompt, str):
         return [prompt]
     if prompt and isinstance(prompt[0], int) and len(prompt) > context_len:
-        raise ContextExceeded(
-            "prompt",
-            f"the prompt has {len(prompt):,} tokens, more than the context of {context_len:,} tokens",
+        message = (
+            f"the prompt has {len(prompt):,} tokens, "
+            f"more than the context of {context_len:,} tokens"
         )
+        raise ContextExceeded("prompt", message)
     if set(map(type, prompt)) == {int}:
         return [cast(list[int], prompt)]
     found = [item for item in prompt if not isinstance(item, int)]
@@ -137,23 +138,40 @@ async def _infilled(
     if body.echo and body.logprobs is not None:
         raise not_supported("log probabilities of an echoed prompt together with suffix")
     special = body.add_special_tokens is not False
+    suffix = body.suffix or ""
     ids = [
-        await infill_prompt(context, tokens, text, body.suffix or "", add_special_tokens=special)
+        await infill_prompt(context, tokens, text, suffix, add_special_tokens=special)
         for text in texts
     ]
     return with_stops(context, tokens, params), ids
 
 
-async def _echoes(
-    context: ServerContext, body: CompletionRequest, texts: Sequence[str | list[int]]
-) -> list[str]:
-    """What stands before each completion: the prompt's text if asked for."""
-    if not body.echo:
-        return [""] * len(texts)
-    return [
-        text if isinstance(text, str) else await context.tokenizer.decode_prompt(text)
-        for text in texts
-    ]
+class EchoSpec(NamedTuple):
+    """What of the prompts stands before their completions."""
+
+    texts: list[str]  # by prompt
+    num_logprobs: (
+        int | None
+    )  # likeliest tokens beside each token of the prompt; None: not asked for
+
+
+async def _echo(
+    context: ServerContext, body: CompletionRequest, prompts: Sequence[str | list[int]]
+) -> EchoSpec:
+    texts = []
+    for prompt in prompts:
+        if not isinstance(prompt, str):
+            prompt = await context.tokenizer.decode_prompt(prompt)
+        texts.append(prompt)
+    return EchoSpec(texts, body.logprobs)
+
+
+class LogprobsSpec(NamedTuple):
+    """Which log probabilities of a completion are asked for, and in which form."""
+
+    name_of: TokenName
+    wanted: Sequence[int]  # tokens beside the likeliest
+    skip_special_tokens: bool  # where offsets of tokens in the text are counted
 
 
 class CompletionReply:
@@ -161,60 +179,50 @@ class CompletionReply:
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
-        header: Header,
-        *,
-        n: int,
-        prompt_ids: Sequence[list[int]],
-        echo: Sequence[str],
-        options: StreamOptions,
-        logprobs: bool,
-        name_of: TokenName,
-        return_ids: bool,
-        given: Sequence[Sequence[Extra]],
-        num_echoed: int | None,
-        num_told: int | None,
-        wanted: Sequence[int],
-        skip_special_tokens: bool,
+        context: ServerContext,
+        body: CompletionRequest,
+        params: SamplingParams,
+        generation: Generation,
+        prompt_ids: list[list[int]],
+        echo: EchoSpec | None,
     ) -> None:
-        """`given` is by choice; its log probabilities of the prompt are there before the first delta. `num_echoed` and
-        `num_told` are the likeliest tokens that `echo` and `prompt_logprobs` tell beside each; None: not asked for."""
-        self._tokenizer = tokenizer
-        self._header = header
-        self._n = n
+        self._tokenizer: Tokenizer = context.tokenizer
+        self._generation = generation
+        self._header: AnswerHeader = answer_header(context, "cmpl-", generation.completions[0].rid)
+        self._n = params.n
         self._prompt_ids = prompt_ids
         self._echo = echo
-        self._options = options
-        self._logprobs = logprobs
-        self._name_of = name_of
-        self._return_ids = return_ids
-        self._given = given
-        self._num_echoed = num_echoed
-        self._num_told = num_told
-        self._wanted = wanted  # tokens that are told beside the likeliest
-        self._skip_special_tokens = skip_special_tokens
-        self._count = UsageCount([len(ids) for ids in prompt_ids], n)
-        self._plain = not (logprobs or return_ids or options.continuous_usage_stats)
+        self._options = body.stream_options or StreamOptions()
+        self._return_ids = bool(body.return_token_ids)
+        # Likeliest tokens beside each token of the prompt; None: not asked for.
+        self._num_prompt_logprobs = body.prompt_logprobs
+        self._logprobs: LogprobsSpec | None = None
+        if params.logprobs is not None:
+            self._logprobs = LogprobsSpec(
+                token_names(context.tokenizer, as_ids=bool(body.return_tokens_as_token_ids)),
+                params.logprob_token_ids,
+                params.skip_special_tokens,
+            )
+        self._count = UsageCount([len(ids) for ids in prompt_ids], params.n)
         self._opened: set[int] = set()  # choices that have had their first chunk
-        self._places: dict[int, Places] = {}  # by choice, where log probabilities are told
-        chunk = json_bytes(TextCompletion(**header._asdict(), choices=[]))
-        self._prefix = (
-            b"data: " + chunk.removesuffix(b"]}").replace(b"%", b"%%") + b'{"index":%d,"text":'
-        )
+        self._offsets: dict[int, TextOffsets] = {}  # by choice, if log probabilities are asked for
+        self._prefix = b""  # of a chunk of plain text; empty if chunks have more than text
+        is_plain = not (self._return_ids or self._options.continuous_usage_stats)
+        if generation.stream and is_plain and self._logprobs is None:
+            self._prefix = _plain_prefix(self._header)
 
-    def whole(self, deltas: Sequence[Delta]) -> bytes:
-        choices: Any = [written(self._choice(delta)) for delta in deltas]
+    def full_body(self, deltas: Sequence[Delta]) -> bytes:
+        choices: list[Any] = [written(self._choice(delta)) for delta in deltas]
         answer = TextCompletion(**self._header._asdict(), choices=choices)
         answer.usage = self._count.usage()
         return json_bytes(answer)
 
     def events(self, delta: Delta) -> bytes:
-        if self._plain and delta.end is None and delta.choice in self._opened:
+        if self._prefix and delta.end is None and delta.choice in self._opened:
             self._count.add(delta)
             text = msgspec.json.encode(delta.text)
-            return (
-                self._prefix % delta.choice + text + b',"logprobs":null,"finish_reason":null}]}\n\n'
-            )
+            end = b',"logprobs":null,"finish_reason":null}]}\n\n'
+            return self._prefix % delta.choice + text + end
         chunk = TextCompletion(**self._header._asdict(), choices=[self._choice(delta)])
         if self._options.continuous_usage_stats:
             chunk.usage = self._count.usage()
@@ -223,49 +231,66 @@ class CompletionReply:
     def closing(self) -> bytes:
         if not self._options.include_usage:
             return b""
-        return event(
-            TextCompletion(**self._header._asdict(), choices=[], usage=self._count.usage())
-        )
+        usage = self._count.usage()
+        return event(TextCompletion(**self._header._asdict(), choices=[], usage=usage))
 
     def _choice(self, delta: Delta) -> CompletionChoice:
         self._count.add(delta)
-        prompt = delta.choice // self._n
-        first = delta.choice not in self._opened
-        text = self._echo[prompt] + delta.text if first else delta.text
-        choice = CompletionChoice(index=delta.choice, text=text, logprobs=self._logprobs_of(delta))
-        if first and self._num_told is not None:
-            tokens = prompt_logprobs(self._given[delta.choice])
-            choice.prompt_logprobs = vllm_logprobs(self._tokenizer, tokens, self._num_told)
-        self._opened.add(delta.choice)
+        choice = CompletionChoice(index=delta.choice, text=delta.text)
+        if delta.choice not in self._opened:
+            self._opened.add(delta.choice)
+            self._open(choice)
+        if self._logprobs is not None:
+            choice.logprobs = self._logprobs_of(delta, self._logprobs)
         if self._return_ids:
             choice.token_ids = delta.token_ids
-            if first:
-                choice.prompt_token_ids = self._prompt_ids[prompt]
         if delta.end is not None:
             choice.finish_reason = delta.end.reason
-            choice.matched_stop = choice.stop_reason = delta.end.matched
-            choice.hidden_states = last_state(self._given[delta.choice]) or msgspec.UNSET
+            choice.matched_stop = delta.end.matched
+            choice.stop_reason = delta.end.matched
+            completion = self._generation.completions[delta.choice]
+            if completion.params.hidden_states is not None:
+                choice.hidden_states = last_state(completion.given) or msgspec.UNSET
         return choice
 
-    def _logprobs_of(self, delta: Delta) -> CompletionLogprobs | None:
-        """With those of the prompt before them, where it is echoed. Offsets count in the text with the prompt."""
-        if not self._logprobs:
-            return None
-        places = self._places.get(delta.choice)
-        if places is not None:
-            return completion_logprobs(delta, places, self._name_of, self._wanted)
-        places = self._places[delta.choice] = self._first_place(delta.choice // self._n)
-        found = completion_logprobs(delta, places, self._name_of, self._wanted)
-        if self._num_echoed is None:
-            return found
-        tokens = prompt_logprobs(self._given[delta.choice])
-        return joined(
-            echoed_logprobs(self._tokenizer, tokens, self._num_echoed, self._name_of), found
-        )
+    def _open(self, choice: CompletionChoice) -> None:
+        """Add what stands in the first chunk of a choice only: all of it is about the prompt."""
+        prompt = choice.index // self._n
+        if self._echo is not None:
+            choice.text = self._echo.texts[prompt] + choice.text
+        if self._num_prompt_logprobs is not None:
+            tokens = prompt_logprobs(self._generation.completions[choice.index].given)
+            choice.prompt_logprobs = vllm_logprobs(
+                self._tokenizer, tokens, self._num_prompt_logprobs
+            )
+        if self._return_ids:
+            choice.prompt_token_ids = self._prompt_ids[prompt]
 
-    def _first_place(self, prompt: int) -> Places:
-        ids = self._prompt_ids[prompt]
+    def _logprobs_of(self, delta: Delta, spec: LogprobsSpec) -> CompletionLogprobs:
+        """With those of the prompt before them, where it is echoed.
+
+        Offsets count in the text with the prompt.
+        """
+        offsets = self._offsets.get(delta.choice)
+        if offsets is not None:
+            return completion_logprobs(delta, offsets, spec.name_of, spec.wanted)
+        prompt = delta.choice // self._n
         detokenizer = self._tokenizer.detokenizer(
-            skip_special_tokens=self._skip_special_tokens, prompt=ids
+            skip_special_tokens=spec.skip_special_tokens, prompt=self._prompt_ids[prompt]
         )
-        return Places(detokenizer, len(self._echo[prompt]))
+        echo = self._echo
+        offsets = TextOffsets(detokenizer, 0 if echo is None else len(echo.texts[prompt]))
+        self._offsets[delta.choice] = offsets
+        found = completion_logprobs(delta, offsets, spec.name_of, spec.wanted)
+        if echo is None or echo.num_logprobs is None:
+            return found
+        tokens = prompt_logprobs(self._generation.completions[delta.choice].given)
+        echoed = echoed_logprobs(self._tokenizer, tokens, echo.num_logprobs, spec.name_of)
+        return joined_logprobs(echoed, found)
+
+
+def _plain_prefix(header: AnswerHeader) -> bytes:
+    """A chunk up to its text, with %d in place of the number of the choice."""
+    chunk = json_bytes(TextCompletion(**header._asdict(), choices=[]))
+    head = chunk.removesuffix(b"]}").replace(b"%", b"%%")
+    return b"data: " + head + b'{"index":%d,"text":'

@@ -1,5 +1,8 @@
-"""From a chat request to its running generation: the one way that chat completions and all other APIs that speak of
-messages take. Those translate their bodies to a `ChatRequest`, and the events of its outputs back."""
+"""From a chat request to its running generation: the one way that all APIs of messages take.
+
+Other APIs translate their bodies to a `ChatRequest`, and the events of its outputs back. This
+module knows templates, tools and reasoning; what an answer looks like is each API's business.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,7 @@ from weft.client.prompt import Prompt, check_task
 from weft.messages.sampling import Grammar, InvalidParam, SamplingParams, ThinkingMarks
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError
-from weft.server.fields.extra_sampling import soft_budget, thinking_budget, thinking_switch
-from weft.server.fields.truncation import Truncation, truncation
+from weft.server.fields.sampling import soft_budget, thinking_budget, thinking_switch
 from weft.server.openai.custom_tools import (
     CustomCall,
     CustomCalls,
@@ -24,8 +26,8 @@ from weft.server.openai.custom_tools import (
     with_function_calls,
 )
 from weft.server.openai.models import ChatMessage, ChatRequest
-from weft.server.openai.tools import ToolUse, strict_tag, tool_use
-from weft.server.openai.translate import encode_texts, prompts, sampling_params, submit
+from weft.server.openai.tools import NO_TOOLS, ToolUse, strict_tag, tool_use
+from weft.server.submit import encode_texts, prompts, sampling_of, submit, truncation
 from weft.text.parsers.events import Event
 from weft.text.parsers.formats import FORCED, ReasoningFormat, ToolFormat
 from weft.text.parsers.output import ParsedOutput
@@ -43,7 +45,7 @@ class Conversation:
     outputs: list[ParsedOutput]  # by choice
     is_plain: bool  # nothing is looked for in the text: events need not be asked of `outputs`
     has_reasoning: bool
-    custom_calls: list[CustomCalls]  # by choice
+    custom_calls: list[CustomCalls]  # by choice; empty if the request has no custom tools
     call_id_len: int
 
     @property
@@ -54,18 +56,21 @@ class Conversation:
         """What is new of one completion."""
         return self.outputs[delta.choice].push(delta.text, is_last=delta.end is not None)
 
-    def told(self, delta: Delta) -> list[Event | CustomCall]:
+    def events_and_custom_calls(self, delta: Delta) -> Sequence[Event | CustomCall]:
         """The same for APIs that have custom tools."""
-        return self.custom_calls[delta.choice].take(
-            self.events(delta), is_last=delta.end is not None
-        )
+        events = self.events(delta)
+        if not self.custom_calls:
+            return events
+        return self.custom_calls[delta.choice].take(events, is_last=delta.end is not None)
 
     def finish_reason(self, delta: Delta) -> str:
         """Why a completion has ended, in OpenAI's words."""
         assert delta.end is not None
         output = self.outputs[delta.choice]
         has_calls = output.num_calls > 0 and not output.has_cut_call
-        return "tool_calls" if has_calls and delta.end.reason == "stop" else delta.end.reason
+        if has_calls and delta.end.reason == "stop":
+            return "tool_calls"
+        return delta.end.reason
 
 
 async def start_chat(
@@ -76,84 +81,156 @@ async def start_chat(
     whole_calls: bool = False,
     cut_calls: bool = False,
 ) -> Conversation:
-    """Check, render, tokenize and submit. With `whole_calls` a stream, too, tells calls only when they are complete;
-    with `cut_calls` an answer tells a forced call that its end has cut off, for its arguments are a text.
+    """Check, render, tokenize and submit.
 
+    With `whole_calls` a stream, too, tells calls only when they are complete; with `cut_calls` an
+    answer tells a forced call that its end has cut off, for its arguments are a text.
     Raises `ApiError` or `InvalidParam`.
     """
     context.require_model(body.model)
-    max_tokens = (
-        body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    )
-    use = tool_use(body.tools, body.tool_choice, parallel=body.parallel_tool_calls is not False)
-    if use.schema is not None:
-        body.response_format = None  # that is about what is said beside calls: nothing is
-    params = sampling_params(
-        body,
-        context.info.sampling,
-        max_new_tokens=max_tokens,
-        logprobs=_num_logprobs(body),
-        prompt_logprobs=body.prompt_logprobs,
-    )
-    if use.schema is not None:
-        params = _constrained(params, use.schema)
-    format = _tool_format(context, use)
-    if (
-        format is not None
-        and format.around is not None
-        and use.arguments
-        and params.grammar is None
-    ):
-        params = _strict(params, strict_tag(use.arguments, format.mark, format.around))
-    reasons = _reasons(context, body, params)
-    if format is not None or reasons:  # their marks may be special tokens
+    use = NO_TOOLS
+    if body.tools is not None or body.tool_choice is not None:
+        use = tool_use(body.tools, body.tool_choice, parallel=body.parallel_tool_calls is not False)
+    tool_format = _tool_format(context, use) if use.names else None
+    params = _sampling(context, body, use, tool_format)
+    has_reasoning = _looks_for_reasoning(context, body, params)
+    if tool_format is not None or has_reasoning:  # their marks may be special tokens
         params = msgspec.structs.replace(params, skip_special_tokens=False)
-    if params.thinking_budget is None and context.formats.reasoning is not None:
-        params = msgspec.structs.replace(
-            params, thinking_budget=soft_budget(body.thinking, body.reasoning_effort)
-        )
     params.check(context.client.engine.vocab_size)  # before the work of rendering
     try:
-        ids = body.input_ids if body.input_ids is not None else await chat_prompt(context, body)
-        if (cut := _truncation(context, body)) is not None:
-            ids = cut(ids, context.info.context_length, max_tokens)
-        params = _behind_reasoning(context, params, ids)
+        ids = await _prompt_ids(context, body, params)
+        if params.grammar is not None:
+            params = _behind_reasoning(context, params, params.grammar, ids)
         [prompt] = prompts(context, request, body, [ids], params)
         generation = submit(context, [prompt], stream=bool(body.stream))
     except InvalidParam as exc:
         if exc.param == "prompt":  # as text and client call it
             exc.param = "messages" if body.input_ids is None else "input_ids"
         raise
-    thoughts = context.formats.reasoning if reasons else None
-    eager = bool(body.stream) and not whole_calls
-    tells_cut = cut_calls and format is FORCED
-    outputs = [
-        _output(context, body, prompt, use, format, thoughts, eager, tells_cut)
-        for _ in range(params.n)
-    ]
+    parsing = _Parsing(
+        reasoning=context.formats.reasoning if has_reasoning else None,
+        tools=tool_format,
+        use=use,
+        eager=bool(body.stream) and not whole_calls,
+        tells_cut=cut_calls and tool_format is FORCED,
+    )
+    own_tools = context.formats.tools
     return Conversation(
         generation=generation,
         prompt=prompt,
-        outputs=outputs,
-        is_plain=format is None and not reasons,
-        has_reasoning=reasons,
-        custom_calls=[CustomCalls(use.custom) for _ in range(params.n)],
-        call_id_len=FORCED.id_len
-        if context.formats.tools is None
-        else context.formats.tools.id_len,
+        outputs=[_output(context, body, prompt, parsing) for _ in range(params.n)],
+        is_plain=tool_format is None and not has_reasoning,
+        has_reasoning=has_reasoning,
+        custom_calls=[CustomCalls(use.custom) for _ in range(params.n)] if use.custom else [],
+        call_id_len=FORCED.id_len if own_tools is None else own_tools.id_len,
     )
+
+
+# ---- sampling
+
+
+def _sampling(
+    context: ServerContext, body: ChatRequest, use: ToolUse, tool_format: ToolFormat | None
+) -> SamplingParams:
+    """With the grammar that the use of tools asks for, and the budget of a reasoning switch."""
+    top_logprobs = body.top_logprobs or 0
+    if top_logprobs and not body.logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
+    if use.schema is not None:
+        body.response_format = None  # that is about what is said beside calls: nothing is
+    params = sampling_of(
+        body,
+        context.info.sampling,
+        max_new_tokens=_max_tokens(body),
+        logprobs=top_logprobs if body.logprobs else None,
+        prompt_logprobs=body.prompt_logprobs,
+    )
+    if use.schema is not None:
+        params = _constrained(params, use.schema)
+    elif use.arguments and tool_format is not None and params.grammar is None:
+        params = _strict(params, use.arguments, tool_format)
+    if params.thinking_budget is None and context.formats.reasoning is not None:
+        budget = soft_budget(body.thinking, body.reasoning_effort)
+        params = msgspec.structs.replace(params, thinking_budget=budget)
+    return params
+
+
+def _max_tokens(body: ChatRequest) -> int | None:
+    if body.max_completion_tokens is not None:
+        return body.max_completion_tokens
+    return body.max_tokens
+
+
+def _constrained(params: SamplingParams, schema: dict[str, Any]) -> SamplingParams:
+    """The output has to be calls: the grammar sees to it."""
+    if params.grammar is not None:
+        message = "a forced tool call and another constraint exclude each other"
+        raise ApiError(400, message, param="tool_choice")
+    return _with_grammar(params, Grammar("json_schema", _json_text(schema)))
+
+
+def _strict(
+    params: SamplingParams, arguments: dict[str, dict[str, Any]], tool_format: ToolFormat
+) -> SamplingParams:
+    """Calls that the model chooses to make have arguments of their tools' schemas."""
+    if tool_format.around is None:
+        return params
+    tag = strict_tag(arguments, tool_format.mark, tool_format.around)
+    return _with_grammar(params, Grammar("structural_tag", _json_text(tag)))
+
+
+def _with_grammar(params: SamplingParams, grammar: Grammar) -> SamplingParams:
+    return msgspec.structs.replace(params, grammar=grammar)
+
+
+def _json_text(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _behind_reasoning(
+    context: ServerContext, params: SamplingParams, grammar: Grammar, ids: Sequence[int]
+) -> SamplingParams:
+    """Let the grammar hold from the end of the reasoning on.
+
+    If the model reasons, and the prompt has not ended the reasoning.
+    """
+    format = context.formats.reasoning
+    if format is None or context.config.grammar_in_reasoning:
+        return params
+    prompt_end = context.tokenizer.decode(ids[-_TAIL_LEN:], skip_special_tokens=False)
+    if format.is_closed(prompt_end):
+        return params
+    begin = context.tokenizer.encode(format.begin, add_special_tokens=False)
+    end = context.tokenizer.encode(format.end, add_special_tokens=False)
+    marks = ThinkingMarks(tuple(begin), tuple(end), format.is_open(prompt_end))
+    return _with_grammar(params, msgspec.structs.replace(grammar, behind=marks))
+
+
+# ---- the prompt
+
+
+async def _prompt_ids(
+    context: ServerContext, body: ChatRequest, params: SamplingParams
+) -> list[int]:
+    """The ids that the request brings, or those of its messages; cut if that is asked for."""
+    cut = truncation(context, body.truncate_prompt_tokens, body.truncation_side)
+    ids = body.input_ids
+    if ids is None:
+        ids = await chat_prompt(context, body)
+    if cut is None:
+        return ids
+    return cut.cut(ids, context.info.context_length, params.max_new_tokens)
 
 
 async def chat_prompt(context: ServerContext, body: ChatRequest) -> list[int]:
     """The conversation as token ids, by the model's template."""
     text = await chat_text(context, body)
-    special, is_cut = bool(body.add_special_tokens), _truncation(context, body) is not None
-    [ids] = await encode_texts(context, [text], add_special_tokens=special, truncates=is_cut)
+    cut = truncation(context, body.truncate_prompt_tokens, body.truncation_side)
+    special = bool(body.add_special_tokens)
+    [ids] = await encode_texts(
+        context, [text], add_special_tokens=special, truncates=cut is not None
+    )
     return ids
-
-
-def _truncation(context: ServerContext, body: ChatRequest) -> Truncation | None:
-    return truncation(body, auto=context.config.auto_truncate)
 
 
 async def chat_text(context: ServerContext, body: ChatRequest) -> str:
@@ -162,17 +239,13 @@ async def chat_text(context: ServerContext, body: ChatRequest) -> str:
         check_task(SamplingParams(), context.client.engine)
         raise ApiError(
             400,
-            "this model has no chat template; use /v1/completions, or give one with --chat-template",
+            "this model has no chat template; "
+            "use /v1/completions, or give one with --chat-template",
         )
     if not body.messages:
         raise ApiError(400, "there is no message", param="messages")
-    if body.chat_template and not context.config.trust_request_chat_template:
-        message = "chat_template is not taken from requests; it would be with --trust-request-chat-template"
-        raise ApiError(400, message, param="chat_template", code="unsupported_parameter")
-    if len(body.chat_template or "") > MAX_SOURCE_LEN:
-        raise ApiError(
-            400, f"chat_template has more than {MAX_SOURCE_LEN:,} characters", param="chat_template"
-        )
+    if body.chat_template:
+        _check_template(context, body.chat_template)
     continued = bool(body.continue_final_message)
     if continued and body.add_generation_prompt:
         raise ApiError(
@@ -180,37 +253,62 @@ async def chat_text(context: ServerContext, body: ChatRequest) -> str:
             "add_generation_prompt and continue_final_message exclude each other",
             param="continue_final_message",
         )
-    kwargs = dict(body.chat_template_kwargs or {})
-    if body.reasoning_effort is not None:
-        kwargs.setdefault("reasoning_effort", body.reasoning_effort)
-    thinks = thinking_switch(body.thinking, body.reasoning_effort, thinking_budget(body))
-    if thinks is not None:  # templates know it by either name
-        kwargs = {"enable_thinking": thinks, "thinking": thinks, **kwargs}
+    messages = []
+    for index, message in enumerate(body.messages):
+        if message.reasoning is not None:
+            message = _with_one_reasoning(message)
+        if message.tool_calls:
+            message = with_function_calls(message, f"messages[{index}]")
+        messages.append(message)
     return await context.template.render(
-        [
-            with_function_calls(_with_reasoning(message), f"messages[{place}]")
-            for place, message in enumerate(body.messages)
-        ],
-        tools=as_functions(body.tools),
+        messages,
+        tools=as_functions(body.tools) if body.tools is not None else None,
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=continued,
-        kwargs=kwargs,
+        kwargs=_template_kwargs(body),
         source=body.chat_template or None,
     )
 
 
-def _with_reasoning(message: ChatMessage) -> ChatMessage:
+def _check_template(context: ServerContext, source: str) -> None:
+    """Raise `ApiError` for a template that this server does not take from a request."""
+    if not context.config.trust_request_chat_template:
+        message = (
+            "chat_template is not taken from requests; "
+            "it would be with --trust-request-chat-template"
+        )
+        raise ApiError(400, message, param="chat_template", code="unsupported_parameter")
+    if len(source) > MAX_SOURCE_LEN:
+        message = f"chat_template has more than {MAX_SOURCE_LEN:,} characters"
+        raise ApiError(400, message, param="chat_template")
+
+
+def _template_kwargs(body: ChatRequest) -> dict[str, Any]:
+    """Variables of the template; those that the request names itself win."""
+    kwargs: dict[str, Any] = {}
+    thinks = thinking_switch(body.thinking, body.reasoning_effort, thinking_budget(body))
+    if thinks is not None:  # templates know it by either name
+        kwargs["enable_thinking"] = thinks
+        kwargs["thinking"] = thinks
+    kwargs.update(body.chat_template_kwargs or {})
+    if body.reasoning_effort is not None:
+        kwargs.setdefault("reasoning_effort", body.reasoning_effort)
+    return kwargs
+
+
+def _with_one_reasoning(message: ChatMessage) -> ChatMessage:
     """Reasoning has two names; templates know one."""
-    if message.reasoning is None:
-        return message
-    named = message.reasoning if message.reasoning_content is None else message.reasoning_content
-    return msgspec.structs.replace(message, reasoning_content=named, reasoning=None)
+    reasoning = message.reasoning_content
+    if reasoning is None:
+        reasoning = message.reasoning
+    return msgspec.structs.replace(message, reasoning_content=reasoning, reasoning=None)
 
 
-def _tool_format(context: ServerContext, use: ToolUse) -> ToolFormat | None:
+# ---- what is looked for in the output
+
+
+def _tool_format(context: ServerContext, use: ToolUse) -> ToolFormat:
     """How the calls of this request will be written."""
-    if not use.names:
-        return None
     if use.schema is not None:
         return FORCED
     if context.formats.tools is None:
@@ -224,75 +322,41 @@ def _tool_format(context: ServerContext, use: ToolUse) -> ToolFormat | None:
     return context.formats.tools
 
 
-def _constrained(params: SamplingParams, schema: dict[str, Any]) -> SamplingParams:
-    """The output has to be calls: the grammar sees to it."""
-    if params.grammar is not None:
-        raise ApiError(
-            400, "a forced tool call and another constraint exclude each other", param="tool_choice"
-        )
-    grammar = Grammar("json_schema", msgspec.json.encode(schema).decode())
-    return msgspec.structs.replace(params, grammar=grammar)
+def _looks_for_reasoning(context: ServerContext, body: ChatRequest, params: SamplingParams) -> bool:
+    """An output that is constrained from its first token on has no reasoning."""
+    if context.formats.reasoning is None or body.separate_reasoning is False:
+        return False
+    return params.grammar is None or not context.config.grammar_in_reasoning
 
 
-def _strict(params: SamplingParams, tag: dict[str, Any]) -> SamplingParams:
-    """Calls that the model chooses to make have arguments of their tools' schemas."""
-    return msgspec.structs.replace(
-        params, grammar=Grammar("structural_tag", msgspec.json.encode(tag).decode())
-    )
+@dataclass(frozen=True, kw_only=True)
+class _Parsing:
+    """What the outputs of a request are looked through for."""
 
-
-def _reasons(context: ServerContext, body: ChatRequest, params: SamplingParams) -> bool:
-    """Whether reasoning is looked for. An output that is constrained from its first token on has none."""
-    is_free = params.grammar is None or not context.config.grammar_in_reasoning
-    return (
-        context.formats.reasoning is not None and body.separate_reasoning is not False and is_free
-    )
-
-
-def _behind_reasoning(
-    context: ServerContext, params: SamplingParams, ids: Sequence[int]
-) -> SamplingParams:
-    """Let the grammar hold from the end of the reasoning on, if the model reasons and the prompt has not ended it."""
-    format, grammar = context.formats.reasoning, params.grammar
-    if grammar is None or format is None or context.config.grammar_in_reasoning:
-        return params
-    prompt_end = context.tokenizer.decode(ids[-_TAIL_LEN:], skip_special_tokens=False)
-    if format.is_closed(prompt_end):
-        return params
-    begin, end = (
-        context.tokenizer.encode(mark, add_special_tokens=False)
-        for mark in (format.begin, format.end)
-    )
-    marks = ThinkingMarks(tuple(begin), tuple(end), format.is_open(prompt_end))
-    return msgspec.structs.replace(params, grammar=msgspec.structs.replace(grammar, behind=marks))
+    reasoning: ReasoningFormat | None
+    tools: ToolFormat | None
+    use: ToolUse
+    eager: bool  # calls are told before they are complete
+    tells_cut: bool  # a call that the end has cut off is told, too
 
 
 def _output(
-    context: ServerContext,
-    body: ChatRequest,
-    prompt: Prompt,
-    use: ToolUse,
-    format: ToolFormat | None,
-    thoughts: ReasoningFormat | None,
-    eager: bool,
-    tells_cut: bool,
+    context: ServerContext, body: ChatRequest, prompt: Prompt, parsing: _Parsing
 ) -> ParsedOutput:
     reasoning = None
-    if thoughts is not None:
-        prompt_end = context.tokenizer.decode(prompt.ids[-_TAIL_LEN:], skip_special_tokens=False)
-        reasoning = thoughts.parser(prompt_end, eager=eager)
-    tools = None if format is None else format.parser(use.names, eager=eager, tells_cut=tells_cut)
+    if parsing.reasoning is not None:
+        tail = prompt.ids[-_TAIL_LEN:]
+        prompt_end = context.tokenizer.decode(tail, skip_special_tokens=False)
+        reasoning = parsing.reasoning.parser(prompt_end, eager=parsing.eager)
+    tools = None
+    if parsing.tools is not None:
+        tools = parsing.tools.parser(
+            parsing.use.names, eager=parsing.eager, tells_cut=parsing.tells_cut
+        )
     return ParsedOutput(
         reasoning,
         tools,
-        one_call=use.one_call,
+        one_call=parsing.use.one_call,
         keep_reasoning=body.include_reasoning is not False,
         stream_reasoning=body.stream_reasoning is not False,
     )
-
-
-def _num_logprobs(body: ChatRequest) -> int | None:
-    top = body.top_logprobs or 0
-    if top and not body.logprobs:
-        raise ApiError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
-    return top if body.logprobs else None

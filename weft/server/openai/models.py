@@ -9,81 +9,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from weft.server.admin.sessions import SessionFields
-from weft.server.fields.extra_sampling import ExtraSamplingFields, ThinkingSwitch
-from weft.server.fields.truncation import Side
+from weft.server.fields.sampling import ThinkingSwitch
+from weft.server.submit import SampledRequest
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
-
-
-class StreamOptions(msgspec.Struct, kw_only=True):
-    include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
-
-
-class SampledRequest(ExtraSamplingFields, kw_only=True):
-    """The fields that chat and text completions have in common."""
-
-    model: str | None = None
-    n: int | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    stream_interval: int | None = None  # tokens in one event; more of them cost less
-    max_tokens: int | None = None
-    min_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    seed: int | None = None
-    sampling_seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
-    spaces_between_special_tokens: bool | None = (
-        None  # changes nothing: tokenizers.json has no such spaces
-    )
-    no_stop_trim: bool | None = None
-    include_stop_str_in_output: bool | None = None
-    add_special_tokens: bool | None = None
-    truncate_prompt_tokens: int | None = None
-    truncation_side: Side | None = None
-    return_token_ids: bool | None = None
-    return_tokens_as_token_ids: bool | None = (
-        None  # in log probabilities: "token_id:17" for the text of a token
-    )
-    return_hidden_states: bool | None = None  # what the last token was sampled from
-    prompt_logprobs: int | None = None
-    logprob_token_ids: list[int] | None = None  # told in every place, beside the likeliest
-    response_format: dict[str, Any] | None = (
-        None  # this and the next: what the answer must be (`server/fields/grammar.py`)
-    )
-    structured_outputs: dict[str, Any] | None = None
-    json_schema: Any = None
-    regex: str | None = None
-    ebnf: str | None = None
-    grammar: str | None = None
-    choice: list[str] | None = None
-    structural_tag: Any = None
-    guided_json: Any = None
-    guided_json_object: bool | None = None
-    guided_regex: str | None = None
-    guided_choice: list[str] | None = None
-    guided_grammar: str | None = None
-    user: str | None = None
-    cache_salt: str | None = None
-    extra_key: str | None = None
-    priority: int | None = None
-    timeout_ms: int | None = None
-    rid: str | None = None
-    request_id: str | None = None
-    session_params: SessionFields | None = None  # of SGLang's /generate
-    session_id: str | None = None  # changes nothing: routers keep what has the same one together
 
 
 class ContentPart(msgspec.Struct, kw_only=True):

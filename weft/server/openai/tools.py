@@ -30,6 +30,9 @@ class ToolUse(NamedTuple):
     )  # those of the names whose calls are told as calls of custom tools
 
 
+NO_TOOLS = ToolUse()
+
+
 def tool_use(tools: Sequence[dict[str, Any]] | None, choice: Any, *, parallel: bool) -> ToolUse:
     """The request's fields, checked. Raises `ApiError`."""
     shown = as_functions(tools) or ()
@@ -41,7 +44,7 @@ def tool_use(tools: Sequence[dict[str, Any]] | None, choice: Any, *, parallel: b
         functions, choice = _allowed(functions, choice)
     match choice:
         case "none":
-            return ToolUse()
+            return NO_TOOLS
         case None | "auto":
             is_strict = any(function.get("strict") is True for function in functions.values())
             arguments = _arguments(functions) if is_strict else None

@@ -5,14 +5,12 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from weft.client.generation import Delta
 from weft.messages.pooling import PoolingParams
-from weft.server.body import read_json
+from weft.server.body import json_response, read_json
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError
 from weft.server.ollama.translate import require_model
@@ -94,7 +92,7 @@ async def ollama_embed(context: ServerContext, request: Request) -> ASGIApp:
     texts = body.input if isinstance(body.input, list) else [body.input or ""]
     name = context.info.model_name
     if body.input is None or not any(texts):  # what clients send to have a model loaded
-        return _json({"model": name, "embeddings": []})
+        return json_response({"model": name, "embeddings": []})
     plain = PooledRequest(truncate_prompt_tokens=None if body.truncate is False else -1)
     inputs = await encoded(context, texts, plain, param="input")
     pooling = PoolingParams(dimensions=dimensions(pools, body.dimensions))
@@ -113,7 +111,7 @@ async def ollama_embeddings(context: ServerContext, request: Request) -> ASGIApp
     require_model(context, body.model)
     require_pools(context, "embed", EMBED)
     if not body.prompt:
-        return _json({"embedding": []})
+        return json_response({"embedding": []})
     plain = PooledRequest(truncate_prompt_tokens=-1)
     inputs = await encoded(context, [body.prompt], plain, param="prompt")
     generation = start(context, request, plain, inputs, PoolingParams())
@@ -165,7 +163,3 @@ def _typed(inputs: list[Encoded], types: list[int | list[int]], num_types: int) 
             )
             raise ApiError(400, message, param="token_type_ids")
     return [Encoded(one.ids, own) for one, own in zip(inputs, lists, strict=True)]
-
-
-def _json(value: dict[str, Any]) -> ASGIApp:
-    return Response(msgspec.json.encode(value), media_type="application/json")

@@ -18,12 +18,11 @@ from weft.messages.control import Pools
 from weft.messages.pooling import PoolingParams
 from weft.messages.replies import Pooled
 from weft.messages.sampling import SamplingParams
-from weft.server.context import ServerContext
+from weft.server.context import ServerContext, cache_salt_of, tenant_of
 from weft.server.errors import ApiError, failed
-from weft.server.openai.translate import request_name, submit, timeout_ms
 from weft.server.pooling.models import PooledRequest, Side, Texts
 from weft.server.stream import Answer
-from weft.server.tenants import salt_of, tenant_of, user_of
+from weft.server.submit import request_name, submit, timeout_ms
 from weft.text.tokenizer import ContextExceeded, Encoded
 
 NO_TOKENS = SamplingParams(max_new_tokens=0)
@@ -108,14 +107,15 @@ def start(
     pools = context.client.engine.pools
     with_types = pools is not None and pools.num_token_types > 1
     rid = request_name(request, body.rid, body.request_id)
+    user = (body.user or "")[: context.limits.max_user_len]
     prompts = [
         Prompt(
             ids=one.ids,
             params=NO_TOKENS,
             rid=rid,
-            tenant=tenant_of(context, request, body.user),
-            user=user_of(context, body.user),
-            cache_salt=salt_of(context, request, ""),
+            tenant=tenant_of(context, request, user),
+            user=user,
+            cache_salt=cache_salt_of(context, request),
             priority=body.priority or 0,
             timeout_ms=timeout_ms(context, request, body.timeout_ms),
             pooling=_with_types(pooling, one.types) if with_types and any(one.types) else pooling,
@@ -142,7 +142,7 @@ class PooledReply:
     ) -> None:
         self._generation, self._make = generation, make
 
-    def whole(self, deltas: Sequence[Delta]) -> bytes:
+    def full_body(self, deltas: Sequence[Delta]) -> bytes:
         vectors = [vector_of(completion) for completion in self._generation.completions]
         return msgspec.json.encode(self._make(vectors, list(deltas)))
 

@@ -17,7 +17,7 @@ from weft.messages.replies import Extra
 from weft.messages.sampling import SamplingParams
 from weft.server.body import written
 from weft.server.errors import ApiError
-from weft.server.openai.translate import finite
+from weft.server.openai.answers import finite
 from weft.text.tokenizer import Tokenizer
 
 Entry = tuple[float | None, int, str | None]

@@ -8,13 +8,11 @@ from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from weft.server.body import json_bytes, read_json
+from weft.server.body import json_response, read_json
 from weft.server.context import ServerContext
-from weft.server.errors import ApiError
-from weft.server.limits import over
+from weft.server.errors import ApiError, over
 from weft.server.openai.chat import answer_of, function_calls
 from weft.server.openai.models import ChatAnswer
 from weft.server.openai.tools import tool_use
@@ -47,7 +45,7 @@ async def parse_function_call(context: ServerContext, request: Request) -> ASGIA
     answer = await _parsed(
         context, body.text, ParsedOutput(None, format.parser(names, eager=False))
     )
-    return _json(
+    return json_response(
         {
             "normal_text": answer.content or "",
             "calls": [
@@ -68,7 +66,9 @@ async def separate_reasoning(context: ServerContext, request: Request) -> ASGIAp
         REASONING_FORMATS, body.reasoning_parser, context.formats.reasoning, "reasoning_parser"
     )
     answer = await _parsed(context, body.text, ParsedOutput(format.parser("", eager=False), None))
-    return _json({"reasoning_text": answer.reasoning_content or "", "text": answer.content or ""})
+    return json_response(
+        {"reasoning_text": answer.reasoning_content or "", "text": answer.content or ""}
+    )
 
 
 async def _parsed(context: ServerContext, text: str, output: ParsedOutput) -> ChatAnswer:
@@ -93,7 +93,3 @@ def _chosen(formats: Mapping[str, T], name: str | None, own: T | None, param: st
     if found is None:
         raise ApiError(400, f"{param} {what}: {', '.join(formats)}", param=param)
     return found
-
-
-def _json(answer: dict[str, Any]) -> Response:
-    return Response(json_bytes(answer), media_type="application/json")

@@ -13,12 +13,12 @@ import msgspec
 
 from weft.client.generation import Delta
 from weft.server.errors import ApiError
+from weft.server.openai.answers import chat_logprobs, reasoning_details
 from weft.server.openai.conversation import Conversation
 from weft.server.openai.custom_tools import CustomCall, arguments_of
 from weft.server.openai.models import ChatMessage, TokenLogprob
 from weft.server.openai.responses.input_items import item_id
 from weft.server.openai.tools import call_id
-from weft.server.openai.translate import chat_logprobs, reasoning_details
 from weft.server.stream import Wire
 from weft.text.parsers.events import AnswerText, CallArguments, CallBegin, Event, ReasoningText
 from weft.text.tokenizer import Tokenizer
@@ -61,7 +61,7 @@ class ResponseReply:
         self._untold = TokenQueue()  # tokens that no piece of text has carried yet
         self._item: dict[str, Any] | None = None
 
-    def whole(self, deltas: Sequence[Delta]) -> bytes:
+    def full_body(self, deltas: Sequence[Delta]) -> bytes:
         for delta in deltas:
             self.events(delta)
         return msgspec.json.encode(self.response)
@@ -72,7 +72,7 @@ class ResponseReply:
             self._tell("response.in_progress", response=self.response)
         if self._conversation.params.logprobs is not None:
             self._untold.add(chat_logprobs(self._tokenizer, delta).content)
-        for found in self._conversation.told(delta):
+        for found in self._conversation.events_and_custom_calls(delta):
             self._take(found)
         if delta.end is not None:
             self._close_item("incomplete" if delta.end.reason == "length" else "completed")

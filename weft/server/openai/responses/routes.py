@@ -9,21 +9,19 @@ from typing import Any
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from weft.server.body import json_bytes, read_json
-from weft.server.context import ServerContext
+from weft.server.body import json_response, read_json
+from weft.server.context import ServerContext, owner_of
 from weft.server.errors import ApiError
 from weft.server.openai.conversation import Conversation, chat_prompt, start_chat
 from weft.server.openai.models import ChatMessage, InputTokens
 from weft.server.openai.responses.input_items import input_items, page
 from weft.server.openai.responses.models import ResponsesRequest
 from weft.server.openai.responses.reply import RESPONSE_EVENTS, ResponseReply
-from weft.server.openai.responses.store import Stored
 from weft.server.openai.responses.translate import chat_request, messages
+from weft.server.response_store import Stored
 from weft.server.stream import Answer
-from weft.server.tenants import owner_of
 
 CANCEL_TIMEOUT_S = 5.0  # for the engine's last word
 
@@ -52,7 +50,7 @@ async def create(context: ServerContext, request: Request) -> ASGIApp:
     task = asyncio.create_task(_generate(conversation, reply))
     context.responses.running[id] = task
     task.add_done_callback(lambda _: context.responses.running.pop(id, None))
-    return _json({**reply.response, "status": "queued"})
+    return json_response({**reply.response, "status": "queued"})
 
 
 async def input_tokens(context: ServerContext, request: Request) -> ASGIApp:
@@ -61,19 +59,19 @@ async def input_tokens(context: ServerContext, request: Request) -> ASGIApp:
     context.require_model(body.model)
     history = [*_previous(context, request, body.previous_response_id), *messages(body.items)]
     ids = await chat_prompt(context, chat_request(body, history, ""))
-    return Response(json_bytes(InputTokens(len(ids))), media_type="application/json")
+    return json_response(InputTokens(len(ids)))
 
 
 async def retrieve(context: ServerContext, request: Request) -> ASGIApp:
     if request.query_params.get("stream", "false") not in ("false", "0"):
         raise ApiError(400, "a stored response cannot be streamed", param="stream")
-    return _json(_stored(context, request, request.path_params["id"]).response)
+    return json_response(_stored(context, request, request.path_params["id"]).response)
 
 
 async def list_input_items(context: ServerContext, request: Request) -> ASGIApp:
     """The input that a stored response was asked for with, page by page."""
     stored = _stored(context, request, request.path_params["id"])
-    return Response(json_bytes(page(stored.items, request)), media_type="application/json")
+    return json_response(page(stored.items, request))
 
 
 async def cancel(context: ServerContext, request: Request) -> ASGIApp:
@@ -84,10 +82,10 @@ async def cancel(context: ServerContext, request: Request) -> ASGIApp:
     if task is None:
         if response["background"] is False:
             raise ApiError(400, "only a background response can be cancelled", param="response_id")
-        return _json(response)
+        return json_response(response)
     context.client.abort(id)
     await asyncio.wait({task}, timeout=CANCEL_TIMEOUT_S)
-    return _json(_stored(context, request, id).response)
+    return json_response(_stored(context, request, id).response)
 
 
 async def delete(context: ServerContext, request: Request) -> ASGIApp:
@@ -98,13 +96,13 @@ async def delete(context: ServerContext, request: Request) -> ASGIApp:
         context.client.abort(id)
         await asyncio.wait({task}, timeout=CANCEL_TIMEOUT_S)
     context.responses.drop(id)
-    return _json({"id": id, "object": "response", "deleted": True})
+    return json_response({"id": id, "object": "response", "deleted": True})
 
 
 async def _generate(conversation: Conversation, reply: ResponseReply) -> None:
     """Nobody waits: the response is stored when it has ended."""
     with conversation.generation as generation:
-        reply.whole([delta async for deltas in generation for delta in deltas])
+        reply.full_body([delta async for deltas in generation for delta in deltas])
 
 
 def _previous(context: ServerContext, request: Request, id: str | None) -> list[ChatMessage]:
@@ -159,7 +157,3 @@ def _new(context: ServerContext, body: ResponsesRequest, id: str) -> dict[str, A
         "usage": None,
         "user": body.user,
     }
-
-
-def _json(value: dict[str, Any]) -> Response:
-    return Response(json_bytes(value), media_type="application/json")

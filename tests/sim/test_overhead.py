@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from weft.bench.scheduler import measure
+from weft.sim.overhead import measure
 
 
 def test_all_figures_are_measured_in_a_small_scene() -> None:

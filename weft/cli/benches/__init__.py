@@ -1,0 +1,1 @@
+"""What `weft bench` can measure, one file each; `cli/bench.py` lists them."""

@@ -1,0 +1,287 @@
+"""The fields by which a request says how its tokens are sampled, and one table of their spellings.
+
+OpenAI, vLLM, SGLang, llama.cpp and Ollama have different names for the same parameters. A body
+declares the names of its API, `SPELLINGS` says which parameter each name stands for. Only fields
+that the client sent are read, so what a request does not use costs nothing. Lengths and log
+probabilities are not here: each API has its own rules for them. Nothing here knows of prompts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from weft.messages.sampling import Grammar, Processor, SamplingParams
+from weft.server.errors import ApiError
+from weft.server.fields.grammar import GRAMMAR_FIELDS, grammar_of
+
+MAX_SHOWN = 64  # characters of a wrong value that are repeated
+_NAME = re.compile(r"[A-Za-z_][\w.-]{0,127}")
+_TOKEN_ID = re.compile(r"[0-9]{1,10}")
+_NO_CODE = (
+    "code in a request is never run. Give the name of a logit processor that the server was started with "
+    "(--logit-processors, or an installed package), and its parameters in custom_params"
+)
+
+
+class ExtraSamplingFields(msgspec.Struct, kw_only=True):
+    """Fields beside the numbers of sampling, in the spellings of vLLM and SGLang, on all routes."""
+
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    stop_regex: str | list[str] | None = None
+    # The next three mean the same. The names are ours, vLLM's and SGLang's.
+    thinking_budget: int | None = None
+    thinking_token_budget: int | None = None
+    max_thinking_tokens: int | None = None
+    # A name, or a list of names and of {"name", "params"}.
+    custom_logit_processor: Any = None
+    # Parameters of a processor that is given by its name only.
+    custom_params: Any = None
+    # vLLM's. Refused: it names code.
+    logits_processors: Any = None
+
+
+class CommonSamplingFields(ExtraSamplingFields, kw_only=True):
+    """Fields that OpenAI's and SGLang's APIs spell alike."""
+
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    no_stop_trim: bool | None = None
+    stream_interval: int | None = None  # tokens in one event; more of them cost less
+    # What the answer must be (`server/fields/grammar.py`):
+    structured_outputs: dict[str, Any] | None = None
+    json_schema: Any = None
+    regex: str | None = None
+    ebnf: str | None = None
+    grammar: str | None = None
+    choice: list[str] | None = None
+    structural_tag: Any = None
+
+
+class Spelling(NamedTuple):
+    """One parameter of sampling, and how bodies spell it."""
+
+    param: str  # field of `SamplingParams`
+    fields: tuple[str, ...]  # of bodies; of several that are given, the one declared first counts
+    read: Callable[[Any, Any], Any] | None = None  # of body and value; None: the value as it is
+
+
+def _texts(body: Any, value: str | list[str]) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+def _ids(body: Any, value: list[int]) -> tuple[int, ...]:
+    return tuple(value)
+
+
+def _logit_bias(body: Any, bias: dict[str, float]) -> dict[int, float]:
+    """JSON has only text keys: token ids as digits."""
+    found: dict[int, float] = {}
+    for key, value in bias.items():
+        if not _TOKEN_ID.fullmatch(key):
+            message = f"logit_bias has the key {key[:32]!r}; token ids are needed"
+            raise ApiError(400, message, param="logit_bias")
+        found[int(key)] = value
+    return found
+
+
+def _includes_stop(body: Any, value: bool) -> bool:
+    """Either of the two fields is enough."""
+    return any(getattr(body, name, None) for name in _INCLUDES_STOP)
+
+
+def _grammar(body: Any, value: Any) -> Grammar | None:
+    return grammar_of(body)
+
+
+def _allowed_token_ids(body: Any, value: list[int]) -> tuple[int, ...]:
+    if not value:
+        message = "allowed_token_ids is empty: no token could be said"
+        raise ApiError(400, message, param="allowed_token_ids")
+    return tuple(value)
+
+
+def _processors(body: Any, value: Any) -> tuple[Processor, ...]:
+    return processors(body)
+
+
+_INCLUDES_STOP = ("no_stop_trim", "include_stop_str_in_output")
+_THINKING_BUDGET = ("thinking_budget", "thinking_token_budget", "max_thinking_tokens")
+
+SPELLINGS = (
+    Spelling("max_new_tokens", ("max_new_tokens",)),
+    Spelling("min_new_tokens", ("min_new_tokens", "min_tokens")),
+    Spelling("temperature", ("temperature",)),
+    Spelling("top_p", ("top_p",)),
+    Spelling("top_k", ("top_k",)),
+    Spelling("min_p", ("min_p",)),
+    Spelling("frequency_penalty", ("frequency_penalty",)),
+    Spelling("presence_penalty", ("presence_penalty",)),
+    Spelling("repetition_penalty", ("repetition_penalty", "repeat_penalty")),
+    Spelling("logit_bias", ("logit_bias",), _logit_bias),
+    Spelling("seed", ("seed", "sampling_seed")),
+    Spelling("n", ("n",)),
+    Spelling("stop", ("stop", "stop_sequences"), _texts),
+    Spelling("stop_token_ids", ("stop_token_ids",), _ids),
+    Spelling("include_stop", _INCLUDES_STOP, _includes_stop),
+    Spelling("ignore_eos", ("ignore_eos",)),
+    Spelling("skip_special_tokens", ("skip_special_tokens",)),
+    Spelling("grammar", GRAMMAR_FIELDS, _grammar),
+    Spelling("allowed_token_ids", ("allowed_token_ids",), _allowed_token_ids),
+    Spelling("bad_words", ("bad_words",), _texts),
+    Spelling("stop_regex", ("stop_regex",), _texts),
+    Spelling("thinking_budget", _THINKING_BUDGET),
+    Spelling(
+        "processors",
+        ("custom_logit_processor", "custom_params", "logits_processors"),
+        _processors,
+    ),
+)
+
+
+def sampling_params(
+    body: msgspec.Struct, defaults: SamplingParams, **others: Any
+) -> SamplingParams:
+    """The fields that a client sent as sampling parameters; all else is as in `defaults`.
+
+    `others`: parameters that the API reads by itself; they win. Raises `ApiError` for a value of a
+    wrong form. Ranges are not checked here but when the request is submitted.
+    """
+    given: dict[str, Any] = {}
+    for name, spelling in _spellings_of(type(body)):
+        value = getattr(body, name)
+        if value is None or spelling.param in given:
+            continue
+        if spelling.read is not None:
+            value = spelling.read(body, value)
+        given[spelling.param] = value
+    given.update(others)
+    return msgspec.structs.replace(defaults, **given)
+
+
+def copy_sampling(source: msgspec.Struct, target: msgspec.Struct) -> None:
+    """Give `target` the sampling fields of `source`, under the names that `target` has for them."""
+    names: dict[str, str] = {}
+    for name, spelling in _spellings_of(type(target)):
+        names.setdefault(spelling.param, name)
+    for name, spelling in _spellings_of(type(source)):
+        value = getattr(source, name)
+        if value is not None:
+            setattr(target, names[spelling.param], value)
+
+
+@cache
+def _spellings_of(body: type[msgspec.Struct]) -> tuple[tuple[str, Spelling], ...]:
+    """The sampling fields of a body: in the order of the table, and of the body where that ties."""
+    names = body.__struct_fields__
+    return tuple((name, one) for one in SPELLINGS for name in names if name in one.fields)
+
+
+class NamedProcessor(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A logit processor with parameters of its own."""
+
+    name: str
+    params: dict[str, Any] | None = None
+
+
+def processors(body: ExtraSamplingFields) -> tuple[Processor, ...]:
+    """The logit processors that a request names. Raises `ApiError`."""
+    if body.logits_processors:
+        raise ApiError(400, f"logits_processors: {_NO_CODE}", param="logits_processors")
+    named = body.custom_logit_processor
+    params = body.custom_params
+    if not named:
+        if params:
+            message = "custom_params are of no use without custom_logit_processor"
+            raise ApiError(400, message, param="custom_params")
+        return ()
+    entries = named if isinstance(named, list) else [named]
+    found = [_processor(entry) for entry in entries]
+    if params in (None, {}):
+        return tuple(found)
+    if not isinstance(params, dict):
+        message = f"custom_params is {str(params)[:MAX_SHOWN]!r}; an object is needed"
+        raise ApiError(400, message, param="custom_params")
+    if len(found) > 1 or found[0].params:
+        message = (
+            "custom_params are of one processor; "
+            'give several as [{"name": ..., "params": {...}}, ...]'
+        )
+        raise ApiError(400, message, param="custom_params")
+    return (Processor(found[0].name, params),)
+
+
+def _processor(entry: Any) -> Processor:
+    param = "custom_logit_processor"
+    name = entry
+    params: dict[str, Any] = {}
+    if isinstance(entry, dict):
+        try:
+            one = msgspec.convert(entry, NamedProcessor)
+        except msgspec.ValidationError as exc:
+            raise ApiError(400, f"{param}: {exc}; there are name and params", param=param) from exc
+        name = one.name
+        params = one.params or {}
+    if isinstance(name, str) and name.lstrip().startswith("{"):
+        raise ApiError(400, f"{param} is serialised code, and {_NO_CODE}", param=param)
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ApiError(400, f"{param} is {str(name)[:MAX_SHOWN]!r}; a name is needed", param=param)
+    return Processor(name, params)
+
+
+class ThinkingSwitch(msgspec.Struct, kw_only=True):
+    """`thinking` as Anthropic and others write it."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = None
+
+
+def thinking_budget(body: ExtraSamplingFields) -> int | None:
+    """Under the first of its names that is given."""
+    for name in _THINKING_BUDGET:
+        budget: int | None = getattr(body, name)
+        if budget is not None:
+            return budget
+    return None
+
+
+def thinking_switch(
+    thinking: bool | ThinkingSwitch | None, effort: str | None, budget: int | None
+) -> bool | None:
+    """Whether the model should reason; None if the request does not say it.
+
+    `effort` may be "none".
+    """
+    if budget == 0:
+        return False
+    if isinstance(thinking, ThinkingSwitch):
+        return thinking.type != "disabled"
+    if thinking is None and effort == "none":
+        return False
+    return thinking
+
+
+def soft_budget(thinking: bool | ThinkingSwitch | None, effort: str | None) -> int | None:
+    """Tokens of reasoning that a switch leaves, for models that reason.
+
+    Other models have no use for it.
+    """
+    if thinking_switch(thinking, effort, None) is False:
+        return 0
+    return thinking.budget_tokens if isinstance(thinking, ThinkingSwitch) else None

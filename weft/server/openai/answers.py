@@ -1,0 +1,286 @@
+"""The parts of answers that several APIs share: names, usage, log probabilities, `meta_info`.
+
+Log probabilities have the shapes of OpenAI and, of a prompt, those of `echo` with `logprobs` and of
+vLLM's `prompt_logprobs`; `meta_info` is SGLang's. When an answer is sent is not known here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+
+from weft.client.aux_outputs import PromptToken
+from weft.client.generation import Completion, CompletionEnd, Delta
+from weft.messages.replies import TokenLogprobs
+from weft.server.body import json_bytes
+from weft.server.context import ServerContext
+from weft.server.openai.models import (
+    ChatLogprobs,
+    CompletionLogprobs,
+    CompletionTokensDetails,
+    PromptLogprob,
+    PromptTokensDetails,
+    TokenLogprob,
+    TopLogprob,
+    Usage,
+)
+from weft.text.detokenizer import Detokenizer
+from weft.text.parsers.output import ParsedOutput
+from weft.text.tokenizer import Tokenizer
+
+TokenName: TypeAlias = Callable[[int], str]
+
+LOWEST_LOGPROB = -9999.0  # JSON has no infinity
+
+
+# ---- names and usage
+
+
+class AnswerHeader(NamedTuple):
+    """The fields that every chunk of an answer repeats."""
+
+    id: str
+    created: int
+    model: str
+
+
+def answer_header(context: ServerContext, prefix: str, rid: str) -> AnswerHeader:
+    """`prefix`: the beginning of the ids of such answers, before the name of the request."""
+    return AnswerHeader(f"{prefix}{rid}", int(time.time()), context.info.model_name)
+
+
+def event(chunk: Any) -> bytes:
+    """A chunk as a server-sent event."""
+    return b"data: " + json_bytes(chunk) + b"\n\n"
+
+
+class UsageCount:
+    """Tokens of one answer, counted as its deltas pass.
+
+    A prompt counts once, however many completions it has. With the history of a session a prompt is
+    longer than what was sent; that is known when its completion has ended.
+    """
+
+    def __init__(self, prompt_lens: list[int], n: int) -> None:
+        self._n = n
+        self._prompt_lens = prompt_lens
+        self._cached_tokens = 0  # known when a completion has ended
+        self._num_tokens = [0] * (len(prompt_lens) * n)
+
+    def add(self, delta: Delta) -> None:
+        self._num_tokens[delta.choice] = delta.num_tokens
+        if delta.end is not None and delta.choice % self._n == 0:
+            self._cached_tokens += delta.end.cached_tokens
+            self._prompt_lens[delta.choice // self._n] = delta.end.prompt_tokens
+
+    def usage(self) -> Usage:
+        prompt_tokens = sum(self._prompt_lens)
+        completion_tokens = sum(self._num_tokens)
+        return Usage(
+            prompt_tokens,
+            completion_tokens,
+            prompt_tokens + completion_tokens,
+            PromptTokensDetails(self._cached_tokens),
+        )
+
+
+def reasoning_details(
+    tokenizer: Tokenizer, outputs: Sequence[ParsedOutput]
+) -> CompletionTokensDetails:
+    """How many tokens were reasoning. Its marks are not among them."""
+    texts = ["".join(output.reasoning_text) for output in outputs]
+    encoded = tokenizer.encode_all(texts, add_special_tokens=False)
+    return CompletionTokensDetails(sum(map(len, encoded)))
+
+
+def meta_info(completion: Completion, delta: Delta, weight_version: str) -> dict[str, Any]:
+    """`meta_info` of SGLang's answers: the numbers of one completion as far as `delta`.
+
+    `weight_version` is that of now. What is known at the end only comes with the last delta.
+    """
+    end = delta.end
+    if end is None:
+        return {
+            "id": completion.rid,
+            "finish_reason": None,
+            "prompt_tokens": completion.prompt_len,
+            "completion_tokens": delta.num_tokens,
+            "cached_tokens": 0,
+            "weight_version": weight_version,
+        }
+    return {
+        "id": completion.rid,
+        "finish_reason": _meta_finish_reason(end),
+        "prompt_tokens": end.prompt_tokens,
+        "completion_tokens": delta.num_tokens,
+        "cached_tokens": end.cached_tokens,
+        "weight_version": end.weight_version,
+        "e2e_latency": end.e2e_s,
+    }
+
+
+def _meta_finish_reason(end: CompletionEnd) -> dict[str, Any]:
+    match end.reason:
+        case "stop":
+            return {"type": "stop", "matched": end.matched}
+        case "length":
+            return {"type": "length", "length": end.completion_tokens}
+        case reason:
+            return {"type": reason, "message": end.message, "status_code": end.status}
+
+
+# ---- names of tokens
+
+
+def token_names(tokenizer: Tokenizer, *, as_ids: bool) -> TokenName:
+    """How tokens are called: by their text, or, as vLLM writes it, by "token_id:17"."""
+    return _id_name if as_ids else partial(token_name, tokenizer)
+
+
+def _id_name(token: int) -> str:
+    return f"token_id:{token}"
+
+
+def token_name(tokenizer: Tokenizer, token: int) -> str:
+    """A token as text; if it is no text by itself, as OpenAI writes it ("bytes:\\xe4").
+
+    So different tokens have different names.
+    """
+    piece = tokenizer.token_bytes(token)
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+
+
+def finite(logprob: float) -> float:
+    return max(logprob, LOWEST_LOGPROB)
+
+
+# ---- log probabilities of completions
+
+
+def chat_logprobs(
+    tokenizer: Tokenizer, delta: Delta, *, as_ids: bool = False, wanted: Sequence[int] = ()
+) -> ChatLogprobs:
+    """With the bytes of each token, because a token need not be a whole character.
+
+    The tokens that are `wanted` stand at the end of the likeliest.
+    """
+
+    def entry(token: int, logprob: float) -> TopLogprob:
+        text = _id_name(token) if as_ids else tokenizer.token_text(token)
+        return TopLogprob(text, finite(logprob), list(tokenizer.token_bytes(token)))
+
+    content = []
+    for token, found in zip(delta.token_ids, delta.logprobs, strict=False):
+        own = entry(token, found.logprob)
+        top = [entry(*pair) for pair in _likeliest_and_wanted(found, wanted)]
+        content.append(TokenLogprob(own.token, own.logprob, own.bytes, top))
+    return ChatLogprobs(content)
+
+
+class TextOffsets:
+    """Where in the text of one answer each token begins.
+
+    Half a character stands where the character begins.
+    """
+
+    def __init__(self, detokenizer: Detokenizer, offset: int) -> None:
+        """`offset`: characters before the first token."""
+        self._detokenizer = detokenizer
+        self._offset = offset
+
+    def next(self, token: int) -> int:
+        """The offset of the next token."""
+        offset = self._offset
+        self._offset += len(self._detokenizer.push(token))
+        return offset
+
+
+def completion_logprobs(
+    delta: Delta, offsets: TextOffsets, name_of: TokenName, wanted: Sequence[int] = ()
+) -> CompletionLogprobs:
+    """`offsets` are those of the completion. Tokens that are `wanted` come with the likeliest."""
+    result = CompletionLogprobs([], [], [], [])
+    for token, found in zip(delta.token_ids, delta.logprobs, strict=False):
+        name = name_of(token)
+        top: dict[str, float] = {}
+        for other, logprob in _likeliest_and_wanted(found, wanted):
+            top[name_of(other)] = finite(logprob)
+        top.setdefault(name, finite(found.logprob))
+        result.tokens.append(name)
+        result.token_logprobs.append(finite(found.logprob))
+        result.top_logprobs.append(top)
+        result.text_offset.append(offsets.next(token))
+    return result
+
+
+def _likeliest_and_wanted(found: TokenLogprobs, wanted: Sequence[int]) -> list[tuple[int, float]]:
+    """The likeliest tokens, and behind them those of `wanted` that are not among them."""
+    top = dict(zip(found.top_ids, found.top_logprobs, strict=True))
+    top.update(zip(wanted, found.id_logprobs, strict=True))
+    return list(top.items())
+
+
+# ---- log probabilities of prompts
+
+
+def vllm_logprobs(
+    tokenizer: Tokenizer, tokens: Sequence[PromptToken], num_top: int
+) -> list[dict[str, PromptLogprob] | None]:
+    """For each token itself, and then the `num_top` likeliest in its place, by their ids as digits.
+
+    None where there is no log probability.
+    """
+
+    def entry(token: int, logprob: float, rank: int) -> PromptLogprob:
+        return PromptLogprob(finite(logprob), rank, tokenizer.token_text(token))
+
+    found: list[dict[str, PromptLogprob] | None] = []
+    for own in tokens:
+        if own.logprob is None:
+            found.append(None)
+            continue
+        entries = {str(own.token): entry(own.token, own.logprob, own.rank)}
+        for rank, (token, logprob) in enumerate(own.top[:num_top], start=1):
+            entries.setdefault(str(token), entry(token, logprob, rank))
+        found.append(entries)
+    return found
+
+
+def echoed_logprobs(
+    tokenizer: Tokenizer, tokens: Sequence[PromptToken], num_top: int, name_of: TokenName
+) -> CompletionLogprobs:
+    """Those of an echoed prompt, as of a completion. Offsets count in the text of the prompt."""
+    found = CompletionLogprobs([], [], [], [])
+    offsets = TextOffsets(tokenizer.detokenizer(), 0)
+    for own in tokens:
+        name = name_of(own.token)
+        found.tokens.append(name)
+        found.text_offset.append(offsets.next(own.token))
+        if own.logprob is None:
+            found.token_logprobs.append(None)
+            found.top_logprobs.append(None)
+            continue
+        top: dict[str, float] = {}
+        for token, logprob in own.top[:num_top]:
+            top[name_of(token)] = finite(logprob)
+        top.setdefault(name, finite(own.logprob))
+        found.token_logprobs.append(finite(own.logprob))
+        found.top_logprobs.append(top)
+    return found
+
+
+def joined_logprobs(
+    prompt: CompletionLogprobs, completion: CompletionLogprobs
+) -> CompletionLogprobs:
+    """Those of a prompt, and those of its completion behind them."""
+    return CompletionLogprobs(
+        text_offset=prompt.text_offset + completion.text_offset,
+        token_logprobs=prompt.token_logprobs + completion.token_logprobs,
+        tokens=prompt.tokens + completion.tokens,
+        top_logprobs=prompt.top_logprobs + completion.top_logprobs,
+    )

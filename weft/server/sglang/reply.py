@@ -1,0 +1,120 @@
+"""Answers of SGLang's form: each event of a stream repeats everything that came before.
+
+Were each token's event to repeat everything, a stream would cost the square of its length. So what
+a completion has is kept as it will be written, and the longer it is, the more must be new before
+it is told again (`GrowingOutput.is_due`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from weft.client.aux_outputs import hidden_states
+from weft.client.generation import Completion, Delta
+from weft.server.body import json_bytes, written
+from weft.server.openai.answers import event, meta_info
+from weft.server.sglang.logprobs import JsonList, NativeLogprobs
+
+FREE_LEN = 32_768  # bytes of an answer so far that every event of a stream may repeat
+SPACING = 32  # from there on, an event comes when this part of the last one is new
+
+
+class GrowingOutput:
+    """What one completion of a stream has so far, and how much of that was told last."""
+
+    def __init__(self, logprobs: NativeLogprobs | None) -> None:
+        self.logprobs = logprobs
+        self._texts: list[str] = []
+        self._ids = JsonList()
+        self._text_len = 0  # characters
+        self._told_len = 0
+
+    @property
+    def is_opened(self) -> bool:
+        """Whether it has been told at all."""
+        return self._told_len > 0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether enough is new: always while it is small, from `FREE_LEN` on a part of it.
+
+        The part is `1 / SPACING`. All events of one completion have then at most `SPACING + 1`
+        times the bytes of the last, but for those that are told of it while it is small.
+        """
+        size = self._size()
+        return size <= FREE_LEN or size - self._told_len >= self._told_len // SPACING
+
+    def add(self, delta: Delta) -> None:
+        self._texts.append(delta.text)
+        self._text_len += len(delta.text)
+        self._ids.extend(delta.token_ids)
+        if self.logprobs is not None:
+            self.logprobs.add(delta)
+
+    def tell(self) -> tuple[str, msgspec.Raw]:
+        """All text and ids."""
+        self._texts = ["".join(self._texts)]
+        self._told_len = max(self._size(), 1)
+        return self._texts[0], self._ids.raw()
+
+    def _size(self) -> int:
+        """About how many bytes telling it takes."""
+        size = self._text_len + len(self._ids)
+        if self.logprobs is not None:
+            size += self.logprobs.num_bytes
+        return size
+
+
+class NativeReply:
+    """The `Reply` to a request of `/generate`."""
+
+    def __init__(
+        self,
+        *,
+        completions: Sequence[Completion],
+        as_list: bool,
+        logprobs: Sequence[NativeLogprobs | None],
+        version: Callable[[], str],
+    ) -> None:
+        self._completions = completions
+        self._as_list = as_list
+        self._version = version  # of the weights that compute now
+        self._growing = [GrowingOutput(own) for own in logprobs]
+
+    def full_body(self, deltas: Sequence[Delta]) -> bytes:
+        for delta in deltas:
+            self._growing[delta.choice].add(delta)
+        answers = [written(self._answer(delta)) for delta in deltas]
+        return json_bytes(answers if self._as_list else answers[0])
+
+    def events(self, delta: Delta) -> bytes:
+        growing = self._growing[delta.choice]
+        growing.add(delta)
+        if growing.is_opened and delta.end is None and not growing.is_due:
+            return b""
+        answer = self._answer(delta)
+        if self._as_list:
+            answer["index"] = delta.choice
+        return event(answer)
+
+    def closing(self) -> bytes:
+        return b""
+
+    def _answer(self, delta: Delta) -> dict[str, Any]:
+        completion = self._completions[delta.choice]
+        growing = self._growing[delta.choice]
+        meta = meta_info(completion, delta, self._version())
+        if delta.end is not None and completion.params.hidden_states:
+            meta["hidden_states"] = hidden_states(
+                completion.given, delta.end.prompt_tokens, delta.num_tokens
+            )
+        logprobs = growing.logprobs
+        if logprobs is not None:
+            if not growing.is_opened or delta.end is not None:  # they are long, and do not change
+                meta |= logprobs.of_prompt()
+            meta |= logprobs.of_output()
+        text, ids = growing.tell()
+        return {"text": text, "output_ids": ids, "meta_info": meta}

@@ -1,0 +1,261 @@
+"""From the fields that generating APIs share to prompts, and from prompts to a running generation.
+
+Chat and text completions, `/infill`, `/generate` and the APIs of vectors pass here. What a body
+says of sampling is read in `fields/sampling.py`; what an answer looks like is each API's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+from starlette.requests import Request
+
+from weft.client.generation import Generation
+from weft.client.prompt import Prompt, with_reasoning_marks
+from weft.messages.sampling import InvalidParam, SamplingParams
+from weft.observe.request_context import rename
+from weft.server.context import ServerContext, cache_salt_of, tenant_of
+from weft.server.errors import ApiError, over
+from weft.server.fields.numbers import header_number
+from weft.server.fields.sampling import CommonSamplingFields, sampling_params
+from weft.server.fields.session import SessionFields, session_params
+from weft.server.limits import check_totals, require_embeds_room
+
+Side = Literal["left", "right"]
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    """`stream_options` of OpenAI."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class SampledRequest(CommonSamplingFields, kw_only=True):
+    """The fields that chat completions, text completions and `/infill` have in common."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    seed: int | None = None
+    sampling_seed: int | None = None
+    # Changes nothing: tokenizers.json has no such spaces.
+    spaces_between_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Side | None = None
+    return_token_ids: bool | None = None
+    # In log probabilities: "token_id:17" for the text of a token.
+    return_tokens_as_token_ids: bool | None = None
+    return_hidden_states: bool | None = None  # what the last token was sampled from
+    prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None  # beside the likeliest tokens of every position
+    # What the answer must be (`server/fields/grammar.py`):
+    response_format: dict[str, Any] | None = None
+    guided_json: Any = None
+    guided_json_object: bool | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    user: str | None = None
+    cache_salt: str | None = None
+    extra_key: str | None = None
+    priority: int | None = None
+    timeout_ms: int | None = None
+    rid: str | None = None
+    request_id: str | None = None
+    session_params: SessionFields | None = None  # of SGLang's /generate
+    session_id: str | None = None  # changes nothing: routers keep equal ones together
+
+
+def sampling_of(
+    body: SampledRequest,
+    defaults: SamplingParams,
+    *,
+    max_new_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None = None,
+    fewest_tokens: int = 1,
+) -> SamplingParams:
+    """The fields of a request as sampling parameters; all else is as in `defaults`.
+
+    Raises `ApiError` for a value of a wrong form and `InvalidParam` for fewer new tokens than
+    `fewest_tokens`. Other ranges are checked when the request is submitted.
+    """
+    if max_new_tokens is not None and max_new_tokens < fewest_tokens:
+        message = f"max_tokens is {max_new_tokens}; it must be at least {fewest_tokens}"
+        raise InvalidParam("max_tokens", message)
+    others: dict[str, Any] = {}
+    if body.logprob_token_ids:
+        if logprobs is None:
+            raise ApiError(400, "logprob_token_ids needs logprobs", param="logprob_token_ids")
+        others["logprob_token_ids"] = tuple(body.logprob_token_ids)
+    if body.return_hidden_states:
+        others["hidden_states"] = "last"
+    return sampling_params(
+        body,
+        defaults,
+        max_new_tokens=max_new_tokens,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        **others,
+    )
+
+
+# ---- tokens of prompts
+
+
+class Truncation(NamedTuple):
+    """How a prompt is cut that is too long, instead of being refused."""
+
+    most: int  # tokens to keep; -1: as many as leave room for the answer
+    side: Side  # where tokens are dropped
+
+    def cut(self, ids: list[int], context_len: int, max_new_tokens: int | None) -> list[int]:
+        """The part of a prompt that is kept."""
+        most = self.most
+        if most == -1:
+            most = max(context_len - max(max_new_tokens or 1, 1), 1)
+        return ids[:most] if self.side == "right" else ids[-most:]
+
+
+def truncation(context: ServerContext, most: int | None, side: Side | None) -> Truncation | None:
+    """How prompts are to be cut, as `truncate_prompt_tokens` and `truncation_side` say.
+
+    None if they are not cut. A server with `--auto-truncate` cuts every prompt that is too long.
+    """
+    if most is None and not context.config.auto_truncate:
+        return None
+    return Truncation(-1 if most is None else most, side or "left")
+
+
+async def encode_texts(
+    context: ServerContext,
+    texts: Sequence[str],
+    *,
+    add_special_tokens: bool,
+    truncates: bool = False,
+) -> list[list[int]]:
+    """Ids of each text, off the event loop if there is much to do.
+
+    Raises `ContextExceeded` for a text that is too long, unless it will be truncated.
+    """
+    context_len = None if truncates else context.info.context_length
+    return await context.tokenizer.encode_async(
+        texts, add_special_tokens=add_special_tokens, context_len=context_len
+    )
+
+
+async def encode_mixed(
+    context: ServerContext,
+    prompts: Sequence[str | list[int]],
+    *,
+    add_special_tokens: bool,
+    truncates: bool = False,
+) -> list[list[int]]:
+    """Ids of prompts some of which are ids already."""
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    if not texts:
+        return [prompt for prompt in prompts if not isinstance(prompt, str)]
+    encoded = iter(
+        await encode_texts(
+            context, texts, add_special_tokens=add_special_tokens, truncates=truncates
+        )
+    )
+    return [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]
+
+
+# ---- prompts
+
+
+def request_name(request: Request, rid: str | None, request_id: str | None = None) -> str:
+    """The name of a request: as its body says, else its header, else `RequestMiddleware`."""
+    name = rid or request_id
+    if name is None:
+        return str(request.scope["weft.rid"])
+    if not name.isprintable():
+        raise ApiError(400, "rid must be printable characters", param="rid")
+    rename(name)
+    return name
+
+
+def timeout_ms(context: ServerContext, request: Request, timeout: int | None) -> int:
+    """After how many milliseconds a request ends; 0 for never.
+
+    As its body says, else its header X-Request-Timeout-Ms.
+    """
+    if timeout is None:
+        text = request.headers.get("x-request-timeout-ms")
+        if text is None:
+            return 0
+        timeout = header_number(text, "timeout_ms", "X-Request-Timeout-Ms")
+    longest = context.limits.max_timeout_ms
+    if timeout > longest:
+        message = f"timeout_ms is {timeout:,}; 1 to {longest:,} are allowed"
+        raise over("max_timeout_ms", message, param="timeout_ms")
+    return timeout
+
+
+def prompts(
+    context: ServerContext,
+    request: Request,
+    body: SampledRequest,
+    ids: Sequence[Sequence[int]],
+    params: SamplingParams,
+) -> list[Prompt]:
+    """One `Prompt` for each list of ids, all with the same parameters.
+
+    With a budget of reasoning they differ in where the reasoning begins.
+    """
+    salt = cache_salt_of(context, request, body.cache_salt, body.extra_key)
+    user = (body.user or "")[: context.limits.max_user_len]
+    tenant = tenant_of(context, request, user)
+    session = None
+    if body.session_params is not None:
+        if body.session_id is not None:
+            message = "session_id and session_params exclude each other"
+            raise ApiError(400, message, param="session_id")
+        session = session_params(context, request, body.session_params, n=params.n * len(ids))
+    rid = request_name(request, body.rid, body.request_id)
+    timeout = timeout_ms(context, request, body.timeout_ms)
+    interval = body.stream_interval
+    if interval is None:
+        interval = context.config.stream_interval
+    found: list[Prompt] = []
+    for prompt_ids in ids:
+        own_params = params
+        if params.thinking_budget is not None:
+            own_params = with_reasoning_marks(
+                params, context.formats.reasoning, context.tokenizer, prompt_ids
+            )
+        prompt = Prompt(
+            ids=prompt_ids,
+            params=own_params,
+            rid=rid,
+            tenant=tenant,
+            user=user,
+            priority=body.priority or 0,
+            cache_salt=salt,
+            timeout_ms=timeout,
+            session=session,
+            stream_interval=interval,
+        )
+        found.append(prompt)
+    return found
+
+
+def submit(context: ServerContext, prompts: Sequence[Prompt], *, stream: bool) -> Generation:
+    """Start generating, if new work is accepted and the request is within the limits.
+
+    Raises `ApiError`, `InvalidParam` or `ContextExceeded`.
+    """
+    context.require_accepting()
+    check_totals(context, prompts)
+    if any(prompt.vectors for prompt in prompts):
+        require_embeds_room(context, prompts)
+    return context.client.submit(prompts, stream=stream)
