@@ -1,9 +1,13 @@
-"""Builds the kernel library into the package where there is a C++ compiler; all else stands in pyproject.toml."""
+"""Builds the kernel library into the package where there is a C++ compiler; all else stands in pyproject.toml.
+
+The library is called by its C functions and links nothing of Python, so one wheel serves every Python of a platform.
+"""
 
 import sys
 from pathlib import Path
 
 from setuptools import setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 from setuptools.dist import Distribution
 
@@ -16,9 +20,8 @@ class BuildWithKernels(build_py):
         super().run()
         if self.editable_mode:
             return
-        target = (
-            Path(self.build_lib) / "weft" / "ops" / "cpp" / kernels.library_name(kernels.all_sets())
-        )
+        folder = Path(self.build_lib) / "weft" / "ops" / "cpp"
+        target = folder / kernels.library_name(kernels.all_sets())
         try:
             kernels.build(target, kernels.all_sets())
         except kernels.CannotBuild as exc:
@@ -28,6 +31,14 @@ class BuildWithKernels(build_py):
             )
 
 
+class WheelForEveryPython(bdist_wheel):
+    """py3-none-<platform>."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        _, _, platform = super().get_tag()
+        return "py3", "none", platform
+
+
 class BinaryDistribution(Distribution):
     """A wheel with the library is for one platform."""
 
@@ -35,4 +46,7 @@ class BinaryDistribution(Distribution):
         return True
 
 
-setup(cmdclass={"build_py": BuildWithKernels}, distclass=BinaryDistribution)
+COMMANDS = {"build_py": BuildWithKernels, "bdist_wheel": WheelForEveryPython}
+
+if __name__ == "__main__":
+    setup(cmdclass=COMMANDS, distclass=BinaryDistribution)

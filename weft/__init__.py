@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from weft.version import __version__
+
 if TYPE_CHECKING:
     from weft.executor.logit_processors.processor import LogitProcessor
     from weft.llm import LLM, Output
     from weft.messages.sampling import Grammar, Processor, SamplingParams
 
-__version__ = "0.1.0"
 __all__ = [
     "LLM",
     "Grammar",
@@ -26,10 +27,14 @@ __all__ = [
     "__version__",
 ]
 
+# Where each name stands.
 _HOMES = {
-    **dict.fromkeys(("LLM", "Output"), "weft.llm"),
+    "LLM": "weft.llm",
+    "Output": "weft.llm",
     "LogitProcessor": "weft.executor.logit_processors.processor",
-    **dict.fromkeys(("Grammar", "Processor", "SamplingParams"), "weft.messages.sampling"),
+    "Grammar": "weft.messages.sampling",
+    "Processor": "weft.messages.sampling",
+    "SamplingParams": "weft.messages.sampling",
 }
 
 

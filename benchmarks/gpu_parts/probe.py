@@ -11,8 +11,8 @@ import torch
 
 from gpu_parts.part import Row, Setting
 from gpu_parts.timing import seconds
-from weft import __version__
 from weft.config.machine import probe
+from weft.version import __version__
 
 
 def findings(setting: Setting) -> Iterator[Row]:

@@ -70,7 +70,7 @@ def test_version_has_one_source(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--version"]) == cli.main(["version"]) == 0
     assert capsys.readouterr().out == f"weft {weft.__version__}\n" * 2
     pyproject = (Path(__file__).parents[2] / "pyproject.toml").read_text()
-    assert "weft.__version__" in pyproject
+    assert "weft.version.__version__" in pyproject
     assert weft.__version__ not in pyproject
 
 

@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def version(argv: Sequence[str]) -> int:
-    from weft import __version__
+    from weft.version import __version__
 
     print(f"weft {__version__}")
     return 0

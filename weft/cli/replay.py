@@ -12,12 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from weft import __version__
 from weft.config.options import Command, SettingsError, asked_help, option
 from weft.engine import explain as insight
 from weft.journal.file import JournalError, JournalReader
 from weft.journal.replay import BadJournal, Replay
 from weft.messages.control import Explanation
+from weft.version import __version__
 
 ABOUT = "Run the scheduler over the journal FILE, without a model: every decision must be the recorded one."
 

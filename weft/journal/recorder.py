@@ -33,7 +33,6 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
-from weft import __version__
 from weft.arrays import BoolArray, FloatArray, IntArray, LongArray
 from weft.engine.control.handlers import DISPATCHER
 from weft.engine.control.profile import Profiler
@@ -72,6 +71,7 @@ from weft.plan.device import DeviceReply, DeviceRequest, Pending
 from weft.plan.step import ForwardMode, InputVectors, Plan, Result, Runner, Sampling, Step
 from weft.scheduler.scheduler import Scheduler
 from weft.scheduler.settings import SchedulerSettings
+from weft.version import __version__
 
 log = EventLog("journal")
 

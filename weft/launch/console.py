@@ -17,10 +17,10 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from weft import __version__
 from weft.config.resolve import count
 from weft.config.server import ServerConfig
 from weft.observe.log import EventLog
+from weft.version import __version__
 
 if TYPE_CHECKING:
     from weft.assemble.prepare import Prepared

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import zmq
 
-from weft import __version__
 from weft.assemble.prepare import Prepared, load_tokenizer
 from weft.client.client import EngineClient
 from weft.client.hang_detector import TICK_S as HANG_TICK_S
@@ -42,6 +41,7 @@ from weft.server.limits import LEAST_BYTES, spare_bytes
 from weft.server.serve import make_server
 from weft.server.serve import run as run_loop
 from weft.text.templates.chat_template import TemplateError
+from weft.version import __version__
 
 LAST_WORDS_S = 0.5  # for the message of an engine that has ended
 LAST_ANSWERS_S = 3.0  # for errors and ends of streams to reach their clients

@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from weft import __version__
 from weft.config.options import SettingsError
+from weft.version import __version__
 
 STAGE_NAMES = {
     "tokenize": "tokenize",
