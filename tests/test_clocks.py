@@ -31,10 +31,11 @@ DECIDES = (
     "launch",
     "assemble",
     "cli",
+    "bench",
 )
 TOLD = {
     "executor/profile/profile.py",  # when what the kernels noted was, on the clock of the trace
-    "cli/benches/report.py",  # when it was measured
+    "bench/results.py",  # when it was measured
     "launch/supervisor.py",  # since when the model is served
     "cli/replay.py",  # when a journal began
     "journal/recorder.py",  # the same

@@ -35,7 +35,19 @@ ALLOWED = {
     "client": {"text", "messages", "config", "observe"},
     "server": {"client", "text", "messages", "config", "observe"},
     "sim": {"journal", "engine", "scheduler", "memory", "plan", "messages", "config", "observe"},
-    "bench": {"messages", "config"},
+    "bench": {
+        "assemble",
+        "executor",
+        "sim",
+        "server",
+        "engine",
+        "scheduler",
+        "memory",
+        "grammar",
+        "plan",
+        "messages",
+        "config",
+    },
 }
 EVERYWHERE = {"arrays", "version"}  # any module may import it
 UNBOUND = {

@@ -83,8 +83,8 @@ def main() -> None:
 def _speed(name: str, seconds: float) -> float:
     """Output tokens a second; for a workload of prefill, all tokens."""
     workload = WORKLOADS[name]
-    prompt = sum(job.prompt_len for job in workload.jobs) if workload.counts_prompt else 0
-    return (prompt + sum(job.output_len for job in workload.jobs)) / seconds
+    prompt = sum(job.prompt_len for job in workload.requests) if workload.counts_prompt else 0
+    return (prompt + sum(job.output_len for job in workload.requests)) / seconds
 
 
 if __name__ == "__main__":

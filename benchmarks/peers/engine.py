@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from weft.bench.workloads import WORKLOADS, Job
+from weft.bench.workloads import WORKLOADS, RequestShape
 
 ANSWER = "@@ "
 FIRST_ID, LAST_ID = 100, 30_000
@@ -31,7 +31,7 @@ def serve(generate: Generate) -> None:
     _answer({"ready": True})
     for line in sys.stdin:
         name, seed = line.split()
-        jobs = WORKLOADS[name].jobs
+        jobs = WORKLOADS[name].requests
         prompts = prompts_of(jobs, int(seed))
         began = time.perf_counter()
         generate(prompts, [job.output_len for job in jobs])
@@ -41,7 +41,7 @@ def serve(generate: Generate) -> None:
 
 def prompts_of(jobs: object, seed: int) -> list[list[int]]:
     rng = random.Random(seed)
-    listed: list[Job] = list(jobs)  # type: ignore[call-overload]
+    listed: list[RequestShape] = list(jobs)  # type: ignore[call-overload]
     head = _ids(rng, max(job.shared_len for job in listed))
     return [head[: job.shared_len] + _ids(rng, job.own_len) for job in listed]
 

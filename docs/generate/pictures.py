@@ -1,10 +1,12 @@
 """Draws the pictures of the README and of the architecture from the code, so that they stay true.
 
-    python docs/generate/pictures.py           writes docs/img/house.svg
+    python docs/generate/pictures.py           writes docs/img/{house,steps}.svg
     python docs/generate/pictures.py --check   writes nothing; status 1 names the pictures that are not up to date
 
 The house: every package of weft is a room. A room stands above all rooms that it imports; an arrow leads from a room to
 one that it imports, unless the way leads through another room anyway.
+
+The steps: the scheduler itself runs eight requests in virtual time, and its plans are drawn, a column each.
 """
 
 from __future__ import annotations
@@ -15,8 +17,19 @@ import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from weft.engine.engine import Engine  # noqa: E402
+from weft.plan.device import DeviceRequest  # noqa: E402
+from weft.plan.step import Pending, Plan, Step  # noqa: E402
+from weft.scheduler.settings import SchedulerSettings  # noqa: E402
+from weft.sim.cost import CostRunner, TrueLengths, VirtualClock  # noqa: E402
+from weft.sim.run import Run  # noqa: E402
+from weft.sim.trace import EOS, Arrival, Segment, TokenSource  # noqa: E402
+
 PACKAGE = ROOT / "weft"
 IMAGES = ROOT / "docs" / "img"
 
@@ -194,7 +207,191 @@ def _legend(y: float) -> Iterator[str]:
         x += 35 + 5.4 * len(text)
 
 
-PICTURES = {"house.svg": house}
+# Steps
+
+COLUMN_WIDTH = 34
+LANE_HEIGHT = 26
+LABEL_WIDTH = 150
+PREFILL = "#f4b860"
+DECODE = "#7fb3e6"
+CACHED = "#fdf0d5"
+SHARED = Segment(key=0, length=48)  # a prefix that five of the eight requests begin with
+
+
+class Lane(NamedTuple):
+    """A request of the picture."""
+
+    what: str
+    arrival: Arrival
+
+
+def lanes() -> list[Lane]:
+    def arrival(time_s: float, output_len: int, *prompt: Segment) -> Arrival:
+        return Arrival(time_s, prompt, output_len, max_new_tokens=output_len + 4)
+
+    return [
+        Lane("shared prefix", arrival(0.0, 14, SHARED, Segment(1, 10))),
+        Lane("short", arrival(0.0, 9, Segment(2, 12))),
+        Lane("long prompt", arrival(2.0, 6, Segment(3, 110))),
+        Lane("same prefix", arrival(3.0, 8, SHARED, Segment(4, 8))),
+        Lane("same prefix", arrival(3.0, 5, SHARED, Segment(5, 14))),
+        Lane("short", arrival(9.0, 7, Segment(6, 20))),
+        Lane("same prefix", arrival(11.0, 6, SHARED, Segment(7, 6))),
+        Lane("same prefix", arrival(11.0, 4, SHARED, Segment(8, 9))),
+    ]
+
+
+class Cell(NamedTuple):
+    """What one request runs in one step."""
+
+    step: int
+    start: int  # tokens that are computed already
+    length: int  # tokens to compute
+    samples: bool
+
+
+class NotingRunner:
+    """A runner of the simulation that notes the plans it gets."""
+
+    def __init__(self, runner: CostRunner) -> None:
+        self.plans: list[Plan] = []
+        self._runner = runner
+
+    def launch(self, plan: Plan) -> Step:
+        self.plans.append(plan)
+        return self._runner.launch(plan)
+
+    def control(self, request: DeviceRequest) -> Pending:
+        return self._runner.control(request)
+
+
+class UnitCost:
+    """Every step takes one second, so that times are numbers of steps."""
+
+    def seconds(self, load: object) -> float:
+        return 1.0
+
+
+def cells() -> list[list[Cell]]:
+    """For each request of the picture what it runs in the steps of the simulation."""
+    settings = SchedulerSettings(
+        num_pages=64,
+        page_size=4,
+        max_running_requests=5,
+        context_length=256,
+        vocab_size=32_768,
+        eos_token_ids=(EOS,),
+        chunked_prefill_size=48,
+        max_prefill_tokens=48,
+        mixed_chunk=True,
+        policy="lpm",
+    )
+    clock = VirtualClock()
+    lengths = TrueLengths()
+    runner = NotingRunner(CostRunner(UnitCost(), clock, lengths))
+    engine = Engine(settings, runner, clock=clock, overlap=False, on_failure=_raise)
+    tokens = TokenSource(settings.vocab_size)
+    Run(engine, clock, tokens, lengths).play(lane.arrival for lane in lanes())
+    return _by_request(runner.plans)
+
+
+def _by_request(plans: list[Plan]) -> list[list[Cell]]:
+    """A plan names rows; a step that samples names the request, too, by its seed."""
+    found: list[list[Cell]] = [[] for _ in lanes()]
+    unnamed: dict[int, list[Cell]] = {}
+    for step, plan in enumerate(plans):
+        seeds = iter(plan.sampling.seeds.tolist())
+        for row, start, length, samples in zip(
+            plan.rows.tolist(),
+            plan.starts.tolist(),
+            plan.lens.tolist(),
+            plan.samples.tolist(),
+            strict=True,
+        ):
+            unnamed.setdefault(row, []).append(Cell(step, start, length, samples))
+            if samples:
+                found[next(seeds)] += unnamed.pop(row)
+    return found
+
+
+def _raise(exc: Exception) -> None:
+    raise exc
+
+
+def steps() -> Iterator[str]:
+    drawn = cells()
+    num_steps = 1 + max(row[-1].step for row in drawn)
+    width = LABEL_WIDTH + num_steps * COLUMN_WIDTH + MARGIN
+    height = 2 * MARGIN + 18 + len(drawn) * LANE_HEIGHT + 30
+    yield (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+        'font-family="sans-serif" role="img" aria-label="Eight requests in the steps of a scheduler">'
+    )
+    yield f'<rect width="{width}" height="{height}" fill="#ffffff" rx="8"/>'
+    for step in range(num_steps):
+        x = LABEL_WIDTH + (step + 0.5) * COLUMN_WIDTH
+        yield _text(x, MARGIN + 8, str(step + 1), 10, "#888888", "middle")
+    for index, (lane, row) in enumerate(zip(lanes(), drawn, strict=True)):
+        y = MARGIN + 18 + index * LANE_HEIGHT
+        yield _text(MARGIN, y + 16, f"{index + 1}  {lane.what}", 12, "#222222", "start")
+        yield from _lane(lane, row, y)
+    yield from _key(height - 14)
+    yield "</svg>"
+
+
+def _lane(lane: Lane, row: list[Cell], y: float) -> Iterator[str]:
+    arrived = LABEL_WIDTH + lane.arrival.time_s * COLUMN_WIDTH
+    began = LABEL_WIDTH + row[0].step * COLUMN_WIDTH
+    if began > arrived:
+        middle = y + LANE_HEIGHT / 2 - 1
+        yield (
+            f'<path d="M{arrived:g} {middle:g}H{began:g}" stroke="#bbbbbb" stroke-width="2" '
+            'stroke-dasharray="3 3"/>'
+        )
+    prompt_len = lane.arrival.prompt_len
+    for number, cell in enumerate(row):
+        x = LABEL_WIDTH + cell.step * COLUMN_WIDTH
+        is_prefill = cell.start < prompt_len
+        colour = PREFILL if is_prefill else DECODE
+        yield (
+            f'<rect x="{x + 1:g}" y="{y + 2:g}" width="{COLUMN_WIDTH - 2}" '
+            f'height="{LANE_HEIGHT - 6}" rx="3" fill="{colour}"/>'
+        )
+        middle = x + COLUMN_WIDTH / 2
+        if number == 0 and cell.start > 0:
+            yield (
+                f'<rect x="{x + 1:g}" y="{y + 2:g}" width="{COLUMN_WIDTH - 2}" height="8" rx="3" '
+                f'fill="{CACHED}"/>'
+            )
+            yield _text(middle, y + 9, f"{cell.start} cached", 6.5, "#8a6d3b", "middle")
+            yield _text(middle, y + 19, str(cell.length), 9, "#222222", "middle")
+        elif is_prefill:
+            yield _text(middle, y + 16, str(cell.length), 10, "#222222", "middle")
+
+
+def _key(y: float) -> Iterator[str]:
+    words = [
+        (PREFILL, "prompt tokens computed in this step"),
+        (CACHED, "prompt tokens found in the cache"),
+        (DECODE, "one token decoded"),
+    ]
+    x = float(MARGIN)
+    for colour, text in words:
+        yield f'<rect x="{x:g}" y="{y - 9:g}" width="10" height="10" fill="{colour}"/>'
+        yield _text(x + 15, y, text, 10, "#444444", "start")
+        x += 35 + 5.4 * len(text)
+    yield f'<path d="M{x:g} {y - 4:g}h24" stroke="#bbbbbb" stroke-width="2" stroke-dasharray="3 3"/>'
+    yield _text(x + 30, y, "waits", 10, "#444444", "start")
+
+
+def _text(x: float, y: float, text: str, size: float, colour: str, anchor: str) -> str:
+    return (
+        f'<text x="{x:g}" y="{y:g}" font-size="{size:g}" fill="{colour}" '
+        f'text-anchor="{anchor}">{html.escape(text)}</text>'
+    )
+
+
+PICTURES = {"house.svg": house, "steps.svg": steps}
 
 
 def main() -> int:

@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 
 from tests.launch.tiny_model import write_tiny_model
-from weft.bench.freeze import Load, Player, Trial, Variant, figures
+from weft.bench.freeze import FreezeLoad, FreezeRun, LoadPlayer, PrefillVariant, figures
 from weft.cli.bench import bench
 from weft.config.options import SettingsError
 from weft.engine.engine import Engine
+from weft.scheduler.pace.step_cost import CostModel
 from weft.scheduler.settings import SchedulerSettings
-from weft.sim.cost import Cost, CostRunner, TrueLengths, VirtualClock
+from weft.sim.cost import CostRunner, TrueLengths, VirtualClock
 
-COST = Cost(0.01, 0.001, 0.0)  # seconds for a step, a token, a pair
-LOAD = Load(
+COST = CostModel(0.01, 0.001, 0.0)  # seconds for a step, a token, a pair
+LOAD = FreezeLoad(
     num_streams=3,
     stream_prompt_len=4,
     stream_output_len=60,
@@ -27,7 +28,7 @@ LOAD = Load(
 )
 
 
-def play(variant: Variant) -> Trial:
+def play(variant: PrefillVariant) -> FreezeRun:
     clock, lengths = VirtualClock(), TrueLengths()
     for id in range(100):
         lengths.add(id, 10_000)  # all end by what they may have
@@ -47,13 +48,13 @@ def play(variant: Variant) -> Trial:
     engine = Engine(
         settings, CostRunner(COST, clock, lengths), clock=clock, overlap=0, on_failure=fail
     )
-    trial = Player(engine, clock, LOAD, settings.vocab_size, seed=1).play()
+    trial = LoadPlayer(engine, clock, LOAD, settings.vocab_size, seed=1).play()
     assert not engine.has_work
     return trial
 
 
 def test_a_whole_prompt_holds_streams_up_for_as_long_as_it_takes() -> None:
-    trial = play(Variant(None, mixed=False))
+    trial = play(PrefillVariant(None, mixed=False))
     assert max(trial.gaps_s) >= 0.2  # the step of a prompt of 200 tokens
     assert len(trial.ttft_s) == 4
     assert trial.num_tokens >= 4 * 200 + len(trial.gaps_s) + 4 * 5
@@ -62,14 +63,17 @@ def test_a_whole_prompt_holds_streams_up_for_as_long_as_it_takes() -> None:
 
 @pytest.mark.parametrize("chunk", [25, 50])
 def test_a_chunk_bounds_the_gaps_only_in_mixed_steps(chunk: int) -> None:
-    mixed, apart = play(Variant(chunk, mixed=True)), play(Variant(chunk, mixed=False))
+    mixed, apart = play(PrefillVariant(chunk, mixed=True)), play(PrefillVariant(chunk, mixed=False))
     assert max(mixed.gaps_s) == pytest.approx(0.01 + 0.001 * chunk, abs=0.01)
     assert max(apart.gaps_s) > 0.2
     assert figures([mixed]).p99_s < figures([apart]).p99_s
 
 
 def test_figures_are_of_all_runs_together() -> None:
-    runs = [Trial([1.0] * 49 + [5.0], [2.0], 100, 10.0), Trial([1.0] * 50, [4.0], 300, 10.0)]
+    runs = [
+        FreezeRun([1.0] * 49 + [5.0], [2.0], 100, 10.0),
+        FreezeRun([1.0] * 50, [4.0], 300, 10.0),
+    ]
     found = figures(runs)
     assert (found.p50_s, found.longest_s, found.ttft_s, found.tokens_per_s) == (1.0, 5.0, 3.0, 20.0)
     assert found.ratio == found.p99_s / found.p50_s

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from weft.bench.http import Events, HttpError, Server
-from weft.bench.serving import Load, Outcome, run
+from weft.bench.http import EventParser, HttpClient, HttpError
+from weft.bench.serving import ServingLoad, ServingRun, run
 
-LOAD = Load(num_requests=6, input_len=5, output_len=4)
+LOAD = ServingLoad(num_requests=6, input_len=5, output_len=4)
 
 
 class Fake:
@@ -71,14 +71,14 @@ class Fake:
 
 
 @asynccontextmanager
-async def served(fake: Fake) -> AsyncIterator[Server]:
+async def served(fake: Fake) -> AsyncIterator[HttpClient]:
     server = await asyncio.start_server(fake.serve, "127.0.0.1", 0)
     async with server:
-        yield Server(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/", api_key="k")
+        yield HttpClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/", api_key="k")
 
 
-def measure(fake: Fake, load: Load) -> Outcome:
-    async def go() -> Outcome:
+def measure(fake: Fake, load: ServingLoad) -> ServingRun:
+    async def go() -> ServingRun:
         async with served(fake) as server:
             return await run(server, load)
 
@@ -146,12 +146,12 @@ def test_an_event_that_is_an_error_or_none_at_all_fails_its_request(last: bytes)
 
 def test_unreachable_server_is_an_error() -> None:
     with pytest.raises(HttpError, match="cannot reach"):
-        asyncio.run(run(Server("http://127.0.0.1:9"), LOAD))
+        asyncio.run(run(HttpClient("http://127.0.0.1:9"), LOAD))
 
 
 def test_events_are_found_across_pieces() -> None:
     found: list[bytes] = []
-    events = Events(found.append)
+    events = EventParser(found.append)
     for piece in (b"da", b"ta: one\n\n: comment\ndata:two\n", b"\ndata: three\n\n"):
         events.push(piece)
     assert found == [b"one", b"two", b"three"]

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from weft.bench import workloads
+from weft.bench import prediction, scheduler, workloads
 from weft.cli.bench import bench
-from weft.cli.benches import prediction
 from weft.cli.sim import sim
 from weft.config.options import SettingsError
 
@@ -105,10 +104,8 @@ def test_bench_lists_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
 def test_bench_scheduler_writes_figures_and_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from weft.sim import overhead
-
-    figure = overhead.Measured("decode step", "ms", 0.1, 0.09, 0.2, 0.15, "")
-    monkeypatch.setattr(overhead, "measure", lambda **kind: [figure])
+    figure = scheduler.OverheadFigure("decode step", "ms", 0.1, 0.09, 0.2, 0.15)
+    monkeypatch.setattr(scheduler, "measure", lambda **kind: [figure])
     path = tmp_path / "out.json"
     assert bench(["scheduler", "--json", str(path)]) == 0
     document = load(path)
@@ -180,7 +177,7 @@ def test_bench_offline_runs_workloads(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setitem(
         workloads.SHAPES, "tiny", {**workloads.SHAPES["tiny"], "num_hidden_layers": 1}
     )
-    small = workloads.Workload("", [workloads.Job(64, 8, 3)] * 4)
+    small = workloads.Workload("", [workloads.RequestShape(64, 8, 3)] * 4)
     monkeypatch.setitem(workloads.WORKLOADS, "w3", small)
     folder, path = tmp_path / "model", tmp_path / "out.json"
     assert bench(["shape", "tiny", "--folder", str(folder)]) == 0

@@ -13,7 +13,7 @@ from tests.scheduler.world import EOS, VOCAB
 from weft.messages.control import SetPolicy
 from weft.messages.requests import Abort
 from weft.plan.step import Plan
-from weft.scheduler.pace.step_cost import Load
+from weft.scheduler.pace.step_cost import StepLoad
 from weft.scheduler.policy import POLICIES
 from weft.scheduler.settings import SchedulerSettings
 
@@ -92,7 +92,7 @@ class StepSeconds:
         return cls(step_s=max_step_s * rng.choice([0.05, 0.3]), token_s=token_s, pair_s=pair_s)
 
     def __call__(self, plan: Plan) -> float:
-        load = Load.of(plan)
+        load = StepLoad.of(plan)
         return self.step_s + self.token_s * load.tokens + self.pair_s * load.pairs
 
 

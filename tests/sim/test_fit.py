@@ -5,11 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from weft.sim.cost import Cost, Load
-from weft.sim.fit import fit
-from weft.sim.measured import StepTime, read_steps, write_steps
+from weft.scheduler.pace.step_cost import CostModel, StepLoad
+from weft.sim.fit import StepTime, fit, read_steps, write_steps
 
-TRUE = Cost(0.005, 5e-5, 2e-7, 1e-4)
+TRUE = CostModel(0.005, 5e-5, 2e-7, 1e-4)
 
 
 def measured(noise: float) -> list[StepTime]:
@@ -19,7 +18,7 @@ def measured(noise: float) -> list[StepTime]:
         rows = int(rng.integers(1, 64))
         tokens = rows if rng.random() < 0.7 else int(rng.integers(64, 2_048))
         context = tokens + int(rng.integers(0, rows * 500))
-        seconds = TRUE.seconds(Load(rows, tokens, context, rows, True))
+        seconds = TRUE.seconds(StepLoad(tokens, 0, context, rows))
         steps.append(StepTime(tokens, context, rows, seconds * rng.gamma(1 / noise, noise)))
     return steps
 

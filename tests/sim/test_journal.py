@@ -7,8 +7,9 @@ import numpy as np
 from weft.journal.recorder import RecordedEngine
 from weft.messages.requests import BatchGenerate, GenerateRequest
 from weft.messages.sampling import SamplingParams
+from weft.scheduler.pace.step_cost import CostModel
 from weft.scheduler.settings import SchedulerSettings
-from weft.sim.cost import Cost, CostRunner, TrueLengths, VirtualClock
+from weft.sim.cost import CostRunner, TrueLengths, VirtualClock
 from weft.sim.journal import read_journal
 from weft.sim.run import DONE, Run, simulate
 from weft.sim.synthetic import Traffic, synthetic
@@ -23,7 +24,7 @@ SETTINGS = SchedulerSettings(
     eos_token_ids=(EOS,),
     chunked_prefill_size=64,
 )
-COST = Cost(0.01, 1e-4, 1e-6)
+COST = CostModel(0.01, 1e-4, 1e-6)
 TRAFFIC = Traffic(
     requests=30, rate=20.0, input_len="uniform:20:450", output_len="uniform:1:150", max_tokens=120
 )

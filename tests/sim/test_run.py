@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from weft.scheduler.pace.step_cost import CostModel
 from weft.scheduler.settings import SchedulerSettings
-from weft.sim.cost import PRESETS, Cost
+from weft.sim.cost import PRESETS
 from weft.sim.report import Slo, summarize
 from weft.sim.run import DONE, OPEN, REFUSED, simulate
 from weft.sim.synthetic import Traffic, at_once, synthetic
@@ -21,7 +22,7 @@ SETTINGS = SchedulerSettings(
     eos_token_ids=(EOS,),
     chunked_prefill_size=512,
 )
-STEP = Cost(1.0, 0.0, 0.0)  # every step takes a second
+STEP = CostModel(1.0, 0.0, 0.0)  # every step takes a second
 
 
 def one(time_s: float, output_len: int, key: int = 0, after: int = -1) -> Arrival:
@@ -47,7 +48,7 @@ def test_a_request_for_no_token_costs_its_prompt(overlap: bool) -> None:
 
 
 def test_cost_counts_tokens_context_and_samples() -> None:
-    cost = Cost(10.0, 1.0, 0.01, 100.0)
+    cost = CostModel(10.0, 1.0, 0.01, 100.0)
     record = simulate(SETTINGS, cost, [one(0.0, 2)], overlap=False)
     prefill = 10 + 20 * 1 + 20 * 0.01 + 100
     decode = 10 + 1 + 21 * 0.01 + 100
@@ -117,7 +118,7 @@ def test_every_request_gets_its_output_when_memory_is_short(policy: str, overlap
         policy=policy,
         schedule_conservativeness=0.0,
     )
-    record = simulate(settings, Cost(0.01, 1e-4, 1e-6), arrivals, overlap=overlap)
+    record = simulate(settings, CostModel(0.01, 1e-4, 1e-6), arrivals, overlap=overlap)
     fits = np.array([arrival.prompt_len + 200 <= 60 * 16 for arrival in arrivals])
     expected = np.array([arrival.output_len for arrival in arrivals])
     assert not (record.state == OPEN).any()
@@ -153,7 +154,7 @@ def test_a_simulation_repeats_itself() -> None:
     traffic = Traffic(requests=60, rate=20.0, prefixes=5, turns=2, output_len="20")
     settings = replace(SETTINGS, num_pages=2_000, context_length=16_384)
     first, again = (
-        simulate(settings, Cost(0.01, 1e-4, 1e-6), synthetic(traffic)) for _ in range(2)
+        simulate(settings, CostModel(0.01, 1e-4, 1e-6), synthetic(traffic)) for _ in range(2)
     )
     assert (first.end_s == again.end_s).all()
     assert first.meter.num_steps == again.meter.num_steps

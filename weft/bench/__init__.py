@@ -1,4 +1,4 @@
-"""How fast is it: batching, offline, serving. They drive an engine or a server from outside, and know only messages.
+"""What `weft bench` runs: loads, the measurement of their steps, and tables of figures. Knows nothing of the command line.
 
-What the scheduler alone costs is `weft/sim/overhead.py`.
+What compares weft with other engines, or needs a GPU, is not shipped: `benchmarks/`.
 """

@@ -1,37 +1,59 @@
-"""How long streams stand still while the prompts of others are computed, by the size of chunks and with mixed steps.
+"""`weft bench freeze`: how long streams stand still while the prompts of others are computed, by chunk size and with
+mixed steps.
 
-Some requests stream all the while; long prompts come, so many at once, the next when one has got its output. What is
+Some requests stream all the while; long prompts come, a few at once, the next when one has got its output. What is
 measured lies between the first prompt and the end of the last one.
 """
 
 from __future__ import annotations
 
+import random
+import time
 from collections import defaultdict
-from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from weft.messages.codec import FromEngine, ToEngine
+from weft.bench.results import write_json
+from weft.bench.testbed import Testbed
+from weft.config.engine import EngineConfig
+from weft.config.options import Settings, SettingsError, option
+from weft.grammar.protocol import NoGrammars
 from weft.messages.replies import StepOutput
 from weft.messages.requests import Abort, GenerateRequest
 from weft.messages.sampling import SamplingParams
+from weft.sim.run import SteppableEngine
+from weft.sim.table import number, table
 
+NO_GRAMMARS = NoGrammars("this benchmark has none")
 SETTLED = 8  # tokens that each stream has before the first prompt comes
+SETTLING_TOKENS = 16  # of a context that neither prompt nor output may have
 
 
-class AnyEngine(Protocol):
-    """What is needed of `weft.engine.engine.Engine`."""
+@dataclass(frozen=True, kw_only=True)
+class FreezeOptions:
+    chunks: str = option(
+        "256,512,1024,2048,4096,none",
+        "chunk sizes to compare; none: not cut",
+        group="bench",
+        everyday=True,
+    )
+    streams: int = option(
+        8, "requests that stream all the while", group="bench", everyday=True, low=1
+    )
+    prompts: int = option(12, "prompts that come in a run", group="bench", everyday=True, low=1)
+    prompt_len: int = option(1_500, "their tokens", group="bench", everyday=True, low=1)
+    output_len: int = option(
+        16, "tokens that each of them generates", group="bench", everyday=True, low=1
+    )
+    at_once: int = option(2, "of them at a time", group="bench", everyday=True, low=1)
+    rounds: int = option(2, "runs of each variant, in turns", group="bench", everyday=True, low=1)
+    json: str = option("", "file for the figures as JSON", group="bench", everyday=True)
 
-    @property
-    def has_work(self) -> bool: ...
 
-    def submit(self, message: ToEngine) -> FromEngine | None: ...
-
-    def step(self) -> list[FromEngine]: ...
-
-
-class Load(NamedTuple):
+class FreezeLoad(NamedTuple):
     num_streams: int
     stream_prompt_len: int
     stream_output_len: int  # a stream that ends is followed by another one
@@ -41,18 +63,26 @@ class Load(NamedTuple):
     at_once: int  # prompts
 
 
-class Variant(NamedTuple):
+class PrefillVariant(NamedTuple):
     """One way to prefill. `chunk` None: prompts are not cut."""
 
     chunk: int | None
     mixed: bool
 
     @property
+    def chunk_name(self) -> str:
+        return str(self.chunk or "none")
+
+    @property
+    def mixed_name(self) -> str:
+        return "on" if self.mixed else "off"
+
+    @property
     def name(self) -> str:
-        return f"{self.chunk or 'none'}, mixed {'on' if self.mixed else 'off'}"
+        return f"{self.chunk_name}, mixed {self.mixed_name}"
 
 
-class Trial(NamedTuple):
+class FreezeRun(NamedTuple):
     """One run. Times in seconds."""
 
     gaps_s: list[float]  # between two tokens of a stream
@@ -61,7 +91,7 @@ class Trial(NamedTuple):
     seconds: float
 
 
-class Figures(NamedTuple):
+class FreezeFigures(NamedTuple):
     """Of all runs of a variant."""
 
     p50_s: float
@@ -76,11 +106,141 @@ class Figures(NamedTuple):
         return self.p99_s / self.p50_s
 
 
-class Player:
+def bench_freeze(settings: Settings) -> int:
+    options = settings.make(FreezeOptions)
+    config = settings.make(EngineConfig)
+    variants = _variants(options.chunks)
+    testbed = Testbed.of(config)
+    load = _load(options, testbed)
+    print(testbed.summary)
+    prompts = f"{load.num_prompts} prompts of {load.prompt_len:,} tokens, {load.at_once} at once"
+    print(f"{load.num_streams} streams; {prompts}; {options.rounds} runs each")
+    runs: dict[PrefillVariant, list[FreezeRun]] = {variant: [] for variant in variants}
+    _play(testbed, variants[0], load, 0)  # what is done for the first time takes longer
+    order = random.Random(0)
+    for seed in range(1, options.rounds + 1):
+        for variant in order.sample(variants, len(variants)):
+            runs[variant].append(_play(testbed, variant, load, seed))
+    found = {variant: figures(played) for variant, played in runs.items()}
+    print(_table(found))
+    results = [
+        {"variant": variant.name, **variant._asdict(), **one._asdict()}
+        for variant, one in found.items()
+    ]
+    write_json(options.json, "freeze", {"engine": testbed.summary, **load._asdict()}, results)
+    return 0
+
+
+def figures(runs: list[FreezeRun]) -> FreezeFigures:
+    """Of all gaps of the runs together; tokens a second are the median."""
+    gaps = np.concatenate([run.gaps_s for run in runs])
+    ttft = np.concatenate([run.ttft_s for run in runs])
+    tokens_per_s = [run.num_tokens / run.seconds for run in runs]
+    return FreezeFigures(
+        p50_s=float(np.percentile(gaps, 50)),
+        p99_s=float(np.percentile(gaps, 99)),
+        longest_s=float(gaps.max()),
+        ttft_s=float(np.median(ttft)),
+        tokens_per_s=float(np.median(tokens_per_s)),
+    )
+
+
+def _variants(chunks: str) -> list[PrefillVariant]:
+    """Each chunk size without mixed steps, and with them. Raises SettingsError."""
+    variants = []
+    for word in chunks.split(","):
+        name = word.strip()
+        if name == "none":
+            size = None
+        elif name.isdecimal() and int(name) > 0:
+            size = int(name)
+        else:
+            raise SettingsError(f"--chunks has {name!r}; numbers of tokens and none are allowed")
+        variants.append(PrefillVariant(size, mixed=False))
+        variants.append(PrefillVariant(size, mixed=True))
+    return variants
+
+
+def _load(options: FreezeOptions, testbed: Testbed) -> FreezeLoad:
+    """Raises SettingsError if the engine has no room for it."""
+    settings = testbed.settings
+    longest = settings.context_length - options.output_len - SETTLING_TOKENS
+    if options.prompt_len > longest:
+        raise SettingsError(
+            f"--prompt-len is {options.prompt_len:,}; at most {longest:,} fit into the context here"
+        )
+    if options.streams + options.at_once > settings.max_running_requests:
+        raise SettingsError(
+            f"--streams and --at-once are more than the {settings.max_running_requests} rows"
+        )
+    needed = options.streams * settings.context_length
+    needed += options.at_once * (options.prompt_len + options.output_len)
+    if needed > settings.num_pages * settings.page_size:
+        raise SettingsError(f"--kv-tokens {needed:,} is what these streams and prompts need")
+    return FreezeLoad(
+        num_streams=options.streams,
+        stream_prompt_len=SETTLING_TOKENS,
+        stream_output_len=settings.context_length // 2,
+        num_prompts=options.prompts,
+        prompt_len=options.prompt_len,
+        output_len=options.output_len,
+        at_once=options.at_once,
+    )
+
+
+def _play(testbed: Testbed, variant: PrefillVariant, load: FreezeLoad, seed: int) -> FreezeRun:
+    settings = testbed.settings
+    most = settings.context_length if variant.chunk is None else variant.chunk
+    engine = testbed.engine(
+        NO_GRAMMARS,
+        chunked_prefill_size=variant.chunk,
+        mixed_chunk=variant.mixed,
+        max_prefill_tokens=max(settings.max_prefill_tokens, most),
+    )
+    return LoadPlayer(engine, time.perf_counter, load, settings.vocab_size, seed).play()
+
+
+def _table(found: Mapping[PrefillVariant, FreezeFigures]) -> str:
+    """Throughput is compared with the best."""
+    best = max(one.tokens_per_s for one in found.values())
+    header = [
+        "chunk",
+        "mixed",
+        "itl p50 ms",
+        "p99 ms",
+        "p99 / p50",
+        "longest ms",
+        "ttft ms",
+        "tokens/s",
+        "of the best",
+    ]
+    rows = []
+    for variant, one in found.items():
+        row = [
+            variant.chunk_name,
+            variant.mixed_name,
+            number(1e3 * one.p50_s),
+            number(1e3 * one.p99_s),
+            number(one.ratio),
+            number(1e3 * one.longest_s),
+            number(1e3 * one.ttft_s),
+            number(one.tokens_per_s),
+            f"{one.tokens_per_s / best:.0%}",
+        ]
+        rows.append(row)
+    return table(header, rows)
+
+
+class LoadPlayer:
     """Plays a load on one engine. `clock` gives seconds."""
 
     def __init__(
-        self, engine: AnyEngine, clock: Callable[[], float], load: Load, vocab_size: int, seed: int
+        self,
+        engine: SteppableEngine,
+        clock: Callable[[], float],
+        load: FreezeLoad,
+        vocab_size: int,
+        seed: int,
     ) -> None:
         self._engine = engine
         self._clock = clock
@@ -95,18 +255,20 @@ class Player:
         self._ttft_s: list[float] = []
         self._num_generated = 0
 
-    def play(self) -> Trial:
+    def play(self) -> FreezeRun:
         load = self._load
         for _ in range(load.num_streams):
-            self._streams[self._send(load.stream_prompt_len, load.stream_output_len)] = 0.0
+            self._send_stream()
         while min(self._num_outputs[id] for id in self._streams) < SETTLED:
             self._step()
         began_s = self._clock()
-        self._gaps_s, self._num_generated = [], 0
+        self._gaps_s = []
+        self._num_generated = 0
         num_sent = 0
         while num_sent < load.num_prompts or self._prompts:
             while num_sent < load.num_prompts and len(self._prompts) < load.at_once:
-                self._prompts[self._send(load.prompt_len, load.output_len)] = self._clock()
+                id = self._send(load.prompt_len, load.output_len)
+                self._prompts[id] = self._clock()
                 num_sent += 1
             self._step()
         seconds = self._clock() - began_s
@@ -114,25 +276,37 @@ class Player:
         while self._engine.has_work:
             self._engine.step()
         num_tokens = load.num_prompts * load.prompt_len + self._num_generated
-        return Trial(self._gaps_s, self._ttft_s, num_tokens, seconds)
+        return FreezeRun(self._gaps_s, self._ttft_s, num_tokens, seconds)
+
+    def _send_stream(self) -> None:
+        id = self._send(self._load.stream_prompt_len, self._load.stream_output_len)
+        self._streams[id] = 0.0
 
     def _send(self, prompt_len: int, output_len: int) -> int:
         id = self._next_id
         self._next_id += 1
-        ids = self._rng.integers(0, self._vocab_size, prompt_len).astype(np.int32).tobytes()
+        tokens = self._rng.integers(0, self._vocab_size, prompt_len)
         sampling = SamplingParams(
             max_new_tokens=output_len, temperature=0.0, seed=id, ignore_eos=True
         )
-        self._engine.submit(GenerateRequest(id=id, rid=str(id), input_ids=ids, sampling=sampling))
+        request = GenerateRequest(
+            id=id,
+            rid=str(id),
+            input_ids=tokens.astype(np.int32).tobytes(),
+            sampling=sampling,
+        )
+        self._engine.submit(request)
         return id
 
     def _step(self) -> None:
-        outputs = [reply for reply in self._engine.step() if isinstance(reply, StepOutput)]
+        replies = self._engine.step()
         now = self._clock()
-        for output in outputs:
-            for id in np.frombuffer(output.ids, dtype=np.int64).tolist():
+        for reply in replies:
+            if not isinstance(reply, StepOutput):
+                continue
+            for id in np.frombuffer(reply.ids, dtype=np.int64).tolist():
                 self._take(id, now)
-            for finish in output.finished:
+            for finish in reply.finished:
                 if finish.reason == "error":
                     raise ValueError(finish.message)
                 self._end(finish.id)
@@ -152,17 +326,6 @@ class Player:
     def _end(self, id: int) -> None:
         if id in self._streams:
             del self._streams[id]
-            self._streams[
-                self._send(self._load.stream_prompt_len, self._load.stream_output_len)
-            ] = 0.0
+            self._send_stream()
         else:
             del self._prompts[id]
-
-
-def figures(trials: list[Trial]) -> Figures:
-    """Of all gaps of the trials together; tokens a second are the median."""
-    gaps = np.concatenate([trial.gaps_s for trial in trials])
-    ttft = np.concatenate([trial.ttft_s for trial in trials])
-    p50, p99 = np.percentile(gaps, (50, 99)).tolist()
-    per_s = [trial.num_tokens / trial.seconds for trial in trials]
-    return Figures(p50, p99, float(gaps.max()), float(np.median(ttft)), float(np.median(per_s)))

@@ -24,7 +24,7 @@ class HttpError(Exception):
     """The server could not be reached, or what it says is no HTTP, or an error."""
 
 
-class Server:
+class HttpClient:
     """A server by its URL."""
 
     def __init__(self, url: str, api_key: str = "") -> None:
@@ -42,7 +42,7 @@ class Server:
 
     async def stream(self, path: str, body: bytes, take: Take) -> None:
         """Post JSON, and hand the data of each server-sent event to `take`, up to the end. Raises HttpError."""
-        await self._send("POST", path, body, Events(take).push)
+        await self._send("POST", path, body, EventParser(take).push)
 
     async def _send(self, method: str, path: str, body: bytes, take: Take) -> None:
         """Until the body of the answer, which `take` gets in pieces, has ended."""
@@ -50,31 +50,32 @@ class Server:
             "Content-Length": str(len(body)),
             "Content-Type": "application/json",
         }
-        lines = [
-            f"{method} {self._url.path.rstrip('/')}{path} HTTP/1.1",
-            *(f"{k}: {v}" for k, v in headers.items()),
-        ]
+        target = self._url.path.rstrip("/") + path
+        lines = [f"{method} {target} HTTP/1.1"]
+        for name, value in headers.items():
+            lines.append(f"{name}: {value}")
+        head = "\r\n".join([*lines, "", ""])
         loop = asyncio.get_running_loop()
         answer = _Answer(take, loop.create_future())
-        host, port = self._url.hostname or "", self._url.port or (443 if self._ssl else 80)
+        host = self._url.hostname or ""
+        port = self._url.port or (443 if self._ssl else 80)
         try:
             transport, _ = await loop.create_connection(lambda: answer, host, port, ssl=self._ssl)
         except OSError as exc:
             raise HttpError(f"cannot reach {self._url.geturl()}: {exc}") from exc
         try:
-            transport.write("\r\n".join([*lines, "", ""]).encode() + body)
+            transport.write(head.encode() + body)
             await answer.ended
         except (OSError, EOFError, ValueError, IndexError) as exc:
             raise HttpError(f"the answer of {self._url.geturl()}{path} broke off: {exc}") from exc
         finally:
             transport.close()
         if answer.status != 200:
-            raise HttpError(
-                f"{path} answers {answer.status}: {answer.refusal.decode(errors='replace')}"
-            )
+            refusal = answer.refusal.decode(errors="replace")
+            raise HttpError(f"{path} answers {answer.status}: {refusal}")
 
 
-class Events:
+class EventParser:
     """Finds the data of server-sent events in the pieces of a body."""
 
     def __init__(self, take: Take) -> None:
@@ -125,10 +126,10 @@ class _Answer(asyncio.Protocol):
                 return
             lines = data[:end].lower().split(b"\r\n")
             self.status = int(lines[0].split()[1])
-            self._is_chunked = any(
-                b"chunked" in line for line in lines if line.startswith(b"transfer-encoding:")
-            )
-            data, self._rest = data[end + 4 :], b""
+            codings = [line for line in lines if line.startswith(b"transfer-encoding:")]
+            self._is_chunked = any(b"chunked" in line for line in codings)
+            data = data[end + 4 :]
+            self._rest = b""
         if self._is_chunked:
             self._push_chunks(data)
         elif data:

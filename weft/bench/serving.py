@@ -1,8 +1,8 @@
-"""Load for a running server with an OpenAI API (ours or another's), and how it answers. All times are as a client sees
-them, with network, tokenizer and detokenizer.
+"""`weft bench serving`: load for a running server with an OpenAI API (ours or another's), and how it answers.
 
-Open loop: requests come by a Poisson process, however slow the server is. Closed loop: so many clients, each of which
-sends the next request when its last one has ended.
+All times are as a client sees them, with network, tokenizer and detokenizer. Open loop: requests come by a Poisson
+process, however slow the server is. Closed loop: a number of clients, each of which sends its next request when its last
+one has ended. Knows nothing of what answers.
 """
 
 from __future__ import annotations
@@ -11,23 +11,60 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import msgspec
 
-from weft.bench.http import MAX_ERROR_BYTES, HttpError, Server
-from weft.bench.workloads import Job
+from weft.bench.http import MAX_ERROR_BYTES, HttpClient, HttpError
+from weft.bench.results import percentiles, write_json
+from weft.bench.workloads import WORKLOADS, RequestShape
+from weft.config.options import Settings, SettingsError, option
+from weft.server.serve import run as run_loop
+from weft.sim.table import number, table
 
-FIRST_ID, LAST_ID = (
-    100,
-    1_000,
-)  # token ids of prompts: every vocabulary has them, and they are no control tokens
+# Token ids of prompts: every vocabulary has them, and they are no control tokens.
+FIRST_ID = 100
+LAST_ID = 1_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Load:
+class ServingOptions:
+    url: str = option(
+        "http://127.0.0.1:30000", "server with an OpenAI API", group="bench", everyday=True
+    )
+    model: str = option(
+        "", "model to ask for; the server's first if not given", group="bench", everyday=True
+    )
+    requests: int = option(100, "how many", group="bench", everyday=True, low=1)
+    rate: float = option(
+        0.0,
+        "requests a second (Poisson); 0: see --concurrency",
+        group="bench",
+        everyday=True,
+        low=0,
+    )
+    concurrency: int = option(
+        16, "open requests at most; 0: any number", group="bench", everyday=True, low=0
+    )
+    input_len: int = option(128, "tokens of each prompt", group="bench", everyday=True, low=1)
+    output_len: int = option(128, "tokens of each completion", group="bench", everyday=True, low=1)
+    shared_len: int = option(
+        0, "of the prompt, the same in all requests", group="bench", everyday=True, low=0
+    )
+    workload: str = option(
+        "", "instead: one of w1 to w5, all requests at once", group="bench", everyday=True
+    )
+    seed: int = option(
+        0, "of the prompts: another one shares nothing with what is cached", group="bench"
+    )
+    api_key: str = option("", "key of the server", group="bench", everyday=True)
+    json: str = option("", "file for the figures as JSON", group="bench", everyday=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingLoad:
     num_requests: int
     input_len: int
     output_len: int
@@ -36,11 +73,18 @@ class Load:
     shared_len: int = 0  # tokens with which every prompt begins
     model: str = ""  # "": the first that the server names
     seed: int = 0
-    jobs: Sequence[Job] = ()  # these instead of `num_requests` of one length
+    jobs: Sequence[RequestShape] = ()  # these instead of `num_requests` of one length
+
+    @property
+    def shapes(self) -> Sequence[RequestShape]:
+        if self.jobs:
+            return self.jobs
+        own_len = self.input_len - self.shared_len
+        return [RequestShape(self.shared_len, own_len, self.output_len)] * self.num_requests
 
 
 @dataclass
-class Call:
+class ClientRequest:
     """One request as its client saw it. Seconds of one clock."""
 
     sent_s: float
@@ -60,18 +104,17 @@ class Call:
     @property
     def itl_s(self) -> list[float]:
         """Seconds between its events. (One event brings one token, unless the server could not keep up.)"""
-        return [
-            after - before for before, after in zip(self.event_s, self.event_s[1:], strict=False)
-        ]
+        pairs = zip(self.event_s, self.event_s[1:], strict=False)
+        return [after - before for before, after in pairs]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
-    calls: Sequence[Call]
+class ServingRun:
+    calls: Sequence[ClientRequest]
     total_s: float
 
     @property
-    def answered(self) -> list[Call]:
+    def answered(self) -> list[ClientRequest]:
         return [call for call in self.calls if not call.error]
 
     @property
@@ -83,27 +126,105 @@ class Outcome:
         return len(self.answered) / self.total_s
 
 
-async def run(server: Server, load: Load) -> Outcome:
+def bench_serving(settings: Settings) -> int:
+    options = settings.make(ServingOptions)
+    load = _load(options)
+    try:
+        outcome = run_loop(run(HttpClient(options.url, options.api_key), load))
+    except HttpError as exc:
+        raise SettingsError(str(exc)) from exc
+    failed = [call for call in outcome.calls if call.error]
+    if failed:
+        first = failed[0].error
+        print(f"{len(failed)} of {len(outcome.calls)} requests failed, the first with: {first}")
+    if not outcome.answered:
+        return 1
+    times = _percentiles(outcome)
+    _print(outcome, times)
+    results = {
+        "requests_per_s": outcome.requests_per_s,
+        "output_per_s": outcome.output_per_s,
+        "total_s": outcome.total_s,
+        "num_failed": len(failed),
+        "percentiles": {
+            name: dict(zip(("p50", "p90", "p99"), values, strict=True))
+            for name, values in times.items()
+        },
+    }
+    write_json(options.json, "serving", asdict(load), results)
+    return 1 if failed else 0
+
+
+def _load(options: ServingOptions) -> ServingLoad:
+    """Raises SettingsError if there is no such workload."""
+    load = ServingLoad(
+        num_requests=options.requests,
+        input_len=options.input_len,
+        output_len=options.output_len,
+        rate=options.rate,
+        concurrency=options.concurrency,
+        shared_len=min(options.shared_len, options.input_len),
+        model=options.model,
+        seed=options.seed,
+    )
+    if not options.workload:
+        return load
+    if options.workload not in WORKLOADS:
+        raise SettingsError(
+            f"there is no workload {options.workload!r}; there are {', '.join(WORKLOADS)}"
+        )
+    requests = WORKLOADS[options.workload].requests
+    return replace(load, jobs=requests, concurrency=0, rate=0.0)
+
+
+def _percentiles(outcome: ServingRun) -> dict[str, list[float]]:
+    """p50, p90 and p99 in milliseconds, by the name of a time."""
+    answered = outcome.answered
+    gaps_s: list[float] = []
+    for call in answered:
+        gaps_s += call.itl_s
+    return {
+        "TTFT ms": percentiles([call.ttft_s for call in answered]),
+        "ITL ms": percentiles(gaps_s),
+        "E2E ms": percentiles([call.e2e_s for call in answered]),
+    }
+
+
+def _print(outcome: ServingRun, times: dict[str, list[float]]) -> None:
+    num_answered = len(outcome.answered)
+    per_s = number(outcome.requests_per_s)
+    print(f"{num_answered:,} requests in {outcome.total_s:.1f} s: {per_s} a second")
+    print(f"{number(outcome.output_per_s)} output tokens a second")
+    rows = [[name, *map(number, values)] for name, values in times.items()]
+    print(table(["", "p50", "p90", "p99"], rows))
+
+
+# The load
+
+
+async def run(server: HttpClient, load: ServingLoad) -> ServingRun:
     """Send a load and wait for its end. Raises HttpError if the server cannot be reached at all."""
-    model = load.model or (await server.get_json("/v1/models"))["data"][0]["id"]
+    model = load.model
+    if not model:
+        models = await server.get_json("/v1/models")
+        model = models["data"][0]["id"]
     rng = random.Random(load.seed)
-    own_len = load.input_len - load.shared_len
-    jobs = load.jobs or [Job(load.shared_len, own_len, load.output_len)] * load.num_requests
-    head = _ids(rng, max(job.shared_len for job in jobs))
-    bodies = [
-        _body(model, head[: job.shared_len] + _ids(rng, job.own_len), job.output_len)
-        for job in jobs
-    ]
-    gate = asyncio.Semaphore(load.concurrency or len(jobs))
+    shapes = load.shapes
+    head = _ids(rng, max(shape.shared_len for shape in shapes))
+    bodies = []
+    for shape in shapes:
+        prompt = head[: shape.shared_len] + _ids(rng, shape.own_len)
+        bodies.append(_body(model, prompt, shape.output_len))
+    gate = asyncio.Semaphore(load.concurrency or len(bodies))
     began = time.perf_counter()
 
-    async def one(body: bytes) -> Call:
+    async def one(body: bytes) -> ClientRequest:
         async with gate:
             return await _call(server, body)
 
     tasks = [asyncio.create_task(one(body)) async for body in _paced(bodies, load.rate, rng)]
     calls = await asyncio.gather(*tasks)
-    return Outcome(calls=calls, total_s=time.perf_counter() - began)
+    return ServingRun(calls=calls, total_s=time.perf_counter() - began)
 
 
 async def _paced(bodies: Sequence[bytes], rate: float, rng: random.Random) -> AsyncIterator[bytes]:
@@ -126,7 +247,7 @@ class _Usage(msgspec.Struct):
 
 
 class _Event(msgspec.Struct):
-    """What is looked at in an event of a stream, of whichever server."""
+    """What the benchmark reads of an event, whichever server sent it."""
 
     choices: list[_Choice] | None = None
     usage: _Usage | None = None
@@ -136,8 +257,8 @@ class _Event(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Event).decode
 
 
-async def _call(server: Server, body: bytes) -> Call:
-    call = Call(time.perf_counter())
+async def _call(server: HttpClient, body: bytes) -> ClientRequest:
+    call = ClientRequest(time.perf_counter())
     try:
         await server.stream("/v1/completions", body, partial(_take, call))
         if not call.event_s:
@@ -148,8 +269,9 @@ async def _call(server: Server, body: bytes) -> Call:
     return call
 
 
-def _take(call: Call, data: bytes) -> None:
+def _take(call: ClientRequest, data: bytes) -> None:
     """Note what an event of the stream brings. Raises HttpError if that is an error, or no event at all."""
+    # The clock is read first: decoding takes time of its own.
     now = time.perf_counter()
     if data == b"[DONE]":
         return
@@ -158,15 +280,12 @@ def _take(call: Call, data: bytes) -> None:
     except msgspec.DecodeError as exc:
         raise HttpError(f"an event of the stream cannot be read: {exc}") from exc
     if event.error is not None or event.choices is None:
-        raise HttpError(
-            f"an event of the stream tells of an error: {data[:MAX_ERROR_BYTES].decode(errors='replace')}"
-        )
+        text = data[:MAX_ERROR_BYTES].decode(errors="replace")
+        raise HttpError(f"an event of the stream tells of an error: {text}")
     if event.usage is not None:
         call.num_output = event.usage.completion_tokens
-    for choice in event.choices:
-        if choice.text or choice.token_ids:
-            call.event_s.append(now)
-            return
+    if any(choice.text or choice.token_ids for choice in event.choices):
+        call.event_s.append(now)
 
 
 def _body(model: str, prompt: list[int], output_len: int) -> bytes:

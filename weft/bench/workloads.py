@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 
-class Job(NamedTuple):
+class RequestShape(NamedTuple):
     """One request: a prompt whose first `shared_len` tokens are those of every other, and how much it generates."""
 
     shared_len: int
@@ -25,21 +25,23 @@ class Job(NamedTuple):
 
 class Workload(NamedTuple):
     about: str
-    jobs: Sequence[Job]
+    requests: Sequence[RequestShape]
     counts_prompt: bool = False  # its figure is tokens in and out a second, not out alone
 
 
-def _mixed(num: int) -> list[Job]:
+def _mixed(num: int) -> list[RequestShape]:
     rng = random.Random(0)
-    return [Job(0, rng.randint(16, 256), rng.randint(16, 192)) for _ in range(num)]
+    return [RequestShape(0, rng.randint(16, 256), rng.randint(16, 192)) for _ in range(num)]
 
 
 WORKLOADS = {
-    "w1": Workload("decode: 16 of 64 in, 128 out", [Job(0, 64, 128)] * 16),
-    "w2": Workload("prefill: 16 of 512 in, 8 out", [Job(0, 512, 8)] * 16, counts_prompt=True),
-    "w3": Workload("shared prefix: 32 of 512 + 32 in, 32 out", [Job(512, 32, 32)] * 32),
+    "w1": Workload("decode: 16 of 64 in, 128 out", [RequestShape(0, 64, 128)] * 16),
+    "w2": Workload(
+        "prefill: 16 of 512 in, 8 out", [RequestShape(0, 512, 8)] * 16, counts_prompt=True
+    ),
+    "w3": Workload("shared prefix: 32 of 512 + 32 in, 32 out", [RequestShape(512, 32, 32)] * 32),
     "w4": Workload("mixed: 32 of 16-256 in, 16-192 out", _mixed(32)),
-    "w5": Workload("single: one of 64 in, 128 out", [Job(0, 64, 128)]),
+    "w5": Workload("single: one of 64 in, 128 out", [RequestShape(0, 64, 128)]),
 }
 
 _QWEN3: dict[str, Any] = {

@@ -1,22 +1,81 @@
-"""The verb `bench`: finds what is to be measured. What there is stands in `benches/`."""
+"""The verb `bench`: parses, and calls what is to be measured. What there is to measure stands in `weft/bench/`."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
+from weft.bench.batching import BatchingOptions, bench_batching
+from weft.bench.freeze import FreezeOptions, bench_freeze
+from weft.bench.grammar import GrammarOptions, bench_grammar
+from weft.bench.offline import OfflineOptions, bench_offline
+from weft.bench.prediction import PredictionOptions, bench_prediction
+from weft.bench.scheduler import SchedulerBenchOptions, bench_scheduler
+from weft.bench.serving import ServingOptions, bench_serving
+from weft.bench.shape import ShapeOptions, bench_shape
 from weft.bench.workloads import WORKLOADS
-from weft.cli.benches.batching import BatchingBench, bench_batching
-from weft.cli.benches.freeze import FreezeBench, bench_freeze
-from weft.cli.benches.grammar import GrammarBench, bench_grammar
-from weft.cli.benches.offline import OfflineBench, bench_offline
-from weft.cli.benches.prediction import PredictionBench, bench_prediction
-from weft.cli.benches.scheduler import SchedulerBench, bench_scheduler
-from weft.cli.benches.serving import ServingBench, bench_serving
-from weft.cli.benches.shape import ShapeBench, bench_shape
 from weft.config.engine import EngineConfig
 from weft.config.options import Command, Config, Settings, SettingsError, asked_help, did_you_mean
 from weft.sim.synthetic import Traffic
+
+
+class Benchmark(NamedTuple):
+    run: Callable[[Settings], int]
+    about: str
+    configs: tuple[type[Config], ...]  # whose fields are its options
+    positional: str = ""  # the option that needs no flag
+
+
+BENCHES = {
+    "scheduler": Benchmark(
+        bench_scheduler,
+        "What the scheduler costs a step, without a model.",
+        (SchedulerBenchOptions,),
+    ),
+    "offline": Benchmark(
+        bench_offline,
+        "A model's speed in this process, by streams.",
+        (OfflineOptions, EngineConfig),
+        positional="model",
+    ),
+    "serving": Benchmark(
+        bench_serving,
+        "A running server, over HTTP.",
+        (ServingOptions,),
+        positional="url",
+    ),
+    "batching": Benchmark(
+        bench_batching,
+        "Static against continuous batching.",
+        (BatchingOptions, EngineConfig),
+        positional="model",
+    ),
+    "freeze": Benchmark(
+        bench_freeze,
+        "How long streams stand still while prompts are computed.",
+        (FreezeOptions, EngineConfig),
+        positional="model",
+    ),
+    "grammar": Benchmark(
+        bench_grammar,
+        "What structured output costs: free, under masks, with jumps.",
+        (GrammarOptions, EngineConfig),
+        positional="model",
+    ),
+    "shape": Benchmark(
+        bench_shape,
+        "Write a model of random weights to compare engines on.",
+        (ShapeOptions,),
+        positional="shape",
+    ),
+    "prediction": Benchmark(
+        bench_prediction,
+        "How well weft sim predicts a real run of a model on this machine.",
+        (PredictionOptions, Traffic, EngineConfig),
+        positional="model",
+    ),
+}
 
 
 def bench(argv: Sequence[str]) -> int:
@@ -29,66 +88,31 @@ def bench(argv: Sequence[str]) -> int:
         raise SettingsError(
             f"there is no benchmark {name!r}{did_you_mean(name, BENCHES)} (weft bench lists them)"
         )
-    run, about, configs, positional = BENCHES[name]
-    command = Command(f"weft bench {name}", about, *configs, positional=positional)
+    benchmark = BENCHES[name]
+    command = Command(
+        f"weft bench {name}",
+        benchmark.about,
+        *benchmark.configs,
+        positional=benchmark.positional,
+    )
     section = asked_help(argv[1:])
     if section is not None:
         print(command.help(section))
         return 0
-    return run(command.read(argv[1:], os.environ))
-
-
-BENCHES: dict[str, tuple[Callable[[Settings], int], str, tuple[type[Config], ...], str]] = {
-    "scheduler": (
-        bench_scheduler,
-        "What the scheduler costs a step, without a model.",
-        (SchedulerBench,),
-        "",
-    ),
-    "offline": (
-        bench_offline,
-        "A model's speed in this process, by streams.",
-        (OfflineBench, EngineConfig),
-        "model",
-    ),
-    "serving": (bench_serving, "A running server, over HTTP.", (ServingBench,), "url"),
-    "batching": (
-        bench_batching,
-        "Static against continuous batching.",
-        (BatchingBench, EngineConfig),
-        "model",
-    ),
-    "freeze": (
-        bench_freeze,
-        "How long streams stand still while prompts are computed.",
-        (FreezeBench, EngineConfig),
-        "model",
-    ),
-    "grammar": (
-        bench_grammar,
-        "What structured output costs: free, under masks, with jumps.",
-        (GrammarBench, EngineConfig),
-        "model",
-    ),
-    "shape": (
-        bench_shape,
-        "Write a model of random weights to compare engines on.",
-        (ShapeBench,),
-        "shape",
-    ),
-    "prediction": (
-        bench_prediction,
-        "How well weft sim predicts a real run of a model on this machine.",
-        (PredictionBench, Traffic, EngineConfig),
-        "model",
-    ),
-}
+    return benchmark.run(command.read(argv[1:], os.environ))
 
 
 def _help() -> str:
-    lines = [f"  {name:10} {about}" for name, (_, about, _, _) in BENCHES.items()]
+    benches = [f"  {name:10} {benchmark.about}" for name, benchmark in BENCHES.items()]
     loads = [f"  {name:10} {workload.about}" for name, workload in WORKLOADS.items()]
-    more = "weft bench WHAT --help tells more."
-    return "\n".join(
-        ["usage: weft bench WHAT [options]", "", *lines, "", "workloads:", *loads, "", more]
-    )
+    lines = [
+        "usage: weft bench WHAT [options]",
+        "",
+        *benches,
+        "",
+        "workloads:",
+        *loads,
+        "",
+        "weft bench WHAT --help tells more.",
+    ]
+    return "\n".join(lines)

@@ -32,23 +32,22 @@ from weft.config.options import (
 )
 from weft.journal.file import MAGIC, JournalError, JournalReader
 from weft.journal.replay import BadJournal
+from weft.scheduler.pace.step_cost import CostModel
 from weft.scheduler.policy import POLICIES
 from weft.scheduler.settings import SchedulerSettings
 from weft.sim.changes import changes
 from weft.sim.changes import describe as describe_changes
-from weft.sim.cost import PRESETS, Cost
+from weft.sim.cost import PRESETS, read_cost
 from weft.sim.files import read_trace
-from weft.sim.fit import fit
+from weft.sim.fit import fit, read_steps
 from weft.sim.journal import Journal, read_journal
-from weft.sim.measured import read_steps
 from weft.sim.plot import plot
 from weft.sim.report import Slo, Summary, compare, describe, summarize
 from weft.sim.run import Record, simulate
 from weft.sim.synthetic import Traffic, synthetic
-from weft.sim.trace import EOS, Arrival
+from weft.sim.trace import EOS, VOCAB_SIZE, Arrival
 
 ABOUT = "Try policies and settings on a trace of requests: the real scheduler, a cost model, virtual time."
-VOCAB_SIZE = 32_768
 
 # Of the scheduler's settings: defaults of those that have none, or another one here; and those that mean nothing here.
 DEFAULTS: dict[str, Value] = {
@@ -138,7 +137,7 @@ def engine_options(defaults: Mapping[str, Value]) -> type[Config]:
     return make_dataclass("EngineOptions", columns, frozen=True, kw_only=True)
 
 
-class Variant(NamedTuple):
+class SimVariant(NamedTuple):
     """The scheduler's settings of one run. The name says what differs."""
 
     name: str
@@ -179,23 +178,7 @@ def sim(argv: Sequence[str]) -> int:
     return 0
 
 
-def read_cost(text: str) -> Cost:
-    """A preset's name, or a,b,c[,d]. Raises SettingsError."""
-    if text in PRESETS:
-        return PRESETS[text]
-    try:
-        values = [float(word) for word in text.split(",")]
-        if len(values) not in (3, 4) or min(values) < 0 or not sum(values) > 0:
-            raise ValueError(text)
-    except ValueError as exc:
-        hint = did_you_mean(text, PRESETS)
-        raise SettingsError(
-            f"--cost is {text!r}; {', '.join(PRESETS)} or seconds a,b,c[,d] are expected{hint}"
-        ) from exc
-    return Cost(*values)
-
-
-def _variants(base: dict[str, Value], text: str, options: Sequence[Option]) -> list[Variant]:
+def _variants(base: dict[str, Value], text: str, options: Sequence[Option]) -> list[SimVariant]:
     """One for each combination of what `text` names. Raises SettingsError."""
     known = {each.name: each for each in options}
     axes: list[list[tuple[str, Value, str]]] = []
@@ -219,7 +202,9 @@ def _variants(base: dict[str, Value], text: str, options: Sequence[Option]) -> l
     variants = []
     for chosen in itertools.product(*axes):
         name = " ".join(f"{name}={value}" for name, _, value in chosen)
-        variants.append(Variant(name, _settings(base | {name: value for name, value, _ in chosen})))
+        variants.append(
+            SimVariant(name, _settings(base | {name: value for name, value, _ in chosen}))
+        )
     return variants
 
 
@@ -236,7 +221,9 @@ def _settings(values: dict[str, Any]) -> SchedulerSettings:
         raise SettingsError(str(exc)) from exc
 
 
-def _run(variant: Variant, cost: Cost, options: SimOptions, arrivals: Iterable[Arrival]) -> Record:
+def _run(
+    variant: SimVariant, cost: CostModel, options: SimOptions, arrivals: Iterable[Arrival]
+) -> Record:
     began = time.perf_counter()
     record = simulate(variant.settings, cost, arrivals, overlap=options.overlap)
     took = time.perf_counter() - began
@@ -296,7 +283,7 @@ def _plain(settings: SchedulerSettings) -> dict[str, Value]:
 
 
 def _print(
-    variants: Sequence[Variant], records: Sequence[Record], summaries: Sequence[Summary]
+    variants: Sequence[SimVariant], records: Sequence[Record], summaries: Sequence[Summary]
 ) -> None:
     if len(variants) == 1:
         print(describe(summaries[0]))
@@ -309,8 +296,8 @@ def _print(
 
 def _write_json(
     options: SimOptions,
-    cost: Cost,
-    variants: Sequence[Variant],
+    cost: CostModel,
+    variants: Sequence[SimVariant],
     records: Sequence[Record],
     summaries: Sequence[Summary],
 ) -> None:
@@ -338,7 +325,7 @@ def _fit(name: str) -> int:
         found = fit(read_steps(name))
     except (OSError, ValueError) as exc:
         raise SettingsError(f"cannot fit the cost: {exc}") from exc
-    print(f"--cost {','.join(f'{value:.6g}' for value in found.cost)}")
+    print(f"--cost {found.text}")
     print(
         f"{found.num_steps:,} steps; their sum is met to {found.total_error:+.1%}, "
         f"half of them to {found.median_error:.1%}",

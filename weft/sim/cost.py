@@ -1,8 +1,7 @@
 """A Runner that computes nothing and only counts time, on a clock that it moves itself.
 
-A step takes a + b · tokens + c · context + d · samples seconds: `context` is the sum of the KV lengths that attention
-reads, `samples` how many tokens are chosen. Steps run one after the other, as on a device: one that is launched while
-another runs begins when that one ends.
+A step takes what the cost model (`weft/scheduler/pace/step_cost.py`) says of its load. Steps run one after the other, as
+on a device: one that is launched while another runs begins when that one ends.
 
 How long a request's output will be is known here and nowhere else. The runner gets to know which request a row belongs
 to by its sampling seed: the simulation gives each request its own number as seed.
@@ -10,56 +9,38 @@ to by its sampling seed: the simulation gives each request its own number as see
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from weft.arrays import BoolArray, IntArray, LongArray
+from weft.config.options import SettingsError, did_you_mean
 from weft.plan.device import NO_DEVICE, DeviceRequest, Pending
 from weft.plan.step import ForwardMode, Plan, Result
+from weft.scheduler.pace.step_cost import CostModel, StepLoad
 from weft.sim.trace import EOS, FILLER
-
-
-class Cost(NamedTuple):
-    """Seconds of a step."""
-
-    step_s: float  # a: whatever is in it
-    token_s: float  # b
-    context_s: float  # c
-    sample_s: float = 0.0  # d
-
-    def seconds(self, load: Load) -> float:
-        tokens, context, samples = load.num_tokens, load.context, load.num_samples
-        return (
-            self.step_s + self.token_s * tokens + self.context_s * context + self.sample_s * samples
-        )
-
 
 # cpu: Qwen3-0.6B in bfloat16 on 2 Zen 4 cores (a prompt of 512 in 1.2 s, 32 requests of 940 tokens in 0.22 s a step).
 # gpu: an 8 B model in bfloat16 on one H100: 16 GB of weights and 131 kB of KV a token at 3 TB/s, 0.5 PFLOP/s.
-PRESETS = {"cpu": Cost(0.05, 0.0024, 1.4e-6), "gpu": Cost(0.006, 3.2e-5, 4.4e-8)}
+PRESETS = {
+    "cpu": CostModel(step_s=0.05, token_s=0.0024, context_s=1.4e-6),
+    "gpu": CostModel(step_s=0.006, token_s=3.2e-5, context_s=4.4e-8),
+}
 
 
-class Load(NamedTuple):
-    """What a step has to do."""
-
-    num_rows: int
-    num_tokens: int
-    context: int  # sum of the KV lengths that attention reads, in tokens
-    num_samples: int
-    decodes: bool  # whether rows that decode are in it
-
-    @classmethod
-    def of(cls, plan: Plan) -> Load:
-        tokens = plan.num_tokens
-        context = int(plan.starts.sum()) + tokens
-        return cls(
-            len(plan.rows),
-            tokens,
-            context,
-            len(plan.sampling.seeds),
-            plan.mode is not ForwardMode.EXTEND,
-        )
+def read_cost(text: str) -> CostModel:
+    """A preset's name, or a,b,c[,d]: seconds of a step, a token, a token of context and a sample. Raises SettingsError."""
+    if text in PRESETS:
+        return PRESETS[text]
+    try:
+        values = [float(word) for word in text.split(",")]
+        if len(values) not in (3, 4) or min(values) < 0 or not sum(values) > 0:
+            raise ValueError(text)
+    except ValueError as exc:
+        hint = did_you_mean(text, PRESETS)
+        names = ", ".join(PRESETS)
+        raise SettingsError(
+            f"--cost is {text!r}; {names} or seconds a,b,c[,d] are expected{hint}"
+        ) from exc
+    return CostModel(*values)
 
 
 class VirtualClock:
@@ -93,33 +74,41 @@ class TrueLengths:
         return reached
 
 
-class Meter:
-    """Adds up what ran. A decode step is one in which rows decode, alone or beside prompts."""
+def decode_rows_of(plan: Plan) -> int:
+    """Rows of a step in which rows decode, alone or beside prompts; 0 if there are only prompts in it."""
+    return 0 if plan.mode is ForwardMode.EXTEND else len(plan.rows)
+
+
+class StepMeter:
+    """Adds up the steps that ran."""
 
     def __init__(self) -> None:
         self.num_steps = 0
         self.busy_s = 0.0
-        self.num_decodes = 0
-        self.num_decode_rows = 0  # of all decode steps together
+        self.num_decodes = 0  # steps in which rows decode
+        self.num_decode_rows = 0  # of all those steps together
         self.decode_s = 0.0
-        self.row_s = 0.0  # rows x seconds, of decode steps
+        self.row_s = 0.0  # rows x seconds, of those steps
 
-    def add(self, load: Load, seconds: float) -> None:
+    def add(self, decode_rows: int, seconds: float) -> None:
+        """A step has taken `seconds`; `decode_rows` as `decode_rows_of` counts them."""
         self.num_steps += 1
         self.busy_s += seconds
-        if load.decodes:
+        if decode_rows:
             self.num_decodes += 1
-            self.num_decode_rows += load.num_rows
+            self.num_decode_rows += decode_rows
             self.decode_s += seconds
-            self.row_s += load.num_rows * seconds
+            self.row_s += decode_rows * seconds
 
     @property
     def mean_rows(self) -> float:
         """Rows that decode steps use, in the mean over their time."""
-        return self.row_s / self.decode_s if self.decode_s else 0.0
+        if not self.decode_s:
+            return 0.0
+        return self.row_s / self.decode_s
 
 
-class CostStep:
+class SimulatedStep:
     """A step that will end at a known time."""
 
     __slots__ = ("_clock", "_end_s", "_result")
@@ -140,21 +129,20 @@ class CostStep:
 class CostRunner:
     """Samples `FILLER` for every request, and `EOS` as its last token."""
 
-    def __init__(self, cost: Cost, clock: VirtualClock, lengths: TrueLengths) -> None:
-        self.meter = Meter()
+    def __init__(self, cost: CostModel, clock: VirtualClock, lengths: TrueLengths) -> None:
+        self.meter = StepMeter()
         self._cost = cost
         self._clock = clock
         self._lengths = lengths
         self._free_s = 0.0  # when the device has done all that was launched
 
-    def launch(self, plan: Plan) -> CostStep:
-        load = Load.of(plan)
-        seconds = self._cost.seconds(load)
-        self.meter.add(load, seconds)
+    def launch(self, plan: Plan) -> SimulatedStep:
+        seconds = self._cost.seconds(StepLoad.of(plan))
+        self.meter.add(decode_rows_of(plan), seconds)
         self._free_s = max(self._free_s, self._clock.now) + seconds
         ends = self._lengths.reached(plan.sampling.seeds, plan.sampling.positions)
         tokens = np.where(ends, np.int32(EOS), np.int32(FILLER))
-        return CostStep(self._clock, self._free_s, Result(tokens=tokens))
+        return SimulatedStep(self._clock, self._free_s, Result(tokens=tokens))
 
     def control(self, request: DeviceRequest) -> Pending:
         return NO_DEVICE

@@ -18,8 +18,9 @@ from weft.messages.codec import FromEngine, ToEngine
 from weft.messages.replies import Finish, StepOutput
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
+from weft.scheduler.pace.step_cost import CostModel
 from weft.scheduler.settings import SchedulerSettings
-from weft.sim.cost import Cost, CostRunner, Meter, TrueLengths, VirtualClock
+from weft.sim.cost import CostRunner, StepMeter, TrueLengths, VirtualClock
 from weft.sim.gaps import Gaps
 from weft.sim.trace import Arrival, TokenSource
 
@@ -38,7 +39,7 @@ class Clock(Protocol):
         ...
 
 
-class AnyEngine(Protocol):
+class SteppableEngine(Protocol):
     """What is needed of `weft.engine.engine.Engine`."""
 
     @property
@@ -63,12 +64,17 @@ class Record:
     state: LongArray  # [N] OPEN, DONE or REFUSED
     tenant: LongArray  # [N] number of its tenant
     gaps: Gaps = field(default_factory=Gaps)  # between the tokens of a request
-    meter: Meter = field(default_factory=Meter)
+    meter: StepMeter = field(default_factory=StepMeter)
     num_rows: int = 0  # rows that there are
     evicted_tokens: int = 0
 
     def __len__(self) -> int:
         return len(self.sent_s)
+
+    @property
+    def total_s(self) -> float:
+        """From the first arrival to the last end."""
+        return float(self.end_s.max() - self.sent_s.min())
 
 
 class Run:
@@ -76,7 +82,7 @@ class Run:
 
     def __init__(
         self,
-        engine: AnyEngine,
+        engine: SteppableEngine,
         clock: Clock,
         tokens: TokenSource,
         lengths: TrueLengths | None = None,
@@ -242,7 +248,11 @@ class _Columns:
 
 
 def simulate(
-    settings: SchedulerSettings, cost: Cost, arrivals: Iterable[Arrival], *, overlap: bool = True
+    settings: SchedulerSettings,
+    cost: CostModel,
+    arrivals: Iterable[Arrival],
+    *,
+    overlap: bool = True,
 ) -> Record:
     """Play a trace in virtual time. `settings` have `trace.EOS` as their only end-of-sequence token.
 

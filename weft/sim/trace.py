@@ -12,6 +12,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+VOCAB_SIZE = 32_768  # of a simulated model
 EOS = 0  # the token that ends an output in simulation
 FILLER = 1  # every other token of an output
 FIRST_TOKEN = 2  # of prompts

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from weft.scheduler.batch import Batch, RunningBatch
-from weft.scheduler.pace.step_cost import Load, StepCost
+from weft.scheduler.pace.step_cost import CostEstimator, StepLoad
 from weft.scheduler.request import Columns
 
 FIRST_TOKENS = (
@@ -59,7 +59,7 @@ class Pace:
     def __init__(
         self, max_step_s: float, page_size: int, columns: Columns, running: RunningBatch
     ) -> None:
-        self.cost = StepCost()
+        self.cost = CostEstimator()
         self._max_step_s = max_step_s
         self._min_tokens = max(MIN_TOKENS, page_size)
         self._columns = columns
@@ -72,7 +72,7 @@ class Pace:
     def observe(self, batch: Batch, seconds: float) -> None:
         """A step has taken so long on the device."""
         if self._max_step_s:
-            self.cost.observe(Load.of(batch.plan), seconds, has_prefill=bool(batch.prefills))
+            self.cost.observe(StepLoad.of(batch.plan), seconds, has_prefill=bool(batch.prefills))
             self._largest = max(self._largest, batch.plan.num_tokens)
 
     def planned(self, batch: Batch) -> None:
@@ -83,7 +83,7 @@ class Pace:
             self._since_s = 0.0
         else:
             self._since_s += (
-                self.cost.seconds(Load.of(batch.plan)) if self.cost.is_known else math.inf
+                self.cost.seconds(StepLoad.of(batch.plan)) if self.cost.is_known else math.inf
             )
 
     def decode_is_due(self) -> bool:
@@ -104,13 +104,15 @@ class Pace:
             return StepBudget(
                 0.0 if self._since_s else math.inf, (1.0, 0.0), max_tokens, min_tokens
             )
-        a, b, c = self.cost.coefficients()
-        left_s = self._max_step_s - self._since_s - self.cost.seconds(load) - (0.0 if mixes else a)
-        return StepBudget(left_s, (b, c), max_tokens, min_tokens)
+        cost = self.cost.model()
+        left_s = (
+            self._max_step_s - self._since_s - cost.seconds(load) - (0.0 if mixes else cost.step_s)
+        )
+        return StepBudget(left_s, (cost.token_s, cost.pair_s), max_tokens, min_tokens)
 
-    def _waiting_load(self) -> Load:
+    def _waiting_load(self) -> StepLoad:
         """A step of the requests that wait for their next token."""
         columns, rows = self._columns, self._running.rows
         rows = rows[columns.seq_len[rows] < columns.max_len[rows]]
         lens = columns.seq_len[rows] - columns.kv_len[rows]
-        return Load(int(lens.sum()), int((lens * columns.seq_len[rows]).sum()))
+        return StepLoad(int(lens.sum()), int((lens * columns.seq_len[rows]).sum()))

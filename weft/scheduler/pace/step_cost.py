@@ -1,8 +1,12 @@
-"""How long steps take, learnt while they run: seconds = a + b · tokens + c · pairs.
+"""The cost model of a step: how long it takes, by what it has to do. Learnt online, or fitted to a file of measurements.
 
-`tokens` are those that a step computes, `pairs` those of a token and one that it attends to. Least squares that
-forgets, with coefficients that are not negative. Plain Python floats and no library: a replay on another machine must
-come to the same numbers.
+    seconds = step + token · tokens + pair · pairs + context · context + sample · samples
+
+`tokens` are those that the step computes, `pairs` those of a token and one that it attends to, `context` the KV entries
+that attention reads, `samples` the tokens that are chosen. The scheduler learns the first three terms while steps run
+(`CostEstimator`); the simulator fits or is given four of them (`weft/sim/cost.py`). Knows nothing of requests.
+
+Plain Python floats and no library: a replay on another machine must come to the same numbers.
 """
 
 from __future__ import annotations
@@ -16,107 +20,150 @@ import numpy as np
 
 from weft.plan.step import Plan
 
-FORGET = 0.98  # what a measurement weighs after another of its kind
-MAX_SURPRISE = 4.0  # a step that takes longer than so many times what was expected counts as that: others disturbed it
+Matrix = list[list[float]]
+
+FORGET = 0.98  # weight of a measurement after another one of its kind
+# A step that takes longer than this multiple of what was expected counts as that: something else disturbed it.
+MAX_SURPRISE = 4.0
+MIN_STEP_S = 1e-4
 
 
-class Load(NamedTuple):
+class StepLoad(NamedTuple):
     """What a step has to do."""
 
-    tokens: int
-    pairs: int
+    tokens: int  # computed
+    pairs: int  # of a token and one that it attends to
+    context: int = 0  # sum of the KV lengths that attention reads, in tokens
+    samples: int = 0
 
     @classmethod
-    def of(cls, plan: Plan) -> Load:
+    def of(cls, plan: Plan) -> StepLoad:
         lens = plan.lens.astype(np.int64)
-        return cls(plan.num_tokens, int((lens * plan.starts + lens * (lens + 1) // 2).sum()))
+        pairs = lens * plan.starts + lens * (lens + 1) // 2
+        return cls(
+            tokens=plan.num_tokens,
+            pairs=int(pairs.sum()),
+            context=int(plan.starts.sum()) + plan.num_tokens,
+            samples=len(plan.sampling.seeds),
+        )
 
 
-class Sums:
-    """The normal equations of least squares, older measurements weighing less."""
+class CostModel(NamedTuple):
+    """Seconds of a step and of each thing in it. None is negative."""
 
-    def __init__(self) -> None:
-        self.matrix = [[0.0] * 3 for _ in range(3)]
-        self.vector = [0.0] * 3
+    step_s: float
+    token_s: float
+    context_s: float = 0.0
+    sample_s: float = 0.0
+    pair_s: float = 0.0
+
+    def seconds(self, load: StepLoad) -> float:
+        return (
+            self.step_s
+            + self.token_s * load.tokens
+            + self.pair_s * load.pairs
+            + self.context_s * load.context
+            + self.sample_s * load.samples
+        )
+
+
+class NormalEquations:
+    """Those of weighted least squares: matrix [N, N] @ x = vector [N]. Older rows may weigh less and less."""
+
+    def __init__(self, size: int, forget: float = 1.0) -> None:
+        self.matrix: Matrix = [[0.0] * size for _ in range(size)]
+        self.vector = [0.0] * size
+        self._forget = forget
 
     def add(self, row: Sequence[float], target: float, weight: float) -> None:
-        for i in range(3):
-            for j in range(3):
-                self.matrix[i][j] = FORGET * self.matrix[i][j] + weight * row[i] * row[j]
-            self.vector[i] = FORGET * self.vector[i] + weight * row[i] * target
+        """Row [N] @ x shall be `target`."""
+        for i in range(len(self.vector)):
+            for j in range(len(self.vector)):
+                self.matrix[i][j] = self._forget * self.matrix[i][j] + weight * row[i] * row[j]
+            self.vector[i] = self._forget * self.vector[i] + weight * row[i] * target
 
 
-class StepCost:
-    """Steps with prompts and decode steps are forgotten apart: a thousand decode steps teach nothing of prompts."""
+class CostEstimator:
+    """Learns the terms of step, tokens and pairs. Steps with prompts and decode steps are forgotten apart: a thousand
+    decode steps teach nothing of prompts."""
 
-    UNITS = (1.0, 256.0, 65_536.0)  # the columns are of like size in these
+    # Step, tokens and pairs in units of this size differ little from each other in number.
+    UNITS = (1.0, 256.0, 65_536.0)
 
     def __init__(self) -> None:
-        self._prefills = Sums()
-        self._decodes = Sums()
+        self._prefills = NormalEquations(3, FORGET)
+        self._decodes = NormalEquations(3, FORGET)
         self._num = [0, 0]  # measured decode steps, steps with prompts
-        self._fitted: tuple[float, float, float] | None = None
+        self._fitted: CostModel | None = None
         self._is_stale = False  # there are newer measurements than the fit
 
     @property
     def is_known(self) -> bool:
         return all(self._num)
 
-    def observe(self, load: Load, seconds: float, *, has_prefill: bool) -> None:
-        """A step has taken so long."""
+    def observe(self, load: StepLoad, seconds: float, *, has_prefill: bool) -> None:
+        """A step has taken `seconds`."""
         if not (math.isfinite(seconds) and seconds > 0):
             return
         if self._fitted is not None and self.is_known:
-            a, b, c = self._fitted
-            seconds = min(seconds, MAX_SURPRISE * max(a + b * load.tokens + c * load.pairs, 1e-4))
-        row = [value / unit for value, unit in zip((1, *load), self.UNITS, strict=True)]
-        (self._prefills if has_prefill else self._decodes).add(row, seconds, 1 / max(seconds, 1e-4))
+            expected_s = max(self._fitted.seconds(load), MIN_STEP_S)
+            seconds = min(seconds, MAX_SURPRISE * expected_s)
+        sizes = (1, load.tokens, load.pairs)
+        row = [size / unit for size, unit in zip(sizes, self.UNITS, strict=True)]
+        equations = self._prefills if has_prefill else self._decodes
+        equations.add(row, seconds, 1 / max(seconds, MIN_STEP_S))
         self._num[has_prefill] += 1
         self._is_stale = True
 
-    def coefficients(self) -> tuple[float, float, float]:
-        """a, b, c: seconds for a step, a token, a pair. None is negative."""
+    def model(self) -> CostModel:
+        """The cost model that fits the measurements best."""
         if self._fitted is None or self._is_stale:
-            matrix = [
-                [x + y for x, y in zip(*rows, strict=True)]
-                for rows in zip(self._prefills.matrix, self._decodes.matrix, strict=True)
-            ]
-            vector = [
-                x + y for x, y in zip(self._prefills.vector, self._decodes.vector, strict=True)
-            ]
-            a, b, c = (
-                x / unit for x, unit in zip(_not_negative(matrix, vector), self.UNITS, strict=True)
-            )
-            self._fitted = a, b, c
+            self._fitted = self._fit()
             self._is_stale = False
         return self._fitted
 
-    def seconds(self, load: Load) -> float:
-        a, b, c = self.coefficients()
-        return a + b * load.tokens + c * load.pairs
+    def seconds(self, load: StepLoad) -> float:
+        return self.model().seconds(load)
+
+    def _fit(self) -> CostModel:
+        matrix: Matrix = []
+        for prefills, decodes in zip(self._prefills.matrix, self._decodes.matrix, strict=True):
+            matrix.append(_sum(prefills, decodes))
+        vector = _sum(self._prefills.vector, self._decodes.vector)
+        solution = solve_not_negative(matrix, vector)
+        step_s, token_s, pair_s = (x / unit for x, unit in zip(solution, self.UNITS, strict=True))
+        return CostModel(step_s, token_s, pair_s=pair_s)
 
 
-def _not_negative(matrix: list[list[float]], vector: list[float]) -> list[float]:
-    """The x >= 0 that minimises x·matrix·x / 2 - vector·x: the best of all subsets of three that come out positive."""
-    best, lowest = [0.0] * 3, 0.0
-    for size in (1, 2, 3):
-        for chosen in combinations(range(3), size):
-            solution = _solve(
-                [[matrix[i][j] for j in chosen] for i in chosen], [vector[i] for i in chosen]
-            )
+def _sum(one: Sequence[float], other: Sequence[float]) -> list[float]:
+    return [x + y for x, y in zip(one, other, strict=True)]
+
+
+def solve_not_negative(matrix: Matrix, vector: Sequence[float]) -> list[float]:
+    """The x >= 0 [N] that minimises x·matrix·x / 2 - vector·x.
+
+    With three or four unknowns each subset of them can be tried: the best one whose solution is positive is the answer.
+    """
+    num_unknowns = len(vector)
+    best = [0.0] * num_unknowns
+    lowest = 0.0
+    for size in range(1, num_unknowns + 1):
+        for chosen in combinations(range(num_unknowns), size):
+            part = [[matrix[i][j] for j in chosen] for i in chosen]
+            solution = _solve(part, [vector[i] for i in chosen])
             if solution is None or min(solution) < 0:
                 continue
-            value = -sum(
-                x * vector[i] for x, i in zip(solution, chosen, strict=True)
-            )  # at the minimum, twice it
+            # At the minimum, this is twice the value of the function.
+            value = -sum(x * vector[i] for x, i in zip(solution, chosen, strict=True))
             if value < lowest:
-                lowest, best = value, [0.0] * 3
+                lowest = value
+                best = [0.0] * num_unknowns
                 for x, i in zip(solution, chosen, strict=True):
                     best[i] = x
     return best
 
 
-def _solve(matrix: list[list[float]], vector: list[float]) -> list[float] | None:
+def _solve(matrix: Matrix, vector: Sequence[float]) -> list[float] | None:
     """Gaussian elimination with a positive definite matrix; None if it is singular, or nearly."""
     n = len(vector)
     rows = [[*line, value] for line, value in zip(matrix, vector, strict=True)]

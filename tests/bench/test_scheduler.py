@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from weft.sim.overhead import measure
+from weft.bench.scheduler import measure
 
 
 def test_all_figures_are_measured_in_a_small_scene() -> None:

@@ -1,8 +1,8 @@
-"""What the scheduler itself costs, in real time and without a model: steps, arrivals, orders, the prefix tree.
+"""`weft bench scheduler`: what the scheduler itself costs, in real time and without a model.
 
 Two scenes. *Engine*: 256 requests decode and 1,000 wait, each with a prompt of 2,048 tokens. *Tree*: 100,000 sequences
-of 64 tokens, of which one of 64 heads of 32 tokens is shared. Figures of others stand beside ours (their sources:
-SGLang 0.5.23, vLLM 0.32 and mini-sglang, measured in the same scenes on 2 Zen 4 cores).
+of 64 tokens, of which one of 64 heads of 32 tokens is shared. `docs/performance.md` has what other engines need for the
+same.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import gc
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import NamedTuple, TypeVar
@@ -18,6 +19,8 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from weft.arrays import IntArray
+from weft.bench.results import write_json
+from weft.config.options import Settings, option
 from weft.engine.engine import Engine
 from weft.memory.radix import Node, RadixCache
 from weft.messages.requests import GenerateRequest
@@ -28,6 +31,7 @@ from weft.scheduler.batch import Batch
 from weft.scheduler.request import Request
 from weft.scheduler.scheduler import Scheduler
 from weft.scheduler.settings import SchedulerSettings
+from weft.sim.table import number, table
 
 VOCAB_SIZE = 150_000
 PROMPT_LEN = 2_048
@@ -39,14 +43,26 @@ NUM_HEADS = 64
 
 TREE_LEN = 64
 TREE_SHARED = 32
+EVICTED_PAGES = 2_048
 OPS_PER_SAMPLE = 100  # operations of microseconds are timed together
 
-MS, US, MB = 1e3, 1e6, 1e-6  # per second, per second, per byte
+MS = 1e3  # a second
+US = 1e6
+MB = 1e-6  # a byte
 T = TypeVar("T")
 
 
-class Measured(NamedTuple):
-    """One figure: median and spread over its samples, what we want, and what others reach."""
+@dataclass(frozen=True, kw_only=True)
+class SchedulerBenchOptions:
+    steps: int = option(300, "decode steps to time", group="bench", everyday=True, low=1)
+    sequences: int = option(
+        100_000, "sequences in the prefix tree", group="bench", everyday=True, low=1_000
+    )
+    json: str = option("", "file for the figures as JSON", group="bench", everyday=True)
+
+
+class OverheadFigure(NamedTuple):
+    """Median and spread over the samples of one operation, and what we want."""
 
     name: str
     unit: str
@@ -54,17 +70,44 @@ class Measured(NamedTuple):
     p5: float
     p95: float
     goal: float
-    others: str
 
     @property
     def is_met(self) -> bool:
         return self.median <= self.goal
 
+    @classmethod
+    def of(
+        cls, name: str, unit: str, scale: float, samples: Sequence[float], goal: float
+    ) -> OverheadFigure:
+        """`scale`: units in a second, or in a byte."""
+        p5, median, p95 = (np.percentile(samples, (5, 50, 95)) * scale).tolist()
+        return cls(name, unit, median, p5, p95, goal)
+
+
+def bench_scheduler(settings: Settings) -> int:
+    options = settings.make(SchedulerBenchOptions)
+    figures = measure(steps=options.steps, sequences=options.sequences)
+    rows = []
+    for figure in figures:
+        row = [
+            figure.name,
+            number(figure.median),
+            f"{number(figure.p5)}-{number(figure.p95)}",
+            figure.unit,
+            number(figure.goal),
+            "met" if figure.is_met else "missed",
+        ]
+        rows.append(row)
+    print(table(["", "median", "p5-p95", "", "goal", ""], rows))
+    results = [figure._asdict() | {"is_met": figure.is_met} for figure in figures]
+    write_json(options.json, "scheduler", {}, results)
+    return 0
+
 
 def measure(
     *, steps: int = 300, sequences: int = 100_000, orders: tuple[int, ...] = (1_000, 10_000)
-) -> list[Measured]:
-    """All figures: `steps` decode steps, a tree of so many sequences, orders of so many waiting requests."""
+) -> list[OverheadFigure]:
+    """All figures: `steps` decode steps, a tree of `sequences`, orders of these numbers of waiting requests."""
     figures = [*tree_figures(sequences)]
     for page_size in (1, 16):
         figures += engine_figures(page_size, steps)
@@ -76,7 +119,7 @@ def measure(
 # The engine
 
 
-def engine_figures(page_size: int, steps: int) -> Iterator[Measured]:
+def engine_figures(page_size: int, steps: int) -> Iterator[OverheadFigure]:
     """Arrivals fill the queue, prefill steps fill the rows with four prompts each, then all rows decode."""
     scheduler = _scheduler(page_size, steps)
     rng = np.random.default_rng(0)
@@ -92,14 +135,12 @@ def engine_figures(page_size: int, steps: int) -> Iterator[Measured]:
         elif len(batch.rows) == NUM_RUNNING and not batch.prefills:
             decodes.append(took)
     at = f"page {page_size}"
-    yield _measured(
-        f"decode step, {at}", "ms", MS, decodes, 0.15, "SGLang 0.16*, vLLM 2.8, mini-sglang 1.4"
-    )
-    yield _measured(f"prefill step, 4 x 2k, {at}", "ms", MS, prefills, 0.6, "SGLang 0.92, vLLM 2.7")
-    yield _measured(f"arrival of a 2k prompt, {at}", "us", US, arrivals, 60, "vLLM 430-560")
+    yield OverheadFigure.of(f"decode step, {at}", "ms", MS, decodes, 0.15)
+    yield OverheadFigure.of(f"prefill step, 4 x 2k, {at}", "ms", MS, prefills, 0.6)
+    yield OverheadFigure.of(f"arrival of a 2k prompt, {at}", "us", US, arrivals, 60)
 
 
-def order_figure(num_waiting: int) -> Measured:
+def order_figure(num_waiting: int) -> OverheadFigure:
     """The cache-aware order, as in a pass after a request has left its KV to the tree.
 
     An order is lazy: a pass asks for no more than it can admit.
@@ -110,17 +151,15 @@ def order_figure(num_waiting: int) -> Measured:
     pages: IntArray = np.arange(PROMPT_LEN, dtype=np.int32)
     for i in range(num_waiting):
         head = heads[int(rng.integers(NUM_HEADS))]
-        scheduler.add_request(
-            _message(i, head + _ids(rng, PROMPT_LEN - SHARED_LEN), max_new=1), 0.0
-        )
+        prompt = head + _ids(rng, PROMPT_LEN - SHARED_LEN)
+        scheduler.add_request(_message(i, prompt, max_new=1), 0.0)
     samples = []
     _settle()
-    for i in range(NUM_HEADS):
-        ended = heads[i] + _ids(rng, PROMPT_LEN - SHARED_LEN)
+    for head in heads:
+        ended = head + _ids(rng, PROMPT_LEN - SHARED_LEN)
         samples.append(_seconds(partial(_order_after, scheduler, ended, pages)))
     goal = 0.5 if num_waiting <= 1_000 else 2.0
-    others = "SGLang 1.15 at 120, off above 128" if num_waiting <= 1_000 else ""
-    return _measured(f"cache-aware order of {num_waiting:,}", "ms", MS, samples, goal, others)
+    return OverheadFigure.of(f"cache-aware order of {num_waiting:,}", "ms", MS, samples, goal)
 
 
 def _order_after(scheduler: Scheduler, ended: bytes, pages: IntArray) -> list[Request]:
@@ -141,9 +180,10 @@ class NoRunner:
 def _scheduler(
     page_size: int, steps: int, num_waiting: int = NUM_WAITING, policy: str = "fcfs"
 ) -> Scheduler:
-    """The scheduler with all the parts that it has in service."""
+    """The scheduler with all the features that it has in service."""
+    num_tokens = NUM_RUNNING * (PROMPT_LEN + 2 * steps + 64)
     settings = SchedulerSettings(
-        num_pages=NUM_RUNNING * (PROMPT_LEN + 2 * steps + 64) // page_size * 2,
+        num_pages=num_tokens // page_size * 2,
         page_size=page_size,
         max_running_requests=NUM_RUNNING,
         context_length=2 * PROMPT_LEN + 2 * steps,
@@ -174,17 +214,10 @@ def _step(scheduler: Scheduler) -> tuple[float, Batch]:
 # The tree
 
 
-def tree_figures(num_sequences: int) -> Iterator[Measured]:
+def tree_figures(num_sequences: int) -> Iterator[OverheadFigure]:
     """Build the tree; then full hits, locks, and evictions."""
     rng = np.random.default_rng(0)
-    heads = [_ids(rng, TREE_SHARED) for _ in range(NUM_HEADS)]
-    tails = _ids(rng, num_sequences * (TREE_LEN - TREE_SHARED))
-    tail_bytes = len(tails) // num_sequences
-    owners = rng.integers(NUM_HEADS, size=num_sequences).tolist()
-    sequences = [
-        heads[owner] + tails[i * tail_bytes : (i + 1) * tail_bytes]
-        for i, owner in enumerate(owners)
-    ]
+    sequences = _sequences(rng, num_sequences)
     pages: IntArray = np.arange(num_sequences * TREE_LEN, dtype=np.int32)
     cache = RadixCache(page_size=1)
     offers = [
@@ -201,21 +234,27 @@ def tree_figures(num_sequences: int) -> Iterator[Measured]:
         cache.unlock(node)
 
     locks = _timed(lock_and_unlock, nodes)
-    rounds = min(20, cache.evictable_pages // 2_048)
-    evictions = [_seconds(lambda: cache.evict(2_048)) for _ in range(rounds)]
-    others = "SGLang Rust {}, Python {}".format
-    yield _measured("tree: full-hit match", "us", US, matches, 3, others("6.3", 14))
-    yield _measured("tree: insert", "us", US, inserts, 5, others("17.8", 25))
-    yield _measured("tree: lock + unlock", "us", US, locks, 1, "SGLang Rust 4.8")
-    yield _measured("tree: evict 2,048 tokens", "ms", MS, evictions, 0.25, others("4.1", 50))
-    yield _measured(
-        f"tree: memory, {num_sequences:,} sequences",
-        "MB",
-        MB,
-        [_tree_bytes(offers)],
-        80,
-        others(130, 145),
-    )
+    rounds = min(20, cache.evictable_pages // EVICTED_PAGES)
+    evictions = [_seconds(lambda: cache.evict(EVICTED_PAGES)) for _ in range(rounds)]
+    yield OverheadFigure.of("tree: full-hit match", "us", US, matches, 3)
+    yield OverheadFigure.of("tree: insert", "us", US, inserts, 5)
+    yield OverheadFigure.of("tree: lock + unlock", "us", US, locks, 1)
+    yield OverheadFigure.of("tree: evict 2,048 tokens", "ms", MS, evictions, 0.25)
+    name = f"tree: memory, {num_sequences:,} sequences"
+    yield OverheadFigure.of(name, "MB", MB, [_tree_bytes(offers)], 80)
+
+
+def _sequences(rng: np.random.Generator, num_sequences: int) -> list[bytes]:
+    """Packed token ids: each a head that others have, too, and a tail of its own."""
+    heads = [_ids(rng, TREE_SHARED) for _ in range(NUM_HEADS)]
+    tails = _ids(rng, num_sequences * (TREE_LEN - TREE_SHARED))
+    tail_bytes = len(tails) // num_sequences
+    owners = rng.integers(NUM_HEADS, size=num_sequences).tolist()
+    sequences = []
+    for i, owner in enumerate(owners):
+        tail = tails[i * tail_bytes : (i + 1) * tail_bytes]
+        sequences.append(heads[owner] + tail)
+    return sequences
 
 
 def _tree_bytes(offers: Sequence[tuple[bytes, IntArray]]) -> int:
@@ -255,13 +294,6 @@ def _settle() -> None:
     """As the engine does when it is ready: what exists is not looked through again."""
     gc.collect()
     gc.freeze()
-
-
-def _measured(
-    name: str, unit: str, scale: float, samples: list[float], goal: float, others: str
-) -> Measured:
-    p5, median, p95 = (np.percentile(samples, (5, 50, 95)) * scale).tolist()
-    return Measured(name, unit, median, p5, p95, goal, others)
 
 
 def _request(number: int, rng: np.random.Generator, steps: int) -> GenerateRequest:

@@ -1,4 +1,4 @@
-"""Figures on their way to tables and files."""
+"""Figures of benchmarks on their way to files: with the machine and the settings, so that they can be compared."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from weft.config.options import SettingsError
 
+PERCENTS = (50, 90, 99)
+
 
 def write_json(name: str, kind: str, settings: dict[str, Any], results: object) -> None:
-    """Write results with what is needed to compare them to others, if a file is wanted."""
+    """Write results with what is needed to compare them to others; no file without a `name`."""
     if not name:
         return
     machine = {
@@ -40,9 +43,9 @@ def write_json(name: str, kind: str, settings: dict[str, Any], results: object) 
     print(f"written to {name}", file=sys.stderr)
 
 
-def percentiles(seconds: list[float]) -> list[float]:
-    """p50, p90 and p99 in milliseconds."""
-    values: list[float] = (
-        (1e3 * np.percentile(seconds, (50, 90, 99))).tolist() if seconds else [math.nan] * 3
-    )
+def percentiles(seconds: Sequence[float]) -> list[float]:
+    """p50, p90 and p99 in milliseconds; NaN if there are no values."""
+    if not seconds:
+        return [math.nan] * len(PERCENTS)
+    values: list[float] = (1e3 * np.percentile(seconds, PERCENTS)).tolist()
     return values

@@ -1,4 +1,4 @@
-"""Writes a model of random weights that every engine can load: to compare their speed on one shape."""
+"""`weft bench shape`: writes a model of random weights that every engine can load: to compare their speed on one shape."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from weft.bench.workloads import SHAPES
 from weft.config.model import ModelConfig
 from weft.config.options import Settings, SettingsError, did_you_mean, option
 
-UNKNOWN, BEGIN, END = "<unk>", "<s>", "</s>"
+UNKNOWN = "<unk>"
+BEGIN = "<s>"
+END = "</s>"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShapeBench:
+class ShapeOptions:
     shape: str = option("tiny", f"of {', '.join(SHAPES)}", group="bench", everyday=True)
     folder: str = option("", "where to write the model", group="bench", everyday=True)
 
 
 def bench_shape(settings: Settings) -> int:
-    options = settings.make(ShapeBench)
+    options = settings.make(ShapeOptions)
     if options.shape not in SHAPES:
         raise SettingsError(
             f"--shape is {options.shape!r}{did_you_mean(options.shape, SHAPES)}: {', '.join(SHAPES)}"
@@ -54,11 +56,11 @@ def write_model(config: dict[str, Any], folder: Path) -> None:
 
 def _tokenizer(vocab_size: int) -> dict[str, Any]:
     words = [UNKNOWN, BEGIN, END, *(f"w{i}" for i in range(3, vocab_size))]
-    special = [
-        {"id": i, "content": word, "special": True}
-        | dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-        for i, word in enumerate(words[:3])
-    ]
+    special = []
+    for i, word in enumerate(words[:3]):
+        token = {"id": i, "content": word, "special": True}
+        flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        special.append(token | flags)
     return {
         "version": "1.0",
         "truncation": None,

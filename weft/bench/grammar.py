@@ -1,10 +1,11 @@
-"""What structured output costs: the same requests written freely, under a grammar's masks, and with its jumps."""
+"""`weft bench grammar`: what structured output costs. The same requests run free, under a grammar's masks, and with its
+jumps."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -13,8 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from weft.cli.benches.report import write_json
-from weft.cli.benches.testbed import Testbed
+from weft.bench.results import write_json
+from weft.bench.testbed import Testbed
 from weft.config.engine import EngineConfig
 from weft.config.options import Settings, SettingsError, option
 from weft.engine.engine import Engine
@@ -48,7 +49,7 @@ SCHEMA = """{"type": "array", "minItems": 100000, "items": {"type": "object", "p
 
 
 @dataclass(frozen=True, kw_only=True)
-class GrammarBench:
+class GrammarOptions:
     streams: int = option(16, "how many requests at once", group="bench", everyday=True, low=1)
     input_len: int = option(32, "tokens of each prompt", group="bench", everyday=True, low=1)
     output_len: int = option(192, "tokens of each completion", group="bench", everyday=True, low=2)
@@ -61,8 +62,8 @@ class GrammarBench:
     json: str = option("", "file for the figures as JSON", group="bench", everyday=True)
 
 
-class Cost(NamedTuple):
-    """Of one run."""
+class GrammarRun(NamedTuple):
+    """What one run took."""
 
     wall_s: float
     cpu_s: float  # of all threads
@@ -113,33 +114,29 @@ class TimedCompiler:
         self._seconds.append(time.perf_counter() - began)
 
 
-class Timed(NamedTuple):
+class TimedPool(NamedTuple):
     pool: GrammarPool
     mask_seconds: list[float]
 
 
 def bench_grammar(settings: Settings) -> int:
-    options, config = settings.make(GrammarBench), settings.make(EngineConfig)
+    options = settings.make(GrammarOptions)
+    config = settings.make(EngineConfig)
     schema = _read(options.schema) if options.schema else SCHEMA
     testbed = Testbed.of(config)
     with (
         _pool(testbed, config, jump=False) as masking,
         _pool(testbed, config, jump=True) as jumping,
     ):
-        kinds: dict[str, Callable[[], Cost]] = {
+        kinds: dict[str, Callable[[], GrammarRun]] = {
             "free": partial(_run, testbed, options, None, masking),
             "masks": partial(_run, testbed, options, schema, masking),
             "masks, jumps": partial(_run, testbed, options, schema, jumping),
         }
-        costs: dict[str, list[Cost]] = {kind: [] for kind in kinds}
-        for turn in range(options.repeats + 1):
-            for kind, run in kinds.items():  # in turns, so that a slow minute falls on all
-                cost = run()
-                if turn:  # the first warms up
-                    costs[kind].append(cost)
-    print(
-        f"{testbed.summary}, {options.streams} requests, {options.output_len:,} tokens out of each"
-    )
+        runs = _measure(kinds, options.repeats)
+    size = f"{options.streams} requests, {options.output_len:,} tokens out of each"
+    print(f"{testbed.summary}, {size}")
+    figures = {kind: _figures(runs[kind], runs["free"], options.streams) for kind in kinds}
     header = [
         "",
         "output tok/s",
@@ -149,84 +146,112 @@ def bench_grammar(settings: Settings) -> int:
         "µs a request and step: grammar",
         "masks",
     ]
-    figures = {kind: _figures(runs, costs["free"], options.streams) for kind, runs in costs.items()}
-    print(table(header, [[kind, *map(number, one.values())] for kind, one in figures.items()]))
+    rows = [[kind, *map(number, one.values())] for kind, one in figures.items()]
+    print(table(header, rows))
     results: list[dict[str, Any]] = [{"kind": kind, **one} for kind, one in figures.items()]
     write_json(options.json, "grammar", {"model": testbed.summary}, results)
     return 0
 
 
-def _figures(runs: list[Cost], free: list[Cost], streams: int) -> dict[str, float]:
+def _measure(
+    kinds: Mapping[str, Callable[[], GrammarRun]], repeats: int
+) -> dict[str, list[GrammarRun]]:
+    """Run all kinds in turns, so that a slow minute falls on all of them. The first turn warms up."""
+    runs: dict[str, list[GrammarRun]] = {kind: [] for kind in kinds}
+    for turn in range(repeats + 1):
+        for kind, run in kinds.items():
+            done = run()
+            if turn:
+                runs[kind].append(done)
+    return runs
+
+
+def _figures(runs: list[GrammarRun], free: list[GrammarRun], streams: int) -> dict[str, float]:
     """Medians. The ratio is that of the runs of one turn."""
-    median = statistics.median
-    ratios = [base.wall_s / cost.wall_s for cost, base in zip(runs, free, strict=True)]
+    ratios = [base.wall_s / run.wall_s for run, base in zip(runs, free, strict=True)]
+
+    def median(value: Callable[[GrammarRun], float]) -> float:
+        return statistics.median(map(value, runs))
+
     return {
-        "output_per_s": median(cost.num_tokens / cost.wall_s for cost in runs),
-        "of_free": median(ratios),
-        "cpu_ms_a_step": median(1e3 * cost.cpu_s / cost.num_steps for cost in runs),
-        "steps": median(cost.num_steps for cost in runs),
-        "grammar_us": median(1e6 * cost.grammar_s / cost.num_steps / streams for cost in runs),
-        "masks_us": median(1e6 * cost.masks_s / cost.num_steps / streams for cost in runs),
+        "output_per_s": median(lambda run: run.num_tokens / run.wall_s),
+        "of_free": statistics.median(ratios),
+        "cpu_ms_a_step": median(lambda run: 1e3 * run.cpu_s / run.num_steps),
+        "steps": median(lambda run: run.num_steps),
+        "grammar_us": median(lambda run: 1e6 * run.grammar_s / run.num_steps / streams),
+        "masks_us": median(lambda run: 1e6 * run.masks_s / run.num_steps / streams),
     }
 
 
-def _run(testbed: Testbed, options: GrammarBench, schema: str | None, timed: Timed) -> Cost:
+def _run(
+    testbed: Testbed, options: GrammarOptions, schema: str | None, timed: TimedPool
+) -> GrammarRun:
     """Let all requests run to their length. The grammar is compiled before the clock starts."""
-    pool, mask_seconds = timed
-    grammars = TimedGrammars(pool)
+    grammars = TimedGrammars(timed.pool)
     engine = testbed.engine(grammars, prefix_cache=False)
-    rng = np.random.default_rng(options.streams)
-    for id in range(options.streams):
-        sampling = SamplingParams(
-            max_new_tokens=options.output_len,
-            seed=id,
-            ignore_eos=True,
-            grammar=None if schema is None else Grammar("json_schema", schema),
-        )
-        prompt = rng.integers(0, testbed.settings.vocab_size, options.input_len, dtype=np.int32)
-        engine.submit(
-            GenerateRequest(id=id, rid=f"{id}", input_ids=prompt.tobytes(), sampling=sampling)
-        )
-    _until_compiled(engine, pool)
-    mask_seconds.clear()
-    began, cpu_s = time.perf_counter(), time.process_time()
+    _submit(engine, testbed.settings.vocab_size, options, schema)
+    while engine.grammar.queue and not timed.pool.has_news:
+        time.sleep(0.001)
+    timed.mask_seconds.clear()
+    began_s = time.perf_counter()
+    began_cpu_s = time.process_time()
     num_tokens = 0
     while engine.has_work:
         for reply in engine.step():
             if isinstance(reply, StepOutput):
                 num_tokens += len(reply.tokens) // 4
-                if failed := [finish for finish in reply.finished if finish.reason != "length"]:
-                    raise SettingsError(
-                        f"a request ended with {failed[0].reason}: {failed[0].message or 'too early'}"
-                    )
-    return Cost(
-        time.perf_counter() - began,
-        time.process_time() - cpu_s,
-        engine.scheduler.num_steps,
-        grammars.seconds,
-        sum(mask_seconds),
-        num_tokens,
+                _require_length(reply)
+    return GrammarRun(
+        wall_s=time.perf_counter() - began_s,
+        cpu_s=time.process_time() - began_cpu_s,
+        num_steps=engine.scheduler.num_steps,
+        grammar_s=grammars.seconds,
+        masks_s=sum(timed.mask_seconds),
+        num_tokens=num_tokens,
     )
 
 
-def _until_compiled(engine: Engine, pool: GrammarPool) -> None:
-    while engine.grammar.queue and not pool.has_news:
-        time.sleep(0.001)
+def _submit(engine: Engine, vocab_size: int, options: GrammarOptions, schema: str | None) -> None:
+    """All requests, each with a prompt of its own."""
+    rng = np.random.default_rng(options.streams)
+    grammar = None if schema is None else Grammar("json_schema", schema)
+    for id in range(options.streams):
+        sampling = SamplingParams(
+            max_new_tokens=options.output_len,
+            seed=id,
+            ignore_eos=True,
+            grammar=grammar,
+        )
+        prompt = rng.integers(0, vocab_size, options.input_len, dtype=np.int32)
+        request = GenerateRequest(id=id, rid=f"{id}", input_ids=prompt.tobytes(), sampling=sampling)
+        engine.submit(request)
+
+
+def _require_length(output: StepOutput) -> None:
+    """Raise SettingsError if a request has ended before its length: then the times mean nothing."""
+    for finish in output.finished:
+        if finish.reason != "length":
+            why = finish.message or "too early"
+            raise SettingsError(f"a request ended with {finish.reason}: {why}")
 
 
 @contextmanager
-def _pool(testbed: Testbed, config: EngineConfig, *, jump: bool) -> Iterator[Timed]:
-    tokenizer = local_folder(config.model, config.revision) / "tokenizer.json"
-    vocab_size, eos_token_ids = testbed.settings.vocab_size, testbed.settings.eos_token_ids
-    vocabulary = config.grammar_backend, tokenizer, vocab_size, eos_token_ids, testbed.threads
+def _pool(testbed: Testbed, config: EngineConfig, *, jump: bool) -> Iterator[TimedPool]:
     mask_seconds: list[float] = []
-    pool = GrammarPool(
-        lambda: TimedCompiler(make_compiler(*vocabulary), mask_seconds),
-        max_bytes=64_000_000,
-        jump=jump,
-    )
+
+    def compiler() -> Compiler:
+        made = make_compiler(
+            config.grammar_backend,
+            local_folder(config.model, config.revision) / "tokenizer.json",
+            testbed.settings.vocab_size,
+            testbed.settings.eos_token_ids,
+            testbed.threads,
+        )
+        return TimedCompiler(made, mask_seconds)
+
+    pool = GrammarPool(compiler, max_bytes=64_000_000, jump=jump)
     try:
-        yield Timed(pool, mask_seconds)
+        yield TimedPool(pool, mask_seconds)
     finally:
         pool.close()
 

@@ -1,0 +1,33 @@
+# weft in a container.
+#
+#   docker build -t weft .                               for CPUs: x86 kernels for every instruction set, PyTorch without CUDA
+#   docker build -t weft-gpu --build-arg VARIANT=gpu .   with the CUDA build of PyTorch and Triton
+#
+# TORCH_INDEX names the package index that has PyTorch's build for CPUs, as the PyTorch site names it. Without it pip takes the
+# default build, which serves as well and is larger.
+ARG PYTHON=3.12
+FROM python:${PYTHON}-slim AS build
+ARG VARIANT=cpu
+ARG TORCH_INDEX=""
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends g++ \
+    && rm -rf /var/lib/apt/lists/*
+WORKDIR /src
+COPY pyproject.toml setup.py constraints.txt README.md LICENSE ./
+COPY weft weft
+RUN python -m venv /opt/weft \
+    && if [ "$VARIANT" = gpu ]; then extras="[gpu]"; else extras=""; fi \
+    && if [ "$VARIANT" = cpu ] && [ -n "$TORCH_INDEX" ]; then export PIP_EXTRA_INDEX_URL="$TORCH_INDEX"; fi \
+    && /opt/weft/bin/pip install --no-cache-dir -c constraints.txt ".$extras"
+
+FROM python:${PYTHON}-slim
+RUN useradd --create-home --uid 10001 weft
+COPY --from=build /opt/weft /opt/weft
+ENV PATH=/opt/weft/bin:$PATH
+USER weft
+WORKDIR /home/weft
+EXPOSE 30000
+# A server that listens on all addresses answers to its own names only, or to everybody with a key: set WEFT_API_KEY.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=300s CMD ["python", "-c", \
+    "import urllib.request as r; r.urlopen('http://127.0.0.1:30000/health', timeout=4)"]
+CMD ["weft", "serve", "--host", "0.0.0.0"]

@@ -1,0 +1,163 @@
+"""Measures the shape of the code: how dense lines are, which class names are used twice, how much state classes keep.
+
+python -m tests.shape.measure            the table of docs/understand/shape.md, for all of weft
+python -m tests.shape.measure FOLDER     the same of one folder, such as weft/server
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import sys
+import tokenize
+from collections import defaultdict
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+WEFT = ROOT / "weft"
+MAX_COLUMNS = 100
+
+NO_CODE = {
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+    tokenize.COMMENT,
+}
+COMPREHENSIONS = (ast.ListComp, ast.GeneratorExp, ast.DictComp, ast.SetComp)
+
+
+@dataclass
+class Density:
+    """Counts over some files. A line of code is a line in which a token begins that is neither comment nor docstring."""
+
+    lines: int = 0
+    tokens: int = 0
+    long_lines: int = 0
+    ternaries: int = 0
+    comprehensions: int = 0
+    multi_assignments: int = 0
+    comment_lines: int = 0
+
+    def add(self, other: Density) -> None:
+        for field in fields(self):
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+
+    @property
+    def tokens_per_line(self) -> float:
+        return self.tokens / max(self.lines, 1)
+
+    def per_thousand(self, name: str) -> float:
+        """How many of a count there are per 1,000 lines of code."""
+        count: int = getattr(self, name)
+        return 1000 * count / max(self.lines, 1)
+
+
+def density_of_source(source: str) -> Density:
+    found = Density()
+    lines_with_code = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT and token.line.lstrip().startswith("#"):
+            found.comment_lines += 1
+        is_docstring = token.type == tokenize.STRING and token.string.startswith(('"""', "'''"))
+        if token.type in NO_CODE or is_docstring:
+            continue
+        found.tokens += 1
+        lines_with_code.add(token.start[0])
+    found.lines = len(lines_with_code)
+    found.long_lines = sum(len(line) > MAX_COLUMNS for line in source.splitlines())
+    for node in ast.walk(ast.parse(source)):
+        found.ternaries += isinstance(node, ast.IfExp)
+        found.comprehensions += isinstance(node, COMPREHENSIONS)
+        found.multi_assignments += isinstance(node, ast.Assign) and _has_several_targets(node)
+    return found
+
+
+def _has_several_targets(node: ast.Assign) -> bool:
+    """Whether it is `a = b = x` or `a, b = x, y`."""
+    if len(node.targets) > 1:
+        return True
+    return isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple)
+
+
+def density_of_folder(folder: Path) -> Density:
+    total = Density()
+    for path in sorted(folder.rglob("*.py")):
+        total.add(density_of_source(path.read_text("utf-8")))
+    return total
+
+
+def class_names_used_twice(folder: Path = WEFT) -> dict[str, list[str]]:
+    """Names of classes at the top of modules that stand in more than one module, with these modules."""
+    places: dict[str, list[str]] = defaultdict(list)
+    for path in sorted(folder.rglob("*.py")):
+        for node in ast.parse(path.read_text("utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(str(path.relative_to(folder)))
+    return {name: files for name, files in places.items() if len(files) > 1}
+
+
+def state(name: str, folder: Path = WEFT) -> list[str]:
+    """The attributes that a class keeps: its fields, its slots, and what its methods assign to `self`."""
+    found: set[str] = set()
+    for path in folder.rglob("*.py"):
+        for node in ast.parse(path.read_text("utf-8")).body:
+            if isinstance(node, ast.ClassDef) and node.name == name:
+                found |= _attributes(node)
+    return sorted(found)
+
+
+def _attributes(node: ast.ClassDef) -> set[str]:
+    found: set[str] = set()
+    for statement in node.body:
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            is_constant = "ClassVar" in ast.unparse(statement.annotation)
+            if not is_constant:
+                found.add(statement.target.id)
+    for inner in ast.walk(node):
+        targets: list[ast.expr] = []
+        if isinstance(inner, ast.Assign):
+            targets = inner.targets
+        elif isinstance(inner, ast.AnnAssign | ast.AugAssign):
+            targets = [inner.target]
+        for target in targets:
+            for one in ast.walk(target):
+                if (
+                    isinstance(one, ast.Attribute)
+                    and isinstance(one.ctx, ast.Store)
+                    and isinstance(one.value, ast.Name)
+                    and one.value.id == "self"
+                ):
+                    found.add(one.attr)
+    return found
+
+
+def files_at_the_top(*packages: str) -> int:
+    """How many modules stand directly in these packages of weft, `__init__` apart."""
+    return sum(
+        path.name != "__init__.py" for package in packages for path in (WEFT / package).glob("*.py")
+    )
+
+
+def main() -> None:
+    folder = ROOT / sys.argv[1] if len(sys.argv) > 1 else WEFT
+    density = density_of_folder(folder)
+    print(f"lines of code                    {density.lines}")
+    print(f"tokens a line                    {density.tokens_per_line:.2f}")
+    print(f"lines over {MAX_COLUMNS} columns          {density.long_lines}")
+    for name in ("ternaries", "comprehensions", "multi_assignments", "comment_lines"):
+        label = name.replace("_", " ") + " per 1,000"
+        print(f"{label:32} {density.per_thousand(name):.1f}")
+    twice = class_names_used_twice(folder)
+    print(f"class names used twice           {len(twice)} {', '.join(sorted(twice))}")
+    if folder == WEFT:
+        top = files_at_the_top("scheduler", "memory", "executor")
+        print(f"files at the top of the core     {top}")
+        for name in ("Engine", "Scheduler", "Request", "Completion"):
+            print(f"state of {name:24}{len(state(name))}")
+
+
+if __name__ == "__main__":
+    main()

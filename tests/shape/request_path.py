@@ -1,0 +1,68 @@
+"""Which files and functions of weft a completion request enters, after warm-up, with front and engine in one process.
+
+python -m tests.shape.request_path [--chat] [--stream] [--list]
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import defaultdict
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from tests.server.real_engine import serving
+
+WEFT = Path(__file__).parents[2] / "weft"
+
+
+def entered(path: str, body: dict[str, Any]) -> dict[str, set[str]]:
+    """The functions that a request enters, by file. The same request ran once before."""
+    found: dict[str, set[str]] = defaultdict(set)
+    root = f"{WEFT}/"
+
+    def trace(frame: FrameType, event: str, arg: object) -> None:
+        file = frame.f_code.co_filename
+        if event == "call" and file.startswith(root):
+            name = f"{frame.f_code.co_qualname}:{frame.f_code.co_firstlineno}"
+            found[file.removeprefix(root)].add(name)
+
+    with serving((WEFT / "bundled" / "weft-nano").resolve(), kv_tokens=4096) as server:
+        assert server.post(path, **body).status_code == 200
+        threading.settrace(trace)
+        if hasattr(threading, "settrace_all_threads"):
+            threading.settrace_all_threads(trace)
+        sys.settrace(trace)
+        server.post(path, **body)
+        sys.settrace(None)
+        threading.settrace(None)  # type: ignore[arg-type]
+        if hasattr(threading, "settrace_all_threads"):
+            threading.settrace_all_threads(None)
+    return found
+
+
+def completion(stream: bool = False) -> tuple[str, dict[str, Any]]:
+    """A plain request for a completion: path and body."""
+    body = {"prompt": "import os\n\nclass ", "max_tokens": 4, "temperature": 0.7, "top_p": 0.9}
+    return "/v1/completions", {"model": "tiny", "stream": stream, **body}
+
+
+def chat(stream: bool = False) -> tuple[str, dict[str, Any]]:
+    """A plain chat request: path and body."""
+    messages = [{"role": "user", "content": "What does os.path.join do?"}]
+    body = {"messages": messages, "max_tokens": 4, "temperature": 0.7, "top_p": 0.9}
+    return "/v1/chat/completions", {"model": "tiny", "stream": stream, **body}
+
+
+def main() -> None:
+    make = chat if "--chat" in sys.argv else completion
+    found = entered(*make("--stream" in sys.argv))
+    if "--list" in sys.argv:
+        for file in sorted(found):
+            print(f"{file:48} {len(found[file]):3} functions")
+    print(f"{len(found)} files, {sum(map(len, found.values()))} functions")
+
+
+if __name__ == "__main__":
+    main()

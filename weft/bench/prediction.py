@@ -1,0 +1,145 @@
+"""`weft bench prediction`: how well `weft sim` predicts a real run of a model on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import NamedTuple
+
+from weft.bench.results import write_json
+from weft.bench.testbed import Testbed
+from weft.config.engine import EngineConfig
+from weft.config.options import Settings, option
+from weft.sim.fit import CostFit, StepTime, fit, write_steps
+from weft.sim.report import Slo, Summary, summarize
+from weft.sim.run import simulate
+from weft.sim.synthetic import Traffic, at_once, synthetic
+from weft.sim.table import number, table
+from weft.sim.trace import Arrival
+
+# What the cost model is fitted to: input and output lengths of requests that come at once. Few and many rows, short and
+# long contexts, small and large prefills.
+CALIBRATION: list[list[tuple[int, int]]] = [
+    [(16, 64)],
+    [(512, 32)],
+    [(32, 48)] * 4,
+    [(256, 48)] * 4,
+    [(16 * i, 8 * i) for i in range(1, 17)],
+    [(24 * i, 40) for i in range(1, 33)],
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictionOptions:
+    json: str = option("", "file for the figures as JSON", group="bench", everyday=True)
+    trace: str = option(
+        "",
+        "file for what each step of the run had to do and took (CSV)",
+        group="bench",
+        everyday=True,
+    )
+
+
+class Prediction(NamedTuple):
+    """One figure as it was measured, and as it was predicted in two ways."""
+
+    figure: str
+    measured: float
+    predicted: float  # with the cost that was fitted before the run
+    predicted_with_own_cost: float  # with the cost that was fitted to the run's own steps
+
+    @property
+    def row(self) -> list[str]:
+        return [
+            self.figure,
+            number(self.measured),
+            number(self.predicted),
+            f"{self.predicted / self.measured - 1:+.1%}",
+            number(self.predicted_with_own_cost),
+            f"{self.predicted_with_own_cost / self.measured - 1:+.1%}",
+        ]
+
+
+def bench_prediction(settings: Settings) -> int:
+    """Fit the cost model to this model on this machine, simulate a trace, and run the same trace.
+
+    Two predictions: with the cost that was fitted before the run, which is what a user has; and with the cost fitted to
+    the run's own steps, which shows what is left of the error when the machine does not change its speed in between.
+    """
+    options = settings.make(PredictionOptions)
+    traffic = settings.make(Traffic)
+    testbed = Testbed.of(settings.make(EngineConfig))
+    before = fit(_calibrate(testbed))
+    arrivals = _arrivals(traffic, testbed.new_key)
+    measured = summarize(testbed.play(arrivals), Slo())
+    own = fit(testbed.steps)
+    if options.trace:
+        write_steps(options.trace, testbed.steps)
+    predictions = _compare(
+        measured,
+        _predict(testbed, before, arrivals),
+        _predict(testbed, own, arrivals),
+    )
+    _print_cost("calibration", before)
+    _print_cost("run", own)
+    print(f"{testbed.summary}; the device was busy {measured.device_use:.0%} of the run")
+    header = ["", "measured", "predicted", "error", "with the run's own cost", "error"]
+    print(table(header, [prediction.row for prediction in predictions]))
+    facts = {
+        "model": testbed.summary,
+        "cost": before.cost._asdict(),
+        "own_cost": own.cost._asdict(),
+        "traffic": asdict(traffic),
+    }
+    results = [prediction._asdict() for prediction in predictions]
+    write_json(options.json, "prediction", facts, results)
+    return 0
+
+
+def _calibrate(testbed: Testbed) -> list[StepTime]:
+    """Steps of all kinds, measured. Each load runs twice: the first time is slower."""
+    for _ in range(2):
+        testbed.steps = []
+        for load in CALIBRATION:
+            testbed.play(at_once(load, first_key=testbed.new_key))
+    measured = testbed.steps
+    testbed.steps = []
+    return measured
+
+
+def _arrivals(traffic: Traffic, first_key: int) -> list[Arrival]:
+    """The trace. A real model does not end by itself where the trace says: each output runs to its length."""
+    arrivals = []
+    for arrival in synthetic(traffic, first_key=first_key):
+        exact = arrival._replace(max_new_tokens=arrival.output_len, ignore_eos=True)
+        arrivals.append(exact)
+    return arrivals
+
+
+def _predict(testbed: Testbed, fitted: CostFit, arrivals: Sequence[Arrival]) -> Summary:
+    record = simulate(testbed.settings, fitted.cost, arrivals, overlap=testbed.overlap)
+    return summarize(record, Slo())
+
+
+def _compare(measured: Summary, predicted: Summary, with_own_cost: Summary) -> list[Prediction]:
+    truth = _figures(measured)
+    first = _figures(predicted)
+    second = _figures(with_own_cost)
+    return [Prediction(name, truth[name], first[name], second[name]) for name in truth]
+
+
+def _figures(summary: Summary) -> dict[str, float]:
+    figures = {
+        "output tokens/s": summary.output_per_s,
+        "requests/s": summary.requests_per_s,
+    }
+    times = {"TTFT": summary.ttft_s, "ITL": summary.itl_s, "E2E": summary.e2e_s}
+    for name, seconds in times.items():
+        for percent, value in zip(("p50", "p90", "p99"), seconds, strict=True):
+            figures[f"{name} {percent}, ms"] = 1e3 * value
+    return figures
+
+
+def _print_cost(name: str, fitted: CostFit) -> None:
+    steps = f"{fitted.num_steps:,} steps, half of them met to {fitted.median_error:.0%}"
+    print(f"{name}: --cost {fitted.text}, {steps}")

@@ -1,0 +1,180 @@
+"""A loaded model to run traces on, and the measurement of its steps.
+
+A step is taken to run from its launch, or from the end of the one before if that is later, until its result is there.
+That is exact as long as a caller waits for the result, which the loop does while the device is the bottleneck. Knows
+nothing of what the runs are compared for.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from weft.assemble.checkpoint import check_files
+from weft.config.engine import EngineConfig
+from weft.config.machine import probe
+from weft.config.model import ModelConfig
+from weft.config.options import SettingsError
+from weft.config.resolve import resolve
+from weft.engine.engine import Engine
+from weft.executor.weights.fetch import local_folder
+from weft.grammar.protocol import Grammars
+from weft.plan.device import DeviceRequest, Pending
+from weft.plan.step import Plan, Result, Runner, Step
+from weft.scheduler.pace.step_cost import StepLoad
+from weft.scheduler.settings import SchedulerSettings
+from weft.sim.cost import StepMeter, decode_rows_of
+from weft.sim.fit import StepTime
+from weft.sim.run import REFUSED, Record, Run
+from weft.sim.trace import Arrival, TokenSource
+
+MAX_KEYS = 100_000  # prompts of one run; those of another share no prefix with them
+
+
+class RealClock:
+    """Seconds of this machine."""
+
+    def __call__(self) -> float:
+        return time.perf_counter()
+
+    def wait_until(self, time_s: float) -> None:
+        time.sleep(max(0.0, time_s - time.perf_counter()))
+
+
+class MeasuredStep:
+    """A step whose end is noted when its result is taken."""
+
+    def __init__(
+        self,
+        runner: MeasuredRunner,
+        step: Step,
+        load: StepLoad,
+        decode_rows: int,
+        launched_s: float,
+    ) -> None:
+        self._runner = runner
+        self._step = step
+        self._load = load
+        self._decode_rows = decode_rows
+        self._launched_s = launched_s
+
+    def result(self) -> Result:
+        result = self._step.result()
+        self._runner.note(self._load, self._decode_rows, self._launched_s)
+        return result
+
+    def done(self) -> bool:
+        return self._step.done()
+
+
+class MeasuredRunner:
+    """Hands plans on to another runner, and notes how long their steps take."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.meter = StepMeter()
+        self.steps: list[StepTime] = []
+        self._runner = runner
+        self._last_end_s = 0.0
+
+    def launch(self, plan: Plan) -> MeasuredStep:
+        # The clock is read before the launch: a runner may compute at once.
+        launched_s = time.perf_counter()
+        step = self._runner.launch(plan)
+        return MeasuredStep(self, step, StepLoad.of(plan), decode_rows_of(plan), launched_s)
+
+    def control(self, request: DeviceRequest) -> Pending:
+        return self._runner.control(request)
+
+    def note(self, load: StepLoad, decode_rows: int, launched_s: float) -> None:
+        """A step has ended now."""
+        now = time.perf_counter()
+        seconds = now - max(launched_s, self._last_end_s)
+        self._last_end_s = now
+        self.meter.add(decode_rows, seconds)
+        self.steps.append(StepTime(load.tokens, load.context, load.samples, seconds))
+
+
+class Testbed:
+    """A loaded model, and an engine of its own for each run over it: nothing is cached, nothing has been counted."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        settings: SchedulerSettings,
+        *,
+        overlap: bool,
+        summary: str,
+        threads: int = 1,
+    ) -> None:
+        self.threads = threads
+        self.settings = settings
+        self.overlap = overlap
+        self.summary = summary
+        self.steps: list[StepTime] = []  # of all runs
+        self._runner = runner
+        self._keys = itertools.count(step=MAX_KEYS)
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> Testbed:
+        """Load a model. With random weights (--load-format dummy) a folder with a config.json will do."""
+        from weft.assemble.build import build_engine
+
+        folder = local_folder(config.model, config.revision)
+        if config.load_format != "dummy":
+            check_files(folder)
+        model = ModelConfig.from_folder(folder, Path(config.model).name)
+        resolved = resolve(config, model, probe()).config
+        built = build_engine(resolved, folder)
+        return cls(
+            built.runner,
+            built.engine.scheduler.settings,
+            overlap=bool(resolved.overlap),
+            summary=built.ready.model_summary,
+            threads=resolved.threads,
+        )
+
+    @property
+    def new_key(self) -> int:
+        """First key for a trace whose prompts share nothing with those of earlier ones."""
+        return next(self._keys)
+
+    def engine(self, grammars: Grammars, **changed: Any) -> Engine:
+        """An engine whose requests may have grammars, with some of the scheduler's settings changed."""
+        return Engine(
+            replace(self.settings, **changed),
+            self._runner,
+            clock=RealClock(),
+            overlap=self.overlap,
+            on_failure=_fail,
+            grammars=grammars,
+        )
+
+    def play(self, arrivals: Iterable[Arrival], **changed: Any) -> Record:
+        """Run a trace in real time, with some of the scheduler's settings changed.
+
+        Raises SettingsError if a request does not fit into the context or the KV cache.
+        """
+        settings = replace(self.settings, **changed)
+        clock = RealClock()
+        runner = MeasuredRunner(self._runner)
+        engine = Engine(settings, runner, clock=clock, overlap=self.overlap, on_failure=_fail)
+        record = Run(engine, clock, TokenSource(settings.vocab_size)).play(arrivals)
+        if (record.state == REFUSED).any():
+            longest = int((record.prompt_len + record.output_len).max())
+            raise SettingsError(
+                "requests were refused: prompt and completion together may have "
+                f"{engine.scheduler.max_len:,} tokens here (--context-length, --kv-tokens); "
+                f"a prompt has {longest:,}"
+            )
+        record.meter = runner.meter
+        record.num_rows = settings.max_running_requests
+        self.steps += runner.steps
+        return record
+
+
+def _fail(exc: Exception) -> None:
+    raise exc

@@ -1,1 +1,0 @@
-"""What `weft bench` can measure, one file each; `cli/bench.py` lists them."""
