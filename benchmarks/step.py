@@ -36,7 +36,7 @@ class Kernels:
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        for name in ("run", "run_whole"):
+        for name in ("run", "run_fused"):
             if name in vars(Library):
                 setattr(Library, name, self._timed(getattr(Library, name)))
 

@@ -16,15 +16,17 @@ from weft.config.engine import EngineConfig
 from weft.config.gpu import FP8_CAPABILITY
 from weft.config.model import ModelConfig, RopeConfig
 from weft.executor.backend import AttentionBatch
+from weft.executor.gpu.build import GpuKernels, gpu_kernels
 from weft.executor.gpu.cuda import Cuda
-from weft.executor.gpu.parts import gpu_parts
 from weft.executor.kv_pool import KVPool
+from weft.executor.plain.attention import TorchPaged
 from weft.models.layers.attention import Heads
 from weft.models.layers.rope import Rope
 from weft.ops.attention import paged_attention
 from weft.ops.elementwise import apply_rotary, rms_norm, rotary_tables
+from weft.ops.plain import PlainOps
 from weft.ops.protocol import Norm
-from weft.ops.sampling import PlacedDraws, TorchChoose
+from weft.ops.sampling import StagedSampling, TorchSamplerOps
 
 MODEL = ModelConfig(
     architecture="Qwen3ForCausalLM",
@@ -81,13 +83,14 @@ def parts(
     dtype: torch.dtype = torch.bfloat16,
     backend: str = "auto",
 ):
-    """What computes: our kernels on a GPU; torch on a CPU."""
-    engine = EngineConfig(
-        device=setting.device, attention_backend=backend if setting.on_gpu else "torch"
-    )
-    pool = KVPool(model, num_slots, torch.device(setting.device), dtype)
-    gpu = cuda() if setting.on_gpu else None
-    return gpu_parts(engine, model, pool, model.max_position, gpu), pool
+    """The functions that compute, and the KV pool: our kernels on a GPU, torch on a CPU."""
+    device = torch.device(setting.device)
+    pool = KVPool(model, num_slots, device, dtype)
+    if not setting.on_gpu:
+        ops = PlainOps(getattr(torch, model.dtype), device, model.quantize)
+        return GpuKernels(ops, TorchPaged(model, pool), TorchSamplerOps()), pool
+    engine = EngineConfig(device=setting.device, attention_backend=backend)
+    return gpu_kernels(engine, model, pool, model.max_position), pool
 
 
 def compared(what: str, actual: Tensor, expected: Tensor, bound: float = BOUND) -> Row:
@@ -235,7 +238,7 @@ def one_step(
 
 def choices(setting: Setting) -> Iterator[Row]:
     """Tokens against the specification, which computes on the CPU."""
-    choose, spec = parts(setting, MODEL, 16)[0].choose, TorchChoose()
+    sampler, spec = parts(setting, MODEL, 16)[0].sampler, TorchSamplerOps()
     vocab_size = setting.pick(151_936, 3_000)
     for num in (1, 7, 64):
         logits = torch.randn(num, vocab_size) * 3
@@ -247,7 +250,7 @@ def choices(setting: Setting) -> Iterator[Row]:
             "top-p": (1.0, 0, 0.9, 0.0),
             "all": (0.6, 50, 0.95, 0.02),
         }.items():
-            draws = PlacedDraws(
+            draws = StagedSampling(
                 *(np.full(num, temperature, np.float32), np.full(num, top_k, np.int32)),
                 *(np.full(num, top_p, np.float32), np.full(num, min_p, np.float32)),
                 *(rows.astype(np.int64) * 7, rows.astype(np.int32) + 3),
@@ -255,27 +258,27 @@ def choices(setting: Setting) -> Iterator[Row]:
             )
             plain = Plain(draws)
             poison(setting.device)
-            actual = choose.tokens(logits.to(setting.device), plain).tokens.cpu()
+            actual = sampler.tokens(logits.to(setting.device), plain).tokens.cpu()
             same = float((actual == spec.tokens(logits.clone(), plain).tokens).float().mean())
             # the logarithms of two devices differ in the last bit, which decides between two tokens now and then
             yield {"what": f"{name}, {num} rows: same token", "ok": same > 0.95, "part": same}
-    yield from masked(setting, lambda: torch.randn(5, vocab_size), choose, spec)
+    yield from masked(setting, lambda: torch.randn(5, vocab_size), sampler, spec)
 
 
-def masked(setting: Setting, make: Callable[[], Tensor], choose, spec) -> Iterator[Row]:
+def masked(setting: Setting, make: Callable[[], Tensor], sampler, spec) -> Iterator[Row]:
     logits = make()
     words = torch.randint(-(1 << 31), (1 << 31) - 1, (2, logits.shape[1] // 32), dtype=torch.int32)
     rows = torch.tensor([3, 1])
     expected = logits.clone()
     spec.mask(expected, words, rows)
     actual = logits.to(setting.device)
-    choose.mask(actual, words.to(setting.device), rows.to(setting.device))
+    sampler.mask(actual, words.to(setting.device), rows.to(setting.device))
     yield {"what": "mask", "ok": bool(torch.equal(actual.cpu(), expected))}
 
 
 class Plain:
     """Draws that no device has been told."""
 
-    def __init__(self, draws: PlacedDraws) -> None:
+    def __init__(self, draws: StagedSampling) -> None:
         for name in ("temperature", "top_k", "top_p", "min_p", "seeds", "positions"):
             setattr(self, name, getattr(draws, name))

@@ -18,7 +18,7 @@ from weft.bench.workloads import SHAPES
 from weft.config.engine import EngineConfig
 from weft.config.model import ModelConfig
 from weft.executor.build import load_runner
-from weft.executor.weights.save import save_random
+from weft.executor.weights.load import save_random
 from weft.plan.step import ForwardMode, Logprobs, Plan, Sampling
 
 ROOM = {

@@ -15,14 +15,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft.arrays import IntArray
 from weft.config.model import ModelConfig
-from weft.executor.attention_layout import Layout, Size, Tiling
-from weft.executor.backend import AttentionBatch
-from weft.executor.gpu.parts import GpuParts
+from weft.executor.backend import AttentionBatch, StepSize
+from weft.executor.gpu.build import GpuKernels
+from weft.executor.gpu.layout import StepLayout, Tiling
 from weft.executor.kv_pool import KVPool
 from weft.models.layers.attention import Heads
 from weft.ops.elementwise import apply_rotary, rms_norm, rotary_tables
 from weft.ops.plain import PlainOps
-from weft.ops.sampling import Choose, Chosen, Draws, PlacedDraws, TorchChoose
+from weft.ops.sampling import Sampled, SamplerOps, SamplingArrays, StagedSampling, TorchSamplerOps
 
 POISON = 0x5A
 
@@ -158,19 +158,19 @@ class FakeGraph:
 
 
 class LaidOutTorch:
-    """Attention that reads nothing but what was shipped, in torch, with no shape that depends on a number."""
+    """Attention that reads nothing but `AttentionBatch.layout`, in torch, with no shape that depends on a number."""
 
     def __init__(self, config: ModelConfig, pool: KVPool) -> None:
         self.tiling = Tiling(config.num_heads, config.num_kv_heads, 4, 2)
         self._config, self._pool = config, pool
-        self._layout: Layout | Any = None
+        self._layout: StepLayout | Any = None
         self._table = torch.empty(0)
 
     def prepare(self, batch: AttentionBatch) -> None:
-        assert batch.shipped is not None
-        self._layout, self._table = Layout(*batch.shipped.layout), batch.table  # type: ignore[arg-type]
+        assert batch.layout is not None
+        self._layout, self._table = StepLayout(*batch.layout.arrays), batch.table  # type: ignore[arg-type]
 
-    def expect(self, starts: IntArray, lens: IntArray, size: Size) -> None:
+    def expect(self, starts: IntArray, lens: IntArray, size: StepSize) -> None:
         assert len(starts) == len(lens) <= size.num_requests
 
     def forward(self, qkv: Tensor, heads: Heads, layer: int) -> Tensor:
@@ -207,34 +207,33 @@ class LaidOutTorch:
         cache.index_copy_(0, torch.where(real, slots, slots[0].clamp(min=0)).long(), new)
 
 
-class ToldChoose(TorchChoose):
+class StagedSamplerOps(TorchSamplerOps):
     """Believes nothing but what the device was told of the draws."""
 
-    def tokens(self, logits: Tensor, draws: Draws) -> Chosen:
+    def tokens(self, logits: Tensor, draws: SamplingArrays) -> Sampled:
         if not draws.temperature.any():
             return super().tokens(logits, draws)
-        assert isinstance(draws, PlacedDraws)
+        assert isinstance(draws, StagedSampling)
         told = draws.device
         assert torch.equal(told.keys, torch.from_numpy(_keys(draws)))
         columns = (column.numpy() for column in told[:4])
         temperature, top_k, top_p, min_p = columns
         return super().tokens(
             logits,
-            PlacedDraws(temperature, top_k, top_p, min_p, draws.seeds, draws.positions, told),
+            StagedSampling(temperature, top_k, top_p, min_p, draws.seeds, draws.positions, told),
         )
 
 
-def fake_parts(
-    engine: object, config: ModelConfig, pool: KVPool, context_length: int, gpu: FakeGpu
-) -> GpuParts:
+def fake_kernels(
+    engine: object, config: ModelConfig, pool: KVPool, context_length: int
+) -> GpuKernels:
     attention = LaidOutTorch(config, pool)
-    choose: Choose = ToldChoose()
-    return GpuParts(
-        PlainOps(getattr(torch, config.dtype), FakeGpu.device), attention, attention, choose
-    )
+    sampler: SamplerOps = StagedSamplerOps()
+    ops = PlainOps(getattr(torch, config.dtype), FakeGpu.device)
+    return GpuKernels(ops, attention, sampler)
 
 
-def _keys(draws: Draws) -> Any:
+def _keys(draws: SamplingArrays) -> Any:
     from weft.ops.noise import row_keys
 
     return row_keys(draws.seeds, draws.positions)

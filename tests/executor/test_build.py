@@ -9,12 +9,15 @@ import torch
 from safetensors.torch import save_file
 
 from tests.executor.driver import KV_TOKENS, MODEL, Turn, make_driver
-from tests.executor.fake_gpu import FakeGpu, fake_parts
+from tests.executor.fake_gpu import FakeGpu, fake_kernels
 from weft.config.engine import EngineConfig
 from weft.config.model import ModelNotFound
-from weft.executor import build
-from weft.executor.build import KernelsUnavailable, NoGpu, load_runner
-from weft.executor.weights.save import save_random
+from weft.executor.build import load_runner
+from weft.executor.cpu import build as cpu_build
+from weft.executor.cpu.build import KernelsUnavailable
+from weft.executor.gpu import build
+from weft.executor.gpu.build import NoGpu
+from weft.executor.weights.load import save_random
 from weft.ops.cpp.library import Unavailable
 
 ROOM = {"kv_tokens": 64, "page_size": 16, "max_rows": 4, "context_length": 32}
@@ -66,7 +69,7 @@ def test_kernels_that_the_processor_lacks_are_refused_by_name(monkeypatch):
     def load(instruction_set):
         raise Unavailable("this processor has no avx2")
 
-    monkeypatch.setattr(build, "load", load)
+    monkeypatch.setattr(cpu_build, "load", load)
     with pytest.raises(
         KernelsUnavailable, match="--kernels is avx2, but this processor has no avx2"
     ):
@@ -83,12 +86,12 @@ def test_kv_in_fp8_is_kept_in_units_of_the_checkpoints_scales(tmp_path, monkeypa
     )
     found = []
 
-    def parts(engine, config, pool, *rest):
+    def kernels(engine, config, pool, *rest):
         found.append(pool.layer_scales)
-        return fake_parts(engine, config, pool, *rest)
+        return fake_kernels(engine, config, pool, *rest)
 
-    monkeypatch.setattr(build, "find_gpu", lambda engine: FakeGpu())
-    monkeypatch.setattr(build, "gpu_parts", parts)
+    monkeypatch.setattr(build, "find_gpu", lambda: FakeGpu())
+    monkeypatch.setattr(build, "gpu_kernels", kernels)
     for kv_dtype in ("fp8", "auto"):
         engine = EngineConfig(device="cuda", kv_dtype=kv_dtype, cuda_graph=False)
         load_runner(engine, MODEL, folder=tmp_path, **ROOM).close()

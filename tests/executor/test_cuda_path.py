@@ -23,7 +23,7 @@ from tests.executor.driver import (
     make_driver,
     sampling,
 )
-from tests.executor.fake_gpu import POISON, FakeEvent, FakeGpu, TooEarly, fake_parts
+from tests.executor.fake_gpu import POISON, FakeEvent, FakeGpu, TooEarly, fake_kernels
 from tests.launch.tiny_model import write_tiny_model
 from weft.arrays import IntArray
 from weft.assemble.build import build_engine
@@ -32,8 +32,8 @@ from weft.config.machine import GpuCard, Machine
 from weft.config.model import ModelConfig
 from weft.config.resolve import GB, resolve
 from weft.engine.engine import Engine
-from weft.executor import build
-from weft.executor.gpu.staging import ALIGNMENT, RING, Staging, parts, places
+from weft.executor.gpu import build
+from weft.executor.gpu.staging import ALIGNMENT, RING, H2DBuffer, offsets, split
 from weft.journal.recorder import RecordedEngine
 from weft.messages.replies import StepOutput
 from weft.messages.requests import GenerateRequest
@@ -47,8 +47,8 @@ TEXT = list(range(1, 21))
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     gpu = FakeGpu()
-    monkeypatch.setattr(build, "find_gpu", lambda engine: gpu if engine.device == "cuda" else None)
-    monkeypatch.setattr(build, "gpu_parts", fake_parts)
+    monkeypatch.setattr(build, "find_gpu", lambda: gpu)
+    monkeypatch.setattr(build, "gpu_kernels", fake_kernels)
     return gpu
 
 
@@ -87,26 +87,26 @@ def drawn(each: Driver, *turns: Turn) -> list[int]:
     return each.runner.launch(replace(plan, sampling=how)).result().tokens.tolist()
 
 
-# Staging
+# H2DBuffer
 
 
 def test_buffers_are_written_again_only_when_their_copy_is_through() -> None:
     gpu = FakeGpu()
     with gpu.stream():
-        staging = Staging(gpu)
+        staging = H2DBuffer(gpu)
         sent = [
             (number, staging.send([ints([number] * 3), ints([-number])]))
             for number in range(3 * RING)
         ]
         gpu.synchronize()
     for number, packed in sent:
-        assert [part.tolist() for part in parts(packed, [3, 1])] == [[number] * 3, [-number]]
+        assert [part.tolist() for part in split(packed, [3, 1])] == [[number] * 3, [-number]]
 
 
 def test_a_buffer_that_is_written_too_early_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = FakeGpu()
     with gpu.stream():
-        staging = Staging(gpu)
+        staging = H2DBuffer(gpu)
         monkeypatch.setattr(FakeEvent, "synchronize", lambda event: None)
         for number in range(RING + 1):
             staging.send([ints([number])])
@@ -118,11 +118,11 @@ def test_a_step_larger_than_the_buffers_gets_a_larger_one() -> None:
     gpu = FakeGpu()
     with gpu.stream():
         long = np.arange(200_000)
-        assert torch.equal(Staging(gpu).send([long])[: len(long)], torch.from_numpy(long).int())
+        assert torch.equal(H2DBuffer(gpu).send([long])[: len(long)], torch.from_numpy(long).int())
 
 
 def test_every_array_begins_where_kernels_read_without_being_compiled_anew() -> None:
-    begins, total = places([1, 0, 16, 17, 5])
+    begins, total = offsets([1, 0, 16, 17, 5])
     assert begins == [0, 16, 16, 32, 64]
     assert total == 64 + ALIGNMENT
 
@@ -182,7 +182,7 @@ def test_the_next_step_is_launched_before_the_result_is_there(
 def test_a_result_that_is_read_too_early_is_poison(driver: Driver) -> None:
     step = driver.launch(Turn(0, TEXT))
     poison = int.from_bytes(bytes([POISON]) * 4, "little")
-    assert step._outcome.result().tokens.tolist() == [poison]  # type: ignore[attr-defined]
+    assert step._output.result().tokens.tolist() == [poison]  # type: ignore[attr-defined]
     assert step.result().tokens[0] < MODEL.vocab_size
 
 
@@ -206,7 +206,7 @@ def test_a_step_that_fails_says_so_and_the_next_one_works(driver: Driver) -> Non
 
 
 def test_draws_travel_with_the_step(driver: Driver, cpu: Driver) -> None:
-    """In steps of every kind, also where a graph has been filled up: `ToldChoose` believes the device alone."""
+    """In steps of every kind, also where a graph has been filled up: `StagedSamplerOps` believes the device alone."""
     for turns in (
         [Turn(row, TEXT[row:]) for row in range(3)],
         [Turn(row, [LAST_SAMPLED]) for row in range(3)],

@@ -13,7 +13,7 @@ import torch
 from tests.executor.driver import MODEL, Driver, Turn, make_driver
 from tests.executor.fake_gpu import FakeGpu
 from tests.executor.test_cuda_path import drawn, gpu_driver
-from weft.executor import build
+from weft.executor.gpu import build
 from weft.plan.step import LAST_SAMPLED
 
 pytestmark = [
@@ -48,7 +48,7 @@ class RepeatingGpu(FakeGpu):
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     gpu = RepeatingGpu()
-    monkeypatch.setattr(build, "find_gpu", lambda engine: gpu if engine.device == "cuda" else None)
+    monkeypatch.setattr(build, "find_gpu", lambda: gpu)
     return gpu
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.executor.driver import ints, sampling
-from weft.executor.inputs import RowTable
+from weft.executor.inputs import DeviceRowTable
 from weft.plan.step import LAST_SAMPLED, ForwardMode, Plan, TableWrites
 
 CPU = torch.device("cpu")
@@ -27,7 +27,7 @@ PLAN = Plan(
 
 
 def test_tokens_are_laid_out_with_their_positions():
-    table = RowTable(6, 10, CPU)
+    table = DeviceRowTable(6, 10, CPU)
     table.last_tokens[0] = 99
     inputs = table.apply(PLAN)
     assert inputs.tokens.tolist() == [11, 12, 13, 99, 14, 15]
@@ -39,7 +39,7 @@ def test_tokens_are_laid_out_with_their_positions():
 
 
 def test_new_slots_go_into_the_table_and_nothing_else_changes():
-    table = RowTable(6, 10, CPU)
+    table = DeviceRowTable(6, 10, CPU)
     table.slots.fill_(-7)
     table.apply(PLAN)
     expected = torch.full((6, 10), -7, dtype=torch.int32)
@@ -50,7 +50,7 @@ def test_new_slots_go_into_the_table_and_nothing_else_changes():
 
 
 def test_table_writes_come_before_the_plan_and_in_order():
-    table = RowTable(6, 10, CPU)
+    table = DeviceRowTable(6, 10, CPU)
     writes = TableWrites(
         rows=ints([4, 1, 4]),
         starts=ints([0, 3, 1]),
@@ -63,7 +63,7 @@ def test_table_writes_come_before_the_plan_and_in_order():
 
 
 def test_table_writes_may_be_empty():
-    table = RowTable(6, 10, CPU)
+    table = DeviceRowTable(6, 10, CPU)
     table.apply(
         replace(PLAN, table=TableWrites(ints([1, 3]), ints([4, 5]), ints([0, 2]), ints([8, 9])))
     )
@@ -72,7 +72,7 @@ def test_table_writes_may_be_empty():
 
 
 def test_plan_may_consist_of_table_writes_alone():
-    table = RowTable(6, 10, CPU)
+    table = DeviceRowTable(6, 10, CPU)
     nothing = ints([])
     plan = Plan(
         step=1,
@@ -102,4 +102,4 @@ def test_plan_may_consist_of_table_writes_alone():
 )
 def test_a_plan_that_contradicts_itself_or_the_table_is_refused(wrong):
     with pytest.raises(AssertionError):
-        RowTable(6, 10, CPU).apply(replace(PLAN, **wrong))
+        DeviceRowTable(6, 10, CPU).apply(replace(PLAN, **wrong))

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from tests.executor.driver import ints
-from weft.executor.attention_layout import MAX_SPLITS, Size, Tiling
+from weft.executor.backend import StepSize
+from weft.executor.gpu.layout import MAX_SPLITS, Tiling
 
 TILING = Tiling(
     num_heads=4, num_kv_heads=2, tile_rows=16, num_processors=132
@@ -40,7 +41,7 @@ def test_tiles_that_see_most_come_first() -> None:
 
 
 def test_what_is_longer_than_the_step_is_padding() -> None:
-    size = Size(num_requests=3, num_tokens=12, num_decodes=2, num_tiles=4, num_splits=5)
+    size = StepSize(num_requests=3, num_tokens=12, num_decodes=2, num_tiles=4, num_splits=5)
     layout = TILING.lay_out(
         ints([4, 6]), ints([9, 0]), ints([1, 9]), np.arange(10, dtype=np.int32), size
     )

@@ -11,15 +11,15 @@ from safetensors.torch import save_file
 from tests.executor.driver import MODEL
 from weft.config.model import BadCheckpoint, ModelConfig, ModelNotFound
 from weft.executor.weights.load import load_weights, randomize
-from weft.models.registry import Model, make_model
+from weft.models.registry import DecoderModel, make_model
 from weft.ops.plain import PlainOps
 
 
-def make(config: ModelConfig = MODEL) -> Model:
+def make(config: ModelConfig = MODEL) -> DecoderModel:
     return make_model(config, PlainOps(getattr(torch, config.dtype), torch.device("cpu")))
 
 
-def content(model: Model) -> dict[str, torch.Tensor]:
+def content(model: DecoderModel) -> dict[str, torch.Tensor]:
     return {weight.name: weight.get() for weight in model.weights()}
 
 

@@ -10,10 +10,10 @@ import torch
 
 from tests.executor.driver import ints, sampling
 from weft.arrays import IntArray
-from weft.executor.sampler import Sampled
+from weft.executor.sampler import SamplerOutput
 from weft.executor.sampler import sample as sample_by
 from weft.ops.noise import gumbel, row_keys
-from weft.ops.sampling import TorchChoose, threshold
+from weft.ops.sampling import TorchSamplerOps, threshold
 from weft.plan.step import ANY, Fixed, Known, LogitBias, Logprobs, Mask, Penalties, Sampling
 
 NONE = torch.zeros(0, dtype=torch.int64)
@@ -27,8 +27,8 @@ def logits(rows: int, vocab: int, seed: int = 0, spread: float = 2.0) -> torch.T
     return spread * torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed))
 
 
-def sample(x: torch.Tensor, how: Sampling, last: torch.Tensor) -> Sampled:
-    return sample_by(TorchChoose(), x, how, last)
+def sample(x: torch.Tensor, how: Sampling, last: torch.Tensor) -> SamplerOutput:
+    return sample_by(TorchSamplerOps(), x, how, last)
 
 
 def tokens(x: torch.Tensor, positions=None, last=NONE, **changes) -> list[int]:

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from tests.executor.driver import MODEL, ints
-from weft.executor.backend import AttentionBatch, make_backend
+from weft.config.engine import EngineConfig
+from weft.executor.backend import AttentionBatch
+from weft.executor.gpu.build import gpu_kernels
 from weft.executor.kv_pool import KVPool
 from weft.executor.plain import attention as torch_paged
 from weft.executor.plain.attention import TorchPaged
@@ -73,7 +75,7 @@ class Scene:
         )
 
     def run(self) -> torch.Tensor:
-        backend = make_backend("torch", self.config, self.pool)
+        backend = TorchPaged(self.config, self.pool)
         backend.prepare(self.batch)
         new = [
             [x[start:] for x, start in zip(side, self.starts, strict=True)]
@@ -145,5 +147,7 @@ def test_groups_are_similar_in_length_and_small(monkeypatch):
 
 
 def test_unknown_backend_is_refused_with_the_list():
-    with pytest.raises(ValueError, match="'flash' is unknown; there are torch"):
-        make_backend("flash", MODEL, KVPool(MODEL, 16, CPU, torch.float32))
+    engine = EngineConfig(attention_backend="flash")
+    pool = KVPool(MODEL, 16, CPU, torch.float32)
+    with pytest.raises(ValueError, match="'flash' is unknown; there are triton"):
+        gpu_kernels(engine, MODEL, pool, 32)

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save, save_file
 
 from tests.executor.driver import MODEL, Driver, Turn, make_driver
 from weft.config.model import BadCheckpoint
-from weft.executor.weights import keeper, stream
+from weft.executor.weights import store, stream
 from weft.executor.weights.load import randomize
 from weft.models.registry import make_model
 from weft.ops.plain import PlainOps
@@ -88,7 +88,7 @@ def kept(driver: Driver) -> dict[str, torch.Tensor]:
 
 
 def addresses(driver: Driver) -> list[int]:
-    return [tensor.data_ptr() for tensor in driver.runner._keeper._kept.weights]
+    return [tensor.data_ptr() for tensor in driver.runner._store._memory.weights]
 
 
 def test_new_weights_from_disk_are_put_where_the_old_ones_were(driver: Driver) -> None:
@@ -248,7 +248,7 @@ def test_an_update_that_breaks_off_brings_the_last_weights_back(
         stream.put_all(matches[:3])
         raise BadCheckpoint("the file is gone")
 
-    monkeypatch.setattr(keeper, "put_all", break_off)
+    monkeypatch.setattr(store, "put_all", break_off)
     reply = ask(plain, UpdateFromDisk("new"))
     assert (reply.ok, reply.status, reply.kv_is_stale, reply.is_reloaded) == (
         False,
@@ -266,7 +266,7 @@ def test_if_they_cannot_come_back_nothing_is_computed_until_an_update_mends_it(
     before = logits(plain)
     old = (tmp_path / "old" / "model.safetensors").rename(tmp_path / "away")
     with monkeypatch.context() as patch:
-        patch.setattr(keeper, "put_all", lambda matches: 1 / 0)
+        patch.setattr(store, "put_all", lambda matches: 1 / 0)
         reply = ask(plain, UpdateFromDisk("new"))
     assert (reply.ok, reply.released) == (False, ("weights",))
     assert not ask(plain, UpdateFromTensors(save({NORM: torch.ones(16)}))).ok
@@ -490,11 +490,11 @@ def test_released_memory_goes_back_to_the_system_and_comes_again(
     del model
     driver = make_driver(LARGE, folder=tmp_path, **settings)
     before, places = logits(driver), addresses(driver)
-    kept_weights = driver.runner._keeper._kept.weights
+    kept_weights = driver.runner._store._memory.weights
     assert resident(kept_weights) > 0.9
     released = ask(driver, ReleaseMemory(("weights", "kv_cache")))
     assert (released.ok, released.released) == (True, ("kv_cache", "weights"))
-    weights = sum(tensor.nbytes for tensor in driver.runner._keeper._kept.weights)
+    weights = sum(tensor.nbytes for tensor in driver.runner._store._memory.weights)
     assert weights > 20e6
     assert released.num_bytes > 0.95 * weights
     assert resident(kept_weights) < 0.1
@@ -579,7 +579,7 @@ LOADING = """
     ops = PlainOps(torch.float32, torch.device("cpu"))
     model, before = make_model(LARGE, ops), peak()
     load_weights(model.weights(), Path(sys.argv[1]))
-    print(peak() - before, sum(tensor.nbytes for tensor in ops.kept))
+    print(peak() - before, sum(tensor.nbytes for tensor in ops.tensors))
 """
 
 

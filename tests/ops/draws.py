@@ -1,4 +1,4 @@
-"""How the tests of sampling draw: filters of many kinds, and columns of them as `Draws` wants them."""
+"""How the tests of sampling draw: filters of many kinds, and columns of them as `SamplingArrays` wants them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FILTERS = [  # temperature, top_k, top_p, min_p
 
 @dataclass
 class Columns:
-    """`Draws` for tests."""
+    """`SamplingArrays` for tests."""
 
     temperature: NDArray[np.float32]
     top_k: NDArray[np.int32]

@@ -124,7 +124,9 @@ class Cached:
             self.scale,
         )
         arrays = [torch.tensor(starts).int(), torch.tensor(lens).int()]
-        step = abi.Step(num_tokens=len(tokens), num_requests=len(starts), rows=self.rows.data_ptr())
+        step = abi.StepArgs(
+            num_tokens=len(tokens), num_requests=len(starts), rows=self.rows.data_ptr()
+        )
         step.starts, step.lens = (x.data_ptr() for x in arrays)
         step.table, step.table_stride = self.table.data_ptr(), self.table.shape[1]
         kernels.run_one(args, step)

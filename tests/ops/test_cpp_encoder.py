@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from weft.executor.cpu.encoder_attention import CppWhole
-from weft.executor.plain.encoder_attention import Whole
+from weft.executor.cpu.encoder_attention import CppBidirectional
+from weft.executor.plain.encoder_attention import TorchBidirectional
 from weft.ops.cpp import abi
 from weft.ops.cpp.abi import WeightFormat
 from weft.ops.cpp.encoder import EPILOGUES, CppEncoderOps
@@ -39,7 +39,7 @@ def recorded(
     """What the operations that `record` adds leave."""
     ops.begin(num_tokens)
     out = record()
-    ops.finish().run(ops.library, abi.Step(num_tokens=num_tokens, **step))
+    ops.finish().run(ops.library, abi.StepArgs(num_tokens=num_tokens, **step))
     return out.clone()
 
 
@@ -150,7 +150,9 @@ def test_three_embeddings_are_added_and_normed(
 
 def attended(kernels: Library, qkv: Tensor, lens: Sequence[int], heads: int) -> Tensor:
     ops = CppEncoderOps(kernels, WeightFormat.F32)
-    whole = CppWhole(SimpleNamespace(num_heads=heads, head_dim=qkv.shape[1] // 3 // heads), ops)  # type: ignore[arg-type]
+    whole = CppBidirectional(
+        SimpleNamespace(num_heads=heads, head_dim=qkv.shape[1] // 3 // heads), ops
+    )  # type: ignore[arg-type]
     whole.prepare(np.array(lens, np.int32), CPU)
     ops.begin(len(qkv))
     out = whole.forward(qkv)
@@ -166,7 +168,7 @@ def test_tokens_see_their_whole_prompt_and_nothing_else(
 ) -> None:
     qkv = random(sum(lens), 3 * heads * head_dim)
     actual = attended(kernels, qkv, lens, heads)
-    whole = Whole(SimpleNamespace(num_heads=heads))  # type: ignore[arg-type]
+    whole = TorchBidirectional(SimpleNamespace(num_heads=heads))  # type: ignore[arg-type]
     whole.prepare(np.array(lens), CPU)
     torch.testing.assert_close(actual, whole.forward(qkv), rtol=0, atol=1e-5)
 

@@ -26,7 +26,7 @@ class Packed:
     format: WeightFormat
     gated: bool = False
     group: int = 32
-    weight: abi.Weight = field(init=False)
+    weight: abi.PackedWeight = field(init=False)
 
     def __post_init__(self) -> None:
         in_size = self.parts[0].shape[1]
@@ -41,7 +41,9 @@ class Packed:
         )
         self.sums = torch.zeros(num_panels * 32, dtype=torch.int32)
         pointers = (self.panels.data_ptr(), self.scales.data_ptr(), self.sums.data_ptr())
-        self.weight = abi.Weight(self.format, in_size, out_size, padded_in, self.group, *pointers)
+        self.weight = abi.PackedWeight(
+            self.format, in_size, out_size, padded_in, self.group, *pointers
+        )
         for index, part in enumerate(self.parts):
             self.library.pack(self.pack_args(index, part.contiguous()))
 
@@ -102,7 +104,7 @@ class Packed:
         )
         before = torch.get_num_threads()
         torch.set_num_threads(threads or before)
-        self.library.run_one(args, abi.Step(num_tokens=len(x)))
+        self.library.run_one(args, abi.StepArgs(num_tokens=len(x)))
         torch.set_num_threads(before)
         assert y[len(x) :].isnan().all(), "written beyond its rows"
         assert y[:, columns:].isnan().all(), "written beyond its columns"
@@ -259,7 +261,7 @@ def test_embedding_gathers_the_rows_of_the_tokens(kernels, format, in_size):
     table = Packed(kernels, [random(100, in_size)], format)
     tokens = torch.tensor([0, 99, 31, 32, 0, 64])
     out = torch.full((7, in_size), torch.nan)
-    step = abi.Step(num_tokens=6, tokens=tokens.data_ptr())
+    step = abi.StepArgs(num_tokens=6, tokens=tokens.data_ptr())
     kernels.run_one(abi.EmbedArgs(table.address, out.data_ptr()), step)
     assert torch.equal(out[:6], table.unpacked()[0][tokens])
     assert out[6].isnan().all()
@@ -271,7 +273,7 @@ def test_embedding_takes_vectors_of_the_step_for_tokens_below_zero(kernels, form
     table, vectors = Packed(kernels, [random(100, in_size)], format), random(3, in_size)
     tokens = torch.tensor([-3, 99, -1, 5, -2, -2])
     out = torch.full((7, in_size), torch.nan)
-    step = abi.Step(num_tokens=6, tokens=tokens.data_ptr(), vectors=vectors.data_ptr())
+    step = abi.StepArgs(num_tokens=6, tokens=tokens.data_ptr(), vectors=vectors.data_ptr())
     kernels.run_one(abi.EmbedArgs(table.address, out.data_ptr()), step)
     rows = table.unpacked()[0]
     assert torch.equal(
@@ -291,7 +293,9 @@ def test_norm_is_the_plain_twin(kernels, size):
         torch.full((6, size + 2), torch.nan),
     )
     pointers = (wide.data_ptr(), weight.data_ptr(), out.data_ptr())
-    kernels.run_one(abi.NormArgs(*pointers, size, size + 3, size + 2, 1e-6), abi.Step(num_tokens=5))
+    kernels.run_one(
+        abi.NormArgs(*pointers, size, size + 3, size + 2, 1e-6), abi.StepArgs(num_tokens=5)
+    )
     expected = x / (x.square().mean(dim=1, keepdim=True) + 1e-6).sqrt() * weight
     assert torch.allclose(out[:5, :size], expected, rtol=1e-5)
     assert out[5].isnan().all()
@@ -303,7 +307,7 @@ def test_a_row_whose_squares_leave_the_range_of_floats_is_no_row_of_zeros(kernel
     x, weight, out = random(3, size), random(size), torch.zeros(3, size)
     x[1, -1] = 3.4e38
     pointers = (x.data_ptr(), weight.data_ptr(), out.data_ptr())
-    kernels.run_one(abi.NormArgs(*pointers, size, size, size, 1e-6), abi.Step(num_tokens=3))
+    kernels.run_one(abi.NormArgs(*pointers, size, size, size, 1e-6), abi.StepArgs(num_tokens=3))
     assert out.isfinite().all(dim=1).tolist() == [True, False, True]
     assert out[1].isnan().all()
 

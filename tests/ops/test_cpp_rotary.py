@@ -66,7 +66,7 @@ class Case:
             ctypes.addressof(cache), qkv.data_ptr(), size + 3, HEADS, *norms, self.eps, self.rotary_dim,
             self.cos.data_ptr(), self.sin.data_ptr(),
         )  # fmt: skip
-        step = abi.Step(
+        step = abi.StepArgs(
             num_tokens=num_tokens, positions=self.positions.data_ptr(), slots=self.slots.data_ptr()
         )
         kernels.run_one(args, step)

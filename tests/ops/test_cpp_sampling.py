@@ -13,13 +13,13 @@ from tests.ops.conftest import SETS
 from tests.ops.draws import FILTERS, Columns, columns
 from weft.executor.sampler import sample
 from weft.ops.cpp.library import Library
-from weft.ops.cpp.sampling import CppChoose, argmax
+from weft.ops.cpp.sampling import CppSamplerOps, argmax
 from weft.ops.noise import gumbel, row_keys
-from weft.ops.sampling import Chosen, TorchChoose
+from weft.ops.sampling import Sampled, TorchSamplerOps
 from weft.plan.step import LogitBias, Logprobs, Penalties, Sampling
 
 INF = float("inf")
-TWIN = TorchChoose()
+TWIN = TorchSamplerOps()
 # One lane, odd sizes around vectors, blocks (256) and pieces (4,096), and several pieces.
 SIZES = [1, 2, 7, 31, 33, 255, 257, 1_000, 4_095, 4_097, 9_001]
 
@@ -29,7 +29,7 @@ def logits(rows: int, vocab: int, seed: int = 0, spread: float = 2.0) -> torch.T
 
 
 @cache
-def drawn_by_twin(vocab: int, spread: float) -> tuple[torch.Tensor, Columns, Chosen]:
+def drawn_by_twin(vocab: int, spread: float) -> tuple[torch.Tensor, Columns, Sampled]:
     """Each filter on rows without and with ties, and with forbidden tokens."""
     draws = columns(FILTERS * 3, first_seed=vocab)
     x = logits(len(draws.seeds), vocab, spread=spread)
@@ -39,9 +39,9 @@ def drawn_by_twin(vocab: int, spread: float) -> tuple[torch.Tensor, Columns, Cho
     return x, draws, TWIN.tokens(x, draws)
 
 
-def assert_same(x: torch.Tensor, draws: Columns, actual: Chosen, expected: Chosen) -> None:
+def assert_same(x: torch.Tensor, draws: Columns, actual: Sampled, expected: Sampled) -> None:
     """Tokens may differ where their scores do not, within the error of a logarithm in float32."""
-    assert torch.equal(actual.peaks, expected.peaks)
+    assert torch.equal(actual.max_logits, expected.max_logits)
     differ = np.flatnonzero((actual.tokens != expected.tokens).numpy())
     assert len(differ) < 5
     for row in differ:
@@ -53,8 +53,8 @@ def assert_same(x: torch.Tensor, draws: Columns, actual: Chosen, expected: Chose
 
 
 @pytest.fixture
-def choose(kernels: Library) -> CppChoose:
-    return CppChoose(kernels)
+def sampler(kernels: Library) -> CppSamplerOps:
+    return CppSamplerOps(kernels)
 
 
 @pytest.fixture
@@ -71,9 +71,9 @@ def test_argmax_is_the_first_of_the_largest(kernels, vocab):
     x[2] = -INF
     x[3] = 4.0
     x[4, -1] = INF
-    tokens, peaks = argmax(kernels, x)
+    tokens, max_logits = argmax(kernels, x)
     expected = x.max(dim=-1)
-    assert torch.equal(peaks, expected.values)
+    assert torch.equal(max_logits, expected.values)
     assert torch.equal(tokens, expected.indices)
 
 
@@ -88,13 +88,13 @@ def test_a_nan_is_the_peak_of_its_row(kernels, place):
     x = logits(3, 9_001)
     x[1, place] = float("nan")
     x[1, 50] = INF
-    tokens, peaks = argmax(kernels, x)
-    assert peaks.isnan().tolist() == [False, True, False]
+    tokens, max_logits = argmax(kernels, x)
+    assert max_logits.isnan().tolist() == [False, True, False]
     assert int(tokens[1]) == place
 
 
 @pytest.mark.parametrize("vocab", SIZES)
-def test_a_mask_forbids_tokens_of_its_row(choose, vocab):
+def test_a_mask_forbids_tokens_of_its_row(sampler, vocab):
     """Masks with a word too few and with one too many; words of nothing but ones or zeros are frequent."""
     generator = torch.Generator().manual_seed(vocab)
     for num_words in {max(1, vocab // 32), -(-vocab // 32), -(-vocab // 32) + 1}:
@@ -106,7 +106,7 @@ def test_a_mask_forbids_tokens_of_its_row(choose, vocab):
         rows = torch.tensor([4, 0, 2])
         expected = x.clone()
         TWIN.mask(expected, masks, rows)
-        choose.mask(x, masks, rows)
+        sampler.mask(x, masks, rows)
         assert torch.equal(x, expected)
         assert torch.equal(x[[1, 3]], logits(5, vocab)[[1, 3]])
 
@@ -135,7 +135,7 @@ def penalties(
 
 
 @pytest.mark.parametrize("vocab", SIZES)
-def test_penalties_are_those_of_the_twin_bit_for_bit(choose, threads, vocab):
+def test_penalties_are_those_of_the_twin_bit_for_bit(sampler, threads, vocab):
     for num_threads, length in ((1, 3), (2, 40), (3, 700)):
         threads(num_threads)
         seen, last = penalties(13, vocab, length, seed=vocab + length)
@@ -145,41 +145,41 @@ def test_penalties_are_those_of_the_twin_bit_for_bit(choose, threads, vocab):
         wide[6, ::2] = -0.0
         expected = wide.clone()
         TWIN.penalise(expected[:, :vocab], seen, last)
-        choose.penalise(wide[:, :vocab], seen, last)
+        sampler.penalise(wide[:, :vocab], seen, last)
         assert torch.equal(wide.view(torch.int32), expected.view(torch.int32))
 
 
-def test_penalties_of_a_row_that_is_not_finite_harm_no_other(choose):
+def test_penalties_of_a_row_that_is_not_finite_harm_no_other(sampler):
     seen, last = penalties(9, 300, 50)
     x, good = logits(9, 300), logits(9, 300)
     x[4] = float("nan")
-    choose.penalise(x, seen, last)
-    choose.penalise(good, seen, last)
+    sampler.penalise(x, seen, last)
+    sampler.penalise(good, seen, last)
     others = [0, 1, 2, 3, 5, 6, 7, 8]
     assert torch.equal(x[others], good[others])
     assert x[4].isnan().all()
 
 
 @pytest.mark.parametrize("vocab", SIZES)
-def test_every_filter_draws_what_the_twin_draws(choose, vocab):
+def test_every_filter_draws_what_the_twin_draws(sampler, vocab):
     for spread in (0.1, 3.0):
         x, draws, expected = drawn_by_twin(vocab, spread)
-        assert_same(x, draws, choose.tokens(x, draws), expected)
+        assert_same(x, draws, sampler.tokens(x, draws), expected)
 
 
 def test_thousands_of_draws_are_those_of_the_twin(library):
-    choose = CppChoose(library(""))
+    sampler = CppSamplerOps(library(""))
     for filters in ((1.0, 0, 1.0, 0.0), (0.8, 0, 0.95, 0.0), (1.2, 50, 0.9, 0.02)):
         draws = columns([filters] * 1_500)
         x = logits(1_500, 300)
-        assert_same(x, draws, choose.tokens(x, draws), TWIN.tokens(x, draws))
+        assert_same(x, draws, sampler.tokens(x, draws), TWIN.tokens(x, draws))
 
 
-def test_tokens_of_equal_logit_are_kept_together(choose):
+def test_tokens_of_equal_logit_are_kept_together(sampler):
     x = torch.tensor([[3.0, 1.0, 3.0, 3.0, 0.0]]).repeat(300, 1)
-    assert set(choose.tokens(x, columns([(1.0, 2, 0.5, 0.0)] * 300)).tokens.tolist()) == {0, 2, 3}
+    assert set(sampler.tokens(x, columns([(1.0, 2, 0.5, 0.0)] * 300)).tokens.tolist()) == {0, 2, 3}
     x[:] = -7.0
-    assert set(choose.tokens(x, columns([(1.0, 1, 0.1, 1.0)] * 300)).tokens.tolist()) == {
+    assert set(sampler.tokens(x, columns([(1.0, 1, 0.1, 1.0)] * 300)).tokens.tolist()) == {
         0,
         1,
         2,
@@ -190,14 +190,14 @@ def test_tokens_of_equal_logit_are_kept_together(choose):
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(500, 1.0), (0, 0.5), (900, 0.5)])
 @pytest.mark.parametrize("below", [1e-5, 2.0, 300.0])
-def test_the_threshold_is_exact_where_logits_hardly_differ(choose, below, top_k, top_p):
+def test_the_threshold_is_exact_where_logits_hardly_differ(sampler, below, top_k, top_p):
     """One large logit and a thousand others, each one bit of a float from the next: all in one bin of the histogram."""
     first = np.float32(-below).view(np.int32)
     x = torch.from_numpy((first + np.arange(1_001)).astype(np.int32).view(np.float32).copy())
     x[0] = 0.0
     x = x[torch.randperm(1_001, generator=torch.Generator().manual_seed(1))].repeat(200, 1)
     draws = columns([(1.0, top_k, top_p, 0.0)] * 200)
-    assert torch.equal(choose.tokens(x, draws).tokens, TWIN.tokens(x, draws).tokens)
+    assert torch.equal(sampler.tokens(x, draws).tokens, TWIN.tokens(x, draws).tokens)
 
 
 def test_draws_follow_the_distribution(library):
@@ -205,20 +205,22 @@ def test_draws_follow_the_distribution(library):
     x, num = logits(1, 8, spread=1.0), 20_000
     draws = columns([(0.9, 0, 1.0, 0.0)] * num)
     draws.seeds[:], draws.positions[:] = 42, np.arange(num)
-    counts = np.bincount(CppChoose(library("")).tokens(x.repeat(num, 1), draws).tokens, minlength=8)
+    counts = np.bincount(
+        CppSamplerOps(library("")).tokens(x.repeat(num, 1), draws).tokens, minlength=8
+    )
     expected = (x[0] / 0.9).double().softmax(-1).numpy() * num
     assert ((counts - expected) ** 2 / expected).sum() < 24.3  # once in a thousand
 
 
-def test_a_draw_depends_on_its_row_alone(choose, threads):
+def test_a_draw_depends_on_its_row_alone(sampler, threads):
     """Not on other rows, not on the number of threads, not on whether one or all of them work on the row."""
     draws = columns(FILTERS)
     x = logits(len(FILTERS), 9_001, spread=1.0)
-    together = choose.tokens(x, draws).tokens.tolist()
+    together = sampler.tokens(x, draws).tokens.tolist()
     for num_threads in (1, 3):
         threads(num_threads)
-        assert choose.tokens(x, draws).tokens.tolist() == together
-        alone = [int(choose.tokens(x[i : i + 1], draws[i : i + 1]).tokens) for i in range(len(x))]
+        assert sampler.tokens(x, draws).tokens.tolist() == together
+        alone = [int(sampler.tokens(x[i : i + 1], draws[i : i + 1]).tokens) for i in range(len(x))]
         assert alone == together
 
 
@@ -228,18 +230,18 @@ def test_every_instruction_set_draws_the_same(library):
     drawn = []
     for name in SETS:
         try:
-            drawn.append(CppChoose(library(name)).tokens(x, draws).tokens.tolist())
+            drawn.append(CppSamplerOps(library(name)).tokens(x, draws).tokens.tolist())
         except pytest.skip.Exception:
             continue
     assert len(drawn) > 1
     assert all(one == drawn[0] for one in drawn)
 
 
-def test_the_sampler_gives_the_same_by_kernels_and_by_torch(choose):
+def test_the_sampler_gives_the_same_by_kernels_and_by_torch(sampler):
     """With bias, penalties and log probabilities around the choice."""
     x, num = logits(4, 500), np.arange(4, dtype=np.int32)
     results = []
-    for one in (choose, TWIN):
+    for one in (sampler, TWIN):
         bias = LogitBias(num[:2], num[:2] + 100, np.array([50.0, -INF], np.float32))
         wanted = Logprobs(num[1:], num[1:])
         draws = columns(FILTERS[:4])
@@ -257,30 +259,30 @@ def test_the_sampler_gives_the_same_by_kernels_and_by_torch(choose):
 
 
 @pytest.mark.parametrize("bad", [float("nan"), INF, -INF])
-def test_a_row_that_is_not_finite_harms_no_other(choose, bad):
+def test_a_row_that_is_not_finite_harms_no_other(sampler, bad):
     draws = columns(FILTERS)
     x = logits(len(FILTERS), 300)
-    good = choose.tokens(x, draws).tokens
+    good = sampler.tokens(x, draws).tokens
     x[5] = bad
     x[7, 200:] = bad
-    tokens, peaks = choose.tokens(x, draws)
+    tokens, max_logits = sampler.tokens(x, draws)
     others = [i for i in range(len(FILTERS)) if i not in (5, 7)]
     assert torch.equal(tokens[others], good[others])
-    assert peaks[others].isfinite().all()
-    assert not peaks[5].isfinite()
+    assert max_logits[others].isfinite().all()
+    assert not max_logits[5].isfinite()
     assert 0 <= int(tokens.min()) <= int(tokens.max()) < 300
 
 
 @pytest.mark.parametrize("vocab", SIZES)
-def test_logprobs_are_those_of_a_log_softmax_in_double(choose, vocab):
+def test_logprobs_are_those_of_a_log_softmax_in_double(sampler, vocab):
     x = logits(6, vocab, spread=4.0)
     x[3] = x[3].round()
     x[4, ::2] = -INF
     x[4, -1] = 0.0
-    chosen, rows = Chosen(torch.arange(6) % vocab, x.amax(-1)), torch.tensor([5, 0, 3, 4])
+    chosen, rows = Sampled(torch.arange(6) % vocab, x.amax(-1)), torch.tensor([5, 0, 3, 4])
     wide = x[rows].double().log_softmax(-1)
     for num_top in {0, min(5, vocab), min(20, vocab), vocab}:
-        logprob, top_ids, top_logprobs = choose.logprobs(x, chosen, rows, num_top)
+        logprob, top_ids, top_logprobs = sampler.logprobs(x, chosen, rows, num_top)
         order = wide.sort(dim=-1, descending=True, stable=True)
         assert torch.allclose(
             logprob.double(), wide[torch.arange(4), chosen.tokens[rows]], atol=1e-6, rtol=1e-6
@@ -291,11 +293,11 @@ def test_logprobs_are_those_of_a_log_softmax_in_double(choose, vocab):
         )
 
 
-def test_logprobs_of_a_row_that_is_not_finite_harm_no_other(choose):
+def test_logprobs_of_a_row_that_is_not_finite_harm_no_other(sampler):
     x = logits(3, 300)
     x[0, 5], x[2] = float("nan"), -INF
-    chosen = Chosen(torch.tensor([0, 1, 2]), x.amax(-1))
-    logprob, top_ids, top_logprobs = choose.logprobs(x, chosen, torch.tensor([0, 1, 2]), 4)
+    chosen = Sampled(torch.tensor([0, 1, 2]), x.amax(-1))
+    logprob, top_ids, top_logprobs = sampler.logprobs(x, chosen, torch.tensor([0, 1, 2]), 4)
     assert torch.equal(top_ids[1].long(), x[1].topk(4).indices)
     assert torch.allclose(top_logprobs[1], x[1].log_softmax(-1).topk(4).values, atol=1e-6)
     assert logprob.isnan().tolist() == [True, False, True]

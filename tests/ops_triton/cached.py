@@ -9,7 +9,8 @@ from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 import torch
 from torch import Tensor
 
-from weft.executor.attention_layout import Size, Tiling
+from weft.executor.backend import StepSize
+from weft.executor.gpu.layout import Tiling
 from weft.ops.attention import paged_attention
 from weft.ops.triton.decode import decode
 from weft.ops.triton.extend import extend
@@ -81,7 +82,7 @@ class Cached:
             q, k, v, self.table, self.rows, starts, lens, window=self.window, scale=self.scale
         )
 
-    def attend(self, size: Size | None = None) -> Tensor:
+    def attend(self, size: StepSize | None = None) -> Tensor:
         """What the kernels make of it, laid out in that size, or in one that fits."""
         starts, lens = (torch.tensor(x).int().numpy() for x in (self.starts, self.lens))
         size = size or self.tiling.size(lens)
@@ -105,7 +106,7 @@ def sparse_bytes(num: int) -> Tensor:
     )
 
 
-def assert_right(cached: Cached, size: Size | None = None, tolerance: float = 2e-5) -> None:
+def assert_right(cached: Cached, size: StepSize | None = None, tolerance: float = 2e-5) -> None:
     out, num = cached.attend(size), sum(cached.lens)
     torch.testing.assert_close(out[:num].double(), cached.expected(), rtol=0, atol=tolerance)
     assert out[num:].isnan().all(), "a token that is padding was written"

@@ -59,7 +59,7 @@ INSTRUCTIONS = {
     "float8": r"F2FP\S*E4M3",
 }
 PLAIN = {"scale": "fp32", "v_scale": "fp32", "eps": "fp32", "k_factor": "fp32", "v_factor": "fp32"}
-FLOATS = "scales row_scales logits peaks temperature top_p min_p bounds scores cos sin parts logs norm maxima floor found"
+FLOATS = "scales row_scales logits max_logits temperature top_p min_p bounds scores cos sin parts logs norm maxima floor found"
 INTS = "rows kv_lens q_indptr tile_req tile_start decode_req table positions slots sums top_k keys ids masks num_found"
 
 

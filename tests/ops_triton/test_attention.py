@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.ops_triton.cached import Cached, assert_right, sparse_bytes
-from weft.executor.attention_layout import Size
+from weft.executor.backend import StepSize
 from weft.ops.triton.launches import Launch, decode_launch, extend_launch
 from weft.ops.triton.paged import Kv
 
@@ -42,13 +42,13 @@ def test_a_window_hides_what_is_before_it(window: int) -> None:
 @pytest.mark.parametrize("splits", [1, 2, 3, 8, 40])
 def test_the_number_of_splits_does_not_matter(splits: int) -> None:
     cached = Cached([0, 32, 129], [1, 1, 1], heads=2, kv_heads=1, launch=SMALL)
-    assert_right(cached, Size(3, 3, 3, 0, splits))
+    assert_right(cached, StepSize(3, 3, 3, 0, splits))
 
 
 def test_a_larger_size_computes_the_same_bits() -> None:
     cached = Cached([30, 61, 0, 8], [20, 1, 13, 1], page_size=1)
     exact = cached.tiling.size(np.array(cached.lens))
-    larger = Size(
+    larger = StepSize(
         exact.num_requests + 3,
         len(cached.q),
         exact.num_decodes + 2,

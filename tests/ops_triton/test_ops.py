@@ -114,7 +114,7 @@ def test_a_single_part_can_be_put_anew_in_pieces() -> None:
         matrix.put(0, rows[start : start + 64], start)
     matrix.put(1, random(32, IN))
     torch.testing.assert_close(matrix.get(0, 64), rows[64:], rtol=0, atol=0.02)
-    assert sum(tensor.numel() * tensor.element_size() for tensor in ours.kept) == 160 * (IN + 4)
+    assert sum(tensor.numel() * tensor.element_size() for tensor in ours.tensors) == 160 * (IN + 4)
 
 
 def test_sizes_that_the_products_do_not_take_are_kept_as_they_are() -> None:

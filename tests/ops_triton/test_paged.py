@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.executor.driver import MODEL, ints
 from weft.config.model import ModelConfig
-from weft.executor.backend import AttentionBackend, AttentionBatch, Shipped
+from weft.executor.backend import AttentionBackend, AttentionBatch, DeviceLayout
 from weft.executor.gpu.attention import TritonPaged
 from weft.executor.kv_pool import KVPool
 from weft.executor.plain.attention import TorchPaged
@@ -35,9 +35,9 @@ STEPS = [  # requests: row, tokens in the cache, tokens to run
 
 
 def run(
-    config: ModelConfig, ops: Ops, attention: AttentionBackend, shipped: bool = False
+    config: ModelConfig, ops: Ops, attention: AttentionBackend, laid_out: bool = False
 ) -> list[Tensor]:
-    """Logits of every token of the steps. `shipped`: each laid out beforehand, in a size that is too large."""
+    """Logits of every token of the steps. `laid_out`: each laid out beforehand, in a size that is too large."""
     model = make_model(config, ops)
     randomize(model.weights())
     random = torch.Generator().manual_seed(0)
@@ -50,25 +50,25 @@ def run(
         tokens = torch.randint(config.vocab_size, (len(slots),), generator=random)
         batch = AttentionBatch(rows, starts, lens, torch.from_numpy(positions), slots, table)
         num = len(tokens)
-        if shipped:
+        if laid_out:
             assert isinstance(attention, TritonPaged)
             size = attention.tiling.extend_size(num + 5, 4)
             if (lens == 1).all():
                 size = attention.tiling.decode_size(5)
             layout = attention.tiling.lay_out(rows, starts, lens, slots.int().numpy(), size)
-            batch = replace(batch, shipped=Shipped(tuple(map(torch.from_numpy, layout)), size))
+            batch = replace(batch, layout=DeviceLayout(tuple(map(torch.from_numpy, layout)), size))
             tokens = torch.cat((tokens, tokens.new_zeros(size.num_tokens - num)))
         attention.prepare(batch)
         found.append(model.logits(model.forward(tokens, batch.positions, attention)[:num]))
     return found
 
 
-@pytest.mark.parametrize("shipped", [False, True])
+@pytest.mark.parametrize("laid_out", [False, True])
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")  # of what stands in padding
-def test_a_model_computes_what_it_computes_in_torch(shipped: bool) -> None:
+def test_a_model_computes_what_it_computes_in_torch(laid_out: bool) -> None:
     """With norms of heads, biases, and a window in one layer of two."""
     pools = [KVPool(QWEN, SLOTS, CPU, torch.float32) for _ in "ab"]
-    ours = run(QWEN, TritonOps(torch.float32, CPU), TritonPaged(QWEN, pools[0], CONTEXT), shipped)
+    ours = run(QWEN, TritonOps(torch.float32, CPU), TritonPaged(QWEN, pools[0], CONTEXT), laid_out)
     twin = run(QWEN, PlainOps(torch.float32, CPU), TorchPaged(QWEN, pools[1]))
     for got, want in zip(ours, twin, strict=True):
         torch.testing.assert_close(got, want, rtol=0, atol=2e-5)

@@ -1,4 +1,4 @@
-"""The kernels that choose tokens, in Triton's interpreter, against `TorchChoose`."""
+"""The kernels that choose tokens, in Triton's interpreter, against `TorchSamplerOps`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch import Tensor
 from tests.ops.draws import FILTERS, columns
 from weft.executor.sampler import sample
 from weft.ops import noise, sampling
-from weft.ops.sampling import TorchChoose
+from weft.ops.sampling import TorchSamplerOps
 from weft.ops.triton import cut
 from weft.ops.triton import sampling as ours
-from weft.ops.triton.sampling import TritonChoose
+from weft.ops.triton.sampling import TritonSamplerOps
 from weft.plan.step import Known, Logprobs, Mask, Penalties, Sampling
 
 pytestmark = [  # what numpy says to rows that are not finite
@@ -24,7 +24,7 @@ pytestmark = [  # what numpy says to rows that are not finite
 ]
 
 INF = float("inf")
-TWIN, OURS = TorchChoose(), TritonChoose()
+TWIN, OURS = TorchSamplerOps(), TritonSamplerOps()
 BLOCK = 256  # logits: as in service there are several blocks, the last one not full
 SIZES = [1, 31, BLOCK + 1, 1_000]
 
@@ -45,7 +45,7 @@ def test_the_same_tokens_are_drawn_as_by_torch(vocab_size: int) -> None:
     before = x.clone()
     want, got = TWIN.tokens(x.clone(), wanted), OURS.tokens(x, wanted)
     assert got.tokens.tolist() == want.tokens.tolist()
-    assert torch.equal(got.peaks, want.peaks)
+    assert torch.equal(got.max_logits, want.max_logits)
     assert torch.equal(x, before)
 
 
@@ -55,12 +55,12 @@ def test_the_same_tokens_are_kept_as_by_sorting(vocab_size: int) -> None:
     wanted, x = columns(warm), logits(len(warm), vocab_size)
     x[:, ::3] = x[:, ::3].round()  # equal ones
     x[4], x[7, 5:] = 0.0, -INF  # so that no bound helps; so that k are not there
-    peaks = x.max(dim=-1).values
-    scaled = (x - peaks[:, None]) / torch.from_numpy(wanted.temperature)[:, None]
+    max_logits = x.max(dim=-1).values
+    scaled = (x - max_logits[:, None]) / torch.from_numpy(wanted.temperature)[:, None]
     want = sampling.threshold(scaled.clone(), wanted.top_k, wanted.top_p, wanted.min_p)
     assert want is not None
     got = torch.empty(len(warm))
-    cut.threshold(x, peaks, sampling.placed_on(x.device, wanted), got)
+    cut.threshold(x, max_logits, sampling.sampling_tensors(x.device, wanted), got)
     assert torch.equal(scaled >= got[:, None], scaled >= want[:, None])
 
 
@@ -115,7 +115,7 @@ def test_masks_log_probabilities_and_forbidden_rows_are_as_in_torch() -> None:
         logprobs=Logprobs(np.array([0, 1, 4], np.int32), np.array([5, 0, 3], np.int32)),
     )
     want, got = (
-        sample(choose, x.clone(), step, torch.zeros(num)).result() for choose in (TWIN, OURS)
+        sample(sampler, x.clone(), step, torch.zeros(num)).result() for sampler in (TWIN, OURS)
     )
     assert got.tokens.tolist() == want.tokens.tolist()
     assert got.invalid is not None

@@ -17,11 +17,10 @@ from weft.config.pairs import parse_recv_weights, parse_tenant_weights
 from weft.config.resolve import count, kept_as, size
 from weft.engine.engine import Engine
 from weft.executor.build import load_runner
-from weft.executor.encoder_runner import EncoderRunner
 from weft.executor.logit_processors.load import load_processors
 from weft.executor.logit_processors.processors import Processors
 from weft.executor.profile.profile import ProfiledRunner
-from weft.executor.runner import TorchRunner
+from weft.executor.runner import EncoderRunner, TorchRunner
 from weft.grammar.backends import make_compiler, missing
 from weft.grammar.pool import GrammarPool
 from weft.grammar.protocol import Grammars, NoGrammars

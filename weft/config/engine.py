@@ -9,11 +9,8 @@ from dataclasses import dataclass
 
 from weft.config.options import option
 
-# Each attention backend that can be chosen by name, and its class; the CPU kernels have one of their own.
-ATTENTION_BACKENDS = {
-    "torch": "weft.executor.plain.attention:TorchPaged",
-    "triton": "weft.executor.gpu.attention:TritonPaged",
-}
+# The class of each attention backend for GPUs, besides torch (docs/contribute/attention-backend.md).
+GPU_ATTENTION_BACKENDS = {"triton": "weft.executor.gpu.attention:TritonPaged"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +105,7 @@ class EngineConfig:
         "auto",
         "who computes attention where it is not the CPU kernels: auto takes Triton on a GPU, else torch",
         group="device",
-        choices=("auto", *ATTENTION_BACKENDS),
+        choices=("auto", "torch", *GPU_ATTENTION_BACKENDS),
     )
     cuda_graph: bool = option(
         True,

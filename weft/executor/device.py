@@ -1,46 +1,68 @@
-"""What a runner asks of its device: where and when a step is computed, and how its result comes back."""
+"""What a runner asks of its device: on which thread a step is computed, and how its result comes back.
+
+Knows neither models nor plans: a step is a function to call, and its output a few tensors.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future
-from typing import Protocol, TypeVar
+from concurrent.futures import Executor, Future
+from typing import ParamSpec, Protocol, TypeVar
 
 from torch import Tensor
 
 from weft.plan.step import Plan, Result, Step
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Outcome(Protocol):
-    """What a step has computed, in tensors where it was computed."""
+class StepOutput(Protocol):
+    """What a step has computed, in tensors on the device that computed it."""
 
-    def moved(self, move: Callable[[Tensor], Tensor]) -> Outcome:
-        """The same with each of its tensors moved."""
+    def moved(self, move: Callable[[Tensor], Tensor]) -> StepOutput:
+        """The same output, with `move` applied to each of its tensors."""
         ...
 
     def result(self) -> Result:
-        """As the scheduler wants it. Waits for the device, if the tensors are there."""
+        """The output as the scheduler reads it. Waits for the device if the tensors are there."""
         ...
 
 
-class Device(Protocol):
-    """Steps are computed in the order in which they are launched."""
+class StepDevice(Protocol):
+    """Computes steps in the order in which they are launched."""
 
-    def launch(self, run: Callable[[Plan], Outcome], plan: Plan) -> Step:
-        """Begin `run(plan)`. What it raises, the step's `result` raises."""
+    def launch(self, run: Callable[[Plan], StepOutput], plan: Plan) -> Step:
+        """Begin `run(plan)`. If that raises, the step's `result` raises the same."""
         ...
 
-    def apart(self, work: Callable[[], T]) -> Future[T]:
-        """Do `work` where steps are computed, behind those that are launched and before any other."""
+    def submit(self, work: Callable[[], T]) -> Future[T]:
+        """Do `work` on the thread that computes steps, after the launched steps and before any
+        other."""
         ...
 
-    def between(self, work: Callable[[], T]) -> Future[T]:
-        """Do `work` on a thread of its own, with everything that it gives the device. No step is in flight, and none
-        is launched before it is done."""
+    def run_exclusive(self, work: Callable[[], T]) -> Future[T]:
+        """Do `work` on a thread of its own, and wait there for everything that it asks of the
+        device. No step is in flight, and the caller launches none before the work is done."""
         ...
 
     def close(self) -> None:
-        """Finish what is launched."""
+        """Finish the launched steps."""
         ...
+
+
+class CallersThread(Executor):
+    """An executor that computes in the thread that submits.
+
+    To hand a step to another thread and be woken by it costs a tenth of a millisecond. This saves
+    it for steps that are not planned ahead and are computed by our own kernels: these have one
+    team of threads, whichever thread calls, and leave the settings of the caller's thread alone.
+    """
+
+    def submit(self, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        future: Future[T] = Future()
+        try:
+            future.set_result(work(*args, **kwargs))
+        except Exception as exc:
+            future.set_exception(exc)
+        return future

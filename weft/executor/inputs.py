@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from weft.arrays import IntArray, LongArray, consecutive
-from weft.executor.backend import AttentionBatch
-from weft.executor.gpu.packing import Packing
+from weft.executor.backend import AttentionBatch, DeviceLayout
 from weft.executor.kv_pool import zeros
-from weft.ops.sampling import PlacedDraws
+from weft.ops.sampling import StagedSampling
 from weft.plan.step import LAST_SAMPLED, InputVectors, Plan, TableWrites
 
 
@@ -28,10 +28,30 @@ class Inputs:
     sampling_rows: Tensor  # [S] int64
     last_tokens: Tensor  # [S] int64, that token
     vectors: Tensor | None = None  # [V, hidden] float32
-    draws: PlacedDraws | None = None  # how they sample, if the device has been told
+    draws: StagedSampling | None = None  # how they sample, if the device has been told
 
 
-class RowTable:
+class StagedStep(NamedTuple):
+    """The numbers of a step on the device."""
+
+    columns: Sequence[Tensor]  # int64
+    layout: DeviceLayout | None  # of the arrays that attention reads, if the host lays them out
+    draws: StagedSampling | None  # None: every request is greedy
+
+
+class StepStager(Protocol):
+    """Copies the numbers of steps to a device that is not the CPU."""
+
+    def stage(self, columns: Sequence[IntArray | LongArray], plan: Plan) -> StagedStep:
+        """Copy the columns, the layout of `plan` for attention, and its draws, all at once."""
+        ...
+
+    def to_device(self, arrays: Sequence[IntArray | LongArray]) -> Sequence[Tensor]:
+        """Copy the arrays at once; they become int64."""
+        ...
+
+
+class DeviceRowTable:
     """What the device knows of each row: the slots of its tokens, and the token sampled last."""
 
     def __init__(
@@ -39,10 +59,10 @@ class RowTable:
         max_rows: int,
         context_length: int,
         device: torch.device,
-        packing: Packing | None = None,
+        stager: StepStager | None = None,
     ) -> None:
-        """`packing` takes the numbers of a step to a GPU."""
-        self._packing = packing
+        """`stager` copies the numbers of a step to a GPU."""
+        self._stager = stager
         self.slots = zeros((max_rows, context_length), torch.int32, device)
         self.last_tokens = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self._flat_slots = self.slots.view(-1)
@@ -60,11 +80,12 @@ class RowTable:
             *(plan.tokens, positions, plan.slots, self.where(rows, positions), rows),
             *(ends[plan.samples] - 1, plan.rows[plan.samples]),
         )
-        shipped, draws = None, None
-        if self._packing is None:
-            there = self._to_device(*columns)
+        layout = None
+        draws = None
+        if self._stager is None:
+            there: Sequence[Tensor] = self._to_device(*columns)
         else:
-            there, shipped, draws = self._packing.ship(columns, plan)
+            there, layout, draws = self._stager.stage(columns, plan)
         given, places, slots, where, of_row, last, sampling_rows = there
         self._flat_slots.index_copy_(0, where, slots.int())
         tokens = given
@@ -78,7 +99,7 @@ class RowTable:
             tokens=tokens,
             positions=places,
             batch=AttentionBatch(
-                plan.rows, plan.starts, plan.lens, places, slots, self.slots, shipped
+                plan.rows, plan.starts, plan.lens, places, slots, self.slots, layout
             ),
             last=last,
             sampling_rows=sampling_rows,
@@ -115,8 +136,8 @@ class RowTable:
 
     def _to_device(self, *arrays: IntArray | LongArray) -> Sequence[Tensor]:
         """As int64, in one transfer."""
-        if self._packing is not None:
-            return self._packing.to_device(arrays)
+        if self._stager is not None:
+            return self._stager.to_device(arrays)
         packed = torch.from_numpy(np.concatenate(arrays, dtype=np.int64)).to(self.slots.device)
         return packed.split_with_sizes([len(array) for array in arrays])
 

@@ -6,104 +6,135 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from weft.arrays import IntArray
 from weft.executor.backend import AttentionBackend
-from weft.executor.cpu.fused_step import WholeSteps
-from weft.executor.device import Device, Outcome
-from weft.executor.gpu.graphs import StepGraphs
-from weft.executor.inputs import RowTable
+from weft.executor.device import StepDevice, StepOutput
+from weft.executor.inputs import DeviceRowTable, Inputs
 from weft.executor.logit_processors.processors import Processors
 from weft.executor.outputs.give import give
 from weft.executor.outputs.pooling import Pooler
-from weft.executor.sampler import Sampled, sample
-from weft.executor.weights.keeper import Keeper
-from weft.models.registry import Model
+from weft.executor.sampler import SamplerOutput, sample
+from weft.executor.weights.store import WeightStore
+from weft.models.layers.encoder import BidirectionalAttention
+from weft.models.registry import DecoderModel, EncoderModel
 from weft.ops.cpp.library import Library
-from weft.ops.sampling import Choose
+from weft.ops.sampling import SamplerOps, on
 from weft.plan.device import DeviceRequest, Pending
 from weft.plan.step import Given, Plan, Result, Step, Wanted
 
 T = TypeVar("T")
 
 
-class Computed(NamedTuple):
-    """The `Outcome` of a step."""
+class DecoderOutput(NamedTuple):
+    """The `StepOutput` of a model that generates."""
 
-    sampled: Sampled | None  # None: no request samples
+    sampled: SamplerOutput | None  # None: no request samples
     given: Given | None
 
-    def moved(self, move: Callable[[Tensor], Tensor]) -> Computed:
-        return self._replace(sampled=None if self.sampled is None else self.sampled.moved(move))
+    def moved(self, move: Callable[[Tensor], Tensor]) -> DecoderOutput:
+        if self.sampled is None:
+            return self
+        return self._replace(sampled=self.sampled.moved(move))
 
     def result(self) -> Result:
         if self.sampled is None:
             return Result(tokens=np.empty(0, np.int32), given=self.given)
         result = self.sampled.result()
-        return result if self.given is None else replace(result, given=self.given)
+        if self.given is None:
+            return result
+        return replace(result, given=self.given)
+
+
+class FusedSteps(Protocol):
+    """Steps that one call computes, from the plan's numbers to the tokens."""
+
+    def takes(self, plan: Plan) -> bool:
+        """Whether `run` can compute this step."""
+        ...
+
+    def run(self, plan: Plan) -> StepOutput: ...
+
+
+class CapturedStep(Protocol):
+    """Launches that were recorded for steps of up to some size."""
+
+    def run(self, plan: Plan) -> tuple[Inputs, Tensor]:
+        """Replay them for a step. Returns its inputs and hidden states."""
+        ...
+
+
+class CapturedSteps(Protocol):
+    def fitting(self, plan: Plan) -> CapturedStep | None:
+        """The captured step that can hold this one, if there is one."""
+        ...
 
 
 class TorchRunner:
-    """The `Runner` that computes with torch or with what stands in for it, in the order of launches.
+    """The `Runner` of a model that generates: rows and slots in, tokens out, in the order of
+    launches.
 
-    The arrays of a plan are read when the step runs: they must not change before its result is there. A step that
+    It computes with torch, or with programs and kernels behind the same seams. The arrays of a
+    plan are read when the step runs: they must not change before its result is there. A step that
     raises (its `result` does) leaves its tokens without K and V; later steps are not affected.
     """
 
     def __init__(
         self,
-        model: Model,
+        *,
+        model: DecoderModel,
         attention: AttentionBackend,
-        choose: Choose,
-        rows: RowTable,
-        keeper: Keeper,
-        device: Device,
-        graphs: StepGraphs | None = None,
-        whole_steps: WholeSteps | None = None,
+        sampler: SamplerOps,
+        rows: DeviceRowTable,
+        store: WeightStore,
+        device: StepDevice,
+        graphs: CapturedSteps | None = None,
+        fused_steps: FusedSteps | None = None,
         pooler: Pooler | None = None,
         processors: Processors | None = None,
         kernels: Library | None = None,
     ) -> None:
-        self.kernels = kernels  # of the CPU, if they compute
+        self.kernels = kernels  # the CPU kernels, if they compute
         self._model = model
         self._attention = attention
-        self._choose = choose
+        self._sampler = sampler
         self._rows = rows
-        self._keeper = keeper
+        self._store = store
         self._device = device
         self._pooler = pooler
         self._processors = processors
         self._graphs = graphs
-        self._whole_steps = whole_steps
+        self._fused_steps = fused_steps
 
     def launch(self, plan: Plan) -> Step:
         return self._device.launch(self._run, plan)
 
     def control(self, request: DeviceRequest) -> Pending:
-        return self._device.between(partial(self._keeper.do, request))
+        return self._device.run_exclusive(partial(self._store.do, request))
 
-    def apart(self, work: Callable[[], T]) -> Future[T]:
-        """Let the thread that runs steps do `work`, behind those that are launched and before any other."""
-        return self._device.apart(work)
+    def submit(self, work: Callable[[], T]) -> Future[T]:
+        """Do `work` on the thread that runs steps, after the launched steps and before any other."""
+        return self._device.submit(work)
 
     def close(self) -> None:
         """Finish what is launched and end the thread."""
         self._device.close()
 
     def _give(self, plan: Plan, wanted: Wanted, hidden: Tensor) -> Given:
-        return give(plan, wanted, hidden, self._model, self._choose, self._pooler)
+        return give(plan, wanted, hidden, self._model, self._sampler, self._pooler)
 
-    def _run(self, plan: Plan) -> Outcome:
-        if self._whole_steps is not None and self._whole_steps.takes(plan):
-            return self._whole_steps.run(plan)
+    def _run(self, plan: Plan) -> StepOutput:
+        if self._fused_steps is not None and self._fused_steps.takes(plan):
+            return self._fused_steps.run(plan)
         return self._compute(plan)
 
     @torch.inference_mode()
-    def _compute(self, plan: Plan) -> Computed:
+    def _compute(self, plan: Plan) -> DecoderOutput:
         graph = None if self._graphs is None else self._graphs.fitting(plan)
         if graph is not None:
             inputs, hidden = graph.run(plan)
@@ -116,10 +147,90 @@ class TorchRunner:
                 )
         given = None if plan.wanted is None else self._give(plan, plan.wanted, hidden)
         if not len(inputs.last):
-            return Computed(None, given)
+            return DecoderOutput(None, given)
         logits = self._model.logits(hidden.index_select(0, inputs.last))
         sampled = sample(
-            self._choose, logits, plan.sampling, inputs.last_tokens, self._processors, inputs.draws
+            self._sampler, logits, plan.sampling, inputs.last_tokens, self._processors, inputs.draws
         )
         self._rows.last_tokens.index_copy_(0, inputs.sampling_rows, sampled.tokens)
-        return Computed(sampled, given)
+        return DecoderOutput(sampled, given)
+
+
+class EncoderOutput(NamedTuple):
+    """The `StepOutput` of a model without KV."""
+
+    given: Given | None
+
+    def moved(self, move: Callable[[Tensor], Tensor]) -> EncoderOutput:
+        return self
+
+    def result(self) -> Result:
+        return Result(tokens=np.empty(0, np.int32), given=self.given)
+
+
+class EncoderAttention(BidirectionalAttention, Protocol):
+    """`BidirectionalAttention` that is planned once for all layers of a step."""
+
+    def prepare(self, lens: IntArray, device: torch.device) -> None:
+        """Plan for prompts of `lens` [R] tokens, which stand one behind the other."""
+        ...
+
+
+class EncoderRunner:
+    """The `Runner` of a model without KV: whole prompts in, one vector for each out.
+
+    No request samples. Nothing stays on the device from one step to the next; slots and rows are
+    the scheduler's own accounts.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: EncoderModel,
+        attention: EncoderAttention,
+        pooler: Pooler,
+        store: WeightStore,
+        on_device: torch.device,
+        device: StepDevice,
+        kernels: Library | None = None,
+    ) -> None:
+        self.kernels = kernels  # the CPU kernels, if they compute
+        self._model = model
+        self._attention = attention
+        self._pooler = pooler
+        self._store = store
+        self._like = torch.empty(0, device=on_device)
+        self._device = device
+
+    def launch(self, plan: Plan) -> Step:
+        return self._device.launch(self._run, plan)
+
+    def control(self, request: DeviceRequest) -> Pending:
+        return self._device.run_exclusive(partial(self._store.do, request))
+
+    def submit(self, work: Callable[[], T]) -> Future[T]:
+        """Do `work` on the thread that runs steps, after the launched steps and before any other."""
+        return self._device.submit(work)
+
+    def close(self) -> None:
+        """Finish what is launched and end the thread."""
+        self._device.close()
+
+    @torch.inference_mode()
+    def _run(self, plan: Plan) -> EncoderOutput:
+        assert not plan.starts.any(), "an encoder gets whole prompts"
+        assert not plan.samples.any(), "an encoder generates nothing"
+        wanted = None if plan.wanted is None else plan.wanted.pooling
+        ends = np.cumsum(plan.lens, dtype=np.int64)
+        positions = np.arange(plan.num_tokens) - np.repeat(ends - plan.lens, plan.lens)
+        types = (
+            np.zeros(plan.num_tokens, np.int32)
+            if wanted is None or wanted.types is None
+            else wanted.types
+        )
+        self._attention.prepare(plan.lens, self._like.device)
+        tokens, where, kinds = (on(self._like, array) for array in (plan.tokens, positions, types))
+        hidden = self._model.forward(tokens, where, kinds, self._attention)
+        return EncoderOutput(
+            None if wanted is None else Given(pooled=self._pooler(plan, wanted, hidden))
+        )

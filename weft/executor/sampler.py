@@ -16,17 +16,17 @@ from torch import Tensor
 
 from weft.executor.logit_processors.processors import Processors
 from weft.executor.outputs.prompt_logprobs import id_logprobs
-from weft.ops.sampling import Choose, Chosen, Draws, moved, on
+from weft.ops.sampling import Sampled, SamplerOps, SamplingArrays, moved, on
 from weft.plan.step import ANY, Fixed, LogitBias, Logprobs, Result, Sampling, TopLogprobs
 
 
-class Sampled(NamedTuple):
+class SamplerOutput(NamedTuple):
     tokens: Tensor  # [S] int64
     invalid: Tensor  # [S] bool
     logprobs: tuple[Tensor, ...] | None  # the fields of `TopLogprobs`
     faults: tuple[tuple[int, str], ...] = ()  # which of the invalid ones have an error with a name
 
-    def moved(self, move: Callable[[Tensor], Tensor]) -> Sampled:
+    def moved(self, move: Callable[[Tensor], Tensor]) -> SamplerOutput:
         logprobs = (
             None if self.logprobs is None else tuple(move(tensor) for tensor in self.logprobs)
         )
@@ -51,13 +51,13 @@ class Sampled(NamedTuple):
 
 
 def sample(
-    choose: Choose,
+    sampler: SamplerOps,
     logits: Tensor,
     sampling: Sampling,
     last_tokens: Tensor,
     processors: Processors | None = None,
-    draws: Draws | None = None,
-) -> Sampled:
+    draws: SamplingArrays | None = None,
+) -> SamplerOutput:
     """Choose one token per row of logits [S, V] (float32; overwritten).
 
     `last_tokens` [S] are those that the sequences end with, for penalties whose history lacks them. A row whose logits
@@ -67,28 +67,28 @@ def sample(
     if sampling.bias is not None:
         _add_bias(logits, sampling.bias, last_tokens)
     if sampling.penalties is not None:
-        choose.penalise(logits, sampling.penalties, last_tokens)
+        sampler.penalise(logits, sampling.penalties, last_tokens)
     faults: dict[int, str] = {}
     if sampling.processors:
         assert processors is not None, "a step names logit processors, and there are none"
         faults = processors.apply(logits, sampling.processors)
     for mask in (sampling.allowed, sampling.mask):
         if mask is not None:
-            choose.mask(logits, moved(mask.promise.words, logits.device), on(logits, mask.index))
+            sampler.mask(logits, moved(mask.promise.words, logits.device), on(logits, mask.index))
             faults.update((int(mask.index[i]), fault) for i, fault in mask.promise.faults.items())
     if sampling.fixed is not None:
         _fix(logits, sampling.fixed)
     if faults:
         logits[list(faults)] = torch.nan  # so that they are invalid, whatever came behind
-    chosen = choose.tokens(logits, sampling if draws is None else draws)
+    chosen = sampler.tokens(logits, sampling if draws is None else draws)
     invalid = (
-        chosen.peaks.sub(chosen.peaks) != 0
+        chosen.max_logits.sub(chosen.max_logits) != 0
     )  # infinities and NaN; isfinite takes ten times as long
     chosen.tokens.masked_fill_(invalid, 0)
     logprobs = (
-        None if sampling.logprobs is None else _logprobs(choose, logits, chosen, sampling.logprobs)
+        None if sampling.logprobs is None else _logprobs(sampler, logits, chosen, sampling.logprobs)
     )
-    return Sampled(chosen.tokens, invalid, logprobs, tuple(faults.items()))
+    return SamplerOutput(chosen.tokens, invalid, logprobs, tuple(faults.items()))
 
 
 def _add_bias(logits: Tensor, bias: LogitBias, last_tokens: Tensor) -> None:
@@ -106,11 +106,11 @@ def _fix(logits: Tensor, fixed: Fixed) -> None:
 
 
 def _logprobs(
-    choose: Choose, logits: Tensor, chosen: Chosen, wanted: Logprobs
+    sampler: SamplerOps, logits: Tensor, chosen: Sampled, wanted: Logprobs
 ) -> tuple[Tensor, ...]:
     num_top = min(int(wanted.num_top.max(initial=0)), logits.shape[1])
     rows = on(logits, wanted.index)
-    found = choose.logprobs(logits, chosen, rows, num_top)
+    found = sampler.logprobs(logits, chosen, rows, num_top)
     if wanted.ids is None:
         return found
     own = logits[rows, chosen.tokens[rows]]

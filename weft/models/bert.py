@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from weft.config.model import ModelConfig
-from weft.models.layers.encoder import Embeddings, EncoderLayer, WholeAttention
+from weft.models.layers.encoder import BidirectionalAttention, Embeddings, EncoderLayer
 from weft.models.layers.linear import Linear
 from weft.models.layers.weight import Weights
 from weft.ops.encoder import EncoderOps
@@ -39,7 +39,7 @@ class Bert:
         )
 
     def forward(
-        self, tokens: Tensor, positions: Tensor, types: Tensor, attention: WholeAttention
+        self, tokens: Tensor, positions: Tensor, types: Tensor, attention: BidirectionalAttention
     ) -> Tensor:
         x = self.embeddings(tokens, positions, types)
         for layer in self.layers:

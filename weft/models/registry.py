@@ -12,7 +12,7 @@ from torch import Tensor
 
 from weft.config.model import ModelConfig, UnsupportedModel
 from weft.models.layers.attention import PagedAttention
-from weft.models.layers.encoder import WholeAttention
+from weft.models.layers.encoder import BidirectionalAttention
 from weft.models.layers.weight import Weights
 from weft.ops.encoder import EncoderOps
 from weft.ops.protocol import Ops
@@ -34,7 +34,7 @@ MODELS = {
 }
 
 
-class Model(Protocol):
+class DecoderModel(Protocol):
     def forward(
         self,
         tokens: Tensor,
@@ -65,11 +65,11 @@ class Model(Protocol):
         ...
 
 
-class Encoder(Protocol):
-    """A model whose tokens see the whole prompt, and which therefore has no KV. The rest is as in `Model`."""
+class EncoderModel(Protocol):
+    """A model whose tokens see the whole prompt, and which therefore has no KV. The rest is as in `DecoderModel`."""
 
     def forward(
-        self, tokens: Tensor, positions: Tensor, types: Tensor, attention: WholeAttention
+        self, tokens: Tensor, positions: Tensor, types: Tensor, attention: BidirectionalAttention
     ) -> Tensor:
         """Run whole prompts, one behind the other: tokens, positions and kinds of segment, each [T] (int64) -> hidden
         states [T, hidden]."""
@@ -82,16 +82,16 @@ class Encoder(Protocol):
     def weights(self) -> Weights: ...
 
 
-def make_encoder(config: ModelConfig, ops: EncoderOps) -> Encoder:
+def make_encoder(config: ModelConfig, ops: EncoderOps) -> EncoderModel:
     """An encoder whose weights have no content yet. Raises `UnsupportedModel`."""
-    return cast(Encoder, make_model(config, ops))
+    return cast(EncoderModel, make_model(config, ops))
 
 
-def make_model(config: ModelConfig, ops: Ops) -> Model:
+def make_model(config: ModelConfig, ops: Ops) -> DecoderModel:
     """A model whose weights have no content yet. Raises `UnsupportedModel`."""
     if config.architecture not in MODELS:
         raise UnsupportedModel(
             f"architecture {config.architecture!r} is not supported; supported are {', '.join(MODELS)}"
         )
     module, _, name = MODELS[config.architecture].partition(":")
-    return cast(Model, getattr(import_module(module), name)(config, ops))
+    return cast(DecoderModel, getattr(import_module(module), name)(config, ops))

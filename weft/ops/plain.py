@@ -41,7 +41,7 @@ class PlainMatrix:
         return F.embedding(index, self._weight)
 
     @property
-    def kept(self) -> Sequence[Tensor]:
+    def tensors(self) -> Sequence[Tensor]:
         return [self._weight] if self.bias is None else [self._weight, self.bias]
 
     def put(self, part: int, rows: Tensor, start: int = 0, scales: Tensor | None = None) -> None:
@@ -91,8 +91,8 @@ class QuantizedMatrix(PlainMatrix):
         return dequantize(self.values[index], self.scales[index]).to(self._dtype)
 
     @property
-    def kept(self) -> Sequence[Tensor]:
-        return [self.values, self.scales, *super().kept]
+    def tensors(self) -> Sequence[Tensor]:
+        return [self.values, self.scales, *super().tensors]
 
     def put(self, part: int, rows: Tensor, start: int = 0, scales: Tensor | None = None) -> None:
         end = start + len(rows)
@@ -118,11 +118,11 @@ class PlainOps:
 
     def __init__(self, dtype: torch.dtype, device: torch.device, format: str = "") -> None:
         self._dtype, self._device, self._format = dtype, device, format
-        self.kept: list[Tensor] = []
+        self.tensors: list[Tensor] = []
 
     def vector(self, size: int) -> Tensor:
         values = torch.empty(size, dtype=self._dtype, device=self._device)
-        self.kept.append(values)
+        self.tensors.append(values)
         return values
 
     def matrix(
@@ -137,7 +137,7 @@ class PlainOps:
         matrix = self._matrix(
             in_size, sizes, bias, "int8" if precise and self._format else self._format
         )
-        self.kept += matrix.kept
+        self.tensors += matrix.tensors
         return matrix
 
     def embed(self, tokens: Tensor, table: Matrix, vectors: Tensor | None = None) -> Tensor:

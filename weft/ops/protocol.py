@@ -27,7 +27,7 @@ class Matrix(Protocol):
     sizes: tuple[int, ...]
 
     @property
-    def kept(self) -> Sequence[Tensor]:
+    def tensors(self) -> Sequence[Tensor]:
         """All tensors that it is kept in."""
         ...
 
@@ -52,7 +52,7 @@ class Ops(Protocol):
     """Activations are [T, size] in the type that suits the device; what a function returns may live only until the end
     of the step, and what is given as `add` may be overwritten."""
 
-    kept: list[Tensor]  # all tensors that weights are kept in, from their making to the end
+    tensors: list[Tensor]  # all tensors that weights are kept in, from their making to the end
 
     def vector(self, size: int) -> Tensor:
         """A weight with one dimension, without content yet."""

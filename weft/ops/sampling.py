@@ -1,4 +1,4 @@
-"""Choosing tokens: what it means (`Choose`), and its specification in torch, on any device.
+"""Choosing tokens: what it means (`SamplerOps`), and its specification in torch, on any device.
 
 The order is: temperature · top-k · top-p of what top-k left, renormalised · min-p · a draw. Top-k, top-p and min-p each
 keep the tokens above some logit, so together they are one threshold per row; tokens of equal logit are kept or dropped
@@ -27,7 +27,7 @@ BLOCK_SIZE = (
 FIRST_CANDIDATES = 128  # tokens that are sorted for top-p at first; if their mass is too small, eight times as many
 
 
-class Draws(Protocol):
+class SamplingArrays(Protocol):
     """How each of S rows is drawn from."""
 
     @property
@@ -44,8 +44,8 @@ class Draws(Protocol):
     def positions(self) -> IntArray: ...  # [S]
 
 
-class DeviceDraws(NamedTuple):
-    """`Draws` where a GPU can read them."""
+class SamplingTensors(NamedTuple):
+    """`SamplingArrays` where a GPU can read them."""
 
     temperature: Tensor  # [S] float32
     top_k: Tensor  # [S] int32
@@ -55,8 +55,8 @@ class DeviceDraws(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class PlacedDraws:
-    """`Draws` on the host and on the device: what is launched is decided by the host's, what is computed with is the
+class StagedSampling:
+    """`SamplingArrays` on the host and on the device: what is launched is decided by the host's, what is computed with is the
     device's."""
 
     temperature: FloatArray
@@ -65,19 +65,19 @@ class PlacedDraws:
     min_p: FloatArray
     seeds: NDArray[np.int64]
     positions: IntArray
-    device: DeviceDraws
+    device: SamplingTensors
 
 
-def placed_on(device: torch.device, draws: Draws) -> DeviceDraws:
+def sampling_tensors(device: torch.device, draws: SamplingArrays) -> SamplingTensors:
     """`draws` on the device, where they may be already."""
-    if isinstance(draws, PlacedDraws):
+    if isinstance(draws, StagedSampling):
         return draws.device
     keys = row_keys(draws.seeds, draws.positions)
     columns = (draws.temperature, draws.top_k, draws.top_p, draws.min_p, keys)
-    return DeviceDraws(*(moved(column, device) for column in columns))
+    return SamplingTensors(*(moved(column, device) for column in columns))
 
 
-class Seen(Protocol):
+class TokenHistory(Protocol):
     """What P rows have seen and said before, and how much less likely that makes it to come again.
 
     `history` is each row's prompt and output, one row after the other; `offsets[i]:offsets[i + 1]` is that of row
@@ -103,12 +103,12 @@ class Seen(Protocol):
     def lacks_last(self) -> NDArray[np.bool_]: ...  # [P]
 
 
-class Chosen(NamedTuple):
+class Sampled(NamedTuple):
     tokens: Tensor  # [S] int64
-    peaks: Tensor  # [S] the largest logit of each row; NaN if one is
+    max_logits: Tensor  # [S] the largest logit of each row; NaN if one is
 
 
-class Likeliest(NamedTuple):
+class TopLogprobTensors(NamedTuple):
     """Natural logarithms of probabilities, before temperature, for L rows."""
 
     logprob: Tensor  # [L] of the chosen token
@@ -116,10 +116,10 @@ class Likeliest(NamedTuple):
     top_logprobs: Tensor  # [L, K], in falling order
 
 
-class Choose(Protocol):
+class SamplerOps(Protocol):
     """Logits are float32 [S, V], every row in one piece."""
 
-    def tokens(self, logits: Tensor, draws: Draws) -> Chosen:
+    def tokens(self, logits: Tensor, draws: SamplingArrays) -> Sampled:
         """One token per row; any at all where the peak is not finite. The logits stay as they are."""
         ...
 
@@ -130,7 +130,7 @@ class Choose(Protocol):
         """
         ...
 
-    def penalise(self, logits: Tensor, seen: Seen, last_tokens: Tensor) -> None:
+    def penalise(self, logits: Tensor, seen: TokenHistory, last_tokens: Tensor) -> None:
         """Lower the logits of tokens seen before. Repetition divides positive and multiplies negative ones, for tokens
         of prompt and output; frequency is subtracted per occurrence in the output, presence once if there is any.
 
@@ -139,16 +139,18 @@ class Choose(Protocol):
         """
         ...
 
-    def logprobs(self, logits: Tensor, chosen: Chosen, rows: Tensor, num_top: int) -> Likeliest:
+    def logprobs(
+        self, logits: Tensor, chosen: Sampled, rows: Tensor, num_top: int
+    ) -> TopLogprobTensors:
         """Of the chosen and of the `num_top` likeliest tokens of `rows` [L] (int64)."""
         ...
 
 
-class TorchChoose:
+class TorchSamplerOps:
     """The specification."""
 
-    def tokens(self, logits: Tensor, draws: Draws) -> Chosen:
-        peaks, tokens = logits.max(
+    def tokens(self, logits: Tensor, draws: SamplingArrays) -> Sampled:
+        max_logits, tokens = logits.max(
             dim=-1
         )  # the first of equal ones; a NaN is the maximum of its row
         rows = np.flatnonzero(draws.temperature > 0)
@@ -156,8 +158,8 @@ class TorchChoose:
         for begin in range(0, len(rows), block_len):
             block = rows[begin : begin + block_len]
             index = on(logits, block)
-            tokens[index] = _draw(logits[index], peaks[index], draws, block)
-        return Chosen(tokens, peaks)
+            tokens[index] = _draw(logits[index], max_logits[index], draws, block)
+        return Sampled(tokens, max_logits)
 
     def mask(self, logits: Tensor, masks: Tensor, rows: Tensor) -> None:
         bits = (masks[:, :, None] >> torch.arange(32, device=masks.device)) & 1
@@ -168,7 +170,7 @@ class TorchChoose:
         )  # a negative number of columns is cut off
         logits[rows] = logits[rows].masked_fill_(forbidden, -torch.inf)
 
-    def penalise(self, logits: Tensor, seen: Seen, last_tokens: Tensor) -> None:
+    def penalise(self, logits: Tensor, seen: TokenHistory, last_tokens: Tensor) -> None:
         vocab_size = logits.shape[1]
         lens = np.diff(seen.offsets)
         owner = np.repeat(np.arange(len(lens)), lens)
@@ -197,18 +199,22 @@ class TorchChoose:
             counts > 0, score - counts * frequency - presence, score
         ).float()
 
-    def logprobs(self, logits: Tensor, chosen: Chosen, rows: Tensor, num_top: int) -> Likeliest:
+    def logprobs(
+        self, logits: Tensor, chosen: Sampled, rows: Tensor, num_top: int
+    ) -> TopLogprobTensors:
         wide = logits[rows]
         norm = wide.logsumexp(dim=-1, keepdim=True)
         top = wide.topk(num_top, dim=-1)
         logprob = (wide.gather(1, chosen.tokens[rows, None]) - norm)[:, 0]
-        return Likeliest(logprob, top.indices.int(), top.values - norm)
+        return TopLogprobTensors(logprob, top.indices.int(), top.values - norm)
 
 
-def _draw(x: Tensor, peaks: Tensor, draws: Draws, rows: NDArray[np.int64]) -> Tensor:
-    """One token for each of `rows`: their logits x [n, V] (overwritten), maxima `peaks` [n]."""
+def _draw(x: Tensor, max_logits: Tensor, draws: SamplingArrays, rows: NDArray[np.int64]) -> Tensor:
+    """One token for each of `rows`: their logits x [n, V] (overwritten), maxima `max_logits` [n]."""
     temperature = on(x, draws.temperature[rows])
-    x.sub_(peaks[:, None]).div_(temperature[:, None])  # at most 0, however small the temperature
+    x.sub_(max_logits[:, None]).div_(
+        temperature[:, None]
+    )  # at most 0, however small the temperature
     cut = threshold(x, draws.top_k[rows], draws.top_p[rows], draws.min_p[rows])
     if cut is not None:
         x.masked_fill_(x < cut[:, None], -torch.inf)

@@ -1,6 +1,6 @@
 """Paged attention by the CPU kernels: reads the slot table itself, gathers nothing.
 
-`forward` records; `step` is what the recorded program runs on, laid out by `prepare`.
+`forward` records; the recorded program runs on `step`, which `prepare` fills.
 """
 
 from __future__ import annotations
@@ -20,23 +20,33 @@ from weft.ops.cpp import abi
 from weft.ops.cpp.abi import KvFormat
 from weft.ops.cpp.ops import CppOps
 
-FORMATS = {torch.float32: KvFormat.F32, torch.bfloat16: KvFormat.BF16, torch.int8: KvFormat.I8}
+FORMATS = {
+    torch.float32: KvFormat.F32,
+    torch.bfloat16: KvFormat.BF16,
+    torch.int8: KvFormat.I8,
+}
 
 
 class CppPaged:
+    """The `AttentionBackend` of programs."""
+
     def __init__(self, config: ModelConfig, pool: KVPool, ops: CppOps, context_length: int) -> None:
-        """Positions are below `context_length`. Raises ValueError for a type of KV that the kernels do not read."""
+        """Positions are below `context_length`. Raises ValueError for a type of KV that the kernels
+        do not read."""
         dtype = pool.k[0].dtype
         if dtype not in FORMATS:
             raise ValueError(
                 f"the CPU kernels cannot keep KV in {dtype}; they can in float32, bfloat16 and int8"
             )
-        self.step = abi.Step()
-        self._config, self._pool, self._ops = config, pool, ops
+        self.step = abi.StepArgs()
+        self._config = config
+        self._pool = pool
+        self._ops = ops
         self._context_length = context_length
         self._tables: dict[Rope, tuple[Tensor, Tensor]] = {}
-        self._batch: AttentionBatch | None = None  # what `step` points to
-        self._caches = [self._cache(layer, FORMATS[dtype]) for layer in range(config.num_layers)]
+        self._batch: AttentionBatch | None = None  # `step` points to its arrays
+        format = FORMATS[dtype]
+        self._caches = [self._cache(layer, format) for layer in range(config.num_layers)]
 
     def prepare(self, batch: AttentionBatch) -> None:
         self._batch = batch
@@ -44,54 +54,57 @@ class CppPaged:
         step.num_requests = len(batch.rows)
         step.positions = batch.positions.data_ptr()
         step.slots = batch.slots.data_ptr()
-        step.rows, step.starts, step.lens = (
-            x.ctypes.data for x in (batch.rows, batch.starts, batch.lens)
-        )
-        step.table, step.table_stride = batch.table.data_ptr(), batch.table.stride(0)
+        step.rows = batch.rows.ctypes.data
+        step.starts = batch.starts.ctypes.data
+        step.lens = batch.lens.ctypes.data
+        step.table = batch.table.data_ptr()
+        step.table_stride = batch.table.stride(0)
 
     def forward(self, qkv: Tensor, heads: Heads, layer: int) -> Tensor:
-        config, recorder = self._config, self._ops.recorder
+        config = self._config
+        recorder = self._ops.recorder
         cos, sin = self._table(heads.rope)
-        recorder.add(
-            abi.RotaryStoreArgs(
-                cache=ctypes.addressof(self._caches[layer]),
-                qkv=qkv.data_ptr(),
-                qkv_stride=qkv.stride(0),
-                heads=config.num_heads,
-                q_norm=None if heads.q_norm is None else heads.q_norm.weight.data_ptr(),
-                k_norm=None if heads.k_norm is None else heads.k_norm.weight.data_ptr(),
-                eps=config.norm_eps,
-                rotary_dim=2 * cos.shape[1],
-                cos=cos.data_ptr(),
-                sin=sin.data_ptr(),
-            )
+        q_norm = None if heads.q_norm is None else heads.q_norm.weight.data_ptr()
+        k_norm = None if heads.k_norm is None else heads.k_norm.weight.data_ptr()
+        rotary_store = abi.RotaryStoreArgs(
+            cache=ctypes.addressof(self._caches[layer]),
+            qkv=qkv.data_ptr(),
+            qkv_stride=qkv.stride(0),
+            heads=config.num_heads,
+            q_norm=q_norm,
+            k_norm=k_norm,
+            eps=config.norm_eps,
+            rotary_dim=2 * cos.shape[1],
+            cos=cos.data_ptr(),
+            sin=sin.data_ptr(),
         )
+        recorder.add(rotary_store)
         out = recorder.buffer(config.num_heads * config.head_dim)
-        recorder.add(
-            abi.AttentionArgs(
-                cache=ctypes.addressof(self._caches[layer]),
-                q=qkv.data_ptr(),
-                q_stride=qkv.stride(0),
-                out=out.data_ptr(),
-                heads=config.num_heads,
-                window=config.window(layer),
-                scale=1 / math.sqrt(config.head_dim),
-            )
+        attention = abi.AttentionArgs(
+            cache=ctypes.addressof(self._caches[layer]),
+            q=qkv.data_ptr(),
+            q_stride=qkv.stride(0),
+            out=out.data_ptr(),
+            heads=config.num_heads,
+            window=config.window(layer),
+            scale=1 / math.sqrt(config.head_dim),
         )
+        recorder.add(attention)
         return out
 
     def _cache(self, layer: int, format: KvFormat) -> abi.KvCache:
         pool = self._pool
-        scaled = format == KvFormat.I8
-        return abi.KvCache(
+        cache = abi.KvCache(
             format=format,
             kv_heads=self._config.num_kv_heads,
             head_dim=self._config.head_dim,
             k=pool.k[layer].data_ptr(),
             v=pool.v[layer].data_ptr(),
-            k_scale=pool.k_scale[layer].data_ptr() if scaled else None,
-            v_scale=pool.v_scale[layer].data_ptr() if scaled else None,
         )
+        if format == KvFormat.I8:
+            cache.k_scale = pool.k_scale[layer].data_ptr()
+            cache.v_scale = pool.v_scale[layer].data_ptr()
+        return cache
 
     def _table(self, rope: Rope) -> tuple[Tensor, Tensor]:
         if rope not in self._tables:

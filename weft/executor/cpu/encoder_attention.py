@@ -1,7 +1,7 @@
-"""Attention within whole prompts by the CPU kernels. Their cache is what the projection has just written: slots are
-places in the step.
+"""Attention within whole prompts by the CPU kernels. Their cache is the output of the projection:
+slots are places in the step.
 
-`forward` records; `step` is what the recorded program runs on, laid out by `prepare`.
+`forward` records; the recorded program runs on `step`, which `prepare` fills.
 """
 
 from __future__ import annotations
@@ -20,30 +20,34 @@ from weft.ops.cpp.abi import KvFormat
 from weft.ops.cpp.ops import CppOps
 
 
-class CppWhole:
+class CppBidirectional:
+    """The `EncoderAttention` of programs."""
+
     def __init__(self, config: ModelConfig, ops: CppOps) -> None:
-        self.step = abi.Step()
-        self._config, self._ops = config, ops
-        self._places = np.empty(
-            0, np.int32
-        )  # 0, 1, ..: the slot table; a prompt's line begins where the prompt does
-        self._arrays: list[IntArray] = []  # what `step` points to
-        self._caches: list[abi.KvCache] = []  # what programs point to
+        self.step = abi.StepArgs()
+        self._config = config
+        self._ops = ops
+        # 0, 1, ..: the slot table; the line of a prompt begins where the prompt does.
+        self._places = np.empty(0, np.int32)
+        self._arrays: list[IntArray] = []  # `step` points to them
+        self._caches: list[abi.KvCache] = []  # programs point to them
 
     def prepare(self, lens: IntArray, device: torch.device) -> None:
         """`lens` [R]: tokens of each prompt, which stand one behind the other."""
         ends = np.cumsum(lens, dtype=np.int32)
         if ends[-1] > len(self._places):
             self._places = np.arange(2 * ends[-1], dtype=np.int32)
-        self._arrays = [
-            ends - lens,
-            np.zeros(len(lens), np.int32),
-            np.ascontiguousarray(lens, np.int32),
-        ]
+        rows = ends - lens
+        starts = np.zeros(len(lens), np.int32)
+        lens = np.ascontiguousarray(lens, np.int32)
+        self._arrays = [rows, starts, lens]
         step = self.step
         step.num_requests = len(lens)
-        step.rows, step.starts, step.lens = (array.ctypes.data for array in self._arrays)
-        step.table, step.table_stride = self._places.ctypes.data, 1
+        step.rows = rows.ctypes.data
+        step.starts = starts.ctypes.data
+        step.lens = lens.ctypes.data
+        step.table = self._places.ctypes.data
+        step.table_stride = 1
 
     def forward(self, qkv: Tensor) -> Tensor:
         config = self._config
@@ -57,16 +61,16 @@ class CppWhole:
             stride=qkv.stride(0),
         )
         self._caches.append(cache)
-        out = self._ops.recorder.buffer(size)
-        self._ops.recorder.add(
-            abi.AttentionArgs(
-                cache=ctypes.addressof(cache),
-                q=qkv.data_ptr(),
-                q_stride=qkv.stride(0),
-                out=out.data_ptr(),
-                heads=config.num_heads,
-                scale=1 / math.sqrt(config.head_dim),
-                whole=1,
-            )
+        recorder = self._ops.recorder
+        out = recorder.buffer(size)
+        attention = abi.AttentionArgs(
+            cache=ctypes.addressof(cache),
+            q=qkv.data_ptr(),
+            q_stride=qkv.stride(0),
+            out=out.data_ptr(),
+            heads=config.num_heads,
+            scale=1 / math.sqrt(config.head_dim),
+            bidirectional=1,
         )
+        recorder.add(attention)
         return out

@@ -1,10 +1,12 @@
-"""Steps of the CPU kernels that are one call of the library, from the plan's numbers to the tokens.
+"""Steps that are one call of the library of CPU kernels, from the plan's numbers to the tokens.
 
-That is every step whose tokens are chosen from the model's output as it is, or as grammars leave it, greedily or drawn.
-Masks that are still on their way are waited for first: the kernels take all cores. Between two large matrices Python
-finds its code and data out of the caches, and each function of torch or numpy costs some microseconds: here a handful
-of them is left. `RowTable.apply` and `sample` are the specification, and do what is not done here; both
-sides share the row table and the model's programs.
+These are all steps whose tokens are chosen from the model's output as it is, or as grammars leave
+it, greedily or drawn. A mask that a thread is still filling is waited for first: the kernels take
+all cores. Between two large matrices Python finds its code and data out of the caches, and each
+function of torch or numpy costs some microseconds: a handful of them is left here.
+
+`DeviceRowTable.apply` and `sample` are the specification, and compute all other steps. Both ways
+share the row table and the model's programs.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from weft.executor.cpu.program_model import Recorded, RecordedModel
-from weft.executor.inputs import RowTable
+from weft.executor.cpu.program_model import ProgramModel, SizedProgram
+from weft.executor.inputs import DeviceRowTable
 from weft.ops.cpp import abi
 from weft.ops.cpp.library import Library
 from weft.ops.cpp.program import Program
@@ -33,28 +35,58 @@ DRAWS = {  # of `Sampling`, in the order and the types of `abi.DrawArgs`
 }
 
 
-class WholeSteps:
-    def __init__(self, model: RecordedModel, rows: RowTable, library: Library) -> None:
-        self._model, self._rows, self._library = model, rows, library
+class HostResult(NamedTuple):
+    """The `StepOutput` of a step whose result is on the host."""
+
+    value: Result
+
+    def moved(self, move: Callable[[Tensor], Tensor]) -> HostResult:
+        return self
+
+    def result(self) -> Result:
+        return self.value
+
+
+class SamplingBuffers:
+    """The fixed memory in which the head of a fused step leaves its tokens, and from which it
+    draws."""
+
+    def __init__(self, num_rows: int) -> None:
+        self.chosen = np.empty(num_rows, np.int64)
+        self.max_logits = np.empty(num_rows, np.float32)
+        self.tokens = np.empty(num_rows, np.int32)
+        self.invalid = np.empty(num_rows, np.bool_)
+        self.draws = {name: np.empty(num_rows, dtype) for name, dtype in DRAWS.items()}
+
+
+class CpuFusedSteps:
+    """The `FusedSteps` of a model whose programs these kernels run."""
+
+    def __init__(self, model: ProgramModel, rows: DeviceRowTable, library: Library) -> None:
+        self._model = model
+        self._rows = rows
+        self._library = library
         num_rows, context_length = rows.slots.shape
-        self._chosen, self._peaks = np.empty(num_rows, np.int64), np.empty(num_rows, np.float32)
-        self._tokens, self._invalid = np.empty(num_rows, np.int32), np.empty(num_rows, np.bool_)
-        self._draws = {name: np.empty(num_rows, dtype) for name, dtype in DRAWS.items()}
-        self._numbers = self._columns = np.empty(0)
-        self._body: Recorded | None = None
-        self._head: Recorded | None = None
-        self._greedy = self._drawing = Program([], [])
+        self._buffers = SamplingBuffers(num_rows)
+        self._numbers = np.empty(0)
+        self._columns = np.empty(0)
+        self._body: SizedProgram | None = None
+        self._head: SizedProgram | None = None
+        self._greedy = Program([], [])
+        self._drawing = self._greedy
         self._mask = abi.MaskArgs()
-        self._masked = self._words = np.empty(0)
-        self._whole = abi.WholeStep(
+        # The arrays that `_mask` points to.
+        self._masked_rows = np.empty(0)
+        self._words = np.empty(0)
+        self._step = abi.FusedStep(
             table=rows.slots.data_ptr(),
             num_rows=num_rows,
             table_stride=context_length,
             last_tokens=rows.last_tokens.data_ptr(),
-            chosen=self._chosen.ctypes.data,
-            peaks=self._peaks.ctypes.data,
-            tokens=self._tokens.ctypes.data,
-            invalid=self._invalid.ctypes.data,
+            chosen=self._buffers.chosen.ctypes.data,
+            max_logits=self._buffers.max_logits.ctypes.data,
+            tokens=self._buffers.tokens.ctypes.data,
+            invalid=self._buffers.invalid.ctypes.data,
         )
 
     def takes(self, plan: Plan) -> bool:
@@ -66,90 +98,102 @@ class WholeSteps:
             and plan.num_tokens > 0
         )
 
-    def run(self, plan: Plan) -> Ready:
+    def run(self, plan: Plan) -> HostResult:
         """Compute a step that it takes. Raises MemoryError."""
         if plan.table is not None:
             self._rows.write(plan.table)
-        whole, num = self._whole, len(plan.sampling.positions)
-        whole.num_tokens, whole.num_requests, whole.num_sampling = (
-            plan.num_tokens,
-            len(plan.rows),
-            num,
-        )
-        self._make_room(plan.num_tokens, num)
+        step = self._step
+        num_requests = len(plan.rows)
+        num_sampling = len(plan.sampling.positions)
+        step.num_tokens = plan.num_tokens
+        step.num_requests = num_requests
+        step.num_sampling = num_sampling
+        self._make_room(plan.num_tokens, num_sampling)
         columns = (plan.rows, plan.starts, plan.lens, plan.samples, plan.tokens, plan.slots)
-        np.concatenate(columns, out=self._numbers[: 4 * len(plan.rows) + 2 * plan.num_tokens])
-        self._forbid(plan.sampling.mask)
-        head = self._greedy if plan.sampling.is_greedy else self._drawing_by(plan.sampling, num)
-        whole.head, whole.num_head = head.address, len(head.args)
-        self._library.run_whole(whole)
-        invalid = self._invalid[:num].copy() if whole.num_invalid else None
-        result = Result(self._tokens[:num].copy(), invalid)
-        return Ready(
-            result if plan.sampling.mask is None else _with_faults(result, plan.sampling.mask)
-        )
+        num_numbers = 4 * num_requests + 2 * plan.num_tokens
+        np.concatenate(columns, out=self._numbers[:num_numbers])
+        mask = plan.sampling.mask
+        self._forbid(mask)
+        head = self._greedy
+        if not plan.sampling.is_greedy:
+            self._set_draws(plan.sampling, num_sampling)
+            head = self._drawing
+        step.head = head.address
+        step.num_head = len(head.args)
+        self._library.run_fused(step)
+        invalid = self._buffers.invalid[:num_sampling].copy() if step.num_invalid else None
+        result = Result(self._buffers.tokens[:num_sampling].copy(), invalid)
+        if mask is not None:
+            result = _with_faults(result, mask)
+        return HostResult(result)
 
     def _forbid(self, mask: Mask | None) -> None:
-        """What the mask does not allow, if there is one."""
+        """Let the head forbid the tokens that the mask does not allow."""
         args = self._mask
         args.num_masks = 0
-        if mask is not None:
-            self._words, self._masked = (
-                np.ascontiguousarray(mask.promise.words),
-                mask.index.astype(np.int64),
-            )
-            args.num_masks, args.mask_stride = len(mask.index), self._words.size // len(mask.index)
-            args.masks, args.rows = self._words.ctypes.data, self._masked.ctypes.data
+        if mask is None:
+            return
+        self._words = np.ascontiguousarray(mask.promise.words)
+        self._masked_rows = mask.index.astype(np.int64)
+        num_masks = len(mask.index)
+        args.num_masks = num_masks
+        args.mask_stride = self._words.size // num_masks
+        args.masks = self._words.ctypes.data
+        args.rows = self._masked_rows.ctypes.data
 
-    def _drawing_by(self, sampling: Sampling, num: int) -> Program:
-        for name, column in self._draws.items():
-            column[:num] = getattr(sampling, name)
-        return self._drawing
+    def _set_draws(self, sampling: Sampling, num_sampling: int) -> None:
+        for name, column in self._buffers.draws.items():
+            column[:num_sampling] = getattr(sampling, name)
 
     def _make_room(self, num_tokens: int, num_sampling: int) -> None:
-        """Have programs, and places for their numbers, that are large enough."""
-        body, head, whole = (
-            self._model.body_for(num_tokens),
-            self._model.head_for(num_sampling),
-            self._whole,
-        )
+        """Have programs, and memory for their numbers, that are large enough."""
+        body = self._model.body_for(num_tokens)
         if body is not self._body:
             self._body = body
-            self._numbers = np.empty(4 * len(self._tokens) + 2 * body.capacity, np.int32)
-            self._columns = np.empty(3 * body.capacity, np.int64)
-            whole.numbers, whole.columns = self._numbers.ctypes.data, self._columns.ctypes.data
-            whole.body, whole.num_body = body.program.address, len(body.program.args)
-            whole.hidden, whole.hidden_size = body.output.data_ptr(), body.output.shape[1]
+            self._use_body(body)
+        head = self._model.head_for(num_sampling)
         if head is not self._head:
             self._head = head
-            whole.last = head.input.data_ptr()
-            rows = (head.output.data_ptr(), head.output.shape[1], head.output.stride(0))
-            peaks, tokens = self._peaks.ctypes.data, self._chosen.ctypes.data
-            draws = (column.ctypes.data for column in self._draws.values())
-            self._mask.logits, self._mask.vocab_size, self._mask.stride = rows
-            self._greedy = head.program.then(self._mask, abi.ArgmaxArgs(*rows, tokens, peaks))
-            self._drawing = self._greedy.then(abi.DrawArgs(*rows, peaks, *draws, tokens))
+            self._use_head(head)
+
+    def _use_body(self, body: SizedProgram) -> None:
+        num_rows = len(self._buffers.tokens)
+        self._numbers = np.empty(4 * num_rows + 2 * body.capacity, np.int32)
+        self._columns = np.empty(3 * body.capacity, np.int64)
+        step = self._step
+        step.numbers = self._numbers.ctypes.data
+        step.columns = self._columns.ctypes.data
+        step.body = body.program.address
+        step.num_body = len(body.program.args)
+        step.hidden = body.output.data_ptr()
+        step.hidden_size = body.output.shape[1]
+
+    def _use_head(self, head: SizedProgram) -> None:
+        self._step.last = head.input.data_ptr()
+        logits = head.output.data_ptr()
+        vocab_size = head.output.shape[1]
+        stride = head.output.stride(0)
+        self._mask.logits = logits
+        self._mask.vocab_size = vocab_size
+        self._mask.stride = stride
+        max_logits = self._buffers.max_logits.ctypes.data
+        chosen = self._buffers.chosen.ctypes.data
+        draws = [column.ctypes.data for column in self._buffers.draws.values()]
+        argmax = abi.ArgmaxArgs(logits, vocab_size, stride, chosen, max_logits)
+        draw = abi.DrawArgs(logits, vocab_size, stride, max_logits, *draws, chosen)
+        self._greedy = head.program.then(self._mask, argmax)
+        self._drawing = self._greedy.then(draw)
 
 
 def _with_faults(result: Result, mask: Mask) -> Result:
-    """The rows whose masks could not be made are invalid."""
-    faults = tuple((int(mask.index[i]), fault) for i, fault in mask.promise.faults.items())
-    if not faults:
+    """Rows whose masks could not be filled are invalid."""
+    if not mask.promise.faults:
         return result
-    invalid = np.zeros(len(result.tokens), np.bool_) if result.invalid is None else result.invalid
-    invalid[[place for place, _ in faults]] = True
-    return replace(
-        result, invalid=invalid, faults=faults, tokens=np.where(invalid, np.int32(0), result.tokens)
-    )
-
-
-class Ready(NamedTuple):
-    """The `Outcome` of a step whose result is there."""
-
-    value: Result
-
-    def moved(self, move: Callable[[Tensor], Tensor]) -> Ready:
-        return self
-
-    def result(self) -> Result:
-        return self.value
+    faults = tuple((int(mask.index[i]), fault) for i, fault in mask.promise.faults.items())
+    invalid = result.invalid
+    if invalid is None:
+        invalid = np.zeros(len(result.tokens), np.bool_)
+    for row, _ in faults:
+        invalid[row] = True
+    tokens = np.where(invalid, np.int32(0), result.tokens)
+    return replace(result, tokens=tokens, invalid=invalid, faults=faults)

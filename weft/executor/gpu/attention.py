@@ -1,71 +1,79 @@
-"""Paged attention by the Triton kernels: reads the table of slots itself, gathers nothing, and waits for nothing.
+"""Paged attention by the Triton kernels: reads the table of slots itself, gathers nothing, and
+waits for nothing.
 
-All that a launch depends on is the `Size` of the step (`layout.py`): grids are made of it, nothing is read from the
-device, and what changes from step to step is read through pointers. So `forward` can be recorded in a CUDA graph, and
-played again for any step that is laid out in that size and copied to where the first one lay.
+All launches depend on the `StepSize` alone: grids follow from it, no number is read back from the
+device, and the kernels read what changes from step to step through pointers. So `forward` can be
+recorded in a CUDA graph, and replayed for any step that is laid out in that size and copied to the
+place of the first one.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from weft.arrays import IntArray
 from weft.config.model import ModelConfig
-from weft.executor.attention_layout import Size, Tiling
-from weft.executor.backend import AttentionBatch
-from weft.executor.gpu.shipping import paged_step
-from weft.executor.gpu.store import Store
+from weft.executor.backend import AttentionBatch, DeviceLayout, StepSize
+from weft.executor.gpu.layout import Tiling
 from weft.executor.kv_pool import KVPool
 from weft.models.layers.attention import Heads
+from weft.models.layers.rope import Rope
 from weft.ops.triton.decode import decode
 from weft.ops.triton.extend import extend
 from weft.ops.triton.launches import extend_launch
 from weft.ops.triton.paged import Kv, PagedStep
+from weft.ops.triton.rotary import rotary_store
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn)  # of KV
 
 
 class TritonPaged:
-    """An `AttentionBackend`. `tiling` lays steps out for it."""
+    """The `GpuAttentionBackend` of our kernels."""
 
     def __init__(self, config: ModelConfig, pool: KVPool, context_length: int) -> None:
-        """Positions are below `context_length`. Raises ValueError for a type of KV that the kernels do not read."""
-        dtype, device = pool.k[0].dtype, pool.k[0].device
+        """Positions are below `context_length`. Raises ValueError for a type of KV that the kernels
+        do not read."""
+        dtype = pool.k[0].dtype
         if dtype not in DTYPES:
-            names = ", ".join(str(known).removeprefix("torch.") for known in DTYPES)
+            names = ", ".join(_name(known) for known in DTYPES)
             raise ValueError(
-                f"the Triton kernels cannot keep KV in {str(dtype).removeprefix('torch.')}; they can in {names}"
+                f"the Triton kernels cannot keep KV in {_name(dtype)}; they can in {names}"
             )
         group = config.num_heads // config.num_kv_heads
         self.tiling = Tiling(
-            config.num_heads,
-            config.num_kv_heads,
-            extend_launch(config.head_dim, group).rows,
-            _num_processors(device),
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            tile_rows=extend_launch(config.head_dim, group).rows,
+            num_processors=_num_processors(pool.k[0].device),
         )
         self._config = config
         self._kv = [
             Kv(k, v, *scale) for k, v, scale in zip(pool.k, pool.v, pool.layer_scales, strict=True)
         ]
-        self._store = Store(config, self._kv, context_length)
+        self._store = RotaryStore(config, self._kv, context_length)
         self._step: PagedStep | None = None
 
     def prepare(self, batch: AttentionBatch) -> None:
-        self._step, _ = paged_step(batch, self.tiling)
+        layout = batch.layout or _lay_out(batch, self.tiling)
+        self._step = PagedStep._make((*layout.arrays, batch.table, layout.size.num_splits))
 
-    def expect(self, starts: IntArray, lens: IntArray, size: Size) -> None:
-        """Nothing: the launches follow from the size alone."""
+    def expect(self, starts: IntArray, lens: IntArray, size: StepSize) -> None:
+        """Nothing is left to do: the launches follow from the size alone."""
 
     def forward(self, qkv: Tensor, heads: Heads, layer: int) -> Tensor:
-        """As `PagedAttention.forward`; what it returns for tokens that are padding may be anything at all."""
-        step, config, kv = self._step, self._config, self._kv[layer]
+        """As `PagedAttention.forward`; the output for tokens that are padding is undefined."""
+        step = self._step
         assert step is not None, "prepare() comes first"
+        kv = self._kv[layer]
+        scale = 1 / math.sqrt(self._config.head_dim)
+        window = self._config.window(layer)
         q = self._store(qkv, heads, layer, step.positions, step.out_slots)
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
-        scale, window = 1 / math.sqrt(config.head_dim), config.window(layer)
         if len(step.tile_req):
             extend(q, kv, step, out, scale, window)
         if len(step.decode_req):
@@ -73,10 +81,70 @@ class TritonPaged:
         return out.flatten(1)
 
 
+class RotaryStore:
+    """Norms of heads, rotation, and K and V to their slots: the work before attention.
+
+    `kv` has one entry for each layer; positions are below `context_length`.
+    """
+
+    def __init__(self, config: ModelConfig, kv: Sequence[Kv], context_length: int) -> None:
+        self._num_heads = config.num_heads
+        self._head_dim = config.head_dim
+        self._kv = kv
+        self._context_length = context_length
+        self._angles: dict[Rope, tuple[Tensor, Tensor]] = {}
+
+    def __call__(
+        self,
+        qkv: Tensor,
+        heads: Heads,
+        layer: int,
+        positions: Tensor,
+        slots: Tensor,
+    ) -> Tensor:
+        """Overwrites qkv [T, (heads + 2 kv_heads) D]; slots [T], -1: stored nowhere. Returns the
+        queries [T, heads, D], a view.
+
+        The first call for a `Heads.rope` makes the table of angles, and Triton compiles at the
+        first call of a kind. Neither can be recorded, so a step runs once before it is captured.
+        """
+        cos, sin = self._table(heads.rope)
+        rotary_store(
+            qkv,
+            self._kv[layer],
+            cos,
+            sin,
+            positions,
+            slots,
+            heads.q_norm,
+            heads.k_norm,
+            self._num_heads,
+        )
+        return qkv.view(len(qkv), -1, self._head_dim)[:, : self._num_heads]
+
+    def _table(self, rope: Rope) -> tuple[Tensor, Tensor]:
+        if rope not in self._angles:
+            positions = torch.arange(self._context_length, device=self._kv[0].k.device)
+            self._angles[rope] = rope.at(positions)
+        return self._angles[rope]
+
+
+def _lay_out(batch: AttentionBatch, tiling: Tiling) -> DeviceLayout:
+    """The layout of a step that was not staged with one, in a copy of its own."""
+    size = tiling.size(batch.lens)
+    # The slots are on the device already: the host fills in zeros, and they are replaced below.
+    slots = np.zeros(size.num_tokens, np.int32)
+    arrays = tiling.lay_out(batch.rows, batch.starts, batch.lens, slots, size)
+    packed = torch.from_numpy(np.concatenate(arrays)).to(batch.table.device)
+    *others, _ = packed.split_with_sizes([len(array) for array in arrays])
+    return DeviceLayout((*others, batch.slots.int()), size)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def _num_processors(device: torch.device) -> int:
-    """Triton's interpreter on a CPU does one program after the other."""
-    return (
-        torch.cuda.get_device_properties(device).multi_processor_count
-        if device.type == "cuda"
-        else 1
-    )
+    if device.type != "cuda":
+        return 1  # Triton's interpreter on a CPU runs one program after the other
+    return torch.cuda.get_device_properties(device).multi_processor_count

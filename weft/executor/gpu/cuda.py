@@ -1,7 +1,7 @@
 """CUDA through torch: one stream, pinned memory, events and graphs.
 
-This is the only file of the device path that no test without a GPU can run; everything else is tested with a `Gpu` that
-computes on the CPU. So it decides nothing.
+This is the only file of the device path that no test without a GPU can run; the tests run all
+others with a `Gpu` that computes on the CPU. So it decides nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from weft.executor.gpu.gpu import Event, Graph
+from weft.executor.gpu.gpu import GpuEvent, GpuGraph
 
 T = TypeVar("T")
 cuda: Any = torch.cuda
@@ -36,19 +36,23 @@ class Cuda:
     def copy(self, target: Tensor, source: Tensor) -> None:
         target.copy_(source, non_blocking=True)
 
-    def record(self) -> Event:
+    def record(self) -> GpuEvent:
         event: Any = cuda.Event()
         event.record(self._stream)
-        return cast(Event, event)
+        return cast(GpuEvent, event)
 
-    def capture(self, work: Callable[[], T]) -> tuple[Graph, T]:
+    def capture(self, work: Callable[[], T]) -> tuple[GpuGraph, T]:
         graph: Any = cuda.CUDAGraph()
-        with cuda.graph(
-            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
-        ):
+        capturing = cuda.graph(
+            graph,
+            pool=self._pool,
+            stream=self._stream,
+            capture_error_mode="thread_local",
+        )
+        with capturing:
             result = work()
         self._pool = graph.pool()
-        return cast(Graph, graph), result
+        return cast(GpuGraph, graph), result
 
     def synchronize(self) -> None:
         cuda.synchronize(self.device)

@@ -1,5 +1,8 @@
-"""The little of CUDA that a runner needs, as a seam: `cuda.py` is the real one, the tests have one that computes on the
-CPU and notices when memory is touched too early."""
+"""The functions of CUDA that a runner needs, as a seam.
+
+`cuda.py` is the real one. The tests have one that computes on the CPU and notices when memory is
+touched too early.
+"""
 
 from __future__ import annotations
 
@@ -13,51 +16,58 @@ from torch import Tensor
 T = TypeVar("T")
 
 
-class Event(Protocol):
+class GpuEvent(Protocol):
     """A place in the stream."""
 
     def query(self) -> bool:
-        """Whether the stream has come so far."""
+        """Whether the stream has passed the place."""
         ...
 
     def synchronize(self) -> None:
-        """Wait until it has."""
+        """Wait until the stream has passed the place."""
         ...
 
 
-class Graph(Protocol):
+class GpuGraph(Protocol):
+    """Work that was captured."""
+
     def replay(self) -> None:
-        """Give the stream all that was captured, with the same addresses."""
+        """Put all captured work on the stream, with the same addresses."""
         ...
 
 
 class Gpu(Protocol):
-    """One GPU with one stream: what it is given is done in that order."""
+    """One GPU with one stream: it does its work in the order in which it gets it."""
 
     device: torch.device
 
     def stream(self) -> AbstractContextManager[object]:
-        """What torch computes on this thread inside goes to our stream."""
+        """Inside, torch's work of this thread goes to our stream."""
         ...
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Memory of the host that the GPU can reach while the host does something else. Its content is anything."""
+        """Memory of the host that the GPU can reach while the host does other work. Its content is
+        undefined."""
         ...
 
     def copy(self, target: Tensor, source: Tensor) -> None:
-        """Copy between pinned memory and the GPU, in its turn. The source must stay as it is until then."""
+        """Copy between pinned memory and the GPU, in stream order. The caller must leave the source
+        as it is until then."""
         ...
 
-    def record(self) -> Event:
-        """The place behind all that the stream was given so far."""
+    def record(self) -> GpuEvent:
+        """The place behind all work on the stream."""
         ...
 
-    def capture(self, work: Callable[[], T]) -> tuple[Graph, T]:
-        """Record what `work` gives the stream instead of doing it. It must have run before in earnest: nothing may be
-        compiled, and nothing waited for, while it is recorded. All graphs share memory for what is in between: what one
-        returns is good until the next is replayed, except for what it returns."""
+    def capture(self, work: Callable[[], T]) -> tuple[GpuGraph, T]:
+        """Record what `work` puts on the stream instead of doing it; returns its result, too.
+
+        The work must have run once before: while it is recorded, nothing may be compiled and
+        nothing waited for. All graphs share the memory of their intermediate tensors: a replay of
+        one overwrites those of the others, except for the tensors that `work` returns.
+        """
         ...
 
     def synchronize(self) -> None:
-        """Wait for everything, on every stream."""
+        """Wait for all work on every stream."""
         ...

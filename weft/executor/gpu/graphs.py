@@ -1,16 +1,18 @@
-"""Steps as CUDA graphs: what Python and torch do to launch some 300 kernels is done once for each size of step, and
-replayed with one call.
+"""Steps as CUDA graphs: Python and torch launch some 300 kernels once for each size of step, and
+later one call replays them.
 
-A graph has fixed addresses, grids and sizes. So each is captured for a number of tokens and requests, and reads its
-numbers from one fixed place, to which the step's copy goes; a smaller step is filled up:
+A graph has fixed addresses, grids and sizes. So each is captured for a number of tokens and
+requests, and reads its numbers from one fixed place, to which the step is copied. A smaller step
+is filled up:
 
     tokens   | t t t 0 0 |      rows | r r r d d |      slots | s s s -1 -1 |
 
-The row d that pads is the last one of the table and nobody's; attention skips requests without cached tokens, and
-stores nothing for slot -1. There are graphs for decode steps, by requests, and for short prompts and mixed steps, by
-tokens. In the graph is everything from the row table to the last layer. Head and sampler are not: every graph would
-keep logits of its own (a gigabyte for 19 sizes and 150 thousand tokens), and their few launches are hidden behind the
-graph that runs meanwhile.
+The padding row d is the last row of the table, which no request has; attention skips requests
+without cached tokens, and stores nothing for slot -1. There are graphs for decode steps, by number
+of requests, and for short prompts and mixed steps, by number of tokens. A graph covers everything
+from the row table to the last layer. Head and sampler are not in it: every graph would keep logits
+of its own (a gigabyte for 19 sizes and 150 thousand tokens), and their few launches are hidden
+behind the graph that runs meanwhile.
 """
 
 from __future__ import annotations
@@ -26,81 +28,98 @@ import torch
 from torch import Tensor
 
 from weft.arrays import IntArray, LongArray
-from weft.executor.attention_layout import Size
-from weft.executor.backend import AttentionBatch, LaidOutBackend, Shipped
-from weft.executor.gpu.gpu import Gpu, Graph
-from weft.executor.gpu.packing import Packing, draw_columns, placed, wide
-from weft.executor.gpu.staging import parts, places
-from weft.executor.inputs import Inputs, RowTable, tokens_of
-from weft.models.registry import Model
+from weft.executor.backend import AttentionBatch, DeviceLayout, StepSize
+from weft.executor.gpu.gpu import Gpu, GpuGraph
+from weft.executor.gpu.layout import GpuAttentionBackend
+from weft.executor.gpu.staging import (
+    GpuStager,
+    as_indices,
+    draw_columns,
+    offsets,
+    placed,
+    split,
+)
+from weft.executor.inputs import DeviceRowTable, Inputs, tokens_of
+from weft.models.registry import DecoderModel
 from weft.plan.step import LAST_SAMPLED, Plan
 
 NONE = np.empty(0, np.int32)
-NUM_COLUMNS = 3  # arrays of a step before those of attention: tokens, places in the row table, rows
+# Arrays of a step before those of attention: tokens, places in the row table, rows.
+NUM_COLUMNS = 3
+# Arrays of R numbers that `StepGraph.run` sends besides: last tokens, sampling rows and the four
+# columns of draws; the keys of draws are two numbers for each request.
+NUM_TAIL_COLUMNS = 6
 PROMPT_REQUESTS = 32  # in a step that is captured by tokens
 
 
 class GraphParts(NamedTuple):
-    """What graphs run. `rows` has one row more than requests may run."""
+    """The objects that graphs run. `rows` has one row more than requests may run."""
 
-    model: Model
-    attention: LaidOutBackend
-    rows: RowTable
-    packing: Packing
+    model: DecoderModel
+    attention: GpuAttentionBackend
+    rows: DeviceRowTable
+    stager: GpuStager
 
 
 class StepGraphs:
     """The graphs of a model: for each step the smallest that holds it.
 
-    `decodes` are numbers of requests with one token each, `prompts` numbers of tokens of other steps.
+    `decodes` are numbers of requests with one token each, `prompts` numbers of tokens of other
+    steps.
     """
 
     def __init__(
-        self, gpu: Gpu, parts: GraphParts, decodes: Sequence[int], prompts: Sequence[int]
+        self,
+        gpu: Gpu,
+        parts: GraphParts,
+        decodes: Sequence[int],
+        prompts: Sequence[int],
     ) -> None:
-        self._gpu, self._parts = gpu, parts
-        self._decode_sizes, self._prompt_sizes = sorted(decodes), sorted(prompts)
+        self._gpu = gpu
+        self._parts = parts
+        self._decode_sizes = sorted(decodes)
+        self._prompt_sizes = sorted(prompts)
         self._decodes: list[StepGraph] = []
         self._prompts: list[StepGraph] = []
 
     @torch.inference_mode()
     def capture(self) -> None:
-        """Run each size once, which compiles what it needs, and capture it; the largest first, whose memory the others
-        share."""
+        """Run each size once, which compiles its kernels, and capture it; the largest first, whose
+        memory the others share."""
         tiling = self._parts.attention.tiling
-        self._decodes = [
-            StepGraph(self._parts, tiling.decode_size(num)) for num in self._decode_sizes
-        ]
-        self._prompts = [
-            StepGraph(self._parts, tiling.extend_size(num, min(num, PROMPT_REQUESTS)))
-            for num in self._prompt_sizes
-        ]
-        graphs = sorted(
-            (*self._decodes, *self._prompts), key=lambda graph: graph.size.num_tokens, reverse=True
-        )
+        for num_requests in self._decode_sizes:
+            size = tiling.decode_size(num_requests)
+            self._decodes.append(StepGraph(self._parts, size))
+        for num_tokens in self._prompt_sizes:
+            size = tiling.extend_size(num_tokens, min(num_tokens, PROMPT_REQUESTS))
+            self._prompts.append(StepGraph(self._parts, size))
+        graphs = [*self._decodes, *self._prompts]
+        graphs.sort(key=lambda graph: graph.size.num_tokens, reverse=True)
+        num_ints = max((graph.num_ints for graph in graphs), default=0)
         with self._gpu.stream(), _no_garbage():
-            num_ints = max((graph.num_ints for graph in graphs), default=0)
             numbers = torch.zeros(num_ints, dtype=torch.int32, device=self._gpu.device)
             for graph in graphs:
                 graph.capture(self._gpu, numbers)
             self._gpu.synchronize()
 
     def fitting(self, plan: Plan) -> StepGraph | None:
-        """The graph for a step, if there is one."""
-        num = len(plan.rows)
-        if not num or plan.vectors is not None:
+        """The graph for a step; None if the step must run without one."""
+        num_requests = len(plan.rows)
+        if not num_requests or plan.vectors is not None:
             return None
-        if num == plan.num_tokens:
-            at = bisect_left(self._decode_sizes, num)
-            return self._decodes[at] if at < len(self._decodes) else None
-        at = bisect_left(self._prompt_sizes, plan.num_tokens)
-        return self._prompts[at] if at < len(self._prompts) and num <= PROMPT_REQUESTS else None
+        if num_requests == plan.num_tokens:
+            index = bisect_left(self._decode_sizes, num_requests)
+            return self._decodes[index] if index < len(self._decodes) else None
+        index = bisect_left(self._prompt_sizes, plan.num_tokens)
+        if index == len(self._prompts) or num_requests > PROMPT_REQUESTS:
+            return None
+        return self._prompts[index]
 
 
 @contextmanager
 def _no_garbage() -> Iterator[None]:
-    """Nothing is collected inside: pinned memory or graphs that are freed while a stream is captured spoil what it is
-    captured into."""
+    """Collects no garbage inside: pinned memory or graphs that are freed while a stream is
+    captured spoil the capture."""
     gc.collect()
     was_enabled = gc.isenabled()
     gc.disable()
@@ -112,89 +131,125 @@ def _no_garbage() -> Iterator[None]:
 
 
 class StepGraph:
-    """One of them, for steps of up to `size`."""
+    """The graph for steps of up to `size`."""
 
-    def __init__(self, parts: GraphParts, size: Size) -> None:
+    def __init__(self, parts: GraphParts, size: StepSize) -> None:
         self.size = size
-        self._model, self._attention, self._rows, self._packing = parts
+        self._model = parts.model
+        self._attention = parts.attention
+        self._rows = parts.rows
+        self._stager = parts.stager
         self._padding_row = len(self._rows.slots) - 1
         self._lens = [len(array) for array in self._arrays(None)]
-        requests = size.num_requests
-        self.num_ints = places([*self._lens, *[requests] * 6, 2 * requests])[
-            1
-        ]  # with what `run` adds
-        self._numbers = self._tokens = self._hidden = torch.empty(0)
-        self._graph: Graph | None = None
+        num_requests = size.num_requests
+        tail = [num_requests] * NUM_TAIL_COLUMNS + [2 * num_requests]
+        _, self.num_ints = offsets([*self._lens, *tail])
+        self._numbers = torch.empty(0)
+        self._tokens = torch.empty(0)
+        self._hidden = torch.empty(0)
+        self._graph: GpuGraph | None = None
 
     def capture(self, gpu: Gpu, numbers: Tensor) -> None:
-        """`numbers` is where the graph finds the step."""
+        """Run and record a step of padding. The graph reads each later step from `numbers`."""
         self._numbers = numbers
-        self._packing.send(self._arrays(None), numbers)
+        self._stager.send(self._arrays(None), numbers)
         self._attention.expect(NONE, NONE, self.size)
         self._body()
         self._graph, (self._tokens, self._hidden) = gpu.capture(self._body)
 
     def run(self, plan: Plan) -> tuple[Inputs, Tensor]:
-        """Send a step, with what is needed behind the graph, to where the graph reads it, and replay. Returns the step
-        and its hidden states [size.num_tokens, hidden]; those of padding mean nothing."""
+        """Copy a step to the place where the graph reads it, and replay.
+
+        The numbers that head and sampler need travel in the same copy. Returns the inputs and the
+        hidden states [size.num_tokens, hidden]; those of padding mean nothing.
+        """
         assert self._graph is not None, "capture() comes first"
         if plan.table is not None:
             self._rows.write(plan.table)
-        last = (np.cumsum(plan.lens, dtype=np.int64) - 1)[plan.samples]
+        ends = np.cumsum(plan.lens, dtype=np.int64)
+        last = (ends - 1)[plan.samples]
         arrays = [*self._arrays(plan), last, plan.rows[plan.samples], *draw_columns(plan.sampling)]
-        lens, body = [len(array) for array in arrays], len(self._lens)
-        self._packing.send(arrays, self._numbers)
+        lens = [len(array) for array in arrays]
+        self._stager.send(arrays, self._numbers)
         self._attention.expect(plan.starts, plan.lens, self.size)
-        there = parts(self._numbers, lens)
-        last_there, sampling_rows = wide(self._numbers, lens[: body + 2], skip=body)
+        there = split(self._numbers, lens)
+        num_body = len(self._lens)
+        num_known = num_body + 2
+        last_there, sampling_rows = as_indices(self._numbers, lens[:num_known], skip=num_body)
         self._graph.replay()
-        layout = there[NUM_COLUMNS:body]
+        layout = there[NUM_COLUMNS:num_body]
+        batch = self._batch(plan.rows, plan.starts, plan.lens, layout)
         inputs = Inputs(
             tokens=self._tokens,
-            positions=layout[-2],
-            batch=self._batch(plan.rows, plan.starts, plan.lens, layout),
+            positions=batch.positions,
+            batch=batch,
             last=last_there,
             sampling_rows=sampling_rows,
             last_tokens=self._tokens.take(last_there),
-            draws=placed(plan.sampling, there[body + 2 :]),
+            draws=placed(plan.sampling, there[num_known:]),
         )
         return inputs, self._hidden
 
     def _arrays(self, plan: Plan | None) -> list[IntArray | LongArray]:
-        """A step (None: nothing but padding), filled up: tokens, their places in the row table, rows; and what
-        attention reads."""
-        rows, starts, lens, tokens, slots = (
-            (NONE,) * 5
-            if plan is None
-            else (plan.rows, plan.starts, plan.lens, plan.tokens, plan.slots)
-        )
-        num, context_length = self.size.num_tokens, self._rows.slots.shape[1]
+        """The arrays of a step, filled up: tokens, their places in the row table, rows; and those
+        that attention reads. Without a plan, all is padding."""
+        if plan is None:
+            return self._padded(NONE, NONE, NONE, NONE, NONE)
+        return self._padded(plan.rows, plan.starts, plan.lens, plan.tokens, plan.slots)
+
+    def _padded(
+        self,
+        rows: IntArray,
+        starts: IntArray,
+        lens: IntArray,
+        tokens: IntArray,
+        slots: IntArray,
+    ) -> list[IntArray | LongArray]:
+        num_tokens = self.size.num_tokens
+        context_length = self._rows.slots.shape[1]
         row_of, positions, _ = tokens_of(rows, starts, lens)
-        where = np.full(num, self._padding_row * context_length, np.int64)
+        where = np.full(num_tokens, self._padding_row * context_length, np.int64)
         where[: len(row_of)] = self._rows.where(row_of, positions)
         layout = self._attention.tiling.lay_out(rows, starts, lens, slots, self.size)
-        return [_filled(tokens, num, 0), where, _filled(row_of, num, self._padding_row), *layout]
+        return [
+            _filled(tokens, num_tokens, 0),
+            where,
+            _filled(row_of, num_tokens, self._padding_row),
+            *layout,
+        ]
 
     def _body(self) -> tuple[Tensor, Tensor]:
-        """What is captured: nothing in it may depend on a number that only the host has."""
-        tokens, where, row_of = wide(self._numbers, self._lens[:NUM_COLUMNS])
-        layout = parts(self._numbers, self._lens)[NUM_COLUMNS:]
-        positions, slots = layout[-2:]
-        self._rows.slots.view(-1).index_copy_(0, where, slots)
-        tokens = torch.where(tokens == LAST_SAMPLED, self._rows.last_tokens.take(row_of), tokens)
-        self._attention.prepare(self._batch(NONE, NONE, NONE, layout))
-        return tokens, self._model.forward(tokens, positions, self._attention)
+        """The captured work: nothing in it may depend on a number that only the host has."""
+        tokens, where, row_of = as_indices(self._numbers, self._lens[:NUM_COLUMNS])
+        layout = split(self._numbers, self._lens)[NUM_COLUMNS:]
+        batch = self._batch(NONE, NONE, NONE, layout)
+        self._rows.slots.view(-1).index_copy_(0, where, batch.slots)
+        sampled = self._rows.last_tokens.take(row_of)
+        tokens = torch.where(tokens == LAST_SAMPLED, sampled, tokens)
+        self._attention.prepare(batch)
+        return tokens, self._model.forward(tokens, batch.positions, self._attention)
 
     def _batch(
-        self, rows: IntArray, starts: IntArray, lens: IntArray, layout: Sequence[Tensor]
+        self,
+        rows: IntArray,
+        starts: IntArray,
+        lens: IntArray,
+        layout: Sequence[Tensor],
     ) -> AttentionBatch:
         positions, slots = layout[-2:]
-        shipped = Shipped(tuple(layout), self.size)
-        return AttentionBatch(rows, starts, lens, positions, slots, self._rows.slots, shipped)
+        return AttentionBatch(
+            rows=rows,
+            starts=starts,
+            lens=lens,
+            positions=positions,
+            slots=slots,
+            table=self._rows.slots,
+            layout=DeviceLayout(tuple(layout), self.size),
+        )
 
 
 def _filled(values: IntArray, size: int, filling: int) -> IntArray:
-    """`size` of them, the values first."""
+    """The values, filled up to `size`."""
     filled = np.full(size, filling, np.int32)
     filled[: len(values)] = values
     return filled

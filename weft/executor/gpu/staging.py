@@ -1,12 +1,15 @@
-"""How the numbers of a step come to the GPU: all of them in one copy, as int32, out of a ring of pinned buffers.
+"""How the numbers of a step come to the GPU: all in one copy, as int32, from a ring of buffers.
 
     step n      | tokens | slots | ... | temperature |      buffer 0, until its copy is through
     step n + 1  | tokens | ...                              buffer 1
     step n + 2                                              buffer 2, and then buffer 0 again
 
-The stream orders everything on the device. What it does not order is the host, which writes the numbers of a later
-step while the copy of an earlier one may not have begun: a buffer is written again only when its copy is known to be
-through.
+The stream orders everything on the device. It does not order the host, which writes the numbers of
+a later step while the copy of an earlier one may not have begun. So a buffer is written again only
+when its copy is known to be through.
+
+Every array begins at a multiple of 16 ints: Triton compiles a kernel anew for an address that is
+no multiple of 16 bytes.
 """
 
 from __future__ import annotations
@@ -14,29 +17,42 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from weft.arrays import IntArray, LongArray
-from weft.executor.gpu.gpu import Event, Gpu
+from weft.executor.backend import DeviceLayout
+from weft.executor.gpu.gpu import Gpu, GpuEvent
+from weft.executor.gpu.layout import Tiling
+from weft.executor.inputs import StagedStep
+from weft.ops.noise import row_keys
+from weft.ops.sampling import SamplingTensors, StagedSampling
+from weft.plan.step import Plan, Sampling
 
 RING = 3
 FIRST_INTS = 1 << 16
-ALIGNMENT = 16  # ints: Triton compiles a kernel anew for an address that is no multiple of 16 bytes
+ALIGNMENT = 16  # ints
 
 
-class Staging:
+class H2DBuffer:
+    """A ring of pinned buffers, from which packed arrays are copied to the device."""
+
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
         self._buffers = [gpu.pinned((FIRST_INTS,), torch.int32) for _ in range(RING)]
-        self._copied: list[Event | None] = [None] * RING
+        self._copied: list[GpuEvent | None] = [None] * RING
         self._turn = 0
 
     def send(self, arrays: Sequence[IntArray | LongArray], target: Tensor | None = None) -> Tensor:
-        """Copy the arrays, whose values fit int32, to the device, each where `places` says: into `target`, or into new
-        memory. Returns when the copy has been asked for; the arrays may change then."""
-        begins, total = places([len(array) for array in arrays])
-        turn, self._turn = self._turn, (self._turn + 1) % RING
+        """Copy arrays whose values fit int32 to the device, each to its place by `offsets`.
+
+        They go into `target`, or into new memory. Returns when the copy is on the stream; the
+        arrays may change then.
+        """
+        begins, total = offsets([len(array) for array in arrays])
+        turn = self._turn
+        self._turn = (turn + 1) % RING
         copied = self._copied[turn]
         if copied is not None:
             copied.synchronize()
@@ -53,13 +69,102 @@ class Staging:
         return target
 
 
-def places(lens: Sequence[int]) -> tuple[list[int], int]:
+class GpuStager:
+    """The `StepStager` of a GPU. `tiling` lays out the arrays that attention reads; without it the
+    backend makes and copies its own."""
+
+    def __init__(self, buffer: H2DBuffer, tiling: Tiling | None) -> None:
+        self._buffer = buffer
+        self._tiling = tiling
+
+    def stage(self, columns: Sequence[IntArray | LongArray], plan: Plan) -> StagedStep:
+        if self._tiling is None:
+            arrays = [*columns, *draw_columns(plan.sampling)]
+            lens = [len(array) for array in arrays]
+            packed = self._buffer.send(arrays)
+            there = split(packed, lens)
+            return StagedStep(
+                columns=as_indices(packed, lens[: len(columns)]),
+                layout=None,
+                draws=placed(plan.sampling, there[len(columns) :]),
+            )
+        size = self._tiling.size(plan.lens)
+        layout = self._tiling.lay_out(plan.rows, plan.starts, plan.lens, plan.slots, size)
+        arrays = [*columns, *layout, *draw_columns(plan.sampling)]
+        lens = [len(array) for array in arrays]
+        packed = self._buffer.send(arrays)
+        there = split(packed, lens)
+        end = len(columns) + len(layout)
+        return StagedStep(
+            columns=as_indices(packed, lens[: len(columns)]),
+            layout=DeviceLayout(tuple(there[len(columns) : end]), size),
+            draws=placed(plan.sampling, there[end:]),
+        )
+
+    def send(self, arrays: Sequence[IntArray | LongArray], target: Tensor) -> None:
+        """Copy the arrays to fixed memory, each to its place by `offsets`."""
+        self._buffer.send(arrays, target)
+
+    def to_device(self, arrays: Sequence[IntArray | LongArray]) -> list[Tensor]:
+        lens = [len(array) for array in arrays]
+        return as_indices(self._buffer.send(arrays), lens)
+
+
+def offsets(lens: Sequence[int]) -> tuple[list[int], int]:
     """Where each array begins in the packed one, and where the last one ends."""
+    if not lens:
+        return [], 0
     ends = list(accumulate(-(-num // ALIGNMENT) * ALIGNMENT for num in lens))
-    return [0, *ends[:-1]] if ends else [], ends[-1] if ends else 0
+    return [0, *ends[:-1]], ends[-1]
 
 
-def parts(packed: Tensor, lens: Sequence[int]) -> list[Tensor]:
-    """The arrays of `lens` in a packed tensor."""
-    begins, _ = places(lens)
+def split(packed: Tensor, lens: Sequence[int]) -> list[Tensor]:
+    """The arrays of `lens` in a packed tensor, as views."""
+    begins, _ = offsets(lens)
     return [packed[begin : begin + num] for begin, num in zip(begins, lens, strict=True)]
+
+
+def as_indices(packed: Tensor, lens: Sequence[int], skip: int = 0) -> list[Tensor]:
+    """The arrays behind the first `skip` as int64, torch's type of indices, by one operation."""
+    begins, end = offsets(lens)
+    return split(packed[begins[skip] : end].long(), lens[skip:])
+
+
+def draw_columns(sampling: Sampling) -> Sequence[IntArray]:
+    """The numbers that draws need, floats by their bits; none if every request is greedy."""
+    if sampling.is_greedy:
+        return ()
+    return (
+        _bits(sampling.temperature),
+        _bits(sampling.top_p),
+        _bits(sampling.min_p),
+        sampling.top_k,
+        row_keys(sampling.seeds, sampling.positions).ravel(),
+    )
+
+
+def placed(sampling: Sampling, there: Sequence[Tensor]) -> StagedSampling | None:
+    """`sampling` with its `draw_columns` on the device, which are `there`."""
+    if not there:
+        return None
+    temperature, top_p, min_p, top_k, keys = there
+    return StagedSampling(
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        seeds=sampling.seeds,
+        positions=sampling.positions,
+        device=SamplingTensors(
+            temperature=temperature.view(torch.float32),
+            top_k=top_k,
+            top_p=top_p.view(torch.float32),
+            min_p=min_p.view(torch.float32),
+            keys=keys.view(-1, 2),
+        ),
+    )
+
+
+def _bits(values: np.ndarray) -> IntArray:
+    floats = np.ascontiguousarray(values, np.float32)
+    return floats.view(np.int32)

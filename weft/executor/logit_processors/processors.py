@@ -94,8 +94,8 @@ def _batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
 
 def _is_usable(logits: Tensor) -> Tensor:
     """[P] whether a token can be chosen from each row."""
-    peaks = logits.amax(dim=-1)
-    return peaks.sub(peaks) == 0
+    max_logits = logits.amax(dim=-1)
+    return max_logits.sub(max_logits) == 0
 
 
 def _named(exc: Exception) -> str:

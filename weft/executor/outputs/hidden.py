@@ -5,12 +5,12 @@ from __future__ import annotations
 from torch import Tensor
 
 from weft.arrays import FloatArray
-from weft.models.registry import Model
+from weft.models.registry import DecoderModel
 from weft.ops.sampling import on
 from weft.plan.step import HiddenStates
 
 
-def hidden_states(model: Model, hidden: Tensor, wanted: HiddenStates) -> FloatArray:
+def hidden_states(model: DecoderModel, hidden: Tensor, wanted: HiddenStates) -> FloatArray:
     """float32 [N, H]. `hidden` [T, H] are those of the step, as the last layer leaves them."""
     states: FloatArray = model.normed(hidden[on(hidden, wanted.places)]).float().numpy(force=True)
     return states.copy()  # a model may write over its own when it is called again

@@ -9,15 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from weft.models.registry import Model
-from weft.ops.sampling import Choose, Chosen, on
+from weft.models.registry import DecoderModel
+from weft.ops.sampling import Sampled, SamplerOps, on
 from weft.plan.step import PlaceLogprobs, PromptLogprobs
 
 BLOCK_LEN = 128  # rows of logits that are held at a time
 
 
 def prompt_logprobs(
-    model: Model, choose: Choose, hidden: Tensor, wanted: PromptLogprobs
+    model: DecoderModel, sampler: SamplerOps, hidden: Tensor, wanted: PromptLogprobs
 ) -> PlaceLogprobs:
     """`hidden` [T, H] are those of the step."""
     num_top = int(wanted.num_top.max(initial=0))
@@ -28,7 +28,7 @@ def prompt_logprobs(
         block = slice(begin, begin + BLOCK_LEN)
         blocks.append(
             _of_block(
-                choose, model.logits(hidden[places[block]]), targets[block], ids[block], num_top
+                sampler, model.logits(hidden[places[block]]), targets[block], ids[block], num_top
             )
         )
     if not blocks:
@@ -43,12 +43,12 @@ def prompt_logprobs(
 
 
 def _of_block(
-    choose: Choose, logits: Tensor, targets: Tensor, ids: Tensor, num_top: int
+    sampler: SamplerOps, logits: Tensor, targets: Tensor, ids: Tensor, num_top: int
 ) -> PlaceLogprobs:
     """Of logits [n, V], targets [n] and ids [n, M]. A row that is not finite harms no other."""
     rows = torch.arange(len(logits), device=logits.device)
-    found = choose.logprobs(
-        logits, Chosen(targets, logits.amax(dim=-1)), rows, min(num_top, logits.shape[1])
+    found = sampler.logprobs(
+        logits, Sampled(targets, logits.amax(dim=-1)), rows, min(num_top, logits.shape[1])
     )
     own = logits.gather(1, targets[:, None])
     ranks = (logits > own).sum(dim=-1) + 1

@@ -1,6 +1,8 @@
-"""Attention within whole prompts, in plain torch: for encoders, whose tokens see each other in both directions.
+"""Attention within whole prompts, in plain torch: for encoders, whose tokens see each other in both
+directions.
 
-Nothing is kept from one step to the next. Prompts of similar length share a call, the shorter ones padded.
+Nothing is kept from one step to the next. Prompts of similar length share a call, the shorter ones
+padded.
 """
 
 from __future__ import annotations
@@ -15,37 +17,38 @@ from torch import Tensor
 from weft.arrays import IntArray
 from weft.config.model import ModelConfig
 
-PADDING = (
-    0.75  # prompts share a call if the shortest has at least this part of the longest's tokens
-)
+# Prompts share a call if the shortest has at least this part of the longest's tokens.
+PADDING = 0.75
 GROUP_TOKENS = 16_384  # of one call, padding included
 
 
-class Group(NamedTuple):
+class PromptGroup(NamedTuple):
     """Prompts of similar length."""
 
-    places: Tensor  # [G, L] where their tokens stand in the step; padding repeats the first
+    places: Tensor  # [G, L] places of their tokens in the step; padding repeats the first
     inside: Tensor | None  # [G, L] false where padding; None: nothing is padded
 
 
-class Whole:
-    """`prepare` is called once a step, for all layers."""
+class TorchBidirectional:
+    """The `EncoderAttention` in torch, on any device."""
 
     def __init__(self, config: ModelConfig) -> None:
         self._num_heads = config.num_heads
-        self._groups: list[Group] = []
+        self._groups: list[PromptGroup] = []
 
     def prepare(self, lens: IntArray, device: torch.device) -> None:
         """`lens` [R]: tokens of each prompt, which stand one behind the other."""
         order = np.argsort(lens, kind="stable")
-        starts = np.cumsum(lens) - lens
+        starts = (np.cumsum(lens) - lens)[order]
+        rising = lens[order]
         self._groups = []
         begin = 0
-        while begin < len(order):
-            shortest = int(lens[order[begin]])
-            similar = int(np.searchsorted(lens[order], shortest / PADDING, side="right"))
-            end = min(similar, begin + max(1, int(GROUP_TOKENS * PADDING) // shortest))
-            self._groups.append(_group(starts[order[begin:end]], lens[order[begin:end]], device))
+        while begin < len(rising):
+            shortest = int(rising[begin])
+            similar = int(np.searchsorted(rising, shortest / PADDING, side="right"))
+            fitting = begin + max(1, int(GROUP_TOKENS * PADDING) // shortest)
+            end = min(similar, fitting)
+            self._groups.append(_group(starts[begin:end], rising[begin:end], device))
             begin = end
 
     def forward(self, qkv: Tensor) -> Tensor:
@@ -62,10 +65,13 @@ class Whole:
         return out.flatten(1)
 
 
-def _group(starts: IntArray, lens: IntArray, device: torch.device) -> Group:
+def _group(starts: IntArray, lens: IntArray, device: torch.device) -> PromptGroup:
     """Rising `lens`."""
     columns = np.arange(lens[-1])
     inside = columns < lens[:, None]
-    places = np.where(inside, starts[:, None] + columns, starts[:, None])
-    padded = None if inside.all() else torch.from_numpy(inside).to(device)
-    return Group(torch.from_numpy(places.astype(np.int64)).to(device), padded)
+    first = starts[:, None]
+    places = np.where(inside, first + columns, first).astype(np.int64)
+    padded = None
+    if not inside.all():
+        padded = torch.from_numpy(inside).to(device)
+    return PromptGroup(torch.from_numpy(places).to(device), padded)

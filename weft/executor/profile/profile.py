@@ -30,8 +30,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from weft.config.numbers import MAX_PROFILED_STEPS
 from weft.config.process import module_command
-from weft.executor.encoder_runner import EncoderRunner
-from weft.executor.runner import TorchRunner
+from weft.executor.runner import EncoderRunner, TorchRunner
 from weft.ops.cpp.library import Library
 from weft.ops.cpp.timing import Span, Timings
 from weft.plan.device import DeviceRequest, Pending
@@ -138,7 +137,7 @@ class ProfiledRunner:
         profiler.prepare_trace()
         kernels = self._runner.kernels if not activities or "CPU" in activities else None
         recording = _Recording(profiler, trace, num_steps or MAX_PROFILED_STEPS, kernels)
-        recording.started = self._runner.apart(
+        recording.started = self._runner.submit(
             recording.begin
         )  # torch records the thread that has started it
         self._recording = recording
@@ -154,7 +153,7 @@ class ProfiledRunner:
         """Nothing more is recorded than what has been launched."""
         self._recording = None
         self._report = Report("writing", recording.num_steps, self._name(recording.trace))
-        stopped = self._runner.apart(recording.end)
+        stopped = self._runner.submit(recording.end)
         threading.Thread(
             target=self._write, args=(recording, stopped), name="weft-profile", daemon=True
         ).start()

@@ -1,4 +1,5 @@
-"""Fills a model with weights: from safetensors files, or with random ones."""
+"""Fills a model with weights: from safetensors files, or with random ones; and writes random ones to
+a file that every engine can load."""
 
 from __future__ import annotations
 
@@ -7,11 +8,15 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 
+from weft.config.model import ModelConfig
 from weft.executor.weights.fetch import weight_files
 from weft.executor.weights.safetensors import FileContent
 from weft.executor.weights.stream import matched, put_all
 from weft.models.layers.weight import Weights
+from weft.models.registry import make_model
+from weft.ops.plain import PlainOps
 
 CPU = torch.device("cpu")
 
@@ -45,3 +50,10 @@ def randomize(weights: Weights, device: torch.device = CPU) -> None:
         else:
             generator = torch.Generator(device).manual_seed(zlib.crc32(name.encode()))
             put(torch.empty(shape, device=device).normal_(0.0, 0.02, generator=generator))
+
+
+def save_random(config: ModelConfig, path: Path) -> None:
+    """Random weights of the model's shape, in its dtype, as safetensors."""
+    model = make_model(config, PlainOps(getattr(torch, config.dtype), torch.device("cpu")))
+    randomize(model.weights())
+    save_file({weight.name: weight.get() for weight in model.weights()}, path, {"format": "pt"})

@@ -14,7 +14,7 @@ from weft.models.layers.weight import Weights, vector
 from weft.ops.encoder import EncoderOps, LayerNorm, Tables
 
 
-class WholeAttention(Protocol):
+class BidirectionalAttention(Protocol):
     """Attention within the prompts of this step, each of which is there whole."""
 
     def forward(self, qkv: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ class EncoderLayer:
         self.down = Linear(inner, {"dense": hidden}, True, ops)
         self.down_norm = layer_norm(config, ops)
 
-    def __call__(self, x: Tensor, attention: WholeAttention) -> Tensor:
+    def __call__(self, x: Tensor, attention: BidirectionalAttention) -> Tensor:
         """[T, hidden] -> [T, hidden]"""
         x = self._ops.layer_norm(self.out(attention.forward(self.qkv(x)), add=x), self.out_norm)
         inner = self._ops.activated(x, self.up.matrix, self._activation)

@@ -51,7 +51,7 @@ PANEL = 32  # outputs of a panel
 IN_STEP = 64  # inputs are padded to a multiple of this
 
 
-class Step(ctypes.Structure):
+class StepArgs(ctypes.Structure):
     _fields_ = (
         ("num_tokens", c_int64),
         ("num_requests", c_int64),
@@ -71,7 +71,7 @@ class Op(ctypes.Structure):
     _fields_ = (("kind", c_int64), ("args", c_void_p))
 
 
-class WholeStep(ctypes.Structure):
+class FusedStep(ctypes.Structure):
     _fields_ = (
         ("num_tokens", c_int64),
         ("num_requests", c_int64),
@@ -90,14 +90,14 @@ class WholeStep(ctypes.Structure):
         ("hidden_size", c_int64),
         ("last", c_void_p),
         ("chosen", c_void_p),
-        ("peaks", c_void_p),
+        ("max_logits", c_void_p),
         ("tokens", c_void_p),
         ("invalid", c_void_p),
         ("num_invalid", c_int64),
     )
 
 
-class Weight(ctypes.Structure):
+class PackedWeight(ctypes.Structure):
     _fields_ = (
         ("format", c_int64),
         ("in_size", c_int64),
@@ -189,7 +189,7 @@ class AttentionArgs(ctypes.Structure):
         ("heads", c_int64),
         ("window", c_int64),
         ("scale", c_float),
-        ("whole", c_int64),
+        ("bidirectional", c_int64),
     )
 
 
@@ -228,7 +228,7 @@ class ArgmaxArgs(ctypes.Structure):
         ("vocab_size", c_int64),
         ("stride", c_int64),
         ("tokens", c_void_p),
-        ("peaks", c_void_p),
+        ("max_logits", c_void_p),
     )
 
 
@@ -266,7 +266,7 @@ class DrawArgs(ctypes.Structure):
         ("logits", c_void_p),
         ("vocab_size", c_int64),
         ("stride", c_int64),
-        ("peaks", c_void_p),
+        ("max_logits", c_void_p),
         ("temperature", c_void_p),
         ("top_k", c_void_p),
         ("top_p", c_void_p),
@@ -283,7 +283,7 @@ class LogprobsArgs(ctypes.Structure):
         ("vocab_size", c_int64),
         ("stride", c_int64),
         ("rows", c_void_p),
-        ("peaks", c_void_p),
+        ("max_logits", c_void_p),
         ("tokens", c_void_p),
         ("num_top", c_int64),
         ("logprobs", c_void_p),
@@ -293,7 +293,7 @@ class LogprobsArgs(ctypes.Structure):
 
 
 STRUCTURES: tuple[type[ctypes.Structure], ...] = (
-    *(Step, Op, Weight, PackArgs, EmbedArgs, NormArgs, LinearArgs),
+    *(StepArgs, Op, PackedWeight, PackArgs, EmbedArgs, NormArgs, LinearArgs),
     *(
         KvCache,
         RotaryStoreArgs,
@@ -304,7 +304,7 @@ STRUCTURES: tuple[type[ctypes.Structure], ...] = (
         DrawArgs,
         LogprobsArgs,
     ),
-    *(WholeStep, LayerNormArgs, EmbedSumArgs),
+    *(FusedStep, LayerNormArgs, EmbedSumArgs),
 )
 KIND_OF = {
     EmbedArgs: OpKind.EMBED,

@@ -72,7 +72,7 @@ struct Attention {
   explicit Attention(const AttentionArgs& args)
       : args(args),
         cache(*args.cache),
-        shape{cache.kv_heads, args.heads / cache.kv_heads, args.window, args.whole != 0},
+        shape{cache.kv_heads, args.heads / cache.kv_heads, args.window, args.bidirectional != 0},
         head_dim(cache.head_dim),
         slot_bytes((cache.stride ? cache.stride : cache.kv_heads * head_dim) * kSize),
         dims(ceil_div(head_dim, kPanel) * kPanel),
@@ -116,7 +116,7 @@ struct Attention {
   // Those that the query in this row of a block sees.
   Range seen_by(const Block& block, int64_t row, int64_t segment) const {
     const int64_t position = block.position + row / shape.group;
-    if (shape.whole) return within(block.seen, segment);
+    if (shape.bidirectional) return within(block.seen, segment);
     return within({shape.window ? position + 1 - shape.window : 0, position + 1}, segment);
   }
 

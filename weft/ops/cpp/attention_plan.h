@@ -17,7 +17,7 @@ struct Shape {
   int64_t kv_heads;
   int64_t group;   // queries of a token that share a KV head
   int64_t window;  // 0: none
-  bool whole;      // tokens see those behind them
+  bool bidirectional;  // tokens see those behind them
 };
 
 struct Block {
@@ -71,7 +71,7 @@ WEFT_INLINE void for_each_block(const Step& step, Shape shape, Use use) {
       block.position = step.starts[r] + first;
       block.slots = step.table + step.rows[r] * step.table_stride;
       block.seen = {shape.window ? most(block.position + 1 - shape.window, 0) : 0,
-                    step.starts[r] + (shape.whole ? len : last)};
+                    step.starts[r] + (shape.bidirectional ? len : last)};
       block.first_segment = block.seen.first / kSegment;
       block.num_segments = ceil_div(block.seen.last, kSegment) - block.first_segment;
       block.partials = -1;

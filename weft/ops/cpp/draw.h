@@ -264,7 +264,7 @@ static Row row_of(const DrawArgs& args, int64_t i) {
   Row row;
   row.logits = args.logits + i * args.stride;
   row.vocab_size = args.vocab_size;
-  row.peak = args.peaks[i];
+  row.peak = args.max_logits[i];
   row.temperature = temperature > kSmallest ? temperature : kSmallest;
   row.top_k = top_k > 0 ? top_k : 0;
   row.top_p = args.top_p[i];
@@ -275,7 +275,7 @@ static Row row_of(const DrawArgs& args, int64_t i) {
 }
 
 static bool draws(const DrawArgs& args, int64_t i) {
-  return args.temperature[i] > 0 && __builtin_fabsf(args.peaks[i]) < kInfinity;
+  return args.temperature[i] > 0 && __builtin_fabsf(args.max_logits[i]) < kInfinity;
 }
 
 // The token, to the leader of the crew.

@@ -44,7 +44,7 @@ class CppEncoderOps(CppOps):
         if not precise:
             return super().matrix(in_size, sizes, bias=bias, gated=gated)
         table = PlainMatrix(in_size, sizes, bias, self._table_dtype, torch.device("cpu"))
-        self.kept += table.kept
+        self.tensors += table.tensors
         return table
 
     def embed_sum(

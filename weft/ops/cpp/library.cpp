@@ -6,7 +6,7 @@
 #include "pool.h"
 #include "program.h"
 #include "team.h"
-#include "whole_step.h"
+#include "fused_step.h"
 
 #define API extern "C" __attribute__((visibility("default")))
 
@@ -134,7 +134,7 @@ API int64_t weft_sizeof(int64_t index) {
   const int64_t sizes[] = {sizeof(Step),         sizeof(Op),       sizeof(Weight),          sizeof(PackArgs),
                            sizeof(EmbedArgs),    sizeof(NormArgs), sizeof(LinearArgs),      sizeof(KvCache),
                            sizeof(RotaryStoreArgs), sizeof(AttentionArgs), sizeof(ArgmaxArgs), sizeof(MaskArgs),
-                           sizeof(PenaltiesArgs), sizeof(DrawArgs), sizeof(LogprobsArgs), sizeof(WholeStep),
+                           sizeof(PenaltiesArgs), sizeof(DrawArgs), sizeof(LogprobsArgs), sizeof(FusedStep),
                            sizeof(LayerNormArgs), sizeof(EmbedSumArgs)};
   return index < int64_t(sizeof sizes / sizeof *sizes) ? sizes[index] : -1;
 }
@@ -146,20 +146,20 @@ API int weft_run(int set, const Op* ops, int64_t num_ops, const Step* step, int 
   return run(set, ops, num_ops, *step, num_threads, times);
 }
 
-// Run a whole step. Returns 0, -1 if memory ran out, or -2 if the plan is unsound: then nothing has been done. `times`
+// Run a fused step. Returns 0, -1 if memory ran out, or -2 if the plan is unsound: then nothing has been done. `times`
 // [num_body + 1 + num_head + 1], or null: those of both programs; of `head` nothing where no request samples.
-API int weft_run_whole(int set, WholeStep* whole, int num_threads, int64_t* times) {
-  if (!is_sound(*whole)) return -2;
-  const Step step = lay_out(*whole);
-  if (run(set, whole->body, whole->num_body, step, num_threads, times)) return -1;
-  whole->num_invalid = 0;
-  if (!whole->num_sampling) return 0;
-  gather_last(*whole);
+API int weft_run_fused(int set, FusedStep* fused, int num_threads, int64_t* times) {
+  if (!is_sound(*fused)) return -2;
+  const Step step = lay_out(*fused);
+  if (run(set, fused->body, fused->num_body, step, num_threads, times)) return -1;
+  fused->num_invalid = 0;
+  if (!fused->num_sampling) return 0;
+  gather_last(*fused);
   Step behind = {};
-  behind.num_tokens = whole->num_sampling;
-  int64_t* const behind_body = times ? times + whole->num_body + 1 : nullptr;
-  if (run(set, whole->head, whole->num_head, behind, num_threads, behind_body)) return -1;
-  keep_tokens(*whole);
+  behind.num_tokens = fused->num_sampling;
+  int64_t* const behind_body = times ? times + fused->num_body + 1 : nullptr;
+  if (run(set, fused->head, fused->num_head, behind, num_threads, behind_body)) return -1;
+  keep_tokens(*fused);
   return 0;
 }
 

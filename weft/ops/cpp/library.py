@@ -1,4 +1,7 @@
-"""Loads the kernel library and runs programs with it."""
+"""Loads the kernel library and runs programs with it.
+
+Knows the functions that the library exports and what they return; not what an operation computes.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,12 @@ from pathlib import Path
 
 import torch
 
-from weft.ops.cpp.abi import KIND_OF, Op, OpKind, PackArgs, Step, WholeStep
+from weft.ops.cpp.abi import KIND_OF, FusedStep, Op, OpKind, PackArgs, StepArgs
 from weft.ops.cpp.build import CannotBuild, find_or_build
 from weft.ops.cpp.timing import Timings
 
 OUT_OF_MEMORY = "the kernels ran out of memory"
-UNSOUND = -2  # what weft_run_whole returns for a plan that it refuses
+UNSOUND = -2  # weft_run_fused returns it for a plan that it refuses
 
 
 class Unavailable(Exception):
@@ -21,16 +24,21 @@ class Unavailable(Exception):
 
 
 class Library:
-    """The kernels of one instruction set. A program runs on the thread that calls, and on those of the library. One
-    program runs at a time, in the whole process."""
+    """The kernels of one instruction set.
+
+    A program runs on the thread that calls, and on those of the library. In the whole process, one
+    program runs at a time.
+    """
 
     def __init__(self, path: Path, instruction_set: str = "") -> None:
-        """`instruction_set`: one by name, or "" for the best that the processor has. Raises `Unavailable`."""
+        """`instruction_set`: one by name, or "" for the best that the processor has.
+
+        Raises `Unavailable`.
+        """
         self.path = path
-        self.timings: Timings | None = None  # of what runs, while somebody wants to know
-        self.num_threads = (
-            0  # that compute together, the caller's among them; 0: as many as torch would use
-        )
+        self.timings: Timings | None = None  # takes the times of all operations, if it is there
+        # Threads that compute together, the caller's among them; 0: as many as torch would use.
+        self.num_threads = 0
         try:
             self._library = ctypes.CDLL(str(path))
         except OSError as exc:
@@ -40,24 +48,25 @@ class Library:
         self._library.weft_sizeof.argtypes = [ctypes.c_int64]
         self._run = self._library.weft_run
         self._run.argtypes = [
-            *(
-                ctypes.c_int,
-                ctypes.c_void_p,
-                ctypes.c_int64,
-                ctypes.c_void_p,
-                ctypes.c_int,
-                ctypes.c_void_p,
-            )
+            ctypes.c_int,  # instruction set
+            ctypes.c_void_p,  # operations
+            ctypes.c_int64,
+            ctypes.c_void_p,  # step
+            ctypes.c_int,  # threads
+            ctypes.c_void_p,  # times
         ]
-        self._run_whole = self._library.weft_run_whole
-        self._run_whole.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
+        self._run_fused = self._library.weft_run_fused
+        self._run_fused.argtypes = [
+            ctypes.c_int,  # instruction set
+            ctypes.c_void_p,  # fused step
+            ctypes.c_int,  # threads
+            ctypes.c_void_p,  # times
+        ]
         self._set = int(self._library.weft_find(instruction_set.encode()))
+        if self._set < 0 and instruction_set:
+            raise Unavailable(f"this processor has no {instruction_set}")
         if self._set < 0:
-            raise Unavailable(
-                f"this processor has no {instruction_set}"
-                if instruction_set
-                else "no instruction set fits"
-            )
+            raise Unavailable("no instruction set fits")
 
     @property
     def instruction_set(self) -> str:
@@ -67,25 +76,26 @@ class Library:
         """Bytes of the structure with this number in program.h."""
         return int(self._library.weft_sizeof(index))
 
-    def run(self, ops: int, num_ops: int, step: Step) -> None:
+    def run(self, ops: int, num_ops: int, step: StepArgs) -> None:
         """Run `num_ops` operations from the address `ops`. Raises MemoryError."""
         timings = self.timings
-        times = None if timings is None else timings.begin(((ops, num_ops),))
+        times = None
+        if timings is not None:
+            times = timings.begin(((ops, num_ops),))
         failed = self._run(self._set, ops, num_ops, ctypes.addressof(step), self._threads, times)
         if timings is not None:
             timings.end()
         if failed:
             raise MemoryError(OUT_OF_MEMORY)
 
-    def run_whole(self, whole: WholeStep) -> None:
+    def run_fused(self, step: FusedStep) -> None:
         """Run a step from plan to tokens. Raises MemoryError."""
         timings = self.timings
         times = None
         if timings is not None:
-            times = timings.begin(
-                ((whole.body, whole.num_body), (whole.head, whole.num_head)), is_step=True
-            )
-        failed = self._run_whole(self._set, ctypes.addressof(whole), self._threads, times)
+            programs = ((step.body, step.num_body), (step.head, step.num_head))
+            times = timings.begin(programs, is_step=True)
+        failed = self._run_fused(self._set, ctypes.addressof(step), self._threads, times)
         if timings is not None:
             timings.end()
         assert failed != UNSOUND, "a plan that contradicts itself, or leaves the row table"
@@ -96,16 +106,20 @@ class Library:
     def _threads(self) -> int:
         return self.num_threads or torch.get_num_threads()
 
-    def run_one(self, args: ctypes.Structure, step: Step, kind: OpKind | None = None) -> None:
-        """Run one operation; `kind` where its structure does not tell."""
-        op = Op(KIND_OF[type(args)] if kind is None else kind, ctypes.addressof(args))
+    def run_one(self, args: ctypes.Structure, step: StepArgs, kind: OpKind | None = None) -> None:
+        """Run one operation. `kind` is needed where several kinds share the structure."""
+        if kind is None:
+            kind = KIND_OF[type(args)]
+        op = Op(kind, ctypes.addressof(args))
         self.run(ctypes.addressof(op), 1, step)
 
     def pack(self, args: PackArgs) -> None:
-        self.run_one(args, Step(), OpKind.PACK_WEIGHT)
+        """Quantise and pack rows of a plain matrix into a weight."""
+        self.run_one(args, StepArgs(), OpKind.PACK_WEIGHT)
 
     def unpack(self, args: PackArgs) -> None:
-        self.run_one(args, Step(), OpKind.UNPACK_WEIGHT)
+        """Copy rows of a weight into a plain float32 matrix."""
+        self.run_one(args, StepArgs(), OpKind.UNPACK_WEIGHT)
 
 
 @cache

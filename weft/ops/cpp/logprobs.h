@@ -95,7 +95,7 @@ static void logprobs(const LogprobsArgs& args, const Step& step, Team& team) {
     const int64_t row = args.rows[i / num_pieces], begin = i % num_pieces * kPiece;
     const int64_t end = least(begin + kPiece, vocab_size);
     float* const of_piece = maxima + i * blocks_of_piece;
-    sums[i] = survey(args.logits + row * args.stride, args.peaks[row], begin, end, block_len, of_piece);
+    sums[i] = survey(args.logits + row * args.stride, args.max_logits[row], begin, end, block_len, of_piece);
   }
   team.barrier();
   uint64_t* ranks = nullptr;
@@ -103,7 +103,7 @@ static void logprobs(const LogprobsArgs& args, const Step& step, Team& team) {
   for (int64_t i; (i = team.take()) < num_rows;) {
     const int64_t row = args.rows[i], num_top = args.num_top;
     const float* logits = args.logits + row * args.stride;
-    const float peak = args.peaks[row];
+    const float peak = args.max_logits[row];
     double sum = 0;
     for (int64_t piece = 0; piece < num_pieces; piece++) sum += sums[i * num_pieces + piece];
     const double norm = double(peak) + __builtin_log(sum);

@@ -51,7 +51,7 @@ class PackedMatrix:
         self._scales = torch.zeros(num_scales.get(format, 0))
         self._sums = torch.zeros(num_outputs if format == WeightFormat.I8 else 0, dtype=torch.int32)
         self.bias = torch.zeros(num_outputs) if bias else None
-        self.struct = abi.Weight(
+        self.struct = abi.PackedWeight(
             format=format,
             in_size=in_size,
             out_size=self.out_size,
@@ -67,7 +67,7 @@ class PackedMatrix:
         return ctypes.addressof(self.struct)
 
     @property
-    def kept(self) -> Sequence[Tensor]:
+    def tensors(self) -> Sequence[Tensor]:
         return [self._panels, self._scales, self._sums, *([] if self.bias is None else [self.bias])]
 
     def put(self, part: int, rows: Tensor, start: int = 0, scales: Tensor | None = None) -> None:
@@ -118,7 +118,7 @@ class CppOps:
     def __init__(self, library: Library, format: WeightFormat) -> None:
         """`format` of the weights; what must be precise gets at least eight bits."""
         self.library = library
-        self.kept: list[Tensor] = []
+        self.tensors: list[Tensor] = []
         self._format = format
         self._recorder: Recorder | None = None
 
@@ -137,8 +137,8 @@ class CppOps:
         return program
 
     def vector(self, size: int) -> Tensor:
-        self.kept.append(torch.empty(size))
-        return self.kept[-1]
+        self.tensors.append(torch.empty(size))
+        return self.tensors[-1]
 
     def matrix(
         self,
@@ -151,7 +151,7 @@ class CppOps:
     ) -> Matrix:
         format = WeightFormat.I8 if precise and self._format == WeightFormat.I4 else self._format
         packed = PackedMatrix(self.library, in_size, sizes, bias, gated, format)
-        self.kept += packed.kept
+        self.tensors += packed.tensors
         return packed
 
     def embed(self, tokens: Tensor, table: Matrix, vectors: Tensor | None = None) -> Tensor:

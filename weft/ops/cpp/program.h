@@ -48,10 +48,10 @@ struct Op {
   const void* args;  // the structure of that kind
 };
 
-// A whole step, from a plan to tokens: `body` runs over the tokens that the plan describes, `head` over what it leaves of
+// A fused step, one call from a plan to tokens: `body` runs over the tokens that the plan describes, `head` over what it leaves of
 // the last token of each of the S requests that sample. Everything stays where it is from one step to the next, but for
 // `numbers` and what `head` draws by.
-struct WholeStep {
+struct FusedStep {
   int64_t num_tokens;
   int64_t num_requests;
   int64_t num_sampling;    // S
@@ -59,7 +59,7 @@ struct WholeStep {
                            // last for its row), slots [T]; all one behind the other
   const Op* body;
   int64_t num_body;
-  const Op* head;  // up to `chosen` and `peaks`
+  const Op* head;  // up to `chosen` and `max_logits`
   int64_t num_head;
   int32_t* table;  // [num_rows, table_stride] slot of each token of a row
   int64_t num_rows;
@@ -70,7 +70,7 @@ struct WholeStep {
   int64_t hidden_size;
   float* last;            // [S, hidden_size] what `head` reads
   const int64_t* chosen;  // [S]
-  const float* peaks;     // [S] the largest logit of each
+  const float* max_logits;  // [S] the largest logit of each
   int32_t* tokens;        // [S] result: what is chosen; 0 where the logits are not finite
   uint8_t* invalid;       // [S] result: 1 where they are not
   int64_t num_invalid;    // result
@@ -193,7 +193,7 @@ struct RotaryStoreArgs {
 };
 
 // Attention of each token of the step to the cached tokens of its request and those of the step up to itself, or to all
-// of its request (`whole`). For an encoder, slots are places in the step, and the cache is what its linear has written.
+// of its request (`bidirectional`). For an encoder, slots are places in the step, and the cache is what its linear has written.
 struct AttentionArgs {
   const KvCache* cache;
   const float* q;  // [T, q_stride], rows [heads, head_dim]
@@ -202,7 +202,7 @@ struct AttentionArgs {
   int64_t heads;
   int64_t window;  // tokens that a query sees, itself included; 0: all
   float scale;
-  int64_t whole;  // 1: queries see what is behind them, too; there is no window then
+  int64_t bidirectional;  // 1: queries see what is behind them, too; there is no window then
 };
 
 // ---------------------------------------------------------------- encoders
@@ -245,7 +245,7 @@ struct ArgmaxArgs {
   int64_t vocab_size;
   int64_t stride;
   int64_t* tokens;  // [S]
-  float* peaks;     // [S]
+  float* max_logits;  // [S]
 };
 
 // Logits whose bit is 0 become -inf. Bit t of mask i is masks[i * mask_stride + t / 32] >> (t % 32); there are none for
@@ -283,7 +283,7 @@ struct DrawArgs {
   const float* logits;
   int64_t vocab_size;
   int64_t stride;
-  const float* peaks;        // [S] the largest logit of each
+  const float* max_logits;  // [S] the largest logit of each
   const float* temperature;  // [S]
   const int32_t* top_k;      // [S] 0: off
   const float* top_p;        // [S] 1: off
@@ -300,7 +300,7 @@ struct LogprobsArgs {
   int64_t vocab_size;
   int64_t stride;
   const int64_t* rows;    // [S] rows of the logits
-  const float* peaks;     // the largest logit of every row
+  const float* max_logits;  // the largest logit of every row
   const int64_t* tokens;  // one of every row
   int64_t num_top;        // at most vocab_size
   float* logprobs;        // [S]

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from weft.ops.cpp.abi import KIND_OF, Op, Step
+from weft.ops.cpp.abi import KIND_OF, Op, StepArgs
 from weft.ops.cpp.library import Library
 
 
@@ -31,7 +31,7 @@ class Program:
     def address(self) -> int:
         return ctypes.addressof(self._ops)
 
-    def run(self, library: Library, step: Step) -> None:
+    def run(self, library: Library, step: StepArgs) -> None:
         """Raises MemoryError."""
         library.run(self.address, len(self.args), step)
 

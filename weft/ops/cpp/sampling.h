@@ -70,7 +70,7 @@ static void argmax(const ArgmaxArgs& args, const Step& step, Team& team) {
     int64_t token = best * kPiece;
     while (peak == peak ? logits[token] != peak : logits[token] == logits[token]) token++;
     args.tokens[row] = token;
-    args.peaks[row] = peak;
+    args.max_logits[row] = peak;
   }
 }
 

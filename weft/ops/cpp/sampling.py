@@ -9,43 +9,47 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from weft.ops.cpp.abi import ArgmaxArgs, DrawArgs, LogprobsArgs, MaskArgs, PenaltiesArgs, Step
+from weft.ops.cpp.abi import ArgmaxArgs, DrawArgs, LogprobsArgs, MaskArgs, PenaltiesArgs, StepArgs
 from weft.ops.cpp.library import Library
-from weft.ops.sampling import Chosen, Draws, Likeliest, Seen
+from weft.ops.sampling import Sampled, SamplingArrays, TokenHistory, TopLogprobTensors
 
 
-class CppChoose:
-    """`Choose` by the kernels of a library."""
+class CppSamplerOps:
+    """`SamplerOps` by the kernels of a library."""
 
     def __init__(self, library: Library) -> None:
         self._library = library
 
-    def tokens(self, logits: Tensor, draws: Draws) -> Chosen:
-        tokens, peaks = argmax(self._library, logits)
+    def tokens(self, logits: Tensor, draws: SamplingArrays) -> Sampled:
+        tokens, max_logits = argmax(self._library, logits)
         if draws.temperature.any():
-            draw(self._library, logits, peaks, draws, tokens)
-        return Chosen(tokens, peaks)
+            draw(self._library, logits, max_logits, draws, tokens)
+        return Sampled(tokens, max_logits)
 
     def mask(self, logits: Tensor, masks: Tensor, rows: Tensor) -> None:
         mask(self._library, logits, masks, rows)
 
-    def penalise(self, logits: Tensor, seen: Seen, last_tokens: Tensor) -> None:
+    def penalise(self, logits: Tensor, seen: TokenHistory, last_tokens: Tensor) -> None:
         penalise(self._library, logits, seen, last_tokens)
 
-    def logprobs(self, logits: Tensor, chosen: Chosen, rows: Tensor, num_top: int) -> Likeliest:
+    def logprobs(
+        self, logits: Tensor, chosen: Sampled, rows: Tensor, num_top: int
+    ) -> TopLogprobTensors:
         return logprobs(self._library, logits, chosen, rows, num_top)
 
 
-def argmax(library: Library, logits: Tensor) -> Chosen:
+def argmax(library: Library, logits: Tensor) -> Sampled:
     """The first largest logit of each row [S, V], and its token. A NaN is larger than all."""
     num_rows = len(logits)
-    tokens, peaks = torch.empty(num_rows, dtype=torch.int64), torch.empty(num_rows)
-    args = ArgmaxArgs(*_rows(logits), tokens.data_ptr(), peaks.data_ptr())
-    library.run_one(args, Step(num_rows))
-    return Chosen(tokens, peaks)
+    tokens, max_logits = torch.empty(num_rows, dtype=torch.int64), torch.empty(num_rows)
+    args = ArgmaxArgs(*_rows(logits), tokens.data_ptr(), max_logits.data_ptr())
+    library.run_one(args, StepArgs(num_rows))
+    return Sampled(tokens, max_logits)
 
 
-def draw(library: Library, logits: Tensor, peaks: Tensor, draws: Draws, tokens: Tensor) -> None:
+def draw(
+    library: Library, logits: Tensor, max_logits: Tensor, draws: SamplingArrays, tokens: Tensor
+) -> None:
     """Draw a token for each row [S, V] whose temperature is above 0; `tokens` [S] of the others stay as they are."""
     columns = (
         _plain(draws.temperature, np.float32),
@@ -55,19 +59,21 @@ def draw(library: Library, logits: Tensor, peaks: Tensor, draws: Draws, tokens: 
         _plain(draws.seeds, np.int64),
         _plain(draws.positions, np.int32),
     )
-    assert all(len(column) == len(logits) for column in (*columns, peaks, tokens))
-    args = DrawArgs(*_rows(logits), peaks.data_ptr(), *map(_address_of, columns), tokens.data_ptr())
-    library.run_one(args, Step(len(logits)))
+    assert all(len(column) == len(logits) for column in (*columns, max_logits, tokens))
+    args = DrawArgs(
+        *_rows(logits), max_logits.data_ptr(), *map(_address_of, columns), tokens.data_ptr()
+    )
+    library.run_one(args, StepArgs(len(logits)))
 
 
 def mask(library: Library, logits: Tensor, masks: Tensor, rows: Tensor) -> None:
     """Forbid the tokens whose bit is 0 in `masks` [M, W] (int32), each for one of the `rows` [M] (int64) of logits."""
     assert len(rows) == len(masks)
     read = (_address(masks, torch.int32), masks.shape[1], _address(rows, torch.int64))
-    library.run_one(MaskArgs(*_rows(logits), len(rows), *read), Step(len(rows)))
+    library.run_one(MaskArgs(*_rows(logits), len(rows), *read), StepArgs(len(rows)))
 
 
-def penalise(library: Library, logits: Tensor, seen: Seen, last_tokens: Tensor) -> None:
+def penalise(library: Library, logits: Tensor, seen: TokenHistory, last_tokens: Tensor) -> None:
     """Lower the logits of tokens seen before; `last_tokens` [S] (int64) are those that the rows end with."""
     columns = (
         _plain(seen.index, np.int32),
@@ -83,22 +89,22 @@ def penalise(library: Library, logits: Tensor, seen: Seen, last_tokens: Tensor) 
     args = PenaltiesArgs(
         *_rows(logits), *map(_address_of, columns), _address(last_tokens, torch.int64)
     )
-    library.run_one(args, Step(len(seen.index)))
+    library.run_one(args, StepArgs(len(seen.index)))
 
 
 def logprobs(
-    library: Library, logits: Tensor, chosen: Chosen, rows: Tensor, num_top: int
-) -> Likeliest:
+    library: Library, logits: Tensor, chosen: Sampled, rows: Tensor, num_top: int
+) -> TopLogprobTensors:
     """Log probabilities of the chosen and the `num_top` likeliest tokens of `rows` [L] (int64)."""
     assert 0 <= num_top <= logits.shape[1]
-    found = Likeliest(
+    found = TopLogprobTensors(
         logprob=torch.empty(len(rows)),
         top_ids=torch.empty(len(rows), num_top, dtype=torch.int32),
         top_logprobs=torch.empty(len(rows), num_top),
     )
-    read = (_address(rows, torch.int64), chosen.peaks.data_ptr(), chosen.tokens.data_ptr())
+    read = (_address(rows, torch.int64), chosen.max_logits.data_ptr(), chosen.tokens.data_ptr())
     wrote = (tensor.data_ptr() for tensor in found)
-    library.run_one(LogprobsArgs(*_rows(logits), *read, num_top, *wrote), Step(len(rows)))
+    library.run_one(LogprobsArgs(*_rows(logits), *read, num_top, *wrote), StepArgs(len(rows)))
     return found
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.ops.cpp.abi import Epilogue, LinearArgs, Op, OpKind, Weight
+from weft.ops.cpp.abi import Epilogue, LinearArgs, Op, OpKind, PackedWeight
 
 STEP = "weft::step"  # a call of the library that computes a whole step
 Programs = tuple[tuple[int, int], ...]  # address and number of operations of each
@@ -86,6 +86,6 @@ def name_of(op: Op) -> str:
     if kind is not OpKind.LINEAR:
         return name
     args = LinearArgs.from_address(op.args)
-    weight = Weight.from_address(args.weight)
+    weight = PackedWeight.from_address(args.weight)
     norm = " norm" if args.norm_weight else ""
     return f"{name}{norm} {weight.in_size}x{weight.out_size} {Epilogue(args.epilogue).name.lower()}"

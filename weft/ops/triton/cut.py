@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from weft.ops.sampling import DeviceDraws
+from weft.ops.sampling import SamplingTensors
 from weft.ops.triton.launches import CUT_BLOCK, CUT_GROUP, VOCAB_BLOCK
 
 UNALIGNED = [
@@ -37,7 +37,7 @@ LAST_KEY = tl.constexpr(0x7F800000)  # of -inf
 UNITS = tl.constexpr(8589934592.0)  # 2^33: weights are multiples of its inverse
 
 
-def threshold(logits: Tensor, peaks: Tensor, draws: DeviceDraws, out: Tensor) -> None:
+def threshold(logits: Tensor, max_logits: Tensor, draws: SamplingTensors, out: Tensor) -> None:
     """The smallest x = (logit - peak) / temperature that each row keeps -> out [S]; any number where that is 0."""
     (num, vocab_size), device = logits.shape, logits.device
     num_blocks = triton.cdiv(vocab_size, VOCAB_BLOCK)
@@ -48,7 +48,7 @@ def threshold(logits: Tensor, peaks: Tensor, draws: DeviceDraws, out: Tensor) ->
     num_found = torch.zeros(num, dtype=torch.int32, device=device)
     filters = (draws.temperature, draws.top_k, draws.top_p)
     survey_kernel[(num, num_blocks)](
-        logits, peaks, *filters, maxima, weights, logits.stride(0),
+        logits, max_logits, *filters, maxima, weights, logits.stride(0),
         VOCAB=vocab_size, BLOCK=VOCAB_BLOCK, GROUP=CUT_GROUP, num_warps=8,
     )  # fmt: skip
     floor_kernel[(num,)](
@@ -57,7 +57,7 @@ def threshold(logits: Tensor, peaks: Tensor, draws: DeviceDraws, out: Tensor) ->
         BLOCK=CUT_BLOCK, num_warps=8,
     )  # fmt: skip
     collect_kernel[(num, num_blocks)](
-        logits, peaks, *filters, out, found, num_found, logits.stride(0),
+        logits, max_logits, *filters, out, found, num_found, logits.stride(0),
         VOCAB=vocab_size, BLOCK=VOCAB_BLOCK, num_warps=8,
     )  # fmt: skip
     threshold_kernel[(num,)](
@@ -70,7 +70,7 @@ def threshold(logits: Tensor, peaks: Tensor, draws: DeviceDraws, out: Tensor) ->
 @triton.jit(do_not_specialize_on_alignment=UNALIGNED)
 def survey_kernel(
     logits_ptr,
-    peaks_ptr,
+    max_logits_ptr,
     temperature_ptr,
     top_k_ptr,
     top_p_ptr,
@@ -84,7 +84,7 @@ def survey_kernel(
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     temperature, top_k, top_p = filters(temperature_ptr, top_k_ptr, top_p_ptr, row)
     if (temperature > 0) & ((top_k > 0) | (top_p < 1)):
-        x = values(logits_ptr, peaks_ptr, row, block, stride, temperature, VOCAB, BLOCK)
+        x = values(logits_ptr, max_logits_ptr, row, block, stride, temperature, VOCAB, BLOCK)
         groups: tl.constexpr = BLOCK // GROUP
         maxima = tl.max(tl.reshape(x, [groups, GROUP]), 1)
         tl.store(
@@ -130,7 +130,7 @@ def floor_kernel(
 @triton.jit(do_not_specialize_on_alignment=UNALIGNED)
 def collect_kernel(
     logits_ptr,
-    peaks_ptr,
+    max_logits_ptr,
     temperature_ptr,
     top_k_ptr,
     top_p_ptr,
@@ -144,7 +144,7 @@ def collect_kernel(
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     temperature, top_k, top_p = filters(temperature_ptr, top_k_ptr, top_p_ptr, row)
     if (temperature > 0) & ((top_k > 0) | (top_p < 1)):
-        x = values(logits_ptr, peaks_ptr, row, block, stride, temperature, VOCAB, BLOCK)
+        x = values(logits_ptr, max_logits_ptr, row, block, stride, temperature, VOCAB, BLOCK)
         token = block * BLOCK + tl.arange(0, BLOCK)
         high = ((x >= tl.load(floor_ptr + row)) & (token < VOCAB)).to(tl.int32)
         num = tl.sum(high, 0)
@@ -197,11 +197,18 @@ def filters(temperature_ptr, top_k_ptr, top_p_ptr, row):
 
 @triton.jit
 def values(
-    logits_ptr, peaks_ptr, row, block, stride, temperature, VOCAB: tl.constexpr, BLOCK: tl.constexpr
+    logits_ptr,
+    max_logits_ptr,
+    row,
+    block,
+    stride,
+    temperature,
+    VOCAB: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     token = block * BLOCK + tl.arange(0, BLOCK)
     logit = tl.load(logits_ptr + row * stride + token, mask=token < VOCAB, other=-float("inf"))
-    return tl.div_rn(logit - tl.load(peaks_ptr + row), temperature)
+    return tl.div_rn(logit - tl.load(max_logits_ptr + row), temperature)
 
 
 @triton.jit

@@ -36,11 +36,11 @@ class TritonOps:
         self._dtype, self._device, self._format = dtype, device, format
         self._one = torch.ones(1, 1, device=device)  # a scale
         self._scales_rows = _scales_rows(device)
-        self.kept: list[Tensor] = []
+        self.tensors: list[Tensor] = []
 
     def vector(self, size: int) -> Tensor:
-        self.kept.append(torch.empty(size, dtype=self._dtype, device=self._device))
-        return self.kept[-1]
+        self.tensors.append(torch.empty(size, dtype=self._dtype, device=self._device))
+        return self.tensors[-1]
 
     def matrix(
         self,
@@ -54,7 +54,7 @@ class TritonOps:
         matrix = self._matrix(
             in_size, sizes, bias, "int8" if precise and self._format else self._format
         )
-        self.kept += matrix.kept
+        self.tensors += matrix.tensors
         return matrix
 
     def embed(self, tokens: Tensor, table: Matrix, vectors: Tensor | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Choosing tokens on a GPU: `Choose` (ops/sampling.py, whose `TorchChoose` is the specification) by kernels.
+"""Choosing tokens on a GPU: `SamplerOps` (ops/sampling.py, whose `TorchSamplerOps` is the specification) by kernels.
 
 Rows are cut into blocks, a program each, so that few rows keep a whole GPU busy, and a program per row puts the blocks
 together; the noise depends on seed, position and token id alone, so blocks do not matter to what is drawn:
@@ -17,32 +17,39 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from weft.ops.sampling import Chosen, Draws, Likeliest, Seen, on, placed_on
+from weft.ops.sampling import (
+    Sampled,
+    SamplingArrays,
+    TokenHistory,
+    TopLogprobTensors,
+    on,
+    sampling_tensors,
+)
 from weft.ops.triton.cut import threshold
 from weft.ops.triton.launches import VOCAB_BLOCK
 from weft.ops.triton.noise import gumbel
 
 
-class TritonChoose:
-    """`Choose` by the kernels."""
+class TritonSamplerOps:
+    """`SamplerOps` by the kernels."""
 
-    def tokens(self, logits: Tensor, draws: Draws) -> Chosen:
+    def tokens(self, logits: Tensor, draws: SamplingArrays) -> Sampled:
         chosen, scores, ids = _best(logits)
         if not draws.temperature.any():
             return chosen
-        device = placed_on(logits.device, draws)
+        device = sampling_tensors(logits.device, draws)
         num, vocab_size = logits.shape
         cut = bool((draws.top_k > 0).any() or (draws.top_p < 1).any() or (draws.min_p > 0).any())
         bounds = torch.empty(num, device=logits.device)
         if cut:
-            threshold(logits, chosen.peaks, device, bounds)
+            threshold(logits, chosen.max_logits, device, bounds)
         num_blocks = scores.shape[1]
         draw_kernel[(num, num_blocks)](
-            logits, chosen.peaks, device.temperature, device.keys, bounds, scores, ids, logits.stride(0),
+            logits, chosen.max_logits, device.temperature, device.keys, bounds, scores, ids, logits.stride(0),
             VOCAB=vocab_size, BLOCK=VOCAB_BLOCK, CUT=cut, num_warps=8,
         )  # fmt: skip
         best_of_row_kernel[(num,)](
-            scores, ids, device.temperature, chosen.tokens, chosen.peaks,
+            scores, ids, device.temperature, chosen.tokens, chosen.max_logits,
             BLOCKS=num_blocks, BLOCKS_PAD=triton.next_power_of_2(num_blocks), DRAWN=True, num_warps=1,
         )  # fmt: skip
         return chosen
@@ -61,7 +68,7 @@ class TritonChoose:
             num_warps=8,
         )
 
-    def penalise(self, logits: Tensor, seen: Seen, last_tokens: Tensor) -> None:
+    def penalise(self, logits: Tensor, seen: TokenHistory, last_tokens: Tensor) -> None:
         """By torch, but without asking how many different tokens there are: the device would have to be waited for.
         Each token that was seen stands in a run of equal ones, and every one of them writes the same."""
         vocab_size = logits.shape[1]
@@ -93,29 +100,31 @@ class TritonChoose:
         score -= (counts > 0) * on(logits, seen.presence)[owner_of].double()
         logits[place] = score.float()
 
-    def logprobs(self, logits: Tensor, chosen: Chosen, rows: Tensor, num_top: int) -> Likeliest:
+    def logprobs(
+        self, logits: Tensor, chosen: Sampled, rows: Tensor, num_top: int
+    ) -> TopLogprobTensors:
         num = len(rows)
         found, norm = torch.empty(num, device=logits.device), torch.empty(num, device=logits.device)
         logprob_kernel[(num,)](
-            logits, chosen.tokens, chosen.peaks, rows, found, norm, logits.stride(0),
+            logits, chosen.tokens, chosen.max_logits, rows, found, norm, logits.stride(0),
             VOCAB=logits.shape[1], BLOCK=VOCAB_BLOCK, num_warps=8,
         )  # fmt: skip
         if not num_top:
-            return Likeliest(
+            return TopLogprobTensors(
                 found, rows.new_empty(num, 0, dtype=torch.int32), found.new_empty(num, 0)
             )
         top = logits[rows].topk(num_top, dim=-1)
-        return Likeliest(found, top.indices.int(), top.values - norm[:, None])
+        return TopLogprobTensors(found, top.indices.int(), top.values - norm[:, None])
 
 
-def _best(logits: Tensor) -> tuple[Chosen, Tensor, Tensor]:
+def _best(logits: Tensor) -> tuple[Sampled, Tensor, Tensor]:
     """Peak and first best token of each row; and the memory for scores and tokens of blocks, [S, blocks]."""
     num, vocab_size = logits.shape
     assert logits.stride(1) == 1, "a row of logits is in one piece"
     num_blocks = triton.cdiv(vocab_size, VOCAB_BLOCK)
     scores = torch.empty(num, num_blocks, device=logits.device)
     ids = torch.empty(num, num_blocks, dtype=torch.int32, device=logits.device)
-    chosen = Chosen(
+    chosen = Sampled(
         torch.empty(num, dtype=torch.int64, device=logits.device),
         torch.empty(num, device=logits.device),
     )
@@ -123,7 +132,7 @@ def _best(logits: Tensor) -> tuple[Chosen, Tensor, Tensor]:
         logits, scores, ids, logits.stride(0), VOCAB=vocab_size, BLOCK=VOCAB_BLOCK, num_warps=8
     )
     best_of_row_kernel[(num,)](
-        scores, ids, ids, chosen.tokens, chosen.peaks,
+        scores, ids, ids, chosen.tokens, chosen.max_logits,
         BLOCKS=num_blocks, BLOCKS_PAD=triton.next_power_of_2(num_blocks), DRAWN=False, num_warps=1,
     )  # fmt: skip
     return chosen, scores, ids
@@ -154,7 +163,7 @@ def best_of_row_kernel(
     ids_ptr,
     temperature_ptr,
     tokens_ptr,
-    peaks_ptr,
+    max_logits_ptr,
     BLOCKS: tl.constexpr,
     BLOCKS_PAD: tl.constexpr,
     DRAWN: tl.constexpr,
@@ -171,13 +180,13 @@ def best_of_row_kernel(
         best = tl.argmax(scores, 0)  # the first of equal ones, which has the smaller tokens
         tl.store(tokens_ptr + row, tl.load(ids_ptr + place + best).to(tl.int64))
         if not DRAWN:
-            tl.store(peaks_ptr + row, peak_of(scores))
+            tl.store(max_logits_ptr + row, peak_of(scores))
 
 
 @triton.jit(do_not_specialize_on_alignment=["temperature_ptr", "keys_ptr"])
 def draw_kernel(
     logits_ptr,
-    peaks_ptr,
+    max_logits_ptr,
     temperature_ptr,
     keys_ptr,
     bounds_ptr,
@@ -196,7 +205,7 @@ def draw_kernel(
         logit = tl.load(
             logits_ptr + row.to(tl.int64) * stride + token, mask=token < VOCAB, other=-float("inf")
         )
-        x = tl.div_rn(logit - tl.load(peaks_ptr + row), temperature)
+        x = tl.div_rn(logit - tl.load(max_logits_ptr + row), temperature)
         score = x + gumbel(token, key, other_key)
         if CUT:
             score = tl.where(x >= tl.load(bounds_ptr + row), score, -float("inf"))
@@ -224,7 +233,7 @@ def mask_kernel(
 def logprob_kernel(
     logits_ptr,
     tokens_ptr,
-    peaks_ptr,
+    max_logits_ptr,
     rows_ptr,
     out_ptr,
     norm_ptr,
@@ -235,7 +244,7 @@ def logprob_kernel(
     """The logarithm of the sum of e^logit, and how far the chosen token's logit is below it."""
     index = tl.program_id(0)
     row = tl.load(rows_ptr + index).to(tl.int64)
-    peak = tl.load(peaks_ptr + row)
+    peak = tl.load(max_logits_ptr + row)
     mass = 0.0
     for begin in range(0, VOCAB, BLOCK):
         token = begin + tl.arange(0, BLOCK)

@@ -32,7 +32,7 @@ from weft.executor.weights.stream import (
     require_finite,
 )
 from weft.models.layers.weight import Weight
-from weft.models.registry import Encoder, Model
+from weft.models.registry import DecoderModel, EncoderModel
 from weft.observe.log import EventLog
 from weft.parallel.update_group import BACKENDS, GroupError, UpdateGroup
 from weft.plan.device import (
@@ -66,25 +66,27 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True)
-class Kept:
+class ModelMemory:
     """Where weights and KV are."""
 
-    model: Model | Encoder
+    model: DecoderModel | EncoderModel
     config: ModelConfig
     weights: Sequence[Tensor]
     kv_cache: Sequence[Tensor]
     device: torch.device
 
 
-class Keeper:
+class WeightStore:
     """Carries out device requests, one at a time, on the thread that also runs the steps."""
 
-    def __init__(self, kept: Kept, source: Path | None, root: WeightsRoot) -> None:
+    def __init__(self, memory: ModelMemory, source: Path | None, root: WeightsRoot) -> None:
         """`source` is the folder that the weights came from; None if they are random."""
-        self._kept = kept
+        self._memory = memory
         self._source = source
         self._root = root
-        self._weights: dict[str, Weight] = {weight.name: weight for weight in kept.model.weights()}
+        self._weights: dict[str, Weight] = {
+            weight.name: weight for weight in memory.model.weights()
+        }
         self._groups: dict[str, UpdateGroup] = {}
         self._released: set[str] = set()
 
@@ -214,7 +216,7 @@ class Keeper:
     def _reload(self) -> None:
         """Load the weights from where they last came. Raises ModelError, and what the device raises."""
         if self._source is None:
-            randomize(iter(self._weights.values()), self._kept.device)
+            randomize(iter(self._weights.values()), self._memory.device)
         else:
             load_weights(iter(self._weights.values()), self._source)
         self._released.discard(WEIGHTS)
@@ -226,10 +228,10 @@ class Keeper:
         config = ModelConfig.from_folder(folder)
         names = [one.name for one in fields(config) if one.name not in MAY_DIFFER]
         other = [
-            name for name in names if getattr(config, name) != getattr(self._kept.config, name)
+            name for name in names if getattr(config, name) != getattr(self._memory.config, name)
         ]
         if other:
-            told = f"{other[0]} is {getattr(config, other[0])}, not {getattr(self._kept.config, other[0])}"
+            told = f"{other[0]} is {getattr(config, other[0])}, not {getattr(self._memory.config, other[0])}"
             raise BadCheckpoint(f"the config.json in {folder} is of another model: {told}")
 
     # Groups
@@ -245,7 +247,7 @@ class Keeper:
             raise Refused(
                 f"the backend is {request.backend[:64]!r}; there are {', '.join(BACKENDS)}"
             )
-        if BACKENDS[request.backend] == "cuda" and self._kept.device.type != "cuda":
+        if BACKENDS[request.backend] == "cuda" and self._memory.device.type != "cuda":
             raise Refused(
                 f"the backend is {request.backend}, but this engine computes on a CPU: gloo serves there"
             )
@@ -304,9 +306,9 @@ class Keeper:
 
     def _release_memory(self, request: ReleaseMemory) -> DeviceReply:
         self._check_tags(request.tags)
-        if not release.is_offered(self._kept.device):
+        if not release.is_offered(self._memory.device):
             raise Refused("memory can only be released on a CPU under Linux")
-        tensors = {WEIGHTS: self._kept.weights, KV_CACHE: self._kept.kv_cache}
+        tensors = {WEIGHTS: self._memory.weights, KV_CACHE: self._memory.kv_cache}
         num_bytes = 0
         for tag in request.tags:
             self._released.add(tag)
@@ -336,7 +338,7 @@ class Keeper:
     def _reply(self, *, ok: bool = True, **values: Any) -> DeviceReply:
         return DeviceReply(ok=ok, released=tuple(sorted(self._released)), **values)
 
-    _HANDLERS: ClassVar[dict[type, Callable[[Keeper, Any], DeviceReply]]] = {
+    _HANDLERS: ClassVar[dict[type, Callable[[WeightStore, Any], DeviceReply]]] = {
         UpdateFromDisk: _update_from_disk,
         UpdateFromTensors: _update_from_tensors,
         JoinGroup: _join_group,

@@ -1,11 +1,11 @@
-"""A GPU as a `Device`: a step is given to its stream in the thread that launches it, which does not wait.
+"""A GPU as a `StepDevice`: the thread that launches a step puts it on the stream and does not wait.
 
     launch n      copy in · compute · copy out · event n
     launch n + 1                                          copy in · compute · ...
     result n      wait for event n, read pinned memory
 
-Nothing is waited for but the event behind a step's own result, so the next step is on its way to the device while this
-one runs there.
+A result waits for nothing but the event behind its own step, so the next step is on its way to the
+device while this one runs there.
 """
 
 from __future__ import annotations
@@ -16,19 +16,18 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from weft.executor.cpu.device import CallersThread
-from weft.executor.device import Outcome
-from weft.executor.gpu.gpu import Event, Gpu
+from weft.executor.device import CallersThread, StepOutput
+from weft.executor.gpu.gpu import Gpu, GpuEvent
 from weft.plan.step import Plan, Result, Step
 
 T = TypeVar("T")
 
 
-class InFlight:
+class StepInFlight:
     """A step whose result is on its way to pinned memory."""
 
-    def __init__(self, outcome: Outcome, arrived: Event) -> None:
-        self._outcome = outcome
+    def __init__(self, output: StepOutput, arrived: GpuEvent) -> None:
+        self._output = output
         self._arrived = arrived
 
     def done(self) -> bool:
@@ -36,39 +35,39 @@ class InFlight:
 
     def result(self) -> Result:
         self._arrived.synchronize()
-        return self._outcome.result()
+        return self._output.result()
 
 
-class GpuStream:
-    """`thread` is for what is done between steps."""
+class GpuDevice:
+    """The `StepDevice` of one GPU. `thread` does the work that runs between steps."""
 
     def __init__(self, gpu: Gpu, thread: Executor) -> None:
         self._gpu = gpu
         self._thread = thread
         self._here = CallersThread()
 
-    def launch(self, run: Callable[[Plan], Outcome], plan: Plan) -> Step:
+    def launch(self, run: Callable[[Plan], StepOutput], plan: Plan) -> Step:
         try:
             with self._gpu.stream():
-                outcome = run(plan).moved(self._to_host)
-                return InFlight(outcome, self._gpu.record())
+                output = run(plan).moved(self._to_host)
+                return StepInFlight(output, self._gpu.record())
         except Exception as exc:
             failed: Future[Result] = Future()
             failed.set_exception(exc)
             return failed
 
-    def apart(self, work: Callable[[], T]) -> Future[T]:
+    def submit(self, work: Callable[[], T]) -> Future[T]:
         return self._here.submit(work)
 
-    def between(self, work: Callable[[], T]) -> Future[T]:
-        return self._thread.submit(self._alone, work)
+    def run_exclusive(self, work: Callable[[], T]) -> Future[T]:
+        return self._thread.submit(self._synchronized, work)
 
     def close(self) -> None:
         self._gpu.synchronize()
         self._thread.shutdown()
 
-    def _alone(self, work: Callable[[], T]) -> T:
-        """Weights may come over streams of others: they are to be there before the next step."""
+    def _synchronized(self, work: Callable[[], T]) -> T:
+        """Do `work` and wait for all streams: a group of processes sends weights over its own."""
         with self._gpu.stream():
             try:
                 return work()

@@ -19,7 +19,7 @@ TEXT = [number % 60 + 1 for number in range(100)]  # more tokens than the first 
 def drivers() -> Iterator[list[Driver]]:
     """One that runs whole steps, and one that computes the same step by step."""
     both = [make_driver(kernels="auto") for _ in range(2)]
-    both[1].runner._whole_steps = None
+    both[1].runner._fused_steps = None
     yield both
     for driver in both:
         driver.runner.close()
@@ -96,21 +96,21 @@ def everything(driver: Driver) -> list[list[int]]:
     return [result.tokens.tolist() for result in results]
 
 
-def test_whole_steps_give_what_those_in_parts_do(drivers):
+def test_fused_steps_give_what_those_in_parts_do(drivers):
     whole, in_parts = map(everything, drivers)
     assert whole == in_parts
     assert [len(tokens) for tokens in whole] == [2, 2, 2, 2, 2, 2, 2, 2, 2, 0, 3]
     assert tables(drivers[0]) == tables(drivers[1])
 
 
-def test_what_changes_or_tells_the_models_output_is_not_whole(drivers):
+def test_what_changes_or_tells_the_models_output_is_not_fused(drivers):
     driver = drivers[0]
-    takes = driver.runner._whole_steps.takes
+    takes = driver.runner._fused_steps.takes
     assert takes(plain(driver, Turn(0, [1])))
     assert not takes(driver.plan(Turn(0, [1])))  # log probabilities
 
 
-def test_a_request_that_is_not_finite_is_invalid_alone_in_a_whole_step(drivers):
+def test_a_request_that_is_not_finite_is_invalid_alone_in_a_fused_step(drivers):
     driver = drivers[0]
     launched(driver, *(Turn(row, TEXT[:9]) for row in range(3)))
     driver.runner._attention._pool.k[0][driver.slots[1]] = torch.nan

@@ -1,0 +1,98 @@
+"""The steps that the builds of all devices share: KV pool, weights, and the store that changes them.
+
+`cpu/build.py`, `gpu/build.py` and `plain/build.py` put a runner together; this knows no device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from weft.config.engine import EngineConfig
+from weft.config.model import ModelConfig
+from weft.executor.kv_pool import KVPool
+from weft.executor.logit_processors.processors import Processors
+from weft.executor.outputs.pooling import Pooler
+from weft.executor.weights.load import load_weights, randomize
+from weft.executor.weights.root import WeightsRoot, default_root
+from weft.executor.weights.scales import kv_scales
+from weft.executor.weights.store import ModelMemory, WeightStore
+from weft.models.registry import DecoderModel, EncoderModel
+
+
+@dataclass(frozen=True)
+class RunnerSpec:
+    """The model to run, and the sizes that the scheduler plans with."""
+
+    engine: EngineConfig
+    model: ModelConfig  # with the types in which weights and KV are kept
+    folder: Path  # of the checkpoint
+    kv_tokens: int
+    max_rows: int
+    context_length: int
+    thread: Executor  # the thread of all of the runner's calls of torch
+    processors: Processors | None = None  # logit processors that requests may name
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of activations."""
+        dtype: torch.dtype = getattr(torch, self.model.dtype)
+        return dtype
+
+    @property
+    def is_dummy(self) -> bool:
+        """Whether weights are random, and no checkpoint is read."""
+        return self.engine.load_format == "dummy"
+
+
+def make_kv_pool(spec: RunnerSpec, device: torch.device) -> KVPool:
+    """Room for the K and V of `spec.kv_tokens` slots."""
+    config = spec.model
+    layer_scales = None
+    if config.kv_dtype == "float8_e4m3fn" and not spec.is_dummy:
+        layer_scales = kv_scales(spec.folder, config.num_layers)
+    dtype = getattr(torch, config.kv_dtype or config.dtype)
+    return KVPool(config, spec.kv_tokens, device, dtype, layer_scales)
+
+
+def fill_weights(
+    spec: RunnerSpec, model: DecoderModel | EncoderModel, device: torch.device
+) -> None:
+    """Give the model its weights. Raises ModelError."""
+    if spec.is_dummy:
+        randomize(model.weights(), device)
+    else:
+        load_weights(model.weights(), spec.folder)
+
+
+def make_pooler(
+    spec: RunnerSpec, model: DecoderModel | EncoderModel, device: torch.device
+) -> Pooler:
+    return Pooler(spec.model, model.normed, model.logits, spec.max_rows, device)
+
+
+def make_weight_store(
+    spec: RunnerSpec,
+    model: DecoderModel | EncoderModel,
+    weights: Sequence[Tensor],
+    kv_cache: Sequence[Tensor],
+    device: torch.device,
+) -> WeightStore:
+    """The store of a model whose weights and KV cache lie in these tensors."""
+    memory = ModelMemory(
+        model=model,
+        config=spec.model,
+        weights=weights,
+        kv_cache=kv_cache,
+        device=device,
+    )
+    root = default_root(spec.folder)
+    if spec.engine.weights_root:
+        root = Path(spec.engine.weights_root).expanduser()
+    source = None if spec.is_dummy else spec.folder.resolve()
+    return WeightStore(memory, source, WeightsRoot(root))

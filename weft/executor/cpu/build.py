@@ -1,0 +1,127 @@
+"""Runners on a CPU: by our kernels, or by torch where the kernels cannot be had."""
+
+from __future__ import annotations
+
+import torch
+
+from weft.config.model import ModelError
+from weft.executor.assembly import (
+    RunnerSpec,
+    fill_weights,
+    make_kv_pool,
+    make_pooler,
+    make_weight_store,
+)
+from weft.executor.cpu.attention import CppPaged
+from weft.executor.cpu.device import CpuDevice
+from weft.executor.cpu.encoder_attention import CppBidirectional
+from weft.executor.cpu.fused_step import CpuFusedSteps
+from weft.executor.cpu.program_model import ProgramEncoder, ProgramModel
+from weft.executor.device import CallersThread
+from weft.executor.inputs import DeviceRowTable
+from weft.executor.plain import build as plain
+from weft.executor.runner import EncoderRunner, TorchRunner
+from weft.models.registry import make_encoder, make_model
+from weft.observe.log import EventLog
+from weft.ops.cpp.abi import WeightFormat
+from weft.ops.cpp.encoder import CppEncoderOps
+from weft.ops.cpp.library import Library, Unavailable, load
+from weft.ops.cpp.ops import CppOps
+from weft.ops.cpp.sampling import CppSamplerOps
+
+CPU = torch.device("cpu")
+FORMATS = {  # of weights that our kernels read
+    "float32": WeightFormat.F32,
+    "bfloat16": WeightFormat.BF16,
+    "int8": WeightFormat.I8,
+    "int4": WeightFormat.I4,
+}
+KV_DTYPES = ("float32", "bfloat16", "int8")
+
+log = EventLog("engine")
+
+
+class KernelsUnavailable(ModelError):
+    """The user asked for kernels by name, and they cannot be had."""
+
+
+def build_decoder(spec: RunnerSpec) -> TorchRunner:
+    """A runner of programs. Steps that our kernels compute whole run as one call of the library."""
+    library = find_kernels(spec)
+    rows = DeviceRowTable(spec.max_rows, spec.context_length, CPU)
+    if library is None:
+        if spec.model.kv_dtype == "int8":
+            raise KernelsUnavailable(
+                "--kv-dtype is int8, which only our CPU kernels read; torch would compute here"
+            )
+        return plain.build_decoder(spec, CpuDevice(spec.thread), rows)
+    library.num_threads = spec.engine.threads
+    pool = make_kv_pool(spec, CPU)
+    ops = CppOps(library, _weight_format(spec))
+    attention = CppPaged(spec.model, pool, ops, spec.context_length)
+    decoder = make_model(spec.model, ops)
+    model = ProgramModel(decoder, ops, attention, spec.model.hidden_size)
+    fill_weights(spec, model, CPU)
+    return TorchRunner(
+        model=model,
+        attention=attention,
+        sampler=CppSamplerOps(library),
+        rows=rows,
+        store=make_weight_store(spec, model, ops.tensors, pool.tensors, CPU),
+        device=_device(spec),
+        fused_steps=CpuFusedSteps(model, rows, library),
+        pooler=make_pooler(spec, model, CPU),
+        processors=spec.processors,
+        kernels=library,
+    )
+
+
+def build_encoder(spec: RunnerSpec) -> EncoderRunner:
+    library = find_kernels(spec)
+    if library is None:
+        return plain.build_encoder(spec, CpuDevice(spec.thread), CPU)
+    library.num_threads = spec.engine.threads
+    ops = CppEncoderOps(library, _weight_format(spec))
+    attention = CppBidirectional(spec.model, ops)
+    model = ProgramEncoder(make_encoder(spec.model, ops), ops, attention)
+    fill_weights(spec, model, CPU)
+    return EncoderRunner(
+        model=model,
+        attention=attention,
+        pooler=make_pooler(spec, model, CPU),
+        store=make_weight_store(spec, model, ops.tensors, [], CPU),
+        on_device=CPU,
+        device=_device(spec),
+        kernels=library,
+    )
+
+
+def find_kernels(spec: RunnerSpec) -> Library | None:
+    """The kernel library, if it is to compute. Raises `KernelsUnavailable` if the user asked for it
+    by name and it cannot be had."""
+    engine = spec.engine
+    if engine.kernels == "torch" or engine.attention_backend != "auto":
+        return None
+    config = spec.model
+    reads_weights = (config.quantize or config.dtype) in FORMATS
+    reads_kv = (config.kv_dtype or config.dtype) in KV_DTYPES
+    if not reads_weights or not reads_kv:
+        return None
+    try:
+        return load("" if engine.kernels == "auto" else engine.kernels)
+    except Unavailable as exc:
+        if engine.kernels != "auto":
+            raise KernelsUnavailable(f"--kernels is {engine.kernels}, but {exc}") from exc
+        log.warning(f"torch computes, several times slower than our own kernels would: {exc}")
+        return None
+
+
+def _weight_format(spec: RunnerSpec) -> WeightFormat:
+    return FORMATS[spec.model.quantize or spec.model.dtype]
+
+
+def _device(spec: RunnerSpec) -> CpuDevice:
+    """Without overlap the caller's thread computes: it would only wait for the other one."""
+    if spec.engine.overlap:
+        return CpuDevice(spec.thread)
+    return CpuDevice(spec.thread, steps=CallersThread())

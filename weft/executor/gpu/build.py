@@ -1,0 +1,150 @@
+"""Runners on a GPU: by our Triton kernels, with the attention backend that the user chose; or by
+torch alone (`--attention-backend torch`), which launches more, captures no graphs and waits for its
+copies, and so is there to compare with."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import NamedTuple, cast
+
+import torch
+
+from weft.config.engine import GPU_ATTENTION_BACKENDS, EngineConfig
+from weft.config.gpu import graph_sizes, prompt_graph_sizes
+from weft.config.model import ModelConfig, ModelError
+from weft.executor.assembly import (
+    RunnerSpec,
+    fill_weights,
+    make_kv_pool,
+    make_pooler,
+    make_weight_store,
+)
+from weft.executor.gpu.device import GpuDevice
+from weft.executor.gpu.gpu import Gpu
+from weft.executor.gpu.graphs import GraphParts, StepGraphs
+from weft.executor.gpu.layout import GpuAttentionBackend
+from weft.executor.gpu.staging import GpuStager, H2DBuffer
+from weft.executor.inputs import DeviceRowTable
+from weft.executor.kv_pool import KVPool
+from weft.executor.plain import build as plain
+from weft.executor.runner import EncoderRunner, TorchRunner
+from weft.models.registry import make_model
+from weft.ops.protocol import Ops
+from weft.ops.sampling import SamplerOps
+
+DEFAULT_BACKEND = "triton"
+
+
+class NoGpu(ModelError):
+    """The driver shows a GPU, and torch cannot use it."""
+
+
+class NoTriton(ModelError):
+    """The kernels for GPUs cannot be had."""
+
+
+class GpuKernels(NamedTuple):
+    """The functions that compute a step on a GPU."""
+
+    ops: Ops
+    attention: GpuAttentionBackend
+    sampler: SamplerOps
+
+
+def find_gpu() -> Gpu:
+    """The GPU that computes. Raises NoGpu."""
+    from weft.executor.gpu.cuda import Cuda
+
+    try:
+        return Cuda()
+    except RuntimeError as exc:
+        reason = str(exc).partition("\n")[0]
+        raise NoGpu(
+            f"torch cannot use the GPU that the driver shows ({reason}); "
+            "--device cpu can do without"
+        ) from exc
+
+
+def build_decoder(spec: RunnerSpec, gpu: Gpu) -> TorchRunner:
+    """A runner whose decode steps and short prompts are captured as graphs."""
+    device = GpuDevice(gpu, spec.thread)
+    buffer = H2DBuffer(gpu)
+    # Steps of graphs are filled up with a row that no request has.
+    num_rows = spec.max_rows + 1
+    with gpu.stream():
+        if spec.engine.attention_backend == "torch":
+            stager = GpuStager(buffer, None)
+            rows = DeviceRowTable(num_rows, spec.context_length, gpu.device, stager)
+            return plain.build_decoder(spec, device, rows)
+        pool = make_kv_pool(spec, gpu.device)
+        kernels = gpu_kernels(spec.engine, spec.model, pool, spec.context_length)
+        model = make_model(spec.model, kernels.ops)
+        stager = GpuStager(buffer, kernels.attention.tiling)
+        rows = DeviceRowTable(num_rows, spec.context_length, gpu.device, stager)
+        fill_weights(spec, model, gpu.device)
+        pooler = make_pooler(spec, model, gpu.device)
+    graphs = None
+    if spec.engine.cuda_graph:
+        parts = GraphParts(model, kernels.attention, rows, stager)
+        graphs = StepGraphs(
+            gpu,
+            parts,
+            decodes=graph_sizes(spec.engine),
+            prompts=prompt_graph_sizes(spec.engine),
+        )
+        graphs.capture()
+    return TorchRunner(
+        model=model,
+        attention=kernels.attention,
+        sampler=kernels.sampler,
+        rows=rows,
+        store=make_weight_store(spec, model, kernels.ops.tensors, pool.tensors, gpu.device),
+        device=device,
+        graphs=graphs,
+        pooler=pooler,
+        processors=spec.processors,
+    )
+
+
+def build_encoder(spec: RunnerSpec, gpu: Gpu) -> EncoderRunner:
+    with gpu.stream():
+        return plain.build_encoder(spec, GpuDevice(gpu, spec.thread), gpu.device)
+
+
+def gpu_kernels(
+    engine: EngineConfig,
+    config: ModelConfig,
+    pool: KVPool,
+    context_length: int,
+) -> GpuKernels:
+    """Raises NoTriton without the package triton, and ValueError for an unknown backend or a type
+    of KV that the backend does not read."""
+    try:
+        from weft.ops.triton.ops import TritonOps
+        from weft.ops.triton.sampling import TritonSamplerOps
+
+        attention = _make_attention(engine, config, pool, context_length)
+    except ImportError as exc:
+        raise NoTriton(
+            "the kernels for GPUs need the package triton, which comes with torch for CUDA "
+            f"({exc}); --attention-backend torch does without, slowly"
+        ) from exc
+    ops = TritonOps(getattr(torch, config.dtype), pool.k[0].device, config.quantize)
+    return GpuKernels(ops, attention, TritonSamplerOps())
+
+
+def _make_attention(
+    engine: EngineConfig,
+    config: ModelConfig,
+    pool: KVPool,
+    context_length: int,
+) -> GpuAttentionBackend:
+    name = engine.attention_backend
+    if name == "auto":
+        name = DEFAULT_BACKEND
+    if name not in GPU_ATTENTION_BACKENDS:
+        known = ", ".join(GPU_ATTENTION_BACKENDS)
+        raise ValueError(f"attention backend {name!r} is unknown; there are {known}")
+    module, _, cls = GPU_ATTENTION_BACKENDS[name].partition(":")
+    make = getattr(import_module(module), cls)
+    return cast(GpuAttentionBackend, make(config, pool, context_length))

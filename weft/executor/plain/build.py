@@ -1,0 +1,56 @@
+"""Runners that compute in torch alone: on a CPU without our kernels, and on a GPU to compare with."""
+
+from __future__ import annotations
+
+import torch
+
+from weft.executor.assembly import (
+    RunnerSpec,
+    fill_weights,
+    make_kv_pool,
+    make_pooler,
+    make_weight_store,
+)
+from weft.executor.device import StepDevice
+from weft.executor.inputs import DeviceRowTable
+from weft.executor.plain.attention import TorchPaged
+from weft.executor.plain.encoder_attention import TorchBidirectional
+from weft.executor.runner import EncoderRunner, TorchRunner
+from weft.models.registry import make_encoder, make_model
+from weft.ops.encoder import PlainEncoderOps
+from weft.ops.plain import PlainOps
+from weft.ops.sampling import TorchSamplerOps
+
+
+def build_decoder(spec: RunnerSpec, device: StepDevice, rows: DeviceRowTable) -> TorchRunner:
+    """A runner on the device where `rows` lies."""
+    on = rows.slots.device
+    pool = make_kv_pool(spec, on)
+    ops = PlainOps(spec.dtype, on, spec.model.quantize)
+    attention = TorchPaged(spec.model, pool)
+    model = make_model(spec.model, ops)
+    fill_weights(spec, model, on)
+    return TorchRunner(
+        model=model,
+        attention=attention,
+        sampler=TorchSamplerOps(),
+        rows=rows,
+        store=make_weight_store(spec, model, ops.tensors, pool.tensors, on),
+        device=device,
+        pooler=make_pooler(spec, model, on),
+        processors=spec.processors,
+    )
+
+
+def build_encoder(spec: RunnerSpec, device: StepDevice, on: torch.device) -> EncoderRunner:
+    ops = PlainEncoderOps(spec.dtype, on, spec.model.quantize)
+    model = make_encoder(spec.model, ops)
+    fill_weights(spec, model, on)
+    return EncoderRunner(
+        model=model,
+        attention=TorchBidirectional(spec.model),
+        pooler=make_pooler(spec, model, on),
+        store=make_weight_store(spec, model, ops.tensors, [], on),
+        on_device=on,
+        device=device,
+    )

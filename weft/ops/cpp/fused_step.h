@@ -1,0 +1,68 @@
+// What stands around the operations of a whole step: from the numbers of a plan to the step that `body` runs on, from there
+// to what `head` reads, and from what was chosen to the result. (inputs.py and sampler.py say the same in torch.)
+#pragma once
+
+#include <cstring>
+
+#include "program.h"
+
+namespace weft {
+
+// Whether the plan holds together and stays inside the table.
+static bool is_sound(const FusedStep& fused) {
+  const int64_t num = fused.num_requests;
+  const int32_t *rows = fused.numbers, *starts = rows + num, *lens = starts + num, *samples = lens + num;
+  int64_t num_tokens = 0, num_sampling = 0;
+  for (int64_t r = 0; r < num; r++) {
+    if (rows[r] < 0 || rows[r] >= fused.num_rows || starts[r] < 0 || lens[r] < 1) return false;
+    if (int64_t(starts[r]) + lens[r] > fused.table_stride) return false;
+    num_tokens += lens[r];
+    num_sampling += samples[r];
+  }
+  return num_tokens == fused.num_tokens && num_sampling == fused.num_sampling;
+}
+
+// Write the plan's slots into the table; its columns, widened, are what the step points to.
+static Step lay_out(const FusedStep& fused) {
+  const int64_t num = fused.num_requests, num_tokens = fused.num_tokens;
+  const int32_t *rows = fused.numbers, *starts = rows + num, *lens = starts + num;
+  const int32_t *given = lens + 2 * num, *new_slots = given + num_tokens;
+  int64_t *tokens = fused.columns, *positions = tokens + num_tokens, *slots = positions + num_tokens;
+  int64_t t = 0;
+  for (int64_t r = 0; r < num; r++) {
+    int32_t* const of_row = fused.table + rows[r] * fused.table_stride;
+    for (int64_t i = 0; i < lens[r]; i++, t++) {
+      tokens[t] = given[t] < 0 ? fused.last_tokens[rows[r]] : given[t];
+      positions[t] = starts[r] + i;
+      slots[t] = of_row[positions[t]] = new_slots[t];
+    }
+  }
+  return {num_tokens, num, tokens, positions, slots, rows, starts, lens, fused.table, fused.table_stride, nullptr};
+}
+
+// Put what is left of the last token of each request that samples side by side.
+static void gather_last(const FusedStep& fused) {
+  const int32_t *lens = fused.numbers + 2 * fused.num_requests, *samples = lens + fused.num_requests;
+  int64_t num = 0, t = -1;
+  for (int64_t r = 0; r < fused.num_requests; r++) {
+    t += lens[r];
+    if (!samples[r]) continue;
+    memcpy(fused.last + num++ * fused.hidden_size, fused.hidden + t * fused.hidden_size, size_t(fused.hidden_size) * 4);
+  }
+}
+
+// The result, which the next step may begin with.
+static void keep_tokens(FusedStep& fused) {
+  const int32_t *rows = fused.numbers, *samples = rows + 3 * fused.num_requests;
+  int64_t num = 0;
+  for (int64_t r = 0; r < fused.num_requests; r++) {
+    if (!samples[r]) continue;
+    const bool invalid = fused.max_logits[num] - fused.max_logits[num] != 0;  // infinities and NaN
+    fused.num_invalid += invalid;
+    fused.invalid[num] = invalid;
+    fused.tokens[num] = invalid ? 0 : int32_t(fused.chosen[num]);
+    fused.last_tokens[rows[r]] = fused.tokens[num++];
+  }
+}
+
+}  // namespace weft
