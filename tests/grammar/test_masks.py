@@ -48,6 +48,7 @@ class Held(ChoiceCompiler):
         self.may_fill, self.took = threading.Event(), threading.Event()
         self.began, self.second_began = threading.Event(), threading.Event()
         self.may_fill.set()
+        self.compiled = threading.Semaphore(0)  # released by the pool for each grammar
         self.threads: list[str] = []  # of each fill since a grammar was compiled
         self.filled: list[int] = []  # how many masks each of them filled
         self.num_disturbed = 0
@@ -90,19 +91,19 @@ def library() -> Iterator[Held]:
 
 @pytest.fixture
 def pool(library: Held) -> Iterator[GrammarPool]:
-    pool = GrammarPool(lambda: library, max_bytes=1_000_000, beside=True)
+    pool = GrammarPool(
+        lambda: library, max_bytes=1_000_000, beside=True, notify=library.compiled.release
+    )
     yield pool
     library.may_fill.set()
     pool.close()
 
 
-def begun(pool: GrammarPool, number: int, *choices: str) -> list[Constraint]:
+def begun(pool: GrammarPool, library: Held, number: int, *choices: str) -> list[Constraint]:
     """So many outputs, at the beginning of the choices."""
-    rung = threading.Event()
-    pool._notify = rung.set
     pool.ask(0, Key("choice", json.dumps(choices or CHOICES)))
     while not pool.has_news:
-        assert rung.wait(PATIENCE_S)
+        assert library.compiled.acquire(timeout=PATIENCE_S)
     [first] = pool.take()
     for id in range(1, number):
         pool.ask(id, Key("choice", json.dumps(choices or CHOICES)))
@@ -129,7 +130,7 @@ def words_of(constraints: list[Constraint]) -> Words:
 def test_a_token_is_answered_before_the_masks_behind_it_are_filled(
     pool: GrammarPool, library: Held
 ) -> None:
-    constraints = begun(pool, FEW)
+    constraints = begun(pool, library, FEW)
     library.may_fill.clear()
     advance(pool, constraints, A)
     assert library.began.wait(PATIENCE_S)
@@ -143,7 +144,7 @@ def test_where_the_model_takes_all_processors_who_asks_fills_all_masks_at_once(
     library: Held,
 ) -> None:
     pool = GrammarPool(lambda: library, max_bytes=1_000_000)
-    constraints = begun(pool, 3 * PART)
+    constraints = begun(pool, library, 3 * PART)
     advance(pool, constraints, A)
     assert not library.threads
     assert allowed(words_of(constraints)) == ["bc"] * 3 * PART
@@ -152,7 +153,7 @@ def test_where_the_model_takes_all_processors_who_asks_fills_all_masks_at_once(
 
 
 def test_few_masks_are_filled_by_who_asks_for_them(pool: GrammarPool, library: Held) -> None:
-    constraints = begun(pool, FEW - 1)
+    constraints = begun(pool, library, FEW - 1)
     advance(pool, constraints, A)
     assert not library.threads
     assert allowed(words_of(constraints)) == ["bc"] * (FEW - 1)
@@ -160,7 +161,7 @@ def test_few_masks_are_filled_by_who_asks_for_them(pool: GrammarPool, library: H
 
 
 def test_who_asks_fills_what_nobody_has_begun(pool: GrammarPool, library: Held) -> None:
-    constraints = begun(pool, 2 * PART)
+    constraints = begun(pool, library, 2 * PART)
     library.may_fill.clear()
     advance(pool, constraints, A)
     assert library.began.wait(PATIENCE_S)  # the thread is held up in the first part
@@ -177,7 +178,7 @@ def test_who_asks_fills_what_nobody_has_begun(pool: GrammarPool, library: Held) 
 def test_a_matcher_takes_no_token_while_its_mask_is_filled(
     pool: GrammarPool, library: Held
 ) -> None:
-    constraints = begun(pool, 3 * PART)
+    constraints = begun(pool, library, 3 * PART)
     library.lingers_s = 0.02
     advance(pool, constraints, A)
     advance(
@@ -188,7 +189,7 @@ def test_a_matcher_takes_no_token_while_its_mask_is_filled(
 
 
 def test_who_is_gone_leaves_its_mask_to_the_others(pool: GrammarPool, library: Held) -> None:
-    constraints = begun(pool, PART)
+    constraints = begun(pool, library, PART)
     library.may_fill.clear()
     advance(pool, constraints, A)
     del constraints[::2]  # aborted
@@ -199,7 +200,7 @@ def test_who_is_gone_leaves_its_mask_to_the_others(pool: GrammarPool, library: H
 def test_a_pool_that_is_closed_ends_the_fill_under_way_and_begins_no_other(
     pool: GrammarPool, library: Held
 ) -> None:
-    constraints, others = begun(pool, FEW), begun(pool, FEW, "ax", "ay")
+    constraints, others = begun(pool, library, FEW), begun(pool, library, FEW, "ax", "ay")
     library.may_fill.clear()
     advance(pool, constraints, A)
     advance(pool, others, A)
@@ -214,9 +215,9 @@ def test_a_pool_that_is_closed_ends_the_fill_under_way_and_begins_no_other(
 
 
 def test_an_output_that_cannot_go_on_is_told_with_the_mask_and_the_others_go_on(
-    pool: GrammarPool,
+    pool: GrammarPool, library: Held
 ) -> None:
-    stuck, fine = begun(pool, FEW, "aé", "aü"), begun(pool, FEW)
+    stuck, fine = begun(pool, library, FEW, "aé", "aü"), begun(pool, library, FEW)
     advance(pool, [*stuck, *fine], A)
     rows = LazyBitmaskRows([constraint.mask for constraint in (*fine, *stuck)])
     reason = "the output cannot go on in its grammar: nothing may follow"
@@ -224,8 +225,10 @@ def test_an_output_that_cannot_go_on_is_told_with_the_mask_and_the_others_go_on(
     assert allowed(rows.words)[:FEW] == ["bc"] * FEW
 
 
-def test_what_a_plan_carries_can_be_sent_to_another_process(pool: GrammarPool) -> None:
-    constraints = begun(pool, FEW)
+def test_what_a_plan_carries_can_be_sent_to_another_process(
+    pool: GrammarPool, library: Held
+) -> None:
+    constraints = begun(pool, library, FEW)
     advance(pool, constraints, A)
     mask = Mask(
         np.arange(FEW, dtype=np.int32),

@@ -75,35 +75,37 @@ BOMBS = {
 
 
 @pytest.fixture
-def trial() -> Iterator[SandboxProcess]:
-    trial = SandboxProcess("llguidance", *VOCABULARY, timeout_s=TIMEOUT_S)
-    yield trial
-    trial.close()
+def sandbox() -> Iterator[SandboxProcess]:
+    sandbox = SandboxProcess("llguidance", *VOCABULARY, timeout_s=TIMEOUT_S)
+    yield sandbox
+    sandbox.close()
 
 
-def test_a_trial_says_what_compiles_and_why_another_does_not(trial: SandboxProcess) -> None:
-    trial.run(Key("regex", "a+"))
+def test_a_trial_says_what_compiles_and_why_another_does_not(sandbox: SandboxProcess) -> None:
+    sandbox.run(Key("regex", "a+"))
     with pytest.raises(InvalidGrammar, match="unclosed group"):
-        trial.run(Key("regex", "(a"))
-    trial.run(Key("choice", '["größe"]'))
+        sandbox.run(Key("regex", "(a"))
+    sandbox.run(Key("choice", '["größe"]'))
 
 
-def test_a_trial_that_takes_too_long_is_killed_and_the_next_one_runs(trial: SandboxProcess) -> None:
-    trial.run(Key("regex", "a+"))
-    trial._timeout_s = 0.001
+def test_a_trial_that_takes_too_long_is_killed_and_the_next_one_runs(
+    sandbox: SandboxProcess,
+) -> None:
+    sandbox.run(Key("regex", "a+"))
+    sandbox._timeout_s = 0.001
     with pytest.raises(SandboxFailed, match=r"takes longer than 0\.001 s"):
-        trial.run(BOMBS["100,000 rules"])
-    trial._timeout_s = TIMEOUT_S
-    trial.run(Key("regex", "a+"))
+        sandbox.run(BOMBS["100,000 rules"])
+    sandbox._timeout_s = TIMEOUT_S
+    sandbox.run(Key("regex", "a+"))
 
 
-def test_a_trial_whose_process_dies_fails_and_the_next_one_runs(trial: SandboxProcess) -> None:
-    trial.run(Key("regex", "a+"))
-    assert trial._child is not None
-    os.kill(trial._child.pid, signal.SIGKILL)
+def test_a_trial_whose_process_dies_fails_and_the_next_one_runs(sandbox: SandboxProcess) -> None:
+    sandbox.run(Key("regex", "a+"))
+    assert sandbox._child is not None
+    os.kill(sandbox._child.pid, signal.SIGKILL)
     with pytest.raises(SandboxFailed, match="memory"):
-        trial.run(Key("regex", "b+"))
-    trial.run(Key("regex", "b+"))
+        sandbox.run(Key("regex", "b+"))
+    sandbox.run(Key("regex", "b+"))
 
 
 def test_bombs_are_refused_or_served_in_bounded_time_and_memory_while_others_go_on() -> None:
@@ -150,10 +152,10 @@ def test_bombs_are_refused_or_served_in_bounded_time_and_memory_while_others_go_
 
 
 def test_what_only_looks_like_a_bomb_is_served() -> None:
-    trial = SandboxProcess("llguidance", *VOCABULARY, timeout_s=600)
+    sandbox = SandboxProcess("llguidance", *VOCABULARY, timeout_s=600)
     for name in ("nested counts", "a million items", "depth 60", "a long count"):
-        trial.run(BOMBS[name])
-    trial.close()
+        sandbox.run(BOMBS[name])
+    sandbox.close()
 
 
 def _grammar(key: Key) -> Grammar:

@@ -100,10 +100,10 @@ def test_an_invalid_grammar_is_refused_with_the_reason(
 
 def test_a_grammar_is_tried_in_a_process_of_its_own_first(tokenizer: Tokenizer) -> None:
     make: Any = partial(SandboxProcess, "xgrammar", FILE, tokenizer.vocab_size, (EOS,), 20.0)
-    trial = make()
+    sandbox = make()
     try:
-        trial.run(Key("regex", "a+"))
+        sandbox.run(Key("regex", "a+"))
         with pytest.raises(InvalidGrammar, match="parenthesis"):
-            trial.run(Key("regex", "(a"))
+            sandbox.run(Key("regex", "(a"))
     finally:
-        trial.close()
+        sandbox.close()

@@ -1,4 +1,4 @@
-"""The grammar libraries, by name."""
+"""The grammar libraries, by name. Knows of each where its compiler is and how to install it."""
 
 from __future__ import annotations
 
@@ -10,29 +10,34 @@ from typing import cast
 
 from weft.grammar.protocol import Compiler
 
-BACKENDS = {  # name, which is that of the library's module: class, and what is to be installed
+# Name of the library's module: (class of the compiler, what to install)
+BACKENDS = {
     "llguidance": ("weft.grammar.llg:LlgCompiler", "llguidance"),
     "xgrammar": ("weft.grammar.xgr:XgrCompiler", "weft[xgrammar]"),
 }
 
 
 def missing(name: str) -> str:
-    """What is to be installed before this one can be used; "" if nothing is."""
+    """What has to be installed before this one can be used; "" if nothing."""
     return "" if find_spec(name) is not None else BACKENDS[name][1]
 
 
 def make_compiler(
-    name: str, tokenizer: Path, vocab_size: int, eos_token_ids: Sequence[int], num_threads: int = 1
+    name: str,
+    tokenizer: Path,
+    vocab_size: int,
+    eos_token_ids: Sequence[int],
+    num_threads: int = 1,
 ) -> Compiler:
     """A compiler for the tokenizer in a file tokenizer.json.
 
-    Raises InvalidGrammar if its vocabulary cannot be used, ImportError (with advice) without the library.
+    Raises InvalidGrammar if its vocabulary cannot be used, ImportError (with advice) without the
+    library.
     """
-    module, _, cls = BACKENDS[name][0].partition(":")
-    make = getattr(import_module(module), cls)
+    path, package = BACKENDS[name]
+    module, _, class_name = path.partition(":")
+    make = getattr(import_module(module), class_name)
     try:
         return cast(Compiler, make(tokenizer, vocab_size, eos_token_ids, num_threads))
     except ImportError as exc:
-        raise ImportError(
-            f"structured output needs {name}: pip install {BACKENDS[name][1]}"
-        ) from exc
+        raise ImportError(f"structured output needs {name}: pip install {package}") from exc

@@ -1,4 +1,7 @@
-"""Compiled grammars and the reasons of invalid ones, as many as fit in some bytes, the least recently used dropped."""
+"""Compiled grammars and the reasons of invalid ones, bounded in bytes.
+
+The least recently used entries go first. Knows nothing of threads: one thread uses a cache.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections import OrderedDict
 
 from weft.grammar.protocol import Compiled, InvalidGrammar, Key
 
-ENTRY_BYTES = 512  # for the books
+ENTRY_BYTES = 512  # of the table itself, for each entry
 
 
 class GrammarCache:
@@ -19,26 +22,29 @@ class GrammarCache:
         return len(self._entries)
 
     def get(self, key: Key) -> Compiled | InvalidGrammar | None:
-        found = self._entries.get(key)
-        if found is None:
+        entry = self._entries.get(key)
+        if entry is None:
             return None
         self._entries.move_to_end(key)
-        return found[0]
+        value, _ = entry
+        return value
 
     def put(self, key: Key, value: Compiled | InvalidGrammar) -> None:
-        """One that is larger than the whole cache is not kept."""
+        """Keep `value`, unless it is larger than the whole cache."""
         size = ENTRY_BYTES + len(key.text)
-        size += (
-            value.num_bytes + value.mask.nbytes if isinstance(value, Compiled) else len(str(value))
-        )
+        if isinstance(value, Compiled):
+            size += value.num_bytes + value.mask.nbytes
+        else:
+            size += len(str(value))
         self._drop(key)
         if size > self._max_bytes:
             return
-        self._entries[key] = value, size
+        self._entries[key] = (value, size)
         self.num_bytes += size
         while self.num_bytes > self._max_bytes:
             self._drop(next(iter(self._entries)))
 
     def _drop(self, key: Key) -> None:
         if key in self._entries:
-            self.num_bytes -= self._entries.pop(key)[1]
+            _, size = self._entries.pop(key)
+            self.num_bytes -= size

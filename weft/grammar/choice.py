@@ -15,10 +15,13 @@ from weft.grammar.protocol import Compiled, GrammarMatcher, InvalidGrammar, Key
 
 
 class ChoiceMatcher:
-    """`left`: what of each choice that is still possible has not been said."""
+    """`left`: of each choice that is still possible, the part that has not been said."""
 
     def __init__(
-        self, vocabulary: Sequence[bytes], eos: frozenset[int], left: frozenset[bytes]
+        self,
+        vocabulary: Sequence[bytes],
+        eos: frozenset[int],
+        left: frozenset[bytes],
     ) -> None:
         self.vocabulary = vocabulary
         self.eos = eos
@@ -39,52 +42,54 @@ class ChoiceMatcher:
         return bool(piece) and any(rest.startswith(piece) for rest in self.left)
 
     def consume(self, token: int) -> bool:
-        if self.error or not self.allows(token):
-            self.error = self.error or f"token {token} is not allowed here"
-        elif token in self.eos:
+        if self.error:
+            return False
+        if not self.allows(token):
+            self.error = f"token {token} is not allowed here"
+            return False
+        if token in self.eos:
             self.left = frozenset()
         else:
             piece = self.vocabulary[token]
-            self.left = frozenset(
-                rest[len(piece) :] for rest in self.left if rest.startswith(piece)
-            )
-        return not self.error and not self.is_complete
+            fitting = [rest for rest in self.left if rest.startswith(piece)]
+            self.left = frozenset(rest.removeprefix(piece) for rest in fitting)
+        return not self.is_complete
 
     def forced(self) -> list[int]:
-        """Written in the longest tokens; what is left at the end might become part of a longer one."""
-        text, found = _common(self.left), []
+        """Written in the longest tokens; the rest of the text might become part of a longer one."""
+        text = _common_prefix(self.left)
+        tokens: list[int] = []
         while text:
-            longer = any(
-                len(piece) > len(text) and piece.startswith(text) for piece in self.vocabulary
-            )
-            token = max(
-                range(len(self.vocabulary)), key=lambda one: _fits(self.vocabulary[one], text)
-            )
-            if longer or not _fits(self.vocabulary[token], text):
-                break
-            found.append(token)
-            text = text[len(self.vocabulary[token]) :]
-        return found
+            longest = 0
+            found = -1
+            for token, piece in enumerate(self.vocabulary):
+                # The text might go on as this longer token: how it is written is open.
+                if len(piece) > len(text) and piece.startswith(text):
+                    return tokens
+                if text.startswith(piece) and len(piece) > longest:
+                    longest = len(piece)
+                    found = token
+            if found < 0:
+                return tokens
+            tokens.append(found)
+            text = text[longest:]
+        return tokens
 
 
-def _common(texts: frozenset[bytes]) -> bytes:
-    """What they all begin with."""
+def _common_prefix(texts: frozenset[bytes]) -> bytes:
     if not texts:
         return b""
-    low, high = min(texts), max(texts)
-    size = next(
-        (i for i, (one, other) in enumerate(zip(low, high, strict=False)) if one != other), len(low)
-    )
+    # What the first and the last in order have in common, all between them have.
+    low = min(texts)
+    high = max(texts)
+    size = 0
+    while size < len(low) and low[size] == high[size]:
+        size += 1
     return low[:size]
 
 
-def _fits(piece: bytes, text: bytes) -> int:
-    """How much of the text a token begins with; 0 if it does not."""
-    return len(piece) if text.startswith(piece) else 0
-
-
 class ChoiceCompiler:
-    """Compiles grammars of kind "choice": a JSON list of strings. `vocabulary` has each token's bytes."""
+    """Compiles grammars of kind "choice": a JSON list of strings. `vocabulary`: bytes by token."""
 
     def __init__(self, vocabulary: Sequence[bytes], eos: frozenset[int]) -> None:
         self._vocabulary = vocabulary
@@ -102,8 +107,9 @@ class ChoiceCompiler:
         return Compiled(matcher, mask[0], num_bytes=len(key.text))
 
     def fill(self, matchers: Sequence[GrammarMatcher], masks: Words) -> None:
-        size = 32 * masks.shape[1]
+        num_tokens = len(self._vocabulary)
         for row, matcher in enumerate(matchers):
             assert isinstance(matcher, ChoiceMatcher)
-            allowed = [t < len(self._vocabulary) and matcher.allows(t) for t in range(size)]
+            allowed = np.zeros(32 * masks.shape[1], dtype=np.bool_)
+            allowed[:num_tokens] = [matcher.allows(token) for token in range(num_tokens)]
             masks[row] = np.packbits(allowed, bitorder="little").view(np.int32)

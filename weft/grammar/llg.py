@@ -1,7 +1,7 @@
-"""Grammars by llguidance: JSON schemas, regular expressions, Lark and GBNF grammars, structural tags.
+"""Grammars by llguidance: JSON schemas, regular expressions, Lark, GBNF, structural tags.
 
-The library's own limits bound what one step of a matcher may cost; what compiling may cost is bounded by the process
-in which it is tried first (`sandbox.py`).
+The library's own limits bound the cost of one step of a matcher; the process in which a grammar is
+compiled first (`sandbox.py`) bounds the cost of compiling.
 """
 
 from __future__ import annotations
@@ -19,15 +19,20 @@ from weft.grammar.masks import Words
 from weft.grammar.protocol import Compiled, GrammarMatcher, InvalidGrammar, Key
 from weft.grammar.tags import LarkWriter, as_format
 
-WHITESPACE = r" |\n( {0,16}|\t{0,8})"  # between the tokens of JSON: bounded, or a weak model goes on with it for ever
-COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-FEW = 64  # masks times threads: what is worth the others' help
+# Between the tokens of JSON: bounded, or a weak model never ends it.
+WHITESPACE = r" |\n( {0,16}|\t{0,8})"
+COMPACT: dict[str, Any] = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+}
+FEW = 64  # masks times threads: more than this is worth the help of other threads
 MAX_LEXER_STATES = 50_000  # of 1 to 2 kB: the memory of one grammar
 MAX_STEP_ITEMS = 25_000  # a step of one matcher takes 40 ms at most, about
 MAX_STEP_FUEL = 100_000
 MAX_MESSAGE_LEN = 500
-BASE_BYTES = 60_000  # of a small compiled grammar, measured; a larger one has about so many bytes per character:
-BYTES_PER_CHARACTER = 64
+BASE_BYTES = 60_000  # of a small compiled grammar, measured
+BYTES_PER_CHARACTER = 64  # of a larger one, about
 _LIMIT = re.compile("too many|limit|fuel", re.IGNORECASE)  # in the words of the library
 
 
@@ -37,7 +42,9 @@ class LlgMatcher:
 
     @property
     def error(self) -> str:
-        return _told(self.inner.get_error()) if self.inner.is_error() else ""
+        if not self.inner.is_error():
+            return ""
+        return _with_limits(self.inner.get_error())
 
     @property
     def is_complete(self) -> bool:
@@ -55,18 +62,26 @@ class LlgMatcher:
 
 
 class LlgCompiler:
-    """For the tokenizer in a file tokenizer.json. Loading it takes 5 µs a token. Raises InvalidGrammar if it cannot
-    be used, ImportError without llguidance."""
+    """For the tokenizer in a file tokenizer.json. Loading it takes 5 µs a token.
+
+    Raises InvalidGrammar if it cannot be used, ImportError without llguidance.
+    """
 
     def __init__(
-        self, tokenizer: Path, vocab_size: int, eos_token_ids: Sequence[int], num_threads: int = 1
+        self,
+        tokenizer: Path,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        num_threads: int = 1,
     ) -> None:
         import llguidance
 
         self._library = llguidance
         try:
             self._tokenizer = llguidance.LLTokenizer(
-                str(tokenizer), n_vocab=vocab_size, eos_token=list(eos_token_ids) or None
+                str(tokenizer),
+                n_vocab=vocab_size,
+                eos_token=list(eos_token_ids) or None,
             )
         except (KeyboardInterrupt, SystemExit):
             raise
@@ -86,104 +101,123 @@ class LlgCompiler:
 
     def compile(self, key: Key) -> Compiled:
         try:
-            return self._compiled(key)
+            return self._compile(key)
         except (InvalidGrammar, MemoryError):
             raise
         except (Exception, RecursionError) as exc:
             raise InvalidGrammar(_plain(str(exc))) from exc
 
     def fill(self, matchers: Sequence[GrammarMatcher], masks: Words) -> None:
-        """A few at once in the caller's thread: to wake others takes longer, and they may be busy with the model."""
-        pairs = [
-            (matcher.inner, row)
-            for row, matcher in enumerate(matchers)
-            if isinstance(matcher, LlgMatcher)
-        ]
-        start, size = masks.ctypes.data, 4 * masks.shape[1]
-        if self._num_threads > 1 and len(pairs) * self._num_threads > FEW:
-            self._executor.unsafe_compute_mask_ptr(pairs, start, size, len(masks))
+        # A few at once in the caller's thread: to wake others takes longer, and they may be busy
+        # with the model.
+        inner: list[tuple[Any, int]] = []
+        for row, matcher in enumerate(matchers):
+            assert isinstance(matcher, LlgMatcher)
+            inner.append((matcher.inner, row))
+        start = masks.ctypes.data
+        row_bytes = 4 * masks.shape[1]
+        if self._num_threads > 1 and len(inner) * self._num_threads > FEW:
+            self._executor.unsafe_compute_mask_ptr(inner, start, row_bytes, len(masks))
             return
-        for matcher, row in pairs:
-            matcher.unsafe_compute_mask_ptr(start + row * size, size)
+        for one, row in inner:
+            one.unsafe_compute_mask_ptr(start + row * row_bytes, row_bytes)
 
-    def _compiled(self, key: Key) -> Compiled:
+    def _compile(self, key: Key) -> Compiled:
+        # Strictly first: only then the library says that it cannot enforce something.
         matcher = self._matcher(self._grammar(key, lenient=False))
         if matcher.error and key.kind in ("json_schema", "structural_tag"):
-            lenient = self._matcher(self._grammar(key, lenient=True))
-            left_out = lenient.inner.get_grammar_warnings()
-            if key.strict and left_out:
-                raise InvalidGrammar(
-                    f"strict is set, and this cannot be enforced: {'; '.join(left_out)}"
-                )
-            matcher = matcher if key.strict else lenient
+            matcher = self._lenient(key, matcher)
         if matcher.error:
             raise InvalidGrammar(matcher.error)
         mask = np.zeros((1, self._num_words), dtype=np.int32)
         self.fill([matcher], mask)
         if matcher.error or not mask.any():
             raise InvalidGrammar(matcher.error or "nothing matches it")
-        warnings = tuple(_plain(warning) for warning in matcher.inner.get_grammar_warnings())
-        return Compiled(
-            matcher, mask[0], BASE_BYTES + BYTES_PER_CHARACTER * len(key.text), warnings
-        )
+        num_bytes = BASE_BYTES + BYTES_PER_CHARACTER * len(key.text)
+        warnings = tuple(map(_plain, matcher.inner.get_grammar_warnings()))
+        return Compiled(matcher, mask[0], num_bytes, warnings)
+
+    def _lenient(self, key: Key, strict: LlgMatcher) -> LlgMatcher:
+        """A matcher without what cannot be enforced, unless the request wants all of it."""
+        lenient = self._matcher(self._grammar(key, lenient=True))
+        if not key.strict:
+            return lenient
+        left_out = lenient.inner.get_grammar_warnings()
+        if left_out:
+            raise InvalidGrammar(
+                f"strict is set, and this cannot be enforced: {'; '.join(left_out)}"
+            )
+        return strict
 
     def _matcher(self, grammar: str) -> LlgMatcher:
-        return LlgMatcher(
-            self._library.LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
-        )
+        make = self._library.LLMatcher
+        return LlgMatcher(make(self._tokenizer, grammar, log_level=0, limits=self._limits))
 
     def _grammar(self, key: Key, *, lenient: bool) -> str:
         """In the library's own language."""
         make = self._library.LLMatcher
         match key.kind:
             case "json_schema":
-                value = json.loads(key.text)
-                space = COMPACT if is_compact(value) else {"whitespace_pattern": WHITESPACE}
-                options = {"lenient": lenient, **space}
-                schema = "{}" if value is True else json.dumps(closed(value))
-                return str(make.grammar_from_json_schema(schema, overrides=options))  # type: ignore[arg-type]
+                return self._schema(json.loads(key.text), lenient=lenient)
             case "regex":
                 return str(make.grammar_from_regex(key.text))
             case "choice":
-                return str(make.grammar_from_regex("|".join(map(re.escape, json.loads(key.text)))))
+                escaped = map(re.escape, json.loads(key.text))
+                return str(make.grammar_from_regex("|".join(escaped)))
             case "ebnf":
-                return str(make.grammar_from_lark(_lark(key.text)))
+                return str(make.grammar_from_lark(_to_lark(key.text)))
             case "structural_tag":
                 return self._tags(json.loads(key.text), lenient)
         raise InvalidGrammar(f"there is no kind of grammar {key.kind!r}")
 
+    def _schema(self, schema: Any, *, lenient: bool) -> str:
+        space: dict[str, Any] = {"whitespace_pattern": WHITESPACE}
+        if is_compact(schema):
+            space = COMPACT
+        options: Any = {"lenient": lenient, **space}
+        text = "{}" if schema is True else json.dumps(closed(schema))
+        make = self._library.LLMatcher
+        return str(make.grammar_from_json_schema(text, overrides=options))
+
     def _tags(self, tag: dict[str, Any], lenient: bool) -> str:
         options = {"lenient": lenient, "whitespace_pattern": WHITESPACE}
-        lark = LarkWriter(
-            schema=lambda schema: {
-                **(closed(schema) if isinstance(schema, dict) else {}),
-                "x-guidance": options,
-            },
+
+        def with_options(schema: Any) -> dict[str, Any]:
+            kept = closed(schema) if isinstance(schema, dict) else {}
+            return {**kept, "x-guidance": options}
+
+        writer = LarkWriter(
+            schema=with_options,
             regex=self._library.regex_to_lark,
             special=self._special,
         )
-        return str(self._library.LLMatcher.grammar_from_lark(lark.grammar(as_format(tag))))
+        return str(self._library.LLMatcher.grammar_from_lark(writer.grammar(as_format(tag))))
 
     def _special(self, text: str) -> int | None:
+        """The id of a text that is one special token."""
         tokens = self._tokenizer.tokenize_str(text, parse_special=True)
-        return (
-            tokens[0] if len(tokens) == 1 and self._tokenizer.is_special_token(tokens[0]) else None
-        )
+        if len(tokens) != 1 or not self._tokenizer.is_special_token(tokens[0]):
+            return None
+        token: int = tokens[0]
+        return token
 
 
-def _lark(text: str) -> str:
+def _to_lark(text: str) -> str:
     """GBNF as Lark; what is Lark already stays as it is."""
     from llguidance import gbnf_to_lark
 
     return gbnf_to_lark.any_to_lark(text)
 
 
-def _told(error: str) -> str:
-    """An error of a matcher. Where a limit was reached, with what the limits are."""
+def _with_limits(error: str) -> str:
+    """An error of a matcher. Where a limit was reached, it says what the limits are."""
     plain = _plain(error)
     if not _LIMIT.search(plain):
         return plain
-    return f"{plain}. It is too hard: {MAX_LEXER_STATES:,} states, and {MAX_STEP_ITEMS:,} items a step, are allowed"
+    return (
+        f"{plain}. It is too hard: {MAX_LEXER_STATES:,} states, "
+        f"and {MAX_STEP_ITEMS:,} items a step, are allowed"
+    )
 
 
 def _plain(message: str) -> str:

@@ -1,9 +1,11 @@
-"""Masks that may still be on their way: a thread finds them out while the model computes the logits they are for.
+"""Bitmasks that may still be on their way: a thread fills them while the model computes the logits.
 
-    advance ─▶ Masks ─▶ thread: fills them      meanwhile the engine's thread plans and launches the next step
-                 └───── words ─▶ sampler        waits for the thread, or fills them itself, if it has not begun
+    advance ─▶ LazyBitmasks ─▶ thread: fills them     meanwhile the engine's thread goes on
+                    └── words ─▶ sampler              waits for the thread, or fills them itself,
+                                                      if the thread has not begun
 
-A mask is a row of packed bits: token t is allowed if bit t % 32 of word t // 32 is 1.
+A mask is a row of packed bits: token t is allowed if bit t % 32 of word t // 32 is 1. This module
+knows nothing of grammars: a function fills the words.
 """
 
 from __future__ import annotations
@@ -16,14 +18,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 Words: TypeAlias = NDArray[np.int32]
-Faults: TypeAlias = Mapping[
-    int, str
-]  # rows that mean nothing, and why the outputs cannot go on there
+# Rows that mean nothing, and why their outputs cannot go on.
+Faults: TypeAlias = Mapping[int, str]
 
 
 class LazyBitmasks:
-    """What may come next at M places. `fill` writes it into `words` [M, W] and returns the faults; without it, it
-    stands there already. It is called once, in whichever thread is first; one that pickles them waits for it, too."""
+    """What may come next at M places.
+
+    `fill` writes it into `words` [M, W] and returns the faults; without `fill` the words are
+    complete. It is called once, in whichever thread comes first; pickling waits for it, too.
+    """
 
     def __init__(
         self,
@@ -37,10 +41,11 @@ class LazyBitmasks:
         self._lock = Lock()
 
     def finish(self) -> None:
-        """Return when they are filled."""
+        """Return when the words are complete."""
         if self._fill is None:
             return
         with self._lock:
+            # Another thread may have filled them while this one waited for the lock.
             if self._fill is not None:
                 self._faults = self._fill(self._words)
                 self._fill = None
@@ -53,7 +58,7 @@ class LazyBitmasks:
 
     @property
     def faults(self) -> Faults:
-        """Waits for them."""
+        """Waits for the words."""
         self.finish()
         return self._faults
 
@@ -62,34 +67,42 @@ class LazyBitmasks:
 
 
 class LazyBitmaskRow(NamedTuple):
-    """One of them."""
+    """The mask of one output."""
 
     masks: LazyBitmasks
-    place: int = 0
+    row: int = 0
     also: int | None = None  # a token that is allowed besides
 
     @property
     def words(self) -> Words:
         """[W]. Waits for them."""
-        words: Words = self.masks.words[self.place]
-        if self.also is not None and self.also < 32 * len(words):
-            words = words.copy()
-            words.view(np.uint32)[self.also // 32] |= np.uint32(1 << self.also % 32)
+        words: Words = self.masks.words[self.row]
+        also = self.also
+        if also is None or also >= 32 * len(words):
+            return words
+        words = words.copy()  # other rows and steps see the original
+        words.view(np.uint32)[also // 32] |= np.uint32(1 << also % 32)
         return words
 
 
 class LazyBitmaskRows(NamedTuple):
-    """The masks of one step: the `Promise` that its plan carries."""
+    """The masks of one step, as its plan carries them."""
 
     rows: Sequence[LazyBitmaskRow]
 
     @property
     def words(self) -> Words:
-        """[M, W]. Waits for them, after it has filled what nobody has begun: the thread comes from the other end."""
-        return np.stack([row.words for row in reversed(self.rows)][::-1])
+        """[M, W]. Waits for them, after it has filled those that no thread has begun."""
+        # From the last row on: the thread comes from the other end, so both fill at the same time.
+        from_last = [row.words for row in reversed(self.rows)]
+        return np.stack(from_last[::-1])
 
     @property
     def faults(self) -> Faults:
-        """Waits for them."""
-        found = ((i, row.masks.faults.get(row.place)) for i, row in enumerate(self.rows))
-        return {i: fault for i, fault in found if fault is not None}
+        """Waits for the words."""
+        found: dict[int, str] = {}
+        for i, row in enumerate(self.rows):
+            fault = row.masks.faults.get(row.row)
+            if fault is not None:
+                found[i] = fault
+        return found

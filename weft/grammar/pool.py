@@ -1,13 +1,14 @@
-"""The grammar service: a cache, one flight for each grammar that is not in it, a few threads that compile, and one
-that fills masks.
+"""The grammar service: a cache, threads that compile what is not in it, a thread that fills masks.
 
-    ask ──▶ cache ──▶ verdict                          ┐ all this in the engine's thread, which never waits
-     └────▶ flight ──▶ thread: trial, compile ──▶ done ──▶ take ──▶ verdicts
-                                     └── notify: the engine wakes up
+    ask ──▶ cache ──▶ CompileResult                      ┐ all this in the engine's thread,
+     └────▶ PendingCompile ──▶ thread ──▶ done ──▶ take  ┘ which never waits
+                               sandbox, compile
+                                  └── notify: the engine wakes up
 
-A grammar is compiled once, however many requests ask for it meanwhile. Tenants take turns, and a grammar that is long
-by its text leaves a thread to the others; the time that one waits is not counted to its work. What is invalid is
-remembered like what is valid; what only took too long is not.
+A grammar is compiled once, however many requests ask for it meanwhile. Tenants take turns, and a
+grammar that is long by its text leaves a thread to the others; the time that a grammar waits does
+not count as its work. What is invalid is remembered like what is valid; what only took too long is
+not. Knows nothing of grammar libraries but the protocol.
 """
 
 from __future__ import annotations
@@ -42,21 +43,21 @@ from weft.grammar.sandbox import CompileSandbox, NoSandbox, SandboxFailed
 
 NUM_THREADS = 2  # one grammar that takes long does not hold up the next
 LONG_LEN = 65_536  # characters of a grammar that does not take the last thread
-WAIT_S = 10.0  # for a thread; who has waited longer is told to come back
+WAIT_S = 10.0  # for a thread; a grammar that has waited longer is refused for now
 FEW = 4  # masks: to fill less takes no longer than to wake a thread
-PART = 8  # masks that are filled in one go: the thread begins with the first of them, who asks with the last
+PART = 8  # masks filled in one go: the thread begins with the first part, the sampler with the last
 
 
 class CompileOverloaded(Exception):
-    """The grammar has waited too long for a thread. The message is for the user, who may try again."""
+    """The grammar has waited too long for a thread. The message is for the user, who may retry."""
 
 
 @dataclass(slots=True, eq=False)
 class PendingCompile:
-    """A grammar that is compiled or waits for it, and who waits for it."""
+    """A grammar that is compiled or waits for it, and the requests that wait for the result."""
 
     key: Key
-    tenant: str  # of who asked first
+    tenant: str  # of the first that asked
     asked_s: float
     ids: list[int] = field(default_factory=list)
 
@@ -70,15 +71,12 @@ CompileOutcome: TypeAlias = Compiled | InvalidGrammar | SandboxFailed | CompileO
 
 class FinishedCompile(NamedTuple):
     key: Key
-    result: CompileOutcome
+    outcome: CompileOutcome
     took_s: float
 
 
 class GrammarPool:
-    """`make_compiler` is called once, by a thread, when the first grammar comes; it may raise InvalidGrammar or
-    ImportError. `notify` is called by a thread whenever `take` has something to tell. Without `jump` no token is said to
-    be forced: each is sampled. With `beside`, for who computes elsewhere than in this machine's processors, a thread
-    fills masks while a step runs; without it, who asks for them does."""
+    """The service of one engine. Its public methods are for the engine's thread."""
 
     def __init__(
         self,
@@ -91,194 +89,261 @@ class GrammarPool:
         beside: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`max_bytes`: of the cache.
+
+        `make_compiler` is called once, by a thread, when the first grammar comes; it may raise
+        InvalidGrammar or ImportError. Each compiling thread makes a sandbox of its own. A thread
+        calls `notify` whenever `take` has something new. Without `jump` no token is forced: each
+        is sampled. With `beside`, for a model that computes elsewhere than on this machine's
+        processors, a thread fills masks while a step runs; without it the sampler fills them.
+        """
         self.cache = GrammarCache(max_bytes)
         self.num_compiled = 0
-        self._make_compiler = make_compiler
-        self._compiler: Compiler | None = None
-        self._lock = threading.Lock()  # for making the compiler
-        self._make_sandbox = make_sandbox
-        self._notify = notify
+        self._threads = _CompilerThreads(make_compiler, make_sandbox, notify, clock)
         self._jump = jump
         self._beside = beside
-        self._own = threading.local()  # a thread's trial
-        self._trials: list[CompileSandbox] = []
-        self._threads = ThreadPoolExecutor(NUM_THREADS, "grammar", initializer=self._begin_thread)
         self._filler = ThreadPoolExecutor(1, "masks")
         self._clock = clock
-        self._queue = _Queue()
-        self._flights: dict[Key, PendingCompile] = {}
-        self._key_of: dict[int, Key] = {}  # of those that wait
-        self._verdicts: list[CompileResult] = []  # at once
-        self._done: deque[FinishedCompile] = deque()  # written by the threads
+        self._pending: dict[Key, PendingCompile] = {}
+        self._key_of: dict[int, Key] = {}  # of the requests that wait
+        self._from_cache: list[CompileResult] = []  # not taken yet
 
-    # Compiling
+    # ---- compiling
 
     def ask(self, id: int, key: Key, tenant: str = "") -> None:
         known = self.cache.get(key)
         if known is not None:
-            self._verdicts.append(_verdict(id, known, 0.0))
+            self._from_cache.append(_result(id, known, 0.0))
             return
-        flight = self._flights.get(key)
-        if flight is None:
-            flight = self._flights[key] = PendingCompile(key, tenant, self._clock())
-            self._queue.put(flight)
-            self._threads.submit(self._work)
-        flight.ids.append(id)
+        pending = self._pending.get(key)
+        if pending is None:
+            pending = PendingCompile(key, tenant, self._clock())
+            self._pending[key] = pending
+            self._threads.put(pending)
+        pending.ids.append(id)
         self._key_of[id] = key
 
     def cancel(self, id: int) -> None:
-        self._verdicts = [verdict for verdict in self._verdicts if verdict.id != id]
+        self._from_cache = [result for result in self._from_cache if result.id != id]
         key = self._key_of.pop(id, None)
         if key is None:
             return
-        flight = self._flights[key]
-        flight.ids.remove(id)
-        if not flight.ids and self._queue.remove(
-            flight
-        ):  # it had not begun; else it is soon in the cache
-            del self._flights[key]
+        pending = self._pending[key]
+        pending.ids.remove(id)
+        # A compilation that has begun goes on: its result will soon be in the cache.
+        if not pending.ids and self._threads.remove(pending):
+            del self._pending[key]
 
     def take(self) -> list[CompileResult]:
-        verdicts, self._verdicts = self._verdicts, []
-        while self._done:
-            key, result, took_s = self._done.popleft()
+        results = self._from_cache
+        self._from_cache = []
+        for key, outcome, took_s in self._threads.take():
             self.num_compiled += 1
-            if not isinstance(result, SandboxFailed | CompileOverloaded):
-                self.cache.put(key, result)
-            for id in self._flights.pop(key).ids:
+            # What took too long may be fast another time.
+            if not isinstance(outcome, SandboxFailed | CompileOverloaded):
+                self.cache.put(key, outcome)
+            for id in self._pending.pop(key).ids:
                 del self._key_of[id]
-                verdicts.append(_verdict(id, result, took_s))
-        return verdicts
+                results.append(_result(id, outcome, took_s))
+        return results
 
     @property
     def has_news(self) -> bool:
-        """Whether `take` has something to tell."""
-        return bool(self._verdicts or self._done)
+        """Whether `take` has something to report."""
+        return bool(self._from_cache or self._threads.done)
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
         self._filler.shutdown(cancel_futures=True)
-        for trial in self._trials:
-            trial.close()
 
-    def _work(self) -> None:
-        """In a thread: what waits, as long as there is something that it may take."""
-        while (flight := self._queue.take()) is not None:
-            began = time.perf_counter()
-            if self._clock() - flight.asked_s > WAIT_S:
-                result: CompileOutcome = CompileOverloaded(
-                    "there are more grammars to compile than can be done; try again later"
-                )
-            else:
-                result = self._compiled(flight.key)
-            self._queue.ended(flight)
-            self._done.append(FinishedCompile(flight.key, result, time.perf_counter() - began))
-            self._notify()
-
-    def _compiled(self, key: Key) -> CompileOutcome:
-        try:
-            self._own.trial.run(key)
-            return self._the_compiler().compile(key)
-        except (InvalidGrammar, SandboxFailed) as exc:
-            return exc
-        except ImportError as exc:
-            return SandboxFailed(str(exc))
-        except BaseException as exc:  # a panic of the library is no Exception
-            return SandboxFailed(f"the grammar library failed on it: {type(exc).__name__}")
-
-    def _begin_thread(self) -> None:
-        self._own.trial = self._make_sandbox()
-        self._trials.append(self._own.trial)
-
-    def _the_compiler(self) -> Compiler:
-        with self._lock:
-            if self._compiler is None:
-                self._compiler = self._make_compiler()
-            return self._compiler
-
-    # Following
+    # ---- following
 
     def advance(
-        self, constraints: Sequence[Constraint], tokens: Sequence[int], room: Sequence[int]
+        self,
+        constraints: Sequence[Constraint],
+        tokens: Sequence[int],
+        room: Sequence[int],
     ) -> list[Advance]:
-        moves, going = [], []
+        advances: list[Advance] = []
+        continuing: list[Constraint] = []
         for constraint, token, most in zip(constraints, tokens, room, strict=True):
-            constraint.mask.masks.finish()
-            move = _taken(constraint.matcher, (token,))
-            if move is CONTINUE and self._jump and most:
-                move = _jumped(constraint.matcher, most)
-            moves.append(move)
-            if not (move.is_complete or move.error):
-                going.append(constraint)
-        if going:
-            self._look(going)
-        return moves
+            constraint.mask.masks.finish()  # its matcher may still be in use
+            advance = _consume(constraint.matcher, (token,))
+            if advance is CONTINUE and self._jump and most:
+                advance = _jump(constraint.matcher, most)
+            advances.append(advance)
+            if not advance.is_complete and not advance.error:
+                continuing.append(constraint)
+        if continuing:
+            self._renew_masks(continuing)
+        return advances
 
-    def _look(self, constraints: Sequence[Constraint]) -> None:
-        """Begin to find out what may come next. Without the thread, and of a few masks, that is left to who asks."""
-        num, num_words = len(constraints), constraints[0].mask.masks.words.shape[1]
-        size, parts = max(PART, -(-num // 4)) if self._beside else num, []
-        for begin in range(0, num, size):
-            part = constraints[begin : begin + size]
+    def _renew_masks(self, constraints: Sequence[Constraint]) -> None:
+        """Begin to find out what may come next.
+
+        Without the thread, and where there are few masks, the sampler will fill them.
+        """
+        num_masks = len(constraints)
+        num_words = constraints[0].mask.masks.words.shape[1]
+        # Small parts let the thread and the sampler work at both ends at once.
+        part_size = num_masks
+        if self._beside:
+            part_size = max(PART, -(-num_masks // 4))
+        parts: list[LazyBitmasks] = []
+        for begin in range(0, num_masks, part_size):
+            part = constraints[begin : begin + part_size]
+            matchers = [constraint.matcher for constraint in part]
             words = np.zeros((len(part), num_words), dtype=np.int32)
-            masks = LazyBitmasks(
-                words, partial(self._filled, [constraint.matcher for constraint in part])
-            )
-            for place, constraint in enumerate(part):
-                constraint.mask = LazyBitmaskRow(masks, place)
+            masks = LazyBitmasks(words, partial(self._fill, matchers))
+            for index, constraint in enumerate(part):
+                constraint.mask = LazyBitmaskRow(masks, index)
             parts.append(masks)
-        if self._beside and num >= FEW:
+        if self._beside and num_masks >= FEW:
             self._filler.submit(_finish, parts)
 
-    def _filled(self, matchers: Sequence[GrammarMatcher], masks: Words) -> dict[int, str]:
-        """Fill them, mostly in a thread. Returns the rows where an output cannot go on, and why."""
-        self._fill(matchers, masks)
-        allows = np.count_nonzero(masks, axis=1).tolist()  # how many words that allow something
-        errors = [matcher.error for matcher in matchers]
-        return {i: _stuck(error) for i, error in enumerate(errors) if error or not allows[i]}
+    def _fill(self, matchers: Sequence[GrammarMatcher], masks: Words) -> dict[int, str]:
+        """Fill `masks` [M, W], in a thread as a rule.
 
-    def _fill(self, matchers: Sequence[GrammarMatcher], masks: Words) -> None:
+        Returns the rows where an output cannot go on, and why.
+        """
+        self._fill_words(matchers, masks)
+        num_used_words = np.count_nonzero(masks, axis=1).tolist()
+        # A limit of the library may be reached only here, while the mask is worked out.
+        faults: dict[int, str] = {}
+        for row, matcher in enumerate(matchers):
+            error = matcher.error
+            if error or not num_used_words[row]:
+                faults[row] = _stuck(error)
+        return faults
+
+    def _fill_words(self, matchers: Sequence[GrammarMatcher], masks: Words) -> None:
         """All at once; if that fails, one by one: then only those that fail have an empty mask."""
-        assert self._compiler is not None
         try:
-            self._compiler.fill(matchers, masks)
+            self._threads.compiler.fill(matchers, masks)
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException:  # a panic of the library is no Exception
             masks[:] = 0
             if len(matchers) > 1:
                 for i, matcher in enumerate(matchers):
-                    self._fill([matcher], masks[i : i + 1])
+                    self._fill_words([matcher], masks[i : i + 1])
+
+
+class _CompilerThreads:
+    """The threads that compile, and the grammars that wait for one."""
+
+    def __init__(
+        self,
+        make_compiler: Callable[[], Compiler],
+        make_sandbox: Callable[[], CompileSandbox],
+        notify: Callable[[], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self.done: deque[FinishedCompile] = deque()  # the threads append, the engine's takes
+        self._make_compiler = make_compiler
+        self._made: Compiler | None = None
+        self._making = threading.Lock()  # held while the compiler is made
+        self._make_sandbox = make_sandbox
+        self._own = threading.local()  # a thread's sandbox
+        self._sandboxes: list[CompileSandbox] = []
+        self._notify = notify
+        self._clock = clock
+        self._queue = _Queue()
+        self._pool = ThreadPoolExecutor(NUM_THREADS, "grammar", initializer=self._begin_thread)
+
+    @property
+    def compiler(self) -> Compiler:
+        """Made by the first thread that needs it; there is one wherever a grammar was compiled."""
+        with self._making:
+            if self._made is None:
+                self._made = self._make_compiler()
+            return self._made
+
+    def put(self, pending: PendingCompile) -> None:
+        self._queue.put(pending)
+        self._pool.submit(self._work)
+
+    def remove(self, pending: PendingCompile) -> bool:
+        """Whether it had not begun."""
+        return self._queue.remove(pending)
+
+    def take(self) -> list[FinishedCompile]:
+        finished: list[FinishedCompile] = []
+        while self.done:
+            finished.append(self.done.popleft())
+        return finished
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for sandbox in self._sandboxes:
+            sandbox.close()
+
+    # ---- in the threads
+
+    def _begin_thread(self) -> None:
+        self._own.sandbox = self._make_sandbox()
+        self._sandboxes.append(self._own.sandbox)
+
+    def _work(self) -> None:
+        """Compile what waits, as long as there is something that this thread may take."""
+        while (pending := self._queue.take()) is not None:
+            began = time.perf_counter()
+            outcome: CompileOutcome
+            if self._clock() - pending.asked_s > WAIT_S:
+                outcome = CompileOverloaded(
+                    "there are more grammars to compile than can be done; try again later"
+                )
+            else:
+                outcome = self._compile(pending.key)
+            self._queue.finish(pending)
+            took_s = time.perf_counter() - began
+            self.done.append(FinishedCompile(pending.key, outcome, took_s))
+            self._notify()
+
+    def _compile(self, key: Key) -> CompileOutcome:
+        try:
+            self._own.sandbox.run(key)
+            return self.compiler.compile(key)
+        except (InvalidGrammar, SandboxFailed) as exc:
+            return exc
+        except ImportError as exc:
+            return SandboxFailed(str(exc))
+        except BaseException as exc:  # a panic of the library is no Exception
+            return SandboxFailed(_library_failed(exc))
 
 
 class _Queue:
-    """Flights that wait, for several threads. Tenants take turns, and long grammars leave a thread to the others."""
+    """Grammars that wait, for several threads.
+
+    Tenants take turns, and long grammars leave a thread to the others.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiting = Rotation[PendingCompile]()
         self._num_long = 0  # that are being compiled
 
-    def put(self, flight: PendingCompile) -> None:
+    def put(self, pending: PendingCompile) -> None:
         with self._lock:
-            self._waiting.put(flight.tenant, flight, is_long=flight.is_long)
+            self._waiting.put(pending.tenant, pending, is_long=pending.is_long)
 
     def take(self) -> PendingCompile | None:
-        """The next that may begin. It has to be `ended`."""
+        """The next that may begin. The caller has to `finish` it."""
         with self._lock:
-            flight = self._waiting.take(with_long=self._num_long < max(NUM_THREADS - 1, 1))
-            if flight is not None:
-                self._num_long += flight.is_long
-            return flight
+            has_room_for_long = self._num_long < max(NUM_THREADS - 1, 1)
+            pending = self._waiting.take(with_long=has_room_for_long)
+            if pending is not None:
+                self._num_long += pending.is_long
+            return pending
 
-    def ended(self, flight: PendingCompile) -> None:
+    def finish(self, pending: PendingCompile) -> None:
         with self._lock:
-            self._num_long -= flight.is_long
+            self._num_long -= pending.is_long
 
-    def remove(self, flight: PendingCompile) -> bool:
+    def remove(self, pending: PendingCompile) -> bool:
         """Whether it had not begun."""
         with self._lock:
-            return self._waiting.remove(flight.tenant, flight)
+            return self._waiting.remove(pending.tenant, pending)
 
 
 def _finish(parts: Sequence[LazyBitmasks]) -> None:
@@ -286,56 +351,56 @@ def _finish(parts: Sequence[LazyBitmasks]) -> None:
         masks.finish()
 
 
-def _taken(matcher: GrammarMatcher, tokens: Sequence[int]) -> Advance:
-    """A matcher takes tokens."""
-    goes_on = False
+def _consume(matcher: GrammarMatcher, tokens: Sequence[int]) -> Advance:
+    """The matcher takes tokens."""
+    continues = False
     try:
         for token in tokens:
-            goes_on = matcher.consume(token)
+            continues = matcher.consume(token)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as exc:  # a panic of the library is no Exception
-        return _failed(exc)
-    return CONTINUE if goes_on else _move(matcher)
+        return Advance(error=_library_failed(exc))
+    if continues:
+        return CONTINUE
+    if matcher.error:
+        return Advance(error=_stuck(matcher.error))
+    return Advance(is_complete=True)
 
 
-def _jumped(matcher: GrammarMatcher, room: int) -> Advance:
-    """A matcher takes what must follow, if there is such."""
+def _jump(matcher: GrammarMatcher, room: int) -> Advance:
+    """The matcher takes what must follow, if anything must."""
     try:
         forced = tuple(matcher.forced()[:room])
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as exc:  # a panic of the library is no Exception
-        return _failed(exc)
+        return Advance(error=_library_failed(exc))
     if not forced:
         return CONTINUE
-    move = _taken(matcher, forced)
-    return move if move.error else move._replace(forced=forced)
+    advance = _consume(matcher, forced)
+    if advance.error:
+        return advance
+    return advance._replace(forced=forced)
 
 
-def _failed(exc: BaseException) -> Advance:
-    return Advance(error=f"the grammar library failed on it: {type(exc).__name__}")
-
-
-def _move(matcher: GrammarMatcher) -> Advance:
-    """Nothing may follow."""
-    return Advance(error=_stuck(matcher.error)) if matcher.error else Advance(is_complete=True)
+def _library_failed(exc: BaseException) -> str:
+    return f"the grammar library failed on it: {type(exc).__name__}"
 
 
 def _stuck(error: str) -> str:
-    return (
-        f"{NOT_FOLLOWED}: {error}"
-        if error
-        else "the output cannot go on in its grammar: nothing may follow"
-    )
+    if error:
+        return f"{NOT_FOLLOWED}: {error}"
+    return "the output cannot go on in its grammar: nothing may follow"
 
 
-def _verdict(id: int, result: CompileOutcome, took_s: float) -> CompileResult:
-    if isinstance(result, Compiled):
-        constraint = Constraint(
-            result.matcher.fork(), LazyBitmaskRow(LazyBitmasks(result.mask[None]))
-        )
-        return CompileResult(id, constraint, warnings=result.warnings, compile_s=took_s)
-    kind = "the grammar is invalid: " if isinstance(result, InvalidGrammar) else ""
-    status = 503 if isinstance(result, CompileOverloaded) else 400
-    return CompileResult(id, None, message=f"{kind}{result}", status=status, compile_s=took_s)
+def _result(id: int, outcome: CompileOutcome, took_s: float) -> CompileResult:
+    if isinstance(outcome, Compiled):
+        first_mask = LazyBitmasks(outcome.mask[None])
+        constraint = Constraint(outcome.matcher.fork(), LazyBitmaskRow(first_mask))
+        return CompileResult(id, constraint, warnings=outcome.warnings, compile_s=took_s)
+    message = str(outcome)
+    if isinstance(outcome, InvalidGrammar):
+        message = f"the grammar is invalid: {message}"
+    status = 503 if isinstance(outcome, CompileOverloaded) else 400
+    return CompileResult(id, None, message=message, status=status, compile_s=took_s)

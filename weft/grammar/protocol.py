@@ -1,11 +1,12 @@
-"""Grammars: what compiles them, what follows them, and who is asked for both.
+"""Grammars: what compiles them, what follows them, and the service that the scheduler asks.
 
-    Compiler   a grammar library for one vocabulary: text in, a Compiled out; fills masks
-    GrammarMatcher    the place of one output in its grammar
-    Grammars   what the scheduler asks: compiling begins at `ask` and its end is told by `take`, never waited for
+    Compiler         a grammar library for one vocabulary: text in, a Compiled out; fills masks
+    GrammarMatcher   the place of one output in its grammar
+    Grammars         the service: `ask` begins to compile, `take` reports the end; no call waits
 
-Twins: `llg.py` (llguidance) and `choice.py` (plain Python, for tests) compile; `pool.py` is the service, the journal's
-replay repeats what it said. What may come next is said in masks (`masks.py`).
+Twins: `llg.py` (llguidance), `xgr.py` (xgrammar) and `choice.py` (plain Python, for tests) compile;
+`pool.py` is the service, and the journal's replay repeats its reports. What may come next is said
+in masks (`masks.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from typing import NamedTuple, Protocol
 
 from weft.grammar.masks import LazyBitmaskRow, Words
 
-NOT_FOLLOWED = "the grammar cannot be followed"  # so begins the error of an output whose grammar is too hard, or is left
+# The beginning of the error of an output whose grammar is too hard, or is left.
+NOT_FOLLOWED = "the grammar cannot be followed"
 
 
 class InvalidGrammar(ValueError):
@@ -47,12 +49,15 @@ class GrammarMatcher(Protocol):
         ...
 
     def consume(self, token: int) -> bool:
-        """Go on by a token. Returns whether more may follow: it is not complete, and has no error."""
+        """Take a token. Returns whether more may follow: not complete, and no error."""
         ...
 
     def forced(self) -> list[int]:
-        """The tokens in which the text is written that must follow, as the tokenizer would write it; [] if there is a
-        choice. The last ones are left out if what comes behind them might change how it is written."""
+        """The tokens of the text that must follow, as the tokenizer would write it.
+
+        [] if there is a choice. The last ones are left out if the text behind them might change
+        how they are written.
+        """
         ...
 
 
@@ -60,7 +65,7 @@ class GrammarMatcher(Protocol):
 class Compiled:
     matcher: GrammarMatcher  # at the beginning: to be forked
     mask: Words  # [W] of the first token
-    num_bytes: int  # what keeping it costs, about
+    num_bytes: int  # memory that it takes, about
     warnings: tuple[str, ...] = ()  # what of the grammar is not enforced
 
 
@@ -70,21 +75,26 @@ class Compiler(Protocol):
         ...
 
     def fill(self, matchers: Sequence[GrammarMatcher], masks: Words) -> None:
-        """Write into masks [M, W] what may come next. The row of a matcher with an error means nothing."""
+        """Write into masks [M, W] what may come next.
+
+        The row of a matcher with an error means nothing.
+        """
         ...
 
 
 @dataclass(slots=True)
 class Constraint:
-    """One request's place in its grammar, and what may come next there. Nobody touches the matcher while its mask is
-    being filled."""
+    """One request's place in its grammar, and what may come next there.
+
+    No thread touches the matcher while another fills its mask.
+    """
 
     matcher: GrammarMatcher
     mask: LazyBitmaskRow
 
 
 class CompileResult(NamedTuple):
-    """What became of one `ask`: a constraint, or the reason why there is none."""
+    """The answer to one `ask`: a constraint, or the reason why there is none."""
 
     id: int
     constraint: Constraint | None
@@ -95,12 +105,11 @@ class CompileResult(NamedTuple):
 
 
 class Advance(NamedTuple):
-    """What became of one token. With an error nothing is forced."""
+    """What one token did to its grammar. With an error nothing is forced."""
 
-    is_complete: bool = False  # nothing may follow it, and those that are forced
-    error: str = (
-        ""  # one that is found only when the mask is filled is among its `LazyBitmasks.faults`
-    )
+    is_complete: bool = False  # nothing may follow it, and the forced tokens
+    # An error that is found only when the mask is filled is among `LazyBitmasks.faults`.
+    error: str = ""
     forced: tuple[int, ...] = ()  # tokens that had to follow: the matcher has taken them, too
 
 
@@ -108,30 +117,36 @@ CONTINUE = Advance()
 
 
 class Grammars(Protocol):
-    """Called from one thread. Compiling is never waited for."""
+    """Called from one thread, which never waits for a compilation."""
 
     def ask(self, id: int, key: Key, tenant: str = "") -> None:
-        """Compile a grammar for request `id` of `tenant`. `take` will tell."""
+        """Compile a grammar for request `id` of `tenant`. `take` reports the result."""
         ...
 
     def cancel(self, id: int) -> None:
-        """The request has ended: its verdict is wanted no more."""
+        """The request has ended: do not report its result."""
         ...
 
     def take(self) -> list[CompileResult]:
-        """The verdicts that have come since."""
+        """The results since the last call."""
         ...
 
     def advance(
-        self, constraints: Sequence[Constraint], tokens: Sequence[int], room: Sequence[int]
+        self,
+        constraints: Sequence[Constraint],
+        tokens: Sequence[int],
+        room: Sequence[int],
     ) -> list[Advance]:
-        """Each takes its token, then up to `room` that must follow. To find out what may come next is begun; where
-        that was still under way, it is waited for first."""
+        """Give each constraint its token, then up to `room` tokens that must follow.
+
+        This begins to fill the masks of what may come next. Where an earlier mask is still being
+        filled, it is waited for first.
+        """
         ...
 
 
 class NoGrammars:
-    """Where nothing can be compiled: every request that asks is refused with `reason`."""
+    """Compiles nothing: every request that asks is refused with `reason`."""
 
     def __init__(self, reason: str) -> None:
         self._reason = reason
@@ -145,10 +160,14 @@ class NoGrammars:
             self._asked.remove(id)
 
     def take(self) -> list[CompileResult]:
-        asked, self._asked = self._asked, []
+        asked = self._asked
+        self._asked = []
         return [CompileResult(id, None, message=self._reason, status=400) for id in asked]
 
     def advance(
-        self, constraints: Sequence[Constraint], tokens: Sequence[int], room: Sequence[int]
+        self,
+        constraints: Sequence[Constraint],
+        tokens: Sequence[int],
+        room: Sequence[int],
     ) -> list[Advance]:
         raise AssertionError("there is no constraint")

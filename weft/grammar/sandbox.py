@@ -1,8 +1,9 @@
 """Where a grammar is compiled first: a process of its own, which may be killed.
 
-A grammar can be made so that compiling it takes minutes or gigabytes, or brings the library down. What has been
-compiled here once, in bounded time and memory, may be compiled in the engine. The process is started at the first
-grammar, and again after it had to be killed.
+A grammar can be made so that compiling it takes minutes or gigabytes, or brings the library down.
+A grammar that has been compiled here once, in bounded time and memory, may be compiled in the
+engine. The process is started at the first grammar, and again after it had to be killed.
+`sandbox_process.py` is the other end.
 """
 
 from __future__ import annotations
@@ -15,16 +16,19 @@ from weft.config.process import Child, ChildEnded
 from weft.grammar.protocol import InvalidGrammar, Key
 
 START_S = 60.0  # for the interpreter and the vocabulary
-SLOW_S = 30.0  # of the clock beyond the time of work, on a busy machine; then the process is taken to hang
+SLOW_S = 30.0  # of the clock beyond the time of work, on a busy machine; later it counts as hung
 
 
 class SandboxFailed(Exception):
-    """The grammar could not be tried to the end. Another time it may be. The message is for the user."""
+    """The grammar could not be tried to the end, but may be another time.
+
+    The message is for the user.
+    """
 
 
 class CompileSandbox(Protocol):
     def run(self, key: Key) -> None:
-        """Raises InvalidGrammar, or SandboxFailed."""
+        """Compile the grammar and throw it away. Raises InvalidGrammar, or SandboxFailed."""
         ...
 
     def close(self) -> None: ...
@@ -41,7 +45,7 @@ class NoSandbox:
 
 
 class SandboxProcess:
-    """`timeout_s` of work for one grammar. Used by one thread."""
+    """For one thread."""
 
     def __init__(
         self,
@@ -51,6 +55,7 @@ class SandboxProcess:
         eos_token_ids: tuple[int, ...],
         timeout_s: float,
     ) -> None:
+        """`timeout_s`: of work, for one grammar."""
         self._vocabulary = [backend, str(tokenizer), vocab_size, list(eos_token_ids)]
         self._timeout_s = timeout_s
         self._child: Child | None = None
@@ -78,12 +83,13 @@ class SandboxProcess:
         assert self._child is not None
         too_long = f"the grammar takes longer than {self._timeout_s:g} s to compile"
         try:
-            return str(json.loads(self._child.ask(json.dumps(question).encode(), timeout_s)))
+            answer = self._child.ask(json.dumps(question).encode(), timeout_s)
         except TimeoutError:
             self.close()
             raise SandboxFailed(too_long) from None
         except ChildEnded as exc:
             self.close()
-            raise SandboxFailed(
-                too_long if exc.out_of_time else "the grammar takes too much memory to compile"
-            ) from None
+            if exc.out_of_time:
+                raise SandboxFailed(too_long) from None
+            raise SandboxFailed("the grammar takes too much memory to compile") from None
+        return str(json.loads(answer))

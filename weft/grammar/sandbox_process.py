@@ -1,5 +1,8 @@
-"""The process of `sandbox.py`: reads a vocabulary, then grammars, each a line of JSON; answers each with a line, which is
-empty if it compiles and says why not otherwise. It ends with its standard input."""
+"""The process behind `sandbox.py`: reads a vocabulary, then grammars, each a line of JSON.
+
+It answers each with a line: empty if it compiles, otherwise the reason. It ends with its standard
+input.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +29,9 @@ class SandboxWorker:
         self._compiler: Compiler | None = None
 
     def __call__(self, line: bytes) -> bytes:
-        return json.dumps(self._verdict(json.loads(line))).encode()
+        return json.dumps(self._answer(json.loads(line))).encode()
 
-    def _verdict(self, question: list[Any]) -> str:
+    def _answer(self, question: list[Any]) -> str:
         """Empty if the grammar compiles."""
         try:
             if self._compiler is None:
@@ -50,7 +53,11 @@ class SandboxWorker:
         return ""
 
     def _begin(
-        self, backend: str, tokenizer: str, vocab_size: int, eos_token_ids: list[int]
+        self,
+        backend: str,
+        tokenizer: str,
+        vocab_size: int,
+        eos_token_ids: list[int],
     ) -> None:
         self._compiler = make_compiler(backend, Path(tokenizer), vocab_size, eos_token_ids)
         limit_memory(MAX_MEMORY)

@@ -1,9 +1,10 @@
-"""Structural tags as Lark, the language of llguidance: free text with structures in it, or structures put together.
+"""Structural tags as Lark, the language of llguidance: free text with structures in it.
 
     {"structures": [{"begin", "schema", "end"}], "triggers": [...]}     the older form
-    {"format": {"type": ..., ...}}                                      the newer one: formats within formats
+    {"format": {"type": ..., ...}}                                      the newer: nested formats
 
-Free text ends where what must follow it begins; so it may stand last, or before a fixed text.
+Free text ends where the format behind it begins; so it may stand last, or before a fixed text.
+Knows nothing of schemas and tokens: functions translate both.
 """
 
 from __future__ import annotations
@@ -16,21 +17,17 @@ from weft.grammar.protocol import InvalidGrammar
 
 Format: TypeAlias = dict[str, Any]
 TEXT = r"/(.|\n)*/"
+_REPEATS = {"optional": "?", "star": "*", "plus": "+"}
 
 
 def as_format(tag: dict[str, Any]) -> Format:
     """The format of a structural tag in either form."""
     if "format" in tag:
         return dict(tag["format"])
-    tags = [
-        {
-            "type": "tag",
-            "begin": one["begin"],
-            "content": {"type": "json_schema", "json_schema": one["schema"]},
-            "end": one["end"],
-        }
-        for one in tag["structures"]
-    ]
+    tags: list[Format] = []
+    for one in tag["structures"]:
+        content = {"type": "json_schema", "json_schema": one["schema"]}
+        tags.append({"type": "tag", "begin": one["begin"], "content": content, "end": one["end"]})
     return {"type": "triggered_tags", "triggers": tag["triggers"], "tags": tags}
 
 
@@ -40,15 +37,17 @@ def with_schemas(format: Any, change: Callable[[Any], Any]) -> Any:
         return [with_schemas(one, change) for one in format]
     if not isinstance(format, dict):
         return format
-    return {
-        key: change(value) if key == "json_schema" else with_schemas(value, change)
-        for key, value in format.items()
-    }
+    changed: Format = {}
+    for key, value in format.items():
+        if key == "json_schema":
+            changed[key] = change(value)
+        else:
+            changed[key] = with_schemas(value, change)
+    return changed
 
 
 class LarkWriter:
-    """Writes a format down as rules. `schema` gives the JSON schema to use for one, `regex` a pattern as it stands
-    between slashes, `special` the id of a text that is one special token, or None."""
+    """Writes a format down as rules."""
 
     def __init__(
         self,
@@ -56,6 +55,8 @@ class LarkWriter:
         regex: Callable[[str], str],
         special: Callable[[str], int | None],
     ) -> None:
+        """`schema` gives the JSON schema to use for one, `regex` a pattern as it stands between
+        slashes, `special` the id of a text that is one special token, or None."""
         self._schema = schema
         self._regex = regex
         self._special = special
@@ -70,18 +71,19 @@ class LarkWriter:
         return "\n".join(["%llguidance {}", f"start: {start}", *self._rules])
 
     def _rule(self, body: str, attributes: str = "") -> str:
+        """Add a rule. Returns its name."""
         name = f"r{len(self._rules)}"
         self._rules.append(f"{name}{attributes}: {body}")
         return name
 
     def _write(self, format: Format) -> str:
-        """What a format is, in a rule's body."""
-        write = self._write
+        """A format, as it stands in a rule's body."""
         match format["type"]:
             case "const_string":
                 return self._literal(format["value"])
             case "json_schema" if format.get("style", "json") == "json":
-                return self._rule(f"%json {json.dumps(self._schema(format['json_schema']))}")
+                schema = self._schema(format["json_schema"])
+                return self._rule(f"%json {json.dumps(schema)}")
             case "regex":
                 return self._rule(f"/{self._regex(format['pattern'])}/")
             case "any_text" if not format.get("excludes"):
@@ -89,13 +91,11 @@ class LarkWriter:
             case "sequence":
                 return self._sequence(format["elements"])
             case "or":
-                return f"({' | '.join(map(write, format['elements']))})"
+                return f"({self._alternatives(format['elements'])})"
             case "optional" | "star" | "plus" as kind:
-                sign = {"optional": "?", "star": "*", "plus": "+"}[kind]
-                return f"({write(format['content'])}){sign}"
+                return f"({self._write(format['content'])}){_REPEATS[kind]}"
             case "repeat":
-                most = "" if format["max"] == -1 else int(format["max"])
-                return f"({write(format['content'])}){{{int(format['min'])},{most}}}"
+                return self._repeat(format)
             case "tag":
                 return self._sequence(_parts(format))
             case "triggered_tags" if not format.get("excludes"):
@@ -104,66 +104,80 @@ class LarkWriter:
                 return self._separated(format)
         raise InvalidGrammar(f"structural_tag: a format {_short(format)} is not supported")
 
+    def _alternatives(self, formats: list[Format]) -> str:
+        return " | ".join(map(self._write, formats))
+
+    def _repeat(self, format: Format) -> str:
+        least = int(format["min"])
+        most = ""
+        if format["max"] != -1:
+            most = str(int(format["max"]))
+        return f"({self._write(format['content'])}){{{least},{most}}}"
+
     def _sequence(self, elements: list[Format]) -> str:
-        """One format behind the other. Free text goes up to the fixed text behind it, and no further."""
-        parts = [
-            part
-            for element in elements
-            for part in (_parts(element) if element["type"] == "tag" else [element])
-        ]
-        written, at = [], 0
-        while at < len(parts):
-            part, after = parts[at], parts[at + 1 : at + 2]
-            is_free = part["type"] == "any_text" and not part.get("excludes")
-            if is_free and after:
-                if after[0]["type"] != "const_string" or not after[0]["value"]:
-                    raise InvalidGrammar(
-                        "structural_tag: behind any_text there must be a fixed text, or nothing"
-                    )
-                written.append(self._up_to(after[0]["value"]))
-                at += 2
+        """One format behind the other. Free text ends with the fixed text behind it."""
+        parts: list[Format] = []
+        for element in elements:
+            if element["type"] == "tag":
+                parts += _parts(element)
             else:
+                parts.append(element)
+        written: list[str] = []
+        remaining = iter(parts)
+        for part in remaining:
+            # Free text takes the fixed text behind it into its own rule, which ends there.
+            is_free = part["type"] == "any_text" and not part.get("excludes")
+            behind = next(remaining, None) if is_free else None
+            if behind is None:
                 written.append(self._write(part))
-                at += 1
+                continue
+            if behind["type"] != "const_string" or not behind["value"]:
+                raise InvalidGrammar(
+                    "structural_tag: behind any_text there must be a fixed text, or nothing"
+                )
+            written.append(self._up_to(behind["value"]))
         return f"({' '.join(written)})"
 
     def _triggered(self, format: Format) -> str:
-        """Free text in which whatever begins like a trigger must be one of the tags; with `at_least_one` it begins
-        with one."""
-        rests: dict[str, list[str]] = {}
+        """Free text in which whatever begins like a trigger must be one of the tags.
+
+        With `at_least_one` it begins with a tag.
+        """
+        rests: dict[str, list[str]] = {}  # of the tags of each trigger, what stands behind it
         for tag in format["tags"]:
             begin = tag["begin"]
-            trigger = next(
-                (one for one in format["triggers"] if one and begin.startswith(one)), None
-            )
-            if trigger is None:
-                raise InvalidGrammar(
-                    f"structural_tag: {_short(begin)} begins with none of the triggers"
-                )
+            trigger = _trigger_of(begin, format["triggers"])
+            # The rule of the trigger ends with it, so the tag's own text begins behind it.
             rest = self._sequence(_parts({**tag, "begin": begin[len(trigger) :]}))
             rests.setdefault(trigger, []).append(rest)
-        first = " | ".join(
-            f"{self._literal(trigger)} ({' | '.join(rest)})" for trigger, rest in rests.items()
-        )
-        later = " | ".join(
-            f"{self._up_to(trigger)} ({' | '.join(rest)})" for trigger, rest in rests.items()
-        )
-        at_once = bool(format.get("at_least_one"))
+        first: list[str] = []
+        later: list[str] = []
+        for trigger, of_trigger in rests.items():
+            first.append(f"{self._literal(trigger)} ({' | '.join(of_trigger)})")
+        for trigger, of_trigger in rests.items():
+            later.append(f"{self._up_to(trigger)} ({' | '.join(of_trigger)})")
+        first_tag = " | ".join(first)
+        later_tag = " | ".join(later)
+        begins_with_tag = bool(format.get("at_least_one"))
         if format.get("stop_after_first"):
-            return f"({first})" if at_once else f"({later} | {self._rule(TEXT)})"
-        return f"({f'({first}) ' if at_once else ''}({later})* {self._rule(TEXT)})"
+            if begins_with_tag:
+                return f"({first_tag})"
+            return f"({later_tag} | {self._rule(TEXT)})"
+        if begins_with_tag:
+            return f"(({first_tag}) ({later_tag})* {self._rule(TEXT)})"
+        return f"(({later_tag})* {self._rule(TEXT)})"
 
     def _separated(self, format: Format) -> str:
-        one = " | ".join(map(self._write, format["tags"]))
-        more = (
-            ""
-            if format.get("stop_after_first")
-            else f" ({self._literal(format['separator'])} ({one}))*"
-        )
-        return f"(({one}){more})" if format.get("at_least_one") else f"(({one}){more})?"
+        one = self._alternatives(format["tags"])
+        written = f"({one})"
+        if not format.get("stop_after_first"):
+            written += f" ({self._literal(format['separator'])} ({one}))*"
+        if format.get("at_least_one"):
+            return f"({written})"
+        return f"({written})?"
 
     def _up_to(self, text: str) -> str:
-        """Free text up to the first time that `text` stands there, and this."""
+        """Free text up to the first `text`, and this."""
         special = self._special(text)
         if special is not None:
             return f"{self._rule(TEXT)} <[{special}]>"
@@ -174,18 +188,32 @@ class LarkWriter:
         return json.dumps(text) if special is None else f"<[{special}]>"
 
 
+def _trigger_of(begin: str, triggers: list[str]) -> str:
+    for trigger in triggers:
+        if trigger and begin.startswith(trigger):
+            return trigger
+    raise InvalidGrammar(f"structural_tag: {_short(begin)} begins with none of the triggers")
+
+
 def _parts(tag: Format) -> list[Format]:
-    """A tag as a sequence."""
+    """A tag as a sequence, without empty texts."""
     ends = tag["end"] if isinstance(tag["end"], list) else [tag["end"]]
     if not isinstance(tag["begin"], str) or not all(isinstance(end, str) for end in ends):
         raise InvalidGrammar("structural_tag: a tag must begin and end with text")
-    begin, *end = [{"type": "const_string", "value": text} for text in (tag["begin"], *ends)]
-    last = end[0] if len(end) == 1 else {"type": "or", "elements": end}
-    return [
-        part
-        for part in (begin, tag["content"], last)
-        if part.get("value") != "" or part["type"] != "const_string"
-    ]
+    end_formats = [_fixed(end) for end in ends]
+    last: Format = {"type": "or", "elements": end_formats}
+    if len(end_formats) == 1:
+        last = end_formats[0]
+    parts = [_fixed(tag["begin"]), tag["content"], last]
+    return [part for part in parts if not _is_empty(part)]
+
+
+def _fixed(text: str) -> Format:
+    return {"type": "const_string", "value": text}
+
+
+def _is_empty(part: Format) -> bool:
+    return part.get("value") == "" and bool(part["type"] == "const_string")
 
 
 def _short(value: Any) -> str:

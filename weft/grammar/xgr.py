@@ -1,7 +1,7 @@
-"""Grammars by xgrammar, the other library: JSON schemas, regular expressions, GBNF and Lark grammars, structural tags.
+"""Grammars by xgrammar: JSON schemas, regular expressions, GBNF and Lark grammars, structural tags.
 
-It takes more schemas than llguidance and longer to compile them, leaves out what it cannot enforce without telling, and
-never says what must follow: there are no jumps.
+It takes more schemas than llguidance, and longer to compile them; it leaves out what it cannot
+enforce without a warning, and never says what must follow: there are no jumps.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from weft.grammar.masks import Words
 from weft.grammar.protocol import Compiled, GrammarMatcher, InvalidGrammar, Key
 from weft.grammar.tags import as_format, with_schemas
 
-MAX_WHITESPACE = 16  # characters side by side between the tokens of JSON: unbounded, a weak model goes on for ever
+# Characters side by side between the tokens of JSON: without a bound a weak model never ends.
+MAX_WHITESPACE = 16
 MAX_MESSAGE_LEN = 500
 
 
@@ -33,10 +34,11 @@ class XgrMatcher:
 
     @property
     def is_complete(self) -> bool:
-        """The library is through when an end token has come. Where one may come, something else may perhaps not."""
-        return bool(
-            self.inner.is_terminated() or (self.inner.is_completed() and not self._goes_on())
-        )
+        # The library is done when an end token has come. Where one may come, it does not say
+        # whether anything else may.
+        if self.inner.is_terminated():
+            return True
+        return bool(self.inner.is_completed() and not self._may_continue())
 
     def fork(self) -> XgrMatcher:
         return XgrMatcher(self.inner.fork(), self._others)
@@ -49,18 +51,24 @@ class XgrMatcher:
     def forced(self) -> list[int]:
         return []
 
-    def _goes_on(self) -> bool:
+    def _may_continue(self) -> bool:
         words = self._others.new_zeros(1, len(self._others))
         is_limited = self.inner.fill_next_token_bitmask(words, 0)
         return not is_limited or bool((words & self._others).any())
 
 
 class XgrCompiler:
-    """For the tokenizer in a file tokenizer.json. Raises InvalidGrammar if it cannot be used, ImportError without
-    xgrammar."""
+    """For the tokenizer in a file tokenizer.json.
+
+    Raises InvalidGrammar if it cannot be used, ImportError without xgrammar.
+    """
 
     def __init__(
-        self, tokenizer: Path, vocab_size: int, eos_token_ids: Sequence[int], num_threads: int = 1
+        self,
+        tokenizer: Path,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        num_threads: int = 1,
     ) -> None:
         import tokenizers
         import torch
@@ -72,7 +80,9 @@ class XgrCompiler:
             if id < vocab_size:
                 pieces[id] = piece
         is_byte_level = '"ByteLevel"' in backend.to_str()
-        kind = xgrammar.VocabType.BYTE_LEVEL if is_byte_level else xgrammar.VocabType.BYTE_FALLBACK
+        kind = xgrammar.VocabType.BYTE_FALLBACK
+        if is_byte_level:
+            kind = xgrammar.VocabType.BYTE_LEVEL
         self._library = xgrammar
         self._as_tensor = torch.from_numpy
         self._num_words = -(-vocab_size // 32)
@@ -80,10 +90,15 @@ class XgrCompiler:
         others[list(eos_token_ids)] = False
         self._others = torch.from_numpy(np.packbits(others, bitorder="little").view(np.int32))
         vocabulary = xgrammar.TokenizerInfo(
-            pieces, kind, vocab_size=vocab_size, stop_token_ids=list(eos_token_ids) or None
+            pieces,
+            kind,
+            vocab_size=vocab_size,
+            stop_token_ids=list(eos_token_ids) or None,
         )
         self._compiler = xgrammar.GrammarCompiler(
-            vocabulary, max_threads=num_threads, cache_enabled=False
+            vocabulary,
+            max_threads=num_threads,
+            cache_enabled=False,
         )
 
     def compile(self, key: Key) -> Compiled:
@@ -108,7 +123,8 @@ class XgrCompiler:
                 masks[row] = -1  # everything is allowed
 
     def _grammar(self, key: Key) -> Any:
-        compiler, text = self._compiler, key.text
+        compiler = self._compiler
+        text = key.text
         match key.kind:
             case "json_schema":
                 schema = json.loads(text)
@@ -123,9 +139,9 @@ class XgrCompiler:
             case "choice":
                 return compiler.compile_regex("|".join(map(re.escape, json.loads(text))))
             case "ebnf":
-                return (
-                    compiler.compile_grammar(text) if "::=" in text else compiler.compile_lark(text)
-                )
+                if "::=" in text:
+                    return compiler.compile_grammar(text)
+                return compiler.compile_lark(text)
             case "structural_tag":
                 format = with_schemas(as_format(json.loads(text)), closed)
                 return compiler.compile_structural_tag({"type": "structural_tag", "format": format})
