@@ -130,16 +130,17 @@ def products(setting: Setting, format: str) -> Iterator[Row]:
         add = torch.randn(rows, 1024, device=device, dtype=torch.bfloat16)
         normed = rms_norm(x.double(), norm.weight.double(), 1e-6)
         poison(device)
-        yield compared(f"norm, {rows} rows", ops.norm(x.clone(), norm), normed)
+        yield compared(f"norm, {rows} rows", ops.computed(ops.norm(x.clone(), norm)), normed)
         poison(device)
-        actual = ops.linear(x.clone(), plain, norm=norm, add=add.clone())
+        total = add.clone() + ops.linear(ops.norm(x.clone(), norm), plain)
+        actual = ops.computed(total)
         expected = normed @ whole.t() + bias + add.double()
         yield compared(f"norm, product, bias, sum, {rows} rows{name}", actual, expected, bound)
         poison(device)
         expected = torch.nn.functional.silu(normed @ gate.t()) * (normed @ up.t())
         yield compared(
             f"gated product, {rows} rows{name}",
-            ops.gated(x.clone(), gated, norm=norm),
+            ops.computed(ops.gated(ops.norm(x.clone(), norm), gated)),
             expected,
             bound,
         )

@@ -38,7 +38,7 @@ def recorded(
 ) -> Tensor:
     """What the operations that `record` adds leave."""
     ops.begin(num_tokens)
-    out = record()
+    out = ops.computed(record())
     ops.finish().run(ops.library, abi.StepArgs(num_tokens=num_tokens, **step))
     return out.clone()
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from weft.ops.plain import PlainOps, QuantizedMatrix
-from weft.ops.protocol import Matrix, Norm
+from weft.ops.protocol import Matrix, Norm, Ops
 from weft.ops.quantize import FP8, floats
 from weft.ops.triton.ops import TritonOps
 
@@ -43,15 +43,21 @@ def test_products_are_those_of_the_twin(format: str, tolerance: float, num: int)
     interpreter does to those of fp8 tells `eight_bits.py`."""
     (ours, mine), (twin, theirs) = both(format)
     x, norm, before = random(num, IN), Norm(random(IN), 1e-6), random(num, sum(SIZES))
-    pairs = [
-        (ours.linear(x, mine), twin.linear(x, theirs)),
-        (ours.linear(x, mine, norm=norm), twin.linear(x, theirs, norm=norm)),
-        (ours.linear(x, mine, add=before.clone()), twin.linear(x, theirs, add=before.clone())),
-        (ours.gated(x, mine, norm=norm), twin.gated(x, theirs, norm=norm)),
-        (ours.logits(x, mine, norm), twin.logits(x, theirs, norm)),
-        (ours.norm(x, norm), twin.norm(x, norm)),
-    ]
-    for got, want in pairs:
+
+    def outputs(ops: Ops, matrix: Matrix) -> list[torch.Tensor]:
+        normed = ops.norm(x, norm)
+        activations = [
+            ops.linear(x, matrix),
+            ops.linear(normed, matrix),
+            before.clone() + ops.linear(x, matrix),
+            before.clone() + ops.linear(normed, matrix),
+            ops.gated(normed, matrix),
+            ops.logits(normed, matrix),
+            normed,
+        ]
+        return [ops.computed(one) for one in activations]
+
+    for got, want in zip(outputs(ours, mine), outputs(twin, theirs), strict=True):
         assert got.shape == want.shape
         torch.testing.assert_close(got, want, rtol=0, atol=tolerance * float(want.abs().max()))
 
@@ -66,7 +72,7 @@ def test_products_of_eight_bit_floats_are_exact_where_activations_are() -> None:
         [mine.get_bias(0), mine.get_bias(1)]
     )
     torch.testing.assert_close(
-        ours.linear(x, mine), want, rtol=2**-7, atol=2**-7
+        ours.computed(ours.linear(x, mine)), want, rtol=2**-7, atol=2**-7
     )  # it is given in bfloat16
 
 
@@ -77,14 +83,14 @@ def test_rows_are_scaled_within_the_product_of_fp8_or_behind_it(num: int) -> Non
     for part, size in enumerate(SIZES):
         matrix.put(part, random(size, IN))
     within, behind = (
-        ours.linear(x, matrix),
-        ours.linear(x, matrix, add=torch.zeros(num, sum(SIZES))),
+        ours.computed(ours.linear(x, matrix)),
+        ours.computed(torch.zeros(num, sum(SIZES)) + ours.linear(x, matrix)),
     )
     torch.testing.assert_close(
         within, behind, rtol=2**-6, atol=1e-3
     )  # each is rounded to bfloat16 once
     ours._scales_rows = False
-    assert torch.equal(ours.linear(x, matrix), behind)
+    assert torch.equal(ours.computed(ours.linear(x, matrix)), behind)
 
 
 def test_embeddings_and_heads_have_integers_of_eight_bits_with_every_format() -> None:
@@ -98,7 +104,7 @@ def test_embeddings_and_heads_have_integers_of_eight_bits_with_every_format() ->
 def test_what_was_put_is_embedded_and_given_back(format: str) -> None:
     (ours, mine), _ = both(format)
     tokens = torch.tensor([3, 50, 3])
-    got = ours.embed(tokens, mine)
+    got = ours.computed(ours.embed(tokens, mine))
     part, row = mine.get(0), random(SIZES[0], IN)
     torch.testing.assert_close(got[0], part[3])
     torch.testing.assert_close(got[1], mine.get(1)[2])

@@ -1,5 +1,5 @@
-"""BERT and its relatives: encoders, whose tokens see the whole prompt. RoBERTa and XLM-RoBERTa differ in where
-positions begin and in the head that classifies."""
+"""BERT and its relatives: encoders, whose tokens see the whole prompt. RoBERTa and XLM-RoBERTa
+differ in where positions begin and in the head that classifies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from weft.ops.encoder import EncoderOps
 
 
 class Naming(NamedTuple):
-    """How checkpoints call the base model, and the two projections of the classifier: in which part, by which name."""
+    """How checkpoints call the base model, and the two projections of the classifier: the part in
+    which each stands, and its name there."""
 
     base: str
     dense: tuple[str, str]
@@ -26,51 +27,70 @@ BERT = Naming("bert", ("bert.pooler", "dense"), ("", "classifier"))
 ROBERTA = Naming("roberta", ("classifier", "dense"), ("classifier", "out_proj"))
 
 
+class Classifier:
+    """out(tanh(dense(x)))"""
+
+    def __init__(self, config: ModelConfig, num_labels: int, ops: EncoderOps, naming: Naming):
+        self._ops = ops
+        self._naming = naming
+        hidden = config.hidden_size
+        self.dense = Linear(hidden, {naming.dense[1]: hidden}, True, ops)
+        self.out = Linear(hidden, {naming.classifier[1]: num_labels}, True, ops)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[S, hidden] -> [S, labels], float32"""
+        inner = self._ops.activated(x, self.dense.matrix, "tanh")
+        return self._ops.computed(self.out(inner)).float()
+
+    def weights(self) -> Weights:
+        yield from _below(self._naming.dense[0], self.dense)
+        yield from _below(self._naming.classifier[0], self.out)
+
+
 class Bert:
     def __init__(self, config: ModelConfig, ops: EncoderOps, naming: Naming = BERT) -> None:
-        self._ops, self._naming = ops, naming
+        self._ops = ops
+        self._base = naming.base
         self.embeddings = Embeddings(config, ops)
         self.layers = [EncoderLayer(config, ops) for _ in range(config.num_layers)]
-        labels = config.pooling.labels if config.pooling is not None else ()
-        size = config.hidden_size
-        self.dense = Linear(size, {naming.dense[1]: size}, True, ops) if labels else None
-        self.classifier = (
-            Linear(size, {naming.classifier[1]: len(labels)}, True, ops) if labels else None
-        )
+        self.classifier: Classifier | None = None
+        if config.pooling is not None and config.pooling.labels:
+            self.classifier = Classifier(config, len(config.pooling.labels), ops, naming)
 
     def forward(
-        self, tokens: Tensor, positions: Tensor, types: Tensor, attention: BidirectionalAttention
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        types: Tensor,
+        attention: BidirectionalAttention,
     ) -> Tensor:
         x = self.embeddings(tokens, positions, types)
         for layer in self.layers:
             x = layer(x, attention)
-        return x
+        return self._ops.computed(x)
 
     def normed(self, hidden: Tensor) -> Tensor:
         """The last layer ends with its norm."""
         return hidden.float()
 
     def logits(self, hidden: Tensor) -> Tensor:
-        assert self.dense is not None, "this model has no labels"
-        assert self.classifier is not None
-        return self.classifier(self._ops.activated(hidden, self.dense.matrix, "tanh")).float()
+        assert self.classifier is not None, "this model has no labels"
+        return self.classifier(hidden)
 
     def weights(self) -> Weights:
-        naming = self._naming
-        yield from self.embeddings.weights(f"{naming.base}.embeddings")
+        yield from self.embeddings.weights(f"{self._base}.embeddings")
         for index, layer in enumerate(self.layers):
-            yield from layer.weights(f"{naming.base}.encoder.layer.{index}")
-        for projection, (part, _) in (
-            (self.dense, naming.dense),
-            (self.classifier, naming.classifier),
-        ):
-            if projection is not None:
-                yield from (
-                    weight._replace(name=weight.name.lstrip("."))
-                    for weight in projection.weights(part)
-                )
+            yield from layer.weights(f"{self._base}.encoder.layer.{index}")
+        if self.classifier is not None:
+            yield from self.classifier.weights()
 
 
 def roberta(config: ModelConfig, ops: EncoderOps) -> Bert:
     """The head that classifies stands outside of the base model here."""
     return Bert(config, ops, ROBERTA)
+
+
+def _below(part: str, projection: Linear) -> Weights:
+    """The weights of a projection; those of a part without a name have no dot before theirs."""
+    for weight in projection.weights(part):
+        yield weight._replace(name=weight.name.lstrip("."))

@@ -150,21 +150,21 @@ class PlainOps:
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         return rms_norm(x, *norm)
 
-    def linear(
-        self, x: Tensor, weight: Matrix, *, norm: Norm | None = None, add: Tensor | None = None
-    ) -> Tensor:
+    def linear(self, x: Tensor, weight: Matrix) -> Tensor:
         matrix = _plain(weight)
-        x = x if norm is None else rms_norm(x, *norm)
         if matrix.format == "fp8":
-            x = dequantize(*quantize_fp8(x)).to(x.dtype)
-        y = F.linear(x, matrix.weight, matrix.bias)
-        return y if add is None else y.add_(add)
+            values, scales = quantize_fp8(x)
+            x = dequantize(values, scales).to(x.dtype)
+        return F.linear(x, matrix.weight, matrix.bias)
 
-    def gated(self, x: Tensor, weight: Matrix, *, norm: Norm | None = None) -> Tensor:
-        return silu_and_mul(self.linear(x, weight, norm=norm))
+    def gated(self, x: Tensor, weight: Matrix) -> Tensor:
+        return silu_and_mul(self.linear(x, weight))
 
-    def logits(self, x: Tensor, weight: Matrix, norm: Norm) -> Tensor:
-        return self.linear(x, weight, norm=norm).float()
+    def logits(self, x: Tensor, weight: Matrix) -> Tensor:
+        return self.linear(x, weight).float()
+
+    def computed(self, x: Tensor) -> Tensor:
+        return x
 
     def _matrix(self, in_size: int, sizes: tuple[int, ...], bias: bool, format: str) -> PlainMatrix:
         if format:

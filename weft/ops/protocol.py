@@ -1,7 +1,8 @@
 """What models are made of: the few functions that read weights, on one kind of device.
 
-A model is written against `Ops` and does not know how weights are kept or who computes. `plain.py` is the specification
-in torch, on any device; `cpp/ops.py` records programs for the CPU kernels.
+A model is written against `Ops` and does not know how weights are kept or which device computes.
+`plain.py` is the specification in torch, on any device; `cpp/ops.py` records programs for the CPU
+kernels, `triton/ops.py` launches kernels on a GPU.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-ROW_STEP = 64  # content comes in pieces of so many rows, or multiples of it
+ROW_STEP = 64  # content of a matrix comes in pieces of this many rows, or multiples of it
 
 
 class Norm(NamedTuple):
@@ -22,25 +23,27 @@ class Norm(NamedTuple):
 
 
 class Matrix(Protocol):
-    """A weight W [out, in] with its bias, made of parts [sizes[i], in] that stand one below the other."""
+    """A weight W [out, in] with its bias, made of parts [sizes[i], in], one below the other."""
 
     sizes: tuple[int, ...]
 
     @property
     def tensors(self) -> Sequence[Tensor]:
-        """All tensors that it is kept in."""
+        """All tensors in which it is kept."""
         ...
 
     def put(self, part: int, rows: Tensor, start: int = 0, scales: Tensor | None = None) -> None:
-        """Take the rows [n, in] of a part from row `start` on, a multiple of ROW_STEP, of any float type; or, with
-        float32 `scales` [n], in eight bits that are to be multiplied by them: int8 or float8_e4m3fn.
+        """Take the rows [n, in] of a part from row `start` on, a multiple of ROW_STEP.
 
-        They may be kept in fewer bits. What is kept stays at its address.
+        They have any float type; or, with float32 `scales` [n], eight bits that are to be
+        multiplied by these: int8 or float8_e4m3fn. The matrix may keep them in fewer bits. Its
+        tensors stay at their addresses.
         """
         ...
 
     def get(self, part: int, start: int = 0, stop: int | None = None) -> Tensor:
-        """A copy of rows of a part as they are kept, [n, in]; `start` is a multiple of ROW_STEP."""
+        """A copy of rows of a part as they are kept, [n, in]; `start` is a multiple of
+        ROW_STEP."""
         ...
 
     def put_bias(self, part: int, values: Tensor) -> None: ...
@@ -49,10 +52,15 @@ class Matrix(Protocol):
 
 
 class Ops(Protocol):
-    """Activations are [T, size] in the type that suits the device; what a function returns may live only until the end
-    of the step, and what is given as `add` may be overwritten."""
+    """Activations are [T, size] in the type that suits the device. A function's output may live
+    only until the end of the step.
 
-    tensors: list[Tensor]  # all tensors that weights are kept in, from their making to the end
+    A model adds with `x + linear(...)`, which may overwrite x. Norms and sums may be computed as
+    part of the products beside them (`fusion.py`), so an activation is a tensor for certain only
+    behind `computed`; the functions here take it either way.
+    """
+
+    tensors: list[Tensor]  # all tensors in which weights are kept, for as long as the model lives
 
     def vector(self, size: int) -> Tensor:
         """A weight with one dimension, without content yet."""
@@ -67,12 +75,16 @@ class Ops(Protocol):
         gated: bool = False,
         precise: bool = False,
     ) -> Matrix:
-        """A weight without content yet. `gated`: for `gated`, with two parts of one size. `precise`: embeddings and
-        heads, which suffer most from few bits, and get at least eight."""
+        """A weight without content yet.
+
+        `gated`: for the function `gated`, with two parts of one size. `precise`: embeddings and
+        heads, which suffer most from few bits, and get at least eight.
+        """
         ...
 
     def embed(self, tokens: Tensor, table: Matrix, vectors: Tensor | None = None) -> Tensor:
-        """tokens [T] -> rows of the table, [T, in]; for a token below 0, row -1 - token of `vectors` [.., in].
+        """tokens [T] -> rows of the table, [T, in]; for a token below 0, row -1 - token of
+        `vectors` [.., in].
 
         `vectors` are float32, and None if no token is below 0.
         """
@@ -80,16 +92,18 @@ class Ops(Protocol):
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor: ...
 
-    def linear(
-        self, x: Tensor, weight: Matrix, *, norm: Norm | None = None, add: Tensor | None = None
-    ) -> Tensor:
-        """(add +) W norm(x) + bias: [T, in] -> [T, out]"""
+    def linear(self, x: Tensor, weight: Matrix) -> Tensor:
+        """W x + bias: [T, in] -> [T, out]"""
         ...
 
-    def gated(self, x: Tensor, weight: Matrix, *, norm: Norm | None = None) -> Tensor:
-        """silu(G norm(x)) * (U norm(x)), G and U the parts of the weight: [T, in] -> [T, out / 2]"""
+    def gated(self, x: Tensor, weight: Matrix) -> Tensor:
+        """silu(G x) * (U x), G and U the parts of the weight: [T, in] -> [T, out / 2]"""
         ...
 
-    def logits(self, x: Tensor, weight: Matrix, norm: Norm) -> Tensor:
-        """W norm(x) in float32, which the caller may overwrite: [S, in] -> [S, out]"""
+    def logits(self, x: Tensor, weight: Matrix) -> Tensor:
+        """W x in float32, a tensor that the caller may overwrite: [S, in] -> [S, out]"""
+        ...
+
+    def computed(self, x: Tensor) -> Tensor:
+        """The activation as a tensor: attention reads it, or the model ends with it."""
         ...

@@ -1,5 +1,5 @@
-"""The parts of encoders: embeddings with positions and segments, attention over a whole prompt, the plain feed-forward
-part, and the norms behind each of them."""
+"""The parts of encoders: embeddings with positions and segments, attention over a whole prompt, the
+plain feed-forward part, and the norms behind each of them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,32 @@ from weft.ops.encoder import EncoderOps, LayerNorm, Tables
 
 
 class BidirectionalAttention(Protocol):
-    """Attention within the prompts of this step, each of which is there whole."""
+    """Attention within the prompts of this step, each of which is there as a whole."""
 
     def forward(self, qkv: Tensor) -> Tensor:
-        """qkv [T, 3 heads D] -> [T, heads D]. Every token sees all tokens of its prompt. The scale is 1 / sqrt(D)."""
+        """qkv [T, 3 heads D] -> [T, heads D]. Every token sees all tokens of its prompt. The scale
+        is 1 / sqrt(D)."""
         ...
+
+
+class EncoderNorm:
+    """Layer normalisation, with a mean and a bias."""
+
+    def __init__(self, config: ModelConfig, ops: EncoderOps) -> None:
+        self._ops = ops
+        self.norm = LayerNorm(
+            weight=ops.vector(config.hidden_size),
+            bias=ops.vector(config.hidden_size),
+            eps=config.norm_eps,
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, hidden] -> [T, hidden]"""
+        return self._ops.layer_norm(x, self.norm)
+
+    def weights(self, prefix: str) -> Weights:
+        yield vector(f"{prefix}.weight", self.norm.weight)
+        yield vector(f"{prefix}.bias", self.norm.bias)
 
 
 class Embeddings:
@@ -30,56 +51,56 @@ class Embeddings:
         self.words = Embedding(config.vocab_size, config.hidden_size, ops)
         self.positions = Embedding(config.num_positions, config.hidden_size, ops)
         self.types = Embedding(config.num_token_types, config.hidden_size, ops)
-        self.norm = layer_norm(config, ops)
-        words, kinds, positions = (
-            table.matrix for table in (self.words, self.types, self.positions)
+        self.norm = EncoderNorm(config, ops)
+        self._tables = Tables(
+            words=self.words.matrix,
+            kinds=self.types.matrix,
+            positions=self.positions.matrix,
+            first_position=config.first_position,
         )
-        self._tables = Tables(words, kinds, positions, config.first_position)
 
     def __call__(self, tokens: Tensor, positions: Tensor, types: Tensor) -> Tensor:
         """Each [T] -> [T, hidden]"""
-        return self._ops.embed_sum(tokens, positions, types, self._tables, self.norm)
+        return self._ops.embed_sum(tokens, positions, types, self._tables, self.norm.norm)
 
     def weights(self, prefix: str) -> Weights:
         yield from self.words.weights(f"{prefix}.word_embeddings")
         yield from self.positions.weights(f"{prefix}.position_embeddings")
         yield from self.types.weights(f"{prefix}.token_type_embeddings")
-        yield from layer_norm_weights(self.norm, f"{prefix}.LayerNorm")
+        yield from self.norm.weights(f"{prefix}.LayerNorm")
 
 
 class EncoderLayer:
+    """Two blocks whose output is added to their input, and then normed (post-norm)."""
+
     def __init__(self, config: ModelConfig, ops: EncoderOps) -> None:
+        hidden = config.hidden_size
+        inner = config.intermediate_size
         self._ops = ops
         self._activation = config.activation
-        hidden, inner = config.hidden_size, config.intermediate_size
         self.qkv = Linear(hidden, dict.fromkeys(("query", "key", "value"), hidden), True, ops)
         self.out = Linear(hidden, {"dense": hidden}, True, ops)
-        self.out_norm = layer_norm(config, ops)
+        self.out_norm = EncoderNorm(config, ops)
         self.up = Linear(hidden, {"dense": inner}, True, ops)
         self.down = Linear(inner, {"dense": hidden}, True, ops)
-        self.down_norm = layer_norm(config, ops)
+        self.down_norm = EncoderNorm(config, ops)
 
     def __call__(self, x: Tensor, attention: BidirectionalAttention) -> Tensor:
         """[T, hidden] -> [T, hidden]"""
-        x = self._ops.layer_norm(self.out(attention.forward(self.qkv(x)), add=x), self.out_norm)
-        inner = self._ops.activated(x, self.up.matrix, self._activation)
-        return self._ops.layer_norm(self.down(inner, add=x), self.down_norm)
+        x = self.out_norm(x + self._attend(x, attention))
+        return self.down_norm(x + self._feed_forward(x))
+
+    def _attend(self, x: Tensor, attention: BidirectionalAttention) -> Tensor:
+        qkv = self._ops.computed(self.qkv(x))
+        return self.out(attention.forward(qkv))
+
+    def _feed_forward(self, x: Tensor) -> Tensor:
+        return self.down(self._ops.activated(x, self.up.matrix, self._activation))
 
     def weights(self, prefix: str) -> Weights:
         yield from self.qkv.weights(f"{prefix}.attention.self")
         yield from self.out.weights(f"{prefix}.attention.output")
-        yield from layer_norm_weights(self.out_norm, f"{prefix}.attention.output.LayerNorm")
+        yield from self.out_norm.weights(f"{prefix}.attention.output.LayerNorm")
         yield from self.up.weights(f"{prefix}.intermediate")
         yield from self.down.weights(f"{prefix}.output")
-        yield from layer_norm_weights(self.down_norm, f"{prefix}.output.LayerNorm")
-
-
-def layer_norm(config: ModelConfig, ops: EncoderOps) -> LayerNorm:
-    return LayerNorm(
-        ops.vector(config.hidden_size), ops.vector(config.hidden_size), config.norm_eps
-    )
-
-
-def layer_norm_weights(norm: LayerNorm, prefix: str) -> Weights:
-    yield vector(f"{prefix}.weight", norm.weight)
-    yield vector(f"{prefix}.bias", norm.bias)
+        yield from self.down_norm.weights(f"{prefix}.output.LayerNorm")

@@ -1,5 +1,5 @@
-"""What stands behind the last layer: the final norm, and logits of tokens or scores of labels. A model that only makes
-vectors has neither; with tied weights the matrix of logits is that of the token embedding."""
+"""The head of a decoder: logits of tokens, or scores of labels. A model that only makes vectors has
+none; with tied weights the matrix of logits is that of the token embedding."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from torch import Tensor
 from weft.config.model import ModelConfig
 from weft.models.layers.embedding import Embedding, matrix_weight
 from weft.models.layers.weight import Weights
-from weft.ops.protocol import Matrix, Norm, Ops
+from weft.ops.protocol import Matrix, Ops
 
 
 class Head:
-    """W norm(x). `name` is that of W in checkpoints, "" if it has a name elsewhere."""
+    """W x. `name` is that of W in checkpoints, "" if the embedding has it."""
 
     def __init__(self, matrix: Matrix, shape: tuple[int, int], name: str, ops: Ops) -> None:
-        self._ops, self._name = ops, name
-        self.matrix, self.shape = matrix, shape
+        self._ops = ops
+        self._name = name
+        self.matrix = matrix
+        self.shape = shape
 
-    def __call__(self, hidden: Tensor, norm: Norm) -> Tensor:
-        """hidden [S, hidden] -> [S, vocab or labels], float32"""
-        return self._ops.logits(hidden, self.matrix, norm)
+    def __call__(self, x: Tensor) -> Tensor:
+        """[S, hidden] -> [S, vocab or labels], float32"""
+        return self._ops.logits(x, self.matrix)
 
     def weights(self) -> Weights:
         if self._name:
@@ -28,13 +30,15 @@ class Head:
 
 
 def make_head(config: ModelConfig, embedding: Embedding, ops: Ops) -> Head | None:
-    """The head that a decoder has."""
-    if config.pooling is None and config.tie_embeddings:
-        return Head(embedding.matrix, embedding.shape, "", ops)
-    size, hidden_size = config.vocab_size, config.hidden_size
+    """The head that a decoder of this configuration has."""
+    name = "lm_head"
+    num_outputs = config.vocab_size
     if config.pooling is not None:
-        size = len(config.pooling.labels)
-    if not size:
+        name = "score"
+        num_outputs = len(config.pooling.labels)
+    elif config.tie_embeddings:
+        return Head(embedding.matrix, embedding.shape, "", ops)
+    if not num_outputs:
         return None
-    matrix = ops.matrix(hidden_size, (size,), precise=True)
-    return Head(matrix, (size, hidden_size), "lm_head" if config.pooling is None else "score", ops)
+    matrix = ops.matrix(config.hidden_size, (num_outputs,), precise=True)
+    return Head(matrix, (num_outputs, config.hidden_size), name, ops)

@@ -8,25 +8,39 @@ from functools import partial
 from torch import Tensor
 
 from weft.models.layers.weight import Weight, Weights
-from weft.ops.protocol import Matrix, Norm, Ops
+from weft.ops.protocol import Matrix, Ops
 
 
 class Projections:
-    """The weights of several projections of the same input, kept as one matrix, so that reading x and calling the
-    kernel is paid once. `parts` maps the name of each projection in the checkpoint to its output size."""
+    """The weights of several projections of the same input, kept as one matrix: so x is read once,
+    and one kernel is called.
+
+    `parts` maps the name of each projection in the checkpoint to its output size.
+    """
 
     def __init__(
-        self, in_size: int, parts: Mapping[str, int], bias: bool, ops: Ops, *, gated: bool = False
+        self,
+        in_size: int,
+        parts: Mapping[str, int],
+        bias: bool,
+        ops: Ops,
+        *,
+        gated: bool = False,
     ) -> None:
         self.names = tuple(parts)
         self.in_size = in_size
         self.bias = bias
-        self.matrix: Matrix = ops.matrix(in_size, tuple(parts.values()), bias=bias, gated=gated)
+        sizes = tuple(parts.values())
+        self.matrix: Matrix = ops.matrix(in_size, sizes, bias=bias, gated=gated)
 
     def weights(self, prefix: str) -> Weights:
         for part, (name, size) in enumerate(zip(self.names, self.matrix.sizes, strict=True)):
-            put, get = partial(self.matrix.put, part), partial(self.matrix.get, part)
-            yield Weight(f"{prefix}.{name}.weight", (size, self.in_size), put, get)
+            yield Weight(
+                name=f"{prefix}.{name}.weight",
+                shape=(size, self.in_size),
+                put=partial(self.matrix.put, part),
+                get=partial(self.matrix.get, part),
+            )
             if self.bias:
                 yield _bias(f"{prefix}.{name}.bias", self.matrix, part)
 
@@ -38,9 +52,9 @@ class Linear(Projections):
         super().__init__(in_size, parts, bias, ops)
         self._ops = ops
 
-    def __call__(self, x: Tensor, *, norm: Norm | None = None, add: Tensor | None = None) -> Tensor:
-        """(add +) W norm(x) + b: [T, in_size] -> [T, sum of sizes]"""
-        return self._ops.linear(x, self.matrix, norm=norm, add=add)
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, in_size] -> [T, sum of sizes]"""
+        return self._ops.linear(x, self.matrix)
 
 
 class GatedLinear(Projections):
@@ -50,13 +64,13 @@ class GatedLinear(Projections):
         super().__init__(in_size, {gate: size, up: size}, bias, ops, gated=True)
         self._ops = ops
 
-    def __call__(self, x: Tensor, *, norm: Norm | None = None) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         """[T, in_size] -> [T, size]"""
-        return self._ops.gated(x, self.matrix, norm=norm)
+        return self._ops.gated(x, self.matrix)
 
 
 def _bias(name: str, matrix: Matrix, part: int) -> Weight:
-    """A bias is read and written whole."""
+    """A bias is read and written as a whole."""
 
     def put(content: Tensor, start: int = 0, scales: Tensor | None = None) -> None:
         assert start == 0

@@ -7,11 +7,13 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from weft.ops import fusion
 from weft.ops.cpp import abi
 from weft.ops.cpp.abi import Epilogue, WeightFormat
 from weft.ops.cpp.library import Library
 from weft.ops.cpp.ops import CppOps, PackedMatrix
 from weft.ops.encoder import LayerNorm, Tables
+from weft.ops.fusion import Value, source_of, tensor_of
 from weft.ops.plain import PlainMatrix
 from weft.ops.protocol import Matrix
 
@@ -51,42 +53,44 @@ class CppEncoderOps(CppOps):
         self, tokens: Tensor, positions: Tensor, kinds: Tensor, tables: Tables, norm: LayerNorm
     ) -> Tensor:
         """Tokens and positions are the step's; `kinds` is read where it stands."""
-        words, of_kinds, of_positions = (cast(PlainMatrix, one).weight for one in tables[:3])
+        words = cast(PlainMatrix, tables.words).weight
+        of_kinds = cast(PlainMatrix, tables.kinds).weight
+        of_positions = cast(PlainMatrix, tables.positions).weight
         out = self.recorder.buffer(words.shape[1])
-        self.recorder.add(
-            abi.EmbedSumArgs(
-                words=words.data_ptr(),
-                kinds=of_kinds.data_ptr(),
-                positions=of_positions.data_ptr(),
-                is_bf16=words.dtype == torch.bfloat16,
-                kind_ids=kinds.data_ptr(),
-                first_position=tables.first_position,
-                size=words.shape[1],
-                norm=_weights(norm),
-                out=out.data_ptr(),
-            )
+        args = abi.EmbedSumArgs(
+            words=words.data_ptr(),
+            kinds=of_kinds.data_ptr(),
+            positions=of_positions.data_ptr(),
+            is_bf16=words.dtype == torch.bfloat16,
+            kind_ids=kinds.data_ptr(),
+            first_position=tables.first_position,
+            size=words.shape[1],
+            norm=_weights(norm),
+            out=out.data_ptr(),
         )
-        return out
+        self.recorder.add(args)
+        return fusion.activation(Value(out))
 
     def layer_norm(self, x: Tensor, norm: LayerNorm) -> Tensor:
-        out = self.recorder.buffer(x.shape[1])
-        self.recorder.add(
-            abi.LayerNormArgs(
-                x=x.data_ptr(),
-                out=out.data_ptr(),
-                size=x.shape[1],
-                x_stride=x.stride(0),
-                out_stride=out.stride(0),
-                norm=_weights(norm),
-            )
+        source = tensor_of(x)
+        size = source.shape[1]
+        out = self.recorder.buffer(size)
+        args = abi.LayerNormArgs(
+            x=source.data_ptr(),
+            out=out.data_ptr(),
+            size=size,
+            x_stride=source.stride(0),
+            out_stride=out.stride(0),
+            norm=_weights(norm),
         )
-        return out
+        self.recorder.add(args)
+        return fusion.activation(Value(out))
 
     def activated(self, x: Tensor, weight: Matrix, activation: str) -> Tensor:
         packed = cast(PackedMatrix, weight)
         y = self.recorder.buffer(packed.out_size)
-        self._linear(x, packed, None, y, EPILOGUES[activation])
-        return y
+        self.record_linear(source_of(x), packed, y, EPILOGUES[activation])
+        return fusion.activation(Value(y))
 
 
 def _weights(norm: LayerNorm) -> abi.LayerNormWeights:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from functools import partial
 from typing import cast
 
 import numpy as np
@@ -13,7 +14,8 @@ from torch import Tensor
 from weft.ops.cpp import abi
 from weft.ops.cpp.abi import Epilogue, WeightFormat
 from weft.ops.cpp.library import Library
-from weft.ops.cpp.program import Program, Recorder
+from weft.ops.cpp.program import Program, ProgramRecorder
+from weft.ops.fusion import Normed, Product, Source, Value, activation, source_of, tensor_of
 from weft.ops.protocol import Matrix, Norm
 from weft.ops.quantize import GROUP, widened
 
@@ -120,16 +122,16 @@ class CppOps:
         self.library = library
         self.tensors: list[Tensor] = []
         self._format = format
-        self._recorder: Recorder | None = None
+        self._recorder: ProgramRecorder | None = None
 
     @property
-    def recorder(self) -> Recorder:
+    def recorder(self) -> ProgramRecorder:
         assert self._recorder is not None, "nothing is being recorded"
         return self._recorder
 
     def begin(self, capacity: int) -> None:
         """Record what follows, for steps of up to `capacity` tokens."""
-        self._recorder = Recorder(capacity)
+        self._recorder = ProgramRecorder(capacity)
 
     def finish(self) -> Program:
         program = self.recorder.finish()
@@ -159,57 +161,73 @@ class CppOps:
         packed = cast(PackedMatrix, table)
         out = self.recorder.buffer(packed.struct.in_size)
         self.recorder.add(abi.EmbedArgs(weight=packed.address, out=out.data_ptr()))
-        return out
+        return activation(Value(out))
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
-        out = self.recorder.buffer(x.shape[1])
-        self.recorder.add(
-            abi.NormArgs(
-                x=x.data_ptr(),
-                weight=norm.weight.data_ptr(),
-                out=out.data_ptr(),
-                size=x.shape[1],
-                x_stride=x.stride(0),
-                out_stride=out.stride(0),
-                eps=norm.eps,
-            )
-        )
-        return out
+        return activation(Normed(x, norm, self._record_norm))
 
-    def linear(
-        self, x: Tensor, weight: Matrix, *, norm: Norm | None = None, add: Tensor | None = None
-    ) -> Tensor:
-        packed = cast(PackedMatrix, weight)
-        y = self.recorder.buffer(packed.out_size) if add is None else add
-        self._linear(x, packed, norm, y, Epilogue.STORE if add is None else Epilogue.ADD)
-        return y
+    def linear(self, x: Tensor, weight: Matrix) -> Tensor:
+        record = partial(self._record_product, cast(PackedMatrix, weight))
+        return activation(Product(x, record))
 
-    def gated(self, x: Tensor, weight: Matrix, *, norm: Norm | None = None) -> Tensor:
+    def gated(self, x: Tensor, weight: Matrix) -> Tensor:
         packed = cast(PackedMatrix, weight)
         y = self.recorder.buffer(packed.sizes[0])
-        self._linear(x, packed, norm, y, Epilogue.GATED_SILU)
-        return y
+        self.record_linear(source_of(x), packed, y, Epilogue.GATED_SILU)
+        return activation(Value(y))
 
-    def logits(self, x: Tensor, weight: Matrix, norm: Norm) -> Tensor:
-        return self.linear(x, weight, norm=norm)
+    def logits(self, x: Tensor, weight: Matrix) -> Tensor:
+        return self.computed(self.linear(x, weight))
 
-    def _linear(
-        self, x: Tensor, packed: PackedMatrix, norm: Norm | None, y: Tensor, epilogue: Epilogue
+    def computed(self, x: Tensor) -> Tensor:
+        return tensor_of(x)
+
+    def record_linear(
+        self, source: Source, packed: PackedMatrix, y: Tensor, epilogue: Epilogue
     ) -> None:
+        """y = epilogue(W norm(x) + bias), as one operation."""
+        x = source.x
         args = abi.LinearArgs(
             weight=packed.address,
             x=x.data_ptr(),
             x_stride=x.stride(0),
-            norm_weight=None if norm is None else norm.weight.data_ptr(),
-            eps=0.0 if norm is None else norm.eps,
-            bias=None if packed.bias is None else packed.bias.data_ptr(),
             epilogue=epilogue,
             y=y.data_ptr(),
             y_stride=y.stride(0),
         )
-        per_token = 4 * packed.padded_in + 64 + 4 * packed.padded_in // GROUP
-        self.recorder.needs_scratch(args, self.recorder.capacity * per_token)
+        if source.norm is not None:
+            args.norm_weight = source.norm.weight.data_ptr()
+            args.eps = source.norm.eps
+        if packed.bias is not None:
+            args.bias = packed.bias.data_ptr()
+        bytes_per_token = 4 * packed.padded_in + 64 + 4 * packed.padded_in // GROUP
+        self.recorder.needs_scratch(args, self.recorder.capacity * bytes_per_token)
         self.recorder.add(args)
+
+    def _record_product(
+        self, packed: PackedMatrix, x: Tensor, norm: Norm | None, add: Tensor | None
+    ) -> Tensor:
+        if add is not None:
+            self.record_linear(Source(x, norm), packed, add, Epilogue.ADD)
+            return add
+        y = self.recorder.buffer(packed.out_size)
+        self.record_linear(Source(x, norm), packed, y, Epilogue.STORE)
+        return y
+
+    def _record_norm(self, x: Tensor, norm: Norm) -> Tensor:
+        size = x.shape[1]
+        out = self.recorder.buffer(size)
+        args = abi.NormArgs(
+            x=x.data_ptr(),
+            weight=norm.weight.data_ptr(),
+            out=out.data_ptr(),
+            size=size,
+            x_stride=x.stride(0),
+            out_stride=out.stride(0),
+            eps=norm.eps,
+        )
+        self.recorder.add(args)
+        return out
 
 
 def _zeros(num_bytes: int) -> Tensor:

@@ -40,7 +40,7 @@ class Program:
         return Program([*self.args, *args], [self])
 
 
-class Recorder:
+class ProgramRecorder:
     """Collects operations and hands out buffers. A buffer whose tensor nobody holds any more is handed out again:
     operations run in the order of recording, so by then all that read it have been recorded."""
 

@@ -1,0 +1,118 @@
+"""How norms and sums become part of matrix products although models write them apart.
+
+A model says  x = x + down(up(norm(x))).  Kernels compute a norm while they read the input of a
+product, and a sum while they write its output. So a norm and a product are not computed where the
+model calls them, but where something reads them:
+
+    h = norm(x)     Normed: nothing yet
+    y = W h         Product: nothing yet
+    x = x + y       one operation: x += W norm(x)
+
+`Value`, `Normed` and `Product` stand where models see tensors. A sum overwrites its left side, and
+a later read of that value is an error here, when the model runs or its program is recorded; so no
+model computes with memory that was overwritten. Knows no kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, cast
+
+from torch import Tensor
+
+from weft.ops.protocol import Norm
+
+
+class FusedProduct(Protocol):
+    def __call__(self, x: Tensor, norm: Norm | None, add: Tensor | None) -> Tensor:
+        """(add +) W norm(x) + bias, in the memory of `add` if there is one."""
+        ...
+
+
+class Value:
+    """An activation that was computed."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+        self._is_overwritten = False
+
+    @property
+    def tensor(self) -> Tensor:
+        assert not self._is_overwritten, "this activation was overwritten by a sum"
+        return self._tensor
+
+    def __add__(self, product: Product) -> Value:
+        total = product.added_to(self.tensor)
+        self._is_overwritten = True
+        return Value(total)
+
+
+class Normed:
+    """norm(x), computed when it is read by anything but a product."""
+
+    def __init__(
+        self, x: Activation, norm: Norm, compute: Callable[[Tensor, Norm], Tensor]
+    ) -> None:
+        self.x = x
+        self.norm = norm
+        self._compute = compute
+        self._tensor: Tensor | None = None
+
+    @property
+    def tensor(self) -> Tensor:
+        if self._tensor is None:
+            self._tensor = self._compute(tensor_of(self.x), self.norm)
+        return self._tensor
+
+
+class Product:
+    """W x + bias, computed when it is read or added to another activation."""
+
+    def __init__(self, x: Activation, compute: FusedProduct) -> None:
+        self._x = x
+        self._compute = compute
+        self._tensor: Tensor | None = None
+
+    @property
+    def tensor(self) -> Tensor:
+        if self._tensor is None:
+            source = source_of(self._x)
+            self._tensor = self._compute(source.x, source.norm, None)
+        return self._tensor
+
+    def added_to(self, total: Tensor) -> Tensor:
+        """Add the product to `total` in place."""
+        source = source_of(self._x)
+        return self._compute(source.x, source.norm, total)
+
+    def __radd__(self, tensor: Tensor) -> Value:
+        return Value(self.added_to(tensor))
+
+
+Activation = Tensor | Value | Normed | Product
+
+
+def activation(x: Value | Normed | Product) -> Tensor:
+    """The activation under the type that models and `Ops` see."""
+    return cast(Tensor, x)
+
+
+class Source(NamedTuple):
+    """The input of a product: norm(x), or x."""
+
+    x: Tensor
+    norm: Norm | None
+
+
+def source_of(x: Activation) -> Source:
+    """The input of a product that computes the norm itself."""
+    if isinstance(x, Normed):
+        return Source(tensor_of(x.x), x.norm)
+    return Source(tensor_of(x), None)
+
+
+def tensor_of(x: Activation) -> Tensor:
+    """The activation as a tensor: computed now, if it was not yet."""
+    if isinstance(x, Tensor):
+        return x
+    return x.tensor
