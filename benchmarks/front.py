@@ -35,9 +35,9 @@ from weft.client.client import EngineClient
 from weft.config.server import ServerConfig
 from weft.messages.channel import AsyncReceiver, Receiver, Sender
 from weft.messages.codec import FromEngine, decode_from_engine, decode_to_engine
-from weft.messages.control import EngineReady
 from weft.messages.replies import Finish, StepOutput
 from weft.messages.requests import GenerateRequest
+from weft.messages.status import EngineReady
 from weft.observe import garbage
 from weft.server.app import create_app
 from weft.server.context import Readiness, ServerInfo

@@ -70,6 +70,14 @@ def test_the_page_makes_a_control_request_that_works(tree: Path) -> None:
     assert " passed" in done.stdout
 
 
+def test_the_page_edits_three_files_and_adds_none_but_its_test() -> None:
+    blocks = BLOCK.findall(PAGE.read_text("utf-8"))
+    edited = [path for kind, path, _ in blocks if kind == "diff"]
+    added = [path for kind, path, _ in blocks if kind == "python"]
+    assert len(set(edited)) == len(edited) == 3
+    assert added == ["tests/test_check_model.py"]
+
+
 def test_a_message_without_its_handler_stops_the_start(tree: Path) -> None:
     follow(tree, without="weft/engine/control/handlers.py")
     done = run(tree, "-c", "import weft.engine.control.handlers")
@@ -78,8 +86,8 @@ def test_a_message_without_its_handler_stops_the_start(tree: Path) -> None:
 
 
 def test_a_page_that_is_behind_the_code_is_found_out() -> None:
-    hunk = " Call = (\n+    CheckModel |\n"
-    assert patched("Call = (\n    A\n)\n", hunk, "x") == "Call = (\n    CheckModel |\n    A\n)\n"
-    for text in ("Calls = (\n", "Call = (\n)\nCall = (\n", "  Call = (\n"):
+    hunk = " ROUTES = (\n+    new,\n"
+    assert patched("ROUTES = (\n    a,\n)\n", hunk, "x") == "ROUTES = (\n    new,\n    a,\n)\n"
+    for text in ("ALL_ROUTES = (\n", "ROUTES = (\n)\nROUTES = (\n", "  ROUTES = (\n"):
         with pytest.raises(AssertionError, match="has changed"):
             patched(text, hunk, "x")

@@ -31,10 +31,10 @@ from weft.config.engine import EngineConfig
 from weft.config.numbers import MAX_N
 from weft.config.options import SettingsError, did_you_mean, options_of
 from weft.messages.codec import FromEngine, ToEngine
-from weft.messages.control import EngineReady
 from weft.messages.pooling import PoolingParams
 from weft.messages.replies import FinishReason, Pooled, TokenLogprobs
 from weft.messages.sampling import InvalidParam, SamplingParams
+from weft.messages.status import EngineReady
 from weft.messages.wakeup import WakeupPipe
 from weft.observe.progress import Progress
 from weft.text.parsers.formats import find_formats

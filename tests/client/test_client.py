@@ -15,19 +15,17 @@ from weft.client.generation import Delta, Generation
 from weft.client.prompt import Prompt
 from weft.messages.codec import ToEngine
 from weft.messages.control import (
-    EngineFailed,
-    EngineReady,
     FlushCache,
     FlushCacheReply,
     FreezeGC,
     FreezeGCReply,
     GetState,
     GetStateReply,
-    Stats,
 )
 from weft.messages.replies import Finish, PromptPiece, StepOutput, TokenLogprobs
 from weft.messages.requests import Abort, BatchGenerate, GenerateRequest
 from weft.messages.sampling import InvalidParam, SamplingParams
+from weft.messages.status import EngineFailed, EngineReady, Stats
 from weft.text.tokenizer import ContextExceeded
 
 READY = EngineReady(
@@ -479,7 +477,7 @@ def test_failed_engine_ends_everything_with_an_error() -> None:
     async def main() -> None:
         world = World()
         streams = [world.submit(), world.submit(stream=False)]
-        call = asyncio.create_task(world.client.flush_cache())
+        call = asyncio.create_task(world.client.call(FlushCache()))
         await asyncio.sleep(0)
         world.client.deliver(EngineFailed(message="out of luck"))
         for stream in streams:
@@ -531,9 +529,9 @@ def test_nothing_is_sent_before_the_engine_is_ready() -> None:
 def test_calls_get_their_own_replies() -> None:
     async def main() -> None:
         world = World()
-        flush = asyncio.create_task(world.client.flush_cache(1.5))
+        flush = asyncio.create_task(world.client.call(FlushCache(1.5)))
         state = asyncio.create_task(world.client.get_state())
-        freeze = asyncio.create_task(world.client.freeze_gc())
+        freeze = asyncio.create_task(world.client.call(FreezeGC()))
         await asyncio.sleep(0)
         first, second, third = world.sent
         assert isinstance(first, FlushCache)
@@ -549,7 +547,7 @@ def test_calls_get_their_own_replies() -> None:
         )  # a second reply finds nobody
         assert (await flush).success
         assert await state == stats == world.client.stats
-        assert await freeze == 9
+        assert (await freeze).frozen_objects == 9
         assert world.client.metrics.engine.token_usage == 0.25
 
     run(main())

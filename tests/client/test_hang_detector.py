@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from weft.client.hang_detector import BUSY_TICKS, HANG_AFTER_S, TICK_S, HangDetector
-from weft.messages.control import Heartbeat
+from weft.messages.status import Heartbeat
 
 TICKS = int(HANG_AFTER_S / TICK_S)
 

@@ -11,9 +11,11 @@ import pytest
 
 from tests.client.test_client import World, run, texts
 from weft.client.client import EngineFault
+from weft.messages.calls import CallFailed
 from weft.messages.codec import BadMessage, FromEngine, Unreadable, encode, read_from_engine
-from weft.messages.control import CallFailed, GetState, GetStateReply, Stats
+from weft.messages.control import GetState, GetStateReply
 from weft.messages.replies import Finish, StepOutput
+from weft.messages.status import Stats
 from weft.text.detokenizer import ByteDetokenizer
 
 
@@ -47,7 +49,7 @@ def step(*ids: int, text: bytes = b"a", finished: tuple[Finish, ...] = ()) -> St
 
 
 def ask(world: World) -> asyncio.Task[GetStateReply]:
-    return asyncio.create_task(world.client.call(lambda call: GetState(call=call), GetStateReply))
+    return asyncio.create_task(world.client.call(GetState()))
 
 
 def test_a_reply_that_cannot_be_read_ends_its_call_at_once_and_no_other() -> None:

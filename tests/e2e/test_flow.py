@@ -90,8 +90,10 @@ def test_health_is_answered_while_others_wait_in_the_queue(server: Server) -> No
 
 def test_methods_are_called_over_the_socket_and_over_http(server: Server) -> None:
     pid = server.process.pid
-    assert rpc("get_queue_status", pid=pid)["max_running_requests"] == 2
-    assert server.post("/rpc", method="get_queue_status")["result"]["max_running_requests"] == 2
-    with pytest.raises(SettingsError, match="there is no method 'submit'; there are list_methods"):
+    assert rpc("list_requests", pid=pid)["queue"]["max_running_requests"] == 2
+    by_http = server.post("/rpc", method="list_requests")["result"]
+    assert by_http["queue"]["max_running_requests"] == 2
+    with pytest.raises(SettingsError, match="there is no method 'submit'; there are abort_request"):
         rpc("submit", pid=pid)
-    assert rpc("list_methods", pid=pid).keys() >= {"abort", "trace_request_flow"}
+    assert rpc("list_methods", pid=pid)["methods"].keys() >= {"abort_request", "explain_request"}
+    assert rpc("flush_cache", {"timeout_s": 60.0}, pid=pid)["success"]

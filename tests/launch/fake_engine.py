@@ -20,9 +20,9 @@ from weft.config.process import EngineArgs
 from weft.launch.heartbeat import HeartbeatSender
 from weft.messages.channel import Receiver, Sender
 from weft.messages.codec import decode_to_engine
-from weft.messages.control import EngineFailed, EngineReady
 from weft.messages.replies import Finish, StepOutput
 from weft.messages.requests import Abort, BatchGenerate, GenerateRequest
+from weft.messages.status import EngineFailed, EngineReady
 
 TOKEN = 64  # "a" in the tiny model's tokenizer
 

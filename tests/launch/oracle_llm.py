@@ -11,7 +11,7 @@ from weft.assemble.prepare import load_tokenizer, prepare
 from weft.config.engine import EngineConfig
 from weft.engine.engine import Engine
 from weft.llm import LLM
-from weft.messages.control import EngineReady
+from weft.messages.status import EngineReady
 
 VOCAB = 258
 EOS = 257

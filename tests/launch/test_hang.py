@@ -17,7 +17,7 @@ from weft.launch.heartbeat import ActivityMeter, HeartbeatSender
 from weft.launch.run_queue import RunQueue
 from weft.messages.channel import Receiver
 from weft.messages.codec import decode_from_engine
-from weft.messages.control import Heartbeat
+from weft.messages.status import Heartbeat
 
 
 @pytest.fixture(scope="module")

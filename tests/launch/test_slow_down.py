@@ -16,10 +16,11 @@ from tests.scheduler.world import VOCAB
 from weft.engine.engine import Engine
 from weft.engine.intake import Intake
 from weft.launch import worker
-from weft.messages.control import GetState, GetStateReply, Shutdown, SlowDown, SlowDownReply
+from weft.messages.control import GetState, GetStateReply, SlowDown, SlowDownReply
 from weft.messages.replies import StepOutput
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
+from weft.messages.status import Shutdown
 
 STEP_S = 0.04
 Run: TypeAlias = Callable[[list[tuple[float, Any]]], list[tuple[float, Any]]]
@@ -97,7 +98,11 @@ def when(answers: list[tuple[float, Any]], kind: type) -> list[float]:
 
 def test_every_step_takes_as_long_as_it_must(run: Run) -> None:
     answers = run(
-        [(0, SlowDown(call=1, step_s=STEP_S)), (0, request(5)), (0, Shutdown(drain_s=60))]
+        [
+            (0, SlowDown(call=1, forward_sleep_time=STEP_S)),
+            (0, request(5)),
+            (0, Shutdown(drain_s=60)),
+        ]
     )
     tokens = when(answers, StepOutput)
     assert len(tokens) == 5
@@ -107,10 +112,10 @@ def test_every_step_takes_as_long_as_it_must(run: Run) -> None:
 
 def test_a_slowed_engine_answers_at_once_and_is_fast_again_when_it_is_told(run: Run) -> None:
     coming = [
-        (0, SlowDown(call=1, step_s=30.0)),
+        (0, SlowDown(call=1, forward_sleep_time=30.0)),
         (0, request(50)),
         (0.05, GetState(call=2)),
-        (0.10, SlowDown(call=3, step_s=None)),
+        (0.10, SlowDown(call=3, forward_sleep_time=None)),
         (0.15, Shutdown(drain_s=60)),
     ]
     answers = run(coming)

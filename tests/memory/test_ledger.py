@@ -13,7 +13,7 @@ from weft.memory.accounting.ledger import PageLedger
 from weft.memory.allocator import PageAllocator
 from weft.memory.prefix_cache import NoPrefixCache
 from weft.memory.radix import RadixCache
-from weft.messages.control import AuditBooks, AuditReply
+from weft.messages.control import AuditKv, AuditReply
 from weft.messages.requests import Abort
 
 
@@ -84,7 +84,7 @@ class Serving(RecordedWorld):
 
     def audited(self) -> AuditReply:
         """The books, looked up now."""
-        self.tell(AuditBooks(call=1))
+        self.tell(AuditKv(call=1))
         replies = self.engine.step()
         (reply,) = [reply for reply in replies if isinstance(reply, AuditReply)]
         for output in replies:

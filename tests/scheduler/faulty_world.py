@@ -28,8 +28,17 @@ from tests.scheduler.oracle_runner import DeviceFailed, OracleStep
 from tests.scheduler.random_worlds import StepSeconds, random_prompt
 from tests.scheduler.world import EOS, VOCAB
 from weft.messages.codec import FromEngine, ToEngine
-from weft.messages.control import AuditBooks, ExplainRequest, FlushCache, ListRequests, SetPolicy
-from weft.messages.flow import Block, ContinueGeneration, PauseGeneration, Unblock
+from weft.messages.control import (
+    AuditKv,
+    BlockInput,
+    ContinueGeneration,
+    ExplainRequest,
+    FlushCache,
+    ListRequests,
+    PauseGeneration,
+    SetPolicy,
+    UnblockInput,
+)
 from weft.messages.requests import Abort
 from weft.messages.sessions import CloseSession, OpenSession, SessionParams
 from weft.plan.step import Plan
@@ -37,10 +46,10 @@ from weft.scheduler.settings import SchedulerSettings
 
 NUM_WORLDS = 8
 CONTROL: list[ToEngine] = [
-    AuditBooks(call=2),
-    Block(call=2),
-    Unblock(call=2),
-    Unblock(call=2),
+    AuditKv(call=2),
+    BlockInput(call=2),
+    UnblockInput(call=2),
+    UnblockInput(call=2),
     PauseGeneration(call=2, mode="retract"),
     PauseGeneration(call=2, mode="in_place"),
     ContinueGeneration(call=2),
@@ -265,7 +274,7 @@ class FaultyWorld(EngineWorld):
             if rng.random() < 0.25:
                 self.tell(rng.choice(CONTROL))
             self.step_on()
-        self.tell(Unblock(call=2))
+        self.tell(UnblockInput(call=2))
         self.tell(ContinueGeneration(call=2))
         while self.has_work:
             self.step_on()

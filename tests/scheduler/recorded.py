@@ -7,7 +7,6 @@ import tempfile
 from pathlib import Path
 
 from tests.scheduler.world import World
-from weft.engine.input_gate import Barrier
 from weft.engine.processors import Processors
 from weft.grammar.protocol import Grammars
 from weft.journal.file import JournalWriter
@@ -62,7 +61,6 @@ class RecordedWorld(World):
         depth: int = 0,
         fail_steps: set[int] | None = None,
         max_bytes: int = 1 << 40,
-        barrier: Barrier | None = None,
         grammars: Grammars | None = None,
         processors: Processors | None = None,
     ) -> None:
@@ -76,7 +74,6 @@ class RecordedWorld(World):
             on_failure=self.failed,
             sink=self.records,
             max_bytes=max_bytes,
-            barrier=barrier,
             grammars=grammars,
             processors=processors,
         )

@@ -13,7 +13,7 @@ import pytest
 from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.test_scheduler import settings
 from tests.scheduler.world import VOCAB
-from weft.engine.control.handlers import HANDLERS
+from weft.engine.control.handlers import HANDLERS, answer
 from weft.engine.control.settings import CHANGEABLE
 from weft.journal.replay import Replay
 from weft.messages.codec import FromEngine
@@ -46,7 +46,7 @@ class Desk(RecordedWorld):
         return self.engine.submit(message)
 
     def change(self, **changes: Setting) -> SetInternalStateReply:
-        reply = self.ask(SetInternalState(call=1, settings=changes))
+        reply = self.ask(SetInternalState(call=1, server_args=changes))
         assert isinstance(reply, SetInternalStateReply)
         return reply
 
@@ -81,7 +81,7 @@ def same_log_level() -> Iterator[None]:
 
 def test_what_can_be_changed_is_told_with_its_values() -> None:
     desk = Desk(settings(chunked_prefill_size=None, policy="lpm"))
-    told = desk.state().settings
+    told = desk.state().server_args
     assert set(told) == set(CHANGEABLE)
     assert (
         told["schedule_policy"],
@@ -89,7 +89,7 @@ def test_what_can_be_changed_is_told_with_its_values() -> None:
         told["chunked_prefill_size"],
     ) == ("lpm", 4, -1)
     desk.change(max_queued_requests=7)
-    assert desk.state().settings == told | {"max_queued_requests": 7}
+    assert desk.state().server_args == told | {"max_queued_requests": 7}
 
 
 def test_of_several_settings_all_are_changed_or_none() -> None:
@@ -107,7 +107,7 @@ def test_of_several_settings_all_are_changed_or_none() -> None:
         "max_queued_requests": 4_096,
         "max_running_requests": 4,
     }
-    assert desk.state().settings["schedule_policy"] == "lpm"
+    assert desk.state().server_args["schedule_policy"] == "lpm"
     assert desk.state().stats.max_running_requests == 2
 
 
@@ -245,10 +245,14 @@ def test_changing_settings_all_the_time_breaks_nothing_and_is_replayed(seed: int
 
 def test_a_step_is_told_to_take_longer_and_no_longer() -> None:
     desk = Desk(settings())
-    assert desk.ask(SlowDown(call=1, step_s=0.5)) == SlowDownReply(call=1, before_s=None)
+    assert desk.ask(SlowDown(call=1, forward_sleep_time=0.5)) == SlowDownReply(
+        call=1, before_s=None
+    )
     assert desk.engine.min_step_s == 0.5
     assert desk.state().state["forward_sleep_time"] == 0.5
-    assert desk.ask(SlowDown(call=2, step_s=None)) == SlowDownReply(call=2, before_s=0.5)
+    assert desk.ask(SlowDown(call=2, forward_sleep_time=None)) == SlowDownReply(
+        call=2, before_s=0.5
+    )
     assert desk.engine.min_step_s == 0.0
     assert desk.state().state["forward_sleep_time"] is None
 
@@ -323,21 +327,21 @@ def test_the_profiler_that_is_handed_in_is_started_and_stopped() -> None:
     class Engine:
         profiler = FakeProfiler()
 
-    start, stop = HANDLERS[StartProfile], HANDLERS[StopProfile]
-    begun = start(Engine, StartProfile(call=1, num_steps=3, with_stack=True))
+    def ask(message: Any) -> Any:
+        return answer(Engine, HANDLERS[type(message)], message)  # type: ignore[arg-type]
+
+    begun = ask(StartProfile(call=1, num_steps=3, with_stack=True))
     assert begun == StartProfileReply(call=1, success=True, trace="a/t.json.gz")
     assert (Engine.profiler.asked[0]["num_steps"], Engine.profiler.asked[0]["with_stack"]) == (
         3,
         True,
     )
-    assert start(Engine, StartProfile(call=2, folder="/etc")) == StartProfileReply(
+    assert ask(StartProfile(call=2, output_dir="/etc")) == StartProfileReply(
         call=2, success=False, message="the folder is '/etc', which is not below --profile-dir"
     )
     Engine.profiler.start = lambda **how: None  # type: ignore[method-assign]
-    assert start(Engine, StartProfile(call=4)) == StartProfileReply(
-        call=4, success=True, is_preparing=True
-    )
-    assert stop(Engine, StopProfile(call=3)) == StopProfileReply(
+    assert ask(StartProfile(call=4)) == StartProfileReply(call=4, success=True, is_preparing=True)
+    assert ask(StopProfile(call=3)) == StopProfileReply(
         call=3, state="done", num_steps=3, trace="a/t.json.gz", table="aten::mm"
     )
 

@@ -12,8 +12,13 @@ from tests.scheduler.oracle_runner import expected_output
 from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.world import VOCAB
 from weft.messages.codec import FromEngine, ToEngine
-from weft.messages.control import FlushCache
-from weft.messages.flow import ContinueGeneration, HealthCheck, HealthCheckReply, PauseGeneration
+from weft.messages.control import (
+    ContinueGeneration,
+    FlushCache,
+    HealthCheck,
+    HealthCheckReply,
+    PauseGeneration,
+)
 from weft.messages.replies import StepOutput
 from weft.messages.weights import (
     GetWeightsByName,
@@ -102,7 +107,7 @@ def test_after_an_update_nobody_goes_on_with_old_kv(depth: int) -> None:
         bench.step()
     reply = bench.ask(update("9", "nine"))
     num_before = bench.num_before[running]
-    assert (reply.success, reply.weight_version, reply.num_requests) == (True, "nine", 1)
+    assert (reply.success, reply.weight_version, reply.num_paused_requests) == (True, "nine", 1)
     bench.run_dry()
     assert 0 < num_before < 12
     assert bench.outputs[running][:num_before] == bench.outputs_by(0, running)[:num_before]
@@ -127,7 +132,7 @@ def test_a_refused_update_leaves_everything_as_it_was() -> None:
     for _ in range(5):
         bench.step()
     reply = bench.ask(update("no such", "ten"))
-    assert (reply.success, reply.status, reply.weight_version, reply.num_requests) == (
+    assert (reply.success, reply.status, reply.weight_version, reply.num_paused_requests) == (
         False,
         400,
         "default",
@@ -146,7 +151,7 @@ def test_an_update_can_abort_what_is_open_and_only_if_it_succeeds() -> None:
     bench.step()
     assert not bench.ask(update("no such", aborts=True)).success
     assert id not in bench.finished
-    assert bench.ask(update("9", aborts=True)).num_requests == 1
+    assert bench.ask(update("9", aborts=True)).num_paused_requests == 1
     assert (bench.finished[id].reason, bench.finished[id].message) == (
         "abort",
         "the weights were updated",

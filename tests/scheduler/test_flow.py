@@ -11,40 +11,24 @@ from tests.scheduler.engine_world import EngineWorld, request
 from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.test_scheduler import settings
 from weft.engine.explain import NOT_LOOKED_AT
-from weft.engine.idle import LONGEST_S, SHORTEST_S
-from weft.messages.control import FlushCache, FlushCacheReply
-from weft.messages.flow import (
-    Block,
+from weft.messages.control import (
+    BlockInput,
     ContinueGeneration,
+    ExplainRequest,
+    ExplainRequestReply,
+    FlushCache,
+    FlushCacheReply,
     HealthCheck,
     HealthCheckReply,
     InputReply,
     PauseGeneration,
-    Rpc,
-    RpcReply,
-    Unblock,
+    UnblockInput,
 )
 from weft.messages.requests import Abort
 from weft.scheduler.feature import Part, Verdict
 from weft.scheduler.request import Request, RequestState
 
 # Blocking
-
-
-class Meeting:
-    """A barrier for two, the other of whom comes when the test says so."""
-
-    def __init__(self) -> None:
-        self.is_here = self.other_is_here = False
-
-    def arrive(self) -> None:
-        self.is_here = True
-
-    def withdraw(self) -> None:
-        self.is_here = False
-
-    def poll(self) -> bool:
-        return self.is_here and self.other_is_here
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -54,9 +38,9 @@ def test_while_the_input_is_blocked_nothing_is_lost_and_what_came_before_goes_on
     world = EngineWorld(settings(max_running_requests=2), depth)
     before = [world.send([i, 5], max_new_tokens=6, ignore_eos=True) for i in range(3)]
     world.steps(2)
-    assert world.tell(Block(call=1)) == InputReply(call=1, state="blocked", held_requests=0)
+    assert world.tell(BlockInput(call=1)) == InputReply(call=1, state="blocked", held_requests=0)
     held = [world.send([i, 6], max_new_tokens=3, ignore_eos=True) for i in range(3)]
-    assert world.tell(Block(call=2)) == InputReply(call=2, state="blocked", held_requests=3)
+    assert world.tell(BlockInput(call=2)) == InputReply(call=2, state="blocked", held_requests=3)
     world.steps(20)
     assert sorted(world.finished) == before
     assert world.why() == ["the input is blocked until POST /unblock"] * 3
@@ -64,8 +48,12 @@ def test_while_the_input_is_blocked_nothing_is_lost_and_what_came_before_goes_on
     world.step()
     assert flushed is None
     assert world.answers(FlushCacheReply) == [FlushCacheReply(call=3, success=True)]
-    assert world.tell(Unblock(call=4)) == InputReply(call=4, state="unblocked", held_requests=0)
-    assert world.tell(Unblock(call=5)) == InputReply(call=5, state="unblocked", held_requests=0)
+    assert world.tell(UnblockInput(call=4)) == InputReply(
+        call=4, state="unblocked", held_requests=0
+    )
+    assert world.tell(UnblockInput(call=5)) == InputReply(
+        call=5, state="unblocked", held_requests=0
+    )
     assert world.why() == [NOT_LOOKED_AT] * 3
     world.run_dry()
     assert list(world.finished)[-3:] == held
@@ -75,46 +63,24 @@ def test_while_the_input_is_blocked_nothing_is_lost_and_what_came_before_goes_on
 
 def test_a_held_request_is_explained_obeys_its_deadline_and_can_be_aborted() -> None:
     world = EngineWorld(settings())
-    world.tell(Block(call=1))
+    world.tell(BlockInput(call=1))
     late = world.send([1], max_new_tokens=2, timeout_ms=3_000)
     aborted, kept = (world.send([i], max_new_tokens=2, ignore_eos=True) for i in (2, 3))
     world.abort(Abort(ids=(aborted,)))
     world.steps(5)
     assert world.finished[aborted].reason == "abort"
     assert (world.finished[late].status, set(world.finished)) == (503, {aborted, late})
-    world.tell(Unblock(call=2))
+    world.tell(UnblockInput(call=2))
     world.run_dry()
-    told = world.tell(Rpc(call=3, method="trace_request_flow", params={"rid": f"r{kept}"}))
-    assert isinstance(told, RpcReply)
-    trace = [entry["what"] for entry in told.result[0]["timeline"]]
+    told = world.tell(ExplainRequest(f"r{kept}"))
+    assert isinstance(told, ExplainRequestReply)
+    trace = [entry.what for entry in told.found[0].timeline]
     assert trace[1:3] == [
         "held: the input is blocked until POST /unblock",
         "released: the input is open again",
     ]
     assert "admitted" in trace[3]
     assert not [line for line in trace if line.startswith("waits")]
-    world.check_idle()
-
-
-def test_the_input_opens_when_all_engines_have_arrived_and_the_engine_does_not_spin_for_them() -> (
-    None
-):
-    meeting = Meeting()
-    world = EngineWorld(settings(), barrier=meeting)
-    world.tell(Block(call=1))
-    id = world.send([1, 2], max_new_tokens=2)
-    assert world.tell(Unblock(call=2)) == InputReply(
-        call=2, state="global_unblock_barrier", held_requests=1
-    )
-    world.tell(Block(call=3))
-    assert not meeting.is_here
-    world.tell(Unblock(call=4))
-    world.steps(3)
-    assert not world.finished
-    assert SHORTEST_S <= world.engine.wait_s <= LONGEST_S
-    meeting.other_is_here = True
-    world.run_dry()
-    assert world.finished[id].reason in ("stop", "length")
     world.check_idle()
 
 
@@ -125,11 +91,11 @@ def test_every_policy_leaves_held_requests_alone_and_takes_them_up_again(policy:
     world = EngineWorld(settings(policy=policy, aging_s=2.0, max_running_requests=2))
     for i in range(6):
         if i == 3:
-            world.tell(Block(call=1))
+            world.tell(BlockInput(call=1))
         world.send([i, 4, 4, i], max_new_tokens=4, priority=i, user=str(i % 2))
     world.steps(40)
     assert sorted(world.finished) == [0, 1, 2]
-    world.tell(Unblock(call=2))
+    world.tell(UnblockInput(call=2))
     world.run_dry()
     world.check_idle()
     world.check_outputs()
@@ -223,12 +189,12 @@ def test_a_health_check_is_answered_while_blocked_while_paused_and_after_an_abor
     None
 ):
     world = EngineWorld(settings())
-    world.tell(Block(call=1))
+    world.tell(BlockInput(call=1))
     world.send([1], max_new_tokens=2, ignore_eos=True)
     world.tell(HealthCheck(call=2))
     world.steps(3)
     assert world.answers(HealthCheckReply) == [HealthCheckReply(call=2, success=True)]
-    world.tell(Unblock(call=3))
+    world.tell(UnblockInput(call=3))
     world.tell(PauseGeneration(call=4, mode="in_place"))
     paused = world.tell(HealthCheck(call=5))
     assert paused == HealthCheckReply(call=5, success=True, message="generation is paused")
@@ -283,7 +249,7 @@ def test_an_abort_ends_a_request_within_one_step_in_every_state(
 ) -> None:
     world = EngineWorld(settings(chunked_prefill_size=8, num_pages=200, context_length=100), depth)
     if state == "blocked":
-        world.tell(Block(call=1))
+        world.tell(BlockInput(call=1))
     chosen = request(
         0, list(range(20)), rid="batch-1-0", group="batch-1", max_new_tokens=10, ignore_eos=True
     )
@@ -308,7 +274,7 @@ def test_an_abort_ends_a_request_within_one_step_in_every_state(
     assert 0 not in world.scheduler.requests
     assert (1 in world.finished) == (how == "all")
     world.tell(ContinueGeneration(call=2))
-    world.tell(Unblock(call=3))
+    world.tell(UnblockInput(call=3))
     world.run_dry()
     world.check_idle()
     world.check_outputs()

@@ -19,12 +19,21 @@ from weft.engine.control import handlers as control
 from weft.engine.health import PROBE
 from weft.launch.worker import _answer
 from weft.messages import codec
+from weft.messages.calls import CallFailed
 from weft.messages.codec import FromEngine, ToEngine, encode
-from weft.messages.control import CallFailed, GetStateReply, SetPolicy, Stats
+from weft.messages.control import (
+    FlushCache,
+    FlushCacheReply,
+    GetStateReply,
+    HealthCheck,
+    HealthCheckReply,
+    SetPolicy,
+)
 from weft.messages.replies import Finish, StepOutput
 from weft.messages.requests import Abort, BatchGenerate, GenerateRequest
 from weft.messages.sampling import Grammar
 from weft.messages.sessions import OpenSession, SessionParams
+from weft.messages.status import Stats
 from weft.scheduler.policies.fair import Fair
 from weft.scheduler.policy import POLICIES
 
@@ -167,7 +176,7 @@ def test_a_handler_that_raises_costs_nobody_else_anything(
         message = Abort(ids=(0,))
     else:
         message = example_of(kind)
-    monkeypatch.setattr(control.DISPATCHER, "find", lambda kind: handler)
+    monkeypatch.setitem(control.HANDLERS, kind, handler)
     with caplog.at_level(logging.ERROR):
         reply = world.tell(message)
     monkeypatch.undo()
@@ -234,13 +243,13 @@ def test_a_health_check_whose_request_cannot_be_opened_asks_again(
     world = EngineWorld(settings())
     append = world.scheduler.waiting_queue.resume
     monkeypatch.setattr(world.scheduler.waiting_queue, "resume", lambda one: 1 / 0)
-    assert isinstance(world.tell(codec.HealthCheck(call=3)), CallFailed)
+    assert isinstance(world.tell(HealthCheck(call=3)), CallFailed)
     monkeypatch.setattr(world.scheduler.waiting_queue, "resume", append)
-    assert world.tell(codec.HealthCheck(call=4)) is None
+    assert world.tell(HealthCheck(call=4)) is None
     world.step()
-    assert PROBE.id in world.scheduler.requests or world.answers(codec.HealthCheckReply)
+    assert PROBE.id in world.scheduler.requests or world.answers(HealthCheckReply)
     world.run_dry()
-    assert 4 in [reply.call for reply in world.answers(codec.HealthCheckReply) if reply.success]
+    assert 4 in [reply.call for reply in world.answers(HealthCheckReply) if reply.success]
 
 
 def test_a_reply_that_cannot_be_written_ends_its_call_or_its_requests() -> None:
@@ -290,10 +299,8 @@ def test_a_flush_of_the_cache_that_fails_is_tried_again(monkeypatch: pytest.Monk
     world = EngineWorld(settings())
     flush = world.scheduler.flush_cache
     monkeypatch.setattr(world.scheduler, "flush_cache", lambda: 1 / 0)
-    world.tell(codec.FlushCache(call=7))
+    world.tell(FlushCache(call=7))
     world.step()
     monkeypatch.setattr(world.scheduler, "flush_cache", flush)
     world.step()
-    assert [(reply.call, reply.success) for reply in world.answers(codec.FlushCacheReply)] == [
-        (7, True)
-    ]
+    assert [(reply.call, reply.success) for reply in world.answers(FlushCacheReply)] == [(7, True)]

@@ -18,18 +18,35 @@ from tests.scheduler.engine_world import EngineWorld, request
 from tests.scheduler.test_scheduler import settings
 from weft.config.options import SettingsError
 from weft.config.pairs import parse_recv_weights
-from weft.engine.control import handlers as control
-from weft.engine.control.dispatch import IncompleteTable, TypeBasedDispatcher
-from weft.engine.control.rpc import METHODS
+from weft.engine.control.handlers import HANDLERS, IncompleteTable, require_all
 from weft.engine.engine import Engine
 from weft.engine.intake import MAX_RECV_PER_POLL, Intake, RecvSkipper
 from weft.launch import rpc as rpc_client
 from weft.launch.worker import _take_in
+from weft.messages.by_name import BadCall, plain, request_named
+from weft.messages.calls import ControlReply
 from weft.messages.channel import Receiver, RpcSocket, Sender, Sleeper
-from weft.messages.codec import BadMessage, FromEngine, ToEngine, decode_to_engine
-from weft.messages.control import GetState, GetStateReply
-from weft.messages.flow import Block, Dropped, Rpc, RpcReply
+from weft.messages.codec import (
+    REQUESTS,
+    BadMessage,
+    FromEngine,
+    ToEngine,
+    decode_from_engine,
+    decode_to_engine,
+)
+from weft.messages.control import (
+    BlockInput,
+    FlushCache,
+    FlushCacheReply,
+    GetState,
+    GetStateReply,
+    ListRequests,
+    ListRequestsReply,
+    SetPolicy,
+)
 from weft.messages.requests import Abort, BatchGenerate, GenerateRequest
+from weft.messages.status import UnreadableMessages
+from weft.messages.weights import DestroyWeightsUpdateGroup, WeightsReply
 from weft.observe.log import EventLog
 from weft.plan.step import ForwardMode
 
@@ -104,19 +121,37 @@ def test_replies_to_rpc_calls_go_to_who_called_and_all_others_to_the_front(
 ) -> None:
     world = EngineWorld(settings())
     one, other = sockets.client(), sockets.client()
-    one.send(msgspec.msgpack.encode(Rpc(call=7, method="get_queue_status")))
+    one.send(msgspec.msgpack.encode(ListRequests(call=7)))
     sockets.serve(world.engine)
-    other.send(msgspec.msgpack.encode(Rpc(call=7, method="list_methods")))
+    other.send(msgspec.msgpack.encode(FlushCache(call=7)))  # answered with the next step
     sockets.serve(world.engine)
-    sockets.front.send(Rpc(call=9, method="get_stats"))
+    sockets.front.send(GetState(call=9))
     sockets.serve(world.engine)
     assert one.poll(240_000)
     assert other.poll(240_000)
-    first = msgspec.msgpack.decode(one.recv(), type=RpcReply)
-    assert (first.call, first.result["max_queued_requests"]) == (7, 4_096)
-    assert "trace_request_flow" in msgspec.msgpack.decode(other.recv(), type=RpcReply).result
-    [to_front] = [reply for reply in sockets.sent if isinstance(reply, RpcReply)]
-    assert (to_front.call, to_front.result["kv_tokens"]) == (9, world.scheduler.kv.capacity)
+    listed = decode_from_engine(one.recv())
+    assert isinstance(listed, ListRequestsReply)
+    assert (listed.call, listed.queue.max_queued_requests) == (7, 4_096)
+    assert decode_from_engine(other.recv()) == FlushCacheReply(call=7, success=True)
+    [to_front] = [reply for reply in sockets.sent if isinstance(reply, ControlReply)]
+    assert isinstance(to_front, GetStateReply)
+    assert (to_front.call, to_front.stats.kv_tokens) == (9, world.scheduler.kv.capacity)
+
+
+def test_the_front_hears_of_new_weights_whoever_has_changed_them(sockets: Sockets) -> None:
+    client = sockets.client()
+    client.send(msgspec.msgpack.encode(DestroyWeightsUpdateGroup(call=3)))
+    assert sockets.sleeper.wait(240.0)
+    [call] = sockets.intake.recv_requests()
+    assert isinstance(call, DestroyWeightsUpdateGroup)
+    sockets.intake.send(WeightsReply(call=call.call, success=True, weight_version="v2"))
+    assert client.poll(240_000)
+    assert decode_from_engine(client.recv()) == WeightsReply(
+        call=3, success=True, weight_version="v2"
+    )
+    [to_front] = sockets.sent
+    assert isinstance(to_front, WeightsReply)
+    assert to_front.weight_version == "v2"
 
 
 def test_one_poll_takes_no_more_than_its_cap_and_the_rest_comes_with_the_next(
@@ -124,19 +159,18 @@ def test_one_poll_takes_no_more_than_its_cap_and_the_rest_comes_with_the_next(
 ) -> None:
     for call in range(MAX_RECV_PER_POLL + 3):
         sockets.front.send(GetState(call=call))
-    sockets.client().send(msgspec.msgpack.encode(Rpc(call=1, method="get_stats")))
+    sockets.client().send(msgspec.msgpack.encode(GetState(call=1)))
     taken: list[ToEngine] = []
     sizes = []
     while len(taken) < MAX_RECV_PER_POLL + 4:
         assert sockets.sleeper.wait(240.0)
         received = sockets.intake.recv_requests()
-        taken += [message for message, _ in received]
+        taken += received
         sizes.append(len(received))
     assert max(sizes) <= MAX_RECV_PER_POLL + 1  # with the call, which had a poll of its own
     assert sockets.intake.recv_requests() == []
-    assert [message.call for message in taken if isinstance(message, GetState)] == list(
-        range(MAX_RECV_PER_POLL + 3)
-    )
+    calls = [message.call for message in taken if isinstance(message, GetState)]
+    assert [call for call in calls if call >= 0] == list(range(MAX_RECV_PER_POLL + 3))
 
 
 def test_what_no_socket_can_read_is_dropped_counted_and_harms_nobody(
@@ -218,37 +252,10 @@ def test_weights_of_steps_are_read_or_refused_with_what_is_expected() -> None:
 # Dispatch
 
 
-def test_a_type_is_dispatched_by_its_nearest_ancestor_which_is_looked_up_once() -> None:
-    class Animal: ...
-
-    class Dog(Animal): ...
-
-    class Puppy(Dog): ...
-
-    class Counted(dict[type, str]):
-        num_reads = 0
-
-        def __contains__(self, kind: object) -> bool:
-            self.num_reads += 1
-            return super().__contains__(kind)
-
-    table = Counted({Animal: "animal", Dog: "dog"})
-    dispatcher = TypeBasedDispatcher(table)
-    assert (dispatcher.find(Puppy), dispatcher.find(Dog), dispatcher.find(Animal)) == (
-        "dog",
-        "dog",
-        "animal",
-    )
-    num_reads = table.num_reads
-    assert [dispatcher.find(Puppy) for _ in range(100)] == ["dog"] * 100
-    assert table.num_reads == num_reads
-    assert dispatcher.find(int) is None
-
-
 def test_a_table_that_lacks_a_message_is_refused_at_the_start() -> None:
-    lacking = {kind: handler for kind, handler in control.HANDLERS.items() if kind is not Block}
-    with pytest.raises(IncompleteTable, match=r"without a handler: Block$"):
-        TypeBasedDispatcher(lacking).require(control.HANDLERS)
+    lacking = {kind: handler for kind, handler in HANDLERS.items() if kind is not BlockInput}
+    with pytest.raises(IncompleteTable, match=r"without a handler: BlockInput$"):
+        require_all(lacking, HANDLERS)
 
 
 def test_unknown_messages_and_numbers_that_are_taken_are_counted_and_logged_once(
@@ -260,7 +267,7 @@ def test_unknown_messages_and_numbers_that_are_taken_are_counted_and_logged_once
         for _ in range(50):
             assert world.tell("what is this?") is None  # type: ignore[arg-type]
     world.take_in(world.sent[first])
-    world.tell(Dropped(num=4))
+    world.tell(UnreadableMessages(num=4))
     stats = world.scheduler.stats()
     assert (
         stats.total_unknown_messages,
@@ -419,7 +426,7 @@ def test_a_batch_larger_than_the_queue_is_refused_in_part() -> None:
 
 def test_members_of_a_batch_are_held_explained_and_aborted_like_any_other() -> None:
     world = EngineWorld(settings())
-    world.tell(Block(call=1))
+    world.tell(BlockInput(call=1))
     world.tell(batch(*(request(id, [id], group="all", max_new_tokens=2) for id in range(3))))
     assert world.why() == ["the input is blocked until POST /unblock"] * 3
     world.abort(Abort(names=("all",)))
@@ -430,35 +437,38 @@ def test_members_of_a_batch_are_held_explained_and_aborted_like_any_other() -> N
 # RPC
 
 
-def test_an_rpc_call_reaches_only_what_is_listed_and_says_what_is_wrong() -> None:
+def test_a_call_by_name_is_a_control_request_and_nothing_else() -> None:
+    for name in ("__class__", "step", "submit", "generate", "shutdown", ""):
+        with pytest.raises(BadCall, match=r"there is no method .* there are abort_request, "):
+            request_named(name, {})
+    for name, params, wrong in (
+        ("explain_request", {}, "explain_request: Object missing required field `rid`"),
+        ("explain_request", {"rid": 1}, "Expected `str`, got `int`"),
+        ("get_state", {"what": 1}, "unknown field `what`"),
+        ("get_state", {"call": 1}, "unknown field `call`"),
+    ):
+        with pytest.raises(BadCall, match=wrong):
+            request_named(name, params)
+    assert request_named("set_policy", {"policy": "lpm"}) == SetPolicy("lpm")
+
+
+def test_calls_by_name_do_what_their_messages_do() -> None:
     world = EngineWorld(settings())
 
-    def call(method: str, **params: Any) -> RpcReply:
-        reply = world.tell(Rpc(call=1, method=method, params=params))
-        assert isinstance(reply, RpcReply)
-        return reply
+    def call(method: str, **params: Any) -> dict[str, Any]:
+        reply = world.tell(request_named(method, params))
+        assert isinstance(reply, ControlReply)
+        return plain(reply)
 
-    for name in ("__class__", "step", "submit", "scheduler.abort", ""):
-        assert "there is no method" in call(name).message
-        assert "get_queue_status" in call(name).message
-    assert (
-        call("trace_request_flow").message
-        == "trace_request_flow: Object missing required field `rid`"
-    )
-    assert "unknown field `what`" in call("get_stats", what=1).message
-    assert "Expected `str`, got `int`" in call("trace_request_flow", rid=1).message
-    assert call("set_policy", policy="magic").success is False
-    assert (call("set_policy", policy="lpm").result, world.scheduler.settings.policy) == (
-        "fcfs",
-        "lpm",
-    )
-    assert call("abort").message == "give rid or all"
+    assert call("set_policy", policy="magic")["success"] is False
+    assert call("set_policy", policy="lpm")["before"] == "fcfs"
+    assert world.scheduler.settings.policy == "lpm"
+    assert call("abort_request")["message"] == "give rid or abort_all"
     world.send([1, 2], max_new_tokens=2)
-    assert call("flush_cache").result is True  # it waits, and holds nothing yet
-    assert call("abort", rid="r0").result == 1
-    assert call("abort", rid="r0").result == 0
-    assert call("log_request_processing_time", rid="r0").result == 1
-    assert set(call("list_methods").result) == set(METHODS)
+    assert call("abort_request", rid="r0")["aborted"] == 1
+    assert call("abort_request", rid="r0")["aborted"] == 0
+    assert call("log_request_processing_time", rid="r0") == {"num_requests": 1}
+    assert set(call("list_methods")["methods"]) == set(REQUESTS)
 
 
 def test_the_client_finds_the_server_of_this_machine_and_calls_it(
@@ -466,20 +476,21 @@ def test_the_client_finds_the_server_of_this_machine_and_calls_it(
 ) -> None:
     monkeypatch.setattr(rpc_client, "running", dict)
     with pytest.raises(SettingsError, match="no server of this user"):
-        rpc_client.rpc("get_stats")
+        rpc_client.rpc("get_state")
     monkeypatch.setattr(rpc_client, "running", lambda: {1: tmp_path, 2: tmp_path})
     with pytest.raises(SettingsError, match="process id: 1, 2"):
-        rpc_client.rpc("get_stats")
+        rpc_client.rpc("get_state")
     with pytest.raises(SettingsError, match="no server with the process id 9; there are 1, 2"):
-        rpc_client.rpc("get_stats", pid=9)
+        rpc_client.rpc("get_state", pid=9)
     with pytest.raises(SettingsError, match=r"not answered for 0\.05 s"):
-        rpc_client.rpc("get_stats", pid=2, timeout_s=0.05)
+        rpc_client.rpc("get_state", pid=2, timeout_s=0.05)
     engine = EngineWorld(settings()).engine
     with sockets.serving(
         engine
     ):  # until it is enough: whether the call that was given up arrives is not certain
         assert (
-            rpc_client.rpc("get_queue_status", pid=1, timeout_s=HANG_S)["waiting_queue_size"] == 0
+            rpc_client.rpc("list_requests", pid=1, timeout_s=HANG_S)["queue"]["waiting_queue_size"]
+            == 0
         )
         with pytest.raises(SettingsError, match="there is no method 'no'"):
             rpc_client.rpc("no", pid=1, timeout_s=HANG_S)

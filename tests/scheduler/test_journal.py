@@ -19,7 +19,6 @@ from tests.scheduler.world import World
 from weft.cli.main import main
 from weft.engine.explain import trace_request_flow
 from weft.engine.guard import unsent
-from weft.engine.input_gate import Alone
 from weft.journal.file import (
     HEAD_BYTES,
     MAGIC,
@@ -31,18 +30,22 @@ from weft.journal.file import (
 from weft.journal.replay import BadJournal, Replay
 from weft.journal.snapshot import INSTANCE
 from weft.memory.allocator import PageAllocator
-from weft.messages.control import CallFailed, FlushCache, GetState, GetStateReply, SetPolicy
-from weft.messages.flow import (
-    Block,
+from weft.messages.calls import CallFailed
+from weft.messages.control import (
+    AbortRequest,
+    BlockInput,
     ContinueGeneration,
-    Dropped,
+    FlushCache,
+    GetState,
+    GetStateReply,
     HealthCheck,
     PauseGeneration,
-    Rpc,
-    Unblock,
+    SetPolicy,
+    UnblockInput,
 )
 from weft.messages.replies import StepOutput
 from weft.messages.requests import Abort, BatchGenerate
+from weft.messages.status import UnreadableMessages
 from weft.scheduler.admission import PrefillAdder
 
 MIXED: dict[str, object] = {
@@ -263,13 +266,8 @@ def test_a_replay_stops_at_the_first_decision_that_differs(
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_what_controls_the_flow_of_work_is_replayed_with_the_answers_of_the_barrier(
-    depth: int,
-) -> None:
-    arrivals = iter([False, False, True])
-    barrier = Alone()
-    barrier.poll = lambda: next(arrivals)  # type: ignore[method-assign]
-    world = RecordedWorld(settings(chunked_prefill_size=8), depth, barrier=barrier)
+def test_what_controls_the_flow_of_work_is_replayed(depth: int) -> None:
+    world = RecordedWorld(settings(chunked_prefill_size=8), depth)
     world.tell(HealthCheck(call=1))
     world.step()
     members = [world.send(list(range(i, i + 20)), max_new_tokens=9) for i in range(3)]
@@ -284,25 +282,25 @@ def test_what_controls_the_flow_of_work_is_replayed_with_the_answers_of_the_barr
         )
     for message in (
         *(
-            Block(call=2),
+            BlockInput(call=2),
             Abort(names=("r2",)),
             PauseGeneration(call=3, mode="retract"),
             HealthCheck(call=4),
         ),
         *(
-            Rpc(call=5, method="flush_cache"),
-            Unblock(call=6),
-            Dropped(num=3),
+            FlushCache(call=5),
+            UnblockInput(call=6),
+            UnreadableMessages(num=3),
             ContinueGeneration(call=7),
         ),
         *(
-            Rpc(call=8, method="set_policy", params={"policy": "lpm"}),
+            SetPolicy("lpm", call=8),
             PauseGeneration(call=9, mode="in_place"),
         ),
         *(
             GetState(call=10),
             ContinueGeneration(call=11),
-            Rpc(call=12, method="none"),
+            AbortRequest("r11", call=12),
             PauseGeneration(call=13),
         ),
         ContinueGeneration(call=14),
@@ -311,16 +309,10 @@ def test_what_controls_the_flow_of_work_is_replayed_with_the_answers_of_the_barr
         world.step()
         world.step()
     world.run_dry()
-    assert next(arrivals, None) is None
     replay = Replay(world.records, check=True)
     assert replay.run(), replay.difference
     assert replay.num_requests == 6
     assert replay.engine.scheduler.stats() == world.scheduler.stats()
-    at = next(i for i, record in enumerate(world.records) if record.startswith(b"\x92\xa1g"))
-    other = Replay([*world.records[:at], *world.records[at + 1 :]])
-    assert not other.run()
-    assert other.difference is not None
-    assert other.difference.now == "asks whether all engines have arrived"
 
 
 def test_an_input_that_is_asked_for_at_another_time_is_a_difference() -> None:

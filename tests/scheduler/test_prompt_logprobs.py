@@ -11,7 +11,7 @@ import pytest
 from tests.scheduler.engine_world import EngineWorld
 from tests.scheduler.test_scheduler import settings
 from weft.client.aux_outputs import prompt_logprobs
-from weft.messages.flow import ContinueGeneration, HealthCheck, HealthCheckReply, PauseGeneration
+from weft.messages.control import ContinueGeneration, HealthCheck, HealthCheckReply, PauseGeneration
 from weft.messages.replies import PromptPiece
 
 PROMPT = list(range(10, 60))

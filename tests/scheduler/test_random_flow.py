@@ -12,35 +12,20 @@ import pytest
 from tests.scheduler.random_worlds import random_prompt, random_settings
 from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.world import VOCAB
-from weft.engine.input_gate import Alone
 from weft.messages.codec import ToEngine
-from weft.messages.control import FlushCache, GetState
-from weft.messages.flow import (
-    Block,
+from weft.messages.control import (
+    AbortRequest,
+    BlockInput,
     ContinueGeneration,
-    Dropped,
+    FlushCache,
+    GetState,
     HealthCheck,
+    ListRequests,
     PauseGeneration,
-    Rpc,
-    Unblock,
+    UnblockInput,
 )
 from weft.messages.requests import Abort, BatchGenerate, GenerateRequest
-
-
-class Crowd:
-    """A barrier at which the others come late."""
-
-    def __init__(self, rng: random.Random) -> None:
-        self._rng = rng
-
-    def arrive(self) -> None:
-        pass
-
-    def withdraw(self) -> None:
-        pass
-
-    def poll(self) -> bool:
-        return self._rng.random() < 0.3
+from weft.messages.status import UnreadableMessages
 
 
 class FlowWorld(RecordedWorld):
@@ -49,8 +34,7 @@ class FlowWorld(RecordedWorld):
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(f"flow {seed}")
         fails = {rng.randrange(5, 100)} if rng.random() < 0.1 else set()
-        barrier = rng.choice([Alone(), Crowd(rng)])
-        super().__init__(random_settings(rng), rng.choice([0, 1, 2]), fails, barrier=barrier)
+        super().__init__(random_settings(rng), rng.choice([0, 1, 2]), fails)
         self.done = Counter[str]()
         self._together: list[GenerateRequest] = []
 
@@ -76,8 +60,8 @@ class FlowWorld(RecordedWorld):
         rng, some = self.rng, self.rng.randrange(max(len(self.sent), 1))
         mode = rng.choice(["retract", "retract", "in_place", "in_place", "abort"])
         messages: list[tuple[float, ToEngine]] = [
-            (0.05, Block(call=1)),
-            (0.10, Unblock(call=2)),
+            (0.05, BlockInput(call=1)),
+            (0.10, UnblockInput(call=2)),
             (0.04, PauseGeneration(call=3, mode=mode)),  # type: ignore[arg-type]
             (0.15, ContinueGeneration(call=4)),
             (0.10, HealthCheck(call=5)),
@@ -85,12 +69,9 @@ class FlowWorld(RecordedWorld):
             (0.02, Abort(names=(f"r{some}",))),
             (0.004, Abort(names=("g",))),
             (0.02, FlushCache(call=6, timeout_s=3.0)),
-            (
-                0.02,
-                Rpc(call=7, method=rng.choice(["flush_cache", "get_queue_status", "no", "freeze"])),
-            ),
+            (0.02, rng.choice([FlushCache(call=7), ListRequests(call=7), AbortRequest("r1")])),
             (0.02, GetState(call=8)),
-            (0.02, Dropped(num=2)),
+            (0.02, UnreadableMessages(num=2)),
         ]
         for share, message in messages:
             if rng.random() < share:
@@ -123,8 +104,8 @@ class FlowWorld(RecordedWorld):
             self.control()
             self.step()
         self.tell(ContinueGeneration(call=9))
-        self.tell(Block(call=10))
-        self.tell(Unblock(call=11))
+        self.tell(BlockInput(call=10))
+        self.tell(UnblockInput(call=11))
         while self.has_work:
             self.step()
             assert self.num_steps < 400 * num_requests, "no end in sight"

@@ -10,9 +10,7 @@ from tests.scheduler.engine_world import EngineWorld
 from tests.scheduler.test_scheduler import settings
 from tests.scheduler.world import World
 from weft.engine.explain import get_queue_status
-from weft.engine.input_gate import InputState
-from weft.messages.control import QueueStatus
-from weft.messages.flow import Block, Unblock
+from weft.messages.control import BlockInput, QueueStatus, UnblockInput
 from weft.messages.requests import Abort
 from weft.scheduler.request import NO_ROW, RequestState
 
@@ -32,7 +30,7 @@ class Watched(EngineWorld):
 
     @property
     def is_blocked(self) -> bool:
-        return self.engine.input.state is not InputState.UNBLOCKED
+        return self.engine.input.state == "blocked"
 
     def act(self) -> None:
         rng = self.rng
@@ -43,7 +41,7 @@ class Watched(EngineWorld):
             if self.is_blocked:
                 self.came_blocked.add(id)
         if rng.random() < 0.1:
-            self.tell(Unblock(call=2) if self.is_blocked else Block(call=1))
+            self.tell(UnblockInput(call=2) if self.is_blocked else BlockInput(call=1))
         if rng.random() < 0.1 and self.sent:
             self.abort(Abort(ids=(rng.randrange(len(self.sent)),)))
 
@@ -85,7 +83,7 @@ def test_the_status_of_the_queue_counts_what_is_there(seed: int) -> None:
         world.compare(get_queue_status(world.scheduler))
     assert world.num_held > 20
     if world.is_blocked:
-        world.tell(Unblock(call=3))
+        world.tell(UnblockInput(call=3))
     world.run_dry()
     world.step()
     world.compare(get_queue_status(world.scheduler))

@@ -24,7 +24,8 @@ from tests.text.tokens import EOS, byte_tokenizer
 from weft.client.client import EngineClient
 from weft.config.limits import Limits
 from weft.config.server import ServerConfig
-from weft.messages import control, flow, sessions
+from weft.messages import control, sessions, status
+from weft.messages.calls import ControlReply, ControlRequest
 from weft.messages.codec import FromEngine, ToEngine, decode_from_engine, decode_to_engine, encode
 from weft.messages.replies import (
     Extra,
@@ -45,7 +46,7 @@ T = TypeVar("T")
 HANG_S = 240.0  # whatever takes so long does not come any more
 CONTEXT = 2_000
 MODEL = "tiny/byte-model"
-READY = control.EngineReady(
+READY = status.EngineReady(
     model_summary="byte model (0 B)",
     vocab_size=270,
     context_length=CONTEXT,
@@ -112,49 +113,42 @@ class FakeEngine:
                         finished=[_end(one.request, "abort", 200, message.message) for one in gone]
                     )
                 )
-            case flow.HealthCheck():
-                self.answer(flow.HealthCheckReply(call=message.call, success=True))
-            case flow.Block() | flow.Unblock():
-                state = "blocked" if isinstance(message, flow.Block) else "unblocked"
-                self.answer(flow.InputReply(call=message.call, state=state, held_requests=0))
-            case flow.PauseGeneration():
-                self.answer(
-                    flow.GenerationReply(call=message.call, paused=message.mode, num_requests=0)
-                )
-            case flow.ContinueGeneration():
-                self.answer(flow.GenerationReply(call=message.call, paused="", num_requests=0))
-            case flow.Rpc():
-                known = message.method == "echo"
-                wrong = "" if known else "there is no method; there are echo"
-                reply = flow.RpcReply(
-                    call=message.call, success=known, result=message.params, message=wrong
-                )
-                self.answer(reply)
+            case ControlRequest():
+                reply = self.reply(message)
+                if reply is not None:
+                    self.answer(msgspec.structs.replace(reply, call=message.call))
+
+    def reply(self, message: ControlRequest[Any]) -> ControlReply | None:
+        """The answer to a control request; None for one that this engine does not know."""
+        match message:
+            case control.HealthCheck():
+                return control.HealthCheckReply(success=True)
+            case control.BlockInput():
+                return control.InputReply("blocked", 0)
+            case control.UnblockInput():
+                return control.InputReply("unblocked", 0)
+            case control.PauseGeneration():
+                return control.GenerationReply(message.mode, 0)
+            case control.ContinueGeneration():
+                return control.GenerationReply("", 0)
+            case control.SetPolicy():
+                known = message.policy in ("fcfs", "lpm")
+                return control.SetPolicyReply(success=known, before="fcfs", message="no policy")
             case control.FlushCache():
-                self.answer(
-                    control.FlushCacheReply(
-                        call=message.call, success=not self.busy, message="busy"
-                    )
-                )
+                return control.FlushCacheReply(success=not self.busy, message="busy")
             case control.GetState():
-                stats = control.Stats(
-                    num_running=len(self.running), kv_tokens=8_000, total_prompt_tokens=10
+                return control.GetStateReply(
+                    status.Stats(
+                        num_running=len(self.running), kv_tokens=8_000, total_prompt_tokens=10
+                    )
                 )
-                self.answer(control.GetStateReply(call=message.call, stats=stats))
             case control.FreezeGC():
-                self.answer(control.FreezeGCReply(call=message.call, frozen_objects=7))
+                return control.FreezeGCReply(7)
             case sessions.OpenSession():
-                self.answer(
-                    sessions.OpenSessionReply(
-                        call=message.call, session_id=message.session_id, success=True
-                    )
-                )
+                return sessions.OpenSessionReply(success=True)
             case sessions.CloseSession():
-                self.answer(
-                    sessions.CloseSessionReply(
-                        call=message.call, session_id=message.session_id, success=True
-                    )
-                )
+                return sessions.CloseSessionReply(success=True)
+        return None
 
     def answer(self, message: FromEngine) -> None:
         data = encode(message)

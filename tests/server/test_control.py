@@ -14,11 +14,10 @@ from tests.server.fake import RunningServer, running
 from weft.config.server import ServerConfig
 from weft.messages import control
 from weft.messages.codec import ToEngine
+from weft.messages.status import Stats
 from weft.server.admin.loads import LOADS_TIMEOUT_S
 
-STATS = control.Stats(
-    num_running=3, max_running_requests=4, num_waiting=5, kv_tokens=1_000, kv_used=250
-)
+STATS = Stats(num_running=3, max_running_requests=4, num_waiting=5, kv_tokens=1_000, kv_used=250)
 
 
 class Obedient:
@@ -50,9 +49,9 @@ class Obedient:
                 return control.GetStateReply(call=call, stats=STATS)
             case control.GetInternalState(call=call):
                 return control.GetInternalStateReply(
-                    call=call, settings={"a": 1}, state={"b": None}, stats=STATS
+                    call=call, server_args={"a": 1}, state={"b": None}, stats=STATS
                 )
-            case control.SetInternalState(call=call, settings=asked):
+            case control.SetInternalState(call=call, server_args=asked):
                 if "page_size" in asked:
                     return control.SetInternalStateReply(
                         call=call, success=False, name="page_size", message="a, b can"
@@ -67,7 +66,7 @@ class Obedient:
             case control.StartProfile(call=call) if self.num_preparing:
                 self.num_preparing -= 1
                 return control.StartProfileReply(call=call, success=True, is_preparing=True)
-            case control.StartProfile(call=call, folder=folder):
+            case control.StartProfile(call=call, output_dir=folder):
                 is_inside = folder != "/etc"
                 return control.StartProfileReply(
                     call=call, success=is_inside, trace="t.gz", message="not below"
@@ -110,7 +109,7 @@ def test_steps_are_slowed_down_until_null_comes(engine: Obedient, http: httpx.Cl
         is None
     )
     assert http.post("/slow_down", json={"forward_sleep_time": 0}).status_code == 200
-    assert [message.step_s for message in engine.got] == [0.5, None, None]
+    assert [message.forward_sleep_time for message in engine.got] == [0.5, None, None]
     for bad in (-1, 61, "x"):
         assert (
             error(http.post("/slow_down", json={"forward_sleep_time": bad}))["param"]
@@ -135,8 +134,8 @@ def test_settings_are_told_and_changed(engine: Obedient, http: httpx.Client) -> 
     }
     answer = http.post("/set_internal_state", json={"server_args": asked}).json()
     assert answer == {"updated": True, "server_args": asked, "before": dict.fromkeys(asked, 1)}
-    assert engine.got[-1].settings == asked
-    assert type(engine.got[-1].settings["max_running_requests"]) is int
+    assert engine.got[-1].server_args == asked
+    assert type(engine.got[-1].server_args["max_running_requests"]) is int
 
 
 def test_settings_that_cannot_be_changed_are_answered_with_what_can(
@@ -208,7 +207,7 @@ def test_a_profile_is_started_with_or_without_a_body(engine: Obedient, http: htt
     }
     assert http.post("/start_profile", json=how).json()["num_steps"] == 5
     got = engine.got[-1]
-    assert (got.num_steps, got.activities, got.with_stack, got.folder, got.prefix) == (
+    assert (got.num_steps, got.activities, got.with_stack, got.output_dir, got.profile_prefix) == (
         5,
         ["CPU"],
         True,

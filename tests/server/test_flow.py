@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import httpx
 import pytest
 
 from tests.server.fake import RunningServer, running
 from weft.config.server import ServerConfig
 from weft.messages.codec import ToEngine
-from weft.messages.flow import HealthCheck, PauseGeneration
+from weft.messages.control import FreezeGC, HealthCheck, PauseGeneration, SetPolicy
 from weft.messages.requests import BatchGenerate
 
 
@@ -50,17 +53,41 @@ def test_a_pause_without_a_mode_aborts_and_an_unknown_mode_names_those_there_are
     wrong = http.post("/pause_generation", json={"mode": "gently"})
     assert wrong.status_code == 400
     assert wrong.json()["error"]["param"] == "mode"
-    assert "abort, retract, in_place" in wrong.json()["error"]["message"]
+    assert {"abort", "retract", "in_place"} <= set(
+        re.findall(r"\w+", wrong.json()["error"]["message"])
+    )
 
 
-def test_methods_are_called_by_name(http: httpx.Client) -> None:
-    answer = http.post("/rpc", json={"method": "echo", "params": {"a": [1, {"b": None}]}})
-    assert answer.json() == {"result": {"a": [1, {"b": None}]}}
-    assert http.post("/rpc", json={"method": "echo"}).json() == {"result": {}}
-    unknown = http.post("/rpc", json={"method": "__init__"})
-    assert (unknown.status_code, unknown.json()["error"]["param"]) == (400, "method")
-    assert "there are echo" in unknown.json()["error"]["message"]
-    assert http.post("/rpc", json={"params": {}}).status_code == 400
+def test_control_requests_are_made_by_name(http: httpx.Client, sent: list[ToEngine]) -> None:
+    switched = http.post("/rpc", json={"method": "set_policy", "params": {"policy": "lpm"}})
+    assert switched.json() == {
+        "result": {"success": True, "message": "no policy", "before": "fcfs"}
+    }
+    assert http.post("/rpc", json={"method": "freeze_gc"}).json() == {
+        "result": {"frozen_objects": 7}
+    }
+    assert [type(message) for message in sent] == [SetPolicy, FreezeGC]
+    refused = http.post("/rpc", json={"method": "set_policy", "params": {"policy": "magic"}})
+    assert (refused.status_code, refused.json()["error"]["message"]) == (400, "no policy")
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"method": "__init__"}, "there is no method '__init__'; there are abort_request, audit, "),
+        ({"method": "set_policy"}, "set_policy: Object missing required field `policy`"),
+        ({"method": "freeze_gc", "params": {"what": 1}}, "unknown field `what`"),
+        ({"method": "freeze_gc", "params": {"call": 1}}, "unknown field `call`"),
+        ({"params": {}}, "method"),
+    ],
+)
+def test_a_wrong_call_by_name_says_what_is_wrong(
+    http: httpx.Client, sent: list[ToEngine], body: dict[str, Any], message: str
+) -> None:
+    answer = http.post("/rpc", json=body)
+    assert answer.status_code == 400
+    assert message in answer.json()["error"]["message"]
+    assert not sent
 
 
 def test_health_is_asked_of_the_engine_without_a_request(

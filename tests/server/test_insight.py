@@ -73,7 +73,7 @@ def telling(server: RunningServer) -> RunningServer:
             case control.ExplainRequest():
                 found = [EXPLANATION] if message.rid == ROW.rid else []
                 engine.answer(control.ExplainRequestReply(call=message.call, found=found))
-            case control.AuditBooks():
+            case control.AuditKv():
                 engine.answer(
                     control.AuditReply(
                         call=message.call,

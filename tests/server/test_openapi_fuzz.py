@@ -4,7 +4,6 @@ fault of the server."""
 from __future__ import annotations
 
 import json
-import typing
 from collections.abc import Callable
 from typing import Any
 
@@ -15,38 +14,26 @@ from hypothesis.strategies import SearchStrategy
 
 from tests.examples import example_of
 from tests.server.fake import HANG_S, RunningServer
-from weft.messages import codec, control, flow, weights
+from weft.messages import control, weights
+from weft.messages.calls import ControlRequest, reply_type
 from weft.messages.codec import ToEngine
 
 schemathesis = pytest.importorskip("schemathesis")
 
 EXAMPLES = 4  # of each route, right ones and wrong ones
-REPLIES = {
-    flow.Block: flow.InputReply,
-    flow.Unblock: flow.InputReply,
-    flow.PauseGeneration: flow.GenerationReply,
-    flow.ContinueGeneration: flow.GenerationReply,
-    control.AuditBooks: control.AuditReply,
-    **{
-        message: weights.WeightsReply
-        for message in typing.get_args(codec.Call)
-        if message.__module__ == weights.__name__ and message is not weights.GetWeightsByName
-    },
-}
-BY_NAME = {reply.__name__: reply for reply in typing.get_args(codec.Reply)}
 
 
 @pytest.fixture
 def answering(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> RunningServer:
     """A server whose engine answers every call at once."""
     send = server.engine.send
-    by_the_fake = {control.GetState, control.FlushCache, flow.HealthCheck, flow.Rpc}
+    by_the_fake = {control.GetState, control.FlushCache, control.HealthCheck}
 
     def answer(message: ToEngine) -> None:
-        if not isinstance(message, codec.Call) or type(message) in by_the_fake:
+        if not isinstance(message, ControlRequest) or type(message) in by_the_fake:
             send(message)
             return
-        kind = REPLIES.get(type(message)) or BY_NAME[f"{type(message).__name__}Reply"]
+        kind = reply_type(type(message))
         known = {"success": True} if "success" in kind.__struct_fields__ else {}
         if kind is weights.GetWeightsByNameReply:
             known |= {"shape": [1], "values": bytes(4)}

@@ -6,18 +6,18 @@ import httpx
 import pytest
 
 from tests.server.fake import RunningServer
-from weft.messages.control import SetPolicyReply
+from weft.messages.control import SetPolicy, SetPolicyReply
 
 
 def test_the_policy_is_switched_and_a_wrong_name_is_answered_with_the_right_ones(
     server: RunningServer, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def set_policy(policy: str) -> SetPolicyReply:
-        if policy == "lpm":
-            return SetPolicyReply(call=1, success=True, before="fcfs")
-        return SetPolicyReply(call=1, success=False, before="fcfs", message="there are fcfs, lpm")
+    def reply(message: SetPolicy) -> SetPolicyReply:
+        if message.policy == "lpm":
+            return SetPolicyReply(success=True, before="fcfs")
+        return SetPolicyReply(success=False, before="fcfs", message="there are fcfs, lpm")
 
-    monkeypatch.setattr(server.client, "set_policy", set_policy)
+    monkeypatch.setattr(server.engine, "reply", reply)
     assert http.post("/set_policy", json={"policy": "lpm"}).json() == {
         "policy": "lpm",
         "before": "fcfs",

@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.server.fake import CONTEXT, MODEL, READY, RunningServer, as_bytes, eventually, running
 from tests.text.tokens import EOS
-from weft.messages import control
+from weft.messages.status import EngineFailed
 from weft.observe.metrics import Metrics
 from weft.server.app import OPERATIONS
 
@@ -189,7 +189,7 @@ def test_a_server_whose_engine_loads_is_neither_well_nor_has_a_model() -> None:
 
 def test_stopped_engine_is_told_everywhere() -> None:
     with running() as server, httpx.Client(base_url=server.url) as http:
-        server.call(lambda: server.client.deliver(control.EngineFailed(message="out of memory")))
+        server.call(lambda: server.client.deliver(EngineFailed(message="out of memory")))
         for path in ("/health", "/ready", "/health_generate", "/server_info"):
             answer = http.get(path)
             assert answer.status_code == 503

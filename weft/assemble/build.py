@@ -27,10 +27,10 @@ from weft.grammar.protocol import Grammars, NoGrammars
 from weft.grammar.sandbox import SandboxProcess
 from weft.journal.file import JournalError, JournalWriter
 from weft.journal.recorder import RecordedEngine
-from weft.messages.control import EngineReady, Pools
 from weft.messages.pooling import PoolingParams
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
+from weft.messages.status import EngineReady, Pools
 from weft.messages.wakeup import WakeupPipe
 from weft.observe import garbage
 from weft.plan.step import ForwardMode

@@ -25,32 +25,13 @@ from weft.client.generation import Completion, Generation
 from weft.client.hang_detector import HANG_AFTER_S, HangDetector
 from weft.client.intake import HeldBack
 from weft.client.prompt import Prompt, check_extras, check_task, to_token_params
-from weft.messages.codec import FromEngine, Reply, ToEngine, Unreadable
-from weft.messages.control import (
-    AuditBooks,
-    AuditReply,
-    CallFailed,
-    EngineFailed,
-    EngineReady,
-    ExplainRequest,
-    ExplainRequestReply,
-    Explanation,
-    FlushCache,
-    FlushCacheReply,
-    FreezeGC,
-    FreezeGCReply,
-    GetState,
-    GetStateReply,
-    Heartbeat,
-    ListRequests,
-    ListRequestsReply,
-    SetPolicy,
-    SetPolicyReply,
-    Stats,
-)
+from weft.messages.calls import CallFailed, ControlReply, ControlRequest, reply_type
+from weft.messages.codec import FromEngine, ToEngine, Unreadable
+from weft.messages.control import GetState
 from weft.messages.replies import Finish, StepOutput, ids_of
 from weft.messages.requests import Abort, BatchGenerate, GenerateRequest
 from weft.messages.sampling import InvalidParam, SamplingParams, check_number, check_token_ids
+from weft.messages.status import EngineFailed, EngineReady, Heartbeat, Stats
 from weft.messages.weights import FIRST_VERSION, WeightsReply
 from weft.observe.log import EventLog
 from weft.observe.metrics import Metrics
@@ -65,7 +46,7 @@ MAX_PENDING_TOKENS = 4_096  # that a consumer may leave unread while its request
 CALL_TIMEOUT_S = 10.0
 
 log = EventLog("client")
-R = TypeVar("R", bound=Reply)
+R = TypeVar("R", bound=ControlReply)
 
 
 class EngineUnavailable(Exception):
@@ -119,7 +100,7 @@ class EngineClient:
             GenerateRequest
         ] = []  # what goes to the engine when the message at hand is dealt with
         self._by_name: dict[str, set[int]] = {}  # rids and groups
-        self._calls: dict[int, asyncio.Future[Reply]] = {}
+        self._calls: dict[int, asyncio.Future[ControlReply]] = {}
         self._ready_waiters: list[asyncio.Future[None]] = []
 
     # ---- work
@@ -208,47 +189,34 @@ class EngineClient:
 
     # ---- control
 
-    async def flush_cache(self, timeout_s: float = 0.0) -> FlushCacheReply:
-        """Empty the prefix cache, waiting up to `timeout_s` for the engine to become idle."""
-        return await self.call(
-            lambda call: FlushCache(call=call, timeout_s=timeout_s),
-            FlushCacheReply,
-            timeout_s + CALL_TIMEOUT_S,
-        )
+    async def call(self, request: ControlRequest[R], timeout_s: float = CALL_TIMEOUT_S) -> R:
+        """Send a control request and wait for its reply. The number of the call is put in here.
+
+        Raises `EngineUnavailable` if there is no engine, or no answer in time, `EngineFault` if the
+        engine failed on the request.
+        """
+        _ = self.engine
+        call = next(self._numbers)
+        waiter: asyncio.Future[ControlReply] = asyncio.get_running_loop().create_future()
+        self._calls[call] = waiter
+        try:
+            self._send(msgspec.structs.replace(request, call=call))
+            answer = await asyncio.wait_for(waiter, timeout_s)
+        except TimeoutError as exc:
+            raise EngineUnavailable(f"the engine has not answered for {timeout_s:g} s") from exc
+        finally:
+            self._calls.pop(call, None)
+        if isinstance(answer, CallFailed):
+            raise EngineFault(answer.message)
+        expected = reply_type(type(request))
+        assert isinstance(answer, expected), f"call {call} got {answer}"
+        return answer
 
     async def get_state(self, timeout_s: float = CALL_TIMEOUT_S) -> Stats:
         """The engine's numbers as they are now."""
-        reply = await self.call(lambda call: GetState(call=call), GetStateReply, timeout_s)
+        reply = await self.call(GetState(), timeout_s)
         self._keep(reply.stats)
         return reply.stats
-
-    async def set_policy(self, policy: str) -> SetPolicyReply:
-        """Order the waiting requests by another policy."""
-        return await self.call(
-            lambda call: SetPolicy(call=call, policy=policy), SetPolicyReply, CALL_TIMEOUT_S
-        )
-
-    async def freeze_gc(self) -> int:
-        """Move the engine's objects out of its garbage collector's sight. Returns how many."""
-        reply = await self.call(lambda call: FreezeGC(call=call), FreezeGCReply, CALL_TIMEOUT_S)
-        return reply.frozen_objects
-
-    async def list_requests(self, limit: int) -> ListRequestsReply:
-        """The engine's queue and its open requests, at most `limit` of them."""
-        return await self.call(
-            lambda call: ListRequests(call=call, limit=limit), ListRequestsReply, CALL_TIMEOUT_S
-        )
-
-    async def explain(self, rid: str) -> list[Explanation]:
-        """What happened to the requests with exactly this name, open or among the latest that ended, newest first."""
-        reply = await self.call(
-            lambda call: ExplainRequest(call=call, rid=rid), ExplainRequestReply, CALL_TIMEOUT_S
-        )
-        return reply.found
-
-    async def audit(self) -> AuditReply:
-        """Let the engine check who owns each page of its KV memory."""
-        return await self.call(lambda call: AuditBooks(call=call), AuditReply, CALL_TIMEOUT_S)
 
     # ---- what comes from the engine
 
@@ -558,29 +526,6 @@ class EngineClient:
             if not waiter.done():
                 waiter.set_result(None)
         self._ready_waiters.clear()
-
-    async def call(
-        self, make: Callable[[int], ToEngine], reply: type[R], timeout_s: float = CALL_TIMEOUT_S
-    ) -> R:
-        """Send the control request that `make` makes with a call's number, and wait for its `reply`.
-
-        Raises `EngineUnavailable` if there is no engine, or no answer in time, `EngineFault` if it failed.
-        """
-        _ = self.engine
-        call = next(self._numbers)
-        waiter: asyncio.Future[Reply]
-        waiter = self._calls[call] = asyncio.get_running_loop().create_future()
-        try:
-            self._send(make(call))
-            answer = await asyncio.wait_for(waiter, timeout_s)
-        except TimeoutError as exc:
-            raise EngineUnavailable(f"the engine has not answered for {timeout_s:g} s") from exc
-        finally:
-            self._calls.pop(call, None)
-        if isinstance(answer, CallFailed):
-            raise EngineFault(answer.message)
-        assert isinstance(answer, reply), f"call {call} got {answer}"
-        return answer
 
 
 def _batch(requests: Sequence[GenerateRequest]) -> BatchGenerate:

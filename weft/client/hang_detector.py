@@ -13,7 +13,7 @@ count as one, so that a hang is still found. What follows from one is the launch
 
 from __future__ import annotations
 
-from weft.messages.control import Heartbeat
+from weft.messages.status import Heartbeat
 
 TICK_S = 0.5
 LATE_S = 0.25  # a tick that comes later was held up by a busy machine

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from weft.messages.control import EngineReady
 from weft.messages.pooling import PoolingParams
 from weft.messages.sampling import InvalidParam, SamplingParams, ThinkingMarks
 from weft.messages.sessions import SessionParams
+from weft.messages.status import EngineReady
 from weft.text.parsers.formats import ReasoningFormat
 from weft.text.tokenizer import Tokenizer
 

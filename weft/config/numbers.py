@@ -172,11 +172,11 @@ NUMBERS: dict[str, Number] = {
     "timeout": _above(0, 1e9),
     # control
     "forward_sleep_time": _real(0, 60),
+    "call": _whole(0, INT64),  # of a control request; the server puts in its own
     "server_args": _real(-INT64 - 1, INT64),  # the setting says more
     "log_requests_level": _whole(0, INT32),
     "dump_requests_threshold": _whole(0, INT32),
     "num_steps": _whole(1, MAX_PROFILED_STEPS),
-    "start_step": _whole(0, INT64),
     # weights
     "master_port": _whole(1, 65_535),
     "rank_offset": _whole(1, INT32),

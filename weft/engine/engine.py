@@ -12,12 +12,12 @@ from typing import TypeVar
 import msgspec
 
 from weft.engine import grammar, guard
-from weft.engine.control.handlers import DISPATCHER, answer_flushes
+from weft.engine.control.handlers import HANDLERS, answer, answer_flushes
 from weft.engine.control.profile import NoProfiler, Profiler
 from weft.engine.device_jobs import Device
 from weft.engine.health import HealthChecks
 from weft.engine.idle import Waits
-from weft.engine.input_gate import Alone, Barrier, InputBlocker, InputState
+from weft.engine.input_gate import InputGate
 from weft.engine.kv_audit import KvAuditor
 from weft.engine.loop import Loop
 from weft.engine.pause import Pause
@@ -25,10 +25,10 @@ from weft.engine.processors import NoProcessors, Processors
 from weft.engine.sessions import look_after
 from weft.grammar.protocol import Grammars, NoGrammars
 from weft.messages.codec import FromEngine, ToEngine
-from weft.messages.control import Stats
-from weft.messages.flow import HealthCheckReply
+from weft.messages.control import HealthCheckReply
 from weft.messages.replies import StepOutput
 from weft.messages.requests import Abort
+from weft.messages.status import Stats
 from weft.observe.log import EventLog
 from weft.observe.survivable import is_survivable
 from weft.plan.step import ForwardMode, Runner
@@ -75,7 +75,6 @@ class Engine:
         overlap: int,
         on_failure: Callable[[Exception], None],
         profiler: Profiler | None = None,
-        barrier: Barrier | None = None,
         grammars: Grammars | None = None,
         processors: Processors | None = None,
     ) -> None:
@@ -88,7 +87,7 @@ class Engine:
         self.stop_at: float | None = None  # when open requests are aborted and the engine ends
         self.min_step_s = 0.0  # that whoever calls `step` lets pass from one to the next
         self.profiler = profiler or NoProfiler()
-        self.input = InputBlocker(barrier or Alone())
+        self.input = InputGate()
         self.pause = Pause()
         self.device = Device()
         self.health = HealthChecks()
@@ -141,9 +140,7 @@ class Engine:
             or self.health.are_open
             or self.device.is_busy
         )
-        return (
-            self._loop.has_work or is_asked or self.input.state is InputState.GLOBAL_UNBLOCK_BARRIER
-        )
+        return self._loop.has_work or is_asked
 
     @property
     def wait_s(self) -> float:
@@ -198,12 +195,12 @@ class Engine:
 
     def _handled(self, message: ToEngine) -> FromEngine | None:
         self._waits.something_came()
-        handler = DISPATCHER.find(type(message))
+        handler = HANDLERS.get(type(message))
         if handler is None:
             self.scheduler.counters.num_unknown += 1
             log.seldom("unknown_message", type=type(message).__name__)
             return None
-        return handler(self, message)
+        return answer(self, handler, message)
 
     def lose(self, ids: tuple[int, ...], message: str) -> None:
         """A reply that was about the requests `ids` could not be sent: they end with an error."""
@@ -238,9 +235,6 @@ class Engine:
         began = self.clock()
         if self.stop_at is not None and began >= self.stop_at:
             self.scheduler.abort(Abort(all=True, message="the server is stopping"))
-        self._tried(
-            "the barrier of the input", lambda: self.input.poll(self.scheduler, began), None
-        )
         warned = self._tried("grammars", lambda: grammar.look_after(self, began), None)
         if warned is not None:
             replies.append(warned)

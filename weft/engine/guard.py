@@ -13,15 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
+from weft.messages.calls import CallFailed
 from weft.messages.codec import FromEngine, ToEngine
-from weft.messages.control import (
-    AuditBooks,
-    CallFailed,
-    ExplainRequest,
-    GetInternalState,
-    GetState,
-    ListRequests,
-)
+from weft.messages.control import AuditKv, ExplainRequest, GetInternalState, GetState, ListRequests
 from weft.messages.replies import Finish, StepOutput, ids_of
 from weft.messages.requests import Abort, BatchGenerate, GenerateRequest
 from weft.observe.log import EventLog
@@ -36,7 +30,7 @@ LEAVES_BOOKS_ALONE = (
     ExplainRequest,
     GetState,
     GetInternalState,
-    AuditBooks,
+    AuditKv,
 )
 
 log = EventLog("engine")

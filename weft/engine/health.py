@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from weft.messages.flow import HealthCheckReply
+from weft.messages.control import HealthCheckReply
 from weft.messages.replies import Finish, StepOutput
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams

@@ -1,7 +1,7 @@
 """How long an engine may sleep while requests are open and no step can run: all are held back, or generation is paused.
 
 A message ends any sleep, and so does a grammar that is ready. Without one, the next thing to do is a deadline, or to
-ask again who can say no more than "not yet": parts of the scheduler, and the barrier of a blocked input. They are asked
+ask again the parts of the scheduler that can say no more than "not yet". They are asked
 soon at first and ever more rarely, up to `LONGEST_S`: what waits for a moment is not late, and what waits for long
 costs next to nothing.
 """
@@ -12,7 +12,7 @@ import math
 from typing import Protocol
 
 from weft.engine.device_jobs import Device
-from weft.engine.input_gate import InputBlocker, InputState
+from weft.engine.input_gate import InputGate
 from weft.engine.pause import Pause
 from weft.scheduler.features.grammar import GrammarPart
 from weft.scheduler.scheduler import Scheduler
@@ -26,7 +26,7 @@ class Engine(Protocol):
 
     scheduler: Scheduler
     grammar: GrammarPart
-    input: InputBlocker
+    input: InputGate
     pause: Pause
     device: Device
     flushes: list[tuple[float, int]]
@@ -60,7 +60,7 @@ class Waits:
 
     @staticmethod
     def _is_to_be_asked(engine: Engine) -> bool:
-        if engine.input.state is InputState.GLOBAL_UNBLOCK_BARRIER or engine.device.is_busy:
+        if engine.device.is_busy:
             return True
         queue = engine.scheduler.waiting_queue
         return (

@@ -1,19 +1,22 @@
-"""Taking messages in: from the front and from the RPC socket, without waiting, so many at a time, or only every few
-steps.
+"""Taking messages in, from the front and from the RPC socket, and sending replies to the sender.
 
-    front  ─▶ Intake.recv_requests ─▶ Engine.submit ─▶ reply to whoever sent the message
-    RPC    ─▶          └─ not in every step, if `--recv-interval` says so (RecvSkipper)
+    front  ─▶ Intake.recv_requests ─▶ Engine ─▶ Intake.send ─▶ front
+    RPC    ─▶          │                            └────────▶ RPC, if the call came from there
+                       └─ not in every step, if `--recv-interval` says so (RecvSkipper)
 
-It knows neither sockets nor what messages mean: the two sources are handed in.
+No call waits, and one call takes in a limited number of messages. Intake knows neither sockets nor
+what messages mean: the two sources are handed in.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, Protocol
+from typing import Any, Protocol
 
+from weft.messages.calls import ControlReply, ControlRequest
 from weft.messages.codec import FromEngine, ToEngine
-from weft.messages.flow import Dropped, Rpc
+from weft.messages.status import UnreadableMessages
+from weft.messages.weights import WeightsReply
 from weft.observe.log import EventLog
 from weft.plan.step import ForwardMode
 
@@ -22,15 +25,6 @@ from weft.plan.step import ForwardMode
 MAX_RECV_PER_POLL = 128
 
 log = EventLog("intake")
-
-Answer = Callable[[FromEngine], None]
-
-
-class Received(NamedTuple):
-    """A message, and where its reply goes."""
-
-    message: ToEngine
-    answer: Answer
 
 
 class Front(Protocol):
@@ -42,12 +36,16 @@ class Front(Protocol):
 
 
 class RpcClients(Protocol):
-    """The RPC socket, to which any number of clients connect: `messages.channel.RpcSocket`. Each call comes with a
-    function that answers it."""
+    """The RPC socket, to which any number of clients connect: `messages.channel.RpcSocket`.
+
+    Its calls have numbers below 0, by which `send` finds the client.
+    """
 
     num_dropped: int
 
-    def drain(self, limit: int) -> list[tuple[Rpc, Answer]]: ...
+    def drain(self, limit: int) -> list[ControlRequest[Any]]: ...
+
+    def send(self, reply: ControlReply) -> None: ...
 
 
 class RecvSkipper:
@@ -72,38 +70,54 @@ class RecvSkipper:
 
 
 class Intake:
-    """`send` is where replies to the front go, and everything that nobody has asked for."""
+    """`send` takes replies to the front, and everything that is no reply."""
 
     def __init__(
         self,
         front: Front,
-        send: Answer,
+        send: Callable[[FromEngine], None],
         rpc: RpcClients | None = None,
         skipper: RecvSkipper | None = None,
     ) -> None:
-        self.send = send
+        self._send = send
         self._front = front
         self._rpc = rpc
         self._skipper = skipper or RecvSkipper()
-        self._num_dropped = 0  # that has been told
+        self._num_dropped = 0  # that have been reported
 
-    def recv_requests(self, last_mode: ForwardMode | None = None) -> list[Received]:
-        """What has come, RPC calls first; at most `MAX_RECV_PER_POLL` of each source, and nothing if it is not time."""
+    def recv_requests(self, last_mode: ForwardMode | None = None) -> list[ToEngine]:
+        """The messages that have come, RPC calls first.
+
+        At most `MAX_RECV_PER_POLL` of each source, and nothing if it is not time.
+        """
         if not self._skipper.handle(last_mode):
             return []
-        received: list[Received] = []
+        messages: list[ToEngine] = []
         if self._rpc is not None:
-            received += [Received(*call) for call in self._rpc.drain(MAX_RECV_PER_POLL)]
-        received += [
-            Received(message, self.send) for message in self._front.drain(MAX_RECV_PER_POLL)
-        ]
-        return [*received, *self._dropped()]
+            messages += self._rpc.drain(MAX_RECV_PER_POLL)
+        messages += self._front.drain(MAX_RECV_PER_POLL)
+        num_dropped = self._newly_dropped()
+        if num_dropped:
+            messages.append(UnreadableMessages(num=num_dropped))
+        return messages
 
-    def _dropped(self) -> list[Received]:
-        """A message about those that could not be read since the last one, if there are any."""
-        total = self._front.num_dropped + (self._rpc.num_dropped if self._rpc is not None else 0)
-        num, self._num_dropped = total - self._num_dropped, total
-        if not num:
-            return []
-        log.seldom("unreadable_messages", total=total)
-        return [Received(Dropped(num=num), self.send)]
+    def send(self, message: FromEngine) -> None:
+        """Send a reply to the sender of its request, and everything else to the front."""
+        if self._rpc is None or not isinstance(message, ControlReply) or message.call >= 0:
+            self._send(message)
+            return
+        self._rpc.send(message)
+        # The front tells its clients which weights are in use, whoever has changed them.
+        if isinstance(message, WeightsReply):
+            self._send(message)
+
+    def _newly_dropped(self) -> int:
+        """Messages that could not be read since the last time."""
+        total = self._front.num_dropped
+        if self._rpc is not None:
+            total += self._rpc.num_dropped
+        num = total - self._num_dropped
+        self._num_dropped = total
+        if num:
+            log.seldom("unreadable_messages", total=total)
+        return num

@@ -6,7 +6,7 @@ The three ways differ in what becomes of open requests: they are aborted, or tho
 
 from __future__ import annotations
 
-from weft.messages.flow import PauseMode
+from weft.messages.control import PauseMode
 from weft.messages.requests import Abort
 from weft.scheduler.history.request_history import Event, EventKind
 from weft.scheduler.request import NO_ROW

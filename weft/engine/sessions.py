@@ -26,9 +26,7 @@ def open_session(sessions: Sessions, message: OpenSession, now: float) -> OpenSe
     )
     if why_not:
         log.warning("not_opened", session=message.session_id, reason=why_not)
-    return OpenSessionReply(
-        call=message.call, session_id=message.session_id, success=not why_not, message=why_not
-    )
+    return OpenSessionReply(success=not why_not, message=why_not)
 
 
 def close_session(sessions: Sessions, message: CloseSession, now: float) -> CloseSessionReply:
@@ -37,10 +35,10 @@ def close_session(sessions: Sessions, message: CloseSession, now: float) -> Clos
     if name not in sessions:
         why_not = f"there is no session {id!r}: it was never opened, or it has been closed"
         log.warning("not_closed", session=id, reason=why_not)
-        return CloseSessionReply(call=message.call, session_id=id, success=False, message=why_not)
+        return CloseSessionReply(success=False, message=why_not)
     is_gone = sessions.close(name)
     later = "" if is_gone else "it is closed when its running requests have ended"
-    return CloseSessionReply(call=message.call, session_id=id, success=True, message=later)
+    return CloseSessionReply(success=True, message=later)
 
 
 def generate(

@@ -9,8 +9,7 @@ by itself is recorded at all, except digests.
     Submitted a message                       ┐
     Turned    a call of Engine.step           │
     Read      the clock                       │
-    Polled    the barrier of a blocked input  │ inputs
-    Sampled   the result of a step, or        │
+    Sampled   the result of a step, or        │ inputs
     Failed    its exception                   │
     Ended     work for the device, no step    │
     Readied   what became of a grammar        │
@@ -34,10 +33,9 @@ import msgspec
 import numpy as np
 
 from weft.arrays import BoolArray, FloatArray, IntArray, LongArray
-from weft.engine.control.handlers import DISPATCHER
+from weft.engine.control.handlers import HANDLERS
 from weft.engine.control.profile import Profiler
 from weft.engine.engine import Engine
-from weft.engine.input_gate import Alone, Barrier
 from weft.engine.processors import NoProcessors, Processors
 from weft.grammar.masks import LazyBitmaskRows
 from weft.grammar.protocol import Advance, CompileResult, Constraint, Grammars, Key, NoGrammars
@@ -52,7 +50,6 @@ from weft.journal.records import (
     Failed,
     Launched,
     Lost,
-    Polled,
     Read,
     Readied,
     Record,
@@ -112,7 +109,6 @@ class RecordedEngine:
         sink: Sink,
         max_bytes: int,
         profiler: Profiler | None = None,
-        barrier: Barrier | None = None,
         grammars: Grammars | None = None,
         processors: Processors | None = None,
     ) -> None:
@@ -124,7 +120,6 @@ class RecordedEngine:
             overlap=overlap,
             on_failure=on_failure,
             profiler=profiler,
-            barrier=RecordedBarrier(barrier or Alone(), self._recorder),
             grammars=RecordedGrammars(
                 grammars or NoGrammars("this engine compiles no grammars"), self._recorder
             ),
@@ -161,9 +156,7 @@ class RecordedEngine:
         self._recorder.begin(self._engine, b"")
 
     def submit(self, message: ToEngine) -> FromEngine | None:
-        if (
-            DISPATCHER.find(type(message)) is not None
-        ):  # nothing comes of others, and no reader would know them
+        if type(message) in HANDLERS:  # nothing comes of others, and no reader would know them
             self._recorder.write(Submitted(without_content(message)))
         try:
             return self._engine.submit(message)
@@ -268,25 +261,6 @@ class Recorder:
             return now
 
         return read
-
-
-class RecordedBarrier:
-    """A barrier whose answers are recorded."""
-
-    def __init__(self, barrier: Barrier, recorder: Recorder) -> None:
-        self._barrier = barrier
-        self._recorder = recorder
-
-    def arrive(self) -> None:
-        self._barrier.arrive()
-
-    def withdraw(self) -> None:
-        self._barrier.withdraw()
-
-    def poll(self) -> bool:
-        have_arrived = self._barrier.poll()
-        self._recorder.write(Polled(have_arrived))
-        return have_arrived
 
 
 class RecordedGrammars:
@@ -414,7 +388,6 @@ def surroundings(engine: Engine) -> dict[str, object]:
         "clock": engine.clock,
         "profiler": engine.profiler,
         "processors": engine.processors,
-        "barrier": engine.input.barrier,
         "vectors": engine.vectors.by_id,  # of prompts: recorded as little as in messages
         **engine.surroundings,
     }

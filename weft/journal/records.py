@@ -47,10 +47,8 @@ class Read(msgspec.Struct, frozen=True, array_like=True, tag="c"):
     now: float
 
 
-class Polled(msgspec.Struct, frozen=True, array_like=True, tag="g"):
-    """Whether all engines had arrived at the barrier."""
-
-    have_arrived: bool
+class CacheFlushed(msgspec.Struct, frozen=True, array_like=True, tag="fl"):
+    """A call by name has emptied the prefix cache at once. Only an earlier weft recorded such."""
 
 
 class Launched(msgspec.Struct, frozen=True, array_like=True, tag="b"):
@@ -164,7 +162,7 @@ Record: TypeAlias = (
         | Turned
         | Lost
         | Read
-        | Polled
+        | CacheFlushed
         | Sampled
         | Failed
         | Ended

@@ -17,6 +17,7 @@ import numpy as np
 from weft.engine.engine import Engine
 from weft.grammar.masks import LazyBitmaskRow, LazyBitmasks
 from weft.grammar.protocol import Advance, CompileResult, Constraint, GrammarMatcher, Key
+from weft.journal import earlier
 from weft.journal.recorder import answered, describe, launched, surroundings
 from weft.journal.records import (
     VERSION,
@@ -24,12 +25,12 @@ from weft.journal.records import (
     Answered,
     Began,
     Broke,
+    CacheFlushed,
     Checked,
     Ended,
     Failed,
     Launched,
     Lost,
-    Polled,
     Read,
     Readied,
     Record,
@@ -127,6 +128,8 @@ class Replay:
             case Submitted(message):
                 self.num_requests += num_requests(message)
                 self._guard(lambda: self.engine.submit(message))
+            case CacheFlushed():
+                self._guard(self.engine.scheduler.flush_cache)
             case Lost(ids, words):
                 self._guard(lambda: self.engine.lose(ids, words))
             case Turned():
@@ -190,7 +193,6 @@ class Replay:
             clock=self._clock,
             overlap=began.depth,
             on_failure=self._failed,
-            barrier=_Barrier(self._script, self),
             grammars=_Grammars(self._script, self),
             processors=_Processors(self._script, self),
         )
@@ -225,25 +227,6 @@ class Replay:
         if self.first_s is None:
             self.first_s = self.last_s
         return self.last_s
-
-
-class _Barrier:
-    """Answers as it was recorded."""
-
-    def __init__(self, script: _Script, replay: Replay) -> None:
-        self._script = script
-        self._replay = replay
-
-    def arrive(self) -> None:
-        pass
-
-    def withdraw(self) -> None:
-        pass
-
-    def poll(self) -> bool:
-        return self._script.expect(
-            Polled, self._replay, "asks whether all engines have arrived"
-        ).have_arrived
 
 
 class _NoMatcher:
@@ -385,15 +368,26 @@ class _Script:
         return record
 
     def peek(self) -> Record | None:
-        if self._peeked is None:
+        while self._peeked is None:
             data = next(self._records, None)
             if data is None:
                 return None
             try:
-                self._peeked = self._decode(data)
+                self._peeked = self._read(data)
             except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as exc:
                 raise BadJournal(f"it has a record that cannot be read: {exc}") from exc
         return self._peeked
+
+    def _read(self, data: bytes) -> Record | None:
+        """A record; None for one of an earlier weft that says nothing now."""
+        try:
+            record: Record = self._decode(data)
+        except msgspec.ValidationError as exc:
+            try:
+                return earlier.record_of(data)
+            except ValueError:
+                raise exc from None
+        return record
 
     def take(self) -> Record:
         record = self.peek()
@@ -431,8 +425,8 @@ def _told(record: Record) -> str:
             return "begins another step"
         case Read():
             return "reads the clock"
-        case Polled():
-            return "asks whether all engines have arrived"
+        case CacheFlushed():
+            return "empties the prefix cache"
         case Launched():
             return f"launches a batch of {record.num_rows} rows"
         case Sampled() | Failed():

@@ -24,7 +24,7 @@ from weft.version import __version__
 
 if TYPE_CHECKING:
     from weft.assemble.prepare import Prepared
-    from weft.messages.control import EngineReady
+    from weft.messages.status import EngineReady
 
 log = EventLog("serve")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")

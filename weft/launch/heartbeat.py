@@ -13,7 +13,7 @@ import zmq
 
 from weft.launch.run_queue import RunQueue
 from weft.messages.channel import Sender
-from weft.messages.control import Heartbeat
+from weft.messages.status import Heartbeat
 
 INTERVAL_S = 0.5
 LATE_S = (

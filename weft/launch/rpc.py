@@ -15,8 +15,9 @@ import zmq
 
 from weft.config.options import SettingsError
 from weft.launch.engine_process import FOLDER_PREFIX, RPC_SOCKET
+from weft.messages.by_name import BadCall, plain, request_named
+from weft.messages.calls import CallFailed, Outcome
 from weft.messages.channel import RpcCaller
-from weft.messages.flow import Rpc
 
 TIMEOUT_S = 10.0
 
@@ -41,24 +42,29 @@ def running() -> dict[int, Path]:
 def rpc(
     method: str, params: dict[str, Any] | None = None, *, pid: int = 0, timeout_s: float = TIMEOUT_S
 ) -> Any:
-    """Call `method` and return its result, as plain values. `pid` chooses among several servers.
+    """Make the control request `method` and return its reply, as plain values.
 
-    Raises SettingsError if there is no such server, or if it does not answer, and for a call that it refuses; that
-    error names the methods there are, or what is wrong with the parameters.
+    `pid` chooses among several servers. Raises SettingsError if there is no such server, or if it
+    does not answer, and for a call that is refused; that error names the methods there are, or what
+    is wrong with the parameters.
     """
     folder = _folder(pid)
+    try:
+        request = request_named(method, params or {})
+    except BadCall as exc:
+        raise SettingsError(str(exc)) from exc
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     caller = RpcCaller(context, f"ipc://{folder / RPC_SOCKET}")
     try:
-        reply = caller.call(Rpc(call=0, method=method, params=params or {}), timeout_s)
+        reply = caller.call(request, timeout_s)
     finally:
         caller.close()
         context.term()
     if reply is None:
         raise SettingsError(f"the engine has not answered for {timeout_s:g} s")
-    if not reply.success:
+    if isinstance(reply, CallFailed) or (isinstance(reply, Outcome) and not reply.success):
         raise SettingsError(reply.message)
-    return reply.result
+    return plain(reply)
 
 
 def _folder(pid: int) -> Path:

@@ -30,7 +30,7 @@ from weft.launch.engine_process import EngineProcess, explain_exit
 from weft.launch.run_queue import RunQueue
 from weft.messages.channel import AsyncReceiver, Sender
 from weft.messages.codec import FromEngine, Unreadable, read_from_engine
-from weft.messages.control import EngineFailed
+from weft.messages.status import EngineFailed
 from weft.observe import garbage
 from weft.observe.log import EventLog
 from weft.observe.metrics import Metrics

@@ -10,6 +10,7 @@ import os
 import signal
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import zmq
@@ -20,13 +21,13 @@ from weft.config.options import SettingsError
 from weft.config.process import EngineArgs
 from weft.engine import guard
 from weft.engine.engine import Engine, EngineBroken
-from weft.engine.intake import Answer, Intake, RecvSkipper
+from weft.engine.intake import Intake, RecvSkipper
 from weft.journal.recorder import RecordedEngine
 from weft.launch.heartbeat import HeartbeatSender
 from weft.messages.channel import Receiver, RpcSocket, Sender, Sleeper
 from weft.messages.codec import FromEngine, decode_to_engine
-from weft.messages.control import EngineFailed
 from weft.messages.replies import StepOutput
+from weft.messages.status import EngineFailed
 from weft.observe import log
 from weft.plan.step import ForwardMode
 
@@ -96,19 +97,21 @@ def serve(
 def _take_in(
     engine: Engine | RecordedEngine, intake: Intake, last_mode: ForwardMode | None = None
 ) -> None:
-    for message, answer in intake.recv_requests(last_mode):
+    for message in intake.recv_requests(last_mode):
         reply = engine.submit(message)
         if reply is not None:
-            _answer(engine, reply, answer)
+            _answer(engine, reply, intake.send)
 
 
-def _answer(engine: Engine | RecordedEngine, reply: FromEngine, answer: Answer) -> None:
+def _answer(
+    engine: Engine | RecordedEngine, reply: FromEngine, send: Callable[[FromEngine], None]
+) -> None:
     """Send a reply. One that cannot be sent ends what it is about, and nothing else."""
     try:
-        answer(reply)
+        send(reply)
     except Exception as exc:
         for instead in guard.unsent(engine, reply, exc):
-            answer(instead)
+            send(instead)
 
 
 def _slow_down(

@@ -1,8 +1,8 @@
 """Typed ends of the ZeroMQ sockets between the front and the engine, and of the engine's RPC socket.
 
-One PUSH/PULL pair in each direction, and a ROUTER to which any number of RPC clients connect, on `ipc` sockets in a
-private folder. An end that receives drops what is no message, and counts it: whatever arrives on a socket, nobody is
-harmed.
+One PUSH/PULL pair in each direction, and a ROUTER to which any number of RPC clients connect, on
+`ipc` sockets in a private folder. An end that receives drops what is no message, and counts it:
+whatever arrives on a socket does no harm. What messages mean is not known here.
 """
 
 from __future__ import annotations
@@ -10,26 +10,24 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
+import msgspec
 import zmq
 
+from weft.messages.calls import ControlReply, ControlRequest
 from weft.messages.codec import (
     BadMessage,
-    FromEngine,
     Message,
     decode_from_engine,
     decode_to_engine,
     encode,
 )
-from weft.messages.control import CallFailed
-from weft.messages.flow import Rpc, RpcReply
 from weft.messages.wakeup import WakeupPipe
 
 M = TypeVar("M")
 MAX_MESSAGE_BYTES = 256 << 20
-FIRST_PEER_MS = 2_000  # for the connection of a peer that has told that it is there
+FIRST_PEER_MS = 2_000  # for the connection of a peer that is there
 MAX_RPC_BYTES = 1 << 20  # of a call
 
 
@@ -55,8 +53,9 @@ def _open(
 class Sender:
     """The sending end. Does not block: messages queue without bound, flow control is the receiver's queue limit.
 
-    Only the first message may have to wait for the peer's connection. What is sent later to a peer that has gone is
-    dropped and counted: it does not come back, and who watches the other process tells those who wait for its answers.
+    Only the first message may have to wait for the peer's connection. What is sent later to a peer
+    that has gone is dropped and counted: the peer does not come back, and the watcher of the other
+    process ends the calls that wait for its answers.
     """
 
     def __init__(
@@ -116,40 +115,55 @@ class Receiver(Generic[M]):
 
 
 class RpcSocket:
-    """The engine's end of RPC: any number of clients connect, and each gets the replies to its own calls."""
+    """The engine's end of RPC: any number of clients connect, each gets the replies to its calls.
+
+    Every client numbers its calls by itself. Inside the engine a call has a number below 0, which
+    no call of the front has; `send` finds the client and its own number again.
+    """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
         self._socket = _open(context, zmq.ROUTER, address, True, MAX_RPC_BYTES)
+        self._open: dict[int, tuple[bytes, int]] = {}  # by our number: client and its number
+        self._last = 0  # the number of the last call
         self.num_dropped = 0
 
-    def drain(self, limit: int) -> list[tuple[Rpc, Callable[[FromEngine], None]]]:
-        """The calls that have arrived, at most `limit`, each with the function that answers it; without waiting."""
-        calls: list[tuple[Rpc, Callable[[FromEngine], None]]] = []
+    def drain(self, limit: int) -> list[ControlRequest[Any]]:
+        """The calls that have arrived, at most `limit`, without waiting."""
+        calls: list[ControlRequest[Any]] = []
         for _ in range(limit):
             try:
                 client, *parts = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 break
-            call = self._decoded(parts)
+            call = _decoded(parts)
             if call is None:
                 self.num_dropped += 1
-            else:
-                calls.append((call, partial(self._reply, client)))
+                continue
+            self._last -= 1
+            self._open[self._last] = (client, call.call)
+            calls.append(msgspec.structs.replace(call, call=self._last))
         return calls
+
+    def send(self, reply: ControlReply) -> None:
+        """Send a reply to the client that called. A client that has gone gets nothing."""
+        client, number = self._open.pop(reply.call)
+        answer = msgspec.structs.replace(reply, call=number)
+        self._socket.send_multipart([client, encode(answer)])
 
     def close(self, linger_s: float = 0.0) -> None:
         self._socket.close(linger=int(linger_s * 1000))
 
-    def _decoded(self, parts: list[bytes]) -> Rpc | None:
-        try:
-            message = decode_to_engine(parts[0]) if len(parts) == 1 else None
-        except BadMessage:
-            return None
-        return message if isinstance(message, Rpc) else None
 
-    def _reply(self, client: bytes, reply: FromEngine) -> None:
-        """A client that has gone gets nothing, and nobody waits for it."""
-        self._socket.send_multipart([client, encode(reply)])
+def _decoded(parts: list[bytes]) -> ControlRequest[Any] | None:
+    if len(parts) != 1:
+        return None
+    try:
+        message = decode_to_engine(parts[0])
+    except BadMessage:
+        return None
+    if not isinstance(message, ControlRequest):
+        return None
+    return message
 
 
 class RpcCaller:
@@ -159,17 +173,13 @@ class RpcCaller:
         self._socket = _open(context, zmq.DEALER, address, False)
         self._num_calls = 0
 
-    def call(self, message: Rpc, timeout_s: float) -> RpcReply | None:
-        """The reply; None if there is none in time. `message.call` is replaced by a number of its own."""
+    def call(self, message: ControlRequest[Any], timeout_s: float) -> ControlReply | None:
+        """The reply, which may be a `CallFailed`; None if there is none in time."""
         self._num_calls += 1
-        self._socket.send(
-            encode(Rpc(call=self._num_calls, method=message.method, params=message.params))
-        )
+        self._socket.send(encode(msgspec.structs.replace(message, call=self._num_calls)))
         while self._socket.poll(int(timeout_s * 1000)):
             reply = decode_from_engine(self._socket.recv())
-            if isinstance(reply, CallFailed) and reply.call == self._num_calls:
-                return RpcReply(call=reply.call, success=False, message=reply.message)
-            if isinstance(reply, RpcReply) and reply.call == self._num_calls:
+            if isinstance(reply, ControlReply) and reply.call == self._num_calls:
                 return reply
         return None
 
@@ -197,8 +207,9 @@ class Sleeper:
 class AsyncReceiver(Generic[M]):
     """The receiving end of an asyncio process (the front). It belongs to the event loop that runs when it is made.
 
-    Messages are taken from the socket itself, and the loop watches its descriptor: zmq.asyncio makes several futures a
-    message and asks for the socket's state four times, which is much where each brings a few tokens.
+    Messages are taken from the socket itself, and the loop watches its descriptor: zmq.asyncio
+    makes several futures a message and asks for the socket's state four times, which is much where
+    each message brings a few tokens.
     """
 
     def __init__(
@@ -221,9 +232,8 @@ class AsyncReceiver(Generic[M]):
         while True:
             try:
                 data = self._socket.recv(zmq.NOBLOCK)
-            except (
-                zmq.Again
-            ):  # all that the descriptor has told of is looked after: it tells of the next
+            except zmq.Again:
+                # Nothing is left of what the descriptor has reported: it reports the next message.
                 self._waiter = self._loop.create_future()
                 await self._waiter
                 continue

@@ -1,132 +1,60 @@
-"""Messages as msgpack bytes and back, by the tag of their type. Nothing that is read here can run code."""
+"""Messages as msgpack bytes and back, by the tag of their type. Nothing that is read here can run
+code.
+
+Which control requests and replies there are follows from the modules imported here: each message
+declares itself (`calls.py`).
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, Union
 
 import msgspec
 
-from weft.messages.control import (
-    AuditBooks,
-    AuditReply,
-    CallFailed,
-    ConfigureLogging,
-    ConfigureLoggingReply,
-    EngineFailed,
-    EngineReady,
-    ExplainRequest,
-    ExplainRequestReply,
-    FlushCache,
-    FlushCacheReply,
-    FreezeGC,
-    FreezeGCReply,
-    GetInternalState,
-    GetInternalStateReply,
-    GetState,
-    GetStateReply,
-    Heartbeat,
-    ListRequests,
-    ListRequestsReply,
-    SetInternalState,
-    SetInternalStateReply,
-    SetPolicy,
-    SetPolicyReply,
-    Shutdown,
-    SlowDown,
-    SlowDownReply,
-    StartProfile,
-    StartProfileReply,
-    Stats,
-    StopProfile,
-    StopProfileReply,
-)
-from weft.messages.flow import (
-    Block,
-    ContinueGeneration,
-    Dropped,
-    GenerationReply,
-    HealthCheck,
-    HealthCheckReply,
-    InputReply,
-    PauseGeneration,
-    Rpc,
-    RpcReply,
-    Unblock,
+from weft.messages import control, sessions, weights
+from weft.messages.calls import (
+    ControlReply,
+    ControlRequest,
+    control_replies,
+    control_requests,
 )
 from weft.messages.replies import StepOutput
 from weft.messages.requests import Abort, BatchGenerate, GenerateRequest
-from weft.messages.sessions import CloseSession, CloseSessionReply, OpenSession, OpenSessionReply
-from weft.messages.weights import (
-    DestroyWeightsUpdateGroup,
-    GetWeightsByName,
-    GetWeightsByNameReply,
-    InitWeightsUpdateGroup,
-    ReleaseMemoryOccupation,
-    ResumeMemoryOccupation,
-    UpdateWeightsFromDisk,
-    UpdateWeightsFromDistributed,
-    UpdateWeightsFromTensor,
-    WeightsReply,
+from weft.messages.status import (
+    EngineFailed,
+    EngineReady,
+    Heartbeat,
+    Shutdown,
+    Stats,
+    UnreadableMessages,
 )
 
-Call = (
-    FlushCache
-    | GetState
-    | FreezeGC
-    | ListRequests
-    | ExplainRequest
-    | SetPolicy
-    | AuditBooks
-    | SlowDown
-    | StartProfile
-    | StopProfile
-    | GetInternalState
-    | SetInternalState
-    | ConfigureLogging
-    | OpenSession
-    | CloseSession
-    | HealthCheck
-    | Block
-    | Unblock
-    | PauseGeneration
-    | ContinueGeneration
-    | Rpc
-    | UpdateWeightsFromDisk
-    | UpdateWeightsFromTensor
-    | UpdateWeightsFromDistributed
-    | InitWeightsUpdateGroup
-    | DestroyWeightsUpdateGroup
-    | GetWeightsByName
-    | ReleaseMemoryOccupation
-    | ResumeMemoryOccupation
-)
-Reply = (
-    FlushCacheReply
-    | GetStateReply
-    | FreezeGCReply
-    | ListRequestsReply
-    | ExplainRequestReply
-    | SetPolicyReply
-    | AuditReply
-    | SlowDownReply
-    | StartProfileReply
-    | StopProfileReply
-    | GetInternalStateReply
-    | SetInternalStateReply
-    | ConfigureLoggingReply
-    | OpenSessionReply
-    | CloseSessionReply
-    | HealthCheckReply
-    | InputReply
-    | GenerationReply
-    | RpcReply
-    | WeightsReply
-    | GetWeightsByNameReply
-    | CallFailed
-)
-ToEngine = GenerateRequest | BatchGenerate | Abort | Call | Dropped | Shutdown
-FromEngine = StepOutput | Stats | Heartbeat | Reply | EngineReady | EngineFailed
-Message = ToEngine | FromEngine
+# The modules that declare control messages: without them the registry would be empty.
+_DECLARED_IN = (control, sessions, weights)
+REQUESTS = control_requests()
+
+if TYPE_CHECKING:
+    ToEngine: TypeAlias = (
+        GenerateRequest
+        | BatchGenerate
+        | Abort
+        | UnreadableMessages
+        | Shutdown
+        | ControlRequest[Any]
+    )
+    FromEngine: TypeAlias = (
+        StepOutput | Stats | Heartbeat | EngineReady | EngineFailed | ControlReply
+    )
+else:
+    # A decoder tells messages apart by their tags, so it needs each type and not what they share.
+    ToEngine = Union[
+        (GenerateRequest, BatchGenerate, Abort, UnreadableMessages, Shutdown, *REQUESTS.values())
+    ]
+    FromEngine = Union[
+        (StepOutput, Stats, Heartbeat, EngineReady, EngineFailed, *control_replies())
+    ]
+
+Message: TypeAlias = ToEngine | FromEngine
 
 TO_ENGINE: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
 FROM_ENGINE: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
@@ -150,51 +78,63 @@ def decode_to_engine(data: bytes) -> ToEngine:
         raise BadMessage(str(exc)) from exc
 
 
-class Unreadable(NamedTuple):
-    """A message that cannot be read as a whole, and whom it was for."""
-
-    call: int | None
-    ids: frozenset[int]  # of requests
-
-
-def salvaged(data: bytes) -> Unreadable:
-    """Whom the message in `data` was for, as far as it can be told: it is no message of the expected kind."""
-    try:
-        fields = msgspec.msgpack.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        fields = None
-    if not isinstance(fields, dict):
-        return Unreadable(None, frozenset())
-    call, packed = fields.get("call"), fields.get("ids")
-    ids = (
-        set(memoryview(packed[: len(packed) // 8 * 8]).cast("q"))
-        if isinstance(packed, bytes)
-        else set()
-    )
-    for name in ("finished", "given"):
-        told = fields.get(name)
-        ids |= {one["id"] for one in told if _has_id(one)} if isinstance(told, list) else set()
-    return Unreadable(call if isinstance(call, int) else None, frozenset(ids))
-
-
-def _has_id(one: object) -> bool:
-    return isinstance(one, dict) and isinstance(one.get("id"), int)
-
-
-def read_from_engine(data: bytes) -> FromEngine | Unreadable:
-    """The message in `data`, or whom it was for. Raises `BadMessage` if not even that can be told."""
-    try:
-        return decode_from_engine(data)
-    except BadMessage:
-        found = salvaged(data)
-        if found.call is None and not found.ids:
-            raise
-        return found
-
-
 def decode_from_engine(data: bytes) -> FromEngine:
     """The message in `data`. Raises `BadMessage` for anything else."""
     try:
         return FROM_ENGINE.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise BadMessage(str(exc)) from exc
+
+
+class Unreadable(NamedTuple):
+    """A message that cannot be read as a whole, and its addressees."""
+
+    call: int | None
+    ids: frozenset[int]  # of requests
+
+
+NOBODY = Unreadable(None, frozenset())
+
+
+def salvage(data: bytes) -> Unreadable:
+    """The addressees of the message in `data`, as far as they can be read.
+
+    `data` is no message of the expected kind: its parts are looked at one by one.
+    """
+    try:
+        fields = msgspec.msgpack.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return NOBODY
+    if not isinstance(fields, dict):
+        return NOBODY
+    call = fields.get("call")
+    if not isinstance(call, int):
+        call = None
+    ids: set[int] = set()
+    packed = fields.get("ids")
+    if isinstance(packed, bytes):
+        whole = len(packed) // 8 * 8
+        ids.update(memoryview(packed[:whole]).cast("q"))
+    for name in ("finished", "given"):
+        parts = fields.get(name)
+        if isinstance(parts, list):
+            ids.update(part["id"] for part in parts if _has_id(part))
+    return Unreadable(call, frozenset(ids))
+
+
+def _has_id(part: object) -> bool:
+    return isinstance(part, dict) and isinstance(part.get("id"), int)
+
+
+def read_from_engine(data: bytes) -> FromEngine | Unreadable:
+    """The message in `data`, or its addressees.
+
+    Raises `BadMessage` if not even these can be read.
+    """
+    try:
+        return decode_from_engine(data)
+    except BadMessage:
+        found = salvage(data)
+        if found == NOBODY:
+            raise
+        return found

@@ -21,9 +21,9 @@ from weft.memory.allocator import PageAllocator
 from weft.memory.prefix_cache import TOKEN_BYTES, NoPrefixCache, PrefixCache
 from weft.memory.radix import RadixCache
 from weft.memory.rows import RowTable
-from weft.messages.control import Stats
 from weft.messages.replies import Finish, FinishReason, StepOutput
 from weft.messages.requests import Abort, GenerateRequest
+from weft.messages.status import Stats
 from weft.plan.step import Result
 from weft.scheduler.admission import AddResult, Lack, PrefillAdder, Shortage
 from weft.scheduler.batch import Batch, RunningBatch

@@ -15,12 +15,13 @@ from weft.server.errors import ApiError
 from weft.server.openai.chat import chat_completions
 from weft.server.openai.completions import completions
 from weft.server.openai.models import ChatMessage
+from weft.server.operation import Handler, get, post
 from weft.server.pooling.embeddings import embeddings
 from weft.server.pooling.models import Texts
 
 log = EventLog("admin")
 
-_BY_FIELD: dict[str, Callable[[ServerContext, Request], Awaitable[ASGIApp]]] = {
+_BY_FIELD: dict[str, Handler] = {
     "messages": chat_completions,
     "prompt": completions,
     "input": embeddings,
@@ -42,20 +43,22 @@ class AbortManyRequest(msgspec.Struct, kw_only=True):
 
 
 async def load(context: ServerContext, request: Request) -> ASGIApp:
-    """vLLM's measure of load: how many completions are open."""
+    """vLLM's measure of load: open completions."""
     return json_response({"server_load": context.client.num_open})
 
 
 async def abort_requests(context: ServerContext, request: Request) -> ASGIApp:
+    """Abort the requests of these names, or all. Answers with their number."""
     body = await read_json(context, request, AbortManyRequest)
+    client = context.client
     names = set(body.request_ids or ())
-    aborted = sum(map(context.client.abort, names)) if names else context.client.abort_all()
+    aborted = sum(map(client.abort, names)) if names else client.abort_all()
     log.info("abort_requests", names=len(names), aborted=aborted)
     return json_response({"aborted": aborted})
 
 
 async def invocations(context: ServerContext, request: Request) -> ASGIApp:
-    """SageMaker's only route for work: chat or text completions or embeddings, by the field that the body has."""
+    """SageMaker's only route for work: completions or embeddings, by the field of the body."""
     limits = context.limits
     body = await read_body(request, int(limits.max_body_mb * 1_000_000), limits.body_timeout_s)
     try:
@@ -75,3 +78,21 @@ def _again(body: bytes) -> Callable[[], Awaitable[Message]]:
         return {"type": "http.request", "body": body, "more_body": False}
 
     return receive
+
+
+ROUTES = (
+    post(
+        "/invocations",
+        invocations,
+        "Chat or text completion, by its fields (SageMaker)",
+        Invocation,
+    ),
+    get("/load", load, "How many completions are open (vLLM)"),
+    post(
+        "/abort_requests",
+        abort_requests,
+        "Abort requests, all if none is named (vLLM)",
+        AbortManyRequest,
+        access="admin",
+    ),
+)

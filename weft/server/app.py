@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 
-import msgspec
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
@@ -20,9 +18,7 @@ from weft.config.server import ServerConfig
 from weft.observe.log import EventLog
 from weft.observe.survivable import is_survivable
 from weft.server import aliases, health, infill, tokens
-from weft.server.admin import flow, insight, loads, policy, profile, sessions, weights
-from weft.server.admin import routes as admin
-from weft.server.admin import settings as control
+from weft.server.admin import facts, loads, sessions, settings, weights, work
 from weft.server.anthropic import messages
 from weft.server.anthropic import models as anthropic
 from weft.server.auth import Access, Keys
@@ -36,6 +32,7 @@ from weft.server.openai import chat, completions, models
 from weft.server.openai.responses import routes as responses
 from weft.server.openai.responses.models import ResponsesRequest
 from weft.server.openapi import docs_page, openapi_document
+from weft.server.operation import Handler, Operation, get, post
 from weft.server.pages import Pages
 from weft.server.pooling import classify, embeddings, scores
 from weft.server.pooling import models as pooled
@@ -48,42 +45,13 @@ from weft.text.tokenizer import Tokenizer
 
 log = EventLog("server")
 
-Handler = Callable[[ServerContext, Request], Awaitable[ASGIApp]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Operation:
-    """One route."""
-
-    method: str
-    path: str
-    handler: Handler
-    summary: str
-    body: type[msgspec.Struct] | None = None
-    answer: type[msgspec.Struct] | None = None
-    query: tuple[str, ...] = ()  # numbers behind the path, which stand in the table of ranges
-    access: Access = "user"
-
-    @property
-    def is_open(self) -> bool:
-        return self.access == "open"
-
-
-def _get(path: str, handler: Handler, summary: str, **options: object) -> Operation:
-    return Operation(method="GET", path=path, handler=handler, summary=summary, **options)  # type: ignore[arg-type]
-
-
-def _post(path: str, handler: Handler, summary: str, **options: object) -> Operation:
-    return Operation(method="POST", path=path, handler=handler, summary=summary, **options)  # type: ignore[arg-type]
-
-
 OPERATIONS = (
-    _post(
+    post(
         *("/v1/chat/completions", chat.chat_completions, "Continue a conversation"),
         body=models.ChatRequest,
         answer=models.ChatCompletion,
     ),
-    _post(
+    post(
         *(
             "/v1/chat/completions/input_tokens",
             chat.input_tokens,
@@ -92,18 +60,18 @@ OPERATIONS = (
         body=models.ChatRequest,
         answer=models.InputTokens,
     ),
-    _post(
+    post(
         *("/v1/completions", completions.completions, "Continue texts or token ids"),
         body=models.CompletionRequest,
         answer=models.TextCompletion,
     ),
-    _post(
+    post(
         "/v1/messages",
         messages.messages,
         "Continue a conversation (Anthropic)",
         body=anthropic.MessagesRequest,
     ),
-    _post(
+    post(
         *(
             "/v1/messages/count_tokens",
             messages.count_tokens,
@@ -112,8 +80,8 @@ OPERATIONS = (
         body=anthropic.CountRequest,
         answer=anthropic.TokenCount,
     ),
-    _post("/v1/responses", responses.create, "Create a response", body=ResponsesRequest),
-    _post(
+    post("/v1/responses", responses.create, "Create a response", body=ResponsesRequest),
+    post(
         *(
             "/v1/responses/input_tokens",
             responses.input_tokens,
@@ -122,8 +90,8 @@ OPERATIONS = (
         body=ResponsesRequest,
         answer=models.InputTokens,
     ),
-    _get("/v1/responses/{id}", responses.retrieve, "A stored response"),
-    _get(
+    get("/v1/responses/{id}", responses.retrieve, "A stored response"),
+    get(
         *(
             "/v1/responses/{id}/input_items",
             responses.list_input_items,
@@ -137,48 +105,44 @@ OPERATIONS = (
         handler=responses.delete,
         summary="Forget a stored response",
     ),
-    _post("/v1/responses/{id}/cancel", responses.cancel, "Cancel a background response"),
-    _post(
-        "/v1/embeddings", embeddings.embeddings, "Vectors of texts", body=pooled.EmbeddingRequest
-    ),
+    post("/v1/responses/{id}/cancel", responses.cancel, "Cancel a background response"),
+    post("/v1/embeddings", embeddings.embeddings, "Vectors of texts", body=pooled.EmbeddingRequest),
     *(
-        _post(path, scores.rerank, "Order documents by a query", body=pooled.RerankRequest)
+        post(path, scores.rerank, "Order documents by a query", body=pooled.RerankRequest)
         for path in ("/v1/rerank", "/v2/rerank", "/rerank", "/reranking")
     ),
     *(
-        _post(path, scores.score, "Score pairs of texts, or label tokens", body=pooled.ScoreRequest)
+        post(path, scores.score, "Score pairs of texts, or label tokens", body=pooled.ScoreRequest)
         for path in ("/v1/score", "/score")
     ),
     *(
-        _post(path, classify.classify, "The labels of texts", body=pooled.ClassifyRequest)
+        post(path, classify.classify, "The labels of texts", body=pooled.ClassifyRequest)
         for path in ("/v1/classify", "/classify")
     ),
-    _post("/encode", embeddings.encode, "Vectors of texts (SGLang)", body=pooled.EncodeRequest),
-    _post(
+    post("/encode", embeddings.encode, "Vectors of texts (SGLang)", body=pooled.EncodeRequest),
+    post(
         "/api/embed",
         embeddings.ollama_embed,
         "Vectors of texts (Ollama)",
         body=pooled.OllamaEmbedRequest,
     ),
-    _post(
+    post(
         *("/api/embeddings", embeddings.ollama_embeddings, "The vector of a text (Ollama, older)"),
         body=pooled.OllamaEmbeddingsRequest,
     ),
-    _post(
+    post(
         "/infill",
         infill.infill,
         "Fill the gap between two texts (llama.cpp)",
         body=infill.InfillRequest,
     ),
-    _post("/api/chat", ollama.chat, "Continue a conversation (Ollama)", body=OllamaChatRequest),
-    _post("/api/generate", ollama.generate, "Continue a text (Ollama)", body=OllamaGenerateRequest),
-    _get("/api/tags", ollama.tags, "The model that is served (Ollama)"),
-    _get("/api/ps", ollama.ps, "The model that is loaded (Ollama)"),
-    _post("/api/show", ollama.show, "Facts about the model (Ollama)", body=OllamaShowRequest),
-    _get("/api/version", ollama.version, "Version of weft (Ollama)"),
-    _get("/v1/models", admin.models, "The model that is served", answer=models.ModelList),
-    _get("/v1/models/{id:path}", admin.model, "One model", answer=models.ModelCard),
-    _post(
+    post("/api/chat", ollama.chat, "Continue a conversation (Ollama)", body=OllamaChatRequest),
+    post("/api/generate", ollama.generate, "Continue a text (Ollama)", body=OllamaGenerateRequest),
+    get("/api/tags", ollama.tags, "The model that is served (Ollama)"),
+    get("/api/ps", ollama.ps, "The model that is loaded (Ollama)"),
+    post("/api/show", ollama.show, "Facts about the model (Ollama)", body=OllamaShowRequest),
+    get("/api/version", ollama.version, "Version of weft (Ollama)"),
+    post(
         "/generate",
         native.generate,
         "Continue texts or token ids (SGLang)",
@@ -191,34 +155,22 @@ OPERATIONS = (
         summary="The same as POST",
         body=native.SglangGenerateRequest,
     ),
-    _post(
-        "/open_session",
-        sessions.open_session,
-        "Open a session (SGLang)",
-        body=sessions.OpenSessionBody,
-    ),
-    _post(
-        "/close_session",
-        sessions.close_session,
-        "Close a session (SGLang)",
-        body=sessions.CloseSessionBody,
-    ),
-    _post(
+    post(
         "/tokenize", tokens.tokenize, "Text or messages to token ids", body=tokens.TokenizeRequest
     ),
-    _post(
+    post(
         "/v1/tokenize",
         tokens.tokenize,
         "Text or messages to token ids",
         body=tokens.TokenizeRequest,
     ),
-    _post("/detokenize", tokens.detokenize, "Token ids to text", body=tokens.DetokenizeRequest),
-    _post("/v1/detokenize", tokens.detokenize, "Token ids to text", body=tokens.DetokenizeRequest),
-    _post(
+    post("/detokenize", tokens.detokenize, "Token ids to text", body=tokens.DetokenizeRequest),
+    post("/v1/detokenize", tokens.detokenize, "Token ids to text", body=tokens.DetokenizeRequest),
+    post(
         *("/apply-template", tokens.apply_template, "The prompt of a chat as text (llama.cpp)"),
         body=tokens.TemplateRequest,
     ),
-    _post(
+    post(
         *(
             "/parse_function_call",
             parsing.parse_function_call,
@@ -226,7 +178,7 @@ OPERATIONS = (
         ),
         body=parsing.ParseCallsBody,
     ),
-    _post(
+    post(
         *(
             "/separate_reasoning",
             parsing.separate_reasoning,
@@ -234,192 +186,20 @@ OPERATIONS = (
         ),
         body=parsing.SeparateBody,
     ),
-    _post(
-        "/invocations",
-        aliases.invocations,
-        "Chat or text completion, by its fields (SageMaker)",
-        body=aliases.Invocation,
-    ),
-    _get("/tokenizer_info", tokens.tokenizer_info, "Special tokens and chat template"),
-    _get("/health", health.health, "Is the engine there?", access="open"),
-    _get("/ping", health.health, "The same as /health (SageMaker)", access="open"),
-    _get("/ready", health.ready, "Is new work accepted?", access="open"),
-    _get("/health_generate", health.health_generate, "Generate one token"),
-    _get("/version", health.version, "Version of weft"),
-    _get("/metrics", admin.metrics, "Metrics for Prometheus", access="metrics"),
-    _get("/model_info", admin.model_info, "Facts about the model"),
-    _get("/get_model_info", admin.model_info, "Facts about the model"),
-    _get("/server_info", admin.server_info, "Settings and state"),
-    _get("/get_server_info", admin.server_info, "Settings and state"),
-    _get("/v1/loads", loads.loads, "How busy the engine is", query=("dp_rank",)),
-    _get("/get_load", loads.get_load, "How busy the engine is, in short"),
-    _get("/load", aliases.load, "How many completions are open (vLLM)"),
-    _post(
-        "/flush_cache",
-        admin.flush_cache,
-        "Empty the prefix cache",
-        query=("timeout",),
-        access="admin",
-    ),
-    _post(
-        "/reset_prefix_cache",
-        admin.flush_cache,
-        "The same (vLLM)",
-        query=("timeout",),
-        access="admin",
-    ),
-    _post(
-        *("/abort_requests", aliases.abort_requests, "Abort requests, all if none is named (vLLM)"),
-        body=aliases.AbortManyRequest,
-        access="admin",
-    ),
-    _post(
-        "/abort_request",
-        admin.abort_request,
-        "Abort requests",
-        body=admin.AbortRequest,
-        access="admin",
-    ),
-    _post(
-        "/set_policy",
-        policy.set_policy,
-        "Switch the policy",
-        body=policy.PolicyRequest,
-        access="admin",
-    ),
-    _post("/freeze_gc", admin.freeze_gc, "Freeze the garbage collectors", access="admin"),
-    _post(
-        "/slow_down",
-        control.slow_down,
-        "Let steps take longer",
-        body=control.SlowDownRequest,
-        access="admin",
-    ),
-    _get(
-        "/get_internal_state",
-        control.get_internal_state,
-        "Settings that can be changed",
-        access="admin",
-    ),
-    _post(
-        *("/set_internal_state", control.set_internal_state, "Change settings while running"),
-        body=control.StateRequest,
-        access="admin",
-    ),
-    _post(
-        *("/configure_logging", control.configure_logging, "Change what is logged"),
-        body=control.LoggingRequest,
-        access="admin",
-    ),
-    _post(
-        "/start_profile",
-        profile.start_profile,
-        "Record the next steps",
-        body=profile.ProfileRequest,
-        access="admin",
-    ),
-    _post(
-        "/stop_profile",
-        profile.stop_profile,
-        "Stop recording, for a table and a trace",
-        access="admin",
-    ),
-    _post(
-        *(
-            "/update_weights_from_disk",
-            weights.update_weights_from_disk,
-            "Load other weights from a folder",
-        ),
-        body=weights.FromDisk,
-        access="admin",
-    ),
-    _post(
-        *(
-            "/update_weights_from_tensor",
-            weights.update_weights_from_tensor,
-            "Replace some weights",
-        ),
-        body=weights.FromTensor,
-        access="admin",
-    ),
-    _post(
-        *(
-            "/update_weights_from_distributed",
-            weights.update_weights_from_distributed,
-            "Receive some weights",
-        ),
-        body=weights.FromDistributed,
-        access="admin",
-    ),
-    _post(
-        *(
-            "/init_weights_update_group",
-            weights.init_weights_update_group,
-            "Join a group that weights come from",
-        ),
-        body=weights.InitGroup,
-        access="admin",
-    ),
-    _post(
-        *(
-            "/destroy_weights_update_group",
-            weights.destroy_weights_update_group,
-            "Leave such a group",
-        ),
-        body=weights.DestroyGroup,
-        access="admin",
-    ),
-    _post(
-        *("/get_weights_by_name", weights.get_weights_by_name, "The first rows of a weight"),
-        body=weights.ByName,
-        access="admin",
-    ),
-    _post(
-        *(
-            "/release_memory_occupation",
-            weights.release_memory_occupation,
-            "Give memory back to the system",
-        ),
-        body=weights.Tags,
-        access="admin",
-    ),
-    _post(
-        *("/resume_memory_occupation", weights.resume_memory_occupation, "Use that memory again"),
-        body=weights.Tags,
-        access="admin",
-    ),
-    _get(
-        "/requests",
-        insight.list_requests,
-        "The queue and the open requests",
-        query=("limit",),
-        access="admin",
-    ),
-    _get(
-        "/requests/{rid:path}",
-        insight.explain_request,
-        "What happened to a request, and why",
-        access="admin",
-    ),
-    _post("/audit", insight.audit, "Check who owns each page of KV memory", access="admin"),
-    _post("/block", flow.block, "Hold back new requests", access="admin"),
-    _post("/unblock", flow.unblock, "Let requests in again", access="admin"),
-    _post(
-        "/pause_generation",
-        flow.pause_generation,
-        "Run no step",
-        body=flow.PauseRequest,
-        access="admin",
-    ),
-    _post("/continue_generation", flow.continue_generation, "Go on after a pause", access="admin"),
-    _post(
-        "/rpc",
-        flow.rpc,
-        "Call a method of the engine by name",
-        body=flow.RpcRequest,
-        access="admin",
-    ),
-    _get("/", health.hello, "Hello"),
+    get("/tokenizer_info", tokens.tokenizer_info, "Special tokens and chat template"),
+    get("/health", health.health, "Is the engine there?", access="open"),
+    get("/ping", health.health, "The same as /health (SageMaker)", access="open"),
+    get("/ready", health.ready, "Is new work accepted?", access="open"),
+    get("/health_generate", health.health_generate, "Generate one token"),
+    get("/version", health.version, "Version of weft"),
+    *facts.ROUTES,
+    *loads.ROUTES,
+    *sessions.ROUTES,
+    *work.ROUTES,
+    *settings.ROUTES,
+    *weights.ROUTES,
+    *aliases.ROUTES,
+    get("/", health.hello, "Hello"),
 )
 
 
@@ -568,8 +348,8 @@ def _documents(version: str) -> tuple[Operation, Operation]:
         )
 
     both = (
-        _get("/openapi.json", openapi, "This document"),
-        _get("/docs", docs, "All routes as a page"),
+        get("/openapi.json", openapi, "This document"),
+        get("/docs", docs, "All routes as a page"),
     )
     document = json_bytes(openapi_document((*OPERATIONS, *both), version))
     page = docs_page((*OPERATIONS, *both), version)

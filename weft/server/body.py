@@ -47,6 +47,8 @@ UNSUPPORTED = frozenset(
     }
     | {"return_sampling_mask", "return_cached_tokens_details", "custom_labels"}
     | {"return_input_ids_in_sglext", "return_output_ids_in_sglext"}
+    | {"is_async", "load_format"}
+    | {"start_step", "profile_by_stage", "profile_stages", "merge_profiles"}
     | {
         "audio",
         "modalities",
@@ -225,3 +227,9 @@ def written(value: Any) -> msgspec.Raw:
     """A part of an answer as it will stand there. Encoding does not let go of the interpreter: who encodes a large
     answer in parts does, between them."""
     return msgspec.Raw(json_bytes(value))
+
+
+def has_body(request: Request) -> bool:
+    """Whether a body comes with a request that may do without one."""
+    length = request.headers.get("content-length", "0")
+    return length != "0" or "transfer-encoding" in request.headers

@@ -7,7 +7,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp
 
 from weft.client.client import EngineUnavailable
-from weft.messages.flow import HealthCheck, HealthCheckReply
+from weft.messages.control import HealthCheck
 from weft.server.body import json_response
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError, failed
@@ -32,9 +32,7 @@ async def ready(context: ServerContext, request: Request) -> ASGIApp:
 async def health_generate(context: ServerContext, request: Request) -> ASGIApp:
     """Does the engine compute? Its next result is the answer, whatever waits; if nothing runs, it generates a token."""
     try:
-        reply = await context.client.call(
-            lambda call: HealthCheck(call=call), HealthCheckReply, HEALTH_TIMEOUT_S
-        )
+        reply = await context.client.call(HealthCheck(), HEALTH_TIMEOUT_S)
     except EngineUnavailable as exc:
         raise ApiError(503, str(exc)) from exc
     if not reply.success:

@@ -4,29 +4,14 @@ from __future__ import annotations
 
 import html
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from weft.config.numbers import NUMBERS, QUERIES, Number
+from weft.messages.calls import ControlRequest
 from weft.server.errors import ErrorBody
-
-
-class Operation(Protocol):
-    @property
-    def method(self) -> str: ...
-    @property
-    def path(self) -> str: ...
-    @property
-    def summary(self) -> str: ...
-    @property
-    def body(self) -> type[msgspec.Struct] | None: ...
-    @property
-    def answer(self) -> type[msgspec.Struct] | None: ...
-    @property
-    def query(self) -> tuple[str, ...]: ...
-    @property
-    def is_open(self) -> bool: ...
+from weft.server.operation import Operation
 
 
 def openapi_document(operations: Sequence[Operation], version: str) -> dict[str, Any]:
@@ -45,6 +30,9 @@ def openapi_document(operations: Sequence[Operation], version: str) -> dict[str,
     )
     for component in components.values():
         _bound(component)
+    for type in types:
+        if issubclass(type, ControlRequest):
+            _hide_envelope(components[type.__name__])
     schema_of = dict(zip(ordered, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
@@ -79,7 +67,9 @@ vertical-align: top }} tr:nth-child(even) {{ background: #8882 }}</style>
 
 
 def _docs_row(operation: Operation) -> str:
-    names = () if operation.body is None else operation.body.__struct_encode_fields__
+    names: tuple[str, ...] = ()
+    if operation.body is not None:
+        names = tuple(name for name in operation.body.__struct_encode_fields__ if name != "call")
     cells = (operation.method, operation.path, operation.summary, ", ".join(names))
     return "<tr>" + "".join(f"<td>{html.escape(cell)}" for cell in cells)
 
@@ -111,6 +101,16 @@ def _describe(
     if operation.is_open:
         described["security"] = []
     return described
+
+
+def _hide_envelope(component: dict[str, Any]) -> None:
+    """Leave out what a message has for its way to the engine: its tag and the number of the call.
+
+    The server puts both in, whatever a body says.
+    """
+    for name in ("type", "call"):
+        del component["properties"][name]
+    component["required"] = [name for name in component.get("required", ()) if name != "type"]
 
 
 def _bound(component: dict[str, Any]) -> None:

@@ -1,16 +1,15 @@
-"""Start and stop the device's profiler. What it is stands behind a protocol: no torch here."""
+"""Handlers that start and stop the device's profiler. It stands behind a protocol: no torch here."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
-from weft.messages.codec import FromEngine
 from weft.messages.control import StartProfile, StartProfileReply, StopProfile, StopProfileReply
 
 
-class Report(Protocol):
-    """How far a profile is, and what it has found: `executor/profile/profile.py`."""
+class ProfileReport(Protocol):
+    """How far a profile is, and its result: `executor/profile/profile.py`."""
 
     @property
     def state(self) -> Literal["none", "writing", "done", "failed"]: ...
@@ -25,7 +24,10 @@ class Report(Protocol):
 
 
 class Profiler(Protocol):
-    """Records what the device does in the steps between `start` and `stop`. Neither waits for the device."""
+    """Records what the device does in the steps between `start` and `stop`.
+
+    Neither waits for the device.
+    """
 
     def start(
         self,
@@ -40,13 +42,17 @@ class Profiler(Protocol):
     ) -> str | None:
         """Record from the next step on, `num_steps` of them if not None.
 
-        Returns where the trace will lie, below the profiler's folder; nothing if none is written; None while all is
-        being prepared, beside the steps: call again. Raises ValueError for what cannot be, with what can.
+        Returns the path of the trace below the profiler's folder, or nothing if none is written.
+        None while all is being prepared, beside the steps: call again. Raises ValueError for what
+        cannot be recorded, with what can.
         """
         ...
 
-    def stop(self) -> Report:
-        """Stop, if it still records, and tell how far it is. Call again while it is "writing"."""
+    def stop(self) -> ProfileReport:
+        """Stop, if it still records, and say how far the report is.
+
+        Call again while it is "writing".
+        """
         ...
 
 
@@ -56,41 +62,38 @@ class NoProfiler:
     def start(self, **how: object) -> str | None:
         raise ValueError("this engine has no profiler")
 
-    def stop(self) -> Report:
+    def stop(self) -> ProfileReport:
         raise ValueError("this engine has no profiler")
 
 
-class Engine(Protocol):
-    """What is needed of `service/engine.py`."""
+class ProfiledEngine(Protocol):
+    """What both handlers need of the engine."""
 
     profiler: Profiler
 
 
-def start_profile(engine: Engine, message: StartProfile) -> FromEngine:
+def start_profile(engine: ProfiledEngine, message: StartProfile) -> StartProfileReply:
     try:
         trace = engine.profiler.start(
             num_steps=message.num_steps,
-            activities=message.activities,
+            activities=message.activities or (),
             record_shapes=message.record_shapes,
             with_stack=message.with_stack,
             profile_memory=message.profile_memory,
-            folder=message.folder,
-            prefix=message.prefix,
+            folder=message.output_dir or "",
+            prefix=message.profile_prefix or "",
         )
     except ValueError as exc:
-        return StartProfileReply(call=message.call, success=False, message=str(exc))
-    return StartProfileReply(
-        call=message.call, success=True, is_preparing=trace is None, trace=trace or ""
-    )
+        return StartProfileReply(success=False, message=str(exc))
+    return StartProfileReply(success=True, is_preparing=trace is None, trace=trace or "")
 
 
-def stop_profile(engine: Engine, message: StopProfile) -> FromEngine:
+def stop_profile(engine: ProfiledEngine, message: StopProfile) -> StopProfileReply:
     try:
         report = engine.profiler.stop()
     except ValueError as exc:
-        return StopProfileReply(call=message.call, state="none", message=str(exc))
+        return StopProfileReply(state="none", message=str(exc))
     return StopProfileReply(
-        call=message.call,
         state=report.state,
         num_steps=report.num_steps,
         trace=report.trace,

@@ -1,16 +1,18 @@
-"""What can be changed while the engine runs: a line in `CHANGEABLE` each. Anything else is refused.
+"""What can be changed while the engine runs: a line in `CHANGEABLE` each, and anything else is
+refused. The handlers of these requests.
 
-A change is all or nothing, and takes effect with the next step; what runs goes on. Limits for which memory was laid out
-when the engine started can be lowered, and raised again up to what they were then.
+A change is all or nothing, and takes effect with the next step; what runs goes on. Limits for which
+memory was laid out when the engine started can be lowered, and raised again up to their first
+values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, TypeAlias
 
-from weft.messages.codec import FromEngine
+from weft.engine.control.target import ControlTarget
 from weft.messages.control import (
     ConfigureLogging,
     ConfigureLoggingReply,
@@ -21,7 +23,6 @@ from weft.messages.control import (
     Setting,
     SlowDown,
     SlowDownReply,
-    Stats,
 )
 from weft.observe import log
 from weft.scheduler.policy import POLICIES
@@ -32,14 +33,9 @@ from weft.scheduler.settings import SchedulerSettings
 LOG_LEVEL = "log_level"  # the one that is no setting of the scheduler
 MAX_CONSERVATIVENESS = 10.0
 
-
-class Engine(Protocol):
-    """What is needed of `service/engine.py`."""
-
-    scheduler: Scheduler
-    min_step_s: float
-
-    def stats(self) -> Stats: ...
+# Of a value and the settings in force: the values there may be, or nothing if this is one of them.
+Check: TypeAlias = Callable[[Setting, SchedulerSettings], str]
+Bound: TypeAlias = Callable[[SchedulerSettings], int]
 
 
 class BadSetting(ValueError):
@@ -52,13 +48,11 @@ class BadSetting(ValueError):
 
 @dataclass(frozen=True)
 class Changeable:
-    """`expected` says what values there may be; nothing if this one may."""
-
     field: str  # of SchedulerSettings
-    expected: Callable[[Setting, SchedulerSettings], str]
+    expected: Check
 
 
-def _one_of(*names: str) -> Callable[[Setting, SchedulerSettings], str]:
+def _one_of(*names: str) -> Check:
     return lambda value, settings: "" if value in names else f"one of {', '.join(names)}"
 
 
@@ -68,25 +62,26 @@ def _switch(value: Setting, settings: SchedulerSettings) -> str:
 
 def _conservativeness(value: Setting, settings: SchedulerSettings) -> str:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return (
-        ""
-        if is_number and 0 <= float(value or 0) <= MAX_CONSERVATIVENESS
-        else f"0 to {MAX_CONSERVATIVENESS:g}"
-    )
+    if is_number and 0 <= float(value or 0) <= MAX_CONSERVATIVENESS:
+        return ""
+    return f"0 to {MAX_CONSERVATIVENESS:g}"
 
 
-def _whole(
-    low: Callable[[SchedulerSettings], int], high: Callable[[SchedulerSettings], int] | None = None
-) -> Callable[[Setting, SchedulerSettings], str]:
-    """A whole number from `low` up to `high`, which looks at the settings that memory was laid out for."""
+def _whole(low: Bound, high: Bound | None = None) -> Check:
+    """A whole number from `low` up to `high`.
+
+    `low` looks at the settings in force, `high` at those that memory was laid out for.
+    """
 
     def expected(value: Setting, settings: SchedulerSettings) -> str:
-        least, most = low(settings), None if high is None else high(settings.sized_for)
-        if type(value) is int and value >= least and (most is None or value <= most):
-            return ""
-        return f"a whole number, at least {least:,}" + (
-            "" if most is None else f", at most {most:,} as at the start"
-        )
+        least = low(settings)
+        allowed = f"a whole number, at least {least:,}"
+        is_allowed = type(value) is int and value >= least
+        if high is not None:
+            most = high(settings.sized_for)
+            allowed += f", at most {most:,} as at the start"
+            is_allowed = is_allowed and type(value) is int and value <= most
+        return "" if is_allowed else allowed
 
     return expected
 
@@ -118,32 +113,36 @@ CHANGEABLE = {
 
 def current(settings: SchedulerSettings) -> dict[str, Setting]:
     """The values in force. A chunked_prefill_size of -1: prompts are never cut."""
-    values: dict[str, Setting] = {
-        name: getattr(settings, one.field) for name, one in CHANGEABLE.items() if one.field
-    }
+    values: dict[str, Setting] = {}
+    for name, one in CHANGEABLE.items():
+        if one.field:
+            values[name] = getattr(settings, one.field)
     values["chunked_prefill_size"] = settings.chunked_prefill_size or -1
     values[LOG_LEVEL] = log.get_level()
     return values
 
 
 def checked(settings: SchedulerSettings, asked: Mapping[str, Setting]) -> SchedulerSettings:
-    """`settings` with what was asked for. Raises `BadSetting` for the first that cannot be."""
+    """`settings` with the new values. Raises `BadSetting` for the first that is not allowed."""
+    changes: dict[str, Any] = {}
     for name, value in asked.items():
         if name not in CHANGEABLE:
-            raise BadSetting(
-                name, f"{name[:64]!r} cannot be changed while running; {', '.join(CHANGEABLE)} can"
-            )
-        expected = CHANGEABLE[name].expected(value, settings)
+            known = ", ".join(CHANGEABLE)
+            raise BadSetting(name, f"{name[:64]!r} cannot be changed while running; {known} can")
+        one = CHANGEABLE[name]
+        expected = one.expected(value, settings)
         if expected:
             raise BadSetting(name, f"{name} is {str(value)[:64]!r}; {expected} is expected")
-    changes = {
-        CHANGEABLE[name].field: value for name, value in asked.items() if CHANGEABLE[name].field
-    }
-    return replace(settings, **changes, started_with=settings.sized_for)  # type: ignore[arg-type]
+        if one.field:
+            changes[one.field] = value
+    return replace(settings, **changes, started_with=settings.sized_for)
 
 
 def apply(scheduler: Scheduler, settings: SchedulerSettings) -> None:
-    """Let the scheduler go by these settings from its next step on. Requests beyond a lower limit run to their end."""
+    """Let the scheduler go by these settings from its next step on.
+
+    Requests beyond a lower limit run to their end.
+    """
     before = scheduler.settings
     if settings.policy != before.policy:
         scheduler.set_policy(settings.policy)
@@ -154,52 +153,47 @@ def apply(scheduler: Scheduler, settings: SchedulerSettings) -> None:
     scheduler.batch_is_full = False  # there may be room now
 
 
-# Handlers
+# ---- handlers
 
 
-def get_internal_state(engine: Engine, message: GetInternalState) -> FromEngine:
+def get_internal_state(engine: ControlTarget, message: GetInternalState) -> GetInternalStateReply:
     ratio = engine.scheduler.new_token_ratio
+    state: dict[str, Setting] = {
+        "init_new_token_ratio": ratio.init,
+        "min_new_token_ratio": ratio.min,
+        "forward_sleep_time": engine.min_step_s or None,
+    }
     return GetInternalStateReply(
-        call=message.call,
-        settings=current(engine.scheduler.settings),
-        state={
-            "init_new_token_ratio": ratio.init,
-            "min_new_token_ratio": ratio.min,
-            "forward_sleep_time": engine.min_step_s or None,
-        },
-        stats=engine.stats(),
+        server_args=current(engine.scheduler.settings), state=state, stats=engine.stats()
     )
 
 
-def set_internal_state(engine: Engine, message: SetInternalState) -> FromEngine:
+def set_internal_state(engine: ControlTarget, message: SetInternalState) -> SetInternalStateReply:
     scheduler = engine.scheduler
     before = current(scheduler.settings)
     try:
-        settings = checked(scheduler.settings, message.settings)
+        settings = checked(scheduler.settings, message.server_args)
     except BadSetting as exc:
-        return SetInternalStateReply(
-            call=message.call, success=False, name=exc.name, message=str(exc)
-        )
+        return SetInternalStateReply(success=False, name=exc.name, message=str(exc))
     apply(scheduler, settings)
-    if LOG_LEVEL in message.settings:
-        log.set_level(str(message.settings[LOG_LEVEL]))
-    changed = {name: before[name] for name in message.settings}
-    return SetInternalStateReply(call=message.call, success=True, before=changed)
+    if LOG_LEVEL in message.server_args:
+        log.set_level(str(message.server_args[LOG_LEVEL]))
+    changed = {name: before[name] for name in message.server_args}
+    return SetInternalStateReply(success=True, before=changed)
 
 
-def configure_logging(engine: Engine, message: ConfigureLogging) -> FromEngine:
+def configure_logging(engine: ControlTarget, message: ConfigureLogging) -> ConfigureLoggingReply:
     before = log.get_level()
     expected = CHANGEABLE[LOG_LEVEL].expected(message.log_level, engine.scheduler.settings)
     if expected:
         reason = f"log_level is {message.log_level[:64]!r}; {expected} is expected"
-        return ConfigureLoggingReply(
-            call=message.call, success=False, before=before, message=reason
-        )
+        return ConfigureLoggingReply(success=False, before=before, message=reason)
     log.set_level(message.log_level)
-    return ConfigureLoggingReply(call=message.call, success=True, before=before)
+    return ConfigureLoggingReply(success=True, before=before)
 
 
-def slow_down(engine: Engine, message: SlowDown) -> FromEngine:
-    """Only says so: whoever calls `Engine.step` lets the time pass, for the engine itself does not wait."""
-    before, engine.min_step_s = engine.min_step_s, message.step_s or 0.0
-    return SlowDownReply(call=message.call, before_s=before or None)
+def slow_down(engine: ControlTarget, message: SlowDown) -> SlowDownReply:
+    """The caller of `Engine.step` lets the time pass: the engine itself does not wait."""
+    before = engine.min_step_s
+    engine.min_step_s = message.forward_sleep_time or 0.0
+    return SlowDownReply(before_s=before or None)

@@ -1,7 +1,8 @@
 """How busy the engine is: for routers, dashboards and `weft ctl loads`.
 
-The engine answers between two steps, whatever waits in its queue. If a step takes long, its last numbers are told, with
-their age: it sends them every second while it works, and when it has come to rest.
+The engine answers between two steps, whatever waits in its queue. If a step takes long, the answer
+has its last numbers, with their age: it sends them every second while it works, and when it has
+come to rest. There is one engine; the answers have a list of them, as SGLang's do.
 """
 
 from __future__ import annotations
@@ -20,22 +21,23 @@ from weft.server.context import ServerContext
 from weft.server.errors import ApiError
 from weft.server.fields.numbers import query_number
 from weft.server.limits import SCRAPE_TIMEOUT_S
+from weft.server.operation import get
 
 log = EventLog("loads")
-LOADS_TIMEOUT_S = 0.1  # a router asks often, and rather has a second old numbers than waits
+LOADS_TIMEOUT_S = 0.1  # a router asks often, and prefers numbers of the last second to waiting
 FORMATS = ("json", "prometheus")
 
 
 async def loads(context: ServerContext, request: Request) -> ASGIApp:
-    """An entry for each engine (there is one), and all of them together; `?format=prometheus` for a page of metrics."""
+    """An entry for each engine, and all of them together.
+
+    `?format=prometheus` gives a page of metrics.
+    """
     format = request.query_params.get("format", "json")
     if format not in FORMATS:
-        raise ApiError(
-            400,
-            f"format is {format[:64]!r}; one of {', '.join(FORMATS)} is expected",
-            param="format",
-        )
-    query_number(request, "dp_rank", 0)  # there is one engine
+        message = f"format is {format[:64]!r}; one of {', '.join(FORMATS)} is expected"
+        raise ApiError(400, message, param="format")
+    query_number(request, "dp_rank", 0)  # of the one engine
     found = [await load_of(context)]
     if format == "prometheus":
         return Response(_page(found), media_type="text/plain; version=0.0.4")
@@ -51,42 +53,41 @@ async def loads(context: ServerContext, request: Request) -> ASGIApp:
 
 async def get_load(context: ServerContext, request: Request) -> ASGIApp:
     """The short form: requests and tokens of each engine."""
-    found = [await load_of(context)]
-    answer = [
-        {
-            "dp_rank": load["dp_rank"],
-            "num_reqs": load["num_total_reqs"],
-            "num_waiting_reqs": load["num_waiting_reqs"],
-            "num_tokens": load["num_used_tokens"],
-        }
-        for load in found
-    ]
-    return json_response(answer)
+    load = await load_of(context)
+    short = {
+        "dp_rank": load["dp_rank"],
+        "num_reqs": load["num_total_reqs"],
+        "num_waiting_reqs": load["num_waiting_reqs"],
+        "num_tokens": load["num_used_tokens"],
+    }
+    return json_response([short])
 
 
 async def load_of(context: ServerContext) -> dict[str, Any]:
-    """The engine's numbers, and what follows from them."""
-    _ = context.client.engine  # there is one
+    """The engine's numbers, and what follows from them. Raises `EngineUnavailable`."""
+    client = context.client
+    _ = client.engine
     await refresh(context, LOADS_TIMEOUT_S)
-    stats, gauges = context.client.stats, context.client.metrics.engine
+    stats = client.stats
+    gauges = client.metrics.engine
     most = stats.max_running_requests
+    utilization = round(stats.num_running / most, 4) if most else 0.0
     return {
         "dp_rank": 0,
-        "age_s": round(time.monotonic() - context.client.stats_at, 3),  # of these numbers
+        "age_s": round(time.monotonic() - client.stats_at, 3),  # of these numbers
         "num_running_reqs": stats.num_running,
         "num_waiting_reqs": stats.num_waiting,
         "num_total_reqs": stats.num_running + stats.num_waiting,
         "max_running_requests": most,
-        "utilization": round(stats.num_running / most, 4) if most else 0.0,
+        "utilization": utilization,
         "num_used_tokens": stats.kv_used,
         "max_total_num_tokens": stats.kv_tokens,
         "token_usage": round(gauges.token_usage, 4),
         "cache_hit_rate": round(gauges.cache_hit_rate, 4),
         "gen_throughput": round(gauges.gen_throughput, 2),
         "last_gen_throughput": round(gauges.gen_throughput, 2),
-        "stats": {
-            name: getattr(stats, name) for name in stats.__struct_fields__
-        },  # also those that are 0
+        # All numbers, also those that are 0, which a message leaves out.
+        "stats": {name: getattr(stats, name) for name in stats.__struct_fields__},
     }
 
 
@@ -109,7 +110,7 @@ def aggregated(found: list[dict[str, Any]]) -> dict[str, float]:
 
 
 async def refresh(context: ServerContext, timeout_s: float = SCRAPE_TIMEOUT_S) -> None:
-    """Fresh numbers if the engine has them at once; else the last it sent."""
+    """Ask for fresh numbers; if the engine does not give them in time, the last ones stay."""
     try:
         await context.client.get_state(timeout_s)
     except EngineUnavailable:
@@ -118,13 +119,18 @@ async def refresh(context: ServerContext, timeout_s: float = SCRAPE_TIMEOUT_S) -
 
 def _page(found: list[dict[str, Any]]) -> bytes:
     """All numbers of the loads as gauges."""
-    names = [
-        name
-        for name, value in found[0].items()
-        if isinstance(value, int | float) and name != "dp_rank"
-    ]
     lines: list[str] = []
-    for name in names:
-        lines.append(f"# TYPE weft:load_{name} gauge")
-        lines += [f'weft:load_{name}{{dp_rank="{load["dp_rank"]}"}} {load[name]}' for load in found]
-    return "".join(f"{line}\n" for line in lines).encode()
+    for name, value in found[0].items():
+        if name == "dp_rank" or not isinstance(value, int | float):
+            continue
+        lines.append(f"# TYPE weft:load_{name} gauge\n")
+        lines += [
+            f'weft:load_{name}{{dp_rank="{load["dp_rank"]}"}} {load[name]}\n' for load in found
+        ]
+    return "".join(lines).encode()
+
+
+ROUTES = (
+    get("/v1/loads", loads, "How busy the engine is", query=("dp_rank",)),
+    get("/get_load", get_load, "How busy the engine is, in short"),
+)

@@ -1,8 +1,9 @@
-"""Sessions over HTTP: opened and closed by routes of their own, as SGLang's clients do it, and named by requests.
+"""Sessions over HTTP: opened and closed by routes of their own, as SGLang's clients do it, and named
+by requests.
 
-Whoever may generate may have sessions: they need the user's key, not that of administration. A session belongs to the
-key that opened it: for any other there is none of that id. An id that is not given is made of 128 random bits; without
-keys, who knows a session's id may continue it.
+Whoever may generate may have sessions: they need the user's key, not that of administration. A
+session belongs to the key that opened it: for any other there is none of that id. An id that is not
+given is made of 128 random bits; without keys, a client that knows a session's id may continue it.
 """
 
 from __future__ import annotations
@@ -13,21 +14,19 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from weft.messages.sessions import (
-    CloseSession,
-    CloseSessionReply,
-    OpenSession,
-    OpenSessionReply,
-)
+from weft.messages.by_name import plain
+from weft.messages.sessions import CloseSession, OpenSession
 from weft.observe.log import EventLog
 from weft.server.body import json_response, read_json
 from weft.server.context import ServerContext, owner_of
 from weft.server.errors import ApiError
 from weft.server.fields.session import checked_session_id
+from weft.server.operation import post
 
 log = EventLog("sessions")
 
 
+# The owner of a session is not the body's to say, so these are no messages.
 class OpenSessionBody(msgspec.Struct, kw_only=True):
     """Open a session. Capacities count tokens, under SGLang's name, too."""
 
@@ -48,21 +47,15 @@ async def open_session(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, OpenSessionBody)
     context.require_accepting()
     capacity = _capacity(body)
-    id = (
-        uuid.uuid4().hex
-        if body.session_id is None
-        else checked_session_id(context, body.session_id, "session_id")
+    id = body.session_id
+    if id is None:
+        id = uuid.uuid4().hex
+    else:
+        id = checked_session_id(context, id, "session_id")
+    opening = OpenSession(
+        id, owner=owner_of(request), capacity=capacity, timeout_s=body.timeout or 0.0
     )
-    reply = await context.client.call(
-        lambda call: OpenSession(
-            call=call,
-            session_id=id,
-            owner=owner_of(request),
-            capacity=capacity,
-            timeout_s=body.timeout or 0.0,
-        ),
-        OpenSessionReply,
-    )
+    reply = await context.client.call(opening)
     log.info("open_session", session=id, success=reply.success)
     if not reply.success:
         raise ApiError(400, reply.message, param="session_id")
@@ -70,22 +63,28 @@ async def open_session(context: ServerContext, request: Request) -> ASGIApp:
 
 
 async def close_session(context: ServerContext, request: Request) -> ASGIApp:
-    """Whether there was such a session; 200 also if there was none, for it may just have run out of time."""
+    """Whether there was such a session.
+
+    200 also if there was none, for its time may just have run out.
+    """
     body = await read_json(context, request, CloseSessionBody)
     id = checked_session_id(context, body.session_id, "session_id")
-    reply = await context.client.call(
-        lambda call: CloseSession(call=call, session_id=id, owner=owner_of(request)),
-        CloseSessionReply,
-    )
+    reply = await context.client.call(CloseSession(id, owner=owner_of(request)))
     log.info("close_session", session=id, success=reply.success)
-    answer = {"success": reply.success, "message": reply.message}
-    return json_response(answer)
+    return json_response(plain(reply))
 
 
 def _capacity(body: OpenSessionBody) -> int:
-    given = {body.capacity, body.capacity_of_str_len} - {None}
-    if len(given) > 1:
-        raise ApiError(
-            400, "capacity and capacity_of_str_len are the same; give one of them", param="capacity"
-        )
-    return next(iter(given), None) or 0
+    """Tokens; 0 if the body gives none."""
+    if body.capacity is None:
+        return body.capacity_of_str_len or 0
+    if body.capacity_of_str_len not in (None, body.capacity):
+        message = "capacity and capacity_of_str_len are the same; give one of them"
+        raise ApiError(400, message, param="capacity")
+    return body.capacity
+
+
+ROUTES = (
+    post("/open_session", open_session, "Open a session (SGLang)", OpenSessionBody),
+    post("/close_session", close_session, "Close a session (SGLang)", CloseSessionBody),
+)

@@ -1,44 +1,40 @@
-"""Change how the engine runs while it runs: its settings, its pace, and what is logged."""
+"""Change how the engine runs while it runs: its settings, its pace, what is logged, and whether a
+profile of the device is recorded."""
 
 from __future__ import annotations
+
+import asyncio
+import time
 
 import msgspec
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
+from weft.messages.by_name import plain
 from weft.messages.control import (
     ConfigureLogging,
-    ConfigureLoggingReply,
     GetInternalState,
-    GetInternalStateReply,
     SetInternalState,
-    SetInternalStateReply,
-    Setting,
     SlowDown,
-    SlowDownReply,
+    StartProfile,
+    StopProfile,
 )
 from weft.observe.log import EventLog, set_level
-from weft.server.body import json_response, read_json
+from weft.server.body import has_body, json_response, read_json
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError, not_supported
+from weft.server.operation import get, post
 
 log = EventLog("control")
-
-
-class SlowDownRequest(msgspec.Struct, kw_only=True):
-    """Seconds that every step takes at least; null: as fast as it can."""
-
-    forward_sleep_time: float | None
-
-
-class StateRequest(msgspec.Struct, kw_only=True):
-    """Settings and their new values: all of them, or none if one cannot be."""
-
-    server_args: dict[str, Setting]
+POLL_S = 0.1
+REPORT_TIMEOUT_S = 600.0  # for the report of many steps to be written
 
 
 class LoggingRequest(msgspec.Struct, kw_only=True):
-    """What is logged from now on; what is not given stays. Bodies of requests are never logged or dumped."""
+    """What is logged from now on; what is not given stays.
+
+    Bodies of requests are never logged or dumped.
+    """
 
     log_level: str | None = None
     log_requests: bool | None = None  # one line per finished request
@@ -52,77 +48,144 @@ class LoggingRequest(msgspec.Struct, kw_only=True):
 
 
 NOT_OFFERED = (
-    *(
-        "log_requests_format",
-        "log_requests_target",
-        "dump_requests_folder",
-        "dump_requests_threshold",
-    ),
-    *("dump_requests_exclude_meta_keys", "crash_dump_folder"),
+    "log_requests_format",
+    "log_requests_target",
+    "dump_requests_folder",
+    "dump_requests_threshold",
+    "dump_requests_exclude_meta_keys",
+    "crash_dump_folder",
 )
 
 
+# ---- pace and settings
+
+
 async def slow_down(context: ServerContext, request: Request) -> ASGIApp:
-    """Let every step take at least `forward_sleep_time` seconds, or with null no longer than it must."""
-    body = await read_json(context, request, SlowDownRequest)
-    step_s = body.forward_sleep_time
-    reply = await context.client.call(
-        lambda call: SlowDown(call=call, step_s=step_s or None), SlowDownReply
-    )
+    """Let every step take at least `forward_sleep_time` seconds, or with null as fast as it can."""
+    body = await read_json(context, request, SlowDown)
+    step_s = body.forward_sleep_time or None
+    reply = await context.client.call(SlowDown(step_s))
     log.info("slow_down", step_s=step_s or 0.0, before_s=reply.before_s or 0.0)
-    return json_response({"forward_sleep_time": step_s or None, "before": reply.before_s})
+    return json_response({"forward_sleep_time": step_s, "before": reply.before_s})
 
 
 async def get_internal_state(context: ServerContext, request: Request) -> ASGIApp:
     """What `set_internal_state` can change, as it is now, and the engine's numbers."""
-    reply = await context.client.call(
-        lambda call: GetInternalState(call=call), GetInternalStateReply
-    )
-    return json_response(
-        {
-            "server_args": reply.settings,
-            "state": reply.state,
-            "stats": msgspec.to_builtins(reply.stats),
-        }
-    )
+    return json_response(plain(await context.client.call(GetInternalState())))
 
 
 async def set_internal_state(context: ServerContext, request: Request) -> ASGIApp:
-    """Change settings of the engine. 400, and nothing is changed, if one of them cannot be; it says what can."""
-    asked = (await read_json(context, request, StateRequest)).server_args
+    """Change settings of the engine. 400, and nothing is changed, if one of them cannot be."""
+    body = await read_json(context, request, SetInternalState)
+    asked = body.server_args
     if not asked:
-        raise ApiError(
-            400, "server_args is empty; GET /get_internal_state tells what can be changed"
-        )
-    reply = await context.client.call(
-        lambda call: SetInternalState(call=call, settings=asked), SetInternalStateReply
-    )
-    told = " ".join(f"{name}={value}" for name, value in asked.items())
-    log.info("set_internal_state", success=reply.success, settings=told)
+        message = "server_args is empty; GET /get_internal_state tells what can be changed"
+        raise ApiError(400, message)
+    reply = await context.client.call(body)
+    written = " ".join(f"{name}={value}" for name, value in asked.items())
+    log.info("set_internal_state", success=reply.success, settings=written)
     if not reply.success:
         raise ApiError(400, reply.message, param=reply.name[:64])
     return json_response({"updated": True, "server_args": asked, "before": reply.before})
 
 
 async def configure_logging(context: ServerContext, request: Request) -> ASGIApp:
-    """Set the level of the log, in the engine and here, and whether finished requests are logged."""
+    """Set the level of the log, in the engine and here, and whether requests are logged."""
     body = await read_json(context, request, LoggingRequest)
     for name in NOT_OFFERED:
         if getattr(body, name) is not None:
             raise not_supported(name)
     if body.log_requests_level:
-        raise ApiError(
-            400, "log_requests_level must be 0: bodies are never logged", param="log_requests_level"
-        )
+        message = "log_requests_level must be 0: bodies are never logged"
+        raise ApiError(400, message, param="log_requests_level")
     level = body.log_level
     if level is not None:
-        reply = await context.client.call(
-            lambda call: ConfigureLogging(call=call, log_level=level), ConfigureLoggingReply
-        )
+        reply = await context.client.call(ConfigureLogging(level))
         if not reply.success:
             raise ApiError(400, reply.message, param="log_level")
         set_level(level)
     if body.log_requests is not None:
         context.client.log_requests = body.log_requests
-    log.info("configure_logging", log_level=level or "-", log_requests=context.client.log_requests)
-    return json_response({"log_level": level, "log_requests": context.client.log_requests})
+    log_requests = context.client.log_requests
+    log.info("configure_logging", log_level=level or "-", log_requests=log_requests)
+    return json_response({"log_level": level, "log_requests": log_requests})
+
+
+# ---- profiles
+
+
+async def start_profile(context: ServerContext, request: Request) -> ASGIApp:
+    """Begin to record, and answer when that is so: the first time after a second.
+
+    Requests go on. 400 for what cannot be recorded, or not there.
+    """
+    body = StartProfile()
+    if has_body(request):
+        body = await read_json(context, request, StartProfile)
+    while (reply := await context.client.call(body)).is_preparing:
+        await asyncio.sleep(POLL_S)
+    log.info(
+        "start_profile",
+        success=reply.success,
+        trace=reply.trace or "-",
+        message=reply.message or "-",
+    )
+    if not reply.success:
+        raise ApiError(400, reply.message)
+    answer = {"recording": True, "num_steps": body.num_steps, "trace": reply.trace or None}
+    return json_response(answer)
+
+
+async def stop_profile(context: ServerContext, request: Request) -> ASGIApp:
+    """Stop, and answer with the report when it is written, which takes seconds.
+
+    400 if nothing was recorded.
+    """
+    deadline = time.monotonic() + REPORT_TIMEOUT_S
+    while (reply := await context.client.call(StopProfile())).state == "writing":
+        if time.monotonic() > deadline:
+            raise ApiError(503, "the report of the profile is still being written; ask again")
+        await asyncio.sleep(POLL_S)
+    log.info("stop_profile", state=reply.state, num_steps=reply.num_steps, trace=reply.trace or "-")
+    if reply.state == "none":
+        raise ApiError(400, reply.message)
+    if reply.state == "failed":
+        raise ApiError(500, reply.message)
+    answer = {
+        "num_steps": reply.num_steps,
+        "trace": reply.trace or None,
+        "table": reply.table,
+    }
+    return json_response(answer)
+
+
+ROUTES = (
+    post("/slow_down", slow_down, "Let steps take longer", SlowDown, access="admin"),
+    get(
+        "/get_internal_state",
+        get_internal_state,
+        "Settings that can be changed",
+        access="admin",
+    ),
+    post(
+        "/set_internal_state",
+        set_internal_state,
+        "Change settings while running",
+        SetInternalState,
+        access="admin",
+    ),
+    post(
+        "/configure_logging",
+        configure_logging,
+        "Change what is logged",
+        LoggingRequest,
+        access="admin",
+    ),
+    post("/start_profile", start_profile, "Record the next steps", StartProfile, access="admin"),
+    post(
+        "/stop_profile",
+        stop_profile,
+        "Stop recording, for a table and a trace",
+        access="admin",
+    ),
+)

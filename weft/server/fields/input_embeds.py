@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from weft.client.prompt import PARAM, pack_input_embeds, placeholder_ids
-from weft.messages.control import EngineReady
 from weft.messages.sampling import InvalidParam
+from weft.messages.status import EngineReady
 from weft.server.context import ServerContext
 
 INLINE_LEN = 16_384  # bytes that are read on the event loop

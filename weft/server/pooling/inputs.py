@@ -14,10 +14,10 @@ from starlette.requests import Request
 
 from weft.client.generation import Completion, Delta, Generation
 from weft.client.prompt import Prompt
-from weft.messages.control import Pools
 from weft.messages.pooling import PoolingParams
 from weft.messages.replies import Pooled
 from weft.messages.sampling import SamplingParams
+from weft.messages.status import Pools
 from weft.server.context import ServerContext, cache_salt_of, tenant_of
 from weft.server.errors import ApiError, failed
 from weft.server.pooling.models import PooledRequest, Side, Texts

@@ -15,8 +15,8 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from weft.client.generation import Delta, Generation
-from weft.messages.control import Pools
 from weft.messages.pooling import PoolingParams
+from weft.messages.status import Pools
 from weft.server.body import read_json
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError

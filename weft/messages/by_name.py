@@ -1,0 +1,53 @@
+"""Control requests by name: for the RPC socket, `POST /rpc` and `weft ctl rpc`.
+
+The name of a request is the tag of its message, its parameters are the fields. So every control
+request can be called by name, and nothing else can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from weft.messages.calls import ControlReply, ControlRequest
+from weft.messages.codec import REQUESTS
+
+
+class BadCall(ValueError):
+    """There is no such request, or its parameters are wrong; the message is for the user."""
+
+
+def request_named(name: str, params: Mapping[str, Any]) -> ControlRequest[Any]:
+    """The control request of this name with these fields. Raises `BadCall`."""
+    kind = REQUESTS.get(name)
+    if kind is None:
+        raise BadCall(f"there is no method {name[:64]!r}; there are {', '.join(REQUESTS)}")
+    for param in params:
+        if param not in parameters(kind):
+            raise BadCall(f"{name}: Object contains unknown field `{param[:64]}`")
+    try:
+        request: ControlRequest[Any] = msgspec.convert(dict(params), kind)
+    except msgspec.ValidationError as exc:
+        raise BadCall(f"{name}: {exc}") from exc
+    return request
+
+
+def parameters(kind: type[msgspec.Struct]) -> tuple[str, ...]:
+    """The fields of a control message but for the number of the call, which is the sender's."""
+    return tuple(field for field in kind.__struct_fields__ if field != "call")
+
+
+def plain(reply: ControlReply) -> dict[str, Any]:
+    """A reply as plain values, also those that are as by default."""
+    return {name: msgspec.to_builtins(getattr(reply, name)) for name in parameters(type(reply))}
+
+
+def methods() -> dict[str, str]:
+    """Every name that can be called, with what it does in a sentence."""
+    found = {}
+    for name, kind in REQUESTS.items():
+        about = (kind.__doc__ or "").partition("\n\n")[0]
+        found[name] = " ".join(about.split())
+    return found

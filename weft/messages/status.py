@@ -1,0 +1,100 @@
+"""What engine and front tell each other about the engine itself, without an answer: that it is
+ready, lives, has failed, or is to end, and its numbers."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="stats"):
+    """State of the engine: gauges, and counters (`total_*`) since its start."""
+
+    num_running: int = 0
+    max_running_requests: int = 0
+    num_waiting: int = 0
+    num_waiting_tokens: int = 0  # prompt tokens of waiting requests that never ran
+    num_grammar_queue: int = 0  # waiting requests whose grammar is being compiled
+    kv_tokens: int = 0  # size of the KV pool
+    kv_used: int = 0  # owned by requests, or locked by them in the prefix cache
+    kv_evictable: int = 0  # cached and free to evict
+    kv_held: int = 0  # cached, kept for sessions until memory is needed
+    num_sessions: int = 0  # that are open
+    kv_quarantined: int = 0  # out of circulation, because their owner was not clear
+    new_token_ratio: float = 0.0
+    batch_is_full: bool = False
+    total_steps: int = 0
+    total_prefill_steps: int = 0
+    total_prompt_tokens: int = 0
+    total_cached_tokens: int = 0
+    total_prefilled_tokens: int = 0
+    total_generated_tokens: int = 0
+    total_retractions: int = 0
+    total_evicted_tokens: int = 0
+    total_requests: int = 0
+    total_aborted: int = 0
+    total_queue_full: int = 0  # requests refused because the queue was full
+    total_dropped_messages: int = 0  # that could not be read
+    total_unknown_messages: int = 0  # that have no handler
+    total_failed_messages: int = 0  # whose handling raised
+    total_duplicate_requests: int = 0  # with the number of an open one
+    total_grammars: int = 0  # that requests have asked for
+    total_grammar_hits: int = 0  # of these, found in the cache
+    total_grammar_refused: int = 0  # and invalid, or too much to compile
+    total_forced_tokens: int = 0  # generated tokens that a grammar left no choice about
+    total_faults: int = 0  # found in the books of KV memory
+    busy_s: float = 0.0  # time with work
+
+
+class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="heartbeat"):
+    """The engine's process lives.
+
+    A thread of its own sends it twice a second, also while a step runs.
+    """
+
+    step_s: float  # for how long the present step has run; 0 between steps
+    idle_s: float  # for how long the process has used (nearly) no processor time
+
+
+class Pools(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model makes of prompts that generates nothing."""
+
+    task: str  # embed or classify
+    size: int  # numbers of a vector, or labels
+    labels: list[str] = []
+    num_token_types: int = 0  # kinds of segments that it tells apart
+
+
+class EngineReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
+    """The engine has generated a token on the path it will serve with."""
+
+    model_summary: str  # "Qwen3-0.6B (0.6 B, bfloat16)"
+    vocab_size: int
+    context_length: int  # prompt and completion together
+    max_prompt_tokens: int
+    kv_tokens: int
+    page_size: int
+    max_running_requests: int = 0  # rows; 0: not known
+    startup: list[tuple[str, str, float]]  # phase, what it did, seconds
+    pools: Pools | None = None  # None: it generates
+    hidden_size: int = 0  # of hidden states and input embeddings; 0: it has neither
+    gives_hidden_states: bool = False  # to requests that ask for them
+    dtype: str = "float32"  # in which the model computes: input embeddings become that
+
+
+class EngineFailed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
+    """The engine cannot start, or stops: the reason in one paragraph."""
+
+    message: str
+    user_error: bool = False  # the user can mend it: exit status 2, no traceback
+
+
+class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag="shutdown"):
+    """Finish what is open for up to `drain_s`, abort the rest, and end the engine process."""
+
+    drain_s: float = 0.0
+
+
+class UnreadableMessages(msgspec.Struct, frozen=True, kw_only=True, tag="dropped"):
+    """Messages have come that could not be read. The engine's own intake says it, to count them."""
+
+    num: int

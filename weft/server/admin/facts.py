@@ -1,0 +1,149 @@
+"""What is served: the model, the settings of server and engine, and the metrics.
+
+Nothing here changes anything. Keys and paths of this machine are left out of every answer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from weft.config.generation import KINDS
+from weft.messages.status import EngineReady
+from weft.server.admin.loads import load_of, refresh
+from weft.server.body import json_response
+from weft.server.context import ServerContext
+from weft.server.openai.models import ModelCard, ModelList
+from weft.server.operation import get
+
+METRICS_TYPE = "text/plain; version=0.0.4"
+OPEN_METRICS_TYPE = "application/openmetrics-text; version=1.0.0"
+HIDDEN_OF_ENGINE = ("generation_config", "journal", "profile_dir", "weights_root")
+HIDDEN_OF_SERVER = (
+    "api_key",
+    "api_key_file",
+    "admin_api_key",
+    "admin_api_key_file",
+    "chat_template",
+    "otlp_endpoint",
+)
+
+
+# ---- the model
+
+
+async def models(context: ServerContext, request: Request) -> ASGIApp:
+    """The models that can be asked now: none, while the engine loads."""
+    _ = context.client.engine
+    found = _model(context)
+    return json_response(ModelList(data=[found], first_id=found.id, last_id=found.id))
+
+
+async def model(context: ServerContext, request: Request) -> ASGIApp:
+    """The served model, under its name."""
+    _ = context.client.engine
+    context.require_model(request.path_params["id"])
+    return json_response(_model(context))
+
+
+def _model(context: ServerContext) -> ModelCard:
+    info = context.info
+    name = info.model_name
+    created = int(info.started_at)
+    created_at = datetime.fromtimestamp(created, UTC).isoformat().replace("+00:00", "Z")
+    return ModelCard(
+        id=name,
+        created=created,
+        root=name,
+        max_model_len=info.context_length,
+        task=_task(context.client.ready),
+        display_name=name,
+        created_at=created_at,
+    )
+
+
+def _task(engine: EngineReady | None) -> str:
+    if engine is None or engine.pools is None:
+        return "generate"
+    return engine.pools.task
+
+
+async def model_info(context: ServerContext, request: Request) -> ASGIApp:
+    """Facts about the model. Its path is the name that clients use."""
+    engine = context.client.engine
+    info = context.info
+    answer = {
+        "model_path": info.model_name,
+        "model_summary": info.model_summary or engine.model_summary,
+        "is_generation": engine.pools is None,
+        "task": _task(engine),
+        "context_length": info.context_length,
+        "vocab_size": engine.vocab_size,
+        "has_chat_template": context.template is not None,
+        "weight_version": context.client.weight_version,
+    }
+    return json_response(answer)
+
+
+# ---- the server
+
+
+async def server_info(context: ServerContext, request: Request) -> ASGIApp:
+    """Settings and numbers."""
+    client = context.client
+    info = context.info
+    engine = client.engine
+    answer = {
+        "version": info.version,
+        "served_model_name": info.model_name,
+        "model_path": info.model_name,
+        "disable_radix_cache": not info.settings.get("prefix_cache", True),
+        "uptime_s": round(time.time() - info.started_at, 3),
+        "accepting": context.readiness.accepting,
+        "weight_version": client.weight_version,
+        "released": client.released,
+        "context_length": info.context_length,
+        "max_prompt_tokens": engine.max_prompt_tokens,
+        "max_total_num_tokens": engine.kv_tokens,
+        "page_size": engine.page_size,
+        "sampling_defaults": {name: getattr(info.sampling, name) for name in KINDS},
+        "startup": engine.startup,
+        "open_completions": client.num_open,
+        "server": _without(dataclasses.asdict(context.config), HIDDEN_OF_SERVER),
+        "limits": dataclasses.asdict(context.limits),
+        "engine": _without(dict(info.settings), HIDDEN_OF_ENGINE),
+        "internal_states": [await load_of(context)],
+    }
+    return json_response(answer)
+
+
+def _without(settings: dict[str, Any], hidden: tuple[str, ...]) -> dict[str, Any]:
+    for name in hidden:
+        settings.pop(name, None)
+    return settings
+
+
+async def metrics(context: ServerContext, request: Request) -> ASGIApp:
+    """The metrics for Prometheus. Only the newer format has a place for exemplars."""
+    await refresh(context)
+    found = context.client.metrics
+    if "application/openmetrics-text" in request.headers.get("accept", ""):
+        return Response(found.render_open(), media_type=OPEN_METRICS_TYPE)
+    return Response(found.render(), media_type=METRICS_TYPE)
+
+
+ROUTES = (
+    get("/v1/models", models, "The model that is served", answer=ModelList),
+    get("/v1/models/{id:path}", model, "One model", answer=ModelCard),
+    get("/metrics", metrics, "Metrics for Prometheus", access="metrics"),
+    get("/model_info", model_info, "Facts about the model"),
+    get("/get_model_info", model_info, "Facts about the model"),
+    get("/server_info", server_info, "Settings and state"),
+    get("/get_server_info", server_info, "Settings and state"),
+)

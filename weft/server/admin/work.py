@@ -1,0 +1,246 @@
+"""Routes about the work of the engine: its requests, its queue, its cache, and calls by name.
+
+Each reads a control request, sends it, and answers with the fields of the reply. Where the body of
+a route is given as a message of `weft.messages`, it is that message.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp
+
+from weft.client.client import CALL_TIMEOUT_S
+from weft.messages.by_name import BadCall, plain, request_named
+from weft.messages.calls import Outcome
+from weft.messages.control import (
+    AbortRequest,
+    AuditKv,
+    BlockInput,
+    ContinueGeneration,
+    ExplainRequest,
+    Explanation,
+    FlushCache,
+    FreezeGC,
+    GenerationReply,
+    InputReply,
+    ListRequests,
+    PauseGeneration,
+    SetPolicy,
+    UnblockInput,
+)
+from weft.observe import garbage
+from weft.observe.log import EventLog
+from weft.server.body import json_response, read_json
+from weft.server.context import ServerContext
+from weft.server.errors import ApiError
+from weft.server.fields.numbers import query_number
+from weft.server.operation import get, post
+
+log = EventLog("admin")
+DEFAULT_LIMIT = 1_000
+
+
+class RpcRequest(msgspec.Struct, kw_only=True):
+    """A control request by name; `list_methods` lists them."""
+
+    method: str
+    params: dict[str, Any] | None = None
+
+
+# ---- requests
+
+
+async def list_requests(context: ServerContext, request: Request) -> ASGIApp:
+    """The queue in numbers, and at most `?limit` open requests.
+
+    Those that run stand first, then the queue in its order.
+    """
+    limit = int(query_number(request, "limit", DEFAULT_LIMIT))
+    reply = await context.client.call(ListRequests(limit))
+    return json_response(plain(reply))
+
+
+async def explain_request(context: ServerContext, request: Request) -> ASGIApp:
+    """What happened to the requests of exactly this name, the newest first.
+
+    404 if none is remembered.
+    """
+    rid = request.path_params["rid"]
+    reply = await context.client.call(ExplainRequest(rid))
+    if not reply.found:
+        message = f"no request named {rid[:128]!r} is open or among the last that ended"
+        raise ApiError(404, message, param="rid")
+    return json_response({"requests": [_as_text(one) for one in reply.found]})
+
+
+def _as_text(one: Explanation) -> dict[str, Any]:
+    """An explanation, with its time line also as it reads."""
+    fields: dict[str, Any] = msgspec.to_builtins(one)
+    fields["text"] = [str(entry) for entry in one.timeline]
+    return fields
+
+
+async def abort_request(context: ServerContext, request: Request) -> ASGIApp:
+    """Abort by `rid`, or everything with `abort_all`.
+
+    An unknown name is no error: the request has just ended. The client aborts by its own table of
+    names, because requests that are larger than their share wait in the client.
+    """
+    body = await read_json(context, request, AbortRequest)
+    if not body.rid and not body.abort_all:
+        raise ApiError(400, "give rid or abort_all", param="rid")
+    if body.abort_all:
+        aborted = context.client.abort_all()
+    else:
+        aborted = context.client.abort(body.rid or "")
+    log.info("abort_request", rid=body.rid or "*", aborted=aborted)
+    return json_response({"aborted": aborted})
+
+
+# ---- input and generation
+
+
+async def block_input(context: ServerContext, request: Request) -> ASGIApp:
+    """Hold back requests that come from now on. What runs or waits goes on."""
+    return _input("block", await context.client.call(BlockInput()))
+
+
+async def unblock_input(context: ServerContext, request: Request) -> ASGIApp:
+    """Let requests in again, what was held back first."""
+    return _input("unblock", await context.client.call(UnblockInput()))
+
+
+def _input(event: str, reply: InputReply) -> ASGIApp:
+    log.info(event, state=reply.state, held_requests=reply.held_requests)
+    return json_response(plain(reply))
+
+
+async def pause_generation(context: ServerContext, request: Request) -> ASGIApp:
+    """Run no further step until /continue_generation.
+
+    New requests wait; health checks are answered.
+    """
+    body = await read_json(context, request, PauseGeneration)
+    return _generation("pause_generation", await context.client.call(body))
+
+
+async def continue_generation(context: ServerContext, request: Request) -> ASGIApp:
+    """Go on. Does nothing if generation is not paused."""
+    return _generation("continue_generation", await context.client.call(ContinueGeneration()))
+
+
+def _generation(event: str, reply: GenerationReply) -> ASGIApp:
+    log.info(event, paused=reply.paused or "no", requests=reply.num_requests)
+    answer = {
+        "status": "ok",
+        "paused": reply.paused or None,
+        "open_requests": reply.num_requests,
+    }
+    return json_response(answer)
+
+
+async def set_policy(context: ServerContext, request: Request) -> ASGIApp:
+    """Order waiting requests by another policy; nothing that runs is touched.
+
+    400 names the policies there are.
+    """
+    body = await read_json(context, request, SetPolicy)
+    reply = await context.client.call(body)
+    log.info("set_policy", policy=body.policy, before=reply.before, success=reply.success)
+    if not reply.success:
+        raise ApiError(400, reply.message, param="policy")
+    return json_response({"policy": body.policy, "before": reply.before})
+
+
+# ---- cache, books, collector
+
+
+async def flush_cache(context: ServerContext, request: Request) -> ASGIApp:
+    """Empty the prefix cache; 400 if requests are still running after `?timeout` seconds."""
+    timeout_s = query_number(request, "timeout", 0.0)
+    reply = await context.client.call(FlushCache(timeout_s), timeout_s + CALL_TIMEOUT_S)
+    log.info("flush_cache", rid=request.scope["weft.rid"], success=reply.success)
+    if not reply.success:
+        raise ApiError(400, reply.message or "the cache was not flushed: requests are running")
+    return PlainTextResponse("Cache flushed.\n")
+
+
+async def audit(context: ServerContext, request: Request) -> ASGIApp:
+    """Check the books; `faults` is empty if every page has one owner."""
+    return json_response(plain(await context.client.call(AuditKv())))
+
+
+async def freeze_gc(context: ServerContext, request: Request) -> ASGIApp:
+    """Freeze the garbage collectors of the engine and of this process."""
+    reply = await context.client.call(FreezeGC())
+    here = garbage.freeze()
+    log.info("freeze_gc", frozen_objects=reply.frozen_objects, front_frozen_objects=here)
+    return json_response({**plain(reply), "front_frozen_objects": here})
+
+
+# ---- by name
+
+
+async def rpc(context: ServerContext, request: Request) -> ASGIApp:
+    """Make a control request by name, as it is, without what its own route does besides.
+
+    400 names those there are, or what is wrong with the parameters.
+    """
+    body = await read_json(context, request, RpcRequest)
+    try:
+        called = request_named(body.method, body.params or {})
+        msgspec.msgpack.encode(called)
+    except BadCall as exc:
+        raise ApiError(400, str(exc), param="method") from exc
+    except (OverflowError, RecursionError) as exc:
+        raise ApiError(400, f"params cannot be sent to the engine: {exc}", param="params") from exc
+    reply = await context.client.call(called)
+    success = not isinstance(reply, Outcome) or reply.success
+    log.info("rpc", method=body.method, success=success)
+    if not success:
+        raise ApiError(400, reply.message, param="method")
+    return json_response({"result": plain(reply)})
+
+
+ROUTES = (
+    get(
+        "/requests",
+        list_requests,
+        "The queue and the open requests",
+        query=("limit",),
+        access="admin",
+    ),
+    get(
+        "/requests/{rid:path}",
+        explain_request,
+        "What happened to a request, and why",
+        access="admin",
+    ),
+    post("/abort_request", abort_request, "Abort requests", AbortRequest, access="admin"),
+    post("/block", block_input, "Hold back new requests", access="admin"),
+    post("/unblock", unblock_input, "Let requests in again", access="admin"),
+    post("/pause_generation", pause_generation, "Run no step", PauseGeneration, access="admin"),
+    post("/continue_generation", continue_generation, "Go on after a pause", access="admin"),
+    post("/set_policy", set_policy, "Switch the policy", SetPolicy, access="admin"),
+    post(
+        "/flush_cache",
+        flush_cache,
+        "Empty the prefix cache",
+        query=("timeout",),
+        access="admin",
+    ),
+    post(
+        "/reset_prefix_cache",
+        flush_cache,
+        "The same (vLLM)",
+        query=("timeout",),
+        access="admin",
+    ),
+    post("/audit", audit, "Check who owns each page of KV memory", access="admin"),
+    post("/freeze_gc", freeze_gc, "Freeze the garbage collectors", access="admin"),
+    post("/rpc", rpc, "Make a control request by name", RpcRequest, access="admin"),
+)
