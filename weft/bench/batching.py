@@ -1,12 +1,15 @@
-"""`weft bench batching`: static against continuous batching. The same engine, the same requests, another policy.
+"""`weft bench batching`: static against continuous batching.
+The same engine, the same requests, another policy.
 
-Static batching lets no request join a batch that decodes: all wait for its slowest request. What continuous batching
-gains is a product, and the report shows its factors:
+Static batching lets no request join a batch that decodes: all wait for its slowest request. What
+continuous batching gains is a product, and the report shows its factors:
 
-    tokens/s = rows in a decode step / seconds of a decode step * share of the time that is spent decoding
+    tokens/s = rows in a decode step / seconds of a decode step
+               * share of the time that is spent decoding
 
-More rows do work, but a step with more rows takes longer, and new requests' prompts interrupt the decoding. With the
-same requests, the rows in a step cannot grow by more than max / mean of the output lengths of a batch, on any device.
+More rows do work, but a step with more rows takes longer, and new requests' prompts interrupt the
+decoding. With the same requests, the rows in a step cannot grow by more than max / mean of the
+output lengths of a batch, on any device.
 """
 
 from __future__ import annotations
@@ -38,7 +41,8 @@ LONGEST = 1_000
 
 Draw = Callable[[random.Random], float]
 
-# How mixed outputs are spread between the two: evenly, or as in chats, where most answers are short and few are long.
+# How mixed outputs are spread between the two:
+# evenly, or as in chats, where most answers are short and few are long.
 MIXES: dict[str, Draw] = {
     "uniform": lambda rng: rng.uniform(SHORTEST, LONGEST),
     "lognormal": lambda rng: rng.lognormvariate(math.log(150), 0.8),
@@ -154,7 +158,9 @@ def bench_batching(settings: Settings) -> int:
 
 
 def workloads(mix: str = "uniform", scale: float = 1.0, seed: int = 0) -> list[BatchingWorkload]:
-    """The three workloads. `mix` is a name of MIXES; `scale` makes all outputs shorter, for slow machines."""
+    """The three workloads. `mix` is a name of MIXES;
+    `scale` makes all outputs shorter, for slow machines.
+    """
     rng = random.Random(seed)
 
     def lengths(num: int, draw: Draw) -> tuple[tuple[int, int], ...]:

@@ -1,8 +1,8 @@
-"""`weft bench freeze`: how long streams stand still while the prompts of others are computed, by chunk size and with
-mixed steps.
+"""`weft bench freeze`: how long streams stand still while the prompts of others are computed,
+by chunk size and with mixed steps.
 
-Some requests stream all the while; long prompts come, a few at once, the next when one has got its output. What is
-measured lies between the first prompt and the end of the last one.
+Some requests stream all the while; long prompts come, a few at once, the next when one has got its
+output. What is measured lies between the first prompt and the end of the last one.
 """
 
 from __future__ import annotations

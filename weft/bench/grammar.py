@@ -1,5 +1,6 @@
-"""`weft bench grammar`: what structured output costs. The same requests run free, under a grammar's masks, and with its
-jumps."""
+"""`weft bench grammar`: what structured output costs.
+The same requests run free, under a grammar's masks, and with its jumps.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import Grammar, SamplingParams
 from weft.sim.table import number, table
 
-# A list that goes on for ever, of objects with long names: text of the model's own between text that must follow.
+# A list that goes on for ever, of objects with long names:
+# text of the model's own between text that must follow.
 SCHEMA = """{"type": "array", "minItems": 100000, "items": {"type": "object", "properties": {
     "customer_reference_number": {"type": "integer", "minimum": 0},
     "shipping_address_city": {"type": "string", "maxLength": 40},
@@ -99,7 +101,9 @@ class TimedGrammars:
 
 
 class TimedCompiler:
-    """A compiler that keeps in `seconds` how long it takes to fill masks. Threads may do so at the same time."""
+    """A compiler that keeps in `seconds` how long it takes to fill masks.
+    Threads may do so at the same time.
+    """
 
     def __init__(self, compiler: Compiler, seconds: list[float]) -> None:
         self._compiler = compiler
@@ -156,7 +160,9 @@ def bench_grammar(settings: Settings) -> int:
 def _measure(
     kinds: Mapping[str, Callable[[], GrammarRun]], repeats: int
 ) -> dict[str, list[GrammarRun]]:
-    """Run all kinds in turns, so that a slow minute falls on all of them. The first turn warms up."""
+    """Run all kinds in turns, so that a slow minute falls on all of them.
+    The first turn warms up.
+    """
     runs: dict[str, list[GrammarRun]] = {kind: [] for kind in kinds}
     for turn in range(repeats + 1):
         for kind, run in kinds.items():

@@ -1,8 +1,10 @@
-"""Just enough HTTP/1.1 for a load generator: one request over one connection, and what is answered, as it comes.
+"""Just enough HTTP/1.1 for a load generator:
+one request over one connection, and what is answered, as it comes.
 
-The point of writing this down instead of importing it is that nothing is installed, and that little happens between a
-byte's arrival and the clock's reading: what has come is taken apart where the event loop hands it over, without a task
-being woken. A load generator on the machine of the server takes its time from the server.
+The point of writing this down instead of importing it is that nothing is installed, and that little
+happens between a byte's arrival and the clock's reading: what has come is taken apart where the
+event loop hands it over, without a task being woken.
+A load generator on the machine of the server takes its time from the server.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ class HttpClient:
         return json.loads(b"".join(content))
 
     async def stream(self, path: str, body: bytes, take: Take) -> None:
-        """Post JSON, and hand the data of each server-sent event to `take`, up to the end. Raises HttpError."""
+        """Post JSON, and hand the data of each server-sent event to `take`, up to the end.
+        Raises HttpError.
+        """
         await self._send("POST", path, body, EventParser(take).push)
 
     async def _send(self, method: str, path: str, body: bytes, take: Take) -> None:
@@ -90,7 +94,9 @@ class EventParser:
 
 
 class _Answer(asyncio.Protocol):
-    """Takes an answer apart. Its body goes to `take`, or becomes the `refusal` if the status is not 200."""
+    """Takes an answer apart. Its body goes to `take`,
+    or becomes the `refusal` if the status is not 200.
+    """
 
     def __init__(self, take: Take, ended: asyncio.Future[None]) -> None:
         self.ended = ended

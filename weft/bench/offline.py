@@ -1,4 +1,5 @@
-"""`weft bench offline`: the speed of a model in this process, for one stream and for many, or on fixed workloads.
+"""`weft bench offline`: the speed of a model in this process, for one stream and for many,
+or on fixed workloads.
 
 No server, no network and no tokenizer take part.
 """
@@ -42,7 +43,9 @@ class OfflineOptions:
 
 
 class StreamLoad(NamedTuple):
-    """`num_streams` requests that come at once, each with its own prompt, with exactly these lengths."""
+    """`num_streams` requests that come at once, each with its own prompt,
+    with exactly these lengths.
+    """
 
     num_streams: int
     input_len: int
@@ -167,7 +170,9 @@ def _speed_table(speeds: Sequence[StreamSpeed]) -> str:
 
 
 def _bench_workloads(options: OfflineOptions, config: EngineConfig) -> int:
-    """Run each workload `repeats` times, in turns, so that a slow minute of the machine falls on all of them."""
+    """Run each workload `repeats` times, in turns,
+    so that a slow minute of the machine falls on all of them.
+    """
     workloads = read_workloads(options.workload)
     testbed = Testbed.of(config)
     seconds: dict[str, list[float]] = {name: [] for name in workloads}
@@ -186,7 +191,9 @@ def _bench_workloads(options: OfflineOptions, config: EngineConfig) -> int:
 
 
 def _arrivals(workload: Workload, first_key: int) -> list[Arrival]:
-    """All requests of a workload at once. Their common beginning has `first_key`, the rest of each a key of its own."""
+    """All requests of a workload at once.
+    Their common beginning has `first_key`, the rest of each a key of its own.
+    """
     arrivals = []
     for own_key, request in enumerate(workload.requests, first_key + 1):
         segments = [Segment(first_key, request.shared_len), Segment(own_key, request.own_len)]

@@ -17,8 +17,8 @@ from weft.sim.synthetic import Traffic, at_once, synthetic
 from weft.sim.table import number, table
 from weft.sim.trace import Arrival
 
-# What the cost model is fitted to: input and output lengths of requests that come at once. Few and many rows, short and
-# long contexts, small and large prefills.
+# What the cost model is fitted to: input and output lengths of requests that come at once. Few and
+# many rows, short and long contexts, small and large prefills.
 CALIBRATION: list[list[tuple[int, int]]] = [
     [(16, 64)],
     [(512, 32)],
@@ -63,8 +63,9 @@ class Prediction(NamedTuple):
 def bench_prediction(settings: Settings) -> int:
     """Fit the cost model to this model on this machine, simulate a trace, and run the same trace.
 
-    Two predictions: with the cost that was fitted before the run, which is what a user has; and with the cost fitted to
-    the run's own steps, which shows what is left of the error when the machine does not change its speed in between.
+    Two predictions: with the cost that was fitted before the run, which is what a user has; and
+    with the cost fitted to the run's own steps, which shows what is left of the error when the
+    machine does not change its speed in between.
     """
     options = settings.make(PredictionOptions)
     traffic = settings.make(Traffic)
@@ -108,7 +109,9 @@ def _calibrate(testbed: Testbed) -> list[StepTime]:
 
 
 def _arrivals(traffic: Traffic, first_key: int) -> list[Arrival]:
-    """The trace. A real model does not end by itself where the trace says: each output runs to its length."""
+    """The trace. A real model does not end by itself where the trace says:
+    each output runs to its length.
+    """
     arrivals = []
     for arrival in synthetic(traffic, first_key=first_key):
         exact = arrival._replace(max_new_tokens=arrival.output_len, ignore_eos=True)

@@ -1,4 +1,6 @@
-"""Figures of benchmarks on their way to files: with the machine and the settings, so that they can be compared."""
+"""Figures of benchmarks on their way to files:
+with the machine and the settings, so that they can be compared.
+"""
 
 from __future__ import annotations
 

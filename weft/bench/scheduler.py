@@ -1,8 +1,8 @@
 """`weft bench scheduler`: what the scheduler itself costs, in real time and without a model.
 
-Two scenes. *Engine*: 256 requests decode and 1,000 wait, each with a prompt of 2,048 tokens. *Tree*: 100,000 sequences
-of 64 tokens, of which one of 64 heads of 32 tokens is shared. `docs/performance.md` has what other engines need for the
-same.
+Two scenes. *Engine*: 256 requests decode and 1,000 wait, each with a prompt of 2,048 tokens.
+*Tree*: 100,000 sequences of 64 tokens, of which one of 64 heads of 32 tokens is shared.
+`docs/performance.md` has what other engines need for the same.
 """
 
 from __future__ import annotations
@@ -107,7 +107,9 @@ def bench_scheduler(settings: Settings) -> int:
 def measure(
     *, steps: int = 300, sequences: int = 100_000, orders: tuple[int, ...] = (1_000, 10_000)
 ) -> list[OverheadFigure]:
-    """All figures: `steps` decode steps, a tree of `sequences`, orders of these numbers of waiting requests."""
+    """All figures: `steps` decode steps, a tree of `sequences`,
+    orders of these numbers of waiting requests.
+    """
     figures = [*tree_figures(sequences)]
     for page_size in (1, 16):
         figures += engine_figures(page_size, steps)
@@ -120,7 +122,9 @@ def measure(
 
 
 def engine_figures(page_size: int, steps: int) -> Iterator[OverheadFigure]:
-    """Arrivals fill the queue, prefill steps fill the rows with four prompts each, then all rows decode."""
+    """Arrivals fill the queue, prefill steps fill the rows with four prompts each,
+    then all rows decode.
+    """
     scheduler = _scheduler(page_size, steps)
     rng = np.random.default_rng(0)
     messages = [_request(i, rng, steps) for i in range(NUM_RUNNING + NUM_WAITING)]
@@ -200,7 +204,9 @@ def _scheduler(
 
 
 def _step(scheduler: Scheduler) -> tuple[float, Batch]:
-    """Plan and commit a step. Returns the seconds of both, without the device's part between them."""
+    """Plan and commit a step. Returns the seconds of both,
+    without the device's part between them.
+    """
     began = time.perf_counter()
     batch = scheduler.get_next_batch_to_run(0.0, in_flight=False)
     planned = time.perf_counter()
@@ -258,7 +264,9 @@ def _sequences(rng: np.random.Generator, num_sequences: int) -> list[bytes]:
 
 
 def _tree_bytes(offers: Sequence[tuple[bytes, IntArray]]) -> int:
-    """What a second tree of the same sequences allocates; how far the process grows depends on what it had freed."""
+    """What a second tree of the same sequences allocates;
+    how far the process grows depends on what it had freed.
+    """
     tracemalloc.start()
     try:
         cache = RadixCache(page_size=1)

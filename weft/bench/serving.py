@@ -1,8 +1,9 @@
-"""`weft bench serving`: load for a running server with an OpenAI API (ours or another's), and how it answers.
+"""`weft bench serving`: load for a running server with an OpenAI API (ours or another's),
+and how it answers.
 
-All times are as a client sees them, with network, tokenizer and detokenizer. Open loop: requests come by a Poisson
-process, however slow the server is. Closed loop: a number of clients, each of which sends its next request when its last
-one has ended. Knows nothing of what answers.
+All times are as a client sees them, with network, tokenizer and detokenizer. Open loop: requests
+come by a Poisson process, however slow the server is. Closed loop: a number of clients, each of
+which sends its next request when its last one has ended. Knows nothing of what answers.
 """
 
 from __future__ import annotations
@@ -103,7 +104,9 @@ class ClientRequest:
 
     @property
     def itl_s(self) -> list[float]:
-        """Seconds between its events. (One event brings one token, unless the server could not keep up.)"""
+        """Seconds between its events. (One event brings one token,
+        unless the server could not keep up.)
+        """
         pairs = zip(self.event_s, self.event_s[1:], strict=False)
         return [after - before for before, after in pairs]
 
@@ -270,7 +273,9 @@ async def _call(server: HttpClient, body: bytes) -> ClientRequest:
 
 
 def _take(call: ClientRequest, data: bytes) -> None:
-    """Note what an event of the stream brings. Raises HttpError if that is an error, or no event at all."""
+    """Note what an event of the stream brings.
+    Raises HttpError if that is an error, or no event at all.
+    """
     # The clock is read first: decoding takes time of its own.
     now = time.perf_counter()
     if data == b"[DONE]":

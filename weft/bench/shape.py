@@ -1,4 +1,6 @@
-"""`weft bench shape`: writes a model of random weights that every engine can load: to compare their speed on one shape."""
+"""`weft bench shape`: writes a model of random weights that every engine can load:
+to compare their speed on one shape.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ def bench_shape(settings: Settings) -> int:
     options = settings.make(ShapeOptions)
     if options.shape not in SHAPES:
         raise SettingsError(
-            f"--shape is {options.shape!r}{did_you_mean(options.shape, SHAPES)}: {', '.join(SHAPES)}"
+            f"--shape is {options.shape!r}{did_you_mean(options.shape, SHAPES)}: "
+            f"{', '.join(SHAPES)}"
         )
     if not options.folder:
         raise SettingsError("--folder is missing: where shall the model be written?")

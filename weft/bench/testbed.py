@@ -1,8 +1,8 @@
 """A loaded model to run traces on, and the measurement of its steps.
 
-A step is taken to run from its launch, or from the end of the one before if that is later, until its result is there.
-That is exact as long as a caller waits for the result, which the loop does while the device is the bottleneck. Knows
-nothing of what the runs are compared for.
+A step is taken to run from its launch, or from the end of the one before if that is later, until
+its result is there. That is exact as long as a caller waits for the result, which the loop does
+while the device is the bottleneck. Knows nothing of what the runs are compared for.
 """
 
 from __future__ import annotations
@@ -99,7 +99,9 @@ class MeasuredRunner:
 
 
 class Testbed:
-    """A loaded model, and an engine of its own for each run over it: nothing is cached, nothing has been counted."""
+    """A loaded model, and an engine of its own for each run over it:
+    nothing is cached, nothing has been counted.
+    """
 
     def __init__(
         self,
@@ -120,7 +122,9 @@ class Testbed:
 
     @classmethod
     def of(cls, config: EngineConfig) -> Testbed:
-        """Load a model. With random weights (--load-format dummy) a folder with a config.json will do."""
+        """Load a model. With random weights (--load-format dummy) a
+        folder with a config.json will do.
+        """
         from weft.assemble.build import build_engine
 
         folder = local_folder(config.model, config.revision)
@@ -143,7 +147,9 @@ class Testbed:
         return next(self._keys)
 
     def engine(self, grammars: Grammars, **changed: Any) -> Engine:
-        """An engine whose requests may have grammars, with some of the scheduler's settings changed."""
+        """An engine whose requests may have grammars,
+        with some of the scheduler's settings changed.
+        """
         return Engine(
             replace(self.settings, **changed),
             self._runner,

@@ -1,7 +1,8 @@
-"""Five workloads of fixed lengths, and the shapes of two models of random weights, on which engines are compared.
+"""Five workloads of fixed lengths, and the shapes of two models of random weights,
+on which engines are compared.
 
-Every prompt is token ids, every output has just the length asked for (greedy, ignoring the end of sequence), and all
-requests of a workload are submitted at once.
+Every prompt is token ids, every output has just the length asked for (greedy, ignoring the end of
+sequence), and all requests of a workload are submitted at once.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from typing import Any, NamedTuple
 
 
 class RequestShape(NamedTuple):
-    """One request: a prompt whose first `shared_len` tokens are those of every other, and how much it generates."""
+    """One request: a prompt whose first `shared_len` tokens are those of every other,
+    and how much it generates.
+    """
 
     shared_len: int
     own_len: int

@@ -1,4 +1,6 @@
-"""The verb `bench`: parses, and calls what is to be measured. What there is to measure stands in `weft/bench/`."""
+"""The verb `bench`: parses, and calls what is to be measured.
+What there is to measure stands in `weft/bench/`.
+"""
 
 from __future__ import annotations
 

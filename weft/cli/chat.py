@@ -1,4 +1,5 @@
-"""The verb `chat`: a conversation in the terminal, with a model in this process or with a running server.
+"""The verb `chat`: a conversation in the terminal,
+with a model in this process or with a running server.
 
 Ctrl-C interrupts the answer that is being given; at the prompt, Ctrl-C and Ctrl-D leave.
 """
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
     from weft.llm import LLM
     from weft.messages.sampling import SamplingParams
 
-ABOUT = "Chat in the terminal: with MODEL (the bundled weft-nano if not given), or with a running server (--url)."
+ABOUT = (
+    "Chat in the terminal: with MODEL (the bundled weft-nano if not given), or with a running "
+    "server (--url)."
+)
 COMMANDS = """\
 /clear         begin anew
 /system TEXT   set the system message, and begin anew; without TEXT there is none
@@ -128,7 +132,9 @@ class TerminalChat:
             print(COMMANDS)
 
     def _exchange(self, line: str) -> None:
-        """Print the answer to `line` as it comes. What was interrupted stays in the conversation as far as it came."""
+        """Print the answer to `line` as it comes.
+        What was interrupted stays in the conversation as far as it came.
+        """
         self._messages.append({"role": "user", "content": line})
         pieces: list[str] = []
         try:

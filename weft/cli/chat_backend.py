@@ -14,5 +14,7 @@ class ChatBackend(Protocol):
     name: str
 
     def answer(self, messages: list[dict[str, Any]]) -> Generator[str, None, None]:
-        """The next answer in pieces of text. Closing it early ends the request. Raises ChatError."""
+        """The next answer in pieces of text. Closing it early ends the request.
+        Raises ChatError.
+        """
         ...

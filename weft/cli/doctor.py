@@ -4,7 +4,8 @@
     warn  port         30000 is taken by weft (pid 4711)
     FAIL  weights      2 tensors are missing: model.layers.3.mlp.up_proj.weight, ...
 
-Every line is one check: a function that returns what it found, or raises what is wrong. Exit status 1 if any failed.
+Every line is one check: a function that returns what it found, or raises what is wrong.
+Exit status 1 if any failed.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ from weft.config.options import Command, SettingsError, asked_help
 from weft.config.resolve import resolve, size
 from weft.config.server import ServerConfig
 
-ABOUT = "Check this machine, this installation, and a model (the bundled one if none is named), without starting it."
+ABOUT = (
+    "Check this machine, this installation, and a model (the bundled one if none is named), "
+    "without starting it."
+)
 CPU_FEATURES = {  # as the kernel spells it -> what it is good for
     "avx2": "avx2",
     "avx512f": "avx512",
@@ -99,7 +103,10 @@ def _cpu(machine: Machine) -> str:
     words = set(flags[1].split()) if flags else set()
     found = dict.fromkeys(good for word, good in CPU_FEATURES.items() if word in words)
     cores = f"{machine.cores} core{'s' if machine.cores != 1 else ''}"
-    text = f"{name[1] if name else platform.processor() or 'unknown'}, {cores}; {' '.join(found) or 'no vector units'}"
+    text = (
+        f"{name[1] if name else platform.processor() or 'unknown'}, {cores}; "
+        f"{' '.join(found) or 'no vector units'}"
+    )
     if words and not words & {"avx2", "asimd"}:
         raise Caution(f"{text}: without AVX2 it will be slow")
     return text
@@ -172,7 +179,8 @@ def _gpu_kernels() -> str:
 
     if not torch.cuda.is_available():
         raise SettingsError(
-            f"the driver shows a GPU, but torch {torch.__version__} cannot use it (--device cpu can)"
+            f"the driver shows a GPU, but torch {torch.__version__} cannot use it (--device cpu "
+            "can)"
         )
     major, minor = torch.cuda.get_device_capability(0)
     try:
@@ -190,7 +198,8 @@ def _gpu_kernels() -> str:
     if major < LEAST_CAPABILITY:
         raise Caution(f"{found}: below {LEAST_CAPABILITY}.0 there is no fast bfloat16")
     raise Caution(
-        f"{found}; weft's path for GPUs has been tried on CPUs only so far: benchmarks/gpu_check.py tests it"
+        f"{found}; weft's path for GPUs has been tried on CPUs only so far: "
+        "benchmarks/gpu_check.py tests it"
     )
 
 
@@ -228,7 +237,9 @@ def _numbers(version: str) -> list[int]:
 
 
 def model_checks(config: EngineConfig, machine: Machine) -> Iterator[tuple[str, Check]]:
-    """Each check presupposes those before it; where there is no model at all, there is only the first."""
+    """Each check presupposes those before it;
+    where there is no model at all, there is only the first.
+    """
     from weft.assemble.prepare import load_tokenizer
     from weft.executor.weights.fetch import local_folder
 
@@ -257,7 +268,10 @@ def _raise(exc: Exception) -> str:
 def _architecture(model: ModelConfig) -> str:
     stored = model.dtype + (f", large matrices in {model.stored_as}" if model.stored_as else "")
     heads = f"{model.num_heads}/{model.num_kv_heads} heads of {model.head_dim}"
-    return f"{model.architecture}, {model.num_layers} layers, {heads}, {model.max_position:,} positions, {stored}"
+    return (
+        f"{model.architecture}, {model.num_layers} layers, {heads}, {model.max_position:,} "
+        f"positions, {stored}"
+    )
 
 
 def _weights(folder: Path, model: ModelConfig) -> str:
@@ -309,7 +323,10 @@ def _fit(config: EngineConfig, model: ModelConfig, machine: Machine) -> str:
     resolved = resolve(config, model, machine)
     running = f"at most {resolved.config.max_running_requests} requests together"
     bits = "" if resolved.config.quantize == "none" else f", weights in {resolved.config.quantize}"
-    text = f"on {resolved.config.device} in {resolved.config.dtype}{bits}: KV cache {resolved.sizing}; {running}"
+    text = (
+        f"on {resolved.config.device} in {resolved.config.dtype}{bits}: KV cache "
+        f"{resolved.sizing}; {running}"
+    )
     if resolved.config.device == "cuda":
         text += f"; {_on_gpu(resolved.config)}"
     if resolved.sizing.note:

@@ -5,11 +5,13 @@ One prompt on the command line is answered on standard output, as it comes. Many
     {"id": "a1", "prompt": "def f(", "max_new_tokens": 16, "temperature": 0}
     {"messages": [{"role": "user", "content": "Hello"}]}
 
-with any sampling parameter by its name; what a line does not set is as on the command line. Each gives a line
+with any sampling parameter by its name; what a line does not set is as on the command line. Each
+line gives a line
 
-    {"id": "a1", "index": 0, "text": "...", "finish_reason": "stop", "prompt_tokens": 3, "completion_tokens": 9, ...}
+    {"id": "a1", "index": 0, "text": "...", "finish_reason": "stop", "prompt_tokens": 3, ...}
 
-in the order in which they end; "index" counts the lines of the input. A line that cannot be run gives one with "error".
+in the order in which they end; "index" counts the lines of the input.
+A line that cannot be run gives one with "error".
 """
 
 from __future__ import annotations
@@ -94,7 +96,9 @@ class SamplingOptions:
 
 
 def asked(settings: Settings) -> dict[str, Any]:
-    """What of `SamplingOptions` is set, by the names of the API; without `max_tokens` it is as long as may be."""
+    """What of `SamplingOptions` is set, by the names of the API;
+    without `max_tokens` it is as long as may be.
+    """
     given = {"max_tokens": SamplingOptions.max_tokens, **settings.given(SamplingOptions)}
     return {name: value for name, value in given.items() if name != "max_tokens" or value}
 
@@ -180,7 +184,9 @@ def _complete_lines(llm: LLM, source: IO[str], target: IO[str], params: Sampling
 def _prompts(
     llm: LLM, source: IO[str], defaults: SamplingParams, ids: list[Any]
 ) -> Iterator[Prompt | InvalidParam]:
-    """The lines of `source` as prompts, or what is wrong with them; the id of each is added to `ids`."""
+    """The lines of `source` as prompts, or what is wrong with them;
+    the id of each is added to `ids`.
+    """
     from weft.messages.sampling import InvalidParam
 
     for text in filter(str.strip, source):

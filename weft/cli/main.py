@@ -1,6 +1,8 @@
-"""The command `weft`: finds the verb, runs it, and turns what the user can mend into one paragraph and exit status 2.
+"""The command `weft`: finds the verb, runs it,
+and turns what the user can mend into one paragraph and exit status 2.
 
-Every verb lives in a module of its own that is imported only when it runs, so that help costs nothing.
+Every verb lives in a module of its own that is imported only when it runs,
+so that help costs nothing.
 """
 
 from __future__ import annotations
@@ -63,7 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if words[0] not in VERBS:
             raise SettingsError(
-                f"there is no command {words[0]!r}{did_you_mean(words[0], VERBS)} (weft --help lists them)"
+                f"there is no command {words[0]!r}{did_you_mean(words[0], VERBS)} (weft --help "
+                "lists them)"
             )
         return _verb(words[0])(words[1:])
     except (SettingsError, ModelError) as exc:

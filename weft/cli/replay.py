@@ -1,7 +1,8 @@
-"""The verb `replay`: run the scheduler over a journal (`weft serve --journal FILE`), without a model.
+"""The verb `replay`: run the scheduler over a journal (`weft serve --journal FILE`),
+without a model.
 
-Every decision must be the recorded one, bit for bit. Exit status: 0 if so, 1 if not, 2 if the file cannot be replayed,
-or not to its end because it is damaged.
+Every decision must be the recorded one, bit for bit. Exit status: 0 if so, 1 if not, 2 if the file
+cannot be replayed, or not to its end because it is damaged.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from weft.journal.replay import BadJournal, Replay
 from weft.messages.control import Explanation
 from weft.version import __version__
 
-ABOUT = "Run the scheduler over the journal FILE, without a model: every decision must be the recorded one."
+ABOUT = (
+    "Run the scheduler over the journal FILE, without a model: every decision must be the "
+    "recorded one."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +50,9 @@ class ReplayOptions:
 
 
 def replay(argv: Sequence[str]) -> int:
-    """Run the verb. Returns the exit status. Raises SettingsError for a file that cannot be replayed."""
+    """Run the verb. Returns the exit status.
+    Raises SettingsError for a file that cannot be replayed.
+    """
     command = Command("weft replay", ABOUT, ReplayOptions, positional="file")
     section = asked_help(argv)
     if section is not None:
@@ -93,7 +99,10 @@ def describe_step(run: Replay) -> Iterator[str]:
     if plan is None:
         yield "no step was launched"
         return
-    yield f"step {plan.step}: {plan.mode.name.lower()}, {len(plan.rows)} requests, {plan.num_tokens} tokens"
+    yield (
+        f"step {plan.step}: {plan.mode.name.lower()}, {len(plan.rows)} requests, {plan.num_tokens} "
+        "tokens"
+    )
     for row, start, length in zip(
         plan.rows.tolist(), plan.starts.tolist(), plan.lens.tolist(), strict=True
     ):
@@ -101,8 +110,8 @@ def describe_step(run: Replay) -> Iterator[str]:
         yield f"  {request.rid if request else 'ended':<24} tokens {start} to {start + length}"
     status = insight.get_queue_status(scheduler)
     yield (
-        f"then {status.waiting_queue_size} wait, {status.prefilling + status.running_batch_size} run, "
-        + (f"{status.free_tokens:,} tokens of KV memory are available")
+        f"then {status.waiting_queue_size} wait, {status.prefilling + status.running_batch_size} "
+        "run, " + (f"{status.free_tokens:,} tokens of KV memory are available")
     )
     if scheduler.waiting_queue:
         first = next(iter(insight.list_waiting(scheduler, run.last_s)))
@@ -136,8 +145,8 @@ def describe_request(one: Explanation) -> Iterator[str]:
     )
     if one.retractions:
         yield (
-            f"  retractions: {one.retractions}; after them {one.recomputed_tokens:,} tokens were computed again, "
-            f"{one.refound_tokens:,} were still cached"
+            f"  retractions: {one.retractions}; after them {one.recomputed_tokens:,} tokens were "
+            f"computed again, {one.refound_tokens:,} were still cached"
         )
     yield from (f"  {entry}" for entry in one.timeline)
 
@@ -147,19 +156,31 @@ def _beginning(run: Replay) -> str:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(began.unix_s))
     other = "" if began.weft == __version__ else f" (this is {__version__})"
     tokens = began.settings.num_pages * began.settings.page_size
-    text = f"recorded {when} by weft {began.weft}{other}: {tokens:,} KV tokens, policy {began.settings.policy}"
+    text = (
+        f"recorded {when} by weft {began.weft}{other}: {tokens:,} KV tokens, policy "
+        f"{began.settings.policy}"
+    )
     if began.state:
-        text += f"; it goes on at step {run.first_step:,} with {len(run.engine.scheduler.requests):,} open requests"
+        text += (
+            f"; it goes on at step {run.first_step:,} with {len(run.engine.scheduler.requests):,} "
+            "open requests"
+        )
     return text
 
 
 def _ending(run: Replay, reader: JournalReader, took_s: float) -> str:
     served_s = run.last_s - (run.first_s if run.first_s is not None else run.last_s)
-    amount = f"{run.num_steps:,} steps and {run.num_requests:,} requests, {served_s:,.1f} s in {took_s:,.2f} s"
+    amount = (
+        f"{run.num_steps:,} steps and {run.num_requests:,} requests, {served_s:,.1f} s in "
+        f"{took_s:,.2f} s"
+    )
     if run.difference is not None:
         return f"{amount}: the first difference is at {run.difference}"
     if reader.damage is not None:
-        return f"{amount}: the journal is damaged at {reader.damage}; up to there the decisions are as recorded"
+        return (
+            f"{amount}: the journal is damaged at {reader.damage}; up to there the decisions are "
+            "as recorded"
+        )
     text = f"{amount}: every decision is as recorded"
     if run.broke is not None:
         text += f"; then, as recorded: {run.broke}"

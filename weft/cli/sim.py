@@ -1,4 +1,5 @@
-"""The verb `sim`: plays a trace through the scheduler in virtual time, once or with several settings.
+"""The verb `sim`: plays a trace through the scheduler in virtual time,
+once or with several settings.
 
 weft sim --rate 20 --compare policy=fcfs,lpm
 weft sim --trace BurstGPT_1.csv --requests 100000 --cost gpu --slo-ttft 1 --slo-itl 0.05
@@ -47,9 +48,13 @@ from weft.sim.run import Record, simulate
 from weft.sim.synthetic import Traffic, synthetic
 from weft.sim.trace import EOS, VOCAB_SIZE, Arrival
 
-ABOUT = "Try policies and settings on a trace of requests: the real scheduler, a cost model, virtual time."
+ABOUT = (
+    "Try policies and settings on a trace of requests: the real scheduler, a cost model, "
+    "virtual time."
+)
 
-# Of the scheduler's settings: defaults of those that have none, or another one here; and those that mean nothing here.
+# Of the scheduler's settings: defaults of those that have none, or another one here;
+# and those that mean nothing here.
 DEFAULTS: dict[str, Value] = {
     "num_pages": 25_000,
     "page_size": 16,
@@ -69,8 +74,8 @@ HELP = {
 class SimOptions:
     trace: str = option(
         "",
-        "file with arrivals: BurstGPT (CSV), Mooncake (JSON lines), or a journal of weft serve, whose settings "
-        "are then the defaults",
+        "file with arrivals: BurstGPT (CSV), Mooncake (JSON lines), or a journal of weft serve, "
+        "whose settings are then the defaults",
         group="sim",
         everyday=True,
     )
@@ -79,14 +84,16 @@ class SimOptions:
     )
     cost: str = option(
         "gpu",
-        f"{', '.join(PRESETS)}, or a,b,c[,d]: seconds of a step, and for each token, token of context and sample in it",
+        f"{', '.join(PRESETS)}, or a,b,c[,d]: seconds of a step, and for each token, token of "
+        "context and sample in it",
         group="sim",
         everyday=True,
     )
     overlap: bool = option(True, "plan the next step while the device runs this one", group="sim")
     compare: str = option(
         "",
-        "settings to compare: policy=fcfs,lpm; several (policy=fcfs,lpm page_size=1,16) give all combinations",
+        "settings to compare: policy=fcfs,lpm; several (policy=fcfs,lpm page_size=1,16) give all "
+        "combinations",
         group="sim",
         everyday=True,
     )
@@ -191,7 +198,8 @@ def _variants(base: dict[str, Value], text: str, options: Sequence[Option]) -> l
             )
         if name not in known:
             raise SettingsError(
-                f"--compare: there is no setting {name!r}{did_you_mean(name, known)} (weft sim --help all)"
+                f"--compare: there is no setting {name!r}{did_you_mean(name, known)} (weft sim "
+                "--help all)"
             )
         axes.append(
             [
@@ -274,7 +282,9 @@ def _begins_with(name: str, magic: bytes) -> bool:
 
 
 def _plain(settings: SchedulerSettings) -> dict[str, Value]:
-    """A journal's settings as defaults of the options; whoever queued too long then was refused, and is not in it."""
+    """A journal's settings as defaults of the options;
+    whoever queued too long then was refused, and is not in it.
+    """
     values = {item.name: getattr(settings, item.name) for item in fields(settings)}
     return values | {
         "chunked_prefill_size": settings.chunked_prefill_size or -1,

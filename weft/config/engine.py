@@ -1,4 +1,5 @@
-"""Settings of the engine: which model, how it is loaded, how much memory it takes, how it schedules.
+"""Settings of the engine: which model, how it is loaded, how much memory it takes,
+how it schedules.
 
 Zero or "auto" stands for a value that `resolve` fills in from the model and the machine.
 """
@@ -9,7 +10,8 @@ from dataclasses import dataclass
 
 from weft.config.options import option
 
-# The class of each attention backend for GPUs, besides torch (docs/contribute/attention-backend.md).
+# The class of each attention backend for GPUs, besides torch
+# (docs/contribute/attention-backend.md).
 GPU_ATTENTION_BACKENDS = {"triton": "weft.executor.gpu.attention:TritonPaged"}
 
 
@@ -32,8 +34,9 @@ class EngineConfig:
     )
     quantize: str = option(
         "auto",
-        "keep weights in fewer bits: int8 (one scale per output), int4 (one per 64 inputs) or, on a GPU, fp8 (one per "
-        "output); embeddings in int8. auto keeps what is stored in eight bits, where the device computes with them",
+        "keep weights in fewer bits: int8 (one scale per output), int4 (one per 64 inputs) or, "
+        "on a GPU, fp8 (one per output); embeddings in int8. auto keeps what is stored in eight "
+        "bits, where the device computes with them",
         group="model",
         everyday=True,
         choices=("auto", "none", "int8", "int4", "fp8"),
@@ -47,14 +50,16 @@ class EngineConfig:
     )
     task: str = option(
         "auto",
-        "what the model is for; auto goes by its files; embed also makes vectors with one that generates",
+        "what the model is for; auto goes by its files; embed also makes vectors with one that "
+        "generates",
         group="model",
         choices=("auto", "generate", "embed", "classify"),
         elsewhere=("is_embedding", "runner", "convert", "embedding"),
     )
     weights_root: str = option(
         "",
-        "folder below which POST /update_weights_from_disk may read; the parent of the model's folder if not given",
+        "folder below which POST /update_weights_from_disk may read; the parent of the model's "
+        "folder if not given",
         group="model",
     )
     context_length: int = option(
@@ -97,13 +102,15 @@ class EngineConfig:
     )
     kernels: str = option(
         "auto",
-        "who computes on a CPU: auto takes our kernels for the best instruction set where they can be had, else torch",
+        "who computes on a CPU: auto takes our kernels for the best instruction set where they "
+        "can be had, else torch",
         group="device",
         choices=("auto", "torch", "avx512_bf16", "avx512_vnni", "avx512", "avx2", "portable"),
     )
     attention_backend: str = option(
         "auto",
-        "who computes attention where it is not the CPU kernels: auto takes Triton on a GPU, else torch",
+        "who computes attention where it is not the CPU kernels: auto takes Triton on a GPU, "
+        "else torch",
         group="device",
         choices=("auto", "torch", *GPU_ATTENTION_BACKENDS),
     )
@@ -115,7 +122,8 @@ class EngineConfig:
     )
     cuda_graph_sizes: str = option(
         "",
-        "numbers of requests to capture graphs for, 1,2,4; 1 to --max-running-requests in steps if not given",
+        "numbers of requests to capture graphs for, 1,2,4; 1 to --max-running-requests in steps "
+        "if not given",
         group="device",
         elsewhere=("cuda_graph_bs", "cuda_graph_max_bs", "cuda_graph_capture_sizes"),
     )
@@ -270,7 +278,8 @@ class EngineConfig:
     )
     max_step_ms: float = option(
         0.0,
-        "bound on the time between two tokens of a running request: prompts are cut to fit; 0: none",
+        "bound on the time between two tokens of a running request: prompts are cut to fit; 0: "
+        "none",
         group="scheduling",
         everyday=True,
         low=0.0,
@@ -278,14 +287,16 @@ class EngineConfig:
     )
     mixed_chunk: bool = option(
         True,
-        "let running requests decode in the same step as a prefill, so that streams go on while prompts are computed",
+        "let running requests decode in the same step as a prefill, so that streams go on while "
+        "prompts are computed",
         group="scheduling",
         everyday=True,
         elsewhere=("enable_mixed_chunk",),
     )
     overlap: bool | None = option(
         None,
-        "plan the next step while the device runs this one; on with a GPU, off with a CPU, whose cores both share",
+        "plan the next step while the device runs this one; on with a GPU, off with a CPU, whose "
+        "cores both share",
         group="scheduling",
         everyday=True,
         elsewhere=("disable_overlap_schedule", "async_scheduling"),
@@ -311,7 +322,8 @@ class EngineConfig:
     )
     max_sessions_per_key: int = option(
         0,
-        "sessions that one API key may have open; 0: a quarter of all if there are several keys, else all",
+        "sessions that one API key may have open; 0: a quarter of all if there are several keys, "
+        "else all",
         group="sessions",
         low=0,
     )
@@ -352,7 +364,8 @@ class EngineConfig:
     # logit processors
     logit_processors: str = option(
         "",
-        "files with logit processors that requests may name: PATH.py or PATH.py:Name, separated by commas",
+        "files with logit processors that requests may name: PATH.py or PATH.py:Name, separated "
+        "by commas",
         group="processors",
         elsewhere=("logits_processors", "enable_custom_logit_processor"),
     )

@@ -1,4 +1,6 @@
-"""The sampling that the makers of a model recommend, from its `generation_config.json`. Knows nothing of requests."""
+"""The sampling that the makers of a model recommend, from its `generation_config.json`.
+Knows nothing of requests.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,13 @@ _FROM_API = ("none", "openai")
 
 
 def sampling_defaults(source: str, folder: Path) -> dict[str, float | int]:
-    """Sampling parameters of requests that give none, by name; what is not among them is the API's own.
+    """Sampling parameters of requests that give none, by name;
+    what is not among them is the API's own.
 
-    `source`: "auto" for those of the model in `folder`, "none", or another folder. `do_sample` is not looked at: who
-    wants greedy tokens says so with a temperature of 0. Raises ModelError for a file that cannot be read, a value that
-    is no number, and another folder without the file. Whether numbers are in range is not looked at.
+    `source`: "auto" for those of the model in `folder`, "none", or another folder. `do_sample` is
+    not looked at: who wants greedy tokens says so with a temperature of 0. Raises ModelError for a
+    file that cannot be read, a value that is no number, and another folder without the file.
+    Whether numbers are in range is not looked at.
     """
     if source in _FROM_API:
         return {}

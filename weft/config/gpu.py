@@ -25,7 +25,9 @@ GRAPH_BYTES = 16_000_000  # of one captured step, besides the memory that all of
 
 
 def check_device(config: EngineConfig, device: str, gpus: Sequence[GpuCard] = ()) -> None:
-    """Raise SettingsError for what the device does not have. The first of `gpus` is the one that would compute."""
+    """Raise SettingsError for what the device does not have.
+    The first of `gpus` is the one that would compute.
+    """
     if config.quantize == "fp8" and device == "cpu":
         raise SettingsError(
             "--quantize fp8 needs --device cuda; the device is cpu, which takes int8 and int4"
@@ -64,15 +66,19 @@ def quantize_by_default(model: ModelConfig, device: str, gpus: Sequence[GpuCard]
 
 
 def chunk_len(gpu: GpuCard) -> int:
-    """Tokens of a prompt in one step: a fast GPU needs more of them to be busy, and is through with them sooner."""
+    """Tokens of a prompt in one step: a fast GPU needs more of them to be busy,
+    and is through with them sooner.
+    """
     return next(
         (length for least, length in CHUNK_LENS if gpu.total_bytes >= least), SMALL_CHUNK_LEN
     )
 
 
 def graph_sizes(config: EngineConfig) -> list[int]:
-    """For how many requests decode steps are captured, rising. A step is filled up to the next size, so sizes lie
-    closer where one more request costs a larger part of the step. Raises SettingsError."""
+    """For how many requests decode steps are captured, rising. A step is filled up to the next
+    size, so sizes lie closer where one more request costs a larger part of the step.
+    Raises SettingsError.
+    """
     if not config.cuda_graph or config.attention_backend == "torch":
         return []
     most = config.max_running_requests or MAX_RUNNING
@@ -97,8 +103,9 @@ def graph_sizes(config: EngineConfig) -> list[int]:
 
 
 def prompt_graph_sizes(config: EngineConfig) -> list[int]:
-    """For how many tokens steps with prompts are captured, rising. Longer steps keep a GPU busy for longer than it
-    takes to launch them."""
+    """For how many tokens steps with prompts are captured, rising. Longer steps keep a GPU busy for
+    longer than it takes to launch them.
+    """
     if not config.cuda_graph or config.attention_backend == "torch":
         return []
     if not config.cuda_graph_prompt:
@@ -108,12 +115,15 @@ def prompt_graph_sizes(config: EngineConfig) -> list[int]:
 
 
 def graph_bytes(config: EngineConfig) -> int:
-    """What graphs and the table of slots take, besides activations. Raises SettingsError for a table too large."""
+    """What graphs and the table of slots take, besides activations.
+    Raises SettingsError for a table too large.
+    """
     rows = (config.max_running_requests or MAX_RUNNING) + 1  # one for steps that are filled up
     if rows * config.context_length > MOST_PLACES:
         raise SettingsError(
-            f"--max-running-requests {rows - 1:,} with --context-length {config.context_length:,} are more than "
-            f"{MOST_PLACES:,} tokens together; lower one of them"
+            f"--max-running-requests {rows - 1:,} with --context-length "
+            f"{config.context_length:,} are more than {MOST_PLACES:,} tokens together; lower one "
+            "of them"
         )
     num_graphs = len(graph_sizes(config)) + len(prompt_graph_sizes(config))
     return rows * config.context_length * 4 + num_graphs * GRAPH_BYTES

@@ -1,7 +1,8 @@
-"""The keys of a server, read once from options, files or the environment, and kept only as their SHA-256.
+"""The keys of a server, read once from options, files or the environment,
+and kept only as their SHA-256.
 
-A key has a name, which is no secret: tenants, sessions and stored responses go by it. Two keys of one
-name are one tenant, so that a key can be replaced while the old one still works.
+A key has a name, which is no secret: tenants, sessions and stored responses go by it. Two keys of
+one name are one tenant, so that a key can be replaced while the old one still works.
 """
 
 from __future__ import annotations

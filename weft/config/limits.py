@@ -1,7 +1,7 @@
 """Everything that a client can make large, and how large it may become: the one table of limits.
 
-Each field is an option (`--max-n 16`) and the value of `limit` in the metric `weft:refused_total`. Where a limit is
-looked after stands in docs/reference/limits.md. Knows nothing of HTTP.
+Each field is an option (`--max-n 16`) and the value of `limit` in the metric `weft:refused_total`.
+Where a limit is looked after stands in docs/reference/limits.md. Knows nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class Limits:
     )
     max_framing_bytes: int = option(
         16_384,
-        "chunk sizes, chunk extensions and trailers of a body, beyond eight bytes for each of its own",
+        "chunk sizes, chunk extensions and trailers of a body, beyond eight bytes for each of "
+        "its own",
         group="limits",
         low=512,
         high=1 << 20,
@@ -66,7 +67,8 @@ class Limits:
     )
     max_request_share: float = option(
         0.75,
-        "part of the engine's rows that the completions of one request may have; the others wait for their turn",
+        "part of the engine's rows that the completions of one request may have; the others wait "
+        "for their turn",
         group="limits",
         low=0.0,
         high=1_000.0,
@@ -116,8 +118,8 @@ class Limits:
     )
     max_total_logit_bias: int = option(
         1_000_000,
-        "entries of logit_bias, allowed_token_ids and bad_words, and bytes of custom_params, in one request, "
-        "those of each prompt n times",
+        "entries of logit_bias, allowed_token_ids and bad_words, and bytes of custom_params, in "
+        "one request, those of each prompt n times",
         group="limits",
         low=0,
     )
@@ -150,7 +152,8 @@ class Limits:
     )
     max_total_hidden_values: int = option(
         4_000_000,
-        "values of hidden states in one answer: tokens times hidden size, those of each prompt n times",
+        "values of hidden states in one answer: tokens times hidden size, those of each prompt n "
+        "times",
         group="limits",
         low=0,
     )
@@ -209,7 +212,8 @@ class Limits:
     )
     linger_s: float = option(
         1.0,
-        "time to read on after an answer that came before the end of the body, for the client to find it",
+        "time to read on after an answer that came before the end of the body, for the client to "
+        "find it",
         group="limits",
         low=0.0,
         high=60.0,
@@ -240,5 +244,7 @@ class Limits:
 
     @property
     def max_head_bytes(self) -> int:
-        """Of a request line and headers that are not complete yet: nothing complete of this size is let pass."""
+        """Of a request line and headers that are not complete yet:
+        nothing complete of this size is let pass.
+        """
         return self.max_url_bytes + 4 * self.max_header_bytes

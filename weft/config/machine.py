@@ -1,5 +1,6 @@
-"""What this machine has to give: cores, memory, GPUs. Looks at the operating system, control groups and the NVIDIA
-driver; imports neither torch nor numpy, so that it costs milliseconds and can run before anything is loaded.
+"""What this machine has to give: cores, memory, GPUs. Looks at the operating system, control groups
+and the NVIDIA driver; imports neither torch nor numpy,
+so that it costs milliseconds and can run before anything is loaded.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ def probe() -> Machine:
 
 
 def usable_cores(root: Path = ROOT) -> int:
-    """Physical cores among the CPUs that the scheduler gives us, and no more than the control group's share of time."""
+    """Physical cores among the CPUs that the scheduler gives us,
+    and no more than the control group's share of time.
+    """
     allowed = _allowed_cpus()
     topology = root / "sys/devices/system/cpu"
     cores = set()
@@ -83,7 +86,9 @@ def cpu_shares(root: Path = ROOT) -> Iterator[float]:
 
 
 def memory_limits(root: Path = ROOT) -> Iterator[tuple[int, int]]:
-    """(free, limit) in bytes of each control group that limits our memory. File cache counts as free: it gives way."""
+    """(free, limit) in bytes of each control group that limits our memory.
+    File cache counts as free: it gives way.
+    """
     for folder in _control_groups(root, "memory"):
         limit = _read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes")
         used = _read(folder / "memory.current") or _read(folder / "memory.usage_in_bytes")
@@ -99,7 +104,9 @@ def memory_limits(root: Path = ROOT) -> Iterator[tuple[int, int]]:
 
 
 def _control_groups(root: Path, controller: str) -> Iterator[Path]:
-    """Our control group's folder and those above it, for version 2, or for `controller` in version 1."""
+    """Our control group's folder and those above it, for version 2,
+    or for `controller` in version 1.
+    """
     mount = root / "sys/fs/cgroup"
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, names, path = line.split(":", 2)
@@ -140,8 +147,10 @@ class Found(NamedTuple):
 
 
 def _gpus(load: Callable[[str], Any] = ctypes.CDLL, torch_folder: Path | None = None) -> Found:
-    """The GPUs that torch can use, or none and the reason. The driver itself says which CUDA_VISIBLE_DEVICES leaves, by
-    number, UUID or MIG instance, in the order in which torch will number them; no context is opened."""
+    """The GPUs that torch can use, or none and the reason. The driver itself says which
+    CUDA_VISIBLE_DEVICES leaves, by number, UUID or MIG instance, in the order in which torch will
+    number them; no context is opened.
+    """
     build, wanted = _torch_build(torch_folder)
     if not wanted:
         return Found(
@@ -160,7 +169,10 @@ def _gpus(load: Callable[[str], Any] = ctypes.CDLL, torch_folder: Path | None = 
     cuda.cuDriverGetVersion(ctypes.byref(version))
     if version.value // 1000 < int(wanted.partition(".")[0]):
         theirs = f"{version.value // 1000}.{version.value % 1000 // 10}"
-        reason = f"the NVIDIA driver is for CUDA {theirs}, torch {build} needs one for {wanted}: update the driver"
+        reason = (
+            f"the NVIDIA driver is for CUDA {theirs}, torch {build} needs one for {wanted}: update "
+            "the driver"
+        )
         return Found((), reason, is_fault=True)
     if not error:
         cuda.cuDeviceGetCount(ctypes.byref(count))
@@ -169,8 +181,9 @@ def _gpus(load: Callable[[str], Any] = ctypes.CDLL, torch_folder: Path | None = 
 
 
 def _torch_build(folder: Path | None = None) -> tuple[str, str]:
-    """The version of torch, and of CUDA that it is built for; "" for what is not there. Read from a file of torch's:
-    to import it takes a second."""
+    """The version of torch, and of CUDA that it is built for; "" for what is not there. Read from a
+    file of torch's: to import it takes a second.
+    """
     if folder is None:
         spec = find_spec("torch")
         if spec is None or spec.origin is None:
@@ -202,8 +215,9 @@ def _gpu(cuda: Any, index: int, load: Callable[[str], Any]) -> GpuCard:
 
 
 def _free_bytes(uuid: str, load: Callable[[str], Any]) -> int | None:
-    """Free memory of a GPU or a MIG instance, which only the management library tells without a context; None where it
-    does not."""
+    """Free memory of a GPU or a MIG instance,
+    which only the management library tells without a context; None where it does not.
+    """
     try:
         nvml = load("libnvidia-ml.so.1")
     except OSError:

@@ -1,4 +1,5 @@
-"""The architecture of a model, read from a Hugging Face `config.json` once and said in our own names.
+"""The architecture of a model, read from a Hugging Face
+`config.json` once and said in our own names.
 
 ModelError              the model that the user gave cannot be served; one sentence says why
 ├── UnsupportedModel    we know what it is, and do not have it
@@ -86,9 +87,8 @@ class ModelConfig:
     full_attention_layers: tuple[int, ...] = ()  # layers that see all tokens in spite of the window
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
-    pooling: PoolingConfig | None = (
-        None  # what it gives of a prompt, if that is not the tokens that follow
-    )
+    # What it gives of a prompt, if that is not the tokens that follow.
+    pooling: PoolingConfig | None = None
     is_encoder: bool = False  # every token sees all others; there is no KV
     activation: str = "silu"  # of the feed-forward part
     num_positions: int = 0  # encoder: rows of its table of positions,
@@ -144,8 +144,9 @@ class ModelConfig:
 
     @classmethod
     def from_folder(cls, folder: Path, name: str = "") -> ModelConfig:
-        """Read `config.json`, what `generation_config.json` and the tokenizer add to the end-of-sequence tokens, and
-        how it pools."""
+        """Read `config.json`, what `generation_config.json` and the tokenizer add to the
+        end-of-sequence tokens, and how it pools.
+        """
         model = cls.from_hf(
             read_json(folder / "config.json"),
             name or folder.resolve().name,
@@ -176,7 +177,9 @@ class ModelConfig:
         generation: Mapping[str, Any] | None = None,
         quantized: Mapping[str, Any] | None = None,
     ) -> ModelConfig:
-        """Translate a `config.json`. Raises `UnsupportedModel` for what is missing, or not implemented."""
+        """Translate a `config.json`. Raises `UnsupportedModel` for what is missing,
+        or not implemented.
+        """
         architecture = _architecture(config)
         family = FAMILIES[architecture]
         try:
@@ -248,15 +251,17 @@ class ModelConfig:
                 )
         if model.num_heads % model.num_kv_heads or model.head_dim % 2:
             raise UnsupportedModel(
-                f"{model.num_heads} heads of {model.head_dim} with {model.num_kv_heads} KV heads: the heads must be "
-                "a multiple of the KV heads, and their size even"
+                f"{model.num_heads} heads of {model.head_dim} with {model.num_kv_heads} KV "
+                "heads: the heads must be a multiple of the KV heads, and their size even"
             )
         return model
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """What an architecture means beyond the keys of its `config.json`, and which optional keys it obeys."""
+    """What an architecture means beyond the keys of its `config.json`,
+    and which optional keys it obeys.
+    """
 
     qkv_bias: bool = False  # always there
     qk_norm: bool = False
@@ -264,9 +269,8 @@ class Family:
     has_mlp_bias: bool = False  # obeys "mlp_bias"
     head_dim: int = 0  # when the key is missing; 0: hidden_size / heads
     has_window: bool = False  # obeys "sliding_window"
-    window_switch: bool = (
-        False  # ... only with "use_sliding_window", and from layer "max_window_layers" on
-    )
+    # ... only with "use_sliding_window", and from layer "max_window_layers" on.
+    window_switch: bool = False
     norm_eps_key: str = "rms_norm_eps"
     is_encoder: bool = False
     positions_begin_after_padding: bool = False  # the first token's is "pad_token_id" + 1
@@ -312,7 +316,9 @@ def _architecture(config: Mapping[str, Any]) -> str:
 
 
 def own_code(folder: Path) -> str:
-    """The code that a model of a known architecture brings with it, and that is never run; "" for none."""
+    """The code that a model of a known architecture brings with it, and that is never run;
+    "" for none.
+    """
     auto_map = read_json(folder / "config.json").get("auto_map")
     named = auto_map.values() if isinstance(auto_map, dict) else ()
     return ", ".join(sorted({str(one).partition(".")[0][:100] + ".py" for one in named}))
@@ -467,7 +473,9 @@ def _number(
 
 
 def _get(config: Mapping[str, Any], key: str, kind: type[T], default: T | None = None) -> T:
-    """The value of a key, which null and absence leave to the default; without a default it must be there."""
+    """The value of a key, which null and absence leave to the default;
+    without a default it must be there.
+    """
     value = config.get(key)
     if value is None:
         if default is None:

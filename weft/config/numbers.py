@@ -1,9 +1,11 @@
 """Every number that a request may give, and how far it may go: the one table of ranges.
 
-All APIs, `weft.LLM` and the engine look a number up here by the name of its field, so a field that several of them have
-goes equally far everywhere. Where: `server/fields/numbers.py` (bodies and queries), `messages/sampling.py` (whoever generates,
-`weft.LLM` among them), `scheduler/limits/refusal.py` (what ends up in a column of the scheduler), `server/openapi.py` (the
-document). How many or how long something may be stands in `limits.py`; the highest of these are here, too.
+All APIs, `weft.LLM` and the engine look a number up here by the name of its field, so a field that
+several of them have goes equally far everywhere. Where: `server/fields/numbers.py` (bodies and
+queries), `messages/sampling.py` (whoever generates, `weft.LLM` among them),
+`scheduler/limits/refusal.py` (what ends up in a column of the scheduler), `server/openapi.py` (the
+document). How many or how long something may be stands in `limits.py`;
+the highest of these are here, too.
 """
 
 from __future__ import annotations
@@ -30,9 +32,8 @@ MAX_LOGPROB_TOKEN_IDS = 1_024
 MAX_LABEL_IDS = 1_024
 MAX_GRAMMAR_LEN = 4_000_000
 MAX_CHOICES = 100_000
-MAX_CHOICE_LEN = (
-    16_384  # characters of a choice: each step through a longer one takes many milliseconds
-)
+# Characters of a choice: each step through a longer one takes many milliseconds.
+MAX_CHOICE_LEN = 16_384
 MAX_CHOICES_LEN = 1_000_000  # of all together: more take seconds and hundreds of MB to compile
 MAX_PROCESSORS = 8
 MAX_PROCESSOR_PARAMS = 16_384  # bytes
@@ -43,7 +44,9 @@ MAX_SHOWN = 40  # characters of a wrong value that are repeated
 
 
 class Number(NamedTuple):
-    """The range of a number, with both ends. `also` are values outside of it that mean something of their own."""
+    """The range of a number, with both ends.
+    `also` are values outside of it that mean something of their own.
+    """
 
     kind: type[int] | type[float]
     low: float
@@ -72,7 +75,9 @@ class Number(NamedTuple):
         return self._replace(high=vocab_size - 1) if self.is_token else self
 
     def wrong(self, name: str, value: Any) -> str:
-        """What is wrong with the value of the field `name`, and what is allowed; nothing if it is right."""
+        """What is wrong with the value of the field `name`, and what is allowed;
+        nothing if it is right.
+        """
         if (type(value) is int or (type(value) is float and self.kind is float)) and self.holds(
             value
         ):

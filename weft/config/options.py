@@ -1,12 +1,12 @@
-"""One definition of each setting: a dataclass field that is also a command-line option, an environment variable and a
-key of the configuration file. The command line goes before the environment, that before the file, that before the
-default.
+"""One definition of each setting: a dataclass field that is also a command-line option, an
+environment variable and a key of the configuration file. The command line goes before the
+environment, that before the file, that before the default.
 
-    context_length: int = option(0, "longest prompt and completion together", group="model", everyday=True)
+    context_length: int = option(0, "longest prompt and completion together", group="model")
 
-is `--context-length N` (also `--context_length`), `WEFT_CONTEXT_LENGTH=N`, and `context_length = N` in the TOML file
-that `--config FILE` (or `WEFT_CONFIG`) names. A switch is `--overlap on` or `--overlap off`, in short `--overlap` or
-`--no-overlap`. Knows nothing of what the settings mean.
+is `--context-length N` (also `--context_length`), `WEFT_CONTEXT_LENGTH=N`, and `context_length = N`
+in the TOML file that `--config FILE` (or `WEFT_CONFIG`) names. A switch is `--overlap on` or
+`--overlap off`, in short `--overlap` or `--no-overlap`. Knows nothing of what the settings mean.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ ENV_PREFIX = "WEFT_"
 
 
 class SettingsError(ValueError):
-    """The user's settings cannot be used; the message is one paragraph: which, why, and what would do."""
+    """The user's settings cannot be used;
+    the message is one paragraph: which, why, and what would do.
+    """
 
 
 class Config(Protocol):
@@ -58,11 +60,11 @@ def option(
     high: float | None = None,
     elsewhere: tuple[str, ...] = (),
 ) -> Any:
-    """A dataclass field that users can set; its type is that of `default`, and a switch that is left to the machine has
-    the default None.
+    """A dataclass field that users can set; its type is that of `default`, and a switch that is
+    left to the machine has the default None.
 
-    `everyday` options stand in the short `--help`; numbers lie in `low`..`high`; `elsewhere` are the names of the same
-    thing in other engines, so that an error can point from there to here.
+    `everyday` options stand in the short `--help`; numbers lie in `low`..`high`; `elsewhere` are
+    the names of the same thing in other engines, so that an error can point from there to here.
     """
     spec = Option("", default, help, group, everyday, choices, low, high, elsewhere)
     return field(default=default, metadata={"option": spec})
@@ -93,7 +95,9 @@ class Option:
         return self.default is None or isinstance(self.default, bool)
 
     def from_text(self, text: str, source: str) -> Value:
-        """The value that `text` writes. Raises SettingsError, which names `source`: the flag or variable as given."""
+        """The value that `text` writes. Raises SettingsError, which names `source`:
+        the flag or variable as given.
+        """
         if self.is_switch:
             if text.lower() not in SWITCH_WORDS:
                 raise SettingsError(f"{source} is {text!r}; on or off is expected")
@@ -118,8 +122,9 @@ class Option:
         return self.checked(value, source)
 
     def from_python(self, value: object, source: str) -> Value:
-        """`value` of a program, if its type fits: also a path, and whole numbers of other libraries. Raises
-        SettingsError."""
+        """`value` of a program, if its type fits:
+        also a path, and whole numbers of other libraries. Raises SettingsError.
+        """
         if value is None and self.default is None:
             return None
         if isinstance(value, Path):
@@ -157,7 +162,9 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def asked_help(argv: Sequence[str]) -> str | None:
-    """The section that `-h`, `--help` or `--help SECTION` asks for; "" for the short help, None for none."""
+    """The section that `-h`, `--help` or `--help SECTION` asks for;
+    "" for the short help, None for none.
+    """
     for word, following in zip(argv, [*argv[1:], ""], strict=False):
         if word == "--":
             return None
@@ -193,7 +200,9 @@ class _OptionParser(argparse.ArgumentParser):
 
 
 class Command:
-    """The options of one command: the fields of some dataclasses, and `--config`. `positional` needs no flag."""
+    """The options of one command: the fields of some dataclasses, and `--config`.
+    `positional` needs no flag.
+    """
 
     def __init__(self, name: str, about: str, *configs: type[Config], positional: str = "") -> None:
         self._name = name
@@ -209,7 +218,9 @@ class Command:
         return list(dict.fromkeys(option.group for option in self._options.values()))
 
     def help(self, section: str = "") -> str:
-        """The help text: everyday options, those of one group, or "all". Raises SettingsError for other sections."""
+        """The help text: everyday options, those of one group, or "all".
+        Raises SettingsError for other sections.
+        """
         if section and section not in ("all", *self.groups):
             raise SettingsError(f"--help {section}: there is help on all, {', '.join(self.groups)}")
         if section:
@@ -283,7 +294,9 @@ class Command:
         )
 
     def _normalized(self, argv: Sequence[str]) -> list[str]:
-        """`argv` with the many ways to write a switch made one, `--flag=word`, and underscores in flags made dashes."""
+        """`argv` with the many ways to write a switch made one, `--flag=word`,
+        and underscores in flags made dashes.
+        """
         switches = {option.flag for option in self._options.values() if option.is_switch}
         words: list[str] = []
         pending = list(argv)
@@ -309,8 +322,9 @@ class Command:
             else f"{self._name} [options]"
         )
         epilog = (
-            f"All options: --help all; one group: --help {'|'.join(self.groups)}. Each option is also an environment "
-            "variable (WEFT_KV_TOKENS) and a key of the TOML file that --config names (kv_tokens = 4096)."
+            f"All options: --help all; one group: --help {'|'.join(self.groups)}. Each option is "
+            "also an environment variable (WEFT_KV_TOKENS) and a key of the TOML file that "
+            "--config names (kv_tokens = 4096)."
         )
         parser = _OptionParser(
             usage=usage,

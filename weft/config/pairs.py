@@ -1,4 +1,6 @@
-"""Options that map names to numbers, as users write them: `alice=2,bob=0.5`. Knows nothing of what the numbers do."""
+"""Options that map names to numbers, as users write them: `alice=2,bob=0.5`.
+Knows nothing of what the numbers do.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ MAX_RECV_WEIGHT = 2**31 - 1
 
 
 def parse_tenant_weights(text: str, source: str) -> tuple[tuple[str, float], ...]:
-    """Tenants and their weights, in order. Raises SettingsError; `source` is the option's name in it."""
+    """Tenants and their weights, in order.
+    Raises SettingsError; `source` is the option's name in it.
+    """
     weights: dict[str, float] = {}
     for entry in _entries(text):
         # A tenant's name may contain "=", its weight may not.

@@ -1,4 +1,5 @@
-"""What a model that generates nothing gives instead: one vector, or one score for each label, of a whole prompt.
+"""What a model that generates nothing gives instead:
+one vector, or one score for each label, of a whole prompt.
 
 Read from the files of the sentence-transformers layout (`modules.json`, `1_Pooling/config.json`,
 `sentence_bert_config.json`), or from the labels of a classifier's `config.json`.
@@ -27,7 +28,9 @@ MAX_LABELS = 65_536
 
 
 class BadPooling(ValueError):
-    """The files ask for something that is not implemented, or make no sense; one sentence says what."""
+    """The files ask for something that is not implemented, or make no sense;
+    one sentence says what.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +38,8 @@ class PoolingConfig:
     """How the hidden states of a prompt become its answer."""
 
     task: str = "embed"  # embed: a vector; classify: scores of labels
-    kind: str = "last"  # which hidden states count: the mean of all, that of the first token (cls), of the last
+    # Which hidden states count: the mean of all, that of the first token (cls), of the last.
+    kind: str = "last"
     normalize: bool = True  # embed: to length 1
     labels: tuple[str, ...] = ()  # classify: their names, in the order of the scores
     activation: str = "none"  # classify: what makes probabilities of scores: softmax, sigmoid, none
@@ -81,7 +85,9 @@ def sentence_layout(folder: Path) -> SentenceLayout | None:
 
 
 def classifier(config: Mapping[str, Any], kind: str) -> PoolingConfig:
-    """The pooling of an architecture with a classification head, from its `config.json`. Raises `BadPooling`."""
+    """The pooling of an architecture with a classification head, from its `config.json`.
+    Raises `BadPooling`.
+    """
     names = config.get("id2label")
     num = len(names) if isinstance(names, dict) else config.get("num_labels", 2)
     if not isinstance(num, int) or isinstance(num, bool) or not 1 <= num <= MAX_LABELS:
@@ -109,7 +115,8 @@ def _activation(config: Mapping[str, Any], num_labels: int) -> str:
         name = said.rpartition(".")[2]
         if name not in ACTIVATIONS:
             raise BadPooling(
-                f"the activation of the scores is {said[:100]!r}; {', '.join(ACTIVATIONS)} are supported"
+                f"the activation of the scores is {said[:100]!r}; {', '.join(ACTIVATIONS)} are "
+                "supported"
             )
         return ACTIVATIONS[name]
     match config.get("problem_type"):

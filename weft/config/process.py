@@ -1,11 +1,14 @@
-"""Processes that weft starts: the command, what the engine receives, and children that answer lines with lines.
+"""Processes that weft starts: the command, what the engine receives,
+and children that answer lines with lines.
 
-A `Child` is for work on what strangers have written: it may be killed at any time. What it reads and answers is JSON, one
-value a line, and it ends with its standard input. Both sides stand here; the meaning of the questions belongs to those who
-ask. A child knows no threads: one caller at a time asks it.
+A `Child` is for work on what strangers have written: it may be killed at any time. What it reads
+and answers is JSON, one value a line, and it ends with its standard input. Both sides stand here;
+the meaning of the questions belongs to those who ask.
+A child knows no threads: one caller at a time asks it.
 
-The engine process reads one line, `EngineArgs`, from its standard input. The launcher keeps that pipe open for as long as
-it lives: end of file means that the launcher is gone, and the engine exits at once.
+The engine process reads one line, `EngineArgs`, from its standard input. The launcher keeps that
+pipe open for as long as it lives: end of file means that the launcher is gone,
+and the engine exits at once.
 """
 
 from __future__ import annotations
@@ -31,8 +34,10 @@ PIECE = 1 << 16
 
 
 def module_command(name: str) -> tuple[str, ...]:
-    """The command that runs a module in a process of its own. That imports from the current folder only if this process
-    does, too: who serves a model from within its folder does not run a torch.py that lies there."""
+    """The command that runs a module in a process of its own. That imports from the current folder
+    only if this process does, too: who serves a model from
+    within its folder does not run a torch.py that lies there.
+    """
     is_here = sys.path[0] in ("", os.getcwd())
     return (sys.executable, *(() if is_here else ("-P",)), "-m", name)
 
@@ -56,7 +61,9 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChildEnded(Exception):
-    """The child has ended instead of answering. `out_of_time`: because it computed for longer than it may."""
+    """The child has ended instead of answering.
+    `out_of_time`: because it computed for longer than it may.
+    """
 
     def __init__(self, out_of_time: bool) -> None:
         super().__init__()
@@ -90,8 +97,9 @@ class Child:
         return self._process.poll() is None
 
     def ask(self, question: bytes, timeout_s: float) -> bytes:
-        """Send a line, return the line that answers it. Raises TimeoutError, and `ChildEnded`; after either of them
-        the child is of no use, and has to be closed."""
+        """Send a line, return the line that answers it. Raises TimeoutError, and `ChildEnded`;
+        after either of them the child is of no use, and has to be closed.
+        """
         until_s = time.monotonic() + timeout_s
         try:
             self._write(question + b"\n", until_s)
@@ -134,8 +142,9 @@ def _wait(handle: int, event: int, until_s: float) -> None:
 
 
 def serve(answer: Callable[[bytes], bytes]) -> None:
-    """The child's side: answer each line of the standard input, until it ends. On Linux the child does not outlive its
-    parent, whatever it is doing."""
+    """The child's side: answer each line of the standard input, until it ends. On Linux the child
+    does not outlive its parent, whatever it is doing.
+    """
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     for line in sys.stdin.buffer:
@@ -144,7 +153,9 @@ def serve(answer: Callable[[bytes], bytes]) -> None:
 
 
 def limit_memory(num_bytes: int) -> None:
-    """Of this process, from now on: `num_bytes` of address space on top of what it has. It lets others go first."""
+    """Of this process, from now on: `num_bytes` of address space on top of what it has.
+    It lets others go first.
+    """
     with suppress(OSError, AttributeError):
         os.nice(NICENESS)
     with suppress(ImportError, OSError, ValueError):
@@ -156,7 +167,8 @@ def limit_memory(num_bytes: int) -> None:
 
 
 def limit_work(seconds: float) -> None:
-    """End this process after so many seconds of its processor time, whatever it is in the middle of; 0: no limit.
+    """End this process after so many seconds of its processor time,
+    whatever it is in the middle of; 0: no limit.
 
     Time of the clock is not counted: on a busy machine it says little about the work.
     """

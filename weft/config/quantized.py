@@ -1,9 +1,10 @@
-"""In which bits the weights of a checkpoint are stored, from its `config.json`: what of the field's formats is read,
-and the name of what is not.
+"""In which bits the weights of a checkpoint are stored, from its `config.json`: what of the field's
+formats is read, and the name of what is not.
 
-Whatever it is called, what is read is one layout: a matrix in float8 (e4m3) or int8 stands beside its scales, one for
-the whole matrix, one for each output, or one for each block of 128 inputs and as many outputs, or one. How activations
-were quantised when the checkpoint was made is not obeyed: here it is row by row, as they come.
+Whatever it is called, what is read is one layout: a matrix in float8 (e4m3) or int8 stands beside
+its scales, one for the whole matrix, one for each output, or one for each block of 128 inputs and
+as many outputs, or one. How activations were quantised when the checkpoint was made is not obeyed:
+here it is row by row, as they come.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from typing import Any
 BLOCK = 128  # outputs, or inputs, that share a scale
 
 READ = (
-    "fp8 and int8 of compressed-tensors, and fp8 of fp8, fbgemm_fp8 and modelopt, with a scale for each matrix, output "
-    f"or block of {BLOCK}"
+    "fp8 and int8 of compressed-tensors, and fp8 of fp8, fbgemm_fp8 and modelopt, with a scale "
+    f"for each matrix, output or block of {BLOCK}"
 )
 FORMATS = (
     "float-quantized",
@@ -31,10 +32,11 @@ class UnreadFormat(ValueError):
 
 
 def stored_as(config: Mapping[str, Any], other: Mapping[str, Any] | None = None) -> str:
-    """In what the large matrices are stored: fp8 or int8, with scales of whole matrices or of outputs; else "", also
-    where smaller blocks have scales or several formats stand side by side.
+    """In what the large matrices are stored: fp8 or int8, with scales of whole matrices or of
+    outputs; else "", also where smaller blocks have scales or several formats stand side by side.
 
-    `config` is `config.json`, `other` the `hf_quant_config.json` of older checkpoints. Raises UnreadFormat.
+    `config` is `config.json`, `other` the `hf_quant_config.json` of older checkpoints.
+    Raises UnreadFormat.
     """
     try:
         kinds = set(_kinds(config, other or {}))
@@ -80,7 +82,10 @@ def _compressed_tensors(found: Mapping[str, Any]) -> Iterator[str]:
             (weights.get("type"), weights.get("num_bits"))
         )
         if kind is None or not formats <= set(FORMATS):
-            told = f"{weights.get('type')} of {weights.get('num_bits')} bits, {', '.join(sorted(map(str, formats)))}"
+            told = (
+                f"{weights.get('type')} of {weights.get('num_bits')} bits, "
+                f"{', '.join(sorted(map(str, formats)))}"
+            )
             raise UnreadFormat(f"compressed-tensors, {told[:200]}")
         if not weights.get("symmetric", True):
             raise UnreadFormat("compressed-tensors, with zero points")

@@ -5,10 +5,11 @@ The device's free memory is shared out in this order:
     |<------------------------------- free -------------------------------->|
     | weights | work (activations, logits, libraries) |   KV cache   | left |
 
-The KV cache takes a share of what weights and work leave: 90 % on a GPU, which is ours alone; 50 % on a CPU, whose
-memory others use too, and there no more than 4 GB unless a single context needs more. Nowhere does it take more than
-`max_running_requests` whole contexts can fill. `--memory-fraction F` replaces the share: weights and KV cache take F of
-what is free. `--kv-tokens N` replaces the whole rule. A context that was not asked for is cut to what fits.
+The KV cache takes a share of what weights and work leave: 90 % on a GPU, which is ours alone; 50 %
+on a CPU, whose memory others use too, and there no more than 4 GB unless a single context needs
+more. Nowhere does it take more than `max_running_requests` whole contexts can fill.
+`--memory-fraction F` replaces the share: weights and KV cache take F of what is free. `--kv-tokens
+N` replaces the whole rule. A context that was not asked for is cut to what fits.
 """
 
 from __future__ import annotations
@@ -41,8 +42,9 @@ MIN_RUNNING = 4
 TYPICAL_LEN = 512  # tokens of one request, to guess how many of them a KV cache will hold
 MIN_CONTEXT = 512  # a context that is cut to fit does not become shorter
 
-# While a piece of a prompt runs, everybody else waits for the next token; but the matrix products reach full speed only
-# from some length on. On a CPU that is at about 256 rows, and 512 take 0.1 s (weft-nano) to 1.2 s (a 0.6 B).
+# While a piece of a prompt runs, everybody else waits for the next token; but the matrix products
+# reach full speed only from some length on.
+# On a CPU that is at about 256 rows, and 512 take 0.1 s (weft-nano) to 1.2 s (a 0.6 B).
 CHUNK_LEN = {"cpu": 512, "cuda": SMALL_CHUNK_LEN}  # a large GPU: `chunk_len`
 
 PAGE_SIZE = {
@@ -63,9 +65,8 @@ LIBRARY_BYTES = {
     "cuda": 800_000_000,
 }  # torch, its context and its own workspaces
 
-ENCODER_STEP_TOKENS = (
-    1_024  # in one step on a CPU: what is between two layers then stays in the cache
-)
+# In one step on a CPU: what is between two layers then stays in the cache.
+ENCODER_STEP_TOKENS = 1_024
 NOT_FOR_ENCODERS = (
     "kv_tokens",
     "memory_fraction",
@@ -97,7 +98,10 @@ class Sizing:
             return f"none: prompts of up to {self.context_length:,} tokens are computed whole"
         whole = self.kv_tokens // self.context_length
         requests = f"{whole:,} request{'s' if whole != 1 else ''} of {self.context_length:,} tokens"
-        return f"{size(self.kv_bytes)} = {self.kv_tokens:,} tokens (page {self.page_size}) · {requests}"
+        return (
+            f"{size(self.kv_bytes)} = {self.kv_tokens:,} tokens (page {self.page_size}) · "
+            f"{requests}"
+        )
 
 
 class Resolved(NamedTuple):
@@ -108,7 +112,8 @@ class Resolved(NamedTuple):
 def resolve(config: EngineConfig, model: ModelConfig, machine: Machine) -> Resolved:
     """The settings with every "auto" filled in for this model on this machine.
 
-    Raises SettingsError for settings that contradict each other or the model, and for too little memory.
+    Raises SettingsError for settings that contradict each other or the model,
+    and for too little memory.
     """
     device = _device(config.device, machine)
     check_device(config, device, machine.gpus)
@@ -146,7 +151,9 @@ def resolve(config: EngineConfig, model: ModelConfig, machine: Machine) -> Resol
 
 
 def kept_as(config: EngineConfig, model: ModelConfig) -> ModelConfig:
-    """The model with the types that the settings choose for weights and KV, and for what they choose it."""
+    """The model with the types that the settings choose for weights and KV,
+    and for what they choose it.
+    """
     pooling = model.pooling
     if config.task == "generate":
         pooling = None
@@ -194,13 +201,15 @@ def _task(asked: str, model: ModelConfig) -> str:
 def _encoder(
     asked: EngineConfig, config: EngineConfig, model: ModelConfig, free_bytes: int
 ) -> Resolved:
-    """The settings of a model without KV. Slots are counted as everywhere, so that the scheduler is the same; there are
-    enough for all requests that may run, and no memory behind them."""
+    """The settings of a model without KV. Slots are counted as everywhere, so that the scheduler is
+    the same; there are enough for all requests that may run, and no memory behind them.
+    """
     default = EngineConfig()
     for name in NOT_FOR_ENCODERS:
         if getattr(asked, name) != getattr(default, name):
             raise SettingsError(
-                f"--{name.replace('_', '-')} is given, but {model.name} is an encoder: it has no KV cache"
+                f"--{name.replace('_', '-')} is given, but {model.name} is an encoder: it has no "
+                "KV cache"
             )
     running, context = config.max_running_requests or MAX_RUNNING, config.context_length
     tokens = config.max_prefill_tokens
@@ -226,8 +235,9 @@ def _encoder(
     )
     if model.weights_bytes + work > free_bytes:
         raise SettingsError(
-            f"{model.name} does not fit into memory: weights take {size(model.weights_bytes)}, the work {size(work)}, "
-            f"and {size(free_bytes)} are free. Lower --max-prefill-tokens (now {tokens:,}) or take a smaller model."
+            f"{model.name} does not fit into memory: weights take {size(model.weights_bytes)}, "
+            f"the work {size(work)}, and {size(free_bytes)} are free. Lower --max-prefill-tokens "
+            f"(now {tokens:,}) or take a smaller model."
         )
     return Resolved(filled, sizing)
 
@@ -265,8 +275,8 @@ def _chunk_len(config: EngineConfig, machine: Machine) -> int:
     chunk = config.chunked_prefill_size or max(usual, config.page_size)
     if 0 < chunk < config.page_size:
         raise SettingsError(
-            f"--chunked-prefill-size is {chunk}, less than one page (--page-size is {config.page_size}); "
-            "a prompt is cut between pages"
+            f"--chunked-prefill-size is {chunk}, less than one page (--page-size is "
+            f"{config.page_size}); a prompt is cut between pages"
         )
     return chunk
 
@@ -274,7 +284,9 @@ def _chunk_len(config: EngineConfig, machine: Machine) -> int:
 def _sizing(
     asked: EngineConfig, config: EngineConfig, model: ModelConfig, free_bytes: int
 ) -> Sizing:
-    """Share out `free_bytes`. `config` is `asked` with device, dtype, context and chunk filled in."""
+    """Share out `free_bytes`. `config` is `asked` with device, dtype,
+    context and chunk filled in.
+    """
     weights = model.weights_bytes
     work = _work_bytes(config, model)
     per_token = model.kv_bytes_per_token
@@ -304,8 +316,10 @@ def _sizing(
 
 
 def _work_bytes(config: EngineConfig, model: ModelConfig) -> int:
-    """Memory for what lives during a step: activations of the longest piece of prompt, logits, and the libraries; on a
-    GPU also the graphs, which have activations of their own, and the table of slots."""
+    """Memory for what lives during a step: activations of the longest piece of prompt, logits, and
+    the libraries; on a GPU also the graphs, which have activations of their own,
+    and the table of slots.
+    """
     tokens = (
         config.chunked_prefill_size if config.chunked_prefill_size > 0 else config.context_length
     )
@@ -356,12 +370,14 @@ def _whole_pages(num_tokens: int, config: EngineConfig) -> int:
 def _check_fit(
     asked: EngineConfig, config: EngineConfig, model: ModelConfig, sizing: Sizing
 ) -> None:
-    """Raise SettingsError if weights, work and the smallest useful KV cache are more than there is."""
+    """Raise SettingsError if weights, work and the smallest
+    useful KV cache are more than there is.
+    """
     shortest = asked.context_length or min(config.context_length, MIN_CONTEXT)
     if asked.context_length and 0 < asked.kv_tokens < asked.context_length:
         raise SettingsError(
-            f"--kv-tokens is {asked.kv_tokens:,}, less than --context-length ({asked.context_length:,}): "
-            "a request of that length could never run"
+            f"--kv-tokens is {asked.kv_tokens:,}, less than --context-length "
+            f"({asked.context_length:,}): a request of that length could never run"
         )
     room = sizing.free_bytes - sizing.weight_bytes - sizing.work_bytes
     fitting = max(0, room // sizing.kv_bytes_per_token // config.page_size * config.page_size)
@@ -369,16 +385,19 @@ def _check_fit(
         return
     wanted = sizing.kv_tokens if asked.kv_tokens else shortest
     raise SettingsError(
-        f"{model.name} does not fit into memory: weights take {size(sizing.weight_bytes)}, the work "
-        f"{size(sizing.work_bytes)}, a KV cache of {wanted:,} tokens {size(wanted * sizing.kv_bytes_per_token)}, "
-        f"and {size(sizing.free_bytes)} are free. {_cure(asked, config, sizing, fitting, shortest)}"
+        f"{model.name} does not fit into memory: weights take {size(sizing.weight_bytes)}, the "
+        f"work {size(sizing.work_bytes)}, a KV cache of {wanted:,} tokens "
+        f"{size(wanted * sizing.kv_bytes_per_token)}, and {size(sizing.free_bytes)} are free. "
+        f"{_cure(asked, config, sizing, fitting, shortest)}"
     )
 
 
 def _cure(
     asked: EngineConfig, config: EngineConfig, sizing: Sizing, fitting: int, shortest: int
 ) -> str:
-    """The option that makes it fit. `fitting`: tokens there is room for; `shortest`: the least that is useful."""
+    """The option that makes it fit. `fitting`: tokens there is room for;
+    `shortest`: the least that is useful.
+    """
     if fitting >= config.page_size:
         if asked.kv_tokens:
             return f"Lower --kv-tokens: {fitting:,} fit."
@@ -386,7 +405,10 @@ def _cure(
             enough = (
                 sizing.weight_bytes + shortest * sizing.kv_bytes_per_token
             ) / sizing.free_bytes
-            return f"Raise --memory-fraction (now {asked.memory_fraction:g}): {enough + 0.01:.2f} is enough."
+            return (
+                f"Raise --memory-fraction (now {asked.memory_fraction:g}): {enough + 0.01:.2f} is "
+                "enough."
+            )
         if asked.context_length:
             return f"Lower --context-length: {int(fitting * LARGEST_KV_SHARE):,} fits."
     if asked.max_running_requests and sizing.work_bytes > sizing.free_bytes:

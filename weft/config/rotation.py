@@ -1,5 +1,6 @@
-"""A queue in which tenants take turns, whatever each of them puts in. What one tenant puts in keeps its order, but that
-long work may be passed over."""
+"""A queue in which tenants take turns, whatever each of them puts in. What one tenant puts in keeps
+its order, but that long work may be passed over.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +23,9 @@ class Rotation(Generic[T]):
         self._waiting.setdefault(tenant, deque()).append((item, is_long))
 
     def take(self, *, with_long: bool) -> T | None:
-        """The oldest of the tenant whose turn it is, which is the last from then on; None if there is none. Without
-        `with_long`, only what is not long."""
+        """The oldest of the tenant whose turn it is, which is the last from then on; None if there
+        is none. Without `with_long`, only what is not long.
+        """
         for tenant, queue in self._waiting.items():
             for place, (item, is_long) in enumerate(queue):
                 if with_long or not is_long:

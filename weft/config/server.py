@@ -61,7 +61,8 @@ class ServerConfig:
     )
     isolate_cache_by_key: bool = option(
         False,
-        "requests find cached prefixes of their own API key alone, so that cached_tokens tells nothing of others",
+        "requests find cached prefixes of their own API key alone, so that cached_tokens tells "
+        "nothing of others",
         group="server",
     )
     open_metrics: bool = option(False, "let /metrics be read without a key", group="server")
@@ -73,8 +74,8 @@ class ServerConfig:
     )
     allowed_hosts: str = option(
         "",
-        "names that a server without keys answers to, besides localhost, addresses and its own, separated by commas: "
-        "weft.example.com, .example.com for all below, * for all",
+        "names that a server without keys answers to, besides localhost, addresses and its own, "
+        "separated by commas: weft.example.com, .example.com for all below, * for all",
         group="server",
     )
     drain_s: float = option(
@@ -113,7 +114,8 @@ class ServerConfig:
     )
     reasoning_parser: str = option(
         "auto",
-        "how the model marks its reasoning; auto looks into its chat template (docs/guides/tools.md)",
+        "how the model marks its reasoning; auto looks into its chat template "
+        "(docs/guides/tools.md)",
         group="server",
         choices=("auto", "none", "deepseek_r1", "qwen3", "mistral", "kimi"),
     )
@@ -162,8 +164,8 @@ class ServerConfig:
     )
     hang_after_s: float = option(
         4.0,
-        "an engine that gives no sign of life, or stands still in a step, for so long hangs: what is open ends with an "
-        "error, and what comes gets 503",
+        "an engine that gives no sign of life, or stands still in a step, for so long hangs: "
+        "what is open ends with an error, and what comes gets 503",
         group="server",
         low=1.0,
         high=3600.0,

@@ -1,8 +1,8 @@
-"""The token that a tokenizer says ends a text or a turn. Files that are missing or broken say nothing here: whoever
-loads the tokenizer tells what is wrong with them.
+"""The token that a tokenizer says ends a text or a turn. Files that are missing or broken say
+nothing here: whoever loads the tokenizer tells what is wrong with them.
 
-`tokenizer_config.json` or `special_tokens_map.json` has its name, `tokenizer.json` its id. Fine-tunes often change only
-the former: their `config.json` still names the end of the base model.
+`tokenizer_config.json` or `special_tokens_map.json` has its name, `tokenizer.json` its id.
+Fine-tunes often change only the former: their `config.json` still names the end of the base model.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from typing import Any
 
 
 def turn_end_id(folder: Path) -> int | None:
-    """The id of the tokenizer's `eos_token`. None if it names none, or one that it does not have."""
+    """The id of the tokenizer's `eos_token`.
+    None if it names none, or one that it does not have.
+    """
     content = _turn_end(folder)
     if content is None:
         return None

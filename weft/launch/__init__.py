@@ -1,1 +1,3 @@
-"""Commands, and the processes that they start. Nothing heavy is imported before a command needs it."""
+"""Commands, and the processes that they start.
+Nothing heavy is imported before a command needs it.
+"""

@@ -1,4 +1,5 @@
-"""What `weft serve` tells the person who started it: a dozen timed lines until it is ready, and how it stops.
+"""What `weft serve` tells the person who started it:
+a dozen timed lines until it is ready, and how it stops.
 
     weft 0.1.0 · weft-nano (11.4 M, bfloat16) · cpu, 2 threads
       kv cache    1.6 GB = 524,288 tokens (page 16) · 256 requests of 2,048 tokens
@@ -6,7 +7,8 @@
       warm-up     2 tokens in 0.2 s
     ready in 2.4 s · http://127.0.0.1:30000  (API /v1, metrics /metrics)
 
-Everything goes to standard error; with a log level above "info" only warnings do. Where the log is JSON, so are they.
+Everything goes to standard error; with a log level above "info" only warnings do.
+Where the log is JSON, so are they.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 class Console:
     def __init__(self, config: ServerConfig, began: float, *, requires_key: bool) -> None:
-        """`began`: the clock (time.perf_counter) when the command started. `requires_key`: users need a key."""
+        """`began`: the clock (time.perf_counter) when the command started.
+        `requires_key`: users need a key.
+        """
         self._config = config
         self._requires_key = requires_key
         self._began = began
@@ -56,12 +60,14 @@ class Console:
         self._print(f"ready in {elapsed:.1f} s · {self._url(port)}  (API /v1, metrics /metrics)")
         if self._config.host not in LOOPBACK and not self._requires_key:
             self.warn(
-                f"whoever reaches {self._config.host}:{port} can use this server; --api-key or WEFT_API_KEY shuts it"
+                f"whoever reaches {self._config.host}:{port} can use this server; --api-key or "
+                "WEFT_API_KEY shuts it"
             )
 
     def fewer_connections(self, connections: int, asked: int) -> None:
         self.warn(
-            f"at most {connections:,} connections, not {asked:,}: the system allows no more open files (ulimit -n)"
+            f"at most {connections:,} connections, not {asked:,}: the system allows no more open "
+            "files (ulimit -n)"
         )
 
     def draining(self, num_open: int, left_s: float) -> None:

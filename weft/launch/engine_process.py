@@ -1,8 +1,8 @@
-"""The engine as a child process: started with a private folder for its sockets, noticed at once when it ends, and never
-left behind.
+"""The engine as a child process: started with a private folder for its sockets, noticed at once
+when it ends, and never left behind.
 
-    launcher ── stdin: one line of JSON, then open for as long as the launcher lives ─▶ engine
-             ◀─ ipc sockets in a folder that only this user can enter (mode 0700) ────▶
+    launcher ── stdin: one line of JSON, then open while the launcher lives ────▶ engine
+             ◀─ ipc sockets in a folder of this user alone (mode 0700) ─────────▶
 
 It knows nothing of what the two say to each other there.
 """
@@ -76,10 +76,11 @@ def _is_alive(pid: int) -> bool:
 
 
 class EngineProcess:
-    """A running engine. It is a process group of its own: Ctrl-C reaches the launcher alone, which stops it in order.
+    """A running engine. It is a process group of its own:
+    Ctrl-C reaches the launcher alone, which stops it in order.
 
-    It stays in the launcher's session: Linux shares processors out between sessions (sched(7), autogroup), so a
-    priority that somebody gives to the server is the engine's, too.
+    It stays in the launcher's session: Linux shares processors out between sessions (sched(7),
+    autogroup), so a priority that somebody gives to the server is the engine's, too.
     """
 
     def __init__(self, args: EngineArgs) -> None:
@@ -108,7 +109,9 @@ class EngineProcess:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def stop(self, timeout_s: float) -> int:
-        """Hang up, which ends an engine at once; kill it if that takes longer than `timeout_s`. Returns as `ended`."""
+        """Hang up, which ends an engine at once;
+        kill it if that takes longer than `timeout_s`. Returns as `ended`.
+        """
         with contextlib.suppress(OSError):
             self._stdin.close()
         try:
@@ -122,12 +125,17 @@ class EngineProcess:
 
 
 def explain_exit(status: int) -> str:
-    """Why an engine ended that said nothing itself. `status` as `EngineProcess.ended` returns it."""
+    """Why an engine ended that said nothing itself.
+    `status` as `EngineProcess.ended` returns it.
+    """
     if status >= 0:
-        return f"The engine process ended with exit status {status}; what it printed last stands above."
+        return (
+            f"The engine process ended with exit status {status}; what it printed last stands "
+            "above."
+        )
     if -status == signal.SIGKILL:
         return (
-            "The engine process was killed (SIGKILL). If nobody did that, the system had no memory left: lower "
-            "--kv-tokens or --memory-fraction."
+            "The engine process was killed (SIGKILL). If nobody did that, the system had no "
+            "memory left: lower --kv-tokens or --memory-fraction."
         )
     return f"The engine process was ended by signal {-status} ({signal.strsignal(-status)})."

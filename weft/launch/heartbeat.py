@@ -1,5 +1,5 @@
-"""The engine's heartbeat: a thread that tells twice a second how long the present step has run, and whether the process
-computes. `weft/client/hang_detector.py` judges it.
+"""The engine's heartbeat: a thread that tells twice a second how long the present step has run, and
+whether the process computes. `weft/client/hang_detector.py` judges it.
 """
 
 from __future__ import annotations
@@ -16,17 +16,16 @@ from weft.messages.channel import Sender
 from weft.messages.status import Heartbeat
 
 INTERVAL_S = 0.5
-LATE_S = (
-    0.25  # a beat that comes later was held up: the machine is busy, or the process was stopped
-)
+# A beat that comes later was held up: the machine is busy, or the process was stopped.
+LATE_S = 0.25
 IDLE_SHARE = 0.02  # of one processor: a process that uses less only waits
 
 
 class ActivityMeter:
     """What a beat tells, from readings of the clocks.
 
-    A process that lacks a processor computes as little as one that waits for something. But then a thread of it wants
-    to run, or the beats themselves are late: such an interval says nothing.
+    A process that lacks a processor computes as little as one that waits for something. But then a
+    thread of it wants to run, or the beats themselves are late: such an interval says nothing.
     """
 
     def __init__(self, now: float, used_s: float) -> None:
@@ -38,8 +37,9 @@ class ActivityMeter:
     def beat(
         self, now: float, used_s: float, began_s: float | None, is_queued: Callable[[], bool]
     ) -> Heartbeat:
-        """`began_s`: when the present step has begun; None between steps. `is_queued` looks whether a thread wants to
-        run."""
+        """`began_s`: when the present step has begun; None between steps.
+        `is_queued` looks whether a thread wants to run.
+        """
         passed_s, used_in_it_s = now - self._now, used_s - self._used_s
         self._now, self._used_s = now, used_s
         if used_in_it_s >= IDLE_SHARE * passed_s:
@@ -50,7 +50,9 @@ class ActivityMeter:
 
 
 class HeartbeatSender:
-    """Beats from `start` on. The main thread says when a step begins and ends; it never waits for the other."""
+    """Beats from `start` on. The main thread says when a step begins and ends;
+    it never waits for the other.
+    """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
         self._context = context

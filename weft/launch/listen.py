@@ -1,4 +1,6 @@
-"""The listening socket, taken before anything is loaded: a port that is not free is told at once, with who has it."""
+"""The listening socket, taken before anything is loaded:
+a port that is not free is told at once, with who has it.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def holder(port: int) -> str:
-    """The process that listens on `port`, as "python3 (pid 123)"; empty if that cannot be found out."""
+    """The process that listens on `port`, as "python3 (pid 123)";
+    empty if that cannot be found out.
+    """
     import psutil
 
     try:
@@ -53,9 +57,18 @@ def _refusal(host: str, port: int, exc: OSError) -> str:
     if exc.errno == errno.EADDRINUSE:
         other = port + 1 if port < 65535 else port - 1
         who = holder(port) or "another process"
-        return f"port {port} on {host} is taken by {who}; stop it, or choose another with --port {other}"
+        return (
+            f"port {port} on {host} is taken by {who}; stop it, or choose another with --port "
+            f"{other}"
+        )
     if exc.errno in (errno.EACCES, errno.EPERM):
-        return f"port {port} on {host} may not be used by this user; choose one from 1024 up with --port"
+        return (
+            f"port {port} on {host} may not be used by this user; choose one from 1024 up with "
+            "--port"
+        )
     if exc.errno == errno.EADDRNOTAVAIL:
-        return f"--host is {host}, which is no address of this machine; 127.0.0.1 is itself, 0.0.0.0 all of its addresses"
+        return (
+            f"--host is {host}, which is no address of this machine; 127.0.0.1 is itself, 0.0.0.0 "
+            "all of its addresses"
+        )
     return f"cannot listen on {host} port {port}: {exc.strerror}"

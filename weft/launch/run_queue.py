@@ -1,5 +1,5 @@
-"""Whether a process lacks a processor, as the kernel tells: silence of one that waits for its turn is no hang, and
-standing still is no deadlock.
+"""Whether a process lacks a processor, as the kernel tells: silence of one that waits for its turn
+is no hang, and standing still is no deadlock.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ MOST_SHARE = 0.5  # of a processor: who gets more than that does not lack one
 
 
 class RunQueue:
-    """Looks at the process `pid`, but not at its thread `but`. Without a /proc nobody is ever found to wait."""
+    """Looks at the process `pid`, but not at its thread `but`.
+    Without a /proc nobody is ever found to wait.
+    """
 
     def __init__(self, pid: int, *, but: int = 0, proc: Path = Path("/proc")) -> None:
         self._folder = proc / str(pid)
@@ -27,8 +29,9 @@ class RunQueue:
         return any(_is_runnable(thread / "stat") for thread in threads)
 
     def holds_up(self, passed_s: float) -> bool:
-        """Whether a thread of it wants to run, though all of them got little of a processor in the `passed_s` since the
-        last call."""
+        """Whether a thread of it wants to run,
+        though all of them got little of a processor in the `passed_s` since the last call.
+        """
         try:
             before, self._used_s = self._used_s, _used_s(self._folder / "stat")
         except OSError:

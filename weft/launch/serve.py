@@ -1,7 +1,7 @@
 """The verb `serve`: settings, port, checks, engine; then `local` answers HTTP.
 
-The order saves time: what can be refused is refused before anything loads, and the front's own modules are imported
-while the engine process is already at work.
+The order saves time: what can be refused is refused before anything loads, and the front's own
+modules are imported while the engine process is already at work.
 """
 
 from __future__ import annotations
@@ -27,13 +27,18 @@ if TYPE_CHECKING:
     from weft.launch.signals import StartSignals
     from weft.launch.supervisor import ExitStatus
 
-ABOUT = "Serve a model over HTTP: OpenAI API, native API, metrics. Without MODEL, the bundled weft-nano."
+ABOUT = (
+    "Serve a model over HTTP: OpenAI API, native API, metrics. Without MODEL, the bundled "
+    "weft-nano."
+)
 ENGINE_STOP_S = 2.0
 SECRETS = ("WEFT_API_KEY", "WEFT_ADMIN_API_KEY")
 
 
 def serve(argv: Sequence[str]) -> int:
-    """Run until stopped. Returns the exit status. Raises SettingsError and ModelError before anything is loaded."""
+    """Run until stopped. Returns the exit status.
+    Raises SettingsError and ModelError before anything is loaded.
+    """
     began = time.perf_counter()
     command = Command("weft serve", ABOUT, EngineConfig, ServerConfig, Limits, positional="model")
     section = asked_help(argv)
@@ -72,7 +77,9 @@ def serve(argv: Sequence[str]) -> int:
 
 
 def share_sessions(config: EngineConfig, digests: KeyDigests) -> EngineConfig:
-    """How many sessions a key may have, if nobody has said it: not all where there are several keys."""
+    """How many sessions a key may have, if nobody has said it:
+    not all where there are several keys.
+    """
     if config.max_sessions_per_key or digests.num_owners < 2:
         return config
     return replace(config, max_sessions_per_key=max(config.max_sessions // 4, 1))

@@ -1,5 +1,6 @@
-"""Signals while a server starts: one ends the start in order, as it ends a server that runs. Later the event loop takes
-them (`local.py`)."""
+"""Signals while a server starts: one ends the start in order, as it ends a server that runs. Later
+the event loop takes them (`local.py`).
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Where the engine process begins: it ties its life to the launcher's before it imports what takes seconds.
+"""Where the engine process begins: it ties its life to the
+launcher's before it imports what takes seconds.
 
-Started by `engine_process.py` with one line of JSON on standard input. End of file there means that the launcher is
-gone: the process ends at once, whatever it is doing.
+Started by `engine_process.py` with one line of JSON on standard input. End of file there means that
+the launcher is gone: the process ends at once, whatever it is doing.
 """
 
 from __future__ import annotations

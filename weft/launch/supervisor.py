@@ -2,8 +2,9 @@
 
     answer HTTP (not ready) ─▶ engine ready ─▶ serve ─▶ drain ─▶ stop
 
-In every phase the same few things are waited for together, and the first that happens decides: a signal, the end of the
-engine, the end of HTTP. Whatever it is, every open request gets an answer first.
+In every phase the same few things are waited for together, and the first that happens decides: a
+signal, the end of the engine, the end of HTTP.
+Whatever it is, every open request gets an answer first.
 """
 
 from __future__ import annotations
@@ -68,7 +69,9 @@ def run(
     process: EngineProcess,
     args: EngineArgs,
 ) -> ExitStatus:
-    """Serve what `process` computes on `listener`, until a signal or a failure. Leaves the process to the caller."""
+    """Serve what `process` computes on `listener`, until a signal or a failure.
+    Leaves the process to the caller.
+    """
     return run_loop(
         _run(prepared, config, limits, digests, tracer, listener, console, process, args)
     )
@@ -139,8 +142,8 @@ def _require_memory() -> None:
     spare = spare_bytes()
     if spare < LEAST_BYTES:
         raise SettingsError(
-            f"the address space is limited (ulimit -v), and {spare / 1e6:.0f} MB are left beside what is loaded; "
-            f"a server needs at least {LEAST_BYTES / 1e6:,.0f} MB"
+            f"the address space is limited (ulimit -v), and {spare / 1e6:.0f} MB are left beside "
+            f"what is loaded; a server needs at least {LEAST_BYTES / 1e6:,.0f} MB"
         )
 
 
@@ -190,7 +193,9 @@ class EngineWatch:
                 self._failed.set_result(message)
 
     async def end(self) -> ExitStatus:
-        """Wait until the engine has failed or ended, and say why: in its own words, if it had any."""
+        """Wait until the engine has failed or ended, and say why:
+        in its own words, if it had any.
+        """
         ended = asyncio.create_task(self._process.ended())
         either: set[asyncio.Future[Any]] = {ended, self._failed}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -254,8 +259,9 @@ class Supervisor:
                 task.cancel()
 
     async def _watch_for_hang(self) -> ExitStatus:
-        """Look whether the engine hangs. As soon as new work is refused for that, what is open ends with an error, too.
-        Whether the server ends if it lasts is a setting."""
+        """Look whether the engine hangs. As soon as new work is refused for that, what is open ends
+        with an error, too. Whether the server ends if it lasts is a setting.
+        """
         client, config = self._client, self._config
         await client.wait_ready()
         told, hung_s, now = "", 0.0, time.monotonic()
@@ -278,7 +284,9 @@ class Supervisor:
                 return ExitStatus(1, f"{hang}; the server ends (--on-hang)")
 
     async def _drain(self, lost: asyncio.Task[ExitStatus]) -> ExitStatus:
-        """Take nothing new, let what is open end for a while, then end it. A second signal ends it at once."""
+        """Take nothing new, let what is open end for a while, then end it.
+        A second signal ends it at once.
+        """
         client = self._client
         self._readiness.drain()
         abort = asyncio.create_task(self._signals.abort.wait())

@@ -1,7 +1,8 @@
-"""The metrics of weft by the names that other engines have for them, for dashboards and routers made for those.
+"""The metrics of weft by the names that other engines have for them,
+for dashboards and routers made for those.
 
-One table for each engine: its name for a value, and ours. The values are taken from our own metrics when they are
-asked for, so that both always agree.
+One table for each engine: its name for a value, and ours. The values are taken from our own metrics
+when they are asked for, so that both always agree.
 """
 
 from __future__ import annotations
@@ -118,7 +119,9 @@ class Renamed(Collector):
             yield self._renamed(self._system.prefix + name, ours[OURS + plain], picked)
 
     def _renamed(self, name: str, family: Metric, picked: str) -> Metric:
-        """`family` as `name`; of its values those whose label is as `picked` says ("stage=decode"), or all."""
+        """`family` as `name`; of its values those whose label is as
+        `picked` says ("stage=decode"), or all.
+        """
         renamed = Metric(name, family.documentation, family.type)
         key, _, value = picked.partition("=")
         for sample in family.samples:

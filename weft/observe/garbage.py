@@ -1,4 +1,5 @@
-"""Memory that is not in use any more: Python's garbage collector, and what the C library keeps for later.
+"""Memory that is not in use any more:
+Python's garbage collector, and what the C library keeps for later.
 
 What is there when a process has warmed up stays: it need not be looked at ever again.
 """
@@ -12,16 +13,19 @@ from collections.abc import Callable
 
 from weft.observe.log import EventLog
 
-YOUNG_OBJECTS = 20_000  # that are made before they are looked at; Python's 700 are one request, none of it garbage
+# That are made before they are looked at; Python's 700 are one request, none of it garbage.
+YOUNG_OBJECTS = 20_000
 TRIM_AFTER_S = 1.0  # what a request has used is free by then
 
 log = EventLog("garbage")
 
 
 def freeze() -> int:
-    """Collect once, then move every object that lives out of the collector's sight. Returns how many are there.
+    """Collect once, then move every object that lives out of the collector's sight.
+    Returns how many are there.
 
-    What comes later is collected as before, but in larger portions. Takes some tens of milliseconds.
+    What comes later is collected as before, but in larger portions.
+    Takes some tens of milliseconds.
     """
     gc.collect()
     gc.freeze()
@@ -34,8 +38,8 @@ def freeze() -> int:
 class Trim:
     """Gives memory back to the system, soon after somebody has said that much became free.
 
-    The C library keeps what was freed for the next allocation, of every thread by itself. Where it is glibc, it can be
-    told to let go; elsewhere this does nothing.
+    The C library keeps what was freed for the next allocation, of every thread by itself. Where it
+    is glibc, it can be told to let go; elsewhere this does nothing.
     """
 
     def __init__(self, trim: Callable[[], object] | None = None) -> None:

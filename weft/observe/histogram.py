@@ -1,6 +1,8 @@
-"""Histograms that take many values at once, for the latencies of a whole step, and remember an example for each bucket.
+"""Histograms that take many values at once, for the latencies of a whole step,
+and remember an example for each bucket.
 
-An *exemplar* is one value with the name of its request: whoever sees a slow bucket can look that request up.
+An *exemplar* is one value with the name of its request:
+whoever sees a slow bucket can look that request up.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from prometheus_client.core import HistogramMetricFamily, Metric
@@ -50,7 +53,9 @@ class Histogram:
 
     @property
     def buckets(self) -> list[tuple[str, float, Exemplar | None]]:
-        """Upper bound, number of values up to it, and an example of those above the bound before."""
+        """Upper bound, number of values up to it,
+        and an example of those above the bound before.
+        """
         names = [*map(str, self._bounds), "+Inf"]
         return list(
             zip(names, np.cumsum(self._counts).astype(float).tolist(), self._exemplars, strict=True)
@@ -58,7 +63,9 @@ class Histogram:
 
 
 class Histograms(Collector):
-    """Histograms of one name, told apart by one label. Past `most` of them the rest share the label "other"."""
+    """Histograms of one name, told apart by one label.
+    Past `most` of them the rest share the label "other".
+    """
 
     def __init__(
         self, name: str, help: str, bounds: Sequence[float], model_name: str, label: str, most: int
@@ -84,5 +91,6 @@ class Histograms(Collector):
         family = HistogramMetricFamily(self._name, self._help, labels=labels)
         for value, histogram in self._known.items():
             own = (self._model_name, value) if self._label else (self._model_name,)
-            family.add_metric(own, buckets=histogram.buckets, sum_value=histogram.sum)  # type: ignore[arg-type]
+            buckets: Any = histogram.buckets
+            family.add_metric(own, buckets=buckets, sum_value=histogram.sum)
         yield family

@@ -1,7 +1,9 @@
-"""Logging: one line per event, `time level component event key=value ...` or JSON, on the standard library's loggers.
+"""Logging: one line per event, `time level component event key=value ...` or JSON,
+on the standard library's loggers.
 
-A value can hold whatever a user sent: control characters are escaped and long values cut, so that no request can write
-a line of its own or paint the terminal. What is logged while an HTTP request is worked on carries its name (`request_context.py`).
+A value can hold whatever a user sent: control characters are escaped and long values cut, so that
+no request can write a line of its own or paint the terminal. What is logged while an HTTP request
+is worked on carries its name (`request_context.py`).
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ _ESCAPES = {code: f"\\x{code:02x}" for code in (*range(0x20), 0x22, 0x5C, *range
 
 
 def escaped(value: object, max_len: int = MAX_VALUE_LEN) -> str:
-    """`value` on one line, of at most about `max_len` characters, in quotes if it would not stand alone."""
+    """`value` on one line, of at most about `max_len` characters,
+    in quotes if it would not stand alone.
+    """
     if isinstance(value, float):
         return f"{value:.4g}"
     raw = str(value)
@@ -66,7 +70,9 @@ class EventLog:
         self._write(logging.ERROR, event, fields)
 
     def seldom(self, event: str, **fields: object) -> None:
-        """A warning about what may come in masses: at most one a minute, with how many there were since the last."""
+        """A warning about what may come in masses:
+        at most one a minute, with how many there were since the last.
+        """
         written_at, num = self._seldom.get(event, (-SELDOM_S, 0))
         now = time.monotonic()
         if now - written_at >= SELDOM_S:
@@ -96,35 +102,37 @@ class LineFormatter(logging.Formatter):
         clock = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(record.created))
         component = record.name.removeprefix("weft.")
         fields = getattr(record, "fields", None)
-        # an event of ours is a constant, a foreign message may hold anything
-        event = (
-            record.getMessage()
-            if fields is not None
-            else escaped(record.getMessage(), 2_000).strip('"')
-        )
+        event = record.getMessage()
+        # An event of ours is a constant, a foreign message may hold anything.
+        if fields is None:
+            event = escaped(event, 2_000).strip('"')
         line = f"{clock}.{int(record.msecs):03d} {record.levelname.lower()} {component} {event}"
         for key, value in (fields or {}).items():
             line += f" {key}={escaped(value)}"
         if record.exc_info:
             trace = self.formatException(record.exc_info)
-            line += "".join(
-                f"\n    {part.translate(_TRACE_ESCAPES)}" for part in trace.splitlines()
-            )
+            for part in trace.splitlines():
+                line += f"\n    {part.translate(_TRACE_ESCAPES)}"
         return line
 
 
 class JsonFormatter(logging.Formatter):
-    """A record as one line of JSON in ASCII: what stands below `fields` is never taken for more than a value."""
+    """A record as one line of JSON in ASCII:
+    what stands below `fields` is never taken for more than a value.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         fields = getattr(record, "fields", None)
+        second = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         line: dict[str, object] = {
-            "time": f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(record.created))}.{int(record.msecs):03d}Z",
+            "time": f"{second}.{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "component": record.name.removeprefix("weft."),
             "event": record.getMessage()[:2_000],
         }
-        line |= {key: _plain(value) for key, value in (fields or {}).items() if key not in line}
+        for key, value in (fields or {}).items():
+            if key not in line:
+                line[key] = _plain(value)
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         return json.dumps(line, ensure_ascii=True).replace("\x7f", "\\u007f")
@@ -137,7 +145,9 @@ def _plain(value: object, max_len: int = MAX_VALUE_LEN) -> object:
     if isinstance(value, float) and abs(value) < float("inf"):
         return float(f"{value:.6g}")
     text = str(value)
-    return text if len(text) <= max_len else text[:max_len] + "..."
+    if len(text) > max_len:
+        return text[:max_len] + "..."
+    return text
 
 
 FORMATS = {"text": LineFormatter, "json": JsonFormatter}
@@ -146,7 +156,8 @@ _TRACE_ESCAPES = {code: text for code, text in _ESCAPES.items() if code not in (
 
 
 def setup(level: str = "info", stream: TextIO | None = None, format: str = "text") -> None:
-    """Log everything from `level` up to `stream` (standard error if not given), other libraries from warning up.
+    """Log everything from `level` up to `stream` (standard error if not given),
+    other libraries from warning up.
 
     `format` is one of `FORMATS`.
     """
@@ -156,11 +167,8 @@ def setup(level: str = "info", stream: TextIO | None = None, format: str = "text
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
     set_level(level)
-    for name in (
-        "uvicorn",
-        "uvicorn.error",
-        "uvicorn.access",
-    ):  # what clients send wrong is not worth a line each
+    # What clients send wrong is not worth a line each.
+    for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
         logging.getLogger(name).setLevel(logging.ERROR)
 
 

@@ -1,15 +1,17 @@
-"""Metrics of one front and its engine, in a registry of their own, under `weft:` with the suffixes of SGLang.
+"""Metrics of one front and its engine, in a registry of their own,
+under `weft:` with the suffixes of SGLang.
 
-The engine counts its own work and sends snapshots (`engine.set`); the front records what it alone sees: latencies, ends
-of requests, HTTP. Nothing is labelled by request, and no label has more values than are written here, whatever clients
-send. `compat.py` tells the same values by the names of other engines.
+The engine counts its own work and sends snapshots (`engine.set`); the front records what it alone
+sees: latencies, ends of requests, HTTP. Nothing is labelled by request, and no label has more
+values than are written here, whatever clients send.
+`compat.py` tells the same values by the names of other engines.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import psutil
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
@@ -93,7 +95,9 @@ _COUNTERS = {
 
 
 class Latency:
-    """The latencies of one priority. The client collects those of a step, then `Metrics.end_step` counts them."""
+    """The latencies of one priority. The client collects those of a step,
+    then `Metrics.end_step` counts them.
+    """
 
     def __init__(
         self, inter_token: Histogram, first_token: Histogram, e2e: Histogram, queue: Histogram
@@ -111,7 +115,9 @@ class Latency:
 
 
 class Metrics:
-    """Where the front records. `render` is the page for Prometheus; `compat` is none, or a name in `compat.SYSTEMS`."""
+    """Where the front records. `render` is the page for Prometheus;
+    `compat` is none, or a name in `compat.SYSTEMS`.
+    """
 
     def __init__(self, model_name: str = "", compat: str = "none") -> None:
         self.registry = CollectorRegistry()
@@ -200,7 +206,9 @@ class Metrics:
             self.registry.register(Renamed(compat, self.registry))
 
     def latency(self, priority: int) -> Latency:
-        """Where the latencies of this priority are recorded. Past `MAX_PRIORITIES` different ones share a place."""
+        """Where the latencies of this priority are recorded.
+        Past `MAX_PRIORITIES` different ones share a place.
+        """
         found = self._latencies.get(priority)
         if found is None:
             histograms = [one.of(str(priority)) for one in self._by_priority]
@@ -273,8 +281,9 @@ class Metrics:
 
     def render_open(self) -> bytes:
         """In the format OpenMetrics, which has a place for exemplars."""
-        page: bytes = generate_open_metrics(self.registry, escaping=ALLOWUTF8)  # type: ignore[no-untyped-call]
-        return page  # other ways to escape change the colon
+        generate: Callable[..., bytes] = generate_open_metrics
+        # Other ways to escape change the colon.
+        return generate(self.registry, escaping=ALLOWUTF8)
 
     def _counter(self, name: str, help: str, *labels: str) -> Counter:
         return Counter(PREFIX + name, help, labels, registry=self.registry)

@@ -1,4 +1,6 @@
-"""How far a long job is: one line of standard error that is written again and again, and nothing if nobody looks."""
+"""How far a long job is: one line of standard error that is written again and again,
+and nothing if nobody looks.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,8 @@ class Progress:
         total = f" of {self._total:,}" if self._total else ""
         speed = self.num_tokens / elapsed
         return (
-            f"{self.num_requests:,}{total} requests, {self.num_tokens:,} tokens in {elapsed:.1f} s, "
-            f"{speed:,.0f} a second"
+            f"{self.num_requests:,}{total} requests, {self.num_tokens:,} tokens in {elapsed:.1f} "
+            f"s, {speed:,.0f} a second"
         )
 
     def add(self, num_tokens: int) -> None:

@@ -1,7 +1,8 @@
 """The HTTP request that the running task works on: its name, and when it came.
 
-The edge of the server sets it; log lines and traces about the request take its name from here, so that no function in
-between has to pass it on. Whose turn it is where requests wait for threads (`text/turns.py`) goes by its tenant.
+The edge of the server sets it; log lines and traces about the request take its name from here, so
+that no function in between has to pass it on. Whose turn it is where requests wait for threads
+(`text/turns.py`) goes by its tenant.
 Nothing else may depend on it: a request is answered the same without.
 """
 
@@ -36,7 +37,9 @@ def tenant() -> str:
 
 
 def rename(name: str) -> None:
-    """The request has named itself in its body. A name that no header could carry is not taken over."""
+    """The request has named itself in its body.
+    A name that no header could carry is not taken over.
+    """
     call = current.get()
     if call is not None and is_safe_name(name):
         call.rid = name

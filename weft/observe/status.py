@@ -1,4 +1,6 @@
-"""The line that a server writes about itself while it has work: how much runs and waits, how fast, how full."""
+"""The line that a server writes about itself while it has work:
+how much runs and waits, how fast, how full.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Which exceptions end the work that raised them, and not the process.
 
-A panic of a library that is written in Rust reaches Python as `pyo3_runtime.PanicException`. It is no `Exception`,
-and its class can be imported from nowhere.
+A panic of a library that is written in Rust reaches Python as `pyo3_runtime.PanicException`. It is
+no `Exception`, and its class can be imported from nowhere.
 """
 
 from __future__ import annotations

@@ -1,13 +1,15 @@
-"""Traces by OpenTelemetry: one span for each completion, with its stages below it, sent when it has ended.
+"""Traces by OpenTelemetry: one span for each completion, with its stages below it,
+sent when it has ended.
 
     llm_request ─┬─ tokenize            the HTTP request came ─▶ its prompt is token ids
-                 ├─ api_server_dispatch  ─▶ the engine has it (and its first token came back: both ways are in here)
+                 ├─ api_server_dispatch  ─▶ the engine has it; and the way back of the first token
                  ├─ prefill_waiting      ─▶ admitted
                  ├─ prefill_forward      ─▶ first token
                  └─ decode_loop          ─▶ last token
 
-A W3C `traceparent` of the client makes the span part of his trace. The libraries are an extra; without them
-`make_tracer` says so. Nothing is measured for a trace alone: the times are those of the metrics and the log.
+A W3C `traceparent` of the client makes the span part of his trace. The libraries are an extra;
+without them `make_tracer` says so.
+Nothing is measured for a trace alone: the times are those of the metrics and the log.
 """
 
 from __future__ import annotations
@@ -61,7 +63,9 @@ class NoTracer:
 
 
 def make_tracer(endpoint: str, model_name: str) -> Tracer:
-    """A tracer that sends to `endpoint` (OTLP over HTTP), or none without one. Raises SettingsError."""
+    """A tracer that sends to `endpoint` (OTLP over HTTP), or none without one.
+    Raises SettingsError.
+    """
     if not endpoint:
         return NoTracer()
     if not endpoint.startswith(("http://", "https://")):
@@ -79,7 +83,9 @@ def make_tracer(endpoint: str, model_name: str) -> Tracer:
 
 
 class OtelTracer:
-    """Makes spans; `processor` (of the OpenTelemetry SDK) takes them away, in a thread of its own."""
+    """Makes spans; `processor` (of the OpenTelemetry SDK) takes them away,
+    in a thread of its own.
+    """
 
     def __init__(self, processor: Any, model_name: str) -> None:
         from opentelemetry.sdk.resources import Resource

@@ -1,4 +1,6 @@
-"""Who is better off with other settings, and who is worse off: the same requests in two runs, one by one."""
+"""Who is better off with other settings, and who is worse off:
+the same requests in two runs, one by one.
+"""
 
 from __future__ import annotations
 
@@ -66,8 +68,8 @@ def describe(name: str, base: str, found: Changes) -> str:
     """In lines."""
     lost = f", {found.num_lost:,} end in one of them only" if found.num_lost else ""
     lines = [
-        f"{name} against {base}: {found.num_better:,} requests end sooner, {found.num_worse:,} later, "
-        f"{found.num_same:,} within {SAME:.0%}{lost}"
+        f"{name} against {base}: {found.num_better:,} requests end sooner, {found.num_worse:,} "
+        f"later, {found.num_same:,} within {SAME:.0%}{lost}"
     ]
     if found.worst:
         header = ["worst", "prompt", "output", "E2E before", "after", "change"]

@@ -1,10 +1,12 @@
 """A Runner that computes nothing and only counts time, on a clock that it moves itself.
 
-A step takes what the cost model (`weft/scheduler/pace/step_cost.py`) says of its load. Steps run one after the other, as
-on a device: one that is launched while another runs begins when that one ends.
+A step takes what the cost model (`weft/scheduler/pace/step_cost.py`) says of its load. Steps run
+one after the other, as on a device:
+one that is launched while another runs begins when that one ends.
 
-How long a request's output will be is known here and nowhere else. The runner gets to know which request a row belongs
-to by its sampling seed: the simulation gives each request its own number as seed.
+How long a request's output will be is known here and nowhere else. The runner gets to know which
+request a row belongs to by its sampling seed:
+the simulation gives each request its own number as seed.
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ from weft.plan.step import ForwardMode, Plan, Result
 from weft.scheduler.pace.step_cost import CostModel, StepLoad
 from weft.sim.trace import EOS, FILLER
 
-# cpu: Qwen3-0.6B in bfloat16 on 2 Zen 4 cores (a prompt of 512 in 1.2 s, 32 requests of 940 tokens in 0.22 s a step).
-# gpu: an 8 B model in bfloat16 on one H100: 16 GB of weights and 131 kB of KV a token at 3 TB/s, 0.5 PFLOP/s.
+# cpu: Qwen3-0.6B in bfloat16 on 2 Zen 4 cores (a prompt of 512 in 1.2 s, 32 requests of 940 tokens
+# in 0.22 s a step). gpu: an 8 B model in bfloat16 on one H100:
+# 16 GB of weights and 131 kB of KV a token at 3 TB/s, 0.5 PFLOP/s.
 PRESETS = {
     "cpu": CostModel(step_s=0.05, token_s=0.0024, context_s=1.4e-6),
     "gpu": CostModel(step_s=0.006, token_s=3.2e-5, context_s=4.4e-8),
@@ -27,7 +30,9 @@ PRESETS = {
 
 
 def read_cost(text: str) -> CostModel:
-    """A preset's name, or a,b,c[,d]: seconds of a step, a token, a token of context and a sample. Raises SettingsError."""
+    """A preset's name, or a,b,c[,d]: seconds of a step, a token,
+    a token of context and a sample. Raises SettingsError.
+    """
     if text in PRESETS:
         return PRESETS[text]
     try:
@@ -75,7 +80,9 @@ class TrueLengths:
 
 
 def decode_rows_of(plan: Plan) -> int:
-    """Rows of a step in which rows decode, alone or beside prompts; 0 if there are only prompts in it."""
+    """Rows of a step in which rows decode, alone or beside prompts;
+    0 if there are only prompts in it.
+    """
     return 0 if plan.mode is ForwardMode.EXTEND else len(plan.rows)
 
 

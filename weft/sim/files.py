@@ -5,8 +5,8 @@ BurstGPT (arXiv:2401.17644), CSV; requests that failed have no response tokens a
     Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
     5,ChatGPT,472,18,490,Conversation log
 
-Mooncake (arXiv:2407.00079), JSON lines; milliseconds, and an id for each block of 512 prompt tokens, equal for equal
-blocks behind equal blocks:
+Mooncake (arXiv:2407.00079), JSON lines; milliseconds, and an id for each block of 512 prompt
+tokens, equal for equal blocks behind equal blocks:
 
     {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 48, ...]}
 """
@@ -25,9 +25,11 @@ BLOCK_LEN = 512
 
 
 def read_trace(name: str, *, max_tokens: int, speed: float = 1.0) -> Iterator[Arrival]:
-    """The arrivals in a file; `speed` 2 lets them come twice as fast. Raises SettingsError, also while it is read.
+    """The arrivals in a file; `speed` 2 lets them come twice as fast.
+    Raises SettingsError, also while it is read.
 
-    What users allowed is not in these files: `max_new_tokens` is `max_tokens`, or the output's length if that is more.
+    What users allowed is not in these files:
+    `max_new_tokens` is `max_tokens`, or the output's length if that is more.
     """
     try:
         with open(name, encoding="utf-8-sig", newline="") as file:
@@ -53,7 +55,8 @@ def _in_order(
             yield arrival._replace(time_s=before, max_new_tokens=allowed)
     except (LookupError, TypeError, ValueError) as exc:
         raise SettingsError(
-            f"{name}: what follows request {number} is neither BurstGPT's CSV nor Mooncake's JSON lines ({exc!r})"
+            f"{name}: what follows request {number} is neither BurstGPT's CSV nor Mooncake's "
+            f"JSON lines ({exc!r})"
         ) from exc
 
 

@@ -1,4 +1,5 @@
-"""The cost model from measured steps: a file of them, and least squares with coefficients that are not negative.
+"""The cost model from measured steps:
+a file of them, and least squares with coefficients that are not negative.
 
 Knows nothing of how steps are measured (`weft/bench/testbed.py` does that).
 """
@@ -42,10 +43,12 @@ class CostFit(NamedTuple):
 
 
 def fit(steps: Sequence[StepTime]) -> CostFit:
-    """Fit seconds of a step, a token, a token of context and a sample. Raises ValueError if there are no steps.
+    """Fit seconds of a step, a token, a token of context and a sample.
+    Raises ValueError if there are no steps.
 
-    A step weighs 1 / the seconds that the model gives it (found in rounds): so the many short steps count as much as
-    the few long ones, and model and measurement agree in sum, as they would not with 1 / the measured seconds.
+    A step weighs 1 / the seconds that the model gives it (found in rounds): so the many short steps
+    count as much as the few long ones, and model and measurement agree in sum,
+    as they would not with 1 / the measured seconds.
     """
     if not steps:
         raise ValueError("there are no steps to fit the cost model to")
@@ -66,7 +69,9 @@ def fit(steps: Sequence[StepTime]) -> CostFit:
 
 
 def _least_squares(loads: DoubleArray, target: DoubleArray, weights: DoubleArray) -> DoubleArray:
-    """The x >= 0 [4] that brings loads [N, 4] @ x nearest to target [N], by weights [N] of the squares."""
+    """The x >= 0 [4] that brings loads [N, 4] @ x nearest to target [N],
+    by weights [N] of the squares.
+    """
     # Columns of like size keep the normal equations well conditioned.
     scale = np.maximum(np.abs(loads).max(axis=0), 1e-300)
     scaled = loads / scale
@@ -87,7 +92,9 @@ def write_steps(name: str, steps: Iterable[StepTime]) -> None:
 
 
 def read_steps(name: str) -> list[StepTime]:
-    """Read what `write_steps` wrote; a file without num_samples has none. Raises ValueError for any other file."""
+    """Read what `write_steps` wrote; a file without num_samples has none.
+    Raises ValueError for any other file.
+    """
     steps = []
     with open(name, encoding="utf-8", newline="") as file:
         try:

@@ -1,4 +1,6 @@
-"""The times between tokens, of which a long simulation has hundreds of millions: a histogram with logarithmic bins."""
+"""The times between tokens, of which a long simulation has hundreds of millions:
+a histogram with logarithmic bins.
+"""
 
 from __future__ import annotations
 

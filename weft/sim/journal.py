@@ -1,8 +1,8 @@
-"""Real traffic as a trace: the requests in a journal (`weft serve --journal FILE`), when they came, and how long their
-outputs became.
+"""Real traffic as a trace: the requests in a journal (`weft serve --journal FILE`), when they came,
+and how long their outputs became.
 
-A journal holds what entered the core; how a request ended follows from that. So the journal is replayed, and a tap
-between the replay and its engine notes requests and final words.
+A journal holds what entered the core; how a request ended follows from that. So the journal is
+replayed, and a tap between the replay and its engine notes requests and final words.
 """
 
 from __future__ import annotations
@@ -27,10 +27,13 @@ class Journal(NamedTuple):
 
 
 def read_journal(records: Iterable[bytes]) -> Journal:
-    """Raises BadJournal. From the first decision on that this version would not take, requests are left out."""
+    """Raises BadJournal. From the first decision on that this version would not take,
+    requests are left out.
+    """
     replay = Replay(records)
     tap = _Tap(replay, replay.engine)
-    replay.engine = tap  # type: ignore[assignment]  # it uses no more of an engine than there is here
+    # A replay uses no more of an engine than there is here.
+    replay.engine = tap  # type: ignore[assignment]
     replay.run()
     settings = replay.began.settings
     arrivals = [

@@ -14,7 +14,9 @@ PERCENTS = np.linspace(0.5, 99.5, 199)
 
 
 def plot(name: str, labels: Sequence[str], records: Sequence[Record]) -> None:
-    """Write an image: how many requests have at most so long a TTFT, ITL and E2E. Raises SettingsError."""
+    """Write an image: how many requests have at most so long a TTFT, ITL and E2E.
+    Raises SettingsError.
+    """
     try:
         from matplotlib.figure import Figure  # type: ignore[import-not-found, unused-ignore]
     except ImportError as exc:

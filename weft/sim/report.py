@@ -17,7 +17,9 @@ PERCENTS = (50, 90, 99)
 
 
 class Slo(NamedTuple):
-    """What a request must keep to count as good: time to the first token, and mean time between tokens."""
+    """What a request must keep to count as good:
+    time to the first token, and mean time between tokens.
+    """
 
     ttft_s: float = float("inf")
     itl_s: float = float("inf")
@@ -25,8 +27,9 @@ class Slo(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """Figures of one run. Times in seconds; percentiles are p50, p90, p99 of finished requests, of `itl_s` of all
-    tokens."""
+    """Figures of one run. Times in seconds;
+    percentiles are p50, p90, p99 of finished requests, of `itl_s` of all tokens.
+    """
 
     requests: int
     refused: int
@@ -101,8 +104,9 @@ def mean_itl_of(record: Record) -> DoubleArray:
 def fairness(record: Record) -> float:
     """Jain's index of the speeds at which tenants were served: (sum x)^2 / (n sum x^2).
 
-    A tenant's speed is its output tokens, divided by the time that its requests spent here. So who asks for more does
-    not look better served, and who waits longer does look worse. Source: Jain, Chiu and Hawe, DEC-TR-301 (1984).
+    A tenant's speed is its output tokens, divided by the time that its requests spent here. So who
+    asks for more does not look better served, and who waits longer does look worse.
+    Source: Jain, Chiu and Hawe, DEC-TR-301 (1984).
     """
     done = record.state == DONE
     if not done.any():
@@ -140,13 +144,17 @@ def describe(summary: Summary) -> str:
         )
     ]
     facts = [
-        f"{summary.requests:,} requests in {_seconds(summary.duration_s)}, {summary.refused:,} refused",
-        f"throughput   {number(summary.requests_per_s)} requests/s, {number(summary.output_per_s)} output tokens/s, "
-        f"{number(summary.total_per_s)} with prompts",
+        f"{summary.requests:,} requests in {_seconds(summary.duration_s)}, {summary.refused:,} "
+        "refused",
+        f"throughput   {number(summary.requests_per_s)} requests/s, "
+        f"{number(summary.output_per_s)} output tokens/s, {number(summary.total_per_s)} with "
+        "prompts",
         f"goodput      {number(summary.good_per_s)} requests/s ({summary.good_share:.1%})",
-        f"cache        {summary.hit_rate:.1%} of prompt tokens hit, {summary.evicted_tokens:,} tokens evicted",
+        f"cache        {summary.hit_rate:.1%} of prompt tokens hit, {summary.evicted_tokens:,} "
+        "tokens evicted",
         f"retractions  {summary.retractions:,}",
-        f"utilisation  {summary.row_use:.1%} of rows, device busy {summary.device_use:.1%} of the time",
+        f"utilisation  {summary.row_use:.1%} of rows, device busy {summary.device_use:.1%} of "
+        "the time",
         f"fairness     {summary.fairness:.3f} (Jain, over tenants)",
     ]
     return "\n".join([*facts, "", table(["", "p50", "p90", "p99"], times)])

@@ -1,5 +1,5 @@
-"""Sends a trace to an engine and notes what comes back. In virtual time it is a simulation; with a real engine and a
-real clock the very same run is a measurement.
+"""Sends a trace to an engine and notes what comes back. In virtual time it is a simulation; with a
+real engine and a real clock the very same run is a measurement.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ class SteppableEngine(Protocol):
 
 @dataclass
 class Record:
-    """What became of N requests. Times are those of the run's clock; NaN where something never happened."""
+    """What became of N requests. Times are those of the run's clock;
+    NaN where something never happened.
+    """
 
     sent_s: DoubleArray  # [N] when it arrived
     first_s: DoubleArray  # [N] when its first token was there
@@ -78,7 +80,9 @@ class Record:
 
 
 class Run:
-    """One run of a trace. `lengths` is told the true length of each output, if somebody wants to know."""
+    """One run of a trace. `lengths` is told the true length of each output,
+    if somebody wants to know.
+    """
 
     def __init__(
         self,
@@ -254,7 +258,8 @@ def simulate(
     *,
     overlap: bool = True,
 ) -> Record:
-    """Play a trace in virtual time. `settings` have `trace.EOS` as their only end-of-sequence token.
+    """Play a trace in virtual time. `settings` have
+    `trace.EOS` as their only end-of-sequence token.
 
     Raises AssertionError if the engine's own checks find a fault.
     """

@@ -1,4 +1,5 @@
-"""Traces that are drawn: arrivals by a random process, lengths by a distribution, shared prefixes, chats, tenants.
+"""Traces that are drawn: arrivals by a random process, lengths by a distribution,
+shared prefixes, chats, tenants.
 
 Everything follows from the seed.
 """
@@ -16,7 +17,8 @@ from weft.config.options import SettingsError, option
 from weft.sim.trace import OUTPUT, Arrival, Prompt, Segment
 
 BLOCK_LEN = 4_096  # conversations that are drawn together
-BURST_SHAPE = 0.1  # of the Gamma distribution of gaps: their coefficient of variation is 1 / sqrt(shape), about 3
+# Of the Gamma distribution of gaps: their coefficient of variation is 1 / sqrt(shape), about 3.
+BURST_SHAPE = 0.1
 DEFAULT_SIGMA = 1.0  # of log-normal lengths; that of conversations with chatbots lies about there
 LOUD = 1.0  # tenant k sends 1 / (k + 1) ** LOUD as much as the first
 
@@ -119,14 +121,18 @@ class Lengths(NamedTuple):
         if self.kind == "fixed":
             return [int(self.first)] * n
         if self.kind == "uniform":
-            return rng.integers(int(self.first), int(self.second) + 1, n).tolist()  # type: ignore[no-any-return]
+            lengths: list[int] = rng.integers(int(self.first), int(self.second) + 1, n).tolist()
+            return lengths
         sigma = self.second
         drawn = rng.lognormal(np.log(self.first) - sigma**2 / 2, sigma, n)
-        return np.maximum(1, np.rint(drawn)).astype(np.int64).tolist()  # type: ignore[no-any-return]
+        rounded: list[int] = np.maximum(1, np.rint(drawn)).astype(np.int64).tolist()
+        return rounded
 
 
 def synthetic(traffic: Traffic, first_key: int = 0) -> Iterator[Arrival]:
-    """The trace that `traffic` describes. Prompts of another `first_key` (by more than `requests`) share nothing."""
+    """The trace that `traffic` describes.
+    Prompts of another `first_key` (by more than `requests`) share nothing.
+    """
     source = _Source(traffic, first_key)
     number = 0
     while number < traffic.requests:
@@ -141,7 +147,9 @@ def synthetic(traffic: Traffic, first_key: int = 0) -> Iterator[Arrival]:
 
 
 def at_once(lengths: Iterable[tuple[int, int]], *, first_key: int = 0) -> list[Arrival]:
-    """Requests that come at once, with exactly these lengths (input, output) and nothing in common."""
+    """Requests that come at once, with exactly these lengths (input,
+    output) and nothing in common.
+    """
     return [
         Arrival(0.0, (Segment(first_key + i, input_len),), output_len, output_len, ignore_eos=True)
         for i, (input_len, output_len) in enumerate(lengths)

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as they need be; the first is aligned to the left, the others to the right."""
+    """Columns as wide as they need be;
+    the first is aligned to the left, the others to the right.
+    """
     lines = [list(header), *map(list, rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
     text = [_line(line, widths) for line in lines]

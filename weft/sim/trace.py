@@ -1,8 +1,8 @@
-"""What arrives: a trace is an iterable of `Arrival`, in the order of time. Where it comes from (a generator, a file, a
-journal) is nobody else's business.
+"""What arrives: a trace is an iterable of `Arrival`, in the order of time. Where it comes from (a
+generator, a file, a journal) is nobody else's business.
 
-A prompt is written as segments, and becomes token ids only when it is sent: two prompts share a prefix as far as they
-begin with equal segments.
+A prompt is written as segments, and becomes token ids only when it is sent: two prompts share a
+prefix as far as they begin with equal segments.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ OUTPUT = -1  # key of a segment that repeats an output: of an earlier turn of a 
 
 
 class Segment(NamedTuple):
-    """A piece of prompt. Segments of one key begin with the same tokens, segments of different keys differ at once."""
+    """A piece of prompt. Segments of one key begin with the same tokens,
+    segments of different keys differ at once.
+    """
 
     key: int  # 0 and up, or OUTPUT
     length: int
@@ -33,8 +35,9 @@ AnyPrompt: TypeAlias = Prompt | bytes  # bytes: the token ids themselves, int32 
 class Arrival(NamedTuple):
     """One request of a trace. Its number is its place in the trace.
 
-    `time_s` counts from the beginning of the trace; or, for a request that comes `after` another one (the next turn of
-    a chat), from the end of that one. Such a request stands anywhere behind the one that it waits for.
+    `time_s` counts from the beginning of the trace; or, for a request that comes `after` another
+    one (the next turn of a chat), from the end of that one.
+    Such a request stands anywhere behind the one that it waits for.
     """
 
     time_s: float
@@ -60,8 +63,8 @@ class Arrival(NamedTuple):
 class TokenSource:
     """Turns prompts into packed token ids, at the speed of a copy.
 
-    A segment is its key, written as the first two tokens, and then a stretch of one long random table. (Segments of one
-    token can only tell `vocab_size` keys apart.)
+    A segment is its key, written as the first two tokens, and then a stretch of one long random
+    table. (Segments of one token can only tell `vocab_size` keys apart.)
     """
 
     TABLE_LEN = 1 << 18
