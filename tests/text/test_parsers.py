@@ -12,8 +12,7 @@ from weft.config.options import options_of
 from weft.config.server import ServerConfig
 from weft.text.parsers.events import AnswerText, CallArguments, CallBegin, Event, ReasoningText
 from weft.text.parsers.formats import REASONING_FORMATS, TOOL_FORMATS, find_formats
-from weft.text.parsers.output import ParsedOutput
-from weft.text.parsers.parser import Parser
+from weft.text.parsers.output import ParsedOutput, Parser
 
 NAMES = frozenset({"f", "g"})
 F = ("f", {"a": [1, {"b": '}"'}], "c": None})

@@ -1,13 +1,14 @@
-"""Token ids into text, as they come: what is shown is never taken back, and no half character is shown.
+"""Token ids into text, as they come. Shown text is never taken back; no half character is shown.
 
-Two ways, chosen by the decoder of the tokenizer. Where a token is a string of bytes (byte-level BPE: most models of
-today), its bytes go through an incremental UTF-8 decoder: exact and O(1). Any other decoder is asked for the text of a
-small window of ids, with the ids shown last as context, because it may strip or join at the borders of tokens.
+There are two ways, chosen by the decoder of the tokenizer. Where a token is a string of bytes
+(byte-level BPE: most models of today), its bytes go through an incremental UTF-8 decoder: exact and
+O(1). Any other decoder gives the text of a small window of ids, with the ids shown last as context,
+because it may strip or join at the borders of tokens.
 
-A completion goes on from its prompt: the first context is the end of the prompt, so that a word that begins with a
-space keeps it, and a character that the prompt has begun is shown by the token that ends it. Wherever ids are cut into
-prompt and completion, what was complete in the prompt and the pieces of the completion are the text of all ids.
-Knows nothing of stop strings or requests.
+A completion goes on from its prompt: the first context is the end of the prompt, so that a word
+that begins with a space keeps it, and a character that the prompt has begun is shown by the token
+that ends it. Wherever ids are cut into prompt and completion, the prompt's complete part and the
+pieces of the completion are the text of all ids. Knows nothing of stop strings or requests.
 """
 
 from __future__ import annotations
@@ -17,12 +18,11 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Protocol
 
-MAX_HELD_TOKENS = (
-    16  # a character needs at most 4 byte tokens: more than this held back is no character
-)
+# A character needs at most 4 byte tokens: more than this held back is no character.
+MAX_HELD_TOKENS = 16
 MAX_BEGUN_LEN = 3  # bytes of a character that is not complete
 NUM_CONTEXT = 4  # tokens of a prompt that a window begins with
-MAX_LOOK_BACK = 1_024  # tokens of a prompt in which they are looked for: special ones do not count
+MAX_LOOK_BACK = 1_024  # tokens of a prompt that are searched for them: special ones do not count
 REPLACEMENT = "\ufffd"
 
 
@@ -37,41 +37,43 @@ class Detokenizer(Protocol):
 
 
 class ByteDetokenizer:
-    """For tokenizers whose tokens are bytes. `pieces[token]` are the bytes of a token; skipped tokens have none.
-
-    `prompt`: the ids that the completion follows.
-    """
+    """For tokenizers whose tokens are bytes."""
 
     __slots__ = ("_held", "_pieces")
 
     def __init__(self, pieces: Mapping[int, bytes], prompt: Sequence[int] = ()) -> None:
+        """`pieces[token]`: the bytes of a token; skipped tokens have none. `prompt`: the ids that
+        the completion follows."""
         self._pieces = pieces
         self._held = begun_character(pieces, prompt)  # at most 3 bytes
 
     def push(self, token: int) -> str:
         piece = self._pieces[token]
+        # Nearly all tokens, at a third of the time.
         if not self._held and piece.isascii():
-            return piece.decode("ascii")  # nearly all tokens, at a third of the time
+            return piece.decode("ascii")
+        # Whole characters are shown; the bytes of a begun one wait for the next token.
         data = self._held + piece
         text, used = utf_8_decode(data, "replace", False)
         self._held = data[used:]
         return text
 
     def flush(self) -> str:
-        held, self._held = self._held, b""
-        return utf_8_decode(held, "replace", True)[0]
+        text, _ = utf_8_decode(self._held, "replace", True)
+        self._held = b""
+        return text
 
 
 class WindowDetokenizer:
-    """For any tokenizer: the text of new ids is what decoding them adds to the text of the ids shown last.
+    """For any tokenizer: new ids have the text that they add to the text of the ids shown last.
 
         ids shown before | context | held back
-                         ^-------------------^  decoded together; the context's own text is cut off again
+                         ^-------------------^  decoded together; then the context's text is cut off
 
-    Ids without bytes in `pieces` (skipped and unknown ones) never enter the window: an empty context would make the
-    decoder strip a space that belongs there. `prompt`: the ids that the completion follows, whose end is the first
-    context.
-    Equal to decoding all ids at once, but for byte-fallback runs that are no valid UTF-8: what was valid stays.
+    Ids without bytes in `pieces` (skipped and unknown ones) never enter the window: an empty
+    context would make the decoder strip a space that belongs there. The first context is the end of
+    `prompt`. The text is that of all ids decoded at once, except for byte-fallback runs of no valid
+    UTF-8: what was valid stays.
     """
 
     __slots__ = ("_context_text", "_decode", "_ids", "_num_context", "_pieces")
@@ -87,11 +89,15 @@ class WindowDetokenizer:
         self._ids = self._end_of(prompt)
         num_begun = len(begun_character(pieces, self._ids))  # each byte of it is a token
         self._num_context = len(self._ids) - num_begun
-        self._context_text = decode(self._ids[: self._num_context]) if self._num_context else ""
+        self._context_text = ""
+        if self._num_context:
+            self._context_text = decode(self._ids[: self._num_context])
 
     def _end_of(self, prompt: Sequence[int]) -> list[int]:
-        """The last `NUM_CONTEXT` ids of the prompt that have a text, and those before them that belong to the same
-        character."""
+        """The last `NUM_CONTEXT` ids of the prompt that have a text.
+
+        Ids before them that belong to the same character come along.
+        """
         found: list[int] = []
         for token in islice(reversed(prompt), MAX_LOOK_BACK):
             piece = self._pieces[token]
@@ -106,10 +112,12 @@ class WindowDetokenizer:
             return ""
         self._ids.append(token)
         text = self._decode(self._ids)
-        full = len(self._ids) - self._num_context >= MAX_HELD_TOKENS
-        if (text.endswith(REPLACEMENT) or len(text) <= len(self._context_text)) and not full:
-            return ""
-        return self._show(text)
+        # A replacement at the end may be half a character; a full window never becomes one.
+        is_full = len(self._ids) - self._num_context >= MAX_HELD_TOKENS
+        is_complete = len(text) > len(self._context_text) and not text.endswith(REPLACEMENT)
+        if is_complete or is_full:
+            return self._show(text)
+        return ""
 
     def flush(self) -> str:
         return self._show(self._decode(self._ids))

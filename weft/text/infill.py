@@ -1,7 +1,8 @@
-"""Filling in the middle: the tokens by which a model knows the parts of a text, and how they are put together.
+"""Filling in the middle: the tokens that mark the parts of a text, and how they are put together.
 
-Code models get the text before a gap and the text behind it, each behind a token of its own, and write what is missing.
-The tokens are found by their spellings in the tokenizer, or by the names that `tokenizer_config.json` has for them.
+Code models get the text before a gap and the text behind it, each behind a token of its own, and
+write the missing part. The tokens are found by their spellings in the tokenizer, or by the names
+that `tokenizer_config.json` has for them. Knows nothing of the tokenizer but a function.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ class Spellings(NamedTuple):
 
     prefix: str
     suffix: str
-    middle: str = ""  # "" where the model writes on behind the prefix, which then stands last
+    middle: str = ""  # "" where the model goes on behind the prefix, which then stands last
     file: tuple[str, ...] = ()  # before the name of a file
     others: tuple[str, ...] = ()  # that a model may write where it has filled the gap
 
@@ -49,7 +50,10 @@ class Infill(NamedTuple):
     stops: tuple[int, ...]  # each ends the text that fills the gap
 
     def prompt(
-        self, prefix: Sequence[int], suffix: Sequence[int], middle: Sequence[int] = ()
+        self,
+        prefix: Sequence[int],
+        suffix: Sequence[int],
+        middle: Sequence[int] = (),
     ) -> list[int]:
         """The ids to continue; `middle` is how the text that fills the gap begins."""
         if self.middle is None:
@@ -58,29 +62,56 @@ class Infill(NamedTuple):
 
 
 def find_infill(id_of: Callable[[str], int | None], named: Mapping[str, str]) -> Infill | None:
-    """The model's tokens; None if it has none. `named`: spellings by `NAMES`, as far as its files have them."""
+    """The model's tokens; None if it has none.
+
+    `id_of` gives the id of a spelling; `named`: spellings by `NAMES`, as far as there are some.
+    """
+    # What the model's own files say goes before all families.
     families = list(FAMILIES)
     if all(name in named for name in NAMES[:3]):
-        prefix, suffix, middle = (named[name] for name in NAMES[:3])
-        families.insert(0, Spellings(prefix, suffix, middle, others=(named.get("eot_token", ""),)))
-    for family in families:
-        ids = [
-            id_of(text) for text in (family.prefix, family.suffix, family.middle or family.prefix)
-        ]
-        prefix_id, suffix_id, middle_id = ids
-        if prefix_id is None or suffix_id is None or middle_id is None:
-            continue
-        files = _known(id_of, family.file)
-        own = [prefix_id, suffix_id, middle_id, *files, *_known(id_of, family.others)]
-        return Infill(
-            prefix=prefix_id,
-            suffix=suffix_id,
-            middle=middle_id if family.middle else None,
-            file=files[0] if files else None,
-            stops=tuple(dict.fromkeys(own)),
+        own = Spellings(
+            prefix=named["prefix_token"],
+            suffix=named["suffix_token"],
+            middle=named["middle_token"],
+            others=(named.get("eot_token", ""),),
         )
+        families.insert(0, own)
+    for family in families:
+        infill = _infill_of(family, id_of)
+        if infill is not None:
+            return infill
     return None
 
 
+def _infill_of(family: Spellings, id_of: Callable[[str], int | None]) -> Infill | None:
+    """The tokens of a family, if the model has all that are needed."""
+    prefix = id_of(family.prefix)
+    suffix = id_of(family.suffix)
+    middle = id_of(family.middle) if family.middle else None
+    if prefix is None or suffix is None:
+        return None
+    if family.middle and middle is None:
+        return None
+    files = _known(id_of, family.file)
+    stops = [prefix, suffix]
+    if middle is not None:
+        stops.append(middle)
+    stops += files
+    stops += _known(id_of, family.others)
+    return Infill(
+        prefix=prefix,
+        suffix=suffix,
+        middle=middle,
+        file=files[0] if files else None,
+        stops=tuple(dict.fromkeys(stops)),
+    )
+
+
 def _known(id_of: Callable[[str], int | None], texts: Sequence[str]) -> list[int]:
-    return [token for text in texts if text and (token := id_of(text)) is not None]
+    """The ids of those that the model has."""
+    ids: list[int] = []
+    for text in texts:
+        id = id_of(text) if text else None
+        if id is not None:
+            ids.append(id)
+    return ids

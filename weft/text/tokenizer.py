@@ -1,11 +1,12 @@
-"""A model's tokenizer: text to ids and back, its special tokens, and the chat template that comes with it.
+"""A model's tokenizer: text to ids and back, its special tokens, and its chat templates' sources.
 
-Reads the files of a Hugging Face model folder with the `tokenizers` library alone. Knows nothing of requests.
+Reads the files of a Hugging Face model folder with the `tokenizers` library alone. Knows nothing of
+requests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -26,8 +27,10 @@ from weft.text.infill import NAMES as INFILL_NAMES
 from weft.text.infill import find_infill
 from weft.text.turns import Workers
 
-INLINE_LEN = 2_048  # characters that are encoded on the event loop: about 0.5 ms; longer texts go to a thread
-SLICE_LEN = 131_072  # characters that a thread encodes in one turn, unless a single text is longer: about 50 ms
+# Characters that are encoded on the event loop: about 0.5 ms; longer texts go to a thread.
+INLINE_LEN = 2_048
+# Characters that a thread encodes in one turn, unless a single text is longer: about 50 ms.
+SLICE_LEN = 131_072
 _MARK = "☺"  # a text that merges with none behind it
 _SPECIAL_NAMES = (
     "bos_token",
@@ -51,10 +54,10 @@ class ContextExceeded(InvalidParam):
 
 
 class Encoded(NamedTuple):
-    """The tokens of a text or of a pair of texts, and of which of the two each is (0, 1), if that was told."""
+    """The tokens of a text or of a pair of texts."""
 
     ids: list[int]
-    types: list[int]
+    types: list[int]  # of each, which of the two texts it belongs to (0, 1), if the model knows
 
 
 class Tokenizer:
@@ -67,8 +70,8 @@ class Tokenizer:
         chat_templates: dict[str, str] | None = None,
         infill_names: dict[str, str] | None = None,
     ) -> None:
-        """`special_tokens`: "bos_token" -> "<s>"; `chat_templates`: "default" -> Jinja source; `infill_names`:
-        "prefix_token" -> "▁<PRE>"."""
+        """`special_tokens`: "bos_token" -> "<s>"; `chat_templates`: "default" -> Jinja source;
+        `infill_names`: "prefix_token" -> "▁<PRE>"."""
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
@@ -76,7 +79,7 @@ class Tokenizer:
         self.chat_templates = chat_templates or {}
         self.infill = find_infill(backend.token_to_id, infill_names or {})
         added = backend.get_added_tokens_decoder()
-        self.special_ids = frozenset(id for id, token in added.items() if token.special)
+        self.special_ids = frozenset(id for id in added if added[id].special)
         vocab = backend.get_vocab(with_added_tokens=True)
         self.vocab_size = 1 + max(vocab.values(), default=-1)
         self.longest_token = max(map(len, vocab), default=1)  # characters
@@ -87,7 +90,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
-        """The tokenizer of a model folder. Raises `TokenizerError`, which names the file that is to blame."""
+        """The tokenizer of a model folder. Raises `TokenizerError`, which names the wrong file."""
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise TokenizerError(
@@ -98,9 +101,12 @@ class Tokenizer:
         except Exception as exc:  # the library raises bare Exception
             raise TokenizerError(f"{path} is no tokenizer: {exc}") from exc
         config = _read_json(folder / "tokenizer_config.json")
-        special = {name: _content(config[name]) for name in _SPECIAL_NAMES if config.get(name)}
-        infill = {name: _content(config[name]) for name in INFILL_NAMES if config.get(name)}
-        return cls(backend, special, _chat_templates(folder, config), infill)
+        return cls(
+            backend,
+            special_tokens=_named_tokens(config, _SPECIAL_NAMES),
+            chat_templates=_chat_templates(folder, config),
+            infill_names=_named_tokens(config, INFILL_NAMES),
+        )
 
     @property
     def bos_token_id(self) -> int | None:
@@ -114,31 +120,54 @@ class Tokenizer:
     def opening_ids(self) -> list[int]:
         """What the tokenizer puts before a text: the token that begins one, or nothing."""
         ids = self.encode("")
-        return ids[:1] if ids and ids[0] == self.bos_token_id else []
+        if ids and ids[0] == self.bos_token_id:
+            return ids[:1]
+        return []
+
+    # ---- texts to ids
 
     async def encode_within(
-        self, texts: Sequence[str], *, context_len: int | None = None
+        self,
+        texts: Sequence[str],
+        *,
+        context_len: int | None = None,
     ) -> list[list[int]]:
-        """Ids of texts that go on from others: without special tokens, and without the space that some tokenizers put
-        before a text. Errors as of `encode_all`."""
-        if self._is_byte_level:
-            return await self.encode_async(texts, add_special_tokens=False, context_len=context_len)
+        """Ids of texts that go on from others. Errors as of `encode_all`.
+
+        They have no special tokens, and not the space that some tokenizers put before a text.
+        """
+        if not self._is_byte_level:
+            behind_mark = await self._encode_behind_mark(texts, context_len)
+            if behind_mark is not None:
+                return behind_mark
+        return await self.encode_async(texts, add_special_tokens=False, context_len=context_len)
+
+    async def _encode_behind_mark(
+        self,
+        texts: Sequence[str],
+        context_len: int | None,
+    ) -> list[list[int]] | None:
+        """Ids of texts behind a mark, without it; None if it merges with one of them."""
         mark = self.encode(_MARK, add_special_tokens=False)
+        # The limit is one of the texts alone.
+        if context_len is not None:
+            context_len += len(mark)
         marked = [_MARK + text for text in texts]
-        room = None if context_len is None else context_len + len(mark)
-        encoded = await self.encode_async(marked, add_special_tokens=False, context_len=room)
-        if any(
-            ids[: len(mark)] != mark for ids in encoded
-        ):  # it does not stand by itself in this vocabulary
-            return await self.encode_async(texts, add_special_tokens=False, context_len=context_len)
-        return [ids[len(mark) :] for ids in encoded]
+        encoded = await self.encode_async(marked, add_special_tokens=False, context_len=context_len)
+        behind: list[list[int]] = []
+        for ids in encoded:
+            if ids[: len(mark)] != mark:
+                return None
+            behind.append(ids[len(mark) :])
+        return behind
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Ids of `text`, with the tokenizer's own beginning and end unless told otherwise.
+        """Ids of `text`, with the tokenizer's own beginning and end by default.
 
         Special tokens spelled out in the text become those tokens, as everywhere in the field.
         """
-        return self.encode_all([text], add_special_tokens=add_special_tokens)[0]
+        [ids] = self.encode_all([text], add_special_tokens=add_special_tokens)
+        return ids
 
     def encode_all(
         self,
@@ -149,22 +178,27 @@ class Tokenizer:
     ) -> list[list[int]]:
         """Ids of each text. Raises `ContextExceeded` for one of more than `context_len` tokens.
 
-        What cannot fit whatever its tokens are is refused before the work is done.
+        A text that cannot fit whatever its tokens are is refused before the work is done.
         """
-        self._check_lens(texts, context_len)
+        if context_len is not None:
+            self._check_lens(texts, context_len)
         try:
             encodings = self._backend.encode_batch_fast(
                 list(texts), add_special_tokens=add_special_tokens
             )
         except (TypeError, UnicodeError) as exc:  # lone surrogates
             raise InvalidParam("prompt", "the text is not valid Unicode") from exc
+        found: list[list[int]] = []
         for encoding in encodings:
-            if context_len is not None and len(encoding) > context_len:
+            num_tokens = len(encoding)
+            if context_len is not None and num_tokens > context_len:
                 raise ContextExceeded(
                     "prompt",
-                    f"the prompt has {len(encoding):,} tokens, more than the context of {context_len:,}",
+                    f"the prompt has {num_tokens:,} tokens, "
+                    f"more than the context of {context_len:,}",
                 )
-        return [encoding.ids for encoding in encodings]
+            found.append(encoding.ids)
+        return found
 
     async def encode_async(
         self,
@@ -173,20 +207,20 @@ class Tokenizer:
         add_special_tokens: bool = True,
         context_len: int | None = None,
     ) -> list[list[int]]:
-        """`encode_all`, in a thread if there is much to do. The library lets go of the interpreter meanwhile.
+        """`encode_all`, in a thread if there is much to do. Meanwhile the library frees the GIL.
 
-        Many texts take a turn for every `SLICE_LEN` characters, so that others are served in between, and the first
-        that is too long ends it. Raises `Busy`, too.
+        Many texts take a turn for every `SLICE_LEN` characters, so that others are served in
+        between, and the first that is too long ends it. Raises `Busy`, too.
         """
-        self._check_lens(texts, context_len)
-
-        def work(part: Sequence[str]) -> list[list[int]]:
-            return self.encode_all(
-                part, add_special_tokens=add_special_tokens, context_len=context_len
-            )
-
+        work = partial(
+            self.encode_all,
+            add_special_tokens=add_special_tokens,
+            context_len=context_len,
+        )
         if sum(map(len, texts)) <= INLINE_LEN:
             return work(texts)
+        if context_len is not None:
+            self._check_lens(texts, context_len)  # before waiting for a thread
         found: list[list[int]] = []
         for part, length in _slices(texts, len):
             found += await self._workers.run(partial(work, part), is_long=length > SLICE_LEN)
@@ -200,7 +234,7 @@ class Tokenizer:
         side: str = "right",
         add_special_tokens: bool = True,
     ) -> list[Encoded]:
-        """`encode_input` of each, in a thread if there is much to do, in turns as `encode_async`."""
+        """`encode_input` of each; if there is much to do, in a thread, as `encode_async`."""
 
         def work(part: Sequence[str | tuple[str, str]]) -> list[Encoded]:
             try:
@@ -208,6 +242,7 @@ class Tokenizer:
             except (TypeError, UnicodeError) as exc:  # lone surrogates
                 raise InvalidParam("input", "the text is not valid Unicode") from exc
 
+        # A thread costs more than a short text.
         if sum(map(_num_chars, inputs)) <= INLINE_LEN:
             return work(inputs)
         found: list[Encoded] = []
@@ -216,8 +251,9 @@ class Tokenizer:
         return found
 
     def encode_input(self, one: str | tuple[str, str], max_len: int | None = None) -> Encoded:
-        """The tokens of a text or of a pair of texts, cut to `max_len`, as `encode_each` does it."""
-        return self.encode_each([one], max_len)[0]
+        """The tokens of a text or of a pair of texts, cut to `max_len`, as `encode_each` cuts."""
+        [encoded] = self.encode_each([one], max_len)
+        return encoded
 
     def encode_each(
         self,
@@ -226,16 +262,22 @@ class Tokenizer:
         side: str = "right",
         add_special_tokens: bool = True,
     ) -> list[Encoded]:
-        """The tokens of each text or pair of texts, cut to `max_len` at its left or right `side`, special tokens left
-        in their places. Of a pair the longer text is cut. All are encoded in one call, in the library's threads.
+        """The tokens of each text or pair of texts, cut to `max_len` at its left or right `side`.
+
+        Special tokens stay in their places; of a pair the longer text is cut. All are encoded in
+        one call, in the library's threads.
         """
-        lists = [(one,) if isinstance(one, str) else one for one in inputs]
-        texts = [text for one in lists for text in one]
-        found = iter(self._backend.encode_batch_fast(texts, add_special_tokens=False))
-        return [
-            self._cut_and_closed([next(found) for _ in one], max_len, side, add_special_tokens)
-            for one in lists
-        ]
+        texts: list[str] = []
+        for one in inputs:
+            texts += [one] if isinstance(one, str) else one
+        encodings = iter(self._backend.encode_batch_fast(texts, add_special_tokens=False))
+        found: list[Encoded] = []
+        for one in inputs:
+            parts = [next(encodings)]
+            if not isinstance(one, str):
+                parts.append(next(encodings))
+            found.append(self._cut_and_closed(parts, max_len, side, add_special_tokens))
+        return found
 
     def _cut_and_closed(
         self,
@@ -244,19 +286,22 @@ class Tokenizer:
         side: str,
         add_special_tokens: bool,
     ) -> Encoded:
+        """Cut the parts to their lengths, and put the special tokens around them."""
         backend = self._backend
         if max_len is not None:
-            num_special = (
-                backend.num_special_tokens_to_add(len(parts) == 2) if add_special_tokens else 0
-            )
-            for part, length in zip(
-                parts, _cut([len(part) for part in parts], max_len - num_special), strict=True
-            ):
+            room = max_len
+            if add_special_tokens:
+                room -= backend.num_special_tokens_to_add(len(parts) == 2)
+            lens = _fitting_lens([len(part) for part in parts], room)
+            for part, length in zip(parts, lens, strict=True):
                 if length < len(part):
                     part.truncate(length, direction=side)
-        pair = parts[1] if len(parts) == 2 else None
-        whole = backend.post_process(parts[0], pair, add_special_tokens=add_special_tokens)
-        return Encoded(whole.ids, whole.type_ids)
+        first, *rest = parts
+        pair = rest[0] if rest else None
+        closed = backend.post_process(first, pair, add_special_tokens=add_special_tokens)
+        return Encoded(closed.ids, closed.type_ids)
+
+    # ---- ids to texts
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
@@ -266,7 +311,10 @@ class Tokenizer:
         return text
 
     async def decode_all_async(
-        self, lists: Sequence[Sequence[int]], *, skip_special_tokens: bool = True
+        self,
+        lists: Sequence[Sequence[int]],
+        *,
+        skip_special_tokens: bool = True,
     ) -> list[str]:
         """The text of each list, in a thread if there is much to do. Raises `Busy`."""
 
@@ -274,18 +322,20 @@ class Tokenizer:
             return self._backend.decode_batch(lists, skip_special_tokens=skip_special_tokens)
 
         num = sum(map(len, lists)) + len(lists)
-        return (
-            work() if num <= INLINE_LEN else await self._workers.run(work, is_long=num > SLICE_LEN)
-        )
+        if num <= INLINE_LEN:
+            return work()
+        return await self._workers.run(work, is_long=num > SLICE_LEN)
 
     async def decode_prompt(self, ids: Sequence[int]) -> str:
-        """The text that a completion of `ids` goes on from: without the beginning of a character at their end, which
-        belongs to the completion (`detokenizer.py`)."""
+        """The text that a completion of `ids` goes on from.
+
+        The beginning of a character at their end belongs to the completion (`detokenizer.py`).
+        """
         tail = list(ids[-MAX_LOOK_BACK:])
-        if self._is_byte_level and begun_character(
-            self._plain_pieces, tail
-        ):  # its token may end the one before
-            return (await self.decode_async(ids)).removesuffix(REPLACEMENT)
+        if self._is_byte_level and begun_character(self._plain_pieces, tail):
+            # Its token may also end the character before it, so no id can be left out.
+            text = await self.decode_async(ids)
+            return text.removesuffix(REPLACEMENT)
         num_begun = 0
         while begun_character(self._plain_pieces, tail):
             tail.pop()
@@ -293,15 +343,17 @@ class Tokenizer:
         return await self.decode_async(ids[: len(ids) - num_begun])
 
     def detokenizer(
-        self, *, skip_special_tokens: bool = True, prompt: Sequence[int] = ()
+        self,
+        *,
+        skip_special_tokens: bool = True,
+        prompt: Sequence[int] = (),
     ) -> Detokenizer:
         """A fresh incremental decoder for one completion of the ids `prompt`."""
         pieces = self._plain_pieces if skip_special_tokens else self._pieces
         if self._is_byte_level:
             return ByteDetokenizer(pieces, prompt)
-        return WindowDetokenizer(
-            lambda ids: self._backend.decode(ids, skip_special_tokens=False), pieces, prompt
-        )
+        decode = partial(self._backend.decode, skip_special_tokens=False)
+        return WindowDetokenizer(decode, pieces, prompt)
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that one token stands for, by itself; special tokens as they are spelled."""
@@ -313,25 +365,29 @@ class Tokenizer:
 
     def _special_id(self, name: str) -> int | None:
         content = self.special_tokens.get(name)
-        return None if content is None else self._backend.token_to_id(content)
+        if content is None:
+            return None
+        return self._backend.token_to_id(content)
 
-    def _check_lens(self, texts: Sequence[str], context_len: int | None) -> None:
-        """Refuse what is longer than any tokens of a context can be."""
-        if context_len is None:
-            return
+    def _check_lens(self, texts: Sequence[str], context_len: int) -> None:
+        """Refuse a text that is longer than any `context_len` tokens can be."""
         longest = max(map(len, texts), default=0)
         if longest > context_len * self.longest_token:
             raise ContextExceeded(
                 "prompt",
-                f"the prompt has {longest:,} characters; no context of {context_len:,} tokens holds it",
+                f"the prompt has {longest:,} characters; "
+                f"no context of {context_len:,} tokens holds it",
             )
 
 
 class _Pieces(dict[int, bytes]):
-    """The bytes of each token, worked out when first asked for: a vocabulary is large, what is used of it small."""
+    """The bytes of each token, worked out at its first use: few tokens of a vocabulary are used."""
 
     def __init__(
-        self, backend: tokenizers.Tokenizer, is_byte_level: bool, skipped: frozenset[int]
+        self,
+        backend: tokenizers.Tokenizer,
+        is_byte_level: bool,
+        skipped: frozenset[int],
     ) -> None:
         super().__init__()
         self._backend = backend
@@ -340,18 +396,22 @@ class _Pieces(dict[int, bytes]):
         self._skipped = skipped
 
     def __missing__(self, token: int) -> bytes:
-        piece = b"" if token in self._skipped else self._bytes_of(token)
+        piece = b""
+        if token not in self._skipped:
+            piece = self._bytes_of(token)
         self[token] = piece
         return piece
 
     def _bytes_of(self, token: int) -> bytes:
         spelled = self._backend.id_to_token(token)
-        if spelled is None:  # the model's vocabulary may be padded beyond the tokenizer's
+        # The model's vocabulary may be padded beyond the tokenizer's.
+        if spelled is None:
             return b""
         if self._is_byte_level:
             try:
                 return bytes(_BYTE_OF[char] for char in spelled)
-            except KeyError:  # an added token, spelled as it is
+            except KeyError:
+                # An added token is spelled as it is.
                 return spelled.encode()
         if (
             self._falls_back
@@ -364,24 +424,29 @@ class _Pieces(dict[int, bytes]):
 
 
 def _num_chars(one: str | tuple[str, str]) -> int:
-    return len(one) if isinstance(one, str) else len(one[0]) + len(one[1])
+    if isinstance(one, str):
+        return len(one)
+    first, second = one
+    return len(first) + len(second)
 
 
 def _slices(items: Sequence[T], num_chars: Callable[[T], int]) -> Iterator[tuple[Sequence[T], int]]:
-    """`items` in parts of at most `SLICE_LEN` characters, or of one item, each with its characters."""
-    begin, length = 0, 0
-    for place, item in enumerate(items):
+    """`items` in parts of at most `SLICE_LEN` characters, or of one item, each with its length."""
+    begin = 0
+    length = 0
+    for index, item in enumerate(items):
         own = num_chars(item)
-        if length + own > SLICE_LEN and place > begin:
-            yield items[begin:place], length
-            begin, length = place, 0
+        if length + own > SLICE_LEN and index > begin:
+            yield items[begin:index], length
+            begin = index
+            length = 0
         length += own
     if begin < len(items):
         yield items[begin:], length
 
 
-def _cut(lens: Sequence[int], room: int) -> list[int]:
-    """Lengths that fit into `room` together: the longest gives way first."""
+def _fitting_lens(lens: Sequence[int], room: int) -> list[int]:
+    """Lengths of one or two texts that fit into `room` together: the longer one is cut first."""
     room = max(room, 0)
     if sum(lens) <= room or len(lens) == 1:
         return [min(length, room) for length in lens]
@@ -389,11 +454,12 @@ def _cut(lens: Sequence[int], room: int) -> list[int]:
     half = room // 2
     if second <= half:
         return [room - second, second]
-    return [min(first, room - half), room - min(first, room - half)]
+    kept = min(first, room - half)
+    return [kept, room - kept]
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """The printable character that stands for each byte in byte-level BPE, reversed.
+    """The byte for each printable character of byte-level BPE.
 
     Source: GPT-2, `bytes_to_unicode` in github.com/openai/gpt-2/blob/master/src/encoder.py.
     """
@@ -403,8 +469,13 @@ def _byte_alphabet() -> dict[str, int]:
         *range(ord("®"), ord("ÿ") + 1),
     ]
     alphabet = {chr(byte): byte for byte in printable}
-    others = [byte for byte in range(256) if byte not in set(printable)]
-    return alphabet | {chr(256 + position): byte for position, byte in enumerate(others)}
+    # The other bytes have the characters from 256 on, in their order.
+    code = 256
+    for byte in range(256):
+        if byte not in printable:
+            alphabet[chr(code)] = byte
+            code += 1
+    return alphabet
 
 
 _BYTE_OF = _byte_alphabet()
@@ -416,11 +487,13 @@ def _is_byte_level(backend: tokenizers.Tokenizer) -> bool:
 
 
 def _decoder_types(backend: tokenizers.Tokenizer) -> list[str]:
-    """What its decoder does with the spellings of tokens, one after the other."""
+    """The steps of its decoder, in order."""
     if backend.decoder is None:
         return []
     decoder = msgspec.json.decode(backend.decoder.__getstate__())
-    steps = decoder["decoders"] if decoder.get("type") == "Sequence" else [decoder]
+    steps = [decoder]
+    if decoder.get("type") == "Sequence":
+        steps = decoder["decoders"]
     return [str(step.get("type")) for step in steps]
 
 
@@ -433,9 +506,16 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise TokenizerError(f"{path} is not the JSON object it should be: {exc}") from exc
 
 
+def _named_tokens(config: dict[str, Any], names: Iterable[str]) -> dict[str, str]:
+    """The special tokens that a configuration has under these names."""
+    return {name: _content(config[name]) for name in names if config.get(name)}
+
+
 def _content(token: Any) -> str:
     """A special token is written as a string or as an object with its `content`."""
-    content = token.get("content") if isinstance(token, dict) else token
+    content = token
+    if isinstance(token, dict):
+        content = token.get("content")
     if not isinstance(content, str):
         raise TokenizerError(f"tokenizer_config.json: {token!r} is no special token")
     return content
@@ -443,22 +523,21 @@ def _content(token: Any) -> str:
 
 def _chat_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     """Named templates, from where models of different ages keep them; the newest place wins."""
+    further: dict[str, str] = {}
+    for path in sorted(folder.glob("additional_chat_templates/*.jinja")):
+        further[path.stem] = _read_template(path)
     jinja = folder / "chat_template.jinja"
-    further = {
-        path.stem: _read_template(path)
-        for path in sorted(folder.glob("additional_chat_templates/*.jinja"))
-    }
     if jinja.is_file():
         return further | {"default": _read_template(jinja)}
-    template = _read_json(folder / "chat_template.json").get("chat_template") or config.get(
-        "chat_template"
-    )
+    template = _read_json(folder / "chat_template.json").get("chat_template")
+    template = template or config.get("chat_template")
     if template is None:
         return further
     if isinstance(template, str):
         return further | {"default": template}
     try:
-        return {str(entry["name"]): str(entry["template"]) for entry in template} | further
+        named = {str(entry["name"]): str(entry["template"]) for entry in template}
+        return named | further
     except (KeyError, TypeError) as exc:
         raise TokenizerError(
             f"{folder / 'tokenizer_config.json'}: chat_template has no known form"

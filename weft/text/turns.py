@@ -1,8 +1,8 @@
-"""Who is next where requests have to wait for a thread or a process of the front: tokenizing, templates, large bodies.
+"""Turns, where requests wait for a thread or a process of the front: tokenizing, templates, bodies.
 
-Tenants take turns, whatever each of them asks for; the requests of one tenant keep their order. Long work never has the
-last place, so that short work does not wait for the end of long. Waiting has a limit of its own: it is nobody's fault,
-and not counted to the work.
+Tenants take turns, whatever each of them asks for; the requests of one tenant keep their order.
+Long work never has the last place, so that short work does not wait for the end of long. Waiting
+has a limit of its own, and does not count as work. Knows nothing of the work itself.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Turns:
     """Places for `num_places` at a time. For one event loop."""
 
     def __init__(self, num_places: int, what: str, *, wait_s: float = WAIT_S) -> None:
-        """`what` is waited for at most `wait_s`; the word stands in the message to the user."""
+        """Requests wait for `what` at most `wait_s`; the word stands in the message to the user."""
         self._num_free = num_places
         self._num_free_long = max(num_places - 1, 1)
         self._what = what
@@ -41,7 +41,7 @@ class Turns:
         self._waiting = Rotation[_Waiter]()
 
     async def take(self, *, is_long: bool = False) -> None:
-        """Wait for a place, which has to be given back. Raises `Busy`."""
+        """Wait for a place, which the caller has to give back. Raises `Busy`."""
         waiter = _Waiter(asyncio.get_running_loop().create_future(), is_long)
         name = tenant()
         self._waiting.put(name, waiter, is_long=is_long)
@@ -51,7 +51,8 @@ class Turns:
         try:
             await asyncio.wait({waiter.granted}, timeout=self._wait_s)
         except asyncio.CancelledError:
-            if not self._waiting.remove(name, waiter):  # the place came in the same moment
+            # The place may have come in the same moment.
+            if not self._waiting.remove(name, waiter):
                 self.give_back(is_long=is_long)
             raise
         if self._waiting.remove(name, waiter):
@@ -63,10 +64,10 @@ class Turns:
         self._grant()
 
     def _grant(self) -> None:
-        while (
-            self._num_free
-            and (waiter := self._waiting.take(with_long=self._num_free_long > 0)) is not None
-        ):
+        while self._num_free:
+            waiter = self._waiting.take(with_long=self._num_free_long > 0)
+            if waiter is None:
+                return
             self._num_free -= 1
             self._num_free_long -= waiter.is_long
             waiter.granted.set_result(None)
@@ -90,5 +91,6 @@ class Workers:
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(lambda: turns.give_back(is_long=is_long))
 
-        future.add_done_callback(ended)  # who asked may have left before the work is done
+        # The request may have left before the work is done: the thread itself gives back.
+        future.add_done_callback(ended)
         return await asyncio.wrap_future(future)

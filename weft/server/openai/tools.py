@@ -73,7 +73,7 @@ def tool_use(tools: Sequence[dict[str, Any]] | None, choice: Any, *, parallel: b
 
 
 def forced_schema(functions: dict[str, dict[str, Any]], *, parallel: bool) -> dict[str, Any]:
-    """What a list of calls of these functions looks like, as `text.parsers.forced` reads it."""
+    """What a list of calls of these functions looks like, as `text.parsers.readers.forced` reads it."""
     place = "#/items" if len(functions) == 1 else "#/items/anyOf/{number}"
     calls = [
         {

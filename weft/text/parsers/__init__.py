@@ -1,1 +1,1 @@
-"""What a model writes besides plain text, found while it is written: tool calls and reasoning (docs/guides/tools.md)."""
+"""Tool calls and reasoning in a model's text, found while it is written (docs/guides/tools.md)."""

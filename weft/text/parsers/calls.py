@@ -1,4 +1,7 @@
-"""Calls written in JSON, read from a `Stream`: what most formats have in common."""
+"""Calls written in JSON, read from a `Stream`: what most formats have in common.
+
+Knows nothing of the marks around a call: those are the formats' own (`readers.py`).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from weft.text.parsers.events import CallArguments, CallBegin
 from weft.text.parsers.json_scan import JsonScanner
 from weft.text.parsers.stream import MAX_HELD, Reading, Stream
 
-MAX_CALL_LEN = 1_000_000  # characters of a call that is told when it is whole
+MAX_CALL_LEN = 1_000_000  # characters of a call that is told when it is complete
 _ARGUMENT_KEYS = frozenset(["arguments", "parameters"])
 _OTHER_KEYS = frozenset(["id", "type"])  # of a call; without meaning here
 
@@ -21,12 +24,13 @@ def json_call(stream: Stream) -> Reading[bool]:
     size = 0
     while not reader.done:
         size += len(stream.step(reader))
+        # A call that has begun was told: it need not be kept to be given back as text.
         if reader.begun and stream.eager:
             stream.settle()
             size = 0
-        if reader.failed or size > _most(stream):
+        if reader.failed or size > _max_len(stream):
             return False
-        if not (reader.done or (yield from stream.more())):
+        if not reader.done and not (yield from stream.more()):
             return reader.break_off()
     if not reader.finish():
         return False
@@ -48,9 +52,9 @@ def json_arguments(stream: Stream, name: str) -> Reading[bool]:
             stream.settle()
         else:
             size += len(piece)
-        if scanner.failed or size > _most(stream):
+        if scanner.failed or size > _max_len(stream):
             return False
-        if not (scanner.done or (yield from stream.more())):
+        if not scanner.done and not (yield from stream.more()):
             return call.break_off()
     if not call.close():
         return False
@@ -87,13 +91,13 @@ def is_object(text: str) -> bool:
     return isinstance(_decoded(text), dict)
 
 
-def _most(stream: Stream) -> int:
+def _max_len(stream: Stream) -> int:
     """Characters of a call that may be kept."""
     return MAX_HELD if stream.eager else MAX_CALL_LEN
 
 
 class StreamedCall:
-    """A call whose name is known. An eager stream tells of it at once, another when it is whole."""
+    """A call whose name is known. An eager stream tells it at once, another when it is complete."""
 
     def __init__(self, stream: Stream, name: str) -> None:
         self._stream = stream
@@ -109,8 +113,10 @@ class StreamedCall:
             self._stream.tell(CallArguments(self._index, arguments))
 
     def close(self) -> bool:
-        """The call has ended. False if it cannot be told after all: not all that JSON allows can be read, such as
-        half a surrogate pair."""
+        """The call has ended. False if it cannot be told after all.
+
+        Not all that JSON allows can be read, such as half a surrogate pair.
+        """
         if self._stream.eager:
             return True
         arguments = "".join(self._pieces)
@@ -180,7 +186,9 @@ class _CallReader:
         if self._call is not None:
             return self._call.close()
         return self._name is not None and whole_call(
-            self._stream, self._name, self._arguments or "{}"
+            self._stream,
+            self._name,
+            self._arguments or "{}",
         )
 
     def break_off(self) -> bool:
@@ -191,27 +199,27 @@ class _CallReader:
 
     def _begin_value(self) -> None:
         key = "".join(self._pieces).strip(" \t\r\n{,:").strip('" \t\r\n')
-        known = key == "name" or key in _ARGUMENT_KEYS or key in _OTHER_KEYS
-        twice = key in _ARGUMENT_KEYS and (self._call is not None or self._arguments is not None)
-        self._key, self._pieces = key, []
-        if not known or twice:
+        is_argument = key in _ARGUMENT_KEYS
+        if is_argument and (self._call is not None or self._arguments is not None):
+            self.failed = True  # arguments twice
+        if not is_argument and key != "name" and key not in _OTHER_KEYS:
             self.failed = True
+        self._key = key
+        self._pieces = []
 
     def _maybe_stream(self) -> None:
         """Arguments whose name is known are passed on as they come, if they are an object."""
-        if (
-            self._key in _ARGUMENT_KEYS
-            and self._name is not None
-            and self._call is None
-            and not self.failed
-        ):
+        if self.failed or self._name is None or self._call is not None:
+            return
+        if self._key in _ARGUMENT_KEYS:
             value = "".join(self._pieces).lstrip()
             if value.startswith("{"):
                 self._call = StreamedCall(self._stream, self._name)
                 self._call.add(value)
 
     def _end_value(self) -> None:
-        key, self._key = self._key, ""
+        key = self._key
+        self._key = ""
         if self._call is not None and key in _ARGUMENT_KEYS:
             return
         value = "".join(self._pieces)
@@ -226,7 +234,7 @@ class _CallReader:
 
 
 def _as_object(value: str) -> str | None:
-    """Arguments as the JSON object that they are, or that they have as a string, or that they leave out."""
+    """Arguments as a JSON object: as they are, or out of a string, or {} for null."""
     if value.startswith("{"):
         return value
     if value == "null":

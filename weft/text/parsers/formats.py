@@ -1,4 +1,7 @@
-"""Which format a model writes its calls and its reasoning in: by name, or by what its chat template shows."""
+"""Which format a model writes its calls and its reasoning in: by name, or by its chat template.
+
+A new family is a reader (`readers.py`) and a line in a table here.
+"""
 
 from __future__ import annotations
 
@@ -6,34 +9,26 @@ from collections.abc import Callable, Iterable, Set
 from functools import partial
 from typing import NamedTuple
 
-from weft.text.parsers.deepseek import CALL_BEGIN, deepseek
-from weft.text.parsers.forced import forced
-from weft.text.parsers.hermes import hermes
-from weft.text.parsers.llama3 import TAG, TOOL_ROLE, llama3
-from weft.text.parsers.mistral import MARKER, mistral
-from weft.text.parsers.parser import Parser
+from weft.text.parsers import readers
+from weft.text.parsers.output import Parser
 from weft.text.parsers.pythonic import pythonic
 from weft.text.parsers.stream import Reading, Stream
-from weft.text.parsers.thinking import thinking
 
 
 class ToolFormat(NamedTuple):
     """How a family of models writes calls."""
 
     read: Callable[[Stream], Reading[None]]
-    mark: str = (
-        ""  # a chat template that has this text is of this format; "" if that cannot be told
-    )
+    # A chat template with this text is of this format; "" if no text shows it.
+    mark: str = ""
     other_mark: str = ""  # another such text, which is not written before calls
-    id_len: int = (
-        24  # characters of a call's id behind "call_"; Mistral's templates want 9 and no prefix
-    )
-    around: tuple[str, str] | None = (
-        None  # what stands before (with NAME for the name) and behind a call's arguments
-    )
+    # Characters of a call's id behind "call_"; Mistral's templates want 9 and no prefix.
+    id_len: int = 24
+    # The texts before (with NAME for the name) and behind the arguments of a call.
+    around: tuple[str, str] | None = None
 
     def is_marked(self, source: str) -> bool:
-        """Whether the source of chat templates tells that calls are written like this."""
+        """Whether the source of chat templates shows that calls are written like this."""
         return any(mark and mark in source for mark in (self.mark, self.other_mark))
 
     def parser(self, names: Set[str], *, eager: bool, tells_cut: bool = False) -> Parser:
@@ -48,15 +43,16 @@ class ReasoningFormat(NamedTuple):
     always: bool = False  # it reasons though neither it nor its template opens the reasoning
 
     def parser(self, prompt_end: str, *, eager: bool) -> Parser:
-        """`prompt_end`: the last characters of the prompt, where a template may open or close the reasoning."""
-        read = partial(thinking, begin=self.begin, end=self.end, inside=self.is_open(prompt_end))
+        """`prompt_end`: the prompt's last characters, which may open or close the reasoning."""
+        inside = self.is_open(prompt_end)
+        read = partial(readers.reasoning, begin=self.begin, end=self.end, inside=inside)
         return Parser(read, Stream(eager=eager))
 
     def is_open(self, prompt_end: str) -> bool:
         """Whether the output begins inside of the reasoning."""
-        return prompt_end.rstrip().endswith(self.begin) or (
-            self.always and not self.is_closed(prompt_end)
-        )
+        if prompt_end.rstrip().endswith(self.begin):
+            return True
+        return self.always and not self.is_closed(prompt_end)
 
     def is_closed(self, prompt_end: str) -> bool:
         """Whether the prompt has ended the reasoning: there is none in the output."""
@@ -65,16 +61,20 @@ class ReasoningFormat(NamedTuple):
 
 TOOL_FORMATS = {
     "hermes": ToolFormat(
-        hermes,
-        "<tool_call>",
+        readers.hermes,
+        mark="<tool_call>",
         around=('<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>"),
     ),
-    "llama3": ToolFormat(llama3, TAG, other_mark=TOOL_ROLE),
-    "mistral": ToolFormat(mistral, MARKER, id_len=9),
-    "deepseek": ToolFormat(deepseek, CALL_BEGIN),
+    "llama3": ToolFormat(
+        readers.llama3,
+        mark=readers.LLAMA3_TAG,
+        other_mark=readers.LLAMA3_TOOL_ROLE,
+    ),
+    "mistral": ToolFormat(readers.mistral, mark=readers.MISTRAL_MARKER, id_len=9),
+    "deepseek": ToolFormat(readers.deepseek, mark=readers.DEEPSEEK_CALL_BEGIN),
     "pythonic": ToolFormat(pythonic),
 }
-FORCED = ToolFormat(forced)
+FORCED = ToolFormat(readers.forced)
 
 REASONING_FORMATS = {
     "deepseek_r1": ReasoningFormat("<think>", "</think>", always=True),
@@ -82,7 +82,8 @@ REASONING_FORMATS = {
     "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
     "kimi": ReasoningFormat("◁think▷", "◁/think▷"),
 }
-_FOUND_REASONING = ("qwen3", "mistral", "kimi")  # the order in which a template is looked through
+# The formats that a template can show, in the order in which they are looked for.
+_FOUND_REASONING = ("qwen3", "mistral", "kimi")
 
 
 class Formats(NamedTuple):
@@ -93,17 +94,30 @@ class Formats(NamedTuple):
 
 
 def find_formats(tools: str, reasoning: str, templates: Iterable[str]) -> Formats:
-    """By name; "none" for none, "auto" by the sources of the chat templates. Raises KeyError for other names."""
+    """By name; "none" for none, "auto" by the sources of the chat templates.
+
+    Raises KeyError for other names.
+    """
     source = "\n".join(templates)
     if tools == "auto":
-        tools = next(
-            (name for name, format in TOOL_FORMATS.items() if format.is_marked(source)), "none"
-        )
+        tools = _shown_tools(source)
     if reasoning == "auto":
-        reasoning = next(
-            (name for name in _FOUND_REASONING if REASONING_FORMATS[name].end in source), "none"
-        )
+        reasoning = _shown_reasoning(source)
     return Formats(
-        None if tools == "none" else TOOL_FORMATS[tools],
-        None if reasoning == "none" else REASONING_FORMATS[reasoning],
+        tools=None if tools == "none" else TOOL_FORMATS[tools],
+        reasoning=None if reasoning == "none" else REASONING_FORMATS[reasoning],
     )
+
+
+def _shown_tools(source: str) -> str:
+    for name, format in TOOL_FORMATS.items():
+        if format.is_marked(source):
+            return name
+    return "none"
+
+
+def _shown_reasoning(source: str) -> str:
+    for name in _FOUND_REASONING:
+        if REASONING_FORMATS[name].end in source:
+            return name
+    return "none"

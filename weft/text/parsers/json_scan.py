@@ -1,7 +1,7 @@
 """Follows one JSON object that arrives in pieces, and says where it ends, or that it is none.
 
-It checks the whole grammar of JSON, keeps nothing of the text but the open brackets, and looks at each character once.
-Knows nothing of tool calls.
+It checks the whole grammar of JSON, keeps nothing of the text but the open brackets, and looks at
+each character once. Knows nothing of tool calls.
 """
 
 from __future__ import annotations
@@ -33,9 +33,12 @@ class _State(IntEnum):
 
 
 class JsonScanner:
-    """One object. `scan` stops where a key of the outermost object has ended (behind its colon), where its value has
-    ended, and where the object itself has: `event` is then "key", "value" or "done", or "failed" at a wrong character,
-    which is not consumed."""
+    """One object.
+
+    `scan` stops where a key of the outermost object has ended (behind its colon), where its value
+    has ended, and where the object itself has: `event` is then "key", "value" or "done". At a wrong
+    character, which is not consumed, it is "failed".
+    """
 
     def __init__(self) -> None:
         self.event = ""
@@ -54,7 +57,10 @@ class JsonScanner:
         return self.event == "failed"
 
     def scan(self, text: str, position: int) -> int:
-        """Follow `text` from `position` to the next event or its end. Returns the position behind what was consumed."""
+        """Follow `text` from `position` to the next event or to its end.
+
+        Returns the position behind what was consumed.
+        """
         self.event = ""
         while position < len(text):
             if self._state is _State.STRING:
@@ -64,7 +70,8 @@ class JsonScanner:
                     position = match.end()
                     continue
             if self._state is _State.WORD and text[position] not in _WORD_CHARS:
-                self._end_word()  # its end is seen at the character behind it, which is looked at again
+                # The end of a word is seen at the character behind it, which is looked at again.
+                self._end_word()
             else:
                 self._step(text[position])
                 position += not self.failed
@@ -78,12 +85,10 @@ class JsonScanner:
                 self._in_string(char)
             case _State.ESCAPE:
                 self._num_hex = 4 if char == "u" else 0
-                self._go(char in '"\\/bfnrtu', _State.HEX if self._num_hex else _State.STRING)
+                self._go(char in '"\\/bfnrtu', self._in_hex_or_string())
             case _State.HEX:
                 self._num_hex -= 1
-                self._go(
-                    char in "0123456789abcdefABCDEF", _State.HEX if self._num_hex else _State.STRING
-                )
+                self._go(char in "0123456789abcdefABCDEF", self._in_hex_or_string())
             case _State.WORD:
                 self._word += char
                 self._go(len(self._word) <= _MAX_WORD_LEN, _State.WORD)
@@ -102,6 +107,9 @@ class JsonScanner:
                 self._key(char)
             case _State.VALUE | _State.FIRST_VALUE:
                 self._value(char)
+
+    def _in_hex_or_string(self) -> _State:
+        return _State.HEX if self._num_hex else _State.STRING
 
     def _go(self, right: bool, state: _State) -> None:
         if right:
@@ -132,10 +140,8 @@ class JsonScanner:
             self._close(char)
         elif char in "{[":
             self._open.append(char)
-            self._go(
-                len(self._open) <= MAX_DEPTH,
-                _State.FIRST_KEY if char == "{" else _State.FIRST_VALUE,
-            )
+            state = _State.FIRST_KEY if char == "{" else _State.FIRST_VALUE
+            self._go(len(self._open) <= MAX_DEPTH, state)
         elif char == '"':
             self._is_key = False
             self._state = _State.STRING

@@ -1,16 +1,55 @@
-"""One completion's text as reasoning, answer and tool calls, while it is written or at its end."""
+"""One completion's text as reasoning, answer and tool calls, while it is written or at its end.
+
+    text ──▶ Parser of the reasoning ──▶ Parser of the calls ──▶ events
+
+Knows nothing of single formats: a `Parser` runs the reader of any of them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from weft.text.parsers.events import AnswerText, CallArguments, CallBegin, Event, ReasoningText
-from weft.text.parsers.parser import Parser
+from weft.text.parsers.stream import Reading, Stream
+
+
+class Parser:
+    """Reads the text of one completion by one format. Behind the format's end all is plain text."""
+
+    def __init__(self, read: Callable[[Stream], Reading[None]], stream: Stream) -> None:
+        self._stream = stream
+        self._reading: Reading[None] | None = read(stream)
+
+    @property
+    def has_cut(self) -> bool:
+        """Whether the end of the text has cut off the last call that was told."""
+        return self._stream.has_cut
+
+    def push(self, text: str) -> list[Event]:
+        """The events that `text` completes."""
+        self._stream.add(text)
+        return self._resume()
+
+    def flush(self) -> list[Event]:
+        """The rest, at the end of the text."""
+        self._stream.end()
+        return self._resume()
+
+    def _resume(self) -> list[Event]:
+        if self._reading is not None:
+            try:
+                next(self._reading)
+            except StopIteration:
+                self._reading = None
+        if self._reading is None:
+            self._stream.pass_through()
+        return self._stream.events()
 
 
 class ParsedOutput:
-    """The parsers of one completion, one behind the other: what is not reasoning may be calls.
+    """The parsers of one completion, one behind the other: only text beside reasoning has calls.
 
-    With `one_call` every call but the first is dropped; without `keep_reasoning` all reasoning is, and without
-    `stream_reasoning` it is told at once, at its end. White space before a call is no answer.
+    White space before a call is no answer.
     """
 
     def __init__(
@@ -22,6 +61,8 @@ class ParsedOutput:
         keep_reasoning: bool = True,
         stream_reasoning: bool = True,
     ) -> None:
+        """With `one_call` every call but the first is dropped; without `keep_reasoning` all
+        reasoning is, and without `stream_reasoning` it is told in one piece, at its end."""
         self.num_calls = 0
         self.reasoning_text: list[str] = []
         self._reasoning = reasoning
@@ -40,22 +81,29 @@ class ParsedOutput:
 
     def push(self, text: str, *, is_last: bool = False) -> list[Event]:
         """The events that `text` completes; with `is_last` all that are left."""
-        found: list[Event] = [AnswerText(text)] if text else []
+        events: list[Event] = []
+        if text:
+            events.append(AnswerText(text))
         if self._reasoning is not None:
-            found = _through(self._reasoning, found, is_last)
-            self.reasoning_text += [
-                event.text for event in found if isinstance(event, ReasoningText)
-            ]
+            events = _parse_text(self._reasoning, events, is_last)
+            for event in events:
+                if isinstance(event, ReasoningText):
+                    self.reasoning_text.append(event.text)
         if not self._stream_reasoning:
-            found = self._at_once(found, is_last)
+            events = self._join_reasoning(events, is_last)
         if self._tools is not None:
-            found = _through(self._tools, found, is_last)
-        kept = [event for event in found if self._keeps(event)]
+            events = _parse_text(self._tools, events, is_last)
+        kept = [event for event in events if self._keeps(event)]
         return self._without_space(kept, is_last)
 
-    def _at_once(self, events: list[Event], is_last: bool) -> list[Event]:
-        self._untold += [event.text for event in events if isinstance(event, ReasoningText)]
-        others: list[Event] = [event for event in events if not isinstance(event, ReasoningText)]
+    def _join_reasoning(self, events: list[Event], is_last: bool) -> list[Event]:
+        """Hold the reasoning back until something else comes, and tell it before that."""
+        others: list[Event] = []
+        for event in events:
+            if isinstance(event, ReasoningText):
+                self._untold.append(event.text)
+            else:
+                others.append(event)
         if self._untold and (others or is_last):
             others.insert(0, ReasoningText("".join(self._untold)))
             self._untold.clear()
@@ -66,9 +114,9 @@ class ParsedOutput:
             self.num_calls = 1 if self._one_call else event.call + 1
         if isinstance(event, ReasoningText):
             return self._keep_reasoning
-        return not (
-            self._one_call and isinstance(event, CallBegin | CallArguments) and event.call > 0
-        )
+        if self._one_call and isinstance(event, CallBegin | CallArguments):
+            return event.call == 0
+        return True
 
     def _without_space(self, events: list[Event], is_last: bool) -> list[Event]:
         result: list[Event] = []
@@ -77,17 +125,19 @@ class ParsedOutput:
                 self._space += event.text
                 if self._space.isspace():
                     continue
-                event, self._answered = AnswerText(self._space), True
-            elif isinstance(event, CallBegin):
-                self._answered = True  # what follows is separated by it
+                self._answered = True
+                result.append(AnswerText(self._space))
+                continue
+            if isinstance(event, CallBegin):
+                self._answered = True  # text that follows is separated by it
             result.append(event)
         if is_last and not self._answered and self._space:
             result.append(AnswerText(self._space))
         return result
 
 
-def _through(parser: Parser, events: list[Event], is_last: bool) -> list[Event]:
-    """Events with all text replaced by what `parser` finds in it."""
+def _parse_text(parser: Parser, events: list[Event], is_last: bool) -> list[Event]:
+    """`events` with all text replaced by the events that `parser` finds in it."""
     result: list[Event] = []
     for event in events:
         if isinstance(event, AnswerText):

@@ -2,10 +2,10 @@
 
     [weather(city="Oslo", days=3), news()]
 
-A list is told when it is whole: one with anything else in it is text.
+A list is told when it is complete: one with anything else in it is text.
 
-Arguments are literals, by keyword. They are translated to JSON token by token, and never given to Python's own parser,
-whose stack a nested text can exhaust.
+Arguments are literals, by keyword. They are translated to JSON token by token, and never given to
+Python's own parser, whose stack a nested text can exhaust.
 """
 
 from __future__ import annotations
@@ -49,8 +49,10 @@ def pythonic(stream: Stream) -> Reading[None]:
 
 
 def _list(stream: Stream) -> Reading[list[tuple[str, str]]]:
-    """The names and arguments of the calls behind an opening bracket, up to the closing one or to the end of the text.
-    Empty if anything else stands there."""
+    """The names and arguments of the calls behind an opening bracket.
+
+    They go up to the closing bracket or to the end of the text. Empty if anything else is there.
+    """
     calls: list[tuple[str, str]] = []
     size = 0
     while size <= MAX_CALL_LEN:
@@ -72,7 +74,8 @@ class CallScanner:
     """Finds the closing bracket of `name(...)`."""
 
     def __init__(self) -> None:
-        self.done = self.failed = False
+        self.done = False
+        self.failed = False
         self._open: list[str] = []  # the brackets that are to come
         self._quote = ""
         self._escaped = False
@@ -83,7 +86,8 @@ class CallScanner:
                 self._escaped = False
                 position += 1
                 continue
-            match = (_PLAIN if self._open else _NAME_CHARS).match(text, position)
+            skipped = _PLAIN if self._open else _NAME_CHARS
+            match = skipped.match(text, position)
             assert match is not None
             position = match.end()
             if position < len(text):
@@ -111,7 +115,10 @@ class CallScanner:
 
 
 def translated(source: str) -> tuple[str, str] | None:
-    """The name and the arguments of a call in Python. These are JSON if that was one; None if it surely was none."""
+    """The name and the arguments of a call in Python; None if it surely was none.
+
+    The arguments are JSON if the source was a call.
+    """
     name = _NAME.match(source)
     if name is None or not source[name.end() :].lstrip().startswith("("):
         return None
@@ -119,7 +126,10 @@ def translated(source: str) -> tuple[str, str] | None:
     writer = _Writer()
     while position < len(source):
         token = _TOKEN.match(source, position)
-        if token is None or not writer.add(str(token.lastgroup), token[str(token.lastgroup)]):
+        if token is None:
+            return None
+        kind = str(token.lastgroup)
+        if not writer.add(kind, token[kind]):
             return None
         position = token.end()
     return name[0], "".join(writer.pieces)
@@ -156,17 +166,19 @@ class _Writer:
 
     def _string(self, token: str) -> bool:
         try:
-            self.pieces.append(
-                json.dumps(ast.literal_eval(token), ensure_ascii=False)
-            )  # one string, nothing nested
+            value = ast.literal_eval(token)  # one string, nothing nested
         except (ValueError, SyntaxError):
             return False
+        self.pieces.append(json.dumps(value, ensure_ascii=False))
         return True
 
     def _mark(self, token: str) -> bool:
-        if token in "([{":
-            self.pieces.append("{" if token == "{" else "[")
-            self._open.append("}" if token == "{" else "]")
+        if token == "{":
+            self.pieces.append("{")
+            self._open.append("}")
+        elif token in "([":  # a tuple is an array, too
+            self.pieces.append("[")
+            self._open.append("]")
         elif token in ")]}":
             if self.pieces[-1] == ", ":  # Python allows a comma behind the last
                 self.pieces.pop()

@@ -1,14 +1,16 @@
 """Text that arrives in pieces, and what a format's description asks of it.
 
-A format is a generator that reads from a `Stream` as if all text were there, with `yield from`; where it is not, the
-stream waits for more. So each format is a few straight lines, and all of them handle pieces alike:
+A format is a generator that reads from a `Stream` as if all text were there, with `yield from`;
+where it is not, the stream waits for more. So each format is a few straight lines, and all of them
+handle pieces alike:
 
     consumed and told | consumed, kept until it is known to be a call | not looked at yet
                        ^ _taken                                        ^ _position in _buffer
 
-Each character is looked at a fixed number of times. What is kept is bounded by `MAX_HELD`. A stream that is not `eager`
-tells of a call when it is whole, so that a broken one can be passed through as text; more is kept of it (`calls.py`).
-If it `tells_cut`, a call that the end of the text cuts off is told as far as it has come.
+Each character is looked at a fixed number of times. `MAX_HELD` bounds what is kept. A stream that
+is not `eager` tells of a call when it is complete, so that a broken one can be passed through as
+text; more is kept of it (`calls.py`). If it `tells_cut`, a call that the end of the text cuts off
+is told as far as it has come.
 """
 
 from __future__ import annotations
@@ -29,21 +31,30 @@ Reading = Generator[None, None, T]
 
 
 class Scanner(Protocol):
-    """Finds the end of something. `scan` returns the position behind what it consumed."""
+    """Finds the end of something."""
 
     @property
     def done(self) -> bool: ...
+
     @property
     def failed(self) -> bool: ...
-    def scan(self, text: str, position: int) -> int: ...
+
+    def scan(self, text: str, position: int) -> int:
+        """Follow `text` from `position` on. Returns the position behind what it consumed."""
+        ...
 
 
 class Stream:
-    """The text of one completion. `names`: of the tools that can be called."""
+    """The text of one completion."""
 
     def __init__(
-        self, names: Set[str] = frozenset(), *, eager: bool, tells_cut: bool = False
+        self,
+        names: Set[str] = frozenset(),
+        *,
+        eager: bool,
+        tells_cut: bool = False,
     ) -> None:
+        """`names`: of the tools that can be called."""
         self.names = names
         self.num_calls = 0
         self.eager = eager
@@ -66,7 +77,8 @@ class Stream:
 
     def events(self) -> list[Event]:
         """What was found since the last time."""
-        events, self._events = self._events, []
+        events = self._events
+        self._events = []
         return events
 
     def pass_through(self) -> None:
@@ -77,7 +89,7 @@ class Stream:
     # ---- the format's side
 
     def settle(self) -> None:
-        """What was consumed since the last call or text is understood, and no part of the answer."""
+        """What was consumed since the last call or text is understood: no part of the answer."""
         self._taken.clear()
 
     def give_up(self) -> None:
@@ -86,9 +98,9 @@ class Stream:
         self._taken.clear()
 
     def text_until(self, *markers: str, kind: Callable[[str], Event] = AnswerText) -> Reading[str]:
-        """Tell the text before the first of `markers`, consume it, and return it. "" at the end of the text.
+        """Tell the text before the first of `markers`; consume that marker and return it.
 
-        What was consumed before and not settled is text, too.
+        Returns "" at the end of the text. What was consumed before and not settled is text, too.
         """
         self.give_up()
         pattern, longest = _alternation(markers)
@@ -99,7 +111,10 @@ class Stream:
                 self._position = match.end()
                 self._taken.append(match[0])
                 return match[0]
-            held = 0 if self._ended else _possible_beginning(self._buffer, markers, longest)
+            # The end of the buffer may be the beginning of a marker: it waits for more.
+            held = 0
+            if not self._ended:
+                held = _possible_beginning(self._buffer, markers, longest)
             border = max(len(self._buffer) - held, self._position)
             self._tell(kind, self._buffer[self._position : border])
             self._position = border
@@ -110,26 +125,29 @@ class Stream:
         """Consume white space. Returns the character behind it, "" at the end of the text."""
         while True:
             match = _NOT_SPACE.search(self._buffer, self._position)
-            end = len(self._buffer) if match is None else match.start()
-            self._take(end)
             if match is not None:
+                self._take(match.start())
                 return match[0]
+            self._take(len(self._buffer))
             if not (yield from self._more()):
                 return ""
 
     def accept(self, literal: str) -> Reading[bool]:
         """Consume `literal` if it comes next."""
         while True:
-            there = self._buffer[self._position : self._position + len(literal)]
+            end = self._position + len(literal)
+            there = self._buffer[self._position : end]
             if there == literal:
-                self._take(self._position + len(literal))
+                self._take(end)
                 return True
             if not literal.startswith(there) or not (yield from self._more()):
                 return False
 
     def read_until(self, marker: str) -> Reading[str | None]:
-        """Consume up to `marker` and the marker. Returns what was before it; None, with nothing consumed, if it does
-        not come within `MAX_NAME_LEN` characters."""
+        """Consume up to `marker` and the marker. Returns the text before it.
+
+        Returns None, with nothing consumed, if it does not come within `MAX_NAME_LEN` characters.
+        """
         while True:
             limit = self._position + MAX_NAME_LEN + len(marker)
             found = self._buffer.find(marker, self._position, limit)
@@ -141,25 +159,34 @@ class Stream:
                 return None
 
     def read(self, scanner: Scanner) -> Reading[str | None]:
-        """Consume what `scanner` finds. Returns it, or None if it fails or finds more than `MAX_HELD` characters."""
+        """Consume what `scanner` finds, and return it.
+
+        Returns None if it fails, or finds more than `MAX_HELD` characters.
+        """
         pieces: list[str] = []
         size = 0
         while not scanner.done:
-            pieces.append(self.step(scanner))
-            size += len(pieces[-1])
-            if scanner.failed or size > MAX_HELD or not (scanner.done or (yield from self.more())):
+            piece = self.step(scanner)
+            pieces.append(piece)
+            size += len(piece)
+            if scanner.failed or size > MAX_HELD:
+                return None
+            if not scanner.done and not (yield from self.more()):
                 return None
         return "".join(pieces)
 
     def step(self, scanner: Scanner) -> str:
-        """Consume what `scanner` takes of the text that is there. Returns it."""
-        start, end = self._position, scanner.scan(self._buffer, self._position)
+        """Consume what `scanner` takes of the text that is there, and return it."""
+        start = self._position
+        end = scanner.scan(self._buffer, start)
         self._take(end)
         return self._buffer[start:end]
 
     def more(self) -> Reading[bool]:
         """Wait for more text, if none is left. False at the end of the text."""
-        return self._position < len(self._buffer) or (yield from self._more())
+        if self._position < len(self._buffer):
+            return True
+        return (yield from self._more())
 
     def tell(self, event: Event) -> None:
         self._events.append(event)
@@ -192,13 +219,15 @@ class Stream:
 
 @cache
 def _alternation(markers: tuple[str, ...]) -> tuple[re.Pattern[str], int]:
-    return re.compile("|".join(map(re.escape, markers))), max(map(len, markers))
+    pattern = re.compile("|".join(map(re.escape, markers)))
+    return pattern, max(map(len, markers))
 
 
 def _possible_beginning(text: str, markers: tuple[str, ...], longest: int) -> int:
     """How many characters at the end of `text` may be the beginning of a marker."""
     for size in range(min(longest - 1, len(text)), 0, -1):
         tail = text[-size:]
-        if any(marker.startswith(tail) for marker in markers):
-            return size
+        for marker in markers:
+            if marker.startswith(tail):
+                return size
     return 0

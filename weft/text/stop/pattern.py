@@ -1,9 +1,10 @@
-"""Regular expressions as automata whose cost per character is bounded, whatever the pattern and the text are.
+"""Regular expressions as automata with a bounded cost per character, for any pattern and any text.
 
-Python's own parser reads the pattern; what it finds becomes a nondeterministic automaton (Thompson, 1968) without
-back-tracking. What only back-tracking could do (back-references, look-around, possessive repeats) is refused. `$` holds
-behind every character: a text that is stopped there ends there. Counted repeats are written out: how large that may
-become is limited, and with it the work per character.
+Python's own parser reads the pattern; its tree becomes a nondeterministic automaton (Thompson,
+1968) without back-tracking. What only back-tracking could do (back-references, look-around,
+possessive repeats) is refused. `$` holds behind every character: a text that is stopped there ends there.
+Counted repeats are written out: how large that may become is limited, and with it the work per
+character. Knows nothing of texts: `regex.py` follows the automaton.
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ import re
 import warnings
 from collections.abc import Callable, Iterable
 from functools import lru_cache
-from re import _constants as ops  # type: ignore[attr-defined]  # the tree that the standard library's parser makes
+
+# The tree that the standard library's parser makes.
+from re import _constants as ops  # type: ignore[attr-defined]
 from re import _parser  # type: ignore[attr-defined]
 from typing import Any
 
-MAX_EDGES = 500  # between the characters of the patterns of one request: so many look-ups a character, at most
+# Between the characters of the patterns of one request, and so the most look-ups a character.
+MAX_EDGES = 500
 _MAX_SEEN = 4_096  # characters that a class remembers
 
 _REFUSED = {
@@ -33,7 +37,7 @@ class BadPattern(ValueError):
 
 
 class PatternNode:
-    """A place in a pattern: a character to come (`accepts`), a condition on the place (`holds`), or its end."""
+    """A place in a pattern: a character to come (`accepts`), a condition (`holds`), or its end."""
 
     __slots__ = ("_seen", "_test", "follow", "holds", "pattern")
 
@@ -44,17 +48,19 @@ class PatternNode:
         pattern: str = "",
     ) -> None:
         self.follow: tuple[PatternNode, ...] = ()  # what may come behind it
-        self.holds = holds  # of the characters before and behind, "" where the text begins or ends
+        # Of the characters before and behind; "" where the text begins or ends.
+        self.holds = holds
         self.pattern = pattern  # that ends here
         self._test = test
         self._seen: dict[str, bool] = {}
 
     def accepts(self, char: str) -> bool:
         known = self._seen.get(char)
-        if known is None:
-            known = self._test is not None and self._test(char)
-            if len(self._seen) < _MAX_SEEN:
-                self._seen[char] = known
+        if known is not None:
+            return known
+        known = self._test is not None and self._test(char)
+        if len(self._seen) < _MAX_SEEN:
+            self._seen[char] = known
         return known
 
 
@@ -75,21 +81,30 @@ class Automaton:
             first |= dict.fromkeys(begin)
         self.first = tuple(first)
 
-    # Each method makes what comes before `follow`, from the end to the beginning, and returns where that begins.
+    # Each method makes the part that comes before `follow`, from its end to its beginning, and
+    # returns where that part begins.
 
     def _sequence(
-        self, items: Any, follow: tuple[PatternNode, ...], flags: int
+        self,
+        items: Any,
+        follow: tuple[PatternNode, ...],
+        flags: int,
     ) -> tuple[PatternNode, ...]:
         for op, argument in reversed(list(items)):
             follow = self._one(op, argument, follow, flags)
         return follow
 
     def _one(
-        self, op: Any, argument: Any, follow: tuple[PatternNode, ...], flags: int
+        self,
+        op: Any,
+        argument: Any,
+        follow: tuple[PatternNode, ...],
+        flags: int,
     ) -> tuple[PatternNode, ...]:
         match op:
             case ops.LITERAL | ops.NOT_LITERAL | ops.ANY | ops.IN:
-                return (self._connected(PatternNode(test=_char_test(op, argument, flags)), follow),)
+                node = PatternNode(test=_char_test(op, argument, flags))
+                return (self._connected(node, follow),)
             case ops.BRANCH:
                 return _union(self._sequence(one, follow, flags) for one in argument[1])
             case ops.SUBPATTERN:
@@ -99,16 +114,24 @@ class Automaton:
                 low, high, items = argument
                 return self._repeat(low, high, items, follow, flags)
             case ops.AT:
-                return (self._connected(PatternNode(holds=_condition(argument, flags)), follow),)
-        raise BadPattern(f"{_REFUSED.get(op, str(op).lower())} cannot be used here")
+                node = PatternNode(holds=_condition(argument, flags))
+                return (self._connected(node, follow),)
+        what = _REFUSED.get(op, str(op).lower())
+        raise BadPattern(f"{what} cannot be used here")
 
     def _repeat(
-        self, low: int, high: Any, items: Any, follow: tuple[PatternNode, ...], flags: int
+        self,
+        low: int,
+        high: Any,
+        items: Any,
+        follow: tuple[PatternNode, ...],
+        flags: int,
     ) -> tuple[PatternNode, ...]:
         begin = follow
         if high is ops.MAXREPEAT:
             begin = _union((self._loop(items, follow, flags), follow))
         else:
+            # Each optional round may be the last: x{,3} is (x(xx?)?)?
             for _ in range(high - low):
                 self._count(1)
                 begin = _union((self._sequence(items, begin, flags), follow))
@@ -118,15 +141,17 @@ class Automaton:
         return begin
 
     def _loop(
-        self, items: Any, follow: tuple[PatternNode, ...], flags: int
+        self,
+        items: Any,
+        follow: tuple[PatternNode, ...],
+        flags: int,
     ) -> tuple[PatternNode, ...]:
         """One or more times: what ends a round may also begin another."""
-        joint, inside = (
-            PatternNode(),
-            len(self._nodes),
-        )  # stands for what comes behind a round, until that is known
+        joint = PatternNode()  # in place of what comes behind a round, until that is known
+        inside = len(self._nodes)
         begin = self._sequence(items, (joint,), flags)
-        behind = _union((tuple(node for node in begin if node is not joint), follow))
+        again = tuple(node for node in begin if node is not joint)
+        behind = _union((again, follow))
         for node in self._nodes[inside:]:
             if joint in node.follow:
                 node.follow = _replaced(node.follow, joint, behind)
@@ -143,7 +168,8 @@ class Automaton:
         self._room -= edges
         if self._room < 0:
             raise BadPattern(
-                f"the patterns are too large: written out, they have more than {MAX_EDGES:,} transitions"
+                "the patterns are too large: "
+                f"written out, they have more than {MAX_EDGES:,} transitions"
             )
 
 
@@ -170,14 +196,17 @@ def _union(parts: Iterable[tuple[PatternNode, ...]]) -> tuple[PatternNode, ...]:
 
 
 def _replaced(
-    nodes: tuple[PatternNode, ...], joint: PatternNode, behind: tuple[PatternNode, ...]
+    nodes: tuple[PatternNode, ...],
+    joint: PatternNode,
+    behind: tuple[PatternNode, ...],
 ) -> tuple[PatternNode, ...]:
     return _union(behind if node is joint else (node,) for node in nodes)
 
 
 def _is_empty(nodes: tuple[PatternNode, ...]) -> bool:
     """Whether the end may be reached without a character."""
-    left, seen = list(nodes), set(nodes)
+    left = list(nodes)
+    seen = set(nodes)
     while left:
         node = left.pop()
         if node.pattern:
@@ -200,38 +229,41 @@ def _condition(at: Any, flags: int) -> Callable[[str, str], bool]:
             return lambda before, behind: _is_word(before, flags) != _is_word(behind, flags)
         case ops.AT_NON_BOUNDARY:
             return lambda before, behind: _is_word(before, flags) == _is_word(behind, flags)
-    # $ and \Z: the text may end behind any character. SGLang, which searches the text so far, finds them so, too.
+    # $ and \Z: the text may end behind any character. SGLang, which searches the text so far, finds
+    # them there, too.
     return lambda before, behind: True
 
 
 def _is_word(char: str, flags: int) -> bool:
-    return (char.isalnum() or char == "_") and not (flags & re.ASCII and not char.isascii())
+    if flags & re.ASCII and not char.isascii():
+        return False
+    return char.isalnum() or char == "_"
 
 
 def _char_test(op: Any, argument: Any, flags: int) -> CharTest:
     if op is ops.ANY:
-        return (lambda char: True) if flags & re.DOTALL else (lambda char: char != "\n")
-    items = [(ops.LITERAL, argument)] if op in (ops.LITERAL, ops.NOT_LITERAL) else list(argument)
+        if flags & re.DOTALL:
+            return lambda char: True
+        return lambda char: char != "\n"
+    items = [(ops.LITERAL, argument)]
+    if op is ops.IN:
+        items = list(argument)
     negated = op is ops.NOT_LITERAL or items[0][0] is ops.NEGATE
-    tests = [_item_test(kind, value, flags) for kind, value in items if kind is not ops.NEGATE]
+    tests: list[CharTest] = []
+    for kind, value in items:
+        if kind is not ops.NEGATE:
+            tests.append(_item_test(kind, value, flags))
 
-    def found(char: str) -> bool:
+    def is_in(char: str) -> bool:
         return any(test(char) for test in tests)
 
-    def found_in_any_case(char: str) -> bool:
-        return any(
-            found(one)
-            for one in {
-                char,
-                char.lower(),
-                char.upper(),
-                char.lower().upper(),
-                char.upper().lower(),
-            }
-        )
+    def is_in_any_case(char: str) -> bool:
+        lower = char.lower()
+        upper = char.upper()
+        return any(map(is_in, {char, lower, upper, lower.upper(), upper.lower()}))
 
-    inside = found_in_any_case if flags & re.IGNORECASE else found
-    return (lambda char: not inside(char)) if negated else inside
+    test = is_in_any_case if flags & re.IGNORECASE else is_in
+    return _opposite(test) if negated else test
 
 
 def _item_test(op: Any, argument: Any, flags: int) -> CharTest:
@@ -239,6 +271,7 @@ def _item_test(op: Any, argument: Any, flags: int) -> CharTest:
         return chr(argument).__eq__
     if op is ops.RANGE:
         low, high = map(chr, argument)
+        # A change of case may give several characters.
         return lambda char: len(char) == 1 and low <= char <= high
     tests: dict[Any, CharTest] = {
         ops.CATEGORY_DIGIT: str.isdecimal,
@@ -253,7 +286,11 @@ def _item_test(op: Any, argument: Any, flags: int) -> CharTest:
     test = tests[opposites.get(argument, argument)]
     if flags & re.ASCII:
         test = _in_ascii(test)
-    return (lambda char: not test(char)) if argument in opposites else test
+    return _opposite(test) if argument in opposites else test
+
+
+def _opposite(test: CharTest) -> CharTest:
+    return lambda char: not test(char)
 
 
 def _in_ascii(test: CharTest) -> CharTest:

@@ -1,4 +1,7 @@
-"""What ends a completion by its text: stop strings and stop patterns, one matcher for both."""
+"""What ends a completion by its text: stop strings and stop patterns, one matcher for both.
+
+Knows nothing of tokens: stop tokens are for the engine.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from weft.messages.sampling import InvalidParam, SamplingParams
-from weft.text.stop.pattern import BadPattern, compile_patterns
+from weft.text.stop.pattern import Automaton, BadPattern, compile_patterns
 from weft.text.stop.regex import RegexMatcher
 from weft.text.stop.strings import StringMatcher, compile_stops
 
@@ -21,12 +24,15 @@ class StopMatcher(Protocol):
         ...
 
     def flush(self) -> str:
-        """What was held back, when the text has ended. Only now may a match be found that needs the end."""
+        """What was held back, when the text has ended.
+
+        Only now a match may be found that needs the end.
+        """
         ...
 
 
 class CombinedMatcher:
-    """Strings first: a pattern sees what can be no beginning of a stop string, and what of one is shown."""
+    """Strings first: a pattern sees only text that can be no beginning of a stop string."""
 
     __slots__ = ("_patterns", "_strings", "matched")
 
@@ -36,13 +42,15 @@ class CombinedMatcher:
         self.matched: str | None = None
 
     def push(self, text: str) -> str:
-        return self._through(self._strings.push(text), is_last=self._strings.matched is not None)
+        passed = self._strings.push(text)
+        return self._match_patterns(passed, is_last=self._strings.matched is not None)
 
     def flush(self) -> str:
-        return self._through(self._strings.flush(), is_last=True)
+        return self._match_patterns(self._strings.flush(), is_last=True)
 
-    def _through(self, text: str, *, is_last: bool) -> str:
+    def _match_patterns(self, text: str, *, is_last: bool) -> str:
         shown = self._patterns.push(text)
+        # A pattern may match only because the text ends here.
         if is_last and self._patterns.matched is None:
             shown += self._patterns.flush()
         self.matched = self._patterns.matched or self._strings.matched
@@ -50,7 +58,7 @@ class CombinedMatcher:
 
 
 class Stops:
-    """What is compiled of one set of strings and patterns: immutable, shared by all completions that use it."""
+    """One set of strings and patterns, compiled: immutable, shared by completions that use it."""
 
     __slots__ = ("_include", "_patterns", "_strings")
 
@@ -58,24 +66,24 @@ class Stops:
         """Raises InvalidParam."""
         self._include = params.include_stop
         self._strings = compile_stops(params.stop) if params.stop else None
-        try:
-            self._patterns = compile_patterns(params.stop_regex) if params.stop_regex else None
-        except BadPattern as exc:
-            raise InvalidParam("stop_regex", f"stop_regex: {exc}") from exc
+        self._patterns: Automaton | None = None
+        if params.stop_regex:
+            try:
+                self._patterns = compile_patterns(params.stop_regex)
+            except BadPattern as exc:
+                raise InvalidParam("stop_regex", f"stop_regex: {exc}") from exc
 
     def matcher(self) -> StopMatcher | None:
         """A fresh one; None if nothing is looked for."""
-        strings = (
-            None if self._strings is None else StringMatcher(self._strings, include=self._include)
-        )
-        patterns = (
-            None if self._patterns is None else RegexMatcher(self._patterns, include=self._include)
-        )
-        return (
-            strings or patterns
-            if strings is None or patterns is None
-            else CombinedMatcher(strings, patterns)
-        )
+        strings: StringMatcher | None = None
+        patterns: RegexMatcher | None = None
+        if self._strings is not None:
+            strings = StringMatcher(self._strings, include=self._include)
+        if self._patterns is not None:
+            patterns = RegexMatcher(self._patterns, include=self._include)
+        if strings is not None and patterns is not None:
+            return CombinedMatcher(strings, patterns)
+        return strings or patterns
 
 
 class StopSets:
@@ -83,12 +91,15 @@ class StopSets:
 
     def __init__(self, every: Iterable[SamplingParams]) -> None:
         """Raises InvalidParam."""
-        different = {_key(params): params for params in every}
-        self._compiled = {key: Stops(params) for key, params in different.items()}
+        self._compiled: dict[tuple[object, ...], Stops] = {}
+        for params in every:
+            key = _key(params)
+            if key not in self._compiled:
+                self._compiled[key] = Stops(params)
 
     def matcher(self, params: SamplingParams) -> StopMatcher | None:
         return self._compiled[_key(params)].matcher()
 
 
-def _key(params: SamplingParams) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
-    return params.stop, params.stop_regex, params.include_stop
+def _key(params: SamplingParams) -> tuple[object, ...]:
+    return (params.stop, params.stop_regex, params.include_stop)

@@ -1,9 +1,9 @@
-"""Stop strings in a text that arrives in pieces: where the first one ends, and how much can be shown before.
+"""Stop strings in a text that arrives in pieces: where the first one ends, and what can be shown.
 
-The match is the stop string that ends first, and of several that end there the longest: so it does not depend on how
-the text was cut into pieces. All strings are searched at once (Aho and Corasick, 1975): a character costs the same for
-one stop string as for sixty. The state also tells how much of the text may be the beginning of a stop string: that much
-is held back, never more.
+The match is the stop string that ends first, and of several that end there the longest: so it does
+not depend on how the text was cut into pieces. All strings are searched at once (Aho and Corasick,
+1975): a character costs the same for one stop string as for sixty. The state also says how much of
+the text may be the beginning of a stop string: that much is held back, never more.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class StopStrings:
     __slots__ = ("depth", "fail", "first", "next", "word")
 
     def __init__(self, strings: tuple[str, ...]) -> None:
-        self.next: list[dict[str, int]] = [{}]
+        self.next: list[dict[str, int]] = [{}]  # by character
         self.fail = [0]  # the longest proper suffix of the node that is a node too
         self.depth = [0]
         self.word = [""]  # the longest stop string that ends here
@@ -47,12 +47,14 @@ class StopStrings:
         self.word[node] = string
 
     def _link(self) -> None:
+        # Breadth first: the suffix of a node is shorter, so its links are complete before.
         queue = deque(self.next[0].values())
         while queue:
             node = queue.popleft()
             for char, child in self.next[node].items():
                 self.fail[child] = self.step(self.fail[node], char)
-                self.word[child] = self.word[child] or self.word[self.fail[child]]
+                if not self.word[child]:
+                    self.word[child] = self.word[self.fail[child]]
                 queue.append(child)
 
     def step(self, node: int, char: str) -> int:
@@ -71,7 +73,9 @@ _cached = lru_cache(maxsize=64)(StopStrings)
 
 def compile_stops(strings: tuple[str, ...]) -> StopStrings:
     """The automaton for `strings`, none of them empty. Small ones are kept for the next request."""
-    return _cached(strings) if sum(map(len, strings)) <= _CACHED_LEN else StopStrings(strings)
+    if sum(map(len, strings)) > _CACHED_LEN:
+        return StopStrings(strings)
+    return _cached(strings)
 
 
 class StringMatcher:
@@ -88,7 +92,9 @@ class StringMatcher:
 
     def push(self, text: str) -> str:
         """What can be shown after `text` has come. Once `matched` is set, that was the last."""
-        stops, node = self._stops, self._node
+        stops = self._stops
+        node = self._node
+        # Most texts have no character with which a stop string begins.
         if node == 0 and stops.first.isdisjoint(text):
             return text
         for position, char in enumerate(text):
@@ -96,14 +102,19 @@ class StringMatcher:
             word = stops.word[node]
             if word:
                 self.matched = word
-                before = self._held + text[: position + 1]
-                return before if self._include else before[: len(before) - len(word)]
+                shown = self._held + text[: position + 1]
+                if not self._include:
+                    shown = shown[: len(shown) - len(word)]
+                return shown
         whole = self._held + text
         border = len(whole) - stops.depth[node]
-        self._node, self._held = node, whole[border:]
+        self._node = node
+        self._held = whole[border:]
         return whole[:border]
 
     def flush(self) -> str:
         """What was held back, when the text has ended without a match."""
-        held, self._held, self._node = self._held, "", 0
+        held = self._held
+        self._held = ""
+        self._node = 0
         return held

@@ -1,8 +1,8 @@
 """A conversation into the text that the model continues, by the model's Jinja template.
 
-The template comes with the model and its arguments come from requests, so it runs in Jinja's immutable sandbox, with
-limits on the size of what it makes; a server has it run in another process, too (`renderer.py`). Environment and
-functions are those that Hugging Face templates are written for.
+The template comes with the model and its arguments come from requests, so it runs in Jinja's
+immutable sandbox, with limits on the size of what it makes; a server also runs it in another
+process (`renderer.py`). Environment and functions are those of Hugging Face templates.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -30,17 +30,15 @@ MAX_WIDTH = 1_000_000  # of what one operation of a template may make: repetitio
 MAX_SOURCE_LEN = 100_000  # characters of a template that a request brings
 MAX_OWN_SOURCE_LEN = 1_000_000  # characters of all templates of a model
 
-# what the template gets from here: arguments of a request may not take these names
+# Names that the template gets from here: arguments of a request may not take them.
 _INTERNAL = frozenset(
-    {
+    [
         "messages",
         "tools",
         "documents",
         "add_generation_prompt",
         "continue_final_message",
         "raise_exception",
-    }
-    | {
         "strftime_now",
         "namespace",
         "range",
@@ -52,8 +50,6 @@ _INTERNAL = frozenset(
         "dict",
         "lipsum",
         "cycler",
-    }
-    | {
         "joiner",
         "tokenize",
         "chat_template",
@@ -62,8 +58,6 @@ _INTERNAL = frozenset(
         "return_dict",
         "padding",
         "truncation",
-    }
-    | {
         "max_length",
         "bos_token",
         "eos_token",
@@ -72,7 +66,7 @@ _INTERNAL = frozenset(
         "sep_token",
         "cls_token",
         "mask_token",
-    }
+    ]
 )
 
 Message = dict[str, Any]
@@ -90,7 +84,7 @@ class _Refusal(Exception):
 
 
 class _PassThrough(Extension):
-    """`{% generation %}...{% endgeneration %}` marks the assistant's text for training; here it does nothing."""
+    """`{% generation %}...{% endgeneration %}` marks text for training; here it does nothing."""
 
     tags = {"generation"}  # noqa: RUF012 (Jinja's own interface)
 
@@ -100,11 +94,12 @@ class _PassThrough(Extension):
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """The immutable sandbox, and bounds on operations that make much out of little."""
+    """Jinja's immutable sandbox, and bounds on operations that make much out of little."""
 
     intercepted_binops = frozenset(["+", "*", "**", "%"])
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        # Each of these may make a large value out of small ones, in one operation.
         if operator == "+" and isinstance(left, _SIZED) and isinstance(right, _SIZED):
             _bound(len(left) + len(right), MAX_OUTPUT_LEN)
         elif operator == "*":
@@ -119,7 +114,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(getattr(__obj, "__self__", None), str):  # "x".ljust(10**9)
-            _bound(max((arg for arg in args if isinstance(arg, int)), default=0))
+            _bound_widths(args)
         return super().call(__context, __obj, *args, **kwargs)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
@@ -145,11 +140,16 @@ def _bound(size: int, limit: int = MAX_WIDTH) -> None:
         raise SecurityError(f"an operation of the chat template would make {size:,} items")
 
 
+def _bound_widths(arguments: Iterable[Any]) -> None:
+    widths = [argument for argument in arguments if isinstance(argument, int)]
+    _bound(max(widths, default=0))
+
+
 def _bounded(function: Callable[..., Any]) -> Callable[..., Any]:
     """A filter whose integer arguments (widths) are bounded."""
 
     def bounded(value: Any, *args: Any, **kwargs: Any) -> Any:
-        _bound(max((arg for arg in (*args, *kwargs.values()) if isinstance(arg, int)), default=0))
+        _bound_widths((*args, *kwargs.values()))
         return function(value, *args, **kwargs)
 
     return bounded
@@ -164,7 +164,11 @@ def _tojson(
 ) -> str:
     """As Hugging Face defines it: no HTML escapes, unlike Jinja's own."""
     return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
     )
 
 
@@ -178,7 +182,9 @@ def _strftime_now(format: str) -> str:
 
 def _environment() -> _Sandbox:
     environment = _Sandbox(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _PassThrough]
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=["jinja2.ext.loopcontrols", _PassThrough],
     )
     environment.filters["tojson"] = _bounded(_tojson)
     for name in ("center", "indent"):
@@ -192,7 +198,10 @@ class ChatTemplate:
     """The chat template of one model."""
 
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
-        """`sources` by name: "default", and perhaps "tool_use". Raises `TemplateError` for broken Jinja."""
+        """`sources` by name: "default", and perhaps "tool_use".
+
+        Raises `TemplateError` for broken Jinja.
+        """
         check_sources(sources)
         self._own = _compiled(sources)
         self._special_tokens = dict(special_tokens)
@@ -207,10 +216,10 @@ class ChatTemplate:
         kwargs: Mapping[str, Any] | None = None,
         source: str | None = None,
     ) -> str:
-        """The prompt for `messages`, as OpenAI writes them, by the template `source` if it is given.
+        """The prompt for `messages`, as OpenAI writes them, by the template `source` if given.
 
-        With `continue_final_message` it ends right behind the last message's content, for the model to go on there.
-        Raises `TemplateError`.
+        With `continue_final_message` it ends right behind the last message's content, for the model
+        to go on there. Raises `TemplateError`.
         """
         shadowed = sorted(_INTERNAL & (kwargs or {}).keys())
         if shadowed:
@@ -218,7 +227,9 @@ class ChatTemplate:
                 f"chat_template_kwargs may not set {', '.join(shadowed)}", "chat_template_kwargs"
             )
         templates = self._own if source is None else _compiled({"default": source})
-        used = templates["tool_use" if tools and "tool_use" in templates else "default"]
+        used = templates["default"]
+        if tools and "tool_use" in templates:
+            used = templates["tool_use"]
         conversation = [
             _normalised(used, message, position) for position, message in enumerate(messages)
         ]
@@ -251,7 +262,8 @@ def check_sources(sources: Mapping[str, str]) -> None:
     length = sum(map(len, sources.values()))
     if length > MAX_OWN_SOURCE_LEN:
         raise TemplateError(
-            f"the chat template has {length:,} characters; at most {MAX_OWN_SOURCE_LEN:,} are allowed"
+            f"the chat template has {length:,} characters; "
+            f"at most {MAX_OWN_SOURCE_LEN:,} are allowed"
         )
 
 
@@ -271,24 +283,28 @@ def _compiled(sources: Mapping[str, str]) -> dict[str, _Compiled]:
 
     try:
         return {name: compiled(source) for name, source in sources.items()}
-    except (
-        Exception
-    ) as exc:  # Jinja's own, and whatever Python says of code that is nested too deeply
+    except Exception as exc:
+        # Jinja's own, and whatever Python says of code that is nested too deeply.
         raise TemplateError(
             f"the chat template is no valid Jinja: {str(exc)[:300]}", "chat_template"
         ) from exc
 
 
 def _normalised(used: _Compiled, message: Message, position: int) -> Message:
-    """The message as the template expects it: content a string, unless it reads lists, and the arguments of tool calls
-    an object. Content that is null beside tool calls stays so where the template looks at it; elsewhere it would be
-    written as "None"."""
+    """The message as the template expects it.
+
+    Content is a string, unless the template reads lists; the arguments of tool calls are an object.
+    Content that is null beside tool calls stays null where the template looks at it; elsewhere it
+    would be written as "None".
+    """
     message = dict(message)
     where = f"messages[{position}]"
     if message.get("role") == "developer" and not used.knows_developer:
         message["role"] = "system"
     message["content"] = _content(
-        message.get("content"), where, as_list=used.content_format.reads_lists
+        message.get("content"),
+        where,
+        as_list=used.content_format.reads_lists,
     )
     if message["content"] is None:
         if not message.get("tool_calls"):
@@ -304,11 +320,12 @@ def _content(content: Any, where: str, *, as_list: bool) -> str | list[dict[str,
     """Parts for a template that reads no list are lines of one text, as in vLLM and llama.cpp."""
     if content is None or isinstance(content, str):
         return content
-    texts = []
+    texts: list[str] = []
     for part in content:
-        if part.get("type") != "text" or not isinstance(part.get("text"), str):
+        kind = part.get("type")
+        if kind != "text" or not isinstance(part.get("text"), str):
             raise TemplateError(
-                f"content of type {str(part.get('type'))[:64]!r} is not supported by this model",
+                f"content of type {str(kind)[:64]!r} is not supported by this model",
                 f"{where}.content",
             )
         texts.append(part["text"])
@@ -316,11 +333,12 @@ def _content(content: Any, where: str, *, as_list: bool) -> str | list[dict[str,
 
 
 def _parsed_call(call: dict[str, Any]) -> dict[str, Any]:
-    """A tool call of the history: OpenAI has the arguments as JSON text, templates want the object."""
+    """A tool call of the history: OpenAI has JSON text as arguments, templates want the object."""
     function = dict(call.get("function") or {})
-    if isinstance(function.get("arguments"), str):
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
         try:
-            function["arguments"] = json.loads(function["arguments"] or "{}")
+            function["arguments"] = json.loads(arguments or "{}")
         except (ValueError, RecursionError) as exc:
             raise TemplateError(
                 "the arguments of a tool call are not valid JSON", "messages.tool_calls"
@@ -335,12 +353,14 @@ def _mark_end(conversation: list[Message]) -> str:
             "continue_final_message needs a last message of the assistant", "continue_final_message"
         )
     mark = f"<cut-{secrets.token_hex(16)}>"
-    content = conversation[-1]["content"] or ""
+    last = conversation[-1]
+    content = last["content"] or ""
     if isinstance(content, list):
-        content = [*content[:-1], {**content[-1], "text": content[-1]["text"] + mark}]
+        *parts, last_part = content
+        content = [*parts, {**last_part, "text": last_part["text"] + mark}]
     else:
         content += mark
-    conversation[-1]["content"] = content
+    last["content"] = content
     return mark
 
 

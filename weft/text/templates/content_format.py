@@ -1,17 +1,19 @@
 """What a chat template expects of the content of messages, read from its syntax tree.
 
-The OpenAI API has content as a text, as a list of parts, or null beside tool calls. Templates differ: some walk through
-the parts, most take content for a text; some tell a call by content that is none, others print whatever is there.
-Knows nothing of messages.
+The OpenAI API has content as a text, as a list of parts, or null beside tool calls. Templates
+differ: some walk through the parts, most take content for a text; some recognise a call by content
+that is none, others print whatever is there. Knows nothing of messages.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from jinja2 import nodes
 
-MAX_HANDED_ON = 8  # from variable to variable, against the order in which they stand
+# Content may be handed on from variable to variable, against the order in which they stand.
+MAX_HANDED_ON = 8
 _LIST_FILTERS = frozenset(["map", "select", "selectattr", "reject", "rejectattr"])
 
 
@@ -23,50 +25,65 @@ class ContentFormat(NamedTuple):
 def content_format(template: nodes.Template) -> ContentFormat:
     """Of a template as it was parsed. Raises RecursionError."""
     names = _names_of_content(template)
-    looped = [loop.iter for loop in template.find_all(nodes.For)]
-    filtered = [
-        one.node
-        for one in template.find_all(nodes.Filter)
-        if one.name in _LIST_FILTERS and one.node
-    ]
-    asked = [test.node for test in template.find_all(nodes.Test) if test.name == "none"]
-    asked += [compare.expr for compare in template.find_all(nodes.Compare) if _has_none(compare)]
     return ContentFormat(
-        reads_lists=any(_is_content(node, names) for node in [*looped, *filtered]),
-        reads_null=any(_is_content(node, names) for node in asked),
+        reads_lists=_has_content(_walked_through(template), names),
+        reads_null=_has_content(_compared_with_none(template), names),
     )
 
 
-def _has_none(compare: nodes.Compare) -> bool:
-    return any(
-        isinstance(operand.expr, nodes.Const) and operand.expr.value is None
-        for operand in compare.ops
-    )
+def _has_content(expressions: Iterable[nodes.Node], names: set[str]) -> bool:
+    return any(_is_content(expression, names) for expression in expressions)
+
+
+def _walked_through(template: nodes.Template) -> list[nodes.Node]:
+    """The expressions that loops and filters take as lists."""
+    found: list[nodes.Node] = [loop.iter for loop in template.find_all(nodes.For)]
+    filters = template.find_all(nodes.Filter)
+    found += [one.node for one in filters if one.name in _LIST_FILTERS and one.node]
+    return found
+
+
+def _compared_with_none(template: nodes.Template) -> list[nodes.Node]:
+    tests = template.find_all(nodes.Test)
+    found: list[nodes.Node] = [test.node for test in tests if test.name == "none"]
+    compares = template.find_all(nodes.Compare)
+    found += [compare.expr for compare in compares if any(map(_is_none, compare.ops))]
+    return found
+
+
+def _is_none(operand: nodes.Operand) -> bool:
+    return isinstance(operand.expr, nodes.Const) and operand.expr.value is None
 
 
 def _names_of_content(template: nodes.Template) -> set[str]:
     """Variables and parameters of macros that content is put into."""
-    names: set[str] = set()
+    # A value is content if it is `message.content`, or a name that content was put into.
     macros = {macro.name: macro for macro in template.find_all(nodes.Macro)}
-    assigned = [(one.target, one.node) for one in template.find_all(nodes.Assign)]
-    assigned += [pair for call in template.find_all(nodes.Call) for pair in _given(call, macros)]
+    assignments = template.find_all(nodes.Assign)
+    assigned: list[tuple[nodes.Node, nodes.Node]] = [(one.target, one.node) for one in assignments]
+    for call in template.find_all(nodes.Call):
+        assigned += _arguments(call, macros)
+    names: set[str] = set()
     for _ in range(MAX_HANDED_ON):
-        names |= {
-            target.name
-            for target, value in assigned
-            if isinstance(target, nodes.Name) and _is_content(value, names)
-        }
+        added: set[str] = set()
+        for target, value in assigned:
+            if isinstance(target, nodes.Name) and _is_content(value, names):
+                added.add(target.name)
+        names |= added
     return names
 
 
-def _given(call: nodes.Call, macros: dict[str, nodes.Macro]) -> list[tuple[nodes.Expr, nodes.Expr]]:
-    """The parameters of the macro that is called, and what each is given."""
-    macro = macros.get(call.node.name) if isinstance(call.node, nodes.Name) else None
-    if macro is None:
+def _arguments(
+    call: nodes.Call, macros: dict[str, nodes.Macro]
+) -> list[tuple[nodes.Expr, nodes.Expr]]:
+    """The parameters of the macro that is called, each with its argument."""
+    if not isinstance(call.node, nodes.Name) or call.node.name not in macros:
         return []
-    by_name = {parameter.name: parameter for parameter in macro.args}
-    pairs: list[tuple[nodes.Expr, nodes.Expr]] = list(zip(macro.args, call.args, strict=False))
-    return pairs + [(by_name[one.key], one.value) for one in call.kwargs if one.key in by_name]
+    parameters = macros[call.node.name].args
+    by_name = {parameter.name: parameter for parameter in parameters}
+    pairs: list[tuple[nodes.Expr, nodes.Expr]] = list(zip(parameters, call.args, strict=False))
+    known = [keyword for keyword in call.kwargs if keyword.key in by_name]
+    return pairs + [(by_name[keyword.key], keyword.value) for keyword in known]
 
 
 def _is_content(node: nodes.Node | None, names: set[str]) -> bool:

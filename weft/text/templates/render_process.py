@@ -1,6 +1,8 @@
-"""The process in which `renderer.py` has conversations rendered: reads the sources of chat templates, then
-conversations, each a line of JSON; answers each with a line. A template, which somebody else has written, costs it
-bounded memory and processor time: the process is ended when it needs more."""
+"""The process behind `renderer.py`: reads the sources of chat templates, then conversations.
+
+Each is a line of JSON, and is answered with a line. A template, which somebody else has written,
+costs it bounded memory and processor time: the process is ended when it needs more.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,10 @@ def main() -> None:
 
 
 class TemplateWorker:
-    """Answers the sources with {}, and each conversation with {"text": ...}; what cannot be done with {"error": the
-    message, "param": the field that is to blame}."""
+    """Answers the sources with {}, and each conversation with {"text": ...}.
+
+    Where that cannot be done: {"error": the message, "param": the field that is to blame}.
+    """
 
     def __init__(self) -> None:
         self._template: ChatTemplate | None = None
@@ -36,7 +40,8 @@ class TemplateWorker:
                 limit_memory(MAX_MEMORY)
                 self._template = ChatTemplate(question["sources"], question["special_tokens"])
                 return {}
-            return {"text": self._template.render(question["messages"], **question["options"])}
+            text = self._template.render(question["messages"], **question["options"])
+            return {"text": text}
         except InvalidParam as exc:
             return {"error": str(exc), "param": exc.param}
         except MemoryError:

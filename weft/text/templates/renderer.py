@@ -1,8 +1,9 @@
 """Conversations into text by the model's chat template, in processes of their own.
 
-A template comes with a checkpoint, or even with a request, and Jinja lets it make much out of little, in operations of
-C that nothing in this process could interrupt. So each is compiled and run where memory and work have limits that the
-system holds, and whoever exceeds them loses a process that is started again. This process never runs a template.
+A template comes with a checkpoint, or even with a request, and Jinja lets it make much out of
+little, in operations of C that nothing in this process could interrupt. So each is compiled and run
+where the system limits memory and work; a template that exceeds them costs a process, which is
+started again. This process never runs a template.
 """
 
 from __future__ import annotations
@@ -23,14 +24,18 @@ NUM_PROCESSES = 2
 COMPILE_WORK_S = 10.0  # of processor time, for the templates of the model
 RENDER_WORK_S = 5.0
 SLOW_S = 60.0  # of the clock beyond that, on a busy machine; then a process is taken to hang
-LONG_LEN = 65_536  # bytes of a conversation that does not take the last process; nor does a template of a request
+# Bytes of a conversation that does not take the last process; nor does a request's own template.
+LONG_LEN = 65_536
 
 
 class Renderer:
     """The chat template of one model. For one event loop."""
 
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
-        """`sources` by name: "default", and perhaps "tool_use". Raises `TemplateError` for what is no template."""
+        """`sources` by name: "default", and perhaps "tool_use".
+
+        Raises `TemplateError` for a source that is no template.
+        """
         check_sources(sources)
         self._setup = {"sources": dict(sources), "special_tokens": dict(special_tokens)}
         self._workers = Workers(NUM_PROCESSES, "the chat template")
@@ -49,17 +54,18 @@ class Renderer:
         self._finalizer()
 
     async def render(self, messages: Sequence[Any], **options: Any) -> str:
-        """`ChatTemplate.render` with these options. Messages are structs or dicts that have the fields of OpenAI's.
+        """`ChatTemplate.render` with these options.
 
-        Raises `TemplateError`, or `Busy`.
+        Messages are structs or dicts with OpenAI's fields. Raises `TemplateError`, or `Busy`.
         """
         question = _encoded({"messages": messages, "options": options, "work_s": RENDER_WORK_S})
         is_long = len(question) > LONG_LEN or options.get("source") is not None
-        return await self._workers.run(lambda: self._rendered(question), is_long=is_long)
+        return await self._workers.run(lambda: self._render(question), is_long=is_long)
 
-    def _rendered(self, question: bytes) -> str:
-        """In a thread. The process that was used last is taken first; the others are there soon after the first use."""
+    def _render(self, question: bytes) -> str:
+        """In a thread."""
         with self._lock:
+            # The process that was used last is taken first; the first use starts the others.
             process = self._idle.pop()
             for other in self._idle:
                 other.start()
@@ -87,39 +93,38 @@ class _RenderProcess:
             self._is_set_up = False
 
     def set_up(self) -> None:
-        """Have the templates compiled. Raises `TemplateError` if they are broken."""
+        """Let it compile the templates. Raises `TemplateError` if they are broken."""
         self.start()
         if not self._is_set_up:
-            self._asked(_encoded({**self._setup, "work_s": COMPILE_WORK_S}), COMPILE_WORK_S)
+            question = _encoded({**self._setup, "work_s": COMPILE_WORK_S})
+            self._ask(question, COMPILE_WORK_S)
             self._is_set_up = True
 
     def ask(self, question: bytes, work_s: float) -> dict[str, Any]:
         self.set_up()
-        return self._asked(question, work_s)
+        return self._ask(question, work_s)
 
     def close(self) -> None:
         if self._child is not None:
             self._child.close()
             self._child = None
 
-    def _asked(self, question: bytes, work_s: float) -> dict[str, Any]:
+    def _ask(self, question: bytes, work_s: float) -> dict[str, Any]:
         assert self._child is not None
         try:
-            answer = msgspec.json.decode(
-                self._child.ask(question, work_s + SLOW_S), type=dict[str, Any]
-            )
+            line = self._child.ask(question, work_s + SLOW_S)
         except TimeoutError:
             self.close()
             raise _too_long(work_s) from None
         except ChildEnded as exc:
             self.close()
-            raise _too_long(work_s) if exc.out_of_time else TemplateError(_TOO_LARGE) from None
+            if exc.out_of_time:
+                raise _too_long(work_s) from None
+            raise TemplateError("the chat template needs too much memory") from None
+        answer = msgspec.json.decode(line, type=dict[str, Any])
         if "error" in answer:
             raise TemplateError(answer["error"], answer["param"])
         return answer
-
-
-_TOO_LARGE = "the chat template needs too much memory"
 
 
 def _too_long(work_s: float) -> TemplateError:

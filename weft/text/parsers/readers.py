@@ -1,0 +1,154 @@
+"""How each family of models writes tool calls in JSON, and its reasoning: one generator for each.
+
+A reader is a few straight lines over a `Stream`: it tells plain text, consumes markers, and leaves
+the calls to `calls.py`. `settle` says that what was consumed is understood and no part of the
+answer; everything else that was consumed comes back as text. Calls in Python's syntax are in
+`pythonic.py`; which model uses which reader is in `formats.py`.
+"""
+
+from __future__ import annotations
+
+from weft.text.parsers.calls import json_arguments, json_array, json_call
+from weft.text.parsers.events import ReasoningText
+from weft.text.parsers.stream import Reading, Stream
+
+LLAMA3_TAG = "<|python_tag|>"
+LLAMA3_TOOL_ROLE = "<|start_header_id|>ipython"  # the template of Llama 3.2 shows this, and no tag
+MISTRAL_MARKER = "[TOOL_CALLS]"
+# DeepSeek's tokens are written with the vertical bar U+FF5C and the block U+2581.
+DEEPSEEK_CALLS_BEGIN = "<｜tool▁calls▁begin｜>"
+DEEPSEEK_CALLS_END = "<｜tool▁calls▁end｜>"
+DEEPSEEK_CALL_BEGIN = "<｜tool▁call▁begin｜>"
+DEEPSEEK_CALL_END = "<｜tool▁call▁end｜>"
+DEEPSEEK_SEPARATOR = "<｜tool▁sep｜>"
+
+
+def hermes(stream: Stream) -> Reading[None]:
+    """Calls between tags, each a JSON object: Hermes 2 Pro, Qwen 2.5 and Qwen 3.
+
+    <tool_call>
+    {"name": "weather", "arguments": {"city": "Oslo"}}
+    </tool_call>
+    """
+    while (yield from stream.text_until("<tool_call>")):
+        yield from stream.skip_space()
+        if (yield from json_call(stream)):
+            yield from stream.skip_space()
+            yield from stream.accept("</tool_call>")
+            yield from stream.skip_space()
+            stream.settle()
+
+
+def llama3(stream: Stream) -> Reading[None]:
+    """Calls as JSON objects that begin a line, or stand behind the Python tag: Llama 3.1 to 3.3.
+
+        {"name": "weather", "parameters": {"city": "Oslo"}}; {"name": ...}
+        {"name": "news", "parameters": {}}
+        <|python_tag|>{"name": "weather", "parameters": {"city": "Oslo"}}
+
+    The first may only stand at the beginning of the answer, or behind the tag: other JSON is a
+    part of the answer. Python code behind the tag stays text.
+    """
+    found = (yield from stream.skip_space()) == "{"
+    while found or (yield from stream.text_until(LLAMA3_TAG)):
+        found = False
+        yield from _llama3_calls(stream)
+
+
+def _llama3_calls(stream: Stream) -> Reading[None]:
+    """Calls with semicolons, commas, tags or nothing but white space between them."""
+    more = True
+    while more:
+        yield from stream.skip_space()
+        if not (yield from json_call(stream)):
+            return
+        following = yield from stream.skip_space()
+        stream.settle()
+        for between in (";", ","):
+            if (yield from stream.accept(between)):
+                following = yield from stream.skip_space()
+                break
+        more = following == "{"
+
+
+def mistral(stream: Stream) -> Reading[None]:
+    """Calls behind a marker, as a list or one by one: Mistral 7B 0.3 to Large, and newer.
+
+    [TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Oslo"}}]
+    [TOOL_CALLS]weather[ARGS]{"city": "Oslo"}[TOOL_CALLS]...
+    """
+    while (yield from stream.text_until(MISTRAL_MARKER)):
+        match (yield from stream.skip_space()):
+            case "[":
+                found = yield from json_array(stream)
+            case "{":
+                found = yield from json_call(stream)
+            case _:
+                head = yield from stream.read_until("[ARGS]")
+                name, _, _ = (head or "").partition("[CALL_ID]")
+                found = yield from json_arguments(stream, name.strip())
+        if found:
+            yield from stream.skip_space()
+            stream.settle()
+
+
+def deepseek(stream: Stream) -> Reading[None]:
+    """Calls between the special tokens of DeepSeek V3 and R1, and of V3.1."""
+    while True:
+        marker = yield from stream.text_until(
+            DEEPSEEK_CALL_BEGIN,
+            DEEPSEEK_CALLS_BEGIN,
+            DEEPSEEK_CALLS_END,
+        )
+        if not marker:
+            return
+        if marker != DEEPSEEK_CALL_BEGIN or (yield from _deepseek_call(stream)):
+            yield from stream.skip_space()
+            stream.settle()
+
+
+def _deepseek_call(stream: Stream) -> Reading[bool]:
+    """V3 and R1 have the arguments in a code block, V3.1 bare."""
+    name = yield from stream.read_until(DEEPSEEK_SEPARATOR)
+    in_block = name == "function"  # the type of the call, in V3; its name follows
+    if in_block:
+        name = yield from stream.read_until("\n")
+        yield from stream.accept("```json")
+    if name is None or not (yield from json_arguments(stream, name.strip())):
+        return False
+    yield from stream.skip_space()
+    if in_block:
+        yield from stream.accept("```")
+        yield from stream.skip_space()
+    yield from stream.accept(DEEPSEEK_CALL_END)
+    return True
+
+
+def forced(stream: Stream) -> Reading[None]:
+    """A JSON list of calls, where a schema allowed nothing else."""
+    yield from stream.skip_space()
+    if (yield from json_array(stream)):
+        yield from stream.skip_space()
+        stream.settle()
+
+
+def reasoning(stream: Stream, begin: str, end: str, *, inside: bool) -> Reading[None]:
+    """Reasoning between two markers before the answer: DeepSeek R1, Qwen 3 and others.
+
+        <think>
+        It is raining in Oslo, so ...
+        </think>
+
+        Take an umbrella.
+
+    `inside`: the template has opened the reasoning in the prompt, so the text begins inside of it.
+    """
+    yield from stream.skip_space()
+    opened = yield from stream.accept(begin)
+    if not opened and not inside:
+        return
+    yield from stream.skip_space()
+    stream.settle()
+    if (yield from stream.text_until(end, kind=ReasoningText)):
+        yield from stream.skip_space()
+        stream.settle()
