@@ -22,7 +22,13 @@ from weft.executor.kv_pool import KVPool
 from weft.models.layers.attention import Heads
 from weft.ops.elementwise import apply_rotary, rms_norm, rotary_tables
 from weft.ops.plain import PlainOps
-from weft.ops.sampling import Sampled, SamplerOps, SamplingArrays, StagedSampling, TorchSamplerOps
+from weft.ops.sampling import (
+    SampledTokens,
+    SamplerOps,
+    SamplingArrays,
+    StagedSampling,
+    TorchSamplerOps,
+)
 
 POISON = 0x5A
 
@@ -210,7 +216,7 @@ class LaidOutTorch:
 class StagedSamplerOps(TorchSamplerOps):
     """Believes nothing but what the device was told of the draws."""
 
-    def tokens(self, logits: Tensor, draws: SamplingArrays) -> Sampled:
+    def tokens(self, logits: Tensor, draws: SamplingArrays) -> SampledTokens:
         if not draws.temperature.any():
             return super().tokens(logits, draws)
         assert isinstance(draws, StagedSampling)

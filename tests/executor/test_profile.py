@@ -16,8 +16,8 @@ import pytest
 
 from tests.executor.driver import MODEL, Driver, Turn, make_driver
 from weft.config.numbers import MAX_PROFILED_STEPS
-from weft.executor.profile.profile import ProfiledRunner, Report, import_compiler
-from weft.executor.profile.report import Event, main, spent_on, tables
+from weft.executor.profile.profile import ProfiledRunner, ProfileState, import_compiler
+from weft.executor.profile.report import TraceEvent, main, spent_on, tables
 from weft.plan.step import LAST_SAMPLED
 
 HOW: dict[str, Any] = {
@@ -60,7 +60,7 @@ class Bench:
             self.num_steps += 1
         return sampled
 
-    def report(self) -> Report:
+    def report(self) -> ProfileState:
         while (report := self.profiled.stop()).state == "writing":
             time.sleep(0.01)
         return report
@@ -226,7 +226,7 @@ def kernels(tmp_path: Path):
     bench.close()
 
 
-def recorded(bench: Bench, root: Path, num_steps: int) -> tuple[Report, list[dict[str, Any]]]:
+def recorded(bench: Bench, root: Path, num_steps: int) -> tuple[ProfileState, list[dict[str, Any]]]:
     name = bench.start()
     bench.steps(num_steps)
     report = bench.report()
@@ -284,8 +284,8 @@ def test_outside_of_a_profile_the_kernels_note_nothing(kernels: Bench, tmp_path:
 # The report
 
 
-def span(name: str, ts: float, dur: float, tid: int = 1, cat: str = "cpu_op") -> Event:
-    return Event(ph="X", cat=cat, name=name, pid=1, tid=tid, ts=ts, dur=dur)
+def span(name: str, ts: float, dur: float, tid: int = 1, cat: str = "cpu_op") -> TraceEvent:
+    return TraceEvent(ph="X", cat=cat, name=name, pid=1, tid=tid, ts=ts, dur=dur)
 
 
 def test_time_is_counted_for_the_operation_that_spent_it() -> None:

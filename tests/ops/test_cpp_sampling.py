@@ -15,7 +15,7 @@ from weft.executor.sampler import sample
 from weft.ops.cpp.library import Library
 from weft.ops.cpp.sampling import CppSamplerOps, argmax
 from weft.ops.noise import gumbel, row_keys
-from weft.ops.sampling import Sampled, TorchSamplerOps
+from weft.ops.sampling import SampledTokens, TorchSamplerOps
 from weft.plan.step import LogitBias, Logprobs, Penalties, Sampling
 
 INF = float("inf")
@@ -29,7 +29,7 @@ def logits(rows: int, vocab: int, seed: int = 0, spread: float = 2.0) -> torch.T
 
 
 @cache
-def drawn_by_twin(vocab: int, spread: float) -> tuple[torch.Tensor, Columns, Sampled]:
+def drawn_by_twin(vocab: int, spread: float) -> tuple[torch.Tensor, Columns, SampledTokens]:
     """Each filter on rows without and with ties, and with forbidden tokens."""
     draws = columns(FILTERS * 3, first_seed=vocab)
     x = logits(len(draws.seeds), vocab, spread=spread)
@@ -39,7 +39,9 @@ def drawn_by_twin(vocab: int, spread: float) -> tuple[torch.Tensor, Columns, Sam
     return x, draws, TWIN.tokens(x, draws)
 
 
-def assert_same(x: torch.Tensor, draws: Columns, actual: Sampled, expected: Sampled) -> None:
+def assert_same(
+    x: torch.Tensor, draws: Columns, actual: SampledTokens, expected: SampledTokens
+) -> None:
     """Tokens may differ where their scores do not, within the error of a logarithm in float32."""
     assert torch.equal(actual.max_logits, expected.max_logits)
     differ = np.flatnonzero((actual.tokens != expected.tokens).numpy())
@@ -279,7 +281,7 @@ def test_logprobs_are_those_of_a_log_softmax_in_double(sampler, vocab):
     x[3] = x[3].round()
     x[4, ::2] = -INF
     x[4, -1] = 0.0
-    chosen, rows = Sampled(torch.arange(6) % vocab, x.amax(-1)), torch.tensor([5, 0, 3, 4])
+    chosen, rows = SampledTokens(torch.arange(6) % vocab, x.amax(-1)), torch.tensor([5, 0, 3, 4])
     wide = x[rows].double().log_softmax(-1)
     for num_top in {0, min(5, vocab), min(20, vocab), vocab}:
         logprob, top_ids, top_logprobs = sampler.logprobs(x, chosen, rows, num_top)
@@ -296,7 +298,7 @@ def test_logprobs_are_those_of_a_log_softmax_in_double(sampler, vocab):
 def test_logprobs_of_a_row_that_is_not_finite_harm_no_other(sampler):
     x = logits(3, 300)
     x[0, 5], x[2] = float("nan"), -INF
-    chosen = Sampled(torch.tensor([0, 1, 2]), x.amax(-1))
+    chosen = SampledTokens(torch.tensor([0, 1, 2]), x.amax(-1))
     logprob, top_ids, top_logprobs = sampler.logprobs(x, chosen, torch.tensor([0, 1, 2]), 4)
     assert torch.equal(top_ids[1].long(), x[1].topk(4).indices)
     assert torch.allclose(top_logprobs[1], x[1].log_softmax(-1).topk(4).values, atol=1e-6)

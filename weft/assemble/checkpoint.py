@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 from weft.config.model import BadCheckpoint, ModelNotFound
 from weft.executor.weights.fetch import weight_files
-from weft.executor.weights.safetensors import Content, Entry, FileContent
+from weft.executor.weights.safetensors import Content, FileContent, TensorEntry
 
 NUM_LOOKED_AT = 64  # values at the beginning of each weight
 
@@ -44,9 +44,9 @@ def check_files(folder: Path, *, weights: bool = True) -> None:
                 _check_values(content)
 
 
-def read_headers(folder: Path) -> dict[str, Entry]:
+def read_headers(folder: Path) -> dict[str, TensorEntry]:
     """All tensors in a folder, by name. Raises ModelError."""
-    found: dict[str, Entry] = {}
+    found: dict[str, TensorEntry] = {}
     for path in weight_files(folder):
         with FileContent(path) as content:
             found |= content.entries

@@ -17,10 +17,10 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class StepOutput(Protocol):
+class DeviceOutput(Protocol):
     """What a step has computed, in tensors on the device that computed it."""
 
-    def moved(self, move: Callable[[Tensor], Tensor]) -> StepOutput:
+    def moved(self, move: Callable[[Tensor], Tensor]) -> DeviceOutput:
         """The same output, with `move` applied to each of its tensors."""
         ...
 
@@ -32,7 +32,7 @@ class StepOutput(Protocol):
 class StepDevice(Protocol):
     """Computes steps in the order in which they are launched."""
 
-    def launch(self, run: Callable[[Plan], StepOutput], plan: Plan) -> Step:
+    def launch(self, run: Callable[[Plan], DeviceOutput], plan: Plan) -> Step:
         """Begin `run(plan)`. If that raises, the step's `result` raises the same."""
         ...
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from weft.arrays import IntArray
 from weft.executor.backend import AttentionBackend
-from weft.executor.device import StepDevice, StepOutput
+from weft.executor.device import DeviceOutput, StepDevice
 from weft.executor.inputs import DeviceRowTable, Inputs
 from weft.executor.logit_processors.processors import Processors
 from weft.executor.outputs.give import give
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class DecoderOutput(NamedTuple):
-    """The `StepOutput` of a model that generates."""
+    """The `DeviceOutput` of a model that generates."""
 
     sampled: SamplerOutput | None  # None: no request samples
     given: Given | None
@@ -58,7 +58,7 @@ class FusedSteps(Protocol):
         """Whether `run` can compute this step."""
         ...
 
-    def run(self, plan: Plan) -> StepOutput: ...
+    def run(self, plan: Plan) -> DeviceOutput: ...
 
 
 class CapturedStep(Protocol):
@@ -128,7 +128,7 @@ class TorchRunner:
     def _give(self, plan: Plan, wanted: Wanted, hidden: Tensor) -> Given:
         return give(plan, wanted, hidden, self._model, self._sampler, self._pooler)
 
-    def _run(self, plan: Plan) -> StepOutput:
+    def _run(self, plan: Plan) -> DeviceOutput:
         if self._fused_steps is not None and self._fused_steps.takes(plan):
             return self._fused_steps.run(plan)
         return self._compute(plan)
@@ -157,7 +157,7 @@ class TorchRunner:
 
 
 class EncoderOutput(NamedTuple):
-    """The `StepOutput` of a model without KV."""
+    """The `DeviceOutput` of a model without KV."""
 
     given: Given | None
 

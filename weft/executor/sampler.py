@@ -16,7 +16,7 @@ from torch import Tensor
 
 from weft.executor.logit_processors.processors import Processors
 from weft.executor.outputs.prompt_logprobs import id_logprobs
-from weft.ops.sampling import Sampled, SamplerOps, SamplingArrays, moved, on
+from weft.ops.sampling import SampledTokens, SamplerOps, SamplingArrays, moved, on
 from weft.plan.step import ANY, Fixed, LogitBias, Logprobs, Result, Sampling, TopLogprobs
 
 
@@ -106,7 +106,7 @@ def _fix(logits: Tensor, fixed: Fixed) -> None:
 
 
 def _logprobs(
-    sampler: SamplerOps, logits: Tensor, chosen: Sampled, wanted: Logprobs
+    sampler: SamplerOps, logits: Tensor, chosen: SampledTokens, wanted: Logprobs
 ) -> tuple[Tensor, ...]:
     num_top = min(int(wanted.num_top.max(initial=0)), logits.shape[1])
     rows = on(logits, wanted.index)

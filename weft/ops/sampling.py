@@ -103,7 +103,7 @@ class TokenHistory(Protocol):
     def lacks_last(self) -> NDArray[np.bool_]: ...  # [P]
 
 
-class Sampled(NamedTuple):
+class SampledTokens(NamedTuple):
     tokens: Tensor  # [S] int64
     max_logits: Tensor  # [S] the largest logit of each row; NaN if one is
 
@@ -119,7 +119,7 @@ class TopLogprobTensors(NamedTuple):
 class SamplerOps(Protocol):
     """Logits are float32 [S, V], every row in one piece."""
 
-    def tokens(self, logits: Tensor, draws: SamplingArrays) -> Sampled:
+    def tokens(self, logits: Tensor, draws: SamplingArrays) -> SampledTokens:
         """One token per row; any at all where the peak is not finite. The logits stay as they are."""
         ...
 
@@ -140,7 +140,7 @@ class SamplerOps(Protocol):
         ...
 
     def logprobs(
-        self, logits: Tensor, chosen: Sampled, rows: Tensor, num_top: int
+        self, logits: Tensor, chosen: SampledTokens, rows: Tensor, num_top: int
     ) -> TopLogprobTensors:
         """Of the chosen and of the `num_top` likeliest tokens of `rows` [L] (int64)."""
         ...
@@ -149,7 +149,7 @@ class SamplerOps(Protocol):
 class TorchSamplerOps:
     """The specification."""
 
-    def tokens(self, logits: Tensor, draws: SamplingArrays) -> Sampled:
+    def tokens(self, logits: Tensor, draws: SamplingArrays) -> SampledTokens:
         max_logits, tokens = logits.max(
             dim=-1
         )  # the first of equal ones; a NaN is the maximum of its row
@@ -159,7 +159,7 @@ class TorchSamplerOps:
             block = rows[begin : begin + block_len]
             index = on(logits, block)
             tokens[index] = _draw(logits[index], max_logits[index], draws, block)
-        return Sampled(tokens, max_logits)
+        return SampledTokens(tokens, max_logits)
 
     def mask(self, logits: Tensor, masks: Tensor, rows: Tensor) -> None:
         bits = (masks[:, :, None] >> torch.arange(32, device=masks.device)) & 1
@@ -200,7 +200,7 @@ class TorchSamplerOps:
         ).float()
 
     def logprobs(
-        self, logits: Tensor, chosen: Sampled, rows: Tensor, num_top: int
+        self, logits: Tensor, chosen: SampledTokens, rows: Tensor, num_top: int
     ) -> TopLogprobTensors:
         wide = logits[rows]
         norm = wide.logsumexp(dim=-1, keepdim=True)

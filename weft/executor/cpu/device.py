@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import torch
 
-from weft.executor.device import StepOutput
+from weft.executor.device import DeviceOutput
 from weft.plan.step import Plan, Result, Step
 
 T = TypeVar("T")
@@ -24,7 +24,7 @@ class CpuDevice:
         self._thread = thread
         self._steps = thread if steps is None else steps
 
-    def launch(self, run: Callable[[Plan], StepOutput], plan: Plan) -> Step:
+    def launch(self, run: Callable[[Plan], DeviceOutput], plan: Plan) -> Step:
         return self._steps.submit(_result, run, plan)
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
@@ -37,7 +37,7 @@ class CpuDevice:
         self._thread.shutdown()
 
 
-def _result(run: Callable[[Plan], StepOutput], plan: Plan) -> Result:
+def _result(run: Callable[[Plan], DeviceOutput], plan: Plan) -> Result:
     return run(plan).result()
 
 

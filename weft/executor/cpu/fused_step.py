@@ -36,7 +36,7 @@ DRAWS = {  # of `Sampling`, in the order and the types of `abi.DrawArgs`
 
 
 class HostResult(NamedTuple):
-    """The `StepOutput` of a step whose result is on the host."""
+    """The `DeviceOutput` of a step whose result is on the host."""
 
     value: Result
 

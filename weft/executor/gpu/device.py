@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from weft.executor.device import CallersThread, StepOutput
+from weft.executor.device import CallersThread, DeviceOutput
 from weft.executor.gpu.gpu import Gpu, GpuEvent
 from weft.plan.step import Plan, Result, Step
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 class StepInFlight:
     """A step whose result is on its way to pinned memory."""
 
-    def __init__(self, output: StepOutput, arrived: GpuEvent) -> None:
+    def __init__(self, output: DeviceOutput, arrived: GpuEvent) -> None:
         self._output = output
         self._arrived = arrived
 
@@ -46,7 +46,7 @@ class GpuDevice:
         self._thread = thread
         self._here = CallersThread()
 
-    def launch(self, run: Callable[[Plan], StepOutput], plan: Plan) -> Step:
+    def launch(self, run: Callable[[Plan], DeviceOutput], plan: Plan) -> Step:
         try:
             with self._gpu.stream():
                 output = run(plan).moved(self._to_host)

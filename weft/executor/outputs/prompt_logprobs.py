@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from weft.models.registry import DecoderModel
-from weft.ops.sampling import Sampled, SamplerOps, on
+from weft.ops.sampling import SampledTokens, SamplerOps, on
 from weft.plan.step import PlaceLogprobs, PromptLogprobs
 
 BLOCK_LEN = 128  # rows of logits that are held at a time
@@ -48,7 +48,7 @@ def _of_block(
     """Of logits [n, V], targets [n] and ids [n, M]. A row that is not finite harms no other."""
     rows = torch.arange(len(logits), device=logits.device)
     found = sampler.logprobs(
-        logits, Sampled(targets, logits.amax(dim=-1)), rows, min(num_top, logits.shape[1])
+        logits, SampledTokens(targets, logits.amax(dim=-1)), rows, min(num_top, logits.shape[1])
     )
     own = logits.gather(1, targets[:, None])
     ranks = (logits > own).sum(dim=-1) + 1

@@ -50,7 +50,7 @@ class Extend(NamedTuple):
     slots: Tensor  # [L] slots of what they see, themselves included
 
 
-class Work(NamedTuple):
+class WindowWork(NamedTuple):
     """What the layers with one window have to do in this step."""
 
     groups: list[DecodeGroup]
@@ -70,7 +70,7 @@ class TorchPaged:
             window: CausalMask(window, pool.k[0].dtype, pool.k[0].device)
             for window in self._windows
         }
-        self._work: dict[int, Work] = {}  # by window
+        self._work: dict[int, WindowWork] = {}  # by window
         self._slots = torch.empty(0)
         self._positions = torch.empty(0)
         self._rotations: dict[Rope, tuple[Tensor, Tensor]] = {}  # of this step
@@ -79,7 +79,9 @@ class TorchPaged:
         self._slots, self._positions = batch.slots, batch.positions
         self._rotations.clear()
         self._work = {
-            window: Work(list(self._decode_groups(batch, window)), list(_extends(batch, window)))
+            window: WindowWork(
+                list(self._decode_groups(batch, window)), list(_extends(batch, window))
+            )
             for window in self._masks
         }
 

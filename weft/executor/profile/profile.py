@@ -48,7 +48,7 @@ def import_compiler() -> None:
 
 
 @dataclass(frozen=True)
-class Report:
+class ProfileState:
     """How far the last profile is, and what it has found."""
 
     state: Literal["none", "writing", "done", "failed"]
@@ -80,7 +80,7 @@ class ProfiledRunner:
         }
         self._preparation = Preparation(prepare)
         self._numbers = itertools.count(1)
-        self._report = Report("none", message="nothing was recorded yet")
+        self._report = ProfileState("none", message="nothing was recorded yet")
         self._recording: _Recording | None = None
 
     def launch(self, plan: Plan) -> Step:
@@ -143,7 +143,7 @@ class ProfiledRunner:
         self._recording = recording
         return self._name(trace)
 
-    def stop(self) -> Report:
+    def stop(self) -> ProfileState:
         """Stop, if it still records. Call again while the report is being written."""
         if self._recording is not None:
             self._finish(self._recording)
@@ -152,7 +152,7 @@ class ProfiledRunner:
     def _finish(self, recording: _Recording) -> None:
         """Nothing more is recorded than what has been launched."""
         self._recording = None
-        self._report = Report("writing", recording.num_steps, self._name(recording.trace))
+        self._report = ProfileState("writing", recording.num_steps, self._name(recording.trace))
         stopped = self._runner.submit(recording.end)
         threading.Thread(
             target=self._write, args=(recording, stopped), name="weft-profile", daemon=True
@@ -163,10 +163,10 @@ class ProfiledRunner:
         try:
             recording.started.result()
             stopped.result()
-            self._report = Report("done", recording.num_steps, trace, recording.table())
+            self._report = ProfileState("done", recording.num_steps, trace, recording.table())
         except Exception as exc:  # of torch, or of a full disk: for whoever asks
             message = f"the profile could not be made: {type(exc).__name__}: {getattr(exc, 'strerror', '') or exc}"
-            self._report = Report("failed", recording.num_steps, message=message)
+            self._report = ProfileState("failed", recording.num_steps, message=message)
 
     def _place(self, folder: str, prefix: str) -> Path | None:
         """The folder for the next trace. Raises ValueError for a place that is not below the root."""

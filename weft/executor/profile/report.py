@@ -25,7 +25,7 @@ STEP = "weft_step"  # of whole steps of our kernels: their operations stand in t
 TRACK = "weft kernels"  # in place of a thread: several compute one operation together
 
 
-class Event(msgspec.Struct, gc=False):
+class TraceEvent(msgspec.Struct, gc=False):
     """One span of time; of other kinds of events no more is read than that they are others."""
 
     ph: str = ""
@@ -37,11 +37,11 @@ class Event(msgspec.Struct, gc=False):
     dur: float = 0.0
 
 
-class Trace(msgspec.Struct, rename={"events": "traceEvents"}):
-    events: list[Event]
+class TraceFile(msgspec.Struct, rename={"events": "traceEvents"}):
+    events: list[TraceEvent]
 
 
-class Own(NamedTuple):
+class KernelSpan(NamedTuple):
     """A span of time of our own kernels; nanoseconds since 1970."""
 
     name: str
@@ -49,7 +49,7 @@ class Own(NamedTuple):
     took_ns: int
 
 
-class Spent:
+class OperationTime:
     """Time in one operation: its own, and with what it has called."""
 
     __slots__ = ("calls", "own", "total")
@@ -62,8 +62,10 @@ class Spent:
 
 def main(trace: Path, spans: Path, target: Path | None) -> None:
     """Print the tables of `trace` and `spans`, and leave both as one trace at `target` (.gz), whole or not at all."""
-    whole = with_spans(trace.read_bytes(), msgspec.json.decode(spans.read_bytes(), type=list[Own]))
-    print("\n".join(tables(msgspec.json.decode(whole, type=Trace).events)))
+    whole = with_spans(
+        trace.read_bytes(), msgspec.json.decode(spans.read_bytes(), type=list[KernelSpan])
+    )
+    print("\n".join(tables(msgspec.json.decode(whole, type=TraceFile).events)))
     if target is not None:
         part = target.with_name(f".{target.name}")
         with gzip.open(part, "wb", compresslevel=5) as packed:
@@ -71,7 +73,7 @@ def main(trace: Path, spans: Path, target: Path | None) -> None:
         part.replace(target)
 
 
-def with_spans(trace: bytes, spans: list[Own]) -> bytes:
+def with_spans(trace: bytes, spans: list[KernelSpan]) -> bytes:
     """A trace with more spans of time in it, on a track of their own."""
     if not spans:
         return trace
@@ -87,8 +89,8 @@ def with_spans(trace: bytes, spans: list[Own]) -> bytes:
     return msgspec.json.encode(whole)
 
 
-def _event(span: Own, base_ns: int) -> Event:
-    return Event(
+def _event(span: KernelSpan, base_ns: int) -> TraceEvent:
+    return TraceEvent(
         ph="X",
         cat=STEP if span.name == "weft::step" else OPERATION,
         name=span.name,
@@ -99,7 +101,7 @@ def _event(span: Own, base_ns: int) -> Event:
     )
 
 
-def tables(events: list[Event]) -> Iterator[str]:
+def tables(events: list[TraceEvent]) -> Iterator[str]:
     """Kernels, if a GPU had any, then operations of the CPU: those that took most time of their own."""
     on_device = spent_on(event for event in events if event.ph == "X" and event.cat in ON_DEVICE)
     if on_device:
@@ -110,15 +112,15 @@ def tables(events: list[Event]) -> Iterator[str]:
     )
 
 
-def spent_on(events: Iterable[Event]) -> dict[str, Spent]:
+def spent_on(events: Iterable[TraceEvent]) -> dict[str, OperationTime]:
     """Time by name of the operation. A span inside of another of the same thread was called by it.
 
     |<------------ linear ------------>|
         |<- t ->|  |<----- addmm ---->|     own time of linear: what t and addmm leave
     """
-    spent: dict[str, Spent] = {}
+    spent: dict[str, OperationTime] = {}
     open: list[
-        tuple[float, Spent]
+        tuple[float, OperationTime]
     ] = []  # the spans around this one: their ends and names, the innermost last
     thread: tuple[int | str, int | str] | None = None
     for event in sorted(events, key=lambda one: (str(one.pid), str(one.tid), one.ts, -one.dur)):
@@ -127,7 +129,7 @@ def spent_on(events: Iterable[Event]) -> dict[str, Spent]:
             open.clear()
         while open and open[-1][0] <= event.ts:
             open.pop()
-        one = spent.setdefault(event.name, Spent())
+        one = spent.setdefault(event.name, OperationTime())
         one.calls += 1
         one.own += event.dur
         one.total += event.dur
@@ -137,7 +139,7 @@ def spent_on(events: Iterable[Event]) -> dict[str, Spent]:
     return spent
 
 
-def table(where: str, spent: dict[str, Spent]) -> Iterator[str]:
+def table(where: str, spent: dict[str, OperationTime]) -> Iterator[str]:
     whole = sum(one.own for one in spent.values())
     most = sorted(spent.items(), key=lambda item: -item[1].own)[:NUM_ROWS]
     width = max([len(name[:NAME_LEN]) for name, _ in most], default=0)

@@ -33,7 +33,7 @@ ITEM_BYTES = {
 MAX_HEADER_BYTES = 100_000_000
 
 
-class Entry(NamedTuple):
+class TensorEntry(NamedTuple):
     """One tensor: where it lies."""
 
     name: str
@@ -49,7 +49,7 @@ class Content(Protocol):
     label: str  # for errors
 
     @property
-    def entries(self) -> Mapping[str, Entry]: ...
+    def entries(self) -> Mapping[str, TensorEntry]: ...
 
     def read_into(self, start: int, target: memoryview) -> None:
         """Fill `target` with the bytes from `start` on. Raises BadCheckpoint if there are not so many."""
@@ -129,7 +129,7 @@ class BytesContent:
 
 def _entries(
     label: str, read_into: Callable[[int, memoryview], None], num_bytes: int
-) -> dict[str, Entry]:
+) -> dict[str, TensorEntry]:
     """The tensors that the header tells of. Raises BadCheckpoint unless they fill what is behind it exactly."""
     header_len = int.from_bytes(_read(read_into, 0, 8), "little") if num_bytes >= 8 else 0
     if not 2 <= header_len <= min(MAX_HEADER_BYTES, num_bytes - 8):
@@ -159,7 +159,7 @@ def _entries(
     return {entry.name: entry for entry in found}
 
 
-def _entry(name: str, entry: Mapping[str, Any], data_start: int) -> Entry:
+def _entry(name: str, entry: Mapping[str, Any], data_start: int) -> TensorEntry:
     """Raises ValueError, TypeError or LookupError for what makes no sense."""
     dtype, shape = entry["dtype"], entry["shape"]
     begin, end = entry["data_offsets"]
@@ -168,7 +168,7 @@ def _entry(name: str, entry: Mapping[str, Any], data_start: int) -> Entry:
     num_bytes = math.prod(shape) * ITEM_BYTES[dtype]
     if end - begin != num_bytes:
         raise ValueError("a tensor has other bytes than its shape")
-    return Entry(name, dtype, tuple(shape), data_start + begin, num_bytes)
+    return TensorEntry(name, dtype, tuple(shape), data_start + begin, num_bytes)
 
 
 def _read(read_into: Callable[[int, memoryview], None], start: int, num_bytes: int) -> bytes:

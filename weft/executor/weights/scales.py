@@ -18,7 +18,7 @@ from torch import Tensor
 from weft.config.model import BadCheckpoint
 from weft.config.quantized import BLOCK
 from weft.executor.weights.fetch import weight_files
-from weft.executor.weights.safetensors import Content, Entry, FileContent
+from weft.executor.weights.safetensors import Content, FileContent, TensorEntry
 from weft.ops.quantize import floats
 
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -40,14 +40,14 @@ VALUES = (
     "self_attn.kv_scale",
 )
 
-Place = tuple[Content, Entry]
+StoredTensor = tuple[Content, TensorEntry]
 
 
 class Scales(NamedTuple):
     """Those of one weight."""
 
     content: Content
-    entry: Entry
+    entry: TensorEntry
     num_rows: int  # that share one
     num_columns: int
 
@@ -66,7 +66,7 @@ class Scales(NamedTuple):
         ], None
 
 
-def scales_of(entry: Entry, places: Mapping[str, Place]) -> Scales:
+def scales_of(entry: TensorEntry, places: Mapping[str, StoredTensor]) -> Scales:
     """The scales of a stored weight. Raises BadCheckpoint, saying what is wrong with them."""
     content, found = next(
         (places[entry.name + end] for end in ENDINGS if entry.name + end in places), (None, None)
@@ -96,7 +96,7 @@ def kv_scales(folder: Path, num_layers: int) -> list[tuple[float, float]]:
     """
     with ExitStack() as stack:
         files = [stack.enter_context(FileContent(path)) for path in weight_files(folder)]
-        places: dict[str, Place] = {
+        places: dict[str, StoredTensor] = {
             name: (file, entry) for file in files for name, entry in file.entries.items()
         }
         return [
@@ -105,7 +105,7 @@ def kv_scales(folder: Path, num_layers: int) -> list[tuple[float, float]]:
         ]
 
 
-def _kv_scale(places: Mapping[str, Place], layer: int, endings: Iterable[str]) -> float:
+def _kv_scale(places: Mapping[str, StoredTensor], layer: int, endings: Iterable[str]) -> float:
     for name in (f"{base}layers.{layer}.{end}" for end in endings for base in ("model.", "")):
         if name in places:
             content, entry = places[name]
@@ -118,7 +118,7 @@ def _kv_scale(places: Mapping[str, Place], layer: int, endings: Iterable[str]) -
     return 1.0
 
 
-def _read(content: Content, entry: Entry) -> Tensor:
+def _read(content: Content, entry: TensorEntry) -> Tensor:
     """As float32."""
     values = torch.empty(entry.num_bytes, dtype=torch.uint8)
     content.read_into(entry.start, values.numpy().data)

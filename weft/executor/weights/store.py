@@ -24,7 +24,7 @@ from weft.executor.weights.root import WeightsRoot
 from weft.executor.weights.safetensors import BytesContent, FileContent
 from weft.executor.weights.scales import FLOATS
 from weft.executor.weights.stream import (
-    Match,
+    WeightMatch,
     is_finite,
     matched,
     put_all,
@@ -180,7 +180,7 @@ class WeightStore:
     def _put(
         self,
         put: Callable[[], None],
-        content: Sequence[Match] | Sequence[Tensor],
+        content: Sequence[WeightMatch] | Sequence[Tensor],
         *,
         source: Path | None = None,
     ) -> DeviceReply:
@@ -195,7 +195,7 @@ class WeightStore:
             self._source = source
             self._released.discard(WEIGHTS)
         num_bytes = sum(
-            one.entry.num_bytes if isinstance(one, Match) else one.nbytes for one in content
+            one.entry.num_bytes if isinstance(one, WeightMatch) else one.nbytes for one in content
         )
         return self._reply(kv_is_stale=True, num_tensors=len(content), num_bytes=num_bytes)
 

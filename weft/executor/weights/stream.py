@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from weft.config.model import BadCheckpoint
-from weft.executor.weights.safetensors import Content, Entry
+from weft.executor.weights.safetensors import Content, TensorEntry
 from weft.executor.weights.scales import (
     BESIDE,
     EIGHT_BITS,
@@ -52,18 +52,18 @@ BASES = (
 )  # what a base model is called inside of a larger one; by itself it has no name
 
 
-class Match(NamedTuple):
+class WeightMatch(NamedTuple):
     """A weight of the model, and where its new content lies."""
 
     weight: Weight
     content: Content
-    entry: Entry
+    entry: TensorEntry
     scales: Scales | None = None  # if it is stored in eight bits
 
 
 def matched(
     wanted: dict[str, Weight], contents: Iterable[Content], what: str, *, whole: bool = True
-) -> list[Match]:
+) -> list[WeightMatch]:
     """What each tensor of the contents is for. `what` they are is for the error; `whole`: no weight may be missing.
 
     Raises BadCheckpoint, naming the tensors, if any is missing, unexpected, of another shape or of a type that is none
@@ -75,7 +75,7 @@ def matched(
     }
     by_base = {in_base(name): weight for name, weight in wanted.items()}
     ignored = (*IGNORED, *(name for name in HEADS if name not in by_base))
-    found: dict[str, Match] = {}
+    found: dict[str, WeightMatch] = {}
     unexpected, misshapen, mistyped = [], [], []
     for content in contents:
         for name, entry in content.entries.items():
@@ -91,7 +91,9 @@ def matched(
                 )
             elif entry.dtype in EIGHT_BITS:
                 try:
-                    found[weight.name] = Match(weight, content, entry, scales_of(entry, places))
+                    found[weight.name] = WeightMatch(
+                        weight, content, entry, scales_of(entry, places)
+                    )
                 except BadCheckpoint as exc:
                     mistyped.append(str(exc))
             elif entry.dtype not in FLOATS:
@@ -99,7 +101,7 @@ def matched(
                     f"{weight.name} {entry.dtype} instead of one of {', '.join(FLOATS)}"
                 )
             else:
-                found[weight.name] = Match(weight, content, entry)
+                found[weight.name] = WeightMatch(weight, content, entry)
     known = found.keys() | {text.partition(" ")[0] for text in misshapen + mistyped}
     problems = {
         "missing": [name for name in wanted if name not in known] if whole else [],
@@ -115,9 +117,9 @@ def matched(
     return list(found.values())
 
 
-def put_all(matches: Sequence[Match]) -> None:
+def put_all(matches: Sequence[WeightMatch]) -> None:
     """Give the model the content. Raises BadCheckpoint if it cannot be read any more, which leaves it half changed."""
-    buffer = Buffer()
+    buffer = PieceBuffer()
     for weight, content, entry, scales in matches:
         whole = None if scales is None else scales.read()
         for start, piece in buffer.pieces(content, entry):
@@ -135,9 +137,9 @@ def put_tensor(weight: Weight, values: Tensor) -> None:
         weight.put(values[start : start + step], start)
 
 
-def require_finite(matches: Iterable[Match]) -> None:
+def require_finite(matches: Iterable[WeightMatch]) -> None:
     """Read everything to its end. Raises BadCheckpoint, naming the first tensor that is not finite everywhere."""
-    buffer = Buffer()
+    buffer = PieceBuffer()
     for _, content, entry, scales in matches:
         if scales is not None and not is_finite(scales.read()):
             raise BadCheckpoint(f"{scales.entry.name} has values that are not finite")
@@ -160,13 +162,13 @@ def is_finite(values: Tensor) -> bool:
     return bool(((bits & exponent) != exponent).all())
 
 
-class Buffer:
+class PieceBuffer:
     """The memory that all pieces go through."""
 
     def __init__(self) -> None:
         self._bytes = torch.empty(0, dtype=torch.uint8)
 
-    def pieces(self, content: Content, entry: Entry) -> Iterator[tuple[int, Tensor]]:
+    def pieces(self, content: Content, entry: TensorEntry) -> Iterator[tuple[int, Tensor]]:
         """First row and content of each piece of a tensor, in its own type; a piece lives until the next is asked for.
 
         Matrices come in whole multiples of `ROW_STEP` rows, all else in one piece.

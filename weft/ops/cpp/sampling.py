@@ -11,7 +11,7 @@ from torch import Tensor
 
 from weft.ops.cpp.abi import ArgmaxArgs, DrawArgs, LogprobsArgs, MaskArgs, PenaltiesArgs, StepArgs
 from weft.ops.cpp.library import Library
-from weft.ops.sampling import Sampled, SamplingArrays, TokenHistory, TopLogprobTensors
+from weft.ops.sampling import SampledTokens, SamplingArrays, TokenHistory, TopLogprobTensors
 
 
 class CppSamplerOps:
@@ -20,11 +20,11 @@ class CppSamplerOps:
     def __init__(self, library: Library) -> None:
         self._library = library
 
-    def tokens(self, logits: Tensor, draws: SamplingArrays) -> Sampled:
+    def tokens(self, logits: Tensor, draws: SamplingArrays) -> SampledTokens:
         tokens, max_logits = argmax(self._library, logits)
         if draws.temperature.any():
             draw(self._library, logits, max_logits, draws, tokens)
-        return Sampled(tokens, max_logits)
+        return SampledTokens(tokens, max_logits)
 
     def mask(self, logits: Tensor, masks: Tensor, rows: Tensor) -> None:
         mask(self._library, logits, masks, rows)
@@ -33,18 +33,18 @@ class CppSamplerOps:
         penalise(self._library, logits, seen, last_tokens)
 
     def logprobs(
-        self, logits: Tensor, chosen: Sampled, rows: Tensor, num_top: int
+        self, logits: Tensor, chosen: SampledTokens, rows: Tensor, num_top: int
     ) -> TopLogprobTensors:
         return logprobs(self._library, logits, chosen, rows, num_top)
 
 
-def argmax(library: Library, logits: Tensor) -> Sampled:
+def argmax(library: Library, logits: Tensor) -> SampledTokens:
     """The first largest logit of each row [S, V], and its token. A NaN is larger than all."""
     num_rows = len(logits)
     tokens, max_logits = torch.empty(num_rows, dtype=torch.int64), torch.empty(num_rows)
     args = ArgmaxArgs(*_rows(logits), tokens.data_ptr(), max_logits.data_ptr())
     library.run_one(args, StepArgs(num_rows))
-    return Sampled(tokens, max_logits)
+    return SampledTokens(tokens, max_logits)
 
 
 def draw(
@@ -93,7 +93,7 @@ def penalise(library: Library, logits: Tensor, seen: TokenHistory, last_tokens: 
 
 
 def logprobs(
-    library: Library, logits: Tensor, chosen: Sampled, rows: Tensor, num_top: int
+    library: Library, logits: Tensor, chosen: SampledTokens, rows: Tensor, num_top: int
 ) -> TopLogprobTensors:
     """Log probabilities of the chosen and the `num_top` likeliest tokens of `rows` [L] (int64)."""
     assert 0 <= num_top <= logits.shape[1]

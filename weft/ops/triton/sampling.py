@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.ops.sampling import (
-    Sampled,
+    SampledTokens,
     SamplingArrays,
     TokenHistory,
     TopLogprobTensors,
@@ -33,7 +33,7 @@ from weft.ops.triton.noise import gumbel
 class TritonSamplerOps:
     """`SamplerOps` by the kernels."""
 
-    def tokens(self, logits: Tensor, draws: SamplingArrays) -> Sampled:
+    def tokens(self, logits: Tensor, draws: SamplingArrays) -> SampledTokens:
         chosen, scores, ids = _best(logits)
         if not draws.temperature.any():
             return chosen
@@ -101,7 +101,7 @@ class TritonSamplerOps:
         logits[place] = score.float()
 
     def logprobs(
-        self, logits: Tensor, chosen: Sampled, rows: Tensor, num_top: int
+        self, logits: Tensor, chosen: SampledTokens, rows: Tensor, num_top: int
     ) -> TopLogprobTensors:
         num = len(rows)
         found, norm = torch.empty(num, device=logits.device), torch.empty(num, device=logits.device)
@@ -117,14 +117,14 @@ class TritonSamplerOps:
         return TopLogprobTensors(found, top.indices.int(), top.values - norm[:, None])
 
 
-def _best(logits: Tensor) -> tuple[Sampled, Tensor, Tensor]:
+def _best(logits: Tensor) -> tuple[SampledTokens, Tensor, Tensor]:
     """Peak and first best token of each row; and the memory for scores and tokens of blocks, [S, blocks]."""
     num, vocab_size = logits.shape
     assert logits.stride(1) == 1, "a row of logits is in one piece"
     num_blocks = triton.cdiv(vocab_size, VOCAB_BLOCK)
     scores = torch.empty(num, num_blocks, device=logits.device)
     ids = torch.empty(num, num_blocks, dtype=torch.int32, device=logits.device)
-    chosen = Sampled(
+    chosen = SampledTokens(
         torch.empty(num, dtype=torch.int64, device=logits.device),
         torch.empty(num, device=logits.device),
     )
