@@ -75,7 +75,9 @@ class PrefillVariant(NamedTuple):
 
     @property
     def mixed_name(self) -> str:
-        return "on" if self.mixed else "off"
+        if self.mixed:
+            return "on"
+        return "off"
 
     @property
     def name(self) -> str:
@@ -190,7 +192,7 @@ def _load(options: FreezeOptions, testbed: Testbed) -> FreezeLoad:
 
 def _play(testbed: Testbed, variant: PrefillVariant, load: FreezeLoad, seed: int) -> FreezeRun:
     settings = testbed.settings
-    most = settings.context_length if variant.chunk is None else variant.chunk
+    most = variant.chunk or settings.context_length
     engine = testbed.engine(
         NO_GRAMMARS,
         chunked_prefill_size=variant.chunk,

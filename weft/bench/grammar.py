@@ -126,7 +126,9 @@ class TimedPool(NamedTuple):
 def bench_grammar(settings: Settings) -> int:
     options = settings.make(GrammarOptions)
     config = settings.make(EngineConfig)
-    schema = _read(options.schema) if options.schema else SCHEMA
+    schema = SCHEMA
+    if options.schema:
+        schema = _read(options.schema)
     testbed = Testbed.of(config)
     with (
         _pool(testbed, config, jump=False) as masking,

@@ -155,7 +155,9 @@ def bench_serving(settings: Settings) -> int:
         },
     }
     write_json(options.json, "serving", asdict(load), results)
-    return 1 if failed else 0
+    if failed:
+        return 1
+    return 0
 
 
 def _load(options: ServingOptions) -> ServingLoad:

@@ -82,7 +82,9 @@ BENCHES = {
 
 def bench(argv: Sequence[str]) -> int:
     """Run the verb. Returns the exit status."""
-    name = argv[0] if argv else ""
+    name = ""
+    if argv:
+        name = argv[0]
     if name in ("", "-h", "--help"):
         print(_help())
         return 0

@@ -55,7 +55,8 @@ def chat(argv: Sequence[str]) -> int:
         print(command.help(section))
         return 0
     settings = command.read(argv, os.environ)
-    options, engine = settings.make(ChatOptions), settings.make(EngineConfig)
+    options = settings.make(ChatOptions)
+    engine = settings.make(EngineConfig)
     if options.url and engine.model:
         raise SettingsError("give a model or --url, not both: a server has its model already")
     backend: ChatBackend

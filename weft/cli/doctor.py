@@ -71,18 +71,23 @@ def doctor(argv: Sequence[str]) -> int:
     ]
     num_failed = sum(not report(name, check) for name, check in checks)
     print(f"{num_failed} failed" if num_failed else "everything is fine")
-    return 1 if num_failed else 0
+    if num_failed:
+        return 1
+    return 0
 
 
 def report(name: str, check: Check) -> bool:
     """Run one check and print its line. Returns False if it failed."""
     try:
-        mark, text = "ok", check()
+        mark = "ok"
+        text = check()
     except Caution as exc:
-        mark, text = "warn", str(exc)
+        mark = "warn"
+        text = str(exc)
     except Exception as exc:  # whatever it is, it is what the user wants to know
         known = isinstance(exc, SettingsError | ModelError)
-        mark, text = "FAIL", str(exc) if known else f"{type(exc).__name__}: {exc}"
+        mark = "FAIL"
+        text = str(exc) if known else f"{type(exc).__name__}: {exc}"
     print(f"{mark:<5} {name:<12} {text}", flush=True)
     return mark != "FAIL"
 
@@ -97,7 +102,9 @@ def machine_checks(machine: Machine, server: ServerConfig) -> Iterator[tuple[str
 
 
 def _cpu(machine: Machine) -> str:
-    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    info = ""
+    if Path("/proc/cpuinfo").exists():
+        info = Path("/proc/cpuinfo").read_text()
     name = re.search(r"^model name\s*:\s*(.+)$", info, re.MULTILINE)
     flags = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", info, re.MULTILINE)
     words = set(flags[1].split()) if flags else set()
@@ -156,7 +163,9 @@ def _torch() -> str:
         raise SettingsError(
             f"torch is {torch.__version__}, at least {'.'.join(map(str, LEAST_TORCH))} is needed"
         )
-    build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "for CPU"
+    build = "for CPU"
+    if torch.version.cuda:
+        build = f"CUDA {torch.version.cuda}"
     return f"{torch.__version__}, build {build}, uses {torch.backends.cpu.get_cpu_capability()}"
 
 
@@ -208,17 +217,21 @@ def _lacks_to_build() -> str:
     if not any(map(shutil.which, (os.environ.get("CC", ""), "gcc", "clang"))):
         return "gcc (or clang, or what CC names) is"
     headers = Path(sysconfig.get_path("include"), "Python.h")
-    return "" if headers.exists() else f"{headers}, which a package of Python's headers brings, is"
+    if headers.exists():
+        return ""
+    return f"{headers}, which a package of Python's headers brings, is"
 
 
 def _packages() -> str:
     """Versions of what weft needs; fails for what is missing or too old."""
-    lines, wrong = [], []
+    lines = []
+    wrong = []
     for requirement in metadata.requires("weft") or []:
         parsed = re.match(r"([A-Za-z0-9_.-]+)(?:>=([0-9.]+))?", requirement)
         if parsed is None or "extra ==" in requirement or parsed[1] == "torch":
             continue
-        name, least = parsed[1], parsed[2] or "0"
+        name = parsed[1]
+        least = parsed[2] or "0"
         try:
             version = metadata.version(name)
         except metadata.PackageNotFoundError:
@@ -337,10 +350,10 @@ def _fit(config: EngineConfig, model: ModelConfig, machine: Machine) -> str:
 def _on_gpu(config: EngineConfig) -> str:
     """How steps run there; `config` is resolved."""
     sizes = config.cuda_graph_sizes.split(",")
-    graphs = (
-        f"{len(sizes)} graphs for up to {sizes[-1]} requests"
-        if config.cuda_graph_sizes
-        else "no graphs"
-    )
-    overlap = "steps overlap" if config.overlap else "steps do not overlap"
+    graphs = "no graphs"
+    if config.cuda_graph_sizes:
+        graphs = f"{len(sizes)} graphs for up to {sizes[-1]} requests"
+    overlap = "steps do not overlap"
+    if config.overlap:
+        overlap = "steps overlap"
     return f"{overlap}, {graphs}, prompts in pieces of {config.chunked_prefill_size:,} tokens"

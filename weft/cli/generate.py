@@ -128,7 +128,8 @@ def generate(argv: Sequence[str]) -> int:
     from weft.llm import LLM
 
     with ExitStack() as stack:
-        source, target = _open(options.input, "r", stack), _open(options.output, "w", stack)
+        source = _open(options.input, "r", stack)
+        target = _open(options.output, "w", stack)
         llm = LLM.of(settings.make(EngineConfig))
         params = params_of(settings, llm.default_params)
         if options.prompt:
@@ -139,7 +140,9 @@ def generate(argv: Sequence[str]) -> int:
 def _open(name: str, mode: str, stack: ExitStack) -> IO[str]:
     """The file, or standard input or output."""
     if name in ("", "-"):
-        return sys.stdin if mode == "r" else sys.stdout
+        if mode == "r":
+            return sys.stdin
+        return sys.stdout
     try:
         return stack.enter_context(open(name, mode, encoding="utf-8"))
     except OSError as exc:
@@ -178,7 +181,9 @@ def _complete_lines(llm: LLM, source: IO[str], target: IO[str], params: Sampling
         progress.add(sum(output.completion_tokens for output in outputs))
     progress.close()
     print(f"{progress.text}{f', {num_failed} failed' if num_failed else ''}", file=sys.stderr)
-    return 1 if num_failed else 0
+    if num_failed:
+        return 1
+    return 0
 
 
 def _prompts(

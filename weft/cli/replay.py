@@ -84,7 +84,9 @@ def _replay(reader: JournalReader, options: ReplayOptions) -> int:
     print(_ending(run, reader, time.perf_counter() - began))
     if not is_same:
         return 1
-    return 0 if reader.damage is None else 2
+    if reader.damage is None:
+        return 0
+    return 2
 
 
 def _read_the_rest(reader: JournalReader) -> None:
@@ -95,7 +97,8 @@ def _read_the_rest(reader: JournalReader) -> None:
 
 def describe_step(run: Replay) -> Iterator[str]:
     """What the last step did, and how the queue stands."""
-    plan, scheduler = run.last_plan, run.engine.scheduler
+    plan = run.last_plan
+    scheduler = run.engine.scheduler
     if plan is None:
         yield "no step was launched"
         return

@@ -160,7 +160,8 @@ def sim(argv: Sequence[str]) -> int:
         print(command.help(section))
         return 0
     settings = command.read(argv, os.environ)
-    options, traffic = settings.make(SimOptions), settings.make(Traffic)
+    options = settings.make(SimOptions)
+    traffic = settings.make(Traffic)
     if options.fit:
         return _fit(options.fit)
     journal = _journal(options.trace)
@@ -168,10 +169,8 @@ def sim(argv: Sequence[str]) -> int:
     if journal is not None:
         engine = engine_options(_plain(journal.settings))
         fixed = FIXED | {"vocab_size": journal.settings.vocab_size}
-    cost, slo = (
-        read_cost(options.cost),
-        Slo(options.slo_ttft or float("inf"), options.slo_itl or float("inf")),
-    )
+    cost = read_cost(options.cost)
+    slo = Slo(options.slo_ttft or float("inf"), options.slo_itl or float("inf"))
     variants = _variants(vars(settings.make(engine)) | fixed, options.compare, options_of(engine))
     records = [
         _run(variant, cost, options, _arrivals(options, traffic, journal)) for variant in variants

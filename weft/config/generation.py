@@ -48,7 +48,9 @@ def _number(path: Path, name: str, value: Any) -> float | int:
     kind = KINDS[name]
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or (kind is int and value != value // 1):
-        what = "a whole number" if kind is int else "a number"
+        what = "a number"
+        if kind is int:
+            what = "a whole number"
         raise UnsupportedModel(
             f"{path}: {name} is {value!r}; {what} is expected (--generation-config none ignores it)"
         )

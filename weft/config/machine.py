@@ -62,7 +62,8 @@ def usable_cores(root: Path = ROOT) -> int:
     cores = set()
     for cpu in allowed:
         folder = topology / f"cpu{cpu}" / "topology"
-        package, core = _read(folder / "physical_package_id"), _read(folder / "core_id")
+        package = _read(folder / "physical_package_id")
+        core = _read(folder / "core_id")
         cores.add((package, core) if core else ("", str(cpu)))
     return max(1, min([len(cores), *(int(share) for share in cpu_shares(root))]))
 
@@ -112,7 +113,9 @@ def _control_groups(root: Path, controller: str) -> Iterator[Path]:
         _, names, path = line.split(":", 2)
         if names and controller not in names.split(","):
             continue
-        top = mount / controller if names else mount
+        top = mount
+        if names:
+            top = mount / controller
         folder = top / path.lstrip("/")
         if ".." in folder.parts or not folder.is_dir():  # the path is that of another namespace
             folder = top
@@ -165,7 +168,8 @@ def _gpus(load: Callable[[str], Any] = ctypes.CDLL, torch_folder: Path | None = 
         return Found(
             (), f"the NVIDIA driver does not answer (cuInit gives error {error})", is_fault=True
         )
-    version, count = ctypes.c_int(), ctypes.c_int()
+    version = ctypes.c_int()
+    count = ctypes.c_int()
     cuda.cuDriverGetVersion(ctypes.byref(version))
     if version.value // 1000 < int(wanted.partition(".")[0]):
         theirs = f"{version.value // 1000}.{version.value % 1000 // 10}"
@@ -197,7 +201,9 @@ def _torch_build(folder: Path | None = None) -> tuple[str, str]:
 
 
 def _gpu(cuda: Any, index: int, load: Callable[[str], Any]) -> GpuCard:
-    device, total, name = ctypes.c_int(), ctypes.c_size_t(), ctypes.create_string_buffer(96)
+    device = ctypes.c_int()
+    total = ctypes.c_size_t()
+    name = ctypes.create_string_buffer(96)
     cuda.cuDeviceGet(ctypes.byref(device), index)
     cuda.cuDeviceGetName(name, len(name), device)
     cuda.cuDeviceTotalMem_v2(ctypes.byref(total), device)
@@ -224,15 +230,14 @@ def _free_bytes(uuid: str, load: Callable[[str], Any]) -> int | None:
         return None
     if nvml.nvmlInit_v2():
         return None
-    handle, memory = ctypes.c_void_p(), _NvmlMemory()
+    handle = ctypes.c_void_p()
+    memory = _NvmlMemory()
     try:
         for kind in ("GPU", "MIG"):
             if not nvml.nvmlDeviceGetHandleByUUID(f"{kind}-{uuid}".encode(), ctypes.byref(handle)):
-                return (
-                    None
-                    if nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
-                    else int(memory.free)
-                )
+                if nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)):
+                    return None
+                return int(memory.free)
         return None
     finally:
         nvml.nvmlShutdown()

@@ -115,7 +115,8 @@ class ModelConfig:
     @property
     def weights_bytes(self) -> int:
         """Bytes of the weights as they are kept, without biases, norms and scales."""
-        embeddings, layers = self._num_embedding_parameters, self._num_layer_parameters
+        embeddings = self._num_embedding_parameters
+        layers = self._num_layer_parameters
         if self.is_encoder and self.quantize:
             embeddings *= DTYPES["bfloat16"]  # as our CPU kernels keep them
         match self.quantize:
@@ -128,7 +129,9 @@ class ModelConfig:
     @property
     def _num_layer_parameters(self) -> int:
         attention = self.hidden_size * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
-        num_mlp = 2 if self.is_encoder else 3
+        num_mlp = 3
+        if self.is_encoder:
+            num_mlp = 2
         return self.num_layers * (attention + num_mlp * self.hidden_size * self.intermediate_size)
 
     @property
@@ -140,7 +143,9 @@ class ModelConfig:
 
     def window(self, layer: int) -> int:
         """How many tokens a token sees in this layer, itself included; 0: all."""
-        return 0 if layer in self.full_attention_layers else self.sliding_window
+        if layer in self.full_attention_layers:
+            return 0
+        return self.sliding_window
 
     @classmethod
     def from_folder(cls, folder: Path, name: str = "") -> ModelConfig:
@@ -198,9 +203,9 @@ class ModelConfig:
         num_layers = _size(config, "num_hidden_layers")
         hidden_size = _size(config, "hidden_size")
         num_positions = max_position = _size(config, "max_position_embeddings")
-        first_position = (
-            1 + _get(config, "pad_token_id", int, 1) if family.positions_begin_after_padding else 0
-        )
+        first_position = 0
+        if family.positions_begin_after_padding:
+            first_position = 1 + _get(config, "pad_token_id", int, 1)
         max_position -= first_position
         attention_bias = family.has_attention_bias and _get(config, "attention_bias", bool, False)
         window, full_attention_layers = _sliding_window(config, family, num_layers)
@@ -309,7 +314,9 @@ def _architecture(config: Mapping[str, Any]) -> str:
     for architecture in architectures:
         if architecture in FAMILIES:
             return str(architecture)
-    code = "; its own code (auto_map) is never run" if config.get("auto_map") else ""
+    code = ""
+    if config.get("auto_map"):
+        code = "; its own code (auto_map) is never run"
     raise UnsupportedModel(
         f"architecture {architectures} is not supported{code}; supported are {', '.join(FAMILIES)}"
     )
@@ -334,7 +341,9 @@ def _pooling(config: Mapping[str, Any], family: Family) -> PoolingConfig | None:
         raise UnsupportedModel("a decoder whose tokens see those behind them is not supported")
     if family.task == "generate":
         return None
-    kind = "cls" if family.is_encoder else "last"
+    kind = "last"
+    if family.is_encoder:
+        kind = "cls"
     if family.task == "embed":
         return PoolingConfig(kind=kind)
     try:
@@ -347,7 +356,9 @@ def _sliding_window(
     config: Mapping[str, Any], family: Family, num_layers: int
 ) -> tuple[int, tuple[int, ...]]:
     """The window (0: none), and the layers that do without it."""
-    window = _get(config, "sliding_window", int, 0) if family.has_window else 0
+    window = 0
+    if family.has_window:
+        window = _get(config, "sliding_window", int, 0)
     if family.window_switch and not _get(config, "use_sliding_window", bool, False):
         window = 0
     if window <= 0:
@@ -419,12 +430,12 @@ def _yarn_attention_factor(values: Mapping[str, Any], factor: float) -> float:
     """Source: YaRN, arXiv:2309.00071, section 3.4; `mscale` is DeepSeek's refinement of it."""
 
     def temperature(scale: float) -> float:
-        return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
+        if factor > 1:
+            return 0.1 * scale * math.log(factor) + 1.0
+        return 1.0
 
-    mscale, mscale_all = (
-        _get(values, "mscale", float, 0.0),
-        _get(values, "mscale_all_dim", float, 0.0),
-    )
+    mscale = _get(values, "mscale", float, 0.0)
+    mscale_all = _get(values, "mscale_all_dim", float, 0.0)
     default = (
         temperature(mscale) / temperature(mscale_all) if mscale and mscale_all else temperature(1.0)
     )
@@ -489,7 +500,9 @@ def _get(config: Mapping[str, Any], key: str, kind: type[T], default: T | None =
 
 
 def _read_json_if_there(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.exists() else {}
+    if path.exists():
+        return read_json(path)
+    return {}
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -72,7 +72,9 @@ class Number(NamedTuple):
 
     def within(self, vocab_size: int) -> Number:
         """The same; of token ids those of a vocabulary of this size."""
-        return self._replace(high=vocab_size - 1) if self.is_token else self
+        if self.is_token:
+            return self._replace(high=vocab_size - 1)
+        return self
 
     def wrong(self, name: str, value: Any) -> str:
         """What is wrong with the value of the field `name`, and what is allowed;
@@ -82,13 +84,19 @@ class Number(NamedTuple):
             value
         ):
             return ""  # what nearly all are
-        needed = numbers.Integral if self.kind is int else numbers.Real
+        needed = numbers.Real
+        if self.kind is int:
+            needed = numbers.Integral
         if isinstance(value, bool) or not isinstance(value, needed):
-            kind = "a whole number" if self.kind is int else "a number"
+            kind = "a number"
+            if self.kind is int:
+                kind = "a whole number"
             return f"{name} is {shown(value)}; {kind} is needed, {self.allowed}"
         if self.holds(value):  # type: ignore[arg-type]  # numpy's numbers
             return ""
-        has = "has token id" if self.is_token else "is"
+        has = "is"
+        if self.is_token:
+            has = "has token id"
         return f"{name} {has} {shown(value)}; {self.allowed}"
 
 
@@ -205,10 +213,14 @@ def shown(value: Any) -> str:
     if isinstance(value, int) and value.bit_length() > 4_000:  # Python would refuse to write it
         return f"a number of {value.bit_length():,} bits"
     text = repr(value) if isinstance(value, str) else str(value)
-    return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "..."
+    if len(text) <= MAX_SHOWN:
+        return text
+    return text[:MAX_SHOWN] + "..."
 
 
 def _plain(value: float) -> str:
     if isinstance(value, float) and not value.is_integer():
         return f"{value:g}"
-    return f"{int(value):,}" if math.isfinite(value) else f"{value}"
+    if math.isfinite(value):
+        return f"{int(value):,}"
+    return f"{value}"

@@ -108,7 +108,9 @@ class Option:
         except SettingsError:
             raise
         except ValueError as exc:
-            kind = "a whole number" if isinstance(self.default, int) else "a number"
+            kind = "a number"
+            if isinstance(self.default, int):
+                kind = "a whole number"
             raise SettingsError(f"{source} is {text!r}; {kind} is expected") from exc
 
     def from_toml(self, value: object, source: str) -> Value:
@@ -140,7 +142,8 @@ class Option:
                 f"{source} is {value!r}; one of {', '.join(self.choices)} is expected{hint}"
             )
         if isinstance(value, int | float):
-            low, high = self.low, self.high
+            low = self.low
+            high = self.high
             if not (
                 (low is None or value >= low) and (high is None or value <= high)
             ):  # NaN fails, too
@@ -158,7 +161,9 @@ def options_of(config: type[Config]) -> list[Option]:
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """A suffix for an error message, or nothing if no known word is near."""
     near = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {near[0]}?" if near else ""
+    if near:
+        return f"; did you mean {near[0]}?"
+    return ""
 
 
 def asked_help(argv: Sequence[str]) -> str | None:
@@ -169,7 +174,9 @@ def asked_help(argv: Sequence[str]) -> str | None:
         if word == "--":
             return None
         if word in ("-h", "--help"):
-            return "" if following.startswith("-") else following
+            if following.startswith("-"):
+                return ""
+            return following
         if word.startswith("--help="):
             return word.removeprefix("--help=")
     return None
@@ -309,9 +316,14 @@ class Command:
                 flag = flag.replace("_", "-")
             if not equals and flag in switches:
                 follows = bool(pending) and pending[0].lower() in SWITCH_WORDS
-                flag, equals, text = flag, "=", pending.pop(0) if follows else "on"
+                equals = "="
+                text = "on"
+                if follows:
+                    text = pending.pop(0)
             elif not equals and flag.startswith("--no-") and "--" + flag[5:] in switches:
-                flag, equals, text = "--" + flag[5:], "=", "off"
+                flag = "--" + flag[5:]
+                equals = "="
+                text = "off"
             words.append(flag + equals + text)
         return words
 
@@ -343,11 +355,9 @@ class Command:
             )
         groups = {name: parser.add_argument_group(name) for name in self.groups}
         for option in self._options.values():
-            text = (
-                _described(option)
-                if option.name in shown and option.name != self._positional
-                else argparse.SUPPRESS
-            )
+            text = argparse.SUPPRESS
+            if option.name in shown and option.name != self._positional:
+                text = _described(option)
             groups[option.group].add_argument(option.flag, metavar=_metavar(option), help=text)
         parser.add_argument("--config", metavar="FILE", help="TOML file with settings")
         return parser
@@ -362,10 +372,8 @@ def _metavar(option: Option) -> str:
 
 
 def _described(option: Option) -> str:
-    default = (
-        {True: "on", False: "off"}[option.default]
-        if isinstance(option.default, bool)
-        else option.default
-    )
+    default = option.default
+    if isinstance(option.default, bool):
+        default = {True: "on", False: "off"}[option.default]
     text = option.help if default in ("", 0, None) else f"{option.help} [{default}]"
     return text.replace("%", "%%")

@@ -124,7 +124,9 @@ def _activation(config: Mapping[str, Any], num_labels: int) -> str:
             return "none"
         case "multi_label_classification":
             return "sigmoid"
-    return "sigmoid" if num_labels == 1 else "softmax"
+    if num_labels == 1:
+        return "sigmoid"
+    return "softmax"
 
 
 def _kind(config: Mapping[str, Any]) -> str:

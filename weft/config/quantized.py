@@ -42,7 +42,9 @@ def stored_as(config: Mapping[str, Any], other: Mapping[str, Any] | None = None)
         kinds = set(_kinds(config, other or {}))
     except (AttributeError, TypeError) as exc:
         raise UnreadFormat("a quantization_config that makes no sense") from exc
-    return kinds.pop() if len(kinds) == 1 else ""
+    if len(kinds) == 1:
+        return kinds.pop()
+    return ""
 
 
 def _kinds(config: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]:

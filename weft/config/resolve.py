@@ -131,7 +131,9 @@ def resolve(config: EngineConfig, model: ModelConfig, machine: Machine) -> Resol
         overlap=device == "cuda" if config.overlap is None else config.overlap,
     )
     filled = replace(filled, chunked_prefill_size=_chunk_len(filled, machine))
-    free = machine.gpus[0].free_bytes if device == "cuda" else machine.free_bytes
+    free = machine.free_bytes
+    if device == "cuda":
+        free = machine.gpus[0].free_bytes
     if model.is_encoder:
         return _encoder(config, filled, model, free)
     if model.pooling is not None and model.pooling.kind == "mean":
@@ -172,21 +174,23 @@ def size(num_bytes: float) -> str:
     """Bytes for people: 16.4 GB, 512 MB, 4 kB."""
     if num_bytes >= GB:
         return f"{num_bytes / GB:.1f} GB"
-    return f"{num_bytes / 1e6:.0f} MB" if num_bytes >= 1e6 else f"{num_bytes / 1e3:.0f} kB"
+    if num_bytes >= 1e6:
+        return f"{num_bytes / 1e6:.0f} MB"
+    return f"{num_bytes / 1e3:.0f} kB"
 
 
 def count(num_parameters: int) -> str:
     """Parameters for people: 0.6 B, 11.4 M."""
-    return (
-        f"{num_parameters / 1e9:.1f} B"
-        if num_parameters >= 5e8
-        else f"{num_parameters / 1e6:.1f} M"
-    )
+    if num_parameters >= 5e8:
+        return f"{num_parameters / 1e9:.1f} B"
+    return f"{num_parameters / 1e6:.1f} M"
 
 
 def _task(asked: str, model: ModelConfig) -> str:
     """What a model is used for."""
-    own = "generate" if model.pooling is None else model.pooling.task
+    own = "generate"
+    if model.pooling is not None:
+        own = model.pooling.task
     if asked in ("auto", own):
         return own
     if (asked == "embed" and own == "generate") or (
@@ -211,7 +215,8 @@ def _encoder(
                 f"--{name.replace('_', '-')} is given, but {model.name} is an encoder: it has no "
                 "KV cache"
             )
-    running, context = config.max_running_requests or MAX_RUNNING, config.context_length
+    running = config.max_running_requests or MAX_RUNNING
+    context = config.context_length
     tokens = config.max_prefill_tokens
     if config.device == "cpu":
         tokens = min(tokens, max(context, ENCODER_STEP_TOKENS))
@@ -246,7 +251,9 @@ def _device(asked: str, machine: Machine) -> str:
     if asked == "cuda" and not machine.gpus:
         raise SettingsError(f"--device is cuda, but no GPU can be used: {machine.no_gpu_reason}")
     if asked == "auto":
-        return "cuda" if machine.gpus else "cpu"
+        if machine.gpus:
+            return "cuda"
+        return "cpu"
     return asked
 
 
@@ -320,11 +327,12 @@ def _work_bytes(config: EngineConfig, model: ModelConfig) -> int:
     the libraries; on a GPU also the graphs, which have activations of their own,
     and the table of slots.
     """
-    tokens = (
-        config.chunked_prefill_size if config.chunked_prefill_size > 0 else config.context_length
-    )
+    tokens = config.context_length
+    if config.chunked_prefill_size > 0:
+        tokens = config.chunked_prefill_size
     heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
-    on_gpu, widened = config.device == "cuda", 0
+    on_gpu = config.device == "cuda"
+    widened = 0
     if on_gpu:
         tokens += max((*graph_sizes(config), *prompt_graph_sizes(config)), default=0)
         if (
@@ -383,7 +391,9 @@ def _check_fit(
     fitting = max(0, room // sizing.kv_bytes_per_token // config.page_size * config.page_size)
     if sizing.kv_tokens <= fitting if asked.kv_tokens else sizing.kv_tokens >= shortest:
         return
-    wanted = sizing.kv_tokens if asked.kv_tokens else shortest
+    wanted = shortest
+    if asked.kv_tokens:
+        wanted = sizing.kv_tokens
     raise SettingsError(
         f"{model.name} does not fit into memory: weights take {size(sizing.weight_bytes)}, the "
         f"work {size(sizing.work_bytes)}, a KV cache of {wanted:,} tokens "
@@ -413,5 +423,7 @@ def _cure(
             return f"Lower --context-length: {int(fitting * LARGEST_KV_SHARE):,} fits."
     if asked.max_running_requests and sizing.work_bytes > sizing.free_bytes:
         return f"Lower --max-running-requests, {asked.max_running_requests:,}."
-    narrow = ", take --dtype bfloat16" if config.dtype == "float32" else ""
+    narrow = ""
+    if config.dtype == "float32":
+        narrow = ", take --dtype bfloat16"
     return f"Free some memory{narrow} or take a smaller model."

@@ -25,13 +25,17 @@ def turn_end_id(folder: Path) -> int | None:
             return _as_id(token.get("id"))
     model = _value(tokenizer.get("model"))
     vocab = model.get("vocab") if isinstance(model, dict) else None
-    return _as_id(vocab.get(content)) if isinstance(vocab, dict) else None
+    if isinstance(vocab, dict):
+        return _as_id(vocab.get(content))
+    return None
 
 
 def _turn_end(folder: Path) -> str | None:
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         token = _value(_parts(folder / name).get("eos_token"))
-        content = token.get("content") if isinstance(token, dict) else token
+        content = token
+        if isinstance(token, dict):
+            content = token.get("content")
         if isinstance(content, str) and content:
             return content
     return None
@@ -52,10 +56,14 @@ def _value(written: Any) -> Any:
     import msgspec
 
     try:
-        return None if written is None else msgspec.json.decode(written)
+        if written is None:
+            return None
+        return msgspec.json.decode(written)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
 
 
 def _as_id(value: Any) -> int | None:
-    return value if isinstance(value, int) else None
+    if isinstance(value, int):
+        return value
+    return None

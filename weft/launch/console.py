@@ -44,10 +44,13 @@ class Console:
         self._countdown = ""  # as last shown
 
     def loading(self, prepared: Prepared) -> None:
-        model, config = prepared.model, prepared.config
+        model = prepared.model
+        config = prepared.config
         name = f"{model.name} ({count(model.num_parameters)}, {model.dtype})"
         threads = f"{config.threads} thread{'s' if config.threads != 1 else ''}"
-        where = f"cpu, {threads}" if config.device == "cpu" else config.device
+        where = config.device
+        if config.device == "cpu":
+            where = f"cpu, {threads}"
         self._print(f"weft {__version__} · {name} · {where}")
         self._phase("kv cache", str(prepared.sizing))
         if prepared.sizing.note:

@@ -40,8 +40,10 @@ class ActivityMeter:
         """`began_s`: when the present step has begun; None between steps.
         `is_queued` looks whether a thread wants to run.
         """
-        passed_s, used_in_it_s = now - self._now, used_s - self._used_s
-        self._now, self._used_s = now, used_s
+        passed_s = now - self._now
+        used_in_it_s = used_s - self._used_s
+        self._now = now
+        self._used_s = used_s
         if used_in_it_s >= IDLE_SHARE * passed_s:
             self._idle_s = 0.0
         elif passed_s <= INTERVAL_S + LATE_S and not is_queued():

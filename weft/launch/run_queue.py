@@ -33,7 +33,8 @@ class RunQueue:
         though all of them got little of a processor in the `passed_s` since the last call.
         """
         try:
-            before, self._used_s = self._used_s, _used_s(self._folder / "stat")
+            before = self._used_s
+            self._used_s = _used_s(self._folder / "stat")
         except OSError:
             return False
         return self._used_s - before <= MOST_SHARE * passed_s and self.is_waited_in()

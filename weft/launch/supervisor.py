@@ -262,12 +262,16 @@ class Supervisor:
         """Look whether the engine hangs. As soon as new work is refused for that, what is open ends
         with an error, too. Whether the server ends if it lasts is a setting.
         """
-        client, config = self._client, self._config
+        client = self._client
+        config = self._config
         await client.wait_ready()
-        told, hung_s, now = "", 0.0, time.monotonic()
+        told = ""
+        hung_s = 0.0
+        now = time.monotonic()
         while True:
             await asyncio.sleep(HANG_TICK_S)
-            before, now = now, time.monotonic()
+            before = now
+            now = time.monotonic()
             client.hang_detector.tick(
                 now - before, is_engine_queued=self._run_queue.holds_up(now - before)
             )

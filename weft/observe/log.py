@@ -41,11 +41,9 @@ def escaped(value: object, max_len: int = MAX_VALUE_LEN) -> str:
     text = text.encode("utf-8", "backslashreplace").decode()  # lone surrogates
     if len(raw) > max_len:
         text += "..."
-    return (
-        text
-        if text.isascii() and text == raw and not set(text) & set(" =") and text
-        else f'"{text}"'
-    )
+    if text.isascii() and text == raw and not set(text) & set(" =") and text:
+        return text
+    return f'"{text}"'
 
 
 class EventLog:
@@ -77,7 +75,8 @@ class EventLog:
         now = time.monotonic()
         if now - written_at >= SELDOM_S:
             self.warning(event, times=num + 1, **fields)
-            written_at, num = now, -1
+            written_at = now
+            num = -1
         self._seldom[event] = written_at, num + 1
 
     def exception(self, event: str, exc: BaseException | None = None, /, **fields: object) -> None:
@@ -92,7 +91,9 @@ class EventLog:
 def _named(fields: dict[str, object]) -> dict[str, object]:
     """`fields`, with the name of the request that is being worked on in front, if there is one."""
     rid = request_context.rid()
-    return {"rid": rid, **fields} if rid else fields
+    if rid:
+        return {"rid": rid, **fields}
+    return fields
 
 
 class LineFormatter(logging.Formatter):

@@ -319,7 +319,8 @@ class EngineGauges(Collector):
     def set(self, numbers: Mapping[str, float]) -> None:
         self._numbers = numbers
         then, before = self._rate_base
-        now, generated = time.monotonic(), numbers.get("total_generated_tokens", 0.0)
+        now = time.monotonic()
+        generated = numbers.get("total_generated_tokens", 0.0)
         if now - then >= 0.5:
             self.gen_throughput = max(generated - before, 0.0) / (now - then)
             self._rate_base = (now, generated)

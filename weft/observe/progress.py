@@ -24,7 +24,9 @@ class Progress:
     @property
     def text(self) -> str:
         elapsed = max(time.perf_counter() - self._began, 1e-9)
-        total = f" of {self._total:,}" if self._total else ""
+        total = ""
+        if self._total:
+            total = f" of {self._total:,}"
         speed = self.num_tokens / elapsed
         return (
             f"{self.num_requests:,}{total} requests, {self.num_tokens:,} tokens in {elapsed:.1f} "

@@ -27,13 +27,17 @@ current: ContextVar[RequestContext | None] = ContextVar("weft_call", default=Non
 def rid() -> str:
     """The name of the request that is being worked on; empty if there is none."""
     call = current.get()
-    return "" if call is None else call.rid
+    if call is None:
+        return ""
+    return call.rid
 
 
 def tenant() -> str:
     """Who asked for what is being worked on; empty if nobody did over HTTP."""
     call = current.get()
-    return "" if call is None else call.tenant
+    if call is None:
+        return ""
+    return call.tenant
 
 
 def rename(name: str) -> None:

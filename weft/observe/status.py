@@ -25,7 +25,8 @@ class StatusLine:
         has_work = numbers["num_running"] or numbers["num_waiting"]
         if has_work and now - self._written_at >= INTERVAL_S:
             self._write(numbers)
-            self._written_at, self._before = now, numbers
+            self._written_at = now
+            self._before = numbers
 
     def _write(self, numbers: Mapping[str, float]) -> None:
         grown = {name: value - self._before.get(name, 0) for name, value in numbers.items()}

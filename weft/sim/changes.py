@@ -38,11 +38,13 @@ class Changes(NamedTuple):
 def changes(before: Record, after: Record) -> Changes:
     """What becomes of each request of a trace when the run is `after` instead of `before`."""
     n = min(len(before), len(after))
-    old, new = e2e_of(before)[:n], e2e_of(after)[:n]
+    old = e2e_of(before)[:n]
+    new = e2e_of(after)[:n]
     both = ~np.isnan(old) & ~np.isnan(new)
     delta = np.where(both, new - old, 0.0)
     matters = np.abs(delta) > SAME * np.where(both, old, 0.0)
-    better, worse = matters & (delta < 0), matters & (delta > 0)
+    better = matters & (delta < 0)
+    worse = matters & (delta > 0)
     order = np.argsort(-delta, kind="stable")[:NUM_WORST]
     return Changes(
         num_better=int(better.sum()),
@@ -66,7 +68,9 @@ def changes(before: Record, after: Record) -> Changes:
 
 def describe(name: str, base: str, found: Changes) -> str:
     """In lines."""
-    lost = f", {found.num_lost:,} end in one of them only" if found.num_lost else ""
+    lost = ""
+    if found.num_lost:
+        lost = f", {found.num_lost:,} end in one of them only"
     lines = [
         f"{name} against {base}: {found.num_better:,} requests end sooner, {found.num_worse:,} "
         f"later, {found.num_same:,} within {SAME:.0%}{lost}"

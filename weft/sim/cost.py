@@ -83,7 +83,9 @@ def decode_rows_of(plan: Plan) -> int:
     """Rows of a step in which rows decode, alone or beside prompts;
     0 if there are only prompts in it.
     """
-    return 0 if plan.mode is ForwardMode.EXTEND else len(plan.rows)
+    if plan.mode is ForwardMode.EXTEND:
+        return 0
+    return len(plan.rows)
 
 
 class StepMeter:

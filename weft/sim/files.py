@@ -45,7 +45,8 @@ def _in_order(
     name: str, arrivals: Iterator[Arrival], max_tokens: int, speed: float
 ) -> Iterator[Arrival]:
     """Times from 0 on, not falling. Raises SettingsError for a line that is no request."""
-    began, number = 0.0, 0
+    began = 0.0
+    number = 0
     before = 0.0
     try:
         for number, arrival in enumerate(arrivals):
@@ -62,10 +63,8 @@ def _in_order(
 
 def _burst_gpt(lines: Iterable[str]) -> Iterator[Arrival]:
     for key, line in enumerate(csv.DictReader(lines)):
-        prompt_len, output_len = (
-            int(float(line["Request tokens"])),
-            int(float(line["Response tokens"])),
-        )
+        prompt_len = int(float(line["Request tokens"]))
+        output_len = int(float(line["Response tokens"]))
         if prompt_len > 0 and output_len > 0:
             segment = Segment(key, prompt_len)
             yield Arrival(
@@ -76,11 +75,9 @@ def _burst_gpt(lines: Iterable[str]) -> Iterator[Arrival]:
 def _mooncake(lines: Iterable[str]) -> Iterator[Arrival]:
     for line in filter(str.strip, lines):
         request = json.loads(line)
-        prompt_len, output_len, ids = (
-            request["input_length"],
-            request["output_length"],
-            request["hash_ids"],
-        )
+        prompt_len = request["input_length"]
+        output_len = request["output_length"]
+        ids = request["hash_ids"]
         if prompt_len <= 0 or output_len <= 0:
             continue
         blocks, rest = divmod(prompt_len, BLOCK_LEN)

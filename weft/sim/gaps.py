@@ -44,4 +44,5 @@ class Gaps:
         gaps = np.maximum(gaps[~np.isnan(gaps)], SHORTEST_S)
         bins = np.minimum((np.log(gaps / SHORTEST_S) * BINS_PER_E).astype(np.int64), NUM_BINS - 1)
         self._counts += np.bincount(bins, minlength=NUM_BINS)
-        self._pending, self._num_pending = [], 0
+        self._pending = []
+        self._num_pending = 0

@@ -80,7 +80,8 @@ class _Tap:
 def _arrival(
     time_s: float, message: GenerateRequest, output_len: int, context_length: int
 ) -> Arrival:
-    sampling, prompt_len = message.sampling, len(message.input_ids) // 4
+    sampling = message.sampling
+    prompt_len = len(message.input_ids) // 4
     return Arrival(
         time_s=max(time_s, 0.0),
         prompt=message.input_ids,

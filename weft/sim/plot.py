@@ -40,6 +40,7 @@ def _curve(record: Record, title: str) -> list[float]:
         return [record.gaps.percentile(percent) for percent in PERCENTS.tolist()]
     values = ttft_of(record) if title == "TTFT" else e2e_of(record)
     values = values[~np.isnan(values)]
-    return (
-        np.percentile(values, PERCENTS).tolist() if len(values) else [float("nan")] * len(PERCENTS)
-    )
+    if not len(values):
+        return [float("nan")] * len(PERCENTS)
+    curve: list[float] = np.percentile(values, PERCENTS).tolist()
+    return curve

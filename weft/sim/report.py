@@ -59,8 +59,10 @@ def summarize(record: Record, slo: Slo) -> Summary:
     num_done = int(done.sum())
     ends = record.end_s[done]
     duration = max(float(ends.max() - np.nanmin(record.sent_s)), 1e-9) if num_done else float("nan")
-    prompt, output = int(record.prompt_len[done].sum()), int(record.output_len[done].sum())
-    ttft, e2e = ttft_of(record), e2e_of(record)
+    prompt = int(record.prompt_len[done].sum())
+    output = int(record.output_len[done].sum())
+    ttft = ttft_of(record)
+    e2e = e2e_of(record)
     good = done & (ttft <= slo.ttft_s) & ~(mean_itl_of(record) > slo.itl_s)
     meter = record.meter
     return Summary(
@@ -115,11 +117,9 @@ def fairness(record: Record) -> float:
     present = np.bincount(tenants, weights=(record.end_s - record.sent_s)[done])
     tokens = np.bincount(tenants, weights=record.output_len[done])
     speeds = tokens[present > 0] / present[present > 0]
-    return (
-        float(speeds.sum() ** 2 / (len(speeds) * (speeds**2).sum()))
-        if len(speeds)
-        else float("nan")
-    )
+    if len(speeds):
+        return float(speeds.sum() ** 2 / (len(speeds) * (speeds**2).sum()))
+    return float("nan")
 
 
 def percentiles(values: NDArray[np.float64]) -> Percentiles:
@@ -202,10 +202,14 @@ def compare(names: Sequence[str], summaries: Sequence[Summary]) -> str:
 
 def _seconds(value: float) -> str:
     """Seconds for people: 3.40 s, 52.1 ms."""
-    return f"{number(value)} s" if not value < 1 else f"{number(1e3 * value)} ms"
+    if not value < 1:
+        return f"{number(value)} s"
+    return f"{number(1e3 * value)} ms"
 
 
 def _plain(value: object) -> object:
     if isinstance(value, tuple):
         return dict(zip(("p50", "p90", "p99"), map(_plain, value), strict=True))
-    return None if isinstance(value, float) and not np.isfinite(value) else value
+    if isinstance(value, float) and not np.isfinite(value):
+        return None
+    return value

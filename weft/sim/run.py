@@ -107,7 +107,8 @@ class Run:
     def play(self, arrivals: Iterable[Arrival]) -> Record:
         """Send everything, and wait for the last token."""
         source = enumerate(arrivals)
-        engine, clock = self._engine, self._clock
+        engine = self._engine
+        clock = self._clock
         self._began = clock()
         self._pull(source)
         while True:
@@ -177,7 +178,8 @@ class Run:
         self._has_sent = True
 
     def _take(self, output: StepOutput) -> None:
-        now, columns = self._clock(), self._columns
+        now = self._clock()
+        columns = self._columns
         if output.ids:
             ids = np.frombuffer(output.ids, dtype=np.int64)
             gaps = now - columns.last_s[ids]
@@ -191,7 +193,8 @@ class Run:
                 heapq.heappush(self._due, (now + arrival.time_s, number, arrival))
 
     def _record(self) -> Record:
-        c, n = self._columns, self._columns.num
+        c = self._columns
+        n = self._columns.num
         return Record(
             sent_s=c.sent_s[:n],
             first_s=c.first_s[:n],
@@ -263,7 +266,8 @@ def simulate(
 
     Raises AssertionError if the engine's own checks find a fault.
     """
-    clock, lengths = VirtualClock(), TrueLengths()
+    clock = VirtualClock()
+    lengths = TrueLengths()
     runner = CostRunner(cost, clock, lengths)
     engine = Engine(settings, runner, clock=clock, overlap=overlap, on_failure=_fail)
     record = Run(engine, clock, TokenSource(settings.vocab_size), lengths).play(arrivals)

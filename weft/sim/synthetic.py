@@ -143,7 +143,8 @@ def synthetic(traffic: Traffic, first_key: int = 0) -> Iterator[Arrival]:
                     return
                 arrival = source.arrival(turn, number, previous)
                 yield arrival
-                previous, number = arrival, number + 1
+                previous = arrival
+                number = number + 1
 
 
 def at_once(lengths: Iterable[tuple[int, int]], *, first_key: int = 0) -> list[Arrival]:
@@ -179,14 +180,17 @@ class _Source:
 
     def block(self, n: int) -> Iterator[list[_Turn]]:
         """The next n conversations."""
-        rng, traffic = self._rng, self._traffic
+        rng = self._rng
+        traffic = self._traffic
         starts = (self._now + np.cumsum(self._gaps(n))).tolist()
         self._now = starts[-1]
         num_turns = rng.integers(1, 2 * traffic.turns, n).tolist()
         total = sum(num_turns)
-        inputs, outputs = self._input.draw(rng, total), self._output.draw(rng, total)
+        inputs = self._input.draw(rng, total)
+        outputs = self._output.draw(rng, total)
         thinks = rng.exponential(traffic.think, total).tolist()
-        prefixes, tenants = _draw(rng, self._prefixes, n), _draw(rng, self._tenants, n)
+        prefixes = _draw(rng, self._prefixes, n)
+        tenants = _draw(rng, self._tenants, n)
         at = 0
         for i in range(n):
             yield [
@@ -221,7 +225,8 @@ class _Source:
 
     def _gaps(self, n: int) -> NDArray[np.float64]:
         """Seconds between arrivals."""
-        rng, rate = self._rng, self._traffic.rate
+        rng = self._rng
+        rate = self._traffic.rate
         if rate == 0:
             return np.zeros(n)
         if self._traffic.arrivals == "constant":

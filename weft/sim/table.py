@@ -23,7 +23,9 @@ def number(value: float) -> str:
         return f"{value:,.0f}"
     if abs(value) >= 10:
         return f"{value:.1f}"
-    return f"{value:.2f}" if abs(value) >= 1 else f"{value:.3g}"
+    if abs(value) >= 1:
+        return f"{value:.2f}"
+    return f"{value:.3g}"
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:

@@ -53,11 +53,9 @@ class Arrival(NamedTuple):
     @property
     def prompt_len(self) -> int:
         prompt = self.prompt
-        return (
-            len(prompt) // 4
-            if isinstance(prompt, bytes)
-            else sum(segment.length for segment in prompt)
-        )
+        if isinstance(prompt, bytes):
+            return len(prompt) // 4
+        return sum(segment.length for segment in prompt)
 
 
 class TokenSource:
