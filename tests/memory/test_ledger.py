@@ -11,7 +11,7 @@ from weft.journal.replay import Replay
 from weft.memory.accounting.audit import AccountingError, audit, find_faults
 from weft.memory.accounting.ledger import PageLedger
 from weft.memory.allocator import PageAllocator
-from weft.memory.prefix_cache import NoPrefixCache
+from weft.memory.prefix_cache import CacheKey, NoPrefixCache
 from weft.memory.radix import RadixCache
 from weft.messages.control import AuditKv, AuditReply
 from weft.messages.requests import Abort
@@ -59,7 +59,7 @@ def test_a_fault_names_the_page_and_all_its_owners() -> None:
 def test_a_cache_that_miscounts_its_pages_is_found(name: str) -> None:
     allocator, cache = PageAllocator(5, 1), RadixCache(1)
     tokens = np.arange(3, dtype=np.int32).tobytes()
-    cache.insert("", tokens, allocator.alloc(3))
+    cache.insert(CacheKey("", tokens), allocator.alloc(3))
     audit(allocator, cache, {})
     for wrong in (-1, 1):
         setattr(cache, name, getattr(cache, name) + wrong)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from weft.memory.allocator import OutOfPages
-from weft.memory.prefix_cache import NoPrefixCache
+from weft.memory.prefix_cache import CacheKey, NoPrefixCache
 from weft.memory.radix import RadixCache
 
 
@@ -23,40 +23,40 @@ def pages(*numbers: int) -> np.ndarray:
 
 def test_a_sequence_is_found_in_whole_pages() -> None:
     tree = RadixCache(page_size=4)
-    tree.insert("", pack([1, 2, 3, 4, 5, 6, 7, 8, 9]), pages(10, 11))
-    found = tree.match("", pack([1, 2, 3, 4, 5, 6, 7, 99]))
+    tree.insert(CacheKey("", pack([1, 2, 3, 4, 5, 6, 7, 8, 9])), pages(10, 11))
+    found = tree.match(CacheKey("", pack([1, 2, 3, 4, 5, 6, 7, 99])))
     assert found.length == 4
     assert found.pages.tolist() == [10]
-    assert tree.match("", pack([1, 2, 3, 4, 5, 6, 7, 8, 9])).pages.tolist() == [10, 11]
+    assert tree.match(CacheKey("", pack([1, 2, 3, 4, 5, 6, 7, 8, 9]))).pages.tolist() == [10, 11]
 
 
 def test_namespaces_never_share() -> None:
     tree = RadixCache(page_size=1)
-    tree.insert("a", pack([1, 2, 3]), pages(0, 1, 2))
-    assert tree.match("b", pack([1, 2, 3])).length == 0
-    assert tree.match("a", pack([1, 2, 3])).length == 3
+    tree.insert(CacheKey("a", pack([1, 2, 3])), pages(0, 1, 2))
+    assert tree.match(CacheKey("b", pack([1, 2, 3]))).length == 0
+    assert tree.match(CacheKey("a", pack([1, 2, 3]))).length == 3
 
 
 def test_namespaces_that_cache_nothing_leave_nothing_behind() -> None:
     tree = RadixCache(page_size=4)
     for i in range(100_000):
         namespace = f"salt {i}"
-        assert tree.match(namespace, pack([1, 2, 3, 4, 5])).length == 0
-        handle = tree.insert(namespace, pack([1, 2, 3]), pages()).handle
+        assert tree.match(CacheKey(namespace, pack([1, 2, 3, 4, 5]))).length == 0
+        handle = tree.insert(CacheKey(namespace, pack([1, 2, 3])), pages()).handle
         tree.lock(handle)
         tree.unlock(handle)
     assert len(tree._roots) == 0
-    tree.insert("salt 7", pack([1, 2, 3, 4]), pages(0))
+    tree.insert(CacheKey("salt 7", pack([1, 2, 3, 4])), pages(0))
     assert [*tree._roots] == ["salt 7"]
-    assert tree.match("salt 7", pack([1, 2, 3, 4, 5])).length == 4
+    assert tree.match(CacheKey("salt 7", pack([1, 2, 3, 4, 5]))).length == 4
     tree.evict(1)
     assert len(tree._roots) == 0
 
 
 def test_insert_says_what_was_there_before() -> None:
     tree = RadixCache(page_size=1)
-    tree.insert("", pack([1, 2, 3]), pages(0, 1, 2))
-    inserted = tree.insert("", pack([1, 2, 8, 9]), pages(5, 6, 7, 8))
+    tree.insert(CacheKey("", pack([1, 2, 3])), pages(0, 1, 2))
+    inserted = tree.insert(CacheKey("", pack([1, 2, 8, 9])), pages(5, 6, 7, 8))
     assert inserted.present == 2
     assert inserted.length == 4
     assert tree.pages_of(inserted.handle).tolist() == [0, 1, 7, 8]
@@ -64,18 +64,18 @@ def test_insert_says_what_was_there_before() -> None:
 
 def test_eviction_takes_the_least_recently_used_from_their_ends() -> None:
     tree = RadixCache(page_size=1)
-    tree.insert("", pack([1, 2, 3]), pages(0, 1, 2))
-    tree.insert("", pack([5, 6, 7]), pages(5, 6, 7))
-    tree.match("", pack([1, 2, 3]))
+    tree.insert(CacheKey("", pack([1, 2, 3])), pages(0, 1, 2))
+    tree.insert(CacheKey("", pack([5, 6, 7])), pages(5, 6, 7))
+    tree.match(CacheKey("", pack([1, 2, 3])))
     assert tree.evict(2).tolist() == [6, 7]
-    assert tree.match("", pack([5, 6, 7])).length == 1
+    assert tree.match(CacheKey("", pack([5, 6, 7]))).length == 1
     assert tree.evict(1).tolist() == [2]
 
 
 def test_a_locked_path_is_never_evicted() -> None:
     tree = RadixCache(page_size=1)
-    handle = tree.insert("", pack([1, 2, 3]), pages(0, 1, 2)).handle
-    tree.insert("", pack([1, 2, 4]), pages(0, 1, 3))
+    handle = tree.insert(CacheKey("", pack([1, 2, 3])), pages(0, 1, 2)).handle
+    tree.insert(CacheKey("", pack([1, 2, 4])), pages(0, 1, 3))
     tree.lock(handle)
     assert tree.evictable_pages == 1
     with pytest.raises(OutOfPages):
@@ -89,9 +89,9 @@ def test_a_locked_path_is_never_evicted() -> None:
 
 def test_a_lock_survives_the_split_of_its_node() -> None:
     tree = RadixCache(page_size=1)
-    handle = tree.insert("", pack([1, 2, 3, 4]), pages(0, 1, 2, 3)).handle
+    handle = tree.insert(CacheKey("", pack([1, 2, 3, 4])), pages(0, 1, 2, 3)).handle
     tree.lock(handle)
-    tree.match("", pack([1, 2]))
+    tree.match(CacheKey("", pack([1, 2])))
     tree.check()
     assert tree.protected_pages == 4
     tree.unlock(handle)
@@ -101,18 +101,18 @@ def test_a_lock_survives_the_split_of_its_node() -> None:
 
 def test_peek_finds_what_match_finds_and_changes_nothing() -> None:
     tree = RadixCache(page_size=2)
-    tree.insert("", pack([1, 2, 3, 4, 5, 6]), pages(0, 1, 2))
+    tree.insert(CacheKey("", pack([1, 2, 3, 4, 5, 6])), pages(0, 1, 2))
     before = len(list(tree.nodes()))
-    assert tree.peek("", pack([1, 2, 3, 4, 9, 9])) == 4
-    assert tree.peek("other", pack([1, 2])) == 0
+    assert tree.peek(CacheKey("", pack([1, 2, 3, 4, 9, 9]))) == 4
+    assert tree.peek(CacheKey("other", pack([1, 2]))) == 0
     assert len(list(tree.nodes())) == before
 
 
 def test_the_cache_that_holds_nothing_leaves_every_page_to_its_owner() -> None:
     cache = NoPrefixCache(page_size=1)
-    inserted = cache.insert("", pack([1, 2]), pages(0, 1))
+    inserted = cache.insert(CacheKey("", pack([1, 2])), pages(0, 1))
     assert (inserted.length, inserted.present) == (0, 0)
-    assert cache.match("", pack([1, 2])).length == 0
+    assert cache.match(CacheKey("", pack([1, 2]))).length == 0
     with pytest.raises(OutOfPages):
         cache.evict(1)
 
@@ -147,8 +147,8 @@ class TreeAgainstDict(RuleBasedStateMachine):
     @rule(namespace=namespaces, tokens=tokens)
     def match(self, namespace: str, tokens: list[int]) -> None:
         expected = self.cached(namespace, tokens)
-        assert self.tree.peek(namespace, pack(tokens)) == len(expected) * self.page_size
-        found = self.tree.match(namespace, pack(tokens))
+        assert self.tree.peek(CacheKey(namespace, pack(tokens))) == len(expected) * self.page_size
+        found = self.tree.match(CacheKey(namespace, pack(tokens)))
         assert found.pages.tolist() == expected
         assert found.length == len(expected) * self.page_size
 
@@ -158,7 +158,7 @@ class TreeAgainstDict(RuleBasedStateMachine):
         present = len(self.cached(namespace, tokens))
         fresh = list(range(self.next_page, self.next_page + len(prefixes)))
         self.next_page += len(prefixes)
-        inserted = self.tree.insert(namespace, pack(tokens), pages(*fresh))
+        inserted = self.tree.insert(CacheKey(namespace, pack(tokens)), pages(*fresh))
         assert inserted.present == present * self.page_size
         assert inserted.length == len(prefixes) * self.page_size
         for prefix, page in list(zip(prefixes, fresh, strict=True))[present:]:
@@ -166,7 +166,7 @@ class TreeAgainstDict(RuleBasedStateMachine):
 
     @rule(namespace=namespaces, tokens=tokens)
     def lock(self, namespace: str, tokens: list[int]) -> None:
-        found = self.tree.match(namespace, pack(tokens))
+        found = self.tree.match(CacheKey(namespace, pack(tokens)))
         self.tree.lock(found.handle)
         self.locks.append((found.handle, namespace, tuple(tokens[: found.length])))
 
@@ -178,7 +178,7 @@ class TreeAgainstDict(RuleBasedStateMachine):
 
     @rule(namespace=namespaces, tokens=tokens)
     def pin(self, namespace: str, tokens: list[int]) -> None:
-        found = self.tree.match(namespace, pack(tokens))
+        found = self.tree.match(CacheKey(namespace, pack(tokens)))
         self.tree.pin(found.handle)
         self.pins.append((found.handle, namespace, tuple(tokens[: found.length])))
 
@@ -202,7 +202,7 @@ class TreeAgainstDict(RuleBasedStateMachine):
 
     @rule(namespace=namespaces, tokens=tokens)
     def forget(self, namespace: str, tokens: list[int]) -> None:
-        found = self.tree.match(namespace, pack(tokens))
+        found = self.tree.match(CacheKey(namespace, pack(tokens)))
         ends = self.prefixes(tokens[: found.length])
         used = [(space, path) for _, space, path in self.locks + self.pins]
         others = used + [key for key in self.twin if key not in [(namespace, end) for end in ends]]
@@ -220,7 +220,7 @@ class TreeAgainstDict(RuleBasedStateMachine):
             self.twin.clear()
 
     @invariant()
-    def sums_pin(self) -> None:
+    def sums_hold(self) -> None:
         self.tree.check()
         assert sorted(self.tree.owned_pages().tolist()) == sorted(self.twin.values())
         locked, held = (
@@ -258,9 +258,9 @@ def test_equal_hashes_of_other_tokens_are_no_match() -> None:
     tree = RadixCache(page_size=2)
     for first in range(8):
         tokens = Colliding(pack([first, 1, 2, 3]))
-        tree.insert("", tokens, pages(2 * first, 2 * first + 1))
+        tree.insert(CacheKey("", tokens), pages(2 * first, 2 * first + 1))
     for first in range(8):
-        found = tree.match("", Colliding(pack([first, 1, 2, 3])))
+        found = tree.match(CacheKey("", Colliding(pack([first, 1, 2, 3]))))
         assert found.pages.tolist() == [2 * first, 2 * first + 1]
-    assert tree.match("", Colliding(pack([9, 1, 2, 3]))).length == 0
-    assert tree.match("", Colliding(pack([3, 1, 9, 3]))).length == 2
+    assert tree.match(CacheKey("", Colliding(pack([9, 1, 2, 3])))).length == 0
+    assert tree.match(CacheKey("", Colliding(pack([3, 1, 9, 3])))).length == 2

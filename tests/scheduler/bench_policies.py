@@ -91,7 +91,7 @@ class Scene:
         cache = self.scheduler.kv.cache
         sorted(
             self.scheduler.waiting_queue,
-            key=lambda request: -cache.peek(request.namespace, request.packed),
+            key=lambda request: -cache.peek(request.cache_key(request.packed)),
         )
         return time.perf_counter() - began
 

@@ -82,7 +82,6 @@ CORE = (
     "scheduler.request",
     "scheduler.retraction",
     "scheduler.scheduler",
-    "scheduler.seeds",
     "scheduler.pace.step_cost",
     "scheduler.waiting_table",
     "engine.kv_audit",

@@ -21,7 +21,7 @@ from weft.messages.replies import StepOutput
 from weft.messages.requests import GenerateRequest
 from weft.scheduler.batch import Batch
 from weft.scheduler.feature import Part, Verdict
-from weft.scheduler.policy import Policy
+from weft.scheduler.policy import Policy, RequestFollower
 from weft.scheduler.request import NO_ROW, Request, RequestState
 from weft.scheduler.scheduler import Scheduler
 
@@ -82,7 +82,7 @@ class Pages:
     def prefix(self, request: Request) -> list[int]:
         """The pages of a waiting request's cached prefix. Only looks."""
         usable = request.reusable_len * TOKEN_BYTES
-        place = self._kv.cache.locate(request.namespace, request.packed, usable)
+        place = self._kv.cache.locate(request.cache_key(request.packed), usable)
         pages = self._kv.cache.pages_of(place.handle).tolist()
         return pages[: place.length // TOKEN_BYTES // self.size]
 
@@ -119,7 +119,7 @@ class Model:
         self.came_s = dict[int, float]()  # times of each request, by id
         self.admitted_s = dict[int, float]()
         self.first_token_s = dict[int, float]()
-        self.hooks = Hooks()
+        self.follower = FollowerCheck()
         self._is_full = False
         self._given_up = 0  # rows, so far
         self._policy: object = None
@@ -138,7 +138,7 @@ class Model:
         self._wrap(scheduler, "set_policy", self._follow_switch)
         self._wrap(self.world, "take_in", self._note_arrival)
         self._wrap(self.world, "receive", self._note_tokens)
-        self.hooks.listen(scheduler.waiting_queue.policy)
+        self.follower.listen(scheduler.waiting_queue.policy)
         match = scheduler.kv.match
 
         def counted(request: Request) -> None:
@@ -173,7 +173,7 @@ class Model:
         assert scheduler.batch_is_full == self._is_full, (
             "the batch is taken for full, or not, without a reason"
         )
-        self.hooks.compare(scheduler)
+        self.follower.compare(scheduler)
         order = self.expected_order()
         if order is not None:
             assert list(scheduler.waiting_queue.order(scheduler._now)) == order
@@ -183,7 +183,7 @@ class Model:
         self._looked_at = 0
         batch = real()
         if order is None:  # nor does the model know who had an overdue one's turn
-            self._since_turn = scheduler.waiting_queue._since_overdue
+            self._since_turn = scheduler.waiting_queue._turns.num_since
         self.count["passes"] += 1
         self.count["open prompts"] += expected.open_id is not None
         self.count["mixed"] += bool(expected.decodes)
@@ -205,12 +205,12 @@ class Model:
         real(name)
         self.count["switches"] += 1
         requests = self.scheduler.requests.values()
-        self.hooks = Hooks()
-        self.hooks.waiting = {
+        self.follower = FollowerCheck()
+        self.follower.waiting = {
             one.id for one in requests if one.row == NO_ROW and not one.retractions
         }
-        self.hooks.unknown = {one.id for one in requests if one.row != NO_ROW}
-        self.hooks.listen(self.scheduler.waiting_queue.policy)
+        self.follower.unknown = {one.id for one in requests if one.row != NO_ROW}
+        self.follower.listen(self.scheduler.waiting_queue.policy)
 
     def _something_left(self) -> bool:
         """Whether a row was given up, or another policy chosen, since the last look."""
@@ -231,7 +231,7 @@ class Model:
                 self.admitted_s[request.id] = self.world.time
             if request.id in self._turns:
                 self._since_turn = 0
-            elif not request.retractions or not queue.policy.resumes_first:
+            elif not request.retractions or queue.policy.classes is not None:
                 self._since_turn += 1
 
     def _count_step(
@@ -356,11 +356,11 @@ class Model:
                 found.is_full = True
                 return
             if self.is_held(request):
-                queue.policy.passed_over(request)
+                queue.passed_over(request)
                 continue
             found.looked_at += 1
             if budget.is_computed_by_another(request):
-                queue.policy.passed_over(request)
+                queue.passed_over(request)
                 num_deferred += 1
                 if num_deferred == MOST_DEFERRED:
                     return
@@ -501,7 +501,7 @@ class Model:
         self, requests: list[Request], pages: Pages, gone: list[int], missing: int
     ) -> Request:
         """Who loses least for what is gained: the lowest class first."""
-        rank = self.scheduler.waiting_queue.policy.rank
+        rank = self.scheduler.waiting_queue.rank
 
         def cost(request: Request) -> tuple[float, ...]:
             freed = len(self.freed(request, pages, gone)) * pages.size
@@ -580,33 +580,19 @@ KEYS: dict[str, Callable[[Request, int, float], float]] = {
 }  # of a waiting request with so many cached tokens; the lowest goes first
 
 
-class Hooks:
-    """What a policy is told of requests: each arrives, and then is dropped, or admitted and left, again and again."""
+class FollowerCheck:
+    """A follower before the one of a policy. Each request arrives, and then is dropped, or
+    admitted and left, again and again."""
 
     def __init__(self) -> None:
         self.waiting: set[int] = set()
         self.running: set[int] = set()
         self.unknown: set[int] = set()  # that ran before it was chosen
+        self._real: RequestFollower | None = None
 
     def listen(self, policy: Policy) -> None:
-        told = {
-            "arrived": self._arrived,
-            "dropped": self._dropped,
-            "admitted": self._admitted,
-            "left": self._left,
-        }
-        for name, tell in told.items():
-            self._before(policy, name, tell)
-
-    @staticmethod
-    def _before(policy: Policy, name: str, tell: Callable[[Request], None]) -> None:
-        real = getattr(policy, name)
-
-        def both(request: Request) -> Any:
-            tell(request)
-            return real(request)
-
-        setattr(policy, name, both)
+        self._real = policy.follower
+        policy.follower = self
 
     def compare(self, scheduler: Scheduler) -> None:
         """The policy knows who waits and who runs, and nothing was wrong with what it was told."""
@@ -617,22 +603,33 @@ class Hooks:
             one.id for one in requests if one.row == NO_ROW and not one.retractions
         }
 
-    def _arrived(self, request: Request) -> None:
+    def arrived(self, request: Request) -> int:
         assert request.id not in self.waiting | self.running
         self.waiting.add(request.id)
+        return 0 if self._real is None else self._real.arrived(request)
 
-    def _dropped(self, request: Request) -> None:
+    def dropped(self, request: Request) -> None:
         self.waiting.remove(request.id)
+        if self._real is not None:
+            self._real.dropped(request)
 
-    def _admitted(self, request: Request) -> None:
+    def passed_over(self, request: Request) -> None:
+        if self._real is not None:
+            self._real.passed_over(request)
+
+    def admitted(self, request: Request) -> None:
         assert request.row != NO_ROW
         assert (request.id in self.waiting) == (not request.retractions)
         self.waiting.discard(request.id)
         self.running.add(request.id)
+        if self._real is not None:
+            self._real.admitted(request)
 
-    def _left(self, request: Request) -> None:
+    def left(self, request: Request) -> None:
         assert request.row != NO_ROW
         (self.unknown if request.id in self.unknown else self.running).remove(request.id)
+        if self._real is not None:
+            self._real.left(request)
 
 
 class Budget:
@@ -702,7 +699,7 @@ class Budget:
         return any(
             head_start == start
             and head.fill_len >= end
-            and head.namespace == request.namespace
+            and head.spec.message.cache_salt == request.spec.message.cache_salt
             and head.shares_kv
             and head.packed[: 4 * end] == request.packed[: 4 * end]
             for head, head_start in self._heads

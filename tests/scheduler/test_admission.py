@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from weft.memory.allocator import PageAllocator
-from weft.memory.prefix_cache import NO_PAGES
+from weft.memory.prefix_cache import NO_PAGES, CacheKey
 from weft.memory.radix import RadixCache
 from weft.memory.rows import RowTable
 from weft.messages.requests import GenerateRequest
@@ -91,7 +91,7 @@ def test_mixed_decode_tokens_count_against_every_budget() -> None:
 def test_memory_is_tested_again_when_the_prefix_is_locked() -> None:
     kv = make_kv(num_pages=30, page_size=1)
     shared = np.arange(20, dtype=np.int32)
-    kv.cache.insert("", shared.tobytes(), kv.allocator.alloc(20))
+    kv.cache.insert(CacheKey("", shared.tobytes()), kv.allocator.alloc(20))
     request = make_request(kv, 22, 15)
     assert request.kv_len == 20
     # 10 free + 20 evictable = 30: 2 + 1 + 15 fit. Locked, the prefix cannot be evicted: 10 are left.
@@ -213,7 +213,7 @@ def test_a_request_that_runs_alone_may_use_all_there_is() -> None:
     adder = make_adder(kv, is_alone=True)
     adder.add_one_req(request, has_chunked_req=False)
     assert adder.can_run == [request]
-    assert request.prefix_pages is NO_PAGES
+    assert request.prefix.pages is NO_PAGES
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -14,11 +14,8 @@ from weft.scheduler.request import NO_ROW, Columns
 
 def numbers_of(columns: Columns, row: int) -> dict[str, Any]:
     """All that stands in a row, but for how often it was given up."""
-    found = {
-        name: column[row]
-        for name, column in vars(columns).items()
-        if isinstance(column, np.ndarray)
-    }
+    arrays = {**vars(columns), **vars(columns.sampling)}
+    found = {name: column[row] for name, column in arrays.items() if isinstance(column, np.ndarray)}
     del found["epoch"]
     return {
         name: value.tolist() if isinstance(value, np.ndarray) else value

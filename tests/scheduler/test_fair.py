@@ -294,7 +294,7 @@ def test_tenants_that_want_nothing_are_forgotten() -> None:
         world.run_dry(check=False)
     policy = world.scheduler.waiting_queue.policy
     assert isinstance(policy, Fair)
-    assert len(policy._numbers) < 20
+    assert len(policy._tenants._numbers) < 20
 
 
 def test_who_fills_the_queue_makes_room_for_others_and_no_more_than_is_their_share() -> None:
@@ -326,7 +326,7 @@ def test_tenants_whose_requests_were_aborted_before_they_ran_are_forgotten() -> 
     assert isinstance(policy, Fair)
     for number in range(300):
         world.abort(Abort(ids=(world.send([1], max_new_tokens=1, tenant=f"t{number}"),)))
-        assert len(policy._numbers) < 20
+        assert len(policy._tenants._numbers) < 20
 
 
 def test_a_new_tenant_begins_beside_the_least_served_however_few_requests_of_it_wait() -> None:
@@ -392,7 +392,13 @@ def test_who_is_next_is_whom_plain_lists_say(seed: int) -> None:
     since_oldest = [rng.randrange(5) for _ in range(num_tenants)]
     num_overdue = rng.randrange(number + 1)
     lines = np.arange(number, dtype=np.int32)
-    walk = Walk(waiting, lines, np.array(served), np.array(since_oldest), num_overdue)
+    walk = Walk(
+        waiting,
+        lines,
+        service=np.array(served),
+        since_oldest=np.array(since_oldest),
+        num_overdue=num_overdue,
+    )
     plain = PlainWalk(requests, num_overdue)
     while plain.left:
         may_leave_due = rng.random() < 0.7

@@ -97,8 +97,8 @@ def run_to_the_end(world: EngineWorld) -> None:
     policy = engine.scheduler.waiting_queue.policy
     if isinstance(policy, Fair):
         assert not policy._waiting
-        assert not policy._num_waiting.any()
-        assert not policy._num_rows.any()
+        assert not policy._tenants.num_waiting.any()
+        assert not policy._tenants.num_rows.any()
     assert engine.scheduler.waiting_queue.num_tokens == 0
     assert not engine.scheduler.history._open
 

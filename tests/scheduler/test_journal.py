@@ -376,7 +376,7 @@ def test_a_state_that_cannot_be_written_leaves_the_journal_where_it_is_and_is_to
 
 
 @pytest.mark.parametrize(
-    "name", ["os:system", "weft.scheduler.seeds:seed_of", "weft.messages.codec:np", "x"]
+    "name", ["os:system", "weft.scheduler.request:seed_of", "weft.messages.codec:np", "x"]
 )
 def test_a_state_names_nothing_but_classes_of_an_engine(name: str) -> None:
     world = busy_world()

@@ -23,7 +23,7 @@ Key = Callable[[World, Request], float]
 
 def cached(world: World, request: Request) -> int:
     usable = request.packed[: (request.fill_len - 1) * 4]
-    return world.scheduler.kv.cache.peek(request.namespace, usable)
+    return world.scheduler.kv.cache.peek(request.cache_key(usable))
 
 
 TWINS: dict[str, Key] = {

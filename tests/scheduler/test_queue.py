@@ -15,8 +15,7 @@ from tests.scheduler.world import World
 from weft.plan.step import ANY, LogitBias
 from weft.scheduler.planner import _join
 from weft.scheduler.policies.fair import Fair
-from weft.scheduler.request import Request
-from weft.scheduler.seeds import seed_of
+from weft.scheduler.request import Request, seed_of
 
 GOLDEN = 0x9E3779B97F4A7C15
 ALL = (1 << 64) - 1
@@ -49,7 +48,7 @@ def test_the_random_order_is_that_of_the_published_generator(seed: int) -> None:
     keys = [splitmix((number + (seed % 2**32 << 32) + 1) * GOLDEN) for number in range(200)]
     queue = world.scheduler.waiting_queue
     assert [one.id for one in queue.order(0.0)] == sorted(range(200), key=keys.__getitem__)
-    assert queue.policy.key(queue._waiting, queue._waiting.lines(), 0.0).tolist() == keys
+    assert queue.policy.key(queue._waiting, queue._waiting.indices(), 0.0).tolist() == keys
 
 
 class FullQueue:
@@ -158,7 +157,7 @@ def test_a_policy_that_cannot_take_over_leaves_the_one_before_in_its_place(
     for number in range(5):
         world.send([number, 7], max_new_tokens=2, tenant=f"t{number % 2}")
     queue, cache = world.scheduler.waiting_queue, world.scheduler.kv.cache
-    policy, listener, order = queue.policy, cache.listener, list(queue.order(0.0))
+    policy, listeners, order = queue.policy, [*cache.listeners], list(queue.order(0.0))
 
     def fails(self: Fair, request: Request) -> int:
         raise Injected("planted")
@@ -167,7 +166,7 @@ def test_a_policy_that_cannot_take_over_leaves_the_one_before_in_its_place(
     with pytest.raises(Injected):
         world.scheduler.set_policy("fair")
     assert queue.policy is policy
-    assert cache.listener is listener
+    assert cache.listeners == listeners
     assert list(queue.order(0.0)) == order
     assert world.scheduler.settings.policy == before
     world.run_dry()

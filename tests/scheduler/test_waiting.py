@@ -29,8 +29,8 @@ def compare(
     waiting: WaitingTable, expected: list[Request], notes: dict[int, tuple[int, int]]
 ) -> None:
     """`notes` are the cached length and the tag of each, by its number."""
-    lines = waiting.lines()
-    assert list(waiting) == [waiting.at(line) for line in lines.tolist()] == expected
+    lines = waiting.indices()
+    assert list(waiting) == [waiting.request_at(line) for line in lines.tolist()] == expected
     assert waiting.arrival_order[lines].tolist() == [one.arrival_order for one in expected]
     assert waiting.arrival_s[lines].tolist() == [one.arrival_s for one in expected]
     assert waiting.fill_len[lines].tolist() == [one.fill_len for one in expected]
@@ -74,5 +74,5 @@ def test_room_is_made_once_for_many_that_come(
     for number in range(4_000):
         waiting.append(request_of(number, rng))
         if number >= num_waiting:
-            waiting.remove(waiting.numbered(number - num_waiting))
+            waiting.remove(waiting.by_arrival(number - num_waiting))
     assert len(made) <= 10 + 4_000 / max(num_waiting, 32)

@@ -203,7 +203,7 @@ class World:
                 ):  # below 0: of the engine
                     usable = request.packed[: request.reusable_len * 4]
                     assert index.length(request.arrival_order) == kv.cache.peek(
-                        request.namespace, usable
+                        request.cache_key(usable)
                     )
         open_prompts = [
             r for r in with_row if r.state is RequestState.PREFILLING and r.kv_len < r.fill_len

@@ -22,6 +22,7 @@ from weft.arrays import IntArray
 from weft.bench.results import write_json
 from weft.config.options import Settings, option
 from weft.engine.engine import Engine
+from weft.memory.prefix_cache import CacheKey
 from weft.memory.radix import Node, RadixCache
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
@@ -169,7 +170,7 @@ def order_figure(num_waiting: int) -> OverheadFigure:
 
 
 def _order_after(scheduler: Scheduler, ended: bytes, pages: IntArray) -> list[Request]:
-    scheduler.kv.cache.insert("", ended, pages)
+    scheduler.kv.cache.insert(CacheKey("", ended), pages)
     return list(islice(scheduler.waiting_queue.order(0.0), NUM_ADMITTED))
 
 
@@ -229,13 +230,14 @@ def tree_figures(num_sequences: int) -> Iterator[OverheadFigure]:
     pages: IntArray = np.arange(num_sequences * TREE_LEN, dtype=np.int32)
     cache = RadixCache(page_size=1)
     offers = [
-        (sequence, pages[i * TREE_LEN : (i + 1) * TREE_LEN]) for i, sequence in enumerate(sequences)
+        (CacheKey("", sequence), pages[i * TREE_LEN : (i + 1) * TREE_LEN])
+        for i, sequence in enumerate(sequences)
     ]
     _settle()
-    inserts = _timed(lambda offer: cache.insert("", *offer), offers)
-    probes = [sequences[i] for i in rng.integers(num_sequences, size=10_000).tolist()]
-    matches = _timed(lambda probe: cache.match("", probe), probes)
-    nodes = [cache.match("", probe).handle for probe in probes]
+    inserts = _timed(lambda offer: cache.insert(*offer), offers)
+    probes = [CacheKey("", sequences[i]) for i in rng.integers(num_sequences, size=10_000).tolist()]
+    matches = _timed(lambda probe: cache.match(probe), probes)
+    nodes = [cache.match(probe).handle for probe in probes]
 
     def lock_and_unlock(node: Node) -> None:
         cache.lock(node)
@@ -265,7 +267,7 @@ def _sequences(rng: np.random.Generator, num_sequences: int) -> list[bytes]:
     return sequences
 
 
-def _tree_bytes(offers: Sequence[tuple[bytes, IntArray]]) -> int:
+def _tree_bytes(offers: Sequence[tuple[CacheKey, IntArray]]) -> int:
     """What a second tree of the same sequences allocates;
     how far the process grows depends on what it had freed.
     """
@@ -273,7 +275,7 @@ def _tree_bytes(offers: Sequence[tuple[bytes, IntArray]]) -> int:
     try:
         cache = RadixCache(page_size=1)
         for offer in offers:
-            cache.insert("", *offer)
+            cache.insert(*offer)
         return tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()

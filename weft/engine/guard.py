@@ -19,7 +19,7 @@ from weft.messages.control import AuditKv, ExplainRequest, GetInternalState, Get
 from weft.messages.replies import Finish, StepOutput, ids_of
 from weft.messages.requests import Abort, BatchGenerate, GenerateRequest
 from weft.observe.log import EventLog
-from weft.scheduler.request import chosen
+from weft.scheduler.request import matching_ids
 from weft.scheduler.scheduler import Scheduler
 
 # A request is opened as a whole or not at all; the others only look. After any other the books begin anew.
@@ -55,7 +55,7 @@ def failed(engine: Engine, message: ToEngine, exc: BaseException) -> FromEngine 
     if isinstance(message, GenerateRequest | BatchGenerate):
         end_rest(engine, message, exc)
     elif isinstance(message, Abort):
-        _end_chosen(engine, message, exc)
+        _end_matching(engine, message, exc)
     call = getattr(message, "call", None)
     return (
         None if call is None else CallFailed(call=call, message=told(type(message).__name__, exc))
@@ -124,8 +124,8 @@ def lose(engine: Engine, ids: tuple[int, ...], message: str) -> None:
             engine.scheduler.fail(id, message)
 
 
-def _end_chosen(engine: Engine, message: Abort, exc: BaseException) -> None:
+def _end_matching(engine: Engine, message: Abort, exc: BaseException) -> None:
     """End the requests that were to be aborted and are still open."""
-    for id in chosen(engine.scheduler.requests, message):
+    for id in matching_ids(engine.scheduler.requests, message):
         if id in engine.scheduler.requests:
             engine.scheduler.fail(id, told("the end of this request", exc))

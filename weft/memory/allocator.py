@@ -1,14 +1,11 @@
-"""Hands out pages of KV slots (SGLang: TokenToKVPoolAllocator, and its paged twin; a page of one slot is no special
-case). Knows nothing of who holds a page: `accounting/audit.py` does."""
+"""Hands out pages of KV slots (SGLang: TokenToKVPoolAllocator, and its paged twin; a page of one
+slot is no special case). Knows nothing of the owner of a page: `accounting/audit.py` does."""
 
 from __future__ import annotations
 
-from typing import TypeAlias
-
 import numpy as np
-from numpy.typing import NDArray
 
-IntArray: TypeAlias = NDArray[np.int32]
+from weft.arrays import BoolArray, IntArray
 
 
 class OutOfPages(Exception):
@@ -16,19 +13,22 @@ class OutOfPages(Exception):
 
 
 class PageAllocator:
-    """A stack of free pages. Taking or returning n pages is one slice."""
+    """A stack of free pages. Taking or returning n pages is one slice.
+
+    _free: | page page page ... page | taken |
+           0                    num_free   num_pages
+                                ^ the top of the stack
+    """
 
     def __init__(self, num_pages: int, page_size: int) -> None:
         assert num_pages > 0
         assert page_size > 0
         self.num_pages = num_pages
         self.page_size = page_size
-        self._free = np.arange(
-            num_pages - 1, -1, -1, dtype=np.int32
-        )  # the top of the stack is at the end
+        self._free = _all_pages(num_pages)
         self.num_free = num_pages
-        self.quarantined: set[int] = set()  # pages that nobody has and nobody gets
-        self._is_bad: NDArray[np.bool_] | None = None  # [num_pages], once there is one
+        self.quarantined: set[int] = set()  # pages that have no owner and are given to none
+        self._is_bad: BoolArray | None = None  # [num_pages], once there is one
 
     def alloc(self, n: int) -> IntArray:
         """Take n pages [n]. Raises OutOfPages if fewer are free; then nothing has been taken."""
@@ -49,9 +49,11 @@ class PageAllocator:
         self.num_free = end
 
     def reset(self) -> None:
-        """Every page is free, whoever had it, but for those that are out of circulation. Reads nothing that a fault
-        may have spoilt."""
-        free = np.arange(self.num_pages - 1, -1, -1, dtype=np.int32)
+        """Free every page, whatever its owner, but for those out of circulation.
+
+        Reads nothing that a fault may have spoilt.
+        """
+        free = _all_pages(self.num_pages)
         if self._is_bad is not None:
             free = free[~self._is_bad[free]]
             self.quarantined = set(np.flatnonzero(self._is_bad).tolist())
@@ -59,7 +61,7 @@ class PageAllocator:
         self.num_free = len(free)
 
     def quarantine(self, page: int, *, is_owned: bool) -> None:
-        """Take a page out of circulation: out of the free list now, and, if somebody owns it, when it is returned."""
+        """Take a page out of circulation: now if it is free, else when its owner returns it."""
         if self._is_bad is None:
             self._is_bad = np.zeros(self.num_pages, dtype=np.bool_)
         self._is_bad[page] = True
@@ -73,6 +75,11 @@ class PageAllocator:
     def free_pages(self) -> IntArray:
         """The free pages [num_free], for the audit."""
         return self._free[: self.num_free].copy()
+
+
+def _all_pages(num_pages: int) -> IntArray:
+    """Every page [num_pages], page 0 on the top of the stack."""
+    return np.arange(num_pages - 1, -1, -1, dtype=np.int32)
 
 
 def slots_of(pages: IntArray, page_size: int) -> IntArray:

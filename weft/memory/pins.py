@@ -1,7 +1,8 @@
-"""Paths of the prefix cache that are kept for somebody who will come back, though no request runs on them.
+"""Paths of the prefix cache that stay for an owner who will come back, with no request on them.
 
-A pin gives way: when memory is needed, the least recently used goes first, before anything else does (`KvMemory`
-counts pinned pages as available). Knows names and tokens, never who they belong to.
+A session pins the KV of its last turn. When memory is needed, the least recently used pin goes
+first, before anything is refused (`KvMemory` counts pinned pages as available). Pins know names
+and keys, never what the names belong to.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from weft.memory.prefix_cache import Handle, PrefixCache
+from weft.memory.prefix_cache import CacheKey, Handle, PrefixCache
 
 
 class LostPin(NamedTuple):
@@ -50,9 +51,9 @@ class Pins:
         """The least recently used first."""
         return iter(self._pinned)
 
-    def keep(self, name: str, namespace: str, tokens: bytes) -> Pin:
+    def keep(self, name: str, key: CacheKey) -> Pin:
         """Pin as much of a sequence as is cached."""
-        found = self._cache.match(namespace, tokens)
+        found = self._cache.match(key)
         pin = Pin(self, name, found.handle, found.length)
         if found.length:
             self._cache.pin(found.handle)
@@ -69,7 +70,7 @@ class Pins:
             self._cache.unpin(pin.handle)
 
     def unpin_for(self, num_pages: int) -> None:
-        """Let go, the least recently used first, until `num_pages` can be evicted or nothing is pinned."""
+        """Drop pins, least recently used first, until `num_pages` are evictable or none is left."""
         while self._pinned and self._cache.evictable_pages < num_pages:
             self._lose(next(iter(self._pinned)), "its memory was needed")
 
@@ -78,14 +79,15 @@ class Pins:
             self._lose(pin, why)
 
     def forget_all(self, why: str) -> None:
-        """The cache has been dropped as a whole: there is nothing to let go of."""
-        lost = [LostPin(pin.name, pin.num_tokens, why) for pin in self._pinned]
+        """The cache has been dropped as a whole: there is nothing to unpin."""
+        for pin in self._pinned:
+            self._lost.append(LostPin(pin.name, pin.num_tokens, why))
         self._pinned.clear()
-        self._lost += lost
 
     def take_lost(self) -> list[LostPin]:
-        """What had to go since the last call."""
-        lost, self._lost = self._lost, []
+        """The pins that had to go since the last call."""
+        lost = self._lost
+        self._lost = []
         return lost
 
     def _lose(self, pin: Pin, why: str) -> None:

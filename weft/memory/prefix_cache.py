@@ -1,9 +1,8 @@
 """The protocol of a prefix cache, and the twin that caches nothing.
 
-Token sequences are packed int32 bytes: Python compares and slices those faster than any list or array. Sequences of
-different namespaces (another salt, another adapter) never share. The cache owns the pages that it holds; the ones on a
-locked path are never evicted, nor are those on a pinned one until its owner unpins it, or memory is needed
-(`pins.py`).
+The cache owns the pages that it holds. It never evicts a page of a locked path. It evicts a page
+of a pinned path only after its owner has unpinned the path, which happens when memory is needed
+(`pins.py`). It knows keys and pages, never requests.
 """
 
 from __future__ import annotations
@@ -12,12 +11,30 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from weft.memory.allocator import IntArray, OutOfPages
+from weft.arrays import IntArray
+from weft.memory.allocator import OutOfPages
 
-TOKEN_BYTES = 4  # of a token id in a packed sequence
-Handle: TypeAlias = Any  # a place in the cache, opaque to its users
+TOKEN_BYTES = 4  # of one token in a key
+Handle: TypeAlias = Any  # a place in the cache, opaque to its users; None: nothing is cached
 
 NO_PAGES = np.empty(0, dtype=np.int32)
+
+
+class CacheKey(NamedTuple):
+    """What the cache compares of a sequence. Sequences of different namespaces never share.
+
+    Python compares and slices packed bytes faster than any list or array. For text the bytes are
+    the token ids. They need not be: whatever K and V depend on besides the ids (an image in the
+    place of its tokens) has to be in the bytes, and what they depend on as a whole (an adapter,
+    a salt) in the namespace.
+    """
+
+    namespace: str
+    tokens: bytes  # TOKEN_BYTES for each token
+
+    def cut(self, num_tokens: int) -> CacheKey:
+        """The key of the first `num_tokens` tokens."""
+        return CacheKey(self.namespace, self.tokens[: num_tokens * TOKEN_BYTES])
 
 
 class Match(NamedTuple):
@@ -33,18 +50,23 @@ class Inserted(NamedTuple):
 
     handle: Handle  # where it ends in the cache
     length: int  # tokens of it that the cache holds now
-    present: int  # tokens of it that were there before; the caller's own pages for these are duplicates it may free
+    # Tokens of it that the cache had before. The caller's own pages for these are duplicates,
+    # which the caller may free.
+    present: int
 
 
-class Listener(Protocol):
-    """Is told how the cache has just changed. Handles have `key` (packed tokens), `parent`, and no key at the top."""
+class CacheListener(Protocol):
+    """Follows the changes of a cache. Handles have `key` (packed tokens) and `parent`.
+
+    At the top of a namespace stands a handle with an empty key and the name in `namespace`.
+    """
 
     def inserted(self, leaf: Handle) -> None:
         """A new leaf hangs below its parent."""
         ...
 
     def split(self, upper: Handle, lower: Handle) -> None:
-        """`upper` is new and has the beginning of what `lower` was; `lower` hangs below it with the rest."""
+        """`lower` was cut: the new `upper` has its beginning, and `lower`, below it, the rest."""
         ...
 
     def trimmed(self, leaf: Handle) -> None:
@@ -56,7 +78,7 @@ class Listener(Protocol):
         ...
 
     def emptied(self) -> None:
-        """Everything was dropped."""
+        """The cache holds nothing any more."""
         ...
 
 
@@ -64,33 +86,36 @@ class Place(NamedTuple):
     """Where the cached prefix of a sequence ends."""
 
     handle: Handle
-    length: int  # of the prefix, in bytes of packed tokens
+    length: int  # of the prefix, in bytes of the key
     is_end: bool  # at the end of what the handle holds; else inside
 
 
 class PrefixCache(Protocol):
     page_size: int
-    listener: Listener | None
+    listeners: list[CacheListener]  # told of each change, in this order
     shares: bool  # whether a sequence that was inserted can be matched
-    evictable_pages: int  # cached, neither locked nor held
-    pinned_pages: int  # cached, held and not locked
+    evictable_pages: int  # cached, neither locked nor pinned
+    pinned_pages: int  # cached, pinned and not locked
     protected_pages: int  # cached and locked
     total_evicted_pages: int  # since the start
 
-    def match(self, namespace: str, tokens: bytes) -> Match:
+    def match(self, key: CacheKey) -> Match:
         """Find the longest cached prefix, and mark it as used now."""
         ...
 
-    def peek(self, namespace: str, tokens: bytes) -> int:
+    def peek(self, key: CacheKey) -> int:
         """Length in tokens of what `match` would find. Changes nothing."""
         ...
 
-    def locate(self, namespace: str, tokens: bytes, end: int) -> Place:
-        """Where the cached prefix of `tokens[:end]` ends. Changes nothing."""
+    def locate(self, key: CacheKey, end: int) -> Place:
+        """Where the cached prefix of the first `end` bytes of a key ends. Changes nothing."""
         ...
 
-    def insert(self, namespace: str, tokens: bytes, pages: IntArray) -> Inserted:
-        """Offer whole pages of a sequence. The cache then owns `pages[present / page_size : length / page_size]`."""
+    def insert(self, key: CacheKey, pages: IntArray) -> Inserted:
+        """Offer the whole pages of a sequence, `pages` [length / page_size].
+
+        From then on the cache owns `pages[present / page_size :]`.
+        """
         ...
 
     def pages_of(self, handle: Handle) -> IntArray:
@@ -98,53 +123,57 @@ class PrefixCache(Protocol):
         ...
 
     def lock(self, handle: Handle) -> None:
-        """Protect the sequence that ends at `handle` from eviction, until as many calls of `unlock`."""
+        """Protect the sequence that ends at `handle` until it is unlocked as many times."""
         ...
 
     def unlock(self, handle: Handle) -> None: ...
 
     def pin(self, handle: Handle) -> None:
-        """Protect as `lock` does, but counted apart, until as many calls of `unpin`."""
+        """Protect as `lock` does, but count apart, until it is unpinned as many times."""
         ...
 
     def unpin(self, handle: Handle) -> None: ...
 
     def unshared_pages(self, handle: Handle) -> int:
-        """Pages that become evictable, or held, when one lock of the sequence that ends at `handle` is taken off."""
+        """Pages that one `unlock` of the sequence that ends at `handle` would unprotect."""
         ...
 
     def evict(self, num_pages: int) -> IntArray:
-        """Drop `num_pages` evictable pages, least recently used sequences first, from their ends.
+        """Drop evictable pages, least recently used sequences first, from their ends.
 
-        Returns them [num_pages]; they belong to the caller. Raises OutOfPages if there are fewer; then nothing has
-        been dropped.
+        Returns them [num_pages]; they belong to the caller. Raises OutOfPages if there are fewer;
+        then nothing has been dropped.
         """
         ...
 
     def forget(self, handle: Handle) -> IntArray:
-        """Drop the end of the sequence that ends at `handle`, as far as it is neither locked nor held and nothing else
-        goes on from it. Returns its pages; they belong to the caller."""
+        """Drop the end of the sequence that ends at `handle`, up to the first page still in use.
+
+        In use are pages that are locked or pinned, or from which another sequence goes on.
+        Returns the dropped pages; they belong to the caller.
+        """
         ...
 
     def reset(self) -> IntArray:
-        """Drop everything. Nothing may be locked or held. Returns the pages; they belong to the caller."""
+        """Drop all, when nothing is locked or pinned. The pages returned are the caller's."""
         ...
 
     def drop(self) -> None:
-        """Forget everything, locked or not, and look at none of it. Handles mean nothing any more. Whose the pages are
-        then, the caller knows."""
+        """Forget all, locked or not, without reading any of it. No handle is valid any more.
+
+        The caller knows who owns the pages then.
+        """
         ...
 
     def owned_pages(self) -> IntArray:
-        """Every page that the cache holds, for the audit."""
+        """Every page that the cache owns, for the audit."""
         ...
 
 
 class NoPrefixCache:
-    """Pins nothing: every page stays with its request (SGLang: ChunkCache)."""
+    """Caches nothing: every page stays with its request (SGLang: ChunkCache)."""
 
     shares = False
-    listener: Listener | None = None
     evictable_pages = 0
     pinned_pages = 0
     protected_pages = 0
@@ -152,17 +181,18 @@ class NoPrefixCache:
 
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
+        self.listeners: list[CacheListener] = []
 
-    def match(self, namespace: str, tokens: bytes) -> Match:
+    def match(self, key: CacheKey) -> Match:
         return Match(None, 0, NO_PAGES)
 
-    def peek(self, namespace: str, tokens: bytes) -> int:
+    def peek(self, key: CacheKey) -> int:
         return 0
 
-    def locate(self, namespace: str, tokens: bytes, end: int) -> Place:
+    def locate(self, key: CacheKey, end: int) -> Place:
         return Place(None, 0, is_end=True)
 
-    def insert(self, namespace: str, tokens: bytes, pages: IntArray) -> Inserted:
+    def insert(self, key: CacheKey, pages: IntArray) -> Inserted:
         return Inserted(None, 0, 0)
 
     def pages_of(self, handle: Handle) -> IntArray:

@@ -1,9 +1,13 @@
-"""A radix tree over token sequences in whole pages: the prefix cache.
+"""A radix tree over keys in whole pages: the prefix cache.
 
-Each node holds a piece of sequence as packed bytes (token ids, and the numbers of its pages); its children are keyed by
-the bytes of their first page, so that a step down is one dict lookup and one memcmp. Eviction takes leaves in the order
-of last use from a heap that lives across calls and is put right lazily: its cost grows with what is evicted, not with
-the tree. Source: RadixAttention, arXiv:2312.07104, section 3.
+Each node holds a piece of sequence as packed bytes (of its key, and the numbers of its pages). Its
+children are keyed by the bytes of their first page, so a step down is one dict lookup and one
+memcmp. Eviction takes leaves in the order of last use from a heap that lives across calls and is
+put right lazily: its cost grows with what is evicted, not with the tree. It knows keys and pages,
+never requests. Source: RadixAttention, arXiv:2312.07104, section 3.
+
+    root "salt" ── [1 2 3 4] ─┬─ [5 6]        node: key, pages, locks, pins
+                              └─ [7 8 9]      a request locks the path from its node to the root
 """
 
 from __future__ import annotations
@@ -13,13 +17,21 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from weft.memory.allocator import IntArray, OutOfPages
-from weft.memory.prefix_cache import NO_PAGES, TOKEN_BYTES, Inserted, Listener, Match, Place
+from weft.arrays import IntArray
+from weft.memory.allocator import OutOfPages
+from weft.memory.prefix_cache import (
+    NO_PAGES,
+    TOKEN_BYTES,
+    CacheKey,
+    CacheListener,
+    Inserted,
+    Match,
+    Place,
+)
 
 PAGE_BYTES = 4  # of a page number in Node.pages
-INT32 = np.dtype(
-    np.int32
-)  # made once: numpy takes longer to look the type up than to wrap a short sequence
+# Made once: numpy takes longer to look the type up than to wrap a short sequence.
+INT32 = np.dtype(np.int32)
 
 
 class Node:
@@ -40,23 +52,27 @@ class Node:
     def __init__(
         self, key: bytes, pages: bytes, parent: Node | None, used: int, serial: int
     ) -> None:
-        self.key = key  # token ids, int32 each
-        self.pages = pages  # page numbers, int32 each
+        self.key = key  # packed tokens, TOKEN_BYTES each
+        self.pages = pages  # packed page numbers, PAGE_BYTES each
         self.parent = parent
-        self.children: dict[bytes, Node] = {}
+        self.children: dict[bytes, Node] = {}  # by the bytes of their first page
         self.used = used  # when it was last used, in calls of the tree
-        self.serial = (
-            serial  # breaks ties between nodes of one path, so that eviction is deterministic
-        )
+        # Breaks ties between nodes of one path, so that eviction is deterministic.
+        self.serial = serial
         self.locks = 0
         self.pins = 0
         self.is_queued = False  # stands in the eviction heap
 
+    @property
+    def is_free_leaf(self) -> bool:
+        """Whether it can be evicted: no sequence goes on from it, and no owner protects it."""
+        return not (self.children or self.locks or self.pins)
 
-class Root(Node):
+
+class RootNode(Node):
     """The top of one namespace: an empty piece. The tree has it from its first child to its last.
 
-    Who keeps something about a namespace may keep it by its root: all roots that it has had are equal.
+    It is no handle: a namespace that comes back gets another root.
     """
 
     __slots__ = ("namespace",)
@@ -65,19 +81,15 @@ class Root(Node):
         super().__init__(b"", b"", None, 0, 0)
         self.namespace = namespace
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Root) and other.namespace == self.namespace
-
-    def __hash__(self) -> int:
-        return hash(self.namespace)
-
 
 class RadixCache:
+    """See `PrefixCache` for what its calls do. A handle is a `Node`, or None at the top."""
+
     shares = True
 
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
-        self.listener: Listener | None = None
+        self.listeners: list[CacheListener] = []
         self.evictable_pages = 0
         self.pinned_pages = 0
         self.protected_pages = 0
@@ -85,44 +97,44 @@ class RadixCache:
         self._step = page_size * TOKEN_BYTES  # bytes of one page of a key
         self._clock = 0
         self._serial = 0
-        self._roots: dict[str, Root] = {}
+        self._roots: dict[str, RootNode] = {}
         self._heap: list[tuple[int, int, Node]] = []
 
     # Lookup
 
-    def match(self, namespace: str, tokens: bytes) -> Match:
-        root = self._roots.get(namespace)
+    def match(self, key: CacheKey) -> Match:
+        root = self._roots.get(key.namespace)
         if root is None:
-            return Match(Root(namespace), 0, NO_PAGES)
-        node, length = self._walk(root, tokens)
+            return Match(None, 0, NO_PAGES)
+        node, length = self._walk(root, key.tokens)
+        if node is root:
+            return Match(None, 0, NO_PAGES)
         return Match(node, length // TOKEN_BYTES, self.pages_of(node))
 
-    def peek(self, namespace: str, tokens: bytes) -> int:
-        return self.locate(namespace, tokens, len(tokens)).length // TOKEN_BYTES
+    def peek(self, key: CacheKey) -> int:
+        return self.locate(key, len(key.tokens)).length // TOKEN_BYTES
 
-    def locate(self, namespace: str, tokens: bytes, end: int) -> Place:
+    def locate(self, key: CacheKey, end: int) -> Place:
+        namespace, tokens = key
         node: Node | None = self._roots.get(namespace)
         if node is None:
-            return Place(Root(namespace), 0, is_end=True)
+            return Place(None, 0, is_end=True)
         step = self._step
-        at, end = 0, end // step * step
-        while at < end:
-            child = node.children.get(tokens[at : at + step])
+        length = 0
+        end = end // step * step
+        while length < end:
+            child = node.children.get(tokens[length : length + step])
             if child is None:
                 break
-            shared = shared_len(tokens, at, end, child.key, step)
-            at += shared
+            shared = shared_len(tokens, length, end, child.key, step)
+            length += shared
             if shared < len(child.key):
-                return Place(child, at, is_end=False)
+                return Place(child, length, is_end=False)
             node = child
-        return Place(node, at, is_end=True)
+        return Place(node if length else None, length, is_end=True)
 
-    def pages_of(self, handle: Node) -> IntArray:
-        node, above = handle, handle.parent
-        pieces = []
-        while above is not None:
-            pieces.append(node.pages)
-            node, above = above, above.parent
+    def pages_of(self, handle: Node | None) -> IntArray:
+        pieces = [node.pages for node in path_up(handle)]
         if not pieces:
             return NO_PAGES
         if len(pieces) == 1:
@@ -132,89 +144,43 @@ class RadixCache:
 
     # Change
 
-    def insert(self, namespace: str, tokens: bytes, pages: IntArray) -> Inserted:
+    def insert(self, key: CacheKey, pages: IntArray) -> Inserted:
+        """
+        0 ............. present ............ length ..... len(key.tokens)
+        | has been cached | becomes a new leaf | no whole page, ignored |
+        """
+        namespace, tokens = key
         end = self._aligned(tokens)
-        root = self._roots.get(namespace) or Root(namespace)
-        node, at = self._walk(root, tokens)
-        if at < end:
-            # From now on it has a child. A root without one is not kept: whoever invents a new
-            # namespace for each request would fill the memory with them.
+        root = self._roots.get(namespace) or RootNode(namespace)
+        node, present = self._walk(root, tokens)
+        if present < end:
+            # From now on the root has a child. A root without one is not kept: a client that
+            # invents a new namespace for each request would fill the memory with them.
             self._roots[namespace] = root
-            first = at // self._step
-            piece = np.ascontiguousarray(pages[first : end // self._step], dtype=np.int32).tobytes()
-            assert len(piece) // PAGE_BYTES == (end - at) // self._step, (
-                "fewer pages than the sequence has"
-            )
-            leaf = self._new_node(tokens[at:end], piece, node)
-            node.children[leaf.key[: self._step]] = leaf
-            self.evictable_pages += len(piece) // PAGE_BYTES
-            self._queue(leaf)
-            if self.listener is not None:
-                self.listener.inserted(leaf)
-            node = leaf
-        return Inserted(node, end // TOKEN_BYTES, at // TOKEN_BYTES)
+            node = self._hang_leaf(node, tokens[present:end], pages[present // self._step :])
+        handle = None if node is root else node
+        return Inserted(handle, end // TOKEN_BYTES, present // TOKEN_BYTES)
 
-    def lock(self, handle: Node) -> None:
-        node, above = handle, handle.parent
-        evictable = held = 0  # bytes of page numbers that were so before
-        while above is not None:  # a root is not locked
-            if not node.locks:
-                if node.pins:
-                    held += len(node.pages)
-                else:
-                    evictable += len(node.pages)
-            node.locks += 1
-            node, above = above, above.parent
-        self._protect(evictable // PAGE_BYTES, held // PAGE_BYTES)
+    def lock(self, handle: Node | None) -> None:
+        self._count(handle, locks=1)
 
-    def unlock(self, handle: Node) -> None:
-        node, above = handle, handle.parent
-        evictable = held = 0
-        while above is not None:
-            locks = node.locks = node.locks - 1
-            assert locks >= 0, "unlocked more often than locked"
-            if not locks:
-                if node.pins:
-                    held += len(node.pages)
-                else:
-                    evictable += len(node.pages)
-                    if not node.children:
-                        self._queue(node)
-            node, above = above, above.parent
-        self._protect(-(evictable // PAGE_BYTES), -(held // PAGE_BYTES))
+    def unlock(self, handle: Node | None) -> None:
+        self._count(handle, locks=-1)
 
-    def pin(self, handle: Node) -> None:
-        node, above = handle, handle.parent
-        num_bytes = 0  # of page numbers that were evictable before
-        while above is not None:
-            if not node.pins and not node.locks:
-                num_bytes += len(node.pages)
-            node.pins += 1
-            node, above = above, above.parent
-        self._pin(num_bytes // PAGE_BYTES)
+    def pin(self, handle: Node | None) -> None:
+        self._count(handle, pins=1)
 
-    def unpin(self, handle: Node) -> None:
-        node, above = handle, handle.parent
+    def unpin(self, handle: Node | None) -> None:
+        self._count(handle, pins=-1)
+
+    def unshared_pages(self, handle: Node | None) -> int:
         num_bytes = 0
-        while above is not None:
-            pins = node.pins = node.pins - 1
-            assert pins >= 0, "unpinned more often than pinned"
-            if not pins and not node.locks:
-                num_bytes += len(node.pages)
-                if not node.children:
-                    self._queue(node)
-            node, above = above, above.parent
-        self._pin(-(num_bytes // PAGE_BYTES))
-
-    def unshared_pages(self, handle: Node) -> int:
-        node: Node | None = handle
-        num_pages = 0
-        while (
-            node is not None and node.key and node.locks == 1
-        ):  # whoever locks a node locks those above it
-            num_pages += len(node.pages) // PAGE_BYTES
-            node = node.parent
-        return num_pages
+        for node in path_up(handle):
+            # Whoever locks a node locks those above it: above a shared one all are shared.
+            if node.locks != 1:
+                break
+            num_bytes += len(node.pages)
+        return num_bytes // PAGE_BYTES
 
     def evict(self, num_pages: int) -> IntArray:
         if num_pages > self.evictable_pages:
@@ -226,30 +192,31 @@ class RadixCache:
         while missing > 0:
             used, _, node = heapq.heappop(self._heap)
             node.is_queued = False
-            if node.children or node.locks or node.pins:
-                continue  # no evictable leaf any more; it comes back when it is one
+            if not node.is_free_leaf:
+                continue  # it comes back when it is one again
             if node.used != used:
                 self._queue(node)  # used since: back in at its true age
                 continue
-            held = len(node.pages) // PAGE_BYTES
-            taken = min(held, missing)
-            pieces.append(node.pages[(held - taken) * PAGE_BYTES :])
-            missing -= taken
-            if taken < held:
-                self._trim(node, held - taken)
+            num_here = len(node.pages) // PAGE_BYTES
+            num_taken = min(num_here, missing)
+            num_kept = num_here - num_taken
+            pieces.append(node.pages[num_kept * PAGE_BYTES :])
+            missing -= num_taken
+            if num_kept:
+                self._trim(node, num_kept)
             else:
                 self._remove(node)
         self.evictable_pages -= num_pages
         self.total_evicted_pages += num_pages
         return np.frombuffer(b"".join(pieces), dtype=np.int32)
 
-    def forget(self, handle: Node) -> IntArray:
-        node, above = handle, handle.parent
+    def forget(self, handle: Node | None) -> IntArray:
         gone: list[Node] = []
-        while above is not None and not (node.children or node.locks or node.pins):
+        for node in path_up(handle):
+            if not node.is_free_leaf:
+                break
             gone.append(node)
             self._remove(node)
-            node, above = above, above.parent
         if not gone:
             return NO_PAGES
         # They must not be found by eviction either. This is rare: no need for a quicker way.
@@ -261,7 +228,7 @@ class RadixCache:
 
     def reset(self) -> IntArray:
         assert not self.protected_pages, "a locked cache cannot be dropped"
-        assert not self.pinned_pages, "a held cache cannot be dropped"
+        assert not self.pinned_pages, "a pinned cache cannot be dropped"
         pages = self.owned_pages()
         self.drop()
         return pages
@@ -269,9 +236,11 @@ class RadixCache:
     def drop(self) -> None:
         self._roots.clear()
         self._heap.clear()
-        self.evictable_pages = self.pinned_pages = self.protected_pages = 0
-        if self.listener is not None:
-            self.listener.emptied()
+        self.evictable_pages = 0
+        self.pinned_pages = 0
+        self.protected_pages = 0
+        for listener in self.listeners:
+            listener.emptied()
 
     # Looking on
 
@@ -288,34 +257,36 @@ class RadixCache:
         return np.frombuffer(b"".join(node.pages for node in self.nodes()), dtype=np.int32)
 
     def check(self) -> None:
-        """Assert the tree's own invariants: roots, keys, sums, locks, and that every evictable leaf is queued."""
-        assert all(root.children for root in self._roots.values()), (
-            "a root without children is kept"
-        )
-        evictable = held = protected = 0
+        """Assert the tree's invariants: roots, keys, counts, sums, evictable leaves queued."""
+        for root in self._roots.values():
+            assert root.children, "a root without children is kept"
+        evictable = 0
+        pinned = 0
+        protected = 0
         for node in self.nodes():
-            parent = node.parent
-            assert parent is not None
-            assert parent.children[node.key[: self._step]] is node
-            assert len(node.key) % self._step == 0
-            assert len(node.key) // self._step == len(node.pages) // PAGE_BYTES
-            assert not parent.key or parent.locks >= node.locks, (
-                "a locked node has a parent that is locked less"
-            )
-            assert not parent.key or parent.pins >= node.pins, (
-                "a held node has a parent that is held less"
-            )
-            assert parent.used >= node.used, "a node was used after its parent"
+            self._check_node(node)
+            num_pages = len(node.pages) // PAGE_BYTES
             if node.locks:
-                protected += len(node.pages) // PAGE_BYTES
+                protected += num_pages
             elif node.pins:
-                held += len(node.pages) // PAGE_BYTES
+                pinned += num_pages
             else:
-                evictable += len(node.pages) // PAGE_BYTES
+                evictable += num_pages
                 assert node.children or node.is_queued, "an evictable leaf is not queued"
         assert evictable == self.evictable_pages
-        assert held == self.pinned_pages
+        assert pinned == self.pinned_pages
         assert protected == self.protected_pages
+
+    def _check_node(self, node: Node) -> None:
+        parent = node.parent
+        assert parent is not None
+        assert parent.children[node.key[: self._step]] is node
+        assert len(node.key) % self._step == 0
+        assert len(node.key) // self._step == len(node.pages) // PAGE_BYTES
+        assert parent.used >= node.used, "a node was used after its parent"
+        if parent.key:
+            assert parent.locks >= node.locks, "a locked node has a parent that is locked less"
+            assert parent.pins >= node.pins, "a pinned node has a parent that is pinned less"
 
     # Inside
 
@@ -328,35 +299,62 @@ class RadixCache:
         Returns the node where the shared part ends, and its length in bytes.
         """
         self._clock += 1
-        now, step, end = self._clock, self._step, self._aligned(tokens)
-        node, at = root, 0
+        now = self._clock
+        step = self._step
+        end = self._aligned(tokens)
+        node = root
+        length = 0
         root.used = now
-        while at < end:
-            child = node.children.get(tokens[at : at + step])
+        while length < end:
+            child = node.children.get(tokens[length : length + step])
             if child is None:
                 break
-            if not tokens.startswith(child.key, at):
-                shared = shared_len(tokens, at, end, child.key, step)
-                child = self._split(child, shared)
-                child.used = now
-                return child, at + shared
-            at += len(child.key)
+            if not tokens.startswith(child.key, length):
+                shared = shared_len(tokens, length, end, child.key, step)
+                upper = self._split(child, shared)
+                upper.used = now
+                return upper, length + shared
+            length += len(child.key)
             child.used = now
             node = child
-        return node, at
+        return node, length
+
+    def _hang_leaf(self, parent: Node, key: bytes, pages: IntArray) -> Node:
+        """Put a new leaf below `parent`. It takes the first of `pages`, one for each page of key."""
+        num_pages = len(key) // self._step
+        packed = np.ascontiguousarray(pages[:num_pages], dtype=np.int32).tobytes()
+        assert len(packed) == num_pages * PAGE_BYTES, "fewer pages than the sequence has"
+        leaf = self._new_node(key, packed, parent)
+        parent.children[key[: self._step]] = leaf
+        self.evictable_pages += num_pages
+        self._queue(leaf)
+        for listener in self.listeners:
+            listener.inserted(leaf)
+        return leaf
 
     def _split(self, node: Node, cut: int) -> Node:
-        """Put a new node above `node` that takes the first `cut` bytes of its key. Returns the new one."""
+        """Put a new node above `node` that takes the first `cut` bytes of its key.
+
+            parent ── node [0 ........... len]
+            parent ── upper [0 .. cut] ── node [cut .. len]
+
+        `node` stays what it is for those who have it as a handle: the end of their sequences.
+        """
         parent = node.parent
         assert parent is not None
-        cut_pages = cut // self._step * PAGE_BYTES
+        step = self._step
+        cut_pages = cut // step * PAGE_BYTES
         upper = self._new_node(node.key[:cut], node.pages[:cut_pages], parent)
-        upper.used, upper.locks, upper.pins = node.used, node.locks, node.pins
-        parent.children[upper.key[: self._step]] = upper
-        node.key, node.pages, node.parent = node.key[cut:], node.pages[cut_pages:], upper
-        upper.children[node.key[: self._step]] = node
-        if self.listener is not None:
-            self.listener.split(upper, node)
+        upper.used = node.used
+        upper.locks = node.locks
+        upper.pins = node.pins
+        parent.children[upper.key[:step]] = upper
+        node.key = node.key[cut:]
+        node.pages = node.pages[cut_pages:]
+        node.parent = upper
+        upper.children[node.key[:step]] = node
+        for listener in self.listeners:
+            listener.split(upper, node)
         return upper
 
     def _new_node(self, key: bytes, pages: bytes, parent: Node) -> Node:
@@ -368,50 +366,89 @@ class RadixCache:
             node.is_queued = True
             heapq.heappush(self._heap, (node.used, node.serial, node))
 
-    def _protect(self, evictable: int, held: int) -> None:
-        """So many pages that were evictable or held are locked now."""
-        self.evictable_pages -= evictable
-        self.pinned_pages -= held
-        self.protected_pages += evictable + held
+    def _count(self, handle: Node | None, *, locks: int = 0, pins: int = 0) -> None:
+        """Change the counts of a path, and the three sums with them.
 
-    def _pin(self, pages: int) -> None:
-        self.evictable_pages -= pages
-        self.pinned_pages += pages
+        A page counts as protected if its node is locked, else as pinned, else as evictable. So
+        what a node loses in one sum it gains in another; only protected <-> protected is no move.
+        """
+        evictable = 0  # bytes of page numbers that count as evictable now, less those that did
+        pinned = 0
+        # Written out instead of `path_up`: it runs twice for each request and decode page.
+        node = handle
+        while node is not None and node.parent is not None:
+            num_bytes = len(node.pages)
+            if not node.locks:
+                if node.pins:
+                    pinned -= num_bytes
+                else:
+                    evictable -= num_bytes
+            node.locks += locks
+            node.pins += pins
+            assert node.locks >= 0, "unlocked more often than locked"
+            assert node.pins >= 0, "unpinned more often than pinned"
+            if not node.locks:
+                if node.pins:
+                    pinned += num_bytes
+                else:
+                    evictable += num_bytes
+                    if not node.children:
+                        self._queue(node)
+            node = node.parent
+        self.evictable_pages += evictable // PAGE_BYTES
+        self.pinned_pages += pinned // PAGE_BYTES
+        self.protected_pages -= (evictable + pinned) // PAGE_BYTES
 
-    def _trim(self, leaf: Node, pages: int) -> None:
-        """Keep the first `pages` pages of a leaf."""
-        leaf.key = leaf.key[: pages * self._step]
-        leaf.pages = leaf.pages[: pages * PAGE_BYTES]
+    def _trim(self, leaf: Node, num_pages: int) -> None:
+        """Keep the first `num_pages` pages of a leaf."""
+        leaf.key = leaf.key[: num_pages * self._step]
+        leaf.pages = leaf.pages[: num_pages * PAGE_BYTES]
         self._queue(leaf)
-        if self.listener is not None:
-            self.listener.trimmed(leaf)
+        for listener in self.listeners:
+            listener.trimmed(leaf)
 
     def _remove(self, leaf: Node) -> None:
         parent = leaf.parent
         assert parent is not None
         del parent.children[leaf.key[: self._step]]
-        if self.listener is not None:
-            self.listener.removed(leaf)
-        if parent.children or parent.locks or parent.pins:
+        for listener in self.listeners:
+            listener.removed(leaf)
+        if not parent.is_free_leaf:
             return
-        if isinstance(parent, Root):
+        if isinstance(parent, RootNode):
             self._roots.pop(parent.namespace, None)
         else:
             self._queue(parent)
 
 
-def shared_len(tokens: bytes, at: int, end: int, key: bytes, step: int) -> int:
-    """Bytes that `tokens[at:end]` and `key` share, in pages of `step` bytes. The first page is known to be shared."""
-    length = min(len(key), end - at)
-    if tokens[at : at + length] == (key if length == len(key) else key[:length]):
+def path_up(handle: Node | None) -> Iterator[Node]:
+    """The nodes from a handle to the top, without the root."""
+    node = handle
+    while node is not None and node.parent is not None:
+        above = node.parent
+        yield node
+        node = above
+
+
+def shared_len(tokens: bytes, start: int, end: int, key: bytes, step: int) -> int:
+    """Bytes that `tokens[start:end]` and `key` share, in pages of `step` bytes.
+
+    The first page is known to be shared. Where the two differ, a binary search over the pages
+    finds it: a comparison of slices is one memcmp, whatever their length.
+
+        0 ........ same ........ differ ........ length
+        | equal    |   unknown   | not equal to the end |
+    """
+    length = min(len(key), end - start)
+    # The whole key is the usual case; slicing it would copy it.
+    beginning = key if length == len(key) else key[:length]
+    if tokens[start : start + length] == beginning:
         return length
-    same, differ = (
-        1,
-        length // step,
-    )  # in pages: the first `same` are equal, the first `differ` are not
+    same = 1
+    differ = length // step
     while differ - same > 1:
         middle = (same + differ) // 2
-        if tokens[at + same * step : at + middle * step] == key[same * step : middle * step]:
+        if tokens[start + same * step : start + middle * step] == key[same * step : middle * step]:
             same = middle
         else:
             differ = middle

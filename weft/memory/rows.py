@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.memory.allocator import IntArray
+from weft.arrays import IntArray
 
 Write = tuple[int, int, IntArray]  # row, first position, slots
 
 
 class RowTable:
-    """`limit`: so many rows may be in use; it may be changed, and those above it are used to their end."""
+    """Slots by row and position, and the rows that are free.
+
+    `limit` rows may be in use. It may be changed; rows in use above it are used to their end.
+    """
 
     def __init__(self, num_rows: int, max_len: int, limit: int | None = None) -> None:
         self.num_rows = num_rows
@@ -24,7 +27,7 @@ class RowTable:
         self.reset()
 
     def reset(self) -> None:
-        """Every row is free, whoever had it, and there is nothing to tell the runner."""
+        """Free every row, whatever its owner, and drop the log for the runner."""
         self._free = list(range(self.num_rows - 1, -1, -1))
         self._writes: list[Write] = []
 
@@ -46,11 +49,12 @@ class RowTable:
         self._free.append(row)
 
     def point(self, row: int, start: int, slots: IntArray) -> None:
-        """Let row hold `slots` [n] from position `start` on, and tell the runner with the next plan."""
+        """Put `slots` [n] into a row from position `start` on, and log that for the next plan."""
         self.slots[row, start : start + len(slots)] = slots
         self._writes.append((row, start, slots))
 
     def take_writes(self) -> list[Write]:
-        """What was pointed since the last call, in order."""
-        writes, self._writes = self._writes, []
+        """The writes of `point` since the last call, in order."""
+        writes = self._writes
+        self._writes = []
         return writes

@@ -12,6 +12,7 @@ import math
 from enum import Enum
 from typing import NamedTuple
 
+from weft.memory.prefix_cache import TOKEN_BYTES, Handle, PrefixCache
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.pace.pace import StepBudget
 from weft.scheduler.request import Request
@@ -42,6 +43,14 @@ class Shortage(NamedTuple):
     needed: int
     available: int
     free: int = 0  # memory that was free or evictable, also what is promised to others
+
+
+class Head(NamedTuple):
+    """The tokens that a request has to compute first, and where in the cache they go."""
+
+    namespace: str
+    handle: Handle
+    tokens: bytes  # packed
 
 
 class PrefillAdder:
@@ -229,3 +238,42 @@ class PrefillAdder:
     @staticmethod
     def _expected_new(request: Request) -> int:
         return min(request.max_len - request.fill_len, CLIP_MAX_NEW_TOKENS)
+
+
+class PrefixSharing:
+    """Keeps requests of one batch from computing the same new prefix twice (in-batch prefix
+    caching). One object for each pass.
+
+    Two requests would do that if their cached prefixes end at the same place and the tokens after
+    it begin alike. The first goes; the others wait for the next pass, in which they find its
+    prefix in the cache.
+    """
+
+    MIN_SHARED = 32  # tokens that must be alike for the wait to pay
+    # A pass ends after as many, or it would look at every member of a large family.
+    MAX_DEFERRED = 64
+
+    def __init__(self, cache: PrefixCache) -> None:
+        self._shares = cache.shares
+        self._span = max(self.MIN_SHARED, cache.page_size) * TOKEN_BYTES
+        self._heads: set[Head] = set()
+        self.num_deferred = 0
+
+    def defers(self, request: Request) -> bool:
+        """Whether a picked request computes the beginning of what this one lacks."""
+        if not self._shares or self._head(request, request.reusable_len) not in self._heads:
+            return False
+        self.num_deferred += 1
+        return True
+
+    def picked(self, request: Request) -> None:
+        head = self._head(request, request.fill_len)
+        if request.shares_kv and len(head.tokens) == self._span:
+            self._heads.add(head)
+
+    def _head(self, request: Request, length: int) -> Head:
+        """Where the cached prefix ends, and what comes after it of the first `length` tokens."""
+        key = request.cache_key(request.packed)
+        start = request.cached_len * TOKEN_BYTES
+        end = min(start + self._span, length * TOKEN_BYTES)
+        return Head(key.namespace, request.handle, key.tokens[start:end])

@@ -1,8 +1,10 @@
-"""What a request does with KV memory: find its prefix, take a row and pages, leave what it computed to the cache.
+"""What a request does with KV memory: find its prefix, take a row and pages, leave what it computed
+to the cache.
 
-Puts rows, allocator and prefix cache together, so that the rest of the scheduler says what happens and not how pages
-move. Steps run on the device in the order in which they are launched; therefore what a launched step will write may be
-shared, and what it will read may be freed, before it has run: whoever uses those slots next does so in a later step.
+It puts rows, allocator and prefix cache together, so that the rest of the scheduler says what
+happens and not how pages move. Steps run on the device in the order in which they are launched.
+Therefore what a launched step will write may be shared, and what it will read may be freed, before
+it has run: the next user of those slots is a later step. It knows no queue, policy or plan.
 """
 
 from __future__ import annotations
@@ -13,12 +15,12 @@ from weft.arrays import IntArray
 from weft.memory.accounting.ledger import PageLedger
 from weft.memory.allocator import PageAllocator, num_pages_for, slots_of
 from weft.memory.pins import Pins
-from weft.memory.prefix_cache import NO_PAGES, TOKEN_BYTES, Inserted, PrefixCache
+from weft.memory.prefix_cache import NO_PAGES, Inserted, PrefixCache
 from weft.memory.rows import RowTable
 from weft.plan.step import TableWrites
-from weft.scheduler.request import NO_ROW, Columns, Request
+from weft.scheduler.request import NO_PREFIX, NO_ROW, CachedPrefix, Columns, Request
 
-EMPTIED = "the cache was emptied"  # why a hold was lost
+EMPTIED = "the cache was emptied"  # why a pin was lost
 
 
 class KvMemory:
@@ -35,40 +37,38 @@ class KvMemory:
 
     @property
     def capacity(self) -> int:
-        """Tokens that the pool holds, without pages that are out of circulation."""
+        """Tokens that the pool has room for, without pages that are out of circulation."""
         return (self.allocator.num_pages - len(self.allocator.quarantined)) * self.page_size
 
     @property
     def available(self) -> int:
-        """Tokens that could be allocated now: free, or cached and evictable, or held for who gives way."""
+        """Tokens that could be allocated now: free, evictable, or pinned (pins give way)."""
         cache = self.cache
-        return (
-            self.allocator.num_free + cache.evictable_pages + cache.pinned_pages
-        ) * self.page_size
+        num_pages = self.allocator.num_free + cache.evictable_pages + cache.pinned_pages
+        return num_pages * self.page_size
 
     def ceil(self, num_tokens: int) -> int:
-        """Tokens that the pages for `num_tokens` hold."""
+        """Tokens that the pages for `num_tokens` have room for."""
         return num_pages_for(num_tokens, self.page_size) * self.page_size
 
     # A waiting request
 
     def match(self, request: Request) -> None:
         """Find the cached prefix of a waiting request."""
-        found = self.cache.match(
-            request.namespace, request.packed[: request.reusable_len * TOKEN_BYTES]
-        )
-        request.handle, request.prefix_pages = found.handle, found.pages
-        request.cached_len = request.kv_len = found.length
+        key = request.cache_key(request.packed)
+        handle, length, pages = self.cache.match(key.cut(request.reusable_len))
+        request.prefix = CachedPrefix(handle, length, pages, is_locked=False)
+        request.kv_len = length
 
     def lock(self, request: Request) -> None:
         """Keep the matched prefix from eviction."""
-        self.cache.lock(request.handle)
-        request.is_locked = True
+        self.cache.lock(request.prefix.handle)
+        request.prefix = request.prefix._replace(is_locked=True)
 
     def unlock(self, request: Request) -> None:
-        if request.is_locked:
-            self.cache.unlock(request.handle)
-            request.is_locked = False
+        if request.prefix.is_locked:
+            self.cache.unlock(request.prefix.handle)
+            request.prefix = request.prefix._replace(is_locked=False)
 
     # A request with a row
 
@@ -76,14 +76,16 @@ class KvMemory:
         """Give a locked request a row that begins with its cached prefix."""
         request.row = self.rows.alloc()
         self.columns.fill(request)
-        if request.cached_len:
-            self.rows.point(request.row, 0, slots_of(request.prefix_pages, self.page_size))
-        request.prefix_pages = NO_PAGES
+        prefix = request.prefix
+        if prefix.length:
+            self.rows.point(request.row, 0, slots_of(prefix.pages, self.page_size))
+        request.prefix = prefix._replace(pages=NO_PAGES)
 
     def extend(self, request: Request) -> IntArray:
         """Allocate the slots [extend_len] of the tokens that the planned step computes.
 
-        A prefill starts on a page border: cached prefixes and all chunks but the last are whole pages.
+        A prefill starts on a page border: cached prefixes and all chunks but the last are whole
+        pages.
         """
         assert request.kv_len % self.page_size == 0
         pages = self._alloc(num_pages_for(request.extend_len, self.page_size))
@@ -97,97 +99,92 @@ class KvMemory:
         return int((self.columns.seq_len[rows] - self.columns.kv_len[rows]).sum())
 
     def decode_pages(self, rows: IntArray) -> int:
-        """New pages that the next decode step of `rows` takes: one for each of its tokens that begins a page."""
-        ends, starts = self.columns.seq_len[rows], self.columns.kv_len[rows]
+        """New pages that the next decode step of `rows` takes: for each token that begins one.
+
+        page size 4, row with kv_len 6 and seq_len 9:   0 1 2 3 | 4 5 . . | .
+                                      ceil(9/4) - ceil(6/4) = 3 - 2 = 1 page for token 8
+        """
+        ends = self.columns.seq_len[rows]
+        starts = self.columns.kv_len[rows]
+        # -(-n // size) is n / size rounded up.
         return int((-(-ends // self.page_size) + -starts // self.page_size).sum())
 
     def extend_running(self, rows: IntArray, positions: IntArray) -> IntArray:
-        """Allocate the slots [T] of T tokens of decoding rows: token i stands at `positions[i]` of `rows[i]`, the
-        tokens of a row side by side and behind those that have slots."""
+        """Allocate the slots [T] of T tokens of decoding rows.
+
+        Token i stands at `positions[i]` of `rows[i]`; the tokens of a row follow each other, and
+        those that have slots. A token that begins a page takes a new one; every other token finds
+        its page by the slot of the page's first token, which is in the row.
+        """
         in_page = positions % self.page_size
-        first, slots = positions - in_page, self.rows.slots
+        first = positions - in_page
         begins_page = in_page == 0
+        slots = self.rows.slots
         pages = self._alloc(int(np.count_nonzero(begins_page)))
-        self.ledger.record(pages, self.columns.ids[rows[begins_page]])
-        slots[rows[begins_page], first[begins_page]] = pages * self.page_size
+        new_rows = rows[begins_page]
+        self.ledger.record(pages, self.columns.ids[new_rows])
+        slots[new_rows, first[begins_page]] = pages * self.page_size
         taken: IntArray = slots[rows, first] + in_page
         slots[rows, positions] = taken
         return taken
 
     def num_computed(self, request: Request) -> int:
-        """Tokens of a row that have K and V, or are given them by a launched step."""
+        """Tokens of a row that have K and V, or get them from a launched step."""
         return int(self.columns.kv_len[request.row])
 
-    @property
-    def num_owned(self) -> int:
-        """Pages that requests hold besides the cache's, counted in their rows. Cost: a few microseconds."""
-        num_tokens = self.columns.kv_len - self.columns.cached_len
-        if self.page_size > 1:
-            num_tokens += self.page_size - 1  # a page that is begun counts
-            num_tokens //= self.page_size
-        return int(np.add.reduce(num_tokens))
-
-    @property
-    def imbalance(self) -> int:
-        """Pages that are counted too often, or, below 0, not at all: free + quarantined + cached + held - all."""
-        allocator, cache = self.allocator, self.cache
-        cached = cache.evictable_pages + cache.pinned_pages + cache.protected_pages
-        return (
-            allocator.num_free
-            + len(allocator.quarantined)
-            + cached
-            + self.num_owned
-            - allocator.num_pages
-        )
-
     def share(self, request: Request) -> None:
-        """Put the computed tokens of a row into the cache, as far as they fill pages, and go on holding them there
-        (SGLang: cache_unfinished_req).
+        """Put the computed tokens of a row into the cache, as far as they fill pages, and keep
+        them locked there (SGLang: cache_unfinished_req).
 
-            0 ....... cached_len ....... present ....... length
+            0 ........ cached_len ........ present ........ length
             | locked already | computed twice | new in the tree |
 
-        What another request has put there meanwhile is used instead of the row's own pages, which are freed.
+        What another request has put there meanwhile is used instead of the row's own pages, which
+        are freed.
         """
         before = request.cached_len
         inserted = self._insert(request)
         if inserted.present > before:
-            theirs = self.cache.pages_of(inserted.handle)
-            theirs = theirs[before // self.page_size : inserted.present // self.page_size]
+            pages = self.cache.pages_of(inserted.handle)
+            theirs = pages[before // self.page_size : inserted.present // self.page_size]
             self.rows.point(request.row, before, slots_of(theirs, self.page_size))
         self.cache.lock(inserted.handle)
         self.unlock(request)
-        request.handle = inserted.handle
-        request.is_locked = True
-        self._set_cached_len(request, inserted.length)
+        self._set_prefix(request, inserted, is_locked=True)
 
     def release(self, request: Request, *, keep: bool = True) -> None:
-        """Take row and pages from a request (SGLang: cache_finished_req). With `keep`, what it computed stays in the
-        cache, unlocked. Without, it is dropped, also what was shared before it was known to be worth nothing, as far as
-        nobody else uses it."""
+        """Take row and pages from a request (SGLang: cache_finished_req).
+
+        With `keep`, what it computed stays in the cache, unlocked. Without, it is dropped as far
+        as no other request uses it: also what was shared before it was known to be worthless.
+        """
         if keep:
-            self._set_cached_len(request, self._insert(request).length)
+            inserted = self._insert(request)
+            # Its lock is still on the old handle: the new length alone counts until it is freed.
+            request.prefix = request.prefix._replace(length=inserted.length)
+            self.columns.cached_len[request.row] = inserted.length
         self.allocator.free(self.owned_pages(request))
         self.unlock(request)
         if not keep:
-            self.allocator.free(self.cache.forget(request.handle))
+            self.allocator.free(self.cache.forget(request.prefix.handle))
         self.columns.clear(request.row)
         self.rows.free(request.row)
-        request.row, request.handle = NO_ROW, None
-        request.kv_len = request.cached_len = 0
-
-    def owned_pages(self, request: Request) -> IntArray:
-        """Pages that a request with a row holds besides the cache's."""
-        return self._pages(request.row, request.cached_len, self.num_computed(request))
+        request.row = NO_ROW
+        request.prefix = NO_PREFIX
+        request.kv_len = 0
 
     def reset_cache(self) -> None:
-        """Empty the prefix cache. Nothing may be locked; what is held gives way."""
+        """Empty the prefix cache. Nothing may be locked; pins are lost."""
         self.pins.lose_all(EMPTIED)
         self.allocator.free(self.cache.reset())
 
     def reset(self) -> None:
-        """Nobody has a row or a page any more, and nothing is cached. Reads nothing that a fault may have spoilt; the
-        caller has taken the tokens of those that had rows (`known_tokens`), and forgets what they held."""
+        """Take all rows and pages back, and cache nothing. Reads nothing that a fault may have
+        spoilt.
+
+        The caller has taken the tokens of the requests that had rows (`known_tokens`), and makes
+        them forget what they owned.
+        """
         self.pins.forget_all(EMPTIED)
         self.cache.drop()
         self.rows.reset()
@@ -202,7 +199,7 @@ class KvMemory:
         return self.columns.packed(row, int(self.columns.known_len[row]))
 
     def take_writes(self) -> TableWrites | None:
-        """What the next plan has to tell the runner about rows."""
+        """The changes of rows that the next plan takes to the runner."""
         writes = self.rows.take_writes()
         if not writes:
             return None
@@ -214,33 +211,63 @@ class KvMemory:
             slots=np.concatenate(slots),
         )
 
+    # Accounting
+
+    def owned_pages(self, request: Request) -> IntArray:
+        """Pages that a request with a row owns besides the cache's."""
+        return self._pages(request.row, request.cached_len, self.num_computed(request))
+
+    @property
+    def num_owned(self) -> int:
+        """Pages that requests own besides the cache's, counted in their rows. Cost: a few
+        microseconds."""
+        num_tokens = self.columns.kv_len - self.columns.cached_len
+        if self.page_size > 1:
+            num_tokens += self.page_size - 1  # a page that is begun counts
+            num_tokens //= self.page_size
+        return int(np.add.reduce(num_tokens))
+
+    @property
+    def imbalance(self) -> int:
+        """free + quarantined + cached + owned - all: pages counted twice, or, below 0, not at all."""
+        allocator = self.allocator
+        cache = self.cache
+        cached = cache.evictable_pages + cache.pinned_pages + cache.protected_pages
+        not_free = len(allocator.quarantined) + cached + self.num_owned
+        return allocator.num_free + not_free - allocator.num_pages
+
+    # Inside
+
     def _insert(self, request: Request) -> Inserted:
-        """Offer the computed tokens whose ids are known to the cache; free the row's duplicates of what it has."""
+        """Offer the computed tokens whose ids are known to the cache; free the row's duplicates."""
+        before = request.cached_len
         if not request.shares_kv:
-            return Inserted(request.handle, request.cached_len, request.cached_len)
-        page_size, row, before = self.page_size, request.row, request.cached_len
-        num_tokens = (
-            min(self.num_computed(request), int(self.columns.known_len[row]))
-            // page_size
-            * page_size
-        )
+            return Inserted(request.prefix.handle, before, before)
+        row = request.row
+        page_size = self.page_size
+        # A launched step computes one token whose id is not known yet: no key can have it.
+        num_tokens = min(self.num_computed(request), int(self.columns.known_len[row]))
+        num_tokens = num_tokens // page_size * page_size
         pages = self._pages(row, 0, num_tokens)
-        inserted = self.cache.insert(request.namespace, self.columns.packed(row, num_tokens), pages)
+        key = request.cache_key(self.columns.packed(row, num_tokens))
+        inserted = self.cache.insert(key, pages)
         if inserted.present > before:
             self.allocator.free(pages[before // page_size : inserted.present // page_size])
         return inserted
 
-    def _set_cached_len(self, request: Request, length: int) -> None:
-        """So much of a row belongs to the cache now."""
-        request.cached_len = length
-        self.columns.cached_len[request.row] = length
+    def _set_prefix(self, request: Request, inserted: Inserted, *, is_locked: bool) -> None:
+        request.prefix = CachedPrefix(inserted.handle, inserted.length, NO_PAGES, is_locked)
+        self.columns.cached_len[request.row] = inserted.length
 
     def _pages(self, row: int, start: int, end: int) -> IntArray:
         """The pages of positions start..end of a row; start is on a page border."""
         return self.rows.slots[row, start : end : self.page_size] // self.page_size
 
     def _alloc(self, num_pages: int) -> IntArray:
-        """Allocate pages, evicting what the free ones lack. Admission and decode checks have made sure that it fits."""
+        """Allocate pages, evicting what the free ones lack.
+
+        Admission and decode checks have made sure that it fits.
+        """
         missing = num_pages - self.allocator.num_free
         if missing > 0:
             self.pins.unpin_for(missing)

@@ -116,11 +116,11 @@ class Planner:
     def _sampling(self, batch: Batch, positions: IntArray, extras: Extras) -> Sampling:
         columns, rows = self._columns, batch.sample_rows
         return Sampling(
-            temperature=columns.temperature[rows],
-            top_p=columns.top_p[rows],
-            top_k=columns.top_k[rows],
-            min_p=columns.min_p[rows],
-            seeds=columns.seed[rows],
+            temperature=columns.sampling.temperature[rows],
+            top_p=columns.sampling.top_p[rows],
+            top_k=columns.sampling.top_k[rows],
+            min_p=columns.sampling.min_p[rows],
+            seeds=columns.sampling.seed[rows],
             positions=positions,
             bias=_join(extras.biases),
             penalties=extras.penalties,

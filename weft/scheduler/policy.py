@@ -1,27 +1,29 @@
-"""In which order waiting requests are looked at: what a policy is, the list of all, and the simple ones.
+"""In which order waiting requests are looked at: what a policy is, the list of all, and the simple
+ones.
 
-To add one: a class here, or a file in `policies/`, and a line in `POLICIES`. `docs/guides/policies.md` tells users which to
-choose. What goes before every policy (resumed requests, and those that have waited too long) is in `queue.py`.
+To add one: a class here and a line in `POLICIES` (docs/contribute/policy.md shows it; a larger one
+may have a file in `policies/`). docs/guides/policies.md tells users which to choose. What goes
+before every policy (resumed requests, and those that have waited too long) is in `queue.py`. A
+policy knows requests and their numbers, never the queue, the cache or the device.
 """
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from weft.arrays import BoolArray, IntArray, LongArray
 from weft.memory.index.prefix_index import PrefixIndex
 from weft.memory.index.subtree_counts import SubtreeCounts
-from weft.memory.prefix_cache import TOKEN_BYTES, Handle, PrefixCache
 from weft.scheduler.batch import RunningBatch
 from weft.scheduler.request import Columns, Request
 from weft.scheduler.settings import SchedulerSettings
 from weft.scheduler.waiting_table import DoubleArray, WaitingTable
 
-TURNS = 4  # one of so many admissions is for the oldest that is overdue
+TURNS = 4  # one of as many admissions is for the oldest request that is overdue
 
 
 class PolicyContext(NamedTuple):
@@ -32,64 +34,93 @@ class PolicyContext(NamedTuple):
     running: RunningBatch
 
 
-class Policy:
-    """An order of the waiting requests that never ran. Override what is needed; `key` is enough for most.
+class RequestClasses(Protocol):
+    """Classes of requests, for a policy that has several.
 
-    Each request takes this way through the hooks: `arrived`, then `dropped`, or `admitted` and `left`, the last two
-    again whenever it has been taken back. A policy that is switched to hears of those that wait, not of those that run.
+    With classes, requests that were retracted do not go before all others but first in their
+    class; running requests of a far lower class make room for a waiting one; and memory that runs
+    out is taken from the lowest class.
     """
-
-    reads_cache = False  # whether `WaitingTable.cached_len` is kept true
-    weighs = False  # whether `weights` are kept
-    resumes_first = (
-        True  # requests that were taken back go before all others; else `rank` says where
-    )
-    preempts = False  # whether running requests make room for waiting ones; `far_below` says which
-    ages = True  # whether waiting long can bring a request to the front: in vain where the order is that
-    # of arrival, and not wanted where the policy sees to it by itself
-
-    def __init__(self, context: PolicyContext) -> None:
-        self.context = context
-        self.prefix_index: PrefixIndex | None = None  # set if the policy reads a cache that shares
-        self.subtree_counts: SubtreeCounts | None = None  # set if it weighs as well
-
-    def key(self, waiting: WaitingTable, lines: IntArray, now: float) -> DoubleArray | LongArray:
-        """A number [n] for each of `lines` [n]: the lowest goes first, equal ones as they came."""
-        raise NotImplementedError
-
-    def order(self, waiting: WaitingTable, lines: IntArray, now: float) -> Iterator[Request]:
-        """The requests of `lines`, best first. Not all of them will be asked for."""
-        return waiting.lowest_first(lines, self.key(waiting, lines, now))
 
     def rank(self, request: Request) -> int:
         """Class of a request; lower ones go first, and are retracted last."""
-        return 0
+        ...
 
     def far_below(self, waiting: Request, rows: IntArray) -> BoolArray:
-        """[n] whether the running `rows` [n] are so far below a waiting request that it may take their place."""
-        return np.zeros(len(rows), dtype=np.bool_)
+        """[n] whether the request of each of `rows` [n] may lose its place to a waiting one."""
+        ...
+
+
+class Displacement(Protocol):
+    """Who has to go when the queue is full, for a policy that does not refuse the newcomer."""
 
     def displaced(
-        self, waiting: WaitingTable, lines: IntArray, newcomer: Request
+        self, table: WaitingTable, indices: IntArray, newcomer: Request
     ) -> Iterator[Request]:
-        """Requests of `lines` [n] that have to go for the newcomer, which is among them, when the queue is full."""
-        return iter(())
+        """Requests at `indices` [n] that go for the newcomer, which is among them, in order."""
+        ...
+
+
+class RequestFollower(Protocol):
+    """Hears of the way of each request, for a policy that keeps an account.
+
+        arrived ─┬─ dropped
+                 └─ admitted ── left ─┬─ (ended)
+                        └──retracted──┘
+
+    A policy that is switched to hears of those that wait, not of those that run.
+    """
 
     def arrived(self, request: Request) -> int:
         """The request begins to wait. Returns its `WaitingTable.tag`."""
-        return 0
+        ...
 
     def dropped(self, request: Request) -> None:
-        """It was aborted while it waited. Also follows an `arrived` that raised, whatever that had done."""
+        """It was aborted while it waited. Also follows an `arrived` that raised, at any point."""
+        ...
 
     def passed_over(self, request: Request) -> None:
-        """It is the last that `order` has given, and is not ready; the walk over the queue goes on."""
+        """It is the last that `order` gave, and is not ready; the walk over the queue goes on."""
+        ...
 
     def admitted(self, request: Request) -> None:
         """It has got a row."""
+        ...
 
     def left(self, request: Request) -> None:
-        """It gives up its row: finished, aborted or taken back."""
+        """It gives up its row: finished, aborted or retracted."""
+        ...
+
+
+class Policy:
+    """An order of the waiting requests that never ran. `key` is enough for most."""
+
+    # Whether waiting long can bring a request to the front. In vain where the order is that of
+    # arrival, and not wanted where the policy sees to it by itself.
+    ages = True
+    reads_cache = False  # whether `WaitingTable.cached_len` is kept true, and `prefix_index`
+
+    def __init__(self, context: PolicyContext) -> None:
+        self.context = context
+        # The optional sides of a policy; see the protocols above.
+        self.classes: RequestClasses | None = None
+        self.displacement: Displacement | None = None
+        self.follower: RequestFollower | None = None
+        # Set by the queue, if the policy reads a cache that shares.
+        self.prefix_index: PrefixIndex | None = None
+        self.subtree_counts: SubtreeCounts | None = None
+
+    def key(self, table: WaitingTable, indices: IntArray, now: float) -> DoubleArray | LongArray:
+        """A number [n] for each of `indices` [n]: the lowest goes first, equal ones as they came."""
+        raise NotImplementedError
+
+    def order(self, table: WaitingTable, indices: IntArray, now: float) -> Iterator[Request]:
+        """The requests at `indices`, best first. Not all of them will be asked for."""
+        return table.lowest_first(indices, self.key(table, indices, now))
+
+    def new_counts(self) -> SubtreeCounts | None:
+        """A counter of the sequences below each node of the prefix tree, if the policy reads it."""
+        return None
 
 
 class Fcfs(Policy):
@@ -97,8 +128,8 @@ class Fcfs(Policy):
 
     ages = False
 
-    def order(self, waiting: WaitingTable, lines: IntArray, now: float) -> Iterator[Request]:
-        return map(waiting.at, lines)
+    def order(self, table: WaitingTable, indices: IntArray, now: float) -> Iterator[Request]:
+        return map(table.request_at, indices)
 
 
 class LongestPrefix(Policy):
@@ -106,8 +137,8 @@ class LongestPrefix(Policy):
 
     reads_cache = True
 
-    def key(self, waiting: WaitingTable, lines: IntArray, now: float) -> LongArray:
-        return -waiting.cached_len[lines]
+    def key(self, table: WaitingTable, indices: IntArray, now: float) -> LongArray:
+        return -table.cached_len[indices]
 
 
 class ShortestPrefill(Policy):
@@ -115,34 +146,33 @@ class ShortestPrefill(Policy):
 
     reads_cache = True
 
-    def key(self, waiting: WaitingTable, lines: IntArray, now: float) -> LongArray:
-        return waiting.fill_len[lines] - waiting.cached_len[lines]
+    def key(self, table: WaitingTable, indices: IntArray, now: float) -> LongArray:
+        return table.fill_len[indices] - table.cached_len[indices]
 
 
 class ResponseRatio(Policy):
-    """Highest response ratio next: (time waited + work) / work, with the tokens to compute for work."""
+    """Highest response ratio next: (time waited + work) / work, with tokens to compute for work."""
 
     reads_cache = True
 
-    def key(self, waiting: WaitingTable, lines: IntArray, now: float) -> DoubleArray:
-        work = waiting.fill_len[lines] - waiting.cached_len[lines]
-        return (waiting.arrival_s[lines] - now) / work
+    def key(self, table: WaitingTable, indices: IntArray, now: float) -> DoubleArray:
+        work = table.fill_len[indices] - table.cached_len[indices]
+        return (table.arrival_s[indices] - now) / work
 
 
 class LongestOutput(Policy):
-    """Longest output first (by what the request allows): no long one is left alone at the end of a batch job."""
+    """Longest output first (by what the request allows): no long one is alone at a job's end."""
 
-    def key(self, waiting: WaitingTable, lines: IntArray, now: float) -> LongArray:
-        return waiting.fill_len[lines] - waiting.max_len[lines]
+    def key(self, table: WaitingTable, indices: IntArray, now: float) -> LongArray:
+        return table.fill_len[indices] - table.max_len[indices]
 
 
 class Random(Policy):
-    """An order that depends on the seed and on nothing else about the requests but their number."""
+    """An order that depends on the seed and the number of arrival, and on nothing else."""
 
-    def key(self, waiting: WaitingTable, lines: IntArray, now: float) -> LongArray:
-        z = waiting.arrival_order[lines].astype(np.uint64) + np.uint64(
-            self.context.settings.seed % 2**32 << 32
-        )
+    def key(self, table: WaitingTable, indices: IntArray, now: float) -> LongArray:
+        seed = np.uint64(self.context.settings.seed % 2**32 << 32)
+        z = table.arrival_order[indices].astype(np.uint64) + seed
         z = (z + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)  # splitmix64
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -150,28 +180,36 @@ class Random(Policy):
 
 
 class DepthFirst(Policy):
-    """Depth first through the prefix tree, the branch with the most waiting requests first: neighbours run together."""
+    """Depth first through the prefix tree, the branch with most waiting requests first.
+
+    So neighbours run together.
+    """
 
     reads_cache = True
-    weighs = True
 
-    def order(self, waiting: WaitingTable, lines: IntArray, now: float) -> Iterator[Request]:
+    def order(self, table: WaitingTable, indices: IntArray, now: float) -> Iterator[Request]:
         if self.prefix_index is None or self.subtree_counts is None:
-            return map(waiting.at, lines)
-        ends = map(self.prefix_index.ending_at, self.subtree_counts.heaviest_first())
-        return (waiting.numbered(number) for numbers in ends for number in numbers)
+            yield from map(table.request_at, indices)
+            return
+        for anchor in self.subtree_counts.heaviest_first():
+            for arrival_order in self.prefix_index.ending_at(anchor):
+                yield table.by_arrival(arrival_order)
+
+    def new_counts(self) -> SubtreeCounts:
+        return SubtreeCounts()
 
 
 class Static(Policy):
-    """Static batching: nobody joins a batch that decodes; all wait for its slowest request. A baseline."""
+    """Static batching: no request joins a batch that decodes; all wait for its slowest. A baseline."""
 
     ages = False
 
-    def order(self, waiting: WaitingTable, lines: IntArray, now: float) -> Iterator[Request]:
-        columns, rows = self.context.columns, self.context.running.rows
+    def order(self, table: WaitingTable, indices: IntArray, now: float) -> Iterator[Request]:
+        columns = self.context.columns
+        rows = self.context.running.rows
         if (columns.kv_len[rows] > columns.prompt_len[rows]).any():
             return iter(())
-        return map(waiting.at, lines)
+        return map(table.request_at, indices)
 
 
 POLICIES: dict[str, type[Policy] | str] = {
@@ -201,38 +239,3 @@ def make_policy(name: str, context: PolicyContext) -> Policy:
         found = getattr(importlib.import_module(module), kind)
     policy: Policy = found(context)
     return policy
-
-
-class PrefixSharing:
-    """Keeps requests of one batch from computing the same new prefix twice (in-batch prefix caching).
-
-    Two requests would do that if their cached prefixes end at the same place and the tokens after it begin alike. The
-    first goes; the others wait for the next pass, in which they find its prefix in the cache. One object per pass.
-    """
-
-    MIN_SHARED = 32  # tokens that must be alike for the wait to pay
-    MAX_DEFERRED = (
-        64  # a pass ends after so many, or it would look at every member of a large family
-    )
-
-    def __init__(self, cache: PrefixCache) -> None:
-        self._shares = cache.shares
-        self._span = max(self.MIN_SHARED, cache.page_size) * TOKEN_BYTES
-        self._heads: set[tuple[Handle, bytes]] = set()
-        self.num_deferred = 0
-
-    def defers(self, request: Request) -> bool:
-        """Whether a request that is picked already computes the beginning of what this one lacks."""
-        is_deferred = self._shares and self._head(request, request.reusable_len) in self._heads
-        self.num_deferred += is_deferred
-        return is_deferred
-
-    def picked(self, request: Request) -> None:
-        head = self._head(request, request.fill_len)
-        if request.shares_kv and len(head[1]) == self._span:
-            self._heads.add(head)
-
-    def _head(self, request: Request, length: int) -> tuple[Handle, bytes]:
-        """Where the cached prefix ends, and what comes behind it of the first `length` tokens."""
-        start = request.cached_len * TOKEN_BYTES
-        return request.handle, request.packed[start : min(start + self._span, length * TOKEN_BYTES)]

@@ -40,7 +40,7 @@ class Preemption:
 
     def victims(self, now: float, chunked_req: Request | None, ratio: float) -> list[Request]:
         """Who must go, so that the first that waits can come in; empty if nobody must, or if it does not help."""
-        if not self._queue.policy.preempts or not self._queue:
+        if self._queue.policy.classes is None or not self._queue:
             return []
         first = next(self._queue.order(now), None)
         if first is None:
@@ -48,7 +48,7 @@ class Preemption:
         rows = self._running.rows
         if chunked_req is not None:  # it has the next step, so nobody else's place would help
             rows = np.array([chunked_req.row], dtype=np.int32)
-        rows = rows[self._queue.policy.far_below(first, rows)]
+        rows = rows[self._queue.policy.classes.far_below(first, rows)]
         if not len(rows) or any(admit(first) is Verdict.WAIT for admit in self._moments.admit):
             return []
         below = [
@@ -71,7 +71,7 @@ class Preemption:
         while lacking >= 0 or kv.rows.num_used - len(victims) >= kv.rows.limit:
             if not rest:
                 return []
-            victim = cheapest(rest, kv, max(int(lacking), kv.page_size), self._queue.policy.rank)
+            victim = cheapest(rest, kv, max(int(lacking), kv.page_size), self._queue.rank)
             rest.remove(victim)
             victims.append(victim)
             row = np.array([victim.row], dtype=np.int32)

@@ -1,11 +1,9 @@
-"""Requests that wait, and who of them is looked at first.
+"""Requests that wait, and the order in which they are looked at.
 
-Requests that were taken back go before all others, as they came (unless the policy ranks them). Then the policy
-decides, but not alone: of the requests that have waited longer than `aging_s`, the oldest gets every fourth turn. So no
-policy that ages starves anybody: once a request is overdue, at most three others that never ran are admitted before it
-for each one that is older, whatever comes later. (`fair` ages within each tenant by itself.)
-
-Requests that came while the input was blocked stand in the queue, but nobody looks at them (`block`, `unblock`).
+Retracted requests go before all others, as they came (unless the policy has classes). Then the
+policy decides, but not alone: of the requests that have waited longer than `aging_s`, the oldest
+gets every fourth turn. (`fair` ages within each tenant by itself.) The queue knows requests and
+policies; it does not know why a request is admitted, or what runs.
 """
 
 from __future__ import annotations
@@ -18,65 +16,141 @@ import numpy as np
 
 from weft.arrays import IntArray
 from weft.memory.index.prefix_index import PrefixIndex
-from weft.memory.index.subtree_counts import SubtreeCounts
 from weft.memory.prefix_cache import TOKEN_BYTES, PrefixCache
 from weft.scheduler.policy import TURNS, Policy
 from weft.scheduler.request import Request
 from weft.scheduler.waiting_table import WaitingTable
 
 
+class AgingTurns:
+    """Gives every fourth admission to the oldest overdue request, so that no policy starves one.
+
+    From the moment at which a request is overdue:
+
+        f f f O f f f O f f f O        f: the policy's next, O: the oldest that is overdue
+
+    With k older requests in the queue it is the O of turn k + 1 at the latest: at most
+    TURNS * (k + 1) admissions of requests that never ran, whatever arrives later.
+    """
+
+    def __init__(self) -> None:
+        self.num_since = 0  # admissions since the last that was an overdue request's turn
+        self._turns: set[int] = set()  # ids of the requests that the last order gave such a turn
+
+    def interleave(self, overdue: Iterator[Request], fresh: Iterator[Request]) -> Iterator[Request]:
+        """`fresh`, with the next of `overdue`, oldest first, at every fourth position."""
+        seen: set[int] = set()
+        turns: set[int] = set()
+        self._turns = turns
+        num_since = self.num_since
+        for request in fresh:
+            if num_since >= TURNS - 1:
+                oldest = _first_unseen(overdue, seen)
+                if oldest is not None:
+                    seen.add(oldest.id)
+                    turns.add(oldest.id)
+                    num_since = 0
+                    yield oldest
+            if request.id not in seen:
+                seen.add(request.id)
+                num_since += 1
+                yield request
+
+    def admitted(self, request: Request, *, counts: bool) -> None:
+        """A request got a row. `counts`: it did so in its turn, not because it was retracted."""
+        if request.id in self._turns:
+            self.num_since = 0
+        elif counts:
+            self.num_since += 1
+
+
+class ArrivalGate:
+    """Blocks requests that arrive from some moment on: they stand in the queue, unlooked at."""
+
+    def __init__(self) -> None:
+        self._blocked_from: int | None = None  # arrival order of the first that is blocked
+
+    @property
+    def is_closed(self) -> bool:
+        return self._blocked_from is not None
+
+    def close(self, arrival_order: int) -> None:
+        """Block from this arrival on. A gate that is closed already stays where it is."""
+        if self._blocked_from is None:
+            self._blocked_from = arrival_order
+
+    def open(self) -> None:
+        self._blocked_from = None
+
+    def lets_pass(self, request: Request) -> bool:
+        return self._blocked_from is None or request.arrival_order < self._blocked_from
+
+    def passing(self, table: WaitingTable, indices: IntArray) -> IntArray:
+        """Those of `indices` [n], which rise by arrival, that are not blocked."""
+        if self._blocked_from is None:
+            return indices
+        end = np.searchsorted(table.arrival_order[indices], self._blocked_from)
+        return indices[: int(end)]
+
+    def filtered(self, requests: Iterator[Request]) -> Iterator[Request]:
+        if self._blocked_from is None:
+            return requests
+        return filter(self.lets_pass, requests)
+
+
 class WaitingQueue:
-    """`aging_s`: after so many seconds a request is overdue; 0: never."""
+    """Requests with `aging_s` seconds of waiting are overdue; 0: never."""
 
     def __init__(self, policy: Policy, cache: PrefixCache, aging_s: float = 0.0) -> None:
         self._cache = cache
         self._aging_s = aging_s
-        self._waiting = WaitingTable()
-        self._resumed: list[Request] = []  # taken back: few, sorted by arrival
-        self._since_overdue = 0  # admissions since the last that was an overdue request's turn
-        self._turns: set[int] = set()  # whom the last order gave such a turn, by id
-        self._blocked_from: int | None = None  # number of the first arrival that is held back
+        self._waiting = WaitingTable()  # those that never ran
+        self._resumed: list[Request] = []  # retracted ones: few, sorted by arrival
+        self._turns = AgingTurns()
+        self._gate = ArrivalGate()
         self.num_tokens = 0  # of the prompts of all that never ran
-        self.use(policy)
+        self.policy = policy
+        self._start_policy()
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._resumed)
 
     def __iter__(self) -> Iterator[Request]:
-        """As they came; those that were taken back before all others."""
+        """As they came; those that were retracted before all others."""
         yield from self._resumed
         yield from self._waiting
 
     def retractions_of_first(self, now: float) -> int:
-        """How often the first of all was taken back."""
-        first = next(self.order(now), None) if self._resumed else None
+        """How often the first of all was retracted."""
+        if not self._resumed:
+            return 0
+        first = next(self.order(now), None)
         return 0 if first is None else first.retractions
 
     def use(self, policy: Policy) -> None:
         """Order by this policy from now on. If it raises, the one before stays."""
-        before, listener, notes = (
-            getattr(self, "policy", None),
-            self._cache.listener,
-            self._waiting.notes(),
-        )
+        before = self.policy
+        columns = self._waiting.policy_columns()
+        self.stop_index()
         self.policy = policy
         try:
-            self._watch_anew()
-            for request in self._waiting:
-                self._waiting.set_tag(request.arrival_order, policy.arrived(request))
+            self._start_policy()
         except BaseException:
-            if before is not None:
-                self.policy, self._cache.listener = before, listener
-            self._waiting.restore(notes)
+            self.stop_index()
+            self.policy = before
+            if before.prefix_index is not None:
+                self._cache.listeners.append(before.prefix_index)
+            self._waiting.restore(columns)
             raise
 
     def begin_anew(self, policy: Policy, requests: Iterable[Request]) -> None:
-        """These wait, and nobody else, in the order of a policy that has seen none of them. Reads nothing that a fault
-        may have spoilt; who is held back, stays so."""
+        """Let these wait, and no others, in the order of a policy that has seen none of them.
+
+        Reads nothing that a fault may have spoilt; who is blocked, stays so.
+        """
         self._waiting = WaitingTable()
         self._resumed = []
-        self._turns = set()
-        self._since_overdue = 0
+        self._turns = AgingTurns()
         self.num_tokens = 0
         for request in sorted(requests, key=lambda one: one.arrival_order):
             if request.admitted_s >= 0 or request.goes_first:
@@ -94,178 +168,197 @@ class WaitingQueue:
         try:
             self._waiting.append(request)
             if self.policy.prefix_index is not None:
-                self._watch(self.policy.prefix_index, request)
-            self._waiting.set_tag(request.arrival_order, self.policy.arrived(request))
+                self._index(self.policy.prefix_index, request)
+            self._tell_arrival(request)
         except BaseException:
             self._forget(request)
             raise
 
     def overflow(self, newcomer: Request, max_requests: int, max_tokens: int) -> list[Request]:
-        """Who is refused, now that `newcomer` has been appended to a queue of at most so many requests, and tokens of
-        those that never ran (0: any number; who waits alone may have more).
+        """The requests to refuse, now that `newcomer` has joined a queue with these limits.
 
-        Nobody while it fits. Else as many as it takes of those that the policy lets go for the newcomer; and the
-        newcomer, if there are none, or if that would not do.
+        `max_tokens` counts the prompts of those that never ran (0: no limit); a request that waits
+        alone may have more. None while all fit. Else as many as it takes of those that the policy
+        lets go for the newcomer; or the newcomer, if the policy names too few.
         """
-        num_over = len(self) - max_requests
-        tokens_over = self.num_tokens - max_tokens if max_tokens and len(self) > 1 else 0
+        requests_over = len(self) - max_requests
+        tokens_over = 0
+        if max_tokens and len(self) > 1:
+            tokens_over = self.num_tokens - max_tokens
         losers: list[Request] = []
-        for loser in self._displaced(newcomer) if num_over > 0 or tokens_over > 0 else ():
+        if requests_over <= 0 and tokens_over <= 0:
+            return losers
+        for loser in self._displaced(newcomer):
             losers.append(loser)
-            num_over -= 1
+            requests_over -= 1
             tokens_over -= loser.fill_len
-            if num_over <= 0 and tokens_over <= 0:
-                break
-        return losers if num_over <= 0 and tokens_over <= 0 else [newcomer]
-
-    def _displaced(self, newcomer: Request) -> Iterator[Request]:
-        return self.policy.displaced(self._waiting, self._waiting.lines(), newcomer)
+            if requests_over <= 0 and tokens_over <= 0:
+                return losers
+        return [newcomer]
 
     def resume(self, request: Request) -> None:
-        """Take a request back. It keeps the place that its arrival gave it, before all that never ran."""
+        """Take a retracted request in, at the position that its arrival gives it."""
         insort(self._resumed, request, key=lambda other: other.arrival_order)
 
     def admit(self, request: Request) -> None:
         """The request has got a row: it waits no more."""
         never_ran = self._take_out(request)
-        if request.id in self._turns:
-            self._since_overdue = 0
-        elif never_ran or not self.policy.resumes_first:
-            self._since_overdue += 1
-        self.policy.admitted(request)
+        # Without classes a resumed request goes before all turns; with them it takes one.
+        self._turns.admitted(request, counts=never_ran or self.policy.classes is not None)
+        if self.policy.follower is not None:
+            self.policy.follower.admitted(request)
 
     def remove(self, request: Request) -> None:
         """The request ends while it waits."""
-        if self._take_out(request):
-            self.policy.dropped(request)
+        never_ran = self._take_out(request)
+        if never_ran and self.policy.follower is not None:
+            self.policy.follower.dropped(request)
+
+    def passed_over(self, request: Request) -> None:
+        """The request that `order` gave last cannot be admitted now; the walk goes on."""
+        if self.policy.follower is not None:
+            self.policy.follower.passed_over(request)
+
+    def left(self, request: Request) -> None:
+        """A request that was admitted gives up its row."""
+        if self.policy.follower is not None:
+            self.policy.follower.left(request)
+
+    def rank(self, request: Request) -> int:
+        """Class of a request under the policy; 0 if it has none. Lower ones go first."""
+        classes = self.policy.classes
+        return 0 if classes is None else classes.rank(request)
 
     def is_overdue(self, request: Request, now: float) -> bool:
         return 0 < self._aging_s <= now - request.arrival_s
 
-    # Holding back
+    # Blocking
 
     def block(self, arrival_order: int) -> None:
-        """Do not look at requests that never ran, from this number of arrival on."""
-        if self._blocked_from is None:
-            self._blocked_from = arrival_order
+        """Do not look at requests that never ran, from this arrival on."""
+        self._gate.close(arrival_order)
 
     def unblock(self) -> None:
-        """Look at all requests again: those that were held back stand where their arrival has put them."""
-        self._blocked_from = None
+        """Look at all requests again: blocked ones have kept the position of their arrival."""
+        self._gate.open()
 
     def blocked(self) -> Iterator[Request]:
-        """The requests that are held back, as they came."""
-        first = self._blocked_from
-        if first is not None:
-            yield from (request for request in self._waiting if request.arrival_order >= first)
+        """The requests that are blocked, as they came."""
+        if self._gate.is_closed:
+            for request in self._waiting:
+                if not self._gate.lets_pass(request):
+                    yield request
+
+    def is_blocked(self, request: Request) -> bool:
+        return not self._gate.lets_pass(request) and request in self._waiting
 
     @property
     def blocks_arrivals(self) -> bool:
-        """Whether requests that come now are held back."""
-        return self._blocked_from is not None
+        """Whether requests that come now are blocked."""
+        return self._gate.is_closed
 
     @property
     def has_candidates(self) -> bool:
-        """Whether there is anybody to look at."""
-        if self._blocked_from is None or self._resumed:
-            return len(self) > 0
+        """Whether there is a request to look at."""
+        if self._resumed:
+            return True
+        if not self._gate.is_closed:
+            return len(self._waiting) > 0
         first = next(iter(self._waiting), None)
-        return first is not None and first.arrival_order < self._blocked_from
+        return first is not None and self._gate.lets_pass(first)
 
     @property
     def num_candidates(self) -> int:
-        """How many there are to look at."""
+        """Requests to look at."""
         return len(self._resumed) + len(self._candidates())
 
-    def is_blocked(self, request: Request) -> bool:
-        first = self._blocked_from
-        return first is not None and request.arrival_order >= first and request in self._waiting
-
     def _candidates(self) -> IntArray:
-        """The lines [n] of requests that never ran and are not held back, in the order of arrival."""
-        lines = self._waiting.lines()
-        if self._blocked_from is None:
-            return lines
-        return lines[: int(np.searchsorted(self._waiting.arrival_order[lines], self._blocked_from))]
+        """The indices [n] of requests that never ran and are not blocked, by arrival."""
+        return self._gate.passing(self._waiting, self._waiting.indices())
 
-    # Who is next
+    # The order
 
     def order(self, now: float) -> Iterator[Request]:
         """The waiting requests, best first. Lazy: it may be left at any request."""
         policy = self.policy
-        lines = self._candidates()
-        fresh = policy.order(self._waiting, lines, now)
-        if (
-            self._blocked_from is not None
-        ):  # a policy may walk the tree, and find there what is not in `lines`
-            fresh = (
-                request for request in fresh if request.arrival_order < (self._blocked_from or 0)
-            )
-        overdue: Iterator[Request]
-        if policy.resumes_first:
+        table = self._waiting
+        indices = self._candidates()
+        # A policy may walk the tree, and find there requests that are not in `indices`.
+        fresh = self._gate.filtered(policy.order(table, indices, now))
+        oldest = map(table.request_at, indices[: self._num_overdue(indices, now)])
+        if policy.classes is None:
             yield from self._resumed
-            overdue = map(self._waiting.at, lines[: self._num_overdue(lines, now)])
-        else:
-            ranked = sorted(self._resumed, key=policy.rank)
-            fresh = heapq.merge(ranked, fresh, key=policy.rank)
-            resumed = (request for request in self._resumed if self.is_overdue(request, now))
-            old = map(self._waiting.at, lines[: self._num_overdue(lines, now)])
-            overdue = heapq.merge(resumed, old, key=lambda request: request.arrival_order)
-        yield from self._in_turns(overdue, fresh)
+            yield from self._turns.interleave(oldest, fresh)
+            return
+        rank = policy.classes.rank
+        ranked = heapq.merge(sorted(self._resumed, key=rank), fresh, key=rank)
+        overdue = heapq.merge(self._overdue_resumed(now), oldest, key=lambda one: one.arrival_order)
+        yield from self._turns.interleave(overdue, ranked)
 
-    def _in_turns(self, overdue: Iterator[Request], fresh: Iterator[Request]) -> Iterator[Request]:
-        """`fresh`, with the next of `overdue` at every fourth place."""
-        seen: set[int] = set()
-        turns: set[int] = set()
-        self._turns = turns
-        since = self._since_overdue
-        for request in fresh:
-            if since >= TURNS - 1:
-                oldest = next((old for old in overdue if old.id not in seen), None)
-                if oldest is not None:
-                    seen.add(oldest.id)
-                    turns.add(oldest.id)
-                    since = 0
-                    yield oldest
-            if request.id not in seen:
-                seen.add(request.id)
-                since += 1
+    def _overdue_resumed(self, now: float) -> Iterator[Request]:
+        for request in self._resumed:
+            if self.is_overdue(request, now):
                 yield request
 
-    def _num_overdue(self, lines: IntArray, now: float) -> int:
-        """The first so many of `lines` have waited too long."""
+    def _num_overdue(self, indices: IntArray, now: float) -> int:
+        """As many of the first of `indices`, which rise by arrival, have waited too long."""
         if not self._aging_s or not self.policy.ages:
             return 0
-        return int(
-            np.searchsorted(self._waiting.arrival_s[lines], now - self._aging_s, side="right")
-        )
+        last_s = now - self._aging_s
+        return int(np.searchsorted(self._waiting.arrival_s[indices], last_s, side="right"))
 
     # Inside
 
-    def _watch_anew(self) -> None:
-        """Keep the cached lengths of all waiting requests true from now on, if the policy reads them."""
-        policy, cache = self.policy, self._cache
-        if policy.reads_cache and cache.shares:
-            policy.subtree_counts = SubtreeCounts() if policy.weighs else None
-            policy.prefix_index = PrefixIndex(
-                cache, self._waiting.set_cached_len, policy.subtree_counts
-            )
-            for request in self._waiting:
-                self._watch(policy.prefix_index, request)
-        cache.listener = policy.prefix_index
+    def _start_policy(self) -> None:
+        """Introduce the waiting requests to a policy that has seen none of them."""
+        self._start_index()
+        for request in self._waiting:
+            self._tell_arrival(request)
 
-    def _watch(self, watch: PrefixIndex, request: Request) -> None:
-        end = request.reusable_len * TOKEN_BYTES
-        length = watch.add(request.arrival_order, request.namespace, request.packed, end)
+    def _tell_arrival(self, request: Request) -> None:
+        follower = self.policy.follower
+        if follower is not None:
+            self._waiting.set_tag(request.arrival_order, follower.arrived(request))
+
+    def _start_index(self) -> None:
+        """Keep the cached lengths of all waiting requests true, if the policy reads them."""
+        policy = self.policy
+        cache = self._cache
+        if not policy.reads_cache or not cache.shares:
+            return
+        policy.subtree_counts = policy.new_counts()
+        index = PrefixIndex(cache, self._waiting.set_cached_len, policy.subtree_counts)
+        policy.prefix_index = index
+        for request in self._waiting:
+            self._index(index, request)
+        cache.listeners.append(index)
+
+    def stop_index(self) -> None:
+        """Let the policy's index hear of changes of the cache no more."""
+        index = self.policy.prefix_index
+        if index in self._cache.listeners:
+            self._cache.listeners.remove(index)
+
+    def _index(self, index: PrefixIndex, request: Request) -> None:
+        key = request.cache_key(request.packed)
+        length = index.add(request.arrival_order, key, request.reusable_len * TOKEN_BYTES)
         self._waiting.set_cached_len(request.arrival_order, length)
+
+    def _displaced(self, newcomer: Request) -> Iterator[Request]:
+        displacement = self.policy.displacement
+        if displacement is None:
+            return iter(())
+        return displacement.displaced(self._waiting, self._waiting.indices(), newcomer)
 
     def _forget(self, request: Request) -> None:
         """The request could not be appended: nothing is left of what that has done."""
         self.num_tokens -= request.fill_len
         if request in self._waiting:
             self._waiting.remove(request)
-        self.policy.dropped(request)
-        self._watch_anew()
+        if self.policy.follower is not None:
+            self.policy.follower.dropped(request)
+        self.stop_index()
+        self._start_index()
 
     def _take_out(self, request: Request) -> bool:
         """Returns whether it had never run."""
@@ -277,3 +370,10 @@ class WaitingQueue:
         if self.policy.prefix_index is not None:
             self.policy.prefix_index.remove(request.arrival_order)
         return True
+
+
+def _first_unseen(requests: Iterator[Request], seen: set[int]) -> Request | None:
+    for request in requests:
+        if request.id not in seen:
+            return request
+    return None

@@ -1,22 +1,26 @@
-"""One request as the scheduler knows it, and the columns that hold the numbers of those that have a row.
+"""One request as the scheduler knows it, and the columns with the numbers of those that have a row.
 
-What a decode step touches lives in `Columns`, one entry a row, so that a step over hundreds of requests is a handful of
-vector operations. What is needed when a request comes, goes or waits lives in `Request`.
+What a decode step touches lives in `Columns`, one entry a row, so that a step over hundreds of
+requests is a handful of vector operations. What is needed when a request comes, goes or waits
+lives in `Request`. Neither knows policies, features or the device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
+from typing import NamedTuple
 
 import numpy as np
 
-from weft.arrays import FloatArray, IntArray, LongArray
-from weft.memory.prefix_cache import NO_PAGES, Handle
+from weft.arrays import BoolArray, FloatArray, IntArray, LongArray
+from weft.memory.prefix_cache import NO_PAGES, TOKEN_BYTES, CacheKey, Handle
+from weft.messages.pooling import PoolingParams
 from weft.messages.requests import Abort, GenerateRequest
 from weft.messages.sampling import SamplingParams
 
 NO_ROW = -1
+NO_LIMIT = 2**31  # above every position
 
 
 class RequestState(Enum):
@@ -26,50 +30,55 @@ class RequestState(Enum):
     FINISHED = "finished"
 
 
+class RequestSpec(NamedTuple):
+    """What a request is, from its arrival to its end. Nothing of it changes."""
+
+    message: GenerateRequest
+    prompt_len: int
+    seed: int
+    arrival_order: int  # number of its arrival: the order of first come, first served
+    arrival_s: float
+    goes_first: bool  # before all others, though it never ran
+
+
+class CachedPrefix(NamedTuple):
+    """The part of a request's tokens that the prefix cache owns."""
+
+    handle: Handle  # where it ends in the cache
+    length: int  # in tokens
+    pages: IntArray  # [length / page size], between match and admission; then they are in the row
+    is_locked: bool
+
+
+NO_PREFIX = CachedPrefix(None, 0, NO_PAGES, is_locked=False)
+
+
 class Request:
-    """A request from arrival to its final reply.
+    """A request from arrival to its final reply: its frozen spec, and how far it has come.
 
-    The tokens of a request without a row are in `packed`; those of one with a row are in `Columns.tokens`. Positions
-    count from the first token of the prompt:
+    The tokens of a request without a row are in `packed`; those of one with a row are in
+    `Columns.tokens`. Positions count from the first token of the prompt:
 
-        0 ......... cached_len ......... kv_len ......... fill_len
-        | the tree's pages | its own pages | not computed yet |
+        0 ......... cached_len ......... kv_len ....... extend_end ......... fill_len
+        | the tree's pages | its own pages | planned step |  not computed yet  |
     """
 
     __slots__ = (
         "admitted_s",
-        "arrival_order",
-        "arrival_s",
-        "batch_id",
-        "cached_len",
         "cached_tokens",
         "extend_end",
         "fill_len",
-        "fresh_from",
-        "goes_first",
-        "handle",
         "id",
-        "is_locked",
         "kv_len",
         "max_len",
-        "namespace",
         "num_faults",
         "packed",
-        "pooling",
-        "prefix_pages",
-        "priority",
-        "prompt_len",
+        "prefix",
         "reported_len",
         "retractions",
-        "rid",
         "row",
-        "sampling",
-        "seed",
-        "shares_kv",
+        "spec",
         "state",
-        "tenant",
-        "timeout_ms",
-        "user",
     )
 
     def __init__(
@@ -80,60 +89,137 @@ class Request:
         seed: int,
         arrival_order: int,
         arrival_s: float,
+        goes_first: bool = False,
     ) -> None:
+        prompt_len = len(message.input_ids) // TOKEN_BYTES
+        self.spec = RequestSpec(message, prompt_len, seed, arrival_order, arrival_s, goes_first)
         self.id = message.id
-        self.rid = message.rid
-        self.batch_id = message.group
-        self.tenant = message.tenant
-        self.user = message.user
-        self.timeout_ms = message.timeout_ms
-        self.priority = message.priority
-        self.namespace = message.cache_salt
-        self.sampling: SamplingParams = message.sampling
-        self.pooling = message.pooling
-        self.seed = seed
-        self.arrival_order = (
-            arrival_order  # number of its arrival: the order of first come, first served
-        )
-        self.arrival_s = arrival_s
-        self.admitted_s = -1.0  # when it first got a row
-        self.state = RequestState.WAITING
-
-        self.packed = (
-            message.input_ids
-        )  # int32 [fill_len]: the prompt, and after a retraction the output so far
-        self.prompt_len = len(message.input_ids) // 4
+        # int32 [fill_len]: the prompt, and after a retraction the output so far.
+        self.packed = message.input_ids
         self.max_len = max_len  # prompt and output together
-        self.shares_kv = (
-            message.shares_kv
-        )  # false: its ids mean nothing; the prefix cache gives and gets nothing
-        self.fresh_from = 2**31 if message.fresh_from is None else message.fresh_from
-        self.reported_len = (
-            0  # tokens that were computed for it: what it wanted of them has been given
-        )
-
+        self.reported_len = 0  # tokens whose aux outputs (log probabilities...) were replied
+        self.state = RequestState.WAITING
         self.row = NO_ROW
-        self.fill_len = self.prompt_len  # tokens to compute before the next one can be sampled
-        self.kv_len = 0  # tokens computed, or being computed by a launched step, before decoding
+        self.fill_len = prompt_len  # tokens to compute before the next one can be sampled
+        # Tokens computed, or being computed by a launched step, before it decodes.
+        self.kv_len = 0
         self.extend_end = 0  # kv_len after the step that is being planned
-        self.cached_len = 0  # tokens of its row that the prefix cache owns
-        self.prefix_pages: IntArray = (
-            NO_PAGES  # [cached_len / page size], between match and admission
-        )
-        self.handle: Handle = None  # where they end in the cache
-        self.is_locked = False
+        self.prefix = NO_PREFIX
+        self.admitted_s = -1.0  # when it first got a row
         self.cached_tokens = 0  # of the prompt, found in the cache at first admission
         self.retractions = 0
-        self.goes_first = False  # before all others, though it never ran
         self.num_faults = 0  # of the scheduler, while it planned for this request
 
-    def forget_kv(self) -> None:
-        """What it held is held by nobody any more: it waits, with the tokens in `packed`."""
-        self.row = NO_ROW
-        self.state = RequestState.WAITING
-        self.fill_len = len(self.packed) // 4
-        self.kv_len = self.cached_len = self.extend_end = 0
-        self.prefix_pages, self.handle, self.is_locked = NO_PAGES, None, False
+    # What it is
+
+    @property
+    def rid(self) -> str:
+        return self.spec.message.rid
+
+    @property
+    def batch_id(self) -> str:
+        """A second name, shared by the members of a batch."""
+        return self.spec.message.group
+
+    @property
+    def tenant(self) -> str:
+        return self.spec.message.tenant
+
+    @property
+    def user(self) -> str:
+        return self.spec.message.user
+
+    @property
+    def timeout_ms(self) -> int:
+        return self.spec.message.timeout_ms
+
+    @property
+    def priority(self) -> int:
+        return self.spec.message.priority
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return self.spec.message.sampling
+
+    @property
+    def pooling(self) -> PoolingParams | None:
+        return self.spec.message.pooling
+
+    @property
+    def shares_kv(self) -> bool:
+        """False: its ids mean nothing; the prefix cache gives and gets nothing."""
+        return self.spec.message.shares_kv
+
+    @property
+    def recompute_from(self) -> int:
+        """Tokens from this position on are computed, though the cache may have them."""
+        position = self.spec.message.fresh_from
+        return NO_LIMIT if position is None else position
+
+    @property
+    def prompt_len(self) -> int:
+        return self.spec.prompt_len
+
+    @property
+    def seed(self) -> int:
+        return self.spec.seed
+
+    @property
+    def arrival_order(self) -> int:
+        return self.spec.arrival_order
+
+    @property
+    def arrival_s(self) -> float:
+        return self.spec.arrival_s
+
+    @property
+    def goes_first(self) -> bool:
+        return self.spec.goes_first
+
+    @property
+    def wants_tokens(self) -> bool:
+        """False: it ends as soon as its prompt is computed (SGLang: is_prefill_only)."""
+        return self.max_len > self.prompt_len
+
+    # Its key in the prefix cache
+
+    def cache_key(self, token_ids: bytes) -> CacheKey:
+        """The key of its first tokens, of which the packed ids are given.
+
+        The one place that says what the cache compares. Today that is the ids; an image in the
+        prompt would put its hash in the place of its tokens, an adapter its name into the
+        namespace.
+        """
+        return CacheKey(self.spec.message.cache_salt, token_ids)
+
+    @property
+    def reusable_len(self) -> int:
+        """Tokens that the prefix cache may give: at least the last one is left to compute.
+
+        Whoever asked for the outputs of prompt tokens (`recompute_from`) needs them computed,
+        until all of them were reported.
+        """
+        if not self.shares_kv:
+            return 0
+        usable_len = self.fill_len - 1
+        if self.reported_len >= self.prompt_len:
+            return usable_len
+        return min(usable_len, max(self.recompute_from, self.reported_len))
+
+    # How far it has come
+
+    @property
+    def handle(self) -> Handle:
+        return self.prefix.handle
+
+    @property
+    def is_locked(self) -> bool:
+        return self.prefix.is_locked
+
+    @property
+    def cached_len(self) -> int:
+        """Tokens that the prefix cache owns."""
+        return self.prefix.length
 
     @property
     def remaining_prefill(self) -> int:
@@ -145,18 +231,6 @@ class Request:
         return self.extend_end - self.kv_len
 
     @property
-    def reusable_len(self) -> int:
-        """Tokens that may be taken from the prefix cache: at least the last one is left to compute."""
-        if not self.shares_kv:
-            return 0
-        fresh_from = (
-            self.fill_len
-            if self.reported_len >= self.prompt_len
-            else max(self.fresh_from, self.reported_len)
-        )
-        return min(self.fill_len - 1, fresh_from)
-
-    @property
     def completes(self) -> bool:
         """Whether the planned step computes the last of its tokens."""
         return self.extend_end == self.fill_len
@@ -166,88 +240,125 @@ class Request:
         """Whether all of its tokens are computed, or are being computed by a launched step."""
         return self.kv_len == self.fill_len
 
-    @property
-    def wants_tokens(self) -> bool:
-        """False: it ends as soon as its prompt is computed (SGLang: is_prefill_only)."""
-        return self.max_len > self.prompt_len
+    def forget_kv(self) -> None:
+        """It owns nothing any more: it waits, with the tokens in `packed`."""
+        self.row = NO_ROW
+        self.state = RequestState.WAITING
+        self.fill_len = len(self.packed) // TOKEN_BYTES
+        self.kv_len = 0
+        self.extend_end = 0
+        self.prefix = NO_PREFIX
 
 
-def chosen(requests: Mapping[int, Request], message: Abort) -> list[int]:
-    """The ids that `message` is about. Those that it gives itself need not be open."""
-    if message.all:
+def matching_ids(requests: Mapping[int, Request], abort: Abort) -> list[int]:
+    """The ids that an abort is about. Those that it names by number need not be open."""
+    if abort.all:
         return list(requests)
-    names = set(message.names) - {""}
-    named = (
-        [id for id, one in requests.items() if one.rid in names or one.batch_id in names]
-        if names
-        else []
-    )
-    return [*message.ids, *named]
+    names = set(abort.names) - {""}
+    found = list(abort.ids)
+    if names:
+        for id, request in requests.items():
+            if request.rid in names or request.batch_id in names:
+                found.append(id)
+    return found
+
+
+def seed_of(seed: int, arrival_order: int) -> int:
+    """A seed for a request that brings none: splitmix64, as a signed 64-bit integer."""
+    mask = (1 << 64) - 1
+    z = (seed + (arrival_order + 1) * 0x9E3779B97F4A7C15) & mask
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+    z ^= z >> 31
+    return z - (1 << 64) if z >> 63 else z
+
+
+class SamplingColumns:
+    """The parameters of sampling, by row."""
+
+    def __init__(self, num_rows: int) -> None:
+        self.temperature: FloatArray = np.zeros(num_rows, dtype=np.float32)
+        self.top_p: FloatArray = np.zeros(num_rows, dtype=np.float32)
+        self.top_k: IntArray = np.zeros(num_rows, dtype=np.int32)
+        self.min_p: FloatArray = np.zeros(num_rows, dtype=np.float32)
+        self.seed: LongArray = np.zeros(num_rows, dtype=np.int64)
+
+    def fill(self, row: int, sampling: SamplingParams, seed: int) -> None:
+        self.temperature[row] = sampling.temperature
+        self.top_p[row] = sampling.top_p
+        self.top_k[row] = max(sampling.top_k, 0)
+        self.min_p[row] = sampling.min_p
+        self.seed[row] = seed
 
 
 class Columns:
-    """The numbers of requests that have a row, indexed by row. Written by the scheduler's files only.
+    """The numbers of requests that have a row, indexed by row. Only the scheduler writes them.
 
-    For a decoding request `seq_len` counts every token up to the last one, known or still on the device, and the first
-    `kv_len` of them have their K and V in the cache (or are given them by a launched step). Mostly one is left for the
-    next step, the token sampled last; behind it may stand others that had to follow (`Forced` in `commit.py`).
-    While a prompt is computed, `seq_len` is that of the prompt.
+    A decoding request:
 
-    A row that nobody has is all zeros, but for its epoch: a request finds nothing of the row's former owner.
+        0 ........ cached_len ........ kv_len ........ known_len = seq_len, or seq_len - 1
+        | the tree's pages | its own pages | pending tokens |
+
+    `seq_len` counts every token up to the last one, known or still on the device. The first
+    `kv_len` of them have K and V in the cache, or get them from a launched step. The usual decode
+    row has one pending token, the one sampled last; a row may have more: forced (jump-forward)
+    tokens (`Forced` in `commit.py`). While a prompt is computed, `seq_len` is that of the prompt.
+
+    A free row is all zeros but for its epoch, so a request finds nothing of the row's last owner.
     """
 
     def __init__(self, num_rows: int, max_len: int) -> None:
         def ints() -> IntArray:
             return np.zeros(num_rows, dtype=np.int32)
 
-        def floats() -> FloatArray:
-            return np.zeros(num_rows, dtype=np.float32)
-
-        self.tokens: IntArray = np.zeros(
-            (num_rows, max_len), dtype=np.int32
-        )  # [row, position] ids that are known
-        self.epoch = (
-            ints()
-        )  # how often the row has been given up: tells a result for its former request
+        self.tokens: IntArray = np.zeros((num_rows, max_len), dtype=np.int32)  # known ids
+        # How often the row has been given up: tells a result for its former request.
+        self.epoch = ints()
         self.ids: LongArray = np.zeros(num_rows, dtype=np.int64)  # Request.id
         self.requests = np.empty(num_rows, dtype=object)  # Request, or None
         self.seq_len = ints()
-        self.kv_len = ints()  # tokens that have K and V, or are given them by a launched step
-        self.cached_len = ints()  # of these, those whose pages the prefix cache owns
+        self.kv_len = ints()
+        self.cached_len = ints()
         self.known_len = ints()  # tokens whose ids are known
         self.prompt_len = ints()
         self.priority: LongArray = np.zeros(num_rows, dtype=np.int64)
         self.max_len = ints()  # seq_len at which the request ends by length
-        self.stops_at_eos = np.zeros(num_rows, dtype=np.bool_)
-        self.has_stop_ids = np.zeros(num_rows, dtype=np.bool_)
-
-        self.temperature = floats()
-        self.top_p = floats()
-        self.top_k = ints()
-        self.min_p = floats()
-        self.seed: LongArray = np.zeros(num_rows, dtype=np.int64)
-
-        others = ("tokens", "epoch", "requests")
-        # What a request enters besides its tokens.
-        self._numbers = [column for name, column in vars(self).items() if name not in others]
+        self.stops_at_eos: BoolArray = np.zeros(num_rows, dtype=np.bool_)
+        self.has_stop_ids: BoolArray = np.zeros(num_rows, dtype=np.bool_)
+        self.sampling = SamplingColumns(num_rows)
+        # All that a request enters besides its tokens.
+        self._numbers = [
+            self.ids,
+            self.seq_len,
+            self.kv_len,
+            self.cached_len,
+            self.known_len,
+            self.prompt_len,
+            self.priority,
+            self.max_len,
+            self.stops_at_eos,
+            self.has_stop_ids,
+            *vars(self.sampling).values(),
+        ]
 
     def fill(self, request: Request) -> None:
-        """Enter a request that has just got its row. Its prefix of `cached_len` tokens is there already."""
-        row, sampling = request.row, request.sampling
-        self.tokens[row, : request.fill_len] = np.frombuffer(request.packed, dtype=np.int32)
+        """Enter a request that has just got its row. Its cached prefix has K and V already."""
+        row = request.row
+        sampling = request.sampling
+        cached_len = request.cached_len
+        fill_len = request.fill_len
+        self.tokens[row, :fill_len] = np.frombuffer(request.packed, dtype=np.int32)
         self.ids[row] = request.id
-        self.seq_len[row] = self.known_len[row] = request.fill_len
-        self.kv_len[row] = self.cached_len[row] = request.cached_len
+        self.seq_len[row] = fill_len
+        self.known_len[row] = fill_len
+        self.kv_len[row] = cached_len
+        self.cached_len[row] = cached_len
         self.prompt_len[row] = request.prompt_len
         self.priority[row] = request.priority
         self.max_len[row] = request.max_len
         self.stops_at_eos[row] = not sampling.ignore_eos
         self.has_stop_ids[row] = bool(sampling.stop_token_ids)
-        self.temperature[row] = sampling.temperature
-        self.top_p[row] = sampling.top_p
-        self.top_k[row] = max(sampling.top_k, 0)
-        self.min_p[row] = sampling.min_p
-        self.seed[row] = request.seed
+        self.sampling.fill(row, sampling, request.seed)
         self.requests[row] = request
 
     def clear(self, row: int) -> None:
@@ -259,12 +370,11 @@ class Columns:
             column[row] = 0
 
     def reset(self) -> None:
-        """All rows are given up, whoever had them."""
+        """Give up all rows, whatever their requests."""
         self.epoch += 1
         self.requests[:] = None
-        for row in np.flatnonzero(
-            self.known_len
-        ).tolist():  # the whole table may be larger than what was ever touched
+        # Row by row: the whole table may be larger than what was ever touched.
+        for row in np.flatnonzero(self.known_len).tolist():
             self.tokens[row, : self.known_len[row]] = 0
         for column in self._numbers:
             column[:] = 0

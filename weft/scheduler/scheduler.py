@@ -25,7 +25,7 @@ from weft.messages.replies import Finish, FinishReason, StepOutput
 from weft.messages.requests import Abort, GenerateRequest
 from weft.messages.status import Stats
 from weft.plan.step import Result
-from weft.scheduler.admission import AddResult, Lack, PrefillAdder, Shortage
+from weft.scheduler.admission import AddResult, Lack, PrefillAdder, PrefixSharing, Shortage
 from weft.scheduler.batch import Batch, RunningBatch
 from weft.scheduler.commit import commit
 from weft.scheduler.counters import Counters
@@ -37,13 +37,12 @@ from weft.scheduler.limits.drain import Drain
 from weft.scheduler.limits.refusal import QUEUE_IS_FULL, Refusal, refusal
 from weft.scheduler.pace.pace import Pace
 from weft.scheduler.planner import Planner
-from weft.scheduler.policy import PolicyContext, PrefixSharing, make_policy
+from weft.scheduler.policy import PolicyContext, make_policy
 from weft.scheduler.preemption import Preemption
 from weft.scheduler.queue import WaitingQueue
 from weft.scheduler.ratio import NewTokenRatio, expected_tokens
-from weft.scheduler.request import NO_ROW, Columns, Request, RequestState, chosen
+from weft.scheduler.request import NO_ROW, Columns, Request, RequestState, matching_ids, seed_of
 from weft.scheduler.retraction import careful_ratio, retract_until_fits
-from weft.scheduler.seeds import seed_of
 from weft.scheduler.settings import SchedulerSettings
 
 STOPS = {
@@ -143,8 +142,14 @@ class Scheduler:
             else prompt_len + sampling.max_new_tokens
         )
         seed = seed_of(self.settings.seed, number) if sampling.seed is None else sampling.seed
-        request = Request(message, max_len=max_len, seed=seed, arrival_order=number, arrival_s=now)
-        request.goes_first = first
+        request = Request(
+            message,
+            max_len=max_len,
+            seed=seed,
+            arrival_order=number,
+            arrival_s=now,
+            goes_first=first,
+        )
         self._enter(request, message.timeout_ms, first=first)
         if first:
             return
@@ -194,7 +199,7 @@ class Scheduler:
 
     def abort(self, message: Abort) -> None:
         """End requests in whatever state they are. Unknown ones are ignored: they have just finished."""
-        for id in chosen(self.requests, message):
+        for id in matching_ids(self.requests, message):
             if id in self.requests:
                 self._finish(
                     self.requests[id],
@@ -254,10 +259,10 @@ class Scheduler:
                     matched=matched,
                     message=message,
                     status=status,
-                    prompt_tokens=request.prompt_len,
+                    prompt_tokens=request.spec.prompt_len,
                     completion_tokens=num_output,
                     cached_tokens=request.cached_tokens,
-                    queue_s=max(request.admitted_s - request.arrival_s, 0.0),
+                    queue_s=max(request.admitted_s - request.spec.arrival_s, 0.0),
                     prefill_s=prefill_s,
                     retractions=request.retractions,
                     retry_after_s=self._retry_after_s(status),
@@ -293,7 +298,7 @@ class Scheduler:
             )
             for release in self._moments.release:
                 self._tell(release, request)
-            self._tell(self.waiting_queue.policy.left, request)
+            self._tell(self.waiting_queue.left, request)
             if request is self.chunked_req:
                 self.chunked_req = None
             self.running_batch.remove(request.row)
@@ -423,14 +428,14 @@ class Scheduler:
                 break
             if any(admit(request) is Verdict.WAIT for admit in self._moments.admit):
                 self._note(request, EventKind.WAITING_REASON, "not ready yet")
-                self.waiting_queue.policy.passed_over(request)
+                self.waiting_queue.passed_over(request)
                 continue
             self.kv.match(request)
             if sharing.defers(request):
                 self._note(
                     request, EventKind.DEFERRED, "another request of this step computes its prefix"
                 )
-                self.waiting_queue.policy.passed_over(request)
+                self.waiting_queue.passed_over(request)
                 if sharing.num_deferred == sharing.MAX_DEFERRED:
                     self._record_pass(Stop.DEFERRED)
                     break
@@ -529,7 +534,7 @@ class Scheduler:
 
         If the one that is kept still lacks memory, the open chunk holds it and goes back too.
         """
-        kept = retract_until_fits(self.kv, rows, self.waiting_queue.policy.rank, self.retract)
+        kept = retract_until_fits(self.kv, rows, self.waiting_queue.rank, self.retract)
         if not self._decode_fits(kept):
             assert self.chunked_req is not None, "a request that fits alone has no memory"
             self.retract(self.chunked_req)
@@ -647,9 +652,9 @@ class Scheduler:
             for release in self._moments.release:
                 self._tell(release, request)
             if not in_doubt:
-                self.waiting_queue.policy.left(request)
+                self.waiting_queue.left(request)
         if in_doubt:
-            self.kv.cache.listener = None  # it is made anew below
+            self.waiting_queue.stop_index()  # it is made anew below
         self.running_batch.reset()
         self.kv.reset()
         for request in self.requests.values():

@@ -1,7 +1,8 @@
-"""The numbers of the waiting requests that never ran, in columns: one line each, in the order of arrival.
+"""The numbers of the waiting requests that never ran, in columns: one index each, in the order of
+arrival. It knows no policy; a policy may keep a number of its own in `tag`.
 
-A policy's order over ten thousand requests is then a few vector operations, and only those that are looked at are
-touched one by one.
+An order over ten thousand requests is then a few vector operations, and only those that are looked
+at are touched one by one.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from weft.scheduler.request import Request
 
 DoubleArray: TypeAlias = NDArray[np.float64]
 
-NUM_HEAD = 64  # the first so many are found without sorting the rest
+NUM_HEAD = 64  # as many are found without sorting the rest
+FIRST_SIZE = 64
 COLUMNS = (
     "is_used",
     "arrival_order",
@@ -30,112 +32,126 @@ COLUMNS = (
 )
 
 
-class Notes(NamedTuple):
+class PolicyColumns(NamedTuple):
+    """Copies of the columns that a policy writes."""
+
     cached_len: LongArray  # [n]
     tag: LongArray  # [n]
 
 
 class WaitingTable:
-    """Lines of requests that have left stay empty until there are too many of them."""
+    """The index of a request that has left stays empty until there are too many of those.
+
+    is_used        1 0 1 1 0 1 | . .       arrival_order and arrival_s rise
+    arrival_order  3 . 5 6 . 9 | . .       _end = 6
+    """
 
     def __init__(self) -> None:
-        size = 64
-        self.is_used: BoolArray = np.zeros(size, dtype=np.bool_)
-        self.arrival_order: LongArray = np.zeros(size, dtype=np.int64)  # number of the request
-        self.arrival_s: DoubleArray = np.zeros(size, dtype=np.float64)  # rises along the lines
-        self.fill_len: LongArray = np.zeros(size, dtype=np.int64)  # tokens of the prompt
-        self.cached_len: LongArray = np.zeros(
-            size, dtype=np.int64
-        )  # of these in the cache, if the policy reads it
-        self.max_len: LongArray = np.zeros(size, dtype=np.int64)
-        self.priority: LongArray = np.zeros(size, dtype=np.int64)
-        self.tag: LongArray = np.zeros(size, dtype=np.int64)  # what the policy has given it
-        self._requests: list[Request | None] = [None] * size
-        self._line: dict[int, int] = {}  # by number
-        self._end = 0  # lines from here on were never used
+        self.is_used: BoolArray = np.zeros(FIRST_SIZE, dtype=np.bool_)
+        self.arrival_order: LongArray = np.zeros(FIRST_SIZE, dtype=np.int64)
+        self.arrival_s: DoubleArray = np.zeros(FIRST_SIZE, dtype=np.float64)
+        self.fill_len: LongArray = np.zeros(FIRST_SIZE, dtype=np.int64)  # tokens of the prompt
+        # Of these in the cache, if the policy reads it.
+        self.cached_len: LongArray = np.zeros(FIRST_SIZE, dtype=np.int64)
+        self.max_len: LongArray = np.zeros(FIRST_SIZE, dtype=np.int64)
+        self.priority: LongArray = np.zeros(FIRST_SIZE, dtype=np.int64)
+        self.tag: LongArray = np.zeros(FIRST_SIZE, dtype=np.int64)  # a number of the policy's own
+        self._requests: list[Request | None] = [None] * FIRST_SIZE
+        self._index: dict[int, int] = {}  # by arrival order
+        self._end = 0  # indices from here on were never used
 
     def __len__(self) -> int:
-        return len(self._line)
+        return len(self._index)
 
     def __iter__(self) -> Iterator[Request]:
         return (request for request in self._requests[: self._end] if request is not None)
 
     def __contains__(self, request: Request) -> bool:
-        return request.arrival_order in self._line
+        return request.arrival_order in self._index
 
     def append(self, request: Request) -> None:
         if self._end == len(self.is_used):
             self._make_room()
-        line = self._end
-        # the line counts only when every number has its place: one that a column cannot hold leaves no trace
-        self.arrival_order[line] = request.arrival_order
-        self.arrival_s[line] = request.arrival_s
-        self.fill_len[line] = request.fill_len
-        self.cached_len[line] = 0
-        self.max_len[line] = request.max_len
-        self.priority[line] = request.priority
-        self._requests[line] = request
-        self._line[request.arrival_order] = line
-        self.is_used[line] = True
+        index = self._end
+        # The index counts only when every number has its place: one that a column cannot hold
+        # leaves no trace.
+        self.arrival_order[index] = request.arrival_order
+        self.arrival_s[index] = request.arrival_s
+        self.fill_len[index] = request.fill_len
+        self.cached_len[index] = 0
+        self.max_len[index] = request.max_len
+        self.priority[index] = request.priority
+        self._requests[index] = request
+        self._index[request.arrival_order] = index
+        self.is_used[index] = True
         self._end += 1
 
     def remove(self, request: Request) -> None:
-        line = self._line.pop(request.arrival_order)
-        self._requests[line] = None
-        self.is_used[line] = False
+        index = self._index.pop(request.arrival_order)
+        self._requests[index] = None
+        self.is_used[index] = False
 
     def set_cached_len(self, arrival_order: int, length: int) -> None:
-        self.cached_len[self._line[arrival_order]] = length
+        self.cached_len[self._index[arrival_order]] = length
 
     def set_tag(self, arrival_order: int, tag: int) -> None:
-        self.tag[self._line[arrival_order]] = tag
+        self.tag[self._index[arrival_order]] = tag
 
-    def notes(self) -> Notes:
-        """What policies have written beside the requests, for `restore`."""
-        return Notes(self.cached_len.copy(), self.tag.copy())
+    def policy_columns(self) -> PolicyColumns:
+        """The numbers that policies have written beside the requests, for `restore`."""
+        return PolicyColumns(self.cached_len.copy(), self.tag.copy())
 
-    def restore(self, notes: Notes) -> None:
-        """As it was when the notes were taken. No request has come or gone since."""
-        self.cached_len[:] = notes.cached_len
-        self.tag[:] = notes.tag
+    def restore(self, columns: PolicyColumns) -> None:
+        """Put them back. No request has come or gone since."""
+        self.cached_len[:] = columns.cached_len
+        self.tag[:] = columns.tag
 
-    def lines(self) -> IntArray:
-        """The lines in use [n], in the order of arrival."""
+    def indices(self) -> IntArray:
+        """The indices in use [n], in the order of arrival."""
         return np.flatnonzero(self.is_used[: self._end]).astype(np.int32)
 
-    def at(self, line: int) -> Request:
-        request = self._requests[line]
+    def request_at(self, index: int) -> Request:
+        request = self._requests[index]
         assert request is not None
         return request
 
-    def numbered(self, arrival_order: int) -> Request:
-        return self.at(self._line[arrival_order])
+    def by_arrival(self, arrival_order: int) -> Request:
+        return self.request_at(self._index[arrival_order])
 
-    def lowest_first(self, lines: IntArray, key: DoubleArray | LongArray) -> Iterator[Request]:
-        """The requests of `lines` [n] by `key` [n], equal ones as they came. Sorts no more than is looked at."""
-        if len(lines) > 2 * NUM_HEAD:
+    def lowest_first(self, indices: IntArray, key: DoubleArray | LongArray) -> Iterator[Request]:
+        """The requests at `indices` [n] by `key` [n], equal ones as they came.
+
+        It sorts the first NUM_HEAD or so, and the rest only if it is looked at.
+        """
+        if len(indices) > 2 * NUM_HEAD:
             is_head = key <= np.partition(key, NUM_HEAD)[NUM_HEAD]
-            yield from self._sorted(lines[is_head], key[is_head])
-            lines, key = lines[~is_head], key[~is_head]
-        yield from self._sorted(lines, key)
+            yield from self._sorted(indices[is_head], key[is_head])
+            indices = indices[~is_head]
+            key = key[~is_head]
+        yield from self._sorted(indices, key)
 
-    def _sorted(self, lines: IntArray, key: DoubleArray | LongArray) -> Iterator[Request]:
-        for line in lines[np.argsort(key, kind="stable")].tolist():
-            yield self.at(line)
+    def _sorted(self, indices: IntArray, key: DoubleArray | LongArray) -> Iterator[Request]:
+        for index in indices[np.argsort(key, kind="stable")].tolist():
+            yield self.request_at(index)
 
     def _make_room(self) -> None:
         """Close the gaps; double the table if these are few."""
-        lines = self.lines()
-        n, size = len(lines), len(self.is_used)
-        room = size if n <= size // 2 else 2 * size
+        indices = self.indices()
+        num_used = len(indices)
+        size = len(self.is_used)
+        new_size = size if num_used <= size // 2 else 2 * size
         columns = {}
         for name in COLUMNS:
             column = getattr(self, name)
-            packed = np.zeros(room, dtype=column.dtype)
-            packed[:n] = column[lines]
+            packed = np.zeros(new_size, dtype=column.dtype)
+            packed[:num_used] = column[indices]
             columns[name] = packed
-        for name, packed in columns.items():  # when there was memory for all of them
+        # Only now, when there was memory for all of them.
+        for name, packed in columns.items():
             setattr(self, name, packed)
-        self._requests = [self._requests[line] for line in lines.tolist()] + [None] * (room - n)
-        self._line = dict(zip(self.arrival_order[:n].tolist(), range(n), strict=True))
-        self._end = n
+        requests = [self._requests[index] for index in indices.tolist()]
+        self._requests = requests + [None] * (new_size - num_used)
+        self._index = {}
+        for index, arrival_order in enumerate(self.arrival_order[:num_used].tolist()):
+            self._index[arrival_order] = index
+        self._end = num_used

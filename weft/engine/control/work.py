@@ -31,7 +31,7 @@ from weft.messages.sessions import (
 )
 from weft.observe.survivable import is_survivable
 from weft.scheduler.policy import UnknownPolicy
-from weft.scheduler.request import chosen
+from weft.scheduler.request import matching_ids
 
 # ---- requests
 
@@ -91,7 +91,7 @@ def abort_request(engine: ControlTarget, message: AbortRequest) -> AbortRequestR
     if not message.rid and not message.abort_all:
         return AbortRequestReply(success=False, message="give rid or abort_all")
     order = Abort(all=bool(message.abort_all), names=(message.rid or "",))
-    num_chosen = len(chosen(engine.scheduler.requests, order))
+    num_chosen = len(matching_ids(engine.scheduler.requests, order))
     engine.scheduler.abort(order)
     return AbortRequestReply(success=True, aborted=num_chosen)
 

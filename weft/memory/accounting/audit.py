@@ -1,4 +1,10 @@
-"""The sum that must always hold: free + cached + held by requests (+ quarantined) = all pages, each owned once."""
+"""The sum that must always hold, and each page with exactly one owner.
+
+    free + cached + owned by requests + quarantined = all pages
+
+It looks at the allocator and the cache, and is given the pages of the requests; it knows no
+request.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +13,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.memory.allocator import IntArray, PageAllocator
+from weft.arrays import IntArray
+from weft.memory.allocator import PageAllocator
 from weft.memory.prefix_cache import PrefixCache
 
-FREE, CACHE, QUARANTINE = "the free list", "the prefix cache", "the quarantine"
-MAX_FAULTS = 1_000  # that are told one by one
+FREE = "the free list"
+CACHE = "the prefix cache"
+QUARANTINE = "the quarantine"
+MAX_FAULTS = 1_000  # that are reported one by one
 
 
 class AccountingError(AssertionError):
@@ -28,12 +37,12 @@ class Fault(NamedTuple):
         return f"page {self.page} is owned by {' and '.join(self.owners) or 'nobody'}"
 
 
-def audit(allocator: PageAllocator, cache: PrefixCache, held: Mapping[str, IntArray]) -> None:
-    """Check the owner of every page. `held` maps the name of each holder to the pages that it alone owns.
+def audit(allocator: PageAllocator, cache: PrefixCache, owned: Mapping[str, IntArray]) -> None:
+    """Check the owner of every page. `owned` maps the name of each request to its own pages.
 
     Raises AccountingError. Cost: proportional to the pool.
     """
-    for fault in find_faults(allocator, cache, held):
+    for fault in find_faults(allocator, cache, owned):
         raise AccountingError(str(fault))
     counted = cache.evictable_pages + cache.pinned_pages + cache.protected_pages
     cached = len(cache.owned_pages())
@@ -42,22 +51,28 @@ def audit(allocator: PageAllocator, cache: PrefixCache, held: Mapping[str, IntAr
 
 
 def find_faults(
-    allocator: PageAllocator, cache: PrefixCache, held: Mapping[str, IntArray]
+    allocator: PageAllocator, cache: PrefixCache, owned: Mapping[str, IntArray]
 ) -> list[Fault]:
-    """The pages that have not exactly one owner, at most MAX_FAULTS. Raises AccountingError for one outside of the pool."""
+    """The pages that have not exactly one owner, at most MAX_FAULTS.
+
+    Raises AccountingError for a page outside of the pool.
+    """
     owners: dict[str, IntArray] = {
         FREE: allocator.free_pages(),
         CACHE: cache.owned_pages(),
         QUARANTINE: np.array(sorted(allocator.quarantined), dtype=np.int32),
-        **held,
+        **owned,
     }
+    num_pages = allocator.num_pages
     for name, pages in owners.items():
-        if len(pages) and not (int(pages.min()) >= 0 and int(pages.max()) < allocator.num_pages):
+        if len(pages) and not (int(pages.min()) >= 0 and int(pages.max()) < num_pages):
             raise AccountingError(f"{name} has a page outside of the pool")
-    count = np.bincount(np.concatenate(list(owners.values())), minlength=allocator.num_pages)
+    count = np.bincount(np.concatenate(list(owners.values())), minlength=num_pages)
     found = np.flatnonzero(count != 1)[:MAX_FAULTS]
+    if not len(found):
+        return []
     names: dict[int, list[str]] = {page: [] for page in found.tolist()}
-    for name, pages in owners.items() if names else ():
+    for name, pages in owners.items():
         for page in pages[np.isin(pages, found)].tolist():
             names[page].append(name)
     return [Fault(page, names[page]) for page in names]

@@ -207,7 +207,7 @@ class Sessions(Part):
             session.last = turn
             before, session.pin = (
                 session.pin,
-                kv.pins.keep(session.name, request.namespace, request.packed[:end]),
+                kv.pins.keep(session.name, request.cache_key(request.packed[:end])),
             )
             if before is not None:
                 before.drop()

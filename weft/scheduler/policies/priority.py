@@ -1,7 +1,8 @@
-"""Classes of requests: the higher priority goes first, and takes the place of running ones that are far below it.
+"""Classes of requests: the higher priority goes first, and takes the place of running ones that are
+far below it.
 
-Within a class those that were taken back go first, then all as they came. Memory that runs out is taken from the lowest
-class. How room is made for a waiting request is in `preemption.py`.
+Within a class those that were retracted go first, then all as they came. Memory that runs out is
+taken from the lowest class. How room is made for a waiting request is in `retraction.py`.
 """
 
 from __future__ import annotations
@@ -17,30 +18,31 @@ from weft.scheduler.waiting_table import WaitingTable
 
 
 class Priority(Policy):
-    resumes_first = False
-    preempts = True
-
     def __init__(self, context: PolicyContext) -> None:
         super().__init__(context)
+        self.classes = self
+        self.displacement = self
         self._sign = 1 if context.settings.low_priority_first else -1
 
-    def key(self, waiting: WaitingTable, lines: IntArray, now: float) -> LongArray:
-        return waiting.priority[lines] * self._sign
+    def key(self, table: WaitingTable, indices: IntArray, now: float) -> LongArray:
+        return table.priority[indices] * self._sign
 
     def rank(self, request: Request) -> int:
         return request.priority * self._sign
 
     def displaced(
-        self, waiting: WaitingTable, lines: IntArray, newcomer: Request
+        self, table: WaitingTable, indices: IntArray, newcomer: Request
     ) -> Iterator[Request]:
         """Those of a lower class: the lowest, and among these the latest first."""
-        ranks, own = self.key(waiting, lines, newcomer.arrival_s), self.rank(newcomer)
+        ranks = self.key(table, indices, newcomer.arrival_s)
+        own_rank = self.rank(newcomer)
         while True:
-            last = len(lines) - 1 - int(np.argmax(ranks[::-1]))
-            if ranks[last] <= own:
+            # The last of equals: argmax finds the first of the reversed ones.
+            last = len(indices) - 1 - int(np.argmax(ranks[::-1]))
+            if ranks[last] <= own_rank:
                 return
-            yield waiting.at(int(lines[last]))
-            ranks[last] = own
+            yield table.request_at(int(indices[last]))
+            ranks[last] = own_rank
 
     def far_below(self, waiting: Request, rows: IntArray) -> BoolArray:
         ranks = self.context.columns.priority[rows] * self._sign
