@@ -14,8 +14,7 @@ from weft.config.keys import KeyDigests, digest, read_keys
 from weft.config.options import SettingsError
 from weft.config.server import ServerConfig
 from weft.server.app import OPERATIONS
-from weft.server.auth import Keys
-from weft.server.pages import Pages
+from weft.server.auth import Keys, Pages
 
 KEY = {"authorization": "Bearer user-key"}
 ADMIN = {"authorization": "Bearer admin-key"}
@@ -187,7 +186,7 @@ def test_every_key_is_compared_whichever_is_right(monkeypatch: pytest.MonkeyPatc
     )
     for key in ("a", "c", "d", "x"):
         compared.clear()
-        keys.refusal({}, Headers({"x-api-key": key}), "user")
+        keys.caller(Headers({"x-api-key": key}))
         assert len(compared) == 4
 
 

@@ -17,8 +17,7 @@ from tests.server.fake import HANG_S, RunningServer, running
 from weft.config.keys import KeyDigests, digest
 from weft.config.server import ServerConfig
 from weft.server.app import OPERATIONS
-from weft.server.auth import Access, Keys
-from weft.server.pages import FORWARDING, Pages, host_name
+from weft.server.auth import FORWARDING, Access, Keys, Pages, host_name
 
 TEXT = "/v1/completions"
 ROUTES = [
@@ -157,7 +156,7 @@ def refusal(
 ) -> int:
     """The status of what is refused, 200 of what is let in."""
     given = Headers({"host": "127.0.0.1:30000"} | headers)
-    found = keys.refusal({"client": (client, 1), **scope}, given, access)
+    found = keys.refusal({"client": (client, 1), **scope}, given, access, keys.caller(given))
     return 200 if found is None else found.status
 
 
@@ -245,8 +244,10 @@ def test_a_proxy_that_says_nothing_of_itself_speaks_http_1_0() -> None:
 def test_a_unix_socket_is_local_unless_a_proxy_uses_it() -> None:
     keys = Keys(KeyDigests(), Pages(hosts=["*"]))
     local = {"client": None, "http_version": "1.1"}
-    assert keys.refusal(local, Headers({"host": "anything"}), "admin") is None
-    forwarded = keys.refusal(local, Headers({"host": "anything", "via": "1.1 proxy"}), "admin")
+    direct = Headers({"host": "anything"})
+    assert keys.refusal(local, direct, "admin", keys.caller(direct)) is None
+    by_proxy = Headers({"host": "anything", "via": "1.1 proxy"})
+    forwarded = keys.refusal(local, by_proxy, "admin", keys.caller(by_proxy))
     assert forwarded is not None
 
 

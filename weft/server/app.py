@@ -21,7 +21,7 @@ from weft.server import aliases, health, infill, tokens
 from weft.server.admin import facts, loads, sessions, settings, weights, work
 from weft.server.anthropic import messages
 from weft.server.anthropic import models as anthropic
-from weft.server.auth import Access, Keys
+from weft.server.auth import Access, Keys, Pages
 from weft.server.body import json_bytes
 from weft.server.context import Readiness, ServerContext, ServerInfo
 from weft.server.errors import ClientGone, error_response
@@ -33,7 +33,6 @@ from weft.server.openai.responses import routes as responses
 from weft.server.openai.responses.models import ResponsesRequest
 from weft.server.openapi import docs_page, openapi_document
 from weft.server.operation import Handler, Operation, get, post
-from weft.server.pages import Pages
 from weft.server.pooling import classify, embeddings, scores
 from weft.server.pooling import models as pooled
 from weft.server.sglang import generate as native

@@ -1,24 +1,72 @@
-"""Who may use which route. A key is kept and compared as its SHA-256, with every key that there is, so that the time
-tells neither which one it was nor how much of it was right.
+"""Who may use which route: keys of API and administration, and pages and names of this server.
 
-Every path needs the user's key, unknown ones too, except those marked open. Administration needs a key of its own;
-where no key at all is set it answers on loopback. What is answered without a key is answered under names of ours and
-not to pages of other origins (`pages.py`); administration never answers to these.
+A key is kept and compared as its SHA-256, with every key that there is, so that the time tells
+neither which one it was nor how much of it was right. Every path needs the user's key, unknown ones
+too, except those marked open. Administration needs a key of its own; where no key at all is set it
+answers on loopback.
+
+What is answered without a key is answered under names of ours and not to pages of other origins: a
+browser sends requests for every page that it has open, and any page may give a name of its own to
+this machine's address. Programs that are no browsers send neither `Origin` nor `Sec-Fetch-Site`,
+and are not concerned. Administration never answers to pages of other origins. This module reads
+heads only, and knows no route.
 """
 
 from __future__ import annotations
 
 import hmac
-from typing import Literal
+import ipaddress
+import re
+import socket
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Literal, NamedTuple
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from weft.config.keys import KeyDigests, digest
 from weft.server.errors import ApiError
-from weft.server.pages import Pages, host_name, is_forwarded, is_loopback
 
 Access = Literal["open", "metrics", "user", "admin"]
+
+ANY = "*"
+UNSPECIFIED = ("0.0.0.0", "::")  # addresses that lead to this machine, from itself
+FORWARDING = frozenset(
+    {
+        "cdn-loop",
+        "cf-connecting-ip",
+        "cf-connecting-ipv6",
+        "cf-ray",
+        "client-ip",
+        "fastly-client-ip",
+        "fly-client-ip",
+        "forwarded",
+        "true-client-ip",
+        "via",
+        "x-amzn-trace-id",
+        "x-azure-clientip",
+        "x-client-ip",
+        "x-cluster-client-ip",
+        "x-envoy-external-address",
+        "x-original-host",
+        "x-original-url",
+        "x-real-ip",
+    }
+)
+_HOST = re.compile(r"[\w.:\[\]-]*")
+
+
+class Caller(NamedTuple):
+    """Who sends a request, as far as its key tells."""
+
+    key_name: str = ""  # of the key that came, if it is one of those that are accepted
+    is_user: bool = False
+    is_admin: bool = False
+
+
+NOBODY = Caller()
 
 
 class Keys:
@@ -26,19 +74,30 @@ class Keys:
 
     def __init__(self, digests: KeyDigests, pages: Pages, *, open_metrics: bool = False) -> None:
         self._digests = digests
-        self._user = digests.user
-        self._admin = digests.admin
         self._pages = pages
         self._open = {"open", "metrics"} if open_metrics else {"open"}
+        self._has_keys = bool(digests.user or digests.admin)
 
-    def refusal(self, scope: Scope, headers: Headers, access: Access) -> ApiError | None:
+    def caller(self, headers: Headers) -> Caller:
+        if not self._has_keys:
+            return NOBODY
+        key = digest(_key_of(headers))
+        # Both groups are compared to their ends, whatever is found.
+        is_user = _is_among(key, self._digests.user)
+        is_admin = _is_among(key, self._digests.admin)
+        if not is_user and not is_admin:
+            return NOBODY
+        return Caller(self._digests.name(key), is_user, is_admin)
+
+    def refusal(
+        self, scope: Scope, headers: Headers, access: Access, caller: Caller
+    ) -> ApiError | None:
         """Why this request is refused, if it is."""
-        if access == "open" and self._user:
+        needs_key = bool(self._digests.user)
+        if access == "open" and needs_key:
             return None  # it tells nothing, and a balancer may ask for any name
-        given = digest(_given_key(headers))
-        is_admin = _is_among(given, self._admin)
-        has_key = _is_among(given, self._user) or is_admin
-        if self._user and not has_key and access not in self._open:
+        has_key = caller.is_user or caller.is_admin
+        if needs_key and not has_key and access not in self._open:
             return ApiError(
                 401,
                 "the API key is missing or wrong",
@@ -49,61 +108,69 @@ class Keys:
             refusal = self._pages.refusal(headers, is_probe=access == "open")
             if refusal is not None:
                 return refusal
-        return self._admin_refusal(scope, headers, is_admin) if access == "admin" else None
+        if access == "admin":
+            return self._admin_refusal(scope, headers, caller)
+        return None
 
-    def fingerprint(self, headers: Headers) -> str:
-        """A name for the key that came, for the log; which one it is can be found out only with the key at hand."""
-        given = _given_key(headers)
-        return f"sha256:{digest(given).hex()[:8]}" if given else "none"
+    def tenant(self, scope: Scope, caller: Caller) -> str:
+        """With whom a request shares in what has to be shared.
 
-    def key_name(self, headers: Headers) -> str:
-        """The name of the key that came, if it is one of those that are accepted."""
-        given = digest(_given_key(headers))
-        is_known = _is_among(given, self._user) | _is_among(given, self._admin)
-        return self._digests.name(given) if is_known else ""
-
-    def tenant(self, scope: Scope, headers: Headers) -> str:
-        """Who shares in what has to be shared: a name for the key, where keys are asked for, else the address."""
-        if self._user:
-            return self.key_name(headers)
+        A name for the key, where keys are asked for, else the address of the client.
+        """
+        if self._digests.user:
+            return caller.key_name
         client = scope.get("client")
         return client[0] if client else ""
 
-    def _admin_refusal(self, scope: Scope, headers: Headers, is_admin: bool) -> ApiError | None:
-        if not is_admin:
-            if self._admin:
+    def _admin_refusal(self, scope: Scope, headers: Headers, caller: Caller) -> ApiError | None:
+        if not caller.is_admin:
+            if self._digests.admin:
                 return ApiError(403, "this route needs the administration key")
-            if self._user:
+            if self._digests.user:
                 return ApiError(
                     403,
-                    "this route needs the administration key, and there is none: set --admin-api-key",
+                    "this route needs the administration key, and there is none: "
+                    "set --admin-api-key",
                 )
             if not _is_local(scope, headers):
                 return ApiError(
                     403,
-                    "this route answers on loopback only, and not through a proxy; --admin-api-key opens it",
+                    "this route answers on loopback only, and not through a proxy; "
+                    "--admin-api-key opens it",
                 )
         if not self._pages.is_own(headers):
             return ApiError(403, "this route does not answer to pages of other origins")
         return None
 
 
-def _is_among(given: bytes, digests: tuple[bytes, ...]) -> bool:
+def key_fingerprint(headers: Headers) -> str:
+    """A name for the key that came, for the log.
+
+    Which key it is can be found out only with the key at hand.
+    """
+    key = _key_of(headers)
+    return f"sha256:{digest(key).hex()[:8]}" if key else "none"
+
+
+def _is_among(key: bytes, digests: tuple[bytes, ...]) -> bool:
     found = False
     for one in digests:  # all of them
-        found |= hmac.compare_digest(given, one)
+        found |= hmac.compare_digest(key, one)
     return found
 
 
-def _given_key(headers: Headers) -> str:
+def _key_of(headers: Headers) -> str:
     kind, _, key = headers.get("authorization", "").partition(" ")
-    return key.strip() if kind.lower() == "bearer" else headers.get("x-api-key", "")
+    if kind.lower() == "bearer":
+        return key.strip()
+    return headers.get("x-api-key", "")
 
 
 def _is_local(scope: Scope, headers: Headers) -> bool:
-    """Whether the request comes from this machine, not through a proxy, and under a name of this machine.
+    """Whether the request comes from this machine, not through a proxy, and under a name of it.
 
-    A proxy that says nothing of itself speaks HTTP/1.0 unless it is told otherwise, which no program of today does.
+    A proxy that says nothing of itself speaks HTTP/1.0 unless it is set to do otherwise, which no
+    program of today does.
     """
     client = scope.get("client")
     if is_forwarded(headers) or scope.get("http_version", "1.1") != "1.1":
@@ -111,3 +178,107 @@ def _is_local(scope: Scope, headers: Headers) -> bool:
     if client is None:
         return True  # a unix socket
     return is_loopback(client[0]) and is_loopback(host_name(headers.get("host", "")))
+
+
+# ---- pages and names
+
+
+class Pages:
+    """The origins and names of one server."""
+
+    def __init__(
+        self, *, origins: Iterable[str] = (), hosts: Iterable[str] = (), bound: str = "127.0.0.1"
+    ) -> None:
+        """`origins`: those whose pages may ask, `*` for all. `hosts`: names that are ours, also
+        `.example.com` for all below it and `*` for all. `bound`: the address or name that the
+        server listens on."""
+        names = {name.lower() for name in hosts}
+        own_names = {"localhost", bound.lower(), socket.gethostname().lower()}
+        self._origins = frozenset(origins)
+        self._suffixes = tuple(name for name in names if name.startswith("."))
+        self._names = frozenset(names | own_names) - {""}
+        self._is_shut_in = is_loopback(bound)
+        self._is_ours = lru_cache(1_024)(self._look_up)
+
+    def refusal(self, headers: Headers, *, is_probe: bool = False) -> ApiError | None:
+        """Why a request without a key is refused, if it is.
+
+        `is_probe`: it asks whether the server is well, and may use any address for that.
+        """
+        for host in headers.getlist("host"):
+            if not (self._is_ours(host) or (is_probe and _is_address(host))):
+                message = (
+                    f"{host[:64]!r} is no name of this server; "
+                    "--allowed-hosts names those that are, or set --api-key"
+                )
+                return ApiError(403, message)
+        if self.is_own(headers) or (ANY in self._origins and "origin" in headers):
+            return None
+        return ApiError(
+            403,
+            "this server does not answer to pages of other origins; "
+            "--cors-origins names those it may",
+        )
+
+    def is_own(self, headers: Headers) -> bool:
+        """Whether no page of a foreign origin sent this.
+
+        No browser did, or one did for a page of this server or of an origin that is named.
+        """
+        origin = headers.get("origin")
+        if origin is None:
+            return headers.get("sec-fetch-site", "none") in ("none", "same-origin")
+        return origin in self._origins or urlsplit(origin).netloc == headers.get("host", "")
+
+    def _look_up(self, host: str) -> bool:
+        """Whether `host` is a name of ours.
+
+        An address is no name that a page could give, so each will do, unless the server listens on
+        loopback alone: there only loopback's can have been used.
+        """
+        name = host_name(host)
+        if _is_address(host):
+            if not self._is_shut_in or is_loopback(name):
+                return True
+            return name in self._names or name in UNSPECIFIED
+        if ANY in self._names or name in self._names or name.endswith(".localhost"):
+            return True
+        return bool(self._suffixes) and name.endswith(self._suffixes)
+
+
+def is_from_browser(headers: Headers) -> bool:
+    """Whether a page may have sent this: browsers tell so in requests that can do something."""
+    return "origin" in headers or any(name.startswith("sec-fetch-") for name in headers)
+
+
+def is_forwarded(headers: Headers) -> bool:
+    """Whether a proxy says that it passes this on for another client."""
+    return any(name in FORWARDING or name.startswith("x-forwarded-") for name in headers)
+
+
+def host_name(host: str) -> str:
+    """The name in a Host header, without its port; empty if it is none."""
+    if not _HOST.fullmatch(host):
+        return ""
+    try:
+        return (urlsplit(f"//{host}").hostname or "").removesuffix(".")
+    except ValueError:
+        return ""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or an address is one of this machine alone."""
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host_name(host))
+    except ValueError:
+        return False
+    return True

@@ -1,7 +1,7 @@
 """Request bodies: read with a bound, decoded into a struct, with every mistake named by its field.
 
-Unknown fields are ignored and counted. Fields that other engines have and this one has not yet are refused, unless
-their value asks for nothing.
+Unknown fields are ignored and counted. Fields that other engines have and this one has not yet are
+refused, unless their value asks for nothing. What the fields mean is not known here.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from starlette.responses import Response
 
 from weft.config.limits import Limits
 from weft.observe.log import EventLog
+from weft.server.auth import is_from_browser
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError, ClientGone, not_supported, over
 from weft.server.fields.json_parts import has_more_parts
 from weft.server.fields.numbers import check_numbers
 from weft.server.limits import check_body, require_room
-from weft.server.pages import is_from_browser
 
 log = EventLog("server")
 T = TypeVar("T", bound=msgspec.Struct)
@@ -59,13 +59,14 @@ UNSUPPORTED = frozenset(
     }
 )
 INLINE_LEN = 16_384  # bytes that are decoded on the event loop; larger bodies go to a thread
-LARGE_LEN = 262_144  # bytes from which on decoding is long, and leaves memory to be given back
+# Bytes from which on decoding is long, and leaves memory to be given back.
+LARGE_LEN = 262_144
 MAX_NAMES = 16  # unknown fields that the log names
 MAX_NAME_LEN = 64  # characters of such a name
 MAX_MESSAGE_LEN = 300  # characters of msgspec's words, which repeat the value
 _NOTHING: tuple[Any, ...] = (None, False, [], {}, "")
 _HARMLESS = {"function_call": "none", "modalities": ["text"], "length_penalty": 1}
-_PLACE = re.compile(r" - at `\$\.?(.*)`$")
+_PATH = re.compile(r" - at `\$\.?(.*)`$")
 
 
 async def read_json(context: ServerContext, request: Request, type: type[T]) -> T:
@@ -80,15 +81,14 @@ async def read_json(context: ServerContext, request: Request, type: type[T]) -> 
     if len(body) <= INLINE_LEN:
         decoded, others = _decoded(limits, vocab_size, body, type)
     else:
-        request.scope["weft.large_body"] = len(body) >= LARGE_LEN
+        is_large = len(body) >= LARGE_LEN
+        request.scope["weft.large_body"] = is_large
         work = partial(_decoded, limits, vocab_size, body, type)
-        decoded, others = await context.readers.run(work, is_long=len(body) >= LARGE_LEN)
+        decoded, others = await context.readers.run(work, is_long=is_large)
     if others:
         context.client.metrics.unknown_fields(len(others))
-        log.debug(
-            "unknown_fields",
-            names=",".join(name[:MAX_NAME_LEN] for name in islice(others, MAX_NAMES)),
-        )
+        names = [name[:MAX_NAME_LEN] for name in islice(others, MAX_NAMES)]
+        log.debug("unknown_fields", names=",".join(names))
     return decoded
 
 
@@ -100,7 +100,8 @@ def _decoded(
     The decoder does not let go of the interpreter, so the body is measured before.
     """
     if len(body) > INLINE_LEN and has_more_parts(body, limits.max_body_parts):
-        message = f"the body has more than {limits.max_body_parts:,} lists, objects and members of objects"
+        most = limits.max_body_parts
+        message = f"the body has more than {most:,} lists, objects and members of objects"
         raise over("max_body_parts", message)
     try:
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
@@ -120,13 +121,14 @@ def _decoded(
 
 
 async def read_body(request: Request, limit: int, timeout_s: float) -> bytes:
-    """The whole body. Raises `ApiError` 413 as soon as it is known to be too large, `ClientGone` if it breaks off."""
-    too_large = over(
-        "max_body_mb", f"the body is larger than the limit of {limit / 1e6:g} MB", status=413
-    )
+    """The whole body.
+
+    Raises `ApiError` 413 as soon as the body is known to be too large, 408 if it does not come in
+    time, and `ClientGone` if it breaks off.
+    """
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared[:20]) > limit:
-        raise too_large
+        raise _too_large(limit)
     chunks: list[bytes] = []
     size = 0
     try:
@@ -138,67 +140,84 @@ async def read_body(request: Request, limit: int, timeout_s: float) -> bytes:
                 chunk = message.get("body", b"")
                 size += len(chunk)
                 if size > limit:
-                    raise too_large
+                    raise _too_large(limit)
                 chunks.append(chunk)
                 if not message.get("more_body", False):
                     return b"".join(chunks)
     except TimeoutError as exc:
-        raise over(
-            "body_timeout_s", f"the body did not arrive within {timeout_s:g} s", status=408
-        ) from exc
+        text = f"the body did not arrive within {timeout_s:g} s"
+        raise over("body_timeout_s", text, status=408) from exc
+
+
+def _too_large(limit: int) -> ApiError:
+    message = f"the body is larger than the limit of {limit / 1e6:g} MB"
+    return over("max_body_mb", message, status=413)
 
 
 def invalid(message: str, type: type[msgspec.Struct] | None = None) -> ApiError:
-    """A 400 from msgspec's words: "Expected `int`, got `str` - at `$.n`" blames `n`. With the `type` that was decoded
-    into, it also tells the words that are allowed there."""
-    place = _PLACE.search(message)
-    if place is None:
+    """A 400 from msgspec's words: "Expected `int`, got `str` - at `$.n`" blames `n`.
+
+    With the `type` that was decoded into, it also names the words that are allowed there.
+    """
+    path = _PATH.search(message)
+    if path is None:
         return ApiError(400, message)
-    param, text = place[1], message[: place.start()][:MAX_MESSAGE_LEN]
-    words = (
-        _words(type, param) if type is not None and text.startswith("Invalid enum value") else []
-    )
-    if words:
-        text += f"; {', '.join(words)} are allowed"
+    param = path[1]
+    text = message[: path.start()][:MAX_MESSAGE_LEN]
+    if type is not None and text.startswith("Invalid enum value"):
+        words = _words(type, param)
+        if words:
+            text += f"; {', '.join(words)} are allowed"
     return ApiError(400, f"{param}: {text}", param=param)
 
 
-def _words(type: type[msgspec.Struct], place: str) -> list[str]:
-    """What the literal at a place, such as `messages[0].role`, may be."""
+def _words(type: type[msgspec.Struct], path: str) -> list[str]:
+    """What the literal at a path, such as `messages[0].role`, may be."""
     found = _alternatives(msgspec.inspect.type_info(type))
-    for name in re.sub(r"\[[^]]*\]", "", place).split("."):
-        structs = [one for one in found if isinstance(one, msgspec.inspect.StructType)]
-        fields = [field for one in structs for field in one.fields if field.encode_name == name]
-        found = [one for field in fields for one in _alternatives(field.type)]
-    return [
-        str(word)
-        for one in found
-        if isinstance(one, msgspec.inspect.LiteralType)
-        for word in one.values
-    ]
+    for name in re.sub(r"\[[^]]*\]", "", path).split("."):
+        deeper: list[msgspec.inspect.Type] = []
+        for struct in found:
+            if not isinstance(struct, msgspec.inspect.StructType):
+                continue
+            for field in struct.fields:
+                if field.encode_name == name:
+                    deeper += _alternatives(field.type)
+        found = deeper
+    words: list[str] = []
+    for one in found:
+        if isinstance(one, msgspec.inspect.LiteralType):
+            words += map(str, one.values)
+    return words
 
 
-def _alternatives(one: msgspec.inspect.Type) -> list[msgspec.inspect.Type]:
+def _alternatives(type: msgspec.inspect.Type) -> list[msgspec.inspect.Type]:
     """The members of a union, and the items of a list, instead of these."""
-    if isinstance(one, msgspec.inspect.UnionType):
-        return [inner for member in one.types for inner in _alternatives(member)]
-    return _alternatives(one.item_type) if isinstance(one, msgspec.inspect.ListType) else [one]
+    if isinstance(type, msgspec.inspect.UnionType):
+        found: list[msgspec.inspect.Type] = []
+        for member in type.types:
+            found += _alternatives(member)
+        return found
+    if isinstance(type, msgspec.inspect.ListType):
+        return _alternatives(type.item_type)
+    return [type]
 
 
 def _require_nothing(name: str, raw: msgspec.Raw) -> None:
     """Refuse a field that is not supported, unless it is there only for completeness."""
     value = msgspec.json.decode(raw)
-    is_number = isinstance(value, int | float) and not isinstance(
-        value, bool
-    )  # 0 may ask for something
-    if value != _HARMLESS.get(name, ...) and (is_number or value not in _NOTHING):
+    if value == _HARMLESS.get(name, ...):
+        return
+    # 0 may ask for something, though it equals False.
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number or value not in _NOTHING:
         raise not_supported(name)
 
 
 def _require_json(request: Request) -> None:
-    """A browser page of another origin can send any body, but not with this type: no request is forged.
+    """Raise `ApiError` 415 for a type that a browser page of another origin can send.
 
-    Programs may leave the type out, and for Ollama's routes send any: its documented calls are curl's, whose type for
+    It can send any body, but not with the type of JSON: so no request is forged. Programs may leave
+    the type out, and for Ollama's routes send any: its documented calls are curl's, whose type for
     JSON is that of a form.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -224,8 +243,11 @@ def json_response(value: Any) -> Response:
 
 
 def written(value: Any) -> msgspec.Raw:
-    """A part of an answer as it will stand there. Encoding does not let go of the interpreter: who encodes a large
-    answer in parts does, between them."""
+    """A part of an answer as it will stand there.
+
+    Encoding does not let go of the interpreter; a large answer that is encoded in parts does,
+    between them.
+    """
     return msgspec.Raw(json_bytes(value))
 
 

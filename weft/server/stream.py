@@ -1,10 +1,10 @@
 """A generation as an HTTP answer: one JSON body, or server-sent events while it grows.
 
-Bare ASGI, because this is the hot path: one `send` for everything that an engine step brought to a request. Where the
-server gives its `PieceWriter` with the request, what is neither the beginning nor the end of a stream is written to that
-from where it comes, and no task is woken for it. What the bytes say is the business of a `Reply`; this module knows
-when to send them, and that a client can go away: its disconnect closes the generation at once, whether the answer is a
-stream or not.
+Bare ASGI, because this is the hot path: one `send` for everything that an engine step brought to a
+request. Where the server gives its connection with the request, what is neither the beginning nor
+the end of a stream is written to that from where it comes, and no task is woken for it. What the
+bytes say is the business of a `Reply`; this module knows when to send them, and that a client can
+go away: its disconnect closes the generation at once, whether the answer is a stream or not.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from weft.server.errors import ApiError, error_json, error_response, failed, tra
 from weft.text.turns import Workers
 
 MAX_WARNINGS_LEN = 2_000  # bytes of the header
-INLINE_VALUES = 8_192  # tokens and log probabilities of a whole answer that is written on the event loop: a few ms
+# Tokens and log probabilities of a full body that is written on the event loop: a few ms.
+INLINE_VALUES = 8_192
 LONG_VALUES = 131_072  # of one that leaves a thread to others
 _STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
@@ -41,11 +42,13 @@ class Wire(NamedTuple):
     end: bytes  # what stands behind everything
 
 
-OPENAI_EVENTS = Wire(
-    b"text/event-stream; charset=utf-8",
-    lambda error: b"data: " + error_json(error) + b"\n\n",
-    b"data: [DONE]\n\n",
-)
+def sse_error(error: ApiError) -> bytes:
+    """An error as a server-sent event of OpenAI's form."""
+    return b"data: " + error_json(error) + b"\n\n"
+
+
+SSE = b"text/event-stream; charset=utf-8"
+OPENAI_EVENTS = Wire(SSE, sse_error, b"data: [DONE]\n\n")
 
 
 class Reply(Protocol):
@@ -81,7 +84,7 @@ class Answer:
         *,
         failure: Failure | None = None,
     ) -> None:
-        """`failure` finds what an answer that is no stream fails with, if the first error is not enough."""
+        """`failure` finds what a full body fails with, if the first error is not enough."""
         self._generation = generation
         self._reply = reply
         self._wire = wire
@@ -95,12 +98,16 @@ class Answer:
                 if self._generation.stream:
                     await self._stream(scope, receive, send)
                 else:
-                    await self._whole(scope, receive, send)
+                    await self._send_full_body(scope, receive, send)
             finally:
                 watcher.cancel()
 
-    async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
-        deltas = [delta async for batch in self._generation for delta in batch]
+    # ---- one body
+
+    async def _send_full_body(self, scope: Scope, receive: Receive, send: Send) -> None:
+        deltas: list[Delta] = []
+        async for batch in self._generation:
+            deltas += batch
         if self._generation.closed:
             return
         failure = self._failure(deltas)
@@ -108,25 +115,40 @@ class Answer:
             await error_response(failure)(scope, receive, send)
             return
         body = await self._written(deltas, scope.get("weft.writers"))
-        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-        headers += self._warnings()
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+            *self._warnings(),
+        ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
     async def _written(self, deltas: Sequence[Delta], writers: Workers | None) -> bytes:
-        """The body, made beside the event loop if there is much to write: many completions, or many values of each."""
-        num_values = sum(map(_num_values, deltas))
+        """The body, made beside the event loop if there is much to write.
+
+        That is with many completions, or many values of each.
+        """
+        num_values = 0
+        for delta in deltas:
+            # With log probabilities, each token has about as many values as the first.
+            num_of_token = 1
+            if delta.logprobs:
+                first = delta.logprobs[0]
+                num_of_token = 2 + len(first.top_ids) + len(first.id_logprobs)
+            num_values += len(delta.token_ids) * num_of_token
         if writers is None or num_values <= INLINE_VALUES:
             return self._reply.full_body(deltas)
-        return await writers.run(
-            lambda: self._reply.full_body(deltas), is_long=num_values > LONG_VALUES
-        )
+        work = partial(self._reply.full_body, deltas)
+        return await writers.run(work, is_long=num_values > LONG_VALUES)
+
+    # ---- a stream
 
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The status is sent with the first events: a request that fails before has its error as the status.
+        """The status is sent with the first events.
 
-        Once for each step of the engine, and one `send` for all that it brought; or, behind the first, pieces that are
-        pushed until there is an end, an error, or a client that does not read as fast.
+        So a request that fails before has its error as the status. Once for each step of the
+        engine, and one `send` for all that it brought; or, behind the first, pieces that are pushed
+        until there is an end, an error, or a client that does not read as fast.
         """
         connection: PieceWriter | None = scope.get("weft.connection")
         started = False
@@ -136,12 +158,7 @@ class Answer:
                 if failure is not None:
                     await error_response(failure)(scope, receive, send)
                     return
-                headers = [
-                    (b"content-type", self._wire.content_type),
-                    *_STREAM_HEADERS,
-                    *self._warnings(),
-                ]
-                await send({"type": "http.response.start", "status": 200, "headers": headers})
+                await self._start(send)
                 started = True
             body = b""
             if failure is None:
@@ -164,8 +181,19 @@ class Answer:
         if not self._generation.closed:
             await self._finish(send, self._reply.closing())
 
+    async def _start(self, send: Send) -> None:
+        headers = [
+            (b"content-type", self._wire.content_type),
+            *_STREAM_HEADERS,
+            *self._warnings(),
+        ]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+
     def _push(self, connection: PieceWriter) -> bool:
-        """Write what is new. False, if that is the task's business: always, once a completion has ended."""
+        """Write what is new.
+
+        False, if that is the task's business: always, once a completion has ended.
+        """
         if self._generation.has_ends or not connection.takes_pieces:
             return False
         try:
@@ -179,24 +207,19 @@ class Answer:
             return False
         return True
 
-    def _warnings(self) -> list[tuple[bytes, bytes]]:
-        """A header with everything that the engine warns of. It has told before the first token."""
-        texts = dict.fromkeys(text for one in self._generation.completions for text in one.warnings)
-        value = "; ".join(texts).encode("ascii", "replace")[:MAX_WARNINGS_LEN]
-        return [(b"x-weft-warnings", value)] if value else []
-
     async def _finish(self, send: Send, last: bytes) -> None:
-        await send(
-            {"type": "http.response.body", "body": last + self._wire.end, "more_body": False}
-        )
+        body = last + self._wire.end
+        await send({"type": "http.response.body", "body": body, "more_body": False})
 
-
-def _num_values(delta: Delta) -> int:
-    """Tokens, and log probabilities if they are told: about as many of each token."""
-    first = delta.logprobs[0] if delta.logprobs else None
-    return len(delta.token_ids) * (
-        1 if first is None else 2 + len(first.top_ids) + len(first.id_logprobs)
-    )
+    def _warnings(self) -> list[tuple[bytes, bytes]]:
+        """A header with everything that the engine warns of; it warns before the first token."""
+        texts: dict[str, None] = {}  # each once, in order
+        for completion in self._generation.completions:
+            texts.update(dict.fromkeys(completion.warnings))
+        if not texts:
+            return []
+        value = "; ".join(texts).encode("ascii", "replace")[:MAX_WARNINGS_LEN]
+        return [(b"x-weft-warnings", value)]
 
 
 async def _close_when_gone(receive: Receive, generation: Generation) -> None:
