@@ -1,4 +1,6 @@
-"""The HTTP application: the table of routes, and how a request gets from there to its handler and back."""
+"""The HTTP application: the table of routes, and how a request gets from there to its handler and
+back.
+"""
 
 from __future__ import annotations
 
@@ -268,7 +270,10 @@ def load_sources(tokenizer: Tokenizer, config: ServerConfig) -> list[str]:
 
 
 def load_template(tokenizer: Tokenizer, config: ServerConfig) -> Renderer | None:
-    """The template of the settings, else the model's own. A broken one of the model only takes the chat away."""
+    """The template of the settings, else the model's own.
+
+    A broken one of the model only takes the chat away.
+    """
     if config.chat_template:
         [source] = load_sources(tokenizer, config)
         return Renderer({"default": source}, tokenizer.special_tokens)
@@ -282,8 +287,11 @@ def load_template(tokenizer: Tokenizer, config: ServerConfig) -> Renderer | None
 
 
 class Routes:
-    """Finds the handler of a path. Starlette's application is not around it: each piece of an answer would have to pass
-    through it. `Endpoint` deals with what handlers raise, and the edge with what is raised here."""
+    """Finds the handler of a path.
+
+    Starlette's application is not around it: each piece of an answer would have to pass through it.
+    `Endpoint` deals with what handlers raise, and the edge with what is raised here.
+    """
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self._router = Router(list(routes), redirect_slashes=False)

@@ -1,11 +1,12 @@
-"""Errors as HTTP answers: `{"error": {"message", "type", "param", "code"}}`, as OpenAI clients expect, but for the
-routes of other APIs, whose clients expect theirs. Beside it stands `request_id`, the name under which the log knows the
-request.
+"""Errors as HTTP answers: `{"error": {"message", "type", "param", "code"}}`, as OpenAI clients
+expect, but for the routes of other APIs, whose clients expect theirs. Beside it stands
+`request_id`, the name under which the log knows the request.
 
     ApiError            an answer with a status; raised anywhere in a handler
     ClientGone          the client left while its request was read; there is nobody to answer
 
-Exceptions of other layers are translated here and nowhere else. No message holds a path, an address or a traceback.
+Exceptions of other layers are translated here and nowhere else. No message holds a path, an address
+or a traceback.
 """
 
 from __future__ import annotations
@@ -26,9 +27,8 @@ from weft.text.turns import Busy
 
 log = EventLog("server")
 MAX_ERROR_LEN = 1_000  # characters of a message
-TOO_LONG = (
-    "this model's maximum context length"  # clients look for these words, to shorten a conversation
-)
+# Clients look for these words, to shorten a conversation.
+TOO_LONG = "this model's maximum context length"
 
 _TYPES = {
     401: "authentication_error",
@@ -44,8 +44,11 @@ _RETRY = {"retry-after": "1"}
 
 
 class ApiError(Exception):
-    """Answer with `status` and this message. `param` names the field of the request that is to blame, `limit` the entry
-    of `config.limits.Limits` that it exceeds."""
+    """Answer with `status` and this message.
+
+    `param` names the field of the request that is to blame, `limit` the entry of
+    `config.limits.Limits` that it exceeds.
+    """
 
     def __init__(
         self,
@@ -93,8 +96,9 @@ def over(limit: str, message: str, *, param: str | None = None, status: int = 40
 
 
 def failed(status: int, message: str, retry_after_s: int = 0) -> ApiError:
-    """For a completion that the engine ended with an error, and the time after which it may be asked again, if that is
-    known."""
+    """For a completion that the engine ended with an error, and the time after which it may be
+    asked again, if that is known.
+    """
     later = {"retry-after": str(retry_after_s)} if retry_after_s else _RETRY
     return ApiError(
         status, message or "the engine failed", headers=later if status in (429, 503) else None

@@ -1,4 +1,6 @@
-"""Is the engine alive, is new work accepted, does it generate: for supervisors, load balancers and people."""
+"""Is the engine alive, is new work accepted, does it generate: for supervisors, load balancers and
+people.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ from weft.server.limits import HEALTH_TIMEOUT_S
 
 
 async def health(context: ServerContext, request: Request) -> ASGIApp:
-    """Is there an engine? 503 while it loads, when it hangs, and when it has stopped. A server that drains is well."""
+    """Is there an engine? 503 while it loads, when it hangs, and when it has stopped.
+
+    A server that drains is well.
+    """
     _ = context.client.engine
     return Response()
 
@@ -30,7 +35,9 @@ async def ready(context: ServerContext, request: Request) -> ASGIApp:
 
 
 async def health_generate(context: ServerContext, request: Request) -> ASGIApp:
-    """Does the engine compute? Its next result is the answer, whatever waits; if nothing runs, it generates a token."""
+    """Does the engine compute? Its next result is the answer, whatever waits; if nothing runs, it
+    generates a token.
+    """
     try:
         reply = await context.client.call(HealthCheck(), HEALTH_TIMEOUT_S)
     except EngineUnavailable as exc:

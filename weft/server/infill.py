@@ -1,4 +1,6 @@
-"""`/infill`, as llama.cpp has it: the text that fills a gap; and the prompt of any request with a `suffix`."""
+"""`/infill`, as llama.cpp has it: the text that fills a gap; and the prompt of any request with a
+`suffix`.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,10 @@ async def infill(context: ServerContext, request: Request) -> ASGIApp:
 
 
 def infill_tokens(context: ServerContext, param: str) -> Infill:
-    """How the model is asked to fill a gap. Raises `ApiError` 400, which names the field, if it cannot."""
+    """How the model is asked to fill a gap.
+
+    Raises `ApiError` 400, which names the field, if it cannot.
+    """
     if context.infill is None:
         message = (
             f"{param}: this model cannot fill in the middle; its tokenizer has no tokens for it"
@@ -73,7 +78,9 @@ def infill_tokens(context: ServerContext, param: str) -> Infill:
 
 
 def with_stops(context: ServerContext, tokens: Infill, params: SamplingParams) -> SamplingParams:
-    """`params` that also end at the model's own tokens for parts and files: behind them it writes something else."""
+    """`params` that also end at the model's own tokens for parts and files: behind them it writes
+    something else.
+    """
     if params.ignore_eos:
         return params
     stops = [token for token in tokens.stops if token < context.client.engine.vocab_size]
@@ -92,7 +99,9 @@ async def infill_prompt(
     files: Sequence[ExtraFile] = (),
     add_special_tokens: bool = True,
 ) -> list[int]:
-    """The ids that a gap between `prefix` and `suffix` becomes; `beginning` is how what fills it begins."""
+    """The ids that a gap between `prefix` and `suffix` becomes; `beginning` is how what fills it
+    begins.
+    """
     before: list[int] = context.tokenizer.opening_ids if add_special_tokens else []
     if files and tokens.file is None:
         prefix = "\n\n".join([*(one.text for one in files), str(prefix)])
@@ -123,7 +132,10 @@ def _params(context: ServerContext, body: InfillRequest) -> SamplingParams:
 
 
 class InfillReply:
-    """One answer in llama.cpp's form. Each event of a stream has a piece; the last has the numbers."""
+    """One answer in llama.cpp's form.
+
+    Each event of a stream has a piece; the last has the numbers.
+    """
 
     def __init__(self, model: str, completion: Completion) -> None:
         self._model = model

@@ -114,7 +114,10 @@ def _hide_envelope(component: dict[str, Any]) -> None:
 
 
 def _bound(component: dict[str, Any]) -> None:
-    """Write the ranges of its numbers into the schema of a body. Answers have none under these names."""
+    """Write the ranges of its numbers into the schema of a body.
+
+    Answers have none under these names.
+    """
     for name, schema in component.get("properties", {}).items():
         if name in NUMBERS:
             for one in (*_numbers_in(schema), *_values_in(schema)):
@@ -122,7 +125,9 @@ def _bound(component: dict[str, Any]) -> None:
 
 
 def _numbers_in(schema: dict[str, Any]) -> list[dict[str, Any]]:
-    """The schemas of numbers in the schema of a field: its own, and those of alternatives and items."""
+    """The schemas of numbers in the schema of a field: its own, and those of alternatives and
+    items.
+    """
     if schema.get("type") in ("integer", "number"):
         return [schema]
     inner = [*schema.get("anyOf", ()), schema.get("items")]

@@ -1,7 +1,7 @@
 """Responses that can be asked for again: a bounded store in memory. Nothing survives the server.
 
-A response belongs to the key that it was made with: for any other there is none of that id. When the store is full, who
-keeps most of it loses the oldest.
+A response belongs to the key that it was made with: for any other there is none of that id. When
+the store is full, who keeps most of it loses the oldest.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ STORED_S = 3_600.0  # then a response is forgotten
 
 
 class Stored(NamedTuple):
-    """`history`: the messages of the conversation up to and with this response, without its instructions.
-    `items`: the input of this response's request alone."""
+    """`history`: the messages of the conversation up to and with this response, without its
+    instructions. `items`: the input of this response's request alone.
+    """
 
     response: dict[str, Any]
     history: list[Any]
@@ -32,7 +33,10 @@ class Stored(NamedTuple):
 
 
 class ResponseStore:
-    """The responses of one server. `running` are those that generate without a client that waits."""
+    """The responses of one server.
+
+    `running` are those that generate without a client that waits.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.running: dict[str, asyncio.Task[None]] = {}
@@ -49,7 +53,10 @@ class ResponseStore:
         owner: str = "",
         items: Sequence[dict[str, Any]] = (),
     ) -> None:
-        """Keep a response, in the place of an older state of it. One that is larger than the store is not kept."""
+        """Keep a response, in the place of an older state of it.
+
+        One that is larger than the store is not kept.
+        """
         self.drop(response["id"])
         size = sum(len(msgspec.json.encode(one)) for one in (response, history, items))
         if size > MAX_STORED_BYTES:

@@ -1,4 +1,5 @@
-"""uvicorn without its command line: the application on a socket, in the event loop of whoever calls.
+"""uvicorn without its command line: the application on a socket, in the event loop of whoever
+calls.
 
 Signals, ports and processes are the launcher's business.
 """
@@ -21,11 +22,15 @@ from weft.server.http.protocol import ConnectionLimiter, GuardedProtocol
 
 T = TypeVar("T")
 BACKLOG = 2_048
-SWITCH_S = 0.0005  # for which another thread keeps the interpreter though the loop asks for it; Python's is 5 ms
+# For which another thread keeps the interpreter though the loop asks for it; Python's is 5 ms.
+SWITCH_S = 0.0005
 
 
 class HttpServer(uvicorn.Server):
-    """A uvicorn server that leaves signals alone. `await serve(sockets=[...])`; stop it by `should_exit = True`."""
+    """A uvicorn server that leaves signals alone.
+
+    `await serve(sockets=[...])`; stop it by `should_exit = True`.
+    """
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -38,7 +43,9 @@ def make_server(
     limits: Limits | None = None,
     refused: Callable[[str], None] = lambda limit: None,
 ) -> HttpServer:
-    """The server of `app`. After `should_exit` was set it ends with the last request, at most `drain_s` later.
+    """The server of `app`.
+
+    After `should_exit` was set it ends with the last request, at most `drain_s` later.
 
     `refused` is told the name of each limit for which a connection was ended.
     """
@@ -62,7 +69,10 @@ def make_server(
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """`asyncio.run` on uvloop where it is installed. Threads beside the loop let go of the interpreter early."""
+    """`asyncio.run` on uvloop where it is installed.
+
+    Threads beside the loop let go of the interpreter early.
+    """
     sys.setswitchinterval(SWITCH_S)
     try:
         import uvloop

@@ -1,4 +1,6 @@
-"""`/tokenize` and `/detokenize`, in the forms of vLLM and SGLang together, and llama.cpp's `/apply-template`."""
+"""`/tokenize` and `/detokenize`, in the forms of vLLM and SGLang together, and llama.cpp's
+`/apply-template`.
+"""
 
 from __future__ import annotations
 

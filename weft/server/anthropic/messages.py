@@ -1,4 +1,6 @@
-"""`POST /v1/messages` and `POST /v1/messages/count_tokens`, as clients of Anthropic's API expect them."""
+"""`POST /v1/messages` and `POST /v1/messages/count_tokens`, as clients of Anthropic's API expect
+them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The field `input_embeds`: one prompt or a batch of them, as nested lists of numbers or as base64 of float32."""
+"""The field `input_embeds`: one prompt or a batch of them, as nested lists of numbers or as base64
+of float32.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""How many parts a JSON text has, counted before it is decoded. The decoder holds the interpreter until it is done, and
-what it costs goes by the parts that it has to make, not by the bytes."""
+"""How many parts a JSON text has, counted before it is decoded.
+
+The decoder holds the interpreter until it is done, and what it costs goes by the parts that it has
+to make, not by the bytes.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,10 @@ _OPENING = [ord("["), ord("{"), ord(":")]
 
 
 def has_more_parts(text: bytes, most: int) -> bool:
-    """Whether `text` has more than `most` lists, objects and members of objects together. Strings count for nothing,
-    whatever stands in them. Of what is no valid JSON, the number means nothing.
+    """Whether `text` has more than `most` lists, objects and members of objects together.
+
+    Strings count for nothing, whatever stands in them. Of what is no valid JSON, the number means
+    nothing.
 
     Runs on numpy, which lets go of the interpreter.
     """
@@ -49,8 +54,9 @@ def _num_opening(chunk: NDArray[np.uint8]) -> int:
 
 
 def _escaped(chunk: NDArray[np.uint8], num_before: int) -> tuple[NDArray[np.bool_], int]:
-    """Which bytes have an odd number of backslashes right before them, and how many the chunk ends with. `num_before`
-    stand right before the chunk."""
+    """Which bytes have an odd number of backslashes right before them, and how many the chunk ends
+    with. `num_before` stand right before the chunk.
+    """
     slashes = chunk == _BACKSLASH
     places = np.arange(len(chunk), dtype=np.int32)
     # of each place, the last one up to there that is no backslash

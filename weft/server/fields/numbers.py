@@ -1,5 +1,7 @@
-"""Holds the numbers of a request against the one table of ranges (`config/numbers.py`): those of a decoded body,
-whatever it is nested in, and those of a query. Which fields have numbers is read from the types of the body."""
+"""Holds the numbers of a request against the one table of ranges (`config/numbers.py`): those of a
+decoded body, whatever it is nested in, and those of a query. Which fields have numbers is read from
+the types of the body.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ _REAL = re.compile(r"-?[0-9]{1,20}(\.[0-9]{1,20})?")
 
 
 class Field(NamedTuple):
-    """A field of a body with numbers in it: one, a list, lists of lists, or the values of an object."""
+    """A field of a body with numbers in it: one, a list, lists of lists, or the values of an
+    object.
+    """
 
     name: str  # of the attribute
     told: str  # as the client calls it
@@ -28,7 +32,10 @@ class Field(NamedTuple):
 
 
 def check_numbers(body: msgspec.Struct, vocab_size: int | None, where: str = "") -> None:
-    """Raise `ApiError` for the first number of `body` that is out of its range. `where`: what it is nested in."""
+    """Raise `ApiError` for the first number of `body` that is out of its range.
+
+    `where`: what it is nested in.
+    """
     for field in numeric_fields(type(body)):
         value = getattr(body, field.name)
         if value is not None and value is not msgspec.UNSET:
@@ -68,7 +75,10 @@ def header_number(text: str, name: str, told: str) -> int:
 
 @cache
 def numeric_fields(body: type[msgspec.Struct]) -> tuple[Field, ...]:
-    """The fields of a body that may have numbers. Raises KeyError for one that the table of ranges lacks."""
+    """The fields of a body that may have numbers.
+
+    Raises KeyError for one that the table of ranges lacks.
+    """
     fields = _fields(body)
     return tuple(
         Field(one.name, one.encode_name, NUMBERS[one.encode_name])
@@ -107,7 +117,10 @@ def _leaves(kind: inspected.Type) -> list[inspected.Type]:
 
 
 def _is_right(number: Number, value: Any) -> bool:
-    """Whether all numbers in a value are in range. What is no number is right here: its type was checked before."""
+    """Whether all numbers in a value are in range.
+
+    What is no number is right here: its type was checked before.
+    """
     if isinstance(value, dict):
         value = list(value.values())
     if not isinstance(value, list):

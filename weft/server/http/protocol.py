@@ -1,10 +1,11 @@
-"""uvicorn's HTTP protocol with the guards it lacks: on the size of an unfinished head, on the time for it, on what a
-chunked body brings besides its bytes, on stalls, on the number of connections.
+"""uvicorn's HTTP protocol with the guards it lacks: on the size of an unfinished head, on the time
+for it, on what a chunked body brings besides its bytes, on stalls, on the number of connections.
 
-Without them a client holds memory or connections for as long as it likes (endless headers or trailers, slowloris, a
-reader that has stopped, a thousand sockets that say nothing).
+Without them a client holds memory or connections for as long as it likes (endless headers or
+trailers, slowloris, a reader that has stopped, a thousand sockets that say nothing).
 
-Trailers are dropped: a field behind the body is no header (RFC 9110, section 6.5.1), so it can carry no key.
+Trailers are dropped: a field behind the body is no header (RFC 9110, section 6.5.1), so it can
+carry no key.
 """
 
 from __future__ import annotations
@@ -43,11 +44,14 @@ _OVERLOADED = _HEAD % b"503 Service Unavailable\r\nretry-after: 1" + (
 
 
 class ConnectionLimiter:
-    """What the connections of one server share. `refused` is told the name of each limit that ends one.
+    """What the connections of one server share.
 
-    A connection works while a request of it that was let in is answered; else it waits: for a head, for the end of a
-    body that nobody needs, for the client to read a refusal. Only those that work count against `max_connections`, and
-    the one that has waited longest goes first, so who has no key cannot keep out who has one.
+    `refused` is told the name of each limit that ends one.
+
+    A connection works while a request of it that was let in is answered; else it waits: for a head,
+    for the end of a body that nobody needs, for the client to read a refusal. Only those that work
+    count against `max_connections`, and the one that has waited longest goes first, so who has no
+    key cannot keep out who has one.
     """
 
     def __init__(self, limits: Limits, refused: Callable[[str], None]) -> None:
@@ -75,7 +79,10 @@ class ConnectionLimiter:
         return len(connections) - len(self._waiting) >= self.limits.max_connections
 
     def has_room(self, connections: set[Any], newcomer: GuardedProtocol, now: float) -> bool:
-        """Whether `newcomer`, which is among `connections`, may stay. Others are closed for that if need be."""
+        """Whether `newcomer`, which is among `connections`, may stay.
+
+        Others are closed for that if need be.
+        """
         while len(connections) > self.limits.max_connections and self._waiting:
             oldest, since = next(iter(self._waiting.items()))
             if now - since < IDLE_S and len(connections) <= self.last_place:
@@ -95,14 +102,12 @@ class GuardedProtocol(HttpToolsProtocol):
         self._limiter = limiter
         self._limits = limiter.limits
         self._head_len = 0  # bytes of the head that is being read; -1 while there is none
-        self._framing_len = (
-            0  # bytes since the head that are no body: sizes of chunks, their extensions, trailers
-        )
+        # Bytes since the head that are no body: sizes of chunks, their extensions, trailers.
+        self._framing_len = 0
         self._body_len = 0
         self._has_ended_head = False  # in the data that is being read
-        self._answered: RequestResponseCycle | None = (
-            None  # the request that is, or was last; `cycle` is the last read
-        )
+        # The request that is, or was last; `cycle` is the last read.
+        self._answered: RequestResponseCycle | None = None
         self._head_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
         self._probe_timer: asyncio.TimerHandle | None = None
@@ -129,7 +134,9 @@ class GuardedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """As the class above does it, but bytes that begin no request do not prolong the time for one."""
+        """As the class above does it, but bytes that begin no request do not prolong the time for
+        one.
+        """
         self._has_ended_head = False
         try:
             self.parser.feed_data(data)
@@ -155,7 +162,10 @@ class GuardedProtocol(HttpToolsProtocol):
                 self._cut_off("max_framing_bytes", _TOO_MUCH_FRAMING)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """The client sends no more. If it still reads, it gets its answer; whether it does, only writing can tell."""
+        """The client sends no more.
+
+        If it still reads, it gets its answer; whether it does, only writing can tell.
+        """
         answered = self._answered
         if (
             answered is None
@@ -218,8 +228,9 @@ class GuardedProtocol(HttpToolsProtocol):
     # ---- for the application
 
     def admit(self) -> bool:
-        """The request that is answered now may do what it asks for: the connection works until that is done. False, if
-        as many work as may."""
+        """The request that is answered now may do what it asks for: the connection works until that
+        is done. False, if as many work as may.
+        """
         if self._limiter.is_overloaded(self.connections):
             return False
         self._limiter.works(self)
@@ -235,13 +246,17 @@ class GuardedProtocol(HttpToolsProtocol):
         return self._answered is not None and self._answered.more_body
 
     def end_with_connection(self) -> None:
-        """The answer that begins now has no declared length and no chunks: it ends where the connection does."""
+        """The answer that begins now has no declared length and no chunks: it ends where the
+        connection does.
+        """
         assert self._answered is not None
         self._answered.chunked_encoding = False
 
     def write_piece(self, body: bytes) -> None:
-        """A piece of the body of the answer that is being sent, at once: what `send` does with it, without a coroutine.
-        For answers without a declared length, whose head has been sent, while `takes_pieces`."""
+        """A piece of the body of the answer that is being sent, at once: what `send` does with it,
+        without a coroutine. For answers without a declared length, whose head has been sent, while
+        `takes_pieces`.
+        """
         assert self._answered is not None
         if self._answered.chunked_encoding:
             self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
@@ -270,15 +285,18 @@ class GuardedProtocol(HttpToolsProtocol):
 
     @property
     def _can_probe(self) -> bool:
-        """Whether there is something to write that the client overlooks: not in HTTP/1.0, nor in a body of known
-        length."""
+        """Whether there is something to write that the client overlooks: not in HTTP/1.0, nor in a
+        body of known length.
+        """
         assert self._answered is not None
         if self._answered.scope["http_version"] != "1.1":
             return False
         return not self._answered.response_started or bool(self._answered.chunked_encoding)
 
     def _probe(self, number: int) -> None:
-        """A client that is gone altogether refuses what comes; the next write then fails, which ends the connection."""
+        """A client that is gone altogether refuses what comes; the next write then fails, which
+        ends the connection.
+        """
         assert self._answered is not None
         if self.transport.is_closing() or self._answered.response_complete or not self._can_probe:
             return
@@ -309,8 +327,9 @@ class GuardedProtocol(HttpToolsProtocol):
 
 
 class _CloseDelimited:
-    """The application for clients of HTTP/1.0, which know no chunks: an answer without a declared length ends with the
-    connection."""
+    """The application for clients of HTTP/1.0, which know no chunks: an answer without a declared
+    length ends with the connection.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -336,8 +355,9 @@ class _CloseDelimited:
 
 
 def _send_at_once(transport: asyncio.Transport) -> None:
-    """TCP_NODELAY. asyncio sets it too, but not on sockets made without naming the protocol: then every answer waits
-    40 ms for the acknowledgement of its own headers."""
+    """TCP_NODELAY. asyncio sets it too, but not on sockets made without naming the protocol: then
+    every answer waits 40 ms for the acknowledgement of its own headers.
+    """
     connection = transport.get_extra_info("socket")
     if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

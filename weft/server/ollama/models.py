@@ -8,7 +8,10 @@ import msgspec
 
 
 class Options(msgspec.Struct, kw_only=True):
-    """Sampling parameters under llama.cpp's names. Those about memory and threads are not the request's business."""
+    """Sampling parameters under llama.cpp's names.
+
+    Those about memory and threads are not the request's business.
+    """
 
     num_predict: int | None = None  # negative: as many as the context allows
     temperature: float | None = None

@@ -22,7 +22,10 @@ OLLAMA_LINES = Wire(b"application/x-ndjson", lambda error: ollama_error(error) +
 
 
 class OllamaReply:
-    """One answer of /api/chat or /api/generate. Calls are told whole: the API has no pieces of them."""
+    """One answer of /api/chat or /api/generate.
+
+    Calls are told whole: the API has no pieces of them.
+    """
 
     def __init__(
         self,
@@ -88,7 +91,10 @@ class OllamaReply:
         return {**fields, "response": text, **({"thinking": thinking} if thinking else {})}
 
     def _logprobs(self, delta: Delta) -> dict[str, Any]:
-        """Of the tokens of a delta, if they were asked for. The API has one list, beside the text."""
+        """Of the tokens of a delta, if they were asked for.
+
+        The API has one list, beside the text.
+        """
         if self._conversation.params.logprobs is None:
             return {}
         return {"logprobs": chat_logprobs(self._tokenizer, delta).content}

@@ -45,7 +45,9 @@ def chat_request(body: OllamaChatRequest) -> ChatRequest:
 def generate_request(
     body: OllamaGenerateRequest, ids: list[int] | None, stops: Sequence[int] = ()
 ) -> ChatRequest:
-    """`ids`: of a prompt that is not put into the chat template; `stops`: tokens that end its completion."""
+    """`ids`: of a prompt that is not put into the chat template; `stops`: tokens that end its
+    completion.
+    """
     for name in ("images", "template", "context"):
         if getattr(body, name):
             raise not_supported(name)

@@ -1,5 +1,8 @@
-"""Custom tools, which take a text instead of arguments. The model knows them as functions with one parameter, `input`:
-the template, the grammar and the parsers see nothing else, and calls are translated back where they are told."""
+"""Custom tools, which take a text instead of arguments.
+
+The model knows them as functions with one parameter, `input`: the template, the grammar and the
+parsers see nothing else, and calls are translated back where they are told.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,10 @@ class CustomCall(NamedTuple):
 
 
 class CustomCalls:
-    """Finds the calls of custom tools among the events of one completion. Each is told at its end, as one event."""
+    """Finds the calls of custom tools among the events of one completion.
+
+    Each is told at its end, as one event.
+    """
 
     def __init__(self, names: frozenset[str]) -> None:
         self._names = names
@@ -73,7 +79,10 @@ def is_custom(tool: dict[str, Any]) -> bool:
 
 
 def as_functions(tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
-    """Tools as the model is shown them. Raises `ApiError` for a custom tool that cannot be served."""
+    """Tools as the model is shown them.
+
+    Raises `ApiError` for a custom tool that cannot be served.
+    """
     if tools is None:
         return None
     return [
@@ -98,7 +107,10 @@ def _function(tool: dict[str, Any], param: str) -> dict[str, Any]:
 
 
 def with_function_calls(message: ChatMessage, where: str) -> ChatMessage:
-    """A message of the history with its calls of custom tools as calls of functions. Raises `ApiError`."""
+    """A message of the history with its calls of custom tools as calls of functions.
+
+    Raises `ApiError`.
+    """
     calls = message.tool_calls
     if not calls or not any(map(is_custom, calls)):
         return message
@@ -130,7 +142,10 @@ def arguments_of(text: str) -> str:
 
 
 def input_of(arguments: str) -> str:
-    """The input in such arguments, as far as it has come if they are cut off. Other arguments are the input itself."""
+    """The input in such arguments, as far as it has come if they are cut off.
+
+    Other arguments are the input itself.
+    """
     try:
         found = msgspec.json.decode(arguments)
     except (msgspec.DecodeError, UnicodeError, RecursionError):

@@ -1,6 +1,8 @@
-"""Bodies of the OpenAI API as structs: the fields of OpenAI, and those that SGLang and vLLM add, in both spellings.
+"""Bodies of the OpenAI API as structs: the fields of OpenAI, and those that SGLang and vLLM add, in
+both spellings.
 
-`null` stands for "not given" everywhere. What is not here and not in `body.UNSUPPORTED` is ignored and counted.
+`null` stands for "not given" everywhere. What is not here and not in `body.UNSUPPORTED` is ignored
+and counted.
 """
 
 from __future__ import annotations
@@ -172,7 +174,10 @@ class FunctionDelta(msgspec.Struct):
 
 
 class ToolCallDelta(msgspec.Struct, kw_only=True):
-    """The first of a call has its id and name, the others pieces of its arguments. Of a custom tool there is one."""
+    """The first of a call has its id and name, the others pieces of its arguments.
+
+    Of a custom tool there is one.
+    """
 
     index: int
     id: str | msgspec.UnsetType = msgspec.UNSET

@@ -1,4 +1,6 @@
-"""Tools on the way in and out: which may be called, what a forced call must look like, the names of calls."""
+"""Tools on the way in and out: which may be called, what a forced call must look like, the names of
+calls.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,8 @@ class ToolUse(NamedTuple):
     names: frozenset[str] = frozenset()
     schema: dict[str, Any] | None = None  # of the calls, if the answer has to be calls
     one_call: bool = False
-    arguments: dict[str, dict[str, Any]] | None = (
-        None  # schemas by name, if the model chooses and some tool is strict
-    )
+    # Schemas by name, if the model chooses and some tool is strict.
+    arguments: dict[str, dict[str, Any]] | None = None
     custom: frozenset[str] = (
         frozenset()
     )  # those of the names whose calls are told as calls of custom tools
@@ -118,7 +119,9 @@ def _moved(schema: Any, place: str) -> Any:
 def strict_tag(
     arguments: dict[str, dict[str, Any]], trigger: str, around: tuple[str, str]
 ) -> dict[str, Any]:
-    """A structural tag: free text in which a call, once begun, is one of these and has arguments of its schema."""
+    """A structural tag: free text in which a call, once begun, is one of these and has arguments of
+    its schema.
+    """
     before, behind = around
     tags = [
         {
@@ -135,7 +138,8 @@ def strict_tag(
 def _allowed(
     functions: dict[str, dict[str, Any]], choice: dict[str, Any]
 ) -> tuple[dict[str, dict[str, Any]], str]:
-    """Those of the functions that `choice` allows, and whether one must be called: "auto" or "required".
+    """Those of the functions that `choice` allows, and whether one must be called: "auto" or
+    "required".
 
     In chat requests the list lies in an object of its own, in responses it does not.
     """
@@ -172,7 +176,10 @@ def _arguments(functions: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]
 
 
 def call_id(id_len: int) -> str:
-    """A new name for a call. Most models take any; `id_len` below 24 is for those that want a bare name so long."""
+    """A new name for a call.
+
+    Most models take any; `id_len` below 24 is for those that want a bare name so long.
+    """
     if id_len < 24:
         return "".join(secrets.choice(_ALPHABET) for _ in range(id_len))
     return f"call_{secrets.token_hex(id_len // 2)}"

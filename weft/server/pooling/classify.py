@@ -1,4 +1,6 @@
-"""Which label a text has: `/v1/classify` and `/classify`, in the forms of vLLM (`input`) and SGLang (`text`)."""
+"""Which label a text has: `/v1/classify` and `/classify`, in the forms of vLLM (`input`) and SGLang
+(`text`).
+"""
 
 from __future__ import annotations
 

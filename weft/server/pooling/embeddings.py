@@ -1,4 +1,6 @@
-"""Vectors of texts: `/v1/embeddings` (OpenAI), `/encode` (SGLang), `/api/embed` and `/api/embeddings` (Ollama)."""
+"""Vectors of texts: `/v1/embeddings` (OpenAI), `/encode` (SGLang), `/api/embed` and
+`/api/embeddings` (Ollama).
+"""
 
 from __future__ import annotations
 

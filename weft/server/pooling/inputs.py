@@ -1,5 +1,6 @@
-"""From the inputs of a body to one generation that makes a vector or scores of each, all of them in one message to the
-engine. An input that cannot be used is named by its place."""
+"""From the inputs of a body to one generation that makes a vector or scores of each, all of them in
+one message to the engine. An input that cannot be used is named by its place.
+"""
 
 from __future__ import annotations
 
@@ -160,7 +161,9 @@ def answer(
     *,
     first: int = 0,
 ) -> Answer:
-    """The answer that `make` makes of the vectors; a failure names the input of `param`, which begin at `first`."""
+    """The answer that `make` makes of the vectors; a failure names the input of `param`, which
+    begin at `first`.
+    """
 
     def failure(deltas: Sequence[Delta]) -> ApiError | None:
         for delta in deltas:

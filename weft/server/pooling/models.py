@@ -1,4 +1,5 @@
-"""Bodies of the APIs that answer with vectors or scores: OpenAI's, Jina's and Cohere's, vLLM's, SGLang's, Ollama's.
+"""Bodies of the APIs that answer with vectors or scores: OpenAI's, Jina's and Cohere's, vLLM's,
+SGLang's, Ollama's.
 
 `null` stands for "not given" everywhere.
 """
@@ -46,7 +47,9 @@ class RerankRequest(PooledRequest, kw_only=True):
 
 
 class ScoreRequest(PooledRequest, kw_only=True):
-    """Pairs of texts (vLLM), or a query with items and the label tokens that may follow them (SGLang)."""
+    """Pairs of texts (vLLM), or a query with items and the label tokens that may follow them
+    (SGLang).
+    """
 
     text_1: str | list[str] | None = None
     text_2: str | list[str] | None = None

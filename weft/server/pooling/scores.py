@@ -1,7 +1,8 @@
-"""How well texts go together: `/v1/rerank` (Jina, Cohere) and `/v1/score` of pairs (vLLM), or of label tokens behind a
-prompt (SGLang).
+"""How well texts go together: `/v1/rerank` (Jina, Cohere) and `/v1/score` of pairs (vLLM), or of
+label tokens behind a prompt (SGLang).
 
-A model with one label scores each pair by itself; a model that makes vectors scores by their cosine.
+A model with one label scores each pair by itself; a model that makes vectors scores by their
+cosine.
 """
 
 from __future__ import annotations
@@ -91,7 +92,9 @@ async def score(context: ServerContext, request: Request) -> ASGIApp:
 
 
 class Pairs:
-    """Texts side by side, as a model takes them: pairs, or each different left text and all right ones alone."""
+    """Texts side by side, as a model takes them: pairs, or each different left text and all right
+    ones alone.
+    """
 
     def __init__(
         self, context: ServerContext, left: Sequence[str], right: Sequence[str], *, param: str
@@ -151,7 +154,9 @@ def _either(body: ScoreRequest, *names: str) -> list[str]:
 
 
 async def _label_tokens(context: ServerContext, request: Request, body: ScoreRequest) -> ASGIApp:
-    """Probabilities of the label tokens behind query and item; with `apply_softmax` of these tokens alone."""
+    """Probabilities of the label tokens behind query and item; with `apply_softmax` of these tokens
+    alone.
+    """
     labels = tuple(body.label_token_ids or ())
     if not labels or body.query is None or not body.items:
         raise ApiError(

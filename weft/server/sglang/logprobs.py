@@ -1,7 +1,8 @@
-"""Log probabilities of one completion and its prompt in SGLang's lists: [logprob, token id, text or null].
+"""Log probabilities of one completion and its prompt in SGLang's lists: [logprob, token id, text or
+null].
 
-An answer repeats the lists of the output as far as they have come. Each entry is written as JSON once, when its token
-comes, and the lists are kept as bytes.
+An answer repeats the lists of the output as far as they have come. Each entry is written as JSON
+once, when its token comes, and the lists are kept as bytes.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ Entry = tuple[float | None, int, str | None]
 
 
 def logprob_params(wanted: bool, start: int, num_top: int, ids: Sequence[int]) -> dict[str, Any]:
-    """`return_logprob` and the fields beside it as sampling parameters. `start` -1: none of the prompt."""
+    """`return_logprob` and the fields beside it as sampling parameters.
+
+    `start` -1: none of the prompt.
+    """
     if not wanted:
         return {}
     of_prompt = {} if start < 0 else {"prompt_logprobs": num_top, "prompt_logprobs_start": start}
@@ -32,7 +36,10 @@ def logprob_params(wanted: bool, start: int, num_top: int, ids: Sequence[int]) -
 
 
 def require_start(params: SamplingParams, ids: Sequence[int], *, behind_history: bool) -> None:
-    """Refuse a start behind the prompt. How long the history of a session is, the engine alone knows."""
+    """Refuse a start behind the prompt.
+
+    How long the history of a session is, the engine alone knows.
+    """
     start = params.prompt_logprobs_start
     if start >= len(ids) and start and not behind_history:
         raise ApiError(
@@ -43,7 +50,10 @@ def require_start(params: SamplingParams, ids: Sequence[int], *, behind_history:
 
 
 class JsonList:
-    """A list of JSON that grows at its end. An item is encoded once, however often the list is told."""
+    """A list of JSON that grows at its end.
+
+    An item is encoded once, however often the list is told.
+    """
 
     def __init__(self) -> None:
         self._items = bytearray()  # each with a comma behind it
@@ -112,7 +122,10 @@ class NativeLogprobs:
         return meta
 
     def of_prompt(self) -> dict[str, Any]:
-        """From `logprob_start_len` on; the first has no log probability. Asked for twice, and made once."""
+        """From `logprob_start_len` on; the first has no log probability.
+
+        Asked for twice, and made once.
+        """
         if not self._about_prompt:
             self._about_prompt = {
                 name: written(value) for name, value in self._prompt_lists().items()

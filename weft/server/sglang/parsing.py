@@ -1,5 +1,7 @@
-"""`/parse_function_call` and `/separate_reasoning`: what the parsers of answers find in a text that the client brings,
-with SGLang's fields. For those who have a model's text from elsewhere, such as `/generate`."""
+"""`/parse_function_call` and `/separate_reasoning`: what the parsers of answers find in a text that
+the client brings, with SGLang's fields. For those who have a model's text from elsewhere, such as
+`/generate`.
+"""
 
 from __future__ import annotations
 

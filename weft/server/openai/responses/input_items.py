@@ -31,7 +31,10 @@ def item_id(kind: str) -> str:
 
 
 def input_items(given: str | Sequence[ResponseItem]) -> list[dict[str, Any]]:
-    """The input of one request as items. Each has an id of its own: the client's, unless another item has it."""
+    """The input of one request as items.
+
+    Each has an id of its own: the client's, unless another item has it.
+    """
     items = [ResponseItem(role="user", content=given)] if isinstance(given, str) else given
     taken: set[str] = set()
     found = []
@@ -45,7 +48,8 @@ def input_items(given: str | Sequence[ResponseItem]) -> list[dict[str, Any]]:
 
 
 def page(items: Sequence[dict[str, Any]], request: Request) -> ResponseItemList:
-    """The items that a query asks for: `limit` of them behind `after`, the last first unless `order` is "asc".
+    """The items that a query asks for: `limit` of them behind `after`, the last first unless
+    `order` is "asc".
 
     Raises `ApiError` for a value that is not allowed.
     """
@@ -76,7 +80,9 @@ def _begin(items: Sequence[dict[str, Any]], after: str | None) -> int:
 
 
 def _told(item: ResponseItem, id: str) -> dict[str, Any]:
-    """An item as clients read it: texts of messages and of reasoning are lists of parts, whatever the client sent."""
+    """An item as clients read it: texts of messages and of reasoning are lists of parts, whatever
+    the client sent.
+    """
     fields = {key: value for key, value in msgspec.to_builtins(item).items() if value is not None}
     told = {**fields, "id": id, "type": item.type, "status": "completed"}
     if isinstance(item.content, str):

@@ -1,7 +1,7 @@
 """A generation as a response: items of output, whole or as typed events.
 
-The same events make both: the object of the response grows with them, and what is told of it in a stream is written
-down beside.
+The same events make both: the object of the response grows with them, and what is told of it in a
+stream is written down beside.
 """
 
 from __future__ import annotations
@@ -197,8 +197,11 @@ class ResponseReply:
 
 
 class TokenQueue:
-    """Log probabilities of tokens, until the text comes that they make. Marks of reasoning and calls, which are in no
-    text, are passed over. Cost: in proportion to what is added and taken."""
+    """Log probabilities of tokens, until the text comes that they make.
+
+    Marks of reasoning and calls, which are in no text, are passed over. Cost: in proportion to what
+    is added and taken.
+    """
 
     def __init__(self) -> None:
         self._text = ""

@@ -1,4 +1,7 @@
-"""The input of the Responses API as a chat request. What cannot be translated is refused by name."""
+"""The input of the Responses API as a chat request.
+
+What cannot be translated is refused by name.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,10 @@ _SAME = (  # fields that mean the same in both
 
 
 def chat_request(body: ResponsesRequest, history: Sequence[ChatMessage], id: str) -> ChatRequest:
-    """`history`: what was said before the input of this request. `id` becomes the name of the request."""
+    """`history`: what was said before the input of this request.
+
+    `id` becomes the name of the request.
+    """
     instructions = (
         [] if body.instructions is None else [ChatMessage(role="system", content=body.instructions)]
     )
@@ -60,7 +66,10 @@ def wants_logprobs(body: ResponsesRequest) -> bool:
 
 
 def messages(given: str | list[ResponseItem]) -> list[ChatMessage]:
-    """The input as messages. Calls that follow each other are one message, as templates want them."""
+    """The input as messages.
+
+    Calls that follow each other are one message, as templates want them.
+    """
     if isinstance(given, str):
         return [ChatMessage(role="user", content=given)]
     found: list[ChatMessage] = []
