@@ -24,11 +24,10 @@ class ToolUse(NamedTuple):
     names: frozenset[str] = frozenset()
     schema: dict[str, Any] | None = None  # of the calls, if the answer has to be calls
     one_call: bool = False
-    # Schemas by name, if the model chooses and some tool is strict.
+    # Schemas of arguments by name, if the model chooses and some tool is strict.
     arguments: dict[str, dict[str, Any]] | None = None
-    custom: frozenset[str] = (
-        frozenset()
-    )  # those of the names whose calls are told as calls of custom tools
+    # Those of the names whose calls are told as calls of custom tools.
+    custom: frozenset[str] = frozenset()
 
 
 NO_TOOLS = ToolUse()
@@ -36,66 +35,85 @@ NO_TOOLS = ToolUse()
 
 def tool_use(tools: Sequence[dict[str, Any]] | None, choice: Any, *, parallel: bool) -> ToolUse:
     """The request's fields, checked. Raises `ApiError`."""
-    shown = as_functions(tools) or ()
-    functions = {_name(tool, place): tool["function"] for place, tool in enumerate(shown)}
+    functions: dict[str, dict[str, Any]] = {}
+    for index, tool in enumerate(as_functions(tools) or ()):
+        functions[_name(tool, index)] = tool["function"]
     custom = frozenset(tool["custom"]["name"] for tool in tools or () if is_custom(tool))
     if len(functions) < len(tools or ()):
         raise ApiError(400, "two tools have the same name", param="tools")
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
         functions, choice = _allowed(functions, choice)
+    if choice == "none":
+        return NO_TOOLS
+    if choice is None or choice == "auto":
+        return ToolUse(
+            names=frozenset(functions),
+            one_call=not parallel,
+            arguments=_strict_arguments(functions),
+            custom=custom & functions.keys(),
+        )
+    chosen = functions
+    if choice != "required":
+        name = _chosen_name(choice, custom)
+        if name not in functions:
+            raise _not_among_tools(f"tool_choice names {name[:MAX_DESCRIBED]!r}")
+        chosen = {name: functions[name]}
+        parallel = False
+    if not chosen:
+        raise ApiError(400, "tool_choice is required, but there are no tools", param="tool_choice")
+    return ToolUse(
+        names=frozenset(chosen),
+        schema=forced_schema(chosen, parallel=parallel),
+        one_call=not parallel,
+        custom=custom & chosen.keys(),
+    )
+
+
+def _chosen_name(choice: Any, custom: frozenset[str]) -> str:
+    """The name of the one tool that `tool_choice` names. Raises `ApiError`."""
     match choice:
-        case "none":
-            return NO_TOOLS
-        case None | "auto":
-            is_strict = any(function.get("strict") is True for function in functions.values())
-            arguments = _arguments(functions) if is_strict else None
-            return ToolUse(
-                frozenset(functions), None, not parallel, arguments, custom & functions.keys()
-            )
-        case "required":
-            chosen = functions
         case (
             {"type": "function" as kind, "function": {"name": str(name)}}
             | {"type": "custom" as kind, "custom": {"name": str(name)}}
             | {"type": "function" | "custom" as kind, "name": str(name)}
         ):
-            chosen = {key: value for key, value in functions.items() if key == name}
-            if not chosen or (kind == "custom") != (name in custom):
-                message = f"tool_choice names {name[:MAX_DESCRIBED]!r}, which is none of the tools"
-                raise ApiError(400, message, param="tool_choice")
-            parallel = False
-        case _:
-            message = f"tool_choice is {str(choice)[:MAX_DESCRIBED]}; none, auto, required or a tool is allowed"
-            raise ApiError(400, message, param="tool_choice")
-    if not chosen:
-        raise ApiError(400, "tool_choice is required, but there are no tools", param="tool_choice")
-    schema = forced_schema(chosen, parallel=parallel)
-    return ToolUse(frozenset(chosen), schema, not parallel, None, custom & chosen.keys())
+            if (kind == "custom") != (name in custom):
+                raise _not_among_tools(f"tool_choice names {name[:MAX_DESCRIBED]!r}")
+            return str(name)
+    message = (
+        f"tool_choice is {str(choice)[:MAX_DESCRIBED]}; none, auto, required or a tool is allowed"
+    )
+    raise ApiError(400, message, param="tool_choice")
+
+
+def _not_among_tools(what: str) -> ApiError:
+    return ApiError(400, f"{what}, which is none of the tools", param="tool_choice")
 
 
 def forced_schema(functions: dict[str, dict[str, Any]], *, parallel: bool) -> dict[str, Any]:
-    """What a list of calls of these functions looks like, as `text.parsers.readers.forced` reads it."""
-    place = "#/items" if len(functions) == 1 else "#/items/anyOf/{number}"
-    calls = [
-        {
+    """What a list of calls of these functions looks like, as `parsers.readers.forced` reads it."""
+    calls: list[dict[str, Any]] = []
+    for number, (name, function) in enumerate(functions.items()):
+        # Where the schema of the arguments stands in the whole.
+        place = "#/items" if len(functions) == 1 else f"#/items/anyOf/{number}"
+        parameters = _moved(_parameters(function), f"{place}/properties/parameters")
+        call = {
             "type": "object",
-            "properties": {
-                "name": {"const": name},
-                "parameters": _moved(
-                    _parameters(function), f"{place.format(number=number)}/properties/parameters"
-                ),
-            },
+            "properties": {"name": {"const": name}, "parameters": parameters},
             "required": ["name", "parameters"],
             "additionalProperties": False,
         }
-        for number, (name, function) in enumerate(functions.items())
-    ]
-    item = calls[0] if len(calls) == 1 else {"anyOf": calls}
-    compact = {
-        "whitespace_flexible": False
-    }  # nobody reads it, and a weak model goes on with white space
-    schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": item, "x-guidance": compact}
-    return schema if parallel else {**schema, "maxItems": 1}
+        calls.append(call)
+    schema: dict[str, Any] = {
+        "type": "array",
+        "minItems": 1,
+        "items": calls[0] if len(calls) == 1 else {"anyOf": calls},
+        # No person reads it, and a weak model goes on with white space.
+        "x-guidance": {"whitespace_flexible": False},
+    }
+    if not parallel:
+        schema["maxItems"] = 1
+    return schema
 
 
 def _parameters(function: dict[str, Any]) -> dict[str, Any]:
@@ -119,43 +137,46 @@ def _moved(schema: Any, place: str) -> Any:
 def strict_tag(
     arguments: dict[str, dict[str, Any]], trigger: str, around: tuple[str, str]
 ) -> dict[str, Any]:
-    """A structural tag: free text in which a call, once begun, is one of these and has arguments of
-    its schema.
+    """A structural tag: free text in which a call is one of these and has arguments of its schema.
+
+    `around`: what stands before (with NAME for the name) and behind the arguments of a call.
     """
     before, behind = around
-    tags = [
-        {
+    tags: list[dict[str, Any]] = []
+    for name, schema in arguments.items():
+        tag = {
             "type": "tag",
             "begin": before.replace("NAME", name),
             "content": {"type": "json_schema", "json_schema": schema},
             "end": behind,
         }
-        for name, schema in arguments.items()
-    ]
+        tags.append(tag)
     return {"format": {"type": "triggered_tags", "triggers": [trigger], "tags": tags}}
 
 
 def _allowed(
     functions: dict[str, dict[str, Any]], choice: dict[str, Any]
 ) -> tuple[dict[str, dict[str, Any]], str]:
-    """Those of the functions that `choice` allows, and whether one must be called: "auto" or
-    "required".
+    """The functions that `choice` allows, and whether one must be called: "auto" or "required".
 
     In chat requests the list lies in an object of its own, in responses it does not.
     """
     told = choice.get("allowed_tools", choice)
-    mode = told.get("mode", "auto") if isinstance(told, dict) else None
-    tools = told.get("tools") if isinstance(told, dict) else None
+    mode: Any = None
+    tools: Any = None
+    if isinstance(told, dict):
+        mode = told.get("mode", "auto")
+        tools = told.get("tools")
     if mode not in ("auto", "required") or not isinstance(tools, list):
-        message = "tool_choice of the type allowed_tools needs mode (auto or required) and a list of tools"
+        message = (
+            "tool_choice of the type allowed_tools needs mode (auto or required) "
+            "and a list of tools"
+        )
         raise ApiError(400, message, param="tool_choice")
     names = [_allowed_name(tool) for tool in tools]
     for name in names:
         if name not in functions:
-            message = (
-                f"tool_choice allows {str(name)[:MAX_DESCRIBED]!r}, which is none of the tools"
-            )
-            raise ApiError(400, message, param="tool_choice")
+            raise _not_among_tools(f"tool_choice allows {str(name)[:MAX_DESCRIBED]!r}")
     return {name: function for name, function in functions.items() if name in names}, mode
 
 
@@ -167,12 +188,20 @@ def _allowed_name(tool: Any) -> Any:
     return function.get("name") if isinstance(function, dict) else None
 
 
-def _arguments(functions: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The schema of each function's arguments; any object where it is not strict."""
-    return {
-        name: _parameters(function) if function.get("strict") is True else {"type": "object"}
-        for name, function in functions.items()
-    }
+def _strict_arguments(
+    functions: dict[str, dict[str, Any]],
+) -> dict[str, dict[str, Any]] | None:
+    """The schema of each function's arguments, any object where it is not strict.
+
+    None if no function is strict.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    has_strict = False
+    for name, function in functions.items():
+        is_strict = function.get("strict") is True
+        has_strict = has_strict or is_strict
+        found[name] = _parameters(function) if is_strict else {"type": "object"}
+    return found if has_strict else None
 
 
 def call_id(id_len: int) -> str:
@@ -185,30 +214,23 @@ def call_id(id_len: int) -> str:
     return f"call_{secrets.token_hex(id_len // 2)}"
 
 
-def _name(tool: dict[str, Any], place: int) -> str:
-    """The name of a tool, which must be a function of OpenAI's form."""
-    param = f"tools[{place}]"
+def _name(tool: dict[str, Any], index: int) -> str:
+    """The name of a tool, which must be a function of OpenAI's form. Raises `ApiError`."""
+    param = f"tools[{index}]"
     function = tool.get("function")
     if tool.get("type", "function") != "function" or not isinstance(function, dict):
         kind = str(tool.get("type"))[:MAX_DESCRIBED]
-        raise ApiError(
-            400,
-            f"{param} is of type {kind!r}; functions and custom tools are supported",
-            param=param,
-        )
+        message = f"{param} is of type {kind!r}; functions and custom tools are supported"
+        raise ApiError(400, message, param=param)
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ApiError(
-            400,
-            f"{param} has the name {str(name)[:MAX_DESCRIBED]!r}; 1 to 64 letters, digits and the characters _ . - "
-            "are allowed",
-            param=f"{param}.function.name",
+        message = (
+            f"{param} has the name {str(name)[:MAX_DESCRIBED]!r}; "
+            "1 to 64 letters, digits and the characters _ . - are allowed"
         )
+        raise ApiError(400, message, param=f"{param}.function.name")
     parameters = function.get("parameters")
     if parameters is not None and not isinstance(parameters, dict):
-        raise ApiError(
-            400,
-            f"{param} has parameters that are no JSON schema",
-            param=f"{param}.function.parameters",
-        )
+        message = f"{param} has parameters that are no JSON schema"
+        raise ApiError(400, message, param=f"{param}.function.parameters")
     return name

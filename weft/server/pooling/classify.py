@@ -26,10 +26,16 @@ async def classify(context: ServerContext, request: Request) -> ASGIApp:
     pools = require_pools(context, "classify", "labels need a model with a classification head")
     if body.input is not None and (body.text is not None or body.input_ids is not None):
         raise ApiError(400, "give input, or text, or input_ids", param="input")
-    param = "text" if body.input is None else "input"
-    texts = text_or_ids(body.text, body.input_ids) if body.input is None else body.input
+    if body.input is None:
+        param = "text"
+        texts = text_or_ids(body.text, body.input_ids)
+    else:
+        param = "input"
+        texts = body.input
     inputs = await encoded(context, split(param, texts), body, param=param)
-    activates = body.activation if body.use_activation is None else body.use_activation
+    activates = body.use_activation
+    if activates is None:
+        activates = body.activation
     generation = start(context, request, body, inputs, PoolingParams(normalize=activates))
     rid = generation.completions[0].rid
 

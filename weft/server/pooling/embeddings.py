@@ -48,14 +48,10 @@ async def embeddings(context: ServerContext, request: Request) -> ASGIApp:
     inputs = await encoded(context, split("input", body.input), body, param="input")
 
     def make(vectors: list[Vector], deltas: list[Delta]) -> dict[str, Any]:
-        data = [
-            {
-                "object": "embedding",
-                "index": index,
-                "embedding": written(vector, body.encoding_format),
-            }
-            for index, vector in enumerate(vectors)
-        ]
+        data: list[dict[str, Any]] = []
+        for index, vector in enumerate(vectors):
+            embedding = written(vector, body.encoding_format)
+            data.append({"object": "embedding", "index": index, "embedding": embedding})
         return {
             "object": "list",
             "data": data,
@@ -75,14 +71,13 @@ async def encode(context: ServerContext, request: Request) -> ASGIApp:
     inputs = await encoded(context, split("text", texts), body, param="text")
     if body.token_type_ids is not None:
         inputs = _typed(inputs, body.token_type_ids, max(pools.num_token_types, 1))
-    generation = start(
-        context, request, body, inputs, PoolingParams(dimensions=dimensions(pools, body.dimensions))
-    )
-    return answer(
-        generation,
-        "text",
-        lambda vectors, deltas: native(vectors, deltas, texts, generation.completions[0].rid),
-    )
+    pooling = PoolingParams(dimensions=dimensions(pools, body.dimensions))
+    generation = start(context, request, body, inputs, pooling)
+
+    def make(vectors: list[Vector], deltas: list[Delta]) -> Any:
+        return native(vectors, deltas, texts, generation.completions[0].rid)
+
+    return answer(generation, "text", make)
 
 
 async def ollama_embed(context: ServerContext, request: Request) -> ASGIApp:
@@ -100,10 +95,13 @@ async def ollama_embed(context: ServerContext, request: Request) -> ASGIApp:
     pooling = PoolingParams(dimensions=dimensions(pools, body.dimensions))
 
     def make(vectors: list[Vector], deltas: list[Delta]) -> dict[str, Any]:
-        total = int((time.perf_counter() - began) * 1e9)
-        num = usage(deltas)["prompt_tokens"]
-        fields = {"total_duration": total, "load_duration": 0, "prompt_eval_count": num}
-        return {"model": name, "embeddings": [vector.tolist() for vector in vectors], **fields}
+        return {
+            "model": name,
+            "embeddings": [vector.tolist() for vector in vectors],
+            "total_duration": int((time.perf_counter() - began) * 1e9),
+            "load_duration": 0,
+            "prompt_eval_count": usage(deltas)["prompt_tokens"],
+        }
 
     return answer(start(context, request, plain, inputs, pooling), "input", make)
 
@@ -137,31 +135,33 @@ def native(vectors: list[Vector], deltas: list[Delta], texts: Texts, rid: str) -
             "id": rid,
             "prompt_tokens": delta.end.prompt_tokens,
             "finish_reason": {"type": "length", "length": 0},
+            "e2e_latency": delta.end.e2e_s,
         }
-        answers.append(
-            {"embedding": vector.tolist(), "meta_info": meta | {"e2e_latency": delta.end.e2e_s}}
-        )
+        answers.append({"embedding": vector.tolist(), "meta_info": meta})
     is_one = isinstance(texts, str) or isinstance(texts[0], int)
     return answers[0] if is_one else answers
 
 
 def _typed(inputs: list[Encoded], types: list[int | list[int]], num_types: int) -> list[Encoded]:
-    """The inputs with the kinds of segments that were given for their tokens, of `num_types`."""
+    """The inputs with the kinds of segments of their tokens, of `num_types`. Raises `ApiError`."""
+    param = "token_type_ids"
+    lists: list[list[int]] = [item for item in types if not isinstance(item, int)]
     flat = [item for item in types if isinstance(item, int)]
-    lists = (
-        [flat] if len(flat) == len(types) else [item for item in types if not isinstance(item, int)]
-    )
+    if len(flat) == len(types):
+        lists = [flat]
     if len(lists) != len(inputs):
-        message = f"token_type_ids has {len(lists):,} lists for {len(inputs):,} inputs"
-        raise ApiError(400, message, param="token_type_ids")
-    for kind in (kind for one in lists for kind in one):
-        if not 0 <= kind < num_types:
-            message = f"token_type_ids has {kind}; 0 to {num_types - 1} are allowed"
-            raise ApiError(400, message, param="token_type_ids")
-    for place, (one, own) in enumerate(zip(inputs, lists, strict=True)):
-        if len(one.ids) != len(own):
-            message = (
-                f"token_type_ids[{place}] has {len(own):,} entries for {len(one.ids):,} tokens"
-            )
-            raise ApiError(400, message, param="token_type_ids")
-    return [Encoded(one.ids, own) for one, own in zip(inputs, lists, strict=True)]
+        message = f"{param} has {len(lists):,} lists for {len(inputs):,} inputs"
+        raise ApiError(400, message, param=param)
+    for own_types in lists:
+        for kind in own_types:
+            if not 0 <= kind < num_types:
+                message = f"{param} has {kind}; 0 to {num_types - 1} are allowed"
+                raise ApiError(400, message, param=param)
+    typed = []
+    for index, (tokens, own_types) in enumerate(zip(inputs, lists, strict=True)):
+        num_tokens = len(tokens.ids)
+        if num_tokens != len(own_types):
+            message = f"{param}[{index}] has {len(own_types):,} entries for {num_tokens:,} tokens"
+            raise ApiError(400, message, param=param)
+        typed.append(Encoded(tokens.ids, own_types))
+    return typed

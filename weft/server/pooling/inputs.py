@@ -1,5 +1,6 @@
-"""From the inputs of a body to one generation that makes a vector or scores of each, all of them in
-one message to the engine. An input that cannot be used is named by its place.
+"""From the inputs of a body to one generation that makes a vector or scores of each.
+
+All inputs go to the engine in one message. An input that cannot be used is named by its index.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ def require_pools(context: ServerContext, task: str, what: str) -> Pools:
     name = context.info.model_name
     if pools is not None:
         raise ApiError(400, f"{name} is made to {pools.task}; {what}", param="model")
-    raise ApiError(
-        400,
-        f"{name} generates tokens; {what} (weft serve --task embed makes vectors with it)",
-        param="model",
-    )
+    message = f"{name} generates tokens; {what} (weft serve --task embed makes vectors with it)"
+    raise ApiError(400, message, param="model")
+
+
+# ---- tokens
 
 
 def split(param: str, value: Texts) -> list[Input]:
@@ -68,33 +69,54 @@ async def encoded(
     Raises `ApiError` or `ContextExceeded` for what cannot be used, naming the input.
     """
     longest = context.client.engine.max_prompt_tokens
-    truncate, side = body.truncate_prompt_tokens, body.truncation_side or "right"
-    if truncate is None and context.config.auto_truncate:
-        truncate = -1
-    if truncate is not None and truncate != -1 and not 1 <= truncate <= longest:
-        message = f"truncate_prompt_tokens is {truncate}; 1 to {longest:,} are allowed, or -1 for all that fit"
-        raise ApiError(400, message, param="truncate_prompt_tokens")
-    limit = longest if truncate == -1 else truncate
-    texts = [one for one in inputs if not isinstance(one, list)]
+    limit = _most_tokens(context, body, longest)
+    side = body.truncation_side or "right"
+    texts = [text for text in inputs if not isinstance(text, list)]
     special = body.add_special_tokens is not False
     found = iter(
         await context.tokenizer.encode_inputs(
             texts, max_len=limit, side=side, add_special_tokens=special
         )
     )
-    every = [
-        Encoded(_cut(one, limit, side), []) if isinstance(one, list) else next(found)
-        for one in inputs
-    ]
-    for place, one in enumerate(every):
-        name = param if len(every) == 1 else f"{param}[{place}]"
-        if not one.ids:
+    every: list[Encoded] = []
+    for one in inputs:
+        if isinstance(one, list):
+            every.append(Encoded(_cut(one, limit, side), []))
+        else:
+            every.append(next(found))
+    for index, tokens in enumerate(every):
+        name = param if len(every) == 1 else f"{param}[{index}]"
+        if not tokens.ids:
             raise ApiError(400, f"{name} has no token", param=param)
-        if len(one.ids) > longest:
-            raise ContextExceeded(
-                param, f"{name} has {len(one.ids):,} tokens; at most {longest:,} are allowed"
-            )
+        if len(tokens.ids) > longest:
+            message = f"{name} has {len(tokens.ids):,} tokens; at most {longest:,} are allowed"
+            raise ContextExceeded(param, message)
     return every
+
+
+def _most_tokens(context: ServerContext, body: PooledRequest, longest: int) -> int | None:
+    """To how many tokens an input is cut; None: it is not. Raises `ApiError`."""
+    most = body.truncate_prompt_tokens
+    if most is None and context.config.auto_truncate:
+        most = -1
+    if most == -1:
+        return longest
+    if most is not None and not 1 <= most <= longest:
+        message = (
+            f"truncate_prompt_tokens is {most}; "
+            f"1 to {longest:,} are allowed, or -1 for all that fit"
+        )
+        raise ApiError(400, message, param="truncate_prompt_tokens")
+    return most
+
+
+def _cut(ids: list[int], limit: int | None, side: Side) -> list[int]:
+    if limit is None or len(ids) <= limit:
+        return ids
+    return ids[:limit] if side == "right" else ids[-limit:]
+
+
+# ---- the generation
 
 
 def start(
@@ -109,39 +131,48 @@ def start(
     with_types = pools is not None and pools.num_token_types > 1
     rid = request_name(request, body.rid, body.request_id)
     user = (body.user or "")[: context.limits.max_user_len]
-    prompts = [
-        Prompt(
-            ids=one.ids,
+    tenant = tenant_of(context, request, user)
+    salt = cache_salt_of(context, request)
+    timeout = timeout_ms(context, request, body.timeout_ms)
+    prompts = []
+    for tokens in inputs:
+        own_pooling = pooling
+        if with_types and any(tokens.types):
+            own_pooling = msgspec.structs.replace(pooling, token_type_ids=bytes(tokens.types))
+        prompt = Prompt(
+            ids=tokens.ids,
             params=NO_TOKENS,
             rid=rid,
-            tenant=tenant_of(context, request, user),
+            tenant=tenant,
             user=user,
-            cache_salt=cache_salt_of(context, request),
+            cache_salt=salt,
             priority=body.priority or 0,
-            timeout_ms=timeout_ms(context, request, body.timeout_ms),
-            pooling=_with_types(pooling, one.types) if with_types and any(one.types) else pooling,
+            timeout_ms=timeout,
+            pooling=own_pooling,
         )
-        for one in inputs
-    ]
+        prompts.append(prompt)
     return submit(context, prompts, stream=False)
 
 
 def dimensions(pools: Pools, asked: int | None) -> int:
-    """How much of a vector is wanted; 0: all of it. Raises `ApiError`."""
+    """How many dimensions of a vector to keep; 0 keeps all. Raises `ApiError`."""
     if asked is not None and not 1 <= asked <= pools.size:
-        raise ApiError(
-            400, f"dimensions is {asked}; 1 to {pools.size:,} are allowed", param="dimensions"
-        )
+        message = f"dimensions is {asked}; 1 to {pools.size:,} are allowed"
+        raise ApiError(400, message, param="dimensions")
     return asked or 0
 
 
+# ---- the answer
+
+
 class PooledReply:
-    """The `Reply` to a request whose vectors `make` makes an answer of."""
+    """The `Reply` to a request; `make` makes its answer of the vectors."""
 
     def __init__(
         self, generation: Generation, make: Callable[[list[Vector], list[Delta]], Any]
     ) -> None:
-        self._generation, self._make = generation, make
+        self._generation = generation
+        self._make = make
 
     def full_body(self, deltas: Sequence[Delta]) -> bytes:
         vectors = [vector_of(completion) for completion in self._generation.completions]
@@ -161,17 +192,21 @@ def answer(
     *,
     first: int = 0,
 ) -> Answer:
-    """The answer that `make` makes of the vectors; a failure names the input of `param`, which
-    begin at `first`.
+    """The answer that `make` makes of the vectors.
+
+    A failure names the input of `param`, which begin at `first`.
     """
 
     def failure(deltas: Sequence[Delta]) -> ApiError | None:
         for delta in deltas:
-            end, place = delta.end, delta.choice - first
-            name = f"{param}[{place}]: " if len(deltas) > 1 and place >= 0 else ""
-            if end is not None and end.failed:
+            end = delta.end
+            if end is None:
+                continue
+            index = delta.choice - first
+            name = f"{param}[{index}]: " if len(deltas) > 1 and index >= 0 else ""
+            if end.failed:
                 return failed(end.status, name + end.message, end.retry_after_s)
-            if end is not None and end.reason == "abort":
+            if end.reason == "abort":
                 return failed(503, name + end.message)
         return None
 
@@ -186,19 +221,15 @@ def vector_of(completion: Completion) -> Vector:
 
 def written(vector: Vector, encoding: str | None) -> list[float] | str:
     """As the API has it: numbers, or base64 of little-endian float32."""
-    return base64.b64encode(vector.tobytes()).decode() if encoding == "base64" else vector.tolist()
+    if encoding == "base64":
+        return base64.b64encode(vector.tobytes()).decode()
+    values: list[float] = vector.tolist()
+    return values
 
 
 def usage(deltas: Sequence[Delta]) -> dict[str, int]:
-    num = sum(delta.end.prompt_tokens for delta in deltas if delta.end is not None)
+    num = 0
+    for delta in deltas:
+        if delta.end is not None:
+            num += delta.end.prompt_tokens
     return {"prompt_tokens": num, "total_tokens": num}
-
-
-def _cut(ids: list[int], limit: int | None, side: Side) -> list[int]:
-    if limit is None or len(ids) <= limit:
-        return ids
-    return ids[:limit] if side == "right" else ids[-limit:]
-
-
-def _with_types(pooling: PoolingParams, types: Sequence[int]) -> PoolingParams:
-    return msgspec.structs.replace(pooling, token_type_ids=bytes(types))

@@ -1,8 +1,7 @@
-"""How well texts go together: `/v1/rerank` (Jina, Cohere) and `/v1/score` of pairs (vLLM), or of
-label tokens behind a prompt (SGLang).
+"""How well texts go together: `/v1/rerank` (Jina, Cohere) and `/v1/score` (vLLM, SGLang).
 
-A model with one label scores each pair by itself; a model that makes vectors scores by their
-cosine.
+`/v1/score` compares pairs of texts, or gives label tokens behind a prompt their probabilities. A
+model with one label scores each pair by itself; a model that makes vectors scores by their cosine.
 """
 
 from __future__ import annotations
@@ -31,19 +30,21 @@ async def rerank(context: ServerContext, request: Request) -> ASGIApp:
     context.require_model(body.model)
     if not body.documents:
         raise ApiError(400, "documents is empty", param="documents")
-    texts = [one if isinstance(one, str) else one.text for one in body.documents]
-    pairs = Pairs(context, [body.query] * len(texts), texts, param="documents")
+    texts = [
+        document if isinstance(document, str) else document.text for document in body.documents
+    ]
+    pairs = TextPairs(context, [body.query] * len(texts), texts, param="documents")
     generation = await pairs.start(request, body)
 
     def make(vectors: list[Vector], deltas: list[Delta]) -> dict[str, Any]:
         scores = pairs.scores(vectors)
-        order = sorted(range(len(texts)), key=lambda index: -scores[index])[: body.top_n]
-        results: list[dict[str, Any]] = [
-            {"index": index, "relevance_score": scores[index]} for index in order
-        ]
-        if body.return_documents:
-            for result in results:
-                result["document"] = {"text": texts[result["index"]]}
+        order = sorted(range(len(texts)), key=lambda index: -scores[index])
+        results: list[dict[str, Any]] = []
+        for index in order[: body.top_n]:
+            result: dict[str, Any] = {"index": index, "relevance_score": scores[index]}
+            if body.return_documents:
+                result["document"] = {"text": texts[index]}
+            results.append(result)
         total = usage(deltas)
         return {
             "id": f"rerank-{generation.completions[0].rid}",
@@ -63,22 +64,21 @@ async def score(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, ScoreRequest)
     context.require_model(body.model)
     if body.label_token_ids is not None:
-        return await _label_tokens(context, request, body)
-    left, right = (
-        _either(body, *names) for names in (("text_1", "queries"), ("text_2", "documents"))
-    )
+        return await _score_label_tokens(context, request, body)
+    left = _either(body, "text_1", "queries")
+    right = _either(body, "text_2", "documents")
     if len(left) == 1:
         left = left * len(right)
     if len(left) != len(right):
-        raise ApiError(
-            400, f"{len(left):,} texts cannot be paired with {len(right):,}", param="text_2"
-        )
-    pairs = Pairs(context, left, right, param="text_2")
+        message = f"{len(left):,} texts cannot be paired with {len(right):,}"
+        raise ApiError(400, message, param="text_2")
+    pairs = TextPairs(context, left, right, param="text_2")
     generation = await pairs.start(request, body)
 
     def make(vectors: list[Vector], deltas: list[Delta]) -> dict[str, Any]:
-        found = enumerate(pairs.scores(vectors))
-        data = [{"index": index, "object": "score", "score": value} for index, value in found]
+        data: list[dict[str, Any]] = []
+        for index, value in enumerate(pairs.scores(vectors)):
+            data.append({"index": index, "object": "score", "score": value})
         return {
             "id": f"score-{generation.completions[0].rid}",
             "object": "list",
@@ -91,18 +91,23 @@ async def score(context: ServerContext, request: Request) -> ASGIApp:
     return answer(generation, "text_2", make, first=pairs.first)
 
 
-class Pairs:
-    """Texts side by side, as a model takes them: pairs, or each different left text and all right
-    ones alone.
+class TextPairs:
+    """Texts side by side, as a model takes them.
+
+    As pairs, or, for a model that makes vectors, each different left text and all right ones alone.
     """
 
     def __init__(
         self, context: ServerContext, left: Sequence[str], right: Sequence[str], *, param: str
     ) -> None:
-        self._context, self._left, self._right, self._param = context, left, right, param
-        self._pools = _scoring(context)
-        self._is_embedding = self._pools.task == "embed"
-        self._queries = list(dict.fromkeys(left)) if self._is_embedding else []
+        self._context = context
+        self._left = left
+        self._right = right
+        self._param = param
+        self._is_embedding = _scoring_pools(context).task == "embed"
+        self._queries: list[str] = []  # the different left texts, if each is computed alone
+        if self._is_embedding:
+            self._queries = list(dict.fromkeys(left))
 
     @property
     def first(self) -> int:
@@ -125,45 +130,51 @@ class Pairs:
         return [float(np.dot(of_query[query], vector)) for query, vector in pairs]
 
 
-def _scoring(context: ServerContext) -> Pools:
-    """Raises `ApiError` 400 for a model that cannot score pairs."""
-    pools, name = context.client.engine.pools, context.info.model_name
+def _scoring_pools(context: ServerContext) -> Pools:
+    """What the model makes of prompts. Raises `ApiError` 400 if it cannot score pairs."""
+    pools = context.client.engine.pools
+    name = context.info.model_name
     if pools is None:
         message = (
-            f"{name} generates tokens; pairs need a model with one label or one that makes vectors"
+            f"{name} generates tokens; pairs need a model with one label or one that makes vectors "
+            "(/v1/score with label_token_ids is served)"
         )
-        raise ApiError(400, f"{message} (/v1/score with label_token_ids is served)", param="model")
+        raise ApiError(400, message, param="model")
     if pools.task == "classify" and pools.size != 1:
-        raise ApiError(
-            400, f"{name} has {pools.size:,} labels; pairs need a model with one", param="model"
-        )
+        message = f"{name} has {pools.size:,} labels; pairs need a model with one"
+        raise ApiError(400, message, param="model")
     return pools
 
 
 def _either(body: ScoreRequest, *names: str) -> list[str]:
-    """The texts of a field, by whichever of its names it was given."""
-    given = [(name, getattr(body, name)) for name in names if getattr(body, name) is not None]
+    """The texts of a field, by whichever of its names the client uses."""
+    given = [name for name in names if getattr(body, name) is not None]
     if len(given) != 1:
-        raise ApiError(
-            400, f"give {' or '.join(names)}, or query, items and label_token_ids", param=names[0]
-        )
-    [(name, value)] = given
+        message = f"give {' or '.join(names)}, or query, items and label_token_ids"
+        raise ApiError(400, message, param=names[0])
+    [name] = given
+    value = getattr(body, name)
     if not value:
         raise ApiError(400, f"{name} is empty", param=name)
     return [value] if isinstance(value, str) else list(value)
 
 
-async def _label_tokens(context: ServerContext, request: Request, body: ScoreRequest) -> ASGIApp:
-    """Probabilities of the label tokens behind query and item; with `apply_softmax` of these tokens
-    alone.
+# ---- label tokens
+
+
+async def _score_label_tokens(
+    context: ServerContext, request: Request, body: ScoreRequest
+) -> ASGIApp:
+    """Probabilities of the label tokens behind query and item.
+
+    With `apply_softmax` of these tokens alone.
     """
     labels = tuple(body.label_token_ids or ())
     if not labels or body.query is None or not body.items:
-        raise ApiError(
-            400, "label tokens need query, items and label_token_ids", param="label_token_ids"
-        )
+        message = "label tokens need query, items and label_token_ids"
+        raise ApiError(400, message, param="label_token_ids")
     items = [body.items] if isinstance(body.items, str) else body.items
-    inputs = await _prompts(context, body, body.query, items)
+    inputs = await _query_with_items(context, body, body.query, items)
     generation = start(context, request, body, inputs, PoolingParams(label_ids=labels))
 
     def make(vectors: list[Vector], deltas: list[Delta]) -> dict[str, Any]:
@@ -178,26 +189,29 @@ async def _label_tokens(context: ServerContext, request: Request, body: ScoreReq
     return answer(generation, "items", make)
 
 
-async def _prompts(
+async def _query_with_items(
     context: ServerContext,
     body: ScoreRequest,
     query: str | list[int],
     items: Sequence[str | list[int]],
 ) -> list[Encoded]:
     """Query and item as one text, or as ids one behind the other."""
-    if isinstance(query, str):
-        texts = [item for item in items if isinstance(item, str)]
-        joined: list[Input] = [item + query if body.item_first else query + item for item in texts]
-    else:
-        lists = [item for item in items if not isinstance(item, str)]
-        joined = [item + query if body.item_first else query + item for item in lists]
-    if len(joined) != len(items):
-        raise ApiError(400, "query and items must be all texts or all token ids", param="items")
+    joined: list[Input] = []
+    for item in items:
+        # Texts and lists of ids are joined alike, but not one with the other.
+        if isinstance(query, str) != isinstance(item, str):
+            raise ApiError(400, "query and items must be all texts or all token ids", param="items")
+        parts: Any = (item, query) if body.item_first else (query, item)
+        joined.append(parts[0] + parts[1])
     return await encoded(context, joined, body, param="items")
 
 
 def _probabilities(logprobs: Vector, *, own: bool) -> list[float]:
     """`own`: of these tokens only, so that they sum to 1."""
-    values = np.exp(logprobs - logprobs.max()) if own else np.exp(logprobs)
-    found: list[float] = (values / values.sum() if own else values).tolist()
+    if own:
+        values = np.exp(logprobs - logprobs.max())
+        values /= values.sum()
+    else:
+        values = np.exp(logprobs)
+    found: list[float] = values.tolist()
     return found
