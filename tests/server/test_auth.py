@@ -96,7 +96,7 @@ def status(config: ServerConfig, client: str = "127.0.0.1", **headers: str) -> i
         | {name.replace("_", "-"): text for name, text in headers.items()}
     )
     keys = Keys(digests, Pages(origins=["https://panel.example"]))
-    refusal = keys.refusal({"client": (client, 1)}, named, "admin")
+    refusal = keys.refusal({"client": (client, 1)}, named, "admin", keys.caller(named))
     return 200 if refusal is None else refusal.status
 
 

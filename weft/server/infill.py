@@ -12,18 +12,16 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from weft.client.generation import Completion, Delta
+from weft.client.generation import Completion, CompletionEnd, Delta
 from weft.messages.sampling import SamplingParams
 from weft.server.body import json_bytes, read_json
 from weft.server.context import ServerContext
-from weft.server.errors import ApiError, error_json, over
-from weft.server.stream import Answer, Wire
+from weft.server.errors import ApiError, over
+from weft.server.stream import SSE, Answer, Wire, sse_error
 from weft.server.submit import SampledRequest, encode_texts, prompts, sampling_of, submit
 from weft.text.infill import Infill
 
-LLAMA_EVENTS = Wire(
-    b"text/event-stream; charset=utf-8", lambda error: b"data: " + error_json(error) + b"\n\n", b""
-)
+LLAMA_EVENTS = Wire(SSE, sse_error, b"")
 OWN_NAME = "filename"  # of the file with the gap, where others are given
 
 
@@ -83,10 +81,10 @@ def with_stops(context: ServerContext, tokens: Infill, params: SamplingParams) -
     """
     if params.ignore_eos:
         return params
-    stops = [token for token in tokens.stops if token < context.client.engine.vocab_size]
-    return msgspec.structs.replace(
-        params, stop_token_ids=tuple(dict.fromkeys((*params.stop_token_ids, *stops)))
-    )
+    vocab_size = context.client.engine.vocab_size
+    stops = dict.fromkeys(params.stop_token_ids)  # each once, in order
+    stops.update(dict.fromkeys(token for token in tokens.stops if token < vocab_size))
+    return msgspec.structs.replace(params, stop_token_ids=tuple(stops))
 
 
 async def infill_prompt(
@@ -102,16 +100,19 @@ async def infill_prompt(
     """The ids that a gap between `prefix` and `suffix` becomes; `beginning` is how what fills it
     begins.
     """
-    before: list[int] = context.tokenizer.opening_ids if add_special_tokens else []
+    before: list[int] = []
+    if add_special_tokens:
+        before += context.tokenizer.opening_ids
     if files and tokens.file is None:
-        prefix = "\n\n".join([*(one.text for one in files), str(prefix)])
+        texts = [file.text for file in files]
+        prefix = "\n\n".join([*texts, str(prefix)])
     elif files:
-        texts = [f"{one.filename or OWN_NAME}\n{one.text}" for one in files]
-        encoded = await encode_texts(context, [*texts, f"{OWN_NAME}\n"], add_special_tokens=False)
-        before = [
-            *before,
-            *(token for ids in encoded for token in (tokens.file, *ids) if token is not None),
-        ]
+        texts = [f"{file.filename or OWN_NAME}\n{file.text}" for file in files]
+        texts.append(f"{OWN_NAME}\n")
+        for ids in await encode_texts(context, texts, add_special_tokens=False):
+            if tokens.file is not None:
+                before.append(tokens.file)
+            before += ids
     if isinstance(prefix, str):
         [prefix] = await encode_texts(context, [prefix], add_special_tokens=False)
     behind, middle = await context.tokenizer.encode_within(
@@ -121,13 +122,12 @@ async def infill_prompt(
 
 
 def _params(context: ServerContext, body: InfillRequest) -> SamplingParams:
+    max_tokens = body.max_tokens
     if body.n_predict is not None:
-        body.max_tokens = None if body.n_predict < 0 else body.n_predict
-    if body.repetition_penalty is None:
-        body.repetition_penalty = body.repeat_penalty
+        max_tokens = None if body.n_predict < 0 else body.n_predict
     body.n = None  # llama.cpp has one
     return sampling_of(
-        body, context.info.sampling, max_new_tokens=body.max_tokens, logprobs=None, fewest_tokens=0
+        body, context.info.sampling, max_new_tokens=max_tokens, logprobs=None, fewest_tokens=0
     )
 
 
@@ -158,22 +158,34 @@ class InfillReply:
             "tokens": delta.token_ids,
             "stop": delta.end is not None,
         }
-        return answer if delta.end is None else answer | self._numbers(delta)
+        if delta.end is not None:
+            answer |= self._numbers(delta.end)
+        return answer
 
-    def _numbers(self, delta: Delta) -> dict[str, Any]:
-        end = delta.end
-        assert end is not None
+    def _numbers(self, end: CompletionEnd) -> dict[str, Any]:
         total_ms = 1e3 * (time.perf_counter() - self._began)
-        first = self._completion.first_token_at
-        prompt_ms = min(max(1e3 * (first - self._began), 0.0), total_ms) if first else 0.0
-        word = end.matched if isinstance(end.matched, str) else ""
-        kinds = {"length": "limit", "stop": "word" if word else "eos"}
+        prompt_ms = 0.0
+        if self._completion.first_token_at:
+            first_ms = 1e3 * (self._completion.first_token_at - self._began)
+            prompt_ms = min(max(first_ms, 0.0), total_ms)
+        stop_type = "none"
+        word = ""
+        if end.reason == "length":
+            stop_type = "limit"
+        elif end.reason == "stop" and isinstance(end.matched, str) and end.matched:
+            stop_type = "word"
+        elif end.reason == "stop":
+            stop_type = "eos"
+        if isinstance(end.matched, str):
+            word = end.matched
         num_prompt = end.prompt_tokens - end.cached_tokens
+        num_predicted = end.completion_tokens
+        predicted_ms = total_ms - prompt_ms
         return {
             "model": self._model,
-            "stop_type": kinds.get(end.reason, "none"),
+            "stop_type": stop_type,
             "stopping_word": word,
-            "tokens_predicted": end.completion_tokens,
+            "tokens_predicted": num_predicted,
             "tokens_evaluated": end.prompt_tokens,
             "tokens_cached": end.cached_tokens,
             "truncated": False,
@@ -181,9 +193,9 @@ class InfillReply:
                 "prompt_n": num_prompt,
                 "prompt_ms": prompt_ms,
                 "prompt_per_second": _rate(num_prompt, prompt_ms),
-                "predicted_n": end.completion_tokens,
-                "predicted_ms": total_ms - prompt_ms,
-                "predicted_per_second": _rate(end.completion_tokens, total_ms - prompt_ms),
+                "predicted_n": num_predicted,
+                "predicted_ms": predicted_ms,
+                "predicted_per_second": _rate(num_predicted, predicted_ms),
             },
         }
 

@@ -4,12 +4,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, cast
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from weft.server.body import json_response, read_json
@@ -111,15 +111,17 @@ async def tokenizer_info(context: ServerContext, request: Request) -> ASGIApp:
 
 
 def _as_chat(body: TokenizeRequest | TemplateRequest, messages: list[ChatMessage]) -> ChatRequest:
-    return ChatRequest(
+    request = ChatRequest(
         messages=messages,
         tools=body.tools,
         tool_choice="none",
-        add_special_tokens=body.add_special_tokens if isinstance(body, TokenizeRequest) else None,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
         chat_template_kwargs=body.chat_template_kwargs,
     )
+    if isinstance(body, TokenizeRequest):
+        request.add_special_tokens = body.add_special_tokens
+    return request
 
 
 async def _tokenized(
@@ -127,25 +129,27 @@ async def _tokenized(
     body: TokenizeRequest,
     ids: list[int] | list[list[int]],
     count: int | list[int],
-) -> Response:
+) -> ASGIApp:
     answer: dict[str, Any] = {
         "tokens": ids,
         "count": count,
         "max_model_len": context.info.context_length,
     }
     if body.return_token_strs:
-        work = partial(_named, context.tokenizer, ids)
+        work = partial(_names_of, context.tokenizer, ids)
         num = count if isinstance(count, int) else sum(count)
-        answer["token_strs"] = (
-            work() if num <= INLINE_TOKENS else await context.readers.run(work, is_long=True)
-        )
+        if num <= INLINE_TOKENS:
+            answer["token_strs"] = work()
+        else:
+            answer["token_strs"] = await context.readers.run(work, is_long=True)
     return json_response(answer)
 
 
-def _named(tokenizer: Tokenizer, ids: list[int] | list[list[int]]) -> list[Any]:
-    return [
-        token_name(tokenizer, item)
-        if isinstance(item, int)
-        else [token_name(tokenizer, token) for token in item]
-        for item in ids
-    ]
+def _names_of(tokenizer: Tokenizer, ids: Sequence[int | list[int]]) -> list[Any]:
+    names: list[Any] = []
+    for item in ids:
+        if isinstance(item, int):
+            names.append(token_name(tokenizer, item))
+        else:
+            names.append([token_name(tokenizer, token) for token in item])
+    return names

@@ -6,13 +6,16 @@ to make, not by the bytes.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
 CHUNK = (
     1 << 20
 )  # bytes that are looked at together: the arrays stay small, and so does the time of one step
-_QUOTE, _BACKSLASH = ord('"'), ord("\\")
+_QUOTE = ord('"')
+_BACKSLASH = ord("\\")
 _OPENING = [ord("["), ord("{"), ord(":")]
 
 
@@ -24,18 +27,19 @@ def has_more_parts(text: bytes, most: int) -> bool:
 
     Runs on numpy, which lets go of the interpreter.
     """
-    at_most = sum(
-        _num_opening(np.frombuffer(text, np.uint8, min(CHUNK, len(text) - at), at))
-        for at in _starts(text)
-    )
+    at_most = 0
+    for chunk in _chunks(text):
+        for byte in _OPENING:
+            at_most += int(np.count_nonzero(chunk == byte))
     return at_most > most and num_parts(text) > most
 
 
 def num_parts(text: bytes) -> int:
     """Lists, objects and members of objects in `text`, outside of strings."""
-    num, is_inside, num_slashes = 0, False, 0
-    for at in _starts(text):
-        chunk = np.frombuffer(text, np.uint8, min(CHUNK, len(text) - at), at)
+    num = 0
+    is_inside = False
+    num_slashes = 0
+    for chunk in _chunks(text):
         quotes = chunk == _QUOTE
         escaped, num_slashes = _escaped(chunk, num_slashes)
         quotes &= ~escaped
@@ -45,22 +49,25 @@ def num_parts(text: bytes) -> int:
     return num
 
 
-def _starts(text: bytes) -> range:
-    return range(0, len(text), CHUNK)
-
-
-def _num_opening(chunk: NDArray[np.uint8]) -> int:
-    return sum(int(np.count_nonzero(chunk == byte)) for byte in _OPENING)
+def _chunks(text: bytes) -> Iterator[NDArray[np.uint8]]:
+    """uint8 [at most CHUNK] at a time."""
+    for begin in range(0, len(text), CHUNK):
+        yield np.frombuffer(text, np.uint8, min(CHUNK, len(text) - begin), begin)
 
 
 def _escaped(chunk: NDArray[np.uint8], num_before: int) -> tuple[NDArray[np.bool_], int]:
-    """Which bytes have an odd number of backslashes right before them, and how many the chunk ends
-    with. `num_before` stand right before the chunk.
+    """Which bytes have an odd number of backslashes right before them.
+
+    And how many backslashes the chunk ends with. `num_before` stand right before the chunk.
     """
     slashes = chunk == _BACKSLASH
-    places = np.arange(len(chunk), dtype=np.int32)
-    # of each place, the last one up to there that is no backslash
-    others = np.maximum.accumulate(np.where(slashes, np.int32(-1 - num_before), places))
-    run = places - others  # backslashes up to and with each place
+    indices = np.arange(len(chunk), dtype=np.int32)
+    # For each byte, the index of the last one up to there that is no backslash:
+    #
+    #     byte     a  \  \  \  b
+    #     others   0  0  0  0  4
+    #     run      0  1  2  3  0     backslashes up to and with it
+    others = np.maximum.accumulate(np.where(slashes, np.int32(-1 - num_before), indices))
+    run = indices - others
     before = np.concatenate([np.array([num_before], np.int32), run[:-1]])
     return before % 2 == 1, int(run[-1])

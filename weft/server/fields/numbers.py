@@ -34,22 +34,25 @@ class Field(NamedTuple):
 def check_numbers(body: msgspec.Struct, vocab_size: int | None, where: str = "") -> None:
     """Raise `ApiError` for the first number of `body` that is out of its range.
 
-    `where`: what it is nested in.
+    `where`: the fields that `body` is nested in.
     """
     for field in numeric_fields(type(body)):
         value = getattr(body, field.name)
-        if value is not None and value is not msgspec.UNSET:
-            number = field.number.within(vocab_size or UNKNOWN_VOCABULARY)
-            if not _is_right(number, value):
-                _refuse(number, where + field.told, where + field.told, value)
+        if value is None or value is msgspec.UNSET:
+            continue
+        number = field.number
+        if number.is_token:
+            number = number.within(vocab_size or UNKNOWN_VOCABULARY)
+        if not _is_right(number, value):
+            _refuse(number, where + field.told, where + field.told, value)
     for name, told in nested_fields(type(body)):
         value = getattr(body, name)
         if isinstance(value, msgspec.Struct):
             check_numbers(value, vocab_size, f"{where}{told}.")
         elif isinstance(value, list):
-            for place, one in enumerate(value):
+            for index, one in enumerate(value):
                 if isinstance(one, msgspec.Struct):
-                    check_numbers(one, vocab_size, f"{where}{told}[{place}].")
+                    check_numbers(one, vocab_size, f"{where}{told}[{index}].")
 
 
 def query_number(request: Request, name: str, default: float) -> float:
@@ -79,18 +82,25 @@ def numeric_fields(body: type[msgspec.Struct]) -> tuple[Field, ...]:
 
     Raises KeyError for one that the table of ranges lacks.
     """
-    fields = _fields(body)
-    return tuple(
-        Field(one.name, one.encode_name, NUMBERS[one.encode_name])
-        for one in fields
-        if _is_numeric(one.type)
-    )
+    found = []
+    for field in _fields(body):
+        kinds = _leaves(field.type)
+        if any(isinstance(kind, inspected.IntType | inspected.FloatType) for kind in kinds):
+            found.append(Field(field.name, field.encode_name, NUMBERS[field.encode_name]))
+    return tuple(found)
 
 
 @cache
 def nested_fields(body: type[msgspec.Struct]) -> tuple[tuple[str, str], ...]:
-    """The fields of a body that may have other structs in them: names, and as clients call them."""
-    return tuple((one.name, one.encode_name) for one in _fields(body) if _has_struct(one.type))
+    """The fields of a body that may have other structs in them.
+
+    Their names, and how clients call them.
+    """
+    return tuple((one.name, one.encode_name) for one in _fields(body) if _has_struct(one))
+
+
+def _has_struct(field: inspected.Field) -> bool:
+    return any(isinstance(kind, inspected.StructType) for kind in _leaves(field.type))
 
 
 def _fields(body: type[msgspec.Struct]) -> tuple[inspected.Field, ...]:
@@ -99,21 +109,18 @@ def _fields(body: type[msgspec.Struct]) -> tuple[inspected.Field, ...]:
     return found.fields
 
 
-def _is_numeric(kind: inspected.Type) -> bool:
-    return any(isinstance(one, inspected.IntType | inspected.FloatType) for one in _leaves(kind))
-
-
-def _has_struct(kind: inspected.Type) -> bool:
-    return any(isinstance(one, inspected.StructType) for one in _leaves(kind))
-
-
 def _leaves(kind: inspected.Type) -> list[inspected.Type]:
     """What a field may be, or its items or values."""
     if isinstance(kind, inspected.UnionType):
-        return [leaf for one in kind.types for leaf in _leaves(one)]
+        leaves: list[inspected.Type] = []
+        for member in kind.types:
+            leaves += _leaves(member)
+        return leaves
     if isinstance(kind, inspected.ListType):
         return _leaves(kind.item_type)
-    return _leaves(kind.value_type) if isinstance(kind, inspected.DictType) else [kind]
+    if isinstance(kind, inspected.DictType):
+        return _leaves(kind.value_type)
+    return [kind]
 
 
 def _is_right(number: Number, value: Any) -> bool:
@@ -124,9 +131,12 @@ def _is_right(number: Number, value: Any) -> bool:
     if isinstance(value, dict):
         value = list(value.values())
     if not isinstance(value, list):
-        return isinstance(value, bool) or not isinstance(value, int | float) or number.holds(value)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return not is_number or number.holds(value)
+    if not value:
+        return True
     try:  # long lists of nothing but numbers, as most are
-        return not value or (number.holds(min(value)) and number.holds(max(value)))
+        return number.holds(min(value)) and number.holds(max(value))
     except TypeError:
         return all(_is_right(number, one) for one in value)
 
@@ -134,7 +144,8 @@ def _is_right(number: Number, value: Any) -> bool:
 def _refuse(number: Number, param: str, told: str, value: Any) -> None:
     """Raise `ApiError` for the first number in a value that is out of range."""
     if isinstance(value, list | dict):
-        for key, one in value.items() if isinstance(value, dict) else enumerate(value):
+        entries = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, one in entries:
             if not _is_right(number, one):
                 _refuse(number, param, f"{told}[{str(key)[:32]}]", one)
     raise ApiError(400, number.wrong(told, value), param=param)

@@ -1,6 +1,6 @@
-"""Log probabilities of one completion and its prompt in SGLang's lists: [logprob, token id, text or
-null].
+"""Log probabilities of one completion and its prompt in SGLang's lists.
 
+An entry of a list is [logprob, token id, text or null].
 An answer repeats the lists of the output as far as they have come. Each entry is written as JSON
 once, when its token comes, and the lists are kept as bytes.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from weft.client.aux_outputs import PromptToken, prompt_logprobs
+from weft.client.aux_outputs import prompt_logprobs
 from weft.client.generation import Delta
 from weft.messages.replies import Extra
 from weft.messages.sampling import SamplingParams
@@ -31,8 +31,11 @@ def logprob_params(wanted: bool, start: int, num_top: int, ids: Sequence[int]) -
     """
     if not wanted:
         return {}
-    of_prompt = {} if start < 0 else {"prompt_logprobs": num_top, "prompt_logprobs_start": start}
-    return {"logprobs": num_top, "logprob_token_ids": tuple(ids), **of_prompt}
+    params: dict[str, Any] = {"logprobs": num_top, "logprob_token_ids": tuple(ids)}
+    if start >= 0:
+        params["prompt_logprobs"] = num_top
+        params["prompt_logprobs_start"] = start
+    return params
 
 
 def require_start(params: SamplingParams, ids: Sequence[int], *, behind_history: bool) -> None:
@@ -42,11 +45,8 @@ def require_start(params: SamplingParams, ids: Sequence[int], *, behind_history:
     """
     start = params.prompt_logprobs_start
     if start >= len(ids) and start and not behind_history:
-        raise ApiError(
-            400,
-            f"logprob_start_len is {start:,}; the prompt has {len(ids):,} tokens",
-            param="logprob_start_len",
-        )
+        message = f"logprob_start_len is {start:,}; the prompt has {len(ids):,} tokens"
+        raise ApiError(400, message, param="logprob_start_len")
 
 
 class JsonList:
@@ -93,18 +93,18 @@ class NativeLogprobs:
         self._of_wanted = JsonList()
 
     def add(self, delta: Delta) -> None:
-        found = delta.logprobs
-        self._tokens.extend(
-            [
-                self._entry(one.logprob, token)
-                for token, one in zip(delta.token_ids, found, strict=False)
-            ]
-        )
-        self._top.extend(
-            [self._entries(zip(one.top_ids, one.top_logprobs, strict=True)) for one in found]
-        )
-        if self._ids:
-            self._of_wanted.extend([self._of_ids(one.id_logprobs) for one in found])
+        tokens: list[Entry] = []
+        top: list[list[Entry]] = []
+        of_wanted: list[list[Entry]] = []
+        for token, found in zip(delta.token_ids, delta.logprobs, strict=False):
+            tokens.append(self._entry(found.logprob, token))
+        for found in delta.logprobs:
+            top.append(self._entries(zip(found.top_ids, found.top_logprobs, strict=True)))
+            if self._ids:
+                of_wanted.append(self._of_ids(found.id_logprobs))
+        self._tokens.extend(tokens)
+        self._top.extend(top)
+        self._of_wanted.extend(of_wanted)
 
     @property
     def num_bytes(self) -> int:
@@ -127,24 +127,25 @@ class NativeLogprobs:
         Asked for twice, and made once.
         """
         if not self._about_prompt:
-            self._about_prompt = {
-                name: written(value) for name, value in self._prompt_lists().items()
-            }
+            for name, value in self._prompt_lists().items():
+                self._about_prompt[name] = written(value)
         return self._about_prompt
 
     def _prompt_lists(self) -> dict[str, Any]:
         if not self._of_prompt:
             return {"input_token_logprobs": []}
-        tokens = prompt_logprobs(self._given)
-        meta: dict[str, Any] = {
-            "input_token_logprobs": [self._entry(one.logprob, one.token) for one in tokens],
-            "input_top_logprobs": [_known(one, self._entries(one.top)) for one in tokens],
-        }
+        tokens: list[Entry] = []
+        top: list[list[Entry] | None] = []
+        of_wanted: list[list[Entry] | None] = []
+        for own in prompt_logprobs(self._given):
+            is_known = own.logprob is not None
+            tokens.append(self._entry(own.logprob, own.token))
+            top.append(self._entries(own.top) if is_known else None)
+            of_wanted.append(self._of_ids(own.of_ids) if is_known else None)
+        lists: dict[str, Any] = {"input_token_logprobs": tokens, "input_top_logprobs": top}
         if self._ids:
-            meta["input_token_ids_logprobs"] = [
-                _known(one, self._of_ids(one.of_ids)) for one in tokens
-            ]
-        return meta
+            lists["input_token_ids_logprobs"] = of_wanted
+        return lists
 
     def _of_ids(self, logprobs: Sequence[float]) -> list[Entry]:
         return self._entries(zip(self._ids, logprobs, strict=False))
@@ -154,8 +155,6 @@ class NativeLogprobs:
 
     def _entry(self, logprob: float | None, token: int) -> Entry:
         text = self._tokenizer.token_text(token) if self._with_text else None
-        return None if logprob is None else finite(logprob), token, text
-
-
-def _known(token: PromptToken, entries: list[Entry]) -> list[Entry] | None:
-    return None if token.logprob is None else entries
+        if logprob is not None:
+            logprob = finite(logprob)
+        return logprob, token, text

@@ -47,19 +47,11 @@ async def parse_function_call(context: ServerContext, request: Request) -> ASGIA
     answer = await _parsed(
         context, body.text, ParsedOutput(None, format.parser(names, eager=False))
     )
-    return json_response(
-        {
-            "normal_text": answer.content or "",
-            "calls": [
-                {
-                    "tool_index": place,
-                    "name": call.function.name,
-                    "parameters": call.function.arguments,
-                }
-                for place, call in enumerate(function_calls(answer))
-            ],
-        }
-    )
+    calls: list[dict[str, Any]] = []
+    for index, call in enumerate(function_calls(answer)):
+        function = call.function
+        calls.append({"tool_index": index, "name": function.name, "parameters": function.arguments})
+    return json_response({"normal_text": answer.content or "", "calls": calls})
 
 
 async def separate_reasoning(context: ServerContext, request: Request) -> ASGIApp:
@@ -83,15 +75,18 @@ async def _parsed(context: ServerContext, text: str, output: ParsedOutput) -> Ch
     def work() -> ChatAnswer:
         return answer_of(output.push(text, is_last=True), call_id_len=24)
 
-    return work() if len(text) <= INLINE_LEN else await context.readers.run(work, is_long=True)
+    if len(text) <= INLINE_LEN:
+        return work()
+    return await context.readers.run(work, is_long=True)
 
 
 def _chosen(formats: Mapping[str, T], name: str | None, own: T | None, param: str) -> T:
     """The format by its name, else the server's. Raises `ApiError`."""
-    if name in (None, "auto"):
-        found, what = own, "is not known for this model, and must be named"
-    else:
-        found, what = formats.get(name or ""), f"is {name!r:.64}, which is not one that there is"
+    found = own
+    what = "is not known for this model, and must be named"
+    if name not in (None, "auto"):
+        found = formats.get(name or "")
+        what = f"is {name!r:.64}, which is not one that there is"
     if found is None:
         raise ApiError(400, f"{param} {what}: {', '.join(formats)}", param=param)
     return found
