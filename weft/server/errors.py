@@ -99,10 +99,10 @@ def failed(status: int, message: str, retry_after_s: int = 0) -> ApiError:
     """For a completion that the engine ended with an error, and the time after which it may be
     asked again, if that is known.
     """
-    later = {"retry-after": str(retry_after_s)} if retry_after_s else _RETRY
-    return ApiError(
-        status, message or "the engine failed", headers=later if status in (429, 503) else None
-    )
+    headers = None
+    if status in (429, 503):
+        headers = {"retry-after": str(retry_after_s)} if retry_after_s else _RETRY
+    return ApiError(status, message or "the engine failed", headers=headers)
 
 
 def translated(exc: BaseException) -> ApiError:
@@ -129,29 +129,28 @@ def translated(exc: BaseException) -> ApiError:
 
 def error_json(error: ApiError) -> bytes:
     """The body of an error answer, or the data of an error event."""
-    kind = _TYPES.get(
-        error.status, "invalid_request_error" if error.status < 500 else "server_error"
-    )
+    fallback = "invalid_request_error" if error.status < 500 else "server_error"
     detail = ErrorDetail(
-        message=_message(error), type=kind, param=error.param, code=error.code or error.status
+        message=_message(error),
+        type=_TYPES.get(error.status, fallback),
+        param=error.param,
+        code=error.code or error.status,
     )
     return msgspec.json.encode(ErrorBody(detail, request_context.rid()))
 
 
 def anthropic_error(error: ApiError) -> bytes:
     """The same for clients of Anthropic's API. Its errors name no field, so the message has to."""
-    kind = _ANTHROPIC_TYPES.get(
-        error.status, "invalid_request_error" if error.status < 500 else "api_error"
-    )
+    fallback = "invalid_request_error" if error.status < 500 else "api_error"
+    kind = _ANTHROPIC_TYPES.get(error.status, fallback)
     message = _message(error)
     if error.param and error.param not in message:
         message = f"{error.param}: {message}"
     if error.code == "context_length_exceeded":
-        message = f"prompt is too long: {message}"  # and for these
+        message = f"prompt is too long: {message}"  # these clients look for other words
     detail = {"type": kind, "message": message}
-    return msgspec.json.encode(
-        {"type": "error", "error": detail, "request_id": request_context.rid()}
-    )
+    fields = {"type": "error", "error": detail, "request_id": request_context.rid()}
+    return msgspec.json.encode(fields)
 
 
 def ollama_error(error: ApiError) -> bytes:
@@ -159,18 +158,18 @@ def ollama_error(error: ApiError) -> bytes:
 
 
 def _message(error: ApiError) -> str:
-    return (
-        error.message
-        if len(error.message) <= MAX_ERROR_LEN
-        else error.message[:MAX_ERROR_LEN] + "..."
-    )
+    if len(error.message) <= MAX_ERROR_LEN:
+        return error.message
+    return error.message[:MAX_ERROR_LEN] + "..."
 
 
 def _form(path: str) -> Callable[[ApiError], bytes]:
     """How the API that `path` belongs to writes errors."""
     if path == "/v1/messages" or path.startswith("/v1/messages/"):
         return anthropic_error
-    return ollama_error if path.startswith("/api/") else error_json
+    if path.startswith("/api/"):
+        return ollama_error
+    return error_json
 
 
 def error_response(exc: BaseException) -> Response:

@@ -58,7 +58,9 @@ class ResponseStore:
         One that is larger than the store is not kept.
         """
         self.drop(response["id"])
-        size = sum(len(msgspec.json.encode(one)) for one in (response, history, items))
+        size = 0
+        for part in (response, history, items):
+            size += len(msgspec.json.encode(part))
         if size > MAX_STORED_BYTES:
             return
         self._stored[response["id"]] = Stored(
@@ -78,7 +80,9 @@ class ResponseStore:
         while self._stored and next(iter(self._stored.values())).at_s < oldest_s:
             self.drop(next(iter(self._stored)))
         stored = self._stored.get(id)
-        return stored if stored is not None and stored.owner == owner else None
+        if stored is None or stored.owner != owner:
+            return None
+        return stored
 
     def drop(self, id: str) -> bool:
         """Whether it was there."""
@@ -93,4 +97,7 @@ class ResponseStore:
         return True
 
     def _drop_oldest_of(self, owner: str) -> None:
-        self.drop(next(id for id, stored in self._stored.items() if stored.owner == owner))
+        for id, stored in self._stored.items():
+            if stored.owner == owner:
+                self.drop(id)
+                return

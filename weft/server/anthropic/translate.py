@@ -12,13 +12,11 @@ from weft.server.anthropic.models import (
     CountRequest,
     Inner,
     MessagesRequest,
-    OutputConfig,
-    Thinking,
     Tool,
     ToolChoice,
 )
 from weft.server.errors import ApiError
-from weft.server.fields.sampling import ThinkingSwitch
+from weft.server.fields.sampling import ThinkingSwitch, copy_sampling
 from weft.server.openai.models import ChatMessage, ChatRequest
 
 _UNSIGNED = (
@@ -29,43 +27,45 @@ _UNSIGNED = (
 def chat_request(body: CountRequest) -> ChatRequest:
     """The part of a chat request that makes the prompt."""
     messages = _system(body.system)
-    for place, message in enumerate(body.messages):
-        messages += _messages(message, f"messages[{place}]")
-    request = ChatRequest(
-        model=body.model,
-        messages=messages,
-        tools=None
-        if body.tools is None
-        else [_tool(tool, place) for place, tool in enumerate(body.tools)],
-        chat_template_kwargs=body.chat_template_kwargs,
-        thinking=_thinking(body.thinking),
-    )
-    _choose(request, body.tool_choice)
+    for index, message in enumerate(body.messages):
+        messages += _messages(message, f"messages[{index}]")
+    request = ChatRequest(messages=messages, model=body.model)
+    request.chat_template_kwargs = body.chat_template_kwargs
+    if body.tools is not None:
+        request.tools = [_tool(tool, index) for index, tool in enumerate(body.tools)]
+    if body.thinking is not None:
+        request.thinking = ThinkingSwitch(
+            type=body.thinking.type, budget_tokens=body.thinking.budget_tokens
+        )
+    if body.tool_choice is not None:
+        _choose(request, body.tool_choice)
     last = messages[-1] if messages else None
     if last is not None and last.role == "assistant" and not last.tool_calls:  # to be continued
-        request.continue_final_message, request.add_generation_prompt = True, False
+        request.continue_final_message = True
+        request.add_generation_prompt = False
     return request
 
 
 def sampled_request(body: MessagesRequest) -> ChatRequest:
     """All of it."""
     request = chat_request(body)
-    config = body.output_config or OutputConfig()
-    request.reasoning_effort = config.effort
-    request.response_format = _response_format(config.format)
+    copy_sampling(body, request)
+    config = body.output_config
+    if config is not None:
+        request.reasoning_effort = config.effort
+        request.response_format = _response_format(config.format)
     request.max_tokens = body.max_tokens
     request.stream = body.stream
-    request.temperature = body.temperature
-    request.top_p = body.top_p
-    request.top_k = body.top_k
-    request.stop = body.stop_sequences
-    request.user = body.metadata.user_id if body.metadata is not None else None
+    if body.metadata is not None:
+        request.user = body.metadata.user_id
     request.cache_salt = body.cache_salt
     return request
 
 
 def _system(system: str | list[Inner] | None) -> list[ChatMessage]:
-    text = _joined(system, "system") if system else ""
+    if not system:
+        return []
+    text = _joined(system, "system")
     return [ChatMessage(role="system", content=text)] if text else []
 
 
@@ -88,9 +88,8 @@ def _messages(message: AnthropicMessage, where: str) -> list[ChatMessage]:
                 calls.append(_call(block))
             case "tool_result":
                 text = _joined(block.content or "", f"{place}.content")
-                results.append(
-                    ChatMessage(role="tool", tool_call_id=block.tool_use_id or "", content=text)
-                )
+                id = block.tool_use_id or ""
+                results.append(ChatMessage(role="tool", tool_call_id=id, content=text))
             case kind if kind not in _UNSIGNED:
                 raise _wrong_block(kind, place)
     if not (texts or calls or reasoning):
@@ -120,18 +119,14 @@ def _joined(content: str | list[Inner], where: str) -> str:
 
 
 def _wrong_block(kind: str, place: str) -> ApiError:
-    return ApiError(
-        400, f"{place} is of type {kind[:64]!r}, which this model does not support", param=place
-    )
+    message = f"{place} is of type {kind[:64]!r}, which this model does not support"
+    return ApiError(400, message, param=place)
 
 
-def _tool(tool: Tool, place: int) -> dict[str, Any]:
+def _tool(tool: Tool, index: int) -> dict[str, Any]:
     if tool.type not in (None, "custom"):
-        raise ApiError(
-            400,
-            f"tools[{place}] is of type {tool.type[:64]!r}; only custom tools run here",
-            param="tools",
-        )
+        message = f"tools[{index}] is of type {tool.type[:64]!r}; only custom tools run here"
+        raise ApiError(400, message, param="tools")
     function = {
         "name": tool.name,
         "description": tool.description or "",
@@ -140,13 +135,13 @@ def _tool(tool: Tool, place: int) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _choose(request: ChatRequest, choice: ToolChoice | None) -> None:
-    if choice is None:
-        return
+def _choose(request: ChatRequest, choice: ToolChoice) -> None:
     if choice.type == "tool":
         request.tool_choice = {"type": "function", "function": {"name": choice.name or ""}}
+    elif choice.type == "any":
+        request.tool_choice = "required"
     else:
-        request.tool_choice = "required" if choice.type == "any" else choice.type
+        request.tool_choice = choice.type
     request.parallel_tool_calls = not choice.disable_parallel_tool_use
 
 
@@ -158,11 +153,3 @@ def _response_format(format: dict[str, Any] | None) -> dict[str, Any] | None:
         "type": "json_schema",
         "json_schema": {"name": "answer", "schema": format.get("schema"), "strict": True},
     }
-
-
-def _thinking(thinking: Thinking | None) -> ThinkingSwitch | None:
-    return (
-        None
-        if thinking is None
-        else ThinkingSwitch(type=thinking.type, budget_tokens=thinking.budget_tokens)
-    )

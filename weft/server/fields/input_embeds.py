@@ -37,11 +37,9 @@ class Embeds(NamedTuple):
 async def embeds_of(context: ServerContext, raw: msgspec.Raw) -> Embeds | None:
     """`read_embeds`, in a thread if there is much to read."""
     work = partial(read_embeds, raw, context.client.engine)
-    return (
-        work()
-        if memoryview(raw).nbytes <= INLINE_LEN
-        else await context.readers.run(work, is_long=True)
-    )
+    if memoryview(raw).nbytes <= INLINE_LEN:
+        return work()
+    return await context.readers.run(work, is_long=True)
 
 
 def read_embeds(raw: msgspec.Raw, engine: EngineReady) -> Embeds | None:
@@ -52,17 +50,16 @@ def read_embeds(raw: msgspec.Raw, engine: EngineReady) -> Embeds | None:
     match = _BRACKETS.match(text)
     depth = match[0].count(b"[") if match else 0
     if depth not in _FORMS:
-        raise InvalidParam(
-            PARAM, f"{PARAM} is nested {depth} deep; [tokens][size] or a list of those is needed"
-        )
+        message = f"{PARAM} is nested {depth} deep; [tokens][size] or a list of those is needed"
+        raise InvalidParam(PARAM, message)
     try:
         value = msgspec.json.decode(text, type=_FORMS[depth])
     except msgspec.ValidationError as exc:
         raise InvalidParam(PARAM, f"{PARAM}: {exc}") from exc
-    prompts = value if depth in (1, 3) else [value]
+    is_batch = depth in (1, 3)
+    prompts = value if is_batch else [value]
     if not prompts:
         raise InvalidParam(PARAM, f"{PARAM} is empty; there is no prompt")
-    vectors = [pack_input_embeds(one, engine) for one in prompts]
-    return Embeds(
-        [placeholder_ids(one, engine) for one in vectors], vectors, is_batch=depth in (1, 3)
-    )
+    vectors = [pack_input_embeds(prompt, engine) for prompt in prompts]
+    ids = [placeholder_ids(own, engine) for own in vectors]
+    return Embeds(ids, vectors, is_batch)

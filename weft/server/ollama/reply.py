@@ -9,16 +9,21 @@ from typing import Any, Literal
 
 import msgspec
 
-from weft.client.generation import Delta
+from weft.client.generation import CompletionEnd, Delta
 from weft.server.context import ServerContext
-from weft.server.errors import ollama_error
+from weft.server.errors import ApiError, ollama_error
 from weft.server.openai.answers import chat_logprobs
 from weft.server.openai.chat import answer_of, function_calls
 from weft.server.openai.conversation import Conversation
 from weft.server.stream import Wire
 from weft.text.parsers.events import AnswerText, CallArguments, CallBegin, ReasoningText
 
-OLLAMA_LINES = Wire(b"application/x-ndjson", lambda error: ollama_error(error) + b"\n", b"")
+
+def _error_line(error: ApiError) -> bytes:
+    return ollama_error(error) + b"\n"
+
+
+OLLAMA_LINES = Wire(b"application/x-ndjson", _error_line, b"")
 
 
 class OllamaReply:
@@ -43,12 +48,13 @@ class OllamaReply:
 
     def full_body(self, deltas: Sequence[Delta]) -> bytes:
         [delta] = deltas
+        assert delta.end is not None
         answer = answer_of(self._conversation.events(delta), 24)
-        calls = [
-            _call(call.function.name, call.function.arguments) for call in function_calls(answer)
-        ]
+        calls = [_call(one.function.name, one.function.arguments) for one in function_calls(answer)]
         fields = self._fields(answer.content or "", answer.reasoning_content or "", calls)
-        return msgspec.json.encode({**fields, **self._logprobs(delta), **self._end(delta)})
+        fields |= self._logprobs(delta)
+        fields |= self._end(delta.end)
+        return msgspec.json.encode(fields)
 
     def events(self, delta: Delta) -> bytes:
         lines = []
@@ -58,7 +64,7 @@ class OllamaReply:
             else:
                 lines.append(self._line(found))
         if delta.end is not None:
-            lines.append({**self._fields(""), **self._end(delta)})
+            lines.append(self._fields("") | self._end(delta.end))
         if self._conversation.params.logprobs is not None and delta.token_ids:
             if not lines:
                 lines.append(self._fields(""))
@@ -81,14 +87,18 @@ class OllamaReply:
         self, text: str, thinking: str = "", calls: Sequence[dict[str, Any]] = ()
     ) -> dict[str, Any]:
         fields: dict[str, Any] = {"model": self._model, "created_at": _now(), "done": False}
+        if self._kind == "generate":
+            fields["response"] = text
+            if thinking:
+                fields["thinking"] = thinking
+            return fields
         message: dict[str, Any] = {"role": "assistant", "content": text}
         if thinking:
             message["thinking"] = thinking
         if calls:
             message["tool_calls"] = list(calls)
-        if self._kind == "chat":
-            return {**fields, "message": message}
-        return {**fields, "response": text, **({"thinking": thinking} if thinking else {})}
+        fields["message"] = message
+        return fields
 
     def _logprobs(self, delta: Delta) -> dict[str, Any]:
         """Of the tokens of a delta, if they were asked for.
@@ -99,12 +109,13 @@ class OllamaReply:
             return {}
         return {"logprobs": chat_logprobs(self._tokenizer, delta).content}
 
-    def _end(self, delta: Delta) -> dict[str, Any]:
+    def _end(self, end: CompletionEnd) -> dict[str, Any]:
         """The numbers of the last object. Times are in nanoseconds."""
-        assert delta.end is not None
-        end, total_s = delta.end, time.perf_counter() - self._began
-        first = self._conversation.generation.completions[0].first_token_at
-        prompt_s = max(first - self._began - end.queue_s, 0.0) if first else 0.0
+        total_s = time.perf_counter() - self._began
+        first_at = self._conversation.generation.completions[0].first_token_at
+        prompt_s = 0.0
+        if first_at:
+            prompt_s = max(first_at - self._began - end.queue_s, 0.0)
         return {
             "done": True,
             "done_reason": "stop" if end.reason == "abort" else end.reason,

@@ -69,9 +69,12 @@ async def show(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, OllamaShowRequest)
     require_model(context, body.model or body.name)
     ready = context.client.ready
-    capabilities = ["completion" if ready is None or ready.pools is None else "embedding"]
-    capabilities += ["tools"] * (context.formats.tools is not None)
-    capabilities += ["thinking"] * (context.formats.reasoning is not None)
+    makes_vectors = ready is not None and ready.pools is not None
+    capabilities = ["embedding" if makes_vectors else "completion"]
+    if context.formats.tools is not None:
+        capabilities.append("tools")
+    if context.formats.reasoning is not None:
+        capabilities.append("thinking")
     return json_response(
         {
             "details": _details(),

@@ -9,25 +9,15 @@ import msgspec
 
 from weft.server.context import ServerContext
 from weft.server.errors import not_supported
+from weft.server.fields.sampling import copy_sampling
 from weft.server.ollama.models import (
     OllamaChatRequest,
+    OllamaFunctionCall,
     OllamaGenerateRequest,
     OllamaMessage,
     OllamaRequest,
-    Options,
 )
 from weft.server.openai.models import ChatMessage, ChatRequest
-
-_SAME = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "stop",
-    "frequency_penalty",
-    "presence_penalty",
-)
 
 
 def require_model(context: ServerContext, name: str | None) -> None:
@@ -36,10 +26,8 @@ def require_model(context: ServerContext, name: str | None) -> None:
 
 
 def chat_request(body: OllamaChatRequest) -> ChatRequest:
-    request = ChatRequest(
-        messages=[_message(message) for message in body.messages], tools=body.tools
-    )
-    return _sampled(request, body)
+    messages = [_message(message) for message in body.messages]
+    return _sampled(ChatRequest(messages=messages, tools=body.tools), body)
 
 
 def generate_request(
@@ -51,10 +39,10 @@ def generate_request(
     for name in ("images", "template", "context"):
         if getattr(body, name):
             raise not_supported(name)
-    system = [ChatMessage(role="system", content=body.system)] if body.system else []
-    request = ChatRequest(
-        messages=[*system, ChatMessage(role="user", content=body.prompt)], input_ids=ids
-    )
+    messages = [ChatMessage(role="user", content=body.prompt)]
+    if body.system:
+        messages.insert(0, ChatMessage(role="system", content=body.system))
+    request = ChatRequest(messages=messages, input_ids=ids)
     request.stop_token_ids = list(stops) or None
     if ids is not None:
         request.separate_reasoning = False
@@ -70,38 +58,39 @@ def _message(message: OllamaMessage) -> ChatMessage:
     if message.role == "tool":
         result.name = message.tool_name
     if message.tool_calls:
-        result.tool_calls = [
-            _call(call.function.name, call.function.arguments) for call in message.tool_calls
-        ]
+        result.tool_calls = [_call(call.function) for call in message.tool_calls]
     return result
 
 
-def _call(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    text = msgspec.json.encode(arguments).decode()
-    return {"id": "", "type": "function", "function": {"name": name, "arguments": text}}
+def _call(function: OllamaFunctionCall) -> dict[str, Any]:
+    arguments = msgspec.json.encode(function.arguments).decode()
+    return {
+        "id": "",
+        "type": "function",
+        "function": {"name": function.name, "arguments": arguments},
+    }
 
 
 def _sampled(request: ChatRequest, body: OllamaRequest) -> ChatRequest:
-    options = body.options or Options()
-    for name in _SAME:
-        setattr(request, name, getattr(options, name))
+    """`request` with what `body` says of sampling, reasoning and the form of the answer."""
     request.model = None  # looked at before, with its tag
     request.stream = body.stream is not False
-    request.repetition_penalty = options.repeat_penalty
     request.logprobs = body.logprobs
     request.top_logprobs = body.top_logprobs
-    if options.num_predict is not None and options.num_predict >= 0:
-        request.max_tokens = options.num_predict
+    if body.options is not None:
+        copy_sampling(body.options, request)
+        max_tokens = body.options.num_predict
+        if max_tokens is not None and max_tokens >= 0:
+            request.max_tokens = max_tokens
     if body.think is not None:
         request.thinking = bool(body.think)
-        request.reasoning_effort = body.think if isinstance(body.think, str) else None
+        if isinstance(body.think, str):
+            request.reasoning_effort = body.think
     if body.format == "json":
         request.response_format = {"type": "json_object"}
     elif isinstance(body.format, dict):
-        request.response_format = {
-            "type": "json_schema",
-            "json_schema": {"name": "answer", "schema": body.format},
-        }
+        schema = {"name": "answer", "schema": body.format}
+        request.response_format = {"type": "json_schema", "json_schema": schema}
     elif body.format:
         raise not_supported(f"format {body.format[:64]!r}")
     return request

@@ -79,16 +79,16 @@ def is_custom(tool: dict[str, Any]) -> bool:
 
 
 def as_functions(tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
-    """Tools as the model is shown them.
-
-    Raises `ApiError` for a custom tool that cannot be served.
-    """
+    """Tools as the model is shown them. Raises `ApiError` for a custom tool that is not served."""
     if tools is None:
         return None
-    return [
-        _function(tool, f"tools[{place}]") if is_custom(tool) else tool
-        for place, tool in enumerate(tools)
-    ]
+    functions = []
+    for index, tool in enumerate(tools):
+        if is_custom(tool):
+            functions.append(_function(tool, f"tools[{index}]"))
+        else:
+            functions.append(tool)
+    return functions
 
 
 def _function(tool: dict[str, Any], param: str) -> dict[str, Any]:
@@ -115,17 +115,21 @@ def with_function_calls(message: ChatMessage, where: str) -> ChatMessage:
     if not calls or not any(map(is_custom, calls)):
         return message
     told = []
-    for place, call in enumerate(calls):
-        told.append(
-            _function_call(call, f"{where}.tool_calls[{place}]") if is_custom(call) else call
-        )
+    for index, call in enumerate(calls):
+        if is_custom(call):
+            told.append(_function_call(call, f"{where}.tool_calls[{index}]"))
+        else:
+            told.append(call)
     return msgspec.structs.replace(message, tool_calls=told)
 
 
 def _function_call(call: dict[str, Any], param: str) -> dict[str, Any]:
     custom = call.get("custom")
-    name = custom.get("name") if isinstance(custom, dict) else None
-    text = custom.get("input") if isinstance(custom, dict) else None
+    name: Any = None
+    text: Any = None
+    if isinstance(custom, dict):
+        name = custom.get("name")
+        text = custom.get("input")
     if not isinstance(name, str) or not isinstance(text, str):
         message = f"{param} is of type 'custom'; it needs custom with the strings name and input"
         raise ApiError(400, message, param=param)

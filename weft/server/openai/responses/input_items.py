@@ -35,15 +35,16 @@ def input_items(given: str | Sequence[ResponseItem]) -> list[dict[str, Any]]:
 
     Each has an id of its own: the client's, unless another item has it.
     """
-    items = [ResponseItem(role="user", content=given)] if isinstance(given, str) else given
+    if isinstance(given, str):
+        given = [ResponseItem(role="user", content=given)]
     taken: set[str] = set()
     found = []
-    for item in items:
+    for item in given:
         id = item.id
         if not id or id in taken:
             id = item_id(item.type)
         taken.add(id)
-        found.append(_told(item, id))
+        found.append(_item_fields(item, id))
     return found
 
 
@@ -58,39 +59,45 @@ def page(items: Sequence[dict[str, Any]], request: Request) -> ResponseItemList:
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
         raise ApiError(400, f"order is {shown(order)}; asc and desc are allowed", param="order")
-    ordered = list(items) if order == "asc" else list(reversed(items))
+    ordered = list(items)
+    if order == "desc":
+        ordered.reverse()
     begin = _begin(ordered, query.get("after"))
     data = ordered[begin : begin + limit]
-    ids = [item["id"] for item in data] or [None]
     return ResponseItemList(
-        data=data, first_id=ids[0], last_id=ids[-1], has_more=begin + limit < len(ordered)
+        data=data,
+        first_id=data[0]["id"] if data else None,
+        last_id=data[-1]["id"] if data else None,
+        has_more=begin + limit < len(ordered),
     )
 
 
 def _begin(items: Sequence[dict[str, Any]], after: str | None) -> int:
-    """The place of the first item behind the one of that id."""
+    """The index of the first item behind the one of that id."""
     if after is None:
         return 0
-    for place, item in enumerate(items):
+    for index, item in enumerate(items):
         if item["id"] == after:
-            return place + 1
-    raise ApiError(
-        400, f"after is {shown(after)}, which is the id of none of the items", param="after"
-    )
+            return index + 1
+    message = f"after is {shown(after)}, which is the id of none of the items"
+    raise ApiError(400, message, param="after")
 
 
-def _told(item: ResponseItem, id: str) -> dict[str, Any]:
-    """An item as clients read it: texts of messages and of reasoning are lists of parts, whatever
-    the client sent.
+def _item_fields(item: ResponseItem, id: str) -> dict[str, Any]:
+    """An item as clients read it.
+
+    Texts of messages and of reasoning are lists of parts, whatever the client sent.
     """
-    fields = {key: value for key, value in msgspec.to_builtins(item).items() if value is not None}
-    told = {**fields, "id": id, "type": item.type, "status": "completed"}
+    every: dict[str, Any] = msgspec.to_builtins(item)
+    fields = {name: value for name, value in every.items() if value is not None}
+    fields["id"] = id
+    fields["type"] = item.type
+    fields["status"] = "completed"
     if isinstance(item.content, str):
-        kind = _part_type(item)
-        told["content"] = [{"type": kind, "text": item.content}]
+        fields["content"] = [{"type": _part_type(item), "text": item.content}]
     elif item.content is not None:
-        told["content"] = [{"type": part.type, "text": part.text or ""} for part in item.content]
-    return told
+        fields["content"] = [{"type": part.type, "text": part.text or ""} for part in item.content]
+    return fields
 
 
 def _part_type(item: ResponseItem) -> str:

@@ -19,7 +19,7 @@ from weft.server.openai.custom_tools import CustomCall, arguments_of
 from weft.server.openai.models import ChatMessage, TokenLogprob
 from weft.server.openai.responses.input_items import item_id
 from weft.server.openai.tools import call_id
-from weft.server.stream import Wire
+from weft.server.stream import SSE, Wire
 from weft.text.parsers.events import AnswerText, CallArguments, CallBegin, Event, ReasoningText
 from weft.text.tokenizer import Tokenizer
 
@@ -37,7 +37,7 @@ def _error_event(error: ApiError) -> bytes:
     return b"event: error\ndata: " + msgspec.json.encode(fields) + b"\n\n"
 
 
-RESPONSE_EVENTS = Wire(b"text/event-stream; charset=utf-8", _error_event, b"")
+RESPONSE_EVENTS = Wire(SSE, _error_event, b"")
 
 
 class ResponseReply:
@@ -77,8 +77,9 @@ class ResponseReply:
         if delta.end is not None:
             self._close_item("incomplete" if delta.end.reason == "length" else "completed")
             self._finish(delta)
-        told, self._told = self._told, []
-        return b"".join(told)
+        told = b"".join(self._told)
+        self._told.clear()
+        return told
 
     def closing(self) -> bytes:
         return b""
@@ -97,29 +98,23 @@ class ResponseReply:
                 self._open_item("reasoning", {"summary": [], "content": []})
                 self._add(found.text, "response.reasoning_text.delta", content_index=0)
             case CallBegin():
-                self._close_item()
-                name = {
-                    "call_id": call_id(self._conversation.call_id_len),
-                    "name": found.name,
-                    "arguments": "",
-                }
-                self._open_item("function_call", name)
+                self._open_call("function_call", found.name, "arguments")
             case CallArguments():
                 self._add(found.text, "response.function_call_arguments.delta")
             case CustomCall():
-                self._close_item()
-                name = {
-                    "call_id": call_id(self._conversation.call_id_len),
-                    "name": found.name,
-                    "input": "",
-                }
-                self._open_item("custom_tool_call", name)
+                self._open_call("custom_tool_call", found.name, "input")
                 self._add(found.input, "response.custom_tool_call_input.delta")
 
+    def _open_call(self, kind: str, name: str, content: str) -> None:
+        """`content`: the field in which the text of such a call comes."""
+        self._close_item()
+        id = call_id(self._conversation.call_id_len)
+        self._open_item(kind, {"call_id": id, "name": name, content: ""})
+
     def _add(self, text: str, event: str, **fields: Any) -> None:
-        assert self._item is not None
+        """A piece of the text of the open item."""
         self._pieces.append(text)
-        self._tell(event, item_id=self._item["id"], output_index=self._place, delta=text, **fields)
+        self._tell(event, **self._item_fields(), delta=text, **fields)
 
     def _open_item(self, kind: str, fields: dict[str, Any]) -> None:
         """Begin an item, unless one of this kind is open."""
@@ -128,66 +123,71 @@ class ResponseReply:
         self._close_item()
         self._item = {"id": item_id(kind), "type": kind, "status": "in_progress", **fields}
         self.response["output"].append(self._item)
-        self._tell("response.output_item.added", output_index=self._place, item=self._item)
+        self._tell("response.output_item.added", output_index=self._index, item=self._item)
         if kind not in _CALLS:
             self._tell_part("response.content_part.added", _part(kind, ""))
 
     def _close_item(self, status: str = "completed") -> None:
-        item, text = self._item, "".join(self._pieces)
+        item = self._item
         if item is None:
             return
         item["status"] = status
-        place: dict[str, Any] = {"item_id": item["id"], "output_index": self._place}
+        text = "".join(self._pieces)
+        fields = self._item_fields()
         if item["type"] == "function_call":
             item["arguments"] = text
-            self._tell(
-                "response.function_call_arguments.done", **place, name=item["name"], arguments=text
-            )
+            event = "response.function_call_arguments.done"
+            self._tell(event, **fields, name=item["name"], arguments=text)
         elif item["type"] == "custom_tool_call":
             item["input"] = text
-            self._tell("response.custom_tool_call_input.done", **place, input=text)
+            self._tell("response.custom_tool_call_input.done", **fields, input=text)
         else:
             part = _part(item["type"], text)
             item["content"] = [part]
             if item["type"] == "message":
                 part["logprobs"] = self._logprobs
-                place["logprobs"] = self._logprobs
+                fields["logprobs"] = self._logprobs
                 self._logprobs = []
-            self._tell(f"response.{part['type']}.done", **place, content_index=0, text=text)
+            self._tell(f"response.{part['type']}.done", **fields, content_index=0, text=text)
             self._tell_part("response.content_part.done", part)
-        self._tell("response.output_item.done", output_index=self._place, item=item)
+        self._tell("response.output_item.done", output_index=self._index, item=item)
         self._item = None
         self._pieces.clear()
 
     def _finish(self, delta: Delta) -> None:
-        assert delta.end is not None
-        response, end = self.response, delta.end
-        status = "failed" if end.failed else _STATUS.get(end.reason, "completed")
-        response["status"] = status
+        end = delta.end
+        assert end is not None
+        response = self.response
+        status = _STATUS.get(end.reason, "completed")
         if end.failed:
+            status = "failed"
             response["error"] = {"code": "server_error", "message": end.message}
+        response["status"] = status
         if status == "incomplete":
             response["incomplete_details"] = {"reason": "max_output_tokens"}
-        reasoning = reasoning_details(self._tokenizer, self._conversation.outputs).reasoning_tokens
+        reasoning = reasoning_details(self._tokenizer, self._conversation.outputs)
         response["usage"] = {
             "input_tokens": end.prompt_tokens,
             "input_tokens_details": {"cached_tokens": end.cached_tokens},
             "output_tokens": end.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": reasoning},
+            "output_tokens_details": {"reasoning_tokens": reasoning.reasoning_tokens},
             "total_tokens": end.prompt_tokens + end.completion_tokens,
         }
         self._finished(response, _message(response["output"]))
         self._tell(f"response.{status}", response=response)
 
     @property
-    def _place(self) -> int:
+    def _index(self) -> int:
+        """Of the item that is open, or was last."""
         return len(self.response["output"]) - 1
 
-    def _tell_part(self, event: str, part: dict[str, Any]) -> None:
+    def _item_fields(self) -> dict[str, Any]:
+        """How events name the item that is open."""
         assert self._item is not None
-        self._tell(
-            event, item_id=self._item["id"], output_index=self._place, content_index=0, part=part
-        )
+        return {"item_id": self._item["id"], "output_index": self._index}
+
+    def _tell_part(self, event: str, part: dict[str, Any]) -> None:
+        self._tell(event, **self._item_fields(), content_index=0, part=part)
 
     def _tell(self, event: str, **fields: Any) -> None:
         if self._conversation.generation.stream:
@@ -217,17 +217,18 @@ class TokenQueue:
         if begin < 0:
             return []
         end = begin + len(text)
-        place = num_taken = 0
+        offset = 0  # in the text of all entries
+        num_taken = 0
         found = []
         for entry in self._entries:
-            if place >= end:
+            if offset >= end:
                 break
             num_taken += 1
-            place += len(entry.token)
-            if place > begin:
+            offset += len(entry.token)
+            if offset > begin:
                 found.append(msgspec.to_builtins(entry))
         del self._entries[:num_taken]
-        self._text = self._text[place:]
+        self._text = self._text[offset:]
         return found
 
 
@@ -246,8 +247,10 @@ def _message(output: Sequence[dict[str, Any]]) -> ChatMessage:
         elif item["type"] == "reasoning":
             message.reasoning_content = item["content"][0]["text"]
         elif item["status"] == "completed":  # the arguments of one that was cut off cannot be read
-            is_custom = item["type"] == "custom_tool_call"
-            arguments = arguments_of(item["input"]) if is_custom else item["arguments"]
+            if item["type"] == "custom_tool_call":
+                arguments = arguments_of(item["input"])
+            else:
+                arguments = item["arguments"]
             function = {"name": item["name"], "arguments": arguments}
             call = {"id": item["call_id"], "type": "function", "function": function}
             message.tool_calls = [*(message.tool_calls or ()), call]

@@ -11,6 +11,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
+from weft.client.generation import Delta
 from weft.server.body import json_response, read_json
 from weft.server.context import ServerContext, owner_of
 from weft.server.errors import ApiError
@@ -29,11 +30,12 @@ CANCEL_TIMEOUT_S = 5.0  # for the engine's last word
 async def create(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, ResponsesRequest)
     if body.background and (body.stream or body.store is False):
-        raise ApiError(
-            400, "background needs a response that is stored and not streamed", param="background"
-        )
+        message = "background needs a response that is stored and not streamed"
+        raise ApiError(400, message, param="background")
     history = [*_previous(context, request, body.previous_response_id), *messages(body.items)]
-    items = [] if body.store is False else input_items(body.items)
+    items: list[dict[str, Any]] = []
+    if body.store is not False:
+        items = input_items(body.items)
     id = f"resp_{secrets.token_hex(24)}"
     conversation = await start_chat(
         context, request, chat_request(body, history, id), cut_calls=True
@@ -101,8 +103,11 @@ async def delete(context: ServerContext, request: Request) -> ASGIApp:
 
 async def _generate(conversation: Conversation, reply: ResponseReply) -> None:
     """Nobody waits: the response is stored when it has ended."""
+    found: list[Delta] = []
     with conversation.generation as generation:
-        reply.full_body([delta async for deltas in generation for delta in deltas])
+        async for deltas in generation:
+            found += deltas
+        reply.full_body(found)
 
 
 def _previous(context: ServerContext, request: Request, id: str | None) -> list[ChatMessage]:
@@ -119,14 +124,22 @@ def _stored(
 ) -> Stored:
     stored = context.responses.get(id, owner_of(request))
     if stored is None:
-        raise ApiError(
-            404, f"there is no response {id[:64]!r}; they are kept for an hour", param=param
-        )
+        message = f"there is no response {id[:64]!r}; they are kept for an hour"
+        raise ApiError(404, message, param=param)
     return stored
 
 
 def _new(context: ServerContext, body: ResponsesRequest, id: str) -> dict[str, Any]:
     """The response as it is before anything was generated."""
+    temperature = body.temperature
+    if temperature is None:
+        temperature = context.info.sampling.temperature
+    top_p = body.top_p
+    if top_p is None:
+        top_p = context.info.sampling.top_p
+    format: dict[str, Any] = {"type": "text"}
+    if body.text is not None and body.text.format:
+        format = body.text.format
     return {
         "id": id,
         "object": "response",
@@ -142,17 +155,13 @@ def _new(context: ServerContext, body: ResponsesRequest, id: str) -> dict[str, A
         "output": [],
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,
-        "reasoning": msgspec.to_builtins(body.reasoning) if body.reasoning is not None else None,
+        "reasoning": msgspec.to_builtins(body.reasoning),
         "store": body.store is not False,
-        "temperature": context.info.sampling.temperature
-        if body.temperature is None
-        else body.temperature,
-        "text": {
-            "format": (body.text.format if body.text is not None else None) or {"type": "text"}
-        },
+        "temperature": temperature,
+        "text": {"format": format},
         "tool_choice": body.tool_choice or "auto",
         "tools": body.tools or [],
-        "top_p": context.info.sampling.top_p if body.top_p is None else body.top_p,
+        "top_p": top_p,
         "truncation": "disabled",
         "usage": None,
         "user": body.user,

@@ -11,25 +11,21 @@ from typing import Any
 import msgspec
 
 from weft.server.errors import ApiError
+from weft.server.fields.sampling import copy_sampling
 from weft.server.openai.custom_tools import arguments_of
 from weft.server.openai.models import ChatMessage, ChatRequest
 from weft.server.openai.responses.models import ResponseItem, ResponsePart, ResponsesRequest
 
 LOGPROBS = "message.output_text.logprobs"  # in `include`
-_SAME = (  # fields that mean the same in both
-    *(
-        "model",
-        "stream",
-        "user",
-        "tool_choice",
-        "parallel_tool_calls",
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-    ),
-    *("seed", "stop", "stop_token_ids", "ignore_eos", "frequency_penalty", "presence_penalty"),
-    *("repetition_penalty", "logit_bias", "priority", "cache_salt", "chat_template_kwargs"),
+_SAME = (  # fields beside those of sampling that mean the same in both
+    "model",
+    "stream",
+    "user",
+    "tool_choice",
+    "parallel_tool_calls",
+    "priority",
+    "cache_salt",
+    "chat_template_kwargs",
 )
 
 
@@ -38,19 +34,17 @@ def chat_request(body: ResponsesRequest, history: Sequence[ChatMessage], id: str
 
     `id` becomes the name of the request.
     """
-    instructions = (
-        [] if body.instructions is None else [ChatMessage(role="system", content=body.instructions)]
-    )
-    request = ChatRequest(messages=[*instructions, *history])
+    messages = list(history)
+    if body.instructions is not None:
+        messages.insert(0, ChatMessage(role="system", content=body.instructions))
+    request = ChatRequest(messages=messages)
+    copy_sampling(body, request)
     for name in _SAME:
         setattr(request, name, getattr(body, name))
     request.rid = id
     request.max_tokens = body.max_output_tokens
-    request.tools = (
-        None
-        if body.tools is None
-        else [_tool(tool, place) for place, tool in enumerate(body.tools)]
-    )
+    if body.tools is not None:
+        request.tools = [_tool(tool, index) for index, tool in enumerate(body.tools)]
     request.logprobs = wants_logprobs(body)
     request.top_logprobs = body.top_logprobs
     if body.reasoning is not None:
@@ -73,33 +67,32 @@ def messages(given: str | list[ResponseItem]) -> list[ChatMessage]:
     if isinstance(given, str):
         return [ChatMessage(role="user", content=given)]
     found: list[ChatMessage] = []
-    for place, item in enumerate(given):
-        where = f"input[{place}]"
+    for index, item in enumerate(given):
+        where = f"input[{index}]"
         match item.type:
             case "message":
                 if item.role is None:
                     raise ApiError(400, f"{where} has no role", param=f"{where}.role")
-                found.append(
-                    ChatMessage(role=item.role, content=_text(item.content, f"{where}.content"))
-                )
+                text = _text(item.content, f"{where}.content")
+                found.append(ChatMessage(role=item.role, content=text))
             case "function_call":
                 _add_call(found, item, item.arguments or "{}")
             case "custom_tool_call":
                 _add_call(found, item, arguments_of(item.input or ""))
             case "function_call_output" | "custom_tool_call_output":
                 text = _text(item.output, f"{where}.output")
-                found.append(
-                    ChatMessage(role="tool", tool_call_id=item.call_id or "", content=text)
-                )
+                id = item.call_id or ""
+                found.append(ChatMessage(role="tool", tool_call_id=id, content=text))
             case "reasoning":
                 _add_reasoning(found, _text(item.content, f"{where}.content"))
             case _:
-                raise ApiError(
-                    400,
-                    f"{where} is of type {item.type[:64]!r}, which is not supported",
-                    param=where,
-                )
+                raise _unsupported(where, item.type)
     return found
+
+
+def _unsupported(where: str, kind: str) -> ApiError:
+    message = f"{where} is of type {kind[:64]!r}, which is not supported"
+    return ApiError(400, message, param=where)
 
 
 def _add_call(found: list[ChatMessage], item: ResponseItem, arguments: str) -> None:
@@ -119,41 +112,40 @@ def _add_reasoning(found: list[ChatMessage], text: str) -> None:
         found.append(ChatMessage(role="assistant", content="", reasoning_content=text))
 
 
+_TEXTS = frozenset(
+    {"input_text", "output_text", "text", "reasoning_text", "summary_text", "refusal"}
+)
+
+
 def _text(content: str | list[ResponsePart] | None, where: str) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     for number, part in enumerate(content):
-        if part.type not in (
-            "input_text",
-            "output_text",
-            "text",
-            "reasoning_text",
-            "summary_text",
-            "refusal",
-        ):
-            place = f"{where}[{number}]"
-            raise ApiError(
-                400, f"{place} is of type {part.type[:64]!r}, which is not supported", param=place
-            )
+        if part.type not in _TEXTS:
+            raise _unsupported(f"{where}[{number}]", part.type)
     return "\n".join(part.text or "" for part in content)
 
 
-def _tool(tool: dict[str, Any], place: int) -> dict[str, Any]:
+def _tool(tool: dict[str, Any], index: int) -> dict[str, Any]:
     """A tool here has its name beside its type; in chat requests it has an object of its own."""
     kind = tool.get("type")
     if kind not in ("function", "custom"):
-        message = f"tools[{place}] is of type {str(kind)[:64]!r}; functions and custom tools are supported"
+        message = (
+            f"tools[{index}] is of type {str(kind)[:64]!r}; "
+            "functions and custom tools are supported"
+        )
         raise ApiError(400, message, param="tools")
     if kind in tool:
         return tool
-    return {"type": kind, kind: {key: value for key, value in tool.items() if key != "type"}}
+    return {"type": kind, kind: _without_type(tool)}
 
 
 def _response_format(format: dict[str, Any]) -> dict[str, Any]:
     """`{"type": "json_schema", "schema": ...}` is one level deeper in chat requests."""
     if format.get("type") != "json_schema":
         return format
-    return {
-        "type": "json_schema",
-        "json_schema": {key: value for key, value in format.items() if key != "type"},
-    }
+    return {"type": "json_schema", "json_schema": _without_type(format)}
+
+
+def _without_type(fields: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in fields.items() if key != "type"}
