@@ -37,7 +37,8 @@ def tool_use(tools: Sequence[dict[str, Any]] | None, choice: Any, *, parallel: b
     """The request's fields, checked. Raises `ApiError`."""
     functions: dict[str, dict[str, Any]] = {}
     for index, tool in enumerate(as_functions(tools) or ()):
-        functions[_name(tool, index)] = tool["function"]
+        name = _name(tool, index)  # checks that it is a function
+        functions[name] = tool["function"]
     custom = frozenset(tool["custom"]["name"] for tool in tools or () if is_custom(tool))
     if len(functions) < len(tools or ()):
         raise ApiError(400, "two tools have the same name", param="tools")
