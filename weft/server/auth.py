@@ -72,7 +72,13 @@ NOBODY = Caller()
 class Keys:
     """The keys of one server, and the pages and names that it answers to where it asks for none."""
 
-    def __init__(self, digests: KeyDigests, pages: Pages, *, open_metrics: bool = False) -> None:
+    def __init__(
+        self,
+        digests: KeyDigests,
+        pages: Pages,
+        *,
+        open_metrics: bool = False,
+    ) -> None:
         self._digests = digests
         self._pages = pages
         self._open = {"open", "metrics"} if open_metrics else {"open"}
@@ -122,7 +128,12 @@ class Keys:
         client = scope.get("client")
         return client[0] if client else ""
 
-    def _admin_refusal(self, scope: Scope, headers: Headers, caller: Caller) -> ApiError | None:
+    def _admin_refusal(
+        self,
+        scope: Scope,
+        headers: Headers,
+        caller: Caller,
+    ) -> ApiError | None:
         if not caller.is_admin:
             if self._digests.admin:
                 return ApiError(403, "this route needs the administration key")

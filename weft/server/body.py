@@ -65,7 +65,11 @@ MAX_NAMES = 16  # unknown fields that the log names
 MAX_NAME_LEN = 64  # characters of such a name
 MAX_MESSAGE_LEN = 300  # characters of msgspec's words, which repeat the value
 _NOTHING: tuple[Any, ...] = (None, False, [], {}, "")
-_HARMLESS = {"function_call": "none", "modalities": ["text"], "length_penalty": 1}
+_HARMLESS = {
+    "function_call": "none",
+    "modalities": ["text"],
+    "length_penalty": 1,
+}
 _PATH = re.compile(r" - at `\$\.?(.*)`$")
 
 

@@ -39,7 +39,11 @@ _TYPES = {
     429: "rate_limit_error",
     503: "service_unavailable_error",
 }
-_ANTHROPIC_TYPES = _TYPES | {503: "overloaded_error", 504: "timeout_error", 408: "timeout_error"}
+_ANTHROPIC_TYPES = _TYPES | {
+    503: "overloaded_error",
+    504: "timeout_error",
+    408: "timeout_error",
+}
 _RETRY = {"retry-after": "1"}
 
 
@@ -87,10 +91,21 @@ class ErrorBody(msgspec.Struct):
 
 def not_supported(param: str) -> ApiError:
     """For what exists elsewhere but not here: never ignored in silence."""
-    return ApiError(400, f"{param} is not supported yet", param=param, code="unsupported_parameter")
+    return ApiError(
+        400,
+        f"{param} is not supported yet",
+        param=param,
+        code="unsupported_parameter",
+    )
 
 
-def over(limit: str, message: str, *, param: str | None = None, status: int = 400) -> ApiError:
+def over(
+    limit: str,
+    message: str,
+    *,
+    param: str | None = None,
+    status: int = 400,
+) -> ApiError:
     """A refusal that is counted under the name of its limit, a field of `config.limits.Limits`."""
     return ApiError(status, message, param=param, limit=limit)
 
@@ -112,7 +127,12 @@ def translated(exc: BaseException) -> ApiError:
             return exc
         case ContextExceeded():
             message = f"{TOO_LONG} is exceeded: {exc}"
-            return ApiError(400, message, param=exc.param, code="context_length_exceeded")
+            return ApiError(
+                400,
+                message,
+                param=exc.param,
+                code="context_length_exceeded",
+            )
         case InvalidParam():
             return ApiError(400, str(exc), param=exc.param)
         case Busy():
@@ -149,7 +169,11 @@ def anthropic_error(error: ApiError) -> bytes:
     if error.code == "context_length_exceeded":
         message = f"prompt is too long: {message}"  # these clients look for other words
     detail = {"type": kind, "message": message}
-    fields = {"type": "error", "error": detail, "request_id": request_context.rid()}
+    fields = {
+        "type": "error",
+        "error": detail,
+        "request_id": request_context.rid(),
+    }
     return msgspec.json.encode(fields)
 
 
@@ -181,7 +205,10 @@ class ErrorAnswer(Response):
 
     def __init__(self, error: ApiError) -> None:
         super().__init__(
-            error_json(error), error.status, error.headers, media_type="application/json"
+            error_json(error),
+            error.status,
+            error.headers,
+            media_type="application/json",
         )
         self._error = error
 

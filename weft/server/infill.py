@@ -52,11 +52,18 @@ async def infill(context: ServerContext, request: Request) -> ASGIApp:
     params = with_stops(context, tokens, _params(context, body))
     params.check(context.client.engine.vocab_size)
     ids = await infill_prompt(
-        context, tokens, body.input_prefix, body.input_suffix, beginning=body.prompt, files=files
+        context,
+        tokens,
+        body.input_prefix,
+        body.input_suffix,
+        beginning=body.prompt,
+        files=files,
     )
     body.rid = body.rid or body.request_id
     generation = submit(
-        context, prompts(context, request, body, [ids], params), stream=bool(body.stream)
+        context,
+        prompts(context, request, body, [ids], params),
+        stream=bool(body.stream),
     )
     reply = InfillReply(context.info.model_name, generation.completions[0])
     return Answer(generation, reply, LLAMA_EVENTS)
@@ -75,7 +82,11 @@ def infill_tokens(context: ServerContext, param: str) -> Infill:
     return context.infill
 
 
-def with_stops(context: ServerContext, tokens: Infill, params: SamplingParams) -> SamplingParams:
+def with_stops(
+    context: ServerContext,
+    tokens: Infill,
+    params: SamplingParams,
+) -> SamplingParams:
     """`params` that also end at the model's own tokens for parts and files: behind them it writes
     something else.
     """
@@ -127,7 +138,11 @@ def _params(context: ServerContext, body: InfillRequest) -> SamplingParams:
         max_tokens = None if body.n_predict < 0 else body.n_predict
     body.n = None  # llama.cpp has one
     return sampling_of(
-        body, context.info.sampling, max_new_tokens=max_tokens, logprobs=None, fewest_tokens=0
+        body,
+        context.info.sampling,
+        max_new_tokens=max_tokens,
+        logprobs=None,
+        fewest_tokens=0,
     )
 
 

@@ -84,17 +84,34 @@ def _describe(
     described: dict[str, Any] = {
         "summary": operation.summary,
         "operationId": f"{operation.method.lower()}{operation.path.replace('/', '_').replace(':path', '')}",
-        "responses": {"200": success, "4XX": failure, "5XX": failure},
+        "responses": {
+            "200": success,
+            "4XX": failure,
+            "5XX": failure,
+        },
     }
     if operation.body is not None:
-        described["requestBody"] = {"required": True, "content": _json(schema_of[operation.body])}
+        described["requestBody"] = {
+            "required": True,
+            "content": _json(schema_of[operation.body]),
+        }
     parameters: list[dict[str, Any]] = [
-        {"name": name, "in": "query", "schema": _range(QUERIES[name])} for name in operation.query
+        {
+            "name": name,
+            "in": "query",
+            "schema": _range(QUERIES[name]),
+        }
+        for name in operation.query
     ]
     if "{" in operation.path:
         name = operation.path.partition("{")[2].partition("}")[0].removesuffix(":path")
         parameters.append(
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            {
+                "name": name,
+                "in": "path",
+                "required": True,
+                "schema": {"type": "string"},
+            }
         )
     if parameters:
         described["parameters"] = parameters

@@ -104,7 +104,12 @@ class Answer:
 
     # ---- one body
 
-    async def _send_full_body(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _send_full_body(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
         deltas: list[Delta] = []
         async for batch in self._generation:
             deltas += batch
@@ -120,7 +125,13 @@ class Answer:
             (b"content-length", b"%d" % len(body)),
             *self._warnings(),
         ]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send(
+            {
+                "type": "http.response.start",
+                "status": 200,
+                "headers": headers,
+            }
+        )
         await send({"type": "http.response.body", "body": body})
 
     async def _written(self, deltas: Sequence[Delta], writers: Workers | None) -> bytes:
@@ -172,7 +183,13 @@ class Answer:
                 await self._finish(send, self._wire.error(failure))
                 return
             if body:
-                await send({"type": "http.response.body", "body": body, "more_body": True})
+                await send(
+                    {
+                        "type": "http.response.body",
+                        "body": body,
+                        "more_body": True,
+                    }
+                )
             if connection is not None:
                 await self._generation.push_to(partial(self._push, connection))
                 if self._broken is not None:
@@ -187,7 +204,13 @@ class Answer:
             *_STREAM_HEADERS,
             *self._warnings(),
         ]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send(
+            {
+                "type": "http.response.start",
+                "status": 200,
+                "headers": headers,
+            }
+        )
 
     def _push(self, connection: PieceWriter) -> bool:
         """Write what is new.
@@ -209,7 +232,13 @@ class Answer:
 
     async def _finish(self, send: Send, last: bytes) -> None:
         body = last + self._wire.end
-        await send({"type": "http.response.body", "body": body, "more_body": False})
+        await send(
+            {
+                "type": "http.response.body",
+                "body": body,
+                "more_body": False,
+            }
+        )
 
     def _warnings(self) -> list[tuple[bytes, bytes]]:
         """A header with everything that the engine warns of; it warns before the first token."""

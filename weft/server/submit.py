@@ -116,7 +116,12 @@ class Truncation(NamedTuple):
     most: int  # tokens to keep; -1: as many as leave room for the answer
     side: Side  # where tokens are dropped
 
-    def cut(self, ids: list[int], context_len: int, max_new_tokens: int | None) -> list[int]:
+    def cut(
+        self,
+        ids: list[int],
+        context_len: int,
+        max_new_tokens: int | None,
+    ) -> list[int]:
         """The part of a prompt that is kept."""
         most = self.most
         if most == -1:
@@ -124,7 +129,11 @@ class Truncation(NamedTuple):
         return ids[:most] if self.side == "right" else ids[-most:]
 
 
-def truncation(context: ServerContext, most: int | None, side: Side | None) -> Truncation | None:
+def truncation(
+    context: ServerContext,
+    most: int | None,
+    side: Side | None,
+) -> Truncation | None:
     """How prompts are to be cut, as `truncate_prompt_tokens` and `truncation_side` say.
 
     None if they are not cut. A server with `--auto-truncate` cuts every prompt that is too long.
@@ -147,7 +156,9 @@ async def encode_texts(
     """
     context_len = None if truncates else context.info.context_length
     return await context.tokenizer.encode_async(
-        texts, add_special_tokens=add_special_tokens, context_len=context_len
+        texts,
+        add_special_tokens=add_special_tokens,
+        context_len=context_len,
     )
 
 
@@ -164,7 +175,10 @@ async def encode_mixed(
         return [prompt for prompt in prompts if not isinstance(prompt, str)]
     encoded = iter(
         await encode_texts(
-            context, texts, add_special_tokens=add_special_tokens, truncates=truncates
+            context,
+            texts,
+            add_special_tokens=add_special_tokens,
+            truncates=truncates,
         )
     )
     return [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]
@@ -173,7 +187,11 @@ async def encode_mixed(
 # ---- prompts
 
 
-def request_name(request: Request, rid: str | None, request_id: str | None = None) -> str:
+def request_name(
+    request: Request,
+    rid: str | None,
+    request_id: str | None = None,
+) -> str:
     """The name of a request: as its body says, else its header, else `RequestMiddleware`."""
     name = rid or request_id
     if name is None:
@@ -184,7 +202,11 @@ def request_name(request: Request, rid: str | None, request_id: str | None = Non
     return name
 
 
-def timeout_ms(context: ServerContext, request: Request, timeout: int | None) -> int:
+def timeout_ms(
+    context: ServerContext,
+    request: Request,
+    timeout: int | None,
+) -> int:
     """After how many milliseconds a request ends; 0 for never.
 
     As its body says, else its header X-Request-Timeout-Ms.
@@ -249,7 +271,12 @@ def prompts(
     return found
 
 
-def submit(context: ServerContext, prompts: Sequence[Prompt], *, stream: bool) -> Generation:
+def submit(
+    context: ServerContext,
+    prompts: Sequence[Prompt],
+    *,
+    stream: bool,
+) -> Generation:
     """Start generating, if new work is accepted and the request is within the limits.
 
     Raises `ApiError`, `InvalidParam` or `ContextExceeded`.

@@ -18,7 +18,11 @@ from weft.server.stream import Wire
 from weft.text.parsers.events import AnswerText, CallArguments, CallBegin, Event, ReasoningText
 
 _ID_LEN = 24
-_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+_REASONS = {
+    "stop": "end_turn",
+    "length": "max_tokens",
+    "tool_calls": "tool_use",
+}
 
 
 def sse(name: str, value: Any) -> bytes:
@@ -49,7 +53,11 @@ class MessagesReply:
         content: list[dict[str, Any]] = []
         if message.reasoning_content:
             content.append(
-                {"type": "thinking", "thinking": message.reasoning_content, "signature": ""}
+                {
+                    "type": "thinking",
+                    "thinking": message.reasoning_content,
+                    "signature": "",
+                }
             )
         if message.content:
             content.append({"type": "text", "text": message.content})
@@ -66,7 +74,13 @@ class MessagesReply:
         if not self._begun:
             self._begun = True
             parts.append(
-                sse("message_start", {"type": "message_start", "message": self._message(None)})
+                sse(
+                    "message_start",
+                    {
+                        "type": "message_start",
+                        "message": self._message(None),
+                    },
+                )
             )
         for found in self._conversation.events(delta):
             parts += self._event(found)
@@ -92,10 +106,23 @@ class MessagesReply:
         match found:
             case AnswerText():
                 parts = self._open_block("text", {"type": "text", "text": ""})
-                return [*parts, self._block_delta({"type": "text_delta", "text": found.text})]
+                return [
+                    *parts,
+                    self._block_delta(
+                        {
+                            "type": "text_delta",
+                            "text": found.text,
+                        }
+                    ),
+                ]
             case ReasoningText():
                 parts = self._open_block(
-                    "thinking", {"type": "thinking", "thinking": "", "signature": ""}
+                    "thinking",
+                    {
+                        "type": "thinking",
+                        "thinking": "",
+                        "signature": "",
+                    },
                 )
                 return [
                     *parts,
@@ -108,14 +135,25 @@ class MessagesReply:
                     *self._open_block("tool_use", _tool_use(call_id(_ID_LEN), found.name, {})),
                 ]
             case CallArguments():
-                return [self._block_delta({"type": "input_json_delta", "partial_json": found.text})]
+                return [
+                    self._block_delta(
+                        {
+                            "type": "input_json_delta",
+                            "partial_json": found.text,
+                        }
+                    )
+                ]
 
     def _open_block(self, kind: str, block: dict[str, Any]) -> list[bytes]:
         if self._open == kind and kind != "tool_use":
             return []
         parts = self._close_block()
         self._open = kind
-        start = {"type": "content_block_start", "index": self._num_blocks, "content_block": block}
+        start = {
+            "type": "content_block_start",
+            "index": self._num_blocks,
+            "content_block": block,
+        }
         return [*parts, sse("content_block_start", start)]
 
     def _close_block(self) -> list[bytes]:
@@ -124,13 +162,23 @@ class MessagesReply:
         self._open = ""
         self._num_blocks += 1
         return [
-            sse("content_block_stop", {"type": "content_block_stop", "index": self._num_blocks - 1})
+            sse(
+                "content_block_stop",
+                {
+                    "type": "content_block_stop",
+                    "index": self._num_blocks - 1,
+                },
+            )
         ]
 
     def _block_delta(self, delta: dict[str, Any]) -> bytes:
         return sse(
             "content_block_delta",
-            {"type": "content_block_delta", "index": self._num_blocks, "delta": delta},
+            {
+                "type": "content_block_delta",
+                "index": self._num_blocks,
+                "delta": delta,
+            },
         )
 
     def _message(self, end: CompletionEnd | None) -> MessageAnswer:

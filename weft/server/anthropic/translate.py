@@ -89,7 +89,13 @@ def _messages(message: AnthropicMessage, where: str) -> list[ChatMessage]:
             case "tool_result":
                 text = _joined(block.content or "", f"{place}.content")
                 id = block.tool_use_id or ""
-                results.append(ChatMessage(role="tool", tool_call_id=id, content=text))
+                results.append(
+                    ChatMessage(
+                        role="tool",
+                        tool_call_id=id,
+                        content=text,
+                    )
+                )
             case kind if kind not in _UNSIGNED:
                 raise _wrong_block(kind, place)
     if not (texts or calls or reasoning):
@@ -151,5 +157,9 @@ def _response_format(format: dict[str, Any] | None) -> dict[str, Any] | None:
         return format
     return {
         "type": "json_schema",
-        "json_schema": {"name": "answer", "schema": format.get("schema"), "strict": True},
+        "json_schema": {
+            "name": "answer",
+            "schema": format.get("schema"),
+            "strict": True,
+        },
     }

@@ -31,7 +31,11 @@ class Field(NamedTuple):
     number: Number
 
 
-def check_numbers(body: msgspec.Struct, vocab_size: int | None, where: str = "") -> None:
+def check_numbers(
+    body: msgspec.Struct,
+    vocab_size: int | None,
+    where: str = "",
+) -> None:
     """Raise `ApiError` for the first number of `body` that is out of its range.
 
     `where`: the fields that `body` is nested in.

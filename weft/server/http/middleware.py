@@ -75,7 +75,14 @@ class RequestMiddleware:
             out.on_status = partial(_audit, scope, headers, method)
         self._metrics.http_began(route, method)
         try:
-            await self._answer(scope, headers, caller, access, receive, out)
+            await self._answer(
+                scope,
+                headers,
+                caller,
+                access,
+                receive,
+                out,
+            )
             if out.is_early:
                 await self._drain(receive, out)
         finally:
@@ -220,7 +227,13 @@ class _Outgoing:
         return self._send(message)
 
     async def end(self) -> None:
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        await self._send(
+            {
+                "type": "http.response.body",
+                "body": b"",
+                "more_body": False,
+            }
+        )
 
 
 async def _refuse_other(scope: Scope, receive: Receive, send: Send) -> None:

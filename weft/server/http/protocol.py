@@ -78,7 +78,12 @@ class ConnectionLimiter:
         """Whether as many work as may."""
         return len(connections) - len(self._waiting) >= self.limits.max_connections
 
-    def has_room(self, connections: set[Any], newcomer: GuardedProtocol, now: float) -> bool:
+    def has_room(
+        self,
+        connections: set[Any],
+        newcomer: GuardedProtocol,
+        now: float,
+    ) -> bool:
         """Whether `newcomer`, which is among `connections`, may stay.
 
         Others are closed for that if need be.

@@ -86,7 +86,11 @@ class OllamaReply:
     def _fields(
         self, text: str, thinking: str = "", calls: Sequence[dict[str, Any]] = ()
     ) -> dict[str, Any]:
-        fields: dict[str, Any] = {"model": self._model, "created_at": _now(), "done": False}
+        fields: dict[str, Any] = {
+            "model": self._model,
+            "created_at": _now(),
+            "done": False,
+        }
         if self._kind == "generate":
             fields["response"] = text
             if thinking:

@@ -96,10 +96,24 @@ async def version(context: ServerContext, request: Request) -> ASGIApp:
     return json_response({"version": OLLAMA_VERSION, "weft": context.info.version})
 
 
-def _loaded(context: ServerContext, body: OllamaRequest, empty: dict[str, Any]) -> Response:
+def _loaded(
+    context: ServerContext,
+    body: OllamaRequest,
+    empty: dict[str, Any],
+) -> Response:
     """What clients send to have a model loaded: an answer without an answer."""
-    fields = {"model": context.info.model_name, "created_at": _started(context), **empty}
-    answer = json_bytes({**fields, "done": True, "done_reason": "load"})
+    fields = {
+        "model": context.info.model_name,
+        "created_at": _started(context),
+        **empty,
+    }
+    answer = json_bytes(
+        {
+            **fields,
+            "done": True,
+            "done_reason": "load",
+        }
+    )
     if body.stream is False:
         return Response(answer, media_type="application/json")
     return Response(answer + b"\n", media_type="application/x-ndjson")

@@ -53,7 +53,9 @@ def _message(message: OllamaMessage) -> ChatMessage:
     if message.images:
         raise not_supported("images")
     result = ChatMessage(
-        role=message.role, content=message.content, reasoning_content=message.thinking
+        role=message.role,
+        content=message.content,
+        reasoning_content=message.thinking,
     )
     if message.role == "tool":
         result.name = message.tool_name

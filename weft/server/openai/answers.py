@@ -95,7 +95,11 @@ def reasoning_details(
     return CompletionTokensDetails(sum(map(len, encoded)))
 
 
-def meta_info(completion: Completion, delta: Delta, weight_version: str) -> dict[str, Any]:
+def meta_info(
+    completion: Completion,
+    delta: Delta,
+    weight_version: str,
+) -> dict[str, Any]:
     """`meta_info` of SGLang's answers: the numbers of one completion as far as `delta`.
 
     `weight_version` is that of now. What is known at the end only comes with the last delta.
@@ -128,7 +132,11 @@ def _meta_finish_reason(end: CompletionEnd) -> dict[str, Any]:
         case "length":
             return {"type": "length", "length": end.completion_tokens}
         case reason:
-            return {"type": reason, "message": end.message, "status_code": end.status}
+            return {
+                "type": reason,
+                "message": end.message,
+                "status_code": end.status,
+            }
 
 
 # ---- names of tokens

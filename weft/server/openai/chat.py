@@ -206,7 +206,11 @@ class ChatReply:
     def _finish(self, delta: Delta) -> ChatChunk:
         assert delta.end is not None
         reason = self._conversation.finish_reason(delta)
-        choice = ChatChunkChoice(index=delta.choice, delta=ChatDelta(), finish_reason=reason)
+        choice = ChatChunkChoice(
+            index=delta.choice,
+            delta=ChatDelta(),
+            finish_reason=reason,
+        )
         choice.matched_stop = delta.end.matched
         choice.stop_reason = delta.end.matched
         choice.delta.hidden_states = self._hidden_states(delta)
@@ -214,7 +218,11 @@ class ChatReply:
         return self._chunk(choice)
 
     def _chunk(self, choice: ChatChunkChoice, **others: Any) -> ChatChunk:
-        chunk = ChatChunk(**self._header._asdict(), **others, choices=[choice])
+        chunk = ChatChunk(
+            **self._header._asdict(),
+            **others,
+            choices=[choice],
+        )
         if self._options.continuous_usage_stats:
             chunk.usage = self._count.usage()
         return chunk
@@ -256,7 +264,12 @@ class ChatReply:
         if not self._logprobs:
             return None
         wanted = self._conversation.params.logprob_token_ids
-        return chat_logprobs(self._tokenizer, delta, as_ids=self._as_ids, wanted=wanted)
+        return chat_logprobs(
+            self._tokenizer,
+            delta,
+            as_ids=self._as_ids,
+            wanted=wanted,
+        )
 
 
 def answer_of(events: Sequence[Event | CustomCall], call_id_len: int) -> ChatAnswer:

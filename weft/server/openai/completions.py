@@ -63,17 +63,29 @@ async def completions(context: ServerContext, request: Request) -> ASGIApp:
     else:
         special = body.add_special_tokens is not False
         ids = await encode_mixed(
-            context, texts, add_special_tokens=special, truncates=cut is not None
+            context,
+            texts,
+            add_special_tokens=special,
+            truncates=cut is not None,
         )
     if cut is not None:
         max_new = params.max_new_tokens
         ids = [cut.cut(own_ids, context.info.context_length, max_new) for own_ids in ids]
         texts = [*ids]
     generation = submit(
-        context, prompts(context, request, body, ids, params), stream=bool(body.stream)
+        context,
+        prompts(context, request, body, ids, params),
+        stream=bool(body.stream),
     )
     echo = await _echo(context, body, texts) if body.echo else None
-    reply = CompletionReply(context, body, params, generation, ids, echo)
+    reply = CompletionReply(
+        context,
+        body,
+        params,
+        generation,
+        ids,
+        echo,
+    )
     return Answer(generation, reply)
 
 
@@ -223,7 +235,10 @@ class CompletionReply:
             text = msgspec.json.encode(delta.text)
             end = b',"logprobs":null,"finish_reason":null}]}\n\n'
             return self._prefix % delta.choice + text + end
-        chunk = TextCompletion(**self._header._asdict(), choices=[self._choice(delta)])
+        chunk = TextCompletion(
+            **self._header._asdict(),
+            choices=[self._choice(delta)],
+        )
         if self._options.continuous_usage_stats:
             chunk.usage = self._count.usage()
         return event(chunk)
@@ -232,7 +247,13 @@ class CompletionReply:
         if not self._options.include_usage:
             return b""
         usage = self._count.usage()
-        return event(TextCompletion(**self._header._asdict(), choices=[], usage=usage))
+        return event(
+            TextCompletion(
+                **self._header._asdict(),
+                choices=[],
+                usage=usage,
+            )
+        )
 
     def _choice(self, delta: Delta) -> CompletionChoice:
         self._count.add(delta)

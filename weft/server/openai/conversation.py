@@ -228,7 +228,10 @@ async def chat_prompt(context: ServerContext, body: ChatRequest) -> list[int]:
     cut = truncation(context, body.truncate_prompt_tokens, body.truncation_side)
     special = bool(body.add_special_tokens)
     [ids] = await encode_texts(
-        context, [text], add_special_tokens=special, truncates=cut is not None
+        context,
+        [text],
+        add_special_tokens=special,
+        truncates=cut is not None,
     )
     return ids
 
@@ -277,7 +280,12 @@ def _check_template(context: ServerContext, source: str) -> None:
             "chat_template is not taken from requests; "
             "it would be with --trust-request-chat-template"
         )
-        raise ApiError(400, message, param="chat_template", code="unsupported_parameter")
+        raise ApiError(
+            400,
+            message,
+            param="chat_template",
+            code="unsupported_parameter",
+        )
     if len(source) > MAX_SOURCE_LEN:
         message = f"chat_template has more than {MAX_SOURCE_LEN:,} characters"
         raise ApiError(400, message, param="chat_template")
@@ -301,7 +309,11 @@ def _with_one_reasoning(message: ChatMessage) -> ChatMessage:
     reasoning = message.reasoning_content
     if reasoning is None:
         reasoning = message.reasoning
-    return msgspec.structs.replace(message, reasoning_content=reasoning, reasoning=None)
+    return msgspec.structs.replace(
+        message,
+        reasoning_content=reasoning,
+        reasoning=None,
+    )
 
 
 # ---- what is looked for in the output
@@ -322,7 +334,11 @@ def _tool_format(context: ServerContext, use: ToolUse) -> ToolFormat:
     return context.formats.tools
 
 
-def _looks_for_reasoning(context: ServerContext, body: ChatRequest, params: SamplingParams) -> bool:
+def _looks_for_reasoning(
+    context: ServerContext,
+    body: ChatRequest,
+    params: SamplingParams,
+) -> bool:
     """An output that is constrained from its first token on has no reasoning."""
     if context.formats.reasoning is None or body.separate_reasoning is False:
         return False
@@ -351,7 +367,9 @@ def _output(
     tools = None
     if parsing.tools is not None:
         tools = parsing.tools.parser(
-            parsing.use.names, eager=parsing.eager, tells_cut=parsing.tells_cut
+            parsing.use.names,
+            eager=parsing.eager,
+            tells_cut=parsing.tells_cut,
         )
     return ParsedOutput(
         reasoning,

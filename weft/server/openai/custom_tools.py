@@ -99,7 +99,12 @@ def _function(tool: dict[str, Any], param: str) -> dict[str, Any]:
     kind = format.get("type") if isinstance(format, dict) else format
     if kind not in (None, "text"):
         message = f"{param}.custom.format is of type {shown(kind)}; only text is supported"
-        raise ApiError(400, message, param=f"{param}.custom.format", code="unsupported_parameter")
+        raise ApiError(
+            400,
+            message,
+            param=f"{param}.custom.format",
+            code="unsupported_parameter",
+        )
     function = {"name": custom.get("name"), "parameters": INPUT_SCHEMA}
     if custom.get("description") is not None:
         function["description"] = custom["description"]

@@ -33,7 +33,12 @@ class ToolUse(NamedTuple):
 NO_TOOLS = ToolUse()
 
 
-def tool_use(tools: Sequence[dict[str, Any]] | None, choice: Any, *, parallel: bool) -> ToolUse:
+def tool_use(
+    tools: Sequence[dict[str, Any]] | None,
+    choice: Any,
+    *,
+    parallel: bool,
+) -> ToolUse:
     """The request's fields, checked. Raises `ApiError`."""
     functions: dict[str, dict[str, Any]] = {}
     for index, tool in enumerate(as_functions(tools) or ()):
@@ -152,7 +157,13 @@ def strict_tag(
             "end": behind,
         }
         tags.append(tag)
-    return {"format": {"type": "triggered_tags", "triggers": [trigger], "tags": tags}}
+    return {
+        "format": {
+            "type": "triggered_tags",
+            "triggers": [trigger],
+            "tags": tags,
+        }
+    }
 
 
 def _allowed(

@@ -44,14 +44,23 @@ async def embeddings(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, EmbeddingRequest)
     context.require_model(body.model)
     pools = require_pools(context, "embed", EMBED)
-    pooling = PoolingParams(normalize=body.normalize, dimensions=dimensions(pools, body.dimensions))
+    pooling = PoolingParams(
+        normalize=body.normalize,
+        dimensions=dimensions(pools, body.dimensions),
+    )
     inputs = await encoded(context, split("input", body.input), body, param="input")
 
     def make(vectors: list[Vector], deltas: list[Delta]) -> dict[str, Any]:
         data: list[dict[str, Any]] = []
         for index, vector in enumerate(vectors):
             embedding = written(vector, body.encoding_format)
-            data.append({"object": "embedding", "index": index, "embedding": embedding})
+            data.append(
+                {
+                    "object": "embedding",
+                    "index": index,
+                    "embedding": embedding,
+                }
+            )
         return {
             "object": "list",
             "data": data,
@@ -126,7 +135,12 @@ def text_or_ids(text: str | list[str] | None, ids: list[int | list[int]] | None)
     raise ApiError(400, "give either text or input_ids", param="text")
 
 
-def native(vectors: list[Vector], deltas: list[Delta], texts: Texts, rid: str) -> Any:
+def native(
+    vectors: list[Vector],
+    deltas: list[Delta],
+    texts: Texts,
+    rid: str,
+) -> Any:
     """SGLang's answer."""
     answers = []
     for vector, delta in zip(vectors, deltas, strict=True):
@@ -142,7 +156,11 @@ def native(vectors: list[Vector], deltas: list[Delta], texts: Texts, rid: str) -
     return answers[0] if is_one else answers
 
 
-def _typed(inputs: list[Encoded], types: list[int | list[int]], num_types: int) -> list[Encoded]:
+def _typed(
+    inputs: list[Encoded],
+    types: list[int | list[int]],
+    num_types: int,
+) -> list[Encoded]:
     """The inputs with the kinds of segments of their tokens, of `num_types`. Raises `ApiError`."""
     param = "token_type_ids"
     lists: list[list[int]] = [item for item in types if not isinstance(item, int)]

@@ -75,7 +75,10 @@ async def encoded(
     special = body.add_special_tokens is not False
     found = iter(
         await context.tokenizer.encode_inputs(
-            texts, max_len=limit, side=side, add_special_tokens=special
+            texts,
+            max_len=limit,
+            side=side,
+            add_special_tokens=special,
         )
     )
     every: list[Encoded] = []
@@ -94,7 +97,11 @@ async def encoded(
     return every
 
 
-def _most_tokens(context: ServerContext, body: PooledRequest, longest: int) -> int | None:
+def _most_tokens(
+    context: ServerContext,
+    body: PooledRequest,
+    longest: int,
+) -> int | None:
     """To how many tokens an input is cut; None: it is not. Raises `ApiError`."""
     most = body.truncate_prompt_tokens
     if most is None and context.config.auto_truncate:

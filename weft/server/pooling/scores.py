@@ -78,7 +78,13 @@ async def score(context: ServerContext, request: Request) -> ASGIApp:
     def make(vectors: list[Vector], deltas: list[Delta]) -> dict[str, Any]:
         data: list[dict[str, Any]] = []
         for index, value in enumerate(pairs.scores(vectors)):
-            data.append({"index": index, "object": "score", "score": value})
+            data.append(
+                {
+                    "index": index,
+                    "object": "score",
+                    "score": value,
+                }
+            )
         return {
             "id": f"score-{generation.completions[0].rid}",
             "object": "list",

@@ -86,7 +86,14 @@ async def generate(context: ServerContext, request: Request) -> ASGIApp:
     sources, is_batch = _sources(body, embeds)
     asked = _asked(context, body, len(sources))
     vectors = [b""] * len(sources) if embeds is None else embeds.vectors
-    prompts = await _prompts(context, request, body, sources, vectors, asked)
+    prompts = await _prompts(
+        context,
+        request,
+        body,
+        sources,
+        vectors,
+        asked,
+    )
     generation = submit(context, prompts, stream=bool(body.stream))
     reply = NativeReply(
         completions=generation.completions,
@@ -109,7 +116,11 @@ class _Asked:
     session: SessionFields | None
 
 
-def _asked(context: ServerContext, body: SglangGenerateRequest, count: int) -> list[_Asked]:
+def _asked(
+    context: ServerContext,
+    body: SglangGenerateRequest,
+    count: int,
+) -> list[_Asked]:
     sampling = _spread("sampling_params", body.sampling_params or NativeSampling(), count)
     with_logprobs = _spread("return_logprob", body.return_logprob or False, count)
     num_top = _spread("top_logprobs_num", body.top_logprobs_num or 0, count)
@@ -135,7 +146,13 @@ def _asked(context: ServerContext, body: SglangGenerateRequest, count: int) -> l
         interval = own.stream_interval
         if interval is None:
             interval = context.config.stream_interval
-        found.append(_Asked(params=params, stream_interval=interval, session=sessions[index]))
+        found.append(
+            _Asked(
+                params=params,
+                stream_interval=interval,
+                session=sessions[index],
+            )
+        )
     return found
 
 
@@ -258,7 +275,12 @@ async def _encoded(
     cut: Truncation | None,
 ) -> list[list[int]]:
     """The ids of each prompt; cut if that is asked for."""
-    ids = await encode_mixed(context, sources, add_special_tokens=True, truncates=cut is not None)
+    ids = await encode_mixed(
+        context,
+        sources,
+        add_special_tokens=True,
+        truncates=cut is not None,
+    )
     if cut is None:
         return ids
     context_len = context.info.context_length

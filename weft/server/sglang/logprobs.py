@@ -24,7 +24,12 @@ from weft.text.tokenizer import Tokenizer
 Entry = tuple[float | None, int, str | None]
 
 
-def logprob_params(wanted: bool, start: int, num_top: int, ids: Sequence[int]) -> dict[str, Any]:
+def logprob_params(
+    wanted: bool,
+    start: int,
+    num_top: int,
+    ids: Sequence[int],
+) -> dict[str, Any]:
     """`return_logprob` and the fields beside it as sampling parameters.
 
     `start` -1: none of the prompt.
@@ -38,7 +43,12 @@ def logprob_params(wanted: bool, start: int, num_top: int, ids: Sequence[int]) -
     return params
 
 
-def require_start(params: SamplingParams, ids: Sequence[int], *, behind_history: bool) -> None:
+def require_start(
+    params: SamplingParams,
+    ids: Sequence[int],
+    *,
+    behind_history: bool,
+) -> None:
     """Refuse a start behind the prompt.
 
     How long the history of a session is, the engine alone knows.

@@ -50,7 +50,13 @@ async def parse_function_call(context: ServerContext, request: Request) -> ASGIA
     calls: list[dict[str, Any]] = []
     for index, call in enumerate(function_calls(answer)):
         function = call.function
-        calls.append({"tool_index": index, "name": function.name, "parameters": function.arguments})
+        calls.append(
+            {
+                "tool_index": index,
+                "name": function.name,
+                "parameters": function.arguments,
+            }
+        )
     return json_response({"normal_text": answer.content or "", "calls": calls})
 
 
@@ -65,7 +71,11 @@ async def separate_reasoning(context: ServerContext, request: Request) -> ASGIAp
     )
 
 
-async def _parsed(context: ServerContext, text: str, output: ParsedOutput) -> ChatAnswer:
+async def _parsed(
+    context: ServerContext,
+    text: str,
+    output: ParsedOutput,
+) -> ChatAnswer:
     """What `output` finds in the whole text."""
     longest = context.limits.max_parsed_len
     if len(text) > longest:
@@ -80,7 +90,12 @@ async def _parsed(context: ServerContext, text: str, output: ParsedOutput) -> Ch
     return await context.readers.run(work, is_long=True)
 
 
-def _chosen(formats: Mapping[str, T], name: str | None, own: T | None, param: str) -> T:
+def _chosen(
+    formats: Mapping[str, T],
+    name: str | None,
+    own: T | None,
+    param: str,
+) -> T:
     """The format by its name, else the server's. Raises `ApiError`."""
     found = own
     what = "is not known for this model, and must be named"

@@ -117,4 +117,8 @@ class NativeReply:
                 meta |= logprobs.of_prompt()
             meta |= logprobs.of_output()
         text, ids = growing.tell()
-        return {"text": text, "output_ids": ids, "meta_info": meta}
+        return {
+            "text": text,
+            "output_ids": ids,
+            "meta_info": meta,
+        }

@@ -96,7 +96,13 @@ def _item_fields(item: ResponseItem, id: str) -> dict[str, Any]:
     if isinstance(item.content, str):
         fields["content"] = [{"type": _part_type(item), "text": item.content}]
     elif item.content is not None:
-        fields["content"] = [{"type": part.type, "text": part.text or ""} for part in item.content]
+        fields["content"] = [
+            {
+                "type": part.type,
+                "text": part.text or "",
+            }
+            for part in item.content
+        ]
     return fields
 
 

@@ -91,7 +91,10 @@ class ResponseReply:
                 logprobs = self._untold.take(found.text)
                 self._logprobs += logprobs
                 self._add(
-                    found.text, "response.output_text.delta", content_index=0, logprobs=logprobs
+                    found.text,
+                    "response.output_text.delta",
+                    content_index=0,
+                    logprobs=logprobs,
                 )
             case ReasoningText():
                 self._untold.take(found.text)  # only those of the text are told
@@ -109,21 +112,42 @@ class ResponseReply:
         """`content`: the field in which the text of such a call comes."""
         self._close_item()
         id = call_id(self._conversation.call_id_len)
-        self._open_item(kind, {"call_id": id, "name": name, content: ""})
+        self._open_item(
+            kind,
+            {
+                "call_id": id,
+                "name": name,
+                content: "",
+            },
+        )
 
     def _add(self, text: str, event: str, **fields: Any) -> None:
         """A piece of the text of the open item."""
         self._pieces.append(text)
-        self._tell(event, **self._item_fields(), delta=text, **fields)
+        self._tell(
+            event,
+            **self._item_fields(),
+            delta=text,
+            **fields,
+        )
 
     def _open_item(self, kind: str, fields: dict[str, Any]) -> None:
         """Begin an item, unless one of this kind is open."""
         if self._item is not None and self._item["type"] == kind:
             return
         self._close_item()
-        self._item = {"id": item_id(kind), "type": kind, "status": "in_progress", **fields}
+        self._item = {
+            "id": item_id(kind),
+            "type": kind,
+            "status": "in_progress",
+            **fields,
+        }
         self.response["output"].append(self._item)
-        self._tell("response.output_item.added", output_index=self._index, item=self._item)
+        self._tell(
+            "response.output_item.added",
+            output_index=self._index,
+            item=self._item,
+        )
         if kind not in _CALLS:
             self._tell_part("response.content_part.added", _part(kind, ""))
 
@@ -137,7 +161,12 @@ class ResponseReply:
         if item["type"] == "function_call":
             item["arguments"] = text
             event = "response.function_call_arguments.done"
-            self._tell(event, **fields, name=item["name"], arguments=text)
+            self._tell(
+                event,
+                **fields,
+                name=item["name"],
+                arguments=text,
+            )
         elif item["type"] == "custom_tool_call":
             item["input"] = text
             self._tell("response.custom_tool_call_input.done", **fields, input=text)
@@ -148,7 +177,12 @@ class ResponseReply:
                 part["logprobs"] = self._logprobs
                 fields["logprobs"] = self._logprobs
                 self._logprobs = []
-            self._tell(f"response.{part['type']}.done", **fields, content_index=0, text=text)
+            self._tell(
+                f"response.{part['type']}.done",
+                **fields,
+                content_index=0,
+                text=text,
+            )
             self._tell_part("response.content_part.done", part)
         self._tell("response.output_item.done", output_index=self._index, item=item)
         self._item = None
@@ -187,11 +221,22 @@ class ResponseReply:
         return {"item_id": self._item["id"], "output_index": self._index}
 
     def _tell_part(self, event: str, part: dict[str, Any]) -> None:
-        self._tell(event, **self._item_fields(), content_index=0, part=part)
+        self._tell(
+            event,
+            **self._item_fields(),
+            content_index=0,
+            part=part,
+        )
 
     def _tell(self, event: str, **fields: Any) -> None:
         if self._conversation.generation.stream:
-            data = msgspec.json.encode({"type": event, "sequence_number": self._number, **fields})
+            data = msgspec.json.encode(
+                {
+                    "type": event,
+                    "sequence_number": self._number,
+                    **fields,
+                }
+            )
             self._told.append(b"event: %s\ndata: %s\n\n" % (event.encode(), data))
         self._number += 1
 
@@ -234,7 +279,12 @@ class TokenQueue:
 
 def _part(kind: str, text: str) -> dict[str, Any]:
     if kind == "message":
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+        return {
+            "type": "output_text",
+            "text": text,
+            "annotations": [],
+            "logprobs": [],
+        }
     return {"type": "reasoning_text", "text": text}
 
 
@@ -252,6 +302,10 @@ def _message(output: Sequence[dict[str, Any]]) -> ChatMessage:
             else:
                 arguments = item["arguments"]
             function = {"name": item["name"], "arguments": arguments}
-            call = {"id": item["call_id"], "type": "function", "function": function}
+            call = {
+                "id": item["call_id"],
+                "type": "function",
+                "function": function,
+            }
             message.tool_calls = [*(message.tool_calls or ()), call]
     return message

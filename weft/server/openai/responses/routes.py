@@ -38,7 +38,10 @@ async def create(context: ServerContext, request: Request) -> ASGIApp:
         items = input_items(body.items)
     id = f"resp_{secrets.token_hex(24)}"
     conversation = await start_chat(
-        context, request, chat_request(body, history, id), cut_calls=True
+        context,
+        request,
+        chat_request(body, history, id),
+        cut_calls=True,
     )
 
     def finished(response: dict[str, Any], answer: ChatMessage) -> None:
@@ -98,7 +101,13 @@ async def delete(context: ServerContext, request: Request) -> ASGIApp:
         context.client.abort(id)
         await asyncio.wait({task}, timeout=CANCEL_TIMEOUT_S)
     context.responses.drop(id)
-    return json_response({"id": id, "object": "response", "deleted": True})
+    return json_response(
+        {
+            "id": id,
+            "object": "response",
+            "deleted": True,
+        }
+    )
 
 
 async def _generate(conversation: Conversation, reply: ResponseReply) -> None:
@@ -110,7 +119,11 @@ async def _generate(conversation: Conversation, reply: ResponseReply) -> None:
         reply.full_body(found)
 
 
-def _previous(context: ServerContext, request: Request, id: str | None) -> list[ChatMessage]:
+def _previous(
+    context: ServerContext,
+    request: Request,
+    id: str | None,
+) -> list[ChatMessage]:
     if id is None:
         return []
     stored = _stored(context, request, id, "previous_response_id")

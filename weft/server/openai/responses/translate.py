@@ -29,7 +29,11 @@ _SAME = (  # fields beside those of sampling that mean the same in both
 )
 
 
-def chat_request(body: ResponsesRequest, history: Sequence[ChatMessage], id: str) -> ChatRequest:
+def chat_request(
+    body: ResponsesRequest,
+    history: Sequence[ChatMessage],
+    id: str,
+) -> ChatRequest:
     """`history`: what was said before the input of this request.
 
     `id` becomes the name of the request.
@@ -82,7 +86,13 @@ def messages(given: str | list[ResponseItem]) -> list[ChatMessage]:
             case "function_call_output" | "custom_tool_call_output":
                 text = _text(item.output, f"{where}.output")
                 id = item.call_id or ""
-                found.append(ChatMessage(role="tool", tool_call_id=id, content=text))
+                found.append(
+                    ChatMessage(
+                        role="tool",
+                        tool_call_id=id,
+                        content=text,
+                    )
+                )
             case "reasoning":
                 _add_reasoning(found, _text(item.content, f"{where}.content"))
             case _:
@@ -109,7 +119,13 @@ def _add_call(found: list[ChatMessage], item: ResponseItem, arguments: str) -> N
 def _add_reasoning(found: list[ChatMessage], text: str) -> None:
     """Reasoning belongs to what follows; as long as nothing does, it is a message without content."""
     if text:
-        found.append(ChatMessage(role="assistant", content="", reasoning_content=text))
+        found.append(
+            ChatMessage(
+                role="assistant",
+                content="",
+                reasoning_content=text,
+            )
+        )
 
 
 _TEXTS = frozenset(
