@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.server.fake import HANG_S, MODEL, RunningServer, as_bytes, eventually
-from tests.server.test_tools import CALL, THOUGHT, TOOLS
+from tests.server.scripted import CALL, THOUGHT, TOOLS
 
 HI = [{"role": "user", "content": "Hi"}]
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.server.fake import HANG_S, MODEL, RunningServer, as_bytes, running
-from tests.server.test_tools import CALL, OSLO, THOUGHT, WEATHER, say
+from tests.server.scripted import CALL, OSLO, THOUGHT, WEATHER, say
 from weft.config.server import ServerConfig
 
 HI: list[Any] = [{"role": "user", "content": "Hi"}]

@@ -9,8 +9,7 @@ import openai
 import pytest
 
 from tests.server.fake import MODEL, RunningServer
-from tests.server.test_responses import told
-from tests.server.test_tools import CALL, HI, TOOLS, ask, say
+from tests.server.scripted import CALL, HI, TOOLS, ask, record_prompts, say
 from weft.server.openai.custom_tools import CustomCall, CustomCalls, arguments_of, input_of
 from weft.text.parsers.events import AnswerText, CallArguments, CallBegin, Event
 
@@ -145,7 +144,7 @@ def test_a_forced_custom_call_that_is_cut_off_is_told_as_far_as_it_came(
 def test_the_history_has_custom_calls_as_the_model_writes_them(
     tool_sdk: openai.OpenAI, tool_server: RunningServer
 ) -> None:
-    prompts = told(tool_server, "Done.")
+    prompts = record_prompts(tool_server, "Done.")
     calls: dict[str, list[dict[str, Any]]] = {
         "custom": [{"id": "c", "type": "custom", "custom": {"name": "run", "input": CODE}}],
         "function": [
@@ -228,7 +227,7 @@ def test_a_response_has_custom_calls_as_items(
         "completed",
     )
     assert item.call_id.startswith("call_")
-    prompts = told(tool_server, "Done.")
+    prompts = record_prompts(tool_server, "Done.")
     output: list[Any] = [
         {"type": "custom_tool_call_output", "call_id": item.call_id, "output": "ä"}
     ]

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.server.fake import CONTEXT, HANG_S, MODEL, RunningServer, as_bytes
-from tests.server.test_tools import CALL, OSLO, THOUGHT, TOOLS, say
+from tests.server.scripted import CALL, OSLO, THOUGHT, TOOLS, say
 
 HI = [{"role": "user", "content": "Hi"}]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.server.fake import MODEL, RunningServer
-from tests.server.test_tools import CALL, OSLO, THOUGHT, TOOLS, say
+from tests.server.scripted import CALL, OSLO, THOUGHT, TOOLS, say
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of theirs
 HI = [{"role": "user", "content": "Hi"}]

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from tests.server.fake import CONTEXT, MODEL, RunningServer, running
-from tests.server.test_tools import HI, TOOLS, ask, say
+from tests.server.scripted import HI, TOOLS, ask, say
 from weft.config.server import ServerConfig
 
 LOGPROBS: Any = "message.output_text.logprobs"

@@ -7,26 +7,17 @@ from typing import Any
 import openai
 import pytest
 
-from tests.server.fake import MODEL, RunningServer, as_bytes, eventually
-from tests.server.test_tools import CALL, WEATHER, say
+from tests.server.fake import MODEL, RunningServer, eventually
+from tests.server.scripted import CALL, WEATHER, record_prompts, say
 from weft.server.response_store import STORED_S, ResponseStore
 
 TOOLS: list[Any] = [{"type": "function", "name": "weather", "parameters": WEATHER}]
 
 
-def told(server: RunningServer, text: str) -> list[str]:
-    """Let the engine say `text`. Returns the prompts that it gets."""
-    prompts: list[str] = []
-    server.engine.script = lambda ids: (
-        prompts.append(bytes(i for i in ids if i < 256).decode()) or as_bytes(text)
-    )
-    return prompts
-
-
 def test_a_response_has_items_and_usage(
     tool_sdk: openai.OpenAI, tool_server: RunningServer
 ) -> None:
-    prompts = told(tool_server, "<think>Hm.</think>Hello")
+    prompts = record_prompts(tool_server, "<think>Hm.</think>Hello")
     answer = tool_sdk.responses.create(
         model=MODEL, input="Hi", instructions="Be kind.", max_output_tokens=99
     )
@@ -43,7 +34,7 @@ def test_a_response_has_items_and_usage(
 def test_a_response_goes_on_from_a_previous_one(
     tool_sdk: openai.OpenAI, tool_server: RunningServer
 ) -> None:
-    prompts = told(tool_server, "Hello")
+    prompts = record_prompts(tool_server, "Hello")
     first = tool_sdk.responses.create(model=MODEL, input="Hi", instructions="not carried on")
     tool_sdk.responses.create(model=MODEL, input="More", previous_response_id=first.id)
     assert prompts[1] == "user\nHi\nassistant\nHello\nuser\nMore\nassistant\n"
@@ -90,7 +81,7 @@ def test_calls_and_their_results_are_input(
     first = tool_sdk.responses.create(model=MODEL, input="Hi", tools=TOOLS)
     [call] = first.output
     assert (call.name, call.arguments) == ("weather", '{"city": "Oslo"}')
-    prompts = told(tool_server, "Rain.")
+    prompts = record_prompts(tool_server, "Rain.")
     result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "wet"}
     tool_sdk.responses.create(
         model=MODEL, input=[result], tools=TOOLS, previous_response_id=first.id

@@ -10,28 +10,9 @@ import openai
 import pytest
 
 from tests.server.fake import MODEL, RunningServer, as_bytes, running
+from tests.server.scripted import CALL, HI, OSLO, THOUGHT, TOOLS, TWO, WEATHER, ask, say
 from weft.config.server import ServerConfig
 from weft.messages.sampling import ThinkingMarks
-
-HI = [{"role": "user", "content": "Hi"}]
-WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-TOOLS = [
-    {"type": "function", "function": {"name": "weather", "parameters": WEATHER}},
-    {"type": "function", "function": {"name": "news"}},
-]
-OSLO = {"city": "Oslo"}
-CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
-TWO = f'Well.\n{CALL}\n<tool_call>\n{{"name": "news", "arguments": {{}}}}\n</tool_call>'
-
-
-def say(server: RunningServer, text: str) -> None:
-    server.engine.script = lambda ids: as_bytes(text)
-
-
-def ask(sdk: openai.OpenAI, **options: Any) -> Any:
-    return sdk.chat.completions.create(
-        **{"model": MODEL, "messages": HI, "tools": TOOLS, **options}
-    )
 
 
 def test_calls_are_told_with_ids_names_and_arguments(
@@ -296,9 +277,6 @@ def test_special_tokens_show_while_calls_are_looked_for(
     ask(tool_sdk)
     ask(tool_sdk, tool_choice="none", extra_body={"separate_reasoning": False})
     assert [one.sampling.skip_special_tokens for one in tool_server.engine.seen] == [False, True]
-
-
-THOUGHT = "<think>\nIt rains.\n</think>\n\nYes."
 
 
 @pytest.mark.parametrize("stream", [False, True])
