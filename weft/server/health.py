@@ -14,6 +14,7 @@ from weft.server.body import json_response
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError, failed
 from weft.server.limits import HEALTH_TIMEOUT_S
+from weft.server.operation import get
 
 
 async def health(context: ServerContext, request: Request) -> ASGIApp:
@@ -61,3 +62,13 @@ async def hello(context: ServerContext, request: Request) -> ASGIApp:
         "metrics  /metrics\n"
         "schema   /openapi.json\n"
     )
+
+
+ROUTES = (
+    get("/health", health, "Is the engine there?", access="open"),
+    get("/ping", health, "The same as /health (SageMaker)", access="open"),
+    get("/ready", ready, "Is new work accepted?", access="open"),
+    get("/health_generate", health_generate, "Generate one token"),
+    get("/version", version, "Version of weft"),
+    get("/", hello, "Hello"),
+)

@@ -17,6 +17,7 @@ from weft.messages.sampling import SamplingParams
 from weft.server.body import json_bytes, read_json
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError, over
+from weft.server.operation import post
 from weft.server.stream import SSE, Answer, Wire, sse_error
 from weft.server.submit import SampledRequest, encode_texts, prompts, sampling_of, submit
 from weft.text.infill import Infill
@@ -217,3 +218,6 @@ class InfillReply:
 
 def _rate(num: int, ms: float) -> float:
     return 1e3 * num / ms if ms else 0.0
+
+
+ROUTES = (post("/infill", infill, "Fill the gap between two texts (llama.cpp)", InfillRequest),)

@@ -18,6 +18,7 @@ from weft.server.errors import ApiError
 from weft.server.openai.answers import token_name
 from weft.server.openai.conversation import chat_prompt, chat_text
 from weft.server.openai.models import ChatMessage, ChatRequest
+from weft.server.operation import get, post
 from weft.server.submit import encode_texts
 from weft.text.tokenizer import Tokenizer
 
@@ -153,3 +154,20 @@ def _names_of(tokenizer: Tokenizer, ids: Sequence[int | list[int]]) -> list[Any]
         else:
             names.append([token_name(tokenizer, token) for token in item])
     return names
+
+
+_TOKENIZE = "Text or messages to token ids"
+_DETOKENIZE = "Token ids to text"
+ROUTES = (
+    post("/tokenize", tokenize, _TOKENIZE, TokenizeRequest),
+    post("/v1/tokenize", tokenize, _TOKENIZE, TokenizeRequest),
+    post("/detokenize", detokenize, _DETOKENIZE, DetokenizeRequest),
+    post("/v1/detokenize", detokenize, _DETOKENIZE, DetokenizeRequest),
+    post(
+        "/apply-template",
+        apply_template,
+        "The prompt of a chat as text (llama.cpp)",
+        TemplateRequest,
+    ),
+    get("/tokenizer_info", tokenizer_info, "Special tokens and chat template"),
+)

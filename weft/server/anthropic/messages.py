@@ -14,6 +14,7 @@ from weft.server.body import json_response, read_json
 from weft.server.context import ServerContext
 from weft.server.openai.answers import answer_header
 from weft.server.openai.conversation import chat_prompt, start_chat
+from weft.server.operation import post
 from weft.server.stream import Answer
 
 
@@ -29,3 +30,20 @@ async def count_tokens(context: ServerContext, request: Request) -> ASGIApp:
     context.require_model(body.model)
     ids = await chat_prompt(context, chat_request(body))
     return json_response(TokenCount(len(ids)))
+
+
+ROUTES = (
+    post(
+        "/v1/messages",
+        messages,
+        "Continue a conversation (Anthropic)",
+        MessagesRequest,
+    ),
+    post(
+        "/v1/messages/count_tokens",
+        count_tokens,
+        "Count the tokens of a conversation (Anthropic)",
+        CountRequest,
+        answer=TokenCount,
+    ),
+)

@@ -21,6 +21,7 @@ from weft.server.ollama.models import (
 from weft.server.ollama.reply import OLLAMA_LINES, OllamaReply
 from weft.server.ollama.translate import chat_request, generate_request, require_model
 from weft.server.openai.conversation import start_chat
+from weft.server.operation import get, post
 from weft.server.stream import Answer
 from weft.server.submit import encode_texts
 
@@ -144,3 +145,13 @@ def _details() -> dict[str, Any]:
 
 def _started(context: ServerContext) -> str:
     return datetime.fromtimestamp(context.info.started_at, UTC).isoformat().replace("+00:00", "Z")
+
+
+ROUTES = (
+    post("/api/chat", chat, "Continue a conversation (Ollama)", OllamaChatRequest),
+    post("/api/generate", generate, "Continue a text (Ollama)", OllamaGenerateRequest),
+    get("/api/tags", tags, "The model that is served (Ollama)"),
+    get("/api/ps", ps, "The model that is loaded (Ollama)"),
+    post("/api/show", show, "Facts about the model (Ollama)", OllamaShowRequest),
+    get("/api/version", version, "Version of weft (Ollama)"),
+)

@@ -44,6 +44,7 @@ from weft.server.openai.models import (
     Usage,
 )
 from weft.server.openai.tools import call_id
+from weft.server.operation import post
 from weft.server.stream import Answer
 from weft.server.submit import StreamOptions
 from weft.text.parsers.events import AnswerText, CallArguments, CallBegin, Event, ReasoningText
@@ -307,3 +308,21 @@ def answer_of(events: Sequence[Event | CustomCall], call_id_len: int) -> ChatAns
 def function_calls(answer: ChatAnswer) -> list[ToolCall]:
     """The calls of a message for APIs that have no custom tools."""
     return [call for call in answer.tool_calls or () if isinstance(call, ToolCall)]
+
+
+ROUTES = (
+    post(
+        "/v1/chat/completions",
+        chat_completions,
+        "Continue a conversation",
+        ChatRequest,
+        answer=ChatCompletion,
+    ),
+    post(
+        "/v1/chat/completions/input_tokens",
+        input_tokens,
+        "Count the tokens of a conversation",
+        ChatRequest,
+        answer=InputTokens,
+    ),
+)

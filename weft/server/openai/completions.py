@@ -36,6 +36,7 @@ from weft.server.openai.models import (
     CompletionRequest,
     TextCompletion,
 )
+from weft.server.operation import post
 from weft.server.stream import Answer
 from weft.server.submit import (
     StreamOptions,
@@ -315,3 +316,14 @@ def _plain_prefix(header: AnswerHeader) -> bytes:
     chunk = json_bytes(TextCompletion(**header._asdict(), choices=[]))
     head = chunk.removesuffix(b"]}").replace(b"%", b"%%")
     return b"data: " + head + b'{"index":%d,"text":'
+
+
+ROUTES = (
+    post(
+        "/v1/completions",
+        completions,
+        "Continue texts or token ids",
+        CompletionRequest,
+        answer=TextCompletion,
+    ),
+)

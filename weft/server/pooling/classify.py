@@ -15,6 +15,7 @@ from weft.messages.pooling import PoolingParams
 from weft.server.body import read_json
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError
+from weft.server.operation import post
 from weft.server.pooling.embeddings import native, text_or_ids
 from weft.server.pooling.inputs import Vector, answer, encoded, require_pools, split, start, usage
 from weft.server.pooling.models import ClassifyRequest
@@ -62,3 +63,9 @@ def _found(index: int, scores: Vector, labels: list[str]) -> dict[str, Any]:
         "probs": scores.tolist(),
         "num_classes": len(labels),
     }
+
+
+ROUTES = (
+    post("/v1/classify", classify, "The labels of texts", ClassifyRequest),
+    post("/classify", classify, "The labels of texts", ClassifyRequest),
+)

@@ -16,6 +16,7 @@ from weft.server.body import json_response, read_json
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError
 from weft.server.ollama.translate import require_model
+from weft.server.operation import post
 from weft.server.pooling.inputs import (
     Vector,
     answer,
@@ -183,3 +184,16 @@ def _typed(
             raise ApiError(400, message, param=param)
         typed.append(Encoded(tokens.ids, own_types))
     return typed
+
+
+ROUTES = (
+    post("/v1/embeddings", embeddings, "Vectors of texts", EmbeddingRequest),
+    post("/encode", encode, "Vectors of texts (SGLang)", EncodeRequest),
+    post("/api/embed", ollama_embed, "Vectors of texts (Ollama)", OllamaEmbedRequest),
+    post(
+        "/api/embeddings",
+        ollama_embeddings,
+        "The vector of a text (Ollama, older)",
+        OllamaEmbeddingsRequest,
+    ),
+)

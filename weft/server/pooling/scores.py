@@ -20,6 +20,7 @@ from weft.messages.status import Pools
 from weft.server.body import read_json
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError
+from weft.server.operation import post
 from weft.server.pooling.inputs import Input, Vector, answer, encoded, start, usage
 from weft.server.pooling.models import PooledRequest, RerankRequest, ScoreRequest
 from weft.text.tokenizer import Encoded
@@ -221,3 +222,15 @@ def _probabilities(logprobs: Vector, *, own: bool) -> list[float]:
         values = np.exp(logprobs)
     found: list[float] = values.tolist()
     return found
+
+
+_RERANK = "Order documents by a query"
+_SCORE = "Score pairs of texts, or label tokens"
+ROUTES = (
+    post("/v1/rerank", rerank, _RERANK, RerankRequest),
+    post("/v2/rerank", rerank, _RERANK, RerankRequest),
+    post("/rerank", rerank, _RERANK, RerankRequest),
+    post("/reranking", rerank, _RERANK, RerankRequest),
+    post("/v1/score", score, _SCORE, ScoreRequest),
+    post("/score", score, _SCORE, ScoreRequest),
+)

@@ -23,6 +23,7 @@ from weft.server.errors import ApiError, not_supported
 from weft.server.fields.input_embeds import NOT_GIVEN, Embeds, embeds_of
 from weft.server.fields.sampling import CommonSamplingFields, sampling_params
 from weft.server.fields.session import SessionFields, session_params
+from weft.server.operation import Operation, post
 from weft.server.sglang.logprobs import NativeLogprobs, logprob_params, require_start
 from weft.server.sglang.reply import NativeReply
 from weft.server.stream import Answer
@@ -310,3 +311,14 @@ def _logprobs(
         completion.given,
         with_text=bool(body.return_text_in_logprobs),
     )
+
+
+ROUTES = (
+    post(
+        "/generate",
+        generate,
+        "Continue texts or token ids (SGLang)",
+        SglangGenerateRequest,
+    ),
+    Operation("PUT", "/generate", generate, "The same as POST", SglangGenerateRequest),
+)

@@ -18,6 +18,7 @@ from weft.server.errors import ApiError, over
 from weft.server.openai.chat import answer_of, function_calls
 from weft.server.openai.models import ChatAnswer
 from weft.server.openai.tools import tool_use
+from weft.server.operation import post
 from weft.text.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
 from weft.text.parsers.output import ParsedOutput
 
@@ -105,3 +106,19 @@ def _chosen(
     if found is None:
         raise ApiError(400, f"{param} {what}: {', '.join(formats)}", param=param)
     return found
+
+
+ROUTES = (
+    post(
+        "/parse_function_call",
+        parse_function_call,
+        "Find the tool calls in a text (SGLang)",
+        ParseCallsBody,
+    ),
+    post(
+        "/separate_reasoning",
+        separate_reasoning,
+        "Find the reasoning in a text (SGLang)",
+        SeparateBody,
+    ),
+)

@@ -21,6 +21,7 @@ from weft.server.openai.responses.input_items import input_items, page
 from weft.server.openai.responses.models import ResponsesRequest
 from weft.server.openai.responses.reply import RESPONSE_EVENTS, ResponseReply
 from weft.server.openai.responses.translate import chat_request, messages
+from weft.server.operation import Operation, get, post
 from weft.server.response_store import Stored
 from weft.server.stream import Answer
 
@@ -179,3 +180,24 @@ def _new(context: ServerContext, body: ResponsesRequest, id: str) -> dict[str, A
         "usage": None,
         "user": body.user,
     }
+
+
+ROUTES = (
+    post("/v1/responses", create, "Create a response", ResponsesRequest),
+    post(
+        "/v1/responses/input_tokens",
+        input_tokens,
+        "Count the tokens of a response's prompt",
+        ResponsesRequest,
+        answer=InputTokens,
+    ),
+    get("/v1/responses/{id}", retrieve, "A stored response"),
+    get(
+        "/v1/responses/{id}/input_items",
+        list_input_items,
+        "The input of a stored response",
+        query=("limit",),
+    ),
+    Operation("DELETE", "/v1/responses/{id}", delete, "Forget a stored response"),
+    post("/v1/responses/{id}/cancel", cancel, "Cancel a background response"),
+)
