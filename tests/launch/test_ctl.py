@@ -15,8 +15,7 @@ import pytest
 
 from tests.server.fake import running
 from weft.cli import main as cli
-from weft.cli.ctl import readable
-from weft.cli.ctl_verbs import VERBS
+from weft.cli.ctl import COMMANDS, arguments_of, readable
 from weft.config.server import ServerConfig
 from weft.messages import codec
 from weft.messages.calls import ControlRequest
@@ -318,12 +317,12 @@ def test_an_address_where_no_server_is_ends_with_2(
 def test_help_lists_every_command_and_explains_each(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["ctl", "--help"]) == 0
     out = capsys.readouterr().out
-    assert all(f"\n  {verb.words} " in out for verb in VERBS)
-    for verb in VERBS:
+    assert all(f"\n  {verb.words} " in out for verb in COMMANDS)
+    for verb in COMMANDS:
         assert cli.main(["ctl", *verb.words.split(), "--help"]) == 0
         out = capsys.readouterr().out
         assert verb.help in out
-        assert all(argument.help in " ".join(out.split()) for argument in verb.arguments)
+        assert all(argument.help in " ".join(out.split()) for argument in arguments_of(verb))
 
 
 def test_answers_are_lines(capsys: pytest.CaptureFixture[str]) -> None:
@@ -393,11 +392,11 @@ def routes_of_administration() -> set[str]:
 def test_every_control_request_is_in_the_table_and_has_a_command() -> None:
     assert len(table()) >= 18
     assert not routes_of_administration() - {row[1] for row in table()}
-    assert not routes_of_administration() - {f"{verb.method} {verb.route}" for verb in VERBS}
+    assert not routes_of_administration() - {f"{verb.method} {verb.route}" for verb in COMMANDS}
 
 
 def test_every_row_of_the_table_is_true() -> None:
-    commands = {verb.words: f"{verb.method} {verb.route}" for verb in VERBS}
+    commands = {verb.words: f"{verb.method} {verb.route}" for verb in COMMANDS}
     routes = {f"{one.method} {re.sub(r':path}', '}', one.path)}" for one in OPERATIONS}
     known = {kind.__name__ for kind in codec.REQUESTS.values()} | {ControlRequest.__name__}
     for message, route, command, effect, answers in table():
@@ -409,9 +408,11 @@ def test_every_row_of_the_table_is_true() -> None:
 
 
 def test_commands_have_names_of_their_own() -> None:
-    assert len({verb.words for verb in VERBS}) == len(VERBS)
-    tried = {verb.words for verb in VERBS for line, *_ in REQUESTS if line.startswith(verb.words)}
-    assert {verb.words for verb in VERBS} - tried == {
+    assert len({verb.words for verb in COMMANDS}) == len(COMMANDS)
+    tried = {
+        verb.words for verb in COMMANDS for line, *_ in REQUESTS if line.startswith(verb.words)
+    }
+    assert {verb.words for verb in COMMANDS} - tried == {
         "explain",
         "profile stop",
         "weights send",

@@ -1,131 +1,475 @@
-"""The verb `ctl`: a control request to a running server, from the table in `ctl_verbs.py`.
+"""The verb `ctl`: a control request to a running server, and its answer as lines.
 
     weft ctl flush-cache --timeout 10
     weft ctl state set max_running_requests=8 schedule_policy=lpm
     weft ctl requests --json
 
-Exit status: 0 if it was done, 1 if the server refused it, 2 for a command or an address that cannot be used.
+Every route of administration is a command. `COMMANDS` lists them with their words; the arguments of
+a command follow from the message that is the body of its route, and from the numbers behind the
+path. A route that is not in the list is a command under its own name. Single routes are known to
+`COMMANDS` alone.
+
+Exit status: 0 if it was done, 1 if the server refused it, 2 for a command or an address that cannot
+be used.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import http.client
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from typing import Any, NoReturn
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NoReturn
 from urllib.parse import quote, urlencode
 
-from weft.cli.ctl_verbs import VERBS, Argument, Verb
+import msgspec
+import msgspec.inspect
+
+from weft.cli.readable import readable
 from weft.cli.remote import RemoteServer, error_of
-from weft.config.options import SettingsError, did_you_mean
+from weft.config.options import SWITCH_WORDS, SettingsError, did_you_mean
+from weft.messages.by_name import parameters
+from weft.messages.control import AbortRequest, PauseGeneration, SetPolicy, StartProfile
+from weft.messages.weights import (
+    DestroyWeightsUpdateGroup,
+    GetWeightsByName,
+    InitWeightsUpdateGroup,
+    UpdateWeightsFromDisk,
+    UpdateWeightsFromDistributed,
+)
 
 DEFAULT_URL = "http://127.0.0.1:30000"
 TIMEOUT_S = 660.0  # the server's own limits are shorter
 MAX_ANSWER_BYTES = 64_000_000
 
+Place = Literal["body", "query", "path", "content"]  # content: the whole body, as bytes
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument of a command: an option if its name begins with dashes, else by its position."""
+
+    name: str
+    help: str
+    read: Callable[[str], Any] | None = str  # text to value; None: a switch
+    field: str = ""  # in the body or query, if it is not the name
+    place: Place | None = None  # None: the body, or the query of a GET or beside a content
+    optional: bool = False
+    many: bool = False  # takes all that follow; `read` gets them one by one, `field` their list
+
+    @property
+    def target(self) -> str:
+        return self.field or self.name.lstrip("-").replace("-", "_")
+
+
+@dataclass(frozen=True)
+class Command:
+    """`body`: the message whose fields are arguments, besides those that `arguments` has."""
+
+    words: str
+    method: str
+    route: str
+    help: str
+    arguments: tuple[Argument, ...] = ()
+    body: type[msgspec.Struct] | None = None
+    show: Callable[[Any], Iterator[str]] | None = None  # the answer in lines; None: `readable`
+
+
+# ---- texts as values
+
+
+def switch(text: str) -> bool:
+    return SWITCH_WORDS[text.lower()]
+
+
+def seconds_or_off(text: str) -> float | None:
+    return None if text == "off" else float(text)
+
+
+def words(text: str) -> list[str]:
+    return [word for word in text.split(",") if word]
+
+
+def assignment(text: str) -> tuple[str, Any]:
+    """name=value, where the value is JSON or else a text."""
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise ValueError(text)
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def content(text: str) -> bytes:
+    """The bytes of the file of that name."""
+    try:
+        return Path(text).read_bytes()
+    except OSError as exc:
+        raise ValueError(text) from exc
+
+
+# ---- answers that have lines of their own
+
+
+def weight_version(answer: Any) -> Iterator[str]:
+    yield answer["weight_version"]
+
+
+def traces(answer: Any) -> Iterator[str]:
+    """Of requests, as they read."""
+    for one in answer["requests"]:
+        place = ""
+        if one.get("position") is not None:
+            place = f", {one['position']} before it"
+        yield f"{one['rid']} (request {one['id']}): {one['state']}{place}"
+        yield (
+            f"  {one['prompt_tokens']:,} prompt tokens, {one['cached_tokens']:,} of them cached; "
+            f"{one['output_tokens']:,} output tokens; retractions: {one['retractions']}"
+        )
+        for line in one["text"]:
+            yield f"  {line}"
+
+
+def profile(answer: Any) -> Iterator[str]:
+    trace = answer["trace"] or "none (no --profile-dir)"
+    yield f"{answer['num_steps']} steps recorded; trace: {trace}"
+    yield from answer["table"].splitlines()
+
+
+# ---- the commands
+
+# What the field of a message is for. One that is not here is explained by its type.
+HELP = {
+    "policy": "name",
+    "mode": "what becomes of open requests: abort, retract, in_place",
+    "num_steps": "stop after so many steps",
+    "activities": "CPU, GPU or both, with a comma",
+    "record_shapes": "with the shapes of tensors",
+    "with_stack": "with the lines of source",
+    "profile_memory": "with allocations",
+    "output_dir": "folder for the trace, below the server's --profile-dir",
+    "model_path": "folder, below the server's --weights-root",
+    "load_format": "auto or safetensors",
+    "weight_version": "what answers call these weights from then on",
+    "name": "of the tensor",
+    "truncate_size": "rows to print",
+    "master_address": "address of its rank 0",
+    "master_port": "port of its rank 0",
+    "rank_offset": "rank of this server",
+    "world_size": "number of ranks",
+    "group_name": "if there are several",
+    "backend": "gloo or nccl",
+    "timeout_s": "seconds for all to join, and for each tensor",
+    "names": "of the weights, with commas",
+    "dtypes": "their types, with commas",
+    "shapes": "as JSON: [[61,16],[16]]",
+}
+RID = Argument("rid", "name of the request, as the client gave it")
+SESSION = Argument("session_id", "its name")
+VERSION = Argument("--weight-version", HELP["weight_version"])
+ABORT_ALL = Argument(
+    "--abort-all", "end open requests instead of computing them anew", None, "abort_all_requests"
+)
+TAGS = Argument("tags", "weights, kv_cache; all if none is given", many=True, optional=True)
+PREFIX = Argument("--prefix", "of the trace's name", field="profile_prefix")
+
+COMMANDS = (
+    Command(
+        "flush-cache",
+        "POST",
+        "/flush_cache",
+        "empty the prefix cache, if nothing runs",
+        (Argument("--timeout", "seconds to wait for that", float, place="query"),),
+    ),
+    Command(
+        "abort",
+        "POST",
+        "/abort_request",
+        "abort requests by name, or all",
+        (
+            dataclasses.replace(RID, optional=True),
+            Argument("--all", "every open request", None, "abort_all"),
+        ),
+        AbortRequest,
+    ),
+    Command(
+        "pause",
+        "POST",
+        "/pause_generation",
+        "run no step until it goes on",
+        body=PauseGeneration,
+    ),
+    Command("continue", "POST", "/continue_generation", "go on after a pause"),
+    Command("block", "POST", "/block", "hold requests back that come from now on"),
+    Command("unblock", "POST", "/unblock", "let them in"),
+    Command(
+        "set-policy",
+        "POST",
+        "/set_policy",
+        "order waiting requests by another policy",
+        body=SetPolicy,
+    ),
+    Command("audit", "POST", "/audit", "check who owns each page of KV memory"),
+    Command("state get", "GET", "/get_internal_state", "settings that can be changed, and numbers"),
+    Command(
+        "state set",
+        "POST",
+        "/set_internal_state",
+        "change settings: all of them, or none",
+        (Argument("name=value", "setting and value", assignment, "server_args", many=True),),
+    ),
+    Command(
+        "profile start",
+        "POST",
+        "/start_profile",
+        "record what the device does",
+        (PREFIX,),
+        StartProfile,
+    ),
+    Command(
+        "profile stop",
+        "POST",
+        "/stop_profile",
+        "stop recording; print what took most",
+        show=profile,
+    ),
+    Command(
+        "slow-down",
+        "POST",
+        "/slow_down",
+        "let every step take at least so long",
+        (Argument("seconds", "or off", seconds_or_off, "forward_sleep_time"),),
+    ),
+    Command("freeze-gc", "POST", "/freeze_gc", "freeze the garbage collectors"),
+    Command(
+        "logging",
+        "POST",
+        "/configure_logging",
+        "change what is logged",
+        (
+            Argument("--log-level", "debug, info, warning, error"),
+            Argument("--log-requests", "on or off: a line for each finished request", switch),
+        ),
+    ),
+    Command("loads", "GET", "/v1/loads", "how busy the engine is"),
+    Command(
+        "sessions open",
+        "POST",
+        "/open_session",
+        "open a session",
+        (
+            Argument("session_id", "its name; one is made up if not given", optional=True),
+            Argument("--capacity", "tokens of all its turns together", int),
+            Argument("--timeout", "seconds without a request, after which it is closed", float),
+        ),
+    ),
+    Command("sessions close", "POST", "/close_session", "close it", (SESSION,)),
+    Command(
+        "weights update",
+        "POST",
+        "/update_weights_from_disk",
+        "load other weights of the same shape",
+        (ABORT_ALL,),
+        UpdateWeightsFromDisk,
+    ),
+    Command(
+        "weights get",
+        "POST",
+        "/get_weights_by_name",
+        "print the first values of a tensor",
+        body=GetWeightsByName,
+    ),
+    Command(
+        "weights version",
+        "GET",
+        "/model_info",
+        "name of the weights that are in use",
+        show=weight_version,
+    ),
+    Command(
+        "weights send",
+        "POST",
+        "/update_weights_from_tensor",
+        "replace those that a file has",
+        (Argument("file", "a safetensors file here", content, place="content"), VERSION, ABORT_ALL),
+    ),
+    Command(
+        "weights join",
+        "POST",
+        "/init_weights_update_group",
+        "join a group that weights come from",
+        body=InitWeightsUpdateGroup,
+    ),
+    Command(
+        "weights receive",
+        "POST",
+        "/update_weights_from_distributed",
+        "take what its rank 0 broadcasts",
+        (ABORT_ALL,),
+        UpdateWeightsFromDistributed,
+    ),
+    Command(
+        "weights leave",
+        "POST",
+        "/destroy_weights_update_group",
+        "leave it",
+        body=DestroyWeightsUpdateGroup,
+    ),
+    Command(
+        "memory release",
+        "POST",
+        "/release_memory_occupation",
+        "give memory of the device back",
+        (TAGS,),
+    ),
+    Command("memory resume", "POST", "/resume_memory_occupation", "take it again", (TAGS,)),
+    Command(
+        "rpc",
+        "POST",
+        "/rpc",
+        "make any control request by name",
+        (Argument("method", "its name"), Argument("--params", "a JSON object", json.loads)),
+    ),
+    Command(
+        "requests",
+        "GET",
+        "/requests",
+        "the queue and the open requests",
+        (Argument("--limit", "so many", int),),
+    ),
+    Command(
+        "explain",
+        "GET",
+        "/requests/{rid}",
+        "what happened to a request, and why",
+        (dataclasses.replace(RID, place="path"),),
+        show=traces,
+    ),
+)
+
+
+def arguments_of(command: Command) -> tuple[Argument, ...]:
+    """The arguments that the command lists, behind those that follow from its body."""
+    if command.body is None:
+        return command.arguments
+    listed = {one.target for one in command.arguments}
+    names = set(parameters(command.body)) - listed
+    fields = msgspec.structs.fields(command.body)
+    derived = [_argument(field) for field in fields if field.name in names]
+    return (*derived, *command.arguments)
+
+
+def _argument(field: msgspec.structs.FieldInfo) -> Argument:
+    """A field that must be given has a position, another is an option."""
+    kinds = _alternatives(msgspec.inspect.type_info(field.type))
+    kind = kinds[0]
+    read: Callable[[str], Any] | None = _READERS.get(type(kind), json.loads)
+    help = HELP.get(field.name, "")
+    if isinstance(kind, msgspec.inspect.ListType) and isinstance(
+        kind.item_type, msgspec.inspect.StrType
+    ):
+        read = words
+    if isinstance(kind, msgspec.inspect.LiteralType):
+        help = help or f"one of {', '.join(map(str, kind.values))}"
+    help = help or type(kind).__name__.removesuffix("Type").lower()
+    if field.required:
+        return Argument(field.name, help, str if read is None else read)
+    return Argument("--" + field.name.replace("_", "-"), help, read, optional=True)
+
+
+_READERS: dict[type, Callable[[str], Any] | None] = {
+    msgspec.inspect.StrType: str,
+    msgspec.inspect.LiteralType: str,
+    msgspec.inspect.IntType: int,
+    msgspec.inspect.FloatType: float,
+    msgspec.inspect.BoolType: None,
+}
+
+
+def _alternatives(kind: msgspec.inspect.Type) -> list[msgspec.inspect.Type]:
+    """The types of a union but for null, or the type alone."""
+    if not isinstance(kind, msgspec.inspect.UnionType):
+        return [kind]
+    return [one for one in kind.types if not isinstance(one, msgspec.inspect.NoneType)]
+
+
+def other_commands() -> list[Command]:
+    """Commands of the routes of administration that are not in the list.
+
+    The server's modules are imported for it, so only if there is need.
+    """
+    from weft.server.admin import settings, weights, work
+
+    listed = {command.route for command in COMMANDS}
+    found = []
+    for route in (*work.ROUTES, *settings.ROUTES, *weights.ROUTES):
+        path = route.path.replace(":path}", "}")
+        if path in listed or "(vLLM)" in route.summary:
+            continue
+        name = path.strip("/").replace("_", "-")
+        summary = route.summary[0].lower() + route.summary[1:]
+        queries = [Argument(f"--{name}", "a number", float, place="query") for name in route.query]
+        found.append(Command(name, route.method, path, summary, tuple(queries), route.body))
+    return found
+
+
+# ---- one command
+
 
 def ctl(argv: Sequence[str]) -> int:
     """Run the verb. Returns the exit status. Raises SettingsError for what cannot even be sent."""
     common, rest = _common().parse_known_args(list(argv))
-    verb, words = _find(rest)
-    if verb is None or common.help:
-        print(_help() if verb is None else _parser(verb).format_help().rstrip())
+    if not rest:
+        print(_help())
         return 0
-    given = _parser(verb).parse_args(words)
+    command, texts = _find(rest)
+    if common.help:
+        print(_parser(command).format_help().rstrip())
+        return 0
+    given = _parser(command).parse_args(texts)
     server = RemoteServer(common.url, common.admin_key)
-    target, body, headers = _request(verb, given)
+    target, body, headers = _request(command, given)
     with closing(server.connect(TIMEOUT_S)) as connection:
         try:
-            connection.request(verb.method, server.path + target, body, server.headers | headers)
+            connection.request(command.method, server.path + target, body, server.headers | headers)
             response = connection.getresponse()
             if response.status >= 400:
-                print(f"weft: {_refused(verb, response)}", file=sys.stderr)
+                print(f"weft: {_refused(command, response)}", file=sys.stderr)
                 return 1
             answer = _answer(response)
         except OSError as exc:
             raise server.missing(exc) from exc
         except (http.client.HTTPException, ValueError) as exc:
-            raise SettingsError(
-                f"{server.address} is no weft server: its answer cannot be read"
-            ) from exc
+            message = f"{server.address} is no weft server: its answer cannot be read"
+            raise SettingsError(message) from exc
     if common.json:
         print(json.dumps(answer, ensure_ascii=False, indent=2))
-    else:
-        for line in verb.show(answer) if verb.show else readable(answer):
-            print(line)
+        return 0
+    show = command.show or readable
+    for line in show(answer):
+        print(line)
     return 0
 
 
-def readable(answer: Any, indent: str = "") -> Iterator[str]:
-    """JSON as lines: `name  value` for what is simple, indented below its name for what is not, lists as columns."""
-    if isinstance(answer, dict):
-        simple = {
-            name: value for name, value in answer.items() if not isinstance(value, dict | list)
-        }
-        width = max(map(len, simple), default=0)
-        for name, value in answer.items():
-            if name in simple:
-                yield f"{indent}{name:{width}}  {_plain(value)}"
-            elif value:
-                yield f"{indent}{name}"
-                yield from readable(value, indent + "  ")
-            else:
-                yield f"{indent}{name}: none"
-    elif isinstance(answer, list) and answer and all(_is_flat(one) for one in answer):
-        yield from _columns(answer, indent)
-    elif isinstance(answer, list):
-        for one in answer:
-            yield from readable(one, indent)
-    else:
-        yield from (f"{indent}{line}" for line in _plain(answer).splitlines())
+# ---- the command line
 
 
-def _is_flat(value: Any) -> bool:
-    return isinstance(value, dict) and not any(
-        isinstance(one, dict | list) for one in value.values()
-    )
-
-
-def _columns(rows: list[dict[str, Any]], indent: str) -> Iterator[str]:
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    table = [names, *([_plain(row.get(name)) for name in names] for row in rows)]
-    widths = [max(len(line[i]) for line in table) for i in range(len(names))]
-    for line in table:
-        yield (
-            indent
-            + "  ".join(
-                f"{cell:{width}}" for cell, width in zip(line, widths, strict=True)
-            ).rstrip()
-        )
-
-
-def _plain(value: Any) -> str:
-    match value:
-        case None:
-            return "-"
-        case bool():
-            return "yes" if value else "no"
-        case float():
-            return f"{value:.12g}"
-    return "".join(c if c.isprintable() or c == "\n" else "?" for c in str(value))
-
-
-# The command line
-
-
-class _Parser(argparse.ArgumentParser):
+class _CtlParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise SettingsError(f"{self.prog}: {message.removeprefix('argument ')} (weft ctl --help)")
 
 
 def _common() -> argparse.ArgumentParser:
-    """Options that every verb has."""
+    """Options that every command has."""
     environ = os.environ
-    parser = _Parser(prog="weft ctl", add_help=False, allow_abbrev=False)
+    parser = _CtlParser(prog="weft ctl", add_help=False, allow_abbrev=False)
     parser.add_argument("--url", default=environ.get("WEFT_URL") or DEFAULT_URL)
     key = environ.get("WEFT_ADMIN_API_KEY") or environ.get("WEFT_API_KEY") or ""
     parser.add_argument("--admin-key", default=key)
@@ -134,70 +478,83 @@ def _common() -> argparse.ArgumentParser:
     return parser
 
 
-def _find(words: list[str]) -> tuple[Verb | None, list[str]]:
-    """The verb that `words` begin with, and the others; None if there are none. Raises SettingsError."""
-    if not words:
-        return None, []
-    for verb in VERBS:
-        name = verb.words.split()
-        if words[: len(name)] == name:
-            return verb, words[len(name) :]
-    known = [verb.words for verb in VERBS]
-    below = [name for name in known if name.split()[0] == words[0]]
-    if below:
-        raise SettingsError(f"weft ctl {words[0]}: one of {', '.join(below)} is expected")
-    hint = did_you_mean(words[0], known)
-    raise SettingsError(f"there is no command ctl {words[0]!r}{hint} (weft ctl --help lists them)")
+def _find(texts: list[str]) -> tuple[Command, list[str]]:
+    """The command that `texts` begin with, and the others. Raises SettingsError."""
+    for command in COMMANDS:
+        name = command.words.split()
+        if texts[: len(name)] == name:
+            return command, texts[len(name) :]
+    known = [command.words for command in COMMANDS]
+    longer = [name for name in known if name.split()[0] == texts[0]]
+    if longer:
+        raise SettingsError(f"weft ctl {texts[0]}: one of {', '.join(longer)} is expected")
+    for command in other_commands():
+        if command.words == texts[0]:
+            return command, texts[1:]
+    hint = did_you_mean(texts[0], known)
+    raise SettingsError(f"there is no command ctl {texts[0]!r}{hint} (weft ctl --help lists them)")
 
 
-def _parser(verb: Verb) -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog=f"weft ctl {verb.words}", description=verb.help, add_help=False, allow_abbrev=False
+def _parser(command: Command) -> argparse.ArgumentParser:
+    parser = _CtlParser(
+        prog=f"weft ctl {command.words}",
+        description=command.help,
+        add_help=False,
+        allow_abbrev=False,
     )
-    for one in verb.arguments:
-        options: dict[str, Any] = {"help": one.help, "metavar": one.name.lstrip("-").upper()}
+    for one in arguments_of(command):
+        is_option = one.name.startswith("-")
+        options: dict[str, Any] = {"help": one.help}
         if one.read is None:
-            options = {"help": one.help, "action": "store_true"}
-        elif one.many:
+            options["action"] = "store_true"
+        else:
+            options["metavar"] = one.name.lstrip("-").upper()
+        if one.many:
             options["nargs"] = "*" if one.optional else "+"
-        elif one.optional:
+        elif one.optional and not is_option:
             options["nargs"] = "?"
-        parser.add_argument(one.name if one.name.startswith("-") else one.target, **options)
+        if is_option:
+            parser.add_argument(one.name, dest=one.target, **options)
+        else:
+            parser.add_argument(one.target, **options)
     return parser
 
 
-def _request(verb: Verb, given: argparse.Namespace) -> tuple[str, bytes | None, dict[str, str]]:
+def _request(
+    command: Command, given: argparse.Namespace
+) -> tuple[str, bytes | None, dict[str, str]]:
     """Path with query, body if the method has one, and headers."""
-    body: dict[str, Any] = {}
-    content: bytes | None = None
-    has_content = any(one.place == "content" for one in verb.arguments)
+    arguments = arguments_of(command)
+    sends_content = any(one.place == "content" for one in arguments)
+    usual: Place = "query" if command.method == "GET" or sends_content else "body"
+    path = command.route
     query: dict[str, Any] = {}
-    path = verb.route
-    for one in verb.arguments:
-        written = getattr(
-            given,
-            one.name.lstrip("-").replace("-", "_") if one.name.startswith("-") else one.target,
-        )
+    body: dict[str, Any] = {}
+    sent: bytes | None = None
+    for one in arguments:
+        written = getattr(given, one.target)
         if written in (None, False, []):
             continue
         value = _value(one, written)
-        place = one.place or ("query" if verb.method == "GET" or has_content else "body")
-        if place == "path":
-            path = path.replace(f"{{{one.target}}}", quote(str(value), safe=""))
-        elif place == "query":
-            query[one.target] = str(value).lower() if isinstance(value, bool) else value
-        elif place == "content":
-            content = value
-        else:
-            body[one.target] = value
+        match one.place or usual:
+            case "path":
+                path = path.replace(f"{{{one.target}}}", quote(str(value), safe=""))
+            case "query":
+                query[one.target] = str(value).lower() if isinstance(value, bool) else value
+            case "content":
+                sent = value
+            case _:
+                body[one.target] = value
     target = f"{path}?{urlencode(query)}" if query else path
-    if content is not None:
-        return target, content, {"content-type": "application/octet-stream"}
-    return target, None if verb.method == "GET" else json.dumps(body).encode(), {}
+    if sent is not None:
+        return target, sent, {"content-type": "application/octet-stream"}
+    if command.method == "GET":
+        return target, None, {}
+    return target, json.dumps(body).encode(), {}
 
 
 def _value(argument: Argument, written: Any) -> Any:
-    """What was written, as the server takes it. Raises SettingsError."""
+    """The written texts as the server takes them. Raises SettingsError."""
     if argument.read is None:
         return True
     texts = written if argument.many else [written]
@@ -208,38 +565,43 @@ def _value(argument: Argument, written: Any) -> Any:
         raise SettingsError(f"{argument.name} is {text!r}; expected is: {argument.help}") from exc
     if not argument.many:
         return values[0]
-    return dict(values) if isinstance(values[0], tuple) else values
-
-
-# The answer
-
-
-def _answer(response: http.client.HTTPResponse) -> Any:
-    content = response.read(MAX_ANSWER_BYTES).decode()
-    if "json" in (response.getheader("content-type") or ""):
-        return json.loads(content)
-    return content.strip() or "done"
-
-
-def _refused(verb: Verb, response: http.client.HTTPResponse) -> str:
-    reason = error_of(response)
-    if response.status in (404, 405) and "{" not in verb.route:
-        return f"this server has no {verb.method} {verb.route} ({reason})"
-    return reason
+    if isinstance(values[0], tuple):
+        return dict(values)
+    return values
 
 
 def _help() -> str:
-    width = max(len(verb.words) for verb in VERBS)
+    commands = [*COMMANDS, *other_commands()]
+    width = max(len(command.words) for command in commands)
+    lines = [f"  {command.words:{width}}  {command.help}" for command in commands]
     return "\n".join(
         [
             "usage: weft ctl COMMAND [arguments] [--url URL] [--admin-key KEY] [--json]",
             "",
             "Control a running server.",
             "",
-            *(f"  {verb.words:{width}}  {verb.help}" for verb in VERBS),
+            *lines,
             "",
-            f"--url is {DEFAULT_URL} if not given (or WEFT_URL). Without --admin-key, WEFT_ADMIN_API_KEY is the key;",
-            "a server without any keys listens to commands from its own machine only. --json prints the answer as it",
-            "came. Exit status: 0 done, 1 refused by the server, 2 not sent. weft ctl COMMAND --help tells more.",
+            f"--url is {DEFAULT_URL} if not given (or WEFT_URL). Without --admin-key,",
+            "WEFT_ADMIN_API_KEY is the key; a server without any keys listens to commands from its own",
+            "machine only. --json prints the answer as it came. Exit status: 0 done, 1 refused by the",
+            "server, 2 not sent. weft ctl COMMAND --help tells more.",
         ]
     )
+
+
+# ---- the answer
+
+
+def _answer(response: http.client.HTTPResponse) -> Any:
+    text = response.read(MAX_ANSWER_BYTES).decode()
+    if "json" in (response.getheader("content-type") or ""):
+        return json.loads(text)
+    return text.strip() or "done"
+
+
+def _refused(command: Command, response: http.client.HTTPResponse) -> str:
+    reason = error_of(response)
+    if response.status in (404, 405) and "{" not in command.route:
+        return f"this server has no {command.method} {command.route} ({reason})"
+    return reason

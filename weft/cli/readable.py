@@ -1,0 +1,63 @@
+"""An answer of JSON as lines for people. What the answer is about is not known here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+
+def readable(answer: Any, indent: str = "") -> Iterator[str]:
+    """JSON as lines.
+
+    `name  value` for what is simple, indented below its name for what is not, lists as columns.
+    """
+    if isinstance(answer, dict):
+        yield from _members(answer, indent)
+    elif isinstance(answer, list) and answer and all(map(_is_flat, answer)):
+        yield from _columns(answer, indent)
+    elif isinstance(answer, list):
+        for one in answer:
+            yield from readable(one, indent)
+    else:
+        for line in _plain(answer).splitlines():
+            yield indent + line
+
+
+def _members(answer: dict[str, Any], indent: str) -> Iterator[str]:
+    simple = [name for name, value in answer.items() if not isinstance(value, dict | list)]
+    width = max(map(len, simple), default=0)
+    for name, value in answer.items():
+        if not isinstance(value, dict | list):
+            yield f"{indent}{name:{width}}  {_plain(value)}"
+        elif value:
+            yield f"{indent}{name}"
+            yield from readable(value, indent + "  ")
+        else:
+            yield f"{indent}{name}: none"
+
+
+def _is_flat(value: Any) -> bool:
+    if not isinstance(value, dict):
+        return False
+    return not any(isinstance(one, dict | list) for one in value.values())
+
+
+def _columns(rows: list[dict[str, Any]], indent: str) -> Iterator[str]:
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    cells_of = [[_plain(row.get(name)) for name in names] for row in rows]
+    table = [names, *cells_of]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for line in table:
+        cells = [f"{cell:{width}}" for cell, width in zip(line, widths, strict=True)]
+        yield indent + "  ".join(cells).rstrip()
+
+
+def _plain(value: Any) -> str:
+    match value:
+        case None:
+            return "-"
+        case bool():
+            return "yes" if value else "no"
+        case float():
+            return f"{value:.12g}"
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in str(value))
