@@ -1,9 +1,11 @@
-"""Generation in one process, without a server: tokenizer, client and engine as the server has them, in one thread.
+"""Generation in one process, without a server: tokenizer, client and engine as the server has them,
+in one thread.
 
     prompts ─▶ tokenizer ───▶ client ─ inbox ─▶ engine (scheduler, runner)
     outputs ◀─ detokenizer ◀─ client ◀──────────┘
 
-There is no event loop: whoever waits for an output turns the engine's crank.
+There is no event loop: a call that waits for an output steps the engine (`LLM._step`). It knows no
+process and no socket.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import msgspec
 import numpy as np
@@ -25,12 +27,12 @@ from numpy.typing import NDArray
 from weft.assemble.prepare import Prepared, load_template, load_tokenizer, prepare
 from weft.client.aux_outputs import PromptToken, hidden_state_rows, prompt_logprobs
 from weft.client.client import EngineClient
-from weft.client.generation import Completion, CompletionEnd, Delta, Generation
+from weft.client.generation import Completion, Delta, Generation
 from weft.client.prompt import Prompt, pack_input_embeds, placeholder_ids, with_reasoning_marks
 from weft.config.engine import EngineConfig
 from weft.config.numbers import MAX_N
 from weft.config.options import SettingsError, did_you_mean, options_of
-from weft.messages.codec import FromEngine, ToEngine
+from weft.messages.codec import ToEngine
 from weft.messages.pooling import PoolingParams
 from weft.messages.replies import FinishReason, Pooled, TokenLogprobs
 from weft.messages.sampling import InvalidParam, SamplingParams
@@ -40,10 +42,15 @@ from weft.observe.progress import Progress
 from weft.text.parsers.formats import find_formats
 from weft.text.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from weft.engine.engine import Engine
+    from weft.journal.recorder import RecordedEngine
+
 Message: TypeAlias = dict[str, Any]  # as OpenAI writes it: {"role": "user", "content": "..."}
-Text: TypeAlias = (
-    str | Sequence[int] | NDArray[np.float32]
-)  # a prompt: text, token ids, or vectors [n, hidden size]
+Text: TypeAlias = str | Sequence[int] | NDArray[np.float32]  # text, token ids, or vectors [n, H]
+Pair: TypeAlias = tuple[str, str]  # two texts that a model reads together
+
+LONGEST_WAIT_S = 1.0  # for the engine, so that Ctrl-C is noticed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,46 +66,29 @@ class Output:
     completion_tokens: int
     cached_tokens: int  # of the prompt, found in the prefix cache
     logprobs: list[TokenLogprobs]  # one for each token, if asked for
-    prompt_logprobs: list[
-        PromptToken
-    ]  # one for each token of the prompt, if asked for; the first has none
-    # float32 [n, hidden size], behind the final norm, if asked for: of all tokens but the last of the output, or one
+    # One for each token of the prompt, if asked for; the first has none.
+    prompt_logprobs: list[PromptToken]
+    # float32 [n, hidden size], behind the final norm, if asked for: of all tokens but the last of
+    # the output, or of one token.
     hidden_states: NDArray[np.float32] | None = field(default=None, compare=False)
-
-
-class Engine(Protocol):
-    """What is needed of `weft.engine.engine.Engine`."""
-
-    @property
-    def has_work(self) -> bool: ...
-
-    @property
-    def wait_s(self) -> float: ...
-
-    def submit(self, message: ToEngine) -> FromEngine | None: ...
-
-    def step(self) -> list[FromEngine]: ...
 
 
 class LLM:
     """A model in this process, loaded and ready.
 
-    `model` is a folder, an id on the Hugging Face hub, or "" for the bundled weft-nano. Settings have the names that
-    they have on the command line: `LLM("Qwen/Qwen3-0.6B", kv_tokens=20_000)`. Raises SettingsError and ModelError for
-    what the user can mend. Not thread-safe.
+    `model` is a folder, an id on the Hugging Face hub, or "" for the bundled weft-nano. Settings
+    have the names that they have on the command line: `LLM("Qwen/Qwen3-0.6B", kv_tokens=20_000)`.
+    Raises SettingsError and ModelError for what the user can correct. Not thread-safe.
     """
 
     def __init__(self, model: str | Path = "", **settings: Any) -> None:
         options = {option.name: option for option in options_of(EngineConfig)}
-        given = {"model": model, **settings}
-        for name in given:
+        checked: dict[str, Any] = {}
+        for name, value in {"model": model, **settings}.items():
             if name not in options:
-                raise SettingsError(
-                    f"LLM: there is no setting {name!r}{did_you_mean(name, options)}"
-                )
-        checked: dict[str, Any] = {
-            name: options[name].from_python(value, name) for name, value in given.items()
-        }
+                hint = did_you_mean(name, options)
+                raise SettingsError(f"LLM: there is no setting {name!r}{hint}")
+            checked[name] = options[name].from_python(value, name)
         self._load(EngineConfig(**checked))
 
     @classmethod
@@ -110,11 +100,15 @@ class LLM:
 
     @classmethod
     def composed(
-        cls, prepared: Prepared, tokenizer: Tokenizer, engine: Engine, ready: EngineReady
+        cls,
+        prepared: Prepared,
+        tokenizer: Tokenizer,
+        engine: Engine | RecordedEngine,
+        ready: EngineReady,
     ) -> LLM:
         """An LLM of parts that are there already."""
         llm = cls.__new__(cls)
-        llm._compose(prepared, tokenizer, engine, ready)
+        llm._compose(prepared, tokenizer, engine, ready, WakeupPipe())
         return llm
 
     def _load(self, config: EngineConfig) -> None:
@@ -129,27 +123,28 @@ class LLM:
         self,
         prepared: Prepared,
         tokenizer: Tokenizer,
-        engine: Engine,
+        engine: Engine | RecordedEngine,
         ready: EngineReady,
-        wakeup: WakeupPipe | None = None,
+        wakeup: WakeupPipe,
     ) -> None:
         self.model = prepared.model
         self.config = prepared.config
         self.tokenizer = tokenizer
-        self.default_params = (
-            prepared.sampling
-        )  # of prompts that come without: the model's own, unless told otherwise
+        # Of prompts without parameters of their own: the model's, unless the settings say
+        # otherwise.
+        self.default_params = prepared.sampling
         self._template = load_template(tokenizer)
         self._reasoning = find_formats("none", "auto", tokenizer.chat_templates.values()).reasoning
         self._engine = engine
-        self._wakeup = wakeup or WakeupPipe()
+        self._wakeup = wakeup
         self._inbox: deque[ToEngine] = deque()
         self._client = EngineClient(tokenizer, self._inbox.append)
         self._client.deliver(ready)
         self._numbers = itertools.count()
-        self._window = max(
-            1, prepared.config.max_queued_requests - MAX_N
-        )  # what is open never fills the queue
+        # Open prompts: so few that the engine's queue never refuses one.
+        self._window = max(1, prepared.config.max_queued_requests - MAX_N)
+
+    # Generation
 
     def generate(
         self,
@@ -158,31 +153,37 @@ class LLM:
         *,
         progress: bool = False,
     ) -> list[Output]:
-        """Complete one prompt or many, each a text, a list of token ids, or an array of input embeddings.
+        """Complete one prompt or many, each a text, a list of token ids, or an array of input
+        embeddings.
 
-        `params` are for all prompts, or one for each; without, it is `default_params`, of which a caller may change a
-        few fields: `msgspec.structs.replace(llm.default_params, top_p=0.9)`. Returns the outputs in the order of the
-        prompts: with `n` in the parameters, n for each prompt. Raises InvalidParam, and then generates nothing more,
-        for parameters out of range and for prompts that do not fit the context. Ctrl-C aborts what is open.
+        `params` are for all prompts, or one for each; without, it is `default_params`, of which a
+        caller may change a few fields: `msgspec.structs.replace(llm.default_params, top_p=0.9)`.
+        Returns the outputs in the order of the prompts: with `n` in the parameters, n for each
+        prompt. Raises InvalidParam, and then generates nothing more, for parameters out of range
+        and for prompts that do not fit the context. Ctrl-C aborts what is open.
         """
-        texts = _each(prompts)
-        if params is None or isinstance(params, SamplingParams):
-            every = [params or self.default_params] * len(texts)
-        else:
-            every = list(params)
-            if len(every) != len(texts):
-                raise InvalidParam(
-                    "params", f"{len(every)} sampling parameters for {len(texts)} prompts"
-                )
+        texts = _as_list(prompts)
+        all_params = self._params_of_each(params, len(texts))
+        asked = (self.prompt(text, own) for text, own in zip(texts, all_params, strict=True))
         outputs: list[list[Output]] = [[]] * len(texts)
         bar = Progress(len(texts), shown=progress)
-        for position, completions in self.complete(
-            self.prompt(text, own) for text, own in zip(texts, every, strict=True)
-        ):
+        for position, completions in self.complete(asked):
             outputs[position] = completions
             bar.add(sum(output.completion_tokens for output in completions))
         bar.close()
         return [output for completions in outputs for output in completions]
+
+    def _params_of_each(
+        self, params: SamplingParams | Sequence[SamplingParams] | None, num_texts: int
+    ) -> list[SamplingParams]:
+        if params is None:
+            return [self.default_params] * num_texts
+        if isinstance(params, SamplingParams):
+            return [params] * num_texts
+        if len(params) != num_texts:
+            message = f"{len(params)} sampling parameters for {num_texts} prompts"
+            raise InvalidParam("params", message)
+        return list(params)
 
     def chat(
         self,
@@ -192,12 +193,10 @@ class LLM:
         progress: bool = False,
     ) -> list[Output]:
         """The assistant's answer to one conversation or to many. Errors as for `generate`."""
-        conversations = [messages] if messages and isinstance(messages[0], dict) else messages
-        return self.generate(
-            [self.chat_ids(conversation) for conversation in conversations],  # type: ignore[arg-type]
-            params,
-            progress=progress,
-        )
+        is_one = bool(messages) and isinstance(messages[0], dict)
+        conversations: Any = [messages] if is_one else messages
+        prompts = [self.chat_ids(conversation) for conversation in conversations]
+        return self.generate(prompts, params, progress=progress)
 
     def chat_ids(self, messages: Iterable[Message]) -> list[int]:
         """The token ids that a conversation becomes by the model's chat template."""
@@ -205,86 +204,16 @@ class LLM:
             raise SettingsError(
                 f"{self.model.name} has no chat template; it can only complete texts"
             )
-        return self.tokenizer.encode(
-            self._template.render(list(messages)), add_special_tokens=False
-        )
-
-    def embed(
-        self, inputs: Text | Sequence[Text], *, dimensions: int = 0, truncate: bool = False
-    ) -> list[NDArray[np.float32]]:
-        """The vector of each input, a text or token ids, of a model that makes vectors (`task="embed"`).
-
-        `dimensions`: only so many of the first numbers. What is too long is refused, or cut if `truncate`. Raises
-        InvalidParam, naming the input.
-        """
-        return self._pool("embed", _each(inputs), PoolingParams(dimensions=dimensions), truncate)
-
-    def classify(
-        self, inputs: Text | Sequence[Text], *, truncate: bool = False
-    ) -> list[dict[str, float]]:
-        """The probability of each label, by its name, for each input of a classifier. Errors as for `embed`."""
-        labels = self.model.pooling.labels if self.model.pooling is not None else ()
-        found = self._pool("classify", _each(inputs), PoolingParams(), truncate)
-        return [dict(zip(labels, scores.tolist(), strict=True)) for scores in found]
-
-    def score(self, query: str, documents: Sequence[str], *, truncate: bool = False) -> list[float]:
-        """How well each document goes with the query, by a model with one label (a cross-encoder). Errors as above."""
-        found = self._pool(
-            "classify", [(query, document) for document in documents], PoolingParams(), truncate
-        )
-        return [float(scores[0]) for scores in found]
-
-    def _pool(
-        self,
-        task: str,
-        inputs: Sequence[Text | tuple[str, str]],
-        pooling: PoolingParams,
-        truncate: bool,
-    ) -> list[NDArray[np.float32]]:
-        own = "generate" if self.model.pooling is None else self.model.pooling.task
-        if own != task:
-            raise SettingsError(
-                f"{self.model.name} is used to {own}; this needs a model that can {task}"
-            )
-        max_len = self._client.engine.max_prompt_tokens if truncate else None
-        prompts = [self._pooled_prompt(one, pooling, max_len) for one in inputs]
-        vectors: list[NDArray[np.float32]] = []
-        for begin in range(0, len(prompts), self._window):
-            with self._client.submit(
-                prompts[begin : begin + self._window], stream=False
-            ) as generation:
-                while not generation.ended:
-                    self._turn()
-                for place, completion in enumerate(generation.completions, begin):
-                    assert completion.end is not None
-                    if completion.end.failed:
-                        raise InvalidParam("inputs", f"inputs[{place}]: {completion.end.message}")
-                    [vector] = [
-                        extra.vector for extra in completion.given if isinstance(extra, Pooled)
-                    ]
-                    vectors.append(np.frombuffer(vector, dtype=np.float32))
-        return vectors
-
-    def _pooled_prompt(
-        self, one: Text | tuple[str, str], pooling: PoolingParams, max_len: int | None
-    ) -> Prompt:
-        types: list[int] = []
-        if isinstance(one, str) or (isinstance(one, tuple) and isinstance(one[0], str)):
-            ids, types = self.tokenizer.encode_input(one, max_len)
-        else:
-            ids = list(one)[:max_len]
-        if self.model.num_token_types > 1 and any(types):
-            pooling = msgspec.structs.replace(pooling, token_type_ids=bytes(types))
-        params = SamplingParams(max_new_tokens=0)
-        return Prompt(ids=ids, params=params, rid=f"llm-{next(self._numbers)}", pooling=pooling)
+        text = self._template.render(list(messages))
+        return self.tokenizer.encode(text, add_special_tokens=False)
 
     def stream(self, prompt: Text, params: SamplingParams | None = None) -> Iterator[Delta]:
-        """Complete one prompt and yield what is new as it comes. Leaving the loop early aborts the rest."""
-        with self._client.submit(
-            [self.prompt(prompt, params or self.default_params)]
-        ) as generation:
+        """Complete one prompt and yield what is new as it comes. Leaving the loop early aborts the
+        rest."""
+        request = self.prompt(prompt, params or self.default_params)
+        with self._client.submit([request]) as generation:
             while not generation.ended:
-                self._turn()
+                self._step()
                 yield from generation.take()
 
     def prompt(self, text: Text, params: SamplingParams) -> Prompt:
@@ -293,28 +222,31 @@ class LLM:
         if isinstance(text, np.ndarray):
             vectors = pack_input_embeds(text, self._client.engine)
             ids = placeholder_ids(vectors, self._client.engine)
+        elif isinstance(text, str):
+            ids = self.tokenizer.encode(text)
         else:
-            ids = self.tokenizer.encode(text) if isinstance(text, str) else list(text)
+            ids = list(text)
         params = with_reasoning_marks(params, self._reasoning, self.tokenizer, ids)
-        return Prompt(ids=ids, params=params, rid=f"llm-{next(self._numbers)}", vectors=vectors)
+        return Prompt(ids=ids, params=params, rid=self._next_rid(), vectors=vectors)
 
     def complete(
         self, prompts: Iterable[Prompt | InvalidParam], *, strict: bool = True
     ) -> Iterator[tuple[int, list[Output]]]:
-        """Keep the engine's queue filled from `prompts`; yield (position, outputs) of each as it ends.
+        """Keep the engine's queue filled from `prompts`; yield (position, outputs) of each as it
+        ends.
 
-        A prompt that cannot be run raises InvalidParam, or, if not `strict`, has one output that says why; what could
-        not even be made a prompt may stand among the prompts as its error. Ctrl-C, and leaving the loop early, abort
-        what is open.
+        A prompt that cannot be run raises InvalidParam, or, if not `strict`, has one output that
+        says why. An input that could not become a prompt may stand among the prompts as its error.
+        Ctrl-C, and leaving the loop early, abort what is open.
         """
         waiting = enumerate(prompts)
         running: dict[int, Generation] = {}
         try:
             while True:
-                while (
-                    self._client.num_open < self._window
-                    and (following := next(waiting, None)) is not None
-                ):
+                while self._client.num_open < self._window:
+                    following = next(waiting, None)
+                    if following is None:
+                        break
                     position, prompt = following
                     try:
                         running[position] = self._submit(prompt)
@@ -325,19 +257,12 @@ class LLM:
                 if not running:
                     return
                 num_open = self._client.num_open
-                self._turn()
-                if self._client.num_open < num_open:
-                    for position in [
-                        position for position, generation in running.items() if generation.ended
-                    ]:
-                        ended = running.pop(position)
-                        yield (
-                            position,
-                            [
-                                _output(delta, ended.completions[delta.choice])
-                                for delta in ended.take()
-                            ],
-                        )
+                self._step()
+                if self._client.num_open == num_open:
+                    continue
+                ended = [position for position, one in running.items() if one.ended]
+                for position in ended:
+                    yield position, _outputs(running.pop(position))
         finally:
             for generation in running.values():
                 generation.close()
@@ -347,26 +272,104 @@ class LLM:
             raise prompt
         return self._client.submit([prompt], stream=False)
 
-    def _turn(self) -> None:
+    def _next_rid(self) -> str:
+        return f"llm-{next(self._numbers)}"
+
+    # Vectors and scores
+
+    def embed(
+        self, inputs: Text | Sequence[Text], *, dimensions: int = 0, truncate: bool = False
+    ) -> list[NDArray[np.float32]]:
+        """The vector of each input, a text or token ids, of a model that makes vectors
+        (`task="embed"`).
+
+        `dimensions`: output dimensions to keep (Matryoshka); 0 keeps all. An input that is too long
+        is refused, or cut if `truncate`. Raises InvalidParam, naming the input.
+        """
+        pooling = PoolingParams(dimensions=dimensions)
+        return self._pool("embed", _as_list(inputs), pooling, truncate)
+
+    def classify(
+        self, inputs: Text | Sequence[Text], *, truncate: bool = False
+    ) -> list[dict[str, float]]:
+        """The probability of each label, by its name, for each input of a classifier.
+
+        Errors as for `embed`.
+        """
+        labels = () if self.model.pooling is None else self.model.pooling.labels
+        all_scores = self._pool("classify", _as_list(inputs), PoolingParams(), truncate)
+        return [dict(zip(labels, scores.tolist(), strict=True)) for scores in all_scores]
+
+    def score(self, query: str, documents: Sequence[str], *, truncate: bool = False) -> list[float]:
+        """How well each document fits the query, by a model with one label (a cross-encoder).
+
+        Errors as for `embed`.
+        """
+        pairs = [(query, document) for document in documents]
+        all_scores = self._pool("classify", pairs, PoolingParams(), truncate)
+        return [float(scores[0]) for scores in all_scores]
+
+    def _pool(
+        self, task: str, inputs: Sequence[Text | Pair], pooling: PoolingParams, truncate: bool
+    ) -> list[NDArray[np.float32]]:
+        """The vector or the scores of each input. The engine's queue gets as many inputs as it
+        holds."""
+        own = "generate" if self.model.pooling is None else self.model.pooling.task
+        if own != task:
+            raise SettingsError(
+                f"{self.model.name} is used to {own}; this needs a model that can {task}"
+            )
+        max_len = self._client.engine.max_prompt_tokens if truncate else None
+        prompts = [self._pooled_prompt(one, pooling, max_len) for one in inputs]
+        vectors: list[NDArray[np.float32]] = []
+        for begin in range(0, len(prompts), self._window):
+            window = prompts[begin : begin + self._window]
+            with self._client.submit(window, stream=False) as generation:
+                while not generation.ended:
+                    self._step()
+                for completion in generation.completions:
+                    vectors.append(_vector(completion, len(vectors)))
+        return vectors
+
+    def _pooled_prompt(
+        self, one: Text | Pair, pooling: PoolingParams, max_len: int | None
+    ) -> Prompt:
+        """An input of `_pool`. Of a pair, the model may know which tokens are of which text."""
+        types: list[int] = []
+        if isinstance(one, str) or _is_pair(one):
+            ids, types = self.tokenizer.encode_input(one, max_len)
+        else:
+            ids = list(one)[:max_len]
+        if self.model.num_token_types > 1 and any(types):
+            pooling = msgspec.structs.replace(pooling, token_type_ids=bytes(types))
+        params = SamplingParams(max_new_tokens=0)
+        return Prompt(ids=ids, params=params, rid=self._next_rid(), pooling=pooling)
+
+    # The engine
+
+    def _step(self) -> None:
         """Give the engine what waits for it, let it do one step, and take what comes out."""
+        engine = self._engine
+        client = self._client
         with HeldInterrupt():
             while self._inbox:
-                reply = self._engine.submit(self._inbox.popleft())
+                reply = engine.submit(self._inbox.popleft())
                 if reply is not None:
-                    self._client.deliver(reply)
-            assert self._engine.has_work or not self._client.num_open, (
-                "the engine has forgotten a request"
-            )
-            for message in self._engine.step():
-                self._client.deliver(message)
-        if self._client.num_open and not self._inbox and self._engine.has_work:
-            self._wakeup.wait(min(self._engine.wait_s, 1.0))  # nothing can go on before
+                    client.deliver(reply)
+            assert engine.has_work or not client.num_open, "the engine has forgotten a request"
+            for message in engine.step():
+                client.deliver(message)
+        if client.num_open and not self._inbox and engine.has_work:
+            # No step can do anything before: a grammar is being compiled, or a deadline is waited
+            # for.
+            self._wakeup.wait(min(engine.wait_s, LONGEST_WAIT_S))
 
 
 class HeldInterrupt:
     """Within this block Ctrl-C waits for its end: nothing is interrupted in the middle.
 
-    Only the main thread can do this; elsewhere the block does nothing, because Ctrl-C does not reach other threads.
+    Only the main thread can do this; elsewhere the block does nothing, because Ctrl-C does not
+    reach other threads.
     """
 
     def __enter__(self) -> None:
@@ -390,36 +393,54 @@ class HeldInterrupt:
         self._arrived = True
 
 
-def _each(prompts: Text | Sequence[Text]) -> list[Text]:
+def _as_list(prompts: Text | Sequence[Text]) -> list[Text]:
     """A list of prompts, of one or of many."""
-    if isinstance(prompts, str | np.ndarray):
-        return [prompts]
-    if prompts and isinstance(prompts[0], int):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+    is_one = isinstance(prompts, str | np.ndarray) or (
+        bool(prompts) and isinstance(prompts[0], int)
+    )
+    every: Any = [prompts] if is_one else prompts
+    return list(every)
+
+
+def _is_pair(one: Text | Pair) -> TypeGuard[Pair]:
+    return isinstance(one, tuple) and isinstance(one[0], str)
+
+
+def _vector(completion: Completion, index: int) -> NDArray[np.float32]:
+    """The vector [size] of input number `index`. Raises InvalidParam if it was refused."""
+    assert completion.end is not None
+    if completion.end.failed:
+        raise InvalidParam("inputs", f"inputs[{index}]: {completion.end.message}")
+    [vector] = [extra.vector for extra in completion.given if isinstance(extra, Pooled)]
+    return np.frombuffer(vector, dtype=np.float32)
+
+
+def _outputs(generation: Generation) -> list[Output]:
+    """The completions of a prompt that have ended."""
+    return [_output(delta, generation.completions[delta.choice]) for delta in generation.take()]
 
 
 def _output(delta: Delta, completion: Completion) -> Output:
-    assert delta.end is not None
+    end = delta.end
+    assert end is not None
+    hidden_states = None
+    if completion.params.hidden_states is not None:
+        hidden_states = hidden_state_rows(
+            completion.given, end.prompt_tokens, end.completion_tokens
+        )
     return Output(
         text=delta.text,
         token_ids=delta.token_ids,
-        finish_reason=delta.end.reason,
-        matched=delta.end.matched,
-        error=delta.end.message,
-        prompt_tokens=delta.end.prompt_tokens,
-        completion_tokens=delta.end.completion_tokens,
-        cached_tokens=delta.end.cached_tokens,
+        finish_reason=end.reason,
+        matched=end.matched,
+        error=end.message,
+        prompt_tokens=end.prompt_tokens,
+        completion_tokens=end.completion_tokens,
+        cached_tokens=end.cached_tokens,
         logprobs=delta.logprobs,
         prompt_logprobs=prompt_logprobs(completion.given),
-        hidden_states=_states(delta.end, completion),
+        hidden_states=hidden_states,
     )
-
-
-def _states(end: CompletionEnd, completion: Completion) -> NDArray[np.float32] | None:
-    if completion.params.hidden_states is None:
-        return None
-    return hidden_state_rows(completion.given, end.prompt_tokens, end.completion_tokens)
 
 
 def _refused(exc: InvalidParam) -> Output:

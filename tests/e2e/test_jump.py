@@ -40,7 +40,7 @@ def run(*, jump: bool) -> tuple[list[list[int]], int]:
     for answer in answers:
         assert answer.finish_reason == "stop"
         jsonschema.validate(json.loads(answer.text), PERSON)
-    stats = llm._engine.stats()  # type: ignore[attr-defined]
+    stats = llm._engine.services.stats()  # type: ignore[attr-defined]
     assert (stats.total_forced_tokens > 0) is jump
     return [answer.token_ids for answer in answers], stats.total_steps
 

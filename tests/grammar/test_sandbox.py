@@ -131,7 +131,9 @@ def test_bombs_are_refused_or_served_in_bounded_time_and_memory_while_others_go_
         step_began = time.thread_time()
         world.step(check=False)
         longest = max(longest, time.thread_time() - step_began)
-        left = {name for name, id in ids.items() if id in world.engine.grammar.queue}
+        left = {
+            name for name, id in ids.items() if id in world.engine.services.grammars.feature.queue
+        }
         ends |= {
             name: time.perf_counter() - began
             for name in ids

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from tests.scheduler.world import World
-from weft.engine.processors import Processors
+from weft.engine.surroundings import ProcessorChecks
 from weft.grammar.protocol import Grammars
 from weft.journal.file import JournalWriter
 from weft.journal.recorder import RecordedEngine, Recorder
@@ -62,7 +62,7 @@ class RecordedWorld(World):
         fail_steps: set[int] | None = None,
         max_bytes: int = 1 << 40,
         grammars: Grammars | None = None,
-        processors: Processors | None = None,
+        processors: ProcessorChecks | None = None,
     ) -> None:
         super().__init__(settings, depth, fail_steps)
         self.records = Records()

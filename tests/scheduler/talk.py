@@ -70,7 +70,7 @@ class Talk:
 
     @property
     def sessions(self) -> Sessions:
-        return self.world.engine._engine.sessions
+        return self.world.engine._engine.services.sessions.feature
 
     def act(self) -> None:
         """Do something, perhaps."""

@@ -32,7 +32,7 @@ def test_a_request_that_runs_too_long_ends_with_408_in_every_state(state: str, d
     elif state == "retracted":
         steps(world, 6)
         while depth and world.loop._in_flight:
-            world.receive(world.loop._commit(*world.loop._in_flight.popleft()))  # type: ignore[arg-type]
+            world.receive(world.loop._commit(world.loop._in_flight.popleft()))  # type: ignore[arg-type]
         world.scheduler.retract(world.request(id))
         assert world.request(id).state is RequestState.WAITING
         world.time = 8.5

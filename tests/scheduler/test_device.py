@@ -245,9 +245,9 @@ def test_a_journal_is_put_aside_while_memory_is_released_but_not_while_the_devic
     bench.runner.patience = 3
     bench.tell(ReleaseMemoryOccupation(call=2, tags=BOTH))
     bench.step()
-    assert bench.engine._engine.device.is_busy
+    assert bench.engine._engine.services.device_jobs.is_busy
     assert not bench.records.parts
-    while bench.engine._engine.device.is_busy:
+    while bench.engine._engine.services.device_jobs.is_busy:
         bench.step()
     assert len(bench.records.parts) == 1
     bench.ask(ResumeMemoryOccupation(call=2, tags=BOTH))

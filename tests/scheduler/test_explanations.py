@@ -386,7 +386,7 @@ def test_a_story_that_is_cut_says_so_and_how_much_is_left_out() -> None:
     timeline = told(world, waiting).timeline
     (cut,) = [entry for entry in timeline if entry.what.startswith("left out here")]
     num_reasons = sum(entry.what.startswith("waits") for entry in timeline)
-    assert num_reasons == insight.MAX_PASSES_TOLD
+    assert num_reasons == insight.MAX_PASSES_SHOWN
     assert cut.what == f"left out here: {71 - num_reasons} earlier reasons for waiting"
     assert (
         timeline.index(cut)

@@ -21,7 +21,7 @@ from tests.scheduler.faulty_world import (
     targets,
 )
 from tests.scheduler.test_scheduler import settings
-from weft.engine.engine import MAX_FAILURES_IN_A_ROW, EngineBroken
+from weft.engine.guard import MAX_FAILURES_IN_A_ROW, EngineBroken
 from weft.messages.requests import Abort
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.planner import Planner

@@ -231,7 +231,7 @@ STATES: dict[str, Callable[[EngineWorld, int], None]] = {
 
 def _retract(world: EngineWorld, id: int) -> None:
     world.steps(7)
-    world.engine.settle()
+    world.engine.core.settle()
     world.scheduler.merge_last_batch()
     world.scheduler.retract(world.request(id))
 

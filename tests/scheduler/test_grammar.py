@@ -365,7 +365,7 @@ def test_reasoning_is_free_and_the_grammar_holds_from_its_end_on(
     assert world.outputs[id][:free] == [BEGIN] * (not is_open) + thoughts
     assert b"".join(VOCABULARY[token] for token in world.outputs[id][free:]) in (b"yes", b"no")
     assert world.finished[id].reason == "stop"
-    assert not world.engine.grammar._thinking
+    assert not world.engine.services.grammars.feature._thinking
 
 
 @pytest.mark.parametrize("ignores", [False, True])
@@ -467,7 +467,7 @@ def test_a_request_that_is_aborted_while_its_grammar_compiles_holds_nothing(benc
     world.run_dry()
     assert said(world, stays) in WORDS
     world.check_idle()
-    assert not world.engine.grammar.queue
+    assert not world.engine.services.grammars.feature.queue
 
 
 def test_an_invalid_grammar_answers_400_with_the_reason(bench: Bench) -> None:
@@ -515,16 +515,16 @@ def test_at_random_every_request_gets_one_final_word_and_nothing_is_left(
             world.step()
         if rng.random() < 0.2:
             world.abort(Abort(ids=(rng.randrange(len(world.sent)),)))
-    while world.engine.grammar.queue:
+    while world.engine.services.grammars.feature.queue:
         world.step()
     world.run_dry()
     world.check_idle()
-    assert not world.engine.grammar._constraints
+    assert not world.engine.services.grammars.feature._constraints
     for id, request in world.sent.items():
         grammar = request.sampling.grammar
         if grammar is not None and grammar.kind == "choice" and world.finished[id].reason == "stop":
             assert said(world, id) in json.loads(grammar.text)
-    stats = world.engine.stats()
+    stats = world.engine.services.stats()
     assert (stats.num_grammar_queue, stats.total_grammars) == (
         0,
         sum(1 for one in world.sent.values() if one.sampling.grammar),

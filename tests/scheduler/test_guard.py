@@ -37,7 +37,7 @@ from weft.messages.status import Stats
 from weft.scheduler.policies.fair import Fair
 from weft.scheduler.policy import POLICIES
 
-SPARED = frozenset({"submit", "_repair", "take_faults"})  # these stand around the guard
+SPARED = frozenset({"submit", "repair_if_in_doubt", "take_faults"})  # these stand around the guard
 
 
 def busy(policy: str = "fcfs") -> EngineWorld:
@@ -89,11 +89,11 @@ def run_to_the_end(world: EngineWorld) -> None:
     world.check_idle()
     world.check_outputs()
     engine = world.engine
-    assert not engine.grammar.queue
-    assert not engine.vectors.by_id
-    assert not engine.sessions._by_id or set(engine.sessions._by_id) <= {
-        id for id, finish in world.finished.items() if finish.status == 200
-    }
+    assert not engine.services.grammars.feature.queue
+    assert not engine.services.arrivals.vectors.by_id
+    assert not engine.services.sessions.feature._by_id or set(
+        engine.services.sessions.feature._by_id
+    ) <= {id for id, finish in world.finished.items() if finish.status == 200}
     policy = engine.scheduler.waiting_queue.policy
     if isinstance(policy, Fair):
         assert not policy._waiting
@@ -202,7 +202,7 @@ def test_a_number_that_is_taken_stays_its_owners_when_its_double_fails(
     def refusal(message: GenerateRequest) -> None:
         raise Injected("planted")
 
-    monkeypatch.setattr(world.engine.vectors, "refusal", refusal)
+    monkeypatch.setattr(world.engine.services.arrivals.vectors, "refusal", refusal)
     world.tell(request(0, [5, 6, 7], max_new_tokens=3))
     run_to_the_end(world)
     assert not broken(world)
@@ -276,17 +276,17 @@ def test_a_reply_that_cannot_be_written_ends_its_call_or_its_requests() -> None:
     assert {finish.id for finish in broken(world)} == {0, 1}
 
 
-@pytest.mark.parametrize(
-    "hook", ["weft.engine.engine.look_after", "weft.engine.grammar.look_after"]
-)
+@pytest.mark.parametrize("hook", ["after_step", "before_step"])
 def test_what_fails_beside_a_step_in_every_step_ends_nobody_and_fills_no_log(
     hook: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(*what: object) -> None:
+    def fail(now: float) -> None:
         raise Injected("planted")
 
     world = busy()
-    monkeypatch.setattr(hook, fail)
+    services = world.engine.services
+    service = services.sessions if hook == "after_step" else services.load
+    monkeypatch.setattr(service, hook, fail)
     with caplog.at_level(logging.WARNING):
         run_to_the_end(world)
     assert not broken(world)

@@ -22,7 +22,7 @@ from weft.engine.control.handlers import HANDLERS, IncompleteTable, require_all
 from weft.engine.engine import Engine
 from weft.engine.intake import MAX_RECV_PER_POLL, Intake, RecvSkipper
 from weft.launch import rpc as rpc_client
-from weft.launch.worker import _take_in
+from weft.launch.worker import _receive
 from weft.messages.by_name import BadCall, plain, request_named
 from weft.messages.calls import ControlReply
 from weft.messages.channel import Receiver, RpcSocket, Sender, Sleeper
@@ -85,7 +85,7 @@ class Sockets:
     def serve(self, engine: Engine) -> None:
         """Once, as the engine process does when something has come."""
         assert self.sleeper.wait(240.0)
-        _take_in(engine, self.intake)
+        _receive(engine, self.intake)
         for reply in engine.step():
             self.intake.send(reply)
 

@@ -18,7 +18,7 @@ from tests.scheduler.test_scheduler import settings
 from tests.scheduler.world import World
 from weft.cli.main import main
 from weft.engine.explain import trace_request_flow
-from weft.engine.guard import unsent
+from weft.engine.guard import replace_unsent
 from weft.journal.file import (
     HEAD_BYTES,
     MAGIC,
@@ -222,10 +222,10 @@ def test_replies_that_could_not_be_sent_are_replayed_with_the_ends_that_they_wer
         )
         for reply in world.engine.step():
             if isinstance(reply, StepOutput) and reply.ids and rng.random() < 0.3:
-                num_lost += len(unsent(world.engine, reply, OSError("no room"))) + 1
+                num_lost += len(replace_unsent(reply, OSError("no room"), world.engine.lose)) + 1
     answer = world.engine.submit(GetState(call=1))
     assert isinstance(answer, GetStateReply)
-    [instead] = unsent(world.engine, answer, OSError("no room"))
+    [instead] = replace_unsent(answer, OSError("no room"), world.engine.lose)
     assert isinstance(instead, CallFailed)
     while world.has_work:
         world.engine.step()

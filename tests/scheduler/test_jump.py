@@ -198,7 +198,7 @@ def test_a_jump_saves_a_step_for_each_forced_token() -> None:
     assert (
         world.scheduler.counters.num_steps == 3
     )  # the prompt and a token; 21 tokens and another; that and the last
-    assert world.engine.stats().total_forced_tokens == 20
+    assert world.engine.services.stats().total_forced_tokens == 20
 
 
 def test_a_request_that_wants_log_probabilities_does_not_jump() -> None:

@@ -134,6 +134,6 @@ def test_the_random_flow_reaches_what_it_is_meant_to() -> None:
         done["refused"] += world.scheduler.stats().total_queue_full
     assert all(
         done[what] >= 3
-        for what in ("batch", "Block", "PauseGeneration", "HealthCheck", "retracted")
+        for what in ("batch", "BlockInput", "PauseGeneration", "HealthCheck", "retracted")
     ), done
     assert done["refused"] >= 1, done

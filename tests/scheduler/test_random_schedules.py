@@ -76,9 +76,9 @@ def test_a_journal_is_put_aside_in_the_midst_of_what_there_is() -> None:
             scheduler = engine.scheduler
             met["requests"] += bool(scheduler.requests)
             met["an open chunk"] += scheduler.chunked_req is not None
-            met["a step in flight"] += bool(engine._loop._in_flight)
+            met["a step in flight"] += bool(engine.core.loop._in_flight)
             met["a queue"] += bool(scheduler.waiting_queue)
-            met["a session"] += bool(len(engine.sessions))
+            met["a session"] += bool(len(engine.services.sessions.feature))
     assert min(met.values()) > 5, met
 
 

@@ -435,7 +435,7 @@ def test_abort_ends_a_request_in_every_state(state: str, depth: int) -> None:
         while world.request(id).row < 0 or world.request(id).state is not RequestState.DECODING:
             world.step()
         while depth and world.loop._in_flight:
-            world.receive(world.loop._commit(*world.loop._in_flight.popleft()))  # type: ignore[arg-type]
+            world.receive(world.loop._commit(world.loop._in_flight.popleft()))  # type: ignore[arg-type]
         world.scheduler.retract(world.request(id))
     elif state == "finished":
         world.run_dry()

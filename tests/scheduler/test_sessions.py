@@ -57,7 +57,7 @@ class Scene(RecordedWorld):
 
     @property
     def sessions(self) -> Sessions:
-        return self.engine._engine.sessions
+        return self.engine._engine.services.sessions.feature
 
     def open(self, name: str = "s", **fields: object) -> str:
         """Open a session. Returns why not."""
@@ -468,7 +468,7 @@ def test_what_sessions_hold_is_counted_and_their_requests_are_listed() -> None:
     world.open("other")
     world.say(prompt(20))
     world.run_dry()
-    stats = world.engine._engine.stats()
+    stats = world.engine._engine.services.stats()
     assert (stats.num_sessions, stats.kv_held, stats.kv_used) == (2, 24, 0)
     world.say([5], max_new=20, rid="mine")
     world.send([6], max_new_tokens=20, rid="nobody's")

@@ -163,7 +163,7 @@ def test_a_session_that_is_in_use_closes_later_and_takes_nothing_more(
         assert late.json()["error"]["message"] == "the session 'busy' is being closed"
         rest = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
     assert rest[-1]["meta_info"]["completion_tokens"] == 20
-    assert server.call(lambda: len(engine.engine.sessions)) == 0
+    assert server.call(lambda: len(engine.engine.services.sessions.feature)) == 0
 
 
 @pytest.mark.parametrize(
@@ -257,5 +257,5 @@ def test_requests_and_metrics_tell_of_sessions(engine: OracleEngine, http: httpx
     }
     assert (values["weft:num_sessions"], values["weft:kv_held_tokens"]) == ("1.0", "12.0")
     assert http.get("/requests").json()["queue"]["sessions"] == 1
-    told = msgspec.to_builtins(engine.engine.stats())
+    told = msgspec.to_builtins(engine.engine.services.stats())
     assert told["num_sessions"] == 1

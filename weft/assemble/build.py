@@ -1,9 +1,16 @@
-"""Puts an engine together: model, runner, scheduler. Used by the engine process and by `weft.LLM`."""
+"""Puts an engine together: model, runner, grammars, scheduler, journal. Used by the engine process
+and by `weft.LLM`.
+
+    settings ─▶ parts ─▶ runner with weights ─▶ engine ─▶ a first token ─▶ `EngineReady`
+
+It knows no socket and no process. What the parts do with their settings is theirs.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -40,6 +47,8 @@ WARM_UP_ID = -1
 
 
 class Built(NamedTuple):
+    """An engine that has generated its first token."""
+
     engine: Engine | RecordedEngine
     runner: TorchRunner | EncoderRunner
     ready: EngineReady
@@ -49,12 +58,15 @@ class Built(NamedTuple):
 def build_engine(config: EngineConfig, folder: Path) -> Built:
     """Load the model in `folder` and generate a token with it. `config` is resolved.
 
-    Raises ModelError for a model that cannot be loaded, SettingsError for a journal that cannot be written, for logit
-    processors that cannot be loaded, and for a grammar library that is not there.
+    Raises ModelError for a model that cannot be loaded, SettingsError for a journal that cannot be
+    written, for logit processors that cannot be loaded, and for a grammar library that is not
+    installed.
     """
-    model = kept_as(config, ModelConfig.from_folder(folder, Path(config.model).name or folder.name))
-    began = time.monotonic()
-    journal, processors = _journal(config), load_processors(config.logit_processors)
+    model_name = Path(config.model).name or folder.name
+    model = kept_as(config, ModelConfig.from_folder(folder, model_name))
+    began_s = time.monotonic()
+    journal = _journal(config)
+    processors = load_processors(config.logit_processors)
     wakeup = WakeupPipe()
     grammars = _grammars(config, model, folder, wakeup)
     runner = load_runner(
@@ -67,32 +79,59 @@ def build_engine(config: EngineConfig, folder: Path) -> Built:
         context_length=config.context_length,
         processors=processors,
     )
-    loaded = time.monotonic()
-    settings = scheduler_settings(config, model)
+    loaded_s = time.monotonic()
     traces = Path(config.profile_dir) if config.profile_dir else None
     profiled = ProfiledRunner(runner, traces, has_gpu=config.device == "cuda")
-    engine = _engine(config, settings, profiled, journal, grammars, processors)
-    _warm_up(engine, settings.pooling)
-    warm = time.monotonic()
+    engine = _engine(config, model, profiled, journal, grammars, processors)
+    _warm_up(engine)
+    warm_s = time.monotonic()
+    # What exists now stays: the garbage collector need not look at it again.
     garbage.freeze()
-    ready = EngineReady(
+    warm_up = "2 tokens" if model.pooling is None else "a prompt"
+    startup = [
+        ("weights", f"{size(model.weights_bytes)} loaded", loaded_s - began_s),
+        ("warm-up", warm_up, warm_s - loaded_s),
+    ]
+    return Built(engine, runner, _ready(config, model, engine, startup), wakeup)
+
+
+def _ready(
+    config: EngineConfig,
+    model: ModelConfig,
+    engine: Engine | RecordedEngine,
+    startup: list[tuple[str, str, float]],
+) -> EngineReady:
+    """What the front has to know of a loaded model. `startup`: stages with their seconds."""
+    max_len = engine.scheduler.max_len
+    generates = model.pooling is None
+    return EngineReady(
         dtype=model.dtype,
         model_summary=f"{model.name} ({count(model.num_parameters)}, {model.dtype})",
         vocab_size=model.vocab_size,
         hidden_size=model.hidden_size,
         gives_hidden_states=config.enable_return_hidden_states,
-        context_length=engine.scheduler.max_len,
-        max_prompt_tokens=engine.scheduler.max_len - (model.pooling is None),
+        context_length=max_len,
+        # A prompt to be continued leaves room for one token.
+        max_prompt_tokens=max_len - 1 if generates else max_len,
         kv_tokens=config.kv_tokens,
         page_size=config.page_size,
         max_running_requests=config.max_running_requests,
-        startup=[
-            ("weights", f"{size(model.weights_bytes)} loaded", loaded - began),
-            ("warm-up", "2 tokens" if model.pooling is None else "a prompt", warm - loaded),
-        ],
-        pools=_pools(model, settings.pooling),
+        startup=startup,
+        pools=_pools(model),
     )
-    return Built(engine, runner, ready, wakeup)
+
+
+def _pools(model: ModelConfig) -> Pools | None:
+    """What the front has to know of a model that makes vectors or scores."""
+    limits = _pooling_limits(model)
+    if model.pooling is None or limits is None:
+        return None
+    return Pools(
+        task=model.pooling.task,
+        size=limits.size,
+        labels=list(model.pooling.labels),
+        num_token_types=limits.num_token_types,
+    )
 
 
 def scheduler_settings(config: EngineConfig, model: ModelConfig) -> SchedulerSettings:
@@ -134,34 +173,29 @@ def scheduler_settings(config: EngineConfig, model: ModelConfig) -> SchedulerSet
 
 
 def _pooling_limits(model: ModelConfig) -> PoolingLimits | None:
+    """What the scheduler checks in requests for vectors; None for a model that generates."""
     if model.pooling is None:
         return None
     is_embedding = model.pooling.task == "embed"
-    size = model.hidden_size if is_embedding else len(model.pooling.labels)
     return PoolingLimits(
-        size=size, num_token_types=model.num_token_types, is_embedding=is_embedding
+        size=model.hidden_size if is_embedding else len(model.pooling.labels),
+        num_token_types=model.num_token_types,
+        is_embedding=is_embedding,
     )
-
-
-def _pools(model: ModelConfig, limits: PoolingLimits | None) -> Pools | None:
-    """What the front has to know of it."""
-    if model.pooling is None or limits is None:
-        return None
-    labels, types = list(model.pooling.labels), limits.num_token_types
-    return Pools(task=model.pooling.task, size=limits.size, labels=labels, num_token_types=types)
 
 
 def recv_weights(config: EngineConfig) -> dict[ForwardMode, int]:
-    """What steps count for `--recv-interval`, by their mode."""
-    given = parse_recv_weights(
-        config.recv_weights, [mode.name.lower() for mode in ForwardMode], "--recv-weights"
-    )
-    return {mode: given.get(mode.name.lower(), 1) for mode in ForwardMode}
+    """What steps count for `--recv-interval`, by their mode. Raises SettingsError."""
+    names = [mode.name.lower() for mode in ForwardMode]
+    weights = parse_recv_weights(config.recv_weights, names, "--recv-weights")
+    return {mode: weights.get(mode.name.lower(), 1) for mode in ForwardMode}
 
 
 def _journal(config: EngineConfig) -> JournalWriter | None:
+    if not config.journal:
+        return None
     try:
-        return JournalWriter(Path(config.journal)) if config.journal else None
+        return JournalWriter(Path(config.journal))
     except JournalError as exc:
         raise SettingsError(f"--journal: {exc}") from exc
 
@@ -169,21 +203,16 @@ def _journal(config: EngineConfig) -> JournalWriter | None:
 def _grammars(
     config: EngineConfig, model: ModelConfig, folder: Path, wakeup: WakeupPipe
 ) -> Grammars:
-    """The grammar service. Nothing is loaded before the first grammar comes."""
-    if config.grammar_backend == "none":
+    """The grammar compiler. Nothing is loaded before the first grammar comes."""
+    backend = config.grammar_backend
+    if backend == "none":
         return NoGrammars(
             "this server was started without structured output (--grammar-backend none)"
         )
-    if package := missing(config.grammar_backend):
-        raise SettingsError(
-            f"--grammar-backend {config.grammar_backend} is not installed: pip install {package}"
-        )
-    vocabulary = (
-        config.grammar_backend,
-        folder / "tokenizer.json",
-        model.vocab_size,
-        model.eos_token_ids,
-    )
+    package = missing(backend)
+    if package:
+        raise SettingsError(f"--grammar-backend {backend} is not installed: pip install {package}")
+    vocabulary = (backend, folder / "tokenizer.json", model.vocab_size, model.eos_token_ids)
     return GrammarPool(
         partial(make_compiler, *vocabulary, config.threads),
         max_bytes=config.grammar_cache_mb * 1_000_000,
@@ -196,50 +225,47 @@ def _grammars(
 
 def _engine(
     config: EngineConfig,
-    settings: SchedulerSettings,
+    model: ModelConfig,
     runner: ProfiledRunner,
     journal: JournalWriter | None,
     grammars: Grammars,
     processors: Processors,
 ) -> Engine | RecordedEngine:
-    """The engine, with a journal if there is to be one."""
-    if journal is None:
-        return Engine(
-            settings,
-            runner,
-            clock=time.monotonic,
-            overlap=bool(config.overlap),
-            on_failure=_log_failure,
-            profiler=runner,
-            grammars=grammars,
-            processors=processors,
+    """The engine; with a journal, one that records."""
+    make_engine: Callable[..., Engine | RecordedEngine] = Engine
+    if journal is not None:
+        make_engine = partial(
+            RecordedEngine, sink=journal, max_bytes=config.journal_max_mb * 1_000_000
         )
-    return RecordedEngine(
-        settings,
+    return make_engine(
+        scheduler_settings(config, model),
         runner,
         clock=time.monotonic,
         overlap=bool(config.overlap),
         on_failure=_log_failure,
-        sink=journal,
-        max_bytes=config.journal_max_mb * 1_000_000,
         profiler=runner,
         grammars=grammars,
         processors=processors,
     )
 
 
-def _warm_up(engine: Engine | RecordedEngine, pooling: PoolingLimits | None) -> None:
-    """Take the path that will serve: a prefill, and a decode step or a vector. A journal begins after it."""
-    prompt = np.zeros(1, dtype=np.int32).tobytes()
-    sampling = SamplingParams(
-        max_new_tokens=2 if pooling is None else 0, temperature=0.0, ignore_eos=True
+def _warm_up(engine: Engine | RecordedEngine) -> None:
+    """Take the path that will serve: a prefill, and a decode step or a vector. A journal begins
+    after it."""
+    max_new_tokens = 2
+    pooling = None
+    if engine.scheduler.settings.pooling is not None:
+        max_new_tokens = 0
+        pooling = PoolingParams()
+    sampling = SamplingParams(max_new_tokens=max_new_tokens, temperature=0.0, ignore_eos=True)
+    request = GenerateRequest(
+        id=WARM_UP_ID,
+        rid="warm-up",
+        input_ids=np.zeros(1, dtype=np.int32).tobytes(),
+        sampling=sampling,
+        pooling=pooling,
     )
-    asked = None if pooling is None else PoolingParams()
-    engine.submit(
-        GenerateRequest(
-            id=WARM_UP_ID, rid="warm-up", input_ids=prompt, sampling=sampling, pooling=asked
-        )
-    )
+    engine.submit(request)
     while engine.has_work:
         engine.step()
     engine.start_over()

@@ -1,4 +1,8 @@
-"""Whether a model folder is whole, by the names, sizes and headers of its files and a few values of each weight."""
+"""Whether a model folder is whole: by the names, sizes and headers of its files, and a few values
+of each weight.
+
+Reads no more than the beginning of each weight, so that a check costs milliseconds.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +17,16 @@ NUM_LOOKED_AT = 64  # values at the beginning of each weight
 
 
 class _Floats(NamedTuple):
-    """How numbers of a type lie in memory."""
+    """How floating-point numbers of a type lie in memory (IEEE 754).
 
-    word: Literal["H", "I", "Q"]
+    All bits of the exponent are set in an infinite value and in NaN; NaN has a bit of the mantissa,
+    too.
+    """
+
+    word: Literal["H", "I", "Q"]  # format of `memoryview.cast`
     num_bytes: int
-    exponent: int  # its bits; all set in what is infinite or no number
-    mantissa: int  # its bits; one is set in what is no number
+    exponent: int  # mask of its bits
+    mantissa: int  # mask of its bits
 
 
 _FLOATS = {
@@ -30,8 +38,8 @@ _FLOATS = {
 
 
 def check_files(folder: Path, *, weights: bool = True) -> None:
-    """Raise ModelError unless `folder` has a tokenizer and whole safetensors files, whose weights begin with numbers.
-    Costs milliseconds."""
+    """Raise ModelError unless `folder` has a tokenizer and whole safetensors files, whose weights
+    begin with numbers. Costs milliseconds."""
     if not (folder / "config.json").is_file():
         raise ModelNotFound(f"{folder} has no config.json, so it is not a model folder")
     if not (folder / "tokenizer.json").is_file():
@@ -54,16 +62,27 @@ def read_headers(folder: Path) -> dict[str, TensorEntry]:
 
 
 def _check_values(content: Content) -> None:
-    """Raise BadCheckpoint for a weight that holds no numbers: every request of such a model would fail."""
+    """Raise BadCheckpoint for a weight of NaN or infinite values: every request of such a model
+    would fail."""
     for entry in content.entries.values():
         floats = _FLOATS.get(entry.dtype)
-        if floats is None or not entry.num_bytes:
-            continue
-        data = bytearray(min(entry.num_bytes, NUM_LOOKED_AT * floats.num_bytes))
-        content.read_into(entry.start, memoryview(data))
-        values = memoryview(data).cast(floats.word)
-        endless = [value for value in values if value & floats.exponent == floats.exponent]
-        if any(value & floats.mantissa for value in endless) or len(endless) == len(values):
+        if floats is not None and entry.num_bytes and not _has_numbers(content, entry, floats):
             raise BadCheckpoint(
-                f"{content.label} is damaged: {entry.name[:200]} holds values that are no finite numbers"
+                f"{content.label} is damaged: {entry.name[:200]} holds values "
+                "that are no finite numbers"
             )
+
+
+def _has_numbers(content: Content, entry: TensorEntry, floats: _Floats) -> bool:
+    """Whether a weight begins without NaN, and not with infinite values alone."""
+    data = bytearray(min(entry.num_bytes, NUM_LOOKED_AT * floats.num_bytes))
+    content.read_into(entry.start, memoryview(data))
+    num_infinite = 0
+    values = memoryview(data).cast(floats.word)
+    for value in values:
+        if value & floats.exponent != floats.exponent:
+            continue
+        if value & floats.mantissa:
+            return False
+        num_infinite += 1
+    return num_infinite < len(values)

@@ -1,4 +1,9 @@
-"""Everything that can be checked and decided about a model before anything heavy is imported or loaded."""
+"""Everything that can be checked and decided about a model before anything heavy is imported or
+loaded.
+
+Finds the folder, checks its files, fits the settings to the machine. Loads no weights: `build.py`
+does.
+"""
 
 from __future__ import annotations
 
@@ -26,21 +31,26 @@ log = EventLog("serve")
 
 
 class Prepared(NamedTuple):
+    """A model whose files are whole, and settings that fit it and the machine."""
+
     folder: Path
     model: ModelConfig  # in the dtype in which it will run
     config: EngineConfig  # with no "auto" left
     sizing: Sizing
-    sampling: SamplingParams  # of requests that do not say otherwise
+    sampling: SamplingParams  # of requests without sampling parameters of their own
 
 
 def prepare(config: EngineConfig, machine: Machine | None = None) -> Prepared:
-    """Find the model, check its files, and fit it to the machine. Raises SettingsError or ModelError."""
+    """Find the model, check its files, and fit it to the machine. Raises SettingsError or
+    ModelError."""
     folder = local_folder(config.model, config.revision)
     check_files(folder, weights=config.load_format != "dummy")
     model = ModelConfig.from_folder(folder, Path(config.model).name)
-    if code := own_code(folder):
+    code = own_code(folder)
+    if code:
         log.warning(
-            f"{model.name} brings code of its own ({code}), which is never run; it is a {model.architecture}"
+            f"{model.name} brings code of its own ({code}), which is never run; "
+            f"it is a {model.architecture}"
         )
     machine = machine or probe()
     resolved = resolve(config, model, machine)
@@ -48,25 +58,23 @@ def prepare(config: EngineConfig, machine: Machine | None = None) -> Prepared:
         log.warning(f"the CPU computes: {machine.no_gpu_reason}")
     pooling = kept_as(resolved.config, model).pooling
     model = replace(model, dtype=resolved.config.dtype, pooling=pooling)
-    return Prepared(
-        folder,
-        model,
-        resolved.config,
-        resolved.sizing,
-        _sampling(config.generation_config, folder, model),
-    )
+    sampling = _sampling(config.generation_config, folder, model)
+    return Prepared(folder, model, resolved.config, resolved.sizing, sampling)
 
 
 def _sampling(source: str, folder: Path, model: ModelConfig) -> SamplingParams:
-    """The model's own sampling parameters, if they are wanted. Raises ModelError for one out of range."""
-    given = sampling_defaults(source, folder)
-    params = msgspec.structs.replace(SamplingParams(), **given)
+    """The model's own sampling parameters, if `source` asks for them.
+
+    Raises ModelError for one out of range.
+    """
+    own = sampling_defaults(source, folder)
+    params = msgspec.structs.replace(SamplingParams(), **own)
     try:
         params.check(model.vocab_size)
     except InvalidParam as exc:
         raise UnsupportedModel(f"{FILE}: {exc} (--generation-config none ignores it)") from exc
-    if given:
-        log.info("sampling_defaults", **given)
+    if own:
+        log.info("sampling_defaults", **own)
     return params
 
 

@@ -198,7 +198,7 @@ def _run(
     grammars = TimedGrammars(timed.pool)
     engine = testbed.engine(grammars, prefix_cache=False)
     _submit(engine, testbed.settings.vocab_size, options, schema)
-    while engine.grammar.queue and not timed.pool.has_news:
+    while engine.services.grammars.feature.queue and not timed.pool.has_news:
         time.sleep(0.001)
     timed.mask_seconds.clear()
     began_s = time.perf_counter()

@@ -1,63 +1,73 @@
-"""Work for the device that is no step, one at a time: while it is under way, or memory is released, no step runs.
+"""Work for the device that is no step, one job at a time: new weights, memory released and resumed.
 
-    submit ─▶ jobs ── nothing in flight ─▶ runner.control ── done ─▶ what follows for requests and cache ─▶ the reply
+    submit ─▶ jobs ── nothing in flight ─▶ runner.control ── done ─▶ requests, cache ─▶ reply
 
-Messages are taken in all the while; requests wait in the queue, and end by their deadlines. It sees no tensor: what the
-core has to know stands in a `DeviceReply`, which the journal records.
+No step runs while a job is under way or memory is released. Messages are taken in all the while;
+requests wait in the queue, and end by their deadlines. No tensor is seen here: what the scheduler
+has to know stands in a `DeviceReply`, which the journal records.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, TypeAlias
 
+from weft.engine.core import EngineCore
+from weft.engine.hooks import SOON, Service
 from weft.engine.pause import Pause
 from weft.messages.codec import FromEngine
-from weft.messages.requests import Abort
+from weft.messages.requests import Abort, GenerateRequest
 from weft.messages.weights import FIRST_VERSION
 from weft.observe.log import EventLog
 from weft.plan.device import DeviceReply, DeviceRequest, Done, Pending
 from weft.plan.step import Runner
 from weft.scheduler.limits.refusal import Refusal
-from weft.scheduler.scheduler import Scheduler
 
 WHY = "memory of the engine is released until POST /resume_memory_occupation"
 
 log = EventLog("engine")
 
 
-class Engine(Protocol):
-    """What is needed of `service/engine.py`."""
+class JobResult(NamedTuple):
+    """What came of a job, for its answer."""
 
-    scheduler: Scheduler
-    pause: Pause
-    device: Device
-
-    def settle(self) -> None: ...
+    reply: DeviceReply
+    weight_version: str  # in force from now on
+    num_requests: int  # that were aborted or are computed anew
 
 
-Answer: TypeAlias = Callable[[Engine, DeviceReply, int], FromEngine]
+Answer: TypeAlias = Callable[[JobResult], FromEngine]
 
 
-class Job(NamedTuple):
-    """A device request, and what follows from it."""
+class DeviceJob(NamedTuple):
+    """A request to the device, and what follows from it."""
 
     request: DeviceRequest
-    answer: Answer  # of the reply and the number of requests that were hit
+    answer: Answer
     needs_idle: bool = False  # refused while a request holds KV memory; the cache is emptied
     weight_version: str | None = None
     aborts: bool = False  # open requests end if it succeeds
-    is_whole: bool = False  # the weights can be loaded again from where these come
+    from_checkpoint: bool = False  # the weights can be loaded again from where these come
 
 
-class Device:
-    def __init__(self) -> None:
-        self.released: tuple[str, ...] = ()
+class DeviceJobs(Service):
+    """Attached while there are jobs, or memory is released."""
+
+    name = "device jobs"
+
+    def __init__(self, core: EngineCore, runner: Runner, pause: Pause) -> None:
+        self._core = core
+        self._runner = runner
+        self._pause = pause
+        self.released: tuple[str, ...] = ()  # kinds of memory
         self.weight_version = FIRST_VERSION
-        self._source_version = FIRST_VERSION  # of the weights where they can be loaded again
-        self._jobs: deque[Job] = deque()
-        self._current: tuple[Job, Pending] | None = None
+        self._checkpoint_version = FIRST_VERSION  # of the weights where they can be loaded again
+        self._jobs: deque[DeviceJob] = deque()
+        self._current: tuple[DeviceJob, Pending] | None = None
+        # Goes out behind the output of the present step: what was computed before comes first.
+        self._reply: FromEngine | None = None
 
     @property
     def is_busy(self) -> bool:
@@ -68,62 +78,91 @@ class Device:
         """Whether steps may run."""
         return not self.is_busy and not self.released
 
-    @property
-    def refusal(self) -> Refusal | None:
-        """Why new requests cannot be taken in now, if they cannot."""
-        return Refusal(f"{WHY} ({', '.join(self.released)})", 503) if self.released else None
-
-    def ask(self, job: Job) -> None:
-        """Do this after what has been asked for before."""
+    def submit(self, job: DeviceJob) -> None:
+        """Do this behind the jobs that are there. Its answer is sent after a later step."""
         self._jobs.append(job)
+        self._core.hooks.attach(self)
 
-    def turn(self, engine: Engine, runner: Runner) -> list[FromEngine]:
-        """Begin the next job, or end the one that is done. Returns its reply."""
+    @property
+    def has_work(self) -> bool:
+        return self.is_busy
+
+    @property
+    def holds_steps(self) -> bool:
+        return True
+
+    def wake_at(self) -> float:
+        return SOON if self.is_busy else math.inf
+
+    def refuses(self, message: GenerateRequest, now: float) -> Refusal | None:
+        if not self.released:
+            return None
+        return Refusal(f"{WHY} ({', '.join(self.released)})", 503)
+
+    def before_step(self, now: float) -> None:
+        """End the job that is done, or begin the next one."""
         if self._current is None:
-            if self._jobs:
-                engine.settle()
-                job = self._jobs.popleft()
-                self._current = job, self._begun(engine, runner, job)
-            return []
+            self._begin_next()
+            return
         job, pending = self._current
-        if not pending.done():
-            return []
-        self._current = None
-        reply = pending.result()
-        return [job.answer(engine, reply, self._take_in(engine, job, reply))]
+        if pending.done():
+            self._current = None
+            self._reply = job.answer(self._take_in(job, pending.result()))
 
-    def _begun(self, engine: Engine, runner: Runner, job: Job) -> Pending:
-        if job.needs_idle and not engine.scheduler.flush_cache():
-            stats = engine.scheduler.stats()
-            message = f"{stats.num_running} requests hold KV memory; end them, or pause_generation with mode retract"
-            return Done(DeviceReply(ok=False, message=message, released=self.released))
-        return runner.control(job.request)
+    def after_step(self, now: float) -> None:
+        if self._pause.mode is None:
+            self._core.scheduler.note_device_is_busy()
+        reply = self._reply
+        self._reply = None
+        if reply is not None:
+            self._core.send(reply)
+        if self.is_free:
+            self._core.hooks.detach(self)
 
-    def _take_in(self, engine: Engine, job: Job, reply: DeviceReply) -> int:
-        """What follows for the engine. Returns how many requests were hit."""
-        scheduler = engine.scheduler
+    def _begin_next(self) -> None:
+        if not self._jobs:
+            return  # memory is released
+        self._core.settle()
+        job = self._jobs.popleft()
+        self._current = job, self._begin(job)
+
+    def _begin(self, job: DeviceJob) -> Pending:
+        scheduler = self._core.scheduler
+        if not job.needs_idle or scheduler.flush_cache():
+            return self._runner.control(job.request)
+        num_running = scheduler.stats().num_running
+        message = (
+            f"{num_running} requests hold KV memory; end them, "
+            "or pause_generation with mode retract"
+        )
+        return Done(DeviceReply(ok=False, message=message, released=self.released))
+
+    def _take_in(self, job: DeviceJob, reply: DeviceReply) -> JobResult:
+        """What follows for requests, cache and version from a job that is done."""
+        scheduler = self._core.scheduler
         self.released = reply.released
         if reply.is_reloaded:
-            self.weight_version = self._source_version
-        num_hit = 0
+            self.weight_version = self._checkpoint_version
+        num_requests = 0
         if reply.ok and job.aborts:
-            num_hit = len(scheduler.requests)
+            num_requests = len(scheduler.requests)
             scheduler.abort(Abort(all=True, message="the weights were updated"))
         if reply.kv_is_stale:
-            num_hit += len(scheduler.requests) - len(scheduler.waiting_queue)
+            num_requests += len(scheduler.requests) - len(scheduler.waiting_queue)
             scheduler.recompute(set(), "", "the weights were updated")
+        # An update that failed half way makes the KV stale, too, but it is no new version.
         if reply.ok and reply.kv_is_stale:
             self.weight_version = job.weight_version or self.weight_version
-            if job.is_whole:
-                self._source_version = self.weight_version
+            if job.from_checkpoint:
+                self._checkpoint_version = self.weight_version
         log.info(
             "device_request",
             request=type(job.request).__name__,
             success=reply.ok,
             tensors=reply.num_tensors,
             bytes=reply.num_bytes,
-            requests=num_hit,
+            requests=num_requests,
             weight_version=self.weight_version,
             released=",".join(self.released) or "-",
         )
-        return num_hit
+        return JobResult(reply, self.weight_version, num_requests)

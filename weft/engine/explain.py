@@ -1,17 +1,18 @@
 """Where requests are, what happened to them, and why: the scheduler's history in words.
 
-Only looks on. `explain` costs a few milliseconds with thousands of requests in memory, and nothing when nobody asks.
+Changes nothing. `explain` costs a few milliseconds with thousands of requests in memory, and
+nothing when nobody asks.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 
 import msgspec
 import numpy as np
 
-from weft.engine import input_gate as blocker
+from weft.engine import input_gate
 from weft.messages.control import Explanation, QueueStatus, RequestRow, StageTimes, TimelineEntry
 from weft.observe.log import EventLog
 from weft.scheduler.history.request_history import (
@@ -28,7 +29,7 @@ from weft.scheduler.history.request_history import (
 from weft.scheduler.request import NO_ROW, Request
 from weft.scheduler.scheduler import Scheduler
 
-MAX_PASSES_TOLD = 48  # of one request; the latest
+MAX_PASSES_SHOWN = 48  # of one request; the latest
 NOT_LOOKED_AT = "no step has been planned since it came, or was let in"
 
 log = EventLog("scheduler")
@@ -36,29 +37,38 @@ log = EventLog("scheduler")
 
 def get_queue_status(scheduler: Scheduler, num_sessions: int = 0) -> QueueStatus:
     """The queue and the batch in numbers."""
-    num_with_row = len(scheduler.requests) - len(scheduler.waiting_queue)
+    queue = scheduler.waiting_queue
+    chunked = scheduler.chunked_req
+    num_decoding = len(scheduler.running_batch)
+    num_with_row = len(scheduler.requests) - len(queue)
     return QueueStatus(
-        waiting_queue_size=len(scheduler.waiting_queue),
-        running_batch_size=len(scheduler.running_batch),
-        prefilling=num_with_row - len(scheduler.running_batch),
+        waiting_queue_size=len(queue),
+        running_batch_size=num_decoding,
+        prefilling=num_with_row - num_decoding,
         max_queued_requests=scheduler.settings.max_queued_requests,
         max_running_requests=scheduler.settings.max_running_requests,
         batch_is_full=scheduler.batch_is_full,
-        chunked_rid=scheduler.chunked_req.rid if scheduler.chunked_req else None,
+        chunked_rid=None if chunked is None else chunked.rid,
         free_tokens=scheduler.kv.available,
         sessions=num_sessions,
-        queued_tokens=scheduler.waiting_queue.num_tokens,
+        queued_tokens=queue.num_tokens,
         max_queued_tokens=scheduler.settings.max_queued_tokens,
-        held_requests=sum(1 for _ in scheduler.waiting_queue.blocked()),
+        held_requests=sum(1 for _ in queue.blocked()),
     )
 
 
 def list_requests(
-    scheduler: Scheduler, now: float, limit: int, session_of: Callable[[int], str] = lambda id: ""
+    scheduler: Scheduler,
+    now: float,
+    limit: int,
+    *,
+    session_of: Callable[[int], str] = lambda id: "",
+    compiling: Container[int] = (),
 ) -> list[RequestRow]:
     """Open requests: those with a row by arrival, then the queue in its order.
 
-    `session_of` gives the session of the request with a number.
+    `session_of` gives the session of the request with an id; `compiling` has the ids of requests
+    whose grammar is being compiled.
     """
     running = [request for request in scheduler.requests.values() if request.row != NO_ROW]
     running.sort(key=lambda request: request.arrival_order)
@@ -67,57 +77,75 @@ def list_requests(
         if len(rows) == limit:
             break
         rows.append(_row(scheduler, request, position, now))
-    return [msgspec.structs.replace(row, session=session_of(row.id)) for row in rows]
+    complete = []
+    for row in rows:
+        found = msgspec.structs.replace(row, session=session_of(row.id))
+        if row.id in compiling:
+            why = "its grammar is being compiled"
+            found = msgspec.structs.replace(found, state="grammar", why=why)
+        complete.append(found)
+    return complete
 
 
 def list_waiting(scheduler: Scheduler, now: float) -> Iterator[Request]:
-    """The queue, the next first; then those whose turn the policy does not tell yet."""
+    """The queue, the next first; then the requests that the policy has not put in order yet."""
     seen: set[int] = set()
     for request in scheduler.waiting_queue.order(now):
         seen.add(request.id)
         yield request
-    yield from (request for request in scheduler.waiting_queue if request.id not in seen)
+    for request in scheduler.waiting_queue:
+        if request.id not in seen:
+            yield request
 
 
 def trace_request_flow(scheduler: Scheduler, rid: str, now: float) -> list[Explanation]:
     """All requests with exactly this name that are open or remembered, the newest first."""
     found = [trace for trace in scheduler.history.traces() if trace.rid == rid]
     found.sort(key=lambda trace: -trace.arrival_order)
-    return [_explained(scheduler, trace, now) for trace in found]
+    return [_explain(scheduler, trace, now) for trace in found]
 
 
 def explain(scheduler: Scheduler, id: int, now: float) -> Explanation | None:
     """What happened to one request, with the reason of every pass in which it waited."""
     trace = scheduler.history.trace(id)
-    return None if trace is None else _explained(scheduler, trace, now)
+    if trace is None:
+        return None
+    return _explain(scheduler, trace, now)
 
 
 def stage_times(trace: RequestTrace, now: float) -> StageTimes:
-    """How long a request took for each stage so far."""
-    end = now if trace.finished_s == NEVER else trace.finished_s
-    admitted = end if trace.admitted_s == NEVER else trace.admitted_s
-    first = end if trace.first_token_s == NEVER else trace.first_token_s
+    """How long a request took for each stage so far. A stage that has not begun is None."""
+    finished_s = now if trace.finished_s == NEVER else trace.finished_s
+    if trace.admitted_s == NEVER:
+        waited_s = finished_s - trace.arrived_s
+        return StageTimes(queued_s=waited_s, prefill_s=None, decode_s=None, total_s=waited_s)
+    prefilled_s = finished_s
+    decode_s = None
+    if trace.first_token_s != NEVER:
+        prefilled_s = trace.first_token_s
+        decode_s = finished_s - prefilled_s
     return StageTimes(
-        queued_s=admitted - trace.arrived_s,
-        prefill_s=None if trace.admitted_s == NEVER else first - admitted,
-        decode_s=None if trace.first_token_s == NEVER else end - first,
-        total_s=end - trace.arrived_s,
+        queued_s=trace.admitted_s - trace.arrived_s,
+        prefill_s=prefilled_s - trace.admitted_s,
+        decode_s=decode_s,
+        total_s=finished_s - trace.arrived_s,
     )
 
 
 def log_request_processing_time(scheduler: Scheduler, id: int, now: float) -> None:
     """Write the stages of a request to the log."""
     trace = scheduler.history.trace(id)
-    if trace is not None:
-        stages = stage_times(trace, now)
-        log.info(
-            "processing_time",
-            rid=trace.rid,
-            queued_s=stages.queued_s,
-            prefill_s=stages.prefill_s,
-            decode_s=stages.decode_s,
-            total_s=stages.total_s,
-        )
+    if trace is None:
+        return
+    stages = stage_times(trace, now)
+    log.info(
+        "processing_time",
+        rid=trace.rid,
+        queued_s=stages.queued_s,
+        prefill_s=stages.prefill_s,
+        decode_s=stages.decode_s,
+        total_s=stages.total_s,
+    )
 
 
 def _row(scheduler: Scheduler, request: Request, position: int | None, now: float) -> RequestRow:
@@ -146,25 +174,28 @@ def _time_left(scheduler: Scheduler, request: Request, now: float) -> float | No
 
 
 def why(scheduler: Scheduler, request: Request) -> str:
-    """Why an open request makes no progress: never empty for one that waits, empty for one that runs.
+    """Why an open request makes no progress: never empty for one that waits, empty for one that
+    runs.
 
-    For one that waits it is what the last walk over the queue has found, or why there was none; for an open prompt that
-    got no piece of the last step, what it lacked.
+    For a request that waits, it is what the last walk over the queue has found, or why there was no
+    walk; for an open prompt that got no piece of the last step, what it lacked.
     """
-    history = scheduler.history
-    trace = history.trace(request.id)
+    trace = scheduler.history.trace(request.id)
     assert trace is not None, "an open request has no trace"
     event = trace.events[-1]
     if request.row != NO_ROW:
-        return event.detail if event.kind in (EventKind.WAITING_REASON, EventKind.STALLED) else ""
+        is_kept = event.kind in (EventKind.WAITING_REASON, EventKind.STALLED)
+        return event.detail if is_kept else ""
     if scheduler.waiting_queue.is_blocked(request):
-        return blocker.WHY
-    wait, last = trace.waits[-1], history.last_pass
-    seen = last if last is not None and wait.has_seen(last) else None
-    if event.kind in PASSED_OVER and (seen is None or event.last_walk >= seen.last_walk):
+        return input_gate.WHY
+    last = scheduler.history.last_pass
+    if last is not None and not trace.waits[-1].has_seen(last):
+        last = None
+    # Passed over for its own sake, in the last walk or after it.
+    if event.kind in PASSED_OVER and (last is None or event.last_walk >= last.last_walk):
         return event.detail
-    if seen is not None:
-        return _reason(scheduler, seen, trace)
+    if last is not None:
+        return _reason(scheduler, last, trace)
     if event.kind is EventKind.RETRACTED:
         return f"taken back: {event.detail}"
     return NOT_LOOKED_AT
@@ -176,37 +207,53 @@ def _num_output(scheduler: Scheduler, request: Request) -> int:
     return scheduler.columns.num_output(request.row)
 
 
-def _explained(scheduler: Scheduler, trace: RequestTrace, now: float) -> Explanation:
-    request = scheduler.requests.get(trace.id)
-    if request is not None and request.arrival_order != trace.arrival_order:
-        request = None  # another with the same number
-    position = None
-    if request is not None and request.row == NO_ROW:
-        position = next(
-            i for i, other in enumerate(list_waiting(scheduler, now)) if other is request
-        )
-    entries = [_event_entry(trace, event) for event in trace.events]
-    entries += _waiting_entries(scheduler, trace, now)
-    if trace.num_events_dropped:
-        entries.append(
-            _cut_entry(trace, trace.events[MAX_EVENTS // 2], f"{trace.num_events_dropped:,} events")
-        )
-    entries.sort(key=lambda entry: (entry.first_step, entry.at_s))
-    return Explanation(
+def _explain(scheduler: Scheduler, trace: RequestTrace, now: float) -> Explanation:
+    """`trace` in words, with what its request does now if it is open."""
+    explanation = Explanation(
         id=trace.id,
         rid=trace.rid,
-        state="finished" if request is None else request.state.value,
-        position=position,
+        state="finished",
+        position=None,
         prompt_tokens=trace.prompt_tokens,
-        output_tokens=trace.output_tokens if request is None else _num_output(scheduler, request),
+        output_tokens=trace.output_tokens,
         cached_tokens=trace.cached_tokens,
         stages=stage_times(trace, now),
         retractions=trace.num_retractions,
         recomputed_tokens=trace.recomputed_tokens,
         refound_tokens=trace.refound_tokens,
-        why="" if request is None else why(scheduler, request),
-        timeline=entries,
+        why="",
+        timeline=_timeline(scheduler, trace),
     )
+    request = scheduler.requests.get(trace.id)
+    if request is None or request.arrival_order != trace.arrival_order:
+        return explanation  # it has ended; another request may have its id
+    return msgspec.structs.replace(
+        explanation,
+        state=request.state.value,
+        position=_position(scheduler, request, now),
+        output_tokens=_num_output(scheduler, request),
+        why=why(scheduler, request),
+    )
+
+
+def _position(scheduler: Scheduler, request: Request, now: float) -> int | None:
+    """Its position in the queue, from 0 on; None if it has a row."""
+    if request.row != NO_ROW:
+        return None
+    for position, other in enumerate(list_waiting(scheduler, now)):
+        if other is request:
+            return position
+    raise AssertionError("a request without a row is not in the queue")
+
+
+def _timeline(scheduler: Scheduler, trace: RequestTrace) -> list[TimelineEntry]:
+    entries = [_event_entry(trace, event) for event in trace.events]
+    entries += _waiting_entries(scheduler, trace)
+    if trace.num_events_dropped:
+        after_cut = trace.events[MAX_EVENTS // 2]
+        entries.append(_cut_entry(trace, after_cut, f"{trace.num_events_dropped:,} events"))
+    entries.sort(key=lambda entry: (entry.first_step, entry.at_s))
+    return entries
 
 
 def _event_entry(trace: RequestTrace, event: Event) -> TimelineEntry:
@@ -220,7 +267,7 @@ def _event_entry(trace: RequestTrace, event: Event) -> TimelineEntry:
 
 
 def _cut_entry(trace: RequestTrace, before: Event, what: str) -> TimelineEntry:
-    """In the place of what is not remembered, or not told."""
+    """In the place of what is not remembered, or not shown."""
     return TimelineEntry(
         at_s=before.time_s - trace.arrived_s,
         first_step=before.step,
@@ -230,37 +277,44 @@ def _cut_entry(trace: RequestTrace, before: Event, what: str) -> TimelineEntry:
     )
 
 
-def _waiting_entries(scheduler: Scheduler, trace: RequestTrace, now: float) -> list[TimelineEntry]:
-    """The passes that left it waiting, but for walks in which it was passed over for its own sake: the latest, and
-    before them how many are left out."""
-    history = scheduler.history
-    found = [
-        (wait, one)
-        for wait in trace.waits
-        for one in history.passes(wait)
-        if not _is_told(trace, one)
-    ]
-    num_cut = max(len(found) - MAX_PASSES_TOLD, 0)
+def _waiting_entries(scheduler: Scheduler, trace: RequestTrace) -> list[TimelineEntry]:
+    """The latest passes that left a request waiting, and before them what is left out.
+
+    Walks in which it was passed over for its own sake are events, and not repeated.
+    """
+    found: list[tuple[Wait, SchedulingPass]] = []
+    for wait in trace.waits:
+        passes = scheduler.history.passes(wait)
+        found += [(wait, one) for one in passes if not _is_explained(trace, one)]
+    num_cut = max(len(found) - MAX_PASSES_SHOWN, 0)
     others = _Others(scheduler, trace)
     entries = [_waiting_entry(scheduler, trace, others, wait, one) for wait, one in found[num_cut:]]
-    cut = [f"{num_cut:,} earlier reasons for waiting"] if num_cut else []
-    if any(
-        wait.since_walk <= min(history.forgotten_until, wait.until_walk - 1) for wait in trace.waits
-    ):
-        cut.append("reasons for waiting that are not remembered any more")
-    if trace.num_waits_dropped:
-        cut.append(f"{trace.num_waits_dropped:,} spans of waiting")
-    if cut:
-        first = Event(trace.arrived_s, trace.waits[0].since_step, EventKind.ARRIVED, "")
+    left_out = _left_out(scheduler, trace, num_cut)
+    if left_out:
+        at = Event(trace.arrived_s, trace.waits[0].since_step, EventKind.ARRIVED, "")
         if entries:
-            first = first._replace(
-                time_s=entries[0].at_s + trace.arrived_s, step=entries[0].first_step
-            )
-        entries.insert(0, _cut_entry(trace, first, ", ".join(cut)))
+            time_s = entries[0].at_s + trace.arrived_s
+            at = at._replace(time_s=time_s, step=entries[0].first_step)
+        entries.insert(0, _cut_entry(trace, at, ", ".join(left_out)))
     return entries
 
 
-def _is_told(trace: RequestTrace, one: SchedulingPass) -> bool:
+def _left_out(scheduler: Scheduler, trace: RequestTrace, num_cut: int) -> list[str]:
+    """What of a request's waiting is not shown, or not remembered."""
+    left_out = []
+    if num_cut:
+        left_out.append(f"{num_cut:,} earlier reasons for waiting")
+    forgotten_until = scheduler.history.forgotten_until
+    for wait in trace.waits:
+        if wait.since_walk <= min(forgotten_until, wait.until_walk - 1):
+            left_out.append("reasons for waiting that are not remembered any more")
+            break
+    if trace.num_waits_dropped:
+        left_out.append(f"{trace.num_waits_dropped:,} spans of waiting")
+    return left_out
+
+
+def _is_explained(trace: RequestTrace, one: SchedulingPass) -> bool:
     """Whether events of its own say already why it waited in all walks of this pass."""
     return any(
         event.explains(one.first_walk) and event.explains(one.last_walk) for event in trace.events
@@ -270,17 +324,22 @@ def _is_told(trace: RequestTrace, one: SchedulingPass) -> bool:
 def _waiting_entry(
     scheduler: Scheduler, trace: RequestTrace, others: _Others, wait: Wait, one: SchedulingPass
 ) -> TimelineEntry:
-    at_s, first_step = max(one.first_s, wait.since_s), max(one.first_step, wait.since_step)
+    """A pass in words. One that began before the wait counts from the wait on."""
+    at_s = max(one.first_s, wait.since_s)
+    first_step = max(one.first_step, wait.since_step)
+    times = one.times
+    if first_step > one.first_step:
+        times = min(times, one.last_step - first_step + 1)
+    what = _reason(scheduler, one, trace)
     num_before = others.num_before(at_s)
-    before = f"; {num_before:,} that came before it waited, too" if num_before else ""
+    if num_before:
+        what += f"; {num_before:,} that came before it waited, too"
     return TimelineEntry(
         at_s=at_s - trace.arrived_s,
         first_step=first_step,
         last_step=max(one.last_step, first_step),
-        times=min(one.times, one.last_step - first_step + 1)
-        if first_step > one.first_step
-        else one.times,
-        what=_reason(scheduler, one, trace) + before,
+        times=times,
+        what=what,
     )
 
 
@@ -288,42 +347,40 @@ class _Others:
     """When the requests that came before this one waited."""
 
     def __init__(self, scheduler: Scheduler, trace: RequestTrace) -> None:
-        spans = [
-            (wait.since_s, wait.until_s)
-            for other in scheduler.history.traces()
-            if other.arrival_order < trace.arrival_order
-            for wait in other.waits
-        ]
+        spans: list[tuple[float, float]] = []
+        for other in scheduler.history.traces():
+            if other.arrival_order < trace.arrival_order:
+                spans += [(wait.since_s, wait.until_s) for wait in other.waits]
         self._waits = np.array(spans, dtype=np.float64).reshape(-1, 2)  # [n, 2] since, until
 
     def num_before(self, time_s: float) -> int:
         """How many of them waited at that time."""
-        return int(np.count_nonzero((self._waits[:, 0] <= time_s) & (self._waits[:, 1] > time_s)))
+        has_begun = self._waits[:, 0] <= time_s
+        has_not_ended = self._waits[:, 1] > time_s
+        return int(np.count_nonzero(has_begun & has_not_ended))
 
 
 def _reason(scheduler: Scheduler, one: SchedulingPass, trace: RequestTrace) -> str:
     """Why requests at the place where this pass stopped, and behind it, waited."""
     name = "it" if one.id == trace.id else scheduler.history.name(one.id)
+    settings = scheduler.settings
     match one.stop:
         case Stop.NO_TOKEN if one.id < 0:
             return "waits: no KV memory was left behind those admitted in the same step"
         case Stop.NO_TOKEN:
-            kept = (
-                f" (of {one.free:,} free; others are promised to running requests)"
-                if one.free > one.available
-                else ""
-            )
-            available = max(one.available, 0)
-            return f"waits: no KV memory: {name} needs {one.needed:,} tokens, {available:,} are available{kept}"
+            return f"waits: no KV memory: {name} {_lack_of_memory(one)}"
         case Stop.NO_ROW:
-            limit = scheduler.settings.max_running_requests
+            limit = settings.max_running_requests
             return f"waits: as many requests run as --max-running-requests allows ({limit})"
         case Stop.BUDGET if one.id < 0:
             return "waits: the token budget of the step was used up by those admitted in it"
         case Stop.BUDGET if one.available <= 0:
             return f"waits: the tokens of the step were used up before {name}"
         case Stop.BUDGET:
-            return f"waits: the token budget of the step has {one.available:,} left, {name} has {one.needed:,} to compute"
+            return (
+                f"waits: the token budget of the step has {one.available:,} left, "
+                f"{name} has {one.needed:,} to compute"
+            )
         case Stop.TIME:
             return (
                 f"waits: the step has time for {one.available:,} more tokens (--max-step-ms), "
@@ -331,19 +388,32 @@ def _reason(scheduler: Scheduler, one: SchedulingPass, trace: RequestTrace) -> s
             )
         case Stop.OPEN_PROMPT:
             return (
-                f"waits: {name} has {one.needed:,} tokens to compute, the step has {one.available:,} left, "
-                "and at most one prompt is open"
+                f"waits: {name} has {one.needed:,} tokens to compute, "
+                f"the step has {one.available:,} left, and at most one prompt is open"
             )
         case Stop.DEFERRED:
             return "waits: the prefixes of many others are being computed by requests of this step"
         case Stop.POLICY:
-            policy = scheduler.settings.policy
-            return f"waits: the policy {policy} lets nobody join the requests that run"
+            return f"waits: the policy {settings.policy} lets nobody join the requests that run"
         case Stop.TURN:
-            return "waits: running requests have their turn before any more of a prompt (--max-step-ms)"
+            return (
+                "waits: running requests have their turn before any more of a prompt "
+                "(--max-step-ms)"
+            )
         case Stop.ROOM:
             return "waits: running requests are being taken back for one of a far higher priority"
         case Stop.DEVICE:
-            return "waits: weights or memory are being changed, or memory is released; no step runs meanwhile"
+            return (
+                "waits: weights or memory are being changed, or memory is released; "
+                "no step runs meanwhile"
+            )
         case Stop.FULL:
             return "waits: the batch is full, and no request has ended since"
+
+
+def _lack_of_memory(one: SchedulingPass) -> str:
+    available = max(one.available, 0)
+    lack = f"needs {one.needed:,} tokens, {available:,} are available"
+    if one.free > one.available:
+        lack += f" (of {one.free:,} free; others are promised to running requests)"
+    return lack

@@ -1,18 +1,22 @@
-"""What becomes of a message whose handling raises: it ends what it brought, and the engine goes on.
+"""What is raised ends what it concerns, is counted and logged, and the engine goes on.
 
-    requests of the message that are not taken in ─▶ a final word with status 500
-    a control request                             ─▶ `CallFailed`
-    everybody else                                ─▶ nothing
+    a handler raises        ─▶ the message's requests that are not open end with status 500,
+                               a control request gets `CallFailed`
+    a reply cannot be sent  ─▶ the requests in it end, a control request gets `CallFailed`
+    a hook raises           ─▶ it is called again with the next step
+    the scheduler raises    ─▶ the loop computes anew; here it is reported
+    the device raises       ─▶ the loop ends the requests of the step; after `MAX_FAILURES_IN_A_ROW`
+                               steps the engine ends, too
 
-It is counted, and written to the log once, with the traceback. Of a request that was taken in half, nothing is left:
-the scheduler opens one as a whole or not at all (`Scheduler.add_request`), and what stands around it hears of its end.
+The log has a failure once, with its traceback. Of a request that was taken in by half, nothing is
+left: the scheduler opens one as a whole or not at all (`Scheduler.add_request`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
+from weft.engine.hooks import Service
 from weft.messages.calls import CallFailed
 from weft.messages.codec import FromEngine, ToEngine
 from weft.messages.control import AuditKv, ExplainRequest, GetInternalState, GetState, ListRequests
@@ -22,8 +26,11 @@ from weft.observe.log import EventLog
 from weft.scheduler.request import matching_ids
 from weft.scheduler.scheduler import Scheduler
 
-# A request is opened as a whole or not at all; the others only look. After any other the books begin anew.
-LEAVES_BOOKS_ALONE = (
+MAX_FAILURES_IN_A_ROW = 3
+
+# A request is opened as a whole or not at all; the others only read. After a fault in the handler
+# of any other message, the scheduler's state is computed anew.
+LEAVES_STATE_INTACT = (
     GenerateRequest,
     BatchGenerate,
     ListRequests,
@@ -36,96 +43,150 @@ LEAVES_BOOKS_ALONE = (
 log = EventLog("engine")
 
 
-class Engine(Protocol):
-    """What is needed of `service/engine.py`."""
-
-    @property
-    def scheduler(self) -> Scheduler: ...
+class EngineBroken(RuntimeError):
+    """The device failed on several steps in a row: there is no point in going on."""
 
 
-class Sending(Protocol):
-    """What is needed of an engine whose reply could not be sent: also of one that keeps a journal."""
+class Guard:
+    """Counts failures of one engine. `report` gets every exception of the device and of the
+    scheduler."""
 
-    def lose(self, ids: tuple[int, ...], message: str) -> None: ...
+    def __init__(self, scheduler: Scheduler, report: Callable[[Exception], None]) -> None:
+        self._scheduler = scheduler
+        self._report = report
+        self._failing_hooks: set[str] = set()  # names of services whose hooks have raised before
+        self._failures_in_a_row = 0
+        self._has_failed = False  # the device, since the present step began
+
+    # Messages
+
+    def message_failed(self, message: ToEngine, exc: BaseException) -> FromEngine | None:
+        """The handler of `message` raised `exc`. Returns the reply, if one is due."""
+        kind = type(message).__name__
+        self.note(kind, exc)
+        if isinstance(message, GenerateRequest):
+            self._end_unopened([message], exc)
+        elif isinstance(message, BatchGenerate):
+            self._end_unopened(message.requests, exc)
+        elif isinstance(message, Abort):
+            self._end_matching(message, exc)
+        call = getattr(message, "call", None)
+        if call is None:
+            return None
+        return CallFailed(call=call, message=describe_failure(kind, exc))
+
+    def request_failed(self, message: GenerateRequest, exc: BaseException) -> None:
+        """A request could not be opened because of `exc`: end it. No other request has its id."""
+        self.note(type(message).__name__, exc)
+        if not self._scheduler.has_ended(message.id):
+            self._scheduler.fail(message.id, describe_failure("this request", exc))
+
+    def lose(self, ids: tuple[int, ...], message: str) -> None:
+        """A reply could not be sent: count it, and end those of the requests `ids` that are
+        open."""
+        self._scheduler.counters.num_failed += 1
+        for id in ids:
+            if id in self._scheduler.requests:
+                self._scheduler.fail(id, message)
+
+    def note(self, what: str, exc: BaseException) -> None:
+        """Count a failure, and write it to the log."""
+        self._scheduler.counters.num_failed += 1
+        _log(what, exc)
+
+    def _end_unopened(self, messages: Sequence[GenerateRequest], exc: BaseException) -> None:
+        """End the requests that are neither open nor ended."""
+        scheduler = self._scheduler
+        for message in messages:
+            if message.id not in scheduler.requests and not scheduler.has_ended(message.id):
+                scheduler.fail(message.id, describe_failure("this request", exc))
+
+    def _end_matching(self, message: Abort, exc: BaseException) -> None:
+        """End the requests that were to be aborted and are still open."""
+        for id in matching_ids(self._scheduler.requests, message):
+            if id in self._scheduler.requests:
+                self._scheduler.fail(id, describe_failure("the end of this request", exc))
+
+    # Steps
+
+    def begin_step(self) -> None:
+        """A call of `Engine.step` begins."""
+        self._has_failed = False
+
+    def end_step(self) -> None:
+        """The loop has stepped. A row of failures ends with a step without one."""
+        if not self._has_failed:
+            self._failures_in_a_row = 0
+
+    def run(self, service: Service, hook: Callable[[float], None], now: float) -> None:
+        """Call a hook of a service. What it raises ends nothing: calls that wait for it wait on."""
+        try:
+            hook(now)
+        except EngineBroken:
+            raise
+        except Exception as exc:
+            if service.name in self._failing_hooks:
+                self._scheduler.counters.num_failed += 1
+                log.seldom("step_failed", what=service.name, error=type(exc).__name__)
+                return
+            self._failing_hooks.add(service.name)
+            # Only the first time: with each step computed anew, no request would ever end.
+            self._scheduler.is_in_doubt = True
+            self.note(service.name, exc)
+
+    def on_fault(self, exc: Exception) -> None:
+        """The scheduler raised. This is no failure in a row: a request that brings the fault along
+        is ended when it comes again."""
+        self._report(exc)
+        self._scheduler.counters.num_faults += 1
+
+    def on_failure(self, exc: Exception) -> None:
+        """A step failed on the device. Raises EngineBroken if too many did in a row."""
+        self._report(exc)
+        self._has_failed = True
+        self._failures_in_a_row += 1
+        if self._failures_in_a_row >= MAX_FAILURES_IN_A_ROW:
+            raise EngineBroken(
+                f"{self._failures_in_a_row} steps failed in a row, the last with: {exc}"
+            ) from exc
 
 
-def failed(engine: Engine, message: ToEngine, exc: BaseException) -> FromEngine | None:
-    """The handler of `message` raised `exc`. Returns the reply, if one is due."""
-    note(engine, type(message).__name__, exc)
-    if isinstance(message, GenerateRequest | BatchGenerate):
-        end_rest(engine, message, exc)
-    elif isinstance(message, Abort):
-        _end_matching(engine, message, exc)
-    call = getattr(message, "call", None)
-    return (
-        None if call is None else CallFailed(call=call, message=told(type(message).__name__, exc))
-    )
-
-
-def refuse(engine: Engine, message: GenerateRequest, exc: BaseException) -> None:
-    """A request could not be taken in because of `exc`: end it. No other request has its number."""
-    note(engine, type(message).__name__, exc)
-    if not engine.scheduler.has_ended(message.id):
-        engine.scheduler.fail(message.id, told("this request", exc))
-
-
-def end_rest(engine: Engine, message: GenerateRequest | BatchGenerate, exc: BaseException) -> None:
-    """End the requests of a message that are neither open nor ended."""
-    members: Iterable[GenerateRequest] = (
-        message.requests if isinstance(message, BatchGenerate) else (message,)
-    )
-    scheduler = engine.scheduler
-    for member in members:
-        if member.id not in scheduler.requests and not scheduler.has_ended(member.id):
-            scheduler.fail(member.id, told("this request", exc))
-
-
-def note(engine: Engine, what: str, exc: BaseException) -> None:
-    """Count a failure, and write it to the log."""
-    engine.scheduler.counters.num_failed += 1
-    _log(what, exc)
-
-
-def _log(what: str, exc: BaseException) -> None:
-    log.exception("message_failed", exc, message=what, error=type(exc).__name__)
-
-
-def told(what: str, exc: BaseException) -> str:
+def describe_failure(what: str, exc: BaseException) -> str:
     """For the user. What exactly was raised is for the log alone."""
     return f"the engine failed on {what} ({type(exc).__name__})"
 
 
-def unsent(engine: Sending, reply: FromEngine, exc: BaseException) -> list[FromEngine]:
-    """A reply could not be sent. Returns what is sent instead; requests that it was about end.
+def replace_unsent(
+    reply: FromEngine, exc: BaseException, lose: Callable[[tuple[int, ...], str], None]
+) -> list[FromEngine]:
+    """A reply could not be sent. Returns the messages to send instead.
 
-    What changes in the engine goes through `engine.lose`, so that a journal has it.
+    `lose` ends the requests that the reply was about, by their ids and a message for the user. It
+    is the engine's, or that of an engine that keeps a journal: the journal must have what changes.
     """
-    _log(type(reply).__name__, exc)
-    ended = (
-        {finish.id for finish in reply.finished} if isinstance(reply, StepOutput) else set[int]()
-    )
-    open_ids = ids_of(reply) - ended if isinstance(reply, StepOutput) else set[int]()
-    engine.lose(tuple(sorted(open_ids)), told("this request's output", exc))
+    kind = type(reply).__name__
+    _log(kind, exc)
+    ended: set[int] = set()
+    still_open: set[int] = set()
     if isinstance(reply, StepOutput):
-        words = [
-            Finish(id=id, reason="error", message=told("the answer", exc), status=500)
-            for id in sorted(ended)
-        ]
-        return [StepOutput(finished=words)] if words else []
+        ended = {finish.id for finish in reply.finished}
+        still_open = ids_of(reply) - ended
+    lose(tuple(sorted(still_open)), describe_failure("this request's output", exc))
+    if isinstance(reply, StepOutput):
+        return _final_words(sorted(ended), describe_failure("the answer", exc))
     call = getattr(reply, "call", None)
-    return [] if call is None else [CallFailed(call=call, message=told(type(reply).__name__, exc))]
+    if call is None:
+        return []
+    return [CallFailed(call=call, message=describe_failure(kind, exc))]
 
 
-def lose(engine: Engine, ids: tuple[int, ...], message: str) -> None:
-    """A reply could not be sent: count it, and end those of the requests `ids` that are open."""
-    engine.scheduler.counters.num_failed += 1
-    for id in ids:
-        if id in engine.scheduler.requests:
-            engine.scheduler.fail(id, message)
+def _final_words(ids: Sequence[int], message: str) -> list[FromEngine]:
+    """One output that ends these requests with an error; nothing if there are none."""
+    if not ids:
+        return []
+    finished = [Finish(id=id, reason="error", message=message, status=500) for id in ids]
+    return [StepOutput(finished=finished)]
 
 
-def _end_matching(engine: Engine, message: Abort, exc: BaseException) -> None:
-    """End the requests that were to be aborted and are still open."""
-    for id in matching_ids(engine.scheduler.requests, message):
-        if id in engine.scheduler.requests:
-            engine.scheduler.fail(id, told("the end of this request", exc))
+def _log(what: str, exc: BaseException) -> None:
+    log.exception("message_failed", exc, message=what, error=type(exc).__name__)

@@ -1,70 +1,81 @@
-"""How long an engine may sleep while requests are open and no step can run: all are held back, or generation is paused.
+"""How long the caller of `Engine.step` may sleep before the next call.
 
-A message ends any sleep, and so does a grammar that is ready. Without one, the next thing to do is a deadline, or to
-ask again the parts of the scheduler that can say no more than "not yet". They are asked
-soon at first and ever more rarely, up to `LONGEST_S`: what waits for a moment is not late, and what waits for long
-costs next to nothing.
+    the step found something to do     ─▶ not at all
+    open requests, none of them can go ─▶ until a deadline; less if something must be asked again
+    no work                            ─▶ until a service wants to wake (a session runs out of time)
+
+A message ends any sleep, and so does the wake-up pipe, when a grammar is ready. What can only be
+asked again (parts of the scheduler that say "not yet", a job of the device) is asked soon at first
+and then ever more rarely, up to `LONGEST_S`: a short wait is not late then, and a long one costs
+next to nothing.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Protocol
 
-from weft.engine.device_jobs import Device
-from weft.engine.input_gate import InputGate
-from weft.engine.pause import Pause
-from weft.scheduler.features.grammar import GrammarPart
-from weft.scheduler.scheduler import Scheduler
+from weft.engine.core import EngineCore
+from weft.engine.grammar_service import GrammarService
+from weft.engine.hooks import SOON, Service
 
 SHORTEST_S = 0.001
 LONGEST_S = 0.02  # between two questions
 
 
-class Engine(Protocol):
-    """What is needed of `service/engine.py`."""
+class Idle(Service):
+    """Always attached. It looks at a step when its replies are complete."""
 
-    scheduler: Scheduler
-    grammar: GrammarPart
-    input: InputGate
-    pause: Pause
-    device: Device
-    flushes: list[tuple[float, int]]
-    stop_at: float | None
+    name = "the wait for work"
 
+    def __init__(self, core: EngineCore, grammars: GrammarService) -> None:
+        self._core = core
+        self._grammars = grammars
+        self.wait_s = math.inf  # the caller may sleep so long
+        self.min_step_s = 0.0  # the caller lets so much time pass from one step to the next
+        self._patience_s = SHORTEST_S  # until the next question
 
-class Waits:
-    def __init__(self) -> None:
-        self.current_s = 0.0
+    def wake(self) -> None:
+        """The next step may find something to do: a message has come."""
+        self.wait_s = 0.0
         self._patience_s = SHORTEST_S
 
-    def something_came(self) -> None:
-        """A message: the next step may find something to do."""
-        self.current_s = 0.0
-        self._patience_s = SHORTEST_S
+    def after_step(self, now: float) -> None:
+        core = self._core
+        has_work = core.loop.has_work or core.hooks.has_work
+        is_stuck = core.loop.is_stuck and not core.outbox
+        if not has_work:
+            self.wait_s = max(self._wake_at(has_requests=False) - now, 0.0)
+        elif is_stuck:
+            self._wait_for_work(now)
+        else:
+            self.wake()
 
-    def stepped(self, engine: Engine, now: float, *, is_stuck: bool) -> None:
-        """A step has been made, and found nothing to do if `is_stuck`."""
-        if not is_stuck:
-            self.something_came()
+    def _wait_for_work(self, now: float) -> None:
+        wake_at = self._wake_at(has_requests=True)
+        if not self._must_ask():
+            self.wait_s = max(wake_at - now, SHORTEST_S)
             return
-        until = min(
-            engine.scheduler.deadlines.next_s, *(when for when, _ in engine.flushes), math.inf
-        )
-        if engine.stop_at is not None:
-            until = min(until, engine.stop_at)
-        self.current_s = max(until - now, SHORTEST_S)
-        if self._is_to_be_asked(engine):
-            self.current_s = min(self.current_s, self._patience_s)
-            self._patience_s = min(2 * self._patience_s, LONGEST_S)
+        self.wait_s = min(max(wake_at - now, SHORTEST_S), self._patience_s)
+        self._patience_s = min(2 * self._patience_s, LONGEST_S)
 
-    @staticmethod
-    def _is_to_be_asked(engine: Engine) -> bool:
-        if engine.device.is_busy:
+    def _wake_at(self, *, has_requests: bool) -> float:
+        """When something is to be done without a message, as far as that is known."""
+        wake_at = math.inf
+        if has_requests:
+            wake_at = self._core.scheduler.deadlines.next_s
+        for service in self._core.hooks.attached:
+            at = service.wake_at()
+            if at != SOON:
+                wake_at = min(wake_at, at)
+        return wake_at
+
+    def _must_ask(self) -> bool:
+        """Whether only another step can tell if there is something to do."""
+        core = self._core
+        if any(service.wake_at() == SOON for service in core.hooks.attached):
             return True
-        queue = engine.scheduler.waiting_queue
-        return (
-            engine.pause.mode is None
-            and queue.has_candidates
-            and len(queue) > len(engine.grammar.queue)
-        )
+        if core.hooks.holds_steps:
+            return False  # the queue is not looked at
+        queue = core.scheduler.waiting_queue
+        num_compiling = len(self._grammars.feature.queue)  # their grammars wake the engine
+        return queue.has_candidates and len(queue) > num_compiling

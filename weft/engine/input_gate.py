@@ -1,40 +1,51 @@
 """Blocking the input: requests that come while it is blocked are kept, and looked at when it is
 open again.
 
-What is kept stands in the waiting queue like any other request, so limits, deadlines, aborts and
-explanations hold for it; the queue only does not offer it. Control requests are not held back.
+They stand in the waiting queue like any other request, so limits, deadlines, aborts and
+explanations hold for them; the queue only does not offer them. Control requests are not blocked.
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
-from weft.scheduler.scheduler import Scheduler
+from weft.engine.core import EngineCore
+from weft.engine.hooks import Service
+from weft.messages.requests import GenerateRequest
 
 WHY = "the input is blocked until POST /unblock"
 
 
-class InputGate:
-    def __init__(self) -> None:
+class InputGate(Service):
+    """Attached while the input is blocked."""
+
+    name = "input gate"
+
+    def __init__(self, core: EngineCore) -> None:
+        self._core = core
         self.state: Literal["unblocked", "blocked"] = "unblocked"
 
-    def block(self, scheduler: Scheduler) -> None:
-        """Hold back what comes from now on. What is held back already stays so."""
+    def block(self) -> None:
+        """Keep requests that come from now on. Those that are kept already stay so."""
+        scheduler = self._core.scheduler
         self.state = "blocked"
+        self._core.hooks.attach(self)
         scheduler.waiting_queue.block(scheduler.counters.num_requests)
 
-    def unblock(self, scheduler: Scheduler, now: float) -> None:
-        """Let in what was held back, and what comes."""
+    def unblock(self, now: float) -> None:
+        """Offer the requests that were kept, and those that come."""
         if self.state == "unblocked":
             return
         self.state = "unblocked"
+        self._core.hooks.detach(self)
+        scheduler = self._core.scheduler
         for request in scheduler.waiting_queue.blocked():
             scheduler.history.waits_no_more(
                 request.id, "the input is open again", now, scheduler.num_steps
             )
         scheduler.waiting_queue.unblock()
 
-    def note_arrival(self, scheduler: Scheduler, id: int, now: float) -> None:
-        """A request has come: if it is held back, its trace says so."""
-        if self.state == "blocked" and id in scheduler.requests:
-            scheduler.history.waits_for(id, WHY, now, scheduler.num_steps)
+    def opened(self, message: GenerateRequest, now: float) -> None:
+        """The history of a request says why it waits."""
+        scheduler = self._core.scheduler
+        scheduler.history.waits_for(message.id, WHY, now, scheduler.num_steps)

@@ -20,14 +20,14 @@ from weft.messages.weights import WeightsReply
 from weft.observe.log import EventLog
 from weft.plan.step import ForwardMode
 
-# A message costs 50 to 100 µs to take in, so a flood of them holds up the running requests by some 10 ms a step;
-# what is left over is taken in at the next step.
+# A message takes 50 to 100 µs, so a flood of them delays the running requests by some 10 ms a step;
+# the rest is taken in at the next step.
 MAX_RECV_PER_POLL = 128
 
 log = EventLog("intake")
 
 
-class Front(Protocol):
+class MessageSource(Protocol):
     """The socket of the front: `messages.channel.Receiver`."""
 
     num_dropped: int
@@ -35,7 +35,7 @@ class Front(Protocol):
     def drain(self, limit: int) -> list[ToEngine]: ...
 
 
-class RpcClients(Protocol):
+class CallSource(Protocol):
     """The RPC socket, to which any number of clients connect: `messages.channel.RpcSocket`.
 
     Its calls have numbers below 0, by which `send` finds the client.
@@ -49,10 +49,11 @@ class RpcClients(Protocol):
 
 
 class RecvSkipper:
-    """Whether to look for messages in this step. Each step counts by its mode (`weights`, 1 for a mode without); after
-    `interval` it is time. Looking costs little, but whoever wants steps undisturbed can make it rare.
+    """Whether to look for messages in this step.
 
-    Where nothing runs there is nothing to disturb: then it is always time.
+    Each step counts by its mode (`weights`, 1 for a mode without a weight); it is time when the sum
+    reaches `interval`. Looking costs little, but a larger interval leaves steps undisturbed. Without
+    a running step there is nothing to disturb: then it is always time.
     """
 
     def __init__(self, interval: int = 1, weights: Mapping[ForwardMode, int] | None = None) -> None:
@@ -62,7 +63,10 @@ class RecvSkipper:
 
     def handle(self, last_mode: ForwardMode | None) -> bool:
         """`last_mode`: what the last step ran; None if nothing."""
-        self._counted += self._interval if last_mode is None else self._weights.get(last_mode, 1)
+        if last_mode is None:
+            self._counted = 0
+            return True
+        self._counted += self._weights.get(last_mode, 1)
         if self._counted < self._interval:
             return False
         self._counted = 0
@@ -74,9 +78,9 @@ class Intake:
 
     def __init__(
         self,
-        front: Front,
+        front: MessageSource,
         send: Callable[[FromEngine], None],
-        rpc: RpcClients | None = None,
+        rpc: CallSource | None = None,
         skipper: RecvSkipper | None = None,
     ) -> None:
         self._send = send

@@ -1,30 +1,58 @@
-"""The books of KV memory in service: a fault is told, its pages are taken out of circulation, and the server goes on.
+"""The accounting of KV memory in service: a fault is reported, its pages are quarantined, and the
+server goes on.
 
-The sum of all pages is checked after every step, in a few additions. Who owns each of them is looked up when the sum is
-wrong, when somebody asks, and when the engine becomes idle. (In tests `Scheduler.audit` raises instead.)
+The sum of all pages is checked after every step, in a few additions. Who owns each page is looked
+up when the sum is wrong, when a call asks for it, and when the engine becomes idle. (In tests
+`Scheduler.audit` raises instead.)
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from weft.engine.core import EngineCore
+from weft.engine.hooks import Service
 from weft.memory.accounting.audit import FREE, AccountingError, Fault, find_faults
 from weft.memory.accounting.ledger import NOBODY
 from weft.messages.control import AuditReply
 from weft.observe.log import EventLog
 from weft.scheduler.request import NO_ROW
-from weft.scheduler.scheduler import Scheduler
 
 AUDIT_INTERVAL_S = 5.0  # between audits of an engine that becomes idle again and again
 
 log = EventLog("kv_audit")
 
 
-class KvAuditor:
-    """Checks and mends the books of one scheduler."""
+class KvAuditor(Service):
+    """Audits and repairs the KV memory of one scheduler. Always attached."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
-        self._known_gap = (0, 0)  # what could not be mended: it is told once
+    name = "the audit of KV memory"
+
+    def __init__(self, core: EngineCore) -> None:
+        self._core = core
+        self._scheduler = core.scheduler
+        self._calls: list[int] = []  # that wait for an audit
+        self._known_gap = (0, 0)  # pages and rows that could not be repaired: reported once
         self._audited_at = 0.0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._calls)
+
+    def ask(self, call: int) -> None:
+        """Answer this call with an audit after the next step."""
+        self._calls.append(call)
+
+    def after_step(self, now: float) -> None:
+        is_idle = not self._core.loop.has_work
+        if self._calls or not self.balance() or (is_idle and self.is_due(now)):
+            self._audit_and_answer(now)
+
+    # The sum of all pages
+    #
+    #     free + cached (evictable, pinned, protected) + owned by requests + quarantined = all
+    #
+    # and of all rows: requests that are not in the queue = rows in use.
 
     def balance(self) -> bool:
         """Whether the sums hold: of pages and of rows. Costs a few microseconds."""
@@ -35,35 +63,47 @@ class KvAuditor:
         return now - self._audited_at >= AUDIT_INTERVAL_S
 
     def audit(self, now: float) -> list[str]:
-        """Look up the owner of every page, mend what is wrong, and tell it. No step is in flight.
+        """Look up the owner of every page, repair what is wrong. Returns the faults. No step is in
+        flight.
 
-        A page that nobody owns, or that is free and owned at once, is taken out of circulation. One that two have been
-        given holds the K and V of neither: its requests end with an error, all others are computed anew.
+        A page without an owner, or free and owned at once, is quarantined. A page with two owners
+        holds the K and V of neither: both requests end with an error, all others are computed anew.
         """
-        scheduler = self._scheduler
         self._audited_at = now
         try:
-            told = self._repair()
-        except AccountingError as exc:  # page numbers that are none
-            told = [str(exc)]
+            faults = self._repair()
+        except AccountingError as exc:  # a page number outside of the pool
+            faults = [str(exc)]
         gap = self._gap()
         if gap != self._known_gap:
             pages, rows = gap
-            told.append(f"{pages:+} pages and {rows:+} rows are counted and cannot be found")
+            faults.append(f"{pages:+} pages and {rows:+} rows are counted and cannot be found")
             self._known_gap = gap
-        scheduler.counters.num_faults += len(told)
-        for fault in told:
+        self._scheduler.counters.num_faults += len(faults)
+        for fault in faults:
             log.error("broken_books", fault=fault)
-        return told
+        return faults
 
-    def reply(self, call: int, faults: list[str]) -> AuditReply:
+    def _audit_and_answer(self, now: float) -> None:
+        core = self._core
+        core.settle()
+        core.repair_if_in_doubt()
+        faults = self.audit(now)
+        core.send_output(self._scheduler.take_output())  # requests that a fault has ended
+        calls = self._calls
+        self._calls = []
+        for call in calls:
+            core.send(self._reply(call, faults))
+
+    def _reply(self, call: int, faults: list[str]) -> AuditReply:
         kv = self._scheduler.kv
+        cache = kv.cache
         return AuditReply(
             call=call,
             faults=faults,
             num_pages=kv.allocator.num_pages,
             free=kv.allocator.num_free,
-            cached=kv.cache.evictable_pages + kv.cache.pinned_pages + kv.cache.protected_pages,
+            cached=cache.evictable_pages + cache.pinned_pages + cache.protected_pages,
             held=kv.num_owned,
             rows=kv.rows.num_used,
             quarantined=len(kv.allocator.quarantined),
@@ -71,53 +111,60 @@ class KvAuditor:
         )
 
     def _gap(self) -> tuple[int, int]:
+        """Pages and rows that the sums lack; (0, 0) if all are accounted for."""
         scheduler = self._scheduler
         num_with_row = len(scheduler.requests) - len(scheduler.waiting_queue)
         return scheduler.kv.imbalance, num_with_row - scheduler.kv.rows.num_used
 
     def _repair(self) -> list[str]:
-        allocator = self._scheduler.kv.allocator
-        faults = self._faults()
-        told = [self._told(fault) for fault in faults]
-        for fault in faults:
-            allocator.quarantine(fault.page, is_owned=bool(set(fault.owners) - {FREE}))
-        if any(len(set(fault.owners) - {FREE}) > 1 for fault in faults):
-            self._give_up(faults)
-            for fault in self._faults():
-                allocator.quarantine(fault.page, is_owned=bool(set(fault.owners) - {FREE}))
+        """Quarantine the pages with a fault, and give up what was computed on a page with two
+        owners."""
+        faults = self._find_faults()
+        reports = [self._report(fault) for fault in faults]
+        self._quarantine(faults)
+        doubly_owned = [fault for fault in faults if len(_owners(fault)) > 1]
+        if doubly_owned:
+            self._give_up(doubly_owned)
+            # With that all pages were given out anew: look again.
+            self._quarantine(self._find_faults())
         if faults:
             self._shrink()
-        return told
+        return reports
 
-    def _faults(self) -> list[Fault]:
+    def _find_faults(self) -> list[Fault]:
         scheduler = self._scheduler
-        return find_faults(scheduler.kv.allocator, scheduler.kv.cache, scheduler.owned_pages())
+        kv = scheduler.kv
+        return find_faults(kv.allocator, kv.cache, scheduler.owned_pages())
 
-    def _give_up(self, faults: list[Fault]) -> None:
-        """Pages were given to two: end the requests among them, trust nothing else that was computed."""
+    def _quarantine(self, faults: Sequence[Fault]) -> None:
+        for fault in faults:
+            is_owned = bool(_owners(fault))
+            self._scheduler.kv.allocator.quarantine(fault.page, is_owned=is_owned)
+
+    def _give_up(self, faults: Sequence[Fault]) -> None:
+        """Pages have two owners: end these requests, and trust nothing else that was computed."""
         scheduler = self._scheduler
-        names = {
-            name for fault in faults for name in fault.owners if len(set(fault.owners) - {FREE}) > 1
-        }
-        held = zip(
-            scheduler.owned_pages(),
-            (r for r in scheduler.requests.values() if r.row != NO_ROW),
-            strict=True,
-        )
-        ids = {request.id for name, request in held if name in names}
+        names: set[str] = set()
+        for fault in faults:
+            names |= set(fault.owners)
+        with_row = [one for one in scheduler.requests.values() if one.row != NO_ROW]
+        ids = set()
+        for name, request in zip(scheduler.owned_pages(), with_row, strict=True):
+            if name in names:
+                ids.add(request.id)
         scheduler.recompute(
             ids, "its KV memory was given to another request, too", "KV memory was given to two"
         )
 
     def _shrink(self) -> None:
-        """Less fits than before: requests end earlier, and what could never run any more ends now."""
+        """Less fits than before: requests end earlier, and those that can never run any more end
+        now."""
         scheduler = self._scheduler
         scheduler.max_len = min(scheduler.settings.context_length, scheduler.kv.capacity)
-        too_long = {
-            request.id
-            for request in scheduler.requests.values()
-            if request.fill_len >= scheduler.max_len
-        }
+        too_long = set()
+        for request in scheduler.requests.values():
+            if request.fill_len >= scheduler.max_len:
+                too_long.add(request.id)
         if too_long:
             scheduler.recompute(
                 too_long, "there is no KV memory for it any more", "KV memory was lost"
@@ -127,18 +174,20 @@ class KvAuditor:
             if request.row != NO_ROW:
                 scheduler.columns.max_len[request.row] = request.max_len
 
-    def _told(self, fault: Fault) -> str:
-        """The fault, and what is known of the page's last holder."""
-        history, id = self._scheduler.history, int(self._scheduler.kv.ledger.last_owner[fault.page])
+    def _report(self, fault: Fault) -> str:
+        """The fault, and what is known of the page's last owner."""
+        scheduler = self._scheduler
+        id = int(scheduler.kv.ledger.last_owner[fault.page])
         if id == NOBODY:
             return str(fault)
-        trace = history.trace(id)
+        trace = scheduler.history.trace(id)
         if trace is None:
             return f"{fault}; last given to request {id}"
         last = trace.events[-1]
-        return (
-            f"{fault}; last given to {trace.rid} (step {last.step}: {last.kind.value} {last.detail})".rstrip(
-                " )"
-            )
-            + ")"
-        )
+        happened = f"step {last.step}: {last.kind.value} {last.detail}".rstrip(" )")
+        return f"{fault}; last given to {trace.rid} ({happened})"
+
+
+def _owners(fault: Fault) -> set[str]:
+    """The owners of a page, without the free list."""
+    return set(fault.owners) - {FREE}

@@ -1,14 +1,23 @@
 """One loop with a depth: choose a step, launch it, commit the oldest.
 
-Depth 0 waits for each step before it plans the next. Depth 1 overlaps: while the device runs step n, step n+1 is
-planned and launched; its input tokens are on the device, the scheduler learns them one step late. Behind a step that is
-awaited (`Extras.blocks_overlap`) nothing is planned before its result is known: the next mask of a grammar depends on it.
+Depth 0 waits for each step before it plans the next. Depth 1 overlaps: while the device runs step
+n, step n+1 is planned and launched; its input tokens are on the device, the scheduler learns them
+one step late. After a step that blocks overlap (`Batch.blocks_overlap`) nothing is planned before
+its result is known: the next mask of a grammar depends on it.
+
+    depth 0   plan 1 ▸ launch 1 ▸ commit 1 ▸ plan 2 ▸ launch 2 ▸ commit 2
+    depth 1   plan 1 ▸ launch 1 ▸ plan 2 ▸ launch 2 ▸ commit 1 ▸ plan 3 ▸ launch 3 ▸ commit 2
+
+After an exception of the device or the scheduler, the scheduler's state is made anew, and what is
+known of the requests is computed again. The requests of the step end with an error. Where no step
+can be named, the requests that were planned for end if it was not their first time.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 from weft.messages.replies import StepOutput
 from weft.plan.step import Runner, Step
@@ -20,13 +29,17 @@ RESULT_FAILED = "the engine failed on the result of this request's step"
 PLAN_FAILED = "the engine failed twice while it planned for this request"
 
 
-class Loop:
-    """`clock` gives seconds; `on_failure` is told of an exception that a step of the device raised, `on_fault` of one
-    that the scheduler raised.
+class StepInFlight(NamedTuple):
+    """A step that the device computes."""
 
-    After either the books begin anew, and what is known of the requests is computed again. Those whose step it was end
-    with an error; where no step can be named, those that were planned for, if it was not the first time.
-    """
+    batch: Batch
+    step: Step
+    launched_s: float
+
+
+class Loop:
+    """`clock` gives seconds. `on_failure` gets each exception that a step of the device raised,
+    `on_fault` each that the scheduler raised."""
 
     def __init__(
         self,
@@ -44,13 +57,12 @@ class Loop:
         self._depth = depth
         self._on_failure = on_failure
         self._on_fault = on_fault
-        self._in_flight: deque[tuple[Batch, Step, float]] = deque()  # and when it was launched
+        self._in_flight: deque[StepInFlight] = deque()  # the oldest first
         self._now = 0.0  # when the last step was planned
         self._done_s = 0.0  # when the result of the last step came
         self.num_results = 0  # that have come
-        self.is_stuck = (
-            False  # the last call of `step` found nothing to do, though requests are open
-        )
+        # The last call of `step` found nothing to plan, and nothing was in flight.
+        self.is_stuck = False
 
     @property
     def has_work(self) -> bool:
@@ -58,26 +70,30 @@ class Loop:
         return bool(self._in_flight) or self._scheduler.has_work
 
     def step(self) -> StepOutput | None:
-        """Launch the next step, if there is one, and commit the oldest when enough are in flight."""
-        if self._scheduler.is_in_doubt:
+        """Launch the next step, if there is one, and commit the oldest when enough are in
+        flight."""
+        scheduler = self._scheduler
+        if scheduler.is_in_doubt:
             self.repair()
         try:
             batch = self._plan()
         except Exception as exc:
             self.begin_anew(exc)
-            return self._scheduler.take_output()
-        if self._scheduler.is_in_doubt:
+            return scheduler.take_output()
+        # Planning ends requests whose time is over; what raised on the way was kept for this
+        # moment.
+        if scheduler.is_in_doubt:
             self.repair()
-            return self._scheduler.take_output()
+            return scheduler.take_output()
         if batch is not None and not self._launch(batch):
-            return self._scheduler.take_output()
+            return scheduler.take_output()
         in_flight = self._in_flight
         if len(in_flight) > self._depth or (batch is None and in_flight):
-            return self._commit(*in_flight.popleft())
-        return self._scheduler.take_output()
+            return self._commit(in_flight.popleft())
+        return scheduler.take_output()
 
     def rest(self) -> StepOutput | None:
-        """Plan nothing; end what is over its deadline. Nothing is in flight."""
+        """Plan nothing; end the requests whose deadlines are over. Nothing is in flight."""
         self.is_stuck = True
         self._scheduler.expire(self._clock())
         return self._scheduler.take_output()
@@ -86,11 +102,13 @@ class Loop:
         """Wait for everything in flight and commit it."""
         outputs = []
         while self._in_flight:
-            outputs.append(self._commit(*self._in_flight.popleft()))
-        return [output for output in outputs if output is not None]
+            output = self._commit(self._in_flight.popleft())
+            if output is not None:
+                outputs.append(output)
+        return outputs
 
     def begin_anew(self, exc: Exception) -> None:
-        """The scheduler raised, nobody knows for whom: its books are in doubt."""
+        """The scheduler raised `exc`, and no request can be named for it: its state is in doubt."""
         self._on_fault(exc)
         self._drain()
         self.is_stuck = False
@@ -98,18 +116,20 @@ class Loop:
         self._scheduler.recompute(suspects, PLAN_FAILED, "a fault was found", in_doubt=True)
 
     def repair(self) -> None:
-        """The books are in doubt, for something was left half way, and whoever it was about has ended."""
+        """The scheduler's state is in doubt: something was left half way, and the requests that it
+        was about have ended."""
         self._drain()
         self.is_stuck = False
         self._scheduler.recompute(set(), "", "a fault was found", in_doubt=True)
 
     def _plan(self) -> Batch | None:
-        """Choose the next step. None if there is nothing to run, or nothing before a result is known."""
+        """Choose the next step. None if there is nothing to run, or nothing before a result is
+        known."""
         in_flight = self._in_flight
-        drains = any(batch.blocks_overlap for batch, _, _ in in_flight)
+        must_wait = any(flight.batch.blocks_overlap for flight in in_flight)
         self._now = self._clock()
         batch = None
-        if not drains:
+        if not must_wait:
             batch = self._scheduler.get_next_batch_to_run(self._now, in_flight=bool(in_flight))
         self.is_stuck = batch is None and not in_flight
         return batch
@@ -121,26 +141,31 @@ class Loop:
         except Exception as exc:
             self._give_up(batch, exc)
             return False
-        self._in_flight.append((batch, step, self._now))
+        self._in_flight.append(StepInFlight(batch, step, self._now))
         return True
 
-    def _commit(self, batch: Batch, step: Step, launched_s: float) -> StepOutput | None:
+    def _commit(self, flight: StepInFlight) -> StepOutput | None:
+        """Wait for the result of a step, and let the scheduler take it in."""
+        scheduler = self._scheduler
+        batch = flight.batch
         try:
-            result = step.result()
+            result = flight.step.result()
         except Exception as exc:
             self._give_up(batch, exc)
-            return self._scheduler.take_output()
+            return scheduler.take_output()
         self.num_results += 1
-        began_s, self._done_s = max(launched_s, self._done_s), self._clock()
+        # The device computes one step after the other: this one began when the one before was done.
+        began_s = max(flight.launched_s, self._done_s)
+        self._done_s = self._clock()
         try:
-            self._scheduler.pace.observe(batch, self._done_s - began_s)
-            return self._scheduler.process_batch_result(batch, result, self._done_s)
+            scheduler.pace.observe(batch, self._done_s - began_s)
+            return scheduler.process_batch_result(batch, result, self._done_s)
         except Exception as exc:
             self._on_fault(exc)
             self._drain()
-            failed = self._scheduler.open_ids(batch)
-            self._scheduler.recompute(failed, RESULT_FAILED, "a fault was found", in_doubt=True)
-            return self._scheduler.take_output()
+            failed = scheduler.open_ids(batch)
+            scheduler.recompute(failed, RESULT_FAILED, "a fault was found", in_doubt=True)
+            return scheduler.take_output()
 
     def _give_up(self, batch: Batch, exc: Exception) -> None:
         """The device failed on a step: its requests end."""
@@ -149,10 +174,11 @@ class Loop:
         self._scheduler.process_batch_failure(batch, DEVICE_FAILED)
 
     def _drain(self) -> None:
-        """Wait for steps that were launched before or behind a failed one. What they computed is worth nothing."""
+        """Wait for the other steps in flight when one failed. What they computed is worth
+        nothing."""
         while self._in_flight:
-            _, step, _ = self._in_flight.popleft()
+            flight = self._in_flight.popleft()
             try:
-                step.result()
+                flight.step.result()
             except Exception as exc:
                 self._on_failure(exc)

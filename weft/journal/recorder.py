@@ -34,9 +34,8 @@ import numpy as np
 
 from weft.arrays import BoolArray, FloatArray, IntArray, LongArray
 from weft.engine.control.handlers import HANDLERS
-from weft.engine.control.profile import Profiler
 from weft.engine.engine import Engine
-from weft.engine.processors import NoProcessors, Processors
+from weft.engine.surroundings import NoProcessors, ProcessorChecks, Profiler
 from weft.grammar.masks import LazyBitmaskRows
 from weft.grammar.protocol import Advance, CompileResult, Constraint, Grammars, Key, NoGrammars
 from weft.journal.records import (
@@ -110,7 +109,7 @@ class RecordedEngine:
         max_bytes: int,
         profiler: Profiler | None = None,
         grammars: Grammars | None = None,
-        processors: Processors | None = None,
+        processors: ProcessorChecks | None = None,
     ) -> None:
         self._recorder = Recorder(sink, max_bytes)
         self._engine = Engine(
@@ -186,7 +185,7 @@ class RecordedEngine:
         if not self._engine.has_work:
             recorder.flush()  # it may be long until the next step
         if (
-            recorder.is_full and not self._engine.device.is_busy
+            recorder.is_full and not self._engine.services.device_jobs.is_busy
         ):  # such work cannot be taken up elsewhere; it ends soon
             self._go_on_in_another_file()
         return replies
@@ -295,7 +294,7 @@ class RecordedGrammars:
 class RecordedProcessors:
     """Logit processors whose checks are recorded."""
 
-    def __init__(self, processors: Processors, recorder: Recorder) -> None:
+    def __init__(self, processors: ProcessorChecks, recorder: Recorder) -> None:
         self._processors = processors
         self._recorder = recorder
 
@@ -385,11 +384,9 @@ class Outside:
 def surroundings(engine: Engine) -> dict[str, object]:
     """What is no state of an engine, by name."""
     return {
-        "clock": engine.clock,
-        "profiler": engine.profiler,
-        "processors": engine.processors,
-        "vectors": engine.vectors.by_id,  # of prompts: recorded as little as in messages
-        **engine.surroundings,
+        **engine.surroundings._asdict(),
+        # Of prompts: recorded as little as in messages.
+        "vectors": engine.services.arrivals.vectors.by_id,
     }
 
 

@@ -1,6 +1,11 @@
-"""The engine process: loads the model, then takes messages in, steps, and sends messages out until it is told to stop.
+"""The engine process: loads the model, then takes messages in, steps, and sends messages out until
+it is told to stop.
 
-It begins in `start_worker.py`, which sees to it that it does not outlive the launcher.
+    sockets ─▶ Intake ─▶ Engine.submit
+                         Engine.step ─▶ pieces ─▶ sockets
+
+It begins in `start_worker.py`, which ensures that it does not outlive the launcher. It knows
+nothing of what the messages mean.
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
 
 import zmq
 
@@ -19,8 +25,8 @@ from weft.assemble.build import build_engine, recv_weights
 from weft.config.model import ModelError
 from weft.config.options import SettingsError
 from weft.config.process import EngineArgs
-from weft.engine import guard
-from weft.engine.engine import Engine, EngineBroken
+from weft.engine.engine import Engine
+from weft.engine.guard import EngineBroken, replace_unsent
 from weft.engine.intake import Intake, RecvSkipper
 from weft.journal.recorder import RecordedEngine
 from weft.launch.heartbeat import HeartbeatSender
@@ -32,92 +38,109 @@ from weft.observe import log
 from weft.plan.step import ForwardMode
 
 IDLE_WAIT_S = 3600.0  # an idle engine sleeps until a message comes
-LINGER_S = 30.0  # for the last words to leave: the front may still be starting. It hangs up when it has them
+# For the last replies to leave: the front may still be starting. It hangs up when it has them.
+LINGER_S = 30.0
 RPC_LINGER_S = 2.0
+
+AnyEngine: TypeAlias = Engine | RecordedEngine
+Send: TypeAlias = Callable[[FromEngine], None]
 
 
 def run(args: EngineArgs) -> None:
-    """Until the engine is told to stop, or fails; then the process ends."""
-    signal.signal(
-        signal.SIGTTOU, signal.SIG_IGN
-    )  # a terminal may be told to stop what writes from the background
+    """Serve until the engine is told to stop, or fails; then the process ends."""
+    # A terminal may be configured to stop a background process that writes to it.
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)
     log.setup(args.log_level, format=args.log_format)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     sender = Sender(context, args.from_engine)
     receiver = Receiver(context, args.to_engine, decode_to_engine)
     rpc = RpcSocket(context, args.rpc)
     heartbeat = HeartbeatSender(context, args.from_engine)
-    status = 0
+    failure: EngineFailed | None = None
     try:
         skipper = RecvSkipper(args.config.recv_interval, recv_weights(args.config))
         built = build_engine(args.config, Path(args.folder))
         sender.send(built.ready)
         heartbeat.start()
-        serve(
-            built.engine,
-            heartbeat,
-            Intake(receiver, sender.send, rpc, skipper),
-            Sleeper(receiver, rpc, built.wakeup),
-        )
-    except (ModelError, SettingsError, MemoryError) as exc:
-        sender.send(EngineFailed(message=str(exc) or "out of memory", user_error=True))
-        status = 2
+        intake = Intake(receiver, sender.send, rpc, skipper)
+        serve(built.engine, heartbeat, intake, Sleeper(receiver, rpc, built.wakeup))
     except Exception as exc:
-        logging.getLogger("weft").error("%s", traceback.format_exc())
-        reason = str(exc) if isinstance(exc, EngineBroken) else f"{type(exc).__name__}: {exc}"
-        sender.send(EngineFailed(message=f"the engine failed: {reason}"))
-        status = 1
+        failure = _describe(exc)
+        sender.send(failure)
     heartbeat.stop()
     sender.close(linger_s=LINGER_S)
     receiver.close()
     rpc.close(linger_s=RPC_LINGER_S)
     context.term()
-    os._exit(status)  # no thread of the device may hold the end up
+    # At once: no thread of the device may delay the end.
+    os._exit(_exit_status(failure))
 
 
-def serve(
-    engine: Engine | RecordedEngine, heartbeat: HeartbeatSender, intake: Intake, sleeper: Sleeper
-) -> None:
-    """Take in what has come, run one step, send what came of it; sleep while there is nothing to do."""
+def _describe(exc: Exception) -> EngineFailed:
+    """Why the engine ends, for the front: what the user can correct, or a failure of ours."""
+    if isinstance(exc, ModelError | SettingsError | MemoryError):
+        return EngineFailed(message=str(exc) or "out of memory", user_error=True)
+    logging.getLogger("weft").error("%s", traceback.format_exc())
+    reason = f"{type(exc).__name__}: {exc}"
+    if isinstance(exc, EngineBroken):
+        reason = str(exc)
+    return EngineFailed(message=f"the engine failed: {reason}")
+
+
+def _exit_status(failure: EngineFailed | None) -> int:
+    if failure is None:
+        return 0
+    return 2 if failure.user_error else 1
+
+
+def serve(engine: AnyEngine, heartbeat: HeartbeatSender, intake: Intake, sleeper: Sleeper) -> None:
+    """Receive what has come, run one step, send what came of it; sleep while there is nothing to
+    do."""
     while not engine.is_stopped:
+        last_mode = engine.last_mode
         wait_s = engine.wait_s
         if wait_s > 0:
             sleeper.wait(min(wait_s, IDLE_WAIT_S))
-        _take_in(engine, intake, None if wait_s > 0 else engine.last_mode)
-        began = time.monotonic()
+            last_mode = None  # no step runs that reading messages could hold up
+        _receive(engine, intake, last_mode)
+        began_s = time.monotonic()
         with heartbeat:
             replies = engine.step()
         for reply in replies:
-            for piece in reply.pieces() if isinstance(reply, StepOutput) else (reply,):
-                _answer(engine, piece, intake.send)
+            _answer_in_pieces(engine, reply, intake.send)
         if engine.min_step_s and engine.has_work:
-            _slow_down(engine, intake, sleeper, began)
+            _slow_down(engine, intake, sleeper, began_s)
 
 
-def _take_in(
-    engine: Engine | RecordedEngine, intake: Intake, last_mode: ForwardMode | None = None
-) -> None:
+def _receive(engine: AnyEngine, intake: Intake, last_mode: ForwardMode | None = None) -> None:
+    """Give the engine the messages that have come. `last_mode`: what the last step ran, if it
+    did."""
     for message in intake.recv_requests(last_mode):
         reply = engine.submit(message)
         if reply is not None:
             _answer(engine, reply, intake.send)
 
 
-def _answer(
-    engine: Engine | RecordedEngine, reply: FromEngine, send: Callable[[FromEngine], None]
-) -> None:
-    """Send a reply. One that cannot be sent ends what it is about, and nothing else."""
+def _answer_in_pieces(engine: AnyEngine, reply: FromEngine, send: Send) -> None:
+    if not isinstance(reply, StepOutput):
+        _answer(engine, reply, send)
+        return
+    for piece in reply.pieces():
+        _answer(engine, piece, send)
+
+
+def _answer(engine: AnyEngine, reply: FromEngine, send: Send) -> None:
+    """Send a reply. If it cannot be sent, the requests that it is about end, and no others."""
     try:
         send(reply)
     except Exception as exc:
-        for instead in guard.unsent(engine, reply, exc):
-            send(instead)
+        for replacement in replace_unsent(reply, exc, engine.lose):
+            send(replacement)
 
 
-def _slow_down(
-    engine: Engine | RecordedEngine, intake: Intake, sleeper: Sleeper, began: float
-) -> None:
-    """Sleep until the step that `began` then has taken as long as it must; what comes meanwhile is taken in."""
-    while (left_s := began + engine.min_step_s - time.monotonic()) > 0:
+def _slow_down(engine: AnyEngine, intake: Intake, sleeper: Sleeper, began_s: float) -> None:
+    """Sleep until the step that began at `began_s` has taken `min_step_s`; receive what comes
+    meanwhile."""
+    while (left_s := began_s + engine.min_step_s - time.monotonic()) > 0:
         if sleeper.wait(left_s):
-            _take_in(engine, intake)
+            _receive(engine, intake)

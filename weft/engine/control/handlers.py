@@ -2,9 +2,9 @@
 engine: its numbers, its requests, its books.
 
 To add a control request: a message in `messages/control.py`, a handler in this room, its line in
-`HANDLERS`. A handler gets the engine and the message, and returns the reply, or None if the reply
-comes with a later step; the number of the call is put in here. It never waits, and reads the time
-from the engine alone, so that a journal with its message can be replayed.
+`HANDLERS`. A handler gets the services of the engine and the message, and returns the reply, or
+None if the reply comes with a later step; the number of the call is put in here. It never waits,
+and reads the time from them alone, so that a journal with its message can be replayed.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any, TypeAlias, get_args
 
 import msgspec
 
-from weft.engine import explain, grammar
+from weft.engine import explain
 from weft.engine.control import profile, settings, weights, work
-from weft.engine.control.target import ControlTarget
+from weft.engine.services import Services
 from weft.messages.by_name import methods
 from weft.messages.calls import ControlReply, ControlRequest
 from weft.messages.codec import ToEngine
@@ -29,7 +29,6 @@ from weft.messages.control import (
     ExplainRequest,
     ExplainRequestReply,
     FlushCache,
-    FlushCacheReply,
     FreezeGC,
     FreezeGCReply,
     GetInternalState,
@@ -76,92 +75,75 @@ class IncompleteTable(LookupError):
 # ---- cache, collector, books
 
 
-def flush_cache(engine: ControlTarget, message: FlushCache) -> None:
+def flush_cache(services: Services, message: FlushCache) -> None:
     """Answered behind a step in which the engine is idle, or when the time is over."""
-    deadline = engine.clock() + message.timeout_s
-    engine.flushes.append((deadline, message.call))
+    services.flushes.ask(message.call, services.clock() + message.timeout_s)
 
 
-def answer_flushes(engine: ControlTarget) -> list[FlushCacheReply]:
-    """Replies to flushes that can be answered now: done, or out of time."""
-    replies = []
-    waiting = []
-    for deadline, call in engine.flushes:
-        if engine.scheduler.flush_cache():
-            replies.append(FlushCacheReply(call=call, success=True))
-        elif engine.clock() >= deadline:
-            stats = engine.stats()
-            reason = (
-                f"{stats.num_running} requests are running and {stats.num_waiting} wait; "
-                "the cache is in use"
-            )
-            replies.append(FlushCacheReply(call=call, success=False, message=reason))
-        else:
-            waiting.append((deadline, call))
-    engine.flushes = waiting
-    return replies
-
-
-def freeze_gc(engine: ControlTarget, message: FreezeGC) -> FreezeGCReply:
+def freeze_gc(services: Services, message: FreezeGC) -> FreezeGCReply:
     return FreezeGCReply(frozen_objects=garbage.freeze())
 
 
-def audit_kv(engine: ControlTarget, message: AuditKv) -> None:
+def audit_kv(services: Services, message: AuditKv) -> None:
     """Answered after the next step, when nothing is in flight."""
-    engine.audits.append(message.call)
+    services.kv_auditor.ask(message.call)
 
 
 # ---- numbers and requests
 
 
-def get_state(engine: ControlTarget, message: GetState) -> GetStateReply:
-    return GetStateReply(stats=engine.stats())
+def get_state(services: Services, message: GetState) -> GetStateReply:
+    return GetStateReply(stats=services.stats())
 
 
-def list_requests(engine: ControlTarget, message: ListRequests) -> ListRequestsReply:
-    scheduler = engine.scheduler
-    session_of = engine.sessions.session_of
-    rows = explain.list_requests(scheduler, engine.clock(), message.limit, session_of)
-    return ListRequestsReply(queue=_queue_status(engine), requests=grammar.told(engine, rows))
+def list_requests(services: Services, message: ListRequests) -> ListRequestsReply:
+    rows = explain.list_requests(
+        services.scheduler,
+        services.clock(),
+        message.limit,
+        session_of=services.sessions.feature.session_of,
+        compiling=services.grammars.feature.queue,
+    )
+    return ListRequestsReply(queue=_queue_status(services), requests=rows)
 
 
-def _queue_status(engine: ControlTarget) -> QueueStatus:
+def _queue_status(services: Services) -> QueueStatus:
     """The queue in numbers, and whether input and generation are open."""
     return msgspec.structs.replace(
-        explain.get_queue_status(engine.scheduler, len(engine.sessions)),
-        grammar_queue_size=len(engine.grammar.queue),
-        input_state=engine.input.state,
-        paused=engine.pause.mode or "",
+        explain.get_queue_status(services.scheduler, len(services.sessions.feature)),
+        grammar_queue_size=len(services.grammars.feature.queue),
+        input_state=services.input_gate.state,
+        paused=services.pause.mode or "",
     )
 
 
-def explain_request(engine: ControlTarget, message: ExplainRequest) -> ExplainRequestReply:
-    now = engine.clock()
-    found = explain.trace_request_flow(engine.scheduler, message.rid, now)
+def explain_request(services: Services, message: ExplainRequest) -> ExplainRequestReply:
+    now = services.clock()
+    found = explain.trace_request_flow(services.scheduler, message.rid, now)
     return ExplainRequestReply(found=found)
 
 
-def log_request_times(engine: ControlTarget, message: LogRequestTimes) -> LogRequestTimesReply:
-    now = engine.clock()
-    found = explain.trace_request_flow(engine.scheduler, message.rid, now)
+def log_request_times(services: Services, message: LogRequestTimes) -> LogRequestTimesReply:
+    now = services.clock()
+    found = explain.trace_request_flow(services.scheduler, message.rid, now)
     for one in found:
-        explain.log_request_processing_time(engine.scheduler, one.id, now)
+        explain.log_request_processing_time(services.scheduler, one.id, now)
     return LogRequestTimesReply(num_requests=len(found))
 
 
-def list_methods(engine: ControlTarget, message: ListMethods) -> ListMethodsReply:
+def list_methods(services: Services, message: ListMethods) -> ListMethodsReply:
     return ListMethodsReply(methods=methods())
 
 
 # ---- the process
 
 
-def shutdown(engine: ControlTarget, message: Shutdown) -> None:
-    engine.stop_at = engine.clock() + message.drain_s
+def shutdown(services: Services, message: Shutdown) -> None:
+    services.shutdown.begin(services.clock() + message.drain_s)
 
 
-def count_unreadable(engine: ControlTarget, message: UnreadableMessages) -> None:
-    engine.scheduler.counters.num_unreadable += message.num
+def count_unreadable(services: Services, message: UnreadableMessages) -> None:
+    services.scheduler.counters.num_unreadable += message.num
 
 
 HANDLERS: dict[type, Handler] = {
@@ -214,9 +196,9 @@ def require_all(handlers: Mapping[type, Handler], messages: Collection[type]) ->
 require_all(HANDLERS, get_args(ToEngine))
 
 
-def answer(engine: ControlTarget, handler: Handler, message: ToEngine) -> ControlReply | None:
+def answer(services: Services, handler: Handler, message: ToEngine) -> ControlReply | None:
     """Let `handler` do what the message asks for. Returns the reply, if there is one at once."""
-    reply = handler(engine, message)
+    reply = handler(services, message)
     if reply is None or not isinstance(message, ControlRequest):
         return None
     return msgspec.structs.replace(reply, call=message.call)

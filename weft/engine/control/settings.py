@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from weft.engine.control.target import ControlTarget
+from weft.engine.services import Services
 from weft.messages.control import (
     ConfigureLogging,
     ConfigureLoggingReply,
@@ -156,20 +156,20 @@ def apply(scheduler: Scheduler, settings: SchedulerSettings) -> None:
 # ---- handlers
 
 
-def get_internal_state(engine: ControlTarget, message: GetInternalState) -> GetInternalStateReply:
-    ratio = engine.scheduler.new_token_ratio
+def get_internal_state(services: Services, message: GetInternalState) -> GetInternalStateReply:
+    ratio = services.scheduler.new_token_ratio
     state: dict[str, Setting] = {
         "init_new_token_ratio": ratio.init,
         "min_new_token_ratio": ratio.min,
-        "forward_sleep_time": engine.min_step_s or None,
+        "forward_sleep_time": services.idle.min_step_s or None,
     }
     return GetInternalStateReply(
-        server_args=current(engine.scheduler.settings), state=state, stats=engine.stats()
+        server_args=current(services.scheduler.settings), state=state, stats=services.stats()
     )
 
 
-def set_internal_state(engine: ControlTarget, message: SetInternalState) -> SetInternalStateReply:
-    scheduler = engine.scheduler
+def set_internal_state(services: Services, message: SetInternalState) -> SetInternalStateReply:
+    scheduler = services.scheduler
     before = current(scheduler.settings)
     try:
         settings = checked(scheduler.settings, message.server_args)
@@ -182,9 +182,9 @@ def set_internal_state(engine: ControlTarget, message: SetInternalState) -> SetI
     return SetInternalStateReply(success=True, before=changed)
 
 
-def configure_logging(engine: ControlTarget, message: ConfigureLogging) -> ConfigureLoggingReply:
+def configure_logging(services: Services, message: ConfigureLogging) -> ConfigureLoggingReply:
     before = log.get_level()
-    expected = CHANGEABLE[LOG_LEVEL].expected(message.log_level, engine.scheduler.settings)
+    expected = CHANGEABLE[LOG_LEVEL].expected(message.log_level, services.scheduler.settings)
     if expected:
         reason = f"log_level is {message.log_level[:64]!r}; {expected} is expected"
         return ConfigureLoggingReply(success=False, before=before, message=reason)
@@ -192,8 +192,8 @@ def configure_logging(engine: ControlTarget, message: ConfigureLogging) -> Confi
     return ConfigureLoggingReply(success=True, before=before)
 
 
-def slow_down(engine: ControlTarget, message: SlowDown) -> SlowDownReply:
+def slow_down(services: Services, message: SlowDown) -> SlowDownReply:
     """The caller of `Engine.step` lets the time pass: the engine itself does not wait."""
-    before = engine.min_step_s
-    engine.min_step_s = message.forward_sleep_time or 0.0
+    before = services.idle.min_step_s
+    services.idle.min_step_s = message.forward_sleep_time or 0.0
     return SlowDownReply(before_s=before or None)

@@ -6,9 +6,8 @@ is seen here.
 
 from __future__ import annotations
 
-from weft.engine import device_jobs
-from weft.engine.control.target import ControlTarget
-from weft.engine.device_jobs import Answer, Job
+from weft.engine.device_jobs import Answer, DeviceJob, JobResult
+from weft.engine.services import Services
 from weft.messages.calls import ControlReply
 from weft.messages.weights import (
     DestroyWeightsUpdateGroup,
@@ -39,16 +38,16 @@ from weft.plan.device import (
 TAGS = ("weights", "kv_cache")  # kinds of memory
 
 
-def update_weights_from_disk(engine: ControlTarget, message: UpdateWeightsFromDisk) -> None:
-    _update(engine, message, UpdateFromDisk(message.model_path), is_whole=True)
+def update_weights_from_disk(services: Services, message: UpdateWeightsFromDisk) -> None:
+    _update(services, message, UpdateFromDisk(message.model_path), from_checkpoint=True)
 
 
-def update_weights_from_tensor(engine: ControlTarget, message: UpdateWeightsFromTensor) -> None:
-    _update(engine, message, UpdateFromTensors(message.content))
+def update_weights_from_tensor(services: Services, message: UpdateWeightsFromTensor) -> None:
+    _update(services, message, UpdateFromTensors(message.content))
 
 
 def update_weights_from_distributed(
-    engine: ControlTarget, message: UpdateWeightsFromDistributed
+    services: Services, message: UpdateWeightsFromDistributed
 ) -> None:
     request = ReceiveWeights(
         message.group_name,
@@ -56,23 +55,27 @@ def update_weights_from_distributed(
         tuple(message.dtypes),
         tuple(tuple(shape) for shape in message.shapes),
     )
-    _update(engine, message, request)
+    _update(services, message, request)
 
 
 def _update(
-    engine: ControlTarget, message: WeightsUpdate, request: DeviceRequest, *, is_whole: bool = False
+    services: Services,
+    message: WeightsUpdate,
+    request: DeviceRequest,
+    *,
+    from_checkpoint: bool = False,
 ) -> None:
-    job = Job(
+    job = DeviceJob(
         request,
         _answer(message.call),
         weight_version=message.weight_version,
         aborts=message.abort_all_requests,
-        is_whole=is_whole,
+        from_checkpoint=from_checkpoint,
     )
-    engine.device.ask(job)
+    services.device_jobs.submit(job)
 
 
-def init_weights_update_group(engine: ControlTarget, message: InitWeightsUpdateGroup) -> None:
+def init_weights_update_group(services: Services, message: InitWeightsUpdateGroup) -> None:
     request = JoinGroup(
         name=message.group_name,
         host=message.master_address,
@@ -82,24 +85,25 @@ def init_weights_update_group(engine: ControlTarget, message: InitWeightsUpdateG
         backend=message.backend,
         timeout_s=message.timeout_s,
     )
-    engine.device.ask(Job(request, _answer(message.call)))
+    services.device_jobs.submit(DeviceJob(request, _answer(message.call)))
 
 
-def destroy_weights_update_group(engine: ControlTarget, message: DestroyWeightsUpdateGroup) -> None:
-    engine.device.ask(Job(LeaveGroup(message.group_name), _answer(message.call)))
+def destroy_weights_update_group(services: Services, message: DestroyWeightsUpdateGroup) -> None:
+    services.device_jobs.submit(DeviceJob(LeaveGroup(message.group_name), _answer(message.call)))
 
 
-def release_memory_occupation(engine: ControlTarget, message: ReleaseMemoryOccupation) -> None:
+def release_memory_occupation(services: Services, message: ReleaseMemoryOccupation) -> None:
     request = ReleaseMemory(_tags(message.tags))
-    engine.device.ask(Job(request, _answer(message.call), needs_idle=True))
+    services.device_jobs.submit(DeviceJob(request, _answer(message.call), needs_idle=True))
 
 
-def resume_memory_occupation(engine: ControlTarget, message: ResumeMemoryOccupation) -> None:
-    engine.device.ask(Job(ResumeMemory(_tags(message.tags)), _answer(message.call)))
+def resume_memory_occupation(services: Services, message: ResumeMemoryOccupation) -> None:
+    services.device_jobs.submit(DeviceJob(ResumeMemory(_tags(message.tags)), _answer(message.call)))
 
 
-def get_weights_by_name(engine: ControlTarget, message: GetWeightsByName) -> None:
-    def answer(engine: device_jobs.Engine, reply: DeviceReply, num_hit: int) -> ControlReply:
+def get_weights_by_name(services: Services, message: GetWeightsByName) -> None:
+    def answer(result: JobResult) -> ControlReply:
+        reply = result.reply
         return GetWeightsByNameReply(
             call=message.call,
             success=reply.ok,
@@ -109,22 +113,23 @@ def get_weights_by_name(engine: ControlTarget, message: GetWeightsByName) -> Non
             status=_status(reply),
         )
 
-    engine.device.ask(Job(GetWeight(message.name, message.truncate_size), answer))
+    services.device_jobs.submit(DeviceJob(GetWeight(message.name, message.truncate_size), answer))
 
 
 def _answer(call: int) -> Answer:
     """The reply to a change of weights or memory, from that of the device."""
 
-    def answer(engine: device_jobs.Engine, reply: DeviceReply, num_hit: int) -> ControlReply:
+    def answer(result: JobResult) -> ControlReply:
+        reply = result.reply
         return WeightsReply(
             call=call,
             success=reply.ok,
-            weight_version=engine.device.weight_version,
+            weight_version=result.weight_version,
             message=reply.message,
             status=_status(reply),
             num_tensors=reply.num_tensors,
             num_bytes=reply.num_bytes,
-            num_paused_requests=num_hit,
+            num_paused_requests=result.num_requests,
             released=list(reply.released),
         )
 

@@ -46,8 +46,7 @@ class Sessions(Part):
         self._limits = limits
         self._sessions: dict[str, Session] = {}  # by name
         self._by_id: dict[int, Turn] = {}  # turns by the number of their request
-        self._due_s = math.inf  # no session is idle for too long before that
-        self.left_s = math.inf  # until then, when somebody last looked
+        self.due_s = math.inf  # no session is idle for too long before that
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -83,7 +82,7 @@ class Sessions(Part):
             id, owner, capacity or limits.max_tokens, timeout_s or limits.timeout_s, now
         )
         self._sessions[session.name] = session
-        self._due_s = min(self._due_s, now + (session.timeout_s or math.inf))
+        self.due_s = min(self.due_s, now + (session.timeout_s or math.inf))
         return ""
 
     def close(self, name: str) -> bool:
@@ -95,13 +94,12 @@ class Sessions(Part):
     def expire(self, now: float) -> list[str]:
         """Close the sessions that nobody has used for as long as they may be idle. Returns their ids."""
         late = []
-        if now >= self._due_s:
+        if now >= self.due_s:
             ends = {session: _end_s(session, now) for session in self._sessions.values()}
             late = [session for session, end_s in ends.items() if end_s <= now]
             for session in late:
                 self._remove(session)
-            self._due_s = min((end_s for end_s in ends.values() if end_s > now), default=math.inf)
-        self.left_s = self._due_s - now
+            self.due_s = min((end_s for end_s in ends.values() if end_s > now), default=math.inf)
         return [session.id for session in late]
 
     def dropped(self, dropped: Dropped) -> None:

@@ -1,0 +1,94 @@
+"""Taking requests in: from a message to an open request, or to its refusal.
+
+    refuses   services that hold requests off ▸ what the request carries (vectors, session ...)
+    open      in the scheduler, which may refuse it too
+    opened    what the request carries ▸ services that keep it waiting
+
+A request visits only the services that it concerns. How the scheduler orders requests is not known
+here.
+"""
+
+from __future__ import annotations
+
+from weft.engine.core import EngineCore
+from weft.engine.grammar_service import GrammarService
+from weft.engine.session_service import SessionService
+from weft.engine.surroundings import ProcessorChecks
+from weft.messages.requests import GenerateRequest
+from weft.observe.survivable import is_survivable
+from weft.scheduler.features.vectors import VectorsPart
+from weft.scheduler.limits.refusal import Refusal
+
+
+class Arrivals:
+    """Opens the requests of one engine."""
+
+    def __init__(
+        self,
+        core: EngineCore,
+        sessions: SessionService,
+        grammars: GrammarService,
+        vectors: VectorsPart,
+        processors: ProcessorChecks,
+    ) -> None:
+        self._core = core
+        self._sessions = sessions
+        self._grammars = grammars
+        self.vectors = vectors
+        self._processors = processors
+
+    def take_in(self, message: GenerateRequest, now: float) -> None:
+        """Open a request, or refuse it. If anything raises, it ends alone."""
+        is_new = message.id not in self._core.scheduler.requests
+        try:
+            self._open(message, now, is_new=is_new)
+        except BaseException as exc:
+            if not is_survivable(exc):
+                raise
+            if is_new:
+                self._core.guard.request_failed(message, exc)
+            else:
+                self._core.guard.note(type(message).__name__, exc)
+
+    def _open(self, message: GenerateRequest, now: float, *, is_new: bool) -> None:
+        """`is_new`: no open request has its id. Of another one, the scheduler only counts that it
+        came."""
+        scheduler = self._core.scheduler
+        # Also for a refused request: the scheduler says its final word, and its history has it.
+        refusal = self._refusal(message, now)
+        if refusal is None and message.session is not None:
+            scheduler.add_request(self._sessions.with_history(message), now)
+        else:
+            scheduler.add_request(message, now, refusal)
+        if is_new and message.id in scheduler.requests:
+            self._opened(message, now)
+
+    def _refusal(self, message: GenerateRequest, now: float) -> Refusal | None:
+        """Why a request cannot be opened; None if only the scheduler can say."""
+        for service in self._core.hooks.refuses:
+            refusal = service.refuses(message, now)
+            if refusal is not None:
+                return refusal
+        if message.vectors:
+            refusal = self.vectors.refusal(message)
+            if refusal is not None:
+                return refusal
+        for processor in message.sampling.processors:
+            wrong = self._processors.wrong(processor.name, processor.params)
+            if wrong:
+                return Refusal(wrong, 400)
+        if message.session is not None:
+            return self._sessions.begin_turn(message, now)
+        return None
+
+    def _opened(self, message: GenerateRequest, now: float) -> None:
+        """The request is open. The last service that notes why it waits is the one that users
+        see."""
+        if message.session is not None:
+            self._sessions.enter_turn(message, now)
+        if message.vectors:
+            self.vectors.arrived(message)
+        if message.sampling.grammar is not None:
+            self._grammars.compile(message, now)
+        for service in self._core.hooks.opened:
+            service.opened(message, now)

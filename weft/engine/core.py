@@ -1,0 +1,78 @@
+"""What all services of an engine share: scheduler, loop, clock, and the messages that are to be
+sent.
+
+Knows which hooks there are, and none of the services behind them.
+"""
+
+from __future__ import annotations
+
+from weft.engine.guard import Guard
+from weft.engine.hooks import Hooks
+from weft.engine.loop import Loop
+from weft.engine.surroundings import Surroundings
+from weft.messages.codec import FromEngine
+from weft.messages.replies import StepOutput
+from weft.scheduler.history.request_history import Event, EventKind
+from weft.scheduler.scheduler import Scheduler
+
+
+class EngineCore:
+    """`depth`: steps that are planned while one runs."""
+
+    def __init__(self, scheduler: Scheduler, around: Surroundings, depth: int) -> None:
+        self.scheduler = scheduler
+        self.clock = around.clock
+        self.hooks = Hooks()
+        self.guard = Guard(scheduler, around.report_failure)
+        self.loop = Loop(
+            scheduler,
+            around.runner,
+            clock=around.clock,
+            depth=depth,
+            on_failure=self.guard.on_failure,
+            on_fault=self.guard.on_fault,
+        )
+        # What the present step, or the next one, returns. Everything that is to be sent goes
+        # through this one list, so that its order is the order in which it came up.
+        self.outbox: list[FromEngine] = []
+
+    @property
+    def has_work(self) -> bool:
+        """Whether the engine should step without waiting for a message."""
+        return self.loop.has_work or bool(self.outbox) or self.hooks.has_work
+
+    def send(self, message: FromEngine) -> None:
+        """Let the step return this message, behind those that are there."""
+        self.outbox.append(message)
+
+    def send_output(self, output: StepOutput | None) -> None:
+        """Let the step return what of this output is for the front."""
+        for service in self.hooks.filter_output:
+            if output is None:
+                return
+            output = service.filter_output(output)
+        if output is not None:
+            self.outbox.append(output)
+
+    def take_outbox(self) -> list[FromEngine]:
+        taken = self.outbox
+        self.outbox = []
+        return taken
+
+    def settle(self) -> None:
+        """Take in all that is in flight."""
+        for output in self.loop.settle():
+            self.send_output(output)
+
+    def repair_if_in_doubt(self) -> None:
+        """Compute anew if something was left half way; report what was raised when a request
+        ended."""
+        if self.scheduler.is_in_doubt:
+            self.loop.repair()
+        for fault in self.scheduler.take_faults():
+            self.guard.on_fault(fault)
+
+    def note(self, id: int, kind: EventKind, detail: str, now: float) -> None:
+        """Write an event into the history of a request."""
+        event = Event(now, self.scheduler.num_steps, kind, detail)
+        self.scheduler.history.note(id, event)

@@ -1,0 +1,54 @@
+"""Grammars between the engine's messages and `scheduler/features/grammar.py`: which requests wait
+for one, which wait no more, and which ask for one that does not exist."""
+
+from __future__ import annotations
+
+from weft.engine.core import EngineCore
+from weft.engine.hooks import Service
+from weft.grammar.protocol import CompileResult
+from weft.messages.replies import StepOutput, Warned
+from weft.messages.requests import Abort, GenerateRequest
+from weft.observe.log import EventLog
+from weft.scheduler.features.grammar import GrammarPart
+from weft.scheduler.history.request_history import EventKind
+
+log = EventLog("grammar")
+
+
+class GrammarService(Service):
+    """Attached while a request waits for its grammar."""
+
+    name = "grammars"
+
+    def __init__(self, core: EngineCore, feature: GrammarPart) -> None:
+        self._core = core
+        self.feature = feature
+
+    def compile(self, message: GenerateRequest, now: float) -> None:
+        """A request with a grammar is open: it waits in the queue while this is compiled."""
+        grammar = message.sampling.grammar
+        self._core.note(message.id, EventKind.GRAMMAR, f"{grammar}: it is being compiled", now)
+        self.feature.begin(message.id, message.sampling, message.tenant)
+        self._core.hooks.attach(self)
+
+    def before_step(self, now: float) -> None:
+        """Let requests go on whose grammar is ready, end those whose grammar is refused."""
+        warned: list[Warned] = []
+        for result in self.feature.take():
+            if result.constraint is None:
+                self._refuse(result)
+                continue
+            took = "from the cache"
+            if result.compile_s:
+                took = f"after {1e3 * result.compile_s:,.1f} ms"
+            self._core.note(result.id, EventKind.GRAMMAR, f"ready {took}", now)
+            warned += [Warned(id=result.id, text=text) for text in result.warnings]
+        if warned:
+            self._core.send(StepOutput(warnings=warned))
+        if not self.feature.queue:
+            self._core.hooks.detach(self)
+
+    def _refuse(self, result: CompileResult) -> None:
+        scheduler = self._core.scheduler
+        log.info("refused", rid=scheduler.requests[result.id].rid, reason=result.message)
+        scheduler.abort(Abort(ids=(result.id,), message=result.message, status=result.status))

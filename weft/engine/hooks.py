@@ -1,0 +1,127 @@
+"""The moments at which the engine asks its services, and which services are asked at present.
+
+A service is what the engine does beside running steps: it pauses generation, changes weights,
+closes sessions, answers health checks. It overrides the hooks that it needs. It attaches itself
+when there is something to do and detaches itself afterwards, so a step visits only services with
+work at hand.
+
+    message ─▶ handler ─▶ service ── attach
+                             │
+        refuses, opened      │  a request arrives
+        before_step          │  ┐
+        (step of the loop)   │  │ `Engine.step`
+        filter_output        │  │
+        after_step           │  ┘
+                             └─ detach
+
+This module knows no service, and no request.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from weft.messages.replies import StepOutput
+from weft.messages.requests import GenerateRequest
+from weft.scheduler.limits.refusal import Refusal
+
+SOON = -math.inf  # `wake_at` of a service that must be asked again to find out
+
+
+class Service:
+    """Override what is needed. No hook waits for anything; times are in seconds of the engine's
+    clock.
+
+    A hook that raises ends no request: the guard counts it, and it is called again with the next
+    step.
+    """
+
+    name = "a service"  # in log lines
+
+    @property
+    def has_work(self) -> bool:
+        """Whether the engine should step without waiting for a message."""
+        return False
+
+    @property
+    def holds_steps(self) -> bool:
+        """Whether no step may be planned while the service is attached."""
+        return False
+
+    def wake_at(self) -> float:
+        """When a step will find something to do here: a time, `SOON`, or infinite (not before a
+        message)."""
+        return math.inf
+
+    def refuses(self, message: GenerateRequest, now: float) -> Refusal | None:
+        """A request has come. Returns why it cannot be opened, if it cannot."""
+        return None
+
+    def opened(self, message: GenerateRequest, now: float) -> None:
+        """The request of this message has been opened: it stands in the waiting queue."""
+
+    def before_step(self, now: float) -> None:
+        """A step begins."""
+
+    def after_step(self, now: float) -> None:
+        """A step has ended, and its output is on the way."""
+
+    def filter_output(self, output: StepOutput) -> StepOutput | None:
+        """Output is about to be sent. Returns what of it is for the front."""
+        return output
+
+
+class Hooks:
+    """The attached services by hook. Tuples are replaced, never changed: a service may detach
+    itself while it is being asked.
+
+    Services are asked in their order, but `after_step` in the opposite one: the first to see a step
+    begin is the last to see it end.
+    """
+
+    def __init__(self) -> None:
+        self._services: tuple[Service, ...] = ()  # all, in their order
+        self.attached: tuple[Service, ...] = ()
+        self.refuses: tuple[Service, ...] = ()
+        self.opened: tuple[Service, ...] = ()
+        self.before_step: tuple[Service, ...] = ()
+        self.after_step: tuple[Service, ...] = ()
+        self.filter_output: tuple[Service, ...] = ()
+        self.holds_steps = False
+
+    def arrange(self, services: Sequence[Service]) -> None:
+        """All services of the engine, in the order in which they are asked. None is attached."""
+        self._services = tuple(services)
+
+    def attach(self, service: Service) -> None:
+        """Ask this service from now on. Does nothing if it is attached."""
+        if service not in self.attached:
+            self._replace([*self.attached, service])
+
+    def detach(self, service: Service) -> None:
+        """Ask this service no more. Does nothing if it is not attached."""
+        if service in self.attached:
+            self._replace([other for other in self.attached if other is not service])
+
+    @property
+    def has_work(self) -> bool:
+        """Whether an attached service needs a step."""
+        return any(service.has_work for service in self.attached)
+
+    def _replace(self, attached: Sequence[Service]) -> None:
+        # Made anew on each change, which is rare, so that a step only walks over tuples.
+        self.attached = tuple(service for service in self._services if service in attached)
+        self.refuses = self._overriding("refuses")
+        self.opened = self._overriding("opened")
+        self.before_step = self._overriding("before_step")
+        self.after_step = self._overriding("after_step")[::-1]
+        self.filter_output = self._overriding("filter_output")
+        self.holds_steps = any(service.holds_steps for service in self.attached)
+
+    def _overriding(self, hook: str) -> tuple[Service, ...]:
+        """The attached services with a hook of their own of this name."""
+        empty = getattr(Service, hook)
+        return tuple(
+            service for service in self.attached if getattr(type(service), hook) is not empty
+        )

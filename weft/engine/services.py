@@ -1,0 +1,113 @@
+"""The services of an engine, put together: what handlers of control requests use and change.
+
+To add one: a `Service` (`hooks.py`), an attribute here, its place in the order. It is the only
+module that knows all of them.
+"""
+
+from __future__ import annotations
+
+from weft.engine.arrivals import Arrivals
+from weft.engine.core import EngineCore
+from weft.engine.device_jobs import DeviceJobs
+from weft.engine.grammar_service import GrammarService
+from weft.engine.health import HealthChecks
+from weft.engine.idle import Idle
+from weft.engine.input_gate import InputGate
+from weft.engine.kv_audit import KvAuditor
+from weft.engine.load_report import LoadReporter
+from weft.engine.pause import Pause
+from weft.engine.session_service import SessionService
+from weft.engine.surroundings import Profiler, Surroundings
+from weft.engine.until_idle import CacheFlushes, EngineShutdown
+from weft.messages.status import Stats
+from weft.scheduler.feature import Part
+from weft.scheduler.features.allowed import Allowed
+from weft.scheduler.features.bad_words import BadWords
+from weft.scheduler.features.bias import Bias
+from weft.scheduler.features.grammar import GrammarPart
+from weft.scheduler.features.hidden import HiddenStatesPart
+from weft.scheduler.features.logprobs import LogprobsPart
+from weft.scheduler.features.penalties import PenaltiesPart
+from weft.scheduler.features.pooling import PoolingPart
+from weft.scheduler.features.processors import LogitProcessors
+from weft.scheduler.features.prompt_logprobs import PromptLogprobsPart
+from weft.scheduler.features.sessions import Sessions
+from weft.scheduler.features.thinking import ThinkingBudget
+from weft.scheduler.features.vectors import VectorsPart
+from weft.scheduler.scheduler import Scheduler
+from weft.scheduler.settings import SchedulerSettings
+
+
+class Services:
+    """`depth`: steps that are planned while one runs."""
+
+    def __init__(self, settings: SchedulerSettings, around: Surroundings, depth: int) -> None:
+        sessions = Sessions(settings.sessions)
+        vectors = VectorsPart(settings.hidden_size)
+        grammar = GrammarPart(around.grammars, settings.eos_token_ids)
+        features: list[Part] = [
+            Bias(settings.eos_token_ids, settings.vocab_size),
+            PenaltiesPart(),
+            LogprobsPart(),
+            PromptLogprobsPart(),
+            HiddenStatesPart(),
+            vectors,
+            PoolingPart(),
+            Allowed(settings.vocab_size),
+            BadWords(),
+            ThinkingBudget(),
+            LogitProcessors(),
+            sessions,
+            grammar,
+        ]
+        core = EngineCore(Scheduler(settings, features), around, depth)
+        self.core = core
+        self.profiler: Profiler = around.profiler
+        self.sessions = SessionService(core, sessions)
+        self.grammars = GrammarService(core, grammar)
+        self.arrivals = Arrivals(core, self.sessions, self.grammars, vectors, around.processors)
+        self.shutdown = EngineShutdown(core)
+        self.pause = Pause(core)
+        self.input_gate = InputGate(core)
+        self.device_jobs = DeviceJobs(core, around.runner, self.pause)
+        self.flushes = CacheFlushes(core)
+        self.health = HealthChecks(core)
+        self.kv_auditor = KvAuditor(core)
+        self.idle = Idle(core, self.grammars)
+        self.load = LoadReporter(core, sessions, grammar)
+        self._attach()
+
+    def _attach(self) -> None:
+        """Arrange the services, and attach those that look at every step."""
+        hooks = self.core.hooks
+        # Before a step in this order, after it in the opposite one: a job of the device is answered
+        # first, and the load is reported when everything else is sent.
+        hooks.arrange(
+            [
+                self.load,
+                self.idle,
+                self.kv_auditor,
+                self.health,
+                self.sessions,
+                self.flushes,
+                self.shutdown,
+                self.grammars,
+                self.device_jobs,
+                self.input_gate,
+                self.pause,
+            ]
+        )
+        for service in (self.load, self.idle, self.kv_auditor):
+            hooks.attach(service)
+
+    @property
+    def scheduler(self) -> Scheduler:
+        return self.core.scheduler
+
+    def clock(self) -> float:
+        """Seconds. A journal records each reading."""
+        return self.core.clock()
+
+    def stats(self) -> Stats:
+        """All counters and gauges as they are now."""
+        return self.load.stats()

@@ -1,0 +1,119 @@
+"""Sessions between the engine's messages and `scheduler/features/sessions.py`: who opens and closes
+them, which requests belong to one, and when one has been idle for too long."""
+
+from __future__ import annotations
+
+from weft.engine.core import EngineCore
+from weft.engine.hooks import Service
+from weft.messages.requests import Abort, GenerateRequest
+from weft.messages.sessions import (
+    CloseSession,
+    CloseSessionReply,
+    OpenSession,
+    OpenSessionReply,
+)
+from weft.observe.log import EventLog
+from weft.scheduler.features.sessions import Begun, Sessions
+from weft.scheduler.features.turns import Dropped, TurnRefused, session_name
+from weft.scheduler.history.request_history import EventKind
+from weft.scheduler.limits.refusal import Refusal
+
+log = EventLog("sessions")
+
+
+class SessionService(Service):
+    """Attached while a session is open."""
+
+    name = "sessions"
+
+    def __init__(self, core: EngineCore, feature: Sessions) -> None:
+        self._core = core
+        self.feature = feature
+        # The turn that a request will be: from `begin_turn` to `enter_turn`, while it is taken in.
+        self._begun: Begun | None = None
+
+    def wake_at(self) -> float:
+        return self.feature.due_s
+
+    def open(self, message: OpenSession, now: float) -> OpenSessionReply:
+        self._close_late(now)
+        id = message.session_id
+        why_not = self.feature.open(id, message.capacity, message.timeout_s, now, message.owner)
+        if why_not:
+            log.warning("not_opened", session=id, reason=why_not)
+        else:
+            self._core.hooks.attach(self)
+        return OpenSessionReply(success=not why_not, message=why_not)
+
+    def close(self, message: CloseSession, now: float) -> CloseSessionReply:
+        self._close_late(now)
+        id = message.session_id
+        name = session_name(message.owner, id)
+        if name not in self.feature:
+            why_not = f"there is no session {id!r}: it was never opened, or it has been closed"
+            log.warning("not_closed", session=id, reason=why_not)
+            return CloseSessionReply(success=False, message=why_not)
+        is_gone = self.feature.close(name)
+        later = "" if is_gone else "it is closed when its running requests have ended"
+        return CloseSessionReply(success=True, message=later)
+
+    def begin_turn(self, message: GenerateRequest, now: float) -> Refusal | None:
+        """Find out which turn of its session a request is. Returns why it cannot be one."""
+        assert message.session is not None
+        self._begun = None
+        self._close_late(now)
+        try:
+            self._begun = self.feature.begin(message, message.session, self._core.scheduler.max_len)
+        except TurnRefused as exc:
+            return exc.refusal
+        return None
+
+    def with_history(self, message: GenerateRequest) -> GenerateRequest:
+        """The request with the history of its session in front of its prompt. It was not
+        refused."""
+        assert self._begun is not None, "the request was not looked at"
+        return self._begun.message
+
+    def enter_turn(self, message: GenerateRequest, now: float) -> None:
+        """The request is open, and so the turn of its session. Turns that it replaces end."""
+        begun = self._begun
+        self._begun = None
+        assert begun is not None, "the request was not looked at"
+        detail = _describe(begun, now)
+        replaced = self.feature.enter(begun, now)
+        self._core.note(message.id, EventKind.SESSION, detail, now)
+        if replaced:
+            why = f"the turn {message.rid!r} of its session replaces it"
+            self._core.scheduler.abort(Abort(ids=replaced, message=why))
+
+    def after_step(self, now: float) -> None:
+        """Close what has been idle for too long, and take note of KV that had to go."""
+        self._close_late(now)
+        scheduler = self._core.scheduler
+        for lost in scheduler.kv.pins.take_lost():
+            self.feature.dropped(Dropped(lost, scheduler.num_steps, now))
+        if not len(self.feature):
+            self._core.hooks.detach(self)
+
+    def _close_late(self, now: float) -> None:
+        for id in self.feature.expire(now):
+            log.info("timed_out", session=id)
+
+
+def _describe(begun: Begun, now: float) -> str:
+    """The turn, for the history of its request."""
+    turn = begun.turn
+    session = turn.session
+    detail = (
+        f"turn {session.num_turns + 1:,} of {session.id!r}: {turn.start:,} tokens of history, "
+        f"{turn.prompt_len - turn.start:,} new"
+    )
+    dropped = session.dropped
+    if dropped is None:
+        return detail
+    lost = dropped.lost
+    ago_s = now - dropped.time_s
+    return (
+        f"{detail}; KV of {lost.num_tokens:,} was dropped before step {dropped.step:,}, "
+        f"{ago_s:.3f} s ago: {lost.why}"
+    )
