@@ -84,6 +84,7 @@ class EngineProcess:
     """
 
     def __init__(self, args: EngineArgs) -> None:
+        self.args = args
         self._process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, process_group=0)
         self._exit: Future[int] = Future()
         self._exit.set_running_or_notify_cancel()

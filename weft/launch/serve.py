@@ -1,4 +1,4 @@
-"""The verb `serve`: settings, port, checks, engine; then `local` answers HTTP.
+"""The verb `serve`: settings, port, checks, engine; then `supervisor` answers HTTP.
 
 The order saves time: what can be refused is refused before anything loads, and the front's own
 modules are imported while the engine process is already at work.
@@ -7,7 +7,6 @@ modules are imported while the engine process is already at work.
 from __future__ import annotations
 
 import os
-import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -20,10 +19,9 @@ from weft.config.keys import KeyDigests, read_keys
 from weft.config.limits import Limits
 from weft.config.options import Command, asked_help
 from weft.config.server import ServerConfig
+from weft.launch.context import LaunchContext
 
 if TYPE_CHECKING:
-    from weft.assemble.prepare import Prepared
-    from weft.launch.console import Console
     from weft.launch.signals import StartSignals
     from weft.launch.supervisor import ExitStatus
 
@@ -66,7 +64,15 @@ def serve(argv: Sequence[str]) -> int:
                 console = Console(config, began, requires_key=bool(digests.user))
                 if limits is not asked:
                     console.fewer_connections(limits.max_connections, asked.max_connections)
-                end = _run(prepared, config, limits, digests, listener, console, signals)
+                context = LaunchContext(
+                    prepared=prepared,
+                    config=config,
+                    limits=limits,
+                    digests=digests,
+                    listener=listener,
+                    console=console,
+                )
+                end = _run(context, signals)
     except Stopped:
         return 0
     if end.reason and config.log_format == "json":
@@ -85,15 +91,7 @@ def share_sessions(config: EngineConfig, digests: KeyDigests) -> EngineConfig:
     return replace(config, max_sessions_per_key=max(config.max_sessions // 4, 1))
 
 
-def _run(
-    prepared: Prepared,
-    config: ServerConfig,
-    limits: Limits,
-    digests: KeyDigests,
-    listener: socket.socket,
-    console: Console,
-    signals: StartSignals,
-) -> ExitStatus:
+def _run(context: LaunchContext, signals: StartSignals) -> ExitStatus:
     """Start the engine, answer HTTP until the end, stop the engine."""
     from weft.config.process import EngineArgs
     from weft.launch.engine_process import RPC_SOCKET, EngineProcess, SocketFolder
@@ -101,16 +99,18 @@ def _run(
     from weft.observe import log
     from weft.observe.trace import make_tracer
 
+    config = context.config
     log.setup(config.log_level, format=config.log_format)
-    tracer = make_tracer(config.otlp_endpoint, config.served_model_name or prepared.model.name)
-    console.loading(prepared)
+    tracer = make_tracer(config.otlp_endpoint, context.model_name)
+    context.console.loading(context.prepared)
     with ExitStack() as started:
         started.callback(tracer.close)
+        # A signal that comes here waits until all that was started is known to `started`.
         with signals.held():
             sockets = started.enter_context(SocketFolder())
             args = EngineArgs(
-                config=prepared.config,
-                folder=str(prepared.folder),
+                config=context.prepared.config,
+                folder=str(context.prepared.folder),
                 to_engine=sockets.address("to_engine"),
                 from_engine=sockets.address("from_engine"),
                 rpc=sockets.address(RPC_SOCKET),
@@ -122,4 +122,4 @@ def _run(
             started.callback(ignore)
         from weft.launch.supervisor import run
 
-        return run(prepared, config, limits, digests, tracer, listener, console, process, args)
+        return run(context, process, tracer)

@@ -1,9 +1,10 @@
-"""Signals while a server starts: one ends the start in order, as it ends a server that runs. Later
-the event loop takes them (`local.py`).
+"""Signals that stop a server: while it starts, the first ends the start in order (`StartSignals`);
+while it runs, the event loop takes them (`LoopSignals`).
 """
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -49,6 +50,25 @@ class StartSignals:
         self._has_come = True
         if not self._is_held:
             raise Stopped
+
+
+class LoopSignals:
+    """Signals while an event loop runs:
+    the first of them asks to stop, the second to stop at once.
+    """
+
+    def __init__(self) -> None:
+        """To be made in the loop that takes them."""
+        self.stop = asyncio.Event()
+        self.abort = asyncio.Event()
+        for number in STOPPING:
+            asyncio.get_running_loop().add_signal_handler(number, self._arrived)
+
+    def _arrived(self) -> None:
+        if self.stop.is_set():
+            self.abort.set()
+        else:
+            self.stop.set()
 
 
 def ignore() -> None:

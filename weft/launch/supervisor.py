@@ -10,25 +10,20 @@ Whatever it is, every open request gets an answer first.
 from __future__ import annotations
 
 import asyncio
-import signal
-import socket
 import time
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import zmq
 
-from weft.assemble.prepare import Prepared, load_tokenizer
+from weft.assemble.prepare import load_tokenizer
 from weft.client.client import EngineClient
 from weft.client.hang_detector import TICK_S as HANG_TICK_S
-from weft.config.keys import KeyDigests
-from weft.config.limits import Limits
 from weft.config.options import SettingsError
-from weft.config.process import EngineArgs
-from weft.config.server import ServerConfig
-from weft.launch.console import Console
+from weft.launch.context import LaunchContext
 from weft.launch.engine_process import EngineProcess, explain_exit
 from weft.launch.run_queue import RunQueue
+from weft.launch.signals import LoopSignals
 from weft.messages.channel import AsyncReceiver, Sender
 from weft.messages.codec import FromEngine, Unreadable, read_from_engine
 from weft.messages.status import EngineFailed
@@ -39,9 +34,10 @@ from weft.observe.trace import Tracer
 from weft.server.app import create_app
 from weft.server.context import Readiness, ServerInfo
 from weft.server.limits import LEAST_BYTES, spare_bytes
-from weft.server.serve import make_server
+from weft.server.serve import HttpServer, make_server
 from weft.server.serve import run as run_loop
 from weft.text.templates.chat_template import TemplateError
+from weft.text.tokenizer import Tokenizer
 from weft.version import __version__
 
 LAST_WORDS_S = 0.5  # for the message of an engine that has ended
@@ -58,72 +54,30 @@ class ExitStatus(NamedTuple):
     reason: str = ""  # for the person who started it, if it did not end by his will
 
 
-def run(
-    prepared: Prepared,
-    config: ServerConfig,
-    limits: Limits,
-    digests: KeyDigests,
-    tracer: Tracer,
-    listener: socket.socket,
-    console: Console,
-    process: EngineProcess,
-    args: EngineArgs,
-) -> ExitStatus:
-    """Serve what `process` computes on `listener`, until a signal or a failure.
+def run(context: LaunchContext, process: EngineProcess, tracer: Tracer) -> ExitStatus:
+    """Serve what `process` computes, until a signal or a failure.
     Leaves the process to the caller.
     """
-    return run_loop(
-        _run(prepared, config, limits, digests, tracer, listener, console, process, args)
-    )
+    return run_loop(_run(context, process, tracer))
 
 
-async def _run(
-    prepared: Prepared,
-    config: ServerConfig,
-    limits: Limits,
-    digests: KeyDigests,
-    tracer: Tracer,
-    listener: socket.socket,
-    console: Console,
-    process: EngineProcess,
-    args: EngineArgs,
-) -> ExitStatus:
+async def _run(context: LaunchContext, process: EngineProcess, tracer: Tracer) -> ExitStatus:
     """Put the front together, supervise it, take it apart."""
-    signals = Signals()
+    signals = LoopSignals()
+    args = process.args
     receiver = AsyncReceiver(zmq.Context(), args.from_engine, read_from_engine, bind=True)
     sender = Sender(zmq.Context(), args.to_engine, bind=True)
-    tokenizer = load_tokenizer(prepared.folder)
+    tokenizer = load_tokenizer(context.prepared.folder)
     _require_memory()
-    info = _info(prepared, config)
-    client = EngineClient(
-        tokenizer,
-        sender.send,
-        metrics=Metrics(info.model_name, config.metrics_compat),
-        tracer=tracer,
-        log_requests=config.log_requests,
-        max_pending_tokens=limits.max_pending_tokens,
-        max_request_share=limits.max_request_share,
-        step_timeout_s=config.step_timeout_s,
-        clamp_max_tokens=config.clamp_max_tokens,
-        hang_after_s=config.hang_after_s,
-    )
+    client = _client(context, tokenizer, sender, tracer)
     client.metrics.processes.add("engine", process.pid)
     readiness = Readiness()
-    try:
-        app = create_app(client, tokenizer, config, info, readiness, limits, digests)
-        http = make_server(app, config, limits, client.metrics.refused)
-    except (TemplateError, OSError) as exc:
-        raise SettingsError(
-            f"--chat-template is {config.chat_template}, which cannot be used: {exc}"
-        ) from exc
+    http = _http(context, tokenizer, client, readiness)
     engine = EngineWatch(process, receiver)
     receiving = asyncio.create_task(client.run(engine.receive))
-    serving = asyncio.create_task(http.serve(sockets=[listener]))
+    serving = asyncio.create_task(http.serve(sockets=[context.listener]))
     try:
-        supervisor = Supervisor(
-            client, readiness, engine, RunQueue(process.pid), signals, console, config
-        )
-        end = await supervisor.run(serving, listener.getsockname()[1])
+        end = await Supervisor(context, client, readiness, engine, signals).run(serving)
     finally:
         http.should_exit = True
         await asyncio.wait({serving}, timeout=LAST_ANSWERS_S)
@@ -133,8 +87,44 @@ async def _run(
         receiver.close()
         sender.close()
     if not end.reason:
-        console.stopped()
+        context.console.stopped()
     return end
+
+
+def _client(
+    context: LaunchContext, tokenizer: Tokenizer, sender: Sender, tracer: Tracer
+) -> EngineClient:
+    config = context.config
+    limits = context.limits
+    return EngineClient(
+        tokenizer,
+        sender.send,
+        metrics=Metrics(context.model_name, config.metrics_compat),
+        tracer=tracer,
+        log_requests=config.log_requests,
+        max_pending_tokens=limits.max_pending_tokens,
+        max_request_share=limits.max_request_share,
+        step_timeout_s=config.step_timeout_s,
+        clamp_max_tokens=config.clamp_max_tokens,
+        hang_after_s=config.hang_after_s,
+    )
+
+
+def _http(
+    context: LaunchContext, tokenizer: Tokenizer, client: EngineClient, readiness: Readiness
+) -> HttpServer:
+    """Raises SettingsError for a chat template that cannot be used."""
+    config = context.config
+    limits = context.limits
+    try:
+        app = create_app(
+            client, tokenizer, config, _info(context), readiness, limits, context.digests
+        )
+        return make_server(app, config, limits, client.metrics.refused)
+    except (TemplateError, OSError) as exc:
+        raise SettingsError(
+            f"--chat-template is {config.chat_template}, which cannot be used: {exc}"
+        ) from exc
 
 
 def _require_memory() -> None:
@@ -147,30 +137,18 @@ def _require_memory() -> None:
         )
 
 
-def _info(prepared: Prepared, config: ServerConfig) -> ServerInfo:
-    model = prepared.model
+def _info(context: LaunchContext) -> ServerInfo:
+    model = context.prepared.model
+    config = context.prepared.config
     return ServerInfo(
-        model_name=config.served_model_name or model.name,
-        context_length=prepared.config.context_length,
+        model_name=context.model_name,
+        context_length=config.context_length,
         version=__version__,
         started_at=time.time(),
-        model_summary=f"{model.name} ({model.architecture}, {prepared.config.dtype})",
-        sampling=prepared.sampling,
-        settings=asdict(prepared.config),
+        model_summary=f"{model.name} ({model.architecture}, {config.dtype})",
+        sampling=context.prepared.sampling,
+        settings=asdict(config),
     )
-
-
-class Signals:
-    """SIGINT, SIGTERM, SIGHUP: the first of them asks to stop, the second to stop at once."""
-
-    def __init__(self) -> None:
-        self.stop = asyncio.Event()
-        self.abort = asyncio.Event()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            asyncio.get_running_loop().add_signal_handler(number, self._arrived)
-
-    def _arrived(self) -> None:
-        (self.abort if self.stop.is_set() else self.stop).set()
 
 
 class EngineWatch:
@@ -181,6 +159,7 @@ class EngineWatch:
     ) -> None:
         self._process = process
         self._receiver = receiver
+        self._run_queue = RunQueue(process.pid)
         self._failed: asyncio.Future[EngineFailed] = asyncio.get_running_loop().create_future()
 
     async def receive(self) -> FromEngine | Unreadable:
@@ -203,8 +182,13 @@ class EngineWatch:
         if self._failed.done():
             ended.cancel()
             failure = self._failed.result()
-            return ExitStatus(2 if failure.user_error else 1, failure.message)
+            status = 2 if failure.user_error else 1
+            return ExitStatus(status, failure.message)
         return ExitStatus(1, explain_exit(ended.result()))
+
+    def lacks_processor(self, passed_s: float) -> bool:
+        """Whether the engine wanted to run in the `passed_s` since the last call, and could not."""
+        return self._run_queue.holds_up(passed_s)
 
 
 class Supervisor:
@@ -212,24 +196,20 @@ class Supervisor:
 
     def __init__(
         self,
+        context: LaunchContext,
         client: EngineClient,
         readiness: Readiness,
         engine: EngineWatch,
-        run_queue: RunQueue,
-        signals: Signals,
-        console: Console,
-        config: ServerConfig,
+        signals: LoopSignals,
     ) -> None:
+        self._context = context
         self._client = client
         self._readiness = readiness
         self._engine = engine
-        self._run_queue = run_queue
         self._signals = signals
-        self._console = console
-        self._config = config
 
-    async def run(self, serving: asyncio.Task[None], port: int) -> ExitStatus:
-        """Until something ends it. `serving` is HTTP, which nobody but the caller ends."""
+    async def run(self, serving: asyncio.Task[None]) -> ExitStatus:
+        """Until something ends it. `serving` is HTTP, which only the caller ends."""
         ready = asyncio.create_task(self._client.wait_ready())
         stop = asyncio.create_task(self._signals.stop.wait())
         lost = asyncio.create_task(self._engine.end())
@@ -240,7 +220,7 @@ class Supervisor:
             if ready.done():
                 garbage.freeze()  # imports and tokenizer stay
                 self._readiness.mark_ready()
-                self._console.ready(ready.result(), port)
+                self._context.console.ready(ready.result(), self._context.port)
                 await asyncio.wait(tasks - {ready}, return_when=asyncio.FIRST_COMPLETED)
             if stop.done():
                 return await self._drain(lost)
@@ -251,9 +231,8 @@ class Supervisor:
             if hung.done():
                 self._client.engine_lost(hung.result().reason)
                 return hung.result()
-            return ExitStatus(
-                1, f"the HTTP server has ended: {serving.exception() or 'no reason given'}"
-            )
+            why = serving.exception() or "no reason given"
+            return ExitStatus(1, f"the HTTP server has ended: {why}")
         finally:
             for task in (ready, stop, lost, hung):
                 task.cancel()
@@ -263,27 +242,29 @@ class Supervisor:
         with an error, too. Whether the server ends if it lasts is a setting.
         """
         client = self._client
-        config = self._config
+        config = self._context.config
         await client.wait_ready()
-        told = ""
+        known = ""  # the hang that was reported
         hung_s = 0.0
         now = time.monotonic()
         while True:
             await asyncio.sleep(HANG_TICK_S)
             before = now
             now = time.monotonic()
-            client.hang_detector.tick(
-                now - before, is_engine_queued=self._run_queue.holds_up(now - before)
-            )
+            is_queued = self._engine.lacks_processor(now - before)
+            client.hang_detector.tick(now - before, is_engine_queued=is_queued)
             hang = client.hang_detector.hang
             client.metrics.responds(not hang)
-            if hang and not told:
+            if hang and not known:
+                hung_s = 0.0
                 log.error("engine_hangs", reason=hang, open=client.num_open)
                 client.end_all(hang)
-            elif told and not hang:
+            elif hang:
+                hung_s += HANG_TICK_S
+            elif known:
                 log.warning("engine_recovered", after_s=hung_s)
-            hung_s = hung_s + HANG_TICK_S if told and hang else 0.0
-            told = hang
+                hung_s = 0.0
+            known = hang
             if hang and hung_s >= config.hang_timeout_s and config.on_hang == "exit":
                 return ExitStatus(1, f"{hang}; the server ends (--on-hang)")
 
@@ -292,23 +273,24 @@ class Supervisor:
         A second signal ends it at once.
         """
         client = self._client
+        console = self._context.console
         self._readiness.drain()
         abort = asyncio.create_task(self._signals.abort.wait())
-        deadline = time.monotonic() + self._config.drain_s
-        while (
-            client.num_open
-            and not abort.done()
-            and not lost.done()
-            and (left_s := deadline - time.monotonic()) > 0
-        ):
-            self._console.draining(client.num_open, left_s)
+        deadline = time.monotonic() + self._context.config.drain_s
+        while client.num_open and not abort.done() and not lost.done():
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                break
+            console.draining(client.num_open, left_s)
             await asyncio.wait(
-                {abort, lost}, timeout=min(TICK_S, left_s), return_when=asyncio.FIRST_COMPLETED
+                {abort, lost},
+                timeout=min(TICK_S, left_s),
+                return_when=asyncio.FIRST_COMPLETED,
             )
         abort.cancel()
         if lost.done():
             client.engine_lost(lost.result().reason)
             return lost.result()
-        self._console.aborting(client.num_open)
+        console.aborting(client.num_open)
         client.end_all("the server has been stopped")
         return ExitStatus(0)
