@@ -15,12 +15,10 @@ from weft.server.operation import Operation
 
 
 def openapi_document(operations: Sequence[Operation], version: str) -> dict[str, Any]:
-    types = {
-        type
-        for operation in operations
-        for type in (operation.body, operation.answer)
-        if type is not None
-    }
+    """The routes and the schemas of their bodies, as OpenAPI 3.1."""
+    types: set[type[msgspec.Struct]] = set()
+    for operation in operations:
+        types.update(type for type in (operation.body, operation.answer) if type is not None)
     ordered: list[type[msgspec.Struct]] = [
         ErrorBody,
         *sorted(types, key=lambda type: type.__name__),
@@ -36,9 +34,8 @@ def openapi_document(operations: Sequence[Operation], version: str) -> dict[str,
     schema_of = dict(zip(ordered, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
-        paths.setdefault(_template(operation.path), {})[operation.method.lower()] = _describe(
-            operation, schema_of
-        )
+        methods = paths.setdefault(_template(operation.path), {})
+        methods[operation.method.lower()] = _describe(operation, schema_of)
     return {
         "openapi": "3.1.0",
         "info": {"title": "weft", "version": version},
@@ -51,13 +48,19 @@ def openapi_document(operations: Sequence[Operation], version: str) -> dict[str,
     }
 
 
+_STYLE = (
+    "body { font-family: sans-serif; margin: 2em } "
+    "td, th { padding: .3em .8em; text-align: left;\nvertical-align: top } "
+    "tr:nth-child(even) { background: #8882 }"
+)
+
+
 def docs_page(operations: Sequence[Operation], version: str) -> str:
     """The routes as one page that loads nothing else."""
     rows = "\n".join(map(_docs_row, operations))
     return f"""<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>weft {html.escape(version)}</title>
-<style>body {{ font-family: sans-serif; margin: 2em }} td, th {{ padding: .3em .8em; text-align: left;
-vertical-align: top }} tr:nth-child(even) {{ background: #8882 }}</style>
+<style>{_STYLE}</style>
 <h1>weft {html.escape(version)}</h1>
 <p>For programs: <a href="/openapi.json">/openapi.json</a></p>
 <table><tr><th>method<th>path<th>what<th>fields of the body
@@ -81,9 +84,10 @@ def _describe(
     success: dict[str, Any] = {"description": "success"}
     if operation.answer is not None:
         success["content"] = _json(schema_of[operation.answer])
+    path_name = operation.path.replace("/", "_").replace(":path", "")
     described: dict[str, Any] = {
         "summary": operation.summary,
-        "operationId": f"{operation.method.lower()}{operation.path.replace('/', '_').replace(':path', '')}",
+        "operationId": f"{operation.method.lower()}{path_name}",
         "responses": {
             "200": success,
             "4XX": failure,
@@ -95,29 +99,30 @@ def _describe(
             "required": True,
             "content": _json(schema_of[operation.body]),
         }
-    parameters: list[dict[str, Any]] = [
-        {
-            "name": name,
-            "in": "query",
-            "schema": _range(QUERIES[name]),
-        }
-        for name in operation.query
-    ]
-    if "{" in operation.path:
-        name = operation.path.partition("{")[2].partition("}")[0].removesuffix(":path")
-        parameters.append(
-            {
-                "name": name,
-                "in": "path",
-                "required": True,
-                "schema": {"type": "string"},
-            }
-        )
+    parameters = _parameters(operation)
     if parameters:
         described["parameters"] = parameters
     if operation.is_open:
         described["security"] = []
     return described
+
+
+def _parameters(operation: Operation) -> list[dict[str, Any]]:
+    """Of the query and of the path."""
+    parameters: list[dict[str, Any]] = []
+    for name in operation.query:
+        schema = _range(QUERIES[name])
+        parameters.append({"name": name, "in": "query", "schema": schema})
+    if "{" in operation.path:
+        name = operation.path.partition("{")[2].partition("}")[0].removesuffix(":path")
+        parameter = {
+            "name": name,
+            "in": "path",
+            "required": True,
+            "schema": {"type": "string"},
+        }
+        parameters.append(parameter)
+    return parameters
 
 
 def _hide_envelope(component: dict[str, Any]) -> None:
@@ -141,20 +146,24 @@ def _bound(component: dict[str, Any]) -> None:
                 one.update(_range(NUMBERS[name]))
 
 
-def _numbers_in(schema: dict[str, Any]) -> list[dict[str, Any]]:
-    """The schemas of numbers in the schema of a field: its own, and those of alternatives and
-    items.
-    """
+def _numbers_in(schema: Any) -> list[dict[str, Any]]:
+    """The schemas of numbers in the schema of a field: its own, of alternatives and of items."""
+    if not isinstance(schema, dict):
+        return []
     if schema.get("type") in ("integer", "number"):
         return [schema]
-    inner = [*schema.get("anyOf", ()), schema.get("items")]
-    return [one for part in inner if isinstance(part, dict) for one in _numbers_in(part)]
+    found: list[dict[str, Any]] = []
+    for part in (*schema.get("anyOf", ()), schema.get("items")):
+        found += _numbers_in(part)
+    return found
 
 
 def _values_in(schema: dict[str, Any]) -> list[dict[str, Any]]:
     """The schemas of numbers that are the values of an object."""
-    values = [one.get("additionalProperties") for one in (schema, *schema.get("anyOf", ()))]
-    return [one for value in values if isinstance(value, dict) for one in _numbers_in(value)]
+    found: list[dict[str, Any]] = []
+    for part in (schema, *schema.get("anyOf", ())):
+        found += _numbers_in(part.get("additionalProperties"))
+    return found
 
 
 def _range(number: Number) -> dict[str, Any]:
@@ -162,11 +171,8 @@ def _range(number: Number) -> dict[str, Any]:
     if number.is_token:
         return {"type": kind, "minimum": 0}  # the model says how far the vocabulary goes
     low = min((number.low, *number.also))
-    return {
-        "type": kind,
-        "exclusiveMinimum" if number.is_open else "minimum": low,
-        "maximum": number.high,
-    }
+    lowest = "exclusiveMinimum" if number.is_open else "minimum"
+    return {"type": kind, lowest: low, "maximum": number.high}
 
 
 def _json(schema: dict[str, Any]) -> dict[str, Any]:

@@ -50,10 +50,12 @@ def make_server(
     `refused` is told the name of each limit for which a connection was ended.
     """
     limits = limits or Limits()
+    limiter = ConnectionLimiter(limits, refused)
+    protocol: Any = partial(GuardedProtocol, limiter=limiter)
     return HttpServer(
         uvicorn.Config(
             app,
-            http=partial(GuardedProtocol, limiter=ConnectionLimiter(limits, refused)),  # type: ignore[arg-type]
+            http=protocol,
             ws="none",
             lifespan="off",
             loop="none",

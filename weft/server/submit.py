@@ -283,6 +283,8 @@ def submit(
     """
     context.require_accepting()
     check_totals(context, prompts)
-    if any(prompt.vectors for prompt in prompts):
-        require_embeds_room(context, prompts)
+    for prompt in prompts:
+        if prompt.vectors:
+            require_embeds_room(context, prompts)
+            break
     return context.client.submit(prompts, stream=stream)

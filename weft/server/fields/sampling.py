@@ -23,8 +23,9 @@ MAX_SHOWN = 64  # characters of a wrong value that are repeated
 _NAME = re.compile(r"[A-Za-z_][\w.-]{0,127}")
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
 _NO_CODE = (
-    "code in a request is never run. Give the name of a logit processor that the server was started with "
-    "(--logit-processors, or an installed package), and its parameters in custom_params"
+    "code in a request is never run. Give the name of a logit processor that the server was "
+    "started with (--logit-processors, or an installed package), and its parameters in "
+    "custom_params"
 )
 
 

@@ -147,7 +147,7 @@ class RequestMiddleware:
         return ApiError(503, message, headers=headers, limit="max_connections")
 
     async def _drain(self, receive: Receive, out: _Outgoing) -> None:
-        """Read on for a moment, throwing away what comes; then end the answer and the connection."""
+        """Read on for a moment and throw away what comes; then end the answer and the connection."""
         left = int(self._limits.linger_mb * 1_000_000)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._limits.linger_s):

@@ -28,18 +28,20 @@ INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"  # an answer that every client overlo
 
 _HEAD = b"HTTP/1.1 %s\r\ncontent-type: application/json\r\nconnection: close\r\n\r\n"
 _TOO_LARGE = _HEAD % b"431 Request Header Fields Too Large" + (
-    b'{"error":{"message":"the request line and headers are too large","type":"invalid_request_error",'
-    b'"param":null,"code":431}}'
+    b'{"error":{"message":"the request line and headers are too large",'
+    b'"type":"invalid_request_error","param":null,"code":431}}'
 )
 _BAD_REQUEST = _HEAD % b"400 Bad Request" + (
-    b'{"error":{"message":"this is no valid HTTP request","type":"invalid_request_error","param":null,"code":400}}'
+    b'{"error":{"message":"this is no valid HTTP request",'
+    b'"type":"invalid_request_error","param":null,"code":400}}'
 )
 _TOO_MUCH_FRAMING = _HEAD % b"400 Bad Request" + (
     b'{"error":{"message":"the chunk extensions and trailers of the body are too large",'
     b'"type":"invalid_request_error","param":null,"code":400}}'
 )
 _OVERLOADED = _HEAD % b"503 Service Unavailable\r\nretry-after: 1" + (
-    b'{"error":{"message":"there are too many connections","type":"service_unavailable_error","param":null,"code":503}}'
+    b'{"error":{"message":"there are too many connections",'
+    b'"type":"service_unavailable_error","param":null,"code":503}}'
 )
 
 

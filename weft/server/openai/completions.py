@@ -207,6 +207,9 @@ class CompletionReply:
         self._echo = echo
         self._options = body.stream_options or StreamOptions()
         self._return_ids = bool(body.return_token_ids)
+        self._tells_prompt = bool(body.echo or body.return_token_ids) or (
+            body.prompt_logprobs is not None
+        )
         # Likeliest tokens beside each token of the prompt; None: not asked for.
         self._num_prompt_logprobs = body.prompt_logprobs
         self._logprobs: LogprobsSpec | None = None
@@ -261,7 +264,8 @@ class CompletionReply:
         choice = CompletionChoice(index=delta.choice, text=delta.text)
         if delta.choice not in self._opened:
             self._opened.add(delta.choice)
-            self._open(choice)
+            if self._tells_prompt:
+                self._open(choice)
         if self._logprobs is not None:
             choice.logprobs = self._logprobs_of(delta, self._logprobs)
         if self._return_ids:

@@ -117,7 +117,7 @@ def _add_call(found: list[ChatMessage], item: ResponseItem, arguments: str) -> N
 
 
 def _add_reasoning(found: list[ChatMessage], text: str) -> None:
-    """Reasoning belongs to what follows; as long as nothing does, it is a message without content."""
+    """Reasoning belongs to what follows; until something does, it is a message without content."""
     if text:
         found.append(
             ChatMessage(
