@@ -215,7 +215,7 @@ class RouteTable:
 
 
 def _documents(version: str) -> tuple[Operation, Operation]:
-    """The routes that tell of all routes, themselves among them."""
+    """The routes that describe all routes, themselves included."""
 
     async def openapi(context: ServerContext, request: Request) -> ASGIApp:
         return Response(document, media_type="application/json")

@@ -59,7 +59,7 @@ _HOST = re.compile(r"[\w.:\[\]-]*")
 
 
 class Caller(NamedTuple):
-    """Who sends a request, as far as its key tells."""
+    """The sender of a request, as its key identifies it."""
 
     key_name: str = ""  # of the key that came, if it is one of those that are accepted
     is_user: bool = False
@@ -70,7 +70,7 @@ NOBODY = Caller()
 
 
 class Keys:
-    """The keys of one server, and the pages and names that it answers to where it asks for none."""
+    """The keys of one server, and, for requests without a key, its pages and names."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class Keys:
         """Why this request is refused, if it is."""
         needs_key = bool(self._digests.user)
         if access == "open" and needs_key:
-            return None  # it tells nothing, and a balancer may ask for any name
+            return None  # the answer has no data, and a balancer may use any name
         has_key = caller.is_user or caller.is_admin
         if needs_key and not has_key and access not in self._open:
             return ApiError(
@@ -258,7 +258,7 @@ class Pages:
 
 
 def is_from_browser(headers: Headers) -> bool:
-    """Whether a page may have sent this: browsers tell so in requests that can do something."""
+    """Whether a page may have sent this: browsers mark requests that can change something."""
     return "origin" in headers or any(name.startswith("sec-fetch-") for name in headers)
 
 

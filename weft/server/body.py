@@ -176,7 +176,7 @@ def invalid(message: str, type: type[msgspec.Struct] | None = None) -> ApiError:
 
 
 def _words(type: type[msgspec.Struct], path: str) -> list[str]:
-    """What the literal at a path, such as `messages[0].role`, may be."""
+    """The values that the literal at a path, such as `messages[0].role`, may have."""
     found = _alternatives(msgspec.inspect.type_info(type))
     for name in re.sub(r"\[[^]]*\]", "", path).split("."):
         deeper: list[msgspec.inspect.Type] = []

@@ -1,8 +1,8 @@
-"""What the server knows of itself, and whose a request is.
+"""The parts that handlers work with, and the owner of a request.
 
-`ServerContext` holds the parts that handlers work with: fixed facts, readiness, client, tokenizer.
+`ServerContext` holds fixed facts, readiness, client, tokenizer and limits.
 A request belongs to the API key that it came with. A key goes by its name, never by itself
-(`config/keys.py`). What belongs to somebody (sessions, stored responses) belongs to a key. A client
+(`config/keys.py`). Sessions and stored responses belong to a key. A client
 cannot invent a key, so it gains nothing by names of its own, unless the operator lets the `user` of
 a request count (`--tenant-by user`). This module reads no body and writes no answer.
 """

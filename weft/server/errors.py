@@ -3,7 +3,7 @@ expect, but for the routes of other APIs, whose clients expect theirs. Beside it
 `request_id`, the name under which the log knows the request.
 
     ApiError            an answer with a status; raised anywhere in a handler
-    ClientGone          the client left while its request was read; there is nobody to answer
+    ClientGone          the client left while its request was read; no answer is sent
 
 Exceptions of other layers are translated here and nowhere else. No message holds a path, an address
 or a traceback.
@@ -201,7 +201,7 @@ def error_response(exc: BaseException) -> Response:
 
 
 class ErrorAnswer(Response):
-    """An error as an answer. On its way out it tells the edge which limit was exceeded."""
+    """An error as an answer. It names the limit that was exceeded to the middleware."""
 
     def __init__(self, error: ApiError) -> None:
         super().__init__(

@@ -35,7 +35,7 @@ SCRAPE_TIMEOUT_S = 0.5  # for fresh numbers of the engine when metrics are asked
 
 
 class Bound(NamedTuple):
-    """What one limit means for some fields of a body."""
+    """One limit, and the fields of bodies that it bounds."""
 
     limit: str  # field of `Limits`
     fields: tuple[str, ...]
@@ -178,7 +178,7 @@ def _check_free_form(limits: Limits, name: str, value: Any) -> None:
 
 
 class Total(NamedTuple):
-    """What one limit means for the prompts of a request together.
+    """One limit on the sum over the prompts of a request.
 
     A small body can ask for very much, so the limits hold for what the request grows to.
     """

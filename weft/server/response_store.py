@@ -1,7 +1,7 @@
 """Responses that can be asked for again: a bounded store in memory. Nothing survives the server.
 
 A response belongs to the key that it was made with: for any other there is none of that id. When
-the store is full, who keeps most of it loses the oldest.
+the store is full, the key with the most loses its oldest.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ResponseStore:
         owner: str = "",
         items: Sequence[dict[str, Any]] = (),
     ) -> None:
-        """Keep a response, in the place of an older state of it.
+        """Keep a response instead of an older state of it.
 
         One that is larger than the store is not kept.
         """

@@ -40,7 +40,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
 
 
 class TemplateRequest(msgspec.Struct, kw_only=True):
-    """What makes the prompt of a chat."""
+    """The fields that make the prompt of a chat."""
 
     model: str | None = None
     messages: list[ChatMessage]
@@ -98,7 +98,7 @@ async def detokenize(context: ServerContext, request: Request) -> ASGIApp:
 
 
 async def tokenizer_info(context: ServerContext, request: Request) -> ASGIApp:
-    """What a client needs to tokenize and render as this server does."""
+    """Facts by which a client can tokenize and render as this server does."""
     templates = context.tokenizer.chat_templates
     return json_response(
         {

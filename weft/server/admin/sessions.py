@@ -1,5 +1,4 @@
-"""Sessions over HTTP: opened and closed by routes of their own, as SGLang's clients do it, and named
-by requests.
+"""Sessions over HTTP: opened and closed by routes of their own, as SGLang's clients do it.
 
 Whoever may generate may have sessions: they need the user's key, not that of administration. A
 session belongs to the key that opened it: for any other there is none of that id. An id that is not

@@ -61,7 +61,7 @@ class OutputConfig(msgspec.Struct, kw_only=True):
 
 
 class CountRequest(msgspec.Struct, kw_only=True):
-    """What makes the prompt."""
+    """The fields that make the prompt."""
 
     model: str | None = None
     messages: list[AnthropicMessage]

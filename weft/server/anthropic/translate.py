@@ -1,4 +1,4 @@
-"""Anthropic's messages as a chat request. What cannot be translated is refused by name."""
+"""Anthropic's messages as a chat request. A part that cannot be translated is refused by name."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _messages(message: AnthropicMessage, where: str) -> list[ChatMessage]:
     reasoning: list[str] = []
     calls: list[dict[str, Any]] = []
     for number, block in enumerate(message.content):
-        place = f"{where}.content[{number}]"
+        param = f"{where}.content[{number}]"
         match block.type:
             case "text":
                 texts.append(block.text or "")
@@ -87,7 +87,7 @@ def _messages(message: AnthropicMessage, where: str) -> list[ChatMessage]:
             case "tool_use":
                 calls.append(_call(block))
             case "tool_result":
-                text = _joined(block.content or "", f"{place}.content")
+                text = _joined(block.content or "", f"{param}.content")
                 id = block.tool_use_id or ""
                 results.append(
                     ChatMessage(
@@ -97,7 +97,7 @@ def _messages(message: AnthropicMessage, where: str) -> list[ChatMessage]:
                     )
                 )
             case kind if kind not in _UNSIGNED:
-                raise _wrong_block(kind, place)
+                raise _wrong_block(kind, param)
     if not (texts or calls or reasoning):
         return results
     own = ChatMessage(role=message.role, content="\n".join(texts))
@@ -124,9 +124,9 @@ def _joined(content: str | list[Inner], where: str) -> str:
     return "\n".join(block.text or "" for block in content)
 
 
-def _wrong_block(kind: str, place: str) -> ApiError:
-    message = f"{place} is of type {kind[:64]!r}, which this model does not support"
-    return ApiError(400, message, param=place)
+def _wrong_block(kind: str, param: str) -> ApiError:
+    message = f"{param} is of type {kind[:64]!r}, which this model does not support"
+    return ApiError(400, message, param=param)
 
 
 def _tool(tool: Tool, index: int) -> dict[str, Any]:

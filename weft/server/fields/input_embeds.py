@@ -27,7 +27,7 @@ _FORMS: dict[int, Any] = {
 
 
 class Embeds(NamedTuple):
-    """The prompts of a request. Their ids hold their places."""
+    """The prompts of a request. `ids` are placeholders, one for each vector."""
 
     ids: list[list[int]]
     vectors: list[bytes]

@@ -114,7 +114,7 @@ def _fields(body: type[msgspec.Struct]) -> tuple[inspected.Field, ...]:
 
 
 def _leaves(kind: inspected.Type) -> list[inspected.Type]:
-    """What a field may be, or its items or values."""
+    """The types that a field, its items or its values may have."""
     if isinstance(kind, inspected.UnionType):
         leaves: list[inspected.Type] = []
         for member in kind.types:

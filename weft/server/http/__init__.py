@@ -1,1 +1,1 @@
-"""What every HTTP request passes, and the protocol below it."""
+"""The middleware that every HTTP request passes, and the protocol below it."""

@@ -1,4 +1,4 @@
-"""What every request passes on its way in and out, routed or not.
+"""The outermost layer: every request passes it on its way in and out, routed or not.
 
     client ─▶ CORS ─▶ RequestMiddleware ─▶ router ─▶ Endpoint ─▶ handler
 
@@ -36,7 +36,7 @@ CLIENT_LEFT = 499  # status in metrics and audit of a request whose client left 
 
 
 class RequestMiddleware:
-    """The outermost application. `route_of` gives a path's template and who may use it."""
+    """The outermost application. `route_of` returns a path's template and its access."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class RequestMiddleware:
         return ApiError(503, message, headers=headers, limit="max_connections")
 
     async def _drain(self, receive: Receive, out: _Outgoing) -> None:
-        """Read on for a moment and throw away what comes; then end the answer and the connection."""
+        """Read on for a moment and drop what comes; then end the answer and the connection."""
         left = int(self._limits.linger_mb * 1_000_000)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._limits.linger_s):

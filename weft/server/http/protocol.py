@@ -46,14 +46,14 @@ _OVERLOADED = _HEAD % b"503 Service Unavailable\r\nretry-after: 1" + (
 
 
 class ConnectionLimiter:
-    """What the connections of one server share.
+    """The state that the connections of one server share.
 
-    `refused` is told the name of each limit that ends one.
+    `refused` is called with the name of each limit that ends a connection.
 
-    A connection works while a request of it that was let in is answered; else it waits: for a head,
-    for the end of a body that nobody needs, for the client to read a refusal. Only those that work
-    count against `max_connections`, and the one that has waited longest goes first, so who has no
-    key cannot keep out who has one.
+    A connection works while a request of it that was admitted is answered; else it waits: for a
+    head, for the end of a body that is not needed, for the client to read a refusal. Only those
+    that work count against `max_connections`, and the one that has waited longest is closed first,
+    so clients without a key cannot keep out clients that have one.
     """
 
     def __init__(self, limits: Limits, refused: Callable[[str], None]) -> None:

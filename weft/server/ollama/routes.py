@@ -102,7 +102,7 @@ def _loaded(
     body: OllamaRequest,
     empty: dict[str, Any],
 ) -> Response:
-    """What clients send to have a model loaded: an answer without an answer."""
+    """The answer to a request that clients send to have a model loaded: it has no text."""
     fields = {
         "model": context.info.model_name,
         "created_at": _started(context),

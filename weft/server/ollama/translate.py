@@ -1,4 +1,4 @@
-"""Ollama's requests as chat requests. What cannot be translated is refused by name."""
+"""Ollama's requests as chat requests. A field that cannot be translated is refused by name."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ class ChatReply:
     # ---- chunks of a stream
 
     def _opening(self, index: int) -> ChatChunk:
-        """The first chunk of a choice: a role, and what is told of the prompt."""
+        """The first chunk of a choice: a role, and the fields about the prompt."""
         delta = ChatDelta(role="assistant", content="")
         chunk = self._chunk(ChatChunkChoice(index=index, delta=delta), **self._prompt_fields)
         chunk.prompt_logprobs = self._prompt_logprobs(index)

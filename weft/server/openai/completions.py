@@ -160,7 +160,7 @@ async def _infilled(
 
 
 class EchoSpec(NamedTuple):
-    """What of the prompts stands before their completions."""
+    """The prompts that stand before their completions."""
 
     texts: list[str]  # by prompt
     num_logprobs: (

@@ -53,7 +53,7 @@ class Conversation:
         return self.prompt.params
 
     def events(self, delta: Delta) -> list[Event]:
-        """What is new of one completion."""
+        """The new events of one completion."""
         return self.outputs[delta.choice].push(delta.text, is_last=delta.end is not None)
 
     def events_and_custom_calls(self, delta: Delta) -> Sequence[Event | CustomCall]:
@@ -347,7 +347,7 @@ def _looks_for_reasoning(
 
 @dataclass(frozen=True, kw_only=True)
 class _Parsing:
-    """What the outputs of a request are looked through for."""
+    """The parsers that look through the outputs of a request."""
 
     reasoning: ReasoningFormat | None
     tools: ToolFormat | None

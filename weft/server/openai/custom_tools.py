@@ -47,7 +47,7 @@ class CustomCalls:
         self._pieces: list[str] = []  # of its arguments
 
     def take(self, events: Sequence[Event], *, is_last: bool) -> list[Event | CustomCall]:
-        """The events with calls of custom tools in the place of what they consist of."""
+        """The events, with each call of a custom tool as one event."""
         told: list[Event | CustomCall] = []
         for event in events:
             if (

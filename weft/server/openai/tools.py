@@ -19,7 +19,7 @@ _ALPHABET = string.ascii_letters + string.digits
 
 
 class ToolUse(NamedTuple):
-    """What a request says of its tools. `names` is empty if none may be called."""
+    """The tools that a request may use. `names` is empty if none may be called."""
 
     names: frozenset[str] = frozenset()
     schema: dict[str, Any] | None = None  # of the calls, if the answer has to be calls
@@ -97,12 +97,12 @@ def _not_among_tools(what: str) -> ApiError:
 
 
 def forced_schema(functions: dict[str, dict[str, Any]], *, parallel: bool) -> dict[str, Any]:
-    """What a list of calls of these functions looks like, as `parsers.readers.forced` reads it."""
+    """The JSON schema of a list of calls, as `text.parsers.readers.forced` reads it."""
     calls: list[dict[str, Any]] = []
     for number, (name, function) in enumerate(functions.items()):
-        # Where the schema of the arguments stands in the whole.
-        place = "#/items" if len(functions) == 1 else f"#/items/anyOf/{number}"
-        parameters = _moved(_parameters(function), f"{place}/properties/parameters")
+        # The JSON pointer to the schema of the call.
+        pointer = "#/items" if len(functions) == 1 else f"#/items/anyOf/{number}"
+        parameters = _moved(_parameters(function), f"{pointer}/properties/parameters")
         call = {
             "type": "object",
             "properties": {"name": {"const": name}, "parameters": parameters},
@@ -127,16 +127,16 @@ def _parameters(function: dict[str, Any]) -> dict[str, Any]:
     return function.get("parameters") or {"type": "object", "properties": {}}
 
 
-def _moved(schema: Any, place: str) -> Any:
-    """A schema as it stands at `place` of another: what points into it points there."""
+def _moved(schema: Any, pointer: str) -> Any:
+    """A schema as a part of another, at `pointer`: its references point there."""
     if isinstance(schema, list):
-        return [_moved(one, place) for one in schema]
+        return [_moved(one, pointer) for one in schema]
     if not isinstance(schema, dict):
         return schema
-    moved = {key: _moved(value, place) for key, value in schema.items()}
+    moved = {key: _moved(value, pointer) for key, value in schema.items()}
     ref = schema.get("$ref")
     if isinstance(ref, str) and ref.startswith("#"):
-        moved["$ref"] = place + ref[1:]
+        moved["$ref"] = pointer + ref[1:]
     return moved
 
 

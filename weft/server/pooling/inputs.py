@@ -33,7 +33,7 @@ Vector = NDArray[np.float32]
 
 
 def require_pools(context: ServerContext, task: str, what: str) -> Pools:
-    """What the model makes of prompts. Raises `ApiError` 400 if that is not this `task`."""
+    """The pooling of the model. Raises `ApiError` 400 if its task is not `task`."""
     pools = context.client.engine.pools
     if pools is not None and pools.task == task:
         return pools
@@ -221,7 +221,7 @@ def answer(
 
 
 def vector_of(completion: Completion) -> Vector:
-    """What was made of its prompt."""
+    """float32 [size]: the vector or the scores of a completion's prompt."""
     [vector] = [extra.vector for extra in completion.given if isinstance(extra, Pooled)]
     return np.frombuffer(vector, dtype="<f4")
 

@@ -18,7 +18,7 @@ class PooledRequest(msgspec.Struct, kw_only=True):
     """The fields that all of them have in common."""
 
     model: str | None = None
-    truncate_prompt_tokens: int | None = None  # keep so many tokens of an input; -1: as many as fit
+    truncate_prompt_tokens: int | None = None  # tokens of an input to keep; -1: as many as fit
     truncation_side: Side | None = None  # where tokens are dropped; right if not given
     add_special_tokens: bool | None = None
     user: str | None = None

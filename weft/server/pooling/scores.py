@@ -138,7 +138,7 @@ class TextPairs:
 
 
 def _scoring_pools(context: ServerContext) -> Pools:
-    """What the model makes of prompts. Raises `ApiError` 400 if it cannot score pairs."""
+    """The pooling of the model. Raises `ApiError` 400 if the model cannot score pairs."""
     pools = context.client.engine.pools
     name = context.info.model_name
     if pools is None:

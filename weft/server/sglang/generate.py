@@ -110,7 +110,7 @@ async def generate(context: ServerContext, request: Request) -> ASGIApp:
 
 @dataclass(frozen=True, kw_only=True)
 class _Asked:
-    """What is asked of one prompt."""
+    """The parameters of one prompt."""
 
     params: SamplingParams
     stream_interval: int

@@ -82,7 +82,10 @@ class JsonList:
 
 
 class NativeLogprobs:
-    """Grows with its completion. What was `given` of the prompt is there before the first delta."""
+    """The lists of one completion, which grow with it.
+
+    Log probabilities of the prompt are there before the first delta.
+    """
 
     def __init__(
         self,
@@ -118,7 +121,7 @@ class NativeLogprobs:
 
     @property
     def num_bytes(self) -> int:
-        """Of the output's lists as they are told."""
+        """Of the output's lists as JSON."""
         return len(self._tokens) + len(self._top) + len(self._of_wanted)
 
     def of_output(self) -> dict[str, Any]:

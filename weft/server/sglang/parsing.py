@@ -1,6 +1,7 @@
-"""`/parse_function_call` and `/separate_reasoning`: what the parsers of answers find in a text that
-the client brings, with SGLang's fields. For those who have a model's text from elsewhere, such as
-`/generate`.
+"""`/parse_function_call` and `/separate_reasoning`, with SGLang's fields.
+
+The parsers of answers look through a text that the client brings, for clients that have a model's
+text from elsewhere, such as `/generate`.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ async def _parsed(
     text: str,
     output: ParsedOutput,
 ) -> ChatAnswer:
-    """What `output` finds in the whole text."""
+    """The message that `output` finds in the whole text."""
     longest = context.limits.max_parsed_len
     if len(text) > longest:
         message = f"text has {len(text):,} characters; at most {longest:,} are allowed"

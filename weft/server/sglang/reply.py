@@ -2,7 +2,7 @@
 
 Were each token's event to repeat everything, a stream would cost the square of its length. So what
 a completion has is kept as it will be written, and the longer it is, the more must be new before
-it is told again (`GrowingOutput.is_due`).
+it is repeated (`GrowingOutput.is_due`).
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ SPACING = 32  # from there on, an event comes when this part of the last one is 
 
 
 class GrowingOutput:
-    """What one completion of a stream has so far, and how much of that was told last."""
+    """The output of one completion so far, and its size in the last event."""
 
     def __init__(self, logprobs: NativeLogprobs | None) -> None:
         self.logprobs = logprobs
         self._texts: list[str] = []
         self._ids = JsonList()
         self._text_len = 0  # characters
-        self._told_len = 0
+        self._last_len = 0
 
     @property
     def is_opened(self) -> bool:
-        """Whether it has been told at all."""
-        return self._told_len > 0
+        """Whether it has been in an event."""
+        return self._last_len > 0
 
     @property
     def is_due(self) -> bool:
@@ -45,7 +45,7 @@ class GrowingOutput:
         times the bytes of the last, but for those that are told of it while it is small.
         """
         size = self._size()
-        return size <= FREE_LEN or size - self._told_len >= self._told_len // SPACING
+        return size <= FREE_LEN or size - self._last_len >= self._last_len // SPACING
 
     def add(self, delta: Delta) -> None:
         self._texts.append(delta.text)
@@ -54,14 +54,14 @@ class GrowingOutput:
         if self.logprobs is not None:
             self.logprobs.add(delta)
 
-    def tell(self) -> tuple[str, msgspec.Raw]:
+    def snapshot(self) -> tuple[str, msgspec.Raw]:
         """All text and ids."""
         self._texts = ["".join(self._texts)]
-        self._told_len = max(self._size(), 1)
+        self._last_len = max(self._size(), 1)
         return self._texts[0], self._ids.raw()
 
     def _size(self) -> int:
-        """About how many bytes telling it takes."""
+        """Bytes of an event with all of it, about."""
         size = self._text_len + len(self._ids)
         if self.logprobs is not None:
             size += self.logprobs.num_bytes
@@ -116,7 +116,7 @@ class NativeReply:
             if not growing.is_opened or delta.end is not None:  # they are long, and do not change
                 meta |= logprobs.of_prompt()
             meta |= logprobs.of_output()
-        text, ids = growing.tell()
+        text, ids = growing.snapshot()
         return {
             "text": text,
             "output_ids": ids,

@@ -81,7 +81,7 @@ async def list_input_items(context: ServerContext, request: Request) -> ASGIApp:
 
 
 async def cancel(context: ServerContext, request: Request) -> ASGIApp:
-    """End a background response. What it has generated until then is kept."""
+    """End a background response. The output until then is kept."""
     id = request.path_params["id"]
     response = _stored(context, request, id).response
     task = context.responses.running.get(id)
