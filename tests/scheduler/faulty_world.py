@@ -95,6 +95,7 @@ SPARED = {
         "weft.scheduler.scheduler.Scheduler.take_faults",
     ),
     "weft.scheduler.scheduler.Scheduler.take_output",
+    "weft.engine.kv_audit.KvAuditor.has_work",
 }
 # What it returns is what is told: where that is lost, nothing can be done.
 NEVER_LATE = {"weft.scheduler.scheduler.Scheduler.process_batch_result"}

@@ -29,7 +29,7 @@ RESULT_FAILED = "the engine failed on the result of this request's step"
 PLAN_FAILED = "the engine failed twice while it planned for this request"
 
 
-class StepInFlight(NamedTuple):
+class LaunchedStep(NamedTuple):
     """A step that the device computes."""
 
     batch: Batch
@@ -57,7 +57,7 @@ class Loop:
         self._depth = depth
         self._on_failure = on_failure
         self._on_fault = on_fault
-        self._in_flight: deque[StepInFlight] = deque()  # the oldest first
+        self._in_flight: deque[LaunchedStep] = deque()  # the oldest first
         self._now = 0.0  # when the last step was planned
         self._done_s = 0.0  # when the result of the last step came
         self.num_results = 0  # that have come
@@ -141,10 +141,10 @@ class Loop:
         except Exception as exc:
             self._give_up(batch, exc)
             return False
-        self._in_flight.append(StepInFlight(batch, step, self._now))
+        self._in_flight.append(LaunchedStep(batch, step, self._now))
         return True
 
-    def _commit(self, flight: StepInFlight) -> StepOutput | None:
+    def _commit(self, flight: LaunchedStep) -> StepOutput | None:
         """Wait for the result of a step, and let the scheduler take it in."""
         scheduler = self._scheduler
         batch = flight.batch
