@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import weft
-from tests.scheduler.engine_world import EngineWorld
+from tests.engine.engine_world import EngineWorld
 from tests.scheduler.test_scheduler import settings
 from weft.grammar.llg import LlgCompiler
 from weft.grammar.pool import GrammarPool

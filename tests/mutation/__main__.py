@@ -39,7 +39,7 @@ DEFAULT_PATHS = [
     "weft/scheduler/policies",
     "weft/memory",
 ]
-DEFAULT_TESTS = ["tests/scheduler", "tests/memory"]
+DEFAULT_TESTS = ["tests/scheduler", "tests/engine", "tests/memory"]
 FOREIGN = (
     "numpy",
     "msgspec",

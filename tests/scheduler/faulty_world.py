@@ -22,8 +22,8 @@ import numpy as np
 
 import weft.memory
 import weft.scheduler.policies
+from tests.engine.engine_world import EngineWorld
 from tests.faults import Injected
-from tests.scheduler.engine_world import EngineWorld
 from tests.scheduler.oracle_runner import DeviceFailed, OracleStep
 from tests.scheduler.random_worlds import StepSeconds, random_prompt
 from tests.scheduler.world import EOS, VOCAB

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.engine.engine_world import EngineWorld
 from tests.faults import Injected
-from tests.scheduler.engine_world import EngineWorld
 from tests.scheduler.faulty_world import (
     NEVER_LATE,
     NUM_WORLDS,

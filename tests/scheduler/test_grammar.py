@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.scheduler.engine_world import EngineWorld
+from tests.engine.engine_world import EngineWorld
 from tests.scheduler.oracle_runner import OracleRunner
 from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.test_scheduler import settings

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.scheduler.engine_world import EngineWorld
+from tests.engine.engine_world import EngineWorld
 from tests.scheduler.oracle_runner import extend_hash, next_token
 from tests.scheduler.random_worlds import random_prompt, random_settings
 from tests.scheduler.recorded import RecordedWorld

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from tests.scheduler.engine_world import EngineWorld
+from tests.engine.engine_world import EngineWorld
 from tests.scheduler.test_scheduler import settings
 from weft.client.aux_outputs import prompt_logprobs
 from weft.messages.control import ContinueGeneration, HealthCheck, HealthCheckReply, PauseGeneration

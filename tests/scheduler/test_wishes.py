@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from tests.scheduler.engine_world import EngineWorld
+from tests.engine.engine_world import EngineWorld
 from tests.scheduler.oracle_runner import OracleRunner
 from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.test_grammar import (

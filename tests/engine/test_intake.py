@@ -14,7 +14,7 @@ import msgspec
 import pytest
 import zmq
 
-from tests.scheduler.engine_world import EngineWorld, request
+from tests.engine.engine_world import EngineWorld, request
 from tests.scheduler.test_scheduler import settings
 from weft.config.options import SettingsError
 from weft.config.pairs import parse_recv_weights

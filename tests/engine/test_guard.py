@@ -11,9 +11,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from tests.engine.engine_world import EngineWorld, request
 from tests.examples import example_of
 from tests.faults import Injected, Places
-from tests.scheduler.engine_world import EngineWorld, request
 from tests.scheduler.test_scheduler import settings
 from weft.engine.control import handlers as control
 from weft.engine.health import PROBE

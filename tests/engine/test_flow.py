@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.scheduler.engine_world import EngineWorld, request
+from tests.engine.engine_world import EngineWorld, request
 from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.test_scheduler import settings
 from weft.engine.explain import NOT_LOOKED_AT

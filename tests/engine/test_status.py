@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tests.scheduler.engine_world import EngineWorld
+from tests.engine.engine_world import EngineWorld
 from tests.scheduler.test_scheduler import settings
 from tests.scheduler.world import World
 from weft.engine.explain import get_queue_status
