@@ -1,1 +1,2 @@
-"""Runs one plan on one device. `plan` is what the scheduler sees of it, and the only module here without torch."""
+"""Runs one plan on one device. `plan` is what the scheduler sees of it, and the only module here
+without torch."""

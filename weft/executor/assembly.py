@@ -1,4 +1,5 @@
-"""The steps that the builds of all devices share: KV pool, weights, and the store that changes them.
+"""The steps that the builds of all devices share: KV pool, weights, and the store that changes
+them.
 
 `cpu/build.py`, `gpu/build.py` and `plain/build.py` put a runner together; this knows no device.
 """
@@ -57,7 +58,13 @@ def make_kv_pool(spec: RunnerSpec, device: torch.device) -> KVPool:
     if config.kv_dtype == "float8_e4m3fn" and not spec.is_dummy:
         layer_scales = kv_scales(spec.folder, config.num_layers)
     dtype = getattr(torch, config.kv_dtype or config.dtype)
-    return KVPool(config, spec.kv_tokens, device, dtype, layer_scales)
+    return KVPool(
+        config,
+        spec.kv_tokens,
+        device,
+        dtype,
+        layer_scales,
+    )
 
 
 def fill_weights(
@@ -73,7 +80,13 @@ def fill_weights(
 def make_pooler(
     spec: RunnerSpec, model: DecoderModel | EncoderModel, device: torch.device
 ) -> Pooler:
-    return Pooler(spec.model, model.normed, model.logits, spec.max_rows, device)
+    return Pooler(
+        spec.model,
+        model.normed,
+        model.logits,
+        spec.max_rows,
+        device,
+    )
 
 
 def make_weight_store(

@@ -1,4 +1,5 @@
-"""The seam of attention: what a step says to the backend, and what a backend promises to the models.
+"""The seam of attention: what a step says to the backend, and what a backend promises to the
+models.
 
 A backend owns how K and V are stored and read. `ATTENTION_BACKENDS` (`config/engine.py`) names the
 class of each; docs/contribute/attention-backend.md adds one for GPUs.

@@ -1,4 +1,5 @@
-"""What a runner asks of its device: on which thread a step is computed, and how its result comes back.
+"""What a runner asks of its device: on which thread a step is computed, and how its result comes
+back.
 
 Knows neither models nor plans: a step is a function to call, and its output a few tensors.
 """
@@ -59,7 +60,13 @@ class CallersThread(Executor):
     team of threads, whichever thread calls, and leave the settings of the caller's thread alone.
     """
 
-    def submit(self, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+    def submit(
+        self,
+        work: Callable[P, T],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Future[T]:
         future: Future[T] = Future()
         try:
             future.set_result(work(*args, **kwargs))

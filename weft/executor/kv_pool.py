@@ -1,4 +1,5 @@
-"""The tensors that hold K and V. Which slot belongs to whom is decided elsewhere (`memory/`), in numpy."""
+"""The tensors that hold K and V. Which slot belongs to whom is decided elsewhere (`memory/`), in
+numpy."""
 
 from __future__ import annotations
 
@@ -13,8 +14,9 @@ from weft.config.model import ModelConfig
 
 
 class KVPool:
-    """K and V of `num_slots` tokens for every layer, [slots, kv_heads, head_dim]; in int8 with a scale for each slot
-    and head, in fp8 divided by `layer_scales`, of K and of V (1 if not given)."""
+    """K and V of `num_slots` tokens for every layer, [slots, kv_heads, head_dim]; in int8 with a
+    scale for each slot and head, in fp8 divided by `layer_scales`, of K and of V (1 if not
+    given)."""
 
     def __init__(
         self,
@@ -41,10 +43,19 @@ class KVPool:
         return len(self.k[0])
 
 
-def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros that take no memory until they are written to: torch.zeros writes them, numpy asks the system for them."""
+def zeros(
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Tensor:
+    """Zeros that take no memory until they are written to: torch.zeros writes them, numpy asks the
+    system for them."""
     if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
+        return torch.zeros(
+            shape,
+            dtype=dtype,
+            device=device,
+        )
     return (
         torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8))
         .view(dtype)

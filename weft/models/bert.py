@@ -30,12 +30,28 @@ ROBERTA = Naming("roberta", ("classifier", "dense"), ("classifier", "out_proj"))
 class Classifier:
     """out(tanh(dense(x)))"""
 
-    def __init__(self, config: ModelConfig, num_labels: int, ops: EncoderOps, naming: Naming):
+    def __init__(
+        self,
+        config: ModelConfig,
+        num_labels: int,
+        ops: EncoderOps,
+        naming: Naming,
+    ):
         self._ops = ops
         self._naming = naming
         hidden = config.hidden_size
-        self.dense = Linear(hidden, {naming.dense[1]: hidden}, True, ops)
-        self.out = Linear(hidden, {naming.classifier[1]: num_labels}, True, ops)
+        self.dense = Linear(
+            hidden,
+            {naming.dense[1]: hidden},
+            True,
+            ops,
+        )
+        self.out = Linear(
+            hidden,
+            {naming.classifier[1]: num_labels},
+            True,
+            ops,
+        )
 
     def __call__(self, x: Tensor) -> Tensor:
         """[S, hidden] -> [S, labels], float32"""
@@ -48,14 +64,24 @@ class Classifier:
 
 
 class Bert:
-    def __init__(self, config: ModelConfig, ops: EncoderOps, naming: Naming = BERT) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        ops: EncoderOps,
+        naming: Naming = BERT,
+    ) -> None:
         self._ops = ops
         self._base = naming.base
         self.embeddings = Embeddings(config, ops)
         self.layers = [EncoderLayer(config, ops) for _ in range(config.num_layers)]
         self.classifier: Classifier | None = None
         if config.pooling is not None and config.pooling.labels:
-            self.classifier = Classifier(config, len(config.pooling.labels), ops, naming)
+            self.classifier = Classifier(
+                config,
+                len(config.pooling.labels),
+                ops,
+                naming,
+            )
 
     def forward(
         self,

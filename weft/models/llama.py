@@ -19,7 +19,13 @@ from weft.ops.protocol import Ops
 class LlamaLayer:
     """Two blocks that norm their input and add their output to the residual stream (pre-norm)."""
 
-    def __init__(self, config: ModelConfig, layer: int, rope: Rope, ops: Ops) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        layer: int,
+        rope: Rope,
+        ops: Ops,
+    ) -> None:
         self.attention_norm = RmsNorm(config.hidden_size, config.norm_eps, ops)
         self.attention = Attention(config, layer, rope, ops)
         self.mlp_norm = RmsNorm(config.hidden_size, config.norm_eps, ops)

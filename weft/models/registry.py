@@ -1,6 +1,7 @@
 """Which class implements which architecture, and what every model can do.
 
-To add a model: its class and a line here; in `config/model.py` a line of `FAMILIES` for what its `config.json` means.
+To add a model: its class and a line here; in `config/model.py` a line of `FAMILIES` for what its
+`config.json` means.
 """
 
 from __future__ import annotations
@@ -42,22 +43,23 @@ class DecoderModel(Protocol):
         attention: PagedAttention,
         vectors: Tensor | None = None,
     ) -> Tensor:
-        """Run the tokens of one step: tokens [T] and positions [T] (int64) -> hidden states [T, hidden], as the last
-        layer leaves them, before the final norm.
+        """Run the tokens of one step: tokens [T] and positions [T] (int64) -> hidden states [T,
+        hidden], as the last layer leaves them, before the final norm.
 
-        A token below 0 is no row of the embedding: the first layer gets row -1 - token of `vectors` [.., hidden]
-        (float32, None if there is no such token) for it.
+        A token below 0 is no row of the embedding: the first layer gets row -1 - token of `vectors`
+        [.., hidden] (float32, None if there is no such token) for it.
         """
         ...
 
     def normed(self, hidden: Tensor) -> Tensor:
-        """Hidden states [N, hidden] -> the same behind the final norm, as the head reads them; good until the model is
-        called again."""
+        """Hidden states [N, hidden] -> the same behind the final norm, as the head reads them; good
+        until the model is called again."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Hidden states [S, hidden] of the tokens that need logits -> [S, vocab], float32. Of a classifier: the scores
-        [S, labels] of prompts, from the hidden states that stand for them."""
+        """Hidden states [S, hidden] of the tokens that need logits -> [S, vocab], float32. Of a
+        classifier: the scores [S, labels] of prompts, from the hidden states that stand for
+        them."""
         ...
 
     def weights(self) -> Weights:
@@ -66,13 +68,14 @@ class DecoderModel(Protocol):
 
 
 class EncoderModel(Protocol):
-    """A model whose tokens see the whole prompt, and which therefore has no KV. The rest is as in `DecoderModel`."""
+    """A model whose tokens see the whole prompt, and which therefore has no KV. The rest is as in
+    `DecoderModel`."""
 
     def forward(
         self, tokens: Tensor, positions: Tensor, types: Tensor, attention: BidirectionalAttention
     ) -> Tensor:
-        """Run whole prompts, one behind the other: tokens, positions and kinds of segment, each [T] (int64) -> hidden
-        states [T, hidden]."""
+        """Run whole prompts, one behind the other: tokens, positions and kinds of segment, each [T]
+        (int64) -> hidden states [T, hidden]."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor: ...
@@ -91,7 +94,8 @@ def make_model(config: ModelConfig, ops: Ops) -> DecoderModel:
     """A model whose weights have no content yet. Raises `UnsupportedModel`."""
     if config.architecture not in MODELS:
         raise UnsupportedModel(
-            f"architecture {config.architecture!r} is not supported; supported are {', '.join(MODELS)}"
+            f"architecture {config.architecture!r} is not supported; "
+            f"supported are {', '.join(MODELS)}"
         )
     module, _, name = MODELS[config.architecture].partition(":")
     return cast(DecoderModel, getattr(import_module(module), name)(config, ops))

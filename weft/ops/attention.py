@@ -1,4 +1,5 @@
-"""Attention over cached tokens in plain torch: the specification of the kernels, in the floats that it is given."""
+"""Attention over cached tokens in plain torch: the specification of the kernels, in the floats that
+it is given."""
 
 from __future__ import annotations
 
@@ -19,16 +20,18 @@ def paged_attention(
 ) -> Tensor:
     """softmax(scale * q k^T) v for each token of a step, over what it sees of its request.
 
-    q [T, heads, D]; k and v [slots, kv_heads, D], heads a multiple of kv_heads; table [.., context] has the slot of
-    each token of a request in the line that `rows` [R] names. Request r has starts[r] tokens in the cache and lens[r]
-    in this step, which stand after those of the requests before it. A token sees itself and the window - 1 tokens
-    before it (window 0: all). Returns [T, heads, D]. Sources: arXiv:1706.03762; grouped queries: arXiv:2305.13245.
+    q [T, heads, D]; k and v [slots, kv_heads, D], heads a multiple of kv_heads; table [.., context]
+    has the slot of each token of a request in the line that `rows` [R] names. Request r has
+    starts[r] tokens in the cache and lens[r] in this step, which stand after those of the requests
+    before it. A token sees itself and the window - 1 tokens before it (window 0: all). Returns [T,
+    heads, D]. Sources: arXiv:1706.03762; grouped queries: arXiv:2305.13245.
     """
     out = torch.empty_like(q)
     group = q.shape[1] // k.shape[1]
     end = 0
     for row, start, num in zip(rows.tolist(), starts.tolist(), lens.tolist(), strict=True):
-        begin, end = end, end + num
+        begin = end
+        end = end + num
         slots = table[row, : start + num].long()
         keys, values = (x[slots].repeat_interleave(group, dim=1) for x in (k, v))  # [L, heads, D]
         distance = torch.arange(start, start + num)[:, None] - torch.arange(start + num)  # [num, L]

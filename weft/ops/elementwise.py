@@ -1,4 +1,5 @@
-"""What stands between the matrix products of a transformer: normalisation, rotary embedding, gated activation."""
+"""What stands between the matrix products of a transformer: normalisation, rotary embedding, gated
+activation."""
 
 from __future__ import annotations
 
@@ -7,12 +8,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm(
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+) -> Tensor:
     """x / rms(x) * weight over the last dimension, computed in float32.
 
     x [..., H], weight [H] -> [..., H]. Source: arXiv:1910.07467.
     """
-    return F.rms_norm(x, (x.shape[-1],), weight, eps)
+    return F.rms_norm(
+        x,
+        (x.shape[-1],),
+        weight,
+        eps,
+    )
 
 
 def silu_and_mul(x: Tensor) -> Tensor:
@@ -21,7 +31,11 @@ def silu_and_mul(x: Tensor) -> Tensor:
     return F.silu(gate).mul_(up)
 
 
-def rotary_angles(positions: Tensor, inv_freq: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+def rotary_angles(
+    positions: Tensor,
+    inv_freq: Tensor,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
     """Cosine and sine of the angles at `positions` [T], each float32 [T, D / 2].
 
     inv_freq [D / 2], radians per position; `scale` multiplies both (yarn).
@@ -30,7 +44,11 @@ def rotary_angles(positions: Tensor, inv_freq: Tensor, scale: float) -> tuple[Te
     return angles.cos().mul_(scale), angles.sin().mul_(scale)
 
 
-def rotary_tables(cos: Tensor, sin: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def rotary_tables(
+    cos: Tensor,
+    sin: Tensor,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
     """What `apply_rotary` needs: the cosine twice and the sine with both signs, each [T, 1, D].
 
     The first half of the sine is negative: that makes the rotation two products and a sum.
@@ -40,7 +58,11 @@ def rotary_tables(cos: Tensor, sin: Tensor, dtype: torch.dtype) -> tuple[Tensor,
     )
 
 
-def apply_rotary(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
+def apply_rotary(
+    x: Tensor,
+    cos: Tensor,
+    signed_sin: Tensor,
+) -> Tensor:
     """Rotate pairs (i, i + D / 2) of each head: x [T, heads, D] with `rotary_tables`.
 
     Source: arXiv:2104.09864, in the half-split order of Hugging Face checkpoints.

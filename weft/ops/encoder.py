@@ -1,5 +1,6 @@
-"""What encoders are made of besides `Ops`: three embeddings in one, norms with a mean and a bias, activations without a
-gate, attention within whole prompts. In torch, on any device; `cpp/encoder.py` records programs for the CPU kernels."""
+"""What encoders are made of besides `Ops`: three embeddings in one, norms with a mean and a bias,
+activations without a gate, attention within whole prompts. In torch, on any device;
+`cpp/encoder.py` records programs for the CPU kernels."""
 
 from __future__ import annotations
 
@@ -41,7 +42,12 @@ class EncoderOps(Ops, Protocol):
         """[T, H] -> [T, H], in float32 inside"""
         ...
 
-    def activated(self, x: Tensor, weight: Matrix, activation: str) -> Tensor:
+    def activated(
+        self,
+        x: Tensor,
+        weight: Matrix,
+        activation: str,
+    ) -> Tensor:
         """activation(W x + bias): [T, in] -> [T, out]; the activation is one of `ACTIVATIONS`"""
         ...
 
@@ -60,7 +66,12 @@ class PlainEncoderOps(PlainOps):
     def layer_norm(self, x: Tensor, norm: LayerNorm) -> Tensor:
         return F.layer_norm(x, (x.shape[-1],), *norm)
 
-    def activated(self, x: Tensor, weight: Matrix, activation: str) -> Tensor:
+    def activated(
+        self,
+        x: Tensor,
+        weight: Matrix,
+        activation: str,
+    ) -> Tensor:
         return ACTIVATIONS[activation](self.linear(x, weight))
 
 

@@ -24,7 +24,12 @@ from weft.ops.protocol import Norm
 
 
 class FusedProduct(Protocol):
-    def __call__(self, x: Tensor, norm: Norm | None, add: Tensor | None) -> Tensor:
+    def __call__(
+        self,
+        x: Tensor,
+        norm: Norm | None,
+        add: Tensor | None,
+    ) -> Tensor:
         """(add +) W norm(x) + bias, in the memory of `add` if there is one."""
         ...
 

@@ -1,7 +1,8 @@
-"""Noise as a pure function of (seed, position, token id): a token drawn with it does not depend on the batch, and every
-rank and every device draws the same.
+"""Noise as a pure function of (seed, position, token id): a token drawn with it does not depend on
+the batch, and every rank and every device draws the same.
 
-    seed, position --splitmix64--> 64-bit key of a row --with token id, two rounds of a 32-bit mix--> uniform --> Gumbel
+    seed, position --splitmix64--> 64-bit key of a row
+    key, token id --two rounds of a 32-bit mix--> uniform --> Gumbel
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ TINY = 2.0**-31  # the hash gives 31 bits
 
 
 def row_keys(seeds: NDArray[np.int64], positions: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Two 32-bit keys for each (seed, position): [n], [n] -> [n, 2]. Source: splitmix64, Steele et al. 2014."""
+    """Two 32-bit keys for each (seed, position): [n], [n] -> [n, 2]. Source: splitmix64, Steele et
+    al. 2014."""
     with np.errstate(over="ignore"):
         x = _splitmix(_splitmix(seeds.astype(np.uint64)) ^ positions.astype(np.uint64))
     return (
@@ -27,18 +29,29 @@ def row_keys(seeds: NDArray[np.int64], positions: NDArray[np.int32]) -> NDArray[
 
 
 def gumbel(keys: Tensor, num_tokens: int) -> Tensor:
-    """Standard Gumbel noise for token ids 0 to num_tokens - 1: keys int32 [n, 2] -> float32 [n, num_tokens].
+    """Standard Gumbel noise for token ids 0 to num_tokens - 1: keys int32 [n, 2] -> float32 [n,
+    num_tokens].
 
-    -log(E) with E = -log(1 - u), u in (0, 1): the large values, which win, come from small u, where float32 is dense.
+    -log(E) with E = -log(1 - u), u in (0, 1): the large values, which win, come from small u, where
+    float32 is dense.
     """
-    ids = torch.arange(num_tokens, dtype=torch.int32, device=keys.device)
+    ids = torch.arange(
+        num_tokens,
+        dtype=torch.int32,
+        device=keys.device,
+    )
     bits = _hash(ids, keys[:, :1], keys[:, 1:]).bitwise_and_(0x7FFFFFFF)
     u = bits.to(torch.float32).add_(0.5).mul_(TINY).clamp_(max=1.0 - 2.0**-24)
     return u.neg_().log1p_().neg_().log_().neg_()
 
 
-def _hash(x: Tensor, key: Tensor, other_key: Tensor) -> Tensor:
-    """32-bit mix of x with two keys, in wrapping int32. Multipliers: lowbias32, nullprogram.com/blog/2018/07/31."""
+def _hash(
+    x: Tensor,
+    key: Tensor,
+    other_key: Tensor,
+) -> Tensor:
+    """32-bit mix of x with two keys, in wrapping int32. Multipliers: lowbias32,
+    nullprogram.com/blog/2018/07/31."""
     x = torch.mul(x, _signed(0x9E3779B9)) + key
     x ^= _shifted(x, 16)
     x *= _signed(0x21F0AAAD)

@@ -11,7 +11,14 @@ from torch import Tensor
 
 from weft.ops.elementwise import rms_norm, silu_and_mul
 from weft.ops.protocol import Matrix, Norm
-from weft.ops.quantize import GROUP, KEPT_IN, QUANTIZE, dequantize, quantize_fp8, widened
+from weft.ops.quantize import (
+    GROUP,
+    KEPT_IN,
+    QUANTIZE,
+    dequantize,
+    quantize_fp8,
+    widened,
+)
 
 
 class PlainMatrix:
@@ -28,7 +35,12 @@ class PlainMatrix:
         device: torch.device,
     ) -> None:
         self.sizes = sizes
-        self._weight = torch.empty(sum(sizes), in_size, dtype=dtype, device=device)
+        self._weight = torch.empty(
+            sum(sizes),
+            in_size,
+            dtype=dtype,
+            device=device,
+        )
         self.bias = torch.empty(sum(sizes), dtype=dtype, device=device) if bias else None
 
     @property
@@ -44,10 +56,21 @@ class PlainMatrix:
     def tensors(self) -> Sequence[Tensor]:
         return [self._weight] if self.bias is None else [self._weight, self.bias]
 
-    def put(self, part: int, rows: Tensor, start: int = 0, scales: Tensor | None = None) -> None:
+    def put(
+        self,
+        part: int,
+        rows: Tensor,
+        start: int = 0,
+        scales: Tensor | None = None,
+    ) -> None:
         self._part(self._weight, part)[start : start + len(rows)].copy_(widened(rows, scales))
 
-    def get(self, part: int, start: int = 0, stop: int | None = None) -> Tensor:
+    def get(
+        self,
+        part: int,
+        start: int = 0,
+        stop: int | None = None,
+    ) -> Tensor:
         return self._part(self._weight, part)[start:stop].clone()
 
     def put_bias(self, part: int, values: Tensor) -> None:
@@ -63,8 +86,8 @@ class PlainMatrix:
 
 
 class QuantizedMatrix(PlainMatrix):
-    """Kept in few bits: int8, int4 or fp8. What is read as `weight` is widened at each use, which saves memory, not
-    time."""
+    """Kept in few bits: int8, int4 or fp8. What is read as `weight` is widened at each use, which
+    saves memory, not time."""
 
     def __init__(
         self,
@@ -75,12 +98,24 @@ class QuantizedMatrix(PlainMatrix):
         device: torch.device,
         format: str,
     ) -> None:
-        super().__init__(0, sizes, bias, dtype, device)
+        super().__init__(
+            0,
+            sizes,
+            bias,
+            dtype,
+            device,
+        )
         self.format = format
-        self._in_size, self._dtype = in_size, dtype
+        self._in_size = in_size
+        self._dtype = dtype
         num_rows = sum(sizes)
         scales = (num_rows, -(-in_size // GROUP)) if format == "int4" else (num_rows,)
-        self.values = torch.empty(num_rows, in_size, dtype=KEPT_IN[format], device=device)
+        self.values = torch.empty(
+            num_rows,
+            in_size,
+            dtype=KEPT_IN[format],
+            device=device,
+        )
         self.scales = torch.empty(scales, device=device)
 
     @property
@@ -94,7 +129,13 @@ class QuantizedMatrix(PlainMatrix):
     def tensors(self) -> Sequence[Tensor]:
         return [self.values, self.scales, *super().tensors]
 
-    def put(self, part: int, rows: Tensor, start: int = 0, scales: Tensor | None = None) -> None:
+    def put(
+        self,
+        part: int,
+        rows: Tensor,
+        start: int = 0,
+        scales: Tensor | None = None,
+    ) -> None:
         end = start + len(rows)
         assert end <= self.sizes[part]
         assert rows.shape[1] == self._in_size
@@ -104,24 +145,39 @@ class QuantizedMatrix(PlainMatrix):
         self._part(self.values, part)[start:end].copy_(rows)
         self._part(self.scales, part)[start:end].copy_(scales)
 
-    def get(self, part: int, start: int = 0, stop: int | None = None) -> Tensor:
-        values, scales = (
-            self._part(self.values, part)[start:stop],
-            self._part(self.scales, part)[start:stop],
-        )
+    def get(
+        self,
+        part: int,
+        start: int = 0,
+        stop: int | None = None,
+    ) -> Tensor:
+        values = self._part(self.values, part)[start:stop]
+        scales = self._part(self.scales, part)[start:stop]
         return dequantize(values, scales).to(self._dtype)
 
 
 class PlainOps:
-    """Activations have the type of the weights. `format`: int8, int4 or fp8 to quantise weights, "" to keep them as
-    they are. With fp8 the inputs of products are rounded to fp8, too, row by row."""
+    """Activations have the type of the weights. `format`: int8, int4 or fp8 to quantise weights, ""
+    to keep them as they are. With fp8 the inputs of products are rounded to fp8, too, row by
+    row."""
 
-    def __init__(self, dtype: torch.dtype, device: torch.device, format: str = "") -> None:
-        self._dtype, self._device, self._format = dtype, device, format
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        device: torch.device,
+        format: str = "",
+    ) -> None:
+        self._dtype = dtype
+        self._device = device
+        self._format = format
         self.tensors: list[Tensor] = []
 
     def vector(self, size: int) -> Tensor:
-        values = torch.empty(size, dtype=self._dtype, device=self._device)
+        values = torch.empty(
+            size,
+            dtype=self._dtype,
+            device=self._device,
+        )
         self.tensors.append(values)
         return values
 
@@ -140,7 +196,12 @@ class PlainOps:
         self.tensors += matrix.tensors
         return matrix
 
-    def embed(self, tokens: Tensor, table: Matrix, vectors: Tensor | None = None) -> Tensor:
+    def embed(
+        self,
+        tokens: Tensor,
+        table: Matrix,
+        vectors: Tensor | None = None,
+    ) -> Tensor:
         if vectors is None:
             return _plain(table).rows(tokens)
         x = _plain(table).rows(tokens.clamp(min=0))
@@ -166,10 +227,29 @@ class PlainOps:
     def computed(self, x: Tensor) -> Tensor:
         return x
 
-    def _matrix(self, in_size: int, sizes: tuple[int, ...], bias: bool, format: str) -> PlainMatrix:
+    def _matrix(
+        self,
+        in_size: int,
+        sizes: tuple[int, ...],
+        bias: bool,
+        format: str,
+    ) -> PlainMatrix:
         if format:
-            return QuantizedMatrix(in_size, sizes, bias, self._dtype, self._device, format)
-        return PlainMatrix(in_size, sizes, bias, self._dtype, self._device)
+            return QuantizedMatrix(
+                in_size,
+                sizes,
+                bias,
+                self._dtype,
+                self._device,
+                format,
+            )
+        return PlainMatrix(
+            in_size,
+            sizes,
+            bias,
+            self._dtype,
+            self._device,
+        )
 
 
 def _plain(matrix: Matrix) -> PlainMatrix:

@@ -32,7 +32,13 @@ class Matrix(Protocol):
         """All tensors in which it is kept."""
         ...
 
-    def put(self, part: int, rows: Tensor, start: int = 0, scales: Tensor | None = None) -> None:
+    def put(
+        self,
+        part: int,
+        rows: Tensor,
+        start: int = 0,
+        scales: Tensor | None = None,
+    ) -> None:
         """Take the rows [n, in] of a part from row `start` on, a multiple of ROW_STEP.
 
         They have any float type; or, with float32 `scales` [n], eight bits that are to be
@@ -41,7 +47,12 @@ class Matrix(Protocol):
         """
         ...
 
-    def get(self, part: int, start: int = 0, stop: int | None = None) -> Tensor:
+    def get(
+        self,
+        part: int,
+        start: int = 0,
+        stop: int | None = None,
+    ) -> Tensor:
         """A copy of rows of a part as they are kept, [n, in]; `start` is a multiple of
         ROW_STEP."""
         ...
@@ -82,7 +93,12 @@ class Ops(Protocol):
         """
         ...
 
-    def embed(self, tokens: Tensor, table: Matrix, vectors: Tensor | None = None) -> Tensor:
+    def embed(
+        self,
+        tokens: Tensor,
+        table: Matrix,
+        vectors: Tensor | None = None,
+    ) -> Tensor:
         """tokens [T] -> rows of the table, [T, in]; for a token below 0, row -1 - token of
         `vectors` [.., in].
 

@@ -1,9 +1,10 @@
 """Choosing tokens: what it means (`SamplerOps`), and its specification in torch, on any device.
 
-The order is: temperature · top-k · top-p of what top-k left, renormalised · min-p · a draw. Top-k, top-p and min-p each
-keep the tokens above some logit, so together they are one threshold per row; tokens of equal logit are kept or dropped
-together. The draw takes the maximum of logit + Gumbel noise, and the noise depends on seed, position and token id alone
-(`noise.py`): no row depends on another.
+The order is: temperature · top-k · top-p of what top-k left, renormalised · min-p · a draw. Top-k,
+top-p and min-p each keep the tokens above some logit, so together they are one threshold per row;
+tokens of equal logit are kept or dropped together. The draw takes the maximum of logit + Gumbel
+noise, and the noise depends on seed, position and token id alone (`noise.py`): no row depends on
+another.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from weft.ops.noise import gumbel, row_keys
 FloatArray: TypeAlias = NDArray[np.float32]
 IntArray: TypeAlias = NDArray[np.int32]
 
-BLOCK_SIZE = (
-    1 << 19
-)  # logits that are drawn from together: they stay in the cache from one operation to the next
-FIRST_CANDIDATES = 128  # tokens that are sorted for top-p at first; if their mass is too small, eight times as many
+# Logits that are drawn from together: they stay in the cache from one operation to the next.
+BLOCK_SIZE = 1 << 19
+# Tokens that are sorted for top-p at first; if their mass is too small, eight times as many.
+FIRST_CANDIDATES = 128
 
 
 class SamplingArrays(Protocol):
@@ -56,8 +57,8 @@ class SamplingTensors(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StagedSampling:
-    """`SamplingArrays` on the host and on the device: what is launched is decided by the host's, what is computed with is the
-    device's."""
+    """`SamplingArrays` on the host, by which launches are decided, and on the device, where kernels
+    read them."""
 
     temperature: FloatArray
     top_k: IntArray
@@ -80,9 +81,9 @@ def sampling_tensors(device: torch.device, draws: SamplingArrays) -> SamplingTen
 class TokenHistory(Protocol):
     """What P rows have seen and said before, and how much less likely that makes it to come again.
 
-    `history` is each row's prompt and output, one row after the other; `offsets[i]:offsets[i + 1]` is that of row
-    `index[i]`, and its output begins at `output_starts[i]` (an index into `history`). Where `lacks_last[i]`, the last
-    token of its output is not in it.
+    `history` is each row's prompt and output, one row after the other. That of row `index[i]` is
+    `offsets[i]:offsets[i + 1]`, and its output begins at `output_starts[i]` (an index into
+    `history`). Where `lacks_last[i]`, the last token of its output is not in it.
     """
 
     @property
@@ -120,22 +121,35 @@ class SamplerOps(Protocol):
     """Logits are float32 [S, V], every row in one piece."""
 
     def tokens(self, logits: Tensor, draws: SamplingArrays) -> SampledTokens:
-        """One token per row; any at all where the peak is not finite. The logits stay as they are."""
+        """One token per row; any at all where the peak is not finite. The logits stay as they
+        are."""
         ...
 
-    def mask(self, logits: Tensor, masks: Tensor, rows: Tensor) -> None:
-        """Set logits to -inf where a bit is 0: token t of row `rows[i]` has bit t % 32 of masks[i, t // 32].
+    def mask(
+        self,
+        logits: Tensor,
+        masks: Tensor,
+        rows: Tensor,
+    ) -> None:
+        """Set logits to -inf where a bit is 0: token t of row `rows[i]` has bit t % 32 of masks[i,
+        t // 32].
 
         masks [M, W] int32, rows [M] int64. Tokens from 32 W on have no bit and are forbidden, too.
         """
         ...
 
-    def penalise(self, logits: Tensor, seen: TokenHistory, last_tokens: Tensor) -> None:
-        """Lower the logits of tokens seen before. Repetition divides positive and multiplies negative ones, for tokens
-        of prompt and output; frequency is subtracted per occurrence in the output, presence once if there is any.
+    def penalise(
+        self,
+        logits: Tensor,
+        seen: TokenHistory,
+        last_tokens: Tensor,
+    ) -> None:
+        """Lower the logits of tokens seen before. Repetition divides positive and multiplies
+        negative ones, for tokens of prompt and output; frequency is subtracted per occurrence in
+        the output, presence once if there is any.
 
-        Each is computed in float64 and rounded once. `last_tokens` [S] (int64) are those that the rows end with.
-        Sources: CTRL, arXiv:1909.05858, section 4.1; the OpenAI API reference.
+        Each is computed in float64 and rounded once. `last_tokens` [S] (int64) are those that the
+        rows end with. Sources: CTRL, arXiv:1909.05858, section 4.1; the OpenAI API reference.
         """
         ...
 
@@ -150,27 +164,40 @@ class TorchSamplerOps:
     """The specification."""
 
     def tokens(self, logits: Tensor, draws: SamplingArrays) -> SampledTokens:
-        max_logits, tokens = logits.max(
-            dim=-1
-        )  # the first of equal ones; a NaN is the maximum of its row
+        # The first of equal ones; a NaN is the maximum of its row.
+        max_logits, tokens = logits.max(dim=-1)
         rows = np.flatnonzero(draws.temperature > 0)
         block_len = max(1, BLOCK_SIZE // logits.shape[1])
         for begin in range(0, len(rows), block_len):
             block = rows[begin : begin + block_len]
             index = on(logits, block)
-            tokens[index] = _draw(logits[index], max_logits[index], draws, block)
+            tokens[index] = _draw(
+                logits[index],
+                max_logits[index],
+                draws,
+                block,
+            )
         return SampledTokens(tokens, max_logits)
 
-    def mask(self, logits: Tensor, masks: Tensor, rows: Tensor) -> None:
+    def mask(
+        self,
+        logits: Tensor,
+        masks: Tensor,
+        rows: Tensor,
+    ) -> None:
         bits = (masks[:, :, None] >> torch.arange(32, device=masks.device)) & 1
         forbidden = bits.flatten(1) == 0
         behind = (0, logits.shape[1] - forbidden.shape[1])
-        forbidden = torch.nn.functional.pad(
-            forbidden, behind, value=True
-        )  # a negative number of columns is cut off
+        # A negative number of columns is cut off.
+        forbidden = torch.nn.functional.pad(forbidden, behind, value=True)
         logits[rows] = logits[rows].masked_fill_(forbidden, -torch.inf)
 
-    def penalise(self, logits: Tensor, seen: TokenHistory, last_tokens: Tensor) -> None:
+    def penalise(
+        self,
+        logits: Tensor,
+        seen: TokenHistory,
+        last_tokens: Tensor,
+    ) -> None:
         vocab_size = logits.shape[1]
         lens = np.diff(seen.offsets)
         owner = np.repeat(np.arange(len(lens)), lens)
@@ -209,21 +236,37 @@ class TorchSamplerOps:
         return TopLogprobTensors(logprob, top.indices.int(), top.values - norm)
 
 
-def _draw(x: Tensor, max_logits: Tensor, draws: SamplingArrays, rows: NDArray[np.int64]) -> Tensor:
-    """One token for each of `rows`: their logits x [n, V] (overwritten), maxima `max_logits` [n]."""
+def _draw(
+    x: Tensor,
+    max_logits: Tensor,
+    draws: SamplingArrays,
+    rows: NDArray[np.int64],
+) -> Tensor:
+    """One token for each of `rows`: their logits x [n, V] (overwritten), maxima `max_logits`
+    [n]."""
     temperature = on(x, draws.temperature[rows])
-    x.sub_(max_logits[:, None]).div_(
-        temperature[:, None]
-    )  # at most 0, however small the temperature
-    cut = threshold(x, draws.top_k[rows], draws.top_p[rows], draws.min_p[rows])
+    # At most 0, however small the temperature.
+    x.sub_(max_logits[:, None]).div_(temperature[:, None])
+    cut = threshold(
+        x,
+        draws.top_k[rows],
+        draws.top_p[rows],
+        draws.min_p[rows],
+    )
     if cut is not None:
         x.masked_fill_(x < cut[:, None], -torch.inf)
     keys = torch.from_numpy(row_keys(draws.seeds[rows], draws.positions[rows])).to(x.device)
     return x.add_(gumbel(keys, x.shape[1])).argmax(dim=-1)
 
 
-def threshold(x: Tensor, top_k: IntArray, top_p: FloatArray, min_p: FloatArray) -> Tensor | None:
-    """The smallest logit of each row that top-k, top-p and min-p keep, [n]; None if all keep everything.
+def threshold(
+    x: Tensor,
+    top_k: IntArray,
+    top_p: FloatArray,
+    min_p: FloatArray,
+) -> Tensor | None:
+    """The smallest logit of each row that top-k, top-p and min-p keep, [n]; None if all keep
+    everything.
 
     x [n, V] are logits after temperature, with maximum 0. top_k 0, top_p 1 and min_p 0 are off.
     """
@@ -233,19 +276,27 @@ def threshold(x: Tensor, top_k: IntArray, top_p: FloatArray, min_p: FloatArray) 
     cutting = np.flatnonzero((top_k > 0) | (top_p < 1))
     if not len(cutting):
         return on(x, lowest) if min_p.any() else None
-    cut, index = on(x, lowest), on(x, cutting)
+    cut = on(x, lowest)
+    index = on(x, cutting)
     cut[index] = torch.maximum(cut[index], _top_cut(x[index], top_k[cutting], top_p[cutting]))
     return cut
 
 
-def _top_cut(x: Tensor, top_k: IntArray, top_p: FloatArray) -> Tensor:
+def _top_cut(
+    x: Tensor,
+    top_k: IntArray,
+    top_p: FloatArray,
+) -> Tensor:
     """`threshold` without min-p, for rows that top-k or top-p cut.
 
-    Only the largest logits are sorted: as many as top-k asks for, and as hold the mass that top-p asks for.
+    Only the largest logits are sorted: as many as top-k asks for, and as hold the mass that top-p
+    asks for.
     """
     vocab_size = x.shape[1]
     num = max(int(top_k.max()), FIRST_CANDIDATES if (top_k == 0).any() else 0)
-    limited, k, p = on(x, top_k > 0), on(x, top_k).long(), on(x, top_p)
+    limited = on(x, top_k > 0)
+    k = on(x, top_k).long()
+    p = on(x, top_p)
     while True:
         num = min(num, vocab_size)
         values = x.topk(num, dim=-1).values
@@ -271,6 +322,7 @@ def on(like: Tensor, array: NDArray[np.generic]) -> Tensor:
 
 
 def moved(array: NDArray[np.generic], device: torch.device) -> Tensor:
-    """The array on the device. A GPU is not waited for: torch keeps the pinned copy until it has been read."""
+    """The array on the device. A GPU is not waited for: torch keeps the pinned copy until it has
+    been read."""
     tensor = torch.from_numpy(array)
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)

@@ -1,12 +1,14 @@
 """A group of processes in which a trainer, rank 0, sends weights to engines.
 
-It is a group of its own beside torch's default one. Its ranks meet in a TCP store that rank 0 opens, under the keys
-that `torch.distributed.distributed_c10d._new_process_group_helper` gives to a group whose store has the prefix of its
-name; so trainers that make such groups for other engines can send to this one.
+It is a group of its own beside torch's default one. Its ranks meet in a TCP store that rank 0
+opens, under the keys that `torch.distributed.distributed_c10d._new_process_group_helper` gives to a
+group whose store has the prefix of its name; so trainers that make such groups for other engines
+can send to this one.
 
     TCPStore at host:port ── "<name>" ── "<name>/" ── "cpu/" or "cuda/" ── the backend's own keys
 
-An engine only connects to the store. What gloo opens to be connected to, it opens on the address that leads to rank 0.
+An engine only connects to the store. What gloo opens to be connected to, it opens on the address
+that leads to rank 0.
 """
 
 from __future__ import annotations
@@ -47,10 +49,15 @@ class UpdateGroup:
         self._timeout = timedelta(seconds=timeout_s)
         try:
             if rank:
-                _await_listener(
-                    host, port, timeout_s
-                )  # torch would wait too, but fill the log meanwhile
-            self._store, self._group = self._join(host, port, rank, world_size, backend)
+                # Torch would wait, too, but fill the log meanwhile.
+                _await_listener(host, port, timeout_s)
+            self._store, self._group = self._join(
+                host,
+                port,
+                rank,
+                world_size,
+                backend,
+            )
         except (
             RuntimeError,
             ValueError,
@@ -61,11 +68,14 @@ class UpdateGroup:
             ) from exc
 
     def broadcast(self, tensor: Tensor) -> None:
-        """Send a tensor (rank 0) or receive into it. Raises GroupError: the group is of no use any more then."""
+        """Send a tensor (rank 0) or receive into it. Raises GroupError: the group is of no use any
+        more then."""
         from torch.distributed import BroadcastOptions
 
         options = BroadcastOptions()
-        options.rootRank, options.rootTensor, options.timeout = 0, 0, self._timeout
+        options.rootRank = 0
+        options.rootTensor = 0
+        options.timeout = self._timeout
         try:
             self._group.broadcast([tensor], options).wait(self._timeout)
         except (RuntimeError, ValueError) as exc:
@@ -85,7 +95,13 @@ class UpdateGroup:
         from torch import distributed as dist
         from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-        store = TCPStore(host, port, world_size, is_master=rank == 0, timeout=self._timeout)
+        store = TCPStore(
+            host,
+            port,
+            world_size,
+            is_master=rank == 0,
+            timeout=self._timeout,
+        )
         keys = PrefixStore(f"{self.name}/", PrefixStore(self.name, store))
         keys = PrefixStore(f"{self.device.type}/", keys)
         if backend == "gloo":
@@ -100,7 +116,11 @@ class UpdateGroup:
         return store, nccl(keys, rank, world_size, options)
 
 
-def _await_listener(host: str, port: int, timeout_s: float) -> None:
+def _await_listener(
+    host: str,
+    port: int,
+    timeout_s: float,
+) -> None:
     """Wait until somebody listens there. Raises OSError after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while True:

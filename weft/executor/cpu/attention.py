@@ -30,7 +30,13 @@ FORMATS = {
 class CppPaged:
     """The `AttentionBackend` of programs."""
 
-    def __init__(self, config: ModelConfig, pool: KVPool, ops: CppOps, context_length: int) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        pool: KVPool,
+        ops: CppOps,
+        context_length: int,
+    ) -> None:
         """Positions are below `context_length`. Raises ValueError for a type of KV that the kernels
         do not read."""
         dtype = pool.k[0].dtype
@@ -60,7 +66,12 @@ class CppPaged:
         step.table = batch.table.data_ptr()
         step.table_stride = batch.table.stride(0)
 
-    def forward(self, qkv: Tensor, heads: Heads, layer: int) -> Tensor:
+    def forward(
+        self,
+        qkv: Tensor,
+        heads: Heads,
+        layer: int,
+    ) -> Tensor:
         config = self._config
         recorder = self._ops.recorder
         cos, sin = self._table(heads.rope)

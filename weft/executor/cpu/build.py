@@ -58,9 +58,19 @@ def build_decoder(spec: RunnerSpec) -> TorchRunner:
     library.num_threads = spec.engine.threads
     pool = make_kv_pool(spec, CPU)
     ops = CppOps(library, _weight_format(spec))
-    attention = CppPaged(spec.model, pool, ops, spec.context_length)
+    attention = CppPaged(
+        spec.model,
+        pool,
+        ops,
+        spec.context_length,
+    )
     decoder = make_model(spec.model, ops)
-    model = ProgramModel(decoder, ops, attention, spec.model.hidden_size)
+    model = ProgramModel(
+        decoder,
+        ops,
+        attention,
+        spec.model.hidden_size,
+    )
     fill_weights(spec, model, CPU)
     return TorchRunner(
         model=model,

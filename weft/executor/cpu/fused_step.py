@@ -62,7 +62,12 @@ class SamplingBuffers:
 class CpuFusedSteps:
     """The `FusedSteps` of a model whose programs these kernels run."""
 
-    def __init__(self, model: ProgramModel, rows: DeviceRowTable, library: Library) -> None:
+    def __init__(
+        self,
+        model: ProgramModel,
+        rows: DeviceRowTable,
+        library: Library,
+    ) -> None:
         self._model = model
         self._rows = rows
         self._library = library
@@ -179,8 +184,21 @@ class CpuFusedSteps:
         max_logits = self._buffers.max_logits.ctypes.data
         chosen = self._buffers.chosen.ctypes.data
         draws = [column.ctypes.data for column in self._buffers.draws.values()]
-        argmax = abi.ArgmaxArgs(logits, vocab_size, stride, chosen, max_logits)
-        draw = abi.DrawArgs(logits, vocab_size, stride, max_logits, *draws, chosen)
+        argmax = abi.ArgmaxArgs(
+            logits,
+            vocab_size,
+            stride,
+            chosen,
+            max_logits,
+        )
+        draw = abi.DrawArgs(
+            logits,
+            vocab_size,
+            stride,
+            max_logits,
+            *draws,
+            chosen,
+        )
         self._greedy = head.program.then(self._mask, argmax)
         self._drawing = self._greedy.then(draw)
 

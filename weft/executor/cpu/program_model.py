@@ -1,4 +1,5 @@
-"""Models that run as recorded programs: the forward pass is Python once, and one call at every step.
+"""Models that run as recorded programs: the forward pass is Python once, and one call at every
+step.
 
 A program is recorded for a number of tokens. A step with more tokens records it anew, for at least
 twice as many.
@@ -30,7 +31,13 @@ FIRST_CAPACITY = 64  # tokens of the first program
 class SizedProgram:
     """A program with room for `capacity` rows, its input and its output."""
 
-    def __init__(self, program: Program, capacity: int, input: Tensor, output: Tensor) -> None:
+    def __init__(
+        self,
+        program: Program,
+        capacity: int,
+        input: Tensor,
+        output: Tensor,
+    ) -> None:
         self.program = program
         self.capacity = capacity
         self.input = input
@@ -104,7 +111,12 @@ class ProgramModel:
         # A program takes tokens and positions from its step.
         nothing = torch.empty(0, dtype=torch.int64)
         output = self._model.forward(nothing, nothing, self._attention)
-        return SizedProgram(self._ops.finish(), capacity, nothing, output)
+        return SizedProgram(
+            self._ops.finish(),
+            capacity,
+            nothing,
+            output,
+        )
 
 
 class ProgramEncoder:
@@ -153,8 +165,18 @@ class ProgramEncoder:
         # A program takes tokens and positions from its step.
         nothing = torch.empty(0, dtype=torch.int64)
         types = torch.empty(capacity, dtype=torch.int64)
-        output = self._model.forward(nothing, nothing, types, self._attention)
-        return SizedProgram(self._ops.finish(), capacity, types, output)
+        output = self._model.forward(
+            nothing,
+            nothing,
+            types,
+            self._attention,
+        )
+        return SizedProgram(
+            self._ops.finish(),
+            capacity,
+            types,
+            output,
+        )
 
 
 def with_room(
@@ -180,4 +202,9 @@ def record_behind(
     ops.begin(capacity)
     hidden = ops.recorder.buffer(hidden_size)
     output = function(hidden)
-    return SizedProgram(ops.finish(), capacity, hidden, output)
+    return SizedProgram(
+        ops.finish(),
+        capacity,
+        hidden,
+        output,
+    )

@@ -35,7 +35,12 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn)  # 
 class TritonPaged:
     """The `GpuAttentionBackend` of our kernels."""
 
-    def __init__(self, config: ModelConfig, pool: KVPool, context_length: int) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        pool: KVPool,
+        context_length: int,
+    ) -> None:
         """Positions are below `context_length`. Raises ValueError for a type of KV that the kernels
         do not read."""
         dtype = pool.k[0].dtype
@@ -62,17 +67,33 @@ class TritonPaged:
         layout = batch.layout or _lay_out(batch, self.tiling)
         self._step = PagedStep._make((*layout.arrays, batch.table, layout.size.num_splits))
 
-    def expect(self, starts: IntArray, lens: IntArray, size: StepSize) -> None:
+    def expect(
+        self,
+        starts: IntArray,
+        lens: IntArray,
+        size: StepSize,
+    ) -> None:
         """Nothing is left to do: the launches follow from the size alone."""
 
-    def forward(self, qkv: Tensor, heads: Heads, layer: int) -> Tensor:
+    def forward(
+        self,
+        qkv: Tensor,
+        heads: Heads,
+        layer: int,
+    ) -> Tensor:
         """As `PagedAttention.forward`; the output for tokens that are padding is undefined."""
         step = self._step
         assert step is not None, "prepare() comes first"
         kv = self._kv[layer]
         scale = 1 / math.sqrt(self._config.head_dim)
         window = self._config.window(layer)
-        q = self._store(qkv, heads, layer, step.positions, step.out_slots)
+        q = self._store(
+            qkv,
+            heads,
+            layer,
+            step.positions,
+            step.out_slots,
+        )
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         if len(step.tile_req):
             extend(q, kv, step, out, scale, window)
@@ -87,7 +108,12 @@ class RotaryStore:
     `kv` has one entry for each layer; positions are below `context_length`.
     """
 
-    def __init__(self, config: ModelConfig, kv: Sequence[Kv], context_length: int) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        kv: Sequence[Kv],
+        context_length: int,
+    ) -> None:
         self._num_heads = config.num_heads
         self._head_dim = config.head_dim
         self._kv = kv
@@ -134,7 +160,13 @@ def _lay_out(batch: AttentionBatch, tiling: Tiling) -> DeviceLayout:
     size = tiling.size(batch.lens)
     # The slots are on the device already: the host fills in zeros, and they are replaced below.
     slots = np.zeros(size.num_tokens, np.int32)
-    arrays = tiling.lay_out(batch.rows, batch.starts, batch.lens, slots, size)
+    arrays = tiling.lay_out(
+        batch.rows,
+        batch.starts,
+        batch.lens,
+        slots,
+        size,
+    )
     packed = torch.from_numpy(np.concatenate(arrays)).to(batch.table.device)
     *others, _ = packed.split_with_sizes([len(array) for array in arrays])
     return DeviceLayout((*others, batch.slots.int()), size)

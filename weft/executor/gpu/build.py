@@ -74,13 +74,28 @@ def build_decoder(spec: RunnerSpec, gpu: Gpu) -> TorchRunner:
     with gpu.stream():
         if spec.engine.attention_backend == "torch":
             stager = GpuStager(buffer, None)
-            rows = DeviceRowTable(num_rows, spec.context_length, gpu.device, stager)
+            rows = DeviceRowTable(
+                num_rows,
+                spec.context_length,
+                gpu.device,
+                stager,
+            )
             return plain.build_decoder(spec, device, rows)
         pool = make_kv_pool(spec, gpu.device)
-        kernels = gpu_kernels(spec.engine, spec.model, pool, spec.context_length)
+        kernels = gpu_kernels(
+            spec.engine,
+            spec.model,
+            pool,
+            spec.context_length,
+        )
         model = make_model(spec.model, kernels.ops)
         stager = GpuStager(buffer, kernels.attention.tiling)
-        rows = DeviceRowTable(num_rows, spec.context_length, gpu.device, stager)
+        rows = DeviceRowTable(
+            num_rows,
+            spec.context_length,
+            gpu.device,
+            stager,
+        )
         fill_weights(spec, model, gpu.device)
         pooler = make_pooler(spec, model, gpu.device)
     graphs = None

@@ -31,7 +31,11 @@ class Cuda:
         return cast(AbstractContextManager[object], cuda.stream(self._stream))
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return torch.empty(shape, dtype=dtype, pin_memory=True)
+        return torch.empty(
+            shape,
+            dtype=dtype,
+            pin_memory=True,
+        )
 
     def copy(self, target: Tensor, source: Tensor) -> None:
         target.copy_(source, non_blocking=True)

@@ -97,7 +97,11 @@ class StepGraphs:
         graphs.sort(key=lambda graph: graph.size.num_tokens, reverse=True)
         num_ints = max((graph.num_ints for graph in graphs), default=0)
         with self._gpu.stream(), _no_garbage():
-            numbers = torch.zeros(num_ints, dtype=torch.int32, device=self._gpu.device)
+            numbers = torch.zeros(
+                num_ints,
+                dtype=torch.int32,
+                device=self._gpu.device,
+            )
             for graph in graphs:
                 graph.capture(self._gpu, numbers)
             self._gpu.synchronize()
@@ -178,7 +182,12 @@ class StepGraph:
         last_there, sampling_rows = as_indices(self._numbers, lens[:num_known], skip=num_body)
         self._graph.replay()
         layout = there[NUM_COLUMNS:num_body]
-        batch = self._batch(plan.rows, plan.starts, plan.lens, layout)
+        batch = self._batch(
+            plan.rows,
+            plan.starts,
+            plan.lens,
+            layout,
+        )
         inputs = Inputs(
             tokens=self._tokens,
             positions=batch.positions,
@@ -194,8 +203,20 @@ class StepGraph:
         """The arrays of a step, filled up: tokens, their places in the row table, rows; and those
         that attention reads. Without a plan, all is padding."""
         if plan is None:
-            return self._padded(NONE, NONE, NONE, NONE, NONE)
-        return self._padded(plan.rows, plan.starts, plan.lens, plan.tokens, plan.slots)
+            return self._padded(
+                NONE,
+                NONE,
+                NONE,
+                NONE,
+                NONE,
+            )
+        return self._padded(
+            plan.rows,
+            plan.starts,
+            plan.lens,
+            plan.tokens,
+            plan.slots,
+        )
 
     def _padded(
         self,
@@ -210,7 +231,13 @@ class StepGraph:
         row_of, positions, _ = tokens_of(rows, starts, lens)
         where = np.full(num_tokens, self._padding_row * context_length, np.int64)
         where[: len(row_of)] = self._rows.where(row_of, positions)
-        layout = self._attention.tiling.lay_out(rows, starts, lens, slots, self.size)
+        layout = self._attention.tiling.lay_out(
+            rows,
+            starts,
+            lens,
+            slots,
+            self.size,
+        )
         return [
             _filled(tokens, num_tokens, 0),
             where,
@@ -248,7 +275,11 @@ class StepGraph:
         )
 
 
-def _filled(values: IntArray, size: int, filling: int) -> IntArray:
+def _filled(
+    values: IntArray,
+    size: int,
+    filling: int,
+) -> IntArray:
     """The values, filled up to `size`."""
     filled = np.full(size, filling, np.int32)
     filled[: len(values)] = values

@@ -48,7 +48,12 @@ class GpuAttentionBackend(AttentionBackend, Protocol):
 
     tiling: Tiling
 
-    def expect(self, starts: IntArray, lens: IntArray, size: StepSize) -> None:
+    def expect(
+        self,
+        starts: IntArray,
+        lens: IntArray,
+        size: StepSize,
+    ) -> None:
         """Do what only the host can do for a graph of that size, outside of the graph.
 
         The graph is about to be replayed for requests of these [R] lengths, or captured, with no
@@ -170,7 +175,15 @@ class Tiling:
         return -(-num_queries // self._tile_rows)
 
 
-def _filled(values: IntArray | LongArray, size: int, filling: int) -> IntArray:
+def _filled(
+    values: IntArray | LongArray,
+    size: int,
+    filling: int,
+) -> IntArray:
     assert len(values) <= size, f"{len(values)} where there is room for {size}"
     padding = np.full(size - len(values), filling)
-    return np.concatenate((values, padding), dtype=np.int32, casting="same_kind")
+    return np.concatenate(
+        (values, padding),
+        dtype=np.int32,
+        casting="same_kind",
+    )

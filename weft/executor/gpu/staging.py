@@ -63,7 +63,11 @@ class H2DBuffer:
         for begin, array in zip(begins, arrays, strict=True):
             flat[begin : begin + len(array)] = array
         if target is None:
-            target = torch.empty(total, dtype=torch.int32, device=self._gpu.device)
+            target = torch.empty(
+                total,
+                dtype=torch.int32,
+                device=self._gpu.device,
+            )
         self._gpu.copy(target[:total], host)
         self._copied[turn] = self._gpu.record()
         return target
@@ -89,7 +93,13 @@ class GpuStager:
                 draws=placed(plan.sampling, there[len(columns) :]),
             )
         size = self._tiling.size(plan.lens)
-        layout = self._tiling.lay_out(plan.rows, plan.starts, plan.lens, plan.slots, size)
+        layout = self._tiling.lay_out(
+            plan.rows,
+            plan.starts,
+            plan.lens,
+            plan.slots,
+            size,
+        )
         arrays = [*columns, *layout, *draw_columns(plan.sampling)]
         lens = [len(array) for array in arrays]
         packed = self._buffer.send(arrays)
@@ -124,7 +134,11 @@ def split(packed: Tensor, lens: Sequence[int]) -> list[Tensor]:
     return [packed[begin : begin + num] for begin, num in zip(begins, lens, strict=True)]
 
 
-def as_indices(packed: Tensor, lens: Sequence[int], skip: int = 0) -> list[Tensor]:
+def as_indices(
+    packed: Tensor,
+    lens: Sequence[int],
+    skip: int = 0,
+) -> list[Tensor]:
     """The arrays behind the first `skip` as int64, torch's type of indices, by one operation."""
     begins, end = offsets(lens)
     return split(packed[begins[skip] : end].long(), lens[skip:])

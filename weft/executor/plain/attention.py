@@ -1,8 +1,10 @@
-"""Paged attention in plain torch: correct on every device, and the specification of the faster ones.
+"""Paged attention in plain torch: correct on every device, and the specification of the faster
+ones.
 
-K and V are gathered from their slots and given to torch's scaled dot product, which accumulates and takes its softmax
-in float32. Requests with one token (decode) are gathered together, those of similar length in one call; requests with
-more (prompts, chunks of them) one by one, their queries in blocks, each against the keys that it can see.
+K and V are gathered from their slots and given to torch's scaled dot product, which accumulates and
+takes its softmax in float32. Requests with one token (decode) are gathered together, those of
+similar length in one call; requests with more (prompts, chunks of them) one by one, their queries
+in blocks, each against the keys that it can see.
 """
 
 from __future__ import annotations
@@ -23,15 +25,12 @@ from weft.models.layers.attention import Heads
 from weft.models.layers.rope import Rope
 from weft.ops.elementwise import apply_rotary, rms_norm, rotary_tables
 
-QUERY_BLOCK = (
-    128  # queries of one request that share a call; keys behind the last of them are left out
-)
-GROUP_BYTES = (
-    1 << 20
-)  # K that one decode call gathers: small enough to be in the cache when it is read again
-GROUP_PADDING = (
-    0.75  # requests share a call if the shortest has at least this part of the longest's tokens
-)
+# Queries of one request that share a call; keys behind the last of them are left out.
+QUERY_BLOCK = 128
+# K that one decode call gathers: small enough to be in the cache when it is read again.
+GROUP_BYTES = 1 << 20
+# Requests share a call if the shortest has at least this part of the longest's tokens.
+GROUP_PADDING = 0.75
 
 
 class DecodeGroup(NamedTuple):
@@ -58,88 +57,104 @@ class WindowWork(NamedTuple):
 
 
 class TorchPaged:
+    """The `AttentionBackend` in torch, on any device."""
+
     def __init__(self, config: ModelConfig, pool: KVPool) -> None:
         if pool.k_scale:
             raise ValueError("attention backend 'torch' cannot read KV in int8")
+        keys = pool.k[0]
         self._pool = pool
-        self._heads = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+        self._head_counts = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
         self._head_dim = config.head_dim
         self._windows = [config.window(layer) for layer in range(config.num_layers)]
-        self._group_tokens = GROUP_BYTES // (pool.k[0][0].numel() * pool.k[0].element_size())
-        self._masks = {
-            window: CausalMask(window, pool.k[0].dtype, pool.k[0].device)
-            for window in self._windows
-        }
+        self._group_tokens = GROUP_BYTES // (keys[0].numel() * keys.element_size())
+        self._masks: dict[int, CausalMask] = {}  # by window
+        for window in self._windows:
+            self._masks[window] = CausalMask(window, keys.dtype, keys.device)
         self._work: dict[int, WindowWork] = {}  # by window
         self._slots = torch.empty(0)
         self._positions = torch.empty(0)
         self._rotations: dict[Rope, tuple[Tensor, Tensor]] = {}  # of this step
 
     def prepare(self, batch: AttentionBatch) -> None:
-        self._slots, self._positions = batch.slots, batch.positions
+        self._slots = batch.slots
+        self._positions = batch.positions
         self._rotations.clear()
-        self._work = {
-            window: WindowWork(
-                list(self._decode_groups(batch, window)), list(_extends(batch, window))
-            )
-            for window in self._masks
-        }
+        for window in self._masks:
+            groups = list(self._decode_groups(batch, window))
+            extends = list(_extends(batch, window))
+            self._work[window] = WindowWork(groups, extends)
 
     def forward(self, qkv: Tensor, heads: Heads, layer: int) -> Tensor:
         q, k, v = self._rotated(qkv, heads)
-        keys, values = self._pool.k[layer], self._pool.v[layer]
+        keys = self._pool.k[layer]
+        values = self._pool.v[layer]
         keys.index_copy_(0, self._slots, k.to(keys.dtype))
         values.index_copy_(0, self._slots, v.to(values.dtype))
         q = q.to(keys.dtype)
-        groups, extends = self._work[self._windows[layer]]
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
-        for tokens, slots, mask in groups:
-            k, v = keys.index_select(0, slots), values.index_select(0, slots)
-            out[tokens] = _decode(q[tokens], k, v, mask)
-        causal = self._masks[self._windows[layer]]
-        for start, stop, slots in extends:
-            k, v = keys.index_select(0, slots), values.index_select(0, slots)
+        window = self._windows[layer]
+        work = self._work[window]
+        for group in work.groups:
+            k = keys.index_select(0, group.slots)
+            v = values.index_select(0, group.slots)
+            out[group.tokens] = _decode(q[group.tokens], k, v, group.mask)
+        causal = self._masks[window]
+        for start, stop, slots in work.extends:
+            k = keys.index_select(0, slots)
+            v = values.index_select(0, slots)
             _extend(q[start:stop], k, v, causal, out[start:stop])
         return out.flatten(1).to(qkv.dtype)
 
     def _rotated(self, qkv: Tensor, heads: Heads) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v [T, heads, D], queries and keys normed and rotated."""
-        q, k, v = qkv.view(len(qkv), -1, self._head_dim).split_with_sizes(self._heads, 1)
+        by_head = qkv.view(len(qkv), -1, self._head_dim)
+        q, k, v = by_head.split_with_sizes(self._head_counts, 1)
         if heads.q_norm and heads.k_norm:
-            q, k = rms_norm(q, *heads.q_norm), rms_norm(k, *heads.k_norm)
+            q = rms_norm(q, *heads.q_norm)
+            k = rms_norm(k, *heads.k_norm)
         if heads.rope not in self._rotations:
-            self._rotations[heads.rope] = rotary_tables(*heads.rope.at(self._positions), qkv.dtype)
-        rotation = self._rotations[heads.rope]
-        return apply_rotary(q, *rotation), apply_rotary(k, *rotation), v
+            cos, sin = heads.rope.at(self._positions)
+            self._rotations[heads.rope] = rotary_tables(cos, sin, qkv.dtype)
+        cos, signed_sin = self._rotations[heads.rope]
+        return apply_rotary(q, cos, signed_sin), apply_rotary(k, cos, signed_sin), v
 
     def _decode_groups(self, batch: AttentionBatch, window: int) -> Iterator[DecodeGroup]:
-        """Cut the requests with one token, shortest first, where padding or the group would become too large."""
-        decode = np.flatnonzero(batch.lens == 1)
-        stops = batch.starts[decode] + 1
-        first = np.maximum(stops - window, 0) if window else np.zeros_like(stops)
-        order = np.argsort(stops - first, kind="stable")
-        decode, stops, first = decode[order], stops[order], first[order]
-        tokens = (np.cumsum(batch.lens) - 1)[decode]
+        """Cut the requests with one token, shortest first, where padding or the group would become
+        too large."""
+        device = batch.table.device
+        decodes = np.flatnonzero(batch.lens == 1)
+        stops = batch.starts[decodes] + 1
+        first = np.zeros_like(stops)
+        if window:
+            first = np.maximum(stops - window, 0)
         lens = stops - first
+        order = np.argsort(lens, kind="stable")
+        decodes = decodes[order]
+        first = first[order]
+        lens = lens[order]
+        tokens = (np.cumsum(batch.lens) - 1)[decodes]
         for begin, end in _cut(lens, self._group_tokens):
             here = slice(begin, end)
-            longest = lens[end - 1]
-            inside = np.arange(longest) < lens[here, None]  # [G, L]
-            columns = np.where(inside, first[here, None] + np.arange(longest), first[here, None])
+            offsets = np.arange(lens[end - 1])  # [L]
+            inside = offsets < lens[here, None]  # [G, L]
+            begins = first[here, None]
+            columns = np.where(inside, begins + offsets, begins)
+            mask = None
+            if not inside.all():
+                mask = torch.from_numpy(inside[:, None, None]).to(device)
             yield DecodeGroup(
-                tokens=torch.from_numpy(tokens[here]).to(batch.table.device),
-                slots=_lookup(batch, batch.rows[decode[here], None], columns),
-                mask=None
-                if inside.all()
-                else torch.from_numpy(inside[:, None, None]).to(batch.table.device),
+                tokens=torch.from_numpy(tokens[here]).to(device),
+                slots=_lookup(batch, batch.rows[decodes[here], None], columns),
+                mask=mask,
             )
 
 
 class CausalMask:
     """The additive mask of n successive queries against the L keys up to the last of them.
 
-    It depends on the distance between query and key alone, so every one of them is the lower right corner of one large
-    mask, which grows as needed:
+    It depends on the distance between query and key alone, so every one of them is the lower right
+    corner of one large mask, which grows as needed:
 
              keys ->              L
         .  .  . +------------------+     . = 0: seen, when not beyond the window
@@ -148,13 +163,25 @@ class CausalMask:
                 +------------------+
     """
 
-    def __init__(self, window: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        window: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
         self._window = window
-        self._mask = torch.empty(QUERY_BLOCK, 0, dtype=dtype, device=device)
+        self._mask = torch.empty(
+            QUERY_BLOCK,
+            0,
+            dtype=dtype,
+            device=device,
+        )
 
     def first_seen(self, query: int) -> int:
         """The first key that a query sees."""
-        return max(query + 1 - self._window, 0) if self._window else 0
+        if not self._window:
+            return 0
+        return max(query + 1 - self._window, 0)
 
     def corner(self, num_queries: int, num_keys: int) -> Tensor:
         """[num_queries, num_keys], a view"""
@@ -166,18 +193,21 @@ class CausalMask:
         device = self._mask.device
         queries = torch.arange(num_keys - QUERY_BLOCK, num_keys, device=device)[:, None]
         distance = queries - torch.arange(num_keys, device=device)
-        hidden = (distance < 0) | (distance >= self._window) if self._window else distance < 0
-        return torch.zeros_like(distance, dtype=self._mask.dtype).masked_fill_(
-            hidden, float("-inf")
-        )
+        hidden = distance < 0
+        if self._window:
+            hidden |= distance >= self._window
+        seen = torch.zeros_like(distance, dtype=self._mask.dtype)
+        return seen.masked_fill_(hidden, float("-inf"))
 
 
 def _cut(lens: IntArray, max_tokens: int) -> Iterator[tuple[int, int]]:
-    """Ranges of the rising `lens` whose padding is small, and whose padded size is at most `max_tokens` (or one)."""
+    """Ranges of the rising `lens` whose padding is small, and whose padded size is at most
+    `max_tokens` (or one)."""
     begin = 0
     while begin < len(lens):
-        similar = int(np.searchsorted(lens, lens[begin] / GROUP_PADDING, side="right"))
-        small = begin + max(1, int(max_tokens / (lens[begin] / GROUP_PADDING)))
+        longest = lens[begin] / GROUP_PADDING
+        similar = int(np.searchsorted(lens, longest, side="right"))
+        small = begin + max(1, int(max_tokens / longest))
         end = min(similar, small)
         yield begin, end
         begin = end
@@ -186,42 +216,50 @@ def _cut(lens: IntArray, max_tokens: int) -> Iterator[tuple[int, int]]:
 def _extends(batch: AttentionBatch, window: int) -> Iterator[Extend]:
     stops = np.cumsum(batch.lens)
     for request in np.flatnonzero(batch.lens > 1):
-        cached, num, stop = (
-            int(batch.starts[request]),
-            int(batch.lens[request]),
-            int(stops[request]),
-        )
-        first = max(cached + 1 - window, 0) if window else 0
-        yield Extend(
-            stop - num, stop, batch.table[int(batch.rows[request]), first : cached + num].long()
-        )
+        num_cached = int(batch.starts[request])
+        num_new = int(batch.lens[request])
+        stop = int(stops[request])
+        first = 0
+        if window:
+            first = max(num_cached + 1 - window, 0)
+        row = batch.table[int(batch.rows[request])]
+        slots = row[first : num_cached + num_new].long()
+        yield Extend(stop - num_new, stop, slots)
 
 
 def _lookup(batch: AttentionBatch, rows: IntArray, columns: IntArray) -> Tensor:
     """The slots at table[rows, columns], in one row."""
-    flat = rows.astype(np.int64) * batch.table.shape[1] + columns
-    return batch.table.view(-1)[torch.from_numpy(flat.ravel()).to(batch.table.device)].long()
+    places = rows.astype(np.int64) * batch.table.shape[1] + columns
+    index = torch.from_numpy(places.ravel()).to(batch.table.device)
+    return batch.table.view(-1)[index].long()
 
 
 def _decode(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """q [G, heads, D], k and v [G * L, kv_heads, D] -> [G, heads, D]. The queries that share a KV head stand where
-    torch expects those of successive tokens: none of them is hidden from another's keys."""
+    """q [G, heads, D], k and v [G * L, kv_heads, D] -> [G, heads, D].
+
+    The queries that share a KV head stand where torch expects those of successive tokens: none of
+    them is hidden from another's keys.
+    """
     num, heads, head_dim = q.shape
     kv_heads = k.shape[1]
     grouped = q.reshape(num, kv_heads, heads // kv_heads, head_dim)
-    k, v = (x.view(num, -1, kv_heads, head_dim).transpose(1, 2) for x in (k, v))
-    return F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask).reshape(
-        num, heads, head_dim
-    )
+    k = k.view(num, -1, kv_heads, head_dim).transpose(1, 2)
+    v = v.view(num, -1, kv_heads, head_dim).transpose(1, 2)
+    out = F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask)
+    return out.reshape(num, heads, head_dim)
 
 
 def _extend(q: Tensor, k: Tensor, v: Tensor, mask: CausalMask, out: Tensor) -> None:
-    """q [n, heads, D], k and v [L, kv_heads, D] -> out [n, heads, D]; the last query stands at the last key."""
-    num, cached = len(q), len(k) - len(q)
-    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+    """q [n, heads, D], k and v [L, kv_heads, D] -> out [n, heads, D]; the last query stands at the
+    last key."""
+    num = len(q)
+    num_cached = len(k) - num
+    q = q.transpose(0, 1)[None]
+    k = k.transpose(0, 1)[None]
+    v = v.transpose(0, 1)[None]
     for begin in range(0, num, QUERY_BLOCK):
         end = min(begin + QUERY_BLOCK, num)
-        seen = slice(mask.first_seen(cached + begin), cached + end)
+        seen = slice(mask.first_seen(num_cached + begin), num_cached + end)
         block = F.scaled_dot_product_attention(
             q[:, :, begin:end],
             k[:, :, seen],

@@ -1,4 +1,5 @@
-"""Runners that compute in torch alone: on a CPU without our kernels, and on a GPU to compare with."""
+"""Runners that compute in torch alone: on a CPU without our kernels, and on a GPU to compare
+with."""
 
 from __future__ import annotations
 
@@ -22,7 +23,11 @@ from weft.ops.plain import PlainOps
 from weft.ops.sampling import TorchSamplerOps
 
 
-def build_decoder(spec: RunnerSpec, device: StepDevice, rows: DeviceRowTable) -> TorchRunner:
+def build_decoder(
+    spec: RunnerSpec,
+    device: StepDevice,
+    rows: DeviceRowTable,
+) -> TorchRunner:
     """A runner on the device where `rows` lies."""
     on = rows.slots.device
     pool = make_kv_pool(spec, on)
@@ -42,7 +47,11 @@ def build_decoder(spec: RunnerSpec, device: StepDevice, rows: DeviceRowTable) ->
     )
 
 
-def build_encoder(spec: RunnerSpec, device: StepDevice, on: torch.device) -> EncoderRunner:
+def build_encoder(
+    spec: RunnerSpec,
+    device: StepDevice,
+    on: torch.device,
+) -> EncoderRunner:
     ops = PlainEncoderOps(spec.dtype, on, spec.model.quantize)
     model = make_encoder(spec.model, ops)
     fill_weights(spec, model, on)

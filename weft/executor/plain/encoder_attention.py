@@ -52,10 +52,22 @@ class TorchBidirectional:
             begin = end
 
     def forward(self, qkv: Tensor) -> Tensor:
-        heads = qkv.view(len(qkv), 3, self._num_heads, -1)
+        heads = qkv.view(
+            len(qkv),
+            3,
+            self._num_heads,
+            -1,
+        )
         out = torch.empty_like(heads[:, 0], memory_format=torch.contiguous_format)
         for places, inside in self._groups:
-            q, k, v = heads[places].permute(2, 0, 3, 1, 4)  # each [G, heads, L, D]
+            # Each [G, heads, L, D].
+            q, k, v = heads[places].permute(
+                2,
+                0,
+                3,
+                1,
+                4,
+            )
             mask = None if inside is None else inside[:, None, None]
             attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2)
             if inside is None:
@@ -65,7 +77,11 @@ class TorchBidirectional:
         return out.flatten(1)
 
 
-def _group(starts: IntArray, lens: IntArray, device: torch.device) -> PromptGroup:
+def _group(
+    starts: IntArray,
+    lens: IntArray,
+    device: torch.device,
+) -> PromptGroup:
     """Rising `lens`."""
     columns = np.arange(lens[-1])
     inside = columns < lens[:, None]

@@ -1,12 +1,15 @@
-"""The torch profiler around the steps of a runner: a table of what took most, and a trace for chrome://tracing.
+"""The torch profiler around the steps of a runner: a table of what took most, and a trace for
+chrome://tracing.
 
-Where our kernels compute on a CPU, a step is one call of their library, and torch sees nothing of it: they note the
-times of their operations themselves (`ops/cpp/timing.py`), and the report puts these among torch's.
+Where our kernels compute on a CPU, a step is one call of their library, and torch sees nothing of
+it: they note the times of their operations themselves (`ops/cpp/timing.py`), and the report puts
+these among torch's.
 
-Requests are served meanwhile. Before the first recording torch imports its compiler, which takes seconds on a busy
-machine: a thread of its own does that. Recording slows steps down a little; when it ends, torch holds everything up for
-about 10 µs for each event (weft-nano has 1,600 in a step); the rest is done by a process of its own
-(`profile_report.py`). Recording ends by itself after `MAX_PROFILED_STEPS`: all events are kept in memory until then.
+Requests are served meanwhile. Before the first recording torch imports its compiler, which takes
+seconds on a busy machine: a thread of its own does that. Recording slows steps down a little; when
+it ends, torch holds everything up for about 10 µs for each event (weft-nano has 1,600 in a step);
+the rest is done by a process of its own (`profile_report.py`). Recording ends by itself after
+`MAX_PROFILED_STEPS`: all events are kept in memory until then.
 """
 
 from __future__ import annotations
@@ -43,7 +46,8 @@ PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 def import_compiler() -> None:
-    """What torch's profiler imports when it is prepared for the first time: 1.2 s of a processor."""
+    """What torch's profiler imports when it is prepared for the first time: 1.2 s of a
+    processor."""
     importlib.import_module("torch._inductor.config")
 
 
@@ -59,7 +63,8 @@ class ProfileState:
 
 
 class ProfiledRunner:
-    """A runner that can be profiled. `root` is the folder below which traces are written; without it none are.
+    """A runner that can be profiled. `root` is the folder below which traces are written; without
+    it none are.
 
     `start` and `stop` are called by who launches; neither waits for the device, nor for
     `prepare`, which is called once.
@@ -75,9 +80,9 @@ class ProfiledRunner:
     ) -> None:
         self._runner = runner
         self._root = root
-        self._activities = {
-            name: one for name, one in ACTIVITIES.items() if name != "GPU" or has_gpu
-        }
+        self._activities = dict(ACTIVITIES)
+        if not has_gpu:
+            del self._activities["GPU"]
         self._preparation = Preparation(prepare)
         self._numbers = itertools.count(1)
         self._report = ProfileState("none", message="nothing was recorded yet")
@@ -107,8 +112,8 @@ class ProfiledRunner:
     ) -> str | None:
         """Record from the next step that is launched, `num_steps` of them, or until `stop`.
 
-        Returns where the trace will lie, below the root; nothing without a root; None while all is being prepared: call
-        again. Raises ValueError for what cannot be.
+        Returns where the trace will lie, below the root; nothing without a root; None while all is
+        being prepared: call again. Raises ValueError for what cannot be.
         """
         if self._recording is not None:
             raise ValueError("the profiler is recording already; stop_profile ends that")
@@ -124,10 +129,11 @@ class ProfiledRunner:
         place = self._place(folder, prefix)
         if not self._preparation.is_done():
             return None
-        trace = None if place is None else place / self._file_name(prefix)
-        os.environ.setdefault(
-            "KINETO_LOG_LEVEL", "99"
-        )  # it tells standard error of its starts and stops
+        trace = None
+        if place is not None:
+            trace = place / self._file_name(prefix)
+        # Torch's tracer would report its starts and stops on standard error.
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         profiler = profile(
             activities=[self._activities[name] for name in activities or self._activities],
             record_shapes=record_shapes,
@@ -135,11 +141,12 @@ class ProfiledRunner:
             profile_memory=profile_memory,
         )
         profiler.prepare_trace()
-        kernels = self._runner.kernels if not activities or "CPU" in activities else None
+        kernels = None
+        if not activities or "CPU" in activities:
+            kernels = self._runner.kernels
         recording = _Recording(profiler, trace, num_steps or MAX_PROFILED_STEPS, kernels)
-        recording.started = self._runner.submit(
-            recording.begin
-        )  # torch records the thread that has started it
+        # Torch records the thread on which the profiler was started.
+        recording.started = self._runner.submit(recording.begin)
         self._recording = recording
         return self._name(trace)
 
@@ -154,25 +161,37 @@ class ProfiledRunner:
         self._recording = None
         self._report = ProfileState("writing", recording.num_steps, self._name(recording.trace))
         stopped = self._runner.submit(recording.end)
-        threading.Thread(
-            target=self._write, args=(recording, stopped), name="weft-profile", daemon=True
-        ).start()
+        writer = threading.Thread(
+            target=self._write,
+            args=(recording, stopped),
+            name="weft-profile",
+            daemon=True,
+        )
+        writer.start()
 
     def _write(self, recording: _Recording, stopped: Future[None]) -> None:
         trace = self._name(recording.trace)
         try:
             recording.started.result()
             stopped.result()
-            self._report = ProfileState("done", recording.num_steps, trace, recording.table())
+            self._report = ProfileState(
+                "done",
+                recording.num_steps,
+                trace,
+                recording.table(),
+            )
         except Exception as exc:  # of torch, or of a full disk: for whoever asks
-            message = f"the profile could not be made: {type(exc).__name__}: {getattr(exc, 'strerror', '') or exc}"
+            reason = getattr(exc, "strerror", "") or exc
+            message = f"the profile could not be made: {type(exc).__name__}: {reason}"
             self._report = ProfileState("failed", recording.num_steps, message=message)
 
     def _place(self, folder: str, prefix: str) -> Path | None:
-        """The folder for the next trace. Raises ValueError for a place that is not below the root."""
+        """The folder for the next trace. Raises ValueError for a place that is not below the
+        root."""
         if prefix and not PREFIX.fullmatch(prefix):
             raise ValueError(
-                f"the prefix is {prefix[:64]!r}; up to 64 letters, digits, dots and dashes are expected"
+                f"the prefix is {prefix[:64]!r}; "
+                "up to 64 letters, digits, dots and dashes are expected"
             )
         if self._root is None:
             if folder:
@@ -192,21 +211,24 @@ class ProfiledRunner:
         return target
 
     def _file_name(self, prefix: str) -> str:
-        return f"{prefix or 'weft'}-{time.strftime('%Y%m%d-%H%M%S')}-{next(self._numbers)}.trace.json.gz"
+        started = time.strftime("%Y%m%d-%H%M%S")
+        return f"{prefix or 'weft'}-{started}-{next(self._numbers)}.trace.json.gz"
 
     def _name(self, trace: Path | None) -> str:
-        return (
-            ""
-            if trace is None or self._root is None
-            else str(trace.relative_to(self._root.resolve()))
-        )
+        if trace is None or self._root is None:
+            return ""
+        return str(trace.relative_to(self._root.resolve()))
 
 
 class Preparation:
-    """`work`, done once, in a thread of its own from the first time that somebody asks."""
+    """`work`, done once, in a thread of its own from the first call of `is_done`."""
 
     def __init__(self, work: Callable[[], None]) -> None:
-        self._thread = threading.Thread(target=work, name="weft-profile", daemon=True)
+        self._thread = threading.Thread(
+            target=work,
+            name="weft-profile",
+            daemon=True,
+        )
 
     def is_done(self) -> bool:
         if self._thread.ident is None:
@@ -245,7 +267,9 @@ class _Recording:
             self.profiler.export_chrome_trace(str(raw))
             spans = Path(folder) / "spans.json"
             spans.write_bytes(msgspec.json.encode(self.spans()))
-            command = [*REPORT, str(raw), str(spans), *([str(self.trace)] if self.trace else [])]
+            command = [*REPORT, str(raw), str(spans)]
+            if self.trace is not None:
+                command.append(str(self.trace))
             try:
                 done = subprocess.run(
                     command,

@@ -1,4 +1,5 @@
-"""From what the user calls a model to files: a folder, an id on the Hugging Face hub, or the bundled model."""
+"""From what the user calls a model to files: a folder, an id on the Hugging Face hub, or the
+bundled model."""
 
 from __future__ import annotations
 
@@ -9,13 +10,14 @@ from weft.config.model import BadCheckpoint, ModelNotFound
 from weft.config.quantized import READ
 
 BUNDLED = Path(__file__).parents[2] / "bundled" / "weft-nano"
+# Files that are fetched from the hub: neither code nor pickles.
 HUB_FILES = (
     "*.safetensors",
     "*.json",
     "*.jinja",
     "*.txt",
     "tokenizer.model",
-)  # neither code nor pickles
+)
 INDEX = "model.safetensors.index.json"
 NO_GGUF = f"GGUF is not read; read are weights in float32, bfloat16 and float16, {READ}"
 
@@ -38,7 +40,8 @@ def local_folder(model: str, revision: str = "") -> Path:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a model: those of its index, or all there are. Raises `ModelNotFound`."""
+    """The safetensors files of a model: those of its index, or all there are. Raises
+    `ModelNotFound`."""
     if (folder / INDEX).exists():
         try:
             shards = set(
@@ -52,7 +55,8 @@ def weight_files(folder: Path) -> list[Path]:
     missing = [path.name for path in files if not path.exists()]
     if missing:
         raise ModelNotFound(
-            f"{folder} lacks {len(missing)} of its {len(files)} weight files: {', '.join(missing[:5])}"
+            f"{folder} lacks {len(missing)} of its {len(files)} weight files: "
+            f"{', '.join(missing[:5])}"
         )
     if not files:
         pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt*"))

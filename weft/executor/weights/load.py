@@ -1,5 +1,5 @@
-"""Fills a model with weights: from safetensors files, or with random ones; and writes random ones to
-a file that every engine can load."""
+"""Fills a model with weights: from safetensors files, or with random ones; and writes random ones
+to a file that every engine can load."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ CPU = torch.device("cpu")
 def load_weights(weights: Weights, folder: Path) -> None:
     """Give the model the tensors of a checkpoint.
 
-    Raises `BadCheckpoint`, naming the tensors, if any is missing, unexpected or of another shape; then nothing has
-    changed.
+    Raises `BadCheckpoint`, naming the tensors, if any is missing, unexpected or of another shape;
+    then nothing has changed.
     """
     with ExitStack() as stack:
         files = [stack.enter_context(FileContent(path)) for path in weight_files(folder)]
@@ -42,8 +42,8 @@ def load_weights(weights: Weights, folder: Path) -> None:
 
 @torch.inference_mode()
 def randomize(weights: Weights, device: torch.device = CPU) -> None:
-    """Weights that are random, but the same each time on this kind of device, which makes them: norms 1, all else
-    normal with deviation 0.02."""
+    """Weights that are random, but the same each time on this kind of device, which makes them:
+    norms 1, all else normal with deviation 0.02."""
     for name, shape, put, _ in weights:
         if "norm" in name:
             put(torch.ones(shape, device=device))

@@ -1,9 +1,12 @@
 """Gives the memory of tensors back to the system, while the tensors stay where they are.
 
     tensor:      |....=================================....|
-    pages:    |  ....|=========|=========|=========|....   |      the whole ones are given back, and read as zeros
+    pages:    |  ....|=========|=========|=========|....   |
 
-Programs that point to the tensors stay valid. Where a page is written again, the system finds memory for it again.
+The whole pages are given back, and read as zeros.
+
+Programs that point to the tensors stay valid. Where a page is written again, the system finds
+memory for it again.
 """
 
 from __future__ import annotations
@@ -22,7 +25,8 @@ def is_offered(device: torch.device) -> bool:
 
 
 def give_back(tensors: Iterable[Tensor]) -> int:
-    """Give back the whole pages of the tensors. Their content is lost. Returns how many bytes that were."""
+    """Give back the whole pages of the tensors. Their content is lost. Returns how many bytes that
+    were."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     total = 0

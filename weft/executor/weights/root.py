@@ -15,7 +15,8 @@ DESCRIPTIONS = ("config.json", "generation_config.json", INDEX)
 
 
 def default_root(folder: Path) -> Path:
-    """The parent of a model's folder; in the cache of the hub, where its files are links, what holds them too."""
+    """The parent of a model's folder; in the cache of the hub, where its files are links, what
+    holds them too."""
     parent = folder.resolve().parent
     return parent.parent if parent.name == "snapshots" else parent
 
@@ -25,7 +26,8 @@ class WeightsRoot:
         self._root = root.resolve()
 
     def folder(self, name: str) -> Path:
-        """The folder of that name, relative to the root or absolute. Raises ModelNotFound if it is not below it."""
+        """The folder of that name, relative to the root or absolute. Raises ModelNotFound if it is
+        not below it."""
         try:
             folder = (self._root / name).resolve()
             is_below = bool(name) and folder.is_relative_to(self._root)

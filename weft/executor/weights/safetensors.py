@@ -1,9 +1,11 @@
-"""Reads safetensors: from a file, or from bytes that came otherwise. Nothing is believed before it is checked.
+"""Reads safetensors: from a file, or from bytes that came otherwise. Nothing is believed before it
+is checked.
 
-    8 bytes: N (little-endian) · N bytes: JSON {name: {dtype, shape, data_offsets}} · the tensors, one after the other
+    8 bytes: N (little-endian) · N bytes: JSON {name: {dtype, shape, data_offsets}} · the tensors
 
-Content is read with `pread` into memory of the caller, not mapped: what was read does not stay in this process, and a
-file that shrinks meanwhile gives an error, not a signal. Knows no tensors, only where their bytes lie.
+Content is read with `pread` into memory of the caller, not mapped: what was read does not stay in
+this process, and a file that shrinks meanwhile gives an error, not a signal. Knows no tensors, only
+where their bytes lie.
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ class Content(Protocol):
     def entries(self) -> Mapping[str, TensorEntry]: ...
 
     def read_into(self, start: int, target: memoryview) -> None:
-        """Fill `target` with the bytes from `start` on. Raises BadCheckpoint if there are not so many."""
+        """Fill `target` with the bytes from `start` on. Raises BadCheckpoint if there are not so
+        many."""
         ...
 
 
@@ -60,12 +63,12 @@ class FileContent:
     """A file. It is closed at the end of a `with` block."""
 
     def __init__(self, path: Path, label: str = "") -> None:
-        """`label` is the name for errors. Raises BadCheckpoint for what is no whole safetensors file."""
+        """`label` is the name for errors. Raises BadCheckpoint unless it is a whole safetensors
+        file."""
         self.label = label or str(path)
         try:
-            self._file = os.open(
-                path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-            )  # a FIFO would wait for a writer
+            # A FIFO would wait for a writer.
+            self._file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as exc:
             raise BadCheckpoint(f"{self.label} cannot be opened: {exc.strerror}") from exc
         try:
@@ -91,8 +94,18 @@ class FileContent:
     def will_be_read(self) -> None:
         """Let the system fetch the file from the disk ahead of the reading, where it can."""
         if sys.platform == "linux":
-            os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_SEQUENTIAL)
-            os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_WILLNEED)
+            os.posix_fadvise(
+                self._file,
+                0,
+                0,
+                os.POSIX_FADV_SEQUENTIAL,
+            )
+            os.posix_fadvise(
+                self._file,
+                0,
+                0,
+                os.POSIX_FADV_WILLNEED,
+            )
 
     def close(self) -> None:
         if self._file >= 0:
@@ -130,11 +143,13 @@ class BytesContent:
 def _entries(
     label: str, read_into: Callable[[int, memoryview], None], num_bytes: int
 ) -> dict[str, TensorEntry]:
-    """The tensors that the header tells of. Raises BadCheckpoint unless they fill what is behind it exactly."""
+    """The tensors that the header tells of. Raises BadCheckpoint unless they fill what is behind it
+    exactly."""
     header_len = int.from_bytes(_read(read_into, 0, 8), "little") if num_bytes >= 8 else 0
     if not 2 <= header_len <= min(MAX_HEADER_BYTES, num_bytes - 8):
         raise BadCheckpoint(
-            f"{label} is damaged, or not downloaded to its end: {num_bytes:,} bytes without a header"
+            f"{label} is damaged, or not downloaded to its end: "
+            f"{num_bytes:,} bytes without a header"
         )
     try:
         header = json.loads(_read(read_into, 8, header_len))
@@ -149,29 +164,46 @@ def _entries(
     for entry in sorted(found, key=lambda one: (one.start, one.num_bytes)):
         if entry.start != end:
             raise BadCheckpoint(
-                f"{label} is damaged: {entry.name[:200]} begins at byte {entry.start:,}, not {end:,}"
+                f"{label} is damaged: {entry.name[:200]} begins at byte {entry.start:,}, "
+                f"not {end:,}"
             )
         end += entry.num_bytes
     if end != num_bytes:
         raise BadCheckpoint(
-            f"{label} is damaged, or not downloaded to its end: {num_bytes:,} bytes; its header says {end:,}"
+            f"{label} is damaged, or not downloaded to its end: {num_bytes:,} bytes; "
+            f"its header says {end:,}"
         )
     return {entry.name: entry for entry in found}
 
 
-def _entry(name: str, entry: Mapping[str, Any], data_start: int) -> TensorEntry:
+def _entry(
+    name: str,
+    entry: Mapping[str, Any],
+    data_start: int,
+) -> TensorEntry:
     """Raises ValueError, TypeError or LookupError for what makes no sense."""
-    dtype, shape = entry["dtype"], entry["shape"]
+    dtype = entry["dtype"]
+    shape = entry["shape"]
     begin, end = entry["data_offsets"]
     if not all(type(number) is int and number >= 0 for number in (*shape, begin, end)):
         raise ValueError("sizes are whole numbers")
     num_bytes = math.prod(shape) * ITEM_BYTES[dtype]
     if end - begin != num_bytes:
         raise ValueError("a tensor has other bytes than its shape")
-    return TensorEntry(name, dtype, tuple(shape), data_start + begin, num_bytes)
+    return TensorEntry(
+        name,
+        dtype,
+        tuple(shape),
+        data_start + begin,
+        num_bytes,
+    )
 
 
-def _read(read_into: Callable[[int, memoryview], None], start: int, num_bytes: int) -> bytes:
+def _read(
+    read_into: Callable[[int, memoryview], None],
+    start: int,
+    num_bytes: int,
+) -> bytes:
     target = bytearray(num_bytes)
     read_into(start, memoryview(target))
     return bytes(target)

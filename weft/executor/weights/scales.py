@@ -1,8 +1,10 @@
-"""Scales that a checkpoint holds beside what it stores in eight bits, and those for a KV cache in fp8.
+"""Scales that a checkpoint holds beside what it stores in eight bits, and those for a KV cache in
+fp8.
 
 X.weight         F8_E4M3 or I8 [out, in]
-X.weight_scale   (or _scale_inv) of the whole matrix [], [1] or [1, 1], of outputs [out] or [out, 1], or of blocks
-                 [out / 128, in / 128] or [out, in / 128], rounded up; a weight is what is stored times its scale
+X.weight_scale   (or _scale_inv) of the whole matrix [], [1] or [1, 1], of outputs [out] or
+                 [out, 1], or of blocks [out / 128, in / 128] or [out, in / 128], rounded up;
+                 a weight is the stored value times its scale
 """
 
 from __future__ import annotations
@@ -21,11 +23,16 @@ from weft.executor.weights.fetch import weight_files
 from weft.executor.weights.safetensors import Content, FileContent, TensorEntry
 from weft.ops.quantize import floats
 
-FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+FLOATS = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
 EIGHT_BITS = {"F8_E4M3": torch.float8_e4m3fn, "I8": torch.int8}
 ENDINGS = ("_scale", "_scale_inv")
 
-# What is said of activations, which are quantised as they come here, and of KV, which `kv_scales` reads.
+# Scales of activations, which are quantised as they come here, and of KV, which `kv_scales` reads.
 BESIDE = (".input_scale", ".output_scale", ".q_scale", ".k_scale", ".v_scale", ".kv_scale")
 KEYS = (
     "self_attn.k_scale",
@@ -55,67 +62,86 @@ class Scales(NamedTuple):
         """[num of row blocks, num of column blocks] float32. Raises BadCheckpoint."""
         return _read(self.content, self.entry).view(*_grid(self.entry.shape))
 
-    def of(self, whole: Tensor, start: int, rows: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Stored rows from row `start` on with their scales [n]; times them where there is more than one in a row.
-        `whole` is what `read` gave."""
-        by_row = whole[torch.arange(start, start + len(rows)) // self.num_rows]
+    def of(self, scales: Tensor, start: int, rows: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Stored rows from row `start` on with their scales [n]; multiplied by them where a row has
+        more than one. `scales` are those that `read` returned."""
+        index = torch.arange(start, start + len(rows)) // self.num_rows
+        by_row = scales[index]
         if by_row.shape[1] == 1:
             return rows, by_row[:, 0]
-        return floats(rows) * by_row.repeat_interleave(self.num_columns, dim=1)[
-            :, : rows.shape[1]
-        ], None
+        by_column = by_row.repeat_interleave(self.num_columns, dim=1)
+        return floats(rows) * by_column[:, : rows.shape[1]], None
 
 
-def scales_of(entry: TensorEntry, places: Mapping[str, StoredTensor]) -> Scales:
+def scales_of(entry: TensorEntry, stored: Mapping[str, StoredTensor]) -> Scales:
     """The scales of a stored weight. Raises BadCheckpoint, saying what is wrong with them."""
-    content, found = next(
-        (places[entry.name + end] for end in ENDINGS if entry.name + end in places), (None, None)
-    )
-    if content is None or found is None:
+    for ending in ENDINGS:
+        if entry.name + ending in stored:
+            content, found = stored[entry.name + ending]
+            break
+    else:
         raise BadCheckpoint(f"{entry.name} {entry.dtype} without scales")
     if found.dtype not in FLOATS:
         raise BadCheckpoint(f"{found.name} {found.dtype} instead of one of {', '.join(FLOATS)}")
-    shared = [
-        next((step for step in (size, 1, BLOCK) if -(-size // step) == num), 0)
-        for size, num in zip(entry.shape, _grid(found.shape), strict=False)
-    ]
-    if len(shared) != 2 or not all(shared):
-        raise BadCheckpoint(f"{found.name} {list(found.shape)} for {list(entry.shape)}")
-    return Scales(content, found, *shared)
+    if len(entry.shape) == 2:
+        grid = _grid(found.shape)
+        num_rows = _num_sharing(entry.shape[0], grid[0])
+        num_columns = _num_sharing(entry.shape[1], grid[1])
+        if num_rows and num_columns:
+            return Scales(content, found, num_rows, num_columns)
+    raise BadCheckpoint(f"{found.name} {list(found.shape)} for {list(entry.shape)}")
 
 
-def is_of_a_weight(name: str, has_weight: Iterable[str]) -> bool:
+def _num_sharing(size: int, num_scales: int) -> int:
+    """Rows (or columns) of `size` that share a scale: all, one, or a block; 0: none of these."""
+    for step in (size, 1, BLOCK):
+        if -(-size // step) == num_scales:
+            return step
+    return 0
+
+
+def is_of_a_weight(name: str, weights: Iterable[str]) -> bool:
     """Whether these are the scales of one of the weights."""
-    return any(name.endswith(end) and name.removesuffix(end) in has_weight for end in ENDINGS)
+    return any(name.endswith(ending) and name.removesuffix(ending) in weights for ending in ENDINGS)
 
 
 def kv_scales(folder: Path, num_layers: int) -> list[tuple[float, float]]:
-    """What K and V of each layer are divided by before they are kept in fp8; 1 where the checkpoint says nothing.
+    """The scales by which K and V of each layer are divided before they are kept in fp8; 1 where
+    the checkpoint has none.
 
     Raises BadCheckpoint for a scale that is none.
     """
     with ExitStack() as stack:
-        files = [stack.enter_context(FileContent(path)) for path in weight_files(folder)]
-        places: dict[str, StoredTensor] = {
-            name: (file, entry) for file in files for name, entry in file.entries.items()
-        }
-        return [
-            (_kv_scale(places, layer, KEYS), _kv_scale(places, layer, VALUES))
-            for layer in range(num_layers)
-        ]
+        stored: dict[str, StoredTensor] = {}
+        for path in weight_files(folder):
+            file = stack.enter_context(FileContent(path))
+            for name, entry in file.entries.items():
+                stored[name] = (file, entry)
+        scales = []
+        for layer in range(num_layers):
+            k_scale = _kv_scale(stored, layer, KEYS)
+            v_scale = _kv_scale(stored, layer, VALUES)
+            scales.append((k_scale, v_scale))
+        return scales
 
 
-def _kv_scale(places: Mapping[str, StoredTensor], layer: int, endings: Iterable[str]) -> float:
-    for name in (f"{base}layers.{layer}.{end}" for end in endings for base in ("model.", "")):
-        if name in places:
-            content, entry = places[name]
-            values = _read(content, entry) if entry.dtype in FLOATS else torch.empty(0)
-            if values.numel() != 1 or not 0 < float(values) < torch.inf:
-                raise BadCheckpoint(
-                    f"{name} {entry.dtype} {list(entry.shape)} is no scale of a layer's KV"
-                )
-            return float(values)
+def _kv_scale(stored: Mapping[str, StoredTensor], layer: int, endings: Iterable[str]) -> float:
+    for ending in endings:
+        for base in ("model.", ""):
+            name = f"{base}layers.{layer}.{ending}"
+            if name in stored:
+                content, entry = stored[name]
+                return _single_scale(name, content, entry)
     return 1.0
+
+
+def _single_scale(name: str, content: Content, entry: TensorEntry) -> float:
+    values = torch.empty(0)
+    if entry.dtype in FLOATS:
+        values = _read(content, entry)
+    if values.numel() != 1 or not 0 < float(values) < torch.inf:
+        raise BadCheckpoint(f"{name} {entry.dtype} {list(entry.shape)} is no scale of a layer's KV")
+    return float(values)
 
 
 def _read(content: Content, entry: TensorEntry) -> Tensor:
@@ -127,4 +153,6 @@ def _read(content: Content, entry: TensorEntry) -> Tensor:
 
 def _grid(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Scales as blocks of rows and of columns."""
-    return shape if len(shape) > 1 else (*shape, *(1, 1)[len(shape) :])
+    if len(shape) > 1:
+        return shape
+    return (*shape, 1) if shape else (1, 1)

@@ -1,8 +1,10 @@
-"""What is done with weights and memory between steps: new weights in, values out, memory back and forth.
+"""What is done with weights and memory between steps: new weights in, values out, memory back and
+forth.
 
-New weights are looked at to the end before the first of them is put in: their names, shapes, types and values. They are
-put where the old ones are. If that breaks off all the same, because a file is gone meanwhile, the last folder is loaded
-again; if that fails too, the weights count as released: nothing is computed with them.
+New weights are looked at to the end before the first of them is put in: their names, shapes, types
+and values. They are put where the old ones are. If that breaks off all the same, because a file is
+gone meanwhile, the last folder is loaded again; if that fails too, the weights count as released:
+nothing is computed with them.
 """
 
 from __future__ import annotations
@@ -79,7 +81,12 @@ class ModelMemory:
 class WeightStore:
     """Carries out device requests, one at a time, on the thread that also runs the steps."""
 
-    def __init__(self, memory: ModelMemory, source: Path | None, root: WeightsRoot) -> None:
+    def __init__(
+        self,
+        memory: ModelMemory,
+        source: Path | None,
+        root: WeightsRoot,
+    ) -> None:
         """`source` is the folder that the weights came from; None if they are random."""
         self._memory = memory
         self._source = source
@@ -126,21 +133,33 @@ class WeightStore:
     def _update_from_tensors(self, request: UpdateFromTensors) -> DeviceReply:
         self._require_weights()
         content = BytesContent(request.content, "what was sent")
-        found = matched(self._weights, [content], "the tensors do not fit the model", whole=False)
+        found = matched(
+            self._weights,
+            [content],
+            "the tensors do not fit the model",
+            whole=False,
+        )
         if not found:
             raise Refused("there is no tensor")
         require_finite(found)
         return self._put(lambda: put_all(found), found)
 
     def _receive_weights(self, request: ReceiveWeights) -> DeviceReply:
-        """Everything is received before anything is put in, so that a sender that breaks off does no harm."""
+        """Everything is received before anything is put in, so that a sender that breaks off does
+        no harm."""
         self._require_weights()
         group = self._group(request.group)
         wanted = self._announced(request)
         tensors = []
         try:
             for name, (weight, dtype) in wanted.items():
-                tensors.append(torch.empty(weight.shape, dtype=dtype, device=group.device))
+                tensors.append(
+                    torch.empty(
+                        weight.shape,
+                        dtype=dtype,
+                        device=group.device,
+                    )
+                )
                 group.broadcast(tensors[-1])
                 if not is_finite(tensors[-1]):
                     raise Refused(f"{name} has values that are not finite")
@@ -197,7 +216,11 @@ class WeightStore:
         num_bytes = sum(
             one.entry.num_bytes if isinstance(one, WeightMatch) else one.nbytes for one in content
         )
-        return self._reply(kv_is_stale=True, num_tensors=len(content), num_bytes=num_bytes)
+        return self._reply(
+            kv_is_stale=True,
+            num_tensors=len(content),
+            num_bytes=num_bytes,
+        )
 
     def _after_failure(self, reason: str) -> DeviceReply:
         """The weights are half old, half new: go back to the last folder."""
@@ -206,15 +229,24 @@ class WeightStore:
             self._reload()
         except Exception:
             log.exception("reload_failed")
-            message = f"{reason}, and the last folder cannot be loaded either: update_weights_from_disk must mend it"
-            return self._reply(ok=False, message=message, status=500, kv_is_stale=True)
+            message = (
+                f"{reason}, and the last folder cannot be loaded either: "
+                "update_weights_from_disk must mend it"
+            )
+            return self._reply(
+                ok=False,
+                message=message,
+                status=500,
+                kv_is_stale=True,
+            )
         message = f"{reason}; those of the last folder are in use again"
         return self._reply(
             ok=False, message=message, status=500, kv_is_stale=True, is_reloaded=True
         )
 
     def _reload(self) -> None:
-        """Load the weights from where they last came. Raises ModelError, and what the device raises."""
+        """Load the weights from where they last came. Raises ModelError, and what the device
+        raises."""
         if self._source is None:
             randomize(iter(self._weights.values()), self._memory.device)
         else:
@@ -231,8 +263,12 @@ class WeightStore:
             name for name in names if getattr(config, name) != getattr(self._memory.config, name)
         ]
         if other:
-            told = f"{other[0]} is {getattr(config, other[0])}, not {getattr(self._memory.config, other[0])}"
-            raise BadCheckpoint(f"the config.json in {folder} is of another model: {told}")
+            theirs = getattr(config, other[0])
+            ours = getattr(self._memory.config, other[0])
+            raise BadCheckpoint(
+                f"the config.json in {folder} is of another model: "
+                f"{other[0]} is {theirs}, not {ours}"
+            )
 
     # Groups
 
@@ -249,11 +285,13 @@ class WeightStore:
             )
         if BACKENDS[request.backend] == "cuda" and self._memory.device.type != "cuda":
             raise Refused(
-                f"the backend is {request.backend}, but this engine computes on a CPU: gloo serves there"
+                f"the backend is {request.backend}, but this engine computes on a CPU: "
+                "gloo serves there"
             )
         if not 0 < request.rank < request.world_size:
             raise Refused(
-                f"the rank is {request.rank}; 1 to {request.world_size - 1} are expected, 0 is the sender"
+                f"the rank is {request.rank}; 1 to {request.world_size - 1} are expected, "
+                "0 is the sender"
             )
         self._groups[request.name] = UpdateGroup(
             request.name,
@@ -336,7 +374,11 @@ class WeightStore:
                 raise Refused(f"the tag {tag[:64]!r} is unknown; there are {', '.join(TAGS)}")
 
     def _reply(self, *, ok: bool = True, **values: Any) -> DeviceReply:
-        return DeviceReply(ok=ok, released=tuple(sorted(self._released)), **values)
+        return DeviceReply(
+            ok=ok,
+            released=tuple(sorted(self._released)),
+            **values,
+        )
 
     _HANDLERS: ClassVar[dict[type, Callable[[WeightStore, Any], DeviceReply]]] = {
         UpdateFromDisk: _update_from_disk,

@@ -1,13 +1,14 @@
-"""Tensors of safetensors content piece by piece, through one buffer: nothing is ever in memory twice.
+"""Tensors of safetensors content piece by piece, through one buffer: nothing is ever in memory
+twice.
 
-What is to be put into a model is matched with what the model wants first, all of it: names, shapes, types. Then it may
-be looked through for values that are not finite, and then put. Whoever does all of that in this order never leaves a
-model half changed by bad content.
+What is to be put into a model is matched with what the model wants first, all of it: names, shapes,
+types. Then it may be looked through for values that are not finite, and then put. Whoever does all
+of that in this order never leaves a model half changed by bad content.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from weft.executor.weights.scales import (
     EIGHT_BITS,
     FLOATS,
     Scales,
+    StoredTensor,
     is_of_a_weight,
     scales_of,
 )
@@ -35,21 +37,24 @@ EXPONENTS = {
     torch.bfloat16: (torch.int16, 0x7F80),
     torch.float8_e4m3fn: (torch.int8, 0x7F),  # has no infinity, and one NaN of either sign
 }
+# Endings of the names of tensors that no model here reads.
 IGNORED = (
     "rotary_emb.inv_freq",
     "embeddings.position_ids",
     *BESIDE,
-)  # endings of tensors that are for nobody here
+)
+# Tensors that not every use of a checkpoint needs.
 HEADS = (
     "lm_head.weight",
     "pooler.dense.weight",
     "pooler.dense.bias",
-)  # that not every use of a checkpoint needs
+)
+# The name of a base model inside of a larger one; by itself it has none.
 BASES = (
     "model.",
     "bert.",
     "roberta.",
-)  # what a base model is called inside of a larger one; by itself it has no name
+)
 
 
 class WeightMatch(NamedTuple):
@@ -61,64 +66,106 @@ class WeightMatch(NamedTuple):
     scales: Scales | None = None  # if it is stored in eight bits
 
 
-def matched(
-    wanted: dict[str, Weight], contents: Iterable[Content], what: str, *, whole: bool = True
-) -> list[WeightMatch]:
-    """What each tensor of the contents is for. `what` they are is for the error; `whole`: no weight may be missing.
+class Mismatch:
+    """The tensors that do not fit the model, by kind of problem."""
 
-    Raises BadCheckpoint, naming the tensors, if any is missing, unexpected, of another shape or of a type that is none
-    of floating point; eight bits need scales.
+    def __init__(self) -> None:
+        self.missing: list[str] = []
+        self.unexpected: list[str] = []
+        self.misshapen: list[str] = []
+        self.mistyped: list[str] = []
+
+    def known(self) -> set[str]:
+        """The names of weights that have a problem of their own."""
+        return {text.partition(" ")[0] for text in self.misshapen + self.mistyped}
+
+    def told(self) -> str:
+        """All problems on one line; "" if there is none."""
+        problems = {
+            "missing": self.missing,
+            "unexpected": self.unexpected,
+            "of another shape": self.misshapen,
+            "of another type": self.mistyped,
+        }
+        parts = []
+        for kind, names in problems.items():
+            if names:
+                parts.append(f"{len(names)} {kind}: {_some(names)}")
+        return "; ".join(parts)
+
+
+def matched(
+    wanted: dict[str, Weight],
+    contents: Iterable[Content],
+    what: str,
+    *,
+    whole: bool = True,
+) -> list[WeightMatch]:
+    """Match each tensor of the contents with a weight. `what` they are is for the error; `whole`:
+    no weight may be missing.
+
+    Raises BadCheckpoint, naming the tensors, if any is missing, unexpected, of another shape or of
+    a type that is none of floating point; eight bits need scales.
     """
     contents = list(contents)
-    places = {
-        name: (content, entry) for content in contents for name, entry in content.entries.items()
-    }
+    stored: dict[str, StoredTensor] = {}
+    for content in contents:
+        for name, entry in content.entries.items():
+            stored[name] = (content, entry)
     by_base = {in_base(name): weight for name, weight in wanted.items()}
     ignored = (*IGNORED, *(name for name in HEADS if name not in by_base))
     found: dict[str, WeightMatch] = {}
-    unexpected, misshapen, mistyped = [], [], []
+    problems = Mismatch()
     for content in contents:
         for name, entry in content.entries.items():
             weight = by_base.get(in_base(name))
-            if weight is None:
-                if not name.endswith(ignored) and not is_of_a_weight(
-                    in_base(name), (*by_base, *HEADS)
-                ):
-                    unexpected.append(name)
-            elif entry.shape != weight.shape:
-                misshapen.append(
-                    f"{weight.name} {list(entry.shape)} instead of {list(weight.shape)}"
-                )
-            elif entry.dtype in EIGHT_BITS:
-                try:
-                    found[weight.name] = WeightMatch(
-                        weight, content, entry, scales_of(entry, places)
-                    )
-                except BadCheckpoint as exc:
-                    mistyped.append(str(exc))
-            elif entry.dtype not in FLOATS:
-                mistyped.append(
-                    f"{weight.name} {entry.dtype} instead of one of {', '.join(FLOATS)}"
-                )
-            else:
-                found[weight.name] = WeightMatch(weight, content, entry)
-    known = found.keys() | {text.partition(" ")[0] for text in misshapen + mistyped}
-    problems = {
-        "missing": [name for name in wanted if name not in known] if whole else [],
-        "unexpected": unexpected,
-        "of another shape": misshapen,
-        "of another type": mistyped,
-    }
-    if any(problems.values()):
-        told = "; ".join(
-            f"{len(names)} {kind}: {_some(names)}" for kind, names in problems.items() if names
-        )
+            if weight is not None:
+                match = _match(weight, content, entry, stored, problems)
+                if match is not None:
+                    found[weight.name] = match
+                continue
+            is_scale = is_of_a_weight(in_base(name), (*by_base, *HEADS))
+            if not name.endswith(ignored) and not is_scale:
+                problems.unexpected.append(name)
+    if whole:
+        known = found.keys() | problems.known()
+        problems.missing = [name for name in wanted if name not in known]
+    told = problems.told()
+    if told:
         raise BadCheckpoint(f"{what} ({told})")
     return list(found.values())
 
 
+def _match(
+    weight: Weight,
+    content: Content,
+    entry: TensorEntry,
+    stored: Mapping[str, StoredTensor],
+    problems: Mismatch,
+) -> WeightMatch | None:
+    """The stored tensor for a weight; None if it does not fit, which is noted in `problems`."""
+    if entry.shape != weight.shape:
+        problems.misshapen.append(
+            f"{weight.name} {list(entry.shape)} instead of {list(weight.shape)}"
+        )
+        return None
+    if entry.dtype in EIGHT_BITS:
+        try:
+            return WeightMatch(weight, content, entry, scales_of(entry, stored))
+        except BadCheckpoint as exc:
+            problems.mistyped.append(str(exc))
+            return None
+    if entry.dtype not in FLOATS:
+        problems.mistyped.append(
+            f"{weight.name} {entry.dtype} instead of one of {', '.join(FLOATS)}"
+        )
+        return None
+    return WeightMatch(weight, content, entry)
+
+
 def put_all(matches: Sequence[WeightMatch]) -> None:
-    """Give the model the content. Raises BadCheckpoint if it cannot be read any more, which leaves it half changed."""
+    """Give the model the content. Raises BadCheckpoint if it cannot be read any more, which leaves
+    it half changed."""
     buffer = PieceBuffer()
     for weight, content, entry, scales in matches:
         whole = None if scales is None else scales.read()
@@ -131,14 +178,16 @@ def put_all(matches: Sequence[WeightMatch]) -> None:
 
 
 def put_tensor(weight: Weight, values: Tensor) -> None:
-    """Give a weight its whole content, piece by piece, so that quantising it takes little memory."""
+    """Give a weight its whole content, piece by piece, so that quantising it takes little
+    memory."""
     step = _piece_rows(values.nbytes // max(len(values), 1)) if values.dim() == 2 else len(values)
     for start in range(0, len(values), step):
         weight.put(values[start : start + step], start)
 
 
 def require_finite(matches: Iterable[WeightMatch]) -> None:
-    """Read everything to its end. Raises BadCheckpoint, naming the first tensor that is not finite everywhere."""
+    """Read everything to its end. Raises BadCheckpoint, naming the first tensor that is not finite
+    everywhere."""
     buffer = PieceBuffer()
     for _, content, entry, scales in matches:
         if scales is not None and not is_finite(scales.read()):
@@ -169,22 +218,22 @@ class PieceBuffer:
         self._bytes = torch.empty(0, dtype=torch.uint8)
 
     def pieces(self, content: Content, entry: TensorEntry) -> Iterator[tuple[int, Tensor]]:
-        """First row and content of each piece of a tensor, in its own type; a piece lives until the next is asked for.
+        """First row and content of each piece of a tensor, in its own type; a piece lives until the
+        caller asks for the next.
 
-        Matrices come in whole multiples of `ROW_STEP` rows, all else in one piece.
+        Matrices come in whole multiples of `ROW_STEP` rows, all other tensors in one piece.
         """
-        num_rows, row_bytes = 1, entry.num_bytes
-        if len(entry.shape) == 2:
-            num_rows = entry.shape[0]
-            row_bytes = entry.num_bytes // max(num_rows, 1)
-        step = _piece_rows(
-            4 * row_bytes if entry.dtype in EIGHT_BITS else row_bytes
-        )  # which are widened to float32
+        is_matrix = len(entry.shape) == 2
+        num_rows = entry.shape[0] if is_matrix else 1
+        row_bytes = entry.num_bytes // max(num_rows, 1)
+        # Eight bits are widened to float32.
+        widened_bytes = 4 * row_bytes if entry.dtype in EIGHT_BITS else row_bytes
+        step = _piece_rows(widened_bytes)
         for start in range(0, num_rows, step):
-            rows = min(step, num_rows - start)
-            piece = self._room(rows * row_bytes)
+            num = min(step, num_rows - start)
+            piece = self._room(num * row_bytes)
             content.read_into(entry.start + start * row_bytes, piece.numpy().data)
-            shape = (rows, *entry.shape[1:]) if len(entry.shape) == 2 else entry.shape
+            shape = (num, *entry.shape[1:]) if is_matrix else entry.shape
             yield start, piece.view(DTYPES[entry.dtype]).view(shape)
 
     def _room(self, num_bytes: int) -> Tensor:
@@ -195,12 +244,17 @@ class PieceBuffer:
 
 def in_base(name: str) -> str:
     """A tensor's name within the base model, or as it is if it stands outside."""
-    return next((name.removeprefix(base) for base in BASES if name.startswith(base)), name)
+    for base in BASES:
+        if name.startswith(base):
+            return name.removeprefix(base)
+    return name
 
 
 def _piece_rows(row_bytes: int) -> int:
-    return max(PIECE_BYTES // max(row_bytes, 1) // ROW_STEP, 1) * ROW_STEP
+    num_steps = PIECE_BYTES // max(row_bytes, 1) // ROW_STEP
+    return max(num_steps, 1) * ROW_STEP
 
 
 def _some(names: Sequence[str]) -> str:
-    return ", ".join(name[:200] for name in names[:5]) + (", ..." if len(names) > 5 else "")
+    listed = ", ".join(name[:200] for name in names[:5])
+    return f"{listed}, ..." if len(names) > 5 else listed

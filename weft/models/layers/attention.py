@@ -26,7 +26,12 @@ class Heads(NamedTuple):
 class PagedAttention(Protocol):
     """Attention over the cached tokens of the requests of this step."""
 
-    def forward(self, qkv: Tensor, heads: Heads, layer: int) -> Tensor:
+    def forward(
+        self,
+        qkv: Tensor,
+        heads: Heads,
+        layer: int,
+    ) -> Tensor:
         """Norm and rotate queries and keys, store keys and values of this step's tokens, attend.
 
         qkv [T, (heads + 2 kv_heads) D] (may be overwritten) -> [T, heads D]. The tokens of each
@@ -39,14 +44,34 @@ class PagedAttention(Protocol):
 class Attention:
     """out(attention(qkv(x)))"""
 
-    def __init__(self, config: ModelConfig, layer: int, rope: Rope, ops: Ops) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        layer: int,
+        rope: Rope,
+        ops: Ops,
+    ) -> None:
         q_size = config.num_heads * config.head_dim
         kv_size = config.num_kv_heads * config.head_dim
-        projections = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
+        projections = {
+            "q_proj": q_size,
+            "k_proj": kv_size,
+            "v_proj": kv_size,
+        }
         self._ops = ops
         self._layer = layer
-        self.qkv = Linear(config.hidden_size, projections, config.qkv_bias, ops)
-        self.out = Linear(q_size, {"o_proj": config.hidden_size}, config.o_bias, ops)
+        self.qkv = Linear(
+            config.hidden_size,
+            projections,
+            config.qkv_bias,
+            ops,
+        )
+        self.out = Linear(
+            q_size,
+            {"o_proj": config.hidden_size},
+            config.o_bias,
+            ops,
+        )
         self.q_norm: RmsNorm | None = None
         self.k_norm: RmsNorm | None = None
         self._heads = Heads(rope, None, None)

@@ -11,7 +11,12 @@ from weft.ops.protocol import Matrix, Ops
 
 
 class Embedding:
-    def __init__(self, vocab_size: int, hidden_size: int, ops: Ops) -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        hidden_size: int,
+        ops: Ops,
+    ) -> None:
         self._ops = ops
         self.shape = (vocab_size, hidden_size)
         self.matrix: Matrix = ops.matrix(hidden_size, (vocab_size,), precise=True)
@@ -24,5 +29,14 @@ class Embedding:
         yield matrix_weight(prefix, self.shape, self.matrix)
 
 
-def matrix_weight(prefix: str, shape: tuple[int, int], matrix: Matrix) -> Weight:
-    return Weight(f"{prefix}.weight", shape, partial(matrix.put, 0), partial(matrix.get, 0))
+def matrix_weight(
+    prefix: str,
+    shape: tuple[int, int],
+    matrix: Matrix,
+) -> Weight:
+    return Weight(
+        f"{prefix}.weight",
+        shape,
+        partial(matrix.put, 0),
+        partial(matrix.get, 0),
+    )

@@ -59,9 +59,20 @@ class Embeddings:
             first_position=config.first_position,
         )
 
-    def __call__(self, tokens: Tensor, positions: Tensor, types: Tensor) -> Tensor:
+    def __call__(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        types: Tensor,
+    ) -> Tensor:
         """Each [T] -> [T, hidden]"""
-        return self._ops.embed_sum(tokens, positions, types, self._tables, self.norm.norm)
+        return self._ops.embed_sum(
+            tokens,
+            positions,
+            types,
+            self._tables,
+            self.norm.norm,
+        )
 
     def weights(self, prefix: str) -> Weights:
         yield from self.words.weights(f"{prefix}.word_embeddings")
@@ -78,11 +89,31 @@ class EncoderLayer:
         inner = config.intermediate_size
         self._ops = ops
         self._activation = config.activation
-        self.qkv = Linear(hidden, dict.fromkeys(("query", "key", "value"), hidden), True, ops)
-        self.out = Linear(hidden, {"dense": hidden}, True, ops)
+        self.qkv = Linear(
+            hidden,
+            dict.fromkeys(("query", "key", "value"), hidden),
+            True,
+            ops,
+        )
+        self.out = Linear(
+            hidden,
+            {"dense": hidden},
+            True,
+            ops,
+        )
         self.out_norm = EncoderNorm(config, ops)
-        self.up = Linear(hidden, {"dense": inner}, True, ops)
-        self.down = Linear(inner, {"dense": hidden}, True, ops)
+        self.up = Linear(
+            hidden,
+            {"dense": inner},
+            True,
+            ops,
+        )
+        self.down = Linear(
+            inner,
+            {"dense": hidden},
+            True,
+            ops,
+        )
         self.down_norm = EncoderNorm(config, ops)
 
     def __call__(self, x: Tensor, attention: BidirectionalAttention) -> Tensor:

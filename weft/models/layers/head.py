@@ -14,7 +14,13 @@ from weft.ops.protocol import Matrix, Ops
 class Head:
     """W x. `name` is that of W in checkpoints, "" if the embedding has it."""
 
-    def __init__(self, matrix: Matrix, shape: tuple[int, int], name: str, ops: Ops) -> None:
+    def __init__(
+        self,
+        matrix: Matrix,
+        shape: tuple[int, int],
+        name: str,
+        ops: Ops,
+    ) -> None:
         self._ops = ops
         self._name = name
         self.matrix = matrix
@@ -29,7 +35,11 @@ class Head:
             yield matrix_weight(self._name, self.shape, self.matrix)
 
 
-def make_head(config: ModelConfig, embedding: Embedding, ops: Ops) -> Head | None:
+def make_head(
+    config: ModelConfig,
+    embedding: Embedding,
+    ops: Ops,
+) -> Head | None:
     """The head that a decoder of this configuration has."""
     name = "lm_head"
     num_outputs = config.vocab_size
@@ -37,8 +47,18 @@ def make_head(config: ModelConfig, embedding: Embedding, ops: Ops) -> Head | Non
         name = "score"
         num_outputs = len(config.pooling.labels)
     elif config.tie_embeddings:
-        return Head(embedding.matrix, embedding.shape, "", ops)
+        return Head(
+            embedding.matrix,
+            embedding.shape,
+            "",
+            ops,
+        )
     if not num_outputs:
         return None
     matrix = ops.matrix(config.hidden_size, (num_outputs,), precise=True)
-    return Head(matrix, (num_outputs, config.hidden_size), name, ops)
+    return Head(
+        matrix,
+        (num_outputs, config.hidden_size),
+        name,
+        ops,
+    )

@@ -31,7 +31,12 @@ class Projections:
         self.in_size = in_size
         self.bias = bias
         sizes = tuple(parts.values())
-        self.matrix: Matrix = ops.matrix(in_size, sizes, bias=bias, gated=gated)
+        self.matrix: Matrix = ops.matrix(
+            in_size,
+            sizes,
+            bias=bias,
+            gated=gated,
+        )
 
     def weights(self, prefix: str) -> Weights:
         for part, (name, size) in enumerate(zip(self.names, self.matrix.sizes, strict=True)):
@@ -48,7 +53,13 @@ class Projections:
 class Linear(Projections):
     """W x + b for each of the projections."""
 
-    def __init__(self, in_size: int, parts: Mapping[str, int], bias: bool, ops: Ops) -> None:
+    def __init__(
+        self,
+        in_size: int,
+        parts: Mapping[str, int],
+        bias: bool,
+        ops: Ops,
+    ) -> None:
         super().__init__(in_size, parts, bias, ops)
         self._ops = ops
 
@@ -60,8 +71,22 @@ class Linear(Projections):
 class GatedLinear(Projections):
     """silu(gate) * up, for the two projections `gate` and `up` of size `size`."""
 
-    def __init__(self, in_size: int, gate: str, up: str, size: int, bias: bool, ops: Ops) -> None:
-        super().__init__(in_size, {gate: size, up: size}, bias, ops, gated=True)
+    def __init__(
+        self,
+        in_size: int,
+        gate: str,
+        up: str,
+        size: int,
+        bias: bool,
+        ops: Ops,
+    ) -> None:
+        super().__init__(
+            in_size,
+            {gate: size, up: size},
+            bias,
+            ops,
+            gated=True,
+        )
         self._ops = ops
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -69,10 +94,18 @@ class GatedLinear(Projections):
         return self._ops.gated(x, self.matrix)
 
 
-def _bias(name: str, matrix: Matrix, part: int) -> Weight:
+def _bias(
+    name: str,
+    matrix: Matrix,
+    part: int,
+) -> Weight:
     """A bias is read and written as a whole."""
 
-    def put(content: Tensor, start: int = 0, scales: Tensor | None = None) -> None:
+    def put(
+        content: Tensor,
+        start: int = 0,
+        scales: Tensor | None = None,
+    ) -> None:
         assert start == 0
         assert scales is None
         matrix.put_bias(part, content)
@@ -80,4 +113,9 @@ def _bias(name: str, matrix: Matrix, part: int) -> Weight:
     def get(start: int = 0, stop: int | None = None) -> Tensor:
         return matrix.get_bias(part)[start:stop]
 
-    return Weight(name, (matrix.sizes[part],), put, get)
+    return Weight(
+        name,
+        (matrix.sizes[part],),
+        put,
+        get,
+    )

@@ -16,8 +16,20 @@ class GatedMLP:
     def __init__(self, config: ModelConfig, ops: Ops) -> None:
         hidden = config.hidden_size
         inner = config.intermediate_size
-        self.gate_up = GatedLinear(hidden, "gate_proj", "up_proj", inner, config.mlp_bias, ops)
-        self.down = Linear(inner, {"down_proj": hidden}, config.mlp_bias, ops)
+        self.gate_up = GatedLinear(
+            hidden,
+            "gate_proj",
+            "up_proj",
+            inner,
+            config.mlp_bias,
+            ops,
+        )
+        self.down = Linear(
+            inner,
+            {"down_proj": hidden},
+            config.mlp_bias,
+            ops,
+        )
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, hidden] -> [T, hidden]"""

@@ -11,7 +11,12 @@ from weft.ops.protocol import Norm, Ops
 class RmsNorm:
     """x / rms(x) * weight, over the last dimension."""
 
-    def __init__(self, size: int, eps: float, ops: Ops) -> None:
+    def __init__(
+        self,
+        size: int,
+        eps: float,
+        ops: Ops,
+    ) -> None:
         self._ops = ops
         self.norm = Norm(ops.vector(size), eps)
 

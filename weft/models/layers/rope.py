@@ -1,4 +1,5 @@
-"""Rotary position embedding and the ways to stretch it beyond the length a model was trained for."""
+"""Rotary position embedding and the ways to stretch it beyond the length a model was trained
+for."""
 
 from __future__ import annotations
 
@@ -40,14 +41,16 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
 
 
 def _llama3(rope: RopeConfig, plain: Tensor) -> Tensor:
-    """Long waves are stretched, short ones kept, those between mixed. Source: the Llama 3.1 reference code."""
+    """Long waves are stretched, short ones kept, those between mixed. Source: the Llama 3.1
+    reference code."""
     waves = rope.original_max_position * plain / (2 * math.pi)  # in the length trained for
     kept = (waves - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
     return torch.lerp(plain / rope.factor, plain, kept.clamp(0, 1))
 
 
 def _yarn(rope: RopeConfig, plain: Tensor) -> Tensor:
-    """As llama3, with a ramp over the index of the pair instead of the wavelength. Source: arXiv:2309.00071, 3.2."""
+    """As llama3, with a ramp over the index of the pair instead of the wavelength. Source:
+    arXiv:2309.00071, 3.2."""
     head_dim = 2 * len(plain)
 
     def pair_with(waves: float) -> float:

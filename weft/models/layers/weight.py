@@ -9,15 +9,22 @@ from torch import Tensor
 
 
 class Put(Protocol):
-    def __call__(self, content: Tensor, start: int = 0, scales: Tensor | None = None) -> None:
-        """Take the content from row `start` on, of any float type. Matrices may come in pieces of `ROW_STEP` rows or
-        multiples of it, and in eight bits with the scales of rows (`Matrix.put`); all else comes whole."""
+    def __call__(
+        self,
+        content: Tensor,
+        start: int = 0,
+        scales: Tensor | None = None,
+    ) -> None:
+        """Take the content from row `start` on, of any float type. Matrices may come in pieces of
+        `ROW_STEP` rows or multiples of it, and in eight bits with the scales of rows
+        (`Matrix.put`); all else comes whole."""
         ...
 
 
 class Get(Protocol):
     def __call__(self, start: int = 0, stop: int | None = None) -> Tensor:
-        """A copy of rows as they are kept, which may be in fewer bits; whole unless it is a matrix."""
+        """A copy of rows as they are kept, which may be in fewer bits; whole unless it is a
+        matrix."""
         ...
 
 
@@ -36,11 +43,20 @@ Weights: TypeAlias = Iterator[Weight]
 def vector(name: str, values: Tensor) -> Weight:
     """A weight that is kept as it comes."""
 
-    def put(content: Tensor, start: int = 0, scales: Tensor | None = None) -> None:
+    def put(
+        content: Tensor,
+        start: int = 0,
+        scales: Tensor | None = None,
+    ) -> None:
         assert scales is None
         values[start : start + len(content)].copy_(content)
 
     def get(start: int = 0, stop: int | None = None) -> Tensor:
         return values[start:stop].clone()
 
-    return Weight(name, tuple(values.shape), put, get)
+    return Weight(
+        name,
+        tuple(values.shape),
+        put,
+        get,
+    )

@@ -1,4 +1,5 @@
-"""The C structures of `program.h` for ctypes, in the same order. A test compares the sizes of both sides."""
+"""The C structures of `program.h` for ctypes, in the same order. A test compares the sizes of both
+sides."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """Compiles the kernel library: a shared object with the kernels of one or several instruction sets.
 
-A wheel holds one with every set of its architecture. `python -m weft.ops.cpp.build` makes one for this machine beside
-the sources, and `find_or_build` at first use in the user's cache; these hold what this processor is best at, and take
-a third of the time. A file is named after its sources and sets, so an old one is never taken for a new one, and two
-processes that build at once both end with a whole file.
+A wheel holds one with every set of its architecture. `python -m weft.ops.cpp.build` makes one for
+this machine beside the sources, and `find_or_build` at first use in the user's cache; these hold
+what this processor is best at, and take a third of the time. A file is named after its sources and
+sets, so an old one is never taken for a new one, and two processes that build at once both end with
+a whole file.
 """
 
 from __future__ import annotations
@@ -79,15 +80,15 @@ class CannotBuild(Exception):
 
 
 def find_or_build(instruction_set: str = "") -> Path:
-    """A library with this instruction set, or the best here for "": the one that came with the installation, else that
-    of the user's cache, made now if need be. Raises `CannotBuild`.
+    """A library with this instruction set, or the best here for "": the one that came with the
+    installation, else that of the user's cache, made now if need be. Raises `CannotBuild`.
     """
-    flags, named = _processor_flags(), sets_here(instruction_set)
+    flags = _processor_flags()
+    named = sets_here(instruction_set)
     if flags and not named[0].needs <= flags:
         raise CannotBuild(f"this processor has no {instruction_set}")
-    sets = (
-        sets_here() if instruction_set == PORTABLE.name else named
-    )  # every library holds that one
+    # Every library holds the portable set.
+    sets = sets_here() if instruction_set == PORTABLE.name else named
     name = library_name(_tried(sets, best_only=True))
     for installed in (SOURCES / library_name(all_sets()), SOURCES / name):
         if installed.exists():
@@ -97,7 +98,11 @@ def find_or_build(instruction_set: str = "") -> Path:
     if _is_ours(cached):
         return cached
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.mkdir(
+            parents=True,
+            exist_ok=True,
+            mode=0o700,
+        )
         with _locked(folder / "lock"):
             if not _is_ours(cached):
                 build(cached, sets, best_only=True)
@@ -126,7 +131,8 @@ def all_sets() -> tuple[InstructionSet, ...]:
 
 
 def sets_here(wanted: str = "") -> tuple[InstructionSet, ...]:
-    """The set of this name, or all that this processor has, the best first; and the one that every processor has."""
+    """The set of this name, or all that this processor has, the best first; and the one that every
+    processor has."""
     flags = _processor_flags()
     found = [one for one in all_sets() if (one.name == wanted if wanted else one.needs <= flags)]
     return tuple(dict.fromkeys((*found, PORTABLE)))
@@ -137,9 +143,15 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "weft" / "kernels"
 
 
-def build(target: Path, sets: Sequence[InstructionSet], *, best_only: bool = False) -> Path:
-    """Compile `sets`, of which the last is PORTABLE, into `target`. Sets that the compiler does not know are left out;
-    with `best_only` also all but the first that it knows, and PORTABLE. Raises `CannotBuild`.
+def build(
+    target: Path,
+    sets: Sequence[InstructionSet],
+    *,
+    best_only: bool = False,
+) -> Path:
+    """Compile `sets`, of which the last is PORTABLE, into `target`. Sets that the compiler does not
+    know are left out; with `best_only` also all but the first that it knows, and PORTABLE.
+    Raises `CannotBuild`.
     """
     compiler = find_compiler()
     with (
@@ -164,9 +176,8 @@ def build(target: Path, sets: Sequence[InstructionSet], *, best_only: bool = Fal
         _run((*compiler, *COMMON, "-shared", *parts, "-o", str(made), "-static-libgcc"))
         temporary = target.with_suffix(f".{os.getpid()}")
         shutil.copy(made, temporary)
-        temporary.chmod(
-            0o755
-        )  # whatever the umask: a file that others can write is not taken from the cache
+        # Whatever the umask: a file that others can write is not taken from the cache.
+        temporary.chmod(0o755)
         os.replace(temporary, target)
     return target
 
@@ -176,7 +187,8 @@ def _tried(sets: Sequence[InstructionSet], best_only: bool) -> Sequence[Instruct
 
 
 def find_compiler() -> tuple[str, ...]:
-    """The command that compiles C++: $CXX, one of the usual names, or the compiler of the package ziglang."""
+    """The command that compiles C++: $CXX, one of the usual names, or the compiler of the package
+    ziglang."""
     named = shlex.split(os.environ.get("CXX", ""))
     for name in named[:1] or COMPILERS:
         if shutil.which(name):
@@ -188,7 +200,11 @@ def find_compiler() -> tuple[str, ...]:
     raise CannotBuild(f"no C++ compiler was found ({', '.join(COMPILERS)}, or pip install ziglang)")
 
 
-def _compile(compiler: tuple[str, ...], one: InstructionSet, folder: Path) -> Path | str:
+def _compile(
+    compiler: tuple[str, ...],
+    one: InstructionSet,
+    folder: Path,
+) -> Path | str:
     """Returns the object file, or what the compiler said."""
     made = folder / f"{one.name}.o"
     source = str(SOURCES / "kernels.cpp")
@@ -212,7 +228,13 @@ def _compile(compiler: tuple[str, ...], one: InstructionSet, folder: Path) -> Pa
 
 def _run(command: Sequence[str]) -> None:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired) as exc:
         raise CannotBuild(f"{command[0]} could not be run: {exc}") from exc
     if done.returncode:

@@ -27,8 +27,8 @@ EPILOGUES = {
 
 
 class CppEncoderOps(CppOps):
-    """Nothing is multiplied with the embeddings, so they are kept as rows: float32, or bfloat16 where weights have
-    fewer bits."""
+    """Nothing is multiplied with the embeddings, so they are kept as rows: float32, or bfloat16
+    where weights have fewer bits."""
 
     def __init__(self, library: Library, format: WeightFormat) -> None:
         super().__init__(library, format)
@@ -44,8 +44,19 @@ class CppEncoderOps(CppOps):
         precise: bool = False,
     ) -> Matrix:
         if not precise:
-            return super().matrix(in_size, sizes, bias=bias, gated=gated)
-        table = PlainMatrix(in_size, sizes, bias, self._table_dtype, torch.device("cpu"))
+            return super().matrix(
+                in_size,
+                sizes,
+                bias=bias,
+                gated=gated,
+            )
+        table = PlainMatrix(
+            in_size,
+            sizes,
+            bias,
+            self._table_dtype,
+            torch.device("cpu"),
+        )
         self.tensors += table.tensors
         return table
 
@@ -86,10 +97,20 @@ class CppEncoderOps(CppOps):
         self.recorder.add(args)
         return fusion.activation(Value(out))
 
-    def activated(self, x: Tensor, weight: Matrix, activation: str) -> Tensor:
+    def activated(
+        self,
+        x: Tensor,
+        weight: Matrix,
+        activation: str,
+    ) -> Tensor:
         packed = cast(PackedMatrix, weight)
         y = self.recorder.buffer(packed.out_size)
-        self.record_linear(source_of(x), packed, y, EPILOGUES[activation])
+        self.record_linear(
+            source_of(x),
+            packed,
+            y,
+            EPILOGUES[activation],
+        )
         return fusion.activation(Value(y))
 
 

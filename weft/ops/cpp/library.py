@@ -11,7 +11,14 @@ from pathlib import Path
 
 import torch
 
-from weft.ops.cpp.abi import KIND_OF, FusedStep, Op, OpKind, PackArgs, StepArgs
+from weft.ops.cpp.abi import (
+    KIND_OF,
+    FusedStep,
+    Op,
+    OpKind,
+    PackArgs,
+    StepArgs,
+)
 from weft.ops.cpp.build import CannotBuild, find_or_build
 from weft.ops.cpp.timing import Timings
 
@@ -76,13 +83,25 @@ class Library:
         """Bytes of the structure with this number in program.h."""
         return int(self._library.weft_sizeof(index))
 
-    def run(self, ops: int, num_ops: int, step: StepArgs) -> None:
+    def run(
+        self,
+        ops: int,
+        num_ops: int,
+        step: StepArgs,
+    ) -> None:
         """Run `num_ops` operations from the address `ops`. Raises MemoryError."""
         timings = self.timings
         times = None
         if timings is not None:
             times = timings.begin(((ops, num_ops),))
-        failed = self._run(self._set, ops, num_ops, ctypes.addressof(step), self._threads, times)
+        failed = self._run(
+            self._set,
+            ops,
+            num_ops,
+            ctypes.addressof(step),
+            self._threads,
+            times,
+        )
         if timings is not None:
             timings.end()
         if failed:
@@ -95,7 +114,12 @@ class Library:
         if timings is not None:
             programs = ((step.body, step.num_body), (step.head, step.num_head))
             times = timings.begin(programs, is_step=True)
-        failed = self._run_fused(self._set, ctypes.addressof(step), self._threads, times)
+        failed = self._run_fused(
+            self._set,
+            ctypes.addressof(step),
+            self._threads,
+            times,
+        )
         if timings is not None:
             timings.end()
         assert failed != UNSOUND, "a plan that contradicts itself, or leaves the row table"
@@ -106,7 +130,12 @@ class Library:
     def _threads(self) -> int:
         return self.num_threads or torch.get_num_threads()
 
-    def run_one(self, args: ctypes.Structure, step: StepArgs, kind: OpKind | None = None) -> None:
+    def run_one(
+        self,
+        args: ctypes.Structure,
+        step: StepArgs,
+        kind: OpKind | None = None,
+    ) -> None:
         """Run one operation. `kind` is needed where several kinds share the structure."""
         if kind is None:
             kind = KIND_OF[type(args)]

@@ -1,4 +1,5 @@
-"""`Ops` by the CPU kernels. Activations are float32; each function adds an operation to the program being recorded."""
+"""`Ops` by the CPU kernels. Activations are float32; the functions add operations to the program that
+is being recorded, and norms and sums become part of products (`../fusion.py`)."""
 
 from __future__ import annotations
 
@@ -15,11 +16,24 @@ from weft.ops.cpp import abi
 from weft.ops.cpp.abi import Epilogue, WeightFormat
 from weft.ops.cpp.library import Library
 from weft.ops.cpp.program import Program, ProgramRecorder
-from weft.ops.fusion import Normed, Product, Source, Value, activation, source_of, tensor_of
+from weft.ops.fusion import (
+    Normed,
+    Product,
+    Source,
+    Value,
+    activation,
+    source_of,
+    tensor_of,
+)
 from weft.ops.protocol import Matrix, Norm
 from weft.ops.quantize import GROUP, widened
 
-BYTES = {WeightFormat.F32: 4.0, WeightFormat.BF16: 2.0, WeightFormat.I8: 1.0, WeightFormat.I4: 0.5}
+BYTES = {
+    WeightFormat.F32: 4.0,
+    WeightFormat.BF16: 2.0,
+    WeightFormat.I8: 1.0,
+    WeightFormat.I4: 0.5,
+}
 
 
 class PackedMatrix:
@@ -36,7 +50,8 @@ class PackedMatrix:
     ) -> None:
         self.sizes = sizes
         self.out_size = sum(sizes)
-        self._library, self._gated = library, gated
+        self._library = library
+        self._gated = gated
         if gated:
             gate, up = sizes
             assert gate == up, "the parts of a gated weight have one size"
@@ -72,14 +87,25 @@ class PackedMatrix:
     def tensors(self) -> Sequence[Tensor]:
         return [self._panels, self._scales, self._sums, *([] if self.bias is None else [self.bias])]
 
-    def put(self, part: int, rows: Tensor, start: int = 0, scales: Tensor | None = None) -> None:
+    def put(
+        self,
+        part: int,
+        rows: Tensor,
+        start: int = 0,
+        scales: Tensor | None = None,
+    ) -> None:
         assert start + len(rows) <= self.sizes[part]
         rows = widened(rows, scales)
         assert rows.shape[1] == self.struct.in_size
         rows = rows.contiguous() if rows.dtype == torch.bfloat16 else rows.float().contiguous()
         self._library.pack(self._pack_args(part, rows, start))
 
-    def get(self, part: int, start: int = 0, stop: int | None = None) -> Tensor:
+    def get(
+        self,
+        part: int,
+        start: int = 0,
+        stop: int | None = None,
+    ) -> Tensor:
         rows = torch.empty(len(range(self.sizes[part])[start:stop]), self.struct.in_size)
         self._library.unpack(self._pack_args(part, rows, start))
         return rows
@@ -99,7 +125,12 @@ class PackedMatrix:
             return bias.view(-1, 2, abi.PANEL)[:, part]
         return bias[: self.out_size].split_with_sizes(self.sizes)[part]
 
-    def _pack_args(self, part: int, rows: Tensor, start: int) -> abi.PackArgs:
+    def _pack_args(
+        self,
+        part: int,
+        rows: Tensor,
+        start: int,
+    ) -> abi.PackArgs:
         if self._gated:
             first_row = part * abi.PANEL + start // abi.PANEL * 2 * abi.PANEL + start % abi.PANEL
         else:
@@ -152,11 +183,23 @@ class CppOps:
         precise: bool = False,
     ) -> Matrix:
         format = WeightFormat.I8 if precise and self._format == WeightFormat.I4 else self._format
-        packed = PackedMatrix(self.library, in_size, sizes, bias, gated, format)
+        packed = PackedMatrix(
+            self.library,
+            in_size,
+            sizes,
+            bias,
+            gated,
+            format,
+        )
         self.tensors += packed.tensors
         return packed
 
-    def embed(self, tokens: Tensor, table: Matrix, vectors: Tensor | None = None) -> Tensor:
+    def embed(
+        self,
+        tokens: Tensor,
+        table: Matrix,
+        vectors: Tensor | None = None,
+    ) -> Tensor:
         """Recorded once for steps with and without vectors: those are the step's."""
         packed = cast(PackedMatrix, table)
         out = self.recorder.buffer(packed.struct.in_size)
@@ -173,7 +216,12 @@ class CppOps:
     def gated(self, x: Tensor, weight: Matrix) -> Tensor:
         packed = cast(PackedMatrix, weight)
         y = self.recorder.buffer(packed.sizes[0])
-        self.record_linear(source_of(x), packed, y, Epilogue.GATED_SILU)
+        self.record_linear(
+            source_of(x),
+            packed,
+            y,
+            Epilogue.GATED_SILU,
+        )
         return activation(Value(y))
 
     def logits(self, x: Tensor, weight: Matrix) -> Tensor:
@@ -208,10 +256,20 @@ class CppOps:
         self, packed: PackedMatrix, x: Tensor, norm: Norm | None, add: Tensor | None
     ) -> Tensor:
         if add is not None:
-            self.record_linear(Source(x, norm), packed, add, Epilogue.ADD)
+            self.record_linear(
+                Source(x, norm),
+                packed,
+                add,
+                Epilogue.ADD,
+            )
             return add
         y = self.recorder.buffer(packed.out_size)
-        self.record_linear(Source(x, norm), packed, y, Epilogue.STORE)
+        self.record_linear(
+            Source(x, norm),
+            packed,
+            y,
+            Epilogue.STORE,
+        )
         return y
 
     def _record_norm(self, x: Tensor, norm: Norm) -> Tensor:
@@ -231,8 +289,8 @@ class CppOps:
 
 
 def _zeros(num_bytes: int) -> Tensor:
-    """Zero bytes from a multiple of 64 on, which take no memory until they are written: torch.zeros would write them
-    all, and the weights once more."""
+    """Zero bytes from a multiple of 64 on, which take no memory until they are written: torch.zeros
+    would write them all, and the weights once more."""
     memory = torch.from_numpy(np.zeros(num_bytes + 64, dtype=np.uint8))
     start = -memory.data_ptr() % 64
     return memory[start : start + num_bytes]

@@ -1,7 +1,8 @@
 """Programs: operations recorded once, run at every step with one call.
 
-While a program is recorded, operations write to buffers with room for `capacity` tokens. Nothing is computed; what is
-kept of a buffer is its address. A step then runs the same operations on its own number of tokens.
+While a program is recorded, operations write to buffers with room for `capacity` tokens. Nothing is
+computed; what is kept of a buffer is its address. A step then runs the same operations on its own
+number of tokens.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ class Program:
     """A list of operations, and all that their addresses point to."""
 
     def __init__(self, args: Sequence[ctypes.Structure], keep: Sequence[object]) -> None:
-        self.args, self._keep = args, keep
+        self.args = args
+        self._keep = keep
         self._ops = (Op * len(args))(
             *(Op(KIND_OF[type(one)], ctypes.addressof(one)) for one in args)
         )
@@ -41,8 +43,9 @@ class Program:
 
 
 class ProgramRecorder:
-    """Collects operations and hands out buffers. A buffer whose tensor nobody holds any more is handed out again:
-    operations run in the order of recording, so by then all that read it have been recorded."""
+    """Collects operations and hands out buffers. A buffer whose tensor nobody holds any more is
+    handed out again: operations run in the order of recording, so by then all that read it have
+    been recorded."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -67,7 +70,8 @@ class ProgramRecorder:
         return handed_out
 
     def needs_scratch(self, args: ctypes.Structure, num_bytes: int) -> None:
-        """Let `args.scratch` point to this many bytes, which it shares with all other operations."""
+        """Let `args.scratch` point to this many bytes, which it shares with all other
+        operations."""
         if num_bytes > len(self._scratch):
             self._scratch = torch.empty(num_bytes + 64, dtype=torch.uint8)
         self._scratch_users.append(args)

@@ -1,4 +1,5 @@
-"""Choosing tokens by the CPU kernels. Tensors are on the CPU; `../sampling.py` is the specification."""
+"""Choosing tokens by the CPU kernels. Tensors are on the CPU; `../sampling.py` is the
+specification."""
 
 from __future__ import annotations
 
@@ -9,7 +10,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from weft.ops.cpp.abi import ArgmaxArgs, DrawArgs, LogprobsArgs, MaskArgs, PenaltiesArgs, StepArgs
+from weft.ops.cpp.abi import (
+    ArgmaxArgs,
+    DrawArgs,
+    LogprobsArgs,
+    MaskArgs,
+    PenaltiesArgs,
+    StepArgs,
+)
 from weft.ops.cpp.library import Library
 from weft.ops.sampling import SampledTokens, SamplingArrays, TokenHistory, TopLogprobTensors
 
@@ -26,22 +34,39 @@ class CppSamplerOps:
             draw(self._library, logits, max_logits, draws, tokens)
         return SampledTokens(tokens, max_logits)
 
-    def mask(self, logits: Tensor, masks: Tensor, rows: Tensor) -> None:
+    def mask(
+        self,
+        logits: Tensor,
+        masks: Tensor,
+        rows: Tensor,
+    ) -> None:
         mask(self._library, logits, masks, rows)
 
-    def penalise(self, logits: Tensor, seen: TokenHistory, last_tokens: Tensor) -> None:
+    def penalise(
+        self,
+        logits: Tensor,
+        seen: TokenHistory,
+        last_tokens: Tensor,
+    ) -> None:
         penalise(self._library, logits, seen, last_tokens)
 
     def logprobs(
         self, logits: Tensor, chosen: SampledTokens, rows: Tensor, num_top: int
     ) -> TopLogprobTensors:
-        return logprobs(self._library, logits, chosen, rows, num_top)
+        return logprobs(
+            self._library,
+            logits,
+            chosen,
+            rows,
+            num_top,
+        )
 
 
 def argmax(library: Library, logits: Tensor) -> SampledTokens:
     """The first largest logit of each row [S, V], and its token. A NaN is larger than all."""
     num_rows = len(logits)
-    tokens, max_logits = torch.empty(num_rows, dtype=torch.int64), torch.empty(num_rows)
+    tokens = torch.empty(num_rows, dtype=torch.int64)
+    max_logits = torch.empty(num_rows)
     args = ArgmaxArgs(*_rows(logits), tokens.data_ptr(), max_logits.data_ptr())
     library.run_one(args, StepArgs(num_rows))
     return SampledTokens(tokens, max_logits)
@@ -50,7 +75,8 @@ def argmax(library: Library, logits: Tensor) -> SampledTokens:
 def draw(
     library: Library, logits: Tensor, max_logits: Tensor, draws: SamplingArrays, tokens: Tensor
 ) -> None:
-    """Draw a token for each row [S, V] whose temperature is above 0; `tokens` [S] of the others stay as they are."""
+    """Draw a token for each row [S, V] whose temperature is above 0; `tokens` [S] of the others
+    stay as they are."""
     columns = (
         _plain(draws.temperature, np.float32),
         _plain(draws.top_k, np.int32),
@@ -66,15 +92,27 @@ def draw(
     library.run_one(args, StepArgs(len(logits)))
 
 
-def mask(library: Library, logits: Tensor, masks: Tensor, rows: Tensor) -> None:
-    """Forbid the tokens whose bit is 0 in `masks` [M, W] (int32), each for one of the `rows` [M] (int64) of logits."""
+def mask(
+    library: Library,
+    logits: Tensor,
+    masks: Tensor,
+    rows: Tensor,
+) -> None:
+    """Forbid the tokens whose bit is 0 in `masks` [M, W] (int32), each for one of the `rows` [M]
+    (int64) of logits."""
     assert len(rows) == len(masks)
     read = (_address(masks, torch.int32), masks.shape[1], _address(rows, torch.int64))
     library.run_one(MaskArgs(*_rows(logits), len(rows), *read), StepArgs(len(rows)))
 
 
-def penalise(library: Library, logits: Tensor, seen: TokenHistory, last_tokens: Tensor) -> None:
-    """Lower the logits of tokens seen before; `last_tokens` [S] (int64) are those that the rows end with."""
+def penalise(
+    library: Library,
+    logits: Tensor,
+    seen: TokenHistory,
+    last_tokens: Tensor,
+) -> None:
+    """Lower the logits of tokens seen before; `last_tokens` [S] (int64) are those that the rows end
+    with."""
     columns = (
         _plain(seen.index, np.int32),
         _plain(seen.frequency, np.float32),

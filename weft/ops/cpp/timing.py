@@ -1,4 +1,5 @@
-"""When the operations of programs ran, while a profile is recorded: the kernels note it, this names it."""
+"""When the operations of programs ran, while a profile is recorded: the kernels note it, this names
+it."""
 
 from __future__ import annotations
 
@@ -9,7 +10,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.ops.cpp.abi import Epilogue, LinearArgs, Op, OpKind, PackedWeight
+from weft.ops.cpp.abi import (
+    Epilogue,
+    LinearArgs,
+    Op,
+    OpKind,
+    PackedWeight,
+)
 
 STEP = "weft::step"  # a call of the library that computes a whole step
 Programs = tuple[tuple[int, int], ...]  # address and number of operations of each
@@ -27,15 +34,15 @@ class Call(NamedTuple):
     """One call of the library."""
 
     names: list[list[str]]  # of the operations of each of its programs
-    times: NDArray[
-        np.int64
-    ]  # of each program when its operations began and the last one ended; 0: it did not run
+    # Of each program when its operations began and the last one ended; 0: it did not run.
+    times: NDArray[np.int64]
     is_step: bool
     began_ns: int
 
 
 class Timings:
-    """Keeps the times of all calls that it was told of. Its time is its own: 2 µs for an operation that is new."""
+    """Keeps the times of all calls that it was told of. Its time is its own: 2 µs for an operation
+    that is new."""
 
     def __init__(self) -> None:
         self._calls: list[Call] = []
@@ -43,10 +50,18 @@ class Timings:
         self._names: dict[bytes, list[str]] = {}  # by what stands in memory of a program
 
     def begin(self, programs: Programs, *, is_step: bool = False) -> int:
-        """A call of the library that runs these programs. Returns the address for the times that it is to note."""
+        """A call of the library that runs these programs. Returns the address for the times that it
+        is to note."""
         times = np.zeros(sum(num + 1 for _, num in programs), dtype=np.int64)
         names = [self._names_of(address, num) for address, num in programs]
-        self._calls.append(Call(names, times, is_step, time.monotonic_ns()))
+        self._calls.append(
+            Call(
+                names,
+                times,
+                is_step,
+                time.monotonic_ns(),
+            )
+        )
         return times.ctypes.data
 
     def end(self) -> None:
@@ -61,7 +76,8 @@ class Timings:
                 found.append(Span(STEP, call.began_ns, end_ns - call.began_ns))
             times = call.times.tolist()
             for names in call.names:
-                own, times = times[: len(names) + 1], times[len(names) + 1 :]
+                own = times[: len(names) + 1]
+                times = times[len(names) + 1 :]
                 if own[0]:
                     ends = own[1:]
                     found += [
@@ -80,7 +96,8 @@ class Timings:
 
 
 def name_of(op: Op) -> str:
-    """What an operation is called in a profile: linear ones by their shape, too, which tells the layers apart."""
+    """What an operation is called in a profile: linear ones by their shape, too, which tells the
+    layers apart."""
     kind = OpKind(op.kind)
     name = f"weft::{kind.name.lower()}"
     if kind is not OpKind.LINEAR:

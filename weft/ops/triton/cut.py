@@ -1,20 +1,21 @@
 """Where top-k and top-p cut a row of logits, without sorting it.
 
-All is about values x <= 0, logits below the largest one. A cheap bound, the *floor*, mostly leaves some hundred of
-them:
+All is about values x <= 0, logits below the largest one. A cheap bound, the *floor*, mostly leaves
+some hundred of them:
 
     logits ─▶ survey ─▶ floor ─▶ collect what reaches it ─▶ threshold
              (blocks)  (rows)   (blocks)                   (rows)
 
-The bits of a value without the sign are its *key*: the smaller the key, the larger the value. The threshold is the
-smallest key up to which there are k values, or the share p of the weight e^x. Its 32 bits are found four at a time: a
-pass over what was collected measures how much there is up to each of 16 pivots,
+The bits of a value without the sign are its *key*: the smaller the key, the larger the value. The
+threshold is the smallest key up to which there are k values, or the share p of the weight e^x. Its
+32 bits are found four at a time: a pass over what was collected measures how much there is up to
+each of 16 pivots,
 
     low ........ pivot 0 ........ pivot 1 ........ ... ........ pivot 15
                          reached here first: low and the next, finer pivots go between these two
 
-so eight passes find it exactly, whatever the logits are. What was collected stands in any order, so weights are added
-up as integers. `threshold` in `ops/sampling.py` is the specification.
+so eight passes find it exactly, whatever the logits are. What was collected stands in any order, so
+weights are added up as integers. `threshold` in `ops/sampling.py` is the specification.
 """
 
 from __future__ import annotations
@@ -27,19 +28,22 @@ from torch import Tensor
 from weft.ops.sampling import SamplingTensors
 from weft.ops.triton.launches import CUT_BLOCK, CUT_GROUP, VOCAB_BLOCK
 
+# Pointers into one packed copy: Triton must not compile anew for the place where each begins.
 UNALIGNED = [
     "temperature_ptr",
     "top_k_ptr",
     "top_p_ptr",
     "min_p_ptr",
-]  # parts of one copy, wherever they begin
+]
 LAST_KEY = tl.constexpr(0x7F800000)  # of -inf
 UNITS = tl.constexpr(8589934592.0)  # 2^33: weights are multiples of its inverse
 
 
 def threshold(logits: Tensor, max_logits: Tensor, draws: SamplingTensors, out: Tensor) -> None:
-    """The smallest x = (logit - peak) / temperature that each row keeps -> out [S]; any number where that is 0."""
-    (num, vocab_size), device = logits.shape, logits.device
+    """The smallest x = (logit - peak) / temperature that each row keeps -> out [S]; any number
+    where that is 0."""
+    (num, vocab_size) = logits.shape
+    device = logits.device
     num_blocks = triton.cdiv(vocab_size, VOCAB_BLOCK)
     num_groups = num_blocks * VOCAB_BLOCK // CUT_GROUP
     maxima = torch.empty(num, num_groups, device=device)
@@ -53,7 +57,8 @@ def threshold(logits: Tensor, max_logits: Tensor, draws: SamplingTensors, out: T
     )  # fmt: skip
     floor_kernel[(num,)](
         *filters, maxima, weights, out,
-        VOCAB=vocab_size, GROUPS=num_groups, BLOCKS=num_blocks, BLOCKS_PAD=triton.next_power_of_2(num_blocks),
+        VOCAB=vocab_size, GROUPS=num_groups, BLOCKS=num_blocks,
+        BLOCKS_PAD=triton.next_power_of_2(num_blocks),
         BLOCK=CUT_BLOCK, num_warps=8,
     )  # fmt: skip
     collect_kernel[(num, num_blocks)](
@@ -81,7 +86,8 @@ def survey_kernel(
     BLOCK: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1)
     temperature, top_k, top_p = filters(temperature_ptr, top_k_ptr, top_p_ptr, row)
     if (temperature > 0) & ((top_k > 0) | (top_p < 1)):
         x = values(logits_ptr, max_logits_ptr, row, block, stride, temperature, VOCAB, BLOCK)
@@ -107,8 +113,8 @@ def floor_kernel(
     BLOCKS_PAD: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Top-k: k groups of tokens have one that reaches the floor. Top-p: what is below e^x = (1 - p) total / VOCAB has
-    less than 1 - p of the weight, even if nearly all tokens are."""
+    """Top-k: k groups of tokens have one that reaches the floor. Top-p: what is below e^x = (1 - p)
+    total / VOCAB has less than 1 - p of the weight, even if nearly all tokens are."""
     row = tl.program_id(0).to(tl.int64)
     temperature, top_k, top_p = filters(temperature_ptr, top_k_ptr, top_p_ptr, row)
     if temperature > 0:
@@ -141,7 +147,8 @@ def collect_kernel(
     VOCAB: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1)
     temperature, top_k, top_p = filters(temperature_ptr, top_k_ptr, top_p_ptr, row)
     if (temperature > 0) & ((top_k > 0) | (top_p < 1)):
         x = values(logits_ptr, max_logits_ptr, row, block, stride, temperature, VOCAB, BLOCK)
@@ -171,10 +178,18 @@ def threshold_kernel(
     row = tl.program_id(0).to(tl.int64)
     temperature, top_k, top_p = filters(temperature_ptr, top_k_ptr, top_p_ptr, row)
     if temperature > 0:
-        found, num = found_ptr + row * VOCAB, tl.load(num_found_ptr + row)
+        found = found_ptr + row * VOCAB
+        num = tl.load(num_found_ptr + row)
         last = tl.full([], LAST_KEY, tl.uint32)
         if top_k > 0:
-            last = reached(found, num, last, top_k.to(tl.float64), False, BLOCK)
+            last = reached(
+                found,
+                num,
+                last,
+                top_k.to(tl.float64),
+                False,
+                BLOCK,
+            )
         if top_p < 1:
             if top_k > 0:
                 everywhere = last + tl.zeros([16], tl.uint32)
@@ -207,7 +222,11 @@ def values(
     BLOCK: tl.constexpr,
 ):
     token = block * BLOCK + tl.arange(0, BLOCK)
-    logit = tl.load(logits_ptr + row * stride + token, mask=token < VOCAB, other=-float("inf"))
+    logit = tl.load(
+        logits_ptr + row * stride + token,
+        mask=token < VOCAB,
+        other=-float("inf"),
+    )
     return tl.div_rn(logit - tl.load(max_logits_ptr + row), temperature)
 
 
@@ -224,8 +243,16 @@ def total_of(weights, BLOCKS: tl.constexpr, BLOCKS_PAD: tl.constexpr):
 
 
 @triton.jit
-def reached(x_ptr, num, last, target, BY_WEIGHT: tl.constexpr, BLOCK: tl.constexpr):
-    """The smallest key up to which those of `num` values with keys up to `last` reach the target; `last` if none is."""
+def reached(
+    x_ptr,
+    num,
+    last,
+    target,
+    BY_WEIGHT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The smallest key up to which those of `num` values with keys up to `last` reach the target;
+    `last` if none is."""
     low = tl.full([], 0, tl.uint32)
     for step in range(8):
         shift = 28 - 4 * step
@@ -237,12 +264,24 @@ def reached(x_ptr, num, last, target, BY_WEIGHT: tl.constexpr, BLOCK: tl.constex
 
 
 @triton.jit
-def measured(x_ptr, num, last, pivots, BY_WEIGHT: tl.constexpr, BLOCK: tl.constexpr):
-    """How many of `num` values there are up to each pivot [16], or how much weight, of those with keys up to `last`."""
+def measured(
+    x_ptr,
+    num,
+    last,
+    pivots,
+    BY_WEIGHT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """How many of `num` values there are up to each pivot [16], or how much weight, of those with
+    keys up to `last`."""
     sums = tl.zeros([16], tl.int64)
     for begin in range(0, num, BLOCK):
         at = begin + tl.arange(0, BLOCK)
-        x = tl.load(x_ptr + at, mask=at < num, other=-float("inf"))
+        x = tl.load(
+            x_ptr + at,
+            mask=at < num,
+            other=-float("inf"),
+        )
         key = x.to(tl.uint32, bitcast=True) & 0x7FFFFFFF
         weight = tl.full([BLOCK], 1, tl.int64)
         if BY_WEIGHT:

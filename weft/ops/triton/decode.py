@@ -1,8 +1,10 @@
-"""Attention of requests with one token: all that matters is to read K and V at the full rate of the memory.
+"""Attention of requests with one token: all that matters is to read K and V at the full rate of the
+memory.
 
-The queries of one KV head are one tile. The cached tokens of a request are cut into splits, a program each, so that
-few requests keep a whole GPU busy; a second kernel puts the parts together. Into how many follows from the size of the
-step, and a part that has no tokens is left at once. Source: Flash-Decoding, arXiv:2311.01282.
+The queries of one KV head are one tile. The cached tokens of a request are cut into splits, a
+program each, so that few requests keep a whole GPU busy; a second kernel puts the parts together.
+Into how many follows from the size of the step, and a part that has no tokens is left at once.
+Source: Flash-Decoding, arXiv:2311.01282.
 """
 
 from __future__ import annotations
@@ -15,12 +17,13 @@ from torch import Tensor
 from weft.ops.triton.launches import Launch, decode_launch, power_of_two
 from weft.ops.triton.paged import LOG2_E, Kv, PagedStep, take_in
 
+# Pointers into one packed copy: Triton must not compile anew for the place where each begins.
 UNALIGNED = [
     "rows_ptr",
     "kv_lens_ptr",
     "q_indptr_ptr",
     "decode_req_ptr",
-]  # parts of one copy, wherever they begin
+]
 
 
 def decode(
@@ -34,15 +37,18 @@ def decode(
 ) -> None:
     """Attention of the only tokens of the step's `decode_req`: q [T, heads, D] -> out, contiguous.
 
-    What a token sees, `ops/attention.py` says. K and V of this step's tokens are in the cache already.
+    What a token sees, `ops/attention.py` says. K and V of this step's tokens are in the cache
+    already.
     """
     heads, head_dim = q.shape[1:]
     kv_heads = kv.k.shape[1]
     launch = launch or decode_launch(head_dim, heads // kv_heads)
-    num, splits = len(step.decode_req), step.num_splits
+    num = len(step.decode_req)
+    splits = step.num_splits
     assert q.stride()[1:] == (head_dim, 1)
     assert out.is_contiguous()
-    parts, logs = out, out  # with one part there is nothing to put together
+    parts = out
+    logs = out  # with one part there is nothing to put together
     if splits > 1:
         parts = torch.empty(num, heads, splits, head_dim, device=q.device)
         logs = torch.empty(num, heads, splits, device=q.device)
@@ -115,7 +121,9 @@ def decode_kernel(
     WINDOW: tl.constexpr,
     SPLIT: tl.constexpr,
 ):
-    index, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    index = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
     request = tl.load(decode_req_ptr + index)
     if request >= 0:
         token = tl.load(q_indptr_ptr + request).to(tl.int64)
@@ -144,7 +152,8 @@ def decode_kernel(
             acc = tl.zeros([ROWS, D_PAD], tl.float32)
             limit = tl.full([ROWS], 0, tl.int32) + end
             peak, mass, acc = take_in(
-                q, peak, mass, acc, k_ptr + kv_head * D, v_ptr + kv_head * D, slots_of, scale, begin, end, limit,
+                q, peak, mass, acc, k_ptr + kv_head * D, v_ptr + kv_head * D, slots_of, scale,
+                begin, end, limit,
                 KV_HEADS * D, D, D_PAD, KEYS, 0, True,
             )  # fmt: skip
             tl.store(
@@ -169,19 +178,28 @@ def combine_kernel(
     SPLITS: tl.constexpr,
     SPLITS_PAD: tl.constexpr,
 ):
-    index, head = tl.program_id(0), tl.program_id(1)
+    index = tl.program_id(0)
+    head = tl.program_id(1)
     request = tl.load(decode_req_ptr + index)
     if request >= 0:
         token = tl.load(q_indptr_ptr + request).to(tl.int64)
-        split, dims = tl.arange(0, SPLITS_PAD), tl.arange(0, D_PAD)
+        split = tl.arange(0, SPLITS_PAD)
+        dims = tl.arange(0, D_PAD)
         place = (index * HEADS + head) * SPLITS + split
-        log = tl.load(logs_ptr + place, mask=split < SPLITS, other=-float("inf"))
+        log = tl.load(
+            logs_ptr + place,
+            mask=split < SPLITS,
+            other=-float("inf"),
+        )
         weight = tl.exp2(log - tl.max(log, 0))
         weight = weight / tl.sum(weight, 0)
-        there = (log > -float("inf"))[:, None] & (dims < D)[
-            None, :
-        ]  # a part without tokens has written nothing
-        part = tl.load(parts_ptr + place[:, None] * D + dims[None, :], mask=there, other=0.0)
+        # A part without tokens has written nothing.
+        there = (log > -float("inf"))[:, None] & (dims < D)[None, :]
+        part = tl.load(
+            parts_ptr + place[:, None] * D + dims[None, :],
+            mask=there,
+            other=0.0,
+        )
         value = tl.sum(part * weight[:, None], 0)
         tl.store(
             out_ptr + (token * HEADS + head) * D + dims,

@@ -1,6 +1,8 @@
-"""What stands between matrix products: norms, the gated activation, and rows in eight bits with a scale each.
+"""What stands between matrix products: norms, the gated activation, and rows in eight bits with a
+scale each.
 
-The twins are in `ops/elementwise.py`, and in `ops/quantize.py` for eight bits. All compute in float32.
+The twins are in `ops/elementwise.py`, and in `ops/quantize.py` for eight bits. All compute in
+float32.
 """
 
 from __future__ import annotations
@@ -37,11 +39,16 @@ def quantize_rows(
 ) -> tuple[Tensor, Tensor]:
     """norm(x) in eight bits, int8 or float8_e4m3fn: [T, H] and the scale of each row, float32 [T].
 
-    A value is about what is kept times its scale, which is NaN if a value of the row is. There are `least_rows` rows at
-    least, the last ones with any content.
+    A value is about what is kept times its scale, which is NaN if a value of the row is. There are
+    `least_rows` rows at least, the last ones with any content.
     """
     num, size = x.shape
-    kept = torch.empty(max(num, least_rows), size, dtype=dtype, device=x.device)
+    kept = torch.empty(
+        max(num, least_rows),
+        size,
+        dtype=dtype,
+        device=x.device,
+    )
     scales = torch.empty(len(kept), device=x.device)
     quantize_kernel[(num,)](
         x,
@@ -61,7 +68,8 @@ def quantize_rows(
 
 def silu_and_mul(x: Tensor) -> Tensor:
     """[T, 2 I] -> [T, I]"""
-    num, size = len(x), x.shape[1] // 2
+    num = len(x)
+    size = x.shape[1] // 2
     out = torch.empty(num, size, dtype=x.dtype, device=x.device)
     silu_and_mul_kernel[(num, triton.cdiv(size, COLUMNS))](
         x, out, SIZE=size, BLOCK=COLUMNS, num_warps=4
@@ -72,7 +80,8 @@ def silu_and_mul(x: Tensor) -> Tensor:
 def scaled(
     sums: Tensor, row_scales: Tensor, scales: Tensor, bias: Tensor | None, out: Tensor, add: bool
 ) -> Tensor:
-    """(out +) sums * row_scales * scales + bias, into `out` [T, N]: what follows a product of eight bits.
+    """(out +) sums * row_scales * scales + bias, into `out` [T, N]: what follows a product of eight
+    bits.
 
     sums [T or more, N] of any type, row_scales [T or more], scales [N], bias [N].
     """
@@ -99,7 +108,14 @@ def normed(x, weight_ptr, column, eps, SIZE: tl.constexpr):
 
 
 @triton.jit
-def rms_norm_kernel(x_ptr, weight_ptr, out_ptr, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+def rms_norm_kernel(
+    x_ptr,
+    weight_ptr,
+    out_ptr,
+    eps,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     column = tl.arange(0, BLOCK)
     at = tl.program_id(0).to(tl.int64) * SIZE + column
     x = tl.load(x_ptr + at, mask=column < SIZE, other=0.0).to(tl.float32)
@@ -131,15 +147,15 @@ def quantize_kernel(
     if INTEGER:
         y = rounded(y)
     tl.store(kept_ptr + row * SIZE + column, y.to(kept_ptr.dtype.element_ty), mask=column < SIZE)
-    strange = tl.max(
-        (x != x).to(tl.int32), 0
-    )  # the largest value passes over NaN, and integers have none
+    # The largest value passes over NaN, and integers have none.
+    strange = tl.max((x != x).to(tl.int32), 0)
     tl.store(scales_ptr + row, tl.where(strange > 0, float("nan"), scale))
 
 
 @triton.jit
 def rounded(x):
-    """To the nearest integer, halves to even ones, of |x| up to 2^22: the sum has no bits for fractions."""
+    """To the nearest integer, halves to even ones, of |x| up to 2^22: the sum has no bits for
+    fractions."""
     return (x + 12582912.0) - 12582912.0
 
 

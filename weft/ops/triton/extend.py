@@ -1,8 +1,9 @@
 """Attention of requests with several tokens: prompts, chunks of them, drafts to verify.
 
-The queries of a request that share a KV head stand one below the other, token by token, and are cut into tiles of so
-many rows; a program takes one tile past the cached tokens that it sees. Which tiles there are is a list made on the
-host, filled up with -1, so the grid says nothing about the step. Sources: arXiv:2205.14135, arXiv:2307.08691.
+The queries of a request that share a KV head stand one below the other, token by token, and are cut
+into tiles of so many rows; a program takes one tile past the cached tokens that it sees. Which
+tiles there are is a list made on the host, filled up with -1, so the grid says nothing about the
+step. Sources: arXiv:2205.14135, arXiv:2307.08691.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from torch import Tensor
 from weft.ops.triton.launches import Launch, extend_launch, power_of_two
 from weft.ops.triton.paged import LOG2_E, Kv, PagedStep, take_in
 
+# Pointers into one packed copy: Triton must not compile anew for the place where each begins.
 UNALIGNED = [
     "rows_ptr",
     "kv_lens_ptr",
     "q_indptr_ptr",
     "tile_req_ptr",
     "tile_start_ptr",
-]  # parts of one copy
+]
 
 
 def extend(
@@ -32,9 +34,11 @@ def extend(
     window: int,
     launch: Launch | None = None,
 ) -> None:
-    """Attention of the tokens in the step's tiles of `launch.rows` queries: q [T, heads, D] -> out, contiguous.
+    """Attention of the tokens in the step's tiles of `launch.rows` queries: q [T, heads, D] -> out,
+    contiguous.
 
-    What a token sees, `ops/attention.py` says. K and V of this step's tokens are in the cache already.
+    What a token sees, `ops/attention.py` says. K and V of this step's tokens are in the cache
+    already.
     """
     heads, head_dim = q.shape[1:]
     kv_heads = kv.k.shape[1]
@@ -127,7 +131,8 @@ def extend_kernel(
         peak = tl.full([ROWS], -float("inf"), tl.float32)
         mass = tl.zeros([ROWS], tl.float32)
         acc = tl.zeros([ROWS, D_PAD], tl.float32)
-        k_head, v_head = k_ptr + kv_head * D, v_ptr + kv_head * D
+        k_head = k_ptr + kv_head * D
+        v_head = v_ptr + kv_head * D
         STRIDE: tl.constexpr = KV_HEADS * D
         if WINDOW == 0:
             peak, mass, acc = take_in(

@@ -1,8 +1,10 @@
-"""How large the tiles of the kernels are, and how many warps work on one: all that is to be tuned, in one place.
+"""How large the tiles of the kernels are, and how many warps work on one: all that is to be tuned,
+in one place.
 
-The numbers come from compiling for sm_90 alone (tests/ops_triton/test_compiled.py repeats it): for prompts the largest
-tiles whose registers do not spill, which is what tensor cores want; for decoding tiles so small that four programs
-share a processor, each with some 16 KB of K and V on their way. Nothing here has been timed on a GPU.
+The numbers come from compiling for sm_90 alone (tests/ops_triton/test_compiled.py repeats it): for
+prompts the largest tiles whose registers do not spill, which is what tensor cores want; for
+decoding tiles so small that four programs share a processor, each with some 16 KB of K and V on
+their way. Nothing here has been timed on a GPU.
 """
 
 from __future__ import annotations

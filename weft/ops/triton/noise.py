@@ -1,4 +1,5 @@
-"""The noise of `ops/noise.py`, inside a kernel: the same bits of the same hash, and Gumbel noise from them."""
+"""The noise of `ops/noise.py`, inside a kernel: the same bits of the same hash, and Gumbel noise
+from them."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ def gumbel(token, key, other_key):
 
 @triton.jit
 def log1p(x):
-    """log(1 + x) for -1 < x <= 0, with the bits that 1 + x loses. Source: Goldberg 1991, theorem 4."""
+    """log(1 + x) for -1 < x <= 0, with the bits that 1 + x loses. Source: Goldberg 1991, theorem
+    4."""
     z = 1.0 + x
     return tl.where(z == 1.0, x, tl.log(z) * (x / tl.where(z == 1.0, 1.0, z - 1.0)))

@@ -33,7 +33,12 @@ class TritonOps:
     saves memory alone.
     """
 
-    def __init__(self, dtype: torch.dtype, device: torch.device, format: str = "") -> None:
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        device: torch.device,
+        format: str = "",
+    ) -> None:
         """Raises ValueError for an unknown format."""
         if format not in FORMATS:
             raise ValueError(
@@ -65,7 +70,12 @@ class TritonOps:
         self.tensors += matrix.tensors
         return matrix
 
-    def embed(self, tokens: Tensor, table: Matrix, vectors: Tensor | None = None) -> Tensor:
+    def embed(
+        self,
+        tokens: Tensor,
+        table: Matrix,
+        vectors: Tensor | None = None,
+    ) -> Tensor:
         if vectors is None:
             return activation(Value(_ours(table).rows(tokens)))
         rows = _ours(table).rows(tokens.clamp(min=0))
@@ -89,7 +99,13 @@ class TritonOps:
     def computed(self, x: Tensor) -> Tensor:
         return tensor_of(x)
 
-    def _matrix(self, in_size: int, sizes: tuple[int, ...], bias: bool, format: str) -> PlainMatrix:
+    def _matrix(
+        self,
+        in_size: int,
+        sizes: tuple[int, ...],
+        bias: bool,
+        format: str,
+    ) -> PlainMatrix:
         is_aligned = not in_size % STEP and not sum(sizes) % STEP
         if format == "int4" or (format and is_aligned):
             return QuantizedMatrix(in_size, sizes, bias, self._dtype, self._device, format)
@@ -126,7 +142,12 @@ class TritonOps:
             sums = product(self._one, self._one)
         out = add
         if out is None:
-            out = torch.empty(len(x), len(weight.scales), dtype=x.dtype, device=x.device)
+            out = torch.empty(
+                len(x),
+                len(weight.scales),
+                dtype=x.dtype,
+                device=x.device,
+            )
         return scaled(sums, scales, weight.scales, weight.bias, out, add is not None)
 
 

@@ -1,8 +1,9 @@
-"""What the two attention kernels share: the arrays that they read, and how a tile of queries takes in cached tokens.
+"""What the two attention kernels share: the arrays that they read, and how a tile of queries takes
+in cached tokens.
 
-A tile is some queries of one request that share a KV head. Cached tokens n = 0, 1, ... stand in the slots
-table[row, n], wherever these are: a page of one token costs no more than one of many, for a token's K of one head is in
-one piece anyway.
+A tile is some queries of one request that share a KV head. Cached tokens n = 0, 1, ... stand in the
+slots table[row, n], wherever these are: a page of one token costs no more than one of many, for a
+token's K of one head is in one piece anyway.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class Kv(NamedTuple):
 class PagedStep(NamedTuple):
     """What the kernels read of a step, on the device: every tensor is int32 and in one piece.
 
-    What is longer than the step is padding: kv_lens 0, requests -1 in `decode_req` and `tile_req`, slots -1.
+    What is longer than the step is padding: kv_lens 0, requests -1 in `decode_req` and `tile_req`,
+    slots -1.
     """
 
     rows: Tensor  # [R] row of each request in the table
@@ -36,7 +38,8 @@ class PagedStep(NamedTuple):
     q_indptr: Tensor  # [R + 1] request r's tokens stand at q_indptr[r] : q_indptr[r + 1]
     decode_req: Tensor  # [D] requests with one token
     tile_req: Tensor  # [N] request of each tile
-    tile_start: Tensor  # [N] the tile's first query: token * group + head in the group, from the request's first
+    # [N] the tile's first query: token * group + head in the group, from the request's first.
+    tile_start: Tensor
     positions: Tensor  # [T]
     out_slots: Tensor  # [T] where K and V of this step's tokens go
     table: Tensor  # [max_rows, context_length] slot of each token of each row, this step's included
@@ -63,7 +66,8 @@ def take_in(
     WINDOW: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Add the cached tokens begin : end. Unless MASKED every query sees all of them, and they are whole blocks.
+    """Add the cached tokens begin : end. Unless MASKED every query sees all of them, and they are
+    whole blocks.
 
     Source: online softmax, arXiv:2205.14135.
     """
@@ -78,14 +82,30 @@ def take_in(
         v_at = v_head + slots[:, None] * STRIDE + dims[None, :]
         if D == D_PAD:
             if MASKED:
-                k = tl.load(k_at, mask=(n < end)[None, :], other=0.0)
-                v = tl.load(v_at, mask=(n < end)[:, None], other=0.0)
+                k = tl.load(
+                    k_at,
+                    mask=(n < end)[None, :],
+                    other=0.0,
+                )
+                v = tl.load(
+                    v_at,
+                    mask=(n < end)[:, None],
+                    other=0.0,
+                )
             else:
                 k = tl.load(k_at)
                 v = tl.load(v_at)
         else:
-            k = tl.load(k_at, mask=(n < end)[None, :] & (dims < D)[:, None], other=0.0)
-            v = tl.load(v_at, mask=(n < end)[:, None] & (dims < D)[None, :], other=0.0)
+            k = tl.load(
+                k_at,
+                mask=(n < end)[None, :] & (dims < D)[:, None],
+                other=0.0,
+            )
+            v = tl.load(
+                v_at,
+                mask=(n < end)[:, None] & (dims < D)[None, :],
+                other=0.0,
+            )
         scores = tl.dot(q, k.to(q.dtype), input_precision="ieee") * scale
         if MASKED:
             seen = (n[None, :] < limit[:, None]) & (n < end)[None, :]

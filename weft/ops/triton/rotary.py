@@ -1,5 +1,6 @@
-"""What happens to a step's queries, keys and values before attention, in one kernel: the norms of heads, the rotation,
-and K and V to their slots. `executor/plain/attention.py` says the same in torch."""
+"""What happens to a step's queries, keys and values before attention, in one kernel: the norms of
+heads, the rotation, and K and V to their slots. `executor/plain/attention.py` says the same in
+torch."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ def rotary_store(
     k_norm: Norm | None,
     num_heads: int,
 ) -> None:
-    """qkv [T, (heads + 2 kv_heads) D]: norm and rotate queries in place, put keys and values into slots [T] (-1: drop).
+    """qkv [T, (heads + 2 kv_heads) D]: norm and rotate queries in place, put keys and values into
+    slots [T] (-1: drop).
 
     cos and sin [positions, D / 2] float32, by position; positions and slots int32.
     """
@@ -87,7 +89,8 @@ def rotary_store_kernel(
     NORMED: tl.constexpr,
     FP8: tl.constexpr,
 ):
-    """A program has one head of some tokens: first of the queries, then of the keys, with the values."""
+    """A program has one head of some tokens: first of the queries, then of the keys, with the
+    values."""
     head = tl.program_id(1)
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     there = token < num_tokens
@@ -119,7 +122,8 @@ def rotary_store_kernel(
     )
     cos = tl.load(cos_ptr + angle, mask=inside, other=0.0)
     sin = tl.load(sin_ptr + angle, mask=inside, other=0.0)
-    first, second = a * cos - b * sin, b * cos + a * sin
+    first = a * cos - b * sin
+    second = b * cos + a * sin
     if head < HEADS:
         tl.store(at, first.to(qkv_ptr.dtype.element_ty), mask=inside)
         tl.store(at + half, second.to(qkv_ptr.dtype.element_ty), mask=inside)
@@ -145,8 +149,7 @@ def rotary_store_kernel(
 @triton.jit
 def store(at, x, mask, FP8: tl.constexpr):
     if FP8:
-        bounded = tl.minimum(
-            tl.maximum(x, -448.0), 448.0
-        )  # the largest e4m3: what is larger would become NaN
+        # The largest e4m3: what is larger would become NaN.
+        bounded = tl.minimum(tl.maximum(x, -448.0), 448.0)
         x = tl.where(x != x, x, bounded)
     tl.store(at, x.to(at.dtype.element_ty), mask=mask)

@@ -1,12 +1,15 @@
-"""Choosing tokens on a GPU: `SamplerOps` (ops/sampling.py, whose `TorchSamplerOps` is the specification) by kernels.
+"""Choosing tokens on a GPU: `SamplerOps` (ops/sampling.py, whose `TorchSamplerOps` is the
+specification) by kernels.
 
-Rows are cut into blocks, a program each, so that few rows keep a whole GPU busy, and a program per row puts the blocks
-together; the noise depends on seed, position and token id alone, so blocks do not matter to what is drawn:
+Rows are cut into blocks, a program each, so that few rows keep a whole GPU busy, and a program
+per row puts the blocks together; the noise depends on seed, position and token id alone, so
+blocks do not matter to what is drawn:
 
-    logits ─▶ best of each block ─▶ peak, greedy token ─▶ (threshold) ─▶ best of each block with noise ─▶ token
+    logits ─▶ best of each block ─▶ peak, greedy token ─▶ (threshold)
+           ─▶ best of each block with noise ─▶ token
 
-No value is waited for. What decides what is launched is on the host: whether all rows are greedy, whether some keep
-some tokens only.
+No value is waited for. What decides what is launched is on the host: whether all rows are
+greedy, whether some keep some tokens only.
 """
 
 from __future__ import annotations
@@ -45,12 +48,14 @@ class TritonSamplerOps:
             threshold(logits, chosen.max_logits, device, bounds)
         num_blocks = scores.shape[1]
         draw_kernel[(num, num_blocks)](
-            logits, chosen.max_logits, device.temperature, device.keys, bounds, scores, ids, logits.stride(0),
+            logits, chosen.max_logits, device.temperature, device.keys, bounds, scores, ids,
+            logits.stride(0),
             VOCAB=vocab_size, BLOCK=VOCAB_BLOCK, CUT=cut, num_warps=8,
         )  # fmt: skip
         best_of_row_kernel[(num,)](
             scores, ids, device.temperature, chosen.tokens, chosen.max_logits,
-            BLOCKS=num_blocks, BLOCKS_PAD=triton.next_power_of_2(num_blocks), DRAWN=True, num_warps=1,
+            BLOCKS=num_blocks, BLOCKS_PAD=triton.next_power_of_2(num_blocks), DRAWN=True,
+            num_warps=1,
         )  # fmt: skip
         return chosen
 
@@ -69,8 +74,9 @@ class TritonSamplerOps:
         )
 
     def penalise(self, logits: Tensor, seen: TokenHistory, last_tokens: Tensor) -> None:
-        """By torch, but without asking how many different tokens there are: the device would have to be waited for.
-        Each token that was seen stands in a run of equal ones, and every one of them writes the same."""
+        """By torch, but without asking how many different tokens there are: the device would have
+        to be waited for. Each token that was seen stands in a run of equal ones, and every one
+        of them writes the same."""
         vocab_size = logits.shape[1]
         lens = np.diff(seen.offsets)
         owner = np.repeat(np.arange(len(lens)), lens)
@@ -91,7 +97,8 @@ class TritonSamplerOps:
         run[1:] = keys[1:] != keys[:-1]
         run = run.cumsum(0) - 1
         counts = torch.zeros_like(weights).index_add_(0, run, weights[order])[run]
-        owner_of, token = keys // vocab_size, keys % vocab_size
+        owner_of = keys // vocab_size
+        token = keys % vocab_size
         place = (rows[owner_of], token)
         score = logits[place].double()
         repetition = on(logits, seen.repetition)[owner_of].double()
@@ -104,7 +111,8 @@ class TritonSamplerOps:
         self, logits: Tensor, chosen: SampledTokens, rows: Tensor, num_top: int
     ) -> TopLogprobTensors:
         num = len(rows)
-        found, norm = torch.empty(num, device=logits.device), torch.empty(num, device=logits.device)
+        found = torch.empty(num, device=logits.device)
+        norm = torch.empty(num, device=logits.device)
         logprob_kernel[(num,)](
             logits, chosen.tokens, chosen.max_logits, rows, found, norm, logits.stride(0),
             VOCAB=logits.shape[1], BLOCK=VOCAB_BLOCK, num_warps=8,
@@ -118,7 +126,8 @@ class TritonSamplerOps:
 
 
 def _best(logits: Tensor) -> tuple[SampledTokens, Tensor, Tensor]:
-    """Peak and first best token of each row; and the memory for scores and tokens of blocks, [S, blocks]."""
+    """Peak and first best token of each row; and the memory for scores and tokens of blocks, [S,
+    blocks]."""
     num, vocab_size = logits.shape
     assert logits.stride(1) == 1, "a row of logits is in one piece"
     num_blocks = triton.cdiv(vocab_size, VOCAB_BLOCK)
@@ -149,9 +158,14 @@ def peak_of(x):
 def best_of_block_kernel(
     logits_ptr, scores_ptr, ids_ptr, stride, VOCAB: tl.constexpr, BLOCK: tl.constexpr
 ):
-    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1)
     token = block * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(logits_ptr + row * stride + token, mask=token < VOCAB, other=-float("inf"))
+    x = tl.load(
+        logits_ptr + row * stride + token,
+        mask=token < VOCAB,
+        other=-float("inf"),
+    )
     place = row * tl.num_programs(1) + block
     tl.store(scores_ptr + place, peak_of(x))
     tl.store(ids_ptr + place, block * BLOCK + tl.argmax(x, 0))
@@ -176,7 +190,11 @@ def best_of_row_kernel(
     if wanted:
         block = tl.arange(0, BLOCKS_PAD)
         place = row.to(tl.int64) * BLOCKS
-        scores = tl.load(scores_ptr + place + block, mask=block < BLOCKS, other=-float("inf"))
+        scores = tl.load(
+            scores_ptr + place + block,
+            mask=block < BLOCKS,
+            other=-float("inf"),
+        )
         best = tl.argmax(scores, 0)  # the first of equal ones, which has the smaller tokens
         tl.store(tokens_ptr + row, tl.load(ids_ptr + place + best).to(tl.int64))
         if not DRAWN:
@@ -197,10 +215,12 @@ def draw_kernel(
     BLOCK: tl.constexpr,
     CUT: tl.constexpr,
 ):
-    row, block = tl.program_id(0), tl.program_id(1)
+    row = tl.program_id(0)
+    block = tl.program_id(1)
     temperature = tl.load(temperature_ptr + row)
     if temperature > 0:
-        key, other_key = tl.load(keys_ptr + 2 * row), tl.load(keys_ptr + 2 * row + 1)
+        key = tl.load(keys_ptr + 2 * row)
+        other_key = tl.load(keys_ptr + 2 * row + 1)
         token = block * BLOCK + tl.arange(0, BLOCK)
         logit = tl.load(
             logits_ptr + row.to(tl.int64) * stride + token, mask=token < VOCAB, other=-float("inf")
@@ -248,7 +268,11 @@ def logprob_kernel(
     mass = 0.0
     for begin in range(0, VOCAB, BLOCK):
         token = begin + tl.arange(0, BLOCK)
-        x = tl.load(logits_ptr + row * stride + token, mask=token < VOCAB, other=-float("inf"))
+        x = tl.load(
+            logits_ptr + row * stride + token,
+            mask=token < VOCAB,
+            other=-float("inf"),
+        )
         mass += tl.sum(tl.exp(x - peak), 0)
     norm = peak + tl.log(mass)
     chosen = tl.load(logits_ptr + row * stride + tl.load(tokens_ptr + row))
