@@ -19,7 +19,8 @@ from weft.config.engine import EngineConfig
 from weft.config.model import ModelConfig
 from weft.executor.build import load_runner
 from weft.executor.weights.load import save_random
-from weft.plan.step import ForwardMode, Logprobs, Plan, Sampling
+from weft.plan.outputs import SampledLogprobs, SampledLogprobsRequest
+from weft.plan.step import ForwardMode, Plan, Sampling, find
 
 ROOM = {
     "max_running_requests": 12,
@@ -130,10 +131,14 @@ def logprobs(engine: EngineConfig, model: ModelConfig, folder: Path) -> np.ndarr
     for start, stop in ((0, 120), (120, 200), *((place, place + 1) for place in range(200, 208))):
         num = np.ones(1, np.int32)
         nothing = np.zeros(1, np.float32)
-        wanted = Logprobs(np.zeros(1, np.int32), size * num)
+        wanted = SampledLogprobsRequest(np.zeros(1, np.int32), size * num)
         sampling = Sampling(
-            *(nothing, nothing + 1, 0 * num, nothing, np.zeros(1, np.int64), stop * num),
-            logprobs=wanted,
+            temperature=nothing,
+            top_p=nothing + 1,
+            top_k=0 * num,
+            min_p=nothing,
+            seeds=np.zeros(1, np.int64),
+            positions=stop * num,
         )
         slots = np.arange(start, stop, dtype=np.int32)[::-1] + 7
         plan = Plan(
@@ -146,8 +151,9 @@ def logprobs(engine: EngineConfig, model: ModelConfig, folder: Path) -> np.ndarr
             slots=slots.copy(),
             samples=np.ones(1, np.bool_),
             sampling=sampling,
+            outputs=(wanted,),
         )
-        top = runner.launch(plan).result().logprobs
+        top = find(runner.launch(plan).result().outputs, SampledLogprobs)
         assert top is not None
         values = np.zeros(size, np.float32)
         values[top.top_ids[0]] = top.top_logprobs[0]

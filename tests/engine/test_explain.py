@@ -119,7 +119,7 @@ def test_a_retraction_tells_what_had_to_be_computed_again() -> None:
 
 
 def test_a_request_that_a_part_holds_is_told_so_and_steps_are_counted() -> None:
-    world = World(settings(), parts=(Patience(),))
+    world = World(settings(), features=(Patience(),))
     world.send([0], max_new_tokens=8, ignore_eos=True)
     held = world.send([1], max_new_tokens=3)
     for _ in range(6):

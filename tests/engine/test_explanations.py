@@ -412,7 +412,7 @@ def test_events_that_are_dropped_from_a_long_story_leave_a_mark() -> None:
 
 
 def test_a_request_held_for_its_own_sake_is_not_told_the_reason_of_those_behind_it() -> None:
-    world = World(settings(max_running_requests=2), parts=(Patience(),))
+    world = World(settings(max_running_requests=2), features=(Patience(),))
     world.send([0], max_new_tokens=12, ignore_eos=True)
     held = world.send([1], max_new_tokens=3)
     world.send([2], max_new_tokens=12, ignore_eos=True)

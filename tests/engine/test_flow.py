@@ -25,7 +25,7 @@ from weft.messages.control import (
     UnblockInput,
 )
 from weft.messages.requests import Abort
-from weft.scheduler.feature import Part, Verdict
+from weft.scheduler.feature import Admission, Feature
 from weft.scheduler.request import Request, RequestState
 
 # Blocking
@@ -293,20 +293,20 @@ def test_names_that_only_begin_alike_and_empty_names_are_not_meant() -> None:
 # Sleeping
 
 
-class Slow(Part):
+class Slow(Feature):
     """Holds requests until the time has come."""
 
     def __init__(self) -> None:
         self.is_over = False
 
-    def admit(self, request: Request) -> Verdict:
-        return Verdict.READY if self.is_over else Verdict.WAIT
+    def admit(self, request: Request) -> Admission:
+        return Admission.READY if self.is_over else Admission.WAIT
 
 
 def test_a_request_that_a_part_holds_does_not_keep_the_engine_busy() -> None:
     world = EngineWorld(settings())
     part = Slow()
-    world.scheduler._moments.admit.append(part.admit)
+    world.scheduler.hooks.add(part)
     assert world.engine.wait_s == math.inf
     world.send([1, 2], max_new_tokens=2)
     assert world.engine.wait_s == 0  # something has come

@@ -34,6 +34,7 @@ from weft.messages.requests import Abort, BatchGenerate, GenerateRequest
 from weft.messages.sampling import Grammar
 from weft.messages.sessions import OpenSession, SessionParams
 from weft.messages.status import Stats
+from weft.scheduler.feature import Feature
 from weft.scheduler.policies.fair import Fair
 from weft.scheduler.policy import POLICIES
 
@@ -90,7 +91,7 @@ def run_to_the_end(world: EngineWorld) -> None:
     world.check_outputs()
     engine = world.engine
     assert not engine.services.grammars.feature.queue
-    assert not engine.services.arrivals.vectors.by_id
+    assert not engine.services.features.vectors.by_id
     assert not engine.services.sessions.feature._by_id or set(
         engine.services.sessions.feature._by_id
     ) <= {id for id, finish in world.finished.items() if finish.status == 200}
@@ -202,7 +203,7 @@ def test_a_number_that_is_taken_stays_its_owners_when_its_double_fails(
     def refusal(message: GenerateRequest) -> None:
         raise Injected("planted")
 
-    monkeypatch.setattr(world.engine.services.arrivals.vectors, "refusal", refusal)
+    monkeypatch.setattr(world.scheduler.hooks, "refusal", refusal)
     world.tell(request(0, [5, 6, 7], max_new_tokens=3))
     run_to_the_end(world)
     assert not broken(world)
@@ -230,7 +231,11 @@ def test_a_part_that_fails_at_an_end_keeps_nobody_from_the_final_word(
         raise Injected("planted")
 
     world = busy()
-    getattr(world.scheduler._moments, moment).insert(0, hook)
+    hooks, broken = world.scheduler.hooks, Feature()
+    setattr(broken, moment, hook)
+    of, unsubscribe = hooks.of, hooks.unsubscribe
+    monkeypatch.setattr(hooks, "of", lambda request: (broken, *of(request)))
+    monkeypatch.setattr(hooks, "unsubscribe", lambda request: (broken, *unsubscribe(request)))
     world.abort(Abort(ids=(0, 2)))
     run_to_the_end(world)
     assert [world.finished[id].reason for id in range(3)] == ["abort", "length", "abort"]

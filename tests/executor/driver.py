@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,8 +16,10 @@ from weft.config.engine import EngineConfig
 from weft.config.model import ModelConfig, RopeConfig
 from weft.executor.build import load_runner
 from weft.executor.runner import TorchRunner
+from weft.plan.logits import LogitOp, in_order
+from weft.plan.outputs import AuxRequest, SampledLogprobs, SampledLogprobsRequest
 from weft.plan.step import ForwardMode as Mode
-from weft.plan.step import Logprobs, Plan, Result, Sampling, Step, TableWrites
+from weft.plan.step import Plan, Result, Sampling, Step, TableWrites, find
 
 KV_TOKENS, MAX_ROWS, CONTEXT = 640, 8, 128
 
@@ -65,6 +68,47 @@ def sampling(positions: Iterable[int], **changes: Any) -> Sampling:
     return Sampling(**{**values, **changes})
 
 
+def asking(plan: Plan, *ops: LogitOp | AuxRequest, **columns: Any) -> Plan:
+    """The plan with these operations alone, and greedy but for these columns of its sampling."""
+    return replace(
+        plan,
+        sampling=sampling(plan.sampling.positions, **columns),
+        logits=in_order([op for op in ops if isinstance(op, LogitOp)]),
+        outputs=tuple(op for op in ops if isinstance(op, AuxRequest)),
+    )
+
+
+def sampler_plan(positions: Iterable[int], *ops: LogitOp | AuxRequest, **columns: Any) -> Plan:
+    """A plan of nothing but sampling, one token for each of the positions."""
+    where = ints(positions)
+    nothing = ints([])
+    plan = Plan(
+        step=0,
+        mode=Mode.DECODE,
+        rows=ints(range(len(where))),
+        starts=where,
+        lens=np.ones(len(where), np.int32),
+        tokens=nothing,
+        slots=nothing,
+        samples=np.ones(len(where), np.bool_),
+        sampling=sampling(where),
+    )
+    return asking(plan, *ops, **columns)
+
+
+class ReadyBitmask(NamedTuple):
+    """Bitmasks that are there, some of which may mean nothing."""
+
+    words: IntArray
+    faults: Mapping[int, str] = MappingProxyType({})
+
+
+def logprobs_of(result: Result) -> SampledLogprobs:
+    found = find(result.outputs, SampledLogprobs)
+    assert found is not None
+    return found
+
+
 @dataclass
 class Driver:
     runner: TorchRunner
@@ -84,7 +128,9 @@ class Driver:
         for turn, slots in zip(turns, new, strict=True):
             self.slots[turn.row] = self.slots[turn.row] + slots
         ends = [len(self.slots[turn.row]) for turn in turns if turn.samples]
-        everything = Logprobs(ints(range(len(ends))), ints([self.vocab_size] * len(ends)))
+        everything = SampledLogprobsRequest(
+            ints(range(len(ends))), ints([self.vocab_size] * len(ends))
+        )
         return Plan(
             step=0,
             mode=Mode.DECODE if all(len(turn.tokens) == 1 for turn in turns) else Mode.MIXED,
@@ -94,8 +140,9 @@ class Driver:
             tokens=ints(token for turn in turns for token in turn.tokens),
             slots=ints(slot for slots in new for slot in slots),
             samples=np.array([turn.samples for turn in turns], dtype=np.bool_),
-            sampling=sampling(ends, logprobs=everything),
+            sampling=sampling(ends),
             table=self._table(),
+            outputs=(everything,),
         )
 
     def launch(self, *turns: Turn) -> Step:
@@ -116,8 +163,8 @@ class Driver:
 
 
 def full_logprobs(result: Result) -> torch.Tensor:
-    assert result.logprobs is not None
-    ids, values = result.logprobs.top_ids, result.logprobs.top_logprobs
+    logprobs = logprobs_of(result)
+    ids, values = logprobs.top_ids, logprobs.top_logprobs
     return torch.zeros(values.shape).scatter_(
         1, torch.from_numpy(ids).long(), torch.from_numpy(values)
     )

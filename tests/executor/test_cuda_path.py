@@ -21,7 +21,6 @@ from tests.executor.driver import (
     full_logprobs,
     ints,
     make_driver,
-    sampling,
 )
 from tests.executor.fake_gpu import POISON, FakeEvent, FakeGpu, TooEarly, fake_kernels
 from tests.launch.tiny_model import write_tiny_model
@@ -39,7 +38,8 @@ from weft.messages.replies import StepOutput
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
 from weft.plan.device import GetWeight
-from weft.plan.step import LAST_SAMPLED, Mask, Sampling
+from weft.plan.logits import GrammarMask
+from weft.plan.step import LAST_SAMPLED, Sampling
 
 TEXT = list(range(1, 21))
 
@@ -84,7 +84,7 @@ def drawn(each: Driver, *turns: Turn) -> list[int]:
         seeds=np.arange(num, dtype=np.int64) - 5,
         positions=plan.sampling.positions,
     )
-    return each.runner.launch(replace(plan, sampling=how)).result().tokens.tolist()
+    return each.runner.launch(replace(plan, sampling=how, outputs=())).result().tokens.tolist()
 
 
 # H2DBuffer
@@ -190,7 +190,7 @@ def test_a_step_sends_its_numbers_in_one_copy(driver: Driver, gpu: FakeGpu) -> N
     driver.run(Turn(0, TEXT), Turn(1, TEXT))
     for turns in ([Turn(0, [LAST_SAMPLED])], [Turn(1, [LAST_SAMPLED]), Turn(2, TEXT)]):
         before, plan = gpu.num_copies, driver.plan(*turns)
-        driver.runner.launch(replace(plan, sampling=sampling(plan.sampling.positions))).result()
+        driver.runner.launch(replace(plan, outputs=())).result()
         assert gpu.num_copies - before == 3, "numbers there; tokens and whether they are valid back"
 
 
@@ -244,8 +244,7 @@ def test_the_layers_are_launched_before_a_mask_is_there(gpu: FakeGpu) -> None:
     ):
         plan = driver.plan(*turns)
         late = Late(gpu, ints([[0, 1 << 5]]))
-        how = replace(plan.sampling, mask=Mask(ints([1]), late))
-        step = driver.runner.launch(replace(plan, sampling=how))
+        step = driver.runner.launch(replace(plan, logits=(GrammarMask(ints([1]), late),)))
         assert late.num_asked == 1
         assert step.result().tokens[1] == 32 + 5
     driver.runner.close()

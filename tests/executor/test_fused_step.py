@@ -1,16 +1,24 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from tests.executor.driver import CONTEXT, Driver, Turn, ints, make_driver, sampling
-from weft.arrays import IntArray
-from weft.plan.step import LAST_SAMPLED, Known, Mask, Plan, Result
+from tests.executor.driver import (
+    CONTEXT,
+    Driver,
+    ReadyBitmask,
+    Turn,
+    asking,
+    ints,
+    make_driver,
+)
+from weft.plan.logits import GrammarMask, LogitOp
+from weft.plan.step import LAST_SAMPLED, Plan, Result
 
 TEXT = [number % 60 + 1 for number in range(100)]  # more tokens than the first program has room for
 
@@ -25,20 +33,9 @@ def drivers() -> Iterator[list[Driver]]:
         driver.runner.close()
 
 
-class Failed(NamedTuple):
-    """A promise whose second row cannot be had."""
-
-    words: IntArray
-
-    @property
-    def faults(self) -> dict[int, str]:
-        return {1: "nothing may follow"}
-
-
-def plain(driver: Driver, *turns: Turn, **changes: Any) -> Plan:
+def plain(driver: Driver, *turns: Turn, ops: Sequence[LogitOp] = (), **changes: Any) -> Plan:
     """A plan without log probabilities; greedy, but for the changes."""
-    plan = driver.plan(*turns)
-    return replace(plan, sampling=sampling(plan.sampling.positions, **changes))
+    return asking(driver.plan(*turns), *ops, **changes)
 
 
 def launched(driver: Driver, *turns: Turn, **changes: Any) -> Result:
@@ -63,8 +60,10 @@ def everything(driver: Driver) -> list[list[int]]:
         ),
     ]
     driver.share(0, 4, 30)
-    odd = Mask(ints([1]), Known(ints([[0x2AAAAAAA, 0x0AAAAAAA]])))
-    none = Mask(ints([1, 0]), Failed(ints([[-1, -1], [0, 0]])))
+    odd = GrammarMask(ints([1]), ReadyBitmask(ints([[0x2AAAAAAA, 0x0AAAAAAA]])))
+    none = GrammarMask(
+        ints([1, 0]), ReadyBitmask(ints([[-1, -1], [0, 0]]), {1: "nothing may follow"})
+    )
     results += [
         launched(driver, Turn(4, TEXT[30:33]), Turn(1, [LAST_SAMPLED])),
         launched(
@@ -76,11 +75,11 @@ def everything(driver: Driver) -> list[list[int]]:
             temperature=draws + 1,
             top_k=ints([3, 0]),
         ),
-        launched(driver, *(Turn(row, [LAST_SAMPLED]) for row in (0, 4)), mask=odd),
+        launched(driver, *(Turn(row, [LAST_SAMPLED]) for row in (0, 4)), ops=[odd]),
         launched(
-            driver, *(Turn(row, [LAST_SAMPLED]) for row in (0, 4)), mask=odd, temperature=draws + 1
+            driver, *(Turn(row, [LAST_SAMPLED]) for row in (0, 4)), ops=[odd], temperature=draws + 1
         ),
-        launched(driver, *(Turn(row, [5]) for row in (0, 4)), mask=none),
+        launched(driver, *(Turn(row, [5]) for row in (0, 4)), ops=[none]),
         driver.launch(
             Turn(4, [LAST_SAMPLED]), Turn(2, [9, 8])
         ).result(),  # with log probabilities: not whole

@@ -55,7 +55,7 @@ class Bench:
         for _ in range(num):
             token = LAST_SAMPLED if self.num_steps else 5
             plan = self.driver.plan(Turn(0, [token]))
-            plan = replace(plan, sampling=replace(plan.sampling, logprobs=None))
+            plan = replace(plan, outputs=())
             sampled.append(int(self.profiled.launch(plan).result().tokens[0]))
             self.num_steps += 1
         return sampled

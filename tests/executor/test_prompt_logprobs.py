@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from tests.executor.driver import MODEL, Driver, Turn, ints, make_driver, sampling
+from tests.executor.driver import MODEL, Driver, Turn, asking, ints, logprobs_of, make_driver
 from weft.executor.outputs import prompt_logprobs as module
-from weft.plan.step import LAST_SAMPLED, Logprobs, PlaceLogprobs, PromptLogprobs, Wanted
+from weft.plan.outputs import PromptLogprobs, PromptLogprobsRequest, SampledLogprobsRequest
+from weft.plan.step import LAST_SAMPLED, find
 
 TEXT = [7 * i % MODEL.vocab_size for i in range(40)]
 
@@ -20,19 +21,21 @@ def driver(request):
     driver.runner.close()
 
 
-def told(driver: Driver, wanted: PromptLogprobs, *turns: Turn) -> PlaceLogprobs:
-    plan = replace(driver.plan(*turns), wanted=Wanted(prompt_logprobs=wanted))
-    given = driver.runner.launch(plan).result().given
-    assert given is not None
-    assert given.prompt_logprobs is not None
-    return given.prompt_logprobs
+def told(driver: Driver, wanted: PromptLogprobsRequest, *turns: Turn) -> PromptLogprobs:
+    plan = driver.plan(*turns)
+    plan = replace(plan, outputs=(*plan.outputs, wanted))
+    found = find(driver.runner.launch(plan).result().outputs, PromptLogprobs)
+    assert found is not None
+    return found
 
 
-def whole(first: int, length: int, num_top: int = 0, ids: tuple[int, ...] = ()) -> PromptLogprobs:
+def whole(
+    first: int, length: int, num_top: int = 0, ids: tuple[int, ...] = ()
+) -> PromptLogprobsRequest:
     """Of TEXT[:length], whose first token stands at `first` in the step."""
     places, targets = ints(range(first, first + length - 1)), ints(TEXT[1:length])
     wanted_ids = np.array([ids], dtype=np.int32)
-    return PromptLogprobs(
+    return PromptLogprobsRequest(
         ints([0]), ints([length - 1]), ints([num_top]), wanted_ids, places, targets
     )
 
@@ -64,13 +67,13 @@ def test_a_block_more_or_less_changes_nothing_and_no_block_is_larger(driver, mon
     monkeypatch.setattr(module, "BLOCK_LEN", 16)
     in_blocks = told(driver, wanted, Turn(1, TEXT))
     assert lens == [16, 16, 7, 1]  # and the token that is sampled
-    for name in PlaceLogprobs.__slots__:
+    for name in PromptLogprobs.__slots__:
         assert np.allclose(getattr(in_blocks, name), getattr(at_once, name), atol=1e-5), name
 
 
 def test_requests_of_one_step_get_what_they_asked_for_beside_each_other_and_beside_decoding(driver):
     driver.run(Turn(2, TEXT[:9]))
-    wanted = PromptLogprobs(
+    wanted = PromptLogprobsRequest(
         index=ints([0, 1]),
         counts=ints([4, 2]),
         num_top=ints([0, 2]),
@@ -90,17 +93,15 @@ def test_requests_of_one_step_get_what_they_asked_for_beside_each_other_and_besi
 
 def test_nothing_to_tell_is_nothing(driver):
     given = told(driver, whole(0, 1, 4, (1,)), Turn(0, TEXT[:1]))
-    assert [getattr(given, name).shape[0] for name in PlaceLogprobs.__slots__] == [0] * 5
+    assert [getattr(given, name).shape[0] for name in PromptLogprobs.__slots__] == [0] * 5
 
 
 def test_given_tokens_are_told_beside_the_sampled_one(driver):
     plan = driver.plan(Turn(0, TEXT), Turn(1, TEXT[:6]))
-    wanted = Logprobs(
+    wanted = SampledLogprobsRequest(
         ints([0, 1]), ints([MODEL.vocab_size] * 2), np.array([[2, 3], [4, 0]], dtype=np.int32)
     )
-    plan = replace(plan, sampling=sampling([40, 6], logprobs=wanted))
-    found = driver.runner.launch(plan).result().logprobs
-    assert found is not None
+    found = logprobs_of(driver.runner.launch(asking(plan, wanted)).result())
     assert found.id_logprobs is not None
     everything = np.zeros_like(found.top_logprobs)
     np.put_along_axis(everything, found.top_ids.astype(np.int64), found.top_logprobs, axis=1)

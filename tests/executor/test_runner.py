@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.executor.driver import MODEL, Driver, Turn, full_logprobs, ints, make_driver, sampling
-from weft.plan.step import LAST_SAMPLED, Penalties
+from tests.executor.driver import MODEL, Driver, Turn, asking, full_logprobs, ints, make_driver
+from weft.plan.logits import Penalties
+from weft.plan.step import LAST_SAMPLED
 
 TEXT = list(range(1, 21))
 
@@ -82,8 +83,7 @@ def test_penalties_count_the_token_that_only_the_device_knows(driver):
         output_starts=ints([len(TEXT)]),
         lacks_last=np.array([True]),
     )
-    logprobs = plan.sampling.logprobs
-    plan = replace(plan, sampling=sampling([22], penalties=penalties, logprobs=logprobs))
+    plan = asking(plan, penalties, *plan.outputs)
     result = full_logprobs(driver.runner.launch(plan).result())[0]
     assert [token for token in range(MODEL.vocab_size) if result[token] < -5_000] == [first]
 

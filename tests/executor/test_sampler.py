@@ -1,20 +1,25 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import NamedTuple
-
 import numpy as np
 import pytest
 import torch
 
-from tests.executor.driver import ints, sampling
-from weft.arrays import IntArray
+from tests.executor.driver import ReadyBitmask, ints, logprobs_of, sampler_plan
 from weft.executor.sampler import SamplerOutput
 from weft.executor.sampler import sample as sample_by
 from weft.ops.noise import gumbel, row_keys
 from weft.ops.sampling import TorchSamplerOps, threshold
-from weft.plan.step import ANY, Fixed, Known, LogitBias, Logprobs, Mask, Penalties, Sampling
+from weft.plan.logits import (
+    ANY,
+    AllowedTokens,
+    FixedTokens,
+    GrammarMask,
+    LogitBias,
+    LogitOp,
+    Penalties,
+)
+from weft.plan.outputs import SampledLogprobsRequest
+from weft.plan.step import Plan
 
 NONE = torch.zeros(0, dtype=torch.int64)
 
@@ -27,13 +32,15 @@ def logits(rows: int, vocab: int, seed: int = 0, spread: float = 2.0) -> torch.T
     return spread * torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed))
 
 
-def sample(x: torch.Tensor, how: Sampling, last: torch.Tensor) -> SamplerOutput:
-    return sample_by(TorchSamplerOps(), x, how, last)
+def sample(x: torch.Tensor, plan: Plan, last: torch.Tensor) -> SamplerOutput:
+    return sample_by(TorchSamplerOps(), x, plan, last)
 
 
-def tokens(x: torch.Tensor, positions=None, last=NONE, **changes) -> list[int]:
+def tokens(x: torch.Tensor, *ops: LogitOp, positions=None, last=NONE, **changes) -> list[int]:
     positions = range(len(x)) if positions is None else positions
-    return sample(x.clone(), sampling(positions, **changes), last).result().tokens.tolist()
+    return (
+        sample(x.clone(), sampler_plan(positions, *ops, **changes), last).result().tokens.tolist()
+    )
 
 
 def kept_twin(
@@ -113,12 +120,15 @@ def test_every_filter_keeps_what_its_twin_keeps(vocab, together):
     )
     columns = {name: ints(v) if name == "top_k" else floats(v) for name, v in columns.items()}
     if together:
-        actual = tokens(x, positions, seeds=seeds, **columns)
+        actual = tokens(x, positions=positions, seeds=seeds, **columns)
     else:
         slices = [slice(i, i + 1) for i in range(count)]
         actual = [
             tokens(
-                x[s], positions[s], seeds=seeds[s], **{name: v[s] for name, v in columns.items()}
+                x[s],
+                positions=positions[s],
+                seeds=seeds[s],
+                **{name: v[s] for name, v in columns.items()},
             )[0]
             for s in slices
         ]
@@ -163,8 +173,8 @@ def test_draws_follow_the_distribution(vocab):
 def test_a_draw_depends_on_seed_and_position_alone():
     x = logits(1, 500, spread=0.1).repeat(3, 1)
     hot = floats([1.0] * 3)
-    first = tokens(x, [4, 5, 6], temperature=hot, seeds=np.array([1, 1, 2]))
-    again = tokens(x, [6, 5, 4], temperature=hot, seeds=np.array([2, 1, 1]))
+    first = tokens(x, positions=[4, 5, 6], temperature=hot, seeds=np.array([1, 1, 2]))
+    again = tokens(x, positions=[6, 5, 4], temperature=hot, seeds=np.array([2, 1, 1]))
     assert first == again[::-1]
     assert len(set(first)) == 3
 
@@ -195,45 +205,44 @@ def test_penalties():
         output_starts=ints([2, 6]),
         lacks_last=np.array([False, True]),
     )
-    everything = Logprobs(ints([0, 1, 2]), ints([5, 5, 5]))
+    everything = SampledLogprobsRequest(ints([0, 1, 2]), ints([5, 5, 5]))
     last = torch.tensor([3, 0, 0])  # only request 0 lacks it
-    result = sample(x, sampling(range(3), penalties=penalties, logprobs=everything), last).result()
+    result = sample(x, sampler_plan(range(3), penalties, everything), last).result()
     expected = torch.tensor([[0.5, -2.0, 2.0, 0.25, 4.0], [1.0] * 5, [1.0, -1.75, 2.0, 0.5, 2.75]])
     assert torch.allclose(x, expected)
-    assert result.logprobs is not None
     assert np.allclose(
-        np.sort(expected.log_softmax(-1).numpy())[:, ::-1], result.logprobs.top_logprobs, atol=1e-6
+        np.sort(expected.log_softmax(-1).numpy())[:, ::-1],
+        logprobs_of(result).top_logprobs,
+        atol=1e-6,
     )
 
 
 def test_bias_is_added_and_can_forbid():
     x = torch.tensor([[3.0, 2.0, 1.0], [3.0, 2.0, 1.0], [3.0, 2.0, 1.0]])
     bias = LogitBias(ints([0, 2, 2]), ints([0, 2, 0]), floats([-np.inf, 1.5, -1.0]))
-    assert tokens(x, bias=bias) == [1, 0, 2]
+    assert tokens(x, bias) == [1, 0, 2]
 
 
 def test_logprobs_are_taken_before_temperature():
     x = logits(4, 50)
-    wanted = Logprobs(ints([3, 1]), ints([0, 3]))
+    wanted = SampledLogprobsRequest(ints([3, 1]), ints([0, 3]))
     hot = floats([5.0] * 4)
-    result = sample(x.clone(), sampling(range(4), temperature=hot, logprobs=wanted), NONE).result()
+    result = sample(x.clone(), sampler_plan(range(4), wanted, temperature=hot), NONE).result()
     expected = x.log_softmax(-1)
-    assert result.logprobs is not None
     assert np.allclose(
-        result.logprobs.logprob,
+        logprobs_of(result).logprob,
         [expected[3, result.tokens[3]], expected[1, result.tokens[1]]],
         atol=1e-6,
     )
-    assert result.logprobs.top_ids[1].tolist() == x[1].topk(3).indices.tolist()
-    assert np.allclose(result.logprobs.top_logprobs[1], expected[1].topk(3).values, atol=1e-6)
+    assert logprobs_of(result).top_ids[1].tolist() == x[1].topk(3).indices.tolist()
+    assert np.allclose(logprobs_of(result).top_logprobs[1], expected[1].topk(3).values, atol=1e-6)
 
 
 def test_logprobs_without_top_tokens():
     result = sample(
-        logits(2, 9), sampling(range(2), logprobs=Logprobs(ints([1]), ints([0]))), NONE
+        logits(2, 9), sampler_plan(range(2), SampledLogprobsRequest(ints([1]), ints([0]))), NONE
     ).result()
-    assert result.logprobs is not None
-    assert result.logprobs.top_ids.shape == result.logprobs.top_logprobs.shape == (1, 0)
+    assert logprobs_of(result).top_ids.shape == logprobs_of(result).top_logprobs.shape == (1, 0)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -249,14 +258,14 @@ def test_a_row_that_is_not_finite_is_invalid_and_harms_no_other(temperature, bad
     broken = x.clone()
     broken[1, 17] = bad
     broken[2] = -torch.inf
-    result = sample(broken, sampling(range(4), **changes), NONE).result()
+    result = sample(broken, sampler_plan(range(4), **changes), NONE).result()
     assert result.invalid is not None
     assert result.invalid.tolist() == [False, True, True, False]
     assert result.tokens.tolist() == [good[0], 0, 0, good[3]]
 
 
 def test_result_of_a_good_step_names_no_invalid_rows():
-    assert sample(logits(2, 9), sampling(range(2)), NONE).result().invalid is None
+    assert sample(logits(2, 9), sampler_plan(range(2)), NONE).result().invalid is None
 
 
 def test_large_vocabulary_is_drawn_from_in_blocks():
@@ -271,7 +280,7 @@ def test_large_vocabulary_is_drawn_from_in_blocks():
     alone = [
         tokens(
             x[i : i + 1],
-            [i],
+            positions=[i],
             seeds=np.array([i]),
             **{name: v[i : i + 1] for name, v in columns.items()},
         )[0]
@@ -289,35 +298,27 @@ def test_a_mask_is_obeyed_by_its_rows_and_log_probabilities_are_taken_behind_it(
         np.uint32(1 << 31 | 1 << 5).view(np.int32),
         1 << 3,
     )  # tokens 5 and 31; 67
-    mask = Mask(ints([1, 3]), Known(words))
-    asked = Logprobs(index=ints([1, 3]), num_top=ints([3, 1]))
+    mask = GrammarMask(ints([1, 3]), ReadyBitmask(words))
+    asked = SampledLogprobsRequest(index=ints([1, 3]), num_top=ints([3, 1]))
     for temperature in (0.0, 1.0):
-        how = sampling(range(4), temperature=floats([temperature] * 4), mask=mask, logprobs=asked)
+        how = sampler_plan(range(4), mask, asked, temperature=floats([temperature] * 4))
         result = sample(x.clone(), how, NONE).result()
         free = tokens(x, temperature=floats([temperature] * 4))
         assert result.tokens[[0, 2]].tolist() == [free[0], free[2]]
         assert result.tokens[1] in (5, 31)
         assert result.tokens[3] == 67
         assert result.invalid is None
-        assert result.logprobs is not None
-        assert set(result.logprobs.top_ids[0, :2].tolist()) == {5, 31}
-        assert np.exp(result.logprobs.top_logprobs[0]).sum() == pytest.approx(1.0)
-        assert result.logprobs.logprob[1] == pytest.approx(0.0)
-
-
-class Stuck(NamedTuple):
-    """A mask whose second row nobody could fill."""
-
-    words: IntArray
-    faults: Mapping[int, str]
+        assert set(logprobs_of(result).top_ids[0, :2].tolist()) == {5, 31}
+        assert np.exp(logprobs_of(result).top_logprobs[0]).sum() == pytest.approx(1.0)
+        assert logprobs_of(result).logprob[1] == pytest.approx(0.0)
 
 
 def test_a_request_whose_mask_could_not_be_filled_is_invalid_with_that_reason_and_no_other_is() -> (
     None
 ):
     words = np.array([[1 << 4], [-1]], dtype=np.int32)
-    mask = Mask(ints([0, 2]), Stuck(words, {1: "nothing may follow"}))
-    result = sample(logits(4, 20), sampling(range(4), mask=mask), NONE).result()
+    mask = GrammarMask(ints([0, 2]), ReadyBitmask(words, {1: "nothing may follow"}))
+    result = sample(logits(4, 20), sampler_plan(range(4), mask), NONE).result()
     assert result.invalid is not None
     assert result.invalid.tolist() == [False, False, True, False]
     assert result.faults == ((2, "nothing may follow"),)
@@ -332,23 +333,34 @@ def test_a_bias_may_hold_only_after_a_token_that_the_device_alone_knows():
         ints([7, 7, ANY, 8]),
     )
     x, last = torch.tensor([[0.0, 0, 0, 2, 1.5]]).repeat(3, 1), torch.tensor([7, 8, 9])
-    assert tokens(x, last=last, bias=bias) == [4, 3, 4]
-    assert tokens(x, last=torch.tensor([8, 7, 9]), bias=bias) == [4, 4, 4]
+    assert tokens(x, bias, last=last) == [4, 3, 4]
+    assert tokens(x, bias, last=torch.tensor([8, 7, 9])) == [4, 4, 4]
 
 
 def test_a_fixed_token_outweighs_every_mask_and_has_all_of_the_probability():
-    words = Mask(ints([0, 1]), Known(np.array([[1 << 2], [1 << 2]], dtype=np.int32)))
-    how = sampling(range(2), allowed=words, mask=words, fixed=Fixed(ints([1]), ints([4])))
-    how = replace(how, logprobs=Logprobs(ints([0, 1]), ints([1, 1])))
-    done = sample(logits(2, 9), how, NONE).result()
+    words = np.array([[1 << 2], [1 << 2]], dtype=np.int32)
+    plan = sampler_plan(
+        range(2),
+        FixedTokens(ints([1]), ints([4])),
+        AllowedTokens(ints([0, 1]), words),
+        GrammarMask(ints([0, 1]), ReadyBitmask(words)),
+        SampledLogprobsRequest(ints([0, 1]), ints([1, 1])),
+    )
+    done = sample(logits(2, 9), plan, NONE).result()
     assert done.tokens.tolist() == [2, 4]
     assert done.invalid is None
-    assert done.logprobs is not None
-    assert done.logprobs.logprob.tolist() == [0.0, 0.0]
+    assert logprobs_of(done).logprob.tolist() == [0.0, 0.0]
 
 
 def test_both_masks_have_to_allow_a_token():
-    few, others = (
-        Mask(ints([0]), Known(np.array([[bits]], dtype=np.int32))) for bits in (0b0110, 0b1100)
-    )
-    assert tokens(torch.tensor([[9.0, 8, 1, 7]]), allowed=few, mask=others) == [2]
+    few = AllowedTokens(ints([0]), ints([[0b0110]]))
+    others = GrammarMask(ints([0]), ReadyBitmask(ints([[0b1100]])))
+    assert tokens(torch.tensor([[9.0, 8, 1, 7]]), few, others) == [2]
+
+
+def test_several_biases_of_a_step_add_up():
+    x = torch.tensor([[3.0, 2.0, 1.0], [3.0, 2.0, 1.0]])
+    first = LogitBias(ints([0, 1]), ints([1, 2]), floats([0.75, 1.5]))
+    second = LogitBias(ints([1, 0]), ints([2, 1]), floats([1.0, 0.5]), ints([ANY, 7]))
+    assert tokens(x, first, second, last=torch.tensor([7, 7])) == [1, 2]
+    assert tokens(x, first, second, last=torch.tensor([8, 8])) == [0, 2]

@@ -15,7 +15,7 @@ from weft.grammar.choice import ChoiceCompiler, ChoiceMatcher
 from weft.grammar.masks import LazyBitmaskRow, LazyBitmaskRows, LazyBitmasks, Words
 from weft.grammar.pool import FEW, PART, GrammarPool
 from weft.grammar.protocol import CONTINUE, Compiled, Constraint, GrammarMatcher, Key
-from weft.plan.step import Mask
+from weft.plan.logits import GrammarMask
 
 LETTERS = [bytes([token]) for token in range(128)]
 CHOICES = ["abcd", "abxy", "acid", "back"]
@@ -230,13 +230,13 @@ def test_what_a_plan_carries_can_be_sent_to_another_process(
 ) -> None:
     constraints = begun(pool, library, FEW)
     advance(pool, constraints, A)
-    mask = Mask(
+    mask = GrammarMask(
         np.arange(FEW, dtype=np.int32),
         LazyBitmaskRows([constraint.mask._replace(also=B + 1) for constraint in constraints]),
     )
     sent = pickle.loads(pickle.dumps(mask))
-    assert allowed(sent.promise.words) == ["bc"] * FEW
-    assert not sent.promise.faults
+    assert allowed(sent.bitmask.words) == ["bc"] * FEW
+    assert not sent.bitmask.faults
 
 
 @pytest.mark.parametrize("token", [3, 31, 32, 63])

@@ -21,7 +21,7 @@ from weft import LLM, Processor, SamplingParams
 from weft.config.options import SettingsError
 from weft.executor.logit_processors.load import GROUP, load_processors
 from weft.messages.sampling import InvalidParam
-from weft.plan.step import Processing
+from weft.plan.logits import ProcessorCall
 
 PROMPTS = ["one", "seventeen", "a", "fourteen and some more", "x" * 40]
 BEGIN, END = "<think>", "</think>"
@@ -390,7 +390,7 @@ def test_the_example_of_the_page_does_what_it_says(make: Make, tmp_path: Path) -
         == "logit processor 'NoRepeats': n is 0; 1 to 64 are allowed"
     )
     said, params = np.array([7, 1, 2, 3, 1, 2], dtype=np.int32), ({"n": 3}, {"n": 2})
-    step = Processing("NoRepeats", np.arange(2, dtype=np.int32), params, (said, said), (1, 1))
+    call = ProcessorCall("NoRepeats", np.arange(2, dtype=np.int32), params, (said, said), (1, 1))
     logits = torch.zeros(2, 5)
-    assert processors.apply(logits, [step]) == {}
+    assert processors.apply(logits, call) == {}
     assert logits.tolist() == [[0, 0, 0, -torch.inf, 0], [0, 0, 0, -torch.inf, 0]]

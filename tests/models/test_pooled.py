@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from weft.config.engine import EngineConfig
 from weft.config.model import ModelConfig
 from weft.executor.build import load_runner
 from weft.ops.cpp.library import Unavailable, load
-from weft.plan.step import Plan, Pooling, Wanted
+from weft.plan.outputs import PooledVectors, PoolingRequest
+from weft.plan.step import find
 
 TOLERANCE = 2e-5
 
@@ -78,12 +80,10 @@ def run(
         "types": None if types is None else np.array(types, np.int32),
         **changes,
     }
-    wanted = Wanted(pooling=Pooling(**values))
-    fields = {name: getattr(plan, name) for name in Plan.__dataclass_fields__}
-    result = driver.runner.launch(Plan(**{**fields, "wanted": wanted})).result()
-    assert result.given is not None
-    assert result.given.pooled is not None
-    return result.given.pooled[completes]
+    plan = replace(plan, outputs=(PoolingRequest(**values),))
+    pooled = find(driver.runner.launch(plan).result().outputs, PooledVectors)
+    assert pooled is not None
+    return pooled.vectors[completes]
 
 
 def prompt(seed: int, length: int) -> list[int]:

@@ -10,7 +10,9 @@ import torch
 
 from tests.executor.driver import Driver, Turn, full_logprobs, ints
 from tests.models.test_families import TOLERANCE, relative_error
-from weft.plan.step import HiddenStates, InputVectors, Plan, Wanted
+from weft.plan.inputs import InputVectors
+from weft.plan.outputs import HiddenStatesRequest, TokenStates
+from weft.plan.step import Plan, find
 
 
 def asking(plan: Plan, counts: list[int]) -> Plan:
@@ -20,15 +22,14 @@ def asking(plan: Plan, counts: list[int]) -> Plan:
         place for end, count in zip(ends, counts, strict=True) for place in range(end - count, end)
     ]
     asked = [i for i, count in enumerate(counts) if count]
-    wanted = HiddenStates(ints(asked), ints(counts[i] for i in asked), ints(places))
-    return replace(plan, wanted=Wanted(hidden_states=wanted))
+    wanted = HiddenStatesRequest(ints(asked), ints(counts[i] for i in asked), ints(places))
+    return replace(plan, outputs=(*plan.outputs, wanted))
 
 
 def told(driver: Driver, plan: Plan) -> torch.Tensor:
-    given = driver.runner.launch(plan).result().given
-    assert given is not None
-    assert given.hidden_states is not None
-    return torch.from_numpy(given.hidden_states)
+    found = find(driver.runner.launch(plan).result().outputs, TokenStates)
+    assert found is not None
+    return torch.from_numpy(found.states)
 
 
 @pytest.mark.parametrize("chunk", [5, 64])
@@ -59,7 +60,7 @@ def test_rows_of_the_embedding_given_as_vectors_are_as_good_as_ids(reference, dr
         by_ids = driver.run(Turn(0, other[at : at + 2]), Turn(1, piece))
         plan = driver.plan(Turn(2, other[at : at + 2]), Turn(3, [0] * len(piece)))
         index = ints(range(len(other[at : at + 2]), plan.num_tokens))
-        plan = replace(plan, vectors=InputVectors(index=index, rows=rows[at : at + chunk]))
+        plan = replace(plan, inputs=(InputVectors(index=index, rows=rows[at : at + chunk]),))
         assert torch.equal(full_logprobs(driver.runner.launch(plan).result()), by_ids)
     following = driver.run(Turn(1, [5]), Turn(3, [5]))
     assert torch.equal(following[0], following[1])
@@ -70,7 +71,7 @@ def test_a_vector_that_is_not_finite_harms_its_request_alone(reference, drive, p
     alone = driver.run(Turn(0, tokens))[0]
     plan = driver.plan(Turn(1, tokens), Turn(2, tokens), Turn(3, tokens))
     rows = np.full((1, reference.exact.config.hidden_size), np.nan, dtype=np.float32)
-    result = driver.runner.launch(replace(plan, vectors=InputVectors(ints([11]), rows))).result()
+    result = driver.runner.launch(replace(plan, inputs=(InputVectors(ints([11]), rows),))).result()
     assert result.invalid is not None
     assert result.invalid.tolist() == [False, True, False]
     assert relative_error(full_logprobs(result)[[0, 2]], torch.stack([alone, alone])) < TOLERANCE

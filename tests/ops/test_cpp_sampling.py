@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.executor.driver import logprobs_of, sampler_plan
 from tests.ops.conftest import SETS
 from tests.ops.draws import FILTERS, Columns, columns
 from weft.executor.sampler import sample
@@ -16,7 +17,8 @@ from weft.ops.cpp.library import Library
 from weft.ops.cpp.sampling import CppSamplerOps, argmax
 from weft.ops.noise import gumbel, row_keys
 from weft.ops.sampling import SampledTokens, TorchSamplerOps
-from weft.plan.step import LogitBias, Logprobs, Penalties, Sampling
+from weft.plan.logits import LogitBias, Penalties
+from weft.plan.outputs import SampledLogprobsRequest
 
 INF = float("inf")
 TWIN = TorchSamplerOps()
@@ -245,19 +247,18 @@ def test_the_sampler_gives_the_same_by_kernels_and_by_torch(sampler):
     results = []
     for one in (sampler, TWIN):
         bias = LogitBias(num[:2], num[:2] + 100, np.array([50.0, -INF], np.float32))
-        wanted = Logprobs(num[1:], num[1:])
+        wanted = SampledLogprobsRequest(num[1:], num[1:])
         draws = columns(FILTERS[:4])
         seen, last = penalties(4, 500, 100)
-        how = Sampling(**vars(draws), bias=bias, penalties=seen, logprobs=wanted)
-        results.append(sample(one, x.clone(), how, last).result())
+        draws_of = dict(vars(draws))
+        plan = sampler_plan(draws_of.pop("positions"), bias, seen, wanted, **draws_of)
+        results.append(sample(one, x.clone(), plan, last).result())
     ours, twins = results
-    assert ours.logprobs is not None
-    assert twins.logprobs is not None
     assert ours.tokens.tolist() == twins.tokens.tolist()
     assert ours.invalid is twins.invalid is None
-    assert np.array_equal(ours.logprobs.top_ids, twins.logprobs.top_ids)
-    assert np.allclose(ours.logprobs.top_logprobs, twins.logprobs.top_logprobs, atol=1e-5)
-    assert np.allclose(ours.logprobs.logprob, twins.logprobs.logprob, atol=1e-5)
+    assert np.array_equal(logprobs_of(ours).top_ids, logprobs_of(twins).top_ids)
+    assert np.allclose(logprobs_of(ours).top_logprobs, logprobs_of(twins).top_logprobs, atol=1e-5)
+    assert np.allclose(logprobs_of(ours).logprob, logprobs_of(twins).logprob, atol=1e-5)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), INF, -INF])

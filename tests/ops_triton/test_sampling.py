@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from tests.executor.driver import ReadyBitmask, logprobs_of, sampler_plan
 from tests.ops.draws import FILTERS, columns
 from weft.executor.sampler import sample
 from weft.ops import noise, sampling
@@ -16,7 +15,9 @@ from weft.ops.sampling import TorchSamplerOps
 from weft.ops.triton import cut
 from weft.ops.triton import sampling as ours
 from weft.ops.triton.sampling import TritonSamplerOps
-from weft.plan.step import Known, Logprobs, Mask, Penalties, Sampling
+from weft.plan.logits import GrammarMask, LogitOp, Penalties
+from weft.plan.outputs import AuxRequest, SampledLogprobsRequest
+from weft.plan.step import Plan
 
 pytestmark = [  # what numpy says to rows that are not finite
     pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning"),
@@ -111,8 +112,8 @@ def test_masks_log_probabilities_and_forbidden_rows_are_as_in_torch() -> None:
     words[1] = 0
     step = plan(
         [(1.0, 0, 0.9, 0.0)] * num,
-        mask=Mask(np.array([0, 2, 4], np.int32), Known(words)),
-        logprobs=Logprobs(np.array([0, 1, 4], np.int32), np.array([5, 0, 3], np.int32)),
+        GrammarMask(np.array([0, 2, 4], np.int32), ReadyBitmask(words)),
+        SampledLogprobsRequest(np.array([0, 1, 4], np.int32), np.array([5, 0, 3], np.int32)),
     )
     want, got = (
         sample(sampler, x.clone(), step, torch.zeros(num)).result() for sampler in (TWIN, OURS)
@@ -120,15 +121,16 @@ def test_masks_log_probabilities_and_forbidden_rows_are_as_in_torch() -> None:
     assert got.tokens.tolist() == want.tokens.tolist()
     assert got.invalid is not None
     assert got.invalid.tolist() == [False, False, True, False, False]
-    assert got.logprobs is not None
-    assert want.logprobs is not None
-    assert np.array_equal(got.logprobs.top_ids, want.logprobs.top_ids)
-    np.testing.assert_allclose(got.logprobs.logprob, want.logprobs.logprob, atol=1e-5)
-    np.testing.assert_allclose(got.logprobs.top_logprobs, want.logprobs.top_logprobs, atol=1e-5)
+    assert np.array_equal(logprobs_of(got).top_ids, logprobs_of(want).top_ids)
+    np.testing.assert_allclose(logprobs_of(got).logprob, logprobs_of(want).logprob, atol=1e-5)
+    np.testing.assert_allclose(
+        logprobs_of(got).top_logprobs, logprobs_of(want).top_logprobs, atol=1e-5
+    )
 
 
-def plan(filters: list[tuple[float, int, float, float]], **others: Any) -> Sampling:
-    return Sampling(**vars(columns(filters)), **others)
+def plan(filters: list[tuple[float, int, float, float]], *ops: LogitOp | AuxRequest) -> Plan:
+    draws = dict(vars(columns(filters)))
+    return sampler_plan(draws.pop("positions"), *ops, **draws)
 
 
 def test_penalties_are_those_of_the_twin() -> None:

@@ -20,7 +20,7 @@ from weft.memory.prefix_cache import TOKEN_BYTES
 from weft.messages.replies import StepOutput
 from weft.messages.requests import GenerateRequest
 from weft.scheduler.batch import Batch
-from weft.scheduler.feature import Part, Verdict
+from weft.scheduler.feature import Admission, Feature
 from weft.scheduler.policy import Policy, RequestFollower
 from weft.scheduler.request import NO_ROW, Request, RequestState
 from weft.scheduler.scheduler import Scheduler
@@ -46,14 +46,14 @@ class SchedulingPass:
     looked_at: int = 0  # waiting requests
 
 
-class Moody(Part):
+class Moody(Feature):
     """Lets some requests wait for some steps."""
 
     def __init__(self) -> None:
         self.now = lambda: 0
 
-    def admit(self, request: Request) -> Verdict:
-        return Verdict.WAIT if (request.id + self.now() // 3) % 5 == 0 else Verdict.READY
+    def admit(self, request: Request) -> Admission:
+        return Admission.WAIT if (request.id + self.now() // 3) % 5 == 0 else Admission.READY
 
 
 class Pages:
@@ -370,7 +370,7 @@ class Model:
 
     def is_held(self, request: Request) -> bool:
         """Whether a part lets it wait."""
-        return any(admit(request) is Verdict.WAIT for admit in self.scheduler._moments.admit)
+        return not self.scheduler.hooks.may_run(request)
 
     def ratio(self) -> float:
         """The part of their outputs that running requests are expected to use."""

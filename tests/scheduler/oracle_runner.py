@@ -20,7 +20,8 @@ from weft.plan.device import (
     ResumeMemory,
     UpdateFromDisk,
 )
-from weft.plan.step import LAST_SAMPLED, Given, PlaceLogprobs, Plan, Result
+from weft.plan.outputs import AuxOutput, PromptLogprobs, PromptLogprobsRequest
+from weft.plan.step import LAST_SAMPLED, Plan, Result, find
 
 MASK = (1 << 61) - 1
 POISONED = -2  # the state of a token whose K and V are not finite, and of all that see it
@@ -195,29 +196,29 @@ class OracleRunner:
         return Result(
             tokens=np.array(tokens, dtype=np.int32),
             invalid=np.array(invalid, dtype=np.bool_)[plan.samples] if self.poison else None,
-            given=self._given(plan, [state for _, state in states]),
+            outputs=self._outputs(plan, [state for _, state in states]),
         )
 
     @staticmethod
-    def _given(plan: Plan, states: list[int]) -> Given | None:
+    def _outputs(plan: Plan, states: list[int]) -> tuple[AuxOutput, ...]:
         """`states` [T] after each token of the step."""
-        asked = None if plan.wanted is None else plan.wanted.prompt_logprobs
+        asked = find(plan.outputs, PromptLogprobsRequest)
         if asked is None:
-            return None
+            return ()
         assert int(asked.counts.sum()) == len(asked.places) == len(asked.targets)
         pairs = zip(asked.places.tolist(), asked.targets.tolist(), strict=True)
         values = np.array(
             [logprob(states[place], token) for place, token in pairs], dtype=np.float32
         )
         none = np.zeros((len(values), 0), dtype=np.float32)
-        return Given(
-            prompt_logprobs=PlaceLogprobs(
+        return (
+            PromptLogprobs(
                 logprobs=values,
                 ranks=np.ones(len(values), dtype=np.int32),
                 top_ids=none.astype(np.int32),
                 top_logprobs=none,
                 id_logprobs=np.repeat(values[:, None], asked.ids.shape[1], axis=1),
-            )
+            ),
         )
 
     def _follow_table(self, plan: Plan) -> None:

@@ -7,7 +7,6 @@ import tempfile
 from pathlib import Path
 
 from tests.scheduler.world import World
-from weft.engine.surroundings import ProcessorChecks
 from weft.grammar.protocol import Grammars
 from weft.journal.file import JournalWriter
 from weft.journal.recorder import RecordedEngine, Recorder
@@ -15,6 +14,7 @@ from weft.journal.replay import Replay
 from weft.messages.codec import ToEngine
 from weft.messages.replies import StepOutput
 from weft.messages.requests import Abort, GenerateRequest
+from weft.scheduler.features.processors import ProcessorChecks
 from weft.scheduler.settings import SchedulerSettings
 
 

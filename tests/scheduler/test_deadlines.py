@@ -93,7 +93,7 @@ def test_a_request_that_was_taken_back_is_not_ended_for_waiting() -> None:
 
 def test_an_engine_in_which_nothing_runs_ends_what_waits() -> None:
     patience = Patience()
-    world = World(settings(), parts=(patience,))
+    world = World(settings(), features=(patience,))
     world.send([0], max_new_tokens=1)
     held = world.send([1], max_new_tokens=3, timeout_ms=6_000)
     steps(world, 5)

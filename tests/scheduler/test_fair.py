@@ -204,7 +204,7 @@ def test_aborted_requests_are_forgotten() -> None:
 
 def test_requests_that_are_not_ready_cost_their_tenant_nothing() -> None:
     patience = Patience()
-    world = World(settings(policy="fair", prefix_cache=False), parts=(patience,))
+    world = World(settings(policy="fair", prefix_cache=False), features=(patience,))
     for number in range(800):
         is_early = number < 400  # 200 that are not ready stand before all that are
         tenant = "patient" if is_early or number % 4 == 0 else "other"

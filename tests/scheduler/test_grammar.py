@@ -27,7 +27,8 @@ from weft.journal.replay import Replay
 from weft.messages.control import ExplainRequest, ListRequests
 from weft.messages.requests import Abort
 from weft.messages.sampling import Grammar, ThinkingMarks
-from weft.plan.step import Plan, Result
+from weft.plan.logits import GrammarMask, LogitBias
+from weft.plan.step import Plan, Result, find
 
 VOCABULARY = [bytes([token - 4]) if 4 <= token < 260 else b"" for token in range(VOCAB)]
 WORDS = ["yes", "no", "maybe later", "no, and never again, whatever may come"]
@@ -81,12 +82,12 @@ def obey_masks(runner: OracleRunner) -> None:
     execute = runner.execute
 
     def masked(plan: Plan) -> Result:
-        result, mask = execute(plan), plan.sampling.mask
+        result, mask = execute(plan), find(plan.logits, GrammarMask)
         if mask is None:
             return result
         tokens, rows = result.tokens.copy(), plan.rows[plan.samples]
-        faults = {int(mask.index[place]): fault for place, fault in mask.promise.faults.items()}
-        for i, words in zip(mask.index.tolist(), mask.promise.words, strict=True):
+        faults = {int(mask.index[place]): fault for place, fault in mask.bitmask.faults.items()}
+        for i, words in zip(mask.index.tolist(), mask.bitmask.words, strict=True):
             allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
             if i not in faults and tokens[i] not in allowed:
                 tokens[i] = allowed[tokens[i] % len(allowed)]
@@ -376,7 +377,8 @@ def test_the_output_may_not_end_while_it_reasons(bench: Bench, ignores: bool) ->
 
     def watching(plan: Plan) -> Result:
         if plan.samples.any():
-            seen.append((plan.sampling.bias, plan.sampling.mask is not None))
+            has_mask = find(plan.logits, GrammarMask) is not None
+            seen.append((find(plan.logits, LogitBias), has_mask))
         return execute(plan)
 
     world.runner.execute = watching  # type: ignore[method-assign]

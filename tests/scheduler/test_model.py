@@ -13,7 +13,7 @@ from tests.scheduler.model import Model, Moody
 from tests.scheduler.random_worlds import drive, random_settings
 from tests.scheduler.world import EOS, VOCAB, World
 from weft.messages.control import SetPolicy
-from weft.scheduler.features.prompt_logprobs import PromptLogprobsPart
+from weft.scheduler.features.prompt_logprobs import PromptLogprobsFeature
 from weft.scheduler.policy import POLICIES
 from weft.scheduler.settings import SchedulerSettings
 
@@ -75,8 +75,8 @@ def crowded_settings(rng: random.Random) -> SchedulerSettings:
 
 def run_beside_model(settings: SchedulerSettings, rng: random.Random, num_requests: int) -> Model:
     moody = Moody()
-    parts = PromptLogprobsPart(), *([moody] if rng.random() < 0.3 else [])
-    world = Switched(settings, depth=rng.choice([0, 1, 2]), parts=parts)
+    features = PromptLogprobsFeature(), *([moody] if rng.random() < 0.3 else [])
+    world = Switched(settings, depth=rng.choice([0, 1, 2]), features=features)
     moody.now = lambda: world.num_steps
     model = Model(world).follow()
     drive(world, rng, num_requests, switches=rng.random() < 0.2)
@@ -128,7 +128,7 @@ def test_what_is_not_finite_ends_its_request_and_never_stays_in_the_cache(
 ) -> None:
     rng = random.Random(f"poison {seed}")
     settings = replace(random_settings(rng), prefix_cache=True, max_step_s=0.0)
-    world = World(settings, depth, parts=(PromptLogprobsPart(),))
+    world = World(settings, depth, features=(PromptLogprobsFeature(),))
     world.runner.poison = 20
     drive(world, rng, 40)
     assert any(

@@ -13,8 +13,9 @@ from weft.journal.replay import Replay
 from weft.messages.pooling import PoolingParams
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
-from weft.plan.step import Given, Plan, Result
-from weft.scheduler.features.pooling import NOT_FINITE, PoolingPart
+from weft.plan.outputs import PooledVectors, PoolingRequest
+from weft.plan.step import Plan, Result, find
+from weft.scheduler.features.pooling import NOT_FINITE, PoolingFeature
 from weft.scheduler.settings import PoolingLimits, SchedulerSettings
 
 NOTHING = SamplingParams(max_new_tokens=0)
@@ -30,7 +31,7 @@ def world(limits: PoolingLimits | None, depth: int = 0) -> World:
         vocab_size=300,
         pooling=limits,
     )
-    return World(settings, depth, parts=(PoolingPart(),))
+    return World(settings, depth, features=(PoolingFeature(),))
 
 
 def send(
@@ -73,11 +74,11 @@ def test_a_replay_knows_which_vectors_were_not_finite(
 
     def vectors(plan: Plan) -> Result:
         """Of a prompt of five tokens not a number, of others their length."""
-        assert plan.wanted is not None
-        assert plan.wanted.pooling is not None
-        lens = plan.lens[plan.wanted.pooling.index].astype(np.float32)
+        asked = find(plan.outputs, PoolingRequest)
+        assert asked is not None
+        lens = plan.lens[asked.index].astype(np.float32)
         pooled = np.repeat(np.where(lens == 5, np.nan, lens)[:, None], 8, axis=1)
-        return replace(execute(plan), given=Given(pooled=pooled))
+        return replace(execute(plan), outputs=(PooledVectors(pooled),))
 
     monkeypatch.setattr(here.runner, "execute", vectors)
     ids = [send(here, length, PoolingParams(dimensions=4)) for length in (3, 5, 7, 5, 4, 6)]

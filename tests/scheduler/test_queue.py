@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.faults import Injected
 from tests.scheduler.test_scheduler import settings
 from tests.scheduler.world import World
-from weft.plan.step import ANY, LogitBias
-from weft.scheduler.planner import _join
+from weft.plan.logits import LogitBias
+from weft.scheduler.features.bias import joined
 from weft.scheduler.policies.fair import Fair
 from weft.scheduler.request import Request, seed_of
 
@@ -124,29 +124,18 @@ def test_a_request_with_the_number_of_an_open_one_is_counted_and_changes_nothing
     world.check_outputs()
 
 
-@given(st.lists(st.tuples(st.integers(1, 4), st.booleans()), max_size=4))
-def test_several_biases_of_a_step_become_one_with_all_their_places(
-    sizes: list[tuple[int, bool]],
-) -> None:
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=4))
+def test_several_biases_become_one_with_all_their_places(sizes: list[int]) -> None:
     biases, expected = [], []
-    for part, (size, has_after) in enumerate(sizes):
+    for part, size in enumerate(sizes):
         index, tokens = np.arange(size, dtype=np.int32), np.arange(size, dtype=np.int32) + 10 * part
         values = tokens.astype(np.float32) / 2
-        after = tokens + 1 if has_after else None
-        biases.append(LogitBias(index=index, tokens=tokens, values=values, after=after))
-        follows = (tokens + 1).tolist() if has_after else [ANY] * size
-        expected += list(
-            zip(index.tolist(), tokens.tolist(), values.tolist(), follows, strict=True)
-        )
-    joined = _join(biases)
-    if joined is None:
-        assert not sizes
-        return
-    follows = [ANY] * len(joined.index) if joined.after is None else joined.after.tolist()
-    found = zip(
-        joined.index.tolist(), joined.tokens.tolist(), joined.values.tolist(), follows, strict=True
-    )
+        biases.append(LogitBias(index=index, tokens=tokens, values=values))
+        expected += zip(index.tolist(), tokens.tolist(), values.tolist(), strict=True)
+    bias = joined(biases)
+    found = zip(bias.index.tolist(), bias.tokens.tolist(), bias.values.tolist(), strict=True)
     assert list(found) == expected
+    assert bias.after is None
 
 
 @pytest.mark.parametrize("before", ["fcfs", "lpm"])

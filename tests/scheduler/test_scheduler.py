@@ -13,11 +13,13 @@ from tests.scheduler.oracle_runner import OracleRunner, OracleStep
 from tests.scheduler.world import EOS, VOCAB, World
 from weft.memory.radix import RadixCache
 from weft.messages.requests import Abort
-from weft.plan.step import ForwardMode, Plan, Result, TopLogprobs
-from weft.scheduler.feature import Part, Verdict
-from weft.scheduler.features.bias import Bias
-from weft.scheduler.features.logprobs import LogprobsPart
-from weft.scheduler.features.penalties import PenaltiesPart
+from weft.plan.logits import LogitBias, Penalties
+from weft.plan.outputs import SampledLogprobs, SampledLogprobsRequest
+from weft.plan.step import ForwardMode, Plan, Result, find
+from weft.scheduler.feature import Admission, Feature
+from weft.scheduler.features.bias import LogitBiasFeature
+from weft.scheduler.features.logprobs import LogprobsFeature
+from weft.scheduler.features.penalties import PenaltiesFeature
 from weft.scheduler.limits.drain import Drain
 from weft.scheduler.request import Request, RequestState
 from weft.scheduler.settings import SchedulerSettings
@@ -133,19 +135,19 @@ def test_a_request_that_ends_by_length_runs_no_extra_step_under_overlap() -> Non
     assert [plan.num_tokens for plan in world.plans] == [3, 1, 1, 1]
 
 
-class Patience(Part):
+class Patience(Feature):
     """Lets no request with an odd number in before it is told to."""
 
     def __init__(self) -> None:
         self.is_over = False
 
-    def admit(self, request: Request) -> Verdict:
-        return Verdict.WAIT if request.id % 2 and not self.is_over else Verdict.READY
+    def admit(self, request: Request) -> Admission:
+        return Admission.WAIT if request.id % 2 and not self.is_over else Admission.READY
 
 
 def test_a_part_can_make_a_request_wait_and_others_go_before() -> None:
     patience = Patience()
-    world = World(settings(), parts=(patience,))
+    world = World(settings(), features=(patience,))
     ids = [world.send([i], max_new_tokens=3, ignore_eos=True) for i in range(4)]
     for _ in range(4):
         world.step()
@@ -522,7 +524,7 @@ def test_the_same_seed_is_passed_on_and_requests_without_one_get_their_own() -> 
 
 
 def test_min_tokens_forbids_what_would_end_the_request_until_then() -> None:
-    world = Recorder(settings(), parts=(Bias((EOS,), VOCAB),))
+    world = Recorder(settings(), features=(LogitBiasFeature((EOS,), VOCAB),))
     world.send(
         [1, 2],
         max_new_tokens=6,
@@ -532,27 +534,26 @@ def test_min_tokens_forbids_what_would_end_the_request_until_then() -> None:
     )
     world.send([4, 5], max_new_tokens=3, logit_bias={8: -3.0})
     world.run_dry()
-    first = world.plans[0].sampling.bias
+    first = find(world.plans[0].logits, LogitBias)
     assert first is not None
     assert first.index.tolist() == [0, 0, 1]
     assert first.tokens.tolist() == [EOS, 9, 8]
     assert first.values.tolist() == [-np.inf, -np.inf, -3.0]
-    lengths = [
-        0 if p.sampling.bias is None else len(p.sampling.bias.tokens) for p in world.plans[:3]
-    ]
+    biases = [find(plan.logits, LogitBias) for plan in world.plans[:3]]
+    lengths = [0 if bias is None else len(bias.tokens) for bias in biases]
     assert lengths == [3, 3, 1]
-    assert world.plans[-1].sampling.bias is None
+    assert not world.plans[-1].logits
 
 
 @pytest.mark.parametrize("depth", [0, 1])
 def test_penalties_see_prompt_and_output_and_say_what_only_the_device_knows(depth: int) -> None:
-    world = Recorder(settings(), depth=depth, parts=(PenaltiesPart(),))
+    world = Recorder(settings(), depth=depth, features=(PenaltiesFeature(),))
     world.send([7], max_new_tokens=4, ignore_eos=True)
     id = world.send([1, 2, 1], max_new_tokens=4, ignore_eos=True, presence_penalty=0.5)
     world.run_dry()
     output = world.outputs[id]
     for n, plan in enumerate(world.plans[:4]):
-        penalties = plan.sampling.penalties
+        penalties = find(plan.logits, Penalties)
         assert penalties is not None
         assert penalties.index.tolist() == [1]
         assert penalties.presence.tolist() == [0.5]
@@ -565,21 +566,21 @@ def test_penalties_see_prompt_and_output_and_say_what_only_the_device_knows(dept
 class LogprobRunner(OracleRunner):
     def execute(self, plan: Plan) -> Result:
         result = super().execute(plan)
-        asked = plan.sampling.logprobs
+        asked = find(plan.outputs, SampledLogprobsRequest)
         if asked is None:
             return result
         top = np.tile(np.arange(5, dtype=np.int32), (len(asked.index), 1))
-        given = TopLogprobs(
+        given = SampledLogprobs(
             logprob=np.full(len(asked.index), -1.0, dtype=np.float32),
             top_ids=top,
             top_logprobs=-top.astype(np.float32),
         )
-        return Result(tokens=result.tokens, logprobs=given)
+        return Result(tokens=result.tokens, outputs=(given,))
 
 
 @pytest.mark.parametrize("depth", [0, 1])
 def test_each_token_of_a_request_that_asks_has_its_log_probability(depth: int) -> None:
-    world = World(settings(), depth=depth, parts=(LogprobsPart(),))
+    world = World(settings(), depth=depth, features=(LogprobsFeature(),))
     world.runner.__class__ = LogprobRunner
     got = []
     world.send([7], max_new_tokens=4, ignore_eos=True)

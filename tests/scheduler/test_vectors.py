@@ -21,10 +21,13 @@ from weft.journal.replay import Replay
 from weft.messages.replies import Extra, HiddenStates, StepOutput
 from weft.messages.requests import Abort, BatchGenerate, GenerateRequest
 from weft.messages.sampling import SamplingParams
-from weft.plan.step import Given, Plan, Result
-from weft.scheduler.features.hidden import HiddenStatesPart
-from weft.scheduler.features.penalties import PenaltiesPart
-from weft.scheduler.features.vectors import VectorsPart
+from weft.plan.inputs import InputVectors
+from weft.plan.logits import Penalties
+from weft.plan.outputs import HiddenStatesRequest, TokenStates
+from weft.plan.step import Plan, Result, find
+from weft.scheduler.features.hidden import HiddenStatesFeature
+from weft.scheduler.features.penalties import PenaltiesFeature
+from weft.scheduler.features.vectors import InputVectorsFeature
 from weft.scheduler.settings import SchedulerSettings
 
 SIZE = 3  # of a hidden state
@@ -51,16 +54,17 @@ def state_of(tokens: list[int]) -> int:
 
 class VectorOracle(OracleRunner):
     def execute(self, plan: Plan) -> Result:
-        if plan.vectors is not None:
-            assert not plan.tokens[plan.vectors.index].any(), (
+        vectors = find(plan.inputs, InputVectors)
+        if vectors is not None:
+            assert not plan.tokens[vectors.index].any(), (
                 "a vector stands for a token that has an id"
             )
             tokens = plan.tokens.copy()
-            tokens[plan.vectors.index] = plan.vectors.rows[:, 0]
-            for name, value in (("tokens", tokens), ("vectors", None)):
+            tokens[vectors.index] = vectors.rows[:, 0]
+            for name, value in (("tokens", tokens), ("inputs", ())):
                 object.__setattr__(plan, name, value)
         result = super().execute(plan)
-        asked = None if plan.wanted is None else plan.wanted.hidden_states
+        asked = find(plan.outputs, HiddenStatesRequest)
         if asked is None:
             return result
         positions: IntArray = np.concatenate(
@@ -68,15 +72,15 @@ class VectorOracle(OracleRunner):
         )
         states = self.state[plan.slots] % 1_000_003
         every = np.stack([positions, states, states], axis=1).astype(np.float32)
-        given = Given(hidden_states=every[asked.places])
-        return Result(tokens=result.tokens, given=given)
+        states = TokenStates(every[asked.places])
+        return Result(tokens=result.tokens, outputs=(states,))
 
 
 class VectorWorld(World):
     def __init__(self, settings: SchedulerSettings, **more: object) -> None:
-        self.vectors = VectorsPart(SIZE)
+        self.vectors = InputVectorsFeature(SIZE)
         super().__init__(
-            settings, parts=(HiddenStatesPart(), self.vectors, PenaltiesPart()), **more
+            settings, features=(HiddenStatesFeature(), self.vectors, PenaltiesFeature()), **more
         )  # type: ignore[arg-type]
         self.runner.__class__ = VectorOracle
         self.told: dict[int, list[tuple[int, np.ndarray]]] = {}
@@ -99,8 +103,6 @@ class VectorWorld(World):
         )
         self.sent[id], self.prompts[id], self.outputs[id], self.told[id] = message, prompt, [], []
         self.take_in(message)
-        if id in self.scheduler.requests:
-            self.vectors.arrived(message)
         return id
 
     def receive(self, output: StepOutput) -> None:
@@ -213,7 +215,7 @@ def test_penalties_do_not_count_the_ids_that_stand_for_vectors() -> None:
     world.ask([4] * 5, as_vectors=True, repetition_penalty=1.5)
     world.ask([4] * 3, repetition_penalty=1.5)
     world.run_dry()
-    first, last = (plan.sampling.penalties for plan in (plans[0], plans[-1]))
+    first, last = (find(plan.logits, Penalties) for plan in (plans[0], plans[-1]))
     assert first is not None
     assert last is not None
     assert first.history.tolist() == [4, 4, 4]
@@ -222,7 +224,7 @@ def test_penalties_do_not_count_the_ids_that_stand_for_vectors() -> None:
 
 
 def test_vectors_that_do_not_fit_are_refused() -> None:
-    part = VectorsPart(SIZE)
+    part = InputVectorsFeature(SIZE)
     message = GenerateRequest(
         id=0, rid="r", input_ids=bytes(8), sampling=SamplingParams(), vectors=bytes(20)
     )
@@ -263,7 +265,8 @@ def test_a_journal_leaves_vectors_out_and_is_replayed_all_the_same(puts_aside: b
     world.engine.submit(batch)
     while world.engine.has_work:
         world.engine.step()
-    assert sum(len(plan.vectors.index) for plan in seen if plan.vectors is not None) == 27
+    given = [op for plan in seen for op in plan.inputs]
+    assert sum(len(op.index) for op in given if isinstance(op, InputVectors)) == 27
     records = [record for file in world.records.files for record in file]
     states = [zlib.decompress(Replay(file).began.state) for file in world.records.parts[1:]]
     assert not any(rows[:24] in record for record in (*records, *states))

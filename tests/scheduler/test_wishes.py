@@ -22,7 +22,8 @@ from tests.scheduler.test_grammar import (
 )
 from tests.scheduler.test_scheduler import settings
 from weft.messages.sampling import InvalidParam, Processor, SamplingParams, ThinkingMarks
-from weft.plan.step import ANY, Plan, Result
+from weft.plan.logits import ANY, FixedTokens, LogitBias, ProcessorCall
+from weft.plan.step import Plan, Result, find
 from weft.scheduler.features.thinking import NOTHING, OVER, due
 
 PROMPT = list(range(10, 30))
@@ -37,6 +38,10 @@ class Known:
         return "bad is bad" if "bad" in params else ""
 
 
+def calls(plan: Plan) -> list[ProcessorCall]:
+    return [op for op in plan.logits if isinstance(op, ProcessorCall)]
+
+
 def obey(runner: OracleRunner) -> list[Plan]:
     """From now on the oracle takes fixed tokens, and the processor "breaks" fails at its third token. Returns the plans
     that ran."""
@@ -45,11 +50,11 @@ def obey(runner: OracleRunner) -> list[Plan]:
     def run(plan: Plan) -> Result:
         plans.append(plan)
         tokens, rows = execute(plan).tokens.copy(), plan.rows[plan.samples]
-        if (fixed := plan.sampling.fixed) is not None:
+        if (fixed := find(plan.logits, FixedTokens)) is not None:
             tokens[fixed.index] = fixed.tokens
             runner.last[rows[fixed.index]] = fixed.tokens
         invalid, faults = np.zeros(len(tokens), dtype=np.bool_), []
-        for one in plan.sampling.processors:
+        for one in calls(plan):
             for i, seen, start in zip(one.index.tolist(), one.tokens, one.prompt_lens, strict=True):
                 if one.name == "breaks" and len(seen) - start == 2:
                     invalid[i] = True
@@ -103,7 +108,7 @@ def test_a_processor_is_told_the_whole_output_though_steps_overlap(depth: int) -
     world.check_outputs()
     told = {id: [] for id in ids}
     for plan in plans:
-        for one in plan.sampling.processors:
+        for one in calls(plan):
             for params, tokens, start in zip(one.params, one.tokens, one.prompt_lens, strict=True):
                 told[ids[params["i"]]].append(tokens[start:].tolist())
     for id in ids:
@@ -140,10 +145,8 @@ def test_bad_words_leave_their_last_but_one_token_to_the_device(depth: int) -> N
     plans.clear()
     world.send(PROMPT, bad_word_ids=((a, b, c, d), (b, 7), (9,)), **FREE)
     world.run_dry()
-    pairs = [
-        sorted(zip(plan.sampling.bias.after, plan.sampling.bias.tokens, strict=True))
-        for plan in plans
-    ]  # type: ignore[union-attr, arg-type]
+    biases = [find(plan.logits, LogitBias) for plan in plans]
+    pairs = [sorted(zip(bias.after, bias.tokens, strict=True)) for bias in biases]  # type: ignore[union-attr, arg-type]
     assert pairs[0] == [(ANY, 9)]
     usual = sorted([(ANY, 9), (b, 7)])
     assert pairs[1:8] == [usual] * 7

@@ -21,7 +21,7 @@ from weft.messages.requests import Abort, GenerateRequest
 from weft.messages.sampling import SamplingParams
 from weft.messages.sessions import SessionParams
 from weft.plan.step import Plan, Result
-from weft.scheduler.feature import Part
+from weft.scheduler.feature import Feature
 from weft.scheduler.request import NO_ROW, Request, RequestState
 from weft.scheduler.scheduler import Scheduler
 from weft.scheduler.settings import SchedulerSettings
@@ -37,10 +37,10 @@ class World:
         settings: SchedulerSettings,
         depth: int = 0,
         fail_steps: set[int] | None = None,
-        parts: tuple[Part, ...] = (),
+        features: tuple[Feature, ...] = (),
     ) -> None:
         self.settings = settings
-        self.scheduler = Scheduler(settings, parts)
+        self.scheduler = Scheduler(settings, features)
         num_slots = settings.num_pages * settings.page_size
         self.runner = OracleRunner(
             num_slots,

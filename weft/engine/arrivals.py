@@ -1,8 +1,8 @@
 """Taking requests in: from a message to an open request, or to its refusal.
 
-    refuses   services that hold requests off ▸ what the request carries (vectors, session ...)
-    open      in the scheduler, which may refuse it too
-    opened    what the request carries ▸ services that keep it waiting
+    refuses   services that hold requests off ▸ the features that the request uses ▸ its session
+    open      in the scheduler, which may refuse it too; its features hear of it
+    opened    its session and grammar ▸ services that keep it waiting
 
 A request visits only the services that it concerns. How the scheduler orders requests is not known
 here.
@@ -13,10 +13,8 @@ from __future__ import annotations
 from weft.engine.core import EngineCore
 from weft.engine.grammar_service import GrammarService
 from weft.engine.session_service import SessionService
-from weft.engine.surroundings import ProcessorChecks
 from weft.messages.requests import GenerateRequest
 from weft.observe.survivable import is_survivable
-from weft.scheduler.features.vectors import VectorsPart
 from weft.scheduler.limits.refusal import Refusal
 
 
@@ -28,14 +26,10 @@ class Arrivals:
         core: EngineCore,
         sessions: SessionService,
         grammars: GrammarService,
-        vectors: VectorsPart,
-        processors: ProcessorChecks,
     ) -> None:
         self._core = core
         self._sessions = sessions
         self._grammars = grammars
-        self.vectors = vectors
-        self._processors = processors
 
     def take_in(self, message: GenerateRequest, now: float) -> None:
         """Open a request, or refuse it. If anything raises, it ends alone."""
@@ -69,14 +63,9 @@ class Arrivals:
             refusal = service.refuses(message, now)
             if refusal is not None:
                 return refusal
-        if message.vectors:
-            refusal = self.vectors.refusal(message)
-            if refusal is not None:
-                return refusal
-        for processor in message.sampling.processors:
-            wrong = self._processors.wrong(processor.name, processor.params)
-            if wrong:
-                return Refusal(wrong, 400)
+        refusal = self._core.scheduler.hooks.refusal(message)
+        if refusal is not None:
+            return refusal
         if message.session is not None:
             return self._sessions.begin_turn(message, now)
         return None
@@ -86,8 +75,6 @@ class Arrivals:
         see."""
         if message.session is not None:
             self._sessions.enter_turn(message, now)
-        if message.vectors:
-            self.vectors.arrived(message)
         if message.sampling.grammar is not None:
             self._grammars.compile(message, now)
         for service in self._core.hooks.opened:

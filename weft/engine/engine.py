@@ -17,7 +17,6 @@ from weft.engine.services import Services
 from weft.engine.surroundings import (
     NoProcessors,
     NoProfiler,
-    ProcessorChecks,
     Profiler,
     Surroundings,
 )
@@ -26,6 +25,7 @@ from weft.messages.codec import FromEngine, ToEngine
 from weft.observe.log import EventLog
 from weft.observe.survivable import is_survivable
 from weft.plan.step import ForwardMode, Runner
+from weft.scheduler.features.processors import ProcessorChecks
 from weft.scheduler.scheduler import Scheduler
 from weft.scheduler.settings import SchedulerSettings
 

@@ -9,7 +9,7 @@ from weft.grammar.protocol import CompileResult
 from weft.messages.replies import StepOutput, Warned
 from weft.messages.requests import Abort, GenerateRequest
 from weft.observe.log import EventLog
-from weft.scheduler.features.grammar import GrammarPart
+from weft.scheduler.features.grammar import GrammarFeature
 from weft.scheduler.history.request_history import EventKind
 
 log = EventLog("grammar")
@@ -20,15 +20,14 @@ class GrammarService(Service):
 
     name = "grammars"
 
-    def __init__(self, core: EngineCore, feature: GrammarPart) -> None:
+    def __init__(self, core: EngineCore, feature: GrammarFeature) -> None:
         self._core = core
         self.feature = feature
 
     def compile(self, message: GenerateRequest, now: float) -> None:
-        """A request with a grammar is open: it waits in the queue while this is compiled."""
+        """A request with a grammar is open, and the feature compiles it: the request waits."""
         grammar = message.sampling.grammar
         self._core.note(message.id, EventKind.GRAMMAR, f"{grammar}: it is being compiled", now)
-        self.feature.begin(message.id, message.sampling, message.tenant)
         self._core.hooks.attach(self)
 
     def before_step(self, now: float) -> None:

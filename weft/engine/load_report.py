@@ -8,7 +8,7 @@ import msgspec
 from weft.engine.core import EngineCore
 from weft.engine.hooks import Service
 from weft.messages.status import Stats
-from weft.scheduler.features.grammar import GrammarPart
+from weft.scheduler.features.grammar import GrammarFeature
 from weft.scheduler.features.sessions import Sessions
 
 STATS_INTERVAL_S = 1.0
@@ -19,7 +19,7 @@ class LoadReporter(Service):
 
     name = "the report of the load"
 
-    def __init__(self, core: EngineCore, sessions: Sessions, grammar: GrammarPart) -> None:
+    def __init__(self, core: EngineCore, sessions: Sessions, grammar: GrammarFeature) -> None:
         self._core = core
         self._sessions = sessions
         self._grammar = grammar

@@ -20,20 +20,7 @@ from weft.engine.session_service import SessionService
 from weft.engine.surroundings import Profiler, Surroundings
 from weft.engine.until_idle import CacheFlushes, EngineShutdown
 from weft.messages.status import Stats
-from weft.scheduler.feature import Part
-from weft.scheduler.features.allowed import Allowed
-from weft.scheduler.features.bad_words import BadWords
-from weft.scheduler.features.bias import Bias
-from weft.scheduler.features.grammar import GrammarPart
-from weft.scheduler.features.hidden import HiddenStatesPart
-from weft.scheduler.features.logprobs import LogprobsPart
-from weft.scheduler.features.penalties import PenaltiesPart
-from weft.scheduler.features.pooling import PoolingPart
-from weft.scheduler.features.processors import LogitProcessors
-from weft.scheduler.features.prompt_logprobs import PromptLogprobsPart
-from weft.scheduler.features.sessions import Sessions
-from weft.scheduler.features.thinking import ThinkingBudget
-from weft.scheduler.features.vectors import VectorsPart
+from weft.scheduler.features.registry import Features
 from weft.scheduler.scheduler import Scheduler
 from weft.scheduler.settings import SchedulerSettings
 
@@ -42,30 +29,14 @@ class Services:
     """`depth`: steps that are planned while one runs."""
 
     def __init__(self, settings: SchedulerSettings, around: Surroundings, depth: int) -> None:
-        sessions = Sessions(settings.sessions)
-        vectors = VectorsPart(settings.hidden_size)
-        grammar = GrammarPart(around.grammars, settings.eos_token_ids)
-        features: list[Part] = [
-            Bias(settings.eos_token_ids, settings.vocab_size),
-            PenaltiesPart(),
-            LogprobsPart(),
-            PromptLogprobsPart(),
-            HiddenStatesPart(),
-            vectors,
-            PoolingPart(),
-            Allowed(settings.vocab_size),
-            BadWords(),
-            ThinkingBudget(),
-            LogitProcessors(),
-            sessions,
-            grammar,
-        ]
-        core = EngineCore(Scheduler(settings, features), around, depth)
+        features = Features(settings, around.grammars, around.processors)
+        core = EngineCore(Scheduler(settings, features.all), around, depth)
+        self.features = features
         self.core = core
         self.profiler: Profiler = around.profiler
-        self.sessions = SessionService(core, sessions)
-        self.grammars = GrammarService(core, grammar)
-        self.arrivals = Arrivals(core, self.sessions, self.grammars, vectors, around.processors)
+        self.sessions = SessionService(core, features.sessions)
+        self.grammars = GrammarService(core, features.grammar)
+        self.arrivals = Arrivals(core, self.sessions, self.grammars)
         self.shutdown = EngineShutdown(core)
         self.pause = Pause(core)
         self.input_gate = InputGate(core)
@@ -74,7 +45,7 @@ class Services:
         self.health = HealthChecks(core)
         self.kv_auditor = KvAuditor(core)
         self.idle = Idle(core, self.grammars)
-        self.load = LoadReporter(core, sessions, grammar)
+        self.load = LoadReporter(core, features.sessions, features.grammar)
         self._attach()
 
     def _attach(self) -> None:

@@ -11,17 +11,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from weft.grammar.protocol import Grammars
 from weft.plan.step import Runner
-
-
-class ProcessorChecks(Protocol):
-    """Whether requests may have the logit processors that they name.
-
-    Implemented by `executor/logit_processors/processors.py`.
-    """
-
-    def wrong(self, name: str, params: Mapping[str, Any]) -> str:
-        """Why a request cannot have this processor with these parameters; "" if it can."""
-        ...
+from weft.scheduler.features.processors import ProcessorChecks
 
 
 class NoProcessors:

@@ -14,7 +14,8 @@ from weft.arrays import IntArray, LongArray, consecutive
 from weft.executor.backend import AttentionBatch, DeviceLayout
 from weft.executor.kv_pool import zeros
 from weft.ops.sampling import StagedSampling
-from weft.plan.step import LAST_SAMPLED, InputVectors, Plan, TableWrites
+from weft.plan.inputs import InputVectors
+from weft.plan.step import LAST_SAMPLED, Plan, TableWrites
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +94,9 @@ class DeviceRowTable:
             tokens = torch.where(given == LAST_SAMPLED, self.last_tokens.take(of_row), given)
         last_tokens = tokens.take(last)
         vectors = None
-        if plan.vectors is not None:
-            tokens, vectors = self._with_vectors(tokens, plan.vectors)
+        for op in plan.inputs:
+            assert isinstance(op, InputVectors), "an input that this runner does not know"
+            tokens, vectors = self._with_vectors(tokens, op)
         return Inputs(
             tokens=tokens,
             positions=places,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -17,7 +16,7 @@ from weft.executor.backend import AttentionBackend
 from weft.executor.device import DeviceOutput, StepDevice
 from weft.executor.inputs import DeviceRowTable, Inputs
 from weft.executor.logit_processors.processors import Processors
-from weft.executor.outputs.give import give
+from weft.executor.outputs.aux_outputs import ComputedStep, compute_aux_outputs
 from weft.executor.outputs.pooling import Pooler
 from weft.executor.sampler import SamplerOutput, sample
 from weft.executor.weights.store import WeightStore
@@ -26,7 +25,8 @@ from weft.models.registry import DecoderModel, EncoderModel
 from weft.ops.cpp.library import Library
 from weft.ops.sampling import SamplerOps, on
 from weft.plan.device import DeviceRequest, Pending
-from weft.plan.step import Given, Plan, Result, Step, Wanted
+from weft.plan.outputs import AuxOutput, PooledVectors, PoolingRequest
+from weft.plan.step import Plan, Result, Step, find
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ class DecoderOutput(NamedTuple):
     """The `DeviceOutput` of a model that generates."""
 
     sampled: SamplerOutput | None  # None: no request samples
-    given: Given | None
+    outputs: tuple[AuxOutput, ...]
 
     def moved(self, move: Callable[[Tensor], Tensor]) -> DecoderOutput:
         if self.sampled is None:
@@ -44,11 +44,8 @@ class DecoderOutput(NamedTuple):
 
     def result(self) -> Result:
         if self.sampled is None:
-            return Result(tokens=np.empty(0, np.int32), given=self.given)
-        result = self.sampled.result()
-        if self.given is None:
-            return result
-        return replace(result, given=self.given)
+            return Result(tokens=np.empty(0, np.int32), outputs=self.outputs)
+        return self.sampled.result(self.outputs)
 
 
 class FusedSteps(Protocol):
@@ -125,9 +122,6 @@ class TorchRunner:
         """Finish what is launched and end the thread."""
         self._device.close()
 
-    def _give(self, plan: Plan, wanted: Wanted, hidden: Tensor) -> Given:
-        return give(plan, wanted, hidden, self._model, self._sampler, self._pooler)
-
     def _run(self, plan: Plan) -> DeviceOutput:
         if self._fused_steps is not None and self._fused_steps.takes(plan):
             return self._fused_steps.run(plan)
@@ -145,27 +139,30 @@ class TorchRunner:
                 hidden = self._model.forward(
                     inputs.tokens, inputs.positions, self._attention, inputs.vectors
                 )
-        given = None if plan.wanted is None else self._give(plan, plan.wanted, hidden)
+        outputs: tuple[AuxOutput, ...] = ()
+        if plan.outputs:
+            step = ComputedStep(plan, hidden, self._model, self._sampler, self._pooler)
+            outputs = compute_aux_outputs(step)
         if not len(inputs.last):
-            return DecoderOutput(None, given)
+            return DecoderOutput(None, outputs)
         logits = self._model.logits(hidden.index_select(0, inputs.last))
         sampled = sample(
-            self._sampler, logits, plan.sampling, inputs.last_tokens, self._processors, inputs.draws
+            self._sampler, logits, plan, inputs.last_tokens, self._processors, inputs.draws
         )
         self._rows.last_tokens.index_copy_(0, inputs.sampling_rows, sampled.tokens)
-        return DecoderOutput(sampled, given)
+        return DecoderOutput(sampled, outputs)
 
 
 class EncoderOutput(NamedTuple):
     """The `DeviceOutput` of a model without KV."""
 
-    given: Given | None
+    outputs: tuple[AuxOutput, ...]
 
     def moved(self, move: Callable[[Tensor], Tensor]) -> EncoderOutput:
         return self
 
     def result(self) -> Result:
-        return Result(tokens=np.empty(0, np.int32), given=self.given)
+        return Result(tokens=np.empty(0, np.int32), outputs=self.outputs)
 
 
 class EncoderAttention(BidirectionalAttention, Protocol):
@@ -220,17 +217,15 @@ class EncoderRunner:
     def _run(self, plan: Plan) -> EncoderOutput:
         assert not plan.starts.any(), "an encoder gets whole prompts"
         assert not plan.samples.any(), "an encoder generates nothing"
-        wanted = None if plan.wanted is None else plan.wanted.pooling
+        asked = find(plan.outputs, PoolingRequest)
         ends = np.cumsum(plan.lens, dtype=np.int64)
         positions = np.arange(plan.num_tokens) - np.repeat(ends - plan.lens, plan.lens)
-        types = (
-            np.zeros(plan.num_tokens, np.int32)
-            if wanted is None or wanted.types is None
-            else wanted.types
-        )
+        types = np.zeros(plan.num_tokens, np.int32)
+        if asked is not None and asked.types is not None:
+            types = asked.types
         self._attention.prepare(plan.lens, self._like.device)
         tokens, where, kinds = (on(self._like, array) for array in (plan.tokens, positions, types))
         hidden = self._model.forward(tokens, where, kinds, self._attention)
-        return EncoderOutput(
-            None if wanted is None else Given(pooled=self._pooler(plan, wanted, hidden))
-        )
+        if asked is None:
+            return EncoderOutput(())
+        return EncoderOutput((PooledVectors(self._pooler(plan, asked, hidden)),))

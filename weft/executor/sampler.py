@@ -1,14 +1,15 @@
 """From logits to tokens.
 
-The order is: logit bias · penalties · logit processors · masks · fixed tokens · (log probabilities are taken here) ·
-the choice of a token, which is defined in `ops/sampling.py` and has a twin for each kind of device. No row depends on
-another.
+The operations of a plan change the logits in the order that `plan/logits.py` fixes, then log probabilities are taken,
+then a token is chosen. What choosing means is defined in `ops/sampling.py` and has a twin for each kind of device. No
+row depends on another. To add an operation: a function here, and its line in `APPLY`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -17,101 +18,151 @@ from torch import Tensor
 from weft.executor.logit_processors.processors import Processors
 from weft.executor.outputs.prompt_logprobs import id_logprobs
 from weft.ops.sampling import SampledTokens, SamplerOps, SamplingArrays, moved, on
-from weft.plan.step import ANY, Fixed, LogitBias, Logprobs, Result, Sampling, TopLogprobs
+from weft.plan.logits import (
+    ANY,
+    AllowedTokens,
+    FixedTokens,
+    GrammarMask,
+    LogitBias,
+    LogitOp,
+    Penalties,
+    ProcessorCall,
+)
+from weft.plan.outputs import AuxOutput, SampledLogprobs, SampledLogprobsRequest
+from weft.plan.step import Plan, Result, find
+
+
+@dataclass(slots=True)
+class SamplerStep:
+    """One step while it samples. The operations change `logits` in place."""
+
+    sampler: SamplerOps
+    logits: Tensor  # [S, V] float32
+    last_tokens: Tensor  # [S] int64, the last token of each sequence
+    processors: Processors | None
+    # Which rows cannot be sampled, and the error that their requests end with.
+    faults: dict[int, str] = field(default_factory=dict)
+
+
+def add_bias(step: SamplerStep, bias: LogitBias) -> None:
+    logits = step.logits
+    index = on(logits, bias.index)
+    values = on(logits, bias.values)
+    if bias.after is not None:
+        after = on(logits, bias.after)
+        applies = (after == ANY) | (after == step.last_tokens[index])
+        values = torch.where(applies, values, 0)
+    logits.index_put_((index, on(logits, bias.tokens)), values, accumulate=True)
+
+
+def penalize(step: SamplerStep, penalties: Penalties) -> None:
+    step.sampler.penalise(step.logits, penalties, step.last_tokens)
+
+
+def call_processor(step: SamplerStep, call: ProcessorCall) -> None:
+    assert step.processors is not None, "a step names logit processors, and there are none"
+    step.faults |= step.processors.apply(step.logits, call, without=step.faults)
+
+
+def allow_tokens(step: SamplerStep, allowed: AllowedTokens) -> None:
+    logits = step.logits
+    step.sampler.mask(logits, moved(allowed.words, logits.device), on(logits, allowed.index))
+
+
+def apply_grammar_mask(step: SamplerStep, mask: GrammarMask) -> None:
+    logits = step.logits
+    words = moved(mask.bitmask.words, logits.device)
+    step.sampler.mask(logits, words, on(logits, mask.index))
+    for i, fault in mask.bitmask.faults.items():
+        step.faults[int(mask.index[i])] = fault
+
+
+def fix_tokens(step: SamplerStep, fixed: FixedTokens) -> None:
+    logits = step.logits
+    rows = on(logits, fixed.index)
+    logits[rows] = -torch.inf
+    logits[rows, on(logits, fixed.tokens)] = 0
+
+
+Apply: TypeAlias = Callable[[SamplerStep, Any], None]
+APPLY: dict[type[LogitOp], Apply] = {
+    LogitBias: add_bias,
+    Penalties: penalize,
+    ProcessorCall: call_processor,
+    AllowedTokens: allow_tokens,
+    GrammarMask: apply_grammar_mask,
+    FixedTokens: fix_tokens,
+}
 
 
 class SamplerOutput(NamedTuple):
+    """What the sampler has found, in tensors where it was computed."""
+
     tokens: Tensor  # [S] int64
     invalid: Tensor  # [S] bool
-    logprobs: tuple[Tensor, ...] | None  # the fields of `TopLogprobs`
+    logprobs: tuple[Tensor, ...] | None  # the fields of `SampledLogprobs`
     faults: tuple[tuple[int, str], ...] = ()  # which of the invalid ones have an error with a name
 
     def moved(self, move: Callable[[Tensor], Tensor]) -> SamplerOutput:
-        logprobs = (
-            None if self.logprobs is None else tuple(move(tensor) for tensor in self.logprobs)
-        )
+        logprobs = None
+        if self.logprobs is not None:
+            logprobs = tuple(move(tensor) for tensor in self.logprobs)
         return self._replace(
             tokens=move(self.tokens), invalid=move(self.invalid), logprobs=logprobs
         )
 
-    def result(self) -> Result:
+    def result(self, outputs: tuple[AuxOutput, ...] = ()) -> Result:
+        """As the scheduler wants it, with what else the step has given."""
         invalid = self.invalid.numpy(force=True)
-        logprobs = None
         if self.logprobs is not None:
-            logprob, top_ids, top_logprobs, *of_ids = (
-                tensor.numpy(force=True) for tensor in self.logprobs
-            )
-            logprobs = TopLogprobs(logprob, top_ids, top_logprobs, of_ids[0] if of_ids else None)
+            arrays = [tensor.numpy(force=True) for tensor in self.logprobs]
+            outputs = (SampledLogprobs(*arrays), *outputs)
         return Result(
             tokens=self.tokens.numpy(force=True).astype(np.int32),
             invalid=invalid if invalid.any() else None,
-            logprobs=logprobs,
             faults=self.faults,
+            outputs=outputs,
         )
 
 
 def sample(
     sampler: SamplerOps,
     logits: Tensor,
-    sampling: Sampling,
+    plan: Plan,
     last_tokens: Tensor,
     processors: Processors | None = None,
     draws: SamplingArrays | None = None,
 ) -> SamplerOutput:
-    """Choose one token per row of logits [S, V] (float32; overwritten).
+    """Choose one token per row of logits [S, V] (float32; overwritten), as the plan says.
 
     `last_tokens` [S] are those that the sequences end with, for penalties whose history lacks them. A row whose logits
-    hold NaN or +inf, or nothing but -inf, is invalid and gets token 0. `processors` are needed if `sampling` names
-    some; `draws` are those of `sampling`, where the device has them already.
+    hold NaN or +inf, or nothing but -inf, is invalid and gets token 0. `processors` are needed if the plan names some;
+    `draws` are those of `plan.sampling`, where the device has them already.
     """
-    if sampling.bias is not None:
-        _add_bias(logits, sampling.bias, last_tokens)
-    if sampling.penalties is not None:
-        sampler.penalise(logits, sampling.penalties, last_tokens)
-    faults: dict[int, str] = {}
-    if sampling.processors:
-        assert processors is not None, "a step names logit processors, and there are none"
-        faults = processors.apply(logits, sampling.processors)
-    for mask in (sampling.allowed, sampling.mask):
-        if mask is not None:
-            sampler.mask(logits, moved(mask.promise.words, logits.device), on(logits, mask.index))
-            faults.update((int(mask.index[i]), fault) for i, fault in mask.promise.faults.items())
-    if sampling.fixed is not None:
-        _fix(logits, sampling.fixed)
-    if faults:
-        logits[list(faults)] = torch.nan  # so that they are invalid, whatever came behind
-    chosen = sampler.tokens(logits, sampling if draws is None else draws)
-    invalid = (
-        chosen.max_logits.sub(chosen.max_logits) != 0
-    )  # infinities and NaN; isfinite takes ten times as long
+    step = SamplerStep(sampler, logits, last_tokens, processors)
+    for op in plan.logits:
+        APPLY[type(op)](step, op)
+    if step.faults:
+        logits[list(step.faults)] = torch.nan  # so that they are invalid, whatever came behind
+    chosen = sampler.tokens(logits, plan.sampling if draws is None else draws)
+    # True for infinities and NaN; isfinite takes ten times as long.
+    invalid = chosen.max_logits.sub(chosen.max_logits) != 0
     chosen.tokens.masked_fill_(invalid, 0)
-    logprobs = (
-        None if sampling.logprobs is None else _logprobs(sampler, logits, chosen, sampling.logprobs)
-    )
-    return SamplerOutput(chosen.tokens, invalid, logprobs, tuple(faults.items()))
-
-
-def _add_bias(logits: Tensor, bias: LogitBias, last_tokens: Tensor) -> None:
-    index, values = on(logits, bias.index), on(logits, bias.values)
-    if bias.after is not None:
-        after = on(logits, bias.after)
-        values = torch.where((after == ANY) | (after == last_tokens[index]), values, 0)
-    logits.index_put_((index, on(logits, bias.tokens)), values, accumulate=True)
-
-
-def _fix(logits: Tensor, fixed: Fixed) -> None:
-    rows = on(logits, fixed.index)
-    logits[rows] = -torch.inf
-    logits[rows, on(logits, fixed.tokens)] = 0
+    logprobs = None
+    asked = find(plan.outputs, SampledLogprobsRequest)
+    if asked is not None:
+        logprobs = _logprobs(sampler, logits, chosen, asked)
+    return SamplerOutput(chosen.tokens, invalid, logprobs, tuple(step.faults.items()))
 
 
 def _logprobs(
-    sampler: SamplerOps, logits: Tensor, chosen: SampledTokens, wanted: Logprobs
+    sampler: SamplerOps, logits: Tensor, chosen: SampledTokens, asked: SampledLogprobsRequest
 ) -> tuple[Tensor, ...]:
-    num_top = min(int(wanted.num_top.max(initial=0)), logits.shape[1])
-    rows = on(logits, wanted.index)
+    num_top = min(int(asked.num_top.max(initial=0)), logits.shape[1])
+    rows = on(logits, asked.index)
     found = sampler.logprobs(logits, chosen, rows, num_top)
-    if wanted.ids is None:
+    if asked.ids is None:
         return found
     own = logits[rows, chosen.tokens[rows]]
-    return *found, id_logprobs(logits[rows], on(logits, wanted.ids), own, found.logprob)
+    of_ids = id_logprobs(logits[rows], on(logits, asked.ids), own, found.logprob)
+    return *found, of_ids

@@ -25,29 +25,25 @@ A full file is put aside, whatever the engine is doing, and the next one begins 
 from __future__ import annotations
 
 import time
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
-import numpy as np
 
-from weft.arrays import BoolArray, FloatArray, IntArray, LongArray
 from weft.engine.control.handlers import HANDLERS
 from weft.engine.engine import Engine
-from weft.engine.surroundings import NoProcessors, ProcessorChecks, Profiler
+from weft.engine.surroundings import NoProcessors, Profiler
 from weft.grammar.masks import LazyBitmaskRows
 from weft.grammar.protocol import Advance, CompileResult, Constraint, Grammars, Key, NoGrammars
+from weft.journal.digest import answered, launched
 from weft.journal.records import (
     VERSION,
     Advanced,
-    Answered,
     Began,
     Broke,
     Checked,
     Ended,
     Failed,
-    Launched,
     Lost,
     Read,
     Readied,
@@ -55,7 +51,6 @@ from weft.journal.records import (
     Sampled,
     Submitted,
     Turned,
-    told_finite,
 )
 from weft.journal.snapshot import Name, SnapshotError, take
 from weft.messages.codec import FromEngine, ToEngine
@@ -64,7 +59,9 @@ from weft.messages.requests import BatchGenerate, GenerateRequest
 from weft.messages.weights import UpdateWeightsFromTensor
 from weft.observe.log import EventLog
 from weft.plan.device import DeviceReply, DeviceRequest, Pending
-from weft.plan.step import ForwardMode, InputVectors, Plan, Result, Runner, Sampling, Step
+from weft.plan.inputs import InputVectors
+from weft.plan.step import ForwardMode, Plan, Result, Runner, Step
+from weft.scheduler.features.processors import ProcessorChecks
 from weft.scheduler.scheduler import Scheduler
 from weft.scheduler.settings import SchedulerSettings
 from weft.version import __version__
@@ -312,7 +309,7 @@ class RecordedRunner:
         self._recorder = recorder
 
     def launch(self, plan: Plan) -> Step:
-        self._recorder.write(launched(plan))
+        self._recorder.write(launched(plan, VERSION))
         self._recorder.flush()
         try:
             step = self._runner.launch(plan)
@@ -353,9 +350,7 @@ class _RecordedStep:
         except Exception as exc:
             self._recorder.write(Failed(self.number, describe(exc)))
             raise
-        invalid = b"" if result.invalid is None else result.invalid.tobytes()
-        tokens, finite = result.tokens.tobytes(), told_finite(result)
-        self._recorder.write(Sampled(self.number, tokens, invalid, result.faults, finite))
+        self._recorder.write(Sampled.of(self.number, result))
         return result
 
     def done(self) -> bool:
@@ -386,7 +381,7 @@ def surroundings(engine: Engine) -> dict[str, object]:
     return {
         **engine.surroundings._asdict(),
         # Of prompts: recorded as little as in messages.
-        "vectors": engine.services.arrivals.vectors.by_id,
+        "vectors": engine.services.features.vectors.by_id,
     }
 
 
@@ -398,72 +393,3 @@ def without_content(message: ToEngine) -> ToEngine:
 
 def describe(exc: Exception) -> str:
     return f"{type(exc).__name__}: {exc}"
-
-
-def launched(plan: Plan) -> Launched:
-    """The record of a batch."""
-    table = plan.table
-    return Launched(
-        plan.step,
-        plan.mode,
-        len(plan.rows),
-        len(plan.tokens),
-        _crc(plan.rows),
-        _crc(plan.starts),
-        _crc(plan.lens),
-        _crc(plan.tokens),
-        _crc(plan.slots),
-        _crc(plan.samples),
-        0 if table is None else _crc(table.rows, table.starts, table.lens, table.slots),
-        _sampling_crc(plan.sampling),
-    )
-
-
-def answered(output: StepOutput) -> Answered:
-    """The record of what went out, without log probabilities."""
-    content = zlib.crc32(output.tokens, zlib.crc32(output.ids))
-    if output.finished:
-        content = zlib.crc32(_encode(output.finished), content)
-    return Answered(len(output.tokens) // 4, len(output.finished), content)
-
-
-def _sampling_crc(sampling: Sampling) -> int:
-    crc = _crc(
-        sampling.temperature,
-        sampling.top_p,
-        sampling.top_k,
-        sampling.min_p,
-        sampling.seeds,
-        sampling.positions,
-    )
-    if (bias := sampling.bias) is not None:
-        crc ^= _crc(
-            bias.index, bias.tokens, bias.values, *(() if bias.after is None else (bias.after,))
-        )
-    if (seen := sampling.penalties) is not None:
-        crc ^= _crc(
-            seen.index,
-            seen.frequency,
-            seen.presence,
-            seen.repetition,
-            seen.history,
-            seen.lacks_last,
-        )
-    if (allowed := sampling.allowed) is not None:
-        crc ^= _crc(allowed.index, allowed.promise.words)
-    if (fixed := sampling.fixed) is not None:
-        crc ^= _crc(fixed.index, fixed.tokens)
-    for one in sampling.processors:
-        crc ^= _crc(one.index, *one.tokens)
-    if (mask := sampling.mask) is not None:
-        crc ^= _crc(mask.index)
-    if (asked := sampling.logprobs) is not None:
-        crc ^= _crc(asked.index, asked.num_top)
-    return crc
-
-
-def _crc(*arrays: IntArray | LongArray | FloatArray | BoolArray) -> int:
-    crc = 0
-    for array in arrays:
-        crc = zlib.crc32(np.ascontiguousarray(array).data, crc)
-    return crc

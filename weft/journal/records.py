@@ -1,4 +1,8 @@
-"""The records of the decision journal, in their order of use: `journal.py` writes them, `replay.py` reads them."""
+"""The records of the decision journal, in their order of use: `recorder.py` writes them, `replay.py` reads them.
+
+`VERSION` says what the fields mean. Version 3 has digests of every operation of a plan; version 2 had one digest of the
+sampling alone (`digest.py` computes both).
+"""
 
 from __future__ import annotations
 
@@ -11,10 +15,12 @@ from weft.arrays import FloatArray
 from weft.grammar.protocol import Advance
 from weft.messages.codec import ToEngine
 from weft.plan.device import DeviceReply
-from weft.plan.step import Given, Result
+from weft.plan.outputs import AuxOutput, PooledVectors
+from weft.plan.step import Result, find
 from weft.scheduler.settings import SchedulerSettings
 
-VERSION = 2
+VERSION = 3
+READABLE = (2, 3)
 
 
 class Began(msgspec.Struct, frozen=True, array_like=True, tag="began"):
@@ -52,7 +58,10 @@ class CacheFlushed(msgspec.Struct, frozen=True, array_like=True, tag="fl"):
 
 
 class Launched(msgspec.Struct, frozen=True, array_like=True, tag="b"):
-    """A batch: its size in clear, its arrays as CRC-32."""
+    """A batch: its size in clear, its arrays and operations as digests (CRC-32).
+
+    The plan's inputs are left out, for the journal does not keep vectors of prompts.
+    """
 
     step: int
     mode: int
@@ -65,37 +74,64 @@ class Launched(msgspec.Struct, frozen=True, array_like=True, tag="b"):
     slots: int
     samples: int
     table: int
-    sampling: int
+    sampling: int  # in version 2 with the operations
+    logits: int = 0  # from version 3 on
+    outputs: int = 0  # from version 3 on
 
 
 class Sampled(msgspec.Struct, frozen=True, array_like=True, tag="r"):
-    """A result. Log probabilities are left out, and of vectors all but that they are finite: nothing else is decided by
-    them."""
+    """A result.
+
+    Log probabilities and hidden states are left out, and of vectors all but that they are finite: nothing else is
+    decided by them.
+    """
 
     step: int
-    tokens: bytes  # int32 [S]
+    tokens: bytes  # int32 [sum of counts]
     invalid: bytes = b""  # bool [S], or nothing
     faults: tuple[tuple[int, str], ...] = ()
     finite: bytes = b""  # bool [E] which vectors are finite; nothing: all that there are
+    counts: bytes = b""  # int32 [S]; nothing: one token each
+
+    @classmethod
+    def of(cls, step: int, result: Result) -> Sampled:
+        invalid = b"" if result.invalid is None else result.invalid.tobytes()
+        counts = b"" if result.counts is None else result.counts.tobytes()
+        return cls(
+            step=step,
+            tokens=result.tokens.tobytes(),
+            invalid=invalid,
+            faults=result.faults,
+            finite=_finite(result),
+            counts=counts,
+        )
 
     def result(self) -> Result:
-        invalid = np.frombuffer(self.invalid, dtype=np.bool_) if self.invalid else None
-        tokens = np.frombuffer(self.tokens, dtype=np.int32)
-        given = Given(pooled=_in_their_place(self.finite)) if self.finite else None
-        return Result(tokens=tokens, invalid=invalid, faults=self.faults, given=given)
+        outputs: tuple[AuxOutput, ...] = ()
+        if self.finite:
+            outputs = (PooledVectors(_stand_ins(self.finite)),)
+        return Result(
+            tokens=np.frombuffer(self.tokens, dtype=np.int32),
+            counts=np.frombuffer(self.counts, dtype=np.int32) if self.counts else None,
+            invalid=np.frombuffer(self.invalid, dtype=np.bool_) if self.invalid else None,
+            faults=self.faults,
+            outputs=outputs,
+        )
 
 
-def told_finite(result: Result) -> bytes:
+def _finite(result: Result) -> bytes:
     """`Sampled.finite` of a result."""
-    if result.given is None or result.given.pooled is None:
+    pooled = find(result.outputs, PooledVectors)
+    if pooled is None:
         return b""
-    finite = np.isfinite(result.given.pooled).all(axis=1)
+    finite = np.isfinite(pooled.vectors).all(axis=1)
     return b"" if finite.all() else finite.tobytes()
 
 
-def _in_their_place(finite: bytes) -> FloatArray:
-    """Vectors of one number that are finite where others were: [E, 1]"""
-    return np.where(np.frombuffer(finite, dtype=np.bool_), 0.0, np.nan).astype(np.float32)[:, None]
+def _stand_ins(finite: bytes) -> FloatArray:
+    """[E, 1] vectors of one number that are finite where the recorded ones were."""
+    is_finite = np.frombuffer(finite, dtype=np.bool_)
+    return np.where(is_finite, 0.0, np.nan).astype(np.float32)[:, None]
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag="f"):

@@ -18,8 +18,10 @@ from weft.engine.engine import Engine
 from weft.grammar.masks import LazyBitmaskRow, LazyBitmasks
 from weft.grammar.protocol import Advance, CompileResult, Constraint, GrammarMatcher, Key
 from weft.journal import earlier
-from weft.journal.recorder import answered, describe, launched, surroundings
+from weft.journal.digest import answered, launched
+from weft.journal.recorder import describe, surroundings
 from weft.journal.records import (
+    READABLE,
     VERSION,
     Advanced,
     Answered,
@@ -183,9 +185,15 @@ class Replay:
         return None if record is None else Difference(self.step, "next event", _told(record), now)
 
     def _make_engine(self, began: Began) -> Engine:
-        if began.version != VERSION:
+        if began.version not in READABLE:
+            versions = " and ".join(map(str, READABLE))
             raise BadJournal(
-                f"its format is {began.version} (weft {began.weft} wrote it); this weft reads {VERSION}"
+                f"its format is {began.version} (weft {began.weft} wrote it); this weft reads {versions}"
+            )
+        if began.state and began.version != VERSION:
+            raise BadJournal(
+                f"it begins in the midst of work, with a state of weft {began.weft} (format {began.version}); "
+                "only that version takes it up"
             )
         engine = Engine(
             began.settings,
@@ -307,7 +315,7 @@ class _Runner:
             Launched, self._replay, f"launches a batch of {len(plan.rows)} rows"
         )
         self._replay.last_plan = plan
-        self._replay._compare(recorded, launched(plan), plan)
+        self._replay._compare(recorded, launched(plan, self._replay.began.version), plan)
         failed = self._script.peek()
         if isinstance(failed, Failed) and failed.at_launch:
             raise RecordedFailure(self._script.expect(Failed, self._replay, "").message)

@@ -6,6 +6,8 @@ batch is an array of rows.)
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 import numpy as np
 
 from weft.arrays import BoolArray, IntArray
@@ -69,6 +71,14 @@ class Batch:
         ]  # rows that end here, without a token
         self.blocks_overlap = False  # nothing is planned behind it before its result is known
         self.plan: Plan
+
+    def sampling_in(self, rows: Container[int]) -> list[tuple[int, int]]:
+        """Those of the sampling requests whose row is one of `rows`: number (0..S-1) and row of each."""
+        found = []
+        for index, row in enumerate(self.sample_rows.tolist()):
+            if row in rows:
+                found.append((index, row))
+        return found
 
     def is_live(self, columns: Columns) -> BoolArray:
         """[S] whether each sampling request still has its row."""

@@ -1,102 +1,225 @@
-"""Five moments in the life of a request, for everything optional.
+"""The moments in the life of a request at which an optional feature acts, and the list of those in use.
 
-A feature that some requests use and most do not is a Part: it keeps its own state per request, overrides the moments
-that it needs, and stands in the one ordered list of parts (`service/engine.py`). The core asks the parts at these
-moments and knows nothing else of them.
+A feature that some requests use and most do not is a `Feature`: it names the parameters that turn it on, keeps its own
+state for each request, and overrides the moments that it needs. The core calls it at these moments and knows nothing
+else of it. `FeatureHooks` keeps the features of the open requests, so that a step of plain requests calls none:
+
+    arrival ── admit? ── enter_row ── prepare ── commit ── ... ── release ── ... ── end
+                           └──── while it has a row ──────────────┘   (again after a retraction)
+
+What a feature adds to a plan are the operations of `plan/`; the list of all features is `features/registry.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
+from typing import ClassVar, TypeAlias
+
+import msgspec
 
 from weft.messages.replies import Extra, FinishReason, TokenLogprobs
-from weft.plan.step import (
-    Fixed,
-    HiddenStates,
-    InputVectors,
-    LogitBias,
-    Logprobs,
-    Mask,
-    Penalties,
-    Pooling,
-    Processing,
-    PromptLogprobs,
-    Result,
-    Wanted,
-)
+from weft.messages.requests import GenerateRequest
+from weft.messages.sampling import SamplingParams
+from weft.plan.inputs import InputOp
+from weft.plan.logits import LogitOp
+from weft.plan.outputs import AuxRequest
+from weft.plan.step import Result
 from weft.scheduler.batch import Batch
 from weft.scheduler.commit import End, Forced
 from weft.scheduler.kv import KvMemory
+from weft.scheduler.limits.refusal import Refusal
 from weft.scheduler.request import Columns, Request
 
+Defaults: TypeAlias = tuple[
+    tuple[str, object], ...
+]  # names of fields, and their values when unused
 
-class Verdict(Enum):
+
+class Admission(Enum):
     READY = "ready"
     WAIT = "wait"  # not in this pass; others may go before
 
 
-@dataclass(slots=True)
-class Extras:
-    """What parts add to one step. Indices of sampling count the sampling requests, 0..S-1; others all, 0..R-1."""
+class StepInputs:
+    """What features add to the plan of one step, in any order."""
 
-    biases: list[LogitBias] = field(default_factory=list)
-    penalties: Penalties | None = None
-    processors: tuple[Processing, ...] = ()
-    allowed: Mask | None = None
-    mask: Mask | None = None
-    fixed: Fixed | None = None
-    blocks_overlap: bool = False  # the next step depends on what this one samples: it is not planned before that is known
-    logprobs: Logprobs | None = None
-    pooling: Pooling | None = None
-    prompt_logprobs: PromptLogprobs | None = None
-    hidden_states: HiddenStates | None = None
-    vectors: InputVectors | None = None
+    __slots__ = ("blocks_overlap", "inputs", "logits", "outputs")
 
-    @property
-    def wanted(self) -> Wanted | None:
-        kinds = self.pooling, self.prompt_logprobs, self.hidden_states
-        return None if all(kind is None for kind in kinds) else Wanted(*kinds)
+    def __init__(self) -> None:
+        self.inputs: list[InputOp] = []
+        self.logits: list[LogitOp] = []
+        self.outputs: list[AuxRequest] = []
+        # The next step depends on the tokens of this one: it is planned when they are known.
+        self.blocks_overlap = False
 
 
-@dataclass(slots=True)
-class StepReplies:
-    """What parts add to the replies of one step, and the requests that they end with its tokens."""
+class StepEffects:
+    """What features add to the replies of one step, and the requests that they end with its tokens."""
 
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    given: list[Extra] = field(default_factory=list)
-    ends: list[End] = field(default_factory=list)
-    forced: list[Forced] = field(default_factory=list)
+    __slots__ = ("ends", "forced", "given", "logprobs")
+
+    def __init__(self) -> None:
+        self.logprobs: list[TokenLogprobs] = []
+        self.given: list[Extra] = []
+        self.ends: list[End] = []
+        self.forced: list[Forced] = []
 
 
-class Part:
-    """Override what is needed. No moment may wait for anything."""
+class Feature:
+    """Override what is needed. No moment may wait for anything.
 
-    def admit(self, request: Request) -> Verdict:
+    A request uses the feature if a field that is named here has another value than its default. A feature that names no
+    field is used by every request.
+    """
+
+    sampling_fields: ClassVar[tuple[str, ...]] = ()  # of SamplingParams
+    request_fields: ClassVar[tuple[str, ...]] = ()  # of GenerateRequest
+
+    def refusal(self, message: GenerateRequest) -> Refusal | None:
+        """Why a request that would use the feature cannot run; None if it can."""
+        return None
+
+    def arrive(self, message: GenerateRequest) -> None:
+        """The request has been queued."""
+
+    def admit(self, request: Request) -> Admission:
         """The request could be admitted in this pass: may it?"""
-        return Verdict.READY
+        return Admission.READY
 
-    def prepare(self, batch: Batch, columns: Columns, extras: Extras) -> None:
-        """The batch is about to be launched: add what its sampling needs."""
+    def enter_row(self, request: Request) -> None:
+        """The request has got its row; its steps follow."""
 
-    def commit(self, batch: Batch, columns: Columns, result: Result, replies: StepReplies) -> None:
+    def prepare(self, batch: Batch, columns: Columns, step: StepInputs) -> None:
+        """The batch is about to be launched: add operations to its plan."""
+
+    def commit(self, batch: Batch, columns: Columns, result: Result, effects: StepEffects) -> None:
         """The result of a batch has come. Requests that left since are in `batch`, but not `batch.is_live`."""
 
     def release(self, request: Request) -> None:
         """The request gives up its row: finished, aborted or retracted. Forget what belongs to the row."""
 
     def end(self, request: Request, reason: FinishReason, now: float, kv: KvMemory) -> None:
-        """A request that was queued has ended. It holds nothing any more; `packed` has its prompt and output, and the
-        cache what it has computed of them."""
+        """A request that was queued has ended, and owns nothing any more.
+
+        `request.packed` has its prompt and output, and the cache what it has computed of them.
+        """
 
 
-class Moments:
-    """The parts' methods by moment, without those that a part left as they are: what nobody uses costs nothing."""
+Prepare: TypeAlias = Callable[[Batch, Columns, StepInputs], None]
+Commit: TypeAlias = Callable[[Batch, Columns, Result, StepEffects], None]
 
-    def __init__(self, parts: Sequence[Part]) -> None:
-        self.admit = [part.admit for part in parts if type(part).admit is not Part.admit]
-        self.prepare = [part.prepare for part in parts if type(part).prepare is not Part.prepare]
-        self.commit = [part.commit for part in parts if type(part).commit is not Part.commit]
-        self.release = [part.release for part in parts if type(part).release is not Part.release]
-        self.end = [part.end for part in parts if type(part).end is not Part.end]
+
+class FeatureHooks:
+    """All features, and the hooks of those that an open request uses.
+
+    `prepare` and `commit` are called once for each step, in the order of the features. The other moments belong to one
+    request, and only the features that it uses (`of`) hear of them.
+    """
+
+    def __init__(self, features: Sequence[Feature]) -> None:
+        self._features: list[Feature] = []
+        self._num_users: dict[Feature, int] = {}
+        self._by_id: dict[int, tuple[Feature, ...]] = {}  # of the open requests that use some
+        self._sampling_fields: list[tuple[Feature, Defaults]] = []
+        self._request_fields: list[tuple[Feature, Defaults]] = []
+        self._of_all: list[Feature] = []  # used by every request
+        self.prepare: list[Prepare] = []
+        self.commit: list[Commit] = []
+        for feature in features:
+            self.add(feature)
+
+    def add(self, feature: Feature) -> None:
+        """Offer a feature to the requests that arrive from now on."""
+        self._features.append(feature)
+        self._num_users[feature] = 0
+        if feature.sampling_fields:
+            defaults = _defaults(SamplingParams, feature.sampling_fields)
+            self._sampling_fields.append((feature, defaults))
+        if feature.request_fields:
+            defaults = _defaults(GenerateRequest, feature.request_fields)
+            self._request_fields.append((feature, defaults))
+        if not (feature.sampling_fields or feature.request_fields):
+            self._of_all.append(feature)
+
+    def used_by(self, message: GenerateRequest) -> tuple[Feature, ...]:
+        """The features that a request uses, in the order of the features."""
+        used = set(self._of_all)
+        used.update(_differing(message.sampling, self._sampling_fields))
+        used.update(_differing(message, self._request_fields))
+        if not used:
+            return ()
+        return tuple(feature for feature in self._features if feature in used)
+
+    def refusal(self, message: GenerateRequest) -> Refusal | None:
+        """Why a request cannot run, as the first of its features says; None if none objects."""
+        for feature in self.used_by(message):
+            refused = feature.refusal(message)
+            if refused is not None:
+                return refused
+        return None
+
+    def of(self, request: Request) -> tuple[Feature, ...]:
+        """The features that an open request uses."""
+        return self._by_id.get(request.id, ())
+
+    def may_run(self, request: Request) -> bool:
+        """Whether all features of a waiting request let it be admitted now."""
+        return all(feature.admit(request) is Admission.READY for feature in self.of(request))
+
+    def subscribe(self, message: GenerateRequest) -> None:
+        """The request is open: its features take part in the steps."""
+        used = self.used_by(message)
+        if not used:
+            return
+        self._by_id[message.id] = used
+        for feature in used:
+            self._num_users[feature] += 1
+            if self._num_users[feature] == 1:
+                self._list_hooks()
+
+    def unsubscribe(self, request: Request) -> tuple[Feature, ...]:
+        """The request has ended. Returns its features.
+
+        Those that no other request uses take no part in the steps any more.
+        """
+        used = self._by_id.pop(request.id, ())
+        for feature in used:
+            self._num_users[feature] -= 1
+            if not self._num_users[feature]:
+                self._list_hooks()
+        return used
+
+    def _list_hooks(self) -> None:
+        self.prepare = []
+        self.commit = []
+        for feature in self._features:
+            if not self._num_users[feature]:
+                continue
+            kind = type(feature)
+            if kind.prepare is not Feature.prepare:
+                self.prepare.append(feature.prepare)
+            if kind.commit is not Feature.commit:
+                self.commit.append(feature.commit)
+
+
+def _defaults(kind: type[msgspec.Struct], names: Iterable[str]) -> Defaults:
+    """The default values of the named fields."""
+    found: list[tuple[str, object]] = []
+    fields = {field.name: field for field in msgspec.structs.fields(kind)}
+    for name in names:
+        field = fields[name]
+        is_made = field.default_factory is not msgspec.NODEFAULT
+        found.append((name, field.default_factory() if is_made else field.default))
+    return tuple(found)
+
+
+def _differing(value: msgspec.Struct, fields: list[tuple[Feature, Defaults]]) -> list[Feature]:
+    """The features whose fields are not all at their defaults in `value`."""
+    found = []
+    for feature, defaults in fields:
+        for name, default in defaults:
+            if getattr(value, name) != default:
+                found.append(feature)
+                break
+    return found

@@ -13,7 +13,7 @@ import numpy as np
 from weft.arrays import IntArray
 from weft.scheduler.admission import PrefillAdder
 from weft.scheduler.batch import NO_ROWS, RunningBatch
-from weft.scheduler.feature import Moments, Verdict
+from weft.scheduler.feature import FeatureHooks
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.queue import WaitingQueue
 from weft.scheduler.ratio import expected_tokens
@@ -29,13 +29,13 @@ class Preemption:
         queue: WaitingQueue,
         kv: KvMemory,
         running: RunningBatch,
-        moments: Moments,
+        hooks: FeatureHooks,
         make_adder: Callable[[IntArray], PrefillAdder],
     ) -> None:
         self._queue = queue
         self._kv = kv
         self._running = running
-        self._moments = moments
+        self._hooks = hooks
         self._make_adder = make_adder
 
     def victims(self, now: float, chunked_req: Request | None, ratio: float) -> list[Request]:
@@ -49,7 +49,7 @@ class Preemption:
         if chunked_req is not None:  # it has the next step, so nobody else's place would help
             rows = np.array([chunked_req.row], dtype=np.int32)
         rows = rows[self._queue.policy.classes.far_below(first, rows)]
-        if not len(rows) or any(admit(first) is Verdict.WAIT for admit in self._moments.admit):
+        if not len(rows) or not self._hooks.may_run(first):
             return []
         below = [
             request

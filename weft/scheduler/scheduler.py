@@ -29,7 +29,7 @@ from weft.scheduler.admission import AddResult, Lack, PrefillAdder, PrefixSharin
 from weft.scheduler.batch import Batch, RunningBatch
 from weft.scheduler.commit import commit
 from weft.scheduler.counters import Counters
-from weft.scheduler.feature import Moments, Part, StepReplies, Verdict
+from weft.scheduler.feature import Feature, FeatureHooks, StepEffects
 from weft.scheduler.history.request_history import Event, EventKind, RequestHistory, Stop
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.limits.deadlines import Deadlines
@@ -57,7 +57,7 @@ class Scheduler:
     def __init__(
         self,
         settings: SchedulerSettings,
-        parts: Sequence[Part] = (),
+        features: Sequence[Feature] = (),
     ) -> None:
         self.settings = settings
         page_size, num_rows = settings.page_size, settings.sized_for.max_running_requests
@@ -70,8 +70,8 @@ class Scheduler:
         self.counters = Counters()
         self.history = RequestHistory()
         self._now = 0.0  # as of the last call that told
-        self._moments = Moments(parts)
-        self._planner = Planner(self.kv, self._moments)
+        self.hooks = FeatureHooks(features)
+        self._planner = Planner(self.kv, self.hooks)
         self._is_eos: BoolArray = np.zeros(settings.vocab_size, dtype=np.bool_)
         self._is_eos[list(settings.eos_token_ids)] = True
         self.max_len = min(settings.context_length, self.kv.capacity)
@@ -84,7 +84,7 @@ class Scheduler:
             make_policy(settings.policy, self._context), cache, settings.aging_s
         )
         self._preemption = Preemption(
-            self.waiting_queue, self.kv, self.running_batch, self._moments, self._new_adder
+            self.waiting_queue, self.kv, self.running_batch, self.hooks, self._new_adder
         )
         self.last_batch: Batch | None = (
             None  # ran last; its prefills are not in the running batch yet
@@ -150,9 +150,15 @@ class Scheduler:
             arrival_s=now,
             goes_first=first,
         )
-        self._enter(request, message.timeout_ms, first=first)
-        if first:
-            return
+        self._enter(request, message, first=first)
+        if not first:
+            self._end_overflow(request)
+        if request.id in self.requests:
+            for feature in self.hooks.of(request):
+                feature.arrive(message)
+
+    def _end_overflow(self, request: Request) -> None:
+        """A request has joined the queue: end those that have to go because the queue is too long."""
         places = self.settings.max_queued_requests + self._rows_to_give
         for loser in self.waiting_queue.overflow(request, places, self.settings.max_queued_tokens):
             self.counters.num_queue_full += 1
@@ -164,18 +170,19 @@ class Scheduler:
         gives_none = self.batch_is_full or self.waiting_queue.blocks_arrivals
         return 0 if gives_none else self.kv.rows.num_free
 
-    def _enter(self, request: Request, timeout_ms: int, *, first: bool) -> None:
+    def _enter(self, request: Request, message: GenerateRequest, *, first: bool) -> None:
         """Open a request: all of it, or, if anything raises, nothing."""
         join = self.waiting_queue.resume if first else self.waiting_queue.append
         try:
             join(request)
-            self.deadlines.arrived(request, timeout_ms)
+            self.deadlines.arrived(request, message.timeout_ms)
         except BaseException:
             if request in self.waiting_queue:
                 self.waiting_queue.remove(request)
             self.deadlines.forget(request)
             raise
         self.requests[request.id] = request
+        self.hooks.subscribe(message)
 
     def fail(self, id: int, message: str, status: int = 500) -> None:
         """End a request with an error, whether it is open or could not even be opened."""
@@ -242,11 +249,12 @@ class Scheduler:
         """The final word on a request. It is said whatever raises on the way."""
         request.state = RequestState.FINISHED
         del self.requests[request.id]
+        features = self.hooks.unsubscribe(request)
         self.counters.num_aborted += reason == "abort"
         prefill_s = 0.0
         try:
-            for end in self._moments.end:
-                self._tell(end, request, reason, self._now, self.kv)
+            for feature in features:
+                self._tell(feature.end, request, reason, self._now, self.kv)
             detail = f"{reason}, {num_output:,} tokens" + (f": {message}" if message else "")
             prefill_s = self.history.finished(
                 request.id, detail, num_output, self._now, self.num_steps
@@ -296,8 +304,8 @@ class Scheduler:
             request.packed = self.columns.packed(
                 request.row, int(self.columns.known_len[request.row])
             )
-            for release in self._moments.release:
-                self._tell(release, request)
+            for feature in self.hooks.of(request):
+                self._tell(feature.release, request)
             self._tell(self.waiting_queue.left, request)
             if request is self.chunked_req:
                 self.chunked_req = None
@@ -426,7 +434,7 @@ class Scheduler:
                 self.batch_is_full = True
                 self._record_pass(Stop.NO_ROW, request)
                 break
-            if any(admit(request) is Verdict.WAIT for admit in self._moments.admit):
+            if not self.hooks.may_run(request):
                 self._note(request, EventKind.WAITING_REASON, "not ready yet")
                 self.waiting_queue.passed_over(request)
                 continue
@@ -486,6 +494,8 @@ class Scheduler:
         self.kv.take_row(request)
         self.waiting_queue.admit(request)
         request.state = RequestState.PREFILLING
+        for feature in self.hooks.of(request):
+            feature.enter_row(request)
 
     def _expected_tokens(self) -> float:
         """Tokens that the running requests are expected to generate yet."""
@@ -561,16 +571,16 @@ class Scheduler:
     ) -> StepOutput | None:
         """Take in what a step sampled. Returns the reply to the front, if there is something to tell."""
         self._now = self._now if now is None else now
-        replies = StepReplies()
-        for take in self._moments.commit:
-            take(batch, self.columns, result, replies)
-        outcome = commit(self.columns, batch, result, self._is_eos, replies.ends, replies.forced)
+        effects = StepEffects()
+        for take in self.hooks.commit:
+            take(batch, self.columns, result, effects)
+        outcome = commit(self.columns, batch, result, self._is_eos, effects.ends, effects.forced)
         # From here on the tokens are among those that are known, so they must be told whatever raises.
         self._output = StepOutput(
             ids=outcome.ids.tobytes(),
             tokens=outcome.tokens.tobytes(),
-            logprobs=replies.logprobs,
-            given=replies.given,
+            logprobs=effects.logprobs,
+            given=effects.given,
         )
         self.counters.num_generated_tokens += len(outcome.tokens)
         for request in batch.prefills:
@@ -649,8 +659,8 @@ class Scheduler:
         for request in with_row:
             request.packed = self.kv.known_tokens(request)
         for request in with_row:
-            for release in self._moments.release:
-                self._tell(release, request)
+            for feature in self.hooks.of(request):
+                self._tell(feature.release, request)
             if not in_doubt:
                 self.waiting_queue.left(request)
         if in_doubt:

@@ -23,7 +23,8 @@ from weft.executor.inputs import DeviceRowTable
 from weft.ops.cpp import abi
 from weft.ops.cpp.library import Library
 from weft.ops.cpp.program import Program
-from weft.plan.step import Mask, Plan, Result, Sampling
+from weft.plan.logits import GrammarMask
+from weft.plan.step import Plan, Result, Sampling, find
 
 DRAWS = {  # of `Sampling`, in the order and the types of `abi.DrawArgs`
     "temperature": np.float32,
@@ -96,12 +97,9 @@ class CpuFusedSteps:
 
     def takes(self, plan: Plan) -> bool:
         """Whether a step is of this kind."""
-        return (
-            plan.sampling.is_plain
-            and plan.wanted is None
-            and plan.vectors is None
-            and plan.num_tokens > 0
-        )
+        if plan.outputs or plan.inputs or not plan.num_tokens:
+            return False
+        return all(type(op) is GrammarMask for op in plan.logits)
 
     def run(self, plan: Plan) -> HostResult:
         """Compute a step that it takes. Raises MemoryError."""
@@ -117,7 +115,7 @@ class CpuFusedSteps:
         columns = (plan.rows, plan.starts, plan.lens, plan.samples, plan.tokens, plan.slots)
         num_numbers = 4 * num_requests + 2 * plan.num_tokens
         np.concatenate(columns, out=self._numbers[:num_numbers])
-        mask = plan.sampling.mask
+        mask = find(plan.logits, GrammarMask)
         self._forbid(mask)
         head = self._greedy
         if not plan.sampling.is_greedy:
@@ -127,18 +125,18 @@ class CpuFusedSteps:
         step.num_head = len(head.args)
         self._library.run_fused(step)
         invalid = self._buffers.invalid[:num_sampling].copy() if step.num_invalid else None
-        result = Result(self._buffers.tokens[:num_sampling].copy(), invalid)
+        result = Result(self._buffers.tokens[:num_sampling].copy(), invalid=invalid)
         if mask is not None:
             result = _with_faults(result, mask)
         return HostResult(result)
 
-    def _forbid(self, mask: Mask | None) -> None:
+    def _forbid(self, mask: GrammarMask | None) -> None:
         """Let the head forbid the tokens that the mask does not allow."""
         args = self._mask
         args.num_masks = 0
         if mask is None:
             return
-        self._words = np.ascontiguousarray(mask.promise.words)
+        self._words = np.ascontiguousarray(mask.bitmask.words)
         self._masked_rows = mask.index.astype(np.int64)
         num_masks = len(mask.index)
         args.num_masks = num_masks
@@ -203,11 +201,11 @@ class CpuFusedSteps:
         self._drawing = self._greedy.then(draw)
 
 
-def _with_faults(result: Result, mask: Mask) -> Result:
+def _with_faults(result: Result, mask: GrammarMask) -> Result:
     """Rows whose masks could not be filled are invalid."""
-    if not mask.promise.faults:
+    if not mask.bitmask.faults:
         return result
-    faults = tuple((int(mask.index[i]), fault) for i, fault in mask.promise.faults.items())
+    faults = tuple((int(mask.index[i]), fault) for i, fault in mask.bitmask.faults.items())
     invalid = result.invalid
     if invalid is None:
         invalid = np.zeros(len(result.tokens), np.bool_)

@@ -6,7 +6,7 @@ changed but those that asked for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from weft.executor.logit_processors.processor import Asked, LogitProcessor
 from weft.observe.log import EventLog
-from weft.plan.step import Processing
+from weft.plan.logits import ProcessorCall
 
 MAX_MESSAGE_LEN = 300
 BLOCK_SIZE = (
@@ -47,19 +47,21 @@ class Processors:
             return f"logit processor {name!r} could not check its parameters: {_named(exc)}"
         return ""
 
-    def apply(self, logits: Tensor, steps: Sequence[Processing]) -> dict[int, str]:
-        """Change logits [S, V] in place. Returns what went wrong, by row; such a row is as it was before."""
+    def apply(
+        self, logits: Tensor, call: ProcessorCall, *, without: Container[int] = ()
+    ) -> dict[int, str]:
+        """Change logits [S, V] in place, but not in the rows `without`.
+
+        Returns the errors by row; a row with an error is as it was before.
+        """
+        asked: dict[int, Asked] = {}
+        requests = zip(call.index.tolist(), call.params, call.tokens, call.prompt_lens, strict=True)
+        for row, params, tokens, prompt_len in requests:
+            if row not in without:
+                asked[row] = Asked(params, tokens[:prompt_len], tokens[prompt_len:])
         faults: dict[int, str] = {}
-        for step in steps:
-            asked = {
-                row: Asked(params, tokens[:start], tokens[start:])
-                for row, params, tokens, start in zip(
-                    step.index.tolist(), step.params, step.tokens, step.prompt_lens, strict=True
-                )
-                if row not in faults
-            }
-            for block in _batched(asked.items(), max(1, BLOCK_SIZE // logits.shape[1])):
-                faults |= self._apply(step.name, logits, dict(block))
+        for block in _batched(asked.items(), max(1, BLOCK_SIZE // logits.shape[1])):
+            faults |= self._apply(call.name, logits, dict(block))
         return faults
 
     def _apply(self, name: str, logits: Tensor, asked: Mapping[int, Asked]) -> dict[int, str]:

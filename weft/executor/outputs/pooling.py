@@ -16,7 +16,8 @@ from torch import Tensor
 from weft.arrays import FloatArray, IntArray, LongArray, consecutive
 from weft.config.model import ModelConfig
 from weft.ops.sampling import on
-from weft.plan.step import Plan, Pooling
+from weft.plan.outputs import PoolingRequest
+from weft.plan.step import Plan
 
 Rows = Callable[[Tensor], Tensor]  # of a model: hidden states [n, H] -> [n, size]
 
@@ -34,23 +35,23 @@ class Pooler:
             max_rows if is_mean else 0, config.hidden_size, device=device
         )  # of rows, float32
 
-    def __call__(self, plan: Plan, wanted: Pooling, hidden: Tensor) -> FloatArray:
-        """The vectors [E, size] of the requests in `wanted.index` that complete; of others nothing that means anything.
+    def __call__(self, plan: Plan, request: PoolingRequest, hidden: Tensor) -> FloatArray:
+        """The vectors [E, size] of the requests in `request.index` that complete; of others nothing that means anything.
 
         `hidden` [T, H] are all of the step. A vector is cut, then normalised; scores become probabilities.
         """
-        ends = np.cumsum(plan.lens, dtype=np.int64)[wanted.index]
-        starts = ends - plan.lens[wanted.index]
-        if wanted.labels is not None:
-            vectors = self._label_logprobs(hidden[on(hidden, ends - 1)], wanted.labels)
+        ends = np.cumsum(plan.lens, dtype=np.int64)[request.index]
+        starts = ends - plan.lens[request.index]
+        if request.labels is not None:
+            vectors = self._label_logprobs(hidden[on(hidden, ends - 1)], request.labels)
         elif self._config is None:
             raise ValueError("this model generates; it was not started for embeddings")
         elif self._config.kind == "mean":
-            vectors = self._means(plan, wanted, hidden, starts, ends)
+            vectors = self._means(plan, request, hidden, starts, ends)
         else:
             states = hidden[on(hidden, starts if self._config.kind == "cls" else ends - 1)]
             vectors = self._logits(states) if self._config.labels else self._normed(states)
-        finished = self._finished(vectors.float(), wanted)
+        finished = self._finished(vectors.float(), request)
         pooled: FloatArray = finished.numpy(force=True)
         return pooled.copy()
 
@@ -59,25 +60,30 @@ class Pooler:
         return logprobs.gather(1, on(states, labels))
 
     def _means(
-        self, plan: Plan, wanted: Pooling, hidden: Tensor, starts: LongArray, ends: LongArray
+        self,
+        plan: Plan,
+        request: PoolingRequest,
+        hidden: Tensor,
+        starts: LongArray,
+        ends: LongArray,
     ) -> Tensor:
         lens = ends - starts
         states = self._normed(hidden[on(hidden, consecutive(starts, lens))]).float()
-        rows = on(hidden, plan.rows[wanted.index])
-        before = plan.starts[wanted.index]
+        rows = on(hidden, plan.rows[request.index])
+        before = plan.starts[request.index]
         sums = self._sums[rows].mul_(on(hidden, before > 0)[:, None])
         sums.index_add_(0, on(hidden, np.repeat(np.arange(len(lens)), lens)), states)
         self._sums[rows] = sums
         return sums / on(hidden, before + lens)[:, None]
 
-    def _finished(self, vectors: Tensor, wanted: Pooling) -> Tensor:
-        if wanted.labels is not None or self._config is None:
+    def _finished(self, vectors: Tensor, request: PoolingRequest) -> Tensor:
+        if request.labels is not None or self._config is None:
             return vectors
         own = self._config.normalize or self._config.task == "classify"
-        chosen = on(vectors, np.where(wanted.normalize < 0, own, wanted.normalize > 0))[:, None]
+        chosen = on(vectors, np.where(request.normalize < 0, own, request.normalize > 0))[:, None]
         if self._config.task == "classify":
             return torch.where(chosen, _activated(vectors, self._config.activation), vectors)
-        sizes = np.where(wanted.dimensions > 0, wanted.dimensions, vectors.shape[1])
+        sizes = np.where(request.dimensions > 0, request.dimensions, vectors.shape[1])
         kept = torch.arange(vectors.shape[1], device=vectors.device) < on(vectors, sizes)[:, None]
         vectors = vectors.masked_fill(~kept, 0.0)
         return torch.where(chosen, F.normalize(vectors, dim=-1), vectors)

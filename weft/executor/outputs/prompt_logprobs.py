@@ -11,18 +11,18 @@ from torch import Tensor
 
 from weft.models.registry import DecoderModel
 from weft.ops.sampling import SampledTokens, SamplerOps, on
-from weft.plan.step import PlaceLogprobs, PromptLogprobs
+from weft.plan.outputs import PromptLogprobs, PromptLogprobsRequest
 
 BLOCK_LEN = 128  # rows of logits that are held at a time
 
 
 def prompt_logprobs(
-    model: DecoderModel, sampler: SamplerOps, hidden: Tensor, wanted: PromptLogprobs
-) -> PlaceLogprobs:
+    model: DecoderModel, sampler: SamplerOps, hidden: Tensor, request: PromptLogprobsRequest
+) -> PromptLogprobs:
     """`hidden` [T, H] are those of the step."""
-    num_top = int(wanted.num_top.max(initial=0))
-    places, targets = on(hidden, wanted.places), on(hidden, wanted.targets)
-    ids = on(hidden, np.repeat(wanted.ids, wanted.counts, axis=0))
+    num_top = int(request.num_top.max(initial=0))
+    places, targets = on(hidden, request.places), on(hidden, request.targets)
+    ids = on(hidden, np.repeat(request.ids, request.counts, axis=0))
     blocks = []
     for begin in range(0, len(places), BLOCK_LEN):
         block = slice(begin, begin + BLOCK_LEN)
@@ -33,7 +33,7 @@ def prompt_logprobs(
         )
     if not blocks:
         return _none(num_top, ids.shape[1])
-    return PlaceLogprobs(
+    return PromptLogprobs(
         logprobs=np.concatenate([block.logprobs for block in blocks]),
         ranks=np.concatenate([block.ranks for block in blocks]),
         top_ids=np.concatenate([block.top_ids for block in blocks]),
@@ -44,7 +44,7 @@ def prompt_logprobs(
 
 def _of_block(
     sampler: SamplerOps, logits: Tensor, targets: Tensor, ids: Tensor, num_top: int
-) -> PlaceLogprobs:
+) -> PromptLogprobs:
     """Of logits [n, V], targets [n] and ids [n, M]. A row that is not finite harms no other."""
     rows = torch.arange(len(logits), device=logits.device)
     found = sampler.logprobs(
@@ -52,7 +52,7 @@ def _of_block(
     )
     own = logits.gather(1, targets[:, None])
     ranks = (logits > own).sum(dim=-1) + 1
-    return PlaceLogprobs(
+    return PromptLogprobs(
         logprobs=found.logprob.numpy(force=True),
         ranks=ranks.numpy(force=True).astype(np.int32),
         top_ids=found.top_ids.numpy(force=True),
@@ -66,8 +66,8 @@ def id_logprobs(logits: Tensor, ids: Tensor, own: Tensor, logprob: Tensor) -> Te
     return logits.gather(1, ids) - (own - logprob)[:, None]
 
 
-def _none(num_top: int, num_ids: int) -> PlaceLogprobs:
-    return PlaceLogprobs(
+def _none(num_top: int, num_ids: int) -> PromptLogprobs:
+    return PromptLogprobs(
         logprobs=np.empty(0, np.float32),
         ranks=np.empty(0, np.int32),
         top_ids=np.empty((0, num_top), np.int32),

@@ -1,1 +1,1 @@
-"""What some requests use and most do not. Each module is one Part (see `scheduler/feature.py`)."""
+"""What some requests use and most do not. Each module is one `Feature` (`scheduler/feature.py`)."""

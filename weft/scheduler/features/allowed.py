@@ -1,39 +1,37 @@
-"""Requests that may choose among some tokens only, the same at every step: `allowed_token_ids`."""
+"""Requests that may choose among some tokens only, the same at every step: `allowed_token_ids`.
+
+The tokens do not depend on what is sampled, so steps overlap.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
 from weft.arrays import IntArray
-from weft.plan.step import Known, Mask
+from weft.plan.logits import AllowedTokens
 from weft.scheduler.batch import Batch
-from weft.scheduler.feature import Extras, Part
+from weft.scheduler.feature import Feature, StepInputs
 from weft.scheduler.request import Columns, Request
 
 
-class Allowed(Part):
-    """Keeps the mask of each such row. It does not change with what is sampled: steps overlap behind it."""
+class AllowedTokensFeature(Feature):
+    """Keeps the bitmask of each row."""
+
+    sampling_fields = ("allowed_token_ids",)
 
     def __init__(self, vocab_size: int) -> None:
         self._num_words = -(-vocab_size // 32)
         self._masks: dict[int, IntArray] = {}  # [W] by row
 
-    def prepare(self, batch: Batch, columns: Columns, extras: Extras) -> None:
-        for request in batch.prefills:
-            if request.sampling.allowed_token_ids and request.row not in self._masks:
-                self._masks[request.row] = self._packed(request.sampling.allowed_token_ids)
-        if not self._masks:
-            return
-        found = [
-            (i, self._masks[row])
-            for i, row in enumerate(batch.sample_rows.tolist())
-            if row in self._masks
-        ]
+    def enter_row(self, request: Request) -> None:
+        self._masks[request.row] = self._packed(request.sampling.allowed_token_ids)
+
+    def prepare(self, batch: Batch, columns: Columns, step: StepInputs) -> None:
+        found = batch.sampling_in(self._masks)
         if found:
-            index, masks = zip(*found, strict=True)
-            extras.allowed = Mask(
-                index=np.array(index, dtype=np.int32), promise=Known(np.stack(masks))
-            )
+            index = [i for i, _ in found]
+            words = [self._masks[row] for _, row in found]
+            step.logits.append(AllowedTokens(np.array(index, dtype=np.int32), np.stack(words)))
 
     def release(self, request: Request) -> None:
         self._masks.pop(request.row, None)

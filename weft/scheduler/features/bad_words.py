@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.arrays import IntArray
-from weft.plan.step import ANY, LogitBias
+from weft.plan.logits import ANY, LogitBias
 from weft.scheduler.batch import Batch
-from weft.scheduler.feature import Extras, Part
+from weft.scheduler.feature import Feature, StepInputs
 from weft.scheduler.request import Columns, Request
 
 
@@ -24,6 +23,7 @@ class _Words:
     """The words of one request, by what must stand before their last two tokens."""
 
     def __init__(self, words: tuple[tuple[int, ...], ...]) -> None:
+        self.longest = max(map(len, words))
         self._first = [(ANY, word[0]) for word in words if len(word) == 1]
         self._second = self._first + [(word[0], word[1]) for word in words if len(word) == 2]
         self._longer: dict[int, list[tuple[int, ...]]] = {}
@@ -31,49 +31,58 @@ class _Words:
             if len(word) > 2:
                 self._longer.setdefault(word[-3], []).append(word)
 
-    def forbidden(self, output: list[int], has_last: bool) -> list[tuple[int, int]]:
-        """Pairs (after which token, which one). `output` lacks its last token; without `has_last` there is none."""
+    def forbidden(self, output: list[int], *, has_last: bool) -> list[tuple[int, int]]:
+        """Pairs (after which token, which one).
+
+        `output` lacks its last token; without `has_last` there is none.
+        """
         if not has_last:
             return self._first
-        longer = self._longer.get(output[-1], ()) if output else ()
-        ending = [word for word in longer if tuple(output[2 - len(word) :]) == word[:-2]]
-        return self._second + [(word[-2], word[-1]) for word in ending]
+        if not output:
+            return self._second
+        # Words whose tokens before the last two are those that the output ends with.
+        longer = self._longer.get(output[-1], ())
+        begun = [word for word in longer if tuple(output[2 - len(word) :]) == word[:-2]]
+        return self._second + [(word[-2], word[-1]) for word in begun]
 
 
-class BadWords(Part):
-    """Keeps, by row, the words of requests that have some, and the length of the longest."""
+class BadWordsFeature(Feature):
+    """Keeps the words of each row."""
+
+    sampling_fields = ("bad_word_ids",)
 
     def __init__(self) -> None:
-        self._words: dict[int, tuple[_Words, int]] = {}
+        self._words: dict[int, _Words] = {}
 
-    def prepare(self, batch: Batch, columns: Columns, extras: Extras) -> None:
-        for request in batch.prefills:
-            ids = request.sampling.bad_word_ids
-            if ids and request.row not in self._words:
-                self._words[request.row] = _Words(ids), max(map(len, ids))
-        if not self._words:
+    def enter_row(self, request: Request) -> None:
+        self._words[request.row] = _Words(request.sampling.bad_word_ids)
+
+    def prepare(self, batch: Batch, columns: Columns, step: StepInputs) -> None:
+        index: list[int] = []
+        pairs: list[tuple[int, int]] = []
+        for i, row in batch.sampling_in(self._words):
+            forbidden = self._forbidden(row, columns)
+            index += [i] * len(forbidden)
+            pairs += forbidden
+        if not pairs:
             return
-        for i, row in enumerate(batch.sample_rows.tolist()):
-            if row in self._words:
-                words, longest = self._words[row]
-                begin, end = (
-                    int(columns.prompt_len[row]),
-                    int(columns.seq_len[row]) - 2,
-                )  # `end`: of the last token
-                output = columns.tokens[row, max(begin, end - longest) : max(begin, end)].tolist()
-                pairs = words.forbidden(output, has_last=end >= begin)
-                if pairs:
-                    extras.biases.append(_bias(i, np.array(pairs, dtype=np.int32)))
+        after, tokens = np.array(pairs, dtype=np.int32).T
+        step.logits.append(
+            LogitBias(
+                index=np.array(index, dtype=np.int32),
+                tokens=tokens,
+                values=np.full(len(pairs), -np.inf, dtype=np.float32),
+                after=after,
+            )
+        )
 
     def release(self, request: Request) -> None:
         self._words.pop(request.row, None)
 
-
-def _bias(index: int, pairs: IntArray) -> LogitBias:
-    num = len(pairs)
-    return LogitBias(
-        index=np.full(num, index, dtype=np.int32),
-        tokens=pairs[:, 1],
-        values=np.full(num, -np.inf, dtype=np.float32),
-        after=pairs[:, 0],
-    )
+    def _forbidden(self, row: int, columns: Columns) -> list[tuple[int, int]]:
+        words = self._words[row]
+        begin = int(columns.prompt_len[row])
+        last = int(columns.seq_len[row]) - 2  # position of the output's last token
+        start = max(begin, last - words.longest)
+        output = columns.tokens[row, start : max(begin, last)].tolist()
+        return words.forbidden(output, has_last=last >= begin)

@@ -1,13 +1,14 @@
-"""Structured output: requests wait until their grammar is compiled, then sample under its masks.
+"""Structured output: requests wait until their grammar is compiled, then sample under its bitmasks.
 
-What is decided follows from what the grammar service says: which grammars are ready (`take`), and what became of each
-token (`advance`). Both are inputs of the core, like the results of steps, and recorded like these. A mask depends on
-every token before it: the loop does not plan ahead of a step that has one (`loop.py`). It is not looked at here: the
-plan carries the promise of it.
+The decisions follow from what the grammar service says: which grammars are ready (`take`), and what became of each token
+(`advance`). Both are inputs of the core, like the results of steps, and recorded like these. A bitmask depends on every
+token before it, so such a step blocks the overlap (`engine/loop.py`). Nothing here looks at the bits: the plan carries a
+`LazyBitmask`, which may still be computed.
 
-Where nothing but one text may follow, its tokens are appended without being sampled, and computed together in the next
-step. A grammar may hold from the end of the reasoning on: until then its request has no mask, but its steps are awaited
-all the same, for each token may be the one that ends it, and the output may not end before its structure has come.
+Where the grammar allows only one text, its tokens are appended without being sampled, and computed together in the next
+step. A grammar may hold from the end of the reasoning on: until then its request has no bitmask, but its steps block the
+overlap all the same, for each token may be the one that ends the reasoning, and the output may not end before its
+structure has come.
 """
 
 from __future__ import annotations
@@ -18,119 +19,128 @@ from weft.arrays import IntArray
 from weft.grammar.masks import LazyBitmaskRow, LazyBitmaskRows
 from weft.grammar.protocol import CONTINUE, CompileResult, Constraint, Grammars, Key
 from weft.messages.replies import FinishReason
+from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams, ThinkingMarks
-from weft.plan.step import Mask, Result
+from weft.plan.logits import GrammarMask
+from weft.plan.step import Result
 from weft.scheduler.batch import Batch
 from weft.scheduler.commit import End, Forced
-from weft.scheduler.feature import Extras, Part, StepReplies
-from weft.scheduler.feature import Verdict as Admission
-from weft.scheduler.features.bias import forbidden
+from weft.scheduler.feature import Admission, Feature, StepEffects, StepInputs
+from weft.scheduler.features.bias import forbidden, joined
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.request import Columns, Request
 
 MAX_JUMP = 32  # tokens: others wait for their next token while they are computed
 
 
-class GrammarPart(Part):
-    """Keeps, by the number of its request, each place in a grammar. It stays through retractions."""
+class GrammarFeature(Feature):
+    """Keeps, by the id of its request, each place in a grammar. It stays through retractions."""
+
+    sampling_fields = ("grammar",)
 
     def __init__(self, grammars: Grammars, eos_token_ids: tuple[int, ...]) -> None:
         self._grammars = grammars
         self._eos = np.array(eos_token_ids, dtype=np.int32)
         self._constraints: dict[int, Constraint] = {}
-        self._thinking: dict[
-            int, ThinkingMarks
-        ] = {}  # those whose grammar does not hold yet, or perhaps not
-        self._sampled: set[int] = set()  # those of which no token is forced
+        # Of requests whose grammar does not hold yet, or perhaps not.
+        self._thinking: dict[int, ThinkingMarks] = {}
+        self._sampled: set[int] = set()  # requests for which no token is forced
         self.queue: dict[int, Key] = {}  # requests whose grammar is being compiled, as they came
-        self.num_asked = self.num_hits = self.num_refused = self.num_forced = 0
+        self.num_asked = 0
+        self.num_hits = 0
+        self.num_refused = 0
+        self.num_forced = 0
 
-    def begin(self, id: int, sampling: SamplingParams, tenant: str) -> None:
-        """The request of `tenant`, which has a grammar, has been queued."""
-        grammar = sampling.grammar
+    def arrive(self, message: GenerateRequest) -> None:
+        grammar = message.sampling.grammar
         assert grammar is not None
-        key = self.queue[id] = Key(grammar.kind, grammar.text, grammar.strict)
-        if (marks := grammar.behind) is not None and (marks.is_open or len(marks.begin) == 1):
-            self._thinking[id] = marks
-        if _samples_all(sampling):
-            self._sampled.add(id)
+        key = Key(grammar.kind, grammar.text, grammar.strict)
+        self.queue[message.id] = key
+        marks = grammar.behind
+        if marks is not None and (marks.is_open or len(marks.begin) == 1):
+            self._thinking[message.id] = marks
+        if _samples_all(message.sampling):
+            self._sampled.add(message.id)
         self.num_asked += 1
-        self._grammars.ask(id, key, tenant)
+        self._grammars.ask(message.id, key, message.tenant)
 
     def take(self) -> list[CompileResult]:
-        """What has become of grammars since. Whose verdict is a refusal is to be ended by the caller."""
-        verdicts = [verdict for verdict in self._grammars.take() if verdict.id in self.queue]
-        for verdict in verdicts:
-            self.num_hits += not verdict.compile_s
-            self.num_refused += verdict.constraint is None
-            if verdict.constraint is not None:
-                del self.queue[verdict.id]
-                self._constraints[verdict.id] = verdict.constraint
-        return verdicts
+        """What has become of grammars since. The caller ends the requests whose grammar is refused."""
+        results = [result for result in self._grammars.take() if result.id in self.queue]
+        for result in results:
+            self.num_hits += not result.compile_s
+            self.num_refused += result.constraint is None
+            if result.constraint is not None:
+                del self.queue[result.id]
+                self._constraints[result.id] = result.constraint
+        return results
 
     def admit(self, request: Request) -> Admission:
         return Admission.WAIT if request.id in self.queue else Admission.READY
 
-    def prepare(self, batch: Batch, columns: Columns, extras: Extras) -> None:
-        if not self._constraints:
-            return
-        ids = columns.ids[batch.sample_rows].tolist()
-        places = [i for i, id in enumerate(ids) if id in self._constraints]
-        if not places:
-            return
-        extras.blocks_overlap = True
-        masks = {i: mask for i in places if (mask := self._mask(ids[i])) is not None}
-        if masks:
-            extras.mask = Mask(
-                index=np.array(list(masks), dtype=np.int32),
-                promise=LazyBitmaskRows(list(masks.values())),
-            )
-        if len(masks) < len(places) and len(self._eos):
-            open_ended = [
-                i for i in places if i not in masks and columns.stops_at_eos[batch.sample_rows[i]]
-            ]
-            extras.biases += [forbidden(i, self._eos) for i in open_ended]
+    def prepare(self, batch: Batch, columns: Columns, step: StepInputs) -> None:
+        masked: list[int] = []
+        masks: list[LazyBitmaskRow] = []
+        open_ended: list[int] = []  # that reason still: they may not end yet
+        for i, id in enumerate(columns.ids[batch.sample_rows].tolist()):
+            if id not in self._constraints:
+                continue
+            step.blocks_overlap = True
+            mask = self._mask(id)
+            if mask is not None:
+                masked.append(i)
+                masks.append(mask)
+            elif columns.stops_at_eos[batch.sample_rows[i]]:
+                open_ended.append(i)
+        if masked:
+            index = np.array(masked, dtype=np.int32)
+            step.logits.append(GrammarMask(index, LazyBitmaskRows(masks)))
+        if open_ended and len(self._eos):
+            step.logits.append(joined([forbidden(i, self._eos) for i in open_ended]))
 
-    def commit(self, batch: Batch, columns: Columns, result: Result, replies: StepReplies) -> None:
-        if not self._constraints:
-            return
+    def commit(self, batch: Batch, columns: Columns, result: Result, effects: StepEffects) -> None:
         live = batch.is_live(columns)
         if result.invalid is not None:
             live &= ~result.invalid
         rows: IntArray = batch.sample_rows[live]
-        sampled = zip(
-            columns.ids[rows].tolist(), rows.tolist(), result.tokens[live].tolist(), strict=True
-        )
-        left = (
-            columns.max_len[rows] - columns.known_len[rows] - 1
-        ).tolist()  # behind the sampled token
-        taken = [
-            (row, self._constraints[id], token, 0 if id in self._sampled else min(most, MAX_JUMP))
-            for (id, row, token), most in zip(sampled, left, strict=True)
-            if id in self._constraints and self._holds(id, row, token, columns)
-        ]
+        ids = columns.ids[rows].tolist()
+        tokens = result.first_tokens[live].tolist()
+        # Tokens that fit behind the sampled one.
+        left = (columns.max_len[rows] - columns.known_len[rows] - 1).tolist()
+        taken_rows: list[int] = []
+        constraints: list[Constraint] = []
+        taken: list[int] = []
+        room: list[int] = []
+        for id, row, token, most in zip(ids, rows.tolist(), tokens, left, strict=True):
+            constraint = self._constraints.get(id)
+            if constraint is not None and self._holds(id, row, token, columns):
+                taken_rows.append(row)
+                constraints.append(constraint)
+                taken.append(token)
+                room.append(0 if id in self._sampled else min(most, MAX_JUMP))
         if not taken:
             return
-        places, constraints, tokens, room = zip(*taken, strict=True)
-        for row, move in zip(
-            places, self._grammars.advance(constraints, tokens, room), strict=True
-        ):
-            if move is CONTINUE:
+        advances = self._grammars.advance(constraints, taken, room)
+        for row, advance in zip(taken_rows, advances, strict=True):
+            if advance is CONTINUE:
                 continue
-            if move.forced:
-                self.num_forced += len(move.forced)
-                replies.forced.append(Forced(row, move.forced))
-            if move.error:
-                replies.ends.append(End(row, "error", message=move.error))
-            elif move.is_complete:
-                replies.ends.append(End(row, "stop"))
+            if advance.forced:
+                self.num_forced += len(advance.forced)
+                effects.forced.append(Forced(row, advance.forced))
+            if advance.error:
+                effects.ends.append(End(row, "error", message=advance.error))
+            elif advance.is_complete:
+                effects.ends.append(End(row, "stop"))
 
     def _mask(self, id: int) -> LazyBitmaskRow | None:
-        """What the request's next token may be; None: anything."""
-        constraint, marks = self._constraints[id], self._thinking.get(id)
+        """The tokens that may come next for the request; None: any."""
+        mask = self._constraints[id].mask
+        marks = self._thinking.get(id)
         if marks is None:
-            return constraint.mask
-        return None if marks.is_open else constraint.mask._replace(also=marks.begin[0])
+            return mask
+        if marks.is_open:
+            return None
+        return mask._replace(also=marks.begin[0])
 
     def _holds(self, id: int, row: int, token: int, columns: Columns) -> bool:
         """Whether a token that was sampled is the grammar's, and not of the reasoning before it."""

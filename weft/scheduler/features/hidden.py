@@ -1,77 +1,79 @@
 """Hidden states, for the requests that ask for them: of every token that is computed, or of the last one.
 
-Each is told as a step computes it. What a retraction makes a later step compute again is not told again, except that of
-the last token, which replaces the one before anyway.
+They go out as the steps compute them. States that a step computes again after a retraction do not go out again, except
+that of the last token, which replaces the one before anyway.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from weft.arrays import FloatArray
+from weft.arrays import FloatArray, IntArray
 from weft.messages.replies import FinishReason, HiddenStates
-from weft.plan.step import HiddenStates as Asked
-from weft.plan.step import Result
+from weft.plan.outputs import HiddenStatesRequest, TokenStates
+from weft.plan.step import Result, find
 from weft.scheduler.batch import Batch
-from weft.scheduler.feature import Extras, Part, StepReplies
+from weft.scheduler.feature import Feature, StepEffects, StepInputs
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.request import Columns, Request
 
 MESSAGE_VALUES = 1 << 22  # in one message
 
 
-class HiddenStatesPart(Part):
+class HiddenStatesFeature(Feature):
+    """Keeps, by request, up to which position states have come, and up to which they are asked for."""
+
+    sampling_fields = ("hidden_states",)
+
     def __init__(self) -> None:
         self._rows: dict[int, Request] = {}  # that ask
-        self._told: dict[int, int] = {}  # by request: positions whose states have come
+        self._reported: dict[int, int] = {}  # by request: positions whose states have come
         self._asked: dict[int, int] = {}  # and those that have, or that launched steps will bring
 
-    def prepare(self, batch: Batch, columns: Columns, extras: Extras) -> None:
-        for request in batch.prefills:
-            if request.sampling.hidden_states is not None and request.row not in self._rows:
-                self._rows[request.row] = request
-                self._asked[request.id] = self._told.setdefault(request.id, 0)
-        if not self._rows:
-            return
-        index, counts, places = [], [], []
-        for i, (row, place_end) in enumerate(
-            zip(batch.rows.tolist(), np.cumsum(batch.lens).tolist(), strict=True)
-        ):
-            asking = self._rows.get(row)
-            if asking is None:
+    def enter_row(self, request: Request) -> None:
+        self._rows[request.row] = request
+        self._asked[request.id] = self._reported.setdefault(request.id, 0)
+
+    def prepare(self, batch: Batch, columns: Columns, step: StepInputs) -> None:
+        index: list[int] = []
+        counts: list[int] = []
+        places: list[IntArray] = []
+        ends = np.cumsum(batch.lens).tolist()  # of the requests' tokens in the step
+        for i, (row, end) in enumerate(zip(batch.rows.tolist(), ends, strict=True)):
+            request = self._rows.get(row)
+            if request is None:
                 continue
-            length = int(batch.lens[i])
-            end = int(batch.starts[i]) + length  # position behind the last
-            if asking.sampling.hidden_states == "last":
-                count = int(i >= len(batch.prefills) or asking.completes)
-            else:
-                count = min(length, end - self._asked[asking.id])
+            count = self._num_asked(request, batch, i)
             if count > 0:
-                self._asked[asking.id] = end
+                self._asked[request.id] = int(batch.starts[i] + batch.lens[i])
                 index.append(i)
                 counts.append(count)
-                places.append(np.arange(place_end - count, place_end, dtype=np.int32))
+                places.append(np.arange(end - count, end, dtype=np.int32))
         if index:
-            extras.hidden_states = Asked(
-                index=np.array(index, dtype=np.int32),
-                counts=np.array(counts, dtype=np.int32),
-                places=np.concatenate(places),
+            step.outputs.append(
+                HiddenStatesRequest(
+                    index=np.array(index, dtype=np.int32),
+                    counts=np.array(counts, dtype=np.int32),
+                    places=np.concatenate(places),
+                )
             )
 
-    def commit(self, batch: Batch, columns: Columns, result: Result, replies: StepReplies) -> None:
-        asked = None if batch.plan.wanted is None else batch.plan.wanted.hidden_states
-        given = None if result.given is None else result.given.hidden_states
-        if asked is None:
+    def commit(self, batch: Batch, columns: Columns, result: Result, effects: StepEffects) -> None:
+        request = find(batch.plan.outputs, HiddenStatesRequest)
+        output = find(result.outputs, TokenStates)
+        if request is None:
             return
-        at = 0
-        for i, count in zip(asked.index.tolist(), asked.counts.tolist(), strict=True):
-            row, end = batch.rows[i], int(batch.starts[i] + batch.lens[i])
+        begin = 0
+        for i, count in zip(request.index.tolist(), request.counts.tolist(), strict=True):
+            row = batch.rows[i]
             if columns.epoch[row] == batch.epochs[i]:
                 id = int(columns.ids[row])
-                self._told[id] = end
-                if given is not None:
-                    replies.given += _messages(id, end - count, given[at : at + count])
-            at += count
+                end = int(batch.starts[i] + batch.lens[i])
+                self._reported[id] = end
+                if output is not None:
+                    states = output.states[begin : begin + count]
+                    effects.given += _messages(id, end - count, states)
+            begin += count
 
     def release(self, request: Request) -> None:
         """What launched steps would have brought is asked for again."""
@@ -79,14 +81,30 @@ class HiddenStatesPart(Part):
         self._asked.pop(request.id, None)
 
     def end(self, request: Request, reason: FinishReason, now: float, kv: KvMemory) -> None:
-        self._told.pop(request.id, None)
+        self._reported.pop(request.id, None)
+
+    def _num_asked(self, request: Request, batch: Batch, i: int) -> int:
+        """Of how many of its last tokens in the step the states are asked for."""
+        if request.sampling.hidden_states == "last":
+            is_last = i >= len(batch.prefills) or request.completes
+            return int(is_last)
+        length = int(batch.lens[i])
+        end = int(batch.starts[i]) + length
+        return min(length, end - self._asked[request.id])
 
 
 def _messages(id: int, start: int, states: FloatArray) -> list[HiddenStates]:
-    """The states of the tokens from position `start` on, none of the messages larger than a channel takes."""
+    """The states [n, H] of the tokens from position `start` on, in messages that a channel takes."""
     length = max(1, MESSAGE_VALUES // states.shape[1])
-    return [
-        HiddenStates(id=id, start=start + at, num_tokens=len(piece), vectors=piece.tobytes())
-        for at in range(0, len(states), length)
-        if len(piece := states[at : at + length])
-    ]
+    messages = []
+    for begin in range(0, len(states), length):
+        piece = states[begin : begin + length]
+        messages.append(
+            HiddenStates(
+                id=id,
+                start=start + begin,
+                num_tokens=len(piece),
+                vectors=piece.tobytes(),
+            )
+        )
+    return messages

@@ -1,52 +1,78 @@
-"""Tells the sampler which requests have which logit processors, and what each of them has said so far.
+"""Logit processors: which requests call which of them, and the tokens that each call is given.
 
-A processor sees the whole output: steps of requests that have one are awaited, and nothing is planned ahead behind
-them.
+A processor sees the whole output, so nothing is planned behind a step that calls one. Whether a request may have the
+processors that it names is known outside of the core (`ProcessorChecks`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, Protocol
+
 import numpy as np
 
+from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import Processor
-from weft.plan.step import Processing
+from weft.plan.logits import ProcessorCall
 from weft.scheduler.batch import Batch
-from weft.scheduler.feature import Extras, Part
+from weft.scheduler.feature import Feature, StepInputs
+from weft.scheduler.limits.refusal import Refusal
 from weft.scheduler.request import Columns, Request
 
 
-class LogitProcessors(Part):
-    """Keeps the processors of each row that has some, in their order."""
+class ProcessorChecks(Protocol):
+    """Whether requests may have the logit processors that they name.
 
-    def __init__(self) -> None:
+    Implemented by `executor/logit_processors/processors.py`.
+    """
+
+    def wrong(self, name: str, params: Mapping[str, Any]) -> str:
+        """Why a request cannot have this processor with these parameters; "" if it can."""
+        ...
+
+
+class ProcessorsFeature(Feature):
+    """Keeps the processors of each row, in their order."""
+
+    sampling_fields = ("processors",)
+
+    def __init__(self, checks: ProcessorChecks) -> None:
+        self._checks = checks
         self._by_row: dict[int, tuple[Processor, ...]] = {}
 
-    def prepare(self, batch: Batch, columns: Columns, extras: Extras) -> None:
-        for request in batch.prefills:
-            if request.sampling.processors:
-                self._by_row[request.row] = request.sampling.processors
-        if not self._by_row:
-            return
-        found = [
-            (i, row) for i, row in enumerate(batch.sample_rows.tolist()) if row in self._by_row
-        ]
+    def refusal(self, message: GenerateRequest) -> Refusal | None:
+        for one in message.sampling.processors:
+            wrong = self._checks.wrong(one.name, one.params)
+            if wrong:
+                return Refusal(wrong, 400)
+        return None
+
+    def enter_row(self, request: Request) -> None:
+        self._by_row[request.row] = request.sampling.processors
+
+    def prepare(self, batch: Batch, columns: Columns, step: StepInputs) -> None:
+        found = batch.sampling_in(self._by_row)
         if found:
-            extras.blocks_overlap = True
-            extras.processors = self._rounds(found, columns)
+            step.blocks_overlap = True
+            step.logits += self._calls(found, columns)
 
     def release(self, request: Request) -> None:
         self._by_row.pop(request.row, None)
 
-    def _rounds(self, found: list[tuple[int, int]], columns: Columns) -> tuple[Processing, ...]:
+    def _calls(self, found: list[tuple[int, int]], columns: Columns) -> list[ProcessorCall]:
         """First the first ones of all requests, those of one name together; then the second ones; ..."""
-        tokens = {row: columns.tokens[row, : columns.seq_len[row] - 1].copy() for _, row in found}
-        rounds: list[Processing] = []
+        tokens = {}
+        for _, row in found:
+            tokens[row] = columns.tokens[row, : columns.seq_len[row] - 1].copy()
+        calls: list[ProcessorCall] = []
         for place in range(max(len(self._by_row[row]) for _, row in found)):
-            there = [(i, row) for i, row in found if place < len(self._by_row[row])]
-            for name in dict.fromkeys(self._by_row[row][place].name for _, row in there):
-                own = [(i, row) for i, row in there if self._by_row[row][place].name == name]
-                rounds.append(
-                    Processing(
+            by_name: dict[str, list[tuple[int, int]]] = {}
+            for i, row in found:
+                if place < len(self._by_row[row]):
+                    by_name.setdefault(self._by_row[row][place].name, []).append((i, row))
+            for name, own in by_name.items():
+                calls.append(
+                    ProcessorCall(
                         name=name,
                         index=np.array([i for i, _ in own], dtype=np.int32),
                         params=tuple(self._by_row[row][place].params for _, row in own),
@@ -54,4 +80,4 @@ class LogitProcessors(Part):
                         prompt_lens=tuple(int(columns.prompt_len[row]) for _, row in own),
                     )
                 )
-        return tuple(rounds)
+        return calls

@@ -1,8 +1,8 @@
 """Log probabilities of prompt tokens, for the requests that ask for them. They go out in pieces, as they are computed.
 
-The log probability of a token comes of the step that computes the one before it, and the first that is asked for is
-told without one. Tokens that stand in the prefix cache are computed nevertheless (`GenerateRequest.fresh_from`), but
-after a retraction nothing that has been told is told again.
+The step that computes a token gives the log probability of the next one, so the first token that is asked for has none.
+Tokens that stand in the prefix cache are computed nevertheless (`GenerateRequest.fresh_from`), but what has gone out
+before a retraction does not go out again.
 """
 
 from __future__ import annotations
@@ -13,13 +13,43 @@ import numpy as np
 
 from weft.arrays import FloatArray, IntArray
 from weft.messages.replies import PromptPiece
-from weft.plan.step import PlaceLogprobs, PromptLogprobs, Result
+from weft.plan.outputs import PromptLogprobs, PromptLogprobsRequest
+from weft.plan.step import Result, find
 from weft.scheduler.batch import Batch
-from weft.scheduler.feature import Extras, Part, StepReplies
+from weft.scheduler.feature import Feature, StepEffects, StepInputs
 from weft.scheduler.request import Columns
 
 
-class Piece(NamedTuple):
+class PromptLogprobsFeature(Feature):
+    """Keeps nothing: what has gone out follows from `Request.reported_len`."""
+
+    sampling_fields = ("prompt_logprobs",)
+
+    def prepare(self, batch: Batch, columns: Columns, step: StepInputs) -> None:
+        pieces: list[tuple[int, _Piece]] = []
+        for i, request in enumerate(batch.prefills):
+            if request.sampling.prompt_logprobs is not None:
+                piece = _piece(batch, i)
+                if piece is not None:
+                    pieces.append((i, piece))
+        if pieces:
+            step.outputs.append(_request(batch, columns, pieces))
+
+    def commit(self, batch: Batch, columns: Columns, result: Result, effects: StepEffects) -> None:
+        asked = find(batch.plan.outputs, PromptLogprobsRequest)
+        output = find(result.outputs, PromptLogprobs)
+        if asked is None or output is None:
+            return
+        begin = 0
+        for i, count in zip(asked.index.tolist(), asked.counts.tolist(), strict=True):
+            places = slice(begin, begin + count)
+            begin += count
+            piece = _piece(batch, i)
+            if columns.epoch[batch.rows[i]] == batch.epochs[i] and piece is not None:
+                effects.given.append(_message(batch, i, piece, columns, output, places))
+
+
+class _Piece(NamedTuple):
     """What a step gives of one prompt: log probabilities of the tokens at low, low + 1, ... high - 1."""
 
     low: int
@@ -27,40 +57,34 @@ class Piece(NamedTuple):
     has_first: bool  # the token before `low` is the first that is asked for
 
 
-class PromptLogprobsPart(Part):
-    def prepare(self, batch: Batch, columns: Columns, extras: Extras) -> None:
-        asking = [
-            i for i, one in enumerate(batch.prefills) if one.sampling.prompt_logprobs is not None
-        ]
-        pieces = [(i, piece) for i in asking if (piece := _piece(batch, i)) is not None]
-        if not pieces:
-            return
-        offsets = (
-            np.cumsum(batch.lens) - batch.lens - batch.starts
-        )  # from a position to its place in the step
-        places = [np.arange(piece.low - 1, piece.high - 1) + offsets[i] for i, piece in pieces]
-        targets = [columns.tokens[batch.rows[i], piece.low : piece.high] for i, piece in pieces]
-        wishes = [batch.prefills[i].sampling for i, _ in pieces]
-        extras.prompt_logprobs = PromptLogprobs(
-            index=np.array([i for i, _ in pieces], dtype=np.int32),
-            counts=np.array([piece.high - piece.low for _, piece in pieces], dtype=np.int32),
-            num_top=np.array([wish.prompt_logprobs for wish in wishes], dtype=np.int32),
-            ids=padded([wish.logprob_token_ids for wish in wishes]),
-            places=np.concatenate(places).astype(np.int32),
-            targets=np.concatenate(targets),
-        )
-
-    def commit(self, batch: Batch, columns: Columns, result: Result, replies: StepReplies) -> None:
-        asked = None if batch.plan.wanted is None else batch.plan.wanted.prompt_logprobs
-        given = None if result.given is None else result.given.prompt_logprobs
-        if asked is None or given is None:
-            return
-        begin = 0
-        for i, count in zip(asked.index.tolist(), asked.counts.tolist(), strict=True):
-            rows, begin = slice(begin, begin + count), begin + count
-            piece = _piece(batch, i)
-            if columns.epoch[batch.rows[i]] == batch.epochs[i] and piece is not None:
-                replies.given.append(_message(batch, i, piece, columns, given, rows))
+def _request(
+    batch: Batch, columns: Columns, pieces: list[tuple[int, _Piece]]
+) -> PromptLogprobsRequest:
+    """`pieces`: with the number of each one's request in the step."""
+    # What is to be added to a position to get the token's place in the step.
+    offsets = np.cumsum(batch.lens) - batch.lens - batch.starts
+    index: list[int] = []
+    counts: list[int] = []
+    num_top: list[int] = []
+    ids: list[tuple[int, ...]] = []
+    places: list[IntArray] = []
+    targets: list[IntArray] = []
+    for i, (low, high, _) in pieces:
+        sampling = batch.prefills[i].sampling
+        index.append(i)
+        counts.append(high - low)
+        num_top.append(sampling.prompt_logprobs or 0)
+        ids.append(sampling.logprob_token_ids)
+        places.append(np.arange(low - 1, high - 1, dtype=np.int32) + offsets[i])
+        targets.append(columns.tokens[batch.rows[i], low:high])
+    return PromptLogprobsRequest(
+        index=np.array(index, dtype=np.int32),
+        counts=np.array(counts, dtype=np.int32),
+        num_top=np.array(num_top, dtype=np.int32),
+        ids=padded(ids),
+        places=np.concatenate(places).astype(np.int32),
+        targets=np.concatenate(targets),
+    )
 
 
 def padded(lists: list[tuple[int, ...]]) -> IntArray:
@@ -71,7 +95,7 @@ def padded(lists: list[tuple[int, ...]]) -> IntArray:
     return ids
 
 
-def _piece(batch: Batch, i: int) -> Piece | None:
+def _piece(batch: Batch, i: int) -> _Piece | None:
     """What a step gives of the prompt of its request i. The same when it is planned and when it is committed.
 
     prompt   | 0 ... first ................. prompt_len
@@ -80,42 +104,47 @@ def _piece(batch: Batch, i: int) -> Piece | None:
     """
     request = batch.prefills[i]
     first = request.sampling.prompt_logprobs_start
-    start, end = int(batch.starts[i]), int(batch.starts[i] + batch.lens[i])
+    start = int(batch.starts[i])
+    end = start + int(batch.lens[i])
     low = max(start, first, request.reported_len) + 1
     high = max(low, min(end + 1, request.prompt_len))
     has_first = start <= first < min(end, request.prompt_len) and request.reported_len <= first
-    return Piece(low, high, has_first) if has_first or low < high else None
+    if not has_first and low == high:
+        return None
+    return _Piece(low, high, has_first)
 
 
 def _message(
-    batch: Batch, i: int, piece: Piece, columns: Columns, given: PlaceLogprobs, rows: slice
+    batch: Batch,
+    i: int,
+    piece: _Piece,
+    columns: Columns,
+    output: PromptLogprobs,
+    places: slice,
 ) -> PromptPiece:
+    """`places`: of the piece's tokens among those of the output."""
     request = batch.prefills[i]
-    wish = request.sampling
-    num_top = min(wish.prompt_logprobs or 0, given.top_ids.shape[1])
-    num_ids, head = len(wish.logprob_token_ids), int(piece.has_first)
+    num_top = min(request.sampling.prompt_logprobs or 0, output.top_ids.shape[1])
+    num_ids = len(request.sampling.logprob_token_ids)
+    head = int(piece.has_first)
     tokens = columns.tokens[request.row, piece.low - head : piece.high]
     return PromptPiece(
         id=request.id,
         tokens=tokens.tobytes(),
-        logprobs=_with_head(given.logprobs[rows], head).tobytes(),
-        ranks=_with_head(given.ranks[rows], head).tobytes(),
+        logprobs=_with_head(output.logprobs[places], head).tobytes(),
+        ranks=_with_head(output.ranks[places], head).tobytes(),
         num_top=num_top,
-        top_ids=_with_head(given.top_ids[rows, :num_top], head).tobytes(),
-        top_logprobs=_with_head(given.top_logprobs[rows, :num_top], head).tobytes(),
+        top_ids=_with_head(output.top_ids[places, :num_top], head).tobytes(),
+        top_logprobs=_with_head(output.top_logprobs[places, :num_top], head).tobytes(),
         num_ids=num_ids,
-        id_logprobs=_with_head(given.id_logprobs[rows, :num_ids], head).tobytes(),
+        id_logprobs=_with_head(output.id_logprobs[places, :num_ids], head).tobytes(),
     )
 
 
 def _with_head(values: IntArray | FloatArray, head: int) -> IntArray | FloatArray:
-    """The values with a line of zeros or NaN before them, if there is a `head`."""
-    return (
-        values
-        if not head
-        else np.concatenate([np.full((1, *values.shape[1:]), _nothing(values)), values])
-    )
-
-
-def _nothing(values: IntArray | FloatArray) -> np.float32 | np.int32:
-    return np.float32(np.nan) if values.dtype.kind == "f" else np.int32(0)
+    """The values, behind a line of NaN (floats) or zeros (ints) if there is a `head`."""
+    if not head:
+        return values
+    nothing = np.float32(np.nan) if values.dtype.kind == "f" else np.int32(0)
+    first = np.full((1, *values.shape[1:]), nothing)
+    return np.concatenate([first, values])

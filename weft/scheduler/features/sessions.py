@@ -17,7 +17,7 @@ from weft.memory.prefix_cache import TOKEN_BYTES
 from weft.messages.replies import FinishReason
 from weft.messages.requests import GenerateRequest
 from weft.messages.sessions import SessionParams
-from weft.scheduler.feature import Part
+from weft.scheduler.feature import Feature
 from weft.scheduler.features.turns import (
     Dropped,
     Session,
@@ -39,8 +39,10 @@ class Begun(NamedTuple):
     replaced: list[Turn]  # that it makes the session forget
 
 
-class Sessions(Part):
+class Sessions(Feature):
     """All open sessions, and the turns whose requests run."""
+
+    request_fields = ("session",)
 
     def __init__(self, limits: SessionLimits) -> None:
         self._limits = limits

@@ -1,8 +1,8 @@
 """A budget of reasoning: after so many tokens its end mark is put in, token by token, then the answer goes on.
 
-What is due follows from the output alone (`due`), so it is the same after a retraction, and no state is kept but who
-has a budget. Before the budget can be used up nothing is looked at and steps overlap; the step before that moment and
-those that may be followed by a token of the mark are awaited, for the next one depends on what they sample.
+The token that is due follows from the output alone (`due`), so it is the same after a retraction, and no state is kept
+but the budgets. Before a budget can be used up nothing is looked at and steps overlap. The step before that moment, and
+those that may be followed by a token of the mark, block the overlap, for the next one depends on what they sample.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import numpy as np
 
 from weft.arrays import IntArray
 from weft.messages.sampling import ThinkingMarks
-from weft.plan.step import Fixed
+from weft.plan.logits import FixedTokens
 from weft.scheduler.batch import Batch
-from weft.scheduler.feature import Extras, Part
+from weft.scheduler.feature import Feature, StepInputs
 from weft.scheduler.request import Columns, Request
 
 MAX_LEAD = 4  # tokens (white space) that may stand before the begin mark
@@ -21,40 +21,42 @@ OVER = -1  # there is no reasoning, or none any more
 NOTHING = -2
 
 
-class ThinkingBudget(Part):
+class ThinkingBudgetFeature(Feature):
     """Keeps, by row, the budgets that may still be used up."""
+
+    sampling_fields = ("thinking_budget",)
 
     def __init__(self) -> None:
         self._budgets: dict[int, tuple[int, ThinkingMarks]] = {}
 
-    def prepare(self, batch: Batch, columns: Columns, extras: Extras) -> None:
-        for request in batch.prefills:
-            budget, marks = request.sampling.thinking_budget, request.sampling.thinking_marks
-            if budget is not None and marks is not None:
-                self._budgets[request.row] = budget, marks
-        if not self._budgets:
-            return
-        fixed: list[tuple[int, int]] = []
-        for i, row in enumerate(batch.sample_rows.tolist()):
-            if row not in self._budgets:
-                continue
+    def enter_row(self, request: Request) -> None:
+        sampling = request.sampling
+        if sampling.thinking_budget is not None and sampling.thinking_marks is not None:
+            self._budgets[request.row] = sampling.thinking_budget, sampling.thinking_marks
+
+    def prepare(self, batch: Batch, columns: Columns, step: StepInputs) -> None:
+        index: list[int] = []
+        tokens: list[int] = []
+        for i, row in batch.sampling_in(self._budgets):
             budget, marks = self._budgets[row]
-            begin, end = int(columns.prompt_len[row]), int(columns.seq_len[row]) - 1
+            begin = int(columns.prompt_len[row])
+            end = int(columns.seq_len[row]) - 1
             if end - begin < budget - 1:
                 continue
-            token = (
-                due(columns.tokens[row, begin:end], marks, budget)
-                if end - begin >= budget
-                else NOTHING
-            )
+            token = NOTHING
+            if end - begin >= budget:
+                token = due(columns.tokens[row, begin:end], marks, budget)
             if token == OVER:
                 del self._budgets[row]
                 continue
-            extras.blocks_overlap = True
+            step.blocks_overlap = True
             if token != NOTHING:
-                fixed.append((i, token))
-        if fixed:
-            extras.fixed = Fixed(*np.array(fixed, dtype=np.int32).T)
+                index.append(i)
+                tokens.append(token)
+        if index:
+            step.logits.append(
+                FixedTokens(np.array(index, dtype=np.int32), np.array(tokens, dtype=np.int32))
+            )
 
     def release(self, request: Request) -> None:
         self._budgets.pop(request.row, None)
@@ -68,7 +70,9 @@ def due(output: IntArray, marks: ThinkingMarks, budget: int) -> int:
     reasoning = output[start:]
     if _find(reasoning, marks.end) >= 0:
         return OVER
-    return marks.end[_begun(reasoning, marks.end)] if len(reasoning) >= budget else NOTHING
+    if len(reasoning) < budget:
+        return NOTHING
+    return marks.end[_begun(reasoning, marks.end)]
 
 
 def _begin(output: IntArray, marks: ThinkingMarks) -> int:
@@ -85,17 +89,18 @@ def _begin(output: IntArray, marks: ThinkingMarks) -> int:
 def _begun(output: IntArray, mark: tuple[int, ...]) -> int:
     """How many tokens of `mark`, not all, `output` ends with."""
     tail = output[-len(mark) :].tolist()
-    return next(
-        size
-        for size in range(len(mark) - 1, -1, -1)
-        if tail[len(tail) - size :] == list(mark[:size])
-    )
+    size = len(mark) - 1
+    while tail[len(tail) - size :] != list(mark[:size]):
+        size -= 1
+    return size
 
 
 def _find(tokens: IntArray, mark: tuple[int, ...]) -> int:
     """The first place of `mark` in `tokens`; -1 if there is none."""
-    text, needle = tokens.astype(np.int32).tobytes(), np.array(mark, dtype=np.int32).tobytes()
+    text = tokens.astype(np.int32).tobytes()
+    needle = np.array(mark, dtype=np.int32).tobytes()
     place = text.find(needle)
+    # A match that does not begin where a token begins is none.
     while place % 4 and place >= 0:
         place = text.find(needle, place + 1)
     return place // 4 if place >= 0 else -1

@@ -1,0 +1,75 @@
+"""Auxiliary outputs of a step: the functions that compute them from its hidden states, by the type of the request.
+
+To add one: a request and an output in `plan/outputs.py`, a file beside this one, and a line in `COMPUTE`. (Log
+probabilities of sampled tokens are not here: the sampler takes them from the logits that it has.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from torch import Tensor
+
+from weft.executor.outputs.hidden import hidden_states
+from weft.executor.outputs.pooling import Pooler
+from weft.executor.outputs.prompt_logprobs import prompt_logprobs
+from weft.models.registry import DecoderModel
+from weft.ops.sampling import SamplerOps
+from weft.plan.outputs import (
+    AuxOutput,
+    AuxRequest,
+    HiddenStatesRequest,
+    PooledVectors,
+    PoolingRequest,
+    PromptLogprobs,
+    PromptLogprobsRequest,
+    TokenStates,
+)
+from weft.plan.step import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedStep:
+    """A step whose layers have been computed, and what else outputs are computed with."""
+
+    plan: Plan
+    hidden: Tensor  # [T, H] as the last layer leaves them
+    model: DecoderModel
+    sampler: SamplerOps
+    pooler: Pooler | None  # None: the model makes no vectors
+
+
+def pooled_vectors(step: ComputedStep, request: PoolingRequest) -> PooledVectors | None:
+    if step.pooler is None:
+        return None
+    return PooledVectors(step.pooler(step.plan, request, step.hidden))
+
+
+def logprobs_of_prompts(step: ComputedStep, request: PromptLogprobsRequest) -> PromptLogprobs:
+    return prompt_logprobs(step.model, step.sampler, step.hidden, request)
+
+
+def states_of_tokens(step: ComputedStep, request: HiddenStatesRequest) -> TokenStates:
+    return TokenStates(hidden_states(step.model, step.hidden, request))
+
+
+Compute: TypeAlias = Callable[[ComputedStep, Any], AuxOutput | None]
+COMPUTE: dict[type[AuxRequest], Compute] = {
+    PoolingRequest: pooled_vectors,
+    PromptLogprobsRequest: logprobs_of_prompts,
+    HiddenStatesRequest: states_of_tokens,
+}
+
+
+def compute_aux_outputs(step: ComputedStep) -> tuple[AuxOutput, ...]:
+    """What the plan asks for, as far as it comes from hidden states."""
+    outputs = []
+    for request in step.plan.outputs:
+        compute = COMPUTE.get(type(request))
+        if compute is not None:
+            output = compute(step, request)
+            if output is not None:
+                outputs.append(output)
+    return tuple(outputs)

@@ -1,0 +1,147 @@
+"""Digests (CRC-32) of the decisions that a journal compares, whatever values they consist of.
+
+A digest walks the fields of dataclasses in their order, so a new operation of a plan needs no line here. It covers the
+name of each class, so two operations never cancel out. Left out are fields that are marked `UNRECORDED`
+(`plan/logits.py`).
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import fields, is_dataclass
+from functools import cache
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from weft.arrays import BoolArray, FloatArray, IntArray, LongArray
+from weft.journal.records import Answered, Launched
+from weft.messages.replies import StepOutput
+from weft.plan.logits import (
+    ANY,
+    AllowedTokens,
+    FixedTokens,
+    GrammarMask,
+    LogitBias,
+    Penalties,
+    ProcessorCall,
+)
+from weft.plan.outputs import SampledLogprobsRequest
+from weft.plan.step import Plan, find
+
+_encode = msgspec.msgpack.Encoder(order="deterministic").encode
+
+
+def digest(value: Any, crc: int = 0) -> int:
+    """CRC-32 of a dataclass, an array, a tuple of these, or any plain value, behind those of `crc`."""
+    if isinstance(value, np.ndarray):
+        head = f"{value.dtype.str}{value.shape}".encode()
+        return zlib.crc32(np.ascontiguousarray(value).data, zlib.crc32(head, crc))
+    if isinstance(value, tuple):
+        crc = zlib.crc32(b"%d" % len(value), crc)
+        for one in value:
+            crc = digest(one, crc)
+        return crc
+    if is_dataclass(value):
+        kind: type = type(value)
+        crc = zlib.crc32(kind.__name__.encode(), crc)
+        for name in _recorded_fields(kind):
+            crc = digest(getattr(value, name), crc)
+        return crc
+    return zlib.crc32(_encode(value), crc)
+
+
+@cache
+def _recorded_fields(kind: type) -> tuple[str, ...]:
+    return tuple(one.name for one in fields(kind) if one.metadata.get("is_recorded", True))
+
+
+def launched(plan: Plan, version: int) -> Launched:
+    """The record of a batch, with the digests of that version of the journal."""
+    table = plan.table
+    is_old = version == 2
+    return Launched(
+        step=plan.step,
+        mode=plan.mode,
+        num_rows=len(plan.rows),
+        num_tokens=len(plan.tokens),
+        rows=_crc(plan.rows),
+        starts=_crc(plan.starts),
+        lens=_crc(plan.lens),
+        tokens=_crc(plan.tokens),
+        slots=_crc(plan.slots),
+        samples=_crc(plan.samples),
+        table=0 if table is None else _crc(table.rows, table.starts, table.lens, table.slots),
+        sampling=_sampling_of_version_2(plan) if is_old else digest(plan.sampling),
+        logits=0 if is_old else digest(plan.logits),
+        outputs=0 if is_old else digest(plan.outputs),
+    )
+
+
+def answered(output: StepOutput) -> Answered:
+    """The record of what went out, without log probabilities."""
+    content = zlib.crc32(output.tokens, zlib.crc32(output.ids))
+    if output.finished:
+        content = zlib.crc32(_encode(output.finished), content)
+    return Answered(len(output.tokens) // 4, len(output.finished), content)
+
+
+def _crc(*arrays: IntArray | LongArray | FloatArray | BoolArray) -> int:
+    crc = 0
+    for array in arrays:
+        crc = zlib.crc32(np.ascontiguousarray(array).data, crc)
+    return crc
+
+
+def _sampling_of_version_2(plan: Plan) -> int:
+    """`Launched.sampling` as version 2 has it: the digests of some operations, each XORed in."""
+    sampling = plan.sampling
+    crc = _crc(
+        sampling.temperature,
+        sampling.top_p,
+        sampling.top_k,
+        sampling.min_p,
+        sampling.seeds,
+        sampling.positions,
+    )
+    biases = [op for op in plan.logits if isinstance(op, LogitBias)]
+    if biases:
+        crc ^= _joined_biases(biases)
+    for op in plan.logits:
+        match op:
+            case Penalties():
+                crc ^= _crc(
+                    op.index,
+                    op.frequency,
+                    op.presence,
+                    op.repetition,
+                    op.history,
+                    op.lacks_last,
+                )
+            case AllowedTokens():
+                crc ^= _crc(op.index, op.words)
+            case FixedTokens():
+                crc ^= _crc(op.index, op.tokens)
+            case ProcessorCall():
+                crc ^= _crc(op.index, *op.tokens)
+            case GrammarMask():
+                crc ^= _crc(op.index)
+    asked = find(plan.outputs, SampledLogprobsRequest)
+    if asked is not None:
+        crc ^= _crc(asked.index, asked.num_top)
+    return crc
+
+
+def _joined_biases(biases: list[LogitBias]) -> int:
+    """All biases of a step were one operation."""
+    index = np.concatenate([bias.index for bias in biases])
+    tokens = np.concatenate([bias.tokens for bias in biases])
+    values = np.concatenate([bias.values for bias in biases])
+    if all(bias.after is None for bias in biases):
+        return _crc(index, tokens, values)
+    after = []
+    for bias in biases:
+        anything = np.full(len(bias.index), ANY, dtype=np.int32)
+        after.append(anything if bias.after is None else bias.after)
+    return _crc(index, tokens, values, np.concatenate(after))

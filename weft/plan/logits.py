@@ -1,0 +1,134 @@
+"""Changes of the logits that a step may carry, and the order in which they are made.
+
+An operation is a frozen value of arrays: the scheduler's features make it, and a runner has a function for its type
+(`executor/sampler.py`). Where an operation names requests, `index` counts the S sampling requests of the step, from 0.
+Nothing here knows a request or a tensor. A new kind of operation is a class and its place in `ORDER`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from weft.arrays import BoolArray, FloatArray, IntArray
+
+ANY = -1  # in LogitBias.after
+
+# Marks a field that the journal leaves out of its digests, because nothing is decided by its value.
+UNRECORDED = {"is_recorded": False}
+
+
+@dataclass(frozen=True, slots=True)
+class LogitOp:
+    """A change of the logits before tokens are chosen."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogitBias(LogitOp):
+    """Values added to single logits, -inf to forbid a token (min_new_tokens, bad words)."""
+
+    index: IntArray  # [B] which sampling request
+    tokens: IntArray  # [B]
+    values: FloatArray  # [B]
+    # [B] only where the request's last token is this one (ANY: whatever it is); None: everywhere
+    after: IntArray | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Penalties(LogitOp):
+    """Penalties on tokens seen before, for P of the S sampling requests.
+
+    `history` is each request's prompt and known output, one request after the other:
+
+        history         | prompt 0 | output 0 | prompt 1 | output 1 |
+        offsets         0                     ^                     ^
+        output_starts              ^                     ^
+
+    Where `lacks_last[i]`, the last output token of request i is not in `history`, because only the
+    device knows it yet: the runner adds it.
+    """
+
+    index: IntArray  # [P] which sampling request
+    frequency: FloatArray  # [P]
+    presence: FloatArray  # [P]
+    repetition: FloatArray  # [P]
+    history: IntArray  # [H]
+    offsets: IntArray  # [P + 1] into `history`
+    output_starts: IntArray  # [P] into `history`
+    lacks_last: BoolArray  # [P]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessorCall(LogitOp):
+    """A call of one logit processor, for P of the S sampling requests."""
+
+    name: str
+    index: IntArray  # [P] which sampling request
+    params: tuple[Mapping[str, Any], ...]  # [P] plain JSON values
+    tokens: tuple[IntArray, ...]  # [P] prompt and whole output, [length] each
+    prompt_lens: tuple[int, ...]  # [P]
+
+
+@dataclass(frozen=True, slots=True)
+class AllowedTokens(LogitOp):
+    """The tokens that M of the S sampling requests may choose from, the same at every step.
+
+    Token t is allowed if bit t % 32 of word t // 32 is 1; tokens from 32 W on are forbidden.
+    """
+
+    index: IntArray  # [M] which sampling request
+    words: IntArray  # [M, W]
+
+
+class LazyBitmask(Protocol):
+    """Bitmasks that a thread may still compute while the model computes the logits."""
+
+    @property
+    def words(self) -> IntArray:
+        """[M, W], bits as in `AllowedTokens`. Waits for them."""
+        ...
+
+    @property
+    def faults(self) -> Mapping[int, str]:
+        """By row: the error with which the row's request must end, since its bits mean nothing.
+
+        Waits for the bitmasks.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarMask(LogitOp):
+    """The tokens that the grammars of M of the S sampling requests allow next.
+
+    The sampler alone asks for the words, when the layers have been launched.
+    """
+
+    index: IntArray  # [M] which sampling request
+    bitmask: LazyBitmask = field(metadata=UNRECORDED)
+
+
+@dataclass(frozen=True, slots=True)
+class FixedTokens(LogitOp):
+    """The tokens that F of the S sampling requests take, whatever their logits are."""
+
+    index: IntArray  # [F] which sampling request
+    tokens: IntArray  # [F]
+
+
+# Operations of one type keep the order in which the features add them.
+ORDER: tuple[type[LogitOp], ...] = (
+    LogitBias,
+    Penalties,
+    ProcessorCall,
+    AllowedTokens,
+    GrammarMask,
+    FixedTokens,
+)
+_RANKS = {kind: rank for rank, kind in enumerate(ORDER)}
+
+
+def in_order(ops: Sequence[LogitOp]) -> tuple[LogitOp, ...]:
+    """The operations in the order in which a runner makes them. Raises KeyError for a type that is not in `ORDER`."""
+    return tuple(sorted(ops, key=lambda op: _RANKS[type(op)]))

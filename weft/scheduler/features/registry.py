@@ -1,0 +1,50 @@
+"""All features that requests may use, in the order in which a step calls them.
+
+A new feature is a line here. The order matters only where two features add to the same list of a step: operations of
+one type (`plan/logits.py`), and replies.
+"""
+
+from __future__ import annotations
+
+from weft.grammar.protocol import Grammars
+from weft.scheduler.feature import Feature
+from weft.scheduler.features.allowed import AllowedTokensFeature
+from weft.scheduler.features.bad_words import BadWordsFeature
+from weft.scheduler.features.bias import LogitBiasFeature
+from weft.scheduler.features.grammar import GrammarFeature
+from weft.scheduler.features.hidden import HiddenStatesFeature
+from weft.scheduler.features.logprobs import LogprobsFeature
+from weft.scheduler.features.penalties import PenaltiesFeature
+from weft.scheduler.features.pooling import PoolingFeature
+from weft.scheduler.features.processors import ProcessorChecks, ProcessorsFeature
+from weft.scheduler.features.prompt_logprobs import PromptLogprobsFeature
+from weft.scheduler.features.sessions import Sessions
+from weft.scheduler.features.thinking import ThinkingBudgetFeature
+from weft.scheduler.features.vectors import InputVectorsFeature
+from weft.scheduler.settings import SchedulerSettings
+
+
+class Features:
+    """`all`, and by name those that the engine talks to besides."""
+
+    def __init__(
+        self, settings: SchedulerSettings, grammars: Grammars, checks: ProcessorChecks
+    ) -> None:
+        self.vectors = InputVectorsFeature(settings.hidden_size)
+        self.sessions = Sessions(settings.sessions)
+        self.grammar = GrammarFeature(grammars, settings.eos_token_ids)
+        self.all: tuple[Feature, ...] = (
+            LogitBiasFeature(settings.eos_token_ids, settings.vocab_size),
+            PenaltiesFeature(),
+            LogprobsFeature(),
+            PromptLogprobsFeature(),
+            HiddenStatesFeature(),
+            self.vectors,
+            PoolingFeature(),
+            AllowedTokensFeature(settings.vocab_size),
+            BadWordsFeature(),
+            ThinkingBudgetFeature(),
+            ProcessorsFeature(checks),
+            self.sessions,
+            self.grammar,
+        )
