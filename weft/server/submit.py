@@ -7,7 +7,7 @@ says of sampling is read in `fields/sampling.py`; what an answer looks like is e
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import msgspec
 from starlette.requests import Request
@@ -170,18 +170,22 @@ async def encode_mixed(
     truncates: bool = False,
 ) -> list[list[int]]:
     """Ids of prompts some of which are ids already."""
-    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-    if not texts:
-        return [prompt for prompt in prompts if not isinstance(prompt, str)]
-    encoded = iter(
-        await encode_texts(
-            context,
-            texts,
-            add_special_tokens=add_special_tokens,
-            truncates=truncates,
-        )
+    kinds = set(map(type, prompts))
+    if str not in kinds:
+        return cast(list[list[int]], list(prompts))
+    texts = cast(Sequence[str], prompts)
+    if len(kinds) > 1:
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    encoded = await encode_texts(
+        context,
+        texts,
+        add_special_tokens=add_special_tokens,
+        truncates=truncates,
     )
-    return [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]
+    if len(kinds) == 1:
+        return encoded
+    in_order = iter(encoded)
+    return [next(in_order) if isinstance(prompt, str) else prompt for prompt in prompts]
 
 
 # ---- prompts

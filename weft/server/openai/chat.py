@@ -112,7 +112,9 @@ class ChatReply:
             choices=choices,
             usage=self._usage(),
         )
-        answer.prompt_logprobs = self._prompt_logprobs(0)
+        num_top = self._conversation.params.prompt_logprobs
+        if num_top is not None:
+            answer.prompt_logprobs = self._prompt_logprobs(0, num_top)
         return json_bytes(answer)
 
     def events(self, delta: Delta) -> bytes:
@@ -146,13 +148,15 @@ class ChatReply:
         choice = ChatChoice(
             index=delta.choice,
             message=answer_of(events, self._conversation.call_id_len),
-            logprobs=self._logprobs_of(delta),
+            logprobs=self._logprobs_of(delta) if self._logprobs else None,
             finish_reason=self._conversation.finish_reason(delta),
             matched_stop=delta.end.matched,
             stop_reason=delta.end.matched,
-            hidden_states=self._hidden_states(delta),
-            meta_info=self._meta_info(delta),
         )
+        if self._conversation.params.hidden_states is not None:
+            choice.hidden_states = self._hidden_states(delta)
+        if self._return_meta_info:
+            choice.meta_info = self._meta_info(delta)
         if self._return_ids:
             choice.token_ids = delta.token_ids
         return choice
@@ -163,7 +167,9 @@ class ChatReply:
         """The first chunk of a choice: a role, and the fields about the prompt."""
         delta = ChatDelta(role="assistant", content="")
         chunk = self._chunk(ChatChunkChoice(index=index, delta=delta), **self._prompt_fields)
-        chunk.prompt_logprobs = self._prompt_logprobs(index)
+        num_top = self._conversation.params.prompt_logprobs
+        if num_top is not None:
+            chunk.prompt_logprobs = self._prompt_logprobs(index, num_top)
         return chunk
 
     def _contents(self, delta: Delta) -> list[ChatChunk]:
@@ -174,7 +180,8 @@ class ChatReply:
             found = [ChatDelta(content="")]
         choices = [ChatChunkChoice(index=delta.choice, delta=one) for one in found]
         if choices:
-            choices[0].logprobs = self._logprobs_of(delta)
+            if self._logprobs:
+                choices[0].logprobs = self._logprobs_of(delta)
             if self._return_ids:
                 choices[0].token_ids = delta.token_ids
         return [self._chunk(choice) for choice in choices]
@@ -214,8 +221,10 @@ class ChatReply:
         )
         choice.matched_stop = delta.end.matched
         choice.stop_reason = delta.end.matched
-        choice.delta.hidden_states = self._hidden_states(delta)
-        choice.meta_info = self._meta_info(delta)
+        if self._conversation.params.hidden_states is not None:
+            choice.delta.hidden_states = self._hidden_states(delta)
+        if self._return_meta_info:
+            choice.meta_info = self._meta_info(delta)
         return self._chunk(choice)
 
     def _chunk(self, choice: ChatChunkChoice, **others: Any) -> ChatChunk:
@@ -231,15 +240,11 @@ class ChatReply:
     # ---- parts of both
 
     def _hidden_states(self, delta: Delta) -> list[float] | msgspec.UnsetType:
-        """Of the last token, if they were asked for."""
-        if self._conversation.params.hidden_states is None:
-            return msgspec.UNSET
+        """Of the last token; unset if there are none."""
         completion = self._conversation.generation.completions[delta.choice]
         return last_state(completion.given) or msgspec.UNSET
 
-    def _meta_info(self, delta: Delta) -> dict[str, Any] | msgspec.UnsetType:
-        if not self._return_meta_info:
-            return msgspec.UNSET
+    def _meta_info(self, delta: Delta) -> dict[str, Any]:
         completion = self._conversation.generation.completions[delta.choice]
         return meta_info(completion, delta, self._client.weight_version)
 
@@ -251,19 +256,12 @@ class ChatReply:
             usage.reasoning_tokens = details.reasoning_tokens
         return usage
 
-    def _prompt_logprobs(
-        self, choice: int
-    ) -> list[dict[str, PromptLogprob] | None] | msgspec.UnsetType:
-        """As this choice was given them, before its first token."""
-        num_top = self._conversation.params.prompt_logprobs
-        if num_top is None:
-            return msgspec.UNSET
+    def _prompt_logprobs(self, choice: int, num_top: int) -> list[dict[str, PromptLogprob] | None]:
+        """As the engine gave them to this choice, before its first token."""
         completion = self._conversation.generation.completions[choice]
         return vllm_logprobs(self._tokenizer, prompt_logprobs(completion.given), num_top)
 
-    def _logprobs_of(self, delta: Delta) -> ChatLogprobs | None:
-        if not self._logprobs:
-            return None
+    def _logprobs_of(self, delta: Delta) -> ChatLogprobs:
         wanted = self._conversation.params.logprob_token_ids
         return chat_logprobs(
             self._tokenizer,
