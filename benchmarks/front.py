@@ -195,7 +195,7 @@ async def front(args: argparse.Namespace, folder: str, profile: cProfile.Profile
     numbers = {"--streams": args.streams, "--tokens": args.tokens, "--rounds": args.rounds}
     me = [sys.executable, __file__, *(str(word) for pair in numbers.items() for word in pair)]
     worker = subprocess.Popen([*me, "--step-ms", str(args.step_ms), "--as-engine", folder])
-    await client.wait_ready()
+    await client.state.wait_ready()
     readiness.mark_ready()
     garbage.freeze()
     port = str(listener.getsockname()[1])

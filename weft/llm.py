@@ -411,7 +411,7 @@ def _vector(completion: Completion, index: int) -> NDArray[np.float32]:
     assert completion.end is not None
     if completion.end.failed:
         raise InvalidParam("inputs", f"inputs[{index}]: {completion.end.message}")
-    [vector] = [extra.vector for extra in completion.given if isinstance(extra, Pooled)]
+    [vector] = [extra.vector for extra in completion.aux_outputs if isinstance(extra, Pooled)]
     return np.frombuffer(vector, dtype=np.float32)
 
 
@@ -424,9 +424,9 @@ def _output(delta: Delta, completion: Completion) -> Output:
     end = delta.end
     assert end is not None
     hidden_states = None
-    if completion.params.hidden_states is not None:
+    if completion.spec.params.hidden_states is not None:
         hidden_states = hidden_state_rows(
-            completion.given, end.prompt_tokens, end.completion_tokens
+            completion.aux_outputs, end.prompt_tokens, end.completion_tokens
         )
     return Output(
         text=delta.text,
@@ -438,7 +438,7 @@ def _output(delta: Delta, completion: Completion) -> Output:
         completion_tokens=end.completion_tokens,
         cached_tokens=end.cached_tokens,
         logprobs=delta.logprobs,
-        prompt_logprobs=prompt_logprobs(completion.given),
+        prompt_logprobs=prompt_logprobs(completion.aux_outputs),
         hidden_states=hidden_states,
     )
 

@@ -10,7 +10,8 @@ import pytest
 
 from tests.text.tokens import EOS, byte_tokenizer
 from weft.client.aux_outputs import prompt_logprobs
-from weft.client.client import EngineClient, EngineUnavailable
+from weft.client.client import EngineClient
+from weft.client.engine_state import EngineUnavailable
 from weft.client.generation import Delta, Generation
 from weft.client.prompt import Prompt
 from weft.messages.codec import ToEngine
@@ -266,7 +267,7 @@ def test_what_is_given_of_the_prompt_is_there_before_the_end() -> None:
         "length",
         0,
     )
-    told = prompt_logprobs(generation.completions[0].given)
+    told = prompt_logprobs(generation.completions[0].aux_outputs)
     assert [(one.token, one.logprob) for one in told] == [(ord("h"), None), (ord("i"), -1.5)]
 
 
@@ -490,8 +491,8 @@ def test_failed_engine_ends_everything_with_an_error() -> None:
         with pytest.raises(EngineUnavailable, match="out of luck"):
             world.submit()
         with pytest.raises(EngineUnavailable):
-            await world.client.wait_ready()
-        assert not world.client.alive
+            await world.client.state.wait_ready()
+        assert not world.client.state.is_alive
         assert world.aborts == []
 
     run(main())
@@ -513,14 +514,14 @@ def test_nothing_is_sent_before_the_engine_is_ready() -> None:
     async def main() -> None:
         sent: list[ToEngine] = []
         client = EngineClient(byte_tokenizer(), sent.append)
-        waiter = asyncio.create_task(client.wait_ready())
+        waiter = asyncio.create_task(client.state.wait_ready())
         await asyncio.sleep(0)
         with pytest.raises(EngineUnavailable, match="not ready"):
             client.submit([Prompt(ids=[1], params=SamplingParams(), rid="r")])
-        assert not client.alive
+        assert not client.state.is_alive
         client.deliver(READY)
         assert await waiter == READY
-        assert client.alive
+        assert client.state.is_alive
         assert sent == []
 
     run(main())
@@ -529,7 +530,7 @@ def test_nothing_is_sent_before_the_engine_is_ready() -> None:
 def test_calls_get_their_own_replies() -> None:
     async def main() -> None:
         world = World()
-        flush = asyncio.create_task(world.client.call(FlushCache(1.5)))
+        flush = asyncio.create_task(world.client.call(FlushCache(timeout_s=1.5)))
         state = asyncio.create_task(world.client.get_state())
         freeze = asyncio.create_task(world.client.call(FreezeGC()))
         await asyncio.sleep(0)
@@ -546,7 +547,7 @@ def test_calls_get_their_own_replies() -> None:
             FlushCacheReply(call=first.call, success=True)
         )  # a second reply finds nobody
         assert (await flush).success
-        assert await state == stats == world.client.stats
+        assert await state == stats == world.client.state.stats
         assert (await freeze).frozen_objects == 9
         assert world.client.metrics.engine.token_usage == 0.25
 

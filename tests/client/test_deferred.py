@@ -7,7 +7,7 @@ import pytest
 
 from tests.client.test_client import READY, World
 from weft.client.generation import Generation
-from weft.client.intake import HeldBack
+from weft.client.open_completions import DeferredRequests
 from weft.messages.replies import Finish
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
@@ -22,7 +22,7 @@ def world() -> World:
 
 
 def ids_of(generation: Generation) -> list[int]:
-    return [completion.id for completion in generation.completions]
+    return [completion.spec.id for completion in generation.completions]
 
 
 def end(world: World, *ids: int) -> None:
@@ -38,7 +38,10 @@ def test_a_request_has_its_share_of_rows_and_one_follows_for_each_that_ends(worl
     assert [request.id for request in world.requests] == ids[:6]
     assert all(request.input_ids == world.requests[0].input_ids for request in world.requests)
     while world.client.num_open:
-        end(world, *[request.id for request in world.requests if request.id in world.client._open])
+        end(
+            world,
+            *[request.id for request in world.requests if request.id in world.client._open.by_id],
+        )
     assert [request.id for request in world.requests] == ids
     assert generation.ended
 
@@ -102,7 +105,7 @@ def test_time_that_a_request_spends_here_is_taken_from_its_time() -> None:
     request = GenerateRequest(
         id=1, rid="r", input_ids=b"", sampling=SamplingParams(), timeout_ms=5_000
     )
-    held = HeldBack([request, msgspec.structs.replace(request, id=2)], lambda: now)
+    held = DeferredRequests([request, msgspec.structs.replace(request, id=2)], lambda: now)
     now += 3.0
     first = held.take()
     now += 30.0

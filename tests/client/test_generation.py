@@ -7,32 +7,11 @@ import asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.client.completions import make_completion
 from tests.text.test_stop import naive
-from tests.text.tokens import byte_tokenizer
-from weft.client.generation import Completion, Delta, Generation
+from weft.client.generation import Delta
 from weft.messages.replies import Finish
 from weft.messages.sampling import SamplingParams
-from weft.text.stop.strings import StringMatcher, compile_stops
-
-TOKENIZER = byte_tokenizer()
-
-
-def completion(params: SamplingParams) -> tuple[Completion, Generation]:
-    matcher = (
-        StringMatcher(compile_stops(params.stop), include=params.include_stop)
-        if params.stop
-        else None
-    )
-    one = Completion(
-        id=1,
-        choice=0,
-        rid="r",
-        prompt_len=1,
-        params=params,
-        detokenizer=TOKENIZER.detokenizer(),
-        matcher=matcher,
-    )
-    return one, Generation([one], stream=True, on_close=lambda generation: None)
 
 
 @given(
@@ -47,7 +26,8 @@ def completion(params: SamplingParams) -> tuple[Completion, Generation]:
 def test_text_is_that_of_all_tokens_up_to_the_stop_string(
     steps: list[list[int]], stops: list[str], include: bool, taken: set[int]
 ) -> None:
-    one, generation = completion(SamplingParams(stop=tuple(stops), include_stop=include))
+    one = make_completion(SamplingParams(stop=tuple(stops), include_stop=include))
+    generation = one.generation
     deltas: list[Delta] = []
     ids: list[int] = []
     for number, step in enumerate(steps):
@@ -72,8 +52,8 @@ def test_text_is_that_of_all_tokens_up_to_the_stop_string(
 
 
 def test_with_an_interval_tokens_wait_for_others_but_the_first_and_the_last_do_not() -> None:
-    one, generation = completion(SamplingParams())
-    one.stream_interval = 3
+    one = make_completion(SamplingParams(), stream_interval=3)
+    generation = one.generation
     found = []
     for token in b"abcdefgh":
         one.push(token)
@@ -84,7 +64,8 @@ def test_with_an_interval_tokens_wait_for_others_but_the_first_and_the_last_do_n
 
 
 def test_what_takes_the_news_by_itself_is_called_where_they_come_until_it_says_no() -> None:
-    one, generation = completion(SamplingParams())
+    one = make_completion(SamplingParams())
+    generation = one.generation
     found: list[str] = []
 
     def push() -> bool:

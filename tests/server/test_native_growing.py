@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import pytest
 
+from tests.client.completions import make_completion
 from tests.text.tokens import byte_tokenizer
-from weft.client.generation import Completion
 from weft.messages.replies import Finish, TokenLogprobs
 from weft.messages.sampling import SamplingParams
 from weft.server.sglang.logprobs import NativeLogprobs
@@ -34,15 +34,7 @@ class Stream:
 
     def __init__(self, params: SamplingParams) -> None:
         self.tokenizer: Tokenizer = byte_tokenizer()
-        self.completion = Completion(
-            id=1,
-            choice=0,
-            rid="r",
-            prompt_len=1,
-            params=params,
-            detokenizer=self.tokenizer.detokenizer(),
-            matcher=None,
-        )
+        self.completion = make_completion(params)
         self.logprobs = None
         if params.logprobs is not None:
             self.logprobs = Counting(self.tokenizer, params, [], with_text=True)

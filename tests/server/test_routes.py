@@ -177,7 +177,7 @@ def test_draining_server_is_alive_but_not_ready() -> None:
 def test_a_server_whose_engine_loads_is_neither_well_nor_has_a_model() -> None:
     with running() as server, httpx.Client(base_url=server.url) as http:
         paths = ("/health", "/ping", "/ready", "/v1/models", f"/v1/models/{MODEL}")
-        server.client.ready = None
+        server.client.state.ready = None
         for path in paths:
             answer = http.get(path)
             assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")

@@ -49,8 +49,8 @@ def test_nothing_is_left_after_an_abort_storm(server: RunningServer) -> None:
     assert len(set(kinds)) == 4
     assert eventually(lambda: not server.engine.running)
     assert eventually(lambda: server.client.num_open == 0)
-    assert server.client._by_name == {}
-    assert server.client._calls == {}
+    assert server.client._open.is_empty
+    assert not len(server.client.calls)
     assert len(server.engine.seen) >= NUM_CLIENTS
     server.reset()
     assert httpx.post(f"{server.url}/v1/completions", json={"prompt": "x"}, timeout=HANG_S).json()[

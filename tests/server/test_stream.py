@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.client.completions import make_completion
 from tests.server.fake import HANG_S, MODEL, RunningServer, as_bytes, eventually, running
-from tests.text.tokens import byte_tokenizer
-from weft.client.generation import Completion, Delta, Generation
+from weft.client.generation import Delta
 from weft.config.server import ServerConfig
 from weft.messages.sampling import SamplingParams
 from weft.server.stream import Answer
@@ -240,17 +240,8 @@ def test_an_interval_out_of_range_is_refused(http: httpx.Client, path: str) -> N
 
 def test_a_reply_that_breaks_behind_the_first_events_ends_its_stream_with_an_error() -> None:
     """Pieces are pushed from where the tokens come: what goes wrong there must stay with its own stream."""
-    tokens = byte_tokenizer()
-    one = Completion(
-        id=1,
-        choice=0,
-        rid="r",
-        prompt_len=1,
-        params=SamplingParams(),
-        detokenizer=tokens.detokenizer(),
-        matcher=None,
-    )
-    generation = Generation([one], stream=True, on_close=lambda generation: None)
+    one = make_completion(SamplingParams())
+    generation = one.generation
     sent: list[bytes] = []
 
     class Breaks:

@@ -109,19 +109,21 @@ def token_lost_by_retraction(every: Every) -> None:
 
 def leaving_not_told(every: Every) -> None:
     """The engine is not told that a client has left."""
-    closed = EngineClient._closed
+    close = EngineClient._close
 
     def left(self: EngineClient, generation: Generation) -> None:
-        is_open = any(completion.id in self._open for completion in generation.completions)
+        is_open = any(
+            completion.spec.id in self._open.by_id for completion in generation.completions
+        )
         if not is_open or not every():
-            closed(self, generation)
+            close(self, generation)
             return
         send = self._send
         self._send = lambda message: None
-        closed(self, generation)
+        close(self, generation)
         self._send = send
 
-    EngineClient._closed = left  # type: ignore[method-assign]
+    EngineClient._close = left  # type: ignore[method-assign]
 
 
 def salt_ignored(every: Every) -> None:

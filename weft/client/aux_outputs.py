@@ -1,10 +1,13 @@
-"""Auxiliary outputs of a completion, put together from the pieces in which the engine gives them: hidden states and log
-probabilities of the prompt."""
+"""Auxiliary outputs of a completion: hidden states and log probabilities of the prompt.
+
+The engine gives them in pieces; here they are put together. Knows nothing of HTTP: the forms of
+the APIs are the server's. (The name is not `aux`, which no file may have on Windows.)
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,90 +16,110 @@ from numpy.typing import NDArray
 from weft.client.prompt import Prompt
 from weft.messages.replies import Extra, HiddenStates, PromptPiece
 
+# ---- hidden states
 
-def hidden_states(given: Sequence[Extra], prompt_len: int, num_tokens: int) -> list[Any]:
-    """SGLang's form: the states of the prompt [prompt_len][H], then one [H] for each token of the output but the last,
-    of which nothing has been computed."""
-    rows = hidden_state_rows(given, prompt_len, num_tokens)
+
+def hidden_states(outputs: Sequence[Extra], prompt_len: int, num_tokens: int) -> list[Any]:
+    """SGLang's form: the states of the prompt [prompt_len][H], then [H] for each output token.
+
+    The last token has none, because nothing has been computed of it.
+    """
+    rows = hidden_state_rows(outputs, prompt_len, num_tokens)
     return [rows[:prompt_len].tolist(), *rows[prompt_len:].tolist()]
 
 
 def hidden_state_rows(
-    given: Sequence[Extra], prompt_len: int, num_tokens: int
+    outputs: Sequence[Extra], prompt_len: int, num_tokens: int
 ) -> NDArray[np.float32]:
-    """The same as rows [n, H]; one, if only the last was wanted."""
-    return _rows(given)[: prompt_len + max(num_tokens - 1, 0)]
+    """The same as rows [n, H]; one row, if the request wants the last state only."""
+    return _rows(outputs)[: prompt_len + max(num_tokens - 1, 0)]
 
 
-def last_state(given: Sequence[Extra]) -> list[float]:
-    """[H] what the last token was sampled from."""
-    values: list[float] = _rows(given)[-1:].ravel().tolist()
+def last_state(outputs: Sequence[Extra]) -> list[float]:
+    """[H] the state from which the last token was sampled."""
+    values: list[float] = _rows(outputs)[-1:].ravel().tolist()
     return values
 
 
 def num_hidden_states(prompt: Prompt, context_length: int) -> int:
-    """How many may be told of a prompt, in all its completions."""
+    """How many states a prompt can bring at most, in all its completions."""
     params = prompt.params
     if params.hidden_states is None:
         return 0
-    max_new = (
-        context_length - len(prompt.ids) if params.max_new_tokens is None else params.max_new_tokens
-    )
-    return params.n * (len(prompt.ids) + max_new if params.hidden_states == "all" else 1)
+    if params.hidden_states == "last":
+        return params.n
+    max_new_tokens = params.max_new_tokens
+    if max_new_tokens is None:
+        max_new_tokens = context_length - len(prompt.ids)
+    return params.n * (len(prompt.ids) + max_new_tokens)
 
 
-def _rows(given: Sequence[Extra]) -> NDArray[np.float32]:
+def _rows(outputs: Sequence[Extra]) -> NDArray[np.float32]:
     """[n, H] in the order of positions."""
-    pieces = [one for one in given if isinstance(one, HiddenStates)]
+    pieces: list[NDArray[np.float32]] = []
+    for output in outputs:
+        if isinstance(output, HiddenStates):
+            values = np.frombuffer(output.vectors, dtype=np.float32)
+            pieces.append(values.reshape(output.num_tokens, -1))
     if not pieces:
         return np.empty((0, 0), dtype=np.float32)
-    return np.concatenate(
-        [np.frombuffer(one.vectors, dtype=np.float32).reshape(one.num_tokens, -1) for one in pieces]
-    )
+    return np.concatenate(pieces)
+
+
+# ---- log probabilities of the prompt
 
 
 class PromptToken(NamedTuple):
-    """One token of a prompt, given those before it. The first that was asked for is told by itself."""
+    """One token of a prompt, given those before it. The first of a request has no numbers."""
 
     token: int
-    logprob: float | None = (
-        None  # natural logarithm; None: not known, or the model's output was not finite
-    )
-    rank: int = 0  # 1: no token is likelier; 0: not known
+    # Natural logarithm; None: unknown, or the model's output was not finite.
+    logprob: float | None = None
+    rank: int = 0  # 1: no token is likelier; 0: unknown
     top: Sequence[tuple[int, float]] = ()  # the likeliest tokens, likeliest first
     of_ids: Sequence[float] = ()  # of `logprob_token_ids`, in their order
 
 
-def prompt_logprobs(given: Sequence[Extra]) -> list[PromptToken]:
-    """One for each prompt token from `prompt_logprobs_start` on, as far as they have come."""
-    return [token for piece in given if isinstance(piece, PromptPiece) for token in _tokens(piece)]
-
-
-def _tokens(piece: PromptPiece) -> Iterator[PromptToken]:
-    tokens = np.frombuffer(piece.tokens, dtype=np.int32).tolist()
-    logprobs = np.frombuffer(piece.logprobs, dtype=np.float32).tolist()
-    ranks = np.frombuffer(piece.ranks, dtype=np.int32).tolist()
-    shape = (len(tokens), piece.num_top)
-    top_ids = np.frombuffer(piece.top_ids, dtype=np.int32).reshape(shape).tolist()
-    top = np.frombuffer(piece.top_logprobs, dtype=np.float32).reshape(shape).tolist()
-    of_ids = (
-        np.frombuffer(piece.id_logprobs, dtype=np.float32)
-        .reshape(len(tokens), piece.num_ids)
-        .tolist()
-    )
-    for token, logprob, rank, ids, values, others in zip(
-        tokens, logprobs, ranks, top_ids, top, of_ids, strict=True
-    ):
-        if math.isnan(logprob):
-            yield PromptToken(token)
-        else:
-            yield PromptToken(token, logprob, rank, list(zip(ids, values, strict=True)), others)
+def prompt_logprobs(outputs: Sequence[Extra]) -> list[PromptToken]:
+    """The prompt's tokens from `prompt_logprobs_start` on, as far as they have come."""
+    tokens: list[PromptToken] = []
+    for output in outputs:
+        if isinstance(output, PromptPiece):
+            tokens += _tokens(output)
+    return tokens
 
 
 def num_prompt_logprobs(prompt: Prompt) -> int:
-    """How many values are told of a prompt, in all its completions."""
+    """How many values a prompt brings, in all its completions."""
     params = prompt.params
     if params.prompt_logprobs is None:
         return 0
-    length = max(len(prompt.ids) - params.prompt_logprobs_start, 0)
-    return length * (1 + params.prompt_logprobs + len(params.logprob_token_ids)) * params.n
+    num_tokens = max(len(prompt.ids) - params.prompt_logprobs_start, 0)
+    values_per_token = 1 + params.prompt_logprobs + len(params.logprob_token_ids)
+    return num_tokens * values_per_token * params.n
+
+
+def _tokens(piece: PromptPiece) -> list[PromptToken]:
+    tokens = _integers(piece.tokens).tolist()
+    logprobs = _floats(piece.logprobs).tolist()
+    ranks = _integers(piece.ranks).tolist()
+    shape = (len(tokens), piece.num_top)
+    top_ids = _integers(piece.top_ids).reshape(shape).tolist()
+    top_logprobs = _floats(piece.top_logprobs).reshape(shape).tolist()
+    of_ids = _floats(piece.id_logprobs).reshape(len(tokens), piece.num_ids).tolist()
+    found: list[PromptToken] = []
+    for i, token in enumerate(tokens):
+        if math.isnan(logprobs[i]):
+            found.append(PromptToken(token))
+            continue
+        top = list(zip(top_ids[i], top_logprobs[i], strict=True))
+        found.append(PromptToken(token, logprobs[i], ranks[i], top, of_ids[i]))
+    return found
+
+
+def _integers(packed: bytes) -> NDArray[np.int32]:
+    return np.frombuffer(packed, dtype=np.int32)
+
+
+def _floats(packed: bytes) -> NDArray[np.float32]:
+    return np.frombuffer(packed, dtype=np.float32)

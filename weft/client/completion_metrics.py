@@ -1,8 +1,15 @@
-"""What is remembered of a completion that has ended: in the metrics, in the log, and in a trace."""
+"""What remains of a completion that has ended: numbers in the metrics, a line in the log, a trace.
+
+    arrived ──tokenize──▶ started ──dispatch, queue, prefill──▶ first token ──decode──▶ now
+
+The stages between start and first token come from the engine's final word, because two processes
+do not compare their clocks; `dispatch` is the rest: the way to the engine and back.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from weft.client.generation import Completion, CompletionEnd
 from weft.messages.replies import Finish
@@ -16,98 +23,114 @@ log = EventLog("client")
 class CompletionRecorder:
     def __init__(self, metrics: Metrics, tracer: Tracer | None = None) -> None:
         self._metrics = metrics
-        self._tracer = tracer or NoTracer()
+        # None: nobody reads traces, and none is made.
+        self._tracer = None if isinstance(tracer, NoTracer) else tracer
 
-    def ended(
-        self, completion: Completion, end: CompletionEnd, finish: Finish | None, *, is_told: bool
+    def record(
+        self,
+        completion: Completion,
+        end: CompletionEnd,
+        finish: Finish | None,
+        *,
+        is_logged: bool,
     ) -> None:
-        """`finish` is the engine's word, if it came to that. `is_told`: the log has a line also if it ended well."""
+        """`finish`: the engine's final word, if it had one. `is_logged`: also if it ended well."""
         now = time.perf_counter()
         stages = stage_times(completion, finish, now)
         self._count(completion, end, stages, now)
-        total_s = now - completion.arrived_s
-        write = log.info if is_told or end.reason in ("abort", "error") else log.debug
-        write(
-            "finished",
-            rid=completion.rid,
-            reason=end.reason,
-            prompt_tokens=end.prompt_tokens,
-            cached_tokens=end.cached_tokens,
-            completion_tokens=end.completion_tokens,
-            **{f"{stage}_s": seconds for stage, seconds in stages.items()},
-            total_s=total_s,
-            message=end.message or "-",
-        )
-        self._tracer.ended(
-            CompletionTrace(
-                rid=completion.rid,
-                traceparent=completion.traceparent,
-                began_s=completion.arrived_s,
-                ended_s=now,
-                stages=stages,
-                attributes=_attributes(completion, end, stages, total_s, self._metrics.model_name),
-                error=end.message if end.failed else "",
-            )
-        )
+        if is_logged or end.reason in ("abort", "error"):
+            self._log(log.info, completion, end, stages, now)
+        elif log.shows_debug:
+            self._log(log.debug, completion, end, stages, now)
+        if self._tracer is not None:
+            self._tracer.ended(self._trace(completion, end, stages, now))
 
     def _count(
         self, completion: Completion, end: CompletionEnd, stages: dict[str, float], now: float
     ) -> None:
-        metrics, latency = self._metrics, completion.latency
-        metrics.finished(
+        rid = completion.spec.rid
+        latency = completion.spec.latency
+        self._metrics.finished(
             end.reason,
             end.status,
             prompt_tokens=end.prompt_tokens,
             cached_tokens=end.cached_tokens,
             num_tokens=end.completion_tokens,
         )
-        latency.e2e.observe_one(now - completion.arrived_s, completion.rid)
+        latency.e2e.observe_one(now - completion.spec.arrived_s, rid)
         if "queue" in stages:
-            latency.queue.observe_one(stages["queue"], completion.rid)
+            latency.queue.observe_one(stages["queue"], rid)
         if "decode" in stages:
-            metrics.staged(
-                {stage: seconds for stage, seconds in stages.items() if stage != "tokenize"},
-                end.completion_tokens,
-                completion.rid,
-            )
+            of_engine = dict(stages)
+            del of_engine["tokenize"]
+            self._metrics.staged(of_engine, end.completion_tokens, rid)
+
+    def _log(
+        self,
+        write: Callable[..., None],
+        completion: Completion,
+        end: CompletionEnd,
+        stages: dict[str, float],
+        now: float,
+    ) -> None:
+        stage_fields = {f"{stage}_s": seconds for stage, seconds in stages.items()}
+        write(
+            "finished",
+            rid=completion.spec.rid,
+            reason=end.reason,
+            prompt_tokens=end.prompt_tokens,
+            cached_tokens=end.cached_tokens,
+            completion_tokens=end.completion_tokens,
+            **stage_fields,
+            total_s=now - completion.spec.arrived_s,
+            message=end.message or "-",
+        )
+
+    def _trace(
+        self, completion: Completion, end: CompletionEnd, stages: dict[str, float], now: float
+    ) -> CompletionTrace:
+        spec = completion.spec
+        attributes = _attributes(completion, end, stages, now - spec.arrived_s)
+        attributes["gen_ai.response.model"] = self._metrics.model_name
+        return CompletionTrace(
+            rid=spec.rid,
+            traceparent=spec.traceparent,
+            began_s=spec.arrived_s,
+            ended_s=now,
+            stages=stages,
+            attributes=attributes,
+            error=end.message if end.failed else "",
+        )
 
 
 def stage_times(completion: Completion, finish: Finish | None, now: float) -> dict[str, float]:
-    """Seconds that a completion spent in each stage, as far as it came and is known, in order.
-
-    `dispatch` is the way to the engine and back; the two processes do not compare their clocks.
-    """
-    stages = {"tokenize": max(completion.began - completion.arrived_s, 0.0)}
-    if (
-        finish is None or not finish.prompt_tokens
-    ):  # the engine has not seen it, or did not have the last word
+    """Seconds in each stage, in order, as far as the completion came and they are known."""
+    spec = completion.spec
+    stages = {"tokenize": max(spec.started_s - spec.arrived_s, 0.0)}
+    if finish is None or not finish.prompt_tokens:
+        return stages  # the engine has not seen it, or did not have the last word
+    if not completion.first_token_at:
+        stages["queue"] = finish.queue_s
         return stages
-    first_s = completion.first_token_at
-    if not first_s:
-        return stages | {"queue": finish.queue_s}
-    return stages | {
-        "dispatch": max(first_s - completion.began - finish.queue_s - finish.prefill_s, 0.0),
-        "queue": finish.queue_s,
-        "prefill": finish.prefill_s,
-        "decode": max(now - first_s, 0.0),
-    }
+    to_first_s = completion.first_token_at - spec.started_s
+    stages["dispatch"] = max(to_first_s - finish.queue_s - finish.prefill_s, 0.0)
+    stages["queue"] = finish.queue_s
+    stages["prefill"] = finish.prefill_s
+    stages["decode"] = max(now - completion.first_token_at, 0.0)
+    return stages
 
 
 def _attributes(
-    completion: Completion,
-    end: CompletionEnd,
-    stages: dict[str, float],
-    total_s: float,
-    model_name: str,
+    completion: Completion, end: CompletionEnd, stages: dict[str, float], total_s: float
 ) -> dict[str, str | int | float | list[str]]:
     """By the names that OpenTelemetry has for generative models."""
-    params = completion.params
-    found: dict[str, str | int | float | list[str]] = {
+    spec = completion.spec
+    params = spec.params
+    attributes: dict[str, str | int | float | list[str]] = {
         "gen_ai.request.temperature": params.temperature,
         "gen_ai.request.top_p": params.top_p,
         "gen_ai.request.top_k": params.top_k,
         "gen_ai.request.n": params.n,
-        "gen_ai.response.model": model_name,
         "gen_ai.response.finish_reasons": [end.reason],
         "gen_ai.usage.prompt_tokens": end.prompt_tokens,
         "gen_ai.usage.completion_tokens": end.completion_tokens,
@@ -115,12 +138,11 @@ def _attributes(
         "gen_ai.latency.e2e": total_s,
     }
     if params.max_new_tokens is not None:
-        found["gen_ai.request.max_tokens"] = params.max_new_tokens
+        attributes["gen_ai.request.max_tokens"] = params.max_new_tokens
     if "decode" in stages:
-        found["gen_ai.latency.time_in_queue"] = stages["queue"]
-        found["gen_ai.latency.time_to_first_token"] = (
-            completion.first_token_at - completion.arrived_s
-        )
-        found["gen_ai.latency.time_in_model_prefill"] = stages["prefill"]
-        found["gen_ai.latency.time_in_model_decode"] = stages["decode"]
-    return found
+        to_first_token_s = completion.first_token_at - spec.arrived_s
+        attributes["gen_ai.latency.time_in_queue"] = stages["queue"]
+        attributes["gen_ai.latency.time_to_first_token"] = to_first_token_s
+        attributes["gen_ai.latency.time_in_model_prefill"] = stages["prefill"]
+        attributes["gen_ai.latency.time_in_model_decode"] = stages["decode"]
+    return attributes

@@ -1,14 +1,17 @@
-"""Whether the engine hangs, judged from what it says. A thread of the engine beats while its steps run, so a long step
-is no silence.
+"""Whether the engine hangs, judged from what it sends.
 
-    silence     nothing has come for `hang_after_s`: its process is stopped, or no thread of it can run
-    no progress it beats, but for `hang_after_s` it has stood in one step without using a processor: it waits for
-                something that does not come
-    endless     it has computed at one step for `step_timeout_s`
+A thread of the engine sends heartbeats while its steps run, so a long step is no silence.
 
-Time is counted in ticks of our own: while this process did not run itself (a laptop asleep, a debugger) nothing is held
-against the engine. Where the machine has no processor for it or for us, silence proves little: there `BUSY_TICKS`
-count as one, so that a hang is still found. What follows from one is the launcher's business.
+    silence      nothing has come for `hang_after_s`: its process is stopped, or no thread of it
+                 can run
+    standstill   heartbeats come, but for `hang_after_s` it has been in one step without using a
+                 processor: it waits for something that does not come
+    endless      it has computed one step for `step_timeout_s`
+
+Time is counted in ticks of our own: while this process did not run itself (a laptop asleep, a
+debugger), nothing is held against the engine. Where the machine has no processor for it or for us,
+silence proves little: there `BUSY_TICKS` ticks count as one, so that a hang is still found. What
+follows from a hang is for the launcher to decide.
 """
 
 from __future__ import annotations
@@ -23,10 +26,12 @@ BUSY_TICKS = 10
 
 class HangDetector:
     def __init__(self, step_timeout_s: float = 0.0, hang_after_s: float = HANG_AFTER_S) -> None:
-        """`step_timeout_s`: the longest step; 0 for no bound. `hang_after_s`: the longest silence or standstill."""
+        """`step_timeout_s`: the longest step; 0: no bound. `hang_after_s`: the longest silence or
+        standstill."""
         self._step_timeout_s = step_timeout_s
         self._hang_after_s = hang_after_s
-        self._silence = 0  # of ticks, each counted as `BUSY_TICKS`, or on a busy machine as 1
+        # In ticks; each counts `BUSY_TICKS`, or 1 on a busy machine.
+        self._silence = 0
         self._last = Heartbeat(step_s=0.0, idle_s=0.0)
 
     def heard(self) -> None:
@@ -37,14 +42,18 @@ class HangDetector:
         self._last = beat
 
     def tick(self, passed_s: float = TICK_S, *, is_engine_queued: bool = False) -> None:
-        """Another `TICK_S` has passed, which took `passed_s`. `is_engine_queued`: the engine waits for a processor."""
+        """Another `TICK_S` is over, which took `passed_s`.
+
+        `is_engine_queued`: the engine waits for a processor.
+        """
         is_busy = is_engine_queued or passed_s > TICK_S + LATE_S
         self._silence += 1 if is_busy else BUSY_TICKS
 
     @property
     def hang(self) -> str:
         """Why the engine is taken to hang; empty if it is not."""
-        if (silent_s := self._silence / BUSY_TICKS * TICK_S) >= self._hang_after_s:
+        silent_s = self._silence / BUSY_TICKS * TICK_S
+        if silent_s >= self._hang_after_s:
             return f"the engine has given no sign of life for {silent_s:.0f} s"
         beat = self._last
         if min(beat.idle_s, beat.step_s) >= self._hang_after_s:

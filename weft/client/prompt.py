@@ -1,67 +1,246 @@
-"""What a request asks of the engine, and whether this engine can do it: prompts, their checks, and words as tokens.
+"""From a prompt to requests that the engine can take: the checks, and words turned into tokens.
 
-Knows nothing of HTTP, nor of what comes back. The engine refuses the same things; here they are refused before anything
-is sent, with the message that names the user's field.
+The engine refuses the same things; here they are refused before anything is sent, with a message
+that names the user's field. This module knows nothing of HTTP, nor of what comes back.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from weft.messages.pooling import PoolingParams
-from weft.messages.sampling import InvalidParam, SamplingParams, ThinkingMarks
+from weft.messages.requests import BatchGenerate, GenerateRequest
+from weft.messages.sampling import (
+    InvalidParam,
+    SamplingParams,
+    ThinkingMarks,
+    check_number,
+    check_token_ids,
+)
 from weft.messages.sessions import SessionParams
 from weft.messages.status import EngineReady
 from weft.text.parsers.formats import ReasoningFormat
-from weft.text.tokenizer import Tokenizer
+from weft.text.tokenizer import ContextExceeded, Tokenizer
+
+TAIL_LEN = 32  # tokens at the end of a prompt in which a template can open the reasoning
+PARAM = "input_embeds"
+# A number of this size or larger becomes infinite when it is rounded to the nearest of the type.
+INFINITE_FROM = {"bfloat16": (2 - 2**-8) * 2.0**127, "float16": 65_520.0}
+PLACEHOLDER = 0  # the id of every token of a prompt that consists of input embeddings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
-    """One prompt to complete `params.n` times. `rid` is a name for logs and aborts; it need not be unique. `group` is
-    a second name, shared by the prompts of a batch: aborting it aborts them all."""
+    """One prompt to complete `params.n` times.
+
+    `rid` is a name for logs and aborts; it need not be unique. `group` is a second name, shared by
+    the prompts of a batch: aborting it aborts them all.
+    """
 
     ids: Sequence[int]
     params: SamplingParams
     rid: str
     group: str = ""
-    tenant: str = ""  # whom the policy "fair" serves with it
+    tenant: str = ""  # the policy "fair" shares the engine between tenants
     user: str = ""
     priority: int = 0
     cache_salt: str = ""
-    timeout_ms: int = 0  # the engine ends it after so long; 0: never
-    session: SessionParams | None = None  # it comes behind the history of this session
-    vectors: bytes = b""  # float32 [len(ids), hidden size], packed: they stand for the tokens, whose ids mean nothing
-    pooling: PoolingParams | None = None  # no tokens are wanted, but this
-    stream_interval: int = 1  # tokens of a completion that are told together, but for the first
+    timeout_ms: int = 0  # the engine ends it after this time; 0: never
+    session: SessionParams | None = None  # the prompt goes behind the history of this session
+    # float32 [len(ids), hidden size], packed: input embeddings; the ids then mean nothing
+    vectors: bytes = b""
+    pooling: PoolingParams | None = None  # the request wants this instead of tokens
+    stream_interval: int = 1  # tokens of a completion in one delta, except the first
+
+
+# ---- from a prompt to requests
+
+
+def make_requests(
+    prompt: Prompt,
+    engine: EngineReady,
+    tokenizer: Tokenizer,
+    numbers: Iterator[int],
+    *,
+    clamps: bool,
+) -> list[GenerateRequest]:
+    """The n requests of one prompt, numbered from `numbers`.
+
+    `clamps` cuts a `max_new_tokens` beyond the context instead of refusing it. A given seed goes
+    up by one for each request, so that they differ. Raises `InvalidParam`.
+    """
+    params = _check(prompt, engine, tokenizer, clamps=clamps)
+    first = GenerateRequest(
+        id=next(numbers),
+        rid=prompt.rid,
+        input_ids=_pack_ids(prompt.ids, engine.vocab_size),
+        sampling=params if params.n == 1 else replace(params, n=1),
+        tenant=prompt.tenant,
+        user=prompt.user,
+        priority=prompt.priority,
+        group=prompt.group,
+        cache_salt=prompt.cache_salt,
+        timeout_ms=prompt.timeout_ms,
+        session=prompt.session,
+        fresh_from=params.fresh_from,
+        vectors=prompt.vectors,
+        shares_kv=not prompt.vectors,
+        pooling=prompt.pooling,
+    )
+    requests = [first]
+    for index in range(1, params.n):
+        sampling = first.sampling
+        if sampling.seed is not None:
+            seed = (sampling.seed + index + 2**63) % 2**64 - 2**63  # stays within 64 bits
+            sampling = replace(sampling, seed=seed)
+        requests.append(replace(first, id=next(numbers), sampling=sampling))
+    return requests
+
+
+def batch_requests(requests: Sequence[GenerateRequest]) -> BatchGenerate:
+    """Several requests as one message; equal prompts stand in it once."""
+    indices: dict[tuple[bytes, bytes], int] = {}
+    prompt_of: list[int] = []
+    without_prompts: list[GenerateRequest] = []
+    for request in requests:
+        key = (request.input_ids, request.vectors)
+        prompt_of.append(indices.setdefault(key, len(indices)))
+        without_prompts.append(replace(request, input_ids=b"", vectors=b""))
+    return BatchGenerate(
+        prompts=[ids for ids, _ in indices],
+        vectors={index: vectors for (_, vectors), index in indices.items() if vectors},
+        requests=without_prompts,
+        prompt_of=prompt_of,
+    )
+
+
+def _check(
+    prompt: Prompt, engine: EngineReady, tokenizer: Tokenizer, *, clamps: bool
+) -> SamplingParams:
+    """The parameters with the length resolved and with tokens for words."""
+    params = prompt.params
+    params.check(engine.vocab_size)
+    # A plain request asks for none of these, and enters none of their checks.
+    if engine.pools is not None:
+        check_task(params, engine)
+    if prompt.priority:
+        check_number("priority", "priority", prompt.priority)
+    if prompt.pooling is not None:
+        prompt.pooling.check(engine.vocab_size)
+    if params.hidden_states is not None or prompt.vectors:
+        _check_vectors_and_states(prompt, engine)
+    max_new_tokens = _resolve_length(prompt, engine, clamps=clamps)
+    if max_new_tokens != params.max_new_tokens:
+        params = replace(params, max_new_tokens=max_new_tokens)
+    if params.bad_words or params.thinking_budget is not None:
+        params = to_token_params(params, tokenizer)
+    if params is not prompt.params:
+        params.check(engine.vocab_size)  # min_new_tokens against the length just resolved
+    return params
+
+
+def _resolve_length(prompt: Prompt, engine: EngineReady, *, clamps: bool) -> int | None:
+    """How many tokens to generate at most; None where the engine has to work it out."""
+    prompt_len = len(prompt.ids)
+    if prompt_len == 0:
+        raise InvalidParam("prompt", "the prompt is empty; it must have at least 1 token")
+    max_new_tokens = prompt.params.max_new_tokens
+    generates = max_new_tokens != 0
+    context = engine.context_length
+    if prompt_len + generates > context:
+        raise ContextExceeded(
+            "prompt",
+            f"the prompt has {prompt_len:,} tokens; "
+            f"the context of {context:,} tokens leaves no room for it",
+        )
+    if prompt_len > engine.max_prompt_tokens + (not generates):
+        raise ContextExceeded(
+            "prompt",
+            f"the prompt has {prompt_len:,} tokens; "
+            f"at most {engine.max_prompt_tokens:,} fit the KV cache",
+        )
+    if max_new_tokens is None:
+        if prompt.session is not None:
+            return None  # the engine knows how long the history before it is
+        return max(context - prompt_len, 1)
+    if prompt_len + max_new_tokens <= context:
+        return max_new_tokens
+    if clamps:
+        return context - prompt_len
+    raise ContextExceeded(
+        "max_tokens",
+        f"the prompt has {prompt_len:,} tokens and max_tokens is {max_new_tokens:,}; "
+        f"together they exceed the context of {context:,} tokens",
+    )
+
+
+def _pack_ids(ids: Sequence[int], vocab_size: int) -> bytes:
+    """int32 [n], packed. Raises `InvalidParam` for an id outside of the vocabulary."""
+    try:
+        wide = np.asarray(ids)
+    except (ValueError, OverflowError):  # nested lists, or an integer beyond those of numpy
+        wide = np.empty(0)
+    if wide.dtype.kind not in "iu" or int(wide.min()) < 0 or int(wide.max()) >= vocab_size:
+        check_token_ids("prompt", ids, vocab_size)  # names the first that is wrong
+    return wide.astype(np.int32).tobytes()
+
+
+# ---- what this engine can do
 
 
 def check_task(params: SamplingParams, engine: EngineReady) -> None:
-    """Raise `InvalidParam` if tokens are asked of a model that generates none. The engine would refuse them, too, but
-    behind errors about lengths that have nothing to do with it."""
+    """Raise `InvalidParam` if the request wants tokens of a model that generates none.
+
+    The engine would refuse it, too, but behind errors about lengths that have nothing to do with it.
+    """
     if engine.pools is None or params.max_new_tokens == 0:
         return
-    gives = (
-        "vectors (POST /v1/embeddings)"
-        if engine.pools.task == "embed"
-        else "scores of labels (POST /v1/classify)"
-    )
-    raise InvalidParam("model", f"this model generates no tokens; it makes {gives}")
+    makes = "scores of labels (POST /v1/classify)"
+    if engine.pools.task == "embed":
+        makes = "vectors (POST /v1/embeddings)"
+    raise InvalidParam("model", f"this model generates no tokens; it makes {makes}")
 
 
-TAIL_LEN = 32  # tokens at the end of a prompt in which a template can open the reasoning
+def _check_vectors_and_states(prompt: Prompt, engine: EngineReady) -> None:
+    """Raise `InvalidParam` for what does not go together, or not with this engine."""
+    wanted = prompt.params.hidden_states
+    if wanted is not None and not engine.gives_hidden_states:
+        raise InvalidParam(
+            "return_hidden_states",
+            "this server gives no hidden states; "
+            "it would if started with --enable-return-hidden-states",
+        )
+    if wanted == "all" and prompt.session is not None:
+        raise InvalidParam(
+            "return_hidden_states", "hidden states of a session's history cannot be returned"
+        )
+    if prompt.vectors and prompt.session is not None:
+        raise InvalidParam(
+            PARAM, f"{PARAM} and session_params exclude each other: a session remembers token ids"
+        )
+    if prompt.vectors and prompt.params.prompt_logprobs is not None:
+        raise InvalidParam(
+            PARAM, f"{PARAM} has no log probabilities of the prompt: its tokens have no ids"
+        )
+
+
+# ---- words to tokens: only these mean something to the engine
 
 
 def to_token_params(params: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
-    """`params` with the tokens of its bad words. Raises InvalidParam for a budget of reasoning without its marks."""
+    """`params` with the tokens of its bad words.
+
+    Raises `InvalidParam` for a budget of reasoning without marks of the reasoning.
+    """
     if params.thinking_budget is not None and params.thinking_marks is None:
         raise InvalidParam(
             "thinking_budget",
@@ -69,18 +248,20 @@ def to_token_params(params: SamplingParams, tokenizer: Tokenizer) -> SamplingPar
         )
     if not params.bad_words:
         return params
-    return replace(
-        params, bad_word_ids=params.bad_word_ids + bad_word_ids(tokenizer, params.bad_words)
-    )
+    added = bad_word_ids(tokenizer, params.bad_words)
+    return replace(params, bad_word_ids=params.bad_word_ids + added)
 
 
 @lru_cache(maxsize=16)
 def bad_word_ids(tokenizer: Tokenizer, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-    """The tokens of each word at the beginning of a text and behind a space; where these are the same, once.
+    """The tokens of each word, at the beginning of a text and behind a space, without doubles.
 
     A word can still be said in other tokens than those that the tokenizer makes of it.
     """
-    texts = [prefix + word.lstrip(" ") for word in words for prefix in ("", " ")]
+    texts: list[str] = []
+    for word in words:
+        bare = word.lstrip(" ")
+        texts += [bare, " " + bare]
     encoded = tokenizer.encode_all(texts, add_special_tokens=False)
     return tuple(dict.fromkeys(tuple(ids) for ids in encoded if ids))
 
@@ -91,38 +272,33 @@ def with_reasoning_marks(
     tokenizer: Tokenizer,
     prompt: Sequence[int],
 ) -> SamplingParams:
-    """`params` with the marks of the model's reasoning, if they have a budget. `prompt`: token ids."""
+    """`params` with the marks of the model's reasoning, if it has a budget. `prompt`: token ids."""
     if params.thinking_budget is None or format is None:
         return params
-    if (
-        params.grammar is not None
-    ):  # it knows the marks, or holds from the first token on: then there is no reasoning
+    if params.grammar is not None:
+        # The grammar knows the marks. One without marks holds from the first token on: then there
+        # is no reasoning, and nothing to bound.
         marks = params.grammar.behind
-        return replace(
-            params,
-            thinking_budget=None if marks is None else params.thinking_budget,
-            thinking_marks=marks,
-        )
+        budget = None if marks is None else params.thinking_budget
+        return replace(params, thinking_budget=budget, thinking_marks=marks)
     prompt_end = tokenizer.decode(list(prompt[-TAIL_LEN:]), skip_special_tokens=False)
     begin, end = tokenizer.encode_all([format.begin, format.end], add_special_tokens=False)
-    return replace(
-        params, thinking_marks=ThinkingMarks(tuple(begin), tuple(end), format.is_open(prompt_end))
-    )
+    marks = ThinkingMarks(tuple(begin), tuple(end), format.is_open(prompt_end))
+    return replace(params, thinking_marks=marks)
 
 
-PARAM = "input_embeds"
-# What is rounded to the nearest number of a type and is this large or larger becomes infinite there.
-INFINITE_FROM = {"bfloat16": (2 - 2**-8) * 2.0**127, "float16": 65_520.0}
-PLACEHOLDER = 0  # the id of every token of such a prompt
+# ---- input embeddings: vectors that a client gives for the tokens of a prompt
 
 
 def pack_input_embeds(values: Any, engine: EngineReady) -> bytes:
-    """float32 [n, hidden size], packed: from nested lists or an array, or from base64 of just that (little-endian).
+    """float32 [n, hidden size], packed.
 
-    Raises `InvalidParam` for another shape, and for the first value that is not finite as the model computes with it.
+    `values`: nested lists, an array, or base64 of the packed form (little-endian). Raises
+    `InvalidParam` for another shape, and for the first value that is infinite, or not a number,
+    in the type that the model computes in.
     """
     size = engine.hidden_size
-    rows = _decoded(values, size) if isinstance(values, str) else _of_numbers(values)
+    rows = _decode_rows(values, size) if isinstance(values, str) else _read_rows(values)
     if rows.ndim != 2 or rows.shape[1] != size or not len(rows):
         raise InvalidParam(
             PARAM, f"{PARAM} has the shape {list(rows.shape)}; [tokens, {size:,}] is needed"
@@ -130,17 +306,15 @@ def pack_input_embeds(values: Any, engine: EngineReady) -> bytes:
     limit = INFINITE_FROM.get(engine.dtype, np.inf)
     finite = np.abs(rows) < limit  # false for NaN, too
     if not finite.all():
-        token, place = np.argwhere(~finite)[0].tolist()
-        value = rows[token, place]
-        allowed = (
-            "finite numbers are allowed"
-            if np.isinf(limit)
-            else f"numbers nearer to 0 than {limit:g} are allowed"
+        token, index = np.argwhere(~finite)[0].tolist()
+        allowed = "finite numbers are allowed"
+        if not np.isinf(limit):
+            allowed = f"numbers nearer to 0 than {limit:g} are allowed"
+        raise InvalidParam(
+            PARAM,
+            f"{PARAM}[{token}][{index}] is {rows[token, index]}; "
+            f"the model computes in {engine.dtype}: {allowed}",
         )
-        message = (
-            f"{PARAM}[{token}][{place}] is {value}; the model computes in {engine.dtype}: {allowed}"
-        )
-        raise InvalidParam(PARAM, message)
     return np.ascontiguousarray(rows, dtype="<f4").tobytes()
 
 
@@ -149,45 +323,24 @@ def placeholder_ids(vectors: bytes, engine: EngineReady) -> list[int]:
     return [PLACEHOLDER] * (len(vectors) // (4 * engine.hidden_size))
 
 
-def check_extras(
-    params: SamplingParams, engine: EngineReady, *, has_vectors: bool, has_session: bool
-) -> None:
-    """Raise `InvalidParam` for what does not go together, or not with this engine."""
-    if params.hidden_states is not None and not engine.gives_hidden_states:
-        raise InvalidParam(
-            "return_hidden_states",
-            "this server gives no hidden states; it would if started with --enable-return-hidden-states",
-        )
-    if params.hidden_states == "all" and has_session:
-        raise InvalidParam(
-            "return_hidden_states", "hidden states of a session's history cannot be returned"
-        )
-    if has_vectors and has_session:
-        raise InvalidParam(
-            PARAM, f"{PARAM} and session_params exclude each other: a session remembers token ids"
-        )
-    if has_vectors and params.prompt_logprobs is not None:
-        raise InvalidParam(
-            PARAM, f"{PARAM} has no log probabilities of the prompt: its tokens have no ids"
-        )
-
-
-def _decoded(text: str, size: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+def _decode_rows(text: str, size: int) -> NDArray[np.float32]:
     try:
         raw = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as exc:
         raise InvalidParam(PARAM, f"{PARAM} is a text, but no base64: {exc}") from exc
-    if len(raw) % (4 * size):
+    row_bytes = 4 * size
+    if len(raw) % row_bytes:
         raise InvalidParam(
             PARAM,
-            f"{PARAM} has {len(raw):,} bytes; {size:,} float32 for each token are a multiple of {4 * size:,}",
+            f"{PARAM} has {len(raw):,} bytes; "
+            f"{size:,} float32 for each token are a multiple of {row_bytes:,}",
         )
     return np.frombuffer(raw, dtype="<f4").reshape(-1, size)
 
 
-def _of_numbers(values: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
+def _read_rows(values: Any) -> NDArray[np.float32]:
     try:
-        with np.errstate(over="ignore"):  # infinite then, which is found out
+        with np.errstate(over="ignore"):  # becomes infinite, which the caller finds
             return np.asarray(values, dtype=np.float32)
     except (TypeError, ValueError, OverflowError) as exc:
         raise InvalidParam(PARAM, f"{PARAM} is no list of equally long lists of numbers") from exc

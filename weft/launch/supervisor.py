@@ -210,7 +210,7 @@ class Supervisor:
 
     async def run(self, serving: asyncio.Task[None]) -> ExitStatus:
         """Until something ends it. `serving` is HTTP, which only the caller ends."""
-        ready = asyncio.create_task(self._client.wait_ready())
+        ready = asyncio.create_task(self._client.state.wait_ready())
         stop = asyncio.create_task(self._signals.stop.wait())
         lost = asyncio.create_task(self._engine.end())
         hung = asyncio.create_task(self._watch_for_hang())
@@ -225,7 +225,7 @@ class Supervisor:
             if stop.done():
                 return await self._drain(lost)
             if lost.done():
-                if self._client.alive:
+                if self._client.state.is_alive:
                     self._client.engine_lost(lost.result().reason)
                 return lost.result()
             if hung.done():
@@ -243,7 +243,7 @@ class Supervisor:
         """
         client = self._client
         config = self._context.config
-        await client.wait_ready()
+        await client.state.wait_ready()
         known = ""  # the hang that was reported
         hung_s = 0.0
         now = time.monotonic()
@@ -252,8 +252,8 @@ class Supervisor:
             before = now
             now = time.monotonic()
             is_queued = self._engine.lacks_processor(now - before)
-            client.hang_detector.tick(now - before, is_engine_queued=is_queued)
-            hang = client.hang_detector.hang
+            client.state.hang_detector.tick(now - before, is_engine_queued=is_queued)
+            hang = client.state.hang_detector.hang
             client.metrics.responds(not hang)
             if hang and not known:
                 hung_s = 0.0

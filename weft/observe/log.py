@@ -55,6 +55,11 @@ class EventLog:
             str, tuple[float, int]
         ] = {}  # event: when it was last written, how often it came since
 
+    @property
+    def shows_debug(self) -> bool:
+        """Whether `debug` writes anything: ask before making fields that cost time."""
+        return self._logger.isEnabledFor(logging.DEBUG)
+
     def debug(self, event: str, **fields: object) -> None:
         self._write(logging.DEBUG, event, fields)
 

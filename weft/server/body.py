@@ -77,7 +77,7 @@ async def read_json(context: ServerContext, request: Request, type: type[T]) -> 
     """The body of `request` as a `type`. Raises `ApiError`, or `Busy`."""
     _require_json(request)
     limits = context.limits
-    ready = context.client.ready
+    ready = context.client.state.ready
     vocab_size = None if ready is None else ready.vocab_size
     require_room(0)
     body = await read_body(request, int(limits.max_body_mb * 1_000_000), limits.body_timeout_s)

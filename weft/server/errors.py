@@ -18,7 +18,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from weft.client.client import EngineFault, EngineUnavailable
+from weft.client.calls import EngineFault
+from weft.client.engine_state import EngineUnavailable
 from weft.messages.sampling import InvalidParam
 from weft.observe import request_context
 from weft.observe.log import EventLog

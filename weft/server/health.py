@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp
 
-from weft.client.client import EngineUnavailable
+from weft.client.engine_state import EngineUnavailable
 from weft.messages.control import HealthCheck
 from weft.server.body import json_response
 from weft.server.context import ServerContext
@@ -30,7 +30,7 @@ async def ready(context: ServerContext, request: Request) -> ASGIApp:
     """Readiness: 503 before the first token was generated and while the server drains."""
     _ = context.client.engine
     context.require_accepting()
-    if released := context.client.released:
+    if released := context.client.state.released:
         raise ApiError(503, f"memory of the engine is released: {', '.join(released)}")
     return Response()
 

@@ -315,7 +315,7 @@ def require_embeds_room(context: ServerContext, prompts: Sequence[Prompt]) -> No
     """Raise `ApiError` 503 if the engine would keep more input embeddings than it may."""
     num_bytes = sum(len(prompt.vectors) * prompt.params.n for prompt in prompts)
     limit = int(context.limits.max_open_embeds_mb * 1_000_000)
-    open_bytes = context.client.num_vector_bytes if num_bytes else 0
+    open_bytes = context.client.num_embed_bytes if num_bytes else 0
     if open_bytes + num_bytes > limit:
         message = (
             f"open requests have {open_bytes / 1e6:,.1f} MB of input embeddings, "

@@ -62,7 +62,7 @@ def _model(context: ServerContext) -> ModelCard:
         created=created,
         root=name,
         max_model_len=info.context_length,
-        task=_task(context.client.ready),
+        task=_task(context.client.state.ready),
         display_name=name,
         created_at=created_at,
     )
@@ -86,7 +86,7 @@ async def model_info(context: ServerContext, request: Request) -> ASGIApp:
         "context_length": info.context_length,
         "vocab_size": engine.vocab_size,
         "has_chat_template": context.template is not None,
-        "weight_version": context.client.weight_version,
+        "weight_version": context.client.state.weight_version,
     }
     return json_response(answer)
 
@@ -106,8 +106,8 @@ async def server_info(context: ServerContext, request: Request) -> ASGIApp:
         "disable_radix_cache": not info.settings.get("prefix_cache", True),
         "uptime_s": round(time.time() - info.started_at, 3),
         "accepting": context.readiness.accepting,
-        "weight_version": client.weight_version,
-        "released": client.released,
+        "weight_version": client.state.weight_version,
+        "released": client.state.released,
         "context_length": info.context_length,
         "max_prompt_tokens": engine.max_prompt_tokens,
         "max_total_num_tokens": engine.kv_tokens,

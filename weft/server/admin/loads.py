@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from weft.client.client import EngineUnavailable
+from weft.client.engine_state import EngineUnavailable
 from weft.observe.log import EventLog
 from weft.server.body import json_response
 from weft.server.context import ServerContext
@@ -68,13 +68,13 @@ async def load_of(context: ServerContext) -> dict[str, Any]:
     client = context.client
     _ = client.engine
     await refresh(context, LOADS_TIMEOUT_S)
-    stats = client.stats
+    stats = client.state.stats
     gauges = client.metrics.engine
     most = stats.max_running_requests
     utilization = round(stats.num_running / most, 4) if most else 0.0
     return {
         "dp_rank": 0,
-        "age_s": round(time.monotonic() - client.stats_at, 3),  # of these numbers
+        "age_s": round(time.monotonic() - client.state.stats_at, 3),  # of these numbers
         "num_running_reqs": stats.num_running,
         "num_waiting_reqs": stats.num_waiting,
         "num_total_reqs": stats.num_running + stats.num_waiting,

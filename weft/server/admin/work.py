@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp
 
-from weft.client.client import CALL_TIMEOUT_S
+from weft.client.calls import CALL_TIMEOUT_S
 from weft.messages.by_name import BadCall, plain, request_named
 from weft.messages.calls import Outcome
 from weft.messages.control import (

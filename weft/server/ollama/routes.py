@@ -69,7 +69,7 @@ async def ps(context: ServerContext, request: Request) -> ASGIApp:
 async def show(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, OllamaShowRequest)
     require_model(context, body.model or body.name)
-    ready = context.client.ready
+    ready = context.client.state.ready
     makes_vectors = ready is not None and ready.pools is not None
     capabilities = ["embedding" if makes_vectors else "completion"]
     if context.formats.tools is not None:

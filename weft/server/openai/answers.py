@@ -107,15 +107,15 @@ def meta_info(
     end = delta.end
     if end is None:
         return {
-            "id": completion.rid,
+            "id": completion.spec.rid,
             "finish_reason": None,
-            "prompt_tokens": completion.prompt_len,
+            "prompt_tokens": completion.spec.prompt_len,
             "completion_tokens": delta.num_tokens,
             "cached_tokens": 0,
             "weight_version": weight_version,
         }
     return {
-        "id": completion.rid,
+        "id": completion.spec.rid,
         "finish_reason": _meta_finish_reason(end),
         "prompt_tokens": end.prompt_tokens,
         "completion_tokens": delta.num_tokens,

@@ -242,11 +242,11 @@ class ChatReply:
     def _hidden_states(self, delta: Delta) -> list[float] | msgspec.UnsetType:
         """Of the last token; unset if there are none."""
         completion = self._conversation.generation.completions[delta.choice]
-        return last_state(completion.given) or msgspec.UNSET
+        return last_state(completion.aux_outputs) or msgspec.UNSET
 
     def _meta_info(self, delta: Delta) -> dict[str, Any]:
         completion = self._conversation.generation.completions[delta.choice]
-        return meta_info(completion, delta, self._client.weight_version)
+        return meta_info(completion, delta, self._client.state.weight_version)
 
     def _usage(self) -> Usage:
         usage = self._count.usage()
@@ -259,7 +259,7 @@ class ChatReply:
     def _prompt_logprobs(self, choice: int, num_top: int) -> list[dict[str, PromptLogprob] | None]:
         """As the engine gave them to this choice, before its first token."""
         completion = self._conversation.generation.completions[choice]
-        return vllm_logprobs(self._tokenizer, prompt_logprobs(completion.given), num_top)
+        return vllm_logprobs(self._tokenizer, prompt_logprobs(completion.aux_outputs), num_top)
 
     def _logprobs_of(self, delta: Delta) -> ChatLogprobs:
         wanted = self._conversation.params.logprob_token_ids

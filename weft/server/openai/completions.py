@@ -201,7 +201,9 @@ class CompletionReply:
     ) -> None:
         self._tokenizer: Tokenizer = context.tokenizer
         self._generation = generation
-        self._header: AnswerHeader = answer_header(context, "cmpl-", generation.completions[0].rid)
+        self._header: AnswerHeader = answer_header(
+            context, "cmpl-", generation.completions[0].spec.rid
+        )
         self._n = params.n
         self._prompt_ids = prompt_ids
         self._echo = echo
@@ -275,8 +277,8 @@ class CompletionReply:
             choice.matched_stop = delta.end.matched
             choice.stop_reason = delta.end.matched
             completion = self._generation.completions[delta.choice]
-            if completion.params.hidden_states is not None:
-                choice.hidden_states = last_state(completion.given) or msgspec.UNSET
+            if completion.spec.params.hidden_states is not None:
+                choice.hidden_states = last_state(completion.aux_outputs) or msgspec.UNSET
         return choice
 
     def _open(self, choice: CompletionChoice) -> None:
@@ -285,7 +287,7 @@ class CompletionReply:
         if self._echo is not None:
             choice.text = self._echo.texts[prompt] + choice.text
         if self._num_prompt_logprobs is not None:
-            tokens = prompt_logprobs(self._generation.completions[choice.index].given)
+            tokens = prompt_logprobs(self._generation.completions[choice.index].aux_outputs)
             choice.prompt_logprobs = vllm_logprobs(
                 self._tokenizer, tokens, self._num_prompt_logprobs
             )
@@ -310,7 +312,7 @@ class CompletionReply:
         found = completion_logprobs(delta, offsets, spec.name_of, spec.wanted)
         if echo is None or echo.num_logprobs is None:
             return found
-        tokens = prompt_logprobs(self._generation.completions[delta.choice].given)
+        tokens = prompt_logprobs(self._generation.completions[delta.choice].aux_outputs)
         echoed = echoed_logprobs(self._tokenizer, tokens, echo.num_logprobs, spec.name_of)
         return joined_logprobs(echoed, found)
 

@@ -38,7 +38,7 @@ async def classify(context: ServerContext, request: Request) -> ASGIApp:
     if activates is None:
         activates = body.activation
     generation = start(context, request, body, inputs, PoolingParams(normalize=activates))
-    rid = generation.completions[0].rid
+    rid = generation.completions[0].spec.rid
 
     def make(vectors: list[Vector], deltas: list[Delta]) -> Any:
         if body.input is None:

@@ -85,7 +85,7 @@ async def encode(context: ServerContext, request: Request) -> ASGIApp:
     generation = start(context, request, body, inputs, pooling)
 
     def make(vectors: list[Vector], deltas: list[Delta]) -> Any:
-        return native(vectors, deltas, texts, generation.completions[0].rid)
+        return native(vectors, deltas, texts, generation.completions[0].spec.rid)
 
     return answer(generation, "text", make)
 

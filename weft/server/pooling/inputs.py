@@ -222,7 +222,7 @@ def answer(
 
 def vector_of(completion: Completion) -> Vector:
     """float32 [size]: the vector or the scores of a completion's prompt."""
-    [vector] = [extra.vector for extra in completion.given if isinstance(extra, Pooled)]
+    [vector] = [extra.vector for extra in completion.aux_outputs if isinstance(extra, Pooled)]
     return np.frombuffer(vector, dtype="<f4")
 
 

@@ -48,7 +48,7 @@ async def rerank(context: ServerContext, request: Request) -> ASGIApp:
             results.append(result)
         total = usage(deltas)
         return {
-            "id": f"rerank-{generation.completions[0].rid}",
+            "id": f"rerank-{generation.completions[0].spec.rid}",
             "model": context.info.model_name,
             "results": results,
             "usage": total,
@@ -87,7 +87,7 @@ async def score(context: ServerContext, request: Request) -> ASGIApp:
                 }
             )
         return {
-            "id": f"score-{generation.completions[0].rid}",
+            "id": f"score-{generation.completions[0].spec.rid}",
             "object": "list",
             "created": int(time.time()),
             "model": context.info.model_name,

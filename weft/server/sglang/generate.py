@@ -100,7 +100,7 @@ async def generate(context: ServerContext, request: Request) -> ASGIApp:
         completions=generation.completions,
         as_list=is_batch or len(generation.completions) > 1,
         logprobs=[_logprobs(context, body, completion) for completion in generation.completions],
-        version=lambda: context.client.weight_version,
+        version=lambda: context.client.state.weight_version,
     )
     return Answer(generation, reply)
 
@@ -303,12 +303,12 @@ def _rids(request: Request, rid: str | list[str] | None, count: int) -> list[str
 def _logprobs(
     context: ServerContext, body: SglangGenerateRequest, completion: Completion
 ) -> NativeLogprobs | None:
-    if completion.params.logprobs is None:
+    if completion.spec.params.logprobs is None:
         return None
     return NativeLogprobs(
         context.tokenizer,
-        completion.params,
-        completion.given,
+        completion.spec.params,
+        completion.aux_outputs,
         with_text=bool(body.return_text_in_logprobs),
     )
 

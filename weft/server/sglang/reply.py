@@ -107,9 +107,9 @@ class NativeReply:
         completion = self._completions[delta.choice]
         growing = self._growing[delta.choice]
         meta = meta_info(completion, delta, self._version())
-        if delta.end is not None and completion.params.hidden_states:
+        if delta.end is not None and completion.spec.params.hidden_states:
             meta["hidden_states"] = hidden_states(
-                completion.given, delta.end.prompt_tokens, delta.num_tokens
+                completion.aux_outputs, delta.end.prompt_tokens, delta.num_tokens
             )
         logprobs = growing.logprobs
         if logprobs is not None:
