@@ -82,9 +82,10 @@ class LLM:
     """
 
     def __init__(self, model: str | Path = "", **settings: Any) -> None:
+        given = {"model": model, **settings}
         options = {option.name: option for option in options_of(EngineConfig)}
         checked: dict[str, Any] = {}
-        for name, value in {"model": model, **settings}.items():
+        for name, value in given.items():
             if name not in options:
                 hint = did_you_mean(name, options)
                 raise SettingsError(f"LLM: there is no setting {name!r}{hint}")
@@ -165,13 +166,16 @@ class LLM:
         texts = _as_list(prompts)
         all_params = self._params_of_each(params, len(texts))
         asked = (self.prompt(text, own) for text, own in zip(texts, all_params, strict=True))
-        outputs: list[list[Output]] = [[]] * len(texts)
+        by_position: list[list[Output]] = [[]] * len(texts)
         bar = Progress(len(texts), shown=progress)
         for position, completions in self.complete(asked):
-            outputs[position] = completions
+            by_position[position] = completions
             bar.add(sum(output.completion_tokens for output in completions))
         bar.close()
-        return [output for completions in outputs for output in completions]
+        outputs: list[Output] = []
+        for completions in by_position:
+            outputs += completions
+        return outputs
 
     def _params_of_each(
         self, params: SamplingParams | Sequence[SamplingParams] | None, num_texts: int
@@ -260,9 +264,10 @@ class LLM:
                 self._step()
                 if self._client.num_open == num_open:
                     continue
-                ended = [position for position, one in running.items() if one.ended]
-                for position in ended:
-                    yield position, _outputs(running.pop(position))
+                for position, generation in list(running.items()):
+                    if generation.ended:
+                        del running[position]
+                        yield position, _outputs(generation)
         finally:
             for generation in running.values():
                 generation.close()
@@ -296,9 +301,14 @@ class LLM:
 
         Errors as for `embed`.
         """
-        labels = () if self.model.pooling is None else self.model.pooling.labels
-        all_scores = self._pool("classify", _as_list(inputs), PoolingParams(), truncate)
-        return [dict(zip(labels, scores.tolist(), strict=True)) for scores in all_scores]
+        labels: tuple[str, ...] = ()
+        if self.model.pooling is not None:
+            labels = self.model.pooling.labels
+        found = []
+        for scores in self._pool("classify", _as_list(inputs), PoolingParams(), truncate):
+            by_label = dict(zip(labels, scores.tolist(), strict=True))
+            found.append(by_label)
+        return found
 
     def score(self, query: str, documents: Sequence[str], *, truncate: bool = False) -> list[float]:
         """How well each document fits the query, by a model with one label (a cross-encoder).
@@ -416,8 +426,12 @@ def _vector(completion: Completion, index: int) -> NDArray[np.float32]:
 
 
 def _outputs(generation: Generation) -> list[Output]:
-    """The completions of a prompt that have ended."""
-    return [_output(delta, generation.completions[delta.choice]) for delta in generation.take()]
+    """The completions of a prompt that has ended."""
+    outputs = []
+    for delta in generation.take():
+        completion = generation.completions[delta.choice]
+        outputs.append(_output(delta, completion))
+    return outputs
 
 
 def _output(delta: Delta, completion: Completion) -> Output:

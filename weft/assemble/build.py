@@ -79,6 +79,7 @@ def build_engine(config: EngineConfig, folder: Path) -> Built:
         context_length=config.context_length,
         processors=processors,
     )
+    # The weights are in memory, and so is the KV pool; nothing has been computed yet.
     loaded_s = time.monotonic()
     traces = Path(config.profile_dir) if config.profile_dir else None
     profiled = ProfiledRunner(runner, traces, has_gpu=config.device == "cuda")
@@ -212,6 +213,7 @@ def _grammars(
     package = missing(backend)
     if package:
         raise SettingsError(f"--grammar-backend {backend} is not installed: pip install {package}")
+    # In this order for both: the compiler, and the sandbox in which a grammar is tried first.
     vocabulary = (backend, folder / "tokenizer.json", model.vocab_size, model.eos_token_ids)
     return GrammarPool(
         partial(make_compiler, *vocabulary, config.threads),

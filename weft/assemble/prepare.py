@@ -52,6 +52,7 @@ def prepare(config: EngineConfig, machine: Machine | None = None) -> Prepared:
             f"{model.name} brings code of its own ({code}), which is never run; "
             f"it is a {model.architecture}"
         )
+    # From here on no "auto" is left: what runs is what the settings say.
     machine = machine or probe()
     resolved = resolve(config, model, machine)
     if machine.has_gpu_fault and config.device == "auto":

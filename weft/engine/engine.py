@@ -65,6 +65,8 @@ class Engine:
         self.services = Services(settings, self.surroundings, self.depth)
         self.core = self.services.core
 
+    # A journal begins here, and what is measured: behind the warm-up.
+
     def start_over(self) -> None:
         """Forget all that was done: cache, counters, history. Only while nothing is open."""
         assert not self.has_work, "requests are open"

@@ -55,12 +55,14 @@ class Idle(Service):
         if not self._must_ask():
             self.wait_s = max(wake_at - now, SHORTEST_S)
             return
+        # Twice as long each time: 1, 2, 4, 8, 16, 20, 20 ... ms.
         self.wait_s = min(max(wake_at - now, SHORTEST_S), self._patience_s)
         self._patience_s = min(2 * self._patience_s, LONGEST_S)
 
     def _wake_at(self, *, has_requests: bool) -> float:
         """When something is to be done without a message, as far as that is known."""
         wake_at = math.inf
+        # The heap of deadlines may still have those of requests that have ended.
         if has_requests:
             wake_at = self._core.scheduler.deadlines.next_s
         for service in self._core.hooks.attached:

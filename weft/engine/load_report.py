@@ -35,6 +35,7 @@ class LoadReporter(Service):
     def after_step(self, now: float) -> None:
         if not self._had_work:
             return
+        # Also at the end of work, however soon it comes: the last report says that nothing runs.
         self._busy_s += now - self._began_s
         is_due = now - self._reported_s >= STATS_INTERVAL_S
         if is_due or not self._core.loop.has_work:
