@@ -177,7 +177,7 @@ def test_failed_answer_takes_its_question_back(
     assert "[broken]" in capsys.readouterr().err
 
 
-def test_local_talker_streams_what_the_model_says(llm: LLM) -> None:
+def test_local_chat_backend_streams_what_the_model_says(llm: LLM) -> None:
     params = SamplingParams(max_new_tokens=6, temperature=0)
     messages = [{"role": "user", "content": "Hi"}]
     (output,) = llm.chat(messages, params)
@@ -186,7 +186,7 @@ def test_local_talker_streams_what_the_model_says(llm: LLM) -> None:
         list(LocalChatBackend(llm, params).answer([{"role": "user", "content": "x" * 300}]))
 
 
-def test_remote_talker_streams_from_a_server(folder: Path) -> None:
+def test_remote_chat_backend_streams_from_a_server(folder: Path) -> None:
     with ServerProcess(folder) as server:
         server.wait_ready()
         backend = RemoteChatBackend(f"http://127.0.0.1:{server.port}", "", {"max_tokens": 7})

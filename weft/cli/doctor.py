@@ -69,10 +69,14 @@ def doctor(argv: Sequence[str]) -> int:
         *installation_checks(machine),
         *model_checks(settings.make(EngineConfig), machine),
     ]
-    num_failed = sum(not report(name, check) for name, check in checks)
-    print(f"{num_failed} failed" if num_failed else "everything is fine")
+    num_failed = 0
+    for name, check in checks:
+        if not report(name, check):
+            num_failed += 1
     if num_failed:
+        print(f"{num_failed} failed")
         return 1
+    print("everything is fine")
     return 0
 
 
@@ -105,15 +109,15 @@ def _cpu(machine: Machine) -> str:
     info = ""
     if Path("/proc/cpuinfo").exists():
         info = Path("/proc/cpuinfo").read_text()
-    name = re.search(r"^model name\s*:\s*(.+)$", info, re.MULTILINE)
-    flags = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", info, re.MULTILINE)
-    words = set(flags[1].split()) if flags else set()
-    found = dict.fromkeys(good for word, good in CPU_FEATURES.items() if word in words)
-    cores = f"{machine.cores} core{'s' if machine.cores != 1 else ''}"
-    text = (
-        f"{name[1] if name else platform.processor() or 'unknown'}, {cores}; "
-        f"{' '.join(found) or 'no vector units'}"
-    )
+    name = platform.processor() or "unknown"
+    if named := re.search(r"^model name\s*:\s*(.+)$", info, re.MULTILINE):
+        name = named[1]
+    words: set[str] = set()
+    if flags := re.search(r"^(?:flags|Features)\s*:\s*(.+)$", info, re.MULTILINE):
+        words = set(flags[1].split())
+    units = dict.fromkeys(unit for word, unit in CPU_FEATURES.items() if word in words)
+    cores = "1 core" if machine.cores == 1 else f"{machine.cores} cores"
+    text = f"{name}, {cores}; {' '.join(units) or 'no vector units'}"
     if words and not words & {"avx2", "asimd"}:
         raise Caution(f"{text}: without AVX2 it will be slow")
     return text
@@ -279,7 +283,9 @@ def _raise(exc: Exception) -> str:
 
 
 def _architecture(model: ModelConfig) -> str:
-    stored = model.dtype + (f", large matrices in {model.stored_as}" if model.stored_as else "")
+    stored = model.dtype
+    if model.stored_as:
+        stored += f", large matrices in {model.stored_as}"
     heads = f"{model.num_heads}/{model.num_kv_heads} heads of {model.head_dim}"
     return (
         f"{model.architecture}, {model.num_layers} layers, {heads}, {model.max_position:,} "
@@ -311,11 +317,16 @@ def _weights(folder: Path, model: ModelConfig) -> str:
 
 
 def _tensors(names: list[str]) -> str:
-    return f"{len(names)} tensor{'s are' if len(names) > 1 else ' is'}"
+    if len(names) > 1:
+        return f"{len(names)} tensors are"
+    return "1 tensor is"
 
 
 def _some(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    shown = ", ".join(names[:3])
+    if len(names) > 3:
+        return f"{shown}, ..."
+    return shown
 
 
 def _chat(folder: Path) -> str:
@@ -326,22 +337,21 @@ def _chat(folder: Path) -> str:
     template = load_template(tokenizer)
     if template is None:
         raise Caution("the model has no chat template: it can complete texts, but not chat")
-    ids = tokenizer.encode(
-        template.render([{"role": "user", "content": "Hello"}]), add_special_tokens=False
-    )
+    text = template.render([{"role": "user", "content": "Hello"}])
+    ids = tokenizer.encode(text, add_special_tokens=False)
     return f"template works: a greeting has {len(ids)} tokens"
 
 
 def _fit(config: EngineConfig, model: ModelConfig, machine: Machine) -> str:
     resolved = resolve(config, model, machine)
-    running = f"at most {resolved.config.max_running_requests} requests together"
-    bits = "" if resolved.config.quantize == "none" else f", weights in {resolved.config.quantize}"
-    text = (
-        f"on {resolved.config.device} in {resolved.config.dtype}{bits}: KV cache "
-        f"{resolved.sizing}; {running}"
-    )
-    if resolved.config.device == "cuda":
-        text += f"; {_on_gpu(resolved.config)}"
+    chosen = resolved.config
+    types = chosen.dtype
+    if chosen.quantize != "none":
+        types += f", weights in {chosen.quantize}"
+    running = f"at most {chosen.max_running_requests} requests together"
+    text = f"on {chosen.device} in {types}: KV cache {resolved.sizing}; {running}"
+    if chosen.device == "cuda":
+        text += f"; {_on_gpu(chosen)}"
     if resolved.sizing.note:
         raise Caution(f"{text}; {resolved.sizing.note}")
     return text

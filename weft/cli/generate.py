@@ -100,7 +100,9 @@ def asked(settings: Settings) -> dict[str, Any]:
     without `max_tokens` it is as long as may be.
     """
     given = {"max_tokens": SamplingOptions.max_tokens, **settings.given(SamplingOptions)}
-    return {name: value for name, value in given.items() if name != "max_tokens" or value}
+    if not given["max_tokens"]:
+        del given["max_tokens"]
+    return given
 
 
 def params_of(settings: Settings, defaults: SamplingParams) -> SamplingParams:
@@ -108,7 +110,8 @@ def params_of(settings: Settings, defaults: SamplingParams) -> SamplingParams:
     import msgspec
 
     given = asked(settings)
-    return msgspec.structs.replace(defaults, max_new_tokens=given.pop("max_tokens", None), **given)
+    max_new_tokens = given.pop("max_tokens", None)
+    return msgspec.structs.replace(defaults, max_new_tokens=max_new_tokens, **given)
 
 
 def generate(argv: Sequence[str]) -> int:
@@ -176,13 +179,15 @@ def _complete_lines(llm: LLM, source: IO[str], target: IO[str], params: Sampling
     for index, outputs in llm.complete(_prompts(llm, source, params, ids), strict=False):
         for output in outputs:
             num_failed += output.finish_reason == "error"
-            target.write(json.dumps(_line(index, ids[index], output), ensure_ascii=False) + "\n")
+            line = _line(index, ids[index], output)
+            target.write(json.dumps(line, ensure_ascii=False) + "\n")
         target.flush()
         progress.add(sum(output.completion_tokens for output in outputs))
     progress.close()
-    print(f"{progress.text}{f', {num_failed} failed' if num_failed else ''}", file=sys.stderr)
     if num_failed:
+        print(f"{progress.text}, {num_failed} failed", file=sys.stderr)
         return 1
+    print(progress.text, file=sys.stderr)
     return 0
 
 
@@ -228,11 +233,15 @@ def _prompt(llm: LLM, line: dict[str, Any], defaults: SamplingParams) -> Prompt:
     if unknown:
         raise ValueError(f"unknown key {min(unknown)!r}")
     params = msgspec.convert({**msgspec.structs.asdict(defaults), **line}, SamplingParams)
-    return llm.prompt(llm.chat_ids(content) if given[0] == "messages" else content, params)
+    if given[0] == "messages":
+        content = llm.chat_ids(content)
+    return llm.prompt(content, params)
 
 
 def _line(index: int, id: Any, output: Output) -> dict[str, Any]:
-    line = {} if id is None else {"id": id}
+    line: dict[str, Any] = {}
+    if id is not None:
+        line["id"] = id
     line |= {
         "index": index,
         "text": output.text,

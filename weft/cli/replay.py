@@ -74,9 +74,11 @@ def _replay(reader: JournalReader, options: ReplayOptions) -> int:
     began = time.perf_counter()
     run = Replay(reader, check=options.check)
     print(_beginning(run), flush=True)
-    is_same = run.run(options.until if options.until >= 0 else None)
     if options.until >= 0:
+        is_same = run.run(options.until)
         print("\n".join(describe_step(run)))
+    else:
+        is_same = run.run(None)
     if options.rid:
         print("\n".join(describe_requests(run, options.rid)))
     if is_same and options.until < 0:
@@ -102,19 +104,18 @@ def describe_step(run: Replay) -> Iterator[str]:
     if plan is None:
         yield "no step was launched"
         return
-    yield (
-        f"step {plan.step}: {plan.mode.name.lower()}, {len(plan.rows)} requests, {plan.num_tokens} "
-        "tokens"
-    )
-    for row, start, length in zip(
-        plan.rows.tolist(), plan.starts.tolist(), plan.lens.tolist(), strict=True
-    ):
+    mode = plan.mode.name.lower()
+    yield f"step {plan.step}: {mode}, {len(plan.rows)} requests, {plan.num_tokens} tokens"
+    rows = zip(plan.rows.tolist(), plan.starts.tolist(), plan.lens.tolist(), strict=True)
+    for row, start, length in rows:
         request = scheduler.columns.requests[row]
-        yield f"  {request.rid if request else 'ended':<24} tokens {start} to {start + length}"
+        name = request.rid if request else "ended"
+        yield f"  {name:<24} tokens {start} to {start + length}"
     status = insight.get_queue_status(scheduler)
+    num_running = status.prefilling + status.running_batch_size
     yield (
-        f"then {status.waiting_queue_size} wait, {status.prefilling + status.running_batch_size} "
-        "run, " + (f"{status.free_tokens:,} tokens of KV memory are available")
+        f"then {status.waiting_queue_size} wait, {num_running} run, "
+        f"{status.free_tokens:,} tokens of KV memory are available"
     )
     if scheduler.waiting_queue:
         first = next(iter(insight.list_waiting(scheduler, run.last_s)))
@@ -140,8 +141,10 @@ def describe_request(one: Explanation) -> Iterator[str]:
         ("decode", stages.decode_s),
     )
     times = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in spans if seconds is not None)
-    place = "" if one.position is None else f", {one.position} before it"
-    yield f"{one.rid} (request {one.id}): {one.state}{place}"
+    state = one.state
+    if one.position is not None:
+        state += f", {one.position} before it"
+    yield f"{one.rid} (request {one.id}): {state}"
     yield (
         f"  {one.prompt_tokens:,} prompt tokens, {one.cached_tokens:,} of them cached; "
         f"{one.output_tokens:,} output tokens; {times}, total {stages.total_s:.3f} s"
@@ -151,32 +154,31 @@ def describe_request(one: Explanation) -> Iterator[str]:
             f"  retractions: {one.retractions}; after them {one.recomputed_tokens:,} tokens were "
             f"computed again, {one.refound_tokens:,} were still cached"
         )
-    yield from (f"  {entry}" for entry in one.timeline)
+    for entry in one.timeline:
+        yield f"  {entry}"
 
 
 def _beginning(run: Replay) -> str:
     began = run.began
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(began.unix_s))
-    other = "" if began.weft == __version__ else f" (this is {__version__})"
+    version = began.weft
+    if version != __version__:
+        version += f" (this is {__version__})"
     tokens = began.settings.num_pages * began.settings.page_size
-    text = (
-        f"recorded {when} by weft {began.weft}{other}: {tokens:,} KV tokens, policy "
-        f"{began.settings.policy}"
-    )
+    policy = began.settings.policy
+    text = f"recorded {when} by weft {version}: {tokens:,} KV tokens, policy {policy}"
     if began.state:
-        text += (
-            f"; it goes on at step {run.first_step:,} with {len(run.engine.scheduler.requests):,} "
-            "open requests"
-        )
+        num_open = len(run.engine.scheduler.requests)
+        text += f"; it goes on at step {run.first_step:,} with {num_open:,} open requests"
     return text
 
 
 def _ending(run: Replay, reader: JournalReader, took_s: float) -> str:
-    served_s = run.last_s - (run.first_s if run.first_s is not None else run.last_s)
-    amount = (
-        f"{run.num_steps:,} steps and {run.num_requests:,} requests, {served_s:,.1f} s in "
-        f"{took_s:,.2f} s"
-    )
+    served_s = 0.0
+    if run.first_s is not None:
+        served_s = run.last_s - run.first_s
+    work = f"{run.num_steps:,} steps and {run.num_requests:,} requests"
+    amount = f"{work}, {served_s:,.1f} s in {took_s:,.2f} s"
     if run.difference is not None:
         return f"{amount}: the first difference is at {run.difference}"
     if reader.damage is not None:

@@ -14,7 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields, make_dataclass
+from dataclasses import asdict, dataclass, fields, make_dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -132,15 +132,13 @@ def engine_options(defaults: Mapping[str, Value]) -> type[Config]:
     }
     columns: list[tuple[str, type, Any]] = []
     for item in fields(SchedulerSettings):
-        default = defaults.get(item.name, None if item.default is MISSING else item.default)
-        if (
-            item.name != "seed"
-            and item.name not in FIXED
-            and isinstance(default, str | int | float | bool)
-        ):
-            text = known.get(item.name, item.name.replace("_", " "))
-            column = option(default, text, group="engine", everyday=item.name in shown)
-            columns.append((item.name, type(default), column))
+        default = defaults.get(item.name, item.default)
+        is_ours = item.name == "seed" or item.name in FIXED
+        if is_ours or not isinstance(default, str | int | float | bool):
+            continue
+        text = known.get(item.name, item.name.replace("_", " "))
+        column = option(default, text, group="engine", everyday=item.name in shown)
+        columns.append((item.name, type(default), column))
     return make_dataclass("EngineOptions", columns, frozen=True, kw_only=True)
 
 
@@ -149,6 +147,14 @@ class SimVariant(NamedTuple):
 
     name: str
     settings: SchedulerSettings
+
+
+class ComparedValue(NamedTuple):
+    """One value of a setting in `--compare`."""
+
+    name: str
+    value: Value
+    text: str  # as the user wrote it
 
 
 def sim(argv: Sequence[str]) -> int:
@@ -172,9 +178,10 @@ def sim(argv: Sequence[str]) -> int:
     cost = read_cost(options.cost)
     slo = Slo(options.slo_ttft or float("inf"), options.slo_itl or float("inf"))
     variants = _variants(vars(settings.make(engine)) | fixed, options.compare, options_of(engine))
-    records = [
-        _run(variant, cost, options, _arrivals(options, traffic, journal)) for variant in variants
-    ]
+    records = []
+    for variant in variants:
+        arrivals = _arrivals(options, traffic, journal)
+        records.append(_run(variant, cost, options, arrivals))
     summaries = [summarize(record, slo) for record in records]
     _print(variants, records, summaries)
     if options.json:
@@ -187,7 +194,7 @@ def sim(argv: Sequence[str]) -> int:
 def _variants(base: dict[str, Value], text: str, options: Sequence[Option]) -> list[SimVariant]:
     """One for each combination of what `text` names. Raises SettingsError."""
     known = {each.name: each for each in options}
-    axes: list[list[tuple[str, Value, str]]] = []
+    axes: list[list[ComparedValue]] = []
     for word in text.split():
         name, equals, values = word.partition("=")
         name = name.lstrip("-").replace("-", "_")
@@ -197,21 +204,19 @@ def _variants(base: dict[str, Value], text: str, options: Sequence[Option]) -> l
             )
         if name not in known:
             raise SettingsError(
-                f"--compare: there is no setting {name!r}{did_you_mean(name, known)} (weft sim "
-                "--help all)"
+                f"--compare: there is no setting {name!r}{did_you_mean(name, known)} "
+                "(weft sim --help all)"
             )
-        axes.append(
-            [
-                (name, known[name].from_text(value, f"--compare {name}"), value)
-                for value in values.split(",")
-            ]
-        )
+        axis = []
+        for value in values.split(","):
+            read = known[name].from_text(value, f"--compare {name}")
+            axis.append(ComparedValue(name, read, value))
+        axes.append(axis)
     variants = []
     for chosen in itertools.product(*axes):
-        name = " ".join(f"{name}={value}" for name, _, value in chosen)
-        variants.append(
-            SimVariant(name, _settings(base | {name: value for name, value, _ in chosen}))
-        )
+        name = " ".join(f"{each.name}={each.text}" for each in chosen)
+        changed = {each.name: each.value for each in chosen}
+        variants.append(SimVariant(name, _settings(base | changed)))
     return variants
 
 
@@ -221,9 +226,10 @@ def _settings(values: dict[str, Any]) -> SchedulerSettings:
             f"there is no policy {values['policy']!r}{did_you_mean(values['policy'], POLICIES)} "
             f"(there are {', '.join(POLICIES)})"
         )
-    chunk = values["chunked_prefill_size"]
+    if values["chunked_prefill_size"] <= 0:
+        values = values | {"chunked_prefill_size": None}
     try:
-        return SchedulerSettings(**values | {"chunked_prefill_size": chunk if chunk > 0 else None})
+        return SchedulerSettings(**values)
     except ValueError as exc:
         raise SettingsError(str(exc)) from exc
 
@@ -234,9 +240,8 @@ def _run(
     began = time.perf_counter()
     record = simulate(variant.settings, cost, arrivals, overlap=options.overlap)
     took = time.perf_counter() - began
-    print(
-        f"{variant.name or 'simulated'}: {len(record):,} requests in {took:.1f} s", file=sys.stderr
-    )
+    name = variant.name or "simulated"
+    print(f"{name}: {len(record):,} requests in {took:.1f} s", file=sys.stderr)
     return record
 
 

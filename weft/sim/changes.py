@@ -45,24 +45,24 @@ def changes(before: Record, after: Record) -> Changes:
     matters = np.abs(delta) > SAME * np.where(both, old, 0.0)
     better = matters & (delta < 0)
     worse = matters & (delta > 0)
-    order = np.argsort(-delta, kind="stable")[:NUM_WORST]
+    worst = []
+    for i in np.argsort(-delta, kind="stable")[:NUM_WORST].tolist():
+        if worse[i]:
+            change = Change(
+                number=i,
+                tenant=int(after.tenant[i]),
+                prompt_len=int(after.prompt_len[i]),
+                output_len=int(after.output_len[i]),
+                before_s=float(old[i]),
+                after_s=float(new[i]),
+            )
+            worst.append(change)
     return Changes(
         num_better=int(better.sum()),
         num_worse=int(worse.sum()),
         num_same=int((both & ~matters).sum()),
         num_lost=int((np.isnan(old) != np.isnan(new)).sum()),
-        worst=[
-            Change(
-                i,
-                int(after.tenant[i]),
-                int(after.prompt_len[i]),
-                int(after.output_len[i]),
-                float(old[i]),
-                float(new[i]),
-            )
-            for i in order.tolist()
-            if worse[i]
-        ],
+        worst=worst,
     )
 
 

@@ -35,7 +35,8 @@ def read_trace(name: str, *, max_tokens: int, speed: float = 1.0) -> Iterator[Ar
         with open(name, encoding="utf-8-sig", newline="") as file:
             first = file.readline()
             lines = chain([first], file)
-            arrivals = _mooncake(lines) if first.lstrip().startswith("{") else _burst_gpt(lines)
+            is_json = first.lstrip().startswith("{")
+            arrivals = _mooncake(lines) if is_json else _burst_gpt(lines)
             yield from _in_order(name, arrivals, max_tokens, speed)
     except (OSError, UnicodeDecodeError) as exc:
         raise SettingsError(f"cannot read the trace {name}: {exc}") from exc
@@ -45,15 +46,16 @@ def _in_order(
     name: str, arrivals: Iterator[Arrival], max_tokens: int, speed: float
 ) -> Iterator[Arrival]:
     """Times from 0 on, not falling. Raises SettingsError for a line that is no request."""
-    began = 0.0
+    began_s = 0.0
+    time_s = 0.0
     number = 0
-    before = 0.0
     try:
         for number, arrival in enumerate(arrivals):
-            began = began if number else arrival.time_s
-            before = max(before, (arrival.time_s - began) / speed)
+            if number == 0:
+                began_s = arrival.time_s
+            time_s = max(time_s, (arrival.time_s - began_s) / speed)
             allowed = max(max_tokens, arrival.output_len)
-            yield arrival._replace(time_s=before, max_new_tokens=allowed)
+            yield arrival._replace(time_s=time_s, max_new_tokens=allowed)
     except (LookupError, TypeError, ValueError) as exc:
         raise SettingsError(
             f"{name}: what follows request {number} is neither BurstGPT's CSV nor Mooncake's "
@@ -65,24 +67,37 @@ def _burst_gpt(lines: Iterable[str]) -> Iterator[Arrival]:
     for key, line in enumerate(csv.DictReader(lines)):
         prompt_len = int(float(line["Request tokens"]))
         output_len = int(float(line["Response tokens"]))
-        if prompt_len > 0 and output_len > 0:
-            segment = Segment(key, prompt_len)
-            yield Arrival(
-                float(line["Timestamp"]), (segment,), output_len, output_len, tenant=line["Model"]
-            )
+        if prompt_len <= 0 or output_len <= 0:
+            continue
+        yield Arrival(
+            time_s=float(line["Timestamp"]),
+            prompt=(Segment(key, prompt_len),),
+            output_len=output_len,
+            max_new_tokens=output_len,
+            tenant=line["Model"],
+        )
 
 
 def _mooncake(lines: Iterable[str]) -> Iterator[Arrival]:
-    for line in filter(str.strip, lines):
+    for line in lines:
+        if not line.strip():
+            continue
         request = json.loads(line)
         prompt_len = request["input_length"]
         output_len = request["output_length"]
         ids = request["hash_ids"]
         if prompt_len <= 0 or output_len <= 0:
             continue
+        # Whole blocks of 512 tokens, and the rest in a shorter one.
         blocks, rest = divmod(prompt_len, BLOCK_LEN)
-        lens = [BLOCK_LEN] * blocks + [rest] * (rest > 0)
+        lens = [BLOCK_LEN] * blocks
+        if rest:
+            lens.append(rest)
         if len(ids) != len(lens):
             raise ValueError(f"{len(ids)} hash_ids for {prompt_len:,} tokens")
-        prompt = tuple(map(Segment, ids, lens))
-        yield Arrival(request["timestamp"] / 1e3, prompt, output_len, output_len)
+        yield Arrival(
+            time_s=request["timestamp"] / 1e3,
+            prompt=tuple(map(Segment, ids, lens)),
+            output_len=output_len,
+            max_new_tokens=output_len,
+        )

@@ -36,14 +36,14 @@ def read_journal(records: Iterable[bytes]) -> Journal:
     replay.engine = tap  # type: ignore[assignment]
     replay.run()
     settings = replay.began.settings
-    arrivals = [
-        _arrival(
-            time_s - tap.sent[0][0], message, finish.completion_tokens, settings.context_length
-        )
-        for time_s, message in tap.sent
-        if (finish := tap.finished.get(message.id)) is not None
-        and finish.reason in ("stop", "length")
-    ]
+    arrivals = []
+    for time_s, message in tap.sent:
+        finish = tap.finished.get(message.id)
+        if finish is None or finish.reason not in ("stop", "length"):
+            continue
+        since_begin_s = max(time_s - tap.sent[0][0], 0.0)
+        output_len = finish.completion_tokens
+        arrivals.append(_arrival(since_begin_s, message, output_len, settings.context_length))
     return Journal(settings, arrivals, len(tap.sent) - len(arrivals))
 
 
@@ -62,7 +62,8 @@ class _Tap:
 
     def submit(self, message: ToEngine) -> FromEngine | None:
         reply = self._engine.submit(message)
-        match message:  # whose arrival was the last reading of the clock
+        # The last reading of the clock was the message's arrival.
+        match message:
             case GenerateRequest():
                 self.sent.append((self._replay.last_s, message))
             case BatchGenerate():
@@ -81,16 +82,18 @@ def _arrival(
     time_s: float, message: GenerateRequest, output_len: int, context_length: int
 ) -> Arrival:
     sampling = message.sampling
-    prompt_len = len(message.input_ids) // 4
+    max_new_tokens = sampling.max_new_tokens
+    if max_new_tokens is None:
+        max_new_tokens = context_length - len(message.input_ids) // 4
+    # An output that ended early must be able to end in the simulation, too.
+    ended_early = output_len < (sampling.max_new_tokens or 0)
     return Arrival(
-        time_s=max(time_s, 0.0),
+        time_s=time_s,
         prompt=message.input_ids,
         output_len=output_len,
-        max_new_tokens=context_length - prompt_len
-        if sampling.max_new_tokens is None
-        else sampling.max_new_tokens,
+        max_new_tokens=max_new_tokens,
         tenant=message.tenant,
         priority=message.priority,
-        ignore_eos=False if output_len < (sampling.max_new_tokens or 0) else sampling.ignore_eos,
+        ignore_eos=sampling.ignore_eos and not ended_early,
         salt=message.cache_salt,
     )

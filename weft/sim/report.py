@@ -57,14 +57,16 @@ class Summary:
 def summarize(record: Record, slo: Slo) -> Summary:
     done = record.state == DONE
     num_done = int(done.sum())
-    ends = record.end_s[done]
-    duration = max(float(ends.max() - np.nanmin(record.sent_s)), 1e-9) if num_done else float("nan")
+    duration = _duration_s(record)
     prompt = int(record.prompt_len[done].sum())
     output = int(record.output_len[done].sum())
     ttft = ttft_of(record)
     e2e = e2e_of(record)
-    good = done & (ttft <= slo.ttft_s) & ~(mean_itl_of(record) > slo.itl_s)
+    # A request of one token has no time between tokens, and keeps any bound on it.
+    is_fluent = ~(mean_itl_of(record) > slo.itl_s)
+    num_good = int((done & (ttft <= slo.ttft_s) & is_fluent).sum())
     meter = record.meter
+    gaps = record.gaps
     return Summary(
         requests=len(record),
         refused=int((record.state == REFUSED).sum()),
@@ -73,7 +75,7 @@ def summarize(record: Record, slo: Slo) -> Summary:
         output_per_s=output / duration,
         total_per_s=(prompt + output) / duration,
         ttft_s=percentiles(ttft[done]),
-        itl_s=(record.gaps.percentile(50), record.gaps.percentile(90), record.gaps.percentile(99)),
+        itl_s=(gaps.percentile(50), gaps.percentile(90), gaps.percentile(99)),
         e2e_s=percentiles(e2e[done]),
         hit_rate=int(record.cached_len[done].sum()) / max(prompt, 1),
         retractions=int(record.retractions.sum()),
@@ -81,9 +83,17 @@ def summarize(record: Record, slo: Slo) -> Summary:
         row_use=meter.mean_rows / max(record.num_rows, 1),
         device_use=meter.busy_s / duration,
         fairness=fairness(record),
-        good_per_s=int(good.sum()) / duration,
-        good_share=int(good.sum()) / max(len(record), 1),
+        good_per_s=num_good / duration,
+        good_share=num_good / max(len(record), 1),
     )
+
+
+def _duration_s(record: Record) -> float:
+    """From the first arrival to the last token; NaN if no request was finished."""
+    ends = record.end_s[record.state == DONE]
+    if not len(ends):
+        return float("nan")
+    return max(float(ends.max() - np.nanmin(record.sent_s)), 1e-9)
 
 
 def ttft_of(record: Record) -> DoubleArray:
@@ -135,14 +145,9 @@ def percentiles(values: NDArray[np.float64]) -> Percentiles:
 
 def describe(summary: Summary) -> str:
     """One run, in lines."""
-    times = [
-        [name, *(_seconds(value) for value in values)]
-        for name, values in (
-            ("TTFT", summary.ttft_s),
-            ("ITL", summary.itl_s),
-            ("E2E", summary.e2e_s),
-        )
-    ]
+    times = []
+    for name, values in _times(summary).items():
+        times.append([name, *map(_seconds, values)])
     facts = [
         f"{summary.requests:,} requests in {_seconds(summary.duration_s)}, {summary.refused:,} "
         "refused",
@@ -179,25 +184,24 @@ COLUMNS = [
 
 def compare(names: Sequence[str], summaries: Sequence[Summary]) -> str:
     """A table with a row for each run."""
-    rows = [
-        [
-            name,
-            number(each.requests_per_s),
-            number(each.output_per_s),
-            *(
-                _seconds(values[i])
-                for values in (each.ttft_s, each.itl_s, each.e2e_s)
-                for i in (0, 2)
-            ),
+    rows = []
+    for name, each in zip(names, summaries, strict=True):
+        row = [name, number(each.requests_per_s), number(each.output_per_s)]
+        for p50, _, p99 in _times(each).values():
+            row += [_seconds(p50), _seconds(p99)]
+        row += [
             f"{each.hit_rate:.1%}",
             f"{each.retractions:,}",
             f"{each.row_use:.1%}",
             f"{each.fairness:.3f}",
             f"{each.good_share:.1%}",
         ]
-        for name, each in zip(names, summaries, strict=True)
-    ]
+        rows.append(row)
     return table([*COLUMNS, "good"], rows)
+
+
+def _times(summary: Summary) -> dict[str, Percentiles]:
+    return {"TTFT": summary.ttft_s, "ITL": summary.itl_s, "E2E": summary.e2e_s}
 
 
 def _seconds(value: float) -> str:

@@ -26,7 +26,10 @@ from weft.sim.trace import Arrival, TokenSource
 
 DoubleArray = NDArray[np.float64]
 
-DONE, REFUSED, OPEN = 1, 2, 0  # Record.state
+# Record.state
+OPEN = 0
+DONE = 1
+REFUSED = 2
 
 
 class Clock(Protocol):
@@ -127,18 +130,23 @@ class Run:
         """Send what has arrived by now. Returns when the next request does, if that is known."""
         now = self._clock()
         while True:
-            waiting = self._began + self._next[1].time_s if self._next else None
-            turn = self._due[0][0] if self._due else None
-            if turn is not None and turn <= now and (waiting is None or turn <= waiting):
+            waiting_s: float | None = None  # when the next request of the trace comes
+            if self._next is not None:
+                waiting_s = self._began + self._next[1].time_s
+            turn_s: float | None = None  # when the next turn of a chat comes
+            if self._due:
+                turn_s = self._due[0][0]
+            is_turn = turn_s is not None and (waiting_s is None or turn_s <= waiting_s)
+            due_s = turn_s if is_turn else waiting_s
+            if due_s is None or due_s > now:
+                return due_s
+            if is_turn:
                 self._send(*heapq.heappop(self._due))
-            elif self._next is not None and waiting is not None and waiting <= now:
-                number, arrival = self._next
-                self._send(waiting, number, arrival)
-                self._pull(source)
             else:
-                return min(
-                    (time_s for time_s in (waiting, turn) if time_s is not None), default=None
-                )
+                assert self._next is not None
+                number, arrival = self._next
+                self._send(due_s, number, arrival)
+                self._pull(source)
 
     def _pull(self, source: Iterator[tuple[int, Arrival]]) -> None:
         """Find the next arrival that waits for no other."""
@@ -217,11 +225,16 @@ class _Columns:
 
     def __init__(self) -> None:
         self.num = 0  # requests that were entered, and all with lower numbers
-        self.sent_s = self.first_s = self.last_s = self.end_s = np.full(0, np.nan)
-        empty: LongArray = np.zeros(0, dtype=np.int64)
-        self.prompt_len = self.output_len = self.cached_len = self.retractions = self.state = (
-            self.tenant
-        ) = empty
+        self.sent_s: DoubleArray = np.full(0, np.nan)
+        self.first_s: DoubleArray = np.full(0, np.nan)
+        self.last_s: DoubleArray = np.full(0, np.nan)
+        self.end_s: DoubleArray = np.full(0, np.nan)
+        self.prompt_len: LongArray = np.zeros(0, dtype=np.int64)
+        self.output_len: LongArray = np.zeros(0, dtype=np.int64)
+        self.cached_len: LongArray = np.zeros(0, dtype=np.int64)
+        self.retractions: LongArray = np.zeros(0, dtype=np.int64)
+        self.state: LongArray = np.zeros(0, dtype=np.int64)
+        self.tenant: LongArray = np.zeros(0, dtype=np.int64)
 
     def enter(self, number: int, sent_s: float, prompt_len: int, tenant: int) -> None:
         if number >= len(self.sent_s):
@@ -237,7 +250,8 @@ class _Columns:
         self.output_len[id] = finish.completion_tokens
         self.cached_len[id] = finish.cached_tokens
         self.retractions[id] = finish.retractions
-        self.state[id] = REFUSED if finish.reason in ("error", "abort") else DONE
+        is_refused = finish.reason in ("error", "abort")
+        self.state[id] = REFUSED if is_refused else DONE
 
     def ended(self, number: int) -> float | None:
         if number >= self.num or self.state[number] == OPEN:
@@ -247,11 +261,11 @@ class _Columns:
     def _grow(self, extra: int) -> None:
         size = max(len(self.sent_s), extra)
         for name in self.TIMES:
-            setattr(self, name, np.concatenate([getattr(self, name), np.full(size, np.nan)]))
+            times = np.concatenate([getattr(self, name), np.full(size, np.nan)])
+            setattr(self, name, times)
         for name in self.COUNTS:
-            setattr(
-                self, name, np.concatenate([getattr(self, name), np.zeros(size, dtype=np.int64)])
-            )
+            counts = np.concatenate([getattr(self, name), np.zeros(size, dtype=np.int64)])
+            setattr(self, name, counts)
 
 
 def simulate(

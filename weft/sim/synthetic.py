@@ -191,19 +191,14 @@ class _Source:
         thinks = rng.exponential(traffic.think, total).tolist()
         prefixes = _draw(rng, self._prefixes, n)
         tenants = _draw(rng, self._tenants, n)
-        at = 0
+        first = 0  # of this conversation's turns, among those of all
         for i in range(n):
-            yield [
-                _Turn(
-                    thinks[j] if j > at else starts[i],
-                    inputs[j],
-                    outputs[j],
-                    prefixes[i],
-                    tenants[i],
-                )
-                for j in range(at, at + num_turns[i])
-            ]
-            at += num_turns[i]
+            turns = []
+            for j in range(first, first + num_turns[i]):
+                time_s = starts[i] if j == first else thinks[j]
+                turns.append(_Turn(time_s, inputs[j], outputs[j], prefixes[i], tenants[i]))
+            yield turns
+            first += num_turns[i]
 
     def arrival(self, turn: _Turn, number: int, previous: Arrival | None) -> Arrival:
         traffic = self._traffic
