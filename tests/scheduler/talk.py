@@ -157,7 +157,7 @@ class Talk:
         """The engine remembers just what was said."""
         self._take_in_ends()
         for name, talk in self.said.items():
-            session = self.sessions._sessions.get(name)
+            session = self.sessions.by_name.get(name)
             if session is None:
                 continue  # closed, or out of time
             assert set(session.turns) == set(talk.turns)
@@ -191,7 +191,7 @@ class Talk:
         self.count["expired"] += len(late)
         told = {
             session.dropped
-            for session in self.sessions._sessions.values()
+            for session in self.sessions.by_name.values()
             if session.dropped is not None
         }
         self.count["dropped"] += len(told - self.told)

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from tests.scheduler.oracle_runner import OracleRunner, OracleStep
+from tests.scheduler.oracle_runner import OracleRunner, OracleStep, extend_hash, next_token
 from tests.scheduler.world import EOS, VOCAB, World
 from weft.memory.radix import RadixCache
 from weft.messages.requests import Abort
@@ -594,6 +594,33 @@ def test_each_token_of_a_request_that_asks_has_its_log_probability(depth: int) -
             world.receive(output)
     assert len(got) == len(world.outputs[id])
     assert all(entry.id == id and entry.top_ids == [0, 1] for entry in got)
+
+
+class TwoAtOnce(OracleRunner):
+    """Gives each sampling request the next two tokens of its sequence."""
+
+    def execute(self, plan: Plan) -> Result:
+        result = super().execute(plan)
+        ends = (np.cumsum(plan.lens) - 1)[plan.samples]
+        tokens: list[int] = []
+        for slot, first in zip(plan.slots[ends].tolist(), result.tokens.tolist(), strict=True):
+            state = extend_hash(int(self.state[slot]), first)
+            tokens += [first, next_token(state, VOCAB)]
+        return Result(
+            tokens=np.array(tokens, dtype=np.int32),
+            counts=np.full(len(ends), 2, dtype=np.int32),
+        )
+
+
+def test_a_step_may_give_a_request_several_tokens() -> None:
+    world = World(settings())
+    world.runner.__class__ = TwoAtOnce
+    ids = [world.send([1, 2, i], max_new_tokens=length) for i, length in enumerate((1, 8, 9, 40))]
+    world.run_dry()
+    world.check_idle()
+    world.check_outputs()
+    most = max(len(world.outputs[id]) for id in ids)
+    assert world.scheduler.num_steps <= most // 2 + 2
 
 
 def test_stop_token_ids_end_a_request_and_are_named() -> None:

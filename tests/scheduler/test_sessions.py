@@ -89,7 +89,7 @@ class Scene(RecordedWorld):
         """The prompt and output of a request, as its session remembers it."""
         turn = next(
             turn
-            for session in self.sessions._sessions.values()
+            for session in self.sessions.by_name.values()
             for turn in session.turns.values()
             if turn.id == id
         )
@@ -191,7 +191,7 @@ def test_replacing_forgets_what_followed_and_ends_what_still_runs_there() -> Non
     world.run_dry()
     assert world.finished[running].reason == "abort"
     assert "'new' of its session replaces it" in world.finished[running].message
-    assert set(world.sessions._sessions["s"].turns) == {"root", "new"}
+    assert set(world.sessions.by_name["s"].turns) == {"root", "new"}
     assert world.turn_of(new)[-3] == 40
     gone = world.send([50], session=SessionParams(id="s", rid="old"), max_new_tokens=2)
     assert world.why_not(gone) == (400, "session 's' has no turn 'old'; the last one is 'new'")
@@ -204,7 +204,7 @@ def test_a_refused_request_replaces_nothing() -> None:
     world.run_dry()
     id = world.say(prompt(60), replace=True)
     assert world.why_not(id)[0] == 400
-    assert set(world.sessions._sessions["s"].turns) == {"root"}
+    assert set(world.sessions.by_name["s"].turns) == {"root"}
 
 
 def test_an_aborted_turn_leaves_no_trace() -> None:
@@ -221,7 +221,7 @@ def test_an_aborted_turn_leaves_no_trace() -> None:
     world.prompts[aborted] = world.prompts[again]
     world.run_dry()
     world.check_outputs()
-    assert world.sessions._sessions["s"].num_tokens == len(world.turn_of(again))
+    assert world.sessions.by_name["s"].num_tokens == len(world.turn_of(again))
 
 
 @pytest.mark.parametrize("is_over", [False, True])
@@ -389,7 +389,7 @@ def test_the_least_recently_used_session_gives_way_before_anybody_waits_or_is_ta
     id = world.send([5] * 70, max_new_tokens=6, ignore_eos=True)
     world.run_dry()
     assert world.scheduler.stats().total_retractions == 0
-    assert [world.sessions._sessions[name].dropped is not None for name in ("old", "new")] == [
+    assert [world.sessions.by_name[name].dropped is not None for name in ("old", "new")] == [
         True,
         False,
     ]

@@ -50,7 +50,7 @@ class LoadReporter(Service):
             scheduler.stats(),
             max_running_requests=scheduler.settings.max_running_requests,
             busy_s=self._busy_s,
-            num_sessions=len(self._sessions),
+            num_sessions=len(self._sessions.by_name),
             num_grammar_queue=len(grammar.queue),
             total_grammars=grammar.num_asked,
             total_grammar_hits=grammar.num_hits,

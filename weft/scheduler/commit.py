@@ -1,4 +1,7 @@
-"""Takes the result of a step into the columns: appends tokens, and finds the requests that end with them."""
+"""Takes the result of a step into the columns: appends tokens, and finds the requests that end with them.
+
+It gives up no row and says no final word: the scheduler does that with the ends that are found here.
+"""
 
 from __future__ import annotations
 
@@ -47,49 +50,86 @@ def commit(
 ) -> Outcome:
     """Append the tokens of requests that still have their row, and say which of these end.
 
-    `is_eos` [vocab_size] tells the model's end-of-sequence tokens. A request whose logits were not finite gets no token
-    and ends with an error. `others` are ends that parts have found (with the last of the `forced` tokens, if there are
-    some); that of a stop token goes before them, and they go before that by length.
+    `is_eos` [vocab_size] marks the model's end-of-sequence tokens. A request whose logits were not finite gets no token
+    and ends with an error. `others` are ends that features have found (with the last of the `forced` tokens, if there
+    are some). An end by a stop token goes before them, and they go before an end by length.
     """
-    if batch.prefills:
-        for request, end in zip(batch.prefills, (batch.starts + batch.lens).tolist(), strict=False):
-            request.reported_len = max(request.reported_len, end)
+    _note_reported(batch)
     live = batch.is_live(columns)
-    ends: list[End] = []
+    errors: list[End] = []
     if result.invalid is not None:
-        why = dict(result.faults)
-        for i in np.flatnonzero(live & result.invalid).tolist():
-            message = why.get(i, "the model's output was not finite")
-            ends.append(End(int(batch.sample_rows[i]), "error", message=message))
+        errors = _errors(batch, result, live & result.invalid)
         live &= ~result.invalid
     rows: IntArray = batch.sample_rows[live]
-    tokens: IntArray = result.tokens[live]
+    tokens: IntArray = result.first_tokens[live]
     known = columns.known_len[rows]
     columns.tokens[rows, known] = tokens
     known += 1
     columns.known_len[rows] = known
 
-    stopped = is_eos[tokens] & columns.stops_at_eos[rows]
-    special = columns.has_stop_ids[rows]
-    if special.any():
-        for i in np.flatnonzero(special).tolist():
-            stopped[i] |= int(tokens[i]) in columns.requests[rows[i]].sampling.stop_token_ids
-    ended = stopped | (known >= columns.max_len[rows])
     found = {end.row: end for end in others}
     for row, epoch in batch.prompt_only_rows:
         if columns.epoch[row] == epoch:
             found.setdefault(row, End(row, "length"))
+    stopped = _stopped(columns, rows, tokens, is_eos)
+    ended = stopped | (known >= columns.max_len[rows])
     for i in np.flatnonzero(ended).tolist():
         row = int(rows[i])
         if stopped[i]:
             found[row] = End(row, "stop", int(tokens[i]))
         else:
             found.setdefault(row, End(row, "length"))
+
     ids: LongArray = columns.ids[rows]
-    if forced:
-        more_rows, more = _append(columns, forced, is_eos, found)
-        ids, tokens = np.concatenate([ids, columns.ids[more_rows]]), np.concatenate([tokens, more])
-    return Outcome(ids, tokens, [*ends, *found.values()])
+    more = [*_behind_first(columns, batch, result, live), *forced]
+    if more:
+        more_rows, more_tokens = _append(columns, more, is_eos, found)
+        ids = np.concatenate([ids, columns.ids[more_rows]])
+        tokens = np.concatenate([tokens, more_tokens])
+    return Outcome(ids, tokens, [*errors, *found.values()])
+
+
+def _note_reported(batch: Batch) -> None:
+    """What requests asked for of their prompts has gone out as far as this step has computed them."""
+    ends = (batch.starts + batch.lens).tolist() if batch.prefills else []
+    for request, end in zip(batch.prefills, ends, strict=False):
+        request.reported_len = max(request.reported_len, end)
+
+
+def _errors(batch: Batch, result: Result, invalid: BoolArray) -> list[End]:
+    """The ends of the sampling requests that are `invalid` [S]."""
+    faults = dict(result.faults)
+    ends = []
+    for i in np.flatnonzero(invalid).tolist():
+        message = faults.get(i, "the model's output was not finite")
+        ends.append(End(int(batch.sample_rows[i]), "error", message=message))
+    return ends
+
+
+def _stopped(columns: Columns, rows: IntArray, tokens: IntArray, is_eos: BoolArray) -> BoolArray:
+    """[n] whether the token that each of the rows [n] got stops its request."""
+    stopped: BoolArray = is_eos[tokens] & columns.stops_at_eos[rows]
+    special = columns.has_stop_ids[rows]
+    if special.any():
+        for i in np.flatnonzero(special).tolist():
+            request = columns.requests[rows[i]]
+            stopped[i] |= int(tokens[i]) in request.sampling.stop_token_ids
+    return stopped
+
+
+def _behind_first(columns: Columns, batch: Batch, result: Result, live: BoolArray) -> list[Forced]:
+    """The tokens that a step gave to `live` [S] requests behind their first one."""
+    if result.counts is None:
+        return []
+    more = []
+    ends = np.cumsum(result.counts).tolist()
+    for i, (end, count) in enumerate(zip(ends, result.counts.tolist(), strict=True)):
+        row = int(batch.sample_rows[i])
+        room = int(columns.max_len[row] - columns.known_len[row]) if live[i] else 0
+        tokens = result.tokens[end - count + 1 : end][:room].tolist()
+        if tokens:
+            more.append(Forced(row, tuple(tokens)))
+    return more
 
 
 def _append(
@@ -100,7 +140,7 @@ def _append(
     appended: list[int] = []
     for row, tokens in forced:
         if row in found and found[row].matched is not None:
-            continue  # the sampled token has stopped it
+            continue  # a token before has stopped it
         stops = set(columns.requests[row].sampling.stop_token_ids)
         for token in tokens:
             columns.tokens[row, columns.known_len[row]] = token

@@ -46,15 +46,15 @@ class Sessions(Feature):
 
     def __init__(self, limits: SessionLimits) -> None:
         self._limits = limits
-        self._sessions: dict[str, Session] = {}  # by name
+        self.by_name: dict[str, Session] = {}  # open sessions
         self._by_id: dict[int, Turn] = {}  # turns by the number of their request
         self.due_s = math.inf  # no session is idle for too long before that
 
     def __len__(self) -> int:
-        return len(self._sessions)
+        return len(self.by_name)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._sessions
+        return name in self.by_name
 
     def session_of(self, request_id: int) -> str:
         """The session of an open request, or nothing."""
@@ -68,28 +68,28 @@ class Sessions(Feature):
         limits = self._limits
         if not id:
             return "a session needs an id"
-        if session_name(owner, id) in self._sessions:
+        if session_name(owner, id) in self.by_name:
             return f"the session {id!r} is open already"
         if not 0 <= capacity <= limits.max_tokens:
             return f"the capacity is {capacity:,} tokens; 1 to {limits.max_tokens:,} are allowed"
         longest_s = limits.timeout_s or math.inf
         if not 0 <= timeout_s <= longest_s:
             return f"the timeout is {timeout_s:g} s; at most {longest_s:g} s are allowed"
-        if len(self._sessions) >= limits.max_sessions:
-            return f"{len(self._sessions):,} sessions are open, as many as --max-sessions allows"
-        num_own = sum(session.owner == owner for session in self._sessions.values())
+        if len(self.by_name) >= limits.max_sessions:
+            return f"{len(self.by_name):,} sessions are open, as many as --max-sessions allows"
+        num_own = sum(session.owner == owner for session in self.by_name.values())
         if owner and 0 < limits.max_per_owner <= num_own:
             return f"{num_own:,} sessions of this key are open, as many as --max-sessions-per-key allows"
         session = Session(
             id, owner, capacity or limits.max_tokens, timeout_s or limits.timeout_s, now
         )
-        self._sessions[session.name] = session
+        self.by_name[session.name] = session
         self.due_s = min(self.due_s, now + (session.timeout_s or math.inf))
         return ""
 
     def close(self, name: str) -> bool:
         """Forget a session, or let it end with its last running request. Returns whether it is gone."""
-        session = self._sessions[name]
+        session = self.by_name[name]
         session.is_closing = True
         return self._close_if_idle(session)
 
@@ -97,7 +97,7 @@ class Sessions(Feature):
         """Close the sessions that nobody has used for as long as they may be idle. Returns their ids."""
         late = []
         if now >= self.due_s:
-            ends = {session: _end_s(session, now) for session in self._sessions.values()}
+            ends = {session: _end_s(session, now) for session in self.by_name.values()}
             late = [session for session, end_s in ends.items() if end_s <= now]
             for session in late:
                 self._remove(session)
@@ -106,7 +106,7 @@ class Sessions(Feature):
 
     def dropped(self, dropped: Dropped) -> None:
         """The KV of a session had to go."""
-        session = self._sessions.get(dropped.lost.name)
+        session = self.by_name.get(dropped.lost.name)
         if session is not None:
             session.dropped = dropped
 
@@ -117,7 +117,7 @@ class Sessions(Feature):
 
         `max_len`: prompt and output together, in tokens. Raises TurnRefused.
         """
-        session = self._sessions.get(session_name(params.owner, params.id))
+        session = self.by_name.get(session_name(params.owner, params.id))
         if session is None:
             raise TurnRefused(
                 f"there is no session {params.id!r}: it was never opened, or it has been closed",
@@ -247,7 +247,7 @@ class Sessions(Feature):
                 del self._by_id[turn.id]
         if session.pin is not None:
             session.pin.drop()
-        del self._sessions[session.name]
+        del self.by_name[session.name]
 
 
 def _replaced(session: Session, parent: Turn | None) -> list[Turn]:
