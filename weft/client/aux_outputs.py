@@ -29,7 +29,9 @@ def hidden_states(outputs: Sequence[Extra], prompt_len: int, num_tokens: int) ->
 
 
 def hidden_state_rows(
-    outputs: Sequence[Extra], prompt_len: int, num_tokens: int
+    outputs: Sequence[Extra],
+    prompt_len: int,
+    num_tokens: int,
 ) -> NDArray[np.float32]:
     """The same as rows [n, H]; one row, if the request wants the last state only."""
     return _rows(outputs)[: prompt_len + max(num_tokens - 1, 0)]

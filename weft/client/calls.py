@@ -44,7 +44,7 @@ class PendingCalls:
     ) -> R:
         """Send `request` with a number of its own, and wait for its reply.
 
-        Raises `EngineUnavailable` without a reply in time, `EngineFault` if the engine failed on it.
+        Raises `EngineUnavailable` without a reply in time, `EngineFault` if the engine failed.
         """
         number = next(self._numbers)
         waiter: asyncio.Future[ControlReply] = asyncio.get_running_loop().create_future()

@@ -164,7 +164,10 @@ class EngineClient:
         return Completion(spec, generation, detokenizer, matcher)
 
     def _defer(
-        self, requests: list[GenerateRequest], generation: Generation, engine: EngineReady
+        self,
+        requests: list[GenerateRequest],
+        generation: Generation,
+        engine: EngineReady,
     ) -> list[GenerateRequest]:
         """Keep back what exceeds a request's share of the rows. Returns what may be sent now."""
         if not engine.max_running_requests:
@@ -267,7 +270,10 @@ class EngineClient:
                 self._send_requests(following)
 
     def _push_tokens(
-        self, step: StepOutput, touched: set[Generation], ended: list[Completion]
+        self,
+        step: StepOutput,
+        touched: set[Generation],
+        ended: list[Completion],
     ) -> list[Completion]:
         """The hot loop: once per generated token. Returns those that a stop string has ended.
 

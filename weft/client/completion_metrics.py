@@ -46,7 +46,11 @@ class CompletionRecorder:
             self._tracer.ended(self._trace(completion, end, stages, now))
 
     def _count(
-        self, completion: Completion, end: CompletionEnd, stages: dict[str, float], now: float
+        self,
+        completion: Completion,
+        end: CompletionEnd,
+        stages: dict[str, float],
+        now: float,
     ) -> None:
         rid = completion.spec.rid
         latency = completion.spec.latency
@@ -87,7 +91,11 @@ class CompletionRecorder:
         )
 
     def _trace(
-        self, completion: Completion, end: CompletionEnd, stages: dict[str, float], now: float
+        self,
+        completion: Completion,
+        end: CompletionEnd,
+        stages: dict[str, float],
+        now: float,
     ) -> CompletionTrace:
         spec = completion.spec
         attributes = _attributes(completion, end, stages, now - spec.arrived_s)
@@ -121,7 +129,10 @@ def stage_times(completion: Completion, finish: Finish | None, now: float) -> di
 
 
 def _attributes(
-    completion: Completion, end: CompletionEnd, stages: dict[str, float], total_s: float
+    completion: Completion,
+    end: CompletionEnd,
+    stages: dict[str, float],
+    total_s: float,
 ) -> dict[str, str | int | float | list[str]]:
     """By the names that OpenTelemetry has for generative models."""
     spec = completion.spec

@@ -219,19 +219,15 @@ class Completion:
     def take(self) -> Delta:
         """Everything new. Call it only if `has_news`."""
         texts = self._texts
-        delta = Delta(
-            choice=self.spec.choice,
-            text=texts[0] if len(texts) == 1 else "".join(texts),
-            token_ids=self._token_ids,
-            logprobs=self._logprobs,
-            num_tokens=self.num_tokens,
-            end=self.end,
-        )
+        token_ids = self._token_ids
+        logprobs = self._logprobs
         self._texts = []
         self._token_ids = []
         self._logprobs = []
         self._end_taken = self.end is not None
-        return delta
+        text = texts[0] if len(texts) == 1 else "".join(texts)
+        # By position: names cost a tenth of the time of a token here.
+        return Delta(self.spec.choice, text, token_ids, logprobs, self.num_tokens, self.end)
 
     def _match(self, text: str) -> None:
         """Add text, up to a stop string if one is looked for yet."""

@@ -79,7 +79,9 @@ class DeferredRequests:
     """The requests of one generation that the engine has not got yet."""
 
     def __init__(
-        self, requests: Sequence[GenerateRequest], clock: Callable[[], float] = time.monotonic
+        self,
+        requests: Sequence[GenerateRequest],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._requests = {request.id: request for request in requests}
         self._clock = clock

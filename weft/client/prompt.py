@@ -124,7 +124,11 @@ def batch_requests(requests: Sequence[GenerateRequest]) -> BatchGenerate:
 
 
 def _check(
-    prompt: Prompt, engine: EngineReady, tokenizer: Tokenizer, *, clamps: bool
+    prompt: Prompt,
+    engine: EngineReady,
+    tokenizer: Tokenizer,
+    *,
+    clamps: bool,
 ) -> SamplingParams:
     """The parameters with the length resolved and with tokens for words."""
     params = prompt.params
@@ -200,7 +204,7 @@ def _pack_ids(ids: Sequence[int], vocab_size: int) -> bytes:
 def check_task(params: SamplingParams, engine: EngineReady) -> None:
     """Raise `InvalidParam` if the request wants tokens of a model that generates none.
 
-    The engine would refuse it, too, but behind errors about lengths that have nothing to do with it.
+    The engine would refuse it, too, but behind errors about lengths, which are beside the point.
     """
     if engine.pools is None or params.max_new_tokens == 0:
         return

@@ -19,7 +19,10 @@ BACKENDS = {
 
 def missing(name: str) -> str:
     """What has to be installed before this one can be used; "" if nothing."""
-    return "" if find_spec(name) is not None else BACKENDS[name][1]
+    if find_spec(name) is not None:
+        return ""
+    _, package = BACKENDS[name]
+    return package
 
 
 def make_compiler(

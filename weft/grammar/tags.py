@@ -185,7 +185,9 @@ class LarkWriter:
 
     def _literal(self, text: str) -> str:
         special = self._special(text)
-        return json.dumps(text) if special is None else f"<[{special}]>"
+        if special is None:
+            return json.dumps(text)
+        return f"<[{special}]>"
 
 
 def _trigger_of(begin: str, triggers: list[str]) -> str:
@@ -197,7 +199,9 @@ def _trigger_of(begin: str, triggers: list[str]) -> str:
 
 def _parts(tag: Format) -> list[Format]:
     """A tag as a sequence, without empty texts."""
-    ends = tag["end"] if isinstance(tag["end"], list) else [tag["end"]]
+    ends = tag["end"]
+    if not isinstance(ends, list):
+        ends = [ends]
     if not isinstance(tag["begin"], str) or not all(isinstance(end, str) for end in ends):
         raise InvalidGrammar("structural_tag: a tag must begin and end with text")
     end_formats = [_fixed(end) for end in ends]

@@ -87,11 +87,13 @@ def _infill_of(family: Spellings, id_of: Callable[[str], int | None]) -> Infill 
     """The tokens of a family, if the model has all that are needed."""
     prefix = id_of(family.prefix)
     suffix = id_of(family.suffix)
-    middle = id_of(family.middle) if family.middle else None
+    middle: int | None = None
     if prefix is None or suffix is None:
         return None
-    if family.middle and middle is None:
-        return None
+    if family.middle:
+        middle = id_of(family.middle)
+        if middle is None:
+            return None
     files = _known(id_of, family.file)
     stops = [prefix, suffix]
     if middle is not None:
@@ -111,7 +113,9 @@ def _known(id_of: Callable[[str], int | None], texts: Sequence[str]) -> list[int
     """The ids of those that the model has."""
     ids: list[int] = []
     for text in texts:
-        id = id_of(text) if text else None
+        if not text:
+            continue
+        id = id_of(text)
         if id is not None:
             ids.append(id)
     return ids

@@ -184,7 +184,8 @@ class Tokenizer:
             self._check_lens(texts, context_len)
         try:
             encodings = self._backend.encode_batch_fast(
-                list(texts), add_special_tokens=add_special_tokens
+                list(texts),
+                add_special_tokens=add_special_tokens,
             )
         except (TypeError, UnicodeError) as exc:  # lone surrogates
             raise InvalidParam("prompt", "the text is not valid Unicode") from exc

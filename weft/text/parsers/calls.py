@@ -240,7 +240,9 @@ def _as_object(value: str) -> str | None:
     if value == "null":
         return "{}"
     inner = _decoded(value)
-    return inner if isinstance(inner, str) else None  # `whole_call` looks into it
+    if isinstance(inner, str):
+        return inner  # `whole_call` looks into it
+    return None
 
 
 def _decoded(text: str) -> Any:

@@ -2,9 +2,9 @@
 
 Python's own parser reads the pattern; its tree becomes a nondeterministic automaton (Thompson,
 1968) without back-tracking. What only back-tracking could do (back-references, look-around,
-possessive repeats) is refused. `$` holds behind every character: a text that is stopped there ends there.
-Counted repeats are written out: how large that may become is limited, and with it the work per
-character. Knows nothing of texts: `regex.py` follows the automaton.
+possessive repeats) is refused. `$` holds behind every character: a text that is stopped there ends
+there. Counted repeats are written out: how large that may become is limited, and with it the work
+per character. Knows nothing of texts: `regex.py` follows the automaton.
 """
 
 from __future__ import annotations
@@ -262,8 +262,12 @@ def _char_test(op: Any, argument: Any, flags: int) -> CharTest:
         upper = char.upper()
         return any(map(is_in, {char, lower, upper, lower.upper(), upper.lower()}))
 
-    test = is_in_any_case if flags & re.IGNORECASE else is_in
-    return _opposite(test) if negated else test
+    test = is_in
+    if flags & re.IGNORECASE:
+        test = is_in_any_case
+    if negated:
+        return _opposite(test)
+    return test
 
 
 def _item_test(op: Any, argument: Any, flags: int) -> CharTest:
@@ -286,7 +290,9 @@ def _item_test(op: Any, argument: Any, flags: int) -> CharTest:
     test = tests[opposites.get(argument, argument)]
     if flags & re.ASCII:
         test = _in_ascii(test)
-    return _opposite(test) if argument in opposites else test
+    if argument in opposites:
+        return _opposite(test)
+    return test
 
 
 def _opposite(test: CharTest) -> CharTest:

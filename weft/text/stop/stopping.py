@@ -11,7 +11,7 @@ from typing import Protocol
 from weft.messages.sampling import InvalidParam, SamplingParams
 from weft.text.stop.pattern import Automaton, BadPattern, compile_patterns
 from weft.text.stop.regex import RegexMatcher
-from weft.text.stop.strings import StringMatcher, compile_stops
+from weft.text.stop.strings import StopStrings, StringMatcher, compile_stops
 
 
 class StopMatcher(Protocol):
@@ -65,8 +65,10 @@ class Stops:
     def __init__(self, params: SamplingParams) -> None:
         """Raises InvalidParam."""
         self._include = params.include_stop
-        self._strings = compile_stops(params.stop) if params.stop else None
+        self._strings: StopStrings | None = None
         self._patterns: Automaton | None = None
+        if params.stop:
+            self._strings = compile_stops(params.stop)
         if params.stop_regex:
             try:
                 self._patterns = compile_patterns(params.stop_regex)

@@ -224,7 +224,8 @@ class ChatTemplate:
         shadowed = sorted(_INTERNAL & (kwargs or {}).keys())
         if shadowed:
             raise TemplateError(
-                f"chat_template_kwargs may not set {', '.join(shadowed)}", "chat_template_kwargs"
+                f"chat_template_kwargs may not set {', '.join(shadowed)}",
+                "chat_template_kwargs",
             )
         templates = self._own if source is None else _compiled({"default": source})
         used = templates["default"]
@@ -286,7 +287,8 @@ def _compiled(sources: Mapping[str, str]) -> dict[str, _Compiled]:
     except Exception as exc:
         # Jinja's own, and whatever Python says of code that is nested too deeply.
         raise TemplateError(
-            f"the chat template is no valid Jinja: {str(exc)[:300]}", "chat_template"
+            f"the chat template is no valid Jinja: {str(exc)[:300]}",
+            "chat_template",
         ) from exc
 
 
@@ -341,7 +343,8 @@ def _parsed_call(call: dict[str, Any]) -> dict[str, Any]:
             function["arguments"] = json.loads(arguments or "{}")
         except (ValueError, RecursionError) as exc:
             raise TemplateError(
-                "the arguments of a tool call are not valid JSON", "messages.tool_calls"
+                "the arguments of a tool call are not valid JSON",
+                "messages.tool_calls",
             ) from exc
     return {**call, "function": function}
 
@@ -350,7 +353,8 @@ def _mark_end(conversation: list[Message]) -> str:
     """Put a mark that nobody can guess behind the last message's content. Returns it."""
     if not conversation or conversation[-1].get("role") != "assistant":
         raise TemplateError(
-            "continue_final_message needs a last message of the assistant", "continue_final_message"
+            "continue_final_message needs a last message of the assistant",
+            "continue_final_message",
         )
     mark = f"<cut-{secrets.token_hex(16)}>"
     last = conversation[-1]

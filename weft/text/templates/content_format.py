@@ -74,7 +74,8 @@ def _names_of_content(template: nodes.Template) -> set[str]:
 
 
 def _arguments(
-    call: nodes.Call, macros: dict[str, nodes.Macro]
+    call: nodes.Call,
+    macros: dict[str, nodes.Macro],
 ) -> list[tuple[nodes.Expr, nodes.Expr]]:
     """The parameters of the macro that is called, each with its argument."""
     if not isinstance(call.node, nodes.Name) or call.node.name not in macros:
