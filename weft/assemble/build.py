@@ -88,7 +88,9 @@ def build_engine(config: EngineConfig, folder: Path) -> Built:
     warm_s = time.monotonic()
     # What exists now stays: the garbage collector need not look at it again.
     garbage.freeze()
-    warm_up = "2 tokens" if model.pooling is None else "a prompt"
+    warm_up = "a prompt"
+    if model.pooling is None:
+        warm_up = "2 tokens"
     startup = [
         ("weights", f"{size(model.weights_bytes)} loaded", loaded_s - began_s),
         ("warm-up", warm_up, warm_s - loaded_s),

@@ -83,7 +83,7 @@ class Engine:
 
     @property
     def is_stopped(self) -> bool:
-        """The engine was told to end, and has nothing left to do."""
+        """A message has asked the engine to end, and it has nothing left to do."""
         return self.services.shutdown.is_complete
 
     @property

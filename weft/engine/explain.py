@@ -1,7 +1,7 @@
 """Where requests are, what happened to them, and why: the scheduler's history in words.
 
 Changes nothing. `explain` costs a few milliseconds with thousands of requests in memory, and
-nothing when nobody asks.
+nothing without a question.
 """
 
 from __future__ import annotations

@@ -52,8 +52,8 @@ class RecvSkipper:
     """Whether to look for messages in this step.
 
     Each step counts by its mode (`weights`, 1 for a mode without a weight); it is time when the sum
-    reaches `interval`. Looking costs little, but a larger interval leaves steps undisturbed. Without
-    a running step there is nothing to disturb: then it is always time.
+    reaches `interval`. Looking costs little, but a larger interval leaves steps undisturbed.
+    Without a running step there is nothing to disturb: then it is always time.
     """
 
     def __init__(self, interval: int = 1, weights: Mapping[ForwardMode, int] | None = None) -> None:
@@ -111,7 +111,8 @@ class Intake:
             self._send(message)
             return
         self._rpc.send(message)
-        # The front tells its clients which weights are in use, whoever has changed them.
+        # The front tells its clients which weights are in use, also if an RPC client has changed
+        # them.
         if isinstance(message, WeightsReply):
             self._send(message)
 

@@ -1,5 +1,5 @@
 """The engine process: loads the model, then takes messages in, steps, and sends messages out until
-it is told to stop.
+a message asks it to stop.
 
     sockets ─▶ Intake ─▶ Engine.submit
                          Engine.step ─▶ pieces ─▶ sockets
@@ -47,7 +47,7 @@ Send: TypeAlias = Callable[[FromEngine], None]
 
 
 def run(args: EngineArgs) -> None:
-    """Serve until the engine is told to stop, or fails; then the process ends."""
+    """Serve until a message asks the engine to stop, or it fails; then the process ends."""
     # A terminal may be configured to stop a background process that writes to it.
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)
     log.setup(args.log_level, format=args.log_format)
