@@ -56,8 +56,6 @@ def zeros(
             dtype=dtype,
             device=device,
         )
-    return (
-        torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8))
-        .view(dtype)
-        .view(shape)
-    )
+    num_bytes = math.prod(shape) * dtype.itemsize
+    memory = torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8))
+    return memory.view(dtype).view(shape)

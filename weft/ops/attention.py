@@ -33,8 +33,10 @@ def paged_attention(
         begin = end
         end = end + num
         slots = table[row, : start + num].long()
-        keys, values = (x[slots].repeat_interleave(group, dim=1) for x in (k, v))  # [L, heads, D]
-        distance = torch.arange(start, start + num)[:, None] - torch.arange(start + num)  # [num, L]
+        keys = k[slots].repeat_interleave(group, dim=1)  # [L, heads, D]
+        values = v[slots].repeat_interleave(group, dim=1)
+        queries = torch.arange(start, start + num)[:, None]
+        distance = queries - torch.arange(start + num)  # [num, L]
         hidden = (distance < 0) | (distance >= window) if window else distance < 0
         scores = torch.einsum("thd,lhd->htl", q[begin:end], keys) * scale
         weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)

@@ -53,9 +53,9 @@ def rotary_tables(
 
     The first half of the sine is negative: that makes the rotation two products and a sum.
     """
-    return torch.cat((cos, cos), -1)[:, None].to(dtype), torch.cat((-sin, sin), -1)[:, None].to(
-        dtype
-    )
+    twice = torch.cat((cos, cos), -1)[:, None]
+    signed = torch.cat((-sin, sin), -1)[:, None]
+    return twice.to(dtype), signed.to(dtype)
 
 
 def apply_rotary(
@@ -68,4 +68,5 @@ def apply_rotary(
     Source: arXiv:2104.09864, in the half-split order of Hugging Face checkpoints.
     """
     first, second = x.chunk(2, dim=-1)
-    return torch.addcmul(x * cos, torch.cat((second, first), dim=-1), signed_sin)
+    swapped = torch.cat((second, first), dim=-1)
+    return torch.addcmul(x * cos, swapped, signed_sin)

@@ -63,7 +63,8 @@ class PlainMatrix:
         start: int = 0,
         scales: Tensor | None = None,
     ) -> None:
-        self._part(self._weight, part)[start : start + len(rows)].copy_(widened(rows, scales))
+        target = self._part(self._weight, part)[start : start + len(rows)]
+        target.copy_(widened(rows, scales))
 
     def get(
         self,
@@ -204,9 +205,11 @@ class PlainOps:
     ) -> Tensor:
         if vectors is None:
             return _plain(table).rows(tokens)
-        x = _plain(table).rows(tokens.clamp(min=0))
-        where = (tokens < 0)[:, None]
-        return torch.where(where, vectors[(-1 - tokens).clamp(min=0)].to(x.dtype), x)
+        # A token below 0 looks up row 0, which its vector then replaces.
+        rows = _plain(table).rows(tokens.clamp(min=0))
+        index = (-1 - tokens).clamp(min=0)
+        is_vector = (tokens < 0)[:, None]
+        return torch.where(is_vector, vectors[index].to(rows.dtype), rows)
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         return rms_norm(x, *norm)

@@ -20,7 +20,8 @@ def quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
     times its scale."""
     weight = weight.float()
     scales = weight.abs().amax(dim=1) / 127
-    return _rounded(weight, scales[:, None]).clamp_(-127, 127).to(torch.int8), scales
+    integers = _rounded(weight, scales[:, None]).clamp_(-127, 127)
+    return integers.to(torch.int8), scales
 
 
 def quantize_fp8(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -47,11 +48,12 @@ def quantize_int4(weight: Tensor, group: int = GROUP) -> tuple[Tensor, Tensor]:
     least = torch.full_like(largest, torch.inf)
     for part in (1.0, 0.95, 0.9, 0.85, 0.8, 0.75):
         scales = largest * part
-        error = (_four_bits(padded, scales) * scales[..., None] - padded).square().sum(dim=2)
+        widened_again = _four_bits(padded, scales) * scales[..., None]
+        error = (widened_again - padded).square().sum(dim=2)
         best = torch.where(error < least, scales, best)
         least = torch.minimum(error, least)
-    integers = _four_bits(padded, best).to(torch.int8).view(out_size, -1)[:, :in_size]
-    return integers.contiguous(), best
+    integers = _four_bits(padded, best).to(torch.int8).view(out_size, -1)
+    return integers[:, :in_size].contiguous(), best
 
 
 def dequantize(values: Tensor, scales: Tensor) -> Tensor:

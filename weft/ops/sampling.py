@@ -185,7 +185,8 @@ class TorchSamplerOps:
         masks: Tensor,
         rows: Tensor,
     ) -> None:
-        bits = (masks[:, :, None] >> torch.arange(32, device=masks.device)) & 1
+        shifts = torch.arange(32, device=masks.device)
+        bits = (masks[:, :, None] >> shifts) & 1
         forbidden = bits.flatten(1) == 0
         behind = (0, logits.shape[1] - forbidden.shape[1])
         # A negative number of columns is cut off.
@@ -219,12 +220,10 @@ class TorchSamplerOps:
         score = logits[place].double()
         repetition = on(logits, seen.repetition)[row].double()
         score = torch.where(score > 0, score / repetition, score * repetition)
-        frequency, presence = (
-            on(logits, one)[row].double() for one in (seen.frequency, seen.presence)
-        )
-        logits[place] = torch.where(
-            counts > 0, score - counts * frequency - presence, score
-        ).float()
+        frequency = on(logits, seen.frequency)[row].double()
+        presence = on(logits, seen.presence)[row].double()
+        lowered = score - counts * frequency - presence
+        logits[place] = torch.where(counts > 0, lowered, score).float()
 
     def logprobs(
         self, logits: Tensor, chosen: SampledTokens, rows: Tensor, num_top: int
@@ -232,7 +231,8 @@ class TorchSamplerOps:
         wide = logits[rows]
         norm = wide.logsumexp(dim=-1, keepdim=True)
         top = wide.topk(num_top, dim=-1)
-        logprob = (wide.gather(1, chosen.tokens[rows, None]) - norm)[:, 0]
+        own = wide.gather(1, chosen.tokens[rows, None])
+        logprob = (own - norm)[:, 0]
         return TopLogprobTensors(logprob, top.indices.int(), top.values - norm)
 
 
@@ -255,8 +255,10 @@ def _draw(
     )
     if cut is not None:
         x.masked_fill_(x < cut[:, None], -torch.inf)
-    keys = torch.from_numpy(row_keys(draws.seeds[rows], draws.positions[rows])).to(x.device)
-    return x.add_(gumbel(keys, x.shape[1])).argmax(dim=-1)
+    # Adding Gumbel noise and taking the maximum draws from the softmax of x.
+    keys = torch.from_numpy(row_keys(draws.seeds[rows], draws.positions[rows]))
+    noise = gumbel(keys.to(x.device), x.shape[1])
+    return x.add_(noise).argmax(dim=-1)
 
 
 def threshold(
@@ -318,7 +320,9 @@ def _top_cut(
 
 def on(like: Tensor, array: NDArray[np.generic]) -> Tensor:
     """The array on the device of `like`; indices as int64."""
-    return moved(array.astype(np.int64 if array.dtype.kind == "i" else array.dtype), like.device)
+    if array.dtype.kind == "i":
+        return moved(array.astype(np.int64), like.device)
+    return moved(array.astype(array.dtype), like.device)
 
 
 def moved(array: NDArray[np.generic], device: torch.device) -> Tensor:

@@ -112,6 +112,7 @@ class CpuFusedSteps:
         step.num_requests = num_requests
         step.num_sampling = num_sampling
         self._make_room(plan.num_tokens, num_sampling)
+        # One array for the library: a pointer to each would cost an attribute of ctypes a column.
         columns = (plan.rows, plan.starts, plan.lens, plan.samples, plan.tokens, plan.slots)
         num_numbers = 4 * num_requests + 2 * plan.num_tokens
         np.concatenate(columns, out=self._numbers[:num_numbers])
@@ -124,6 +125,8 @@ class CpuFusedSteps:
         step.head = head.address
         step.num_head = len(head.args)
         self._library.run_fused(step)
+        # Copies: the next step writes to the same memory, and may be launched before this result
+        # is read.
         invalid = self._buffers.invalid[:num_sampling].copy() if step.num_invalid else None
         result = Result(self._buffers.tokens[:num_sampling].copy(), invalid=invalid)
         if mask is not None:
@@ -205,6 +208,7 @@ def _with_faults(result: Result, mask: GrammarMask) -> Result:
     """Rows whose masks could not be filled are invalid."""
     if not mask.bitmask.faults:
         return result
+    # `faults` is by mask, the result by row.
     faults = tuple((int(mask.index[i]), fault) for i, fault in mask.bitmask.faults.items())
     invalid = result.invalid
     if invalid is None:

@@ -63,7 +63,9 @@ class ProgramModel:
         self._model = model
         self._ops = ops
         self._attention = attention
-        self._hidden_size = hidden_size
+        # Made once: a step asks for both programs, and finds them recorded.
+        self._record_norm = partial(record_behind, ops, model.normed, hidden_size)
+        self._record_head = partial(record_behind, ops, model.logits, hidden_size)
         self._body: SizedProgram | None = None
         self._norm: SizedProgram | None = None
         self._head: SizedProgram | None = None
@@ -85,8 +87,7 @@ class ProgramModel:
         return body.output[: len(tokens)]
 
     def normed(self, hidden: Tensor) -> Tensor:
-        record = partial(record_behind, self._ops, self._model.normed, self._hidden_size)
-        self._norm = with_room(self._norm, len(hidden), record)
+        self._norm = with_room(self._norm, len(hidden), self._record_norm)
         return self._norm.run(self._ops.library, hidden)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -102,8 +103,7 @@ class ProgramModel:
 
     def head_for(self, num_rows: int) -> SizedProgram:
         """The program from hidden states to logits."""
-        record = partial(record_behind, self._ops, self._model.logits, self._hidden_size)
-        self._head = with_room(self._head, num_rows, record)
+        self._head = with_room(self._head, num_rows, self._record_head)
         return self._head
 
     def _record_body(self, capacity: int) -> SizedProgram:

@@ -57,9 +57,9 @@ class TritonPaged:
             num_processors=_num_processors(pool.k[0].device),
         )
         self._config = config
-        self._kv = [
-            Kv(k, v, *scale) for k, v, scale in zip(pool.k, pool.v, pool.layer_scales, strict=True)
-        ]
+        self._kv = []
+        for layer, (k_scale, v_scale) in enumerate(pool.layer_scales):
+            self._kv.append(Kv(pool.k[layer], pool.v[layer], k_scale, v_scale))
         self._store = RotaryStore(config, self._kv, context_length)
         self._step: PagedStep | None = None
 
@@ -146,7 +146,8 @@ class RotaryStore:
             heads.k_norm,
             self._num_heads,
         )
-        return qkv.view(len(qkv), -1, self._head_dim)[:, : self._num_heads]
+        heads_of_all = qkv.view(len(qkv), -1, self._head_dim)
+        return heads_of_all[:, : self._num_heads]
 
     def _table(self, rope: Rope) -> tuple[Tensor, Tensor]:
         if rope not in self._angles:

@@ -71,6 +71,7 @@ def build_decoder(spec: RunnerSpec, gpu: Gpu) -> TorchRunner:
     buffer = H2DBuffer(gpu)
     # Steps of graphs are filled up with a row that no request has.
     num_rows = spec.max_rows + 1
+    # All tensors are made on our stream: the first step must not wait for another.
     with gpu.stream():
         if spec.engine.attention_backend == "torch":
             stager = GpuStager(buffer, None)
@@ -144,7 +145,8 @@ def gpu_kernels(
             "the kernels for GPUs need the package triton, which comes with torch for CUDA "
             f"({exc}); --attention-backend torch does without, slowly"
         ) from exc
-    ops = TritonOps(getattr(torch, config.dtype), pool.k[0].device, config.quantize)
+    dtype = getattr(torch, config.dtype)
+    ops = TritonOps(dtype, pool.k[0].device, config.quantize)
     return GpuKernels(ops, attention, TritonSamplerOps())
 
 

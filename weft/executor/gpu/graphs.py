@@ -172,7 +172,9 @@ class StepGraph:
             self._rows.write(plan.table)
         ends = np.cumsum(plan.lens, dtype=np.int64)
         last = (ends - 1)[plan.samples]
-        arrays = [*self._arrays(plan), last, plan.rows[plan.samples], *draw_columns(plan.sampling)]
+        # The graph reads the first arrays; head and sampler, which run behind it, the others.
+        arrays = self._arrays(plan)
+        arrays += [last, plan.rows[plan.samples], *draw_columns(plan.sampling)]
         lens = [len(array) for array in arrays]
         self._stager.send(arrays, self._numbers)
         self._attention.expect(plan.starts, plan.lens, self.size)
@@ -180,6 +182,8 @@ class StepGraph:
         num_body = len(self._lens)
         num_known = num_body + 2
         last_there, sampling_rows = as_indices(self._numbers, lens[:num_known], skip=num_body)
+        # The sampler's numbers are views of the same memory: they are read in stream order, before
+        # the copy of the next step overwrites them.
         self._graph.replay()
         layout = there[NUM_COLUMNS:num_body]
         batch = self._batch(

@@ -141,6 +141,7 @@ class Tiling:
         indptr = np.zeros(size.num_requests + 1, np.int32)
         np.cumsum(lens, out=indptr[1 : num + 1])
         indptr[num + 1 :] = indptr[num]
+        # Token t of request r stands at t - q_indptr[r] behind its cached ones.
         positions = np.arange(indptr[num]) + np.repeat(starts - indptr[:num], lens)
         decodes = np.empty(0, np.int64)
         if size.num_decodes:

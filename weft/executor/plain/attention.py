@@ -94,6 +94,7 @@ class TorchPaged:
         q = q.to(keys.dtype)
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         window = self._windows[layer]
+        # K and V of this step's tokens are in their slots now: they are gathered with the cached.
         work = self._work[window]
         for group in work.groups:
             k = keys.index_select(0, group.slots)

@@ -291,9 +291,12 @@ class _Recording:
     def spans(self) -> list[Span]:
         """What the kernels have noted, on the clock of the trace: nanoseconds since 1970."""
         offset_ns = time.time_ns() - time.monotonic_ns()
-        return [one._replace(began_ns=one.began_ns + offset_ns) for one in self.timings.spans()]
+        return [span._replace(began_ns=span.began_ns + offset_ns) for span in self.timings.spans()]
 
 
 def _last_line(text: str) -> str:
     """Of a traceback: the exception, without its paths."""
-    return (text.strip().splitlines() or [""])[-1].partition(": '/")[0]
+    lines = text.strip().splitlines()
+    if not lines:
+        return ""
+    return lines[-1].partition(": '/")[0]

@@ -54,6 +54,8 @@ def randomize(weights: Weights, device: torch.device = CPU) -> None:
 
 def save_random(config: ModelConfig, path: Path) -> None:
     """Random weights of the model's shape, in its dtype, as safetensors."""
-    model = make_model(config, PlainOps(getattr(torch, config.dtype), torch.device("cpu")))
+    ops = PlainOps(getattr(torch, config.dtype), CPU)
+    model = make_model(config, ops)
     randomize(model.weights())
-    save_file({weight.name: weight.get() for weight in model.weights()}, path, {"format": "pt"})
+    tensors = {weight.name: weight.get() for weight in model.weights()}
+    save_file(tensors, path, {"format": "pt"})

@@ -128,7 +128,9 @@ class WeightStore:
                 require_finite(found)
                 return self._put(lambda: put_all(found), found, source=folder)
         except ModelError as exc:
-            raise Refused(str(exc).replace(str(folder), request.folder[:200])) from exc
+            # The reply names the folder as it was asked for, never where it lies.
+            message = str(exc).replace(str(folder), request.folder[:200])
+            raise Refused(message) from exc
 
     def _update_from_tensors(self, request: UpdateFromTensors) -> DeviceReply:
         self._require_weights()
@@ -323,6 +325,7 @@ class WeightStore:
         row_size = weight.shape[1] if len(weight.shape) == 2 else 1
         if num_rows * row_size > MAX_VALUES:
             raise Refused(f"{num_rows:,} rows of {row_size:,} are more than {MAX_VALUES:,} values")
+        # Only matrices are read in pieces.
         rows = weight.get(0, num_rows) if len(weight.shape) == 2 else weight.get()[:num_rows]
         values = rows.float().cpu().contiguous()
         return self._reply(shape=tuple(values.shape), values=values.numpy().tobytes())

@@ -180,7 +180,9 @@ def put_all(matches: Sequence[WeightMatch]) -> None:
 def put_tensor(weight: Weight, values: Tensor) -> None:
     """Give a weight its whole content, piece by piece, so that quantising it takes little
     memory."""
-    step = _piece_rows(values.nbytes // max(len(values), 1)) if values.dim() == 2 else len(values)
+    step = len(values)
+    if values.dim() == 2:
+        step = _piece_rows(values.nbytes // max(len(values), 1))
     for start in range(0, len(values), step):
         weight.put(values[start : start + step], start)
 

@@ -119,7 +119,8 @@ def find_or_build(instruction_set: str = "") -> Path:
 
 
 def library_name(sets: Sequence[InstructionSet]) -> str:
-    digest = hashlib.sha256(repr(([(one.name, one.flags) for one in sets], COMMON)).encode())
+    flags = [(one.name, one.flags) for one in sets]
+    digest = hashlib.sha256(repr((flags, COMMON)).encode())
     for path in sorted((*SOURCES.glob("*.h"), *SOURCES.glob("*.cpp"))):
         digest.update(path.name.encode() + path.read_bytes())
     return f"weft-kernels-{platform.machine()}-{digest.hexdigest()[:16]}.so"
@@ -134,7 +135,10 @@ def sets_here(wanted: str = "") -> tuple[InstructionSet, ...]:
     """The set of this name, or all that this processor has, the best first; and the one that every
     processor has."""
     flags = _processor_flags()
-    found = [one for one in all_sets() if (one.name == wanted if wanted else one.needs <= flags)]
+    if wanted:
+        found = [one for one in all_sets() if one.name == wanted]
+    else:
+        found = [one for one in all_sets() if one.needs <= flags]
     return tuple(dict.fromkeys((*found, PORTABLE)))
 
 
@@ -183,7 +187,10 @@ def build(
 
 
 def _tried(sets: Sequence[InstructionSet], best_only: bool) -> Sequence[InstructionSet]:
-    return tuple(dict.fromkeys((sets[0], sets[-1]))) if best_only else sets
+    if not best_only:
+        return sets
+    # The best and the portable one, which may be the same.
+    return tuple(dict.fromkeys((sets[0], sets[-1])))
 
 
 def find_compiler() -> tuple[str, ...]:
@@ -271,6 +278,7 @@ def _locked(path: Path) -> Iterator[None]:
 if __name__ == "__main__":
     try:
         here = sets_here()
-        print(build(SOURCES / library_name(_tried(here, best_only=True)), here, best_only=True))
+        target = SOURCES / library_name(_tried(here, best_only=True))
+        print(build(target, here, best_only=True))
     except CannotBuild as problem:
         sys.exit(f"the kernel library was not built, weft will use torch: {problem}")

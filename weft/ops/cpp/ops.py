@@ -85,7 +85,10 @@ class PackedMatrix:
 
     @property
     def tensors(self) -> Sequence[Tensor]:
-        return [self._panels, self._scales, self._sums, *([] if self.bias is None else [self.bias])]
+        tensors = [self._panels, self._scales, self._sums]
+        if self.bias is not None:
+            tensors.append(self.bias)
+        return tensors
 
     def put(
         self,
@@ -97,7 +100,10 @@ class PackedMatrix:
         assert start + len(rows) <= self.sizes[part]
         rows = widened(rows, scales)
         assert rows.shape[1] == self.struct.in_size
-        rows = rows.contiguous() if rows.dtype == torch.bfloat16 else rows.float().contiguous()
+        # The kernels pack rows of bfloat16 and of float32.
+        if rows.dtype != torch.bfloat16:
+            rows = rows.float()
+        rows = rows.contiguous()
         self._library.pack(self._pack_args(part, rows, start))
 
     def get(
@@ -106,7 +112,8 @@ class PackedMatrix:
         start: int = 0,
         stop: int | None = None,
     ) -> Tensor:
-        rows = torch.empty(len(range(self.sizes[part])[start:stop]), self.struct.in_size)
+        num_rows = len(range(self.sizes[part])[start:stop])
+        rows = torch.empty(num_rows, self.struct.in_size)
         self._library.unpack(self._pack_args(part, rows, start))
         return rows
 
@@ -118,7 +125,8 @@ class PackedMatrix:
 
     def get_bias(self, part: int) -> Tensor:
         assert self.bias is not None
-        return self._bias_part(self.bias, part).flatten()[: self.sizes[part]].clone()
+        padded = self._bias_part(self.bias, part).flatten()
+        return padded[: self.sizes[part]].clone()
 
     def _bias_part(self, bias: Tensor, part: int) -> Tensor:
         if self._gated:
@@ -132,7 +140,9 @@ class PackedMatrix:
         start: int,
     ) -> abi.PackArgs:
         if self._gated:
-            first_row = part * abi.PANEL + start // abi.PANEL * 2 * abi.PANEL + start % abi.PANEL
+            # Panels of the two parts alternate: panel 2 j is the gate's, panel 2 j + 1 the up's.
+            panel, within = divmod(start, abi.PANEL)
+            first_row = (2 * panel + part) * abi.PANEL + within
         else:
             first_row = sum(self.sizes[:part]) + start
         return abi.PackArgs(
@@ -298,4 +308,5 @@ def _zeros(num_bytes: int) -> Tensor:
 
 def _in_panels(values: Tensor) -> Tensor:
     """[n] -> [ceil(n / PANEL), PANEL], filled up with zeros"""
-    return torch.nn.functional.pad(values, (0, -len(values) % abi.PANEL)).view(-1, abi.PANEL)
+    padding = -len(values) % abi.PANEL
+    return torch.nn.functional.pad(values, (0, padding)).view(-1, abi.PANEL)
