@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from weft.cli.bench import BENCHES
-from weft.cli.ctl import COMMANDS
+from weft.cli.ctl import COMMANDS, arguments_of
 from weft.cli.main import VERBS, main
 
 ROOT = Path(__file__).parents[1]
@@ -62,7 +62,7 @@ def _of_verb(verb: str) -> set[str]:
         return set()
     if verb == "ctl":
         names = {
-            one.name for each in COMMANDS for one in each.arguments if one.name.startswith("--")
+            one.name for each in COMMANDS for one in arguments_of(each) if one.name.startswith("--")
         }
         return names | _in_help("ctl", "--help")
     if verb == "bench":
