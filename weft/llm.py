@@ -33,8 +33,8 @@ from weft.config.engine import EngineConfig
 from weft.config.numbers import MAX_N
 from weft.config.options import SettingsError, did_you_mean, options_of
 from weft.messages.codec import ToEngine
-from weft.messages.pooling import PoolingParams
-from weft.messages.replies import FinishReason, Pooled, TokenLogprobs
+from weft.messages.replies import FinishReason, PooledPiece, TokenLogprobs
+from weft.messages.requests import PoolingParams
 from weft.messages.sampling import InvalidParam, SamplingParams
 from weft.messages.status import EngineReady
 from weft.messages.wakeup import WakeupPipe
@@ -421,7 +421,7 @@ def _vector(completion: Completion, index: int) -> NDArray[np.float32]:
     assert completion.end is not None
     if completion.end.failed:
         raise InvalidParam("inputs", f"inputs[{index}]: {completion.end.message}")
-    [vector] = [extra.vector for extra in completion.aux_outputs if isinstance(extra, Pooled)]
+    [vector] = [extra.vector for extra in completion.aux_outputs if isinstance(extra, PooledPiece)]
     return np.frombuffer(vector, dtype=np.float32)
 
 

@@ -23,7 +23,7 @@ from weft.messages.control import (
     GetState,
     GetStateReply,
 )
-from weft.messages.replies import Finish, PromptPiece, StepOutput, TokenLogprobs
+from weft.messages.replies import Finish, PromptLogprobsPiece, StepOutput, TokenLogprobs
 from weft.messages.requests import Abort, BatchGenerate, GenerateRequest
 from weft.messages.sampling import InvalidParam, SamplingParams
 from weft.messages.status import EngineFailed, EngineReady, Stats
@@ -245,9 +245,9 @@ def test_what_is_given_of_the_prompt_is_there_before_the_end() -> None:
     world = World()
     generation = world.submit("hi", max_new_tokens=0, prompt_logprobs=0)
     [request] = world.requests
-    assert request.fresh_from == 0
+    assert request.recompute_from == 0
     values = np.array([np.nan, -1.5], dtype=np.float32).tobytes()
-    piece = PromptPiece(
+    piece = PromptLogprobsPiece(
         id=request.id,
         tokens=request.input_ids,
         logprobs=values,
@@ -258,7 +258,7 @@ def test_what_is_given_of_the_prompt_is_there_before_the_end() -> None:
         num_ids=0,
         id_logprobs=b"",
     )
-    world.step(given=[piece], finished=[Finish(id=request.id, reason="length", prompt_tokens=2)])
+    world.step(aux=[piece], finished=[Finish(id=request.id, reason="length", prompt_tokens=2)])
     [delta] = generation.take()
     assert delta.end is not None
     assert (delta.text, delta.token_ids, delta.end.reason, delta.end.completion_tokens) == (

@@ -10,8 +10,7 @@ import pytest
 from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.world import World
 from weft.journal.replay import Replay
-from weft.messages.pooling import PoolingParams
-from weft.messages.requests import GenerateRequest
+from weft.messages.requests import GenerateRequest, PoolingParams
 from weft.messages.sampling import SamplingParams
 from weft.plan.outputs import PooledVectors, PoolingRequest
 from weft.plan.step import Plan, Result, find

@@ -12,7 +12,7 @@ from tests.engine.engine_world import EngineWorld
 from tests.scheduler.test_scheduler import settings
 from weft.client.aux_outputs import prompt_logprobs
 from weft.messages.control import ContinueGeneration, HealthCheck, HealthCheckReply, PauseGeneration
-from weft.messages.replies import PromptPiece
+from weft.messages.replies import PromptLogprobsPiece
 
 PROMPT = list(range(10, 60))
 
@@ -26,7 +26,7 @@ def lens(world: EngineWorld, id: int) -> list[int]:
     return [
         len(piece.tokens) // 4
         for piece in world.given.get(id, [])
-        if isinstance(piece, PromptPiece)
+        if isinstance(piece, PromptLogprobsPiece)
     ]
 
 
@@ -138,7 +138,7 @@ def test_a_wish_without_its_positions_computed_anew_harms_nobody() -> None:
     one = world()
     one.send(PROMPT, max_new_tokens=1)
     one.run_dry()
-    request = msgspec.structs.replace(one.sent[0], id=1, fresh_from=None)
+    request = msgspec.structs.replace(one.sent[0], id=1, recompute_from=None)
     wish = msgspec.structs.replace(request.sampling, prompt_logprobs=0)
     one.expect(msgspec.structs.replace(request, sampling=wish))
     one.take_in(one.sent[1])

@@ -18,7 +18,7 @@ from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.world import VOCAB, World
 from weft.arrays import IntArray
 from weft.journal.replay import Replay
-from weft.messages.replies import Extra, HiddenStates, StepOutput
+from weft.messages.replies import AuxPiece, HiddenStatesPiece, StepOutput
 from weft.messages.requests import Abort, BatchGenerate, GenerateRequest
 from weft.messages.sampling import SamplingParams
 from weft.plan.inputs import InputVectors
@@ -97,7 +97,7 @@ class VectorWorld(World):
                 [0 if as_vectors else token for token in prompt], dtype=np.int32
             ).tobytes(),
             sampling=params,
-            fresh_from=params.fresh_from,
+            recompute_from=params.recompute_from,
             vectors=rows.tobytes() if as_vectors else b"",
             shares_kv=not as_vectors,
         )
@@ -106,8 +106,8 @@ class VectorWorld(World):
         return id
 
     def receive(self, output: StepOutput) -> None:
-        for one in output.given:
-            assert isinstance(one, HiddenStates)
+        for one in output.aux:
+            assert isinstance(one, HiddenStatesPiece)
             assert one.id not in self.finished, "a state after the final word"
             rows = np.frombuffer(one.vectors, dtype=np.float32).reshape(one.num_tokens, SIZE)
             self.told[one.id].append((one.start, rows))
@@ -234,14 +234,14 @@ def test_vectors_that_do_not_fit_are_refused() -> None:
 
 
 def test_what_a_step_gives_travels_in_messages_of_bounded_size() -> None:
-    given: list[Extra] = [
-        HiddenStates(id=i, start=0, num_tokens=1, vectors=bytes(40)) for i in range(5)
+    given: list[AuxPiece] = [
+        HiddenStatesPiece(id=i, start=0, num_tokens=1, vectors=bytes(40)) for i in range(5)
     ]
-    output = StepOutput(ids=b"12345678", tokens=b"1234", given=given)
+    output = StepOutput(ids=b"12345678", tokens=b"1234", aux=given)
     assert output.pieces(200) == [output]
     *first, last = output.pieces(100)
-    assert [len(piece.given) for piece in first] == [2, 2, 1]
-    assert [one for piece in first for one in piece.given] == given
+    assert [len(piece.aux) for piece in first] == [2, 2, 1]
+    assert [one for piece in first for one in piece.aux] == given
     assert last == StepOutput(ids=b"12345678", tokens=b"1234")
 
 
@@ -254,7 +254,13 @@ def test_a_journal_leaves_vectors_out_and_is_replayed_all_the_same(puts_aside: b
     ids = np.zeros(9, dtype=np.int32).tobytes()
     params = SamplingParams(max_new_tokens=4, hidden_states="all", ignore_eos=True)
     one = GenerateRequest(
-        id=0, rid="a", input_ids=ids, vectors=rows, shares_kv=False, sampling=params, fresh_from=0
+        id=0,
+        rid="a",
+        input_ids=ids,
+        vectors=rows,
+        shares_kv=False,
+        sampling=params,
+        recompute_from=0,
     )
     others = [msgspec.structs.replace(one, id=id, input_ids=b"", vectors=b"") for id in (1, 2)]
     batch = BatchGenerate(prompts=[ids], requests=others, prompt_of=[0, 0], vectors={0: rows})

@@ -16,7 +16,7 @@ from tests.scheduler.oracle_runner import (
 )
 from weft.client.aux_outputs import prompt_logprobs
 from weft.engine.loop import Loop
-from weft.messages.replies import Extra, Finish, StepOutput
+from weft.messages.replies import AuxPiece, Finish, StepOutput
 from weft.messages.requests import Abort, GenerateRequest
 from weft.messages.sampling import SamplingParams
 from weft.messages.sessions import SessionParams
@@ -65,7 +65,7 @@ class World:
         self.prompts: dict[int, list[int]] = {}  # whole ones, with the history of a session
         self.outputs: dict[int, list[int]] = {}
         self.finished: dict[int, Finish] = {}
-        self.given: dict[int, list[Extra]] = {}
+        self.given: dict[int, list[AuxPiece]] = {}
         self.num_steps = 0
         self.cache_check = CacheCheck(self.runner)
         self.talked = Counter[str]()  # what happened to sessions
@@ -103,7 +103,7 @@ class World:
             input_ids=packed,
             session=session,
             sampling=params,
-            fresh_from=params.fresh_from,
+            recompute_from=params.recompute_from,
             cache_salt=str(salt),
             tenant=tenant,
             user=str(user),
@@ -156,7 +156,7 @@ class World:
         for id, token in zip(ids, tokens, strict=True):
             assert id not in self.finished, "a token after the final word"
             self.outputs[id].append(token)
-        for extra in output.given:
+        for extra in output.aux:
             assert extra.id not in self.finished, "something is given after the final word"
             self.given.setdefault(extra.id, []).append(extra)
         for finish in output.finished:

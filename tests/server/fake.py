@@ -28,10 +28,10 @@ from weft.messages import control, sessions, status
 from weft.messages.calls import ControlReply, ControlRequest
 from weft.messages.codec import FromEngine, ToEngine, decode_from_engine, decode_to_engine, encode
 from weft.messages.replies import (
-    Extra,
+    AuxPiece,
     Finish,
-    HiddenStates,
-    PromptPiece,
+    HiddenStatesPiece,
+    PromptLogprobsPiece,
     StepOutput,
     TokenLogprobs,
 )
@@ -171,7 +171,7 @@ class FakeEngine:
         tokens: list[int] = []
         logprobs: list[TokenLogprobs] = []
         finished: list[Finish] = []
-        given: list[Extra] = []
+        given: list[AuxPiece] = []
         for id, one in list(self.running.items()):
             params = one.request.sampling
             if params.prompt_logprobs is not None and not one.num_done:
@@ -205,22 +205,24 @@ class FakeEngine:
             ids=np.asarray(ids, dtype=np.int64).tobytes(),
             tokens=np.asarray(tokens, dtype=np.int32).tobytes(),
             logprobs=logprobs,
-            given=given,
+            aux=given,
             finished=finished,
         )
 
 
-def _states(one: _Running, *, whole: bool) -> HiddenStates:
+def _states(one: _Running, *, whole: bool) -> HiddenStatesPiece:
     """Of the tokens that a step computes: the one at position p has [p, p + 0.5, -p]."""
     prompt_len = len(one.request.input_ids) // 4
     end = prompt_len + one.num_done
     start = 0 if whole and not one.num_done else end - 1
     positions = np.arange(start, end, dtype=np.float32)
     vectors = np.stack([positions, positions + 0.5, -positions], axis=1).tobytes()
-    return HiddenStates(id=one.request.id, start=start, num_tokens=end - start, vectors=vectors)
+    return HiddenStatesPiece(
+        id=one.request.id, start=start, num_tokens=end - start, vectors=vectors
+    )
 
 
-def _told(request: GenerateRequest, params: SamplingParams) -> list[Extra]:
+def _told(request: GenerateRequest, params: SamplingParams) -> list[AuxPiece]:
     """In pieces of 4: token t has log probability -t, is the third, and t + 1, t + 2.. are likelier: -0.5, -1.5.."""
     ids = np.frombuffer(request.input_ids, dtype=np.int32)[params.prompt_logprobs_start :]
     num_top, num_ids = params.prompt_logprobs or 0, len(params.logprob_token_ids)
@@ -230,7 +232,7 @@ def _told(request: GenerateRequest, params: SamplingParams) -> list[Extra]:
     values = np.tile(-0.5 - np.arange(num_top, dtype=np.float32), (len(ids), 1))
     others = np.tile(-np.array(params.logprob_token_ids, dtype=np.float32), (len(ids), 1))
     return [
-        PromptPiece(
+        PromptLogprobsPiece(
             id=request.id,
             tokens=ids[piece].tobytes(),
             logprobs=logprobs[piece].tobytes(),

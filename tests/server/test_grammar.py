@@ -9,7 +9,7 @@ import pytest
 
 from tests.server.fake import RunningServer
 from weft.config.numbers import MAX_CHOICE_LEN, MAX_CHOICES_LEN, MAX_GRAMMAR_LEN
-from weft.messages.replies import StepOutput, Warned
+from weft.messages.replies import RequestWarning, StepOutput
 from weft.messages.sampling import Grammar
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -163,7 +163,7 @@ def test_what_is_not_enforced_stands_in_a_header(
     def warn_first() -> None:
         for id in server.engine.running:
             server.engine.answer(
-                StepOutput(warnings=[Warned(id=id, text='Unimplemented keys: ["größe"]')])
+                StepOutput(warnings=[RequestWarning(id=id, text='Unimplemented keys: ["größe"]')])
             )
         start()
 

@@ -32,7 +32,7 @@ def test_generate_tells_the_tokens_of_the_prompt_from_a_start_on(
     assert meta["input_top_logprobs"][:2] == [None, [[-0.5, 100, "d"], [-1.5, 101, "e"]]]
     assert [len(meta[f"input_{kind}_logprobs"]) for kind in ("token", "top")] == [5, 5]
     assert "input_token_ids_logprobs" not in meta
-    assert server.engine.seen[-1].fresh_from == 1
+    assert server.engine.seen[-1].recompute_from == 1
 
 
 def test_generate_tells_given_tokens_in_every_place(http: httpx.Client) -> None:

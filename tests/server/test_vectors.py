@@ -105,7 +105,7 @@ def test_hidden_states_have_sglangs_form(http: httpx.Client, server: RunningServ
     assert first["meta_info"]["hidden_states"] == [states[:3], states[3], states[4]]
     assert "hidden_states" not in second["meta_info"]
     assert [request.sampling.hidden_states for request in server.engine.seen] == ["all", None]
-    assert [request.fresh_from for request in server.engine.seen] == [0, None]
+    assert [request.recompute_from for request in server.engine.seen] == [0, None]
 
 
 def test_a_stop_string_ends_hidden_states_where_the_tokens_end(

@@ -34,8 +34,7 @@ from weft.grammar.protocol import Grammars, NoGrammars
 from weft.grammar.sandbox import SandboxProcess
 from weft.journal.file import JournalError, JournalWriter
 from weft.journal.recorder import RecordedEngine
-from weft.messages.pooling import PoolingParams
-from weft.messages.requests import GenerateRequest
+from weft.messages.requests import GenerateRequest, PoolingParams
 from weft.messages.sampling import SamplingParams
 from weft.messages.status import EngineReady, Pools
 from weft.messages.wakeup import WakeupPipe

@@ -69,7 +69,7 @@ class Argument:
 
 
 @dataclass(frozen=True)
-class Command:
+class CtlCommand:
     """`body`: the message whose fields are arguments, besides those that `arguments` has."""
 
     words: str
@@ -181,14 +181,14 @@ TAGS = Argument("tags", "weights, kv_cache; all if none is given", many=True, op
 PREFIX = Argument("--prefix", "of the trace's name", field="profile_prefix")
 
 COMMANDS = (
-    Command(
+    CtlCommand(
         "flush-cache",
         "POST",
         "/flush_cache",
         "empty the prefix cache, if nothing runs",
         (Argument("--timeout", "seconds to wait for that", float, place="query"),),
     ),
-    Command(
+    CtlCommand(
         "abort",
         "POST",
         "/abort_request",
@@ -199,33 +199,35 @@ COMMANDS = (
         ),
         AbortRequest,
     ),
-    Command(
+    CtlCommand(
         "pause",
         "POST",
         "/pause_generation",
         "run no step until it goes on",
         body=PauseGeneration,
     ),
-    Command("continue", "POST", "/continue_generation", "go on after a pause"),
-    Command("block", "POST", "/block", "hold requests back that come from now on"),
-    Command("unblock", "POST", "/unblock", "let them in"),
-    Command(
+    CtlCommand("continue", "POST", "/continue_generation", "go on after a pause"),
+    CtlCommand("block", "POST", "/block", "hold requests back that come from now on"),
+    CtlCommand("unblock", "POST", "/unblock", "let them in"),
+    CtlCommand(
         "set-policy",
         "POST",
         "/set_policy",
         "order waiting requests by another policy",
         body=SetPolicy,
     ),
-    Command("audit", "POST", "/audit", "check who owns each page of KV memory"),
-    Command("state get", "GET", "/get_internal_state", "settings that can be changed, and numbers"),
-    Command(
+    CtlCommand("audit", "POST", "/audit", "check who owns each page of KV memory"),
+    CtlCommand(
+        "state get", "GET", "/get_internal_state", "settings that can be changed, and numbers"
+    ),
+    CtlCommand(
         "state set",
         "POST",
         "/set_internal_state",
         "change settings: all of them, or none",
         (Argument("name=value", "setting and value", assignment, "server_args", many=True),),
     ),
-    Command(
+    CtlCommand(
         "profile start",
         "POST",
         "/start_profile",
@@ -233,22 +235,22 @@ COMMANDS = (
         (PREFIX,),
         StartProfile,
     ),
-    Command(
+    CtlCommand(
         "profile stop",
         "POST",
         "/stop_profile",
         "stop recording; print what took most",
         show=profile,
     ),
-    Command(
+    CtlCommand(
         "slow-down",
         "POST",
         "/slow_down",
         "let every step take at least so long",
         (Argument("seconds", "or off", seconds_or_off, "forward_sleep_time"),),
     ),
-    Command("freeze-gc", "POST", "/freeze_gc", "freeze the garbage collectors"),
-    Command(
+    CtlCommand("freeze-gc", "POST", "/freeze_gc", "freeze the garbage collectors"),
+    CtlCommand(
         "logging",
         "POST",
         "/configure_logging",
@@ -258,8 +260,8 @@ COMMANDS = (
             Argument("--log-requests", "on or off: a line for each finished request", switch),
         ),
     ),
-    Command("loads", "GET", "/v1/loads", "how busy the engine is"),
-    Command(
+    CtlCommand("loads", "GET", "/v1/loads", "how busy the engine is"),
+    CtlCommand(
         "sessions open",
         "POST",
         "/open_session",
@@ -270,8 +272,8 @@ COMMANDS = (
             Argument("--timeout", "seconds without a request, after which it is closed", float),
         ),
     ),
-    Command("sessions close", "POST", "/close_session", "close it", (SESSION,)),
-    Command(
+    CtlCommand("sessions close", "POST", "/close_session", "close it", (SESSION,)),
+    CtlCommand(
         "weights update",
         "POST",
         "/update_weights_from_disk",
@@ -279,35 +281,35 @@ COMMANDS = (
         (ABORT_ALL,),
         UpdateWeightsFromDisk,
     ),
-    Command(
+    CtlCommand(
         "weights get",
         "POST",
         "/get_weights_by_name",
         "print the first values of a tensor",
         body=GetWeightsByName,
     ),
-    Command(
+    CtlCommand(
         "weights version",
         "GET",
         "/model_info",
         "name of the weights that are in use",
         show=weight_version,
     ),
-    Command(
+    CtlCommand(
         "weights send",
         "POST",
         "/update_weights_from_tensor",
         "replace those that a file has",
         (Argument("file", "a safetensors file here", content, place="content"), VERSION, ABORT_ALL),
     ),
-    Command(
+    CtlCommand(
         "weights join",
         "POST",
         "/init_weights_update_group",
         "join a group that weights come from",
         body=InitWeightsUpdateGroup,
     ),
-    Command(
+    CtlCommand(
         "weights receive",
         "POST",
         "/update_weights_from_distributed",
@@ -315,36 +317,36 @@ COMMANDS = (
         (ABORT_ALL,),
         UpdateWeightsFromDistributed,
     ),
-    Command(
+    CtlCommand(
         "weights leave",
         "POST",
         "/destroy_weights_update_group",
         "leave it",
         body=DestroyWeightsUpdateGroup,
     ),
-    Command(
+    CtlCommand(
         "memory release",
         "POST",
         "/release_memory_occupation",
         "give memory of the device back",
         (TAGS,),
     ),
-    Command("memory resume", "POST", "/resume_memory_occupation", "take it again", (TAGS,)),
-    Command(
+    CtlCommand("memory resume", "POST", "/resume_memory_occupation", "take it again", (TAGS,)),
+    CtlCommand(
         "rpc",
         "POST",
         "/rpc",
         "make any control request by name",
         (Argument("method", "its name"), Argument("--params", "a JSON object", json.loads)),
     ),
-    Command(
+    CtlCommand(
         "requests",
         "GET",
         "/requests",
         "the queue and the open requests",
         (Argument("--limit", "so many", int),),
     ),
-    Command(
+    CtlCommand(
         "explain",
         "GET",
         "/requests/{rid}",
@@ -355,7 +357,7 @@ COMMANDS = (
 )
 
 
-def arguments_of(command: Command) -> tuple[Argument, ...]:
+def arguments_of(command: CtlCommand) -> tuple[Argument, ...]:
     """The arguments that the command lists, behind those that follow from its body."""
     if command.body is None:
         return command.arguments
@@ -400,7 +402,7 @@ def _alternatives(kind: msgspec.inspect.Type) -> list[msgspec.inspect.Type]:
     return [one for one in kind.types if not isinstance(one, msgspec.inspect.NoneType)]
 
 
-def other_commands() -> list[Command]:
+def other_commands() -> list[CtlCommand]:
     """Commands of the routes of administration that are not in the list.
 
     The server's modules are imported for it, so only if there is need.
@@ -416,7 +418,7 @@ def other_commands() -> list[Command]:
         name = path.strip("/").replace("_", "-")
         summary = route.summary[0].lower() + route.summary[1:]
         queries = [Argument(f"--{name}", "a number", float, place="query") for name in route.query]
-        found.append(Command(name, route.method, path, summary, tuple(queries), route.body))
+        found.append(CtlCommand(name, route.method, path, summary, tuple(queries), route.body))
     return found
 
 
@@ -478,7 +480,7 @@ def _common() -> argparse.ArgumentParser:
     return parser
 
 
-def _find(texts: list[str]) -> tuple[Command, list[str]]:
+def _find(texts: list[str]) -> tuple[CtlCommand, list[str]]:
     """The command that `texts` begin with, and the others. Raises SettingsError."""
     for command in COMMANDS:
         name = command.words.split()
@@ -495,7 +497,7 @@ def _find(texts: list[str]) -> tuple[Command, list[str]]:
     raise SettingsError(f"there is no command ctl {texts[0]!r}{hint} (weft ctl --help lists them)")
 
 
-def _parser(command: Command) -> argparse.ArgumentParser:
+def _parser(command: CtlCommand) -> argparse.ArgumentParser:
     parser = _CtlParser(
         prog=f"weft ctl {command.words}",
         description=command.help,
@@ -521,7 +523,7 @@ def _parser(command: Command) -> argparse.ArgumentParser:
 
 
 def _request(
-    command: Command, given: argparse.Namespace
+    command: CtlCommand, given: argparse.Namespace
 ) -> tuple[str, bytes | None, dict[str, str]]:
     """Path with query, body if the method has one, and headers."""
     arguments = arguments_of(command)
@@ -583,9 +585,9 @@ def _help() -> str:
             *lines,
             "",
             f"--url is {DEFAULT_URL} if not given (or WEFT_URL). Without --admin-key,",
-            "WEFT_ADMIN_API_KEY is the key; a server without any keys listens to commands from its own",
-            "machine only. --json prints the answer as it came. Exit status: 0 done, 1 refused by the",
-            "server, 2 not sent. weft ctl COMMAND --help tells more.",
+            "WEFT_ADMIN_API_KEY is the key; a server without any keys listens to commands from",
+            "its own machine only. --json prints the answer as it came. Exit status: 0 done,",
+            "1 refused by the server, 2 not sent. weft ctl COMMAND --help tells more.",
         ]
     )
 
@@ -600,7 +602,7 @@ def _answer(response: http.client.HTTPResponse) -> Any:
     return text.strip() or "done"
 
 
-def _refused(command: Command, response: http.client.HTTPResponse) -> str:
+def _refused(command: CtlCommand, response: http.client.HTTPResponse) -> str:
     reason = error_of(response)
     if response.status in (404, 405) and "{" not in command.route:
         return f"this server has no {command.method} {command.route} ({reason})"

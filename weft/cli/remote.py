@@ -1,4 +1,7 @@
-"""The other end of `weft chat --url` and `weft ctl`: a running server, over the standard library's HTTP client."""
+"""A running server as `weft chat --url` and `weft ctl` reach it, over the standard library's HTTP.
+
+What is asked, and what answers mean beyond a chat's text, is not known here.
+"""
 
 from __future__ import annotations
 
@@ -14,70 +17,75 @@ from weft.config.options import SettingsError
 
 CONNECT_TIMEOUT_S = 10.0
 ANSWER_TIMEOUT_S = 600.0
+EVENT = b"data: "
 
 
 class RemoteServer:
-    """Where a server is, and the key that opens it. Raises SettingsError for a URL that is none."""
+    """The address of a server, and the key that opens it."""
 
     def __init__(self, url: str, key: str = "") -> None:
-        parts = urlsplit(url if "://" in url else f"http://{url}")
+        """Raises SettingsError for a URL that is none."""
+        full_url = url if "://" in url else f"http://{url}"
+        parts = urlsplit(full_url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise SettingsError(
-                f"--url is {url!r}; something like http://127.0.0.1:30000 is expected"
-            )
+            message = f"--url is {url!r}; something like http://127.0.0.1:30000 is expected"
+            raise SettingsError(message)
         self.address = parts.netloc
         self.path = parts.path.rstrip("/").removesuffix("/v1")  # what all its routes begin with
         self.headers = {"content-type": "application/json"}
         if key:
             self.headers["authorization"] = f"Bearer {key}"
-        self._kind = (
-            http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        )
+        self._is_encrypted = parts.scheme == "https"
 
     def connect(self, timeout_s: float) -> http.client.HTTPConnection:
-        return self._kind(self.address, timeout=timeout_s)
+        if self._is_encrypted:
+            return http.client.HTTPSConnection(self.address, timeout=timeout_s)
+        return http.client.HTTPConnection(self.address, timeout=timeout_s)
 
     def missing(self, exc: OSError) -> SettingsError:
-        """Nobody listens there."""
+        """The error for an address at which no server listens."""
         reason = exc.strerror or str(exc)
-        return SettingsError(
-            f"no server answers at {self.address} ({reason}); weft serve starts one"
-        )
+        message = f"no server answers at {self.address} ({reason}); weft serve starts one"
+        return SettingsError(message)
 
 
 class RemoteChatBackend:
-    """Answers come from the server at `url`, with the fields `sampling` in each request. Raises SettingsError if there
-    is none."""
+    """Answers come from a server, with the same sampling fields in each request."""
 
     def __init__(self, url: str, api_key: str, sampling: Mapping[str, Any]) -> None:
+        """Raises SettingsError if there is no server at `url`, or none that speaks OpenAI's API."""
         self._server = RemoteServer(url, api_key)
         self._path = self._server.path + "/v1"
         self._body = {"stream": True, **sampling}
         self.name = self._model()
 
     def answer(self, messages: list[dict[str, Any]]) -> Generator[str, None, None]:
-        """As `ChatBackend.answer`. Closing it closes the connection, and that ends the request in the server."""
+        """As `ChatBackend.answer`.
+
+        Closing the generator closes the connection, and that ends the request in the server.
+        """
         body = json.dumps({**self._body, "model": self.name, "messages": messages})
+        path = f"{self._path}/chat/completions"
         with closing(self._server.connect(ANSWER_TIMEOUT_S)) as connection:
             try:
-                connection.request(
-                    "POST", f"{self._path}/chat/completions", body, self._server.headers
-                )
+                connection.request("POST", path, body, self._server.headers)
                 response = connection.getresponse()
                 if response.status != 200:
                     raise ChatError(error_of(response))
                 for line in response:
-                    if line.startswith(b"data: {"):
-                        yield _text(json.loads(line[6:]))
+                    if line.startswith(EVENT + b"{"):  # the last event is no object
+                        yield _text(json.loads(line.removeprefix(EVENT)))
             except (OSError, http.client.HTTPException, ValueError) as exc:
-                raise ChatError(f"the connection to {self._server.address} broke: {exc}") from exc
+                message = f"the connection to {self._server.address} broke: {exc}"
+                raise ChatError(message) from exc
 
     def _model(self) -> str:
-        """The first model that the server has."""
+        """The first model that the server has. Raises SettingsError."""
         address = self._server.address
+        path = f"{self._path}/models"
         with closing(self._server.connect(CONNECT_TIMEOUT_S)) as connection:
             try:
-                connection.request("GET", f"{self._path}/models", headers=self._server.headers)
+                connection.request("GET", path, headers=self._server.headers)
                 response = connection.getresponse()
                 if response.status != 200:
                     raise SettingsError(f"{address} does not let us in: {error_of(response)}")
@@ -93,11 +101,12 @@ def _text(event: dict[str, Any]) -> str:
     if "error" in event:
         raise ChatError(str(event["error"].get("message", "the server reports an error")))
     choices = event.get("choices") or [{}]
-    return (choices[0].get("delta") or {}).get("content") or ""
+    delta = choices[0].get("delta") or {}
+    return delta.get("content") or ""
 
 
 def error_of(response: http.client.HTTPResponse) -> str:
-    """What the server says is wrong."""
+    """The server's words for what is wrong."""
     content = response.read(100_000)
     try:
         return str(json.loads(content)["error"]["message"])

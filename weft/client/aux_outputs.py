@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.client.prompt import Prompt
-from weft.messages.replies import Extra, HiddenStates, PromptPiece
+from weft.messages.replies import AuxPiece, HiddenStatesPiece, PromptLogprobsPiece
 
 # ---- hidden states
 
 
-def hidden_states(outputs: Sequence[Extra], prompt_len: int, num_tokens: int) -> list[Any]:
+def hidden_states(outputs: Sequence[AuxPiece], prompt_len: int, num_tokens: int) -> list[Any]:
     """SGLang's form: the states of the prompt [prompt_len][H], then [H] for each output token.
 
     The last token has none, because nothing has been computed of it.
@@ -29,7 +29,7 @@ def hidden_states(outputs: Sequence[Extra], prompt_len: int, num_tokens: int) ->
 
 
 def hidden_state_rows(
-    outputs: Sequence[Extra],
+    outputs: Sequence[AuxPiece],
     prompt_len: int,
     num_tokens: int,
 ) -> NDArray[np.float32]:
@@ -37,7 +37,7 @@ def hidden_state_rows(
     return _rows(outputs)[: prompt_len + max(num_tokens - 1, 0)]
 
 
-def last_state(outputs: Sequence[Extra]) -> list[float]:
+def last_state(outputs: Sequence[AuxPiece]) -> list[float]:
     """[H] the state from which the last token was sampled."""
     values: list[float] = _rows(outputs)[-1:].ravel().tolist()
     return values
@@ -56,11 +56,11 @@ def num_hidden_states(prompt: Prompt, context_length: int) -> int:
     return params.n * (len(prompt.ids) + max_new_tokens)
 
 
-def _rows(outputs: Sequence[Extra]) -> NDArray[np.float32]:
+def _rows(outputs: Sequence[AuxPiece]) -> NDArray[np.float32]:
     """[n, H] in the order of positions."""
     pieces: list[NDArray[np.float32]] = []
     for output in outputs:
-        if isinstance(output, HiddenStates):
+        if isinstance(output, HiddenStatesPiece):
             values = np.frombuffer(output.vectors, dtype=np.float32)
             pieces.append(values.reshape(output.num_tokens, -1))
     if not pieces:
@@ -82,11 +82,11 @@ class PromptToken(NamedTuple):
     of_ids: Sequence[float] = ()  # of `logprob_token_ids`, in their order
 
 
-def prompt_logprobs(outputs: Sequence[Extra]) -> list[PromptToken]:
+def prompt_logprobs(outputs: Sequence[AuxPiece]) -> list[PromptToken]:
     """The prompt's tokens from `prompt_logprobs_start` on, as far as they have come."""
     tokens: list[PromptToken] = []
     for output in outputs:
-        if isinstance(output, PromptPiece):
+        if isinstance(output, PromptLogprobsPiece):
             tokens += _tokens(output)
     return tokens
 
@@ -101,7 +101,7 @@ def num_prompt_logprobs(prompt: Prompt) -> int:
     return num_tokens * values_per_token * params.n
 
 
-def _tokens(piece: PromptPiece) -> list[PromptToken]:
+def _tokens(piece: PromptLogprobsPiece) -> list[PromptToken]:
     tokens = _integers(piece.tokens).tolist()
     logprobs = _floats(piece.logprobs).tolist()
     ranks = _integers(piece.ranks).tolist()

@@ -245,7 +245,7 @@ class EngineClient:
         for warned in step.warnings:
             if warned.id in by_id:
                 by_id[warned.id].warnings.append(warned.text)
-        for output in step.given:
+        for output in step.aux:
             if output.id in by_id:
                 by_id[output.id].push_aux_output(output)
         touched: set[Generation] = set()

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from weft.messages.replies import Extra, Finish, FinishReason, HiddenStates, TokenLogprobs
+from weft.messages.replies import AuxPiece, Finish, FinishReason, HiddenStatesPiece, TokenLogprobs
 from weft.messages.sampling import SamplingParams
 from weft.messages.weights import FIRST_VERSION
 from weft.observe.metrics import Latency
@@ -112,7 +112,7 @@ class Completion:
         self.first_token_at = 0.0
         self.last_token_at = 0.0
         self.warnings: list[str] = []  # complete before the first token
-        self.aux_outputs: list[Extra] = []
+        self.aux_outputs: list[AuxPiece] = []
         # A stop string ended it here; the engine's final word is still to come.
         self.stopped_by: str | None = None
         self.end: CompletionEnd | None = None
@@ -158,13 +158,13 @@ class Completion:
             self._token_ids.append(token)
             self.num_tokens += 1
 
-    def push_aux_output(self, output: Extra) -> None:
+    def push_aux_output(self, output: AuxPiece) -> None:
         """Keep an auxiliary output; of hidden states only the latest, if no more are wanted."""
         if self.stopped_by is not None:
             return  # it belongs to tokens behind the end
         only_last = self.spec.params.hidden_states == "last"
-        if only_last and isinstance(output, HiddenStates):
-            kept = [one for one in self.aux_outputs if not isinstance(one, HiddenStates)]
+        if only_last and isinstance(output, HiddenStatesPiece):
+            kept = [one for one in self.aux_outputs if not isinstance(one, HiddenStatesPiece)]
             self.aux_outputs[:] = kept
         self.aux_outputs.append(output)
 

@@ -17,8 +17,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from weft.messages.pooling import PoolingParams
-from weft.messages.requests import BatchGenerate, GenerateRequest
+from weft.messages.requests import BatchGenerate, GenerateRequest, PoolingParams
 from weft.messages.sampling import (
     InvalidParam,
     SamplingParams,
@@ -91,7 +90,7 @@ def make_requests(
         cache_salt=prompt.cache_salt,
         timeout_ms=prompt.timeout_ms,
         session=prompt.session,
-        fresh_from=params.fresh_from,
+        recompute_from=params.recompute_from,
         vectors=prompt.vectors,
         shares_kv=not prompt.vectors,
         pooling=prompt.pooling,

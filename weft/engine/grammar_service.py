@@ -6,7 +6,7 @@ from __future__ import annotations
 from weft.engine.core import EngineCore
 from weft.engine.hooks import Service
 from weft.grammar.protocol import CompileResult
-from weft.messages.replies import StepOutput, Warned
+from weft.messages.replies import RequestWarning, StepOutput
 from weft.messages.requests import Abort, GenerateRequest
 from weft.observe.log import EventLog
 from weft.scheduler.features.grammar import GrammarFeature
@@ -32,7 +32,7 @@ class GrammarService(Service):
 
     def before_step(self, now: float) -> None:
         """Let requests go on whose grammar is ready, end those whose grammar is refused."""
-        warned: list[Warned] = []
+        warned: list[RequestWarning] = []
         for result in self.feature.take():
             if result.constraint is None:
                 self._refuse(result)
@@ -41,7 +41,7 @@ class GrammarService(Service):
             if result.compile_s:
                 took = f"after {1e3 * result.compile_s:,.1f} ms"
             self._core.note(result.id, EventKind.GRAMMAR, f"ready {took}", now)
-            warned += [Warned(id=result.id, text=text) for text in result.warnings]
+            warned += [RequestWarning(id=result.id, text=text) for text in result.warnings]
         if warned:
             self._core.send(StepOutput(warnings=warned))
         if not self.feature.queue:

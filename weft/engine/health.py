@@ -83,7 +83,7 @@ class HealthChecks(Service):
             tokens=tokens[is_other].tobytes(),
             finished=others,
         )
-        is_empty = not (rest.ids or rest.given or rest.finished)
+        is_empty = not (rest.ids or rest.aux or rest.finished)
         return None if is_empty else rest
 
     def _open_probe(self, now: float) -> None:

@@ -177,7 +177,7 @@ class RecordedEngine:
             self.broke(exc)
             raise
         for reply in replies:
-            if isinstance(reply, StepOutput) and (reply.ids or reply.finished or not reply.given):
+            if isinstance(reply, StepOutput) and (reply.ids or reply.finished or not reply.aux):
                 recorder.write(answered(reply))  # what the device alone knows is not in the journal
         if not self._engine.has_work:
             recorder.flush()  # it may be long until the next step

@@ -1,6 +1,7 @@
-"""Calls the methods of a running engine by name, over the RPC socket of a server on this machine.
+"""Makes control requests by name, over the RPC socket of a server on this machine.
 
-It needs neither the server's HTTP side nor a key: whoever may enter the server's private folder may call.
+The caller needs neither the server's HTTP side nor a key, but must be able to enter the server's
+private folder.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import zmq
 from weft.config.options import SettingsError
 from weft.launch.engine_process import FOLDER_PREFIX, RPC_SOCKET
 from weft.messages.by_name import BadCall, plain, request_named
-from weft.messages.calls import CallFailed, Outcome
+from weft.messages.calls import CallFailed, SuccessReply
 from weft.messages.channel import RpcCaller
 
 TIMEOUT_S = 10.0
@@ -62,7 +63,7 @@ def rpc(
         context.term()
     if reply is None:
         raise SettingsError(f"the engine has not answered for {timeout_s:g} s")
-    if isinstance(reply, CallFailed) or (isinstance(reply, Outcome) and not reply.success):
+    if isinstance(reply, CallFailed) or (isinstance(reply, SuccessReply) and not reply.success):
         raise SettingsError(reply.message)
     return plain(reply)
 

@@ -1,2 +1,4 @@
-"""What crosses a process boundary: plain values, encoded as msgpack, that import nothing else of weft but the ranges of
-numbers (`config/numbers.py`)."""
+"""What crosses a process boundary: plain values, encoded as msgpack.
+
+They import nothing else of weft but the ranges of numbers (`config/numbers.py`).
+"""

@@ -1,4 +1,4 @@
-"""What every control request and every reply to one is: a message that declares itself by inheriting from here.
+"""The bases of control requests and their replies: a message declares itself by inheriting.
 
     class SetPolicy(ControlRequest[SetPolicyReply]):
         policy: str
@@ -45,7 +45,7 @@ class ControlReply(
     call: int = 0  # number of the request; the engine puts it in
 
 
-class Outcome(ControlReply, kw_only=True):
+class SuccessReply(ControlReply, kw_only=True):
     """A reply that says whether the request was carried out."""
 
     success: bool
@@ -71,7 +71,10 @@ class ControlRequest(
     omit_defaults=True,
     tag=tag_of,
 ):
-    """Asks a running engine for something, or changes it. An `R_co` answers it, or a `CallFailed`."""
+    """Asks a running engine for something, or changes it.
+
+    An `R_co` answers it, or a `CallFailed`.
+    """
 
     call: int = 0  # the sender's number for the request; its reply carries the same
 

@@ -1,4 +1,4 @@
-"""Typed ends of the ZeroMQ sockets between the front and the engine, and of the engine's RPC socket.
+"""Typed ends of the ZeroMQ sockets between front and engine, and of the engine's RPC socket.
 
 One PUSH/PULL pair in each direction, and a ROUTER to which any number of RPC clients connect, on
 `ipc` sockets in a private folder. An end that receives drops what is no message, and counts it:
@@ -51,7 +51,9 @@ def _open(
 
 
 class Sender:
-    """The sending end. Does not block: messages queue without bound, flow control is the receiver's queue limit.
+    """The sending end. It does not block.
+
+    Messages queue without bound: the receiver's limits of its queue control the flow.
 
     Only the first message may have to wait for the peer's connection. What is sent later to a peer
     that has gone is dropped and counted: the peer does not come back, and the watcher of the other
@@ -205,7 +207,9 @@ class Sleeper:
 
 
 class AsyncReceiver(Generic[M]):
-    """The receiving end of an asyncio process (the front). It belongs to the event loop that runs when it is made.
+    """The receiving end of an asyncio process (the front).
+
+    It belongs to the event loop that runs when it is made.
 
     Messages are taken from the socket itself, and the loop watches its descriptor: zmq.asyncio
     makes several futures a message and asks for the socket's state four times, which is much where

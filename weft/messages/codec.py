@@ -115,7 +115,7 @@ def salvage(data: bytes) -> Unreadable:
     if isinstance(packed, bytes):
         whole = len(packed) // 8 * 8
         ids.update(memoryview(packed[:whole]).cast("q"))
-    for name in ("finished", "given"):
+    for name in ("finished", "aux"):
         parts = fields.get(name)
         if isinstance(parts, list):
             ids.update(part["id"] for part in parts if _has_id(part))

@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from weft.messages.calls import ControlReply, ControlRequest, Outcome
+from weft.messages.calls import ControlReply, ControlRequest, SuccessReply
 from weft.messages.status import Stats
 
 PauseMode = Literal["abort", "retract", "in_place"]
@@ -21,7 +21,7 @@ Setting: TypeAlias = bool | int | float | str | None
 # ---- cache, collector, books
 
 
-class FlushCacheReply(Outcome):
+class FlushCacheReply(SuccessReply):
     pass
 
 
@@ -65,7 +65,7 @@ class GetState(ControlRequest[GetStateReply]):
     """Ask for the engine's numbers. Answered at once, also while work is queued."""
 
 
-class HealthCheckReply(Outcome):
+class HealthCheckReply(SuccessReply):
     pass
 
 
@@ -205,7 +205,7 @@ class ListMethods(ControlRequest[ListMethodsReply]):
 # ---- work
 
 
-class AbortRequestReply(Outcome):
+class AbortRequestReply(SuccessReply):
     aborted: int = 0  # requests that it has ended
 
 
@@ -251,7 +251,7 @@ class ContinueGeneration(ControlRequest[GenerationReply]):
     """Go on. Does nothing if generation is not paused."""
 
 
-class SetPolicyReply(Outcome):
+class SetPolicyReply(SuccessReply):
     before: str  # the policy until now
 
 
@@ -284,7 +284,7 @@ class GetInternalState(ControlRequest[GetInternalStateReply]):
     """Ask for the settings that can change while the engine runs, and for its state."""
 
 
-class SetInternalStateReply(Outcome):
+class SetInternalStateReply(SuccessReply):
     before: dict[str, Setting] = {}  # values until now of the settings that were changed
     name: str = ""  # the setting that is to blame
 
@@ -295,7 +295,7 @@ class SetInternalState(ControlRequest[SetInternalStateReply]):
     server_args: dict[str, Setting]
 
 
-class ConfigureLoggingReply(Outcome):
+class ConfigureLoggingReply(SuccessReply):
     before: str  # the level until now
 
 
@@ -308,7 +308,7 @@ class ConfigureLogging(ControlRequest[ConfigureLoggingReply]):
 # ---- the device's profiler
 
 
-class StartProfileReply(Outcome):
+class StartProfileReply(SuccessReply):
     is_preparing: bool = False  # nothing is recorded yet: ask again
     trace: str = ""  # its path below the profiler's folder; nothing if none is written
 

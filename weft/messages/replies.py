@@ -1,4 +1,7 @@
-"""What the engine sends back for work: one `StepOutput` a step, in columns."""
+"""What the engine sends back for work: one `StepOutput` a step, in columns.
+
+A journal has checksums of `Finish` as it is encoded: its fields keep their names and their order.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +30,7 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: FinishReason
     matched: int | None = None  # the token id that stopped it, if one did
     message: str = ""  # why, for "abort" and "error"
-    status: int = (
-        200  # as an HTTP status: 400 and above is an error; an abort that was asked for is none
-    )
+    status: int = 200  # as an HTTP status; 400 and above is an error
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0  # of the prompt, found in the prefix cache when it was first admitted
@@ -39,32 +40,34 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     retry_after_s: int = 0  # when there may be room, for status 503; 0: it is not known
 
 
-class Warned(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Something that the user of a request is to know. It comes before its first token."""
+class RequestWarning(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """A text for the user of a request. It comes before the first token."""
 
     id: int  # of the request
     text: str
 
 
-class Pooled(msgspec.Struct, frozen=True, kw_only=True, tag="pooled"):
+class PooledPiece(msgspec.Struct, frozen=True, kw_only=True, tag="pooled"):
     """The vector that was made of a prompt, or the scores of its labels."""
 
     id: int  # of the request
     vector: bytes  # float32 [size], packed
 
 
-class HiddenStates(msgspec.Struct, frozen=True, kw_only=True, tag="hidden_states"):
+class HiddenStatesPiece(msgspec.Struct, frozen=True, kw_only=True, tag="hidden_states"):
     """Hidden states of tokens that follow one another, as the final norm leaves them."""
 
     id: int  # of the request
-    start: int  # position of the first in prompt and output
+    start: int  # position of the first token in prompt and output
     num_tokens: int
     vectors: bytes  # float32 [num_tokens, hidden size], packed
 
 
-class PromptPiece(msgspec.Struct, frozen=True, kw_only=True, tag="prompt_logprobs"):
-    """Log probabilities of n prompt tokens that follow one another and the piece before. The first token of the first
-    piece has none (NaN, rank 0)."""
+class PromptLogprobsPiece(msgspec.Struct, frozen=True, kw_only=True, tag="prompt_logprobs"):
+    """Log probabilities of n prompt tokens that follow one another, and the piece before.
+
+    The first token of the first piece has none (NaN, rank 0).
+    """
 
     id: int  # of the request
     tokens: bytes  # int32 [n], packed, as all of these
@@ -77,46 +80,56 @@ class PromptPiece(msgspec.Struct, frozen=True, kw_only=True, tag="prompt_logprob
     id_logprobs: bytes  # float32 [n, num_ids] of `logprob_token_ids`
 
 
-# What a request may be given besides tokens; it comes before its final word.
-Extra = Pooled | HiddenStates | PromptPiece
+# What a request may get besides tokens; it comes before its final word.
+AuxPiece = PooledPiece | HiddenStatesPiece | PromptLogprobsPiece
 
 
 class StepOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="step"):
     """Tokens sampled in one step, and requests that ended in it.
 
-    `ids[i]` got `tokens[i]`; an id may stand more than once, in order. The token that ended a request by stopping it is
-    included. A log probability follows the order of `ids` among the requests that asked for it.
+    `ids[i]` got `tokens[i]`; an id may stand more than once, in order. The token that ended a
+    request by stopping it is included. A log probability follows the order of `ids` among the
+    requests that asked for it.
     """
 
     ids: bytes = b""  # int64 [n], packed
     tokens: bytes = b""  # int32 [n], packed
     logprobs: list[TokenLogprobs] = []
-    given: list[Extra] = []
+    aux: list[AuxPiece] = []
     finished: list[Finish] = []
-    warnings: list[Warned] = []
+    warnings: list[RequestWarning] = []
 
     def pieces(self, max_bytes: int = PIECE_BYTES) -> list[StepOutput]:
-        """The same as several messages, if more than `max_bytes` of hidden states are given: a channel takes no message
-        of any size. What is given comes before the rest."""
-        sizes = [len(one.vectors) if isinstance(one, HiddenStates) else 0 for one in self.given]
+        """The same as several messages, if it has more than `max_bytes` of hidden states.
+
+        A channel takes no message of any size. Hidden states come before the rest.
+        """
+        sizes = [_num_bytes(one) for one in self.aux]
         if sum(sizes) <= max_bytes:
             return [self]
-        groups: list[list[Extra]] = [[]]
+        groups: list[list[AuxPiece]] = [[]]
         room = max_bytes
-        for one, size in zip(self.given, sizes, strict=True):
+        for one, size in zip(self.aux, sizes, strict=True):
             if size > room and groups[-1]:
                 groups.append([])
                 room = max_bytes
             groups[-1].append(one)
             room -= size
-        return [
-            *(StepOutput(given=group) for group in groups),
-            msgspec.structs.replace(self, given=[]),
-        ]
+        first = [StepOutput(aux=group) for group in groups]
+        return [*first, msgspec.structs.replace(self, aux=[])]
+
+
+def _num_bytes(one: AuxPiece) -> int:
+    """Bytes that count for the size of a message: only hidden states are large."""
+    if isinstance(one, HiddenStatesPiece):
+        return len(one.vectors)
+    return 0
 
 
 def ids_of(output: StepOutput) -> set[int]:
     """The requests that a step's output is about."""
-    sampled = memoryview(output.ids[: len(output.ids) // 8 * 8]).cast("q")
-    told = [*output.logprobs, *output.given, *output.finished, *output.warnings]
-    return {*sampled, *(one.id for one in told)}
+    whole = len(output.ids) // 8 * 8
+    ids = set(memoryview(output.ids[:whole]).cast("q"))
+    for one in (*output.logprobs, *output.aux, *output.finished, *output.warnings):
+        ids.add(one.id)
+    return ids

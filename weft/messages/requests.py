@@ -1,4 +1,7 @@
-"""Work that the front sends to the engine."""
+"""Work that the front sends to the engine.
+
+Each field of these messages stands in journals under the name by which it is encoded.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,36 @@ from collections.abc import Iterator
 
 import msgspec
 
-from weft.messages.pooling import PoolingParams
+from weft.config.numbers import MAX_LABEL_IDS
 from weft.messages.replies import FinishReason
-from weft.messages.sampling import SamplingParams
+from weft.messages.sampling import InvalidParam, SamplingParams, check_number, check_token_ids
 from weft.messages.sessions import SessionParams
+
+
+class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A vector of the prompt, or scores of labels, as the model gives them.
+
+    With `label_ids`, of a model that generates: the log probabilities of these tokens behind the
+    prompt.
+    """
+
+    # A vector to length 1, scores to probabilities; None: as the model's makers meant it.
+    normalize: bool | None = None
+    dimensions: int = 0  # leading numbers of a vector to keep (Matryoshka); 0 keeps all
+    token_type_ids: bytes = b""  # uint8 [prompt_len], packed: kind of segment; nothing: all 0
+    label_ids: tuple[int, ...] = ()
+
+    def check(self, vocab_size: int) -> None:
+        """Raise `InvalidParam` for the first value out of range.
+
+        The engine looks after what depends on the model.
+        """
+        if self.dimensions:
+            check_number("dimensions", "dimensions", self.dimensions)
+        if len(self.label_ids) > MAX_LABEL_IDS:
+            message = f"{len(self.label_ids):,} ids; at most {MAX_LABEL_IDS:,} are allowed"
+            raise InvalidParam("label_token_ids", message)
+        check_token_ids("label_token_ids", self.label_ids, vocab_size)
 
 
 class GenerateRequest(
@@ -17,9 +46,10 @@ class GenerateRequest(
 ):
     """Generate one completion of one prompt.
 
-    `id` is the sender's own number for it, unique among its open requests: every reply carries it. `rid` is the name
-    that the user gave or was given; two requests may have the same. A completion with n > 1 is n requests: they share
-    the prompt through the prefix cache. `group` is a second name, shared by the members of a batch.
+    `id` is the sender's own number for it, unique among its open requests: every reply carries it.
+    `rid` is the name that the user gave or was given; two requests may have the same. A completion
+    with n > 1 is n requests: they share the prompt through the prefix cache. `group` is a second
+    name, shared by the members of a batch.
     """
 
     id: int
@@ -27,54 +57,56 @@ class GenerateRequest(
     input_ids: bytes = b""  # int32 [prompt_len], packed
     sampling: SamplingParams
     group: str = ""
-    tenant: str = ""  # whom the policy "fair" serves with it; all without a name are one
+    tenant: str = ""  # that the policy "fair" counts it for; all without a name are one
     user: str = ""  # as the request itself says; decides nothing
     priority: int = 0
-    timeout_ms: int = 0  # after so long since its arrival it is ended, wherever it is; 0: never
+    timeout_ms: int = 0  # since its arrival, until it is ended wherever it is; 0: never
     cache_salt: str = ""  # requests share cached prefixes only with equal salts
-    session: SessionParams | None = None  # the prompt is put after the history of this session
-    fresh_from: int | None = (
-        None  # tokens from this position on are computed, though the cache may have them
-    )
-    vectors: bytes = (
-        b""  # float32 [prompt_len, hidden size], packed: they stand for the tokens of the prompt
-    )
-    shares_kv: bool = (
-        True  # false: the ids of its prompt mean nothing; the prefix cache gives and gets nothing
-    )
-    pooling: PoolingParams | None = None  # it wants no tokens, but this
+    session: SessionParams | None = None  # the prompt is put behind the history of this session
+    # Tokens from this position on are computed, though the cache may have them; None: no token.
+    # Journals have it under the earlier name.
+    recompute_from: int | None = msgspec.field(default=None, name="fresh_from")
+    # float32 [prompt_len, hidden size], packed: they take the place of the tokens of the prompt.
+    vectors: bytes = b""
+    # False: the ids of its prompt mean nothing; the prefix cache gives and gets nothing.
+    shares_kv: bool = True
+    pooling: PoolingParams | None = None  # instead of tokens
 
 
 class BatchGenerate(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="batch_generate"
 ):
-    """Several generate requests in one message, each of them taken in, refused and answered by itself.
+    """Several generate requests in one message, each taken in, refused and answered by itself.
 
     A prompt travels once, however many requests have it.
     """
 
     prompts: list[bytes]  # int32 [prompt_len] each, packed
     requests: list[GenerateRequest]  # [n] without `input_ids` and `vectors`
-    prompt_of: list[
-        int
-    ]  # [n] place in `prompts`; one that is not there leaves its request without a prompt
-    vectors: dict[int, bytes] = {}  # of the prompts that have some, by place in `prompts`
+    # [n] index in `prompts`; one that is not there leaves its request without a prompt
+    prompt_of: list[int]
+    vectors: dict[int, bytes] = {}  # of the prompts that have some, by index in `prompts`
 
     def members(self) -> Iterator[GenerateRequest]:
         """The requests with their prompts."""
-        places = dict(enumerate(self.prompts))
-        for request, place in zip(self.requests, self.prompt_of, strict=False):
+        prompts = dict(enumerate(self.prompts))
+        for request, index in zip(self.requests, self.prompt_of, strict=False):
             yield msgspec.structs.replace(
-                request, input_ids=places.get(place, b""), vectors=self.vectors.get(place, b"")
+                request,
+                input_ids=prompts.get(index, b""),
+                vectors=self.vectors.get(index, b""),
             )
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="abort"):
-    """End requests by the sender's numbers, by name, or all of them. Each ends with finish reason "abort", or "error"
-    with a `status` of 400 and above; unknown ones are ignored (the request has just finished).
+    """End requests by the sender's numbers, by name, or all of them.
 
-    With `output_lens` the sender has found their end by itself, after so many output tokens: that much of each becomes
-    history of its session, if it has one. What is aborted otherwise leaves no trace there.
+    Each ends with finish reason "abort", or "error" with a `status` of 400 and above; unknown ones
+    are ignored (the request has just finished).
+
+    With `output_lens` the sender has found their end by itself, after this number of output tokens:
+    these become history of the session, if the request has one. A request that is aborted otherwise
+    leaves no trace there.
     """
 
     ids: tuple[int, ...] = ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import msgspec
 
-from weft.messages.calls import ControlRequest, Outcome
+from weft.messages.calls import ControlRequest, SuccessReply
 
 
 class SessionParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -27,7 +27,7 @@ class SessionParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     bos_token_id: int | None = None  # a prompt that begins with it loses it behind a history
 
 
-class OpenSessionReply(Outcome):
+class OpenSessionReply(SuccessReply):
     pass
 
 
@@ -40,7 +40,7 @@ class OpenSession(ControlRequest[OpenSessionReply]):
     timeout_s: float = 0.0  # without a request until it is closed; 0: as the settings say
 
 
-class CloseSessionReply(Outcome):
+class CloseSessionReply(SuccessReply):
     pass
 
 

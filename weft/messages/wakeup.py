@@ -1,7 +1,7 @@
-"""Wakes the engine's thread from another thread, through a pipe that a poller can wait for beside its sockets.
+"""Wakes the engine's thread from another one, through a pipe that a poller waits for too.
 
-Knows no message: a notification only says that there is something to do. Notifications that come before the
-engine's thread has looked add up to one.
+A notification only says that there is something to do; no message is known here. Notifications that
+come before the engine's thread has looked add up to one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import suppress
 
 
 class WakeupPipe:
-    """`_socket` is the reading end, under the name that the other receiving ends have for a poller."""
+    """`_socket` is the reading end, named as in the other receiving ends, for a poller."""
 
     def __init__(self) -> None:
         self._socket, self._writing_end = os.pipe()

@@ -7,13 +7,13 @@ anew, their output so far is kept.
 
 from __future__ import annotations
 
-from weft.messages.calls import ControlRequest, Outcome
+from weft.messages.calls import ControlRequest, SuccessReply
 
 FIRST_VERSION = "default"  # of the weights that an engine starts with
 GROUP = "weight_update_group"
 
 
-class WeightsReply(Outcome):
+class WeightsReply(SuccessReply):
     """Answers all requests of this module but `GetWeightsByName`, when they are done."""
 
     weight_version: str  # that is in use now
@@ -86,7 +86,7 @@ class ResumeMemoryOccupation(ControlRequest[WeightsReply]):
     tags: list[str] | None = None
 
 
-class GetWeightsByNameReply(Outcome, tag="weights_by_name_reply"):
+class GetWeightsByNameReply(SuccessReply, tag="weights_by_name_reply"):
     shape: list[int] = []  # of the rows
     values: bytes = b""  # float32
     status: int = 200

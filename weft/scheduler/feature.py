@@ -18,7 +18,7 @@ from typing import ClassVar, TypeAlias
 
 import msgspec
 
-from weft.messages.replies import Extra, FinishReason, TokenLogprobs
+from weft.messages.replies import AuxPiece, FinishReason, TokenLogprobs
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
 from weft.plan.inputs import InputOp
@@ -57,11 +57,11 @@ class StepInputs:
 class StepEffects:
     """What features add to the replies of one step, and the requests that they end with its tokens."""
 
-    __slots__ = ("ends", "forced", "given", "logprobs")
+    __slots__ = ("aux", "ends", "forced", "logprobs")
 
     def __init__(self) -> None:
         self.logprobs: list[TokenLogprobs] = []
-        self.given: list[Extra] = []
+        self.aux: list[AuxPiece] = []
         self.ends: list[End] = []
         self.forced: list[Forced] = []
 

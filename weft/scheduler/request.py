@@ -15,8 +15,7 @@ import numpy as np
 
 from weft.arrays import BoolArray, FloatArray, IntArray, LongArray
 from weft.memory.prefix_cache import NO_PAGES, TOKEN_BYTES, CacheKey, Handle
-from weft.messages.pooling import PoolingParams
-from weft.messages.requests import Abort, GenerateRequest
+from weft.messages.requests import Abort, GenerateRequest, PoolingParams
 from weft.messages.sampling import SamplingParams
 
 NO_ROW = -1
@@ -153,7 +152,7 @@ class Request:
     @property
     def recompute_from(self) -> int:
         """Tokens from this position on are computed, though the cache may have them."""
-        position = self.spec.message.fresh_from
+        position = self.spec.message.recompute_from
         return NO_LIMIT if position is None else position
 
     @property

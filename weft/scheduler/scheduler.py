@@ -580,7 +580,7 @@ class Scheduler:
             ids=outcome.ids.tobytes(),
             tokens=outcome.tokens.tobytes(),
             logprobs=effects.logprobs,
-            given=effects.given,
+            aux=effects.aux,
         )
         self.counters.num_generated_tokens += len(outcome.tokens)
         for request in batch.prefills:
@@ -606,7 +606,7 @@ class Scheduler:
         finished, self._finished = self._finished, []
         if finished:
             output = msgspec.structs.replace(output, finished=finished)
-        return output if output.ids or output.finished or output.given else None
+        return output if output.ids or output.finished or output.aux else None
 
     # Faults
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from weft.arrays import FloatArray, IntArray
-from weft.messages.replies import FinishReason, HiddenStates
+from weft.messages.replies import FinishReason, HiddenStatesPiece
 from weft.plan.outputs import HiddenStatesRequest, TokenStates
 from weft.plan.step import Result, find
 from weft.scheduler.batch import Batch
@@ -72,7 +72,7 @@ class HiddenStatesFeature(Feature):
                 self._reported[id] = end
                 if output is not None:
                     states = output.states[begin : begin + count]
-                    effects.given += _messages(id, end - count, states)
+                    effects.aux += _messages(id, end - count, states)
             begin += count
 
     def release(self, request: Request) -> None:
@@ -93,14 +93,14 @@ class HiddenStatesFeature(Feature):
         return min(length, end - self._asked[request.id])
 
 
-def _messages(id: int, start: int, states: FloatArray) -> list[HiddenStates]:
+def _messages(id: int, start: int, states: FloatArray) -> list[HiddenStatesPiece]:
     """The states [n, H] of the tokens from position `start` on, in messages that a channel takes."""
     length = max(1, MESSAGE_VALUES // states.shape[1])
     messages = []
     for begin in range(0, len(states), length):
         piece = states[begin : begin + length]
         messages.append(
-            HiddenStates(
+            HiddenStatesPiece(
                 id=id,
                 start=start + begin,
                 num_tokens=len(piece),

@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 from weft.arrays import IntArray
-from weft.messages.pooling import PoolingParams
-from weft.messages.replies import Pooled
+from weft.messages.replies import PooledPiece
+from weft.messages.requests import PoolingParams
 from weft.plan.outputs import PooledVectors, PoolingRequest
 from weft.plan.step import Result, find
 from weft.scheduler.batch import Batch
@@ -60,7 +60,7 @@ class PoolingFeature(Feature):
             vector = output.vectors[place, :size]
             if np.isfinite(vector).all():
                 packed = vector.astype(np.float32).tobytes()
-                effects.given.append(Pooled(id=request.id, vector=packed))
+                effects.aux.append(PooledPiece(id=request.id, vector=packed))
             else:
                 effects.ends.append(End(row, "error", message=NOT_FINITE))
 

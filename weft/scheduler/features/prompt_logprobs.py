@@ -1,7 +1,7 @@
 """Log probabilities of prompt tokens, for the requests that ask for them. They go out in pieces, as they are computed.
 
 The step that computes a token gives the log probability of the next one, so the first token that is asked for has none.
-Tokens that stand in the prefix cache are computed nevertheless (`GenerateRequest.fresh_from`), but what has gone out
+Tokens that stand in the prefix cache are computed nevertheless (`GenerateRequest.recompute_from`), but what has gone out
 before a retraction does not go out again.
 """
 
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.arrays import FloatArray, IntArray
-from weft.messages.replies import PromptPiece
+from weft.messages.replies import PromptLogprobsPiece
 from weft.plan.outputs import PromptLogprobs, PromptLogprobsRequest
 from weft.plan.step import Result, find
 from weft.scheduler.batch import Batch
@@ -46,7 +46,7 @@ class PromptLogprobsFeature(Feature):
             begin += count
             piece = _piece(batch, i)
             if columns.epoch[batch.rows[i]] == batch.epochs[i] and piece is not None:
-                effects.given.append(_message(batch, i, piece, columns, output, places))
+                effects.aux.append(_message(batch, i, piece, columns, output, places))
 
 
 class _Piece(NamedTuple):
@@ -121,14 +121,14 @@ def _message(
     columns: Columns,
     output: PromptLogprobs,
     places: slice,
-) -> PromptPiece:
+) -> PromptLogprobsPiece:
     """`places`: of the piece's tokens among those of the output."""
     request = batch.prefills[i]
     num_top = min(request.sampling.prompt_logprobs or 0, output.top_ids.shape[1])
     num_ids = len(request.sampling.logprob_token_ids)
     head = int(piece.has_first)
     tokens = columns.tokens[request.row, piece.low - head : piece.high]
-    return PromptPiece(
+    return PromptLogprobsPiece(
         id=request.id,
         tokens=tokens.tobytes(),
         logprobs=_with_head(output.logprobs[places], head).tobytes(),

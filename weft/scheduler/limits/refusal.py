@@ -7,8 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.config.numbers import MAX_LABEL_IDS, NUMBERS
-from weft.messages.pooling import PoolingParams
-from weft.messages.requests import GenerateRequest
+from weft.messages.requests import GenerateRequest, PoolingParams
 from weft.scheduler.settings import PoolingLimits, SchedulerSettings
 
 

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 
 from weft.client.calls import CALL_TIMEOUT_S
 from weft.messages.by_name import BadCall, plain, request_named
-from weft.messages.calls import Outcome
+from weft.messages.calls import SuccessReply
 from weft.messages.control import (
     AbortRequest,
     AuditKv,
@@ -199,7 +199,7 @@ async def rpc(context: ServerContext, request: Request) -> ASGIApp:
     except (OverflowError, RecursionError) as exc:
         raise ApiError(400, f"params cannot be sent to the engine: {exc}", param="params") from exc
     reply = await context.client.call(called)
-    success = not isinstance(reply, Outcome) or reply.success
+    success = not isinstance(reply, SuccessReply) or reply.success
     log.info("rpc", method=body.method, success=success)
     if not success:
         raise ApiError(400, reply.message, param="method")

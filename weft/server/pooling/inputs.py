@@ -16,8 +16,8 @@ from starlette.requests import Request
 
 from weft.client.generation import Completion, Delta, Generation
 from weft.client.prompt import Prompt
-from weft.messages.pooling import PoolingParams
-from weft.messages.replies import Pooled
+from weft.messages.replies import PooledPiece
+from weft.messages.requests import PoolingParams
 from weft.messages.sampling import SamplingParams
 from weft.messages.status import Pools
 from weft.server.context import ServerContext, cache_salt_of, tenant_of
@@ -222,7 +222,7 @@ def answer(
 
 def vector_of(completion: Completion) -> Vector:
     """float32 [size]: the vector or the scores of a completion's prompt."""
-    [vector] = [extra.vector for extra in completion.aux_outputs if isinstance(extra, Pooled)]
+    [vector] = [extra.vector for extra in completion.aux_outputs if isinstance(extra, PooledPiece)]
     return np.frombuffer(vector, dtype="<f4")
 
 

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from weft.client.generation import Delta, Generation
-from weft.messages.pooling import PoolingParams
+from weft.messages.requests import PoolingParams
 from weft.messages.status import Pools
 from weft.server.body import read_json
 from weft.server.context import ServerContext

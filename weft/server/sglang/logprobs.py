@@ -14,7 +14,7 @@ import msgspec
 
 from weft.client.aux_outputs import prompt_logprobs
 from weft.client.generation import Delta
-from weft.messages.replies import Extra
+from weft.messages.replies import AuxPiece
 from weft.messages.sampling import SamplingParams
 from weft.server.body import written
 from weft.server.errors import ApiError
@@ -91,7 +91,7 @@ class NativeLogprobs:
         self,
         tokenizer: Tokenizer,
         params: SamplingParams,
-        given: Sequence[Extra],
+        given: Sequence[AuxPiece],
         *,
         with_text: bool,
     ) -> None:
