@@ -1,4 +1,4 @@
-"""Input embeddings: what is finite in the numbers that the model computes with is taken, and nothing else."""
+"""Input embeddings: numbers are accepted if they are finite in the type that the model computes in."""
 
 from __future__ import annotations
 

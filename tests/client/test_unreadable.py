@@ -1,4 +1,5 @@
-"""What the engine says and cannot be read, decoded or delivered ends whoever it was for, and nobody else."""
+"""A message of the engine that cannot be read, decoded or delivered ends its own calls and
+completions, and no others."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """JSON schemas at random, each with a way to make instances of it, and a way to spoil these.
 
-They have every keyword of draft 2020-12 that llguidance enforces; what it does not is warned of (`test_llg.py`).
+They have every keyword of draft 2020-12 that llguidance enforces; it warns of the others
+(`test_llg.py`).
 """
 
 from __future__ import annotations
@@ -304,7 +305,7 @@ def _all_of(rng: random.Random, depth: int) -> Made:
 
 
 def _ref(rng: random.Random, depth: int) -> Made:
-    """A list of lists, by reference; references cannot be nested below others, so it must be the whole schema."""
+    """A list of lists, by reference. References cannot be nested: it must be the whole schema."""
     name = rng.choice(["node", "tree"])
     schema = {
         "$defs": {

@@ -1,5 +1,5 @@
-"""Grammars by llguidance, on the vocabulary of the bundled model: what is generated under the masks is valid, what is
-valid is allowed, what is not is not."""
+"""Grammars by llguidance, on the vocabulary of the bundled model: outputs under the masks are valid,
+and the masks allow what is valid and nothing else."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_where_a_text_is_forced_the_masks_allow_only_its_tokens_so_jumps_change_
 def test_the_large_twin_allows_what_the_plain_one_does(
     compiler: LlgCompiler, tokenizer: Tokenizer
 ) -> None:
-    """But where there is only one text: it insists on the tokens that the tokenizer would make of it."""
+    """But where there is only one text: it insists on the tokens of the tokenizer."""
     vocabulary = [
         b"" if token in tokenizer.special_ids else tokenizer.token_bytes(token)
         for token in range(tokenizer.vocab_size)
@@ -196,7 +196,8 @@ KINDS: list[tuple[Key, list[str], list[str]]] = [
     (
         Key(
             "structural_tag",
-            '{"structures": [{"begin": "<f>", "schema": {"type": "integer"}, "end": "</f>"}], "triggers": ["<f"]}',
+            '{"structures": [{"begin": "<f>", "schema": {"type": "integer"}, "end": "</f>"}], '
+            '"triggers": ["<f"]}',
         ),
         ["free text", "one <f>12</f> two"],
         ["<f>x</f>", "<f>1", "<fa>"],

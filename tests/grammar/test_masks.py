@@ -1,5 +1,5 @@
-"""Masks on their way: who fills them, who waits, and that nobody touches a matcher meanwhile. The grammars are choices,
-followed by the plain twin, which fills when the test lets it."""
+"""Masks on their way: which thread fills them, which one waits, and that no thread touches a matcher
+meanwhile. The plain twin follows choices, and fills masks when the test lets it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Grammars by xgrammar, the optional library, on the vocabulary of the bundled model. Without it nothing is tested."""
+"""Grammars by xgrammar on the vocabulary of the bundled model; skipped without that library."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ def test_requests_arrive_as_they_were_sent(http: httpx.Client, told: list[Any]) 
 def test_answers_and_the_model_s_facts_say_which_weights_are_in_use(
     http: httpx.Client, server: RunningServer
 ) -> None:
-    server.call(lambda: setattr(server.client, "weight_version", "first"))
+    server.call(lambda: setattr(server.client.state, "weight_version", "first"))
     try:
         answer = http.post(
             "/generate", json={"text": "x", "sampling_params": {"max_new_tokens": 2}}
@@ -163,4 +163,4 @@ def test_answers_and_the_model_s_facts_say_which_weights_are_in_use(
         assert answer["meta_info"]["weight_version"] == "first"
         assert http.get("/model_info").json()["weight_version"] == "first"
     finally:
-        server.call(lambda: setattr(server.client, "weight_version", "default"))
+        server.call(lambda: setattr(server.client.state, "weight_version", "default"))

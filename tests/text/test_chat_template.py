@@ -47,8 +47,10 @@ def test_text_parts_are_put_together_for_templates_that_want_a_text() -> None:
     [
         "{% for part in messages[0].content %}<{{ part.text }}>{% endfor %}",
         "{% for part in messages[0]['content'] %}<{{ part['text'] }}>{% endfor %}",
-        "{% set text = messages[0].get('content') %}{% for part in text %}<{{ part.text }}>{% endfor %}",
-        "{% set a = messages[0].content or '' %}{% set b = a %}{% for part in b %}<{{ part.text }}>{% endfor %}",
+        "{% set text = messages[0].get('content') %}"
+        "{% for part in text %}<{{ part.text }}>{% endfor %}",
+        "{% set a = messages[0].content or '' %}{% set b = a %}"
+        "{% for part in b %}<{{ part.text }}>{% endfor %}",
         MACRO + "{{ show(messages[0].content) }}",
         MACRO + "{{ show(x=messages[0].content) }}",
         "{{ messages[0].content | map(attribute='text') | map('replace', 'a', '<a><') | join }}>",
@@ -207,7 +209,8 @@ def test_arguments_reach_the_template() -> None:
         "{{ '{:>{}}'.format(1, 10000000000) }}",
         "{{ '{0.__class__.__mro__}'.format(1) }}",
         "{% for i in range(10000000000) %}{% endfor %}",
-        "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+        "{% set ns = namespace(x='ab') %}"
+        "{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
         "{% for i in range(99999) %}{{ 'x' * 9999 }}{% endfor %}",
         "{% include 'secret' %}",
         "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",

@@ -129,7 +129,7 @@ def test_window_of_invalid_bytes_does_not_grow() -> None:
 def test_a_completion_goes_on_from_its_prompt_wherever_the_ids_are_cut(
     kind: str, data: st.DataObject
 ) -> None:
-    """Also in the middle of a character, behind special tokens, and behind ids that no token has."""
+    """Also in the middle of a character, behind special tokens, and behind ids without a token."""
     tokenizer, skip = KINDS[kind], data.draw(st.booleans())
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size + 2), max_size=24))
     full = tokenizer.decode(ids, skip_special_tokens=skip)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,8 @@ PREFIX, SUFFIX, MIDDLE = [1, 2], [3], [4]
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_tokens_of_each_family_are_found(family: object) -> None:
-    texts = [text for text in (FAMILIES[0] if family is None else family)[:3] if text]  # type: ignore[index]
+    spellings: Any = FAMILIES[0] if family is None else family
+    texts = [text for text in spellings[:3] if text]
     ids = {text: 100 + place for place, text in enumerate(texts)}
     found = find_infill(ids.get, {})
     assert found is not None

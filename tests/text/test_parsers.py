@@ -63,7 +63,8 @@ CALLS = [
     ),
     (
         "deepseek",
-        f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{F_JSON}\n```<｜tool▁call▁end｜>\n"
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n"
+        f"```json\n{F_JSON}\n```<｜tool▁call▁end｜>\n"
         "<｜tool▁call▁begin｜>g<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
         "",
         [F, ("g", {})],

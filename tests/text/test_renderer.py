@@ -1,4 +1,5 @@
-"""Templates in processes of their own: whatever a template does, it costs this process nothing but the answer."""
+"""Templates in processes of their own: whatever a template does, this process loses no more than
+the answer."""
 
 from __future__ import annotations
 
@@ -19,7 +20,10 @@ USER = {"role": "user", "content": "größe"}
 DOUBLED = (
     "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = OPERATION %}{% endfor %}"
 )
-NESTED = "{% set ns = namespace(x=[0]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}"
+NESTED = (
+    "{% set ns = namespace(x=[0]) %}"
+    "{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}"
+)
 LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 LONG = "'a' * 1000000"
 BOMBS = {
@@ -30,7 +34,10 @@ BOMBS = {
     "concatenation": DOUBLED.replace("OPERATION", "ns.x ~ ns.x"),
     "join": "{{ range(99999) | join(" + LONG + ") }}",
     "format": "{{ ('%s' * 100000) % tuple }}".replace("tuple", "([" + LONG + "] * 100000) | list"),
-    "lists": "{{ [[0] * 1000000] * 1000000 | list | length }}{{ ([0] * 1000000) | batch(1) | map('list') | list }}",
+    "lists": (
+        "{{ [[0] * 1000000] * 1000000 | list | length }}"
+        "{{ ([0] * 1000000) | batch(1) | map('list') | list }}"
+    ),
     "loops": LOOPS,
     "a long sum": "{{ ([" + LONG + "] * 100000) | sum(start='') }}",
 }

@@ -1,4 +1,5 @@
-"""Stop patterns: found like by a naive twin however the text is cut, held back within bounds, and never slow."""
+"""Stop patterns: found as a naive twin finds them however the text is cut, held back within bounds,
+and never slow."""
 
 from __future__ import annotations
 

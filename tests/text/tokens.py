@@ -10,14 +10,16 @@ from weft.text.tokenizer import Tokenizer as WeftTokenizer
 BOS, EOS, IM_START, IM_END = 256, 257, 258, 259
 SPECIALS = ["<bos>", "<eos>", "<|im_start|>", "<|im_end|>"]
 CHAT_TEMPLATE = (
-    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}"
+    "{% for m in messages %}"
+    "{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}"
+    "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 _CHAR_OF = {byte: char for char, byte in _BYTE_OF.items()}
 
 
 def byte_backend(merges: list[tuple[bytes, bytes]] | None = None) -> Tokenizer:
-    """Byte-level BPE: ids 0 to 255 are the bytes, then four special tokens, then one token for each merge."""
+    """Byte-level BPE: ids 0 to 255 are the bytes, then four special tokens, then one per merge."""
 
     def spelled(piece: bytes) -> str:
         return "".join(_CHAR_OF[byte] for byte in piece)
@@ -51,8 +53,9 @@ def byte_tokenizer(merges: list[tuple[bytes, bytes]] | None = None) -> WeftToken
 
 
 def sentencepiece_backend(pieces: list[str]) -> Tokenizer:
-    """Like Llama 2: pieces with "▁" for space, byte fallback, and a space before the text, which decoding strips again
-    from whatever it is given: also from ids that are the middle of a text.
+    """Like Llama 2: pieces with "▁" for space, byte fallback, and a space before the text.
+
+    Decoding strips that space from any ids, also from those in the middle of a text.
 
     Ids 0 to 255 are the bytes, then the special <s>, then the pieces.
     """
@@ -73,7 +76,7 @@ def sentencepiece_backend(pieces: list[str]) -> Tokenizer:
 
 
 def metaspace_backend(pieces: list[str]) -> Tokenizer:
-    """Like newer Mistral and T5: the decoder leaves out every "▁" of the first token that it is given."""
+    """Like newer Mistral and T5: the decoder leaves out every "▁" of the first token."""
     backend = Tokenizer(models.BPE(vocab=_fallback_vocab(pieces), merges=[]))
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
     backend.decoder = decoders.Metaspace(prepend_scheme="first")
