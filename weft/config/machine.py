@@ -64,7 +64,10 @@ def usable_cores(root: Path = ROOT) -> int:
         folder = topology / f"cpu{cpu}" / "topology"
         package = _read(folder / "physical_package_id")
         core = _read(folder / "core_id")
-        cores.add((package, core) if core else ("", str(cpu)))
+        if core:
+            cores.add((package, core))
+        else:
+            cores.add(("", str(cpu)))
     return max(1, min([len(cores), *(int(share) for share in cpu_shares(root))]))
 
 
@@ -156,9 +159,9 @@ def _gpus(load: Callable[[str], Any] = ctypes.CDLL, torch_folder: Path | None = 
     """
     build, wanted = _torch_build(torch_folder)
     if not wanted:
-        return Found(
-            (), f"torch {build} is a build without CUDA" if build else "torch is not installed"
-        )
+        if build:
+            return Found((), f"torch {build} is a build without CUDA")
+        return Found((), "torch is not installed")
     try:
         cuda = load("libcuda.so.1")
     except OSError:
@@ -181,7 +184,9 @@ def _gpus(load: Callable[[str], Any] = ctypes.CDLL, torch_folder: Path | None = 
     if not error:
         cuda.cuDeviceGetCount(ctypes.byref(count))
     found = tuple(_gpu(cuda, index, load) for index in range(count.value))
-    return Found(found, "" if found else "the NVIDIA driver shows no GPU")
+    if not found:
+        return Found((), "the NVIDIA driver shows no GPU")
+    return Found(found, "")
 
 
 def _torch_build(folder: Path | None = None) -> tuple[str, str]:

@@ -454,7 +454,12 @@ def _dtype(config: Mapping[str, Any]) -> str:
 def _token_ids(config: Mapping[str, Any], key: str) -> tuple[int, ...]:
     """The ids of a key that holds none, one or several."""
     value = config.get(key)
-    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if value is None:
+        ids = []
+    elif isinstance(value, list):
+        ids = value
+    else:
+        ids = [value]
     if not all(isinstance(token, int) for token in ids):
         raise UnsupportedModel(f"{key} is {value!r}; a token id or a list of them is expected")
     return tuple(ids)

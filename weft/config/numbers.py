@@ -67,8 +67,9 @@ class Number(NamedTuple):
 
     def holds(self, value: float) -> bool:
         """Whether the range has this number. NaN is in no range."""
-        is_in = self.low < value <= self.high if self.is_open else self.low <= value <= self.high
-        return is_in or value in self.also
+        if value == self.low and not self.is_open:
+            return True
+        return self.low < value <= self.high or value in self.also
 
     def within(self, vocab_size: int) -> Number:
         """The same; of token ids those of a vocabulary of this size."""

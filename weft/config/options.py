@@ -375,5 +375,7 @@ def _described(option: Option) -> str:
     default = option.default
     if isinstance(option.default, bool):
         default = {True: "on", False: "off"}[option.default]
-    text = option.help if default in ("", 0, None) else f"{option.help} [{default}]"
+    text = option.help
+    if default not in ("", 0, None):
+        text += f" [{default}]"
     return text.replace("%", "%%")

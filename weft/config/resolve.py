@@ -389,7 +389,11 @@ def _check_fit(
         )
     room = sizing.free_bytes - sizing.weight_bytes - sizing.work_bytes
     fitting = max(0, room // sizing.kv_bytes_per_token // config.page_size * config.page_size)
-    if sizing.kv_tokens <= fitting if asked.kv_tokens else sizing.kv_tokens >= shortest:
+    if asked.kv_tokens:
+        fits = sizing.kv_tokens <= fitting
+    else:
+        fits = sizing.kv_tokens >= shortest
+    if fits:
         return
     wanted = shortest
     if asked.kv_tokens:

@@ -20,7 +20,9 @@ def turn_end_id(folder: Path) -> int | None:
         return None
     tokenizer = _parts(folder / "tokenizer.json")
     added = _value(tokenizer.get("added_tokens"))
-    for token in added if isinstance(added, list) else []:
+    if not isinstance(added, list):
+        added = []
+    for token in added:
         if isinstance(token, dict) and token.get("content") == content:
             return _as_id(token.get("id"))
     model = _value(tokenizer.get("model"))
