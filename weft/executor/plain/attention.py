@@ -23,7 +23,11 @@ from weft.executor.backend import AttentionBatch
 from weft.executor.kv_pool import KVPool
 from weft.models.layers.attention import Heads
 from weft.models.layers.rope import Rope
-from weft.ops.elementwise import apply_rotary, rms_norm, rotary_tables
+from weft.ops.elementwise import (
+    apply_rotary,
+    rms_norm,
+    rotary_tables,
+)
 
 # Queries of one request that share a call; keys behind the last of them are left out.
 QUERY_BLOCK = 128
@@ -85,7 +89,12 @@ class TorchPaged:
             extends = list(_extends(batch, window))
             self._work[window] = WindowWork(groups, extends)
 
-    def forward(self, qkv: Tensor, heads: Heads, layer: int) -> Tensor:
+    def forward(
+        self,
+        qkv: Tensor,
+        heads: Heads,
+        layer: int,
+    ) -> Tensor:
         q, k, v = self._rotated(qkv, heads)
         keys = self._pool.k[layer]
         values = self._pool.v[layer]
@@ -99,12 +108,23 @@ class TorchPaged:
         for group in work.groups:
             k = keys.index_select(0, group.slots)
             v = values.index_select(0, group.slots)
-            out[group.tokens] = _decode(q[group.tokens], k, v, group.mask)
+            out[group.tokens] = _decode(
+                q[group.tokens],
+                k,
+                v,
+                group.mask,
+            )
         causal = self._masks[window]
         for start, stop, slots in work.extends:
             k = keys.index_select(0, slots)
             v = values.index_select(0, slots)
-            _extend(q[start:stop], k, v, causal, out[start:stop])
+            _extend(
+                q[start:stop],
+                k,
+                v,
+                causal,
+                out[start:stop],
+            )
         return out.flatten(1).to(qkv.dtype)
 
     def _rotated(self, qkv: Tensor, heads: Heads) -> tuple[Tensor, Tensor, Tensor]:
@@ -228,14 +248,23 @@ def _extends(batch: AttentionBatch, window: int) -> Iterator[Extend]:
         yield Extend(stop - num_new, stop, slots)
 
 
-def _lookup(batch: AttentionBatch, rows: IntArray, columns: IntArray) -> Tensor:
+def _lookup(
+    batch: AttentionBatch,
+    rows: IntArray,
+    columns: IntArray,
+) -> Tensor:
     """The slots at table[rows, columns], in one row."""
     places = rows.astype(np.int64) * batch.table.shape[1] + columns
     index = torch.from_numpy(places.ravel()).to(batch.table.device)
     return batch.table.view(-1)[index].long()
 
 
-def _decode(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+def _decode(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+) -> Tensor:
     """q [G, heads, D], k and v [G * L, kv_heads, D] -> [G, heads, D].
 
     The queries that share a KV head stand where torch expects those of successive tokens: none of
@@ -243,14 +272,30 @@ def _decode(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     """
     num, heads, head_dim = q.shape
     kv_heads = k.shape[1]
-    grouped = q.reshape(num, kv_heads, heads // kv_heads, head_dim)
+    grouped = q.reshape(
+        num,
+        kv_heads,
+        heads // kv_heads,
+        head_dim,
+    )
     k = k.view(num, -1, kv_heads, head_dim).transpose(1, 2)
     v = v.view(num, -1, kv_heads, head_dim).transpose(1, 2)
-    out = F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask)
+    out = F.scaled_dot_product_attention(
+        grouped,
+        k,
+        v,
+        attn_mask=mask,
+    )
     return out.reshape(num, heads, head_dim)
 
 
-def _extend(q: Tensor, k: Tensor, v: Tensor, mask: CausalMask, out: Tensor) -> None:
+def _extend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: CausalMask,
+    out: Tensor,
+) -> None:
     """q [n, heads, D], k and v [L, kv_heads, D] -> out [n, heads, D]; the last query stands at the
     last key."""
     num = len(q)

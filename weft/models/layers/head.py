@@ -11,7 +11,7 @@ from weft.models.layers.weight import Weights
 from weft.ops.protocol import Matrix, Ops
 
 
-class Head:
+class LmHead:
     """W x. `name` is that of W in checkpoints, "" if the embedding has it."""
 
     def __init__(
@@ -39,7 +39,7 @@ def make_head(
     config: ModelConfig,
     embedding: Embedding,
     ops: Ops,
-) -> Head | None:
+) -> LmHead | None:
     """The head that a decoder of this configuration has."""
     name = "lm_head"
     num_outputs = config.vocab_size
@@ -47,7 +47,7 @@ def make_head(
         name = "score"
         num_outputs = len(config.pooling.labels)
     elif config.tie_embeddings:
-        return Head(
+        return LmHead(
             embedding.matrix,
             embedding.shape,
             "",
@@ -56,7 +56,7 @@ def make_head(
     if not num_outputs:
         return None
     matrix = ops.matrix(config.hidden_size, (num_outputs,), precise=True)
-    return Head(
+    return LmHead(
         matrix,
         (num_outputs, config.hidden_size),
         name,
