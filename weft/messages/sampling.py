@@ -34,7 +34,7 @@ from weft.config.numbers import (
 
 
 class InvalidParam(ValueError):
-    """A value that the user gave is out of range. `param` is the field's name as the user knows it."""
+    """A value of the user is out of range. `param` is the field's name as the user knows it."""
 
     def __init__(self, param: str, message: str) -> None:
         super().__init__(message)

@@ -1,0 +1,69 @@
+"""Records of an earlier weft are read as messages of this one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from weft.journal.earlier import record_of
+from weft.journal.records import CacheFlushed, Record, Submitted
+from weft.messages.calls import ControlRequest
+from weft.messages.control import (
+    AbortRequest,
+    ExplainRequest,
+    GetState,
+    SetInternalState,
+    SetPolicy,
+    SlowDown,
+)
+from weft.messages.weights import InitWeightsUpdateGroup
+
+
+def read(record: list[Any]) -> Record | None:
+    return record_of(msgspec.msgpack.encode(record))
+
+
+GROUP = {"master_address": "a", "master_port": 9, "world_size": 2, "group_name": "g"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"type": "slow_down", "step_s": 0.5}, SlowDown(0.5, call=1)),
+        ({"type": "set_internal_state", "settings": {"a": 1}}, SetInternalState({"a": 1}, call=1)),
+        (
+            {"type": "init_weights_update_group", **GROUP, "rank": 1},
+            InitWeightsUpdateGroup("a", 9, 1, 2, "g", call=1),
+        ),
+    ],
+)
+def test_a_field_with_another_name_now_is_read(
+    fields: dict[str, Any], message: ControlRequest[Any]
+) -> None:
+    assert read(["m", {**fields, "call": 1}]) == Submitted(message)
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "record"),
+    [
+        ("set_policy", {"policy": "lpm"}, Submitted(SetPolicy("lpm"))),
+        ("abort", {"rid": "r"}, Submitted(AbortRequest("r"))),
+        ("trace_request_flow", {"rid": "r"}, Submitted(ExplainRequest("r"))),
+        ("flush_cache", {}, CacheFlushed()),
+        ("get_stats", {}, Submitted(GetState())),
+        ("no such method", {}, Submitted(GetState())),
+    ],
+)
+def test_a_call_by_name_is_the_request_that_does_the_same(
+    method: str, params: dict[str, Any], record: Record
+) -> None:
+    assert read(["m", {"type": "rpc", "call": 1, "method": method, "params": params}]) == record
+
+
+def test_what_no_server_decided_by_is_left_out_and_what_none_has_written_is_refused() -> None:
+    assert read(["g", True]) is None
+    for unknown in (["x", 1], ["m", {"type": "none"}], []):
+        with pytest.raises(ValueError, match="of no version"):
+            read(unknown)
