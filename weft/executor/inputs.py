@@ -22,7 +22,8 @@ from weft.plan.step import LAST_SAMPLED, Plan, TableWrites
 class Inputs:
     """One step, ready to run. S requests of it sample a token."""
 
-    tokens: Tensor  # [T] int64, below 0 where a vector stands for the token: -1 - its place in `vectors`
+    # [T] int64, below 0 where a vector stands for the token: -1 - its place in `vectors`
+    tokens: Tensor
     positions: Tensor  # [T] int64
     batch: AttentionBatch
     last: Tensor  # [S] int64, where the last token of each sampling request stands in the step
@@ -118,8 +119,8 @@ class DeviceRowTable:
         return tokens.index_copy(0, index, places_there), vectors
 
     def write(self, writes: TableWrites) -> None:
-        """Change the table. Where two writes meet the later one counts: a scatter has no order, so the earlier ones are
-        left out."""
+        """Change the table. Where two writes meet the later one counts: a scatter has no order, so
+        the earlier ones are left out."""
         rows, columns, _ = tokens_of(writes.rows, writes.starts, writes.lens)
         where, slots = self.where(rows, columns), writes.slots
         if len(set(writes.rows.tolist())) < len(writes.rows):

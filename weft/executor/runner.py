@@ -115,7 +115,7 @@ class TorchRunner:
         return self._device.run_exclusive(partial(self._store.do, request))
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Do `work` on the thread that runs steps, after the launched steps and before any other."""
+        """Do `work` on the thread that runs steps, after the launched steps, before any other."""
         return self._device.submit(work)
 
     def close(self) -> None:
@@ -206,7 +206,7 @@ class EncoderRunner:
         return self._device.run_exclusive(partial(self._store.do, request))
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Do `work` on the thread that runs steps, after the launched steps and before any other."""
+        """Do `work` on the thread that runs steps, after the launched steps, before any other."""
         return self._device.submit(work)
 
     def close(self) -> None:

@@ -1,8 +1,9 @@
 """From logits to tokens.
 
-The operations of a plan change the logits in the order that `plan/logits.py` fixes, then log probabilities are taken,
-then a token is chosen. What choosing means is defined in `ops/sampling.py` and has a twin for each kind of device. No
-row depends on another. To add an operation: a function here, and its line in `APPLY`.
+The operations of a plan change the logits in the order that `plan/logits.py` fixes, then log
+probabilities are taken, then a token is chosen. What choosing means is defined in `ops/sampling.py`
+and has a twin for each kind of device. No row depends on another. To add an operation: a function
+here, and its line in `APPLY`.
 """
 
 from __future__ import annotations
@@ -135,9 +136,10 @@ def sample(
 ) -> SamplerOutput:
     """Choose one token per row of logits [S, V] (float32; overwritten), as the plan says.
 
-    `last_tokens` [S] are those that the sequences end with, for penalties whose history lacks them. A row whose logits
-    hold NaN or +inf, or nothing but -inf, is invalid and gets token 0. `processors` are needed if the plan names some;
-    `draws` are those of `plan.sampling`, where the device has them already.
+    `last_tokens` [S] are those that the sequences end with, for penalties whose history lacks them.
+    A row whose logits hold NaN or +inf, or nothing but -inf, is invalid and gets token 0.
+    `processors` are needed if the plan names some; `draws` are those of `plan.sampling`, where the
+    device has them already.
     """
     step = SamplerStep(sampler, logits, last_tokens, processors)
     for op in plan.logits:

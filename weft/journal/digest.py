@@ -1,8 +1,8 @@
 """Digests (CRC-32) of the decisions that a journal compares, whatever values they consist of.
 
-A digest walks the fields of dataclasses in their order, so a new operation of a plan needs no line here. It covers the
-name of each class, so two operations never cancel out. Left out are fields that are marked `UNRECORDED`
-(`plan/logits.py`).
+A digest walks the fields of dataclasses in their order, so a new operation of a plan needs no line
+here. It covers the name of each class, so two operations never cancel out. Left out are fields that
+are marked `UNRECORDED` (`plan/logits.py`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _encode = msgspec.msgpack.Encoder(order="deterministic").encode
 
 
 def digest(value: Any, crc: int = 0) -> int:
-    """CRC-32 of a dataclass, an array, a tuple of these, or any plain value, behind those of `crc`."""
+    """CRC-32 of a dataclass, array, tuple of these, or plain value, behind those of `crc`."""
     if isinstance(value, np.ndarray):
         head = f"{value.dtype.str}{value.shape}".encode()
         return zlib.crc32(np.ascontiguousarray(value).data, zlib.crc32(head, crc))

@@ -1,13 +1,16 @@
-"""A journal on disk: records, one after the other, in a file that is worth something however its writer ended.
+"""A journal on disk: records, one after the other, in a file that is worth something however its
+writer ended.
 
-    magic (8 bytes)  then for each record:  length · CRC-32 of the record · CRC-32 of these two · the record
+    magic (8 bytes), then for each record:
+    length · CRC-32 of the record · CRC-32 of these two · the record
 
-Numbers are uint32, little-endian. Because a head has a checksum of its own, the last record of a writer that ended in
-the midst of it (its head is whole, its bytes are too few) is told apart from bytes that have changed since.
+Numbers are uint32, little-endian. Because a head has a checksum of its own, the last record of a
+writer that ended in the midst of it (its head is whole, its bytes are too few) is told apart from
+bytes that have changed since.
 
-It knows nothing of what the records say. `append` collects them, `flush` hands them to the kernel in one write: what
-was flushed survives the end of the process, though not that of the machine (there is no fsync). The file is for its
-owner alone: it holds what users sent.
+It knows nothing of what the records say. `append` collects them, `flush` hands them to the kernel
+in one write: what was flushed survives the end of the process, though not that of the machine
+(there is no fsync). The file is for its owner alone: it holds what users sent.
 """
 
 from __future__ import annotations
@@ -49,7 +52,8 @@ class Damage(NamedTuple):
 class JournalWriter:
     """Writes FILE; what was there before becomes FILE.1.
 
-    Raises JournalError if FILE cannot be made. After that nothing raises: on the first error it ends, in the log.
+    Raises JournalError if FILE cannot be made. After that nothing raises: on the first error it
+    ends, in the log.
     """
 
     def __init__(self, path: Path) -> None:
@@ -108,10 +112,12 @@ class JournalWriter:
 
 
 class JournalReader:
-    """Iterates over the records of a file, up to its end or the first damage. Raises JournalError on opening.
+    """Iterates over the records of a file, up to its end or the first damage. Raises JournalError
+    on opening.
 
-    What stopped it is known at the end of the iteration: `damage`, or `num_torn_bytes` of a last record that its writer
-    did not finish, or neither. A context manager; the end of the iteration closes the file, too.
+    What stopped it is known at the end of the iteration: `damage`, or `num_torn_bytes` of a last
+    record that its writer did not finish, or neither. A context manager; the end of the iteration
+    closes the file, too.
     """
 
     def __init__(self, path: Path) -> None:

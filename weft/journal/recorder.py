@@ -1,9 +1,10 @@
-"""The decision journal: everything that enters the core, and a digest of everything that it decides.
+"""The decision journal: everything that enters the core, and a digest of everything that it
+decides.
 
-The scheduler is pure: what it decides follows from its settings, the messages, the results of steps and the readings of
-the clock. `RecordedEngine` is an engine that writes these down, in their order, while it serves; `Replay`
-(`replay.py`) runs the same core over them and compares. Nothing is recorded twice, and nothing that the core works out
-by itself is recorded at all, except digests.
+The scheduler is pure: what it decides follows from its settings, the messages, the results of steps
+and the readings of the clock. `RecordedEngine` is an engine that writes these down, in their order,
+while it serves; `Replay` (`replay.py`) runs the same core over them and compares. Nothing is
+recorded twice, and nothing that the core works out by itself is recorded at all, except digests.
 
     Began     settings, and the state of the engine if it is in the midst of work
     Submitted a message                       ┐
@@ -19,7 +20,8 @@ by itself is recorded at all, except digests.
     Answered  digest of what went out         ┘
     Broke     the exception with which the core or its invariants broke
 
-A full file is put aside, whatever the engine is doing, and the next one begins with its state: each is replayed alone.
+A full file is put aside, whatever the engine is doing, and the next one begins with its state: each
+is replayed alone.
 """
 
 from __future__ import annotations
@@ -215,8 +217,8 @@ class Recorder:
 
     @property
     def is_full(self) -> bool:
-        """Whether so much has been recorded since the file was begun that another one should be. A large state is not
-        written more often than as much has been recorded."""
+        """Whether so much has been recorded since the file was begun that another one should be. A
+        large state is not written more often than as much has been recorded."""
         return self._sink.num_bytes - self._first_bytes >= max(self._max_bytes, self._first_bytes)
 
     def begin(self, engine: Engine, state: bytes) -> None:
@@ -302,7 +304,10 @@ class RecordedProcessors:
 
 
 class RecordedRunner:
-    """A runner whose plans and results are recorded. A plan is with the kernel before the device sees it."""
+    """A runner whose plans and results are recorded.
+
+    A plan is with the kernel before the device sees it.
+    """
 
     def __init__(self, runner: Runner, recorder: Recorder) -> None:
         self._runner = runner
@@ -358,7 +363,10 @@ class _RecordedStep:
 
 
 class Outside:
-    """Names what is no state of an engine that keeps a journal. `replay.py` has something for each of these names."""
+    """Names what is no state of an engine that keeps a journal.
+
+    `replay.py` has something for each of these names.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._names = {id(part): [name] for name, part in surroundings(engine).items()}

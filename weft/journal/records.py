@@ -1,7 +1,8 @@
-"""The records of the decision journal, in their order of use: `recorder.py` writes them, `replay.py` reads them.
+"""The records of the decision journal, in their order of use: `recorder.py` writes them,
+`replay.py` reads them.
 
-`VERSION` says what the fields mean. Version 3 has digests of every operation of a plan; version 2 had one digest of the
-sampling alone (`digest.py` computes both).
+`VERSION` says what the fields mean. Version 3 has digests of every operation of a plan; version 2
+had one digest of the sampling alone (`digest.py` computes both).
 """
 
 from __future__ import annotations
@@ -82,8 +83,8 @@ class Launched(msgspec.Struct, frozen=True, array_like=True, tag="b"):
 class Sampled(msgspec.Struct, frozen=True, array_like=True, tag="r"):
     """A result.
 
-    Log probabilities and hidden states are left out, and of vectors all but that they are finite: nothing else is
-    decided by them.
+    Log probabilities and hidden states are left out, and of vectors all but that they are finite:
+    nothing else is decided by them.
     """
 
     step: int
@@ -141,7 +142,9 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="f"):
 
 
 class Ended(msgspec.Struct, frozen=True, array_like=True, tag="d"):
-    """Work for the device that was no step is done: what follows from it. Recorded where its end was seen."""
+    """Work for the device that was no step is done: what follows from it. Recorded where its end
+    was seen.
+    """
 
     ok: bool
     kv_is_stale: bool
@@ -168,13 +171,16 @@ class Readied(msgspec.Struct, frozen=True, array_like=True, tag="y"):
 
 
 class Advanced(msgspec.Struct, frozen=True, array_like=True, tag="a"):
-    """What became of the tokens of a step in their grammars. Masks are left out: nothing else is decided by them."""
+    """What became of the tokens of a step in their grammars.
+
+    Masks are left out: nothing else is decided by them.
+    """
 
     moves: tuple[Advance, ...]
 
 
 class Checked(msgspec.Struct, frozen=True, array_like=True, tag="k"):
-    """What is wrong with a logit processor that a request names, or its parameters; "" for nothing."""
+    """The error of a logit processor that a request names, or of its parameters; "" for none."""
 
     wrong: str
 

@@ -1,7 +1,8 @@
 """Runs the core over a journal, without a model, and compares every decision with the recorded one.
 
-The clock and the runner are the journal's: they give what was read and sampled then. The first batch, answer or request
-for an input that is not the recorded one ends the replay: from there on nothing can be compared.
+The clock and the runner are the journal's: they give what was read and sampled then. The first
+batch, answer or request for an input that is not the recorded one ends the replay: from there on
+nothing can be compared.
 """
 
 from __future__ import annotations
@@ -70,7 +71,10 @@ class Difference:
 
 
 class _Halt(BaseException):
-    """There is nothing more to replay. No Exception: the loop must not take it for a failed step."""
+    """There is nothing more to replay.
+
+    No Exception: the loop must not take it for a failed step.
+    """
 
     def __init__(self, difference: Difference | None) -> None:
         self.difference = difference
@@ -87,7 +91,8 @@ class RecordedFailure(Exception):
 class Replay:
     """One run over a journal. `engine` may be looked at whenever `run` has returned.
 
-    With `check` all invariants of memory are checked after every step, and `broke` says at which they did not hold.
+    With `check` all invariants of memory are checked after every step, and `broke` says at which
+    they did not hold.
     """
 
     def __init__(self, records: Iterable[bytes], *, check: bool = False) -> None:
@@ -114,7 +119,10 @@ class Replay:
         return self.step - self.first_step
 
     def run(self, until: int | None = None) -> bool:
-        """Replay up to the launch of step `until`, or to the end. Returns whether everything is as recorded."""
+        """Replay up to the launch of step `until`, or to the end.
+
+        Returns whether everything is as recorded.
+        """
         try:
             while self._script.peek() is not None and (until is None or self.step <= until):
                 self._next()
@@ -181,19 +189,22 @@ class Replay:
                 raise _Halt(Difference(step, field, f"{was}", shown))
 
     def _unlike(self, record: Record | None, now: str) -> Difference | None:
-        """The difference between what comes next in the journal and what happens now; None at the journal's end."""
+        """The difference between what comes next in the journal and what happens now; None at the
+        journal's end.
+        """
         return None if record is None else Difference(self.step, "next event", _told(record), now)
 
     def _make_engine(self, began: Began) -> Engine:
         if began.version not in READABLE:
             versions = " and ".join(map(str, READABLE))
             raise BadJournal(
-                f"its format is {began.version} (weft {began.weft} wrote it); this weft reads {versions}"
+                f"its format is {began.version} (weft {began.weft} wrote it); "
+                f"this weft reads {versions}"
             )
         if began.state and began.version != VERSION:
             raise BadJournal(
-                f"it begins in the midst of work, with a state of weft {began.weft} (format {began.version}); "
-                "only that version takes it up"
+                f"it begins in the midst of work, with a state of weft {began.weft} "
+                f"(format {began.version}); only that version takes it up"
             )
         engine = Engine(
             began.settings,
@@ -214,7 +225,9 @@ class Replay:
         return engine
 
     def _outside(self, around: Mapping[str, object], name: Name) -> object:
-        """What stands in for something that the engine had around it when its state was taken (`journal.Outside`)."""
+        """What stands in for something that the engine had around it when its state was taken
+        (`journal.Outside`).
+        """
         match name:
             case ["step", int(number)]:
                 return _Step(self._script, self, number)

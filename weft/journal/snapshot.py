@@ -1,17 +1,22 @@
 """The state of an engine as bytes: what a journal begins with when it begins in the midst of work.
 
-The state is a graph of plain Python objects and numpy arrays. `take` walks it from the engine on and writes down every
-object that it comes to, once; `restore` makes the same graph again, under an engine that has just been built. Nothing
-is listed field by field, so that a new field of the scheduler needs no line here. It is no pickle: only objects of the
-packages in `PACKAGES` are made, and no function of what is read is called.
+The state is a graph of plain Python objects and numpy arrays. `take` walks it from the engine on
+and writes down every object that it comes to, once; `restore` makes the same graph again, under an
+engine that has just been built. Nothing is listed field by field, so that a new field of the
+scheduler needs no line here. It is no pickle: only objects of the packages in `PACKAGES` are made,
+and no function of what is read is called.
 
-    {"classes": [[name, [attribute, ...]], ...],  "things": [[kind, content], ...],  "engine": number of a thing}
+    {"classes": [[name, [attribute, ...]], ...],
+     "things": [[kind, content], ...],
+     "engine": number of a thing}
 
-A value is an atom of msgpack, or [what it is, ...] for anything else. What has an identity (lists, dicts, arrays,
-objects) is a *thing*, and a value refers to it by its number: what two have in common they have in common again.
+A value is an atom of msgpack, or [what it is, ...] for anything else. What has an identity (lists,
+dicts, arrays, objects) is a *thing*, and a value refers to it by its number: what two have in
+common they have in common again.
 
-What is no state is left out: clock, device, grammar library and so on stand *outside*. Whoever takes a snapshot names
-such an object by plain values, and whoever restores it says what to put in its place.
+What is no state is left out: clock, device, grammar library and so on stand *outside*. Whoever
+takes a snapshot names such an object by plain values, and whoever restores it says what to put in
+its place.
 """
 
 from __future__ import annotations
@@ -80,7 +85,8 @@ class SnapshotError(Exception):
 
 
 def take(engine: object, name_of: NameOf) -> bytes:
-    """The state of `engine`. `name_of` names what stands outside, and returns None for what does not.
+    """The state of `engine`. `name_of` names what stands outside, and returns None for what does
+    not.
 
     Raises SnapshotError.
     """
@@ -88,7 +94,8 @@ def take(engine: object, name_of: NameOf) -> bytes:
 
 
 def restore(engine: object, state: bytes, find: Find) -> None:
-    """Give `engine`, which has just been built, the state that was taken. `find` gives what stands outside.
+    """Give `engine`, which has just been built, the state that was taken. `find` gives what stands
+    outside.
 
     Raises SnapshotError; then the engine cannot be used.
     """
@@ -202,8 +209,8 @@ class _Taker:
 
 
 class _Restorer:
-    """First all things are made empty, then objects and lists get their content, then what is looked up by a hash:
-    that may depend on what the keys hold."""
+    """First all things are made empty, then objects and lists get their content, then what is
+    looked up by a hash: that may depend on what the keys hold."""
 
     def __init__(self, tree: dict[str, Any], find: Find) -> None:
         self._find = find

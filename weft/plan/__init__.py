@@ -1,1 +1,1 @@
-"""What crosses the seam between scheduler and executor: plans and results, requests to the device."""
+"""What crosses the seam between scheduler and executor: plans, results, requests to the device."""

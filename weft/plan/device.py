@@ -1,6 +1,8 @@
-"""Work for the device that is no step: what goes in, what comes out. It is done between steps, never while one runs.
+"""Work for the device that is no step: what goes in, what comes out. It is done between steps,
+never while one runs.
 
-Like plans these are plain values: whoever asks sees no tensor, whoever does it no request. `Runner.control` takes them.
+Like plans these are plain values: whoever asks sees no tensor, whoever does it no request.
+`Runner.control` takes them.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ TAGS = (WEIGHTS, KV_CACHE)  # kinds of memory that can be released
 
 @dataclass(frozen=True, slots=True)
 class UpdateFromDisk:
-    """Take all weights from the safetensors files of a folder, named as below the root of weights."""
+    """Take all weights from the safetensors files of a folder below the root of weights."""
 
     folder: str
 

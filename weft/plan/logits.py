@@ -1,8 +1,9 @@
 """Changes of the logits that a step may carry, and the order in which they are made.
 
-An operation is a frozen value of arrays: the scheduler's features make it, and a runner has a function for its type
-(`executor/sampler.py`). Where an operation names requests, `index` counts the S sampling requests of the step, from 0.
-Nothing here knows a request or a tensor. A new kind of operation is a class and its place in `ORDER`.
+An operation is a frozen value of arrays: the scheduler's features make it, and a runner has a
+function for its type (`executor/sampler.py`). Where an operation names requests, `index` counts the
+S sampling requests of the step, from 0. Nothing here knows a request or a tensor. A new kind of
+operation is a class and its place in `ORDER`.
 """
 
 from __future__ import annotations
@@ -130,5 +131,8 @@ _RANKS = {kind: rank for rank, kind in enumerate(ORDER)}
 
 
 def in_order(ops: Sequence[LogitOp]) -> tuple[LogitOp, ...]:
-    """The operations in the order in which a runner makes them. Raises KeyError for a type that is not in `ORDER`."""
+    """The operations in the order in which a runner makes them.
+
+    Raises KeyError for a type that is not in `ORDER`.
+    """
     return tuple(sorted(ops, key=lambda op: _RANKS[type(op)]))

@@ -1,8 +1,9 @@
-"""What a step may compute besides tokens: each request for it stands beside the output that answers it.
+"""What a step may compute besides tokens: each request for it stands beside the output that answers
+it.
 
-A step has at most one `AuxRequest` of each kind; it covers all requests of the step that ask for this kind. Nothing
-here knows a request of a user or a tensor. A runner has a function for each type (`executor/outputs/`), a feature of
-the scheduler makes the request and reads the output.
+A step has at most one `AuxRequest` of each kind; it covers all requests of the step that ask for
+this kind. Nothing here knows a request of a user or a tensor. A runner has a function for each type
+(`executor/outputs/`), a feature of the scheduler makes the request and reads the output.
 """
 
 from __future__ import annotations
@@ -46,13 +47,14 @@ class SampledLogprobs(AuxOutput):
 class PoolingRequest(AuxRequest):
     """Asks for one vector of each of E prompts.
 
-    The step that computes the last token of a prompt gives its vector. The vectors that earlier steps give for it mean
-    nothing.
+    The step that computes the last token of a prompt gives its vector. The vectors that earlier
+    steps give for it mean nothing.
     """
 
     index: IntArray  # [E] which request of the step, 0..R-1
     completes: BoolArray  # [E] whether this step computes the prompt's last token
-    # [E] to length 1, for a classifier to probabilities: 1 yes, 0 no, -1 as the model's makers meant it
+    # [E] to length 1, for a classifier to probabilities: 1 yes, 0 no, -1 as the model's makers
+    # meant it
     normalize: IntArray
     dimensions: IntArray  # [E] output dimensions to keep (Matryoshka), the others become 0; 0: all
     types: IntArray | None = None  # [T] segment of each token of the step; None: all are 0

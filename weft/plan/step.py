@@ -1,11 +1,13 @@
-"""One step as the device sees it: the Plan that goes in, the Result that comes out, and the Runner between them.
+"""One step as the device sees it: the Plan that goes in, the Result that comes out, and the Runner
+between them.
 
-The scheduler makes Plans and never sees a tensor; the runner executes them and never sees a request. Everything here is
-numpy arrays, so a Plan can be recorded, replayed, simulated, and broadcast to other ranks. Sizes: R requests in the
-step, T tokens (the sum of `lens`), S requests that sample a token (the number of true entries in `samples`).
+The scheduler makes Plans and never sees a tensor; the runner executes them and never sees a
+request. Everything here is numpy arrays, so a Plan can be recorded, replayed, simulated, and
+broadcast to other ranks. Sizes: R requests in the step, T tokens (the sum of `lens`), S requests
+that sample a token (the number of true entries in `samples`).
 
-A plan is open: `inputs`, `logits` and `outputs` are tuples of operations, whose types stand in the files beside this
-one, and a step without any of them is the plain one.
+A plan is open: `inputs`, `logits` and `outputs` are tuples of operations, whose types stand in the
+files beside this one, and a step without any of them is the plain one.
 """
 
 from __future__ import annotations
@@ -37,9 +39,11 @@ class ForwardMode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class TableWrites:
-    """Changes of the row table that do not follow from a plan's own slots: cached prefixes, re-pointed duplicates.
+    """Changes of the row table that do not follow from a plan's own slots: cached prefixes,
+    re-pointed duplicates.
 
-    Applied in order, before the plan. Row `rows[i]` holds `slots` (the next `lens[i]` of them) from `starts[i]` on.
+    Applied in order, before the plan. Row `rows[i]` holds `slots` (the next `lens[i]` of them) from
+    `starts[i]` on.
     """
 
     rows: IntArray  # [W]
@@ -138,13 +142,18 @@ class Step(Protocol):
 
 
 class Runner(Protocol):
-    """Executes plans, in the order in which they are launched: a later plan may read what an earlier one writes."""
+    """Executes plans, in the order in which they are launched: a later plan may read what an
+    earlier one writes.
+    """
 
     def launch(self, plan: Plan) -> Step:
-        """Start the step; return without waiting for it. At most `loop depth + 1` steps are in flight."""
+        """Start the step; return without waiting for it.
+
+        At most `loop depth + 1` steps are in flight.
+        """
         ...
 
     def control(self, request: DeviceRequest) -> Pending:
-        """Begin work that is no step; return without waiting for it. Only while no step is in flight, and none may be
-        launched before it is done."""
+        """Begin work that is no step; return without waiting for it. Only while no step is in
+        flight, and none may be launched before it is done."""
         ...

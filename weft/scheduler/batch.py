@@ -1,7 +1,7 @@
 """The batch of one step, and the set of requests that decode.
 
-(SGLang has one ScheduleBatch for both. Here a Batch is what one step runs and is never changed afterwards; the running
-batch is an array of rows.)
+(SGLang has one ScheduleBatch for both. Here a Batch is what one step runs and is never changed
+afterwards; the running batch is an array of rows.)
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ class RunningBatch:
 
 
 class Batch:
-    """What one step runs: prefilled requests first, then decoding rows. R requests, S of them sample a token."""
+    """What one step runs: prefilled requests first, then decoding rows. R requests, S of them
+    sample a token.
+    """
 
     __slots__ = (
         *("mode", "plan", "prefills", "rows", "starts", "lens", "epochs"),
@@ -73,7 +75,9 @@ class Batch:
         self.plan: Plan
 
     def sampling_in(self, rows: Container[int]) -> list[tuple[int, int]]:
-        """Those of the sampling requests whose row is one of `rows`: number (0..S-1) and row of each."""
+        """Those of the sampling requests whose row is one of `rows`: number (0..S-1) and row of
+        each.
+        """
         found = []
         for index, row in enumerate(self.sample_rows.tolist()):
             if row in rows:

@@ -1,6 +1,8 @@
-"""Takes the result of a step into the columns: appends tokens, and finds the requests that end with them.
+"""Takes the result of a step into the columns: appends tokens, and finds the requests that end with
+them.
 
-It gives up no row and says no final word: the scheduler does that with the ends that are found here.
+It gives up no row and says no final word: the scheduler does that with the ends that are found
+here.
 """
 
 from __future__ import annotations
@@ -27,8 +29,9 @@ class End(NamedTuple):
 
 
 class Forced(NamedTuple):
-    """Tokens that follow a row's sampled one because nothing else may: they need not be sampled, and are computed
-    together in the row's next step. No step is in flight behind the one that sampled."""
+    """Tokens that follow a row's sampled one because nothing else may: they need not be sampled,
+    and are computed together in the row's next step. No step is in flight behind the one that
+    sampled."""
 
     row: int
     tokens: tuple[int, ...]  # no more than `Columns.max_len` allows
@@ -50,9 +53,10 @@ def commit(
 ) -> Outcome:
     """Append the tokens of requests that still have their row, and say which of these end.
 
-    `is_eos` [vocab_size] marks the model's end-of-sequence tokens. A request whose logits were not finite gets no token
-    and ends with an error. `others` are ends that features have found (with the last of the `forced` tokens, if there
-    are some). An end by a stop token goes before them, and they go before an end by length.
+    `is_eos` [vocab_size] marks the model's end-of-sequence tokens. A request whose logits were not
+    finite gets no token and ends with an error. `others` are ends that features have found (with
+    the last of the `forced` tokens, if there are some). An end by a stop token goes before them,
+    and they go before an end by length.
     """
     _note_reported(batch)
     live = batch.is_live(columns)
@@ -90,7 +94,7 @@ def commit(
 
 
 def _note_reported(batch: Batch) -> None:
-    """What requests asked for of their prompts has gone out as far as this step has computed them."""
+    """Outputs for prompts have gone out as far as this step has computed the prompts."""
     ends = (batch.starts + batch.lens).tolist() if batch.prefills else []
     for request, end in zip(batch.prefills, ends, strict=False):
         request.reported_len = max(request.reported_len, end)
@@ -135,7 +139,10 @@ def _behind_first(columns: Columns, batch: Batch, result: Result, live: BoolArra
 def _append(
     columns: Columns, forced: Sequence[Forced], is_eos: BoolArray, found: dict[int, End]
 ) -> tuple[IntArray, IntArray]:
-    """Append forced tokens, each row's up to one that stops it, and add to the ends `found`. Returns rows, tokens."""
+    """Append forced tokens, each row's up to one that stops it, and add to the ends `found`.
+
+    Returns rows, tokens.
+    """
     rows: list[int] = []
     appended: list[int] = []
     for row, tokens in forced:

@@ -1,13 +1,16 @@
-"""The moments in the life of a request at which an optional feature acts, and the list of those in use.
+"""The moments in the life of a request at which an optional feature acts, and the list of those in
+use.
 
-A feature that some requests use and most do not is a `Feature`: it names the parameters that turn it on, keeps its own
-state for each request, and overrides the moments that it needs. The core calls it at these moments and knows nothing
-else of it. `FeatureHooks` keeps the features of the open requests, so that a step of plain requests calls none:
+A feature that some requests use and most do not is a `Feature`: it names the parameters that turn
+it on, keeps its own state for each request, and overrides the moments that it needs. The core calls
+it at these moments and knows nothing else of it. `FeatureHooks` keeps the features of the open
+requests, so that a step of plain requests calls none:
 
     arrival ── admit? ── enter_row ── prepare ── commit ── ... ── release ── ... ── end
                            └──── while it has a row ──────────────┘   (again after a retraction)
 
-What a feature adds to a plan are the operations of `plan/`; the list of all features is `features/registry.py`.
+What a feature adds to a plan are the operations of `plan/`; the list of all features is
+`features/registry.py`.
 """
 
 from __future__ import annotations
@@ -55,7 +58,7 @@ class StepInputs:
 
 
 class StepEffects:
-    """What features add to the replies of one step, and the requests that they end with its tokens."""
+    """What features add to the replies of one step, and the requests that they end with it."""
 
     __slots__ = ("aux", "ends", "forced", "logprobs")
 
@@ -69,8 +72,8 @@ class StepEffects:
 class Feature:
     """Override what is needed. No moment may wait for anything.
 
-    A request uses the feature if a field that is named here has another value than its default. A feature that names no
-    field is used by every request.
+    A request uses the feature if a field that is named here has another value than its default. A
+    feature that names no field is used by every request.
     """
 
     sampling_fields: ClassVar[tuple[str, ...]] = ()  # of SamplingParams
@@ -94,10 +97,15 @@ class Feature:
         """The batch is about to be launched: add operations to its plan."""
 
     def commit(self, batch: Batch, columns: Columns, result: Result, effects: StepEffects) -> None:
-        """The result of a batch has come. Requests that left since are in `batch`, but not `batch.is_live`."""
+        """The result of a batch has come.
+
+        Requests that left since are in `batch`, but not `batch.is_live`.
+        """
 
     def release(self, request: Request) -> None:
-        """The request gives up its row: finished, aborted or retracted. Forget what belongs to the row."""
+        """The request gives up its row: finished, aborted or retracted. Forget what belongs to the
+        row.
+        """
 
     def end(self, request: Request, reason: FinishReason, now: float, kv: KvMemory) -> None:
         """A request that was queued has ended, and owns nothing any more.
@@ -113,8 +121,8 @@ Commit: TypeAlias = Callable[[Batch, Columns, Result, StepEffects], None]
 class FeatureHooks:
     """All features, and the hooks of those that an open request uses.
 
-    `prepare` and `commit` are called once for each step, in the order of the features. The other moments belong to one
-    request, and only the features that it uses (`of`) hear of them.
+    `prepare` and `commit` are called once for each step, in the order of the features. The other
+    moments belong to one request, and only the features that it uses (`of`) hear of them.
     """
 
     def __init__(self, features: Sequence[Feature]) -> None:

@@ -1,7 +1,8 @@
-"""Turns the choice of requests into arrays: which tokens run, where K and V go, how the next token is sampled.
+"""Turns the choice of requests into arrays: which tokens run, where K and V go, how the next token
+is sampled.
 
-It decides nothing: which requests run, and how far, has been chosen before. What optional features add to a plan comes
-from their hooks, and is put in order here.
+It decides nothing: which requests run, and how far, has been chosen before. What optional features
+add to a plan comes from their hooks, and is put in order here.
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ def prepare_for_extend(kv: KvMemory, requests: Sequence[Request]) -> StepTokens:
 def prepare_for_decode(kv: KvMemory, rows: IntArray) -> StepTokens:
     """Allocate and list what is left to compute of each decoding row.
 
-    As a rule this is one token, which only the device knows. A row that was given forced tokens has several, whose ids
-    are known:
+    As a rule this is one token, which only the device knows. A row that was given forced tokens has
+    several, whose ids are known:
 
         kv_len   seq_len             kv_len            seq_len
         | last ... |                 | sampled, forced ... |

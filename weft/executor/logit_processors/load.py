@@ -1,7 +1,8 @@
-"""Which logit processors an engine has: ready-made ones, those of installed packages, those of files.
+"""Which logit processors an engine has: ready-made ones, those of installed packages, those of
+files.
 
     installed    an entry point of the group `weft.logit_processors`: its name, and the class
-    from a file  --logit-processors PATH.py[:Name],...: the class Name, or every one that the file defines
+    from a file  --logit-processors PATH.py[:Name],...: the class Name, or every one in the file
 
 All are loaded when the engine starts, and an operator chooses them: no request brings code.
 """
@@ -24,7 +25,10 @@ READY_MADE: dict[str, type[LogitProcessor]] = {"disallowed_tokens": DisallowedTo
 
 
 def load_processors(files: str) -> Processors:
-    """`files` as the option has it. Raises SettingsError for what cannot be loaded, and for two of one name."""
+    """`files` as the option has it.
+
+    Raises SettingsError for what cannot be loaded, and for two of one name.
+    """
     found: dict[str, LogitProcessor] = {}
     homes: dict[str, str] = {}
     for name, kind, home in _all(files):

@@ -21,21 +21,26 @@ class Asked(NamedTuple):
 class LogitProcessor:
     """Override `apply`, and `check` if there are parameters.
 
-    One object serves all requests that name it, for as long as the engine runs. What it does to a row must follow from
-    that row and its `Asked` alone: a request may be computed anew in any company, and must come out the same.
+    One object serves all requests that name it, for as long as the engine runs. What it does to a
+    row must follow from that row and its `Asked` alone: a request may be computed anew in any
+    company, and must come out the same.
     """
 
     def check(self, params: Mapping[str, Any]) -> None:
-        """Raise ValueError for parameters that cannot be used: the request is refused with its message.
+        """Raise ValueError for parameters that cannot be used: the request is refused with its
+        message.
 
         Called for each request on arrival, from another thread than `apply`; it must be quick.
         """
 
     def apply(self, logits: Tensor, requests: Sequence[Asked]) -> None:
-        """Change logits [P, V] (float32) in place; row i belongs to `requests[i]`. -inf forbids a token.
+        """Change logits [P, V] (float32) in place; row i belongs to `requests[i]`. -inf forbids a
+        token.
 
-        These are the requests of a step that name the processor; where they are many, a call for some of them each.
+        These are the requests of a step that name the processor; where they are many, a call for
+        some of them each.
 
-        What is raised here, and a row with NaN, with +inf, or with nothing but -inf, ends the request with an error.
+        What is raised here, and a row with NaN, with +inf, or with nothing but -inf, ends the
+        request with an error.
         """
         raise NotImplementedError

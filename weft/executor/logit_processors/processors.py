@@ -1,7 +1,7 @@
 """The logit processors of an engine: each called for its rows, and kept from harming others.
 
-A call that raises is repeated row by row, so that only those requests end with an error that make it raise. No row is
-changed but those that asked for it.
+A call that raises is repeated row by row, so that only those requests end with an error that make
+it raise. No row is changed but those that asked for it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Auxiliary outputs of a step: the functions that compute them from its hidden states, by the type of the request.
+"""Auxiliary outputs of a step: the functions that compute them from its hidden states, by the type
+of the request.
 
-To add one: a request and an output in `plan/outputs.py`, a file beside this one, and a line in `COMPUTE`. (Log
-probabilities of sampled tokens are not here: the sampler takes them from the logits that it has.)
+To add one: a request and an output in `plan/outputs.py`, a file beside this one, and a line in
+`COMPUTE`. (Log probabilities of sampled tokens are not here: the sampler takes them from the logits
+that it has.)
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Hidden states of tokens, as the final norm leaves them: what transformers calls `last_hidden_state`."""
+"""Hidden states of tokens, as the final norm leaves them: what transformers calls
+`last_hidden_state`.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""From the hidden states of prompts to one vector each: a mean, a token's state, scores of labels, or log probabilities
-of chosen tokens.
+"""From the hidden states of prompts to one vector each: a mean, a token's state, scores of labels,
+or log probabilities of chosen tokens.
 
-A mean over a prompt that comes in several chunks is a sum that is kept for each row from one step to the next.
+A mean over a prompt that comes in several chunks is a sum that is kept for each row from one step
+to the next.
 """
 
 from __future__ import annotations
@@ -29,16 +30,19 @@ class Pooler:
         self, config: ModelConfig, normed: Rows, logits: Rows, max_rows: int, device: torch.device
     ) -> None:
         self._config = config.pooling
-        self._normed, self._logits = normed, logits
+        self._normed = normed
+        self._logits = logits
         is_mean = config.pooling is not None and config.pooling.kind == "mean"
         self._sums = torch.zeros(
             max_rows if is_mean else 0, config.hidden_size, device=device
         )  # of rows, float32
 
     def __call__(self, plan: Plan, request: PoolingRequest, hidden: Tensor) -> FloatArray:
-        """The vectors [E, size] of the requests in `request.index` that complete; of others nothing that means anything.
+        """The vectors [E, size] of the requests in `request.index` that complete; of others nothing
+        that means anything.
 
-        `hidden` [T, H] are all of the step. A vector is cut, then normalised; scores become probabilities.
+        `hidden` [T, H] are all of the step. A vector is cut, then normalised; scores become
+        probabilities.
         """
         ends = np.cumsum(plan.lens, dtype=np.int64)[request.index]
         starts = ends - plan.lens[request.index]

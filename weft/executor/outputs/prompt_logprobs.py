@@ -1,6 +1,8 @@
-"""Log probabilities of tokens that are there already: for each, of the logits at the token before it.
+"""Log probabilities of tokens that are there already: for each, of the logits at the token before
+it.
 
-The places are taken in blocks, so that the memory for logits does not grow with the length of a prompt.
+The places are taken in blocks, so that the memory for logits does not grow with the length of a
+prompt.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ def prompt_logprobs(
 ) -> PromptLogprobs:
     """`hidden` [T, H] are those of the step."""
     num_top = int(request.num_top.max(initial=0))
-    places, targets = on(hidden, request.places), on(hidden, request.targets)
+    places = on(hidden, request.places)
+    targets = on(hidden, request.targets)
     ids = on(hidden, np.repeat(request.ids, request.counts, axis=0))
     blocks = []
     for begin in range(0, len(places), BLOCK_LEN):
@@ -62,7 +65,9 @@ def _of_block(
 
 
 def id_logprobs(logits: Tensor, ids: Tensor, own: Tensor, logprob: Tensor) -> Tensor:
-    """Log probabilities [n, M] of the tokens `ids` [n, M], given logit and log probability [n] of one token a row."""
+    """Log probabilities [n, M] of the tokens `ids` [n, M], given logit and log probability [n] of
+    one token a row.
+    """
     return logits.gather(1, ids) - (own - logprob)[:, None]
 
 

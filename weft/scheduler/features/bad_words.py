@@ -1,12 +1,14 @@
 """Words that are not to be said: sequences of tokens, whose last one may not follow the others.
 
-Where steps overlap, the planner does not know the token before. So whether a word is about to be completed is worked
-out up to the last token but one, and the last one is left to the device, which knows it (`LogitBias.after`):
+Where steps overlap, the planner does not know the token before. So whether a word is about to be
+completed is worked out up to the last token but one, and the last one is left to the device, which
+knows it (`LogitBias.after`):
 
     output   ... a  b  c | ?        word  b c d:  "a b" ends with b, so d is forbidden after c
              known    ^ on the device
 
-Words of one token are forbidden always. The prompt does not count: a word is said by the output alone.
+Words of one token are forbidden always. The prompt does not count: a word is said by the output
+alone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Values added to single logits: `logit_bias`, and `min_new_tokens`, which forbids the tokens that end an output."""
+"""Values added to single logits: `logit_bias`, and `min_new_tokens`, which forbids the tokens that
+end an output.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from weft.scheduler.request import Columns, Request
 
 
 class LogitBiasFeature(Feature):
-    """Keeps, by row, the biased tokens with their values, and the ending tokens of requests with a minimum.
+    """Keeps, by row, the biased tokens with their values, and the ending tokens of requests with a
+    minimum.
 
     Stop tokens may lie beyond the vocabulary: they have no logit that could be forbidden.
     """

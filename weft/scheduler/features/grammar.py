@@ -1,14 +1,15 @@
 """Structured output: requests wait until their grammar is compiled, then sample under its bitmasks.
 
-The decisions follow from what the grammar service says: which grammars are ready (`take`), and what became of each token
-(`advance`). Both are inputs of the core, like the results of steps, and recorded like these. A bitmask depends on every
-token before it, so such a step blocks the overlap (`engine/loop.py`). Nothing here looks at the bits: the plan carries a
-`LazyBitmask`, which may still be computed.
+The decisions follow from what the grammar service says: which grammars are ready (`take`), and what
+became of each token (`advance`). Both are inputs of the core, like the results of steps, and
+recorded like these. A bitmask depends on every token before it, so such a step blocks the overlap
+(`engine/loop.py`). Nothing here looks at the bits: the plan carries a `LazyBitmask`, which may
+still be computed.
 
-Where the grammar allows only one text, its tokens are appended without being sampled, and computed together in the next
-step. A grammar may hold from the end of the reasoning on: until then its request has no bitmask, but its steps block the
-overlap all the same, for each token may be the one that ends the reasoning, and the output may not end before its
-structure has come.
+Where the grammar allows only one text, its tokens are appended without being sampled, and computed
+together in the next step. A grammar may hold from the end of the reasoning on: until then its
+request has no bitmask, but its steps block the overlap all the same, for each token may be the one
+that ends the reasoning, and the output may not end before its structure has come.
 """
 
 from __future__ import annotations
@@ -65,7 +66,10 @@ class GrammarFeature(Feature):
         self._grammars.ask(message.id, key, message.tenant)
 
     def take(self) -> list[CompileResult]:
-        """What has become of grammars since. The caller ends the requests whose grammar is refused."""
+        """What has become of grammars since.
+
+        The caller ends the requests whose grammar is refused.
+        """
         results = [result for result in self._grammars.take() if result.id in self.queue]
         for result in results:
             self.num_hits += not result.compile_s
@@ -173,7 +177,9 @@ def _ends_with(end: tuple[int, ...], row: int, token: int, columns: Columns) -> 
 
 
 def _samples_all(sampling: SamplingParams) -> bool:
-    """Whether each token must be sampled: something is wanted of it, or something else has a say in what it is."""
+    """Whether each token must be sampled: something is wanted of it, or something else has a say in
+    what it is.
+    """
     return (
         sampling.logprobs is not None
         or sampling.hidden_states is not None

@@ -1,7 +1,8 @@
-"""Hidden states, for the requests that ask for them: of every token that is computed, or of the last one.
+"""Hidden states, for the requests that ask for them: of every token that is computed, or of the
+last one.
 
-They go out as the steps compute them. States that a step computes again after a retraction do not go out again, except
-that of the last token, which replaces the one before anyway.
+They go out as the steps compute them. States that a step computes again after a retraction do not
+go out again, except that of the last token, which replaces the one before anyway.
 """
 
 from __future__ import annotations

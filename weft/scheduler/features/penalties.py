@@ -1,4 +1,6 @@
-"""Frequency, presence and repetition penalties: gives the sampler the prompt and output so far of such requests."""
+"""Frequency, presence and repetition penalties: gives the sampler the prompt and output so far of
+such requests.
+"""
 
 from __future__ import annotations
 

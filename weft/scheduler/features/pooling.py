@@ -73,7 +73,8 @@ def _normalize(params: PoolingParams) -> int:
 def _types(prefills: list[Request]) -> IntArray | None:
     """[T] the segments of all tokens of a step; None if no request names any.
 
-    Where requests name them, prompts are not cut: the step computes each from its first token to its last.
+    Where requests name them, prompts are not cut: the step computes each from its first token to
+    its last.
     """
     types: list[bytes] = []
     has_types = False

@@ -1,7 +1,7 @@
 """Logit processors: which requests call which of them, and the tokens that each call is given.
 
-A processor sees the whole output, so nothing is planned behind a step that calls one. Whether a request may have the
-processors that it names is known outside of the core (`ProcessorChecks`).
+A processor sees the whole output, so nothing is planned behind a step that calls one. Whether a
+request may have the processors that it names is known outside of the core (`ProcessorChecks`).
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ class ProcessorsFeature(Feature):
         self._by_row.pop(request.row, None)
 
     def _calls(self, found: list[tuple[int, int]], columns: Columns) -> list[ProcessorCall]:
-        """First the first ones of all requests, those of one name together; then the second ones; ..."""
+        """First the first ones of all requests, those of one name together; then the second ones;
+        ...
+        """
         tokens = {}
         for _, row in found:
             tokens[row] = columns.tokens[row, : columns.seq_len[row] - 1].copy()

@@ -1,8 +1,9 @@
-"""Log probabilities of prompt tokens, for the requests that ask for them. They go out in pieces, as they are computed.
+"""Log probabilities of prompt tokens, for the requests that ask for them. They go out in pieces, as
+they are computed.
 
-The step that computes a token gives the log probability of the next one, so the first token that is asked for has none.
-Tokens that stand in the prefix cache are computed nevertheless (`GenerateRequest.recompute_from`), but what has gone out
-before a retraction does not go out again.
+The step that computes a token gives the log probability of the next one, so the first token that is
+asked for has none. Tokens that stand in the prefix cache are computed nevertheless
+(`GenerateRequest.recompute_from`), but what has gone out before a retraction does not go out again.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ class PromptLogprobsFeature(Feature):
 
 
 class _Piece(NamedTuple):
-    """What a step gives of one prompt: log probabilities of the tokens at low, low + 1, ... high - 1."""
+    """What a step gives of one prompt: log probabilities of the tokens at low, low + 1, ... high -
+    1.
+    """
 
     low: int
     high: int
@@ -96,7 +99,8 @@ def padded(lists: list[tuple[int, ...]]) -> IntArray:
 
 
 def _piece(batch: Batch, i: int) -> _Piece | None:
-    """What a step gives of the prompt of its request i. The same when it is planned and when it is committed.
+    """What a step gives of the prompt of its request i. The same when it is planned and when it is
+    committed.
 
     prompt   | 0 ... first ................. prompt_len
     computed |     start ........ end |

@@ -1,7 +1,7 @@
 """All features that requests may use, in the order in which a step calls them.
 
-A new feature is a line here. The order matters only where two features add to the same list of a step: operations of
-one type (`plan/logits.py`), and replies.
+A new feature is a line here. The order matters only where two features add to the same list of a
+step: operations of one type (`plan/logits.py`), and replies.
 """
 
 from __future__ import annotations

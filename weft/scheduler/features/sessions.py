@@ -1,9 +1,10 @@
 """Sessions: the engine remembers conversations, so that a request only brings what is new.
 
-A request of a session becomes one whose prompt is the history and its own prompt; nothing else is special about it.
-When it has ended in tokens (by a stop, or by length) it is a turn that others can continue; one that was aborted or
-failed leaves no trace. The KV of the turn that ended last is held in the prefix cache, as far as it fills pages, until
-its memory is needed (`memory/pins.py`): a session never keeps a request from running.
+A request of a session becomes one whose prompt is the history and its own prompt; nothing else is
+special about it. When it has ended in tokens (by a stop, or by length) it is a turn that others can
+continue; one that was aborted or failed leaves no trace. The KV of the turn that ended last is held
+in the prefix cache, as far as it fills pages, until its memory is needed (`memory/pins.py`): a
+session never keeps a request from running.
 """
 
 from __future__ import annotations
@@ -79,7 +80,10 @@ class Sessions(Feature):
             return f"{len(self.by_name):,} sessions are open, as many as --max-sessions allows"
         num_own = sum(session.owner == owner for session in self.by_name.values())
         if owner and 0 < limits.max_per_owner <= num_own:
-            return f"{num_own:,} sessions of this key are open, as many as --max-sessions-per-key allows"
+            return (
+                f"{num_own:,} sessions of this key are open, "
+                "as many as --max-sessions-per-key allows"
+            )
         session = Session(
             id, owner, capacity or limits.max_tokens, timeout_s or limits.timeout_s, now
         )
@@ -88,13 +92,19 @@ class Sessions(Feature):
         return ""
 
     def close(self, name: str) -> bool:
-        """Forget a session, or let it end with its last running request. Returns whether it is gone."""
+        """Forget a session, or let it end with its last running request.
+
+        Returns whether it is gone.
+        """
         session = self.by_name[name]
         session.is_closing = True
         return self._close_if_idle(session)
 
     def expire(self, now: float) -> list[str]:
-        """Close the sessions that nobody has used for as long as they may be idle. Returns their ids."""
+        """Close the sessions that nobody has used for as long as they may be idle.
+
+        Returns their ids.
+        """
         late = []
         if now >= self.due_s:
             ends = {session: _end_s(session, now) for session in self.by_name.values()}
@@ -113,7 +123,8 @@ class Sessions(Feature):
     # Requests
 
     def begin(self, message: GenerateRequest, params: SessionParams, max_len: int) -> Begun:
-        """What becomes of a request of a session. Changes nothing; `enter` does, once the request is queued.
+        """What becomes of a request of a session. Changes nothing; `enter` does, once the request
+        is queued.
 
         `max_len`: prompt and output together, in tokens. Raises TurnRefused.
         """
@@ -131,7 +142,8 @@ class Sessions(Feature):
             raise TurnRefused(f"session {params.id!r} has a turn {message.rid!r} already", 400)
         if len(session.turns) - len(replaced) >= self._limits.max_turns:
             raise TurnRefused(
-                f"session {params.id!r} has {len(session.turns):,} turns, as many as --max-session-turns allows",
+                f"session {params.id!r} has {len(session.turns):,} turns, "
+                "as many as --max-session-turns allows",
                 400,
             )
         start = shared_len(parent, params)
@@ -156,7 +168,10 @@ class Sessions(Feature):
         )
 
     def enter(self, begun: Begun, now: float) -> tuple[int, ...]:
-        """The request is queued. Returns the numbers of open requests that it replaces: they are to be ended."""
+        """The request is queued.
+
+        Returns the numbers of open requests that it replaces: they are to be ended.
+        """
         turn, session = begun.turn, begun.turn.session
         for old in begun.replaced:
             self._forget(old)
@@ -175,7 +190,9 @@ class Sessions(Feature):
         return tuple(old.id for old in begun.replaced if old.is_open)
 
     def cut(self, ids: tuple[int, ...], output_lens: tuple[int, ...]) -> None:
-        """The front has found the end of these requests after so many output tokens: they count, later ones do not."""
+        """The front has found the end of these requests after so many output tokens: they count,
+        later ones do not.
+        """
         for id, output_len in zip(ids, output_lens, strict=False):
             turn = self._by_id.get(id)
             if turn is None:
@@ -251,14 +268,17 @@ class Sessions(Feature):
 
 
 def _replaced(session: Session, parent: Turn | None) -> list[Turn]:
-    """What is forgotten when a request goes on behind `parent`, or begins anew: children after their parents."""
+    """What is forgotten when a request goes on behind `parent`, or begins anew: children after
+    their parents.
+    """
     return list(session.turns.values()) if parent is None else list(parent.followers())
 
 
 def _max_new(
     message: GenerateRequest, session: Session, room: int, num_own: int, fitting: int
 ) -> int:
-    """How many tokens the turn may generate. Raises TurnRefused if its session has not so much room.
+    """How many tokens the turn may generate. Raises TurnRefused if its session has not so much
+    room.
 
     `room`: what the capacity leaves; `fitting`: tokens of its own that the context leaves.
     """
@@ -266,7 +286,8 @@ def _max_new(
     wanted = 1 if asked is None else asked
     if num_own + wanted > room:
         raise TurnRefused(
-            f"session {session.id!r} has room for {max(room, 0):,} of its {session.capacity:,} tokens; "
+            f"session {session.id!r} has room for {max(room, 0):,} "
+            f"of its {session.capacity:,} tokens; "
             f"{num_own:,} come in and {wanted:,} are to be generated",
             400,
         )

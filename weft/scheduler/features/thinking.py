@@ -1,8 +1,10 @@
-"""A budget of reasoning: after so many tokens its end mark is put in, token by token, then the answer goes on.
+"""A budget of reasoning: after so many tokens its end mark is put in, token by token, then the
+answer goes on.
 
-The token that is due follows from the output alone (`due`), so it is the same after a retraction, and no state is kept
-but the budgets. Before a budget can be used up nothing is looked at and steps overlap. The step before that moment, and
-those that may be followed by a token of the mark, block the overlap, for the next one depends on what they sample.
+The token that is due follows from the output alone (`due`), so it is the same after a retraction,
+and no state is kept but the budgets. Before a budget can be used up nothing is looked at and steps
+overlap. The step before that moment, and those that may be followed by a token of the mark, block
+the overlap, for the next one depends on what they sample.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The history of one session: a tree of turns, each with its own tokens behind those that it shares with its parent.
+"""The history of one session: a tree of turns, each with its own tokens behind those that it shares
+with its parent.
 
     parent   | prompt ............. | output .... |
     turn     | .... start .... | prompt | output  |       (as a rule `start` is the parent's end)
@@ -116,14 +117,18 @@ class Session:
         self.dropped: Dropped | None = None  # that KV, since the last turn began
 
     def parent_of(self, params: SessionParams) -> Turn | None:
-        """The turn that a request continues. Raises TurnRefused if there is none such, or it has not ended."""
+        """The turn that a request continues.
+
+        Raises TurnRefused if there is none such, or it has not ended.
+        """
         if not params.rid:
             if params.replace:
                 return None
             running = next((turn.name for turn in self.turns.values() if turn.is_open), None)
             if running is not None:
                 raise TurnRefused(
-                    f"the turn {running!r} of session {self.id!r} is still running; name the one to continue as rid",
+                    f"the turn {running!r} of session {self.id!r} is still running; "
+                    "name the one to continue as rid",
                     409,
                 )
             return self.last
@@ -143,7 +148,10 @@ class Session:
 
 
 def shared_len(parent: Turn | None, params: SessionParams) -> int:
-    """How many tokens of its parent's conversation a turn keeps. Raises TurnRefused if there are not so many."""
+    """How many tokens of its parent's conversation a turn keeps.
+
+    Raises TurnRefused if there are not so many.
+    """
     if parent is None:
         return 0
     length = parent.prompt_len if params.drop_previous_output else parent.length
