@@ -41,7 +41,7 @@ PACKAGES = (
     "weft.scheduler.",
     "weft.memory.",
     "weft.messages.",
-    "weft.plan.step",
+    "weft.plan.",
     "weft.grammar.protocol",
 )
 COMPRESSION = 1  # of zlib: most of a large state are zeros

@@ -34,10 +34,6 @@ from weft.scheduler.kv import KvMemory
 from weft.scheduler.limits.refusal import Refusal
 from weft.scheduler.request import Columns, Request
 
-Defaults: TypeAlias = tuple[
-    tuple[str, object], ...
-]  # names of fields, and their values when unused
-
 
 class Admission(Enum):
     READY = "ready"
@@ -114,6 +110,8 @@ class Feature:
         """
 
 
+# Name and default of a field of a message, and the feature that another value turns on.
+Trigger: TypeAlias = tuple[str, object, Feature]
 Prepare: TypeAlias = Callable[[Batch, Columns, StepInputs], None]
 Commit: TypeAlias = Callable[[Batch, Columns, Result, StepEffects], None]
 
@@ -129,8 +127,8 @@ class FeatureHooks:
         self._features: list[Feature] = []
         self._num_users: dict[Feature, int] = {}
         self._by_id: dict[int, tuple[Feature, ...]] = {}  # of the open requests that use some
-        self._sampling_fields: list[tuple[Feature, Defaults]] = []
-        self._request_fields: list[tuple[Feature, Defaults]] = []
+        self._sampling_fields: list[Trigger] = []
+        self._request_fields: list[Trigger] = []
         self._of_all: list[Feature] = []  # used by every request
         self.prepare: list[Prepare] = []
         self.commit: list[Commit] = []
@@ -141,20 +139,21 @@ class FeatureHooks:
         """Offer a feature to the requests that arrive from now on."""
         self._features.append(feature)
         self._num_users[feature] = 0
-        if feature.sampling_fields:
-            defaults = _defaults(SamplingParams, feature.sampling_fields)
-            self._sampling_fields.append((feature, defaults))
-        if feature.request_fields:
-            defaults = _defaults(GenerateRequest, feature.request_fields)
-            self._request_fields.append((feature, defaults))
+        self._sampling_fields += _triggers(SamplingParams, feature.sampling_fields, feature)
+        self._request_fields += _triggers(GenerateRequest, feature.request_fields, feature)
         if not (feature.sampling_fields or feature.request_fields):
             self._of_all.append(feature)
 
     def used_by(self, message: GenerateRequest) -> tuple[Feature, ...]:
         """The features that a request uses, in the order of the features."""
-        used = set(self._of_all)
-        used.update(_differing(message.sampling, self._sampling_fields))
-        used.update(_differing(message, self._request_fields))
+        used = list(self._of_all)
+        sampling = message.sampling
+        for name, default, feature in self._sampling_fields:
+            if getattr(sampling, name) != default:
+                used.append(feature)
+        for name, default, feature in self._request_fields:
+            if getattr(message, name) != default:
+                used.append(feature)
         if not used:
             return ()
         return tuple(feature for feature in self._features if feature in used)
@@ -211,23 +210,14 @@ class FeatureHooks:
                 self.commit.append(feature.commit)
 
 
-def _defaults(kind: type[msgspec.Struct], names: Iterable[str]) -> Defaults:
-    """The default values of the named fields."""
-    found: list[tuple[str, object]] = []
+def _triggers(kind: type[msgspec.Struct], names: Iterable[str], feature: Feature) -> list[Trigger]:
+    """The named fields of a message, whose values turn the feature on."""
+    triggers: list[Trigger] = []
     fields = {field.name: field for field in msgspec.structs.fields(kind)}
     for name in names:
         field = fields[name]
-        is_made = field.default_factory is not msgspec.NODEFAULT
-        found.append((name, field.default_factory() if is_made else field.default))
-    return tuple(found)
-
-
-def _differing(value: msgspec.Struct, fields: list[tuple[Feature, Defaults]]) -> list[Feature]:
-    """The features whose fields are not all at their defaults in `value`."""
-    found = []
-    for feature, defaults in fields:
-        for name, default in defaults:
-            if getattr(value, name) != default:
-                found.append(feature)
-                break
-    return found
+        default = field.default
+        if field.default_factory is not msgspec.NODEFAULT:
+            default = field.default_factory()
+        triggers.append((name, default, feature))
+    return triggers
