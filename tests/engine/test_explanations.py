@@ -22,12 +22,13 @@ from weft.engine import explain as insight
 from weft.memory.allocator import num_pages_for
 from weft.messages.control import Explanation, RequestRow
 from weft.scheduler.admission import AddResult, Lack, PrefillAdder
-from weft.scheduler.batch import NO_ROWS
+from weft.scheduler.batch import NO_ROWS, Batch
 from weft.scheduler.history.request_history import MAX_EVENTS, MAX_PASSES, Event, EventKind, Stop
 from weft.scheduler.pace.pace import StepBudget
 from weft.scheduler.policy import POLICIES
+from weft.scheduler.prefill import PrefillScheduler, lacking
 from weft.scheduler.request import NO_ROW, Request
-from weft.scheduler.scheduler import Scheduler, lacking
+from weft.scheduler.scheduler import Scheduler
 
 MOST_NEW = 4_096  # tokens that a request is expected to generate at most
 
@@ -72,12 +73,19 @@ class Witness:
         self.count = Counter[Lack]()
         self.scheduler: Scheduler | None = None
         self.decode_rows: IntArray = NO_ROWS  # that the step decodes besides
-        add_one, make = PrefillAdder.add_one_req, Scheduler._new_adder
+        add_one, make = PrefillAdder.add_one_req, PrefillScheduler._new_adder
+        prefill = Scheduler.get_new_batch_prefill
         witness = self
 
-        def make_adder(scheduler: Scheduler, decode_rows: IntArray) -> PrefillAdder:
-            witness.scheduler, witness.decode_rows = scheduler, decode_rows
-            return make(scheduler, decode_rows)
+        def begins(scheduler: Scheduler) -> Batch | None:
+            witness.scheduler = scheduler
+            return prefill(scheduler)
+
+        def make_adder(
+            prefills: PrefillScheduler, decode_rows: IntArray, now: float
+        ) -> PrefillAdder:
+            witness.decode_rows = decode_rows
+            return make(prefills, decode_rows, now)
 
         def watched(adder: PrefillAdder, request: Request, *, has_chunked_req: bool) -> AddResult:
             num_before = len(adder.can_run)
@@ -88,7 +96,8 @@ class Witness:
             return result
 
         monkeypatch.setattr(PrefillAdder, "add_one_req", watched)
-        monkeypatch.setattr(Scheduler, "_new_adder", make_adder)
+        monkeypatch.setattr(Scheduler, "get_new_batch_prefill", begins)
+        monkeypatch.setattr(PrefillScheduler, "_new_adder", make_adder)
 
     def numbers(self, adder: PrefillAdder, request: Request) -> tuple[int, set[int]]:
         """What the request needs, and what there is before and after its prefix is locked."""

@@ -38,7 +38,8 @@ from weft.scheduler.feature import Feature
 from weft.scheduler.policies.fair import Fair
 from weft.scheduler.policy import POLICIES
 
-SPARED = frozenset({"submit", "repair_if_in_doubt", "take_faults"})  # these stand around the guard
+# These stand around the guard.
+SPARED = frozenset({"submit", "repair_if_in_doubt", "take_faults", "is_in_doubt"})
 
 
 def busy(policy: str = "fcfs") -> EngineWorld:

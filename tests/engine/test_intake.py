@@ -374,7 +374,7 @@ def test_retracted_requests_are_never_refused() -> None:
     )
     ids = [world.send([i] * 8, max_new_tokens=60, ignore_eos=True) for i in range(4)]
     world.step()
-    world.scheduler.settings = replace(world.scheduler.settings, max_queued_requests=0)
+    world.scheduler.apply(replace(world.scheduler.settings, max_queued_requests=0))
     world.run_dry()
     assert world.scheduler.stats().total_retractions
     assert {world.finished[id].reason for id in ids} == {"length"}

@@ -132,7 +132,7 @@ class Model:
         scheduler = self.scheduler
         self._wrap(scheduler, "get_new_batch_prefill", self._compare_pass)
         self._wrap(scheduler, "update_running_batch", self._compare_decode)
-        self._wrap(scheduler._preemption, "victims", self._compare_victims)
+        self._wrap(scheduler.prefills, "victims", self._compare_victims)
         self._wrap(scheduler, "merge_last_batch", self._check_merged)
         self._wrap(scheduler, "get_next_batch_to_run", self._count_step)
         self._wrap(scheduler, "set_policy", self._follow_switch)
@@ -525,11 +525,11 @@ class Model:
         self,
         real: Callable[..., list[Request]],
         now: float,
-        chunked_req: Request | None,
-        ratio: float,
     ) -> list[Request]:
-        expected = self._expected_preempted(now, chunked_req, ratio)
-        victims = real(now, chunked_req, ratio)
+        scheduler = self.scheduler
+        ratio = scheduler.new_token_ratio.current
+        expected = self._expected_preempted(now, scheduler.chunked_req, ratio)
+        victims = real(now)
         assert [one.id for one in victims] == expected
         self.count["preempted"] += len(victims)
         return victims
@@ -596,7 +596,7 @@ class FollowerCheck:
 
     def compare(self, scheduler: Scheduler) -> None:
         """The policy knows who waits and who runs, and nothing was wrong with what it was told."""
-        assert not scheduler._faults
+        assert not scheduler.outbox.faults
         requests = scheduler.requests.values()
         assert self.running | self.unknown == {one.id for one in requests if one.row != NO_ROW}
         assert self.waiting == {

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.scheduler.ratio import NewTokenRatio, expected_tokens
+from weft.scheduler.admission import NewTokenRatio, expected_tokens
 from weft.scheduler.request import Columns
 
 NUM_ROWS = 6

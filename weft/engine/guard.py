@@ -131,7 +131,7 @@ class Guard:
                 return
             self._failing_hooks.add(service.name)
             # Only the first time: with each step computed anew, no request would ever end.
-            self._scheduler.is_in_doubt = True
+            self._scheduler.doubt()
             self.note(service.name, exc)
 
     def on_fault(self, exc: Exception) -> None:

@@ -128,7 +128,7 @@ class KvAuditor(Service):
             # With that all pages were given out anew: look again.
             self._quarantine(self._find_faults())
         if faults:
-            self._shrink()
+            self._scheduler.shrink()
         return reports
 
     def _find_faults(self) -> list[Fault]:
@@ -155,24 +155,6 @@ class KvAuditor(Service):
         scheduler.recompute(
             ids, "its KV memory was given to another request, too", "KV memory was given to two"
         )
-
-    def _shrink(self) -> None:
-        """Less fits than before: requests end earlier, and those that can never run any more end
-        now."""
-        scheduler = self._scheduler
-        scheduler.max_len = min(scheduler.settings.context_length, scheduler.kv.capacity)
-        too_long = set()
-        for request in scheduler.requests.values():
-            if request.fill_len >= scheduler.max_len:
-                too_long.add(request.id)
-        if too_long:
-            scheduler.recompute(
-                too_long, "there is no KV memory for it any more", "KV memory was lost"
-            )
-        for request in scheduler.requests.values():
-            request.max_len = min(request.max_len, scheduler.max_len)
-            if request.row != NO_ROW:
-                scheduler.columns.max_len[request.row] = request.max_len
 
     def _report(self, fault: Fault) -> str:
         """The fault, and what is known of the page's last owner."""

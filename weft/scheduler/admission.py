@@ -1,9 +1,13 @@
 """Which waiting requests a prefill batch takes: the budgets of one pass (SGLang: PrefillAdder).
 
-Three budgets: memory (`rem_total_tokens`, `cur_rem_tokens`), the tokens of one step (`rem_input_tokens`), and the
-length of a chunk (`rem_chunk_tokens`). Memory is promised with foresight: each request will also need pages for what it
-is going to generate. For the running ones that is an expectation, Σ min(tokens left, CLIP_MAX_NEW_TOKENS) ·
-new_token_ratio; a decode step for which it turns out too small retracts.
+Three budgets: memory (`rem_total_tokens`, `cur_rem_tokens`), the tokens of one step
+(`rem_input_tokens`), and the length of a chunk (`rem_chunk_tokens`). Memory is promised with
+foresight: each request will also need pages for what it is going to generate. For the running ones
+that is an expectation, the sum of min(tokens left, CLIP_MAX_NEW_TOKENS) * new_token_ratio; a decode
+step for which it turns out too small retracts. Admission knows no queue and no policy.
+
+    KV pool:  | running and locked | promised to running | promised here | rem_total_tokens |
+                                   |<------------------ available -------------------------->|
 """
 
 from __future__ import annotations
@@ -12,12 +16,68 @@ import math
 from enum import Enum
 from typing import NamedTuple
 
+import numpy as np
+
+from weft.arrays import IntArray
 from weft.memory.prefix_cache import TOKEN_BYTES, Handle, PrefixCache
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.pace.pace import StepBudget
-from weft.scheduler.request import Request
+from weft.scheduler.request import Columns, Request
 
 CLIP_MAX_NEW_TOKENS = 4096  # a request is not expected to generate more
+INIT_RATIO = 0.7
+MIN_FACTOR = 0.14
+DECAY_STEPS = 600
+RETRACT_DECODE_STEPS = 20  # after a retraction there should be memory for as many steps
+
+
+class NewTokenRatio:
+    """The part of their `max_new_tokens` that running requests are expected to use (SGLang:
+    new_token_ratio).
+
+    It starts high, falls with every decode step that fits in memory, and is raised by what is
+    learnt when one does not.
+    """
+
+    def __init__(self, conservativeness: float) -> None:
+        self.init = min(INIT_RATIO * conservativeness, 1.0)
+        self.min = self.init * MIN_FACTOR
+        self._decay = (self.init - self.min) / DECAY_STEPS
+        self.current = self.init
+
+    def decay(self) -> None:
+        """A decode step fitted."""
+        self.current = max(self.current - self._decay, self.min)
+
+    def raise_after_retraction(self, *, num_decoded: int, num_requests: int, max_new: int) -> None:
+        """Requests were retracted; those that go on have `num_decoded` of `max_new` tokens."""
+        expected = (num_decoded + RETRACT_DECODE_STEPS * num_requests) / (max_new + 1)
+        self.current = min(1.0, expected)
+
+    def learn(self, columns: Columns, kept: IntArray) -> None:
+        """Requests were retracted, and the rows `kept` go on."""
+        prompt_len = columns.prompt_len[kept]
+        self.raise_after_retraction(
+            num_decoded=int((columns.known_len[kept] - prompt_len).sum()),
+            num_requests=len(kept),
+            max_new=int((columns.max_len[kept] - prompt_len).sum()),
+        )
+
+    def reset(self) -> None:
+        """Nothing runs."""
+        self.current = self.init
+
+
+def expected_tokens(columns: Columns, rows: IntArray, ratio: float) -> float:
+    """Tokens that running requests are expected to generate yet.
+
+    One that ignores EOS will go to its end.
+    """
+    left = columns.max_len[rows] - columns.seq_len[rows]
+    left = np.clip(left, 0, CLIP_MAX_NEW_TOKENS)  # below 0: it wants no token
+    # Sums of integers: the same on every machine.
+    at_eos = int(left[columns.stops_at_eos[rows]].sum())
+    return int(left.sum()) - at_eos + at_eos * ratio
 
 
 class AddResult(Enum):
@@ -34,7 +94,7 @@ class Lack(Enum):
 
 
 class Shortage(NamedTuple):
-    """Why a request was refused, in numbers of that very moment: `needed` is always above `available`.
+    """Why a request was refused, in numbers of that very moment: `needed` is above `available`.
 
     They count memory, or tokens of the step: those that time left, where it was short of time.
     """
@@ -42,7 +102,7 @@ class Shortage(NamedTuple):
     lack: Lack
     needed: int
     available: int
-    free: int = 0  # memory that was free or evictable, also what is promised to others
+    free: int = 0  # tokens of memory, free or evictable, also those promised to others
 
 
 class Head(NamedTuple):
@@ -56,9 +116,9 @@ class Head(NamedTuple):
 class PrefillAdder:
     """The budgets of one pass, and what was picked under them.
 
-    `reserved` are tokens that running requests are expected to need; `mixed_tokens` and `mixed_kv` what decode requests
-    that join this very step take of its tokens and of memory; `is_alone`: nothing runs and no chunk is open; `budget`:
-    how long the step may take, where prompts are cut.
+    `reserved` are tokens that running requests are expected to need. `mixed_tokens` and `mixed_kv`
+    are what decode requests that join this very step take of its tokens and of memory. `is_alone`:
+    nothing runs and no chunk is open. `budget`: how long the step may take, where prompts are cut.
     """
 
     def __init__(
@@ -77,9 +137,9 @@ class PrefillAdder:
         self._total_offset = mixed_kv + reserved
         self._current_offset = mixed_kv
         self.rem_input_tokens = max_prefill_tokens - mixed_tokens
-        self.rem_chunk_tokens = (
-            None if chunked_prefill_size is None else chunked_prefill_size - mixed_tokens
-        )
+        self.rem_chunk_tokens: int | None = None
+        if chunked_prefill_size is not None:
+            self.rem_chunk_tokens = chunked_prefill_size - mixed_tokens
         self._is_alone = is_alone
         self._budget = budget
         self.can_run: list[Request] = []
@@ -100,18 +160,14 @@ class PrefillAdder:
     @property
     def rem_step_tokens(self) -> int:
         """Left of the tokens of this step."""
-        return (
-            self.rem_input_tokens
-            if self.rem_chunk_tokens is None
-            else min(self.rem_chunk_tokens, self.rem_input_tokens)
-        )
+        if self.rem_chunk_tokens is None:
+            return self.rem_input_tokens
+        return min(self.rem_chunk_tokens, self.rem_input_tokens)
 
     def budget_state(self) -> AddResult:
         if self.rem_total_tokens <= 0:  # what this very step takes is less than that
             return AddResult.NO_TOKEN
-        if self.rem_input_tokens <= 0 or (
-            self.rem_chunk_tokens is not None and self.rem_chunk_tokens <= 0
-        ):
+        if self.rem_step_tokens <= 0:
             return AddResult.OTHER
         return AddResult.CONTINUE
 
@@ -132,17 +188,16 @@ class PrefillAdder:
         elif self._floor(limit) <= 0 and rest > limit:
             self.shortage = self._cut_short(rest, limit, self.rem_step_tokens)
         else:
-            page_size = self._kv.page_size
-            self.shortage = Shortage(
-                Lack.MEMORY, page_size, max(self.cur_rem_tokens, 0), self._kv.available
-            )
+            available = max(self.cur_rem_tokens, 0)
+            free = self._kv.available
+            self.shortage = Shortage(Lack.MEMORY, self._kv.page_size, available, free)
         return request
 
     def add_one_req(self, request: Request, *, has_chunked_req: bool) -> AddResult:
         """Take a waiting, matched request if the budgets allow, whole or its first chunk.
 
-        Its prefix is locked if it is taken. Memory is tested again under the lock, for locking makes the prefix
-        unevictable.
+        Its prefix is locked if it is taken. Memory is tested again under the lock, for locking
+        makes the prefix unevictable.
         """
         extend = request.remaining_prefill
         # A request that runs alone may use all there is: that it fits was made sure at arrival.
@@ -187,33 +242,31 @@ class PrefillAdder:
         return None
 
     def _no_token(self, extend: int, reserve: int) -> AddResult:
-        """Write down how much memory was there. Called before the lock is given back: that would change it."""
+        """Note how much memory was there. Called before the lock is given back: that changes it."""
         needed = self._kv.ceil(extend)
         if reserve or not self._is_alone or self.can_run:
-            needed += (
-                self._kv.page_size + reserve + 1
-            )  # one is left over: what runs must be able to go on
+            # One token is left over: what runs must be able to go on.
+            needed += self._kv.page_size + reserve + 1
         available = max(math.floor(self.rem_total_tokens), 0)
         self.shortage = Shortage(Lack.MEMORY, needed, available, self._kv.available)
         return AddResult.NO_TOKEN
 
     def _cut_short(self, extend: int, limit: int, rem_tokens: int) -> Shortage:
-        """Not even a page of a prompt fits into the step: for time, if its tokens would have allowed more."""
+        """Not a page of a prompt fits into the step: for time, if its tokens allowed more."""
         lack = Lack.TIME if limit < rem_tokens else Lack.TOKENS
         return Shortage(lack, extend, max(limit, 0))
 
     def needed_tokens(self, request: Request) -> int:
         """Memory that a request needs to be admitted while others run."""
-        return (
-            self._kv.ceil(request.remaining_prefill)
-            + self._kv.page_size
-            + self._expected_new(request)
-        )
+        own = self._kv.ceil(request.remaining_prefill)
+        return own + self._kv.page_size + self._expected_new(request)
 
     def _fits(self, extend: int, reserve: int) -> bool:
+        charged = self._kv.ceil(extend)
         if not reserve and self._is_alone and not self.can_run:
-            return self._kv.ceil(extend) <= self.rem_total_tokens
-        return self._kv.ceil(extend) + self._kv.page_size + reserve < self.rem_total_tokens
+            return charged <= self.rem_total_tokens
+        # Besides its tokens a page of slack: the last one may be begun and not full.
+        return charged + self._kv.page_size + reserve < self.rem_total_tokens
 
     def _take(self, request: Request, extend: int, reserve: int) -> None:
         charged = self._kv.ceil(extend)
@@ -230,7 +283,9 @@ class PrefillAdder:
 
     def _timely(self, request: Request, limit: int) -> int:
         """As many of the next `limit` tokens of a prompt as there is time for."""
-        return limit if self._budget is None else min(limit, self._budget.limit(request.kv_len))
+        if self._budget is None:
+            return limit
+        return min(limit, self._budget.limit(request.kv_len))
 
     def _floor(self, num_tokens: int) -> int:
         return num_tokens // self._kv.page_size * self._kv.page_size

@@ -109,6 +109,10 @@ class KvMemory:
         # -(-n // size) is n / size rounded up.
         return int((-(-ends // self.page_size) + -starts // self.page_size).sum())
 
+    def decode_fits(self, rows: IntArray) -> bool:
+        """Whether there is memory for the next decode step of `rows`."""
+        return self.decode_pages(rows) * self.page_size <= self.available
+
     def extend_running(self, rows: IntArray, positions: IntArray) -> IntArray:
         """Allocate the slots [T] of T tokens of decoding rows.
 

@@ -382,6 +382,10 @@ class Columns:
         """The first `length` token ids of a row, packed."""
         return self.tokens[row, :length].tobytes()
 
+    def unfinished(self, rows: IntArray) -> IntArray:
+        """Rows without those that will end by length with the token that is being sampled."""
+        return rows[self.seq_len[rows] < self.max_len[rows]]
+
     def num_output(self, row: int) -> int:
         """Output tokens whose ids are known."""
         return int(self.known_len[row] - self.prompt_len[row])

@@ -1,12 +1,16 @@
-"""Whom to take back when running requests outgrow memory, so that little work is lost and none is hit again and again.
+"""Which running requests give their memory back: when it runs out (retraction), and when a waiting
+request is far above them (preemption).
 
-What a retracted request has computed stays in the prefix cache. Only what the others then take of it is lost, from its
-end; the rest is a hit when it resumes. So a victim costs what is taken (and one prefill step), and it helps by what no
-other request shares with it. The cheapest gives all that is missing at once; who has been hit before counts as dearer;
+A retracted request keeps its output, and what it has computed stays in the prefix cache. Only what
+the others then take of it is lost, from its end; the rest is a hit when it resumes. So a victim
+costs what is taken (and one prefill step), and it helps by what no other request shares with it.
+The cheapest gives all that is missing at once; a request that was hit before counts as dearer;
 among equals it is the one that has least to lose, then the one that came last.
 
-Against thrashing: a request that resumes is admitted the more carefully the more often it was taken back, until all
-that run are promised all that they may generate (`careful_ratio`).
+Against thrashing: a request that resumes is admitted the more carefully the more often it was
+retracted, until all that run are promised all that they may generate (`careful_ratio`).
+
+These functions choose; `Scheduler.retract` does it.
 """
 
 from __future__ import annotations
@@ -14,24 +18,26 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 
+import numpy as np
+
 from weft.arrays import IntArray
 from weft.memory.allocator import num_pages_for
+from weft.scheduler.admission import RETRACT_DECODE_STEPS, PrefillAdder, expected_tokens
 from weft.scheduler.kv import KvMemory
-from weft.scheduler.ratio import RETRACT_DECODE_STEPS
 from weft.scheduler.request import Request
 
 RESUME_COST = 32  # of a victim, in tokens, besides those that it must compute again: a prefill step
 MIN_RATIO = 1 / 16
 
-Rank = Callable[[Request], int]  # requests of a higher one are taken back before those of a lower
+Rank = Callable[[Request], int]  # requests of a higher one are retracted before those of a lower
 
 
 def retract_until_fits(
     kv: KvMemory, rows: IntArray, rank: Rank, retract: Callable[[Request], None]
 ) -> IntArray:
-    """Take back at least one of the decoding `rows`, until the others have room for a while. Returns the others.
+    """Retract at least one of the decoding `rows`, until the others have room for a while.
 
-    The last one is kept, also without room.
+    Returns the others. The last one is kept, also without room.
     """
     kept = rows
     while len(kept) > 1 and (len(kept) == len(rows) or _missing(kv, kept) > 0):
@@ -42,30 +48,57 @@ def retract_until_fits(
     return kept
 
 
+def victims_for(
+    first: Request,
+    below: Iterable[Request],
+    kv: KvMemory,
+    adder: PrefillAdder,
+    ratio: float,
+    rank: Rank,
+) -> list[Request]:
+    """The lowest and cheapest of `below`, as many as `first` needs to come in.
+
+    None if all of them are not enough: no request loses its place in vain. `adder` has the
+    budgets of a pass in which nothing decodes.
+    """
+    kv.match(first)
+    kv.lock(first)  # its prefix cannot be evicted for it
+    lacking = adder.needed_tokens(first) - adder.rem_total_tokens
+    kv.unlock(first)
+    victims: list[Request] = []
+    rest = list(below)
+    while lacking >= 0 or kv.rows.num_used - len(victims) >= kv.rows.limit:
+        if not rest:
+            return []
+        victim = cheapest(rest, kv, max(int(lacking), kv.page_size), rank)
+        rest.remove(victim)
+        victims.append(victim)
+        row = np.array([victim.row], dtype=np.int32)
+        lacking -= freed_tokens(kv, victim)
+        lacking -= expected_tokens(kv.columns, row, ratio)
+    return victims
+
+
 def cheapest(requests: Iterable[Request], kv: KvMemory, missing: int, rank: Rank) -> Request:
-    """Who is to be taken back if `missing` tokens are needed."""
+    """The request to retract if `missing` tokens are needed."""
 
     def key(request: Request) -> tuple[int, float, int, int]:
         freed = freed_tokens(kv, request)
-        return (
-            -rank(request),
-            _cost(kv, request, min(freed, missing)),
-            freed,
-            -request.arrival_order,
-        )
+        cost = _cost(kv, request, min(freed, missing))
+        return -rank(request), cost, freed, -request.arrival_order
 
     return min(requests, key=key)
 
 
 def freed_tokens(kv: KvMemory, request: Request) -> int:
-    """Tokens of memory that become available if this request is taken back."""
+    """Tokens of memory that become available if this request is retracted."""
     own = num_pages_for(kv.num_computed(request) - request.cached_len, kv.page_size)
     return (own + kv.cache.unshared_pages(request.handle)) * kv.page_size
 
 
 def careful_ratio(ratio: float, retractions: int) -> float:
-    """The part of their outputs for which running requests need memory before one that was retracted so often resumes:
-    the usual, twice that, four times..., soon all."""
+    """The part of their outputs for which running requests need memory before one resumes that
+    was retracted so often: the usual, twice that, four times..., soon all."""
     if not retractions:
         return ratio
     return min(1.0, max(ratio, MIN_RATIO) * 2.0**retractions)
@@ -76,7 +109,8 @@ def _cost(kv: KvMemory, request: Request, gained: int) -> float:
     if not gained:
         return math.inf
     partial_page = kv.num_computed(request) % kv.page_size  # cannot stay in the cache
-    return (gained + partial_page + RESUME_COST) / gained * (1 + request.retractions)
+    lost = gained + partial_page + RESUME_COST
+    return lost / gained * (1 + request.retractions)
 
 
 def _missing(kv: KvMemory, rows: IntArray) -> int:

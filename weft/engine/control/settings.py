@@ -26,8 +26,6 @@ from weft.messages.control import (
 )
 from weft.observe import log
 from weft.scheduler.policy import POLICIES
-from weft.scheduler.ratio import NewTokenRatio
-from weft.scheduler.scheduler import Scheduler
 from weft.scheduler.settings import SchedulerSettings
 
 LOG_LEVEL = "log_level"  # the one that is no setting of the scheduler
@@ -138,21 +136,6 @@ def checked(settings: SchedulerSettings, asked: Mapping[str, Setting]) -> Schedu
     return replace(settings, **changes, started_with=settings.sized_for)
 
 
-def apply(scheduler: Scheduler, settings: SchedulerSettings) -> None:
-    """Let the scheduler go by these settings from its next step on.
-
-    Requests beyond a lower limit run to their end.
-    """
-    before = scheduler.settings
-    if settings.policy != before.policy:
-        scheduler.set_policy(settings.policy)
-    if settings.schedule_conservativeness != before.schedule_conservativeness:
-        scheduler.new_token_ratio = NewTokenRatio(settings.schedule_conservativeness)
-    scheduler.kv.rows.limit = settings.max_running_requests
-    scheduler.settings = settings
-    scheduler.batch_is_full = False  # there may be room now
-
-
 # ---- handlers
 
 
@@ -175,7 +158,7 @@ def set_internal_state(services: Services, message: SetInternalState) -> SetInte
         settings = checked(scheduler.settings, message.server_args)
     except BadSetting as exc:
         return SetInternalStateReply(success=False, name=exc.name, message=str(exc))
-    apply(scheduler, settings)
+    scheduler.apply(settings)
     if LOG_LEVEL in message.server_args:
         log.set_level(str(message.server_args[LOG_LEVEL]))
     changed = {name: before[name] for name in message.server_args}

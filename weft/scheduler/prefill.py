@@ -1,0 +1,340 @@
+"""The pass before a step: which prompts, or pieces of prompts, it computes.
+
+The walk goes over the queue in the policy's order and adds what fits, up to the first request that
+does not: a large request is not passed over for ever by small ones behind it. Why it ended is
+written into the history. It knows nothing of results, and ends no request.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from weft.arrays import IntArray
+from weft.scheduler.admission import (
+    AddResult,
+    Lack,
+    NewTokenRatio,
+    PrefillAdder,
+    PrefixSharing,
+    Shortage,
+    expected_tokens,
+)
+from weft.scheduler.batch import NO_ROWS, Batch, RunningBatch
+from weft.scheduler.counters import Counters
+from weft.scheduler.feature import FeatureHooks
+from weft.scheduler.history.request_history import Event, EventKind, RequestHistory, Stop
+from weft.scheduler.kv import KvMemory
+from weft.scheduler.limits.request_limits import RequestLimits
+from weft.scheduler.pace.pace import Pace
+from weft.scheduler.planner import Planner
+from weft.scheduler.queue import WaitingQueue
+from weft.scheduler.request import Request, RequestState
+from weft.scheduler.retraction import careful_ratio, victims_for
+from weft.scheduler.settings import SchedulerSettings
+
+STOPS = {
+    Lack.MEMORY: Stop.NO_TOKEN,
+    Lack.TOKENS: Stop.BUDGET,
+    Lack.TIME: Stop.TIME,
+    Lack.OPEN_PROMPT: Stop.OPEN_PROMPT,
+}
+
+
+class PrefillScheduler:
+    """Admits waiting requests. Its own state is what the next pass has to know of those before."""
+
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        *,
+        kv: KvMemory,
+        queue: WaitingQueue,
+        running: RunningBatch,
+        hooks: FeatureHooks,
+        pace: Pace,
+        limits: RequestLimits,
+        planner: Planner,
+        history: RequestHistory,
+        counters: Counters,
+    ) -> None:
+        self.settings = settings
+        self._kv = kv
+        self._queue = queue
+        self._running = running
+        self._hooks = hooks
+        self._pace = pace
+        self._limits = limits
+        self._planner = planner
+        self._history = history
+        self._counters = counters
+        self.chunked_req: Request | None = None  # the one whose prompt is partly computed
+        self.is_full = False  # nothing can be admitted before something ends
+        self.ratio = NewTokenRatio(settings.schedule_conservativeness)
+        self.seen: set[int] = set()  # requests that the last pass over the queue has looked at
+
+    def apply(self, settings: SchedulerSettings) -> None:
+        """Go by these settings from the next pass on."""
+        if settings.schedule_conservativeness != self.settings.schedule_conservativeness:
+            self.ratio = NewTokenRatio(settings.schedule_conservativeness)
+        self.settings = settings
+        self.is_full = False  # there may be room now, or another first one may fit
+
+    def reset(self) -> None:
+        """No request has a row any more."""
+        self.chunked_req = None
+        self.is_full = False
+
+    def row_released(self, request: Request) -> None:
+        """A request has given up its row."""
+        if request is self.chunked_req:
+            self.chunked_req = None
+        self.is_full = False
+
+    def next_batch(self, now: float) -> Batch | None:
+        """Admit waiting requests as far as memory and the budgets of a step allow.
+
+        Returns a batch with prefills, or None if nothing can run. The open chunk goes first, also
+        when the batch is full: it has its row, and only its progress gives it back.
+        """
+        self._history.begin_walk()
+        if self.chunked_req is None and not self._may_walk(now):
+            return None
+        decode_rows = self._rows_to_mix()
+        adder = self._new_adder(decode_rows, now)
+        sharing = PrefixSharing(self._kv.cache)
+        if self.chunked_req is not None:
+            sharing.picked(self.chunked_req)
+            self._continue_chunk(self.chunked_req, adder, now)
+        picked: list[Request] = []
+        if not self.is_full:
+            picked = self._pick_waiting(adder, sharing, now)
+        elif self._queue.has_candidates:
+            self._record_pass(now, Stop.FULL)
+        if not adder.can_run:
+            return None
+        for request in picked:
+            self._admit(request, now)
+        if adder.new_chunked_req is not None:
+            assert self.chunked_req is None, "two prompts are open"
+            self.chunked_req = adder.new_chunked_req
+        self._counters.num_prefilled_tokens += adder.input_tokens
+        return self._planner.make_batch(adder.can_run, decode_rows)
+
+    def victims(self, now: float) -> list[Request]:
+        """The running requests that must go so that the first that waits can come in.
+
+        Empty if none must, or if it does not help, or if the policy has no classes. A request that
+        got in because it was overdue keeps its place.
+        """
+        queue = self._queue
+        classes = queue.policy.classes
+        if classes is None or not queue:
+            return []
+        first = next(queue.order(now), None)
+        if first is None:
+            return []
+        rows = self._running.rows
+        if self.chunked_req is not None:
+            # It has the next step, so no other row would help.
+            rows = np.array([self.chunked_req.row], dtype=np.int32)
+        rows = rows[classes.far_below(first, rows)]
+        if not len(rows) or not self._hooks.may_run(first):
+            return []
+        requests = self._kv.columns.requests[rows]
+        below = [request for request in requests if not queue.is_overdue(request, now)]
+        if self.chunked_req is not None:
+            return below
+        adder = self._new_adder(NO_ROWS, now)
+        return victims_for(first, below, self._kv, adder, self.ratio.current, classes.rank)
+
+    def record_no_walk(self, now: float, stop: Stop) -> None:
+        """No request is looked at before the next step, though some wait."""
+        if self._queue.has_candidates:
+            self._history.begin_walk()
+            self._record_pass(now, stop)
+
+    # Inside
+
+    def _may_walk(self, now: float) -> bool:
+        if not self._queue.has_candidates:
+            return False
+        if self.is_full or not self._kv.rows.num_free:
+            self._record_pass(now, Stop.FULL if self.is_full else Stop.NO_ROW)
+            self.is_full = True
+            return False
+        return True
+
+    def _continue_chunk(self, request: Request, adder: PrefillAdder, now: float) -> None:
+        self.chunked_req = adder.add_chunked_req(request)
+        if adder.can_run:
+            self._note(now, request, EventKind.CHUNK, _piece(request))
+        else:
+            self._note(now, request, EventKind.STALLED, lacking(adder.shortage))
+
+    def _new_adder(self, decode_rows: IntArray, now: float) -> PrefillAdder:
+        settings = self.settings
+        return PrefillAdder(
+            self._kv,
+            reserved=self._expected_tokens(now),
+            mixed_tokens=self._kv.decode_tokens(decode_rows),
+            mixed_kv=self._kv.decode_pages(decode_rows) * settings.page_size,
+            max_prefill_tokens=settings.max_prefill_tokens,
+            chunked_prefill_size=settings.chunked_prefill_size,
+            is_alone=not len(self._running) and self.chunked_req is None,
+            budget=self._pace.budget(mixes=len(decode_rows) > 0),
+        )
+
+    def _expected_tokens(self, now: float) -> float:
+        """Tokens that the running requests are expected to generate yet."""
+        ratio = careful_ratio(self.ratio.current, self._queue.retractions_of_first(now))
+        return expected_tokens(self._kv.columns, self._running.rows, ratio)
+
+    def _rows_to_mix(self) -> IntArray:
+        """The decoding rows that join a prefill step, if they are to and memory allows."""
+        settings = self.settings
+        if not settings.mixed_chunk or settings.chunked_prefill_size is None:
+            return NO_ROWS
+        rows = self._kv.columns.unfinished(self._running.rows)
+        budget = min(settings.chunked_prefill_size, settings.max_prefill_tokens)
+        if not self._kv.decode_fits(rows):
+            return NO_ROWS
+        if self._kv.decode_tokens(rows) + settings.page_size > budget:
+            return NO_ROWS
+        return rows
+
+    def _pick_waiting(
+        self, adder: PrefillAdder, sharing: PrefixSharing, now: float
+    ) -> list[Request]:
+        """Walk the queue in the policy's order and add what fits, up to the first that does not."""
+        picked: list[Request] = []
+        num_seen = 0
+        for request in self._queue.order(now):
+            num_seen += 1
+            self.seen.add(request.id)
+            if len(picked) >= self._kv.rows.num_free:
+                self.is_full = True
+                self._record_pass(now, Stop.NO_ROW, request)
+                return picked
+            if not self._hooks.may_run(request):
+                self._pass_over(now, request, EventKind.WAITING_REASON, "not ready yet")
+                continue
+            self._kv.match(request)
+            if sharing.defers(request):
+                why = "another request of this step computes its prefix"
+                self._pass_over(now, request, EventKind.DEFERRED, why)
+                if sharing.num_deferred == sharing.MAX_DEFERRED:
+                    self._record_pass(now, Stop.DEFERRED)
+                    return picked
+                continue
+            num_before = len(adder.can_run)
+            result = adder.add_one_req(request, has_chunked_req=self.chunked_req is not None)
+            was_picked = len(adder.can_run) > num_before
+            if was_picked:
+                picked.append(request)
+                sharing.picked(request)
+            if result is AddResult.NO_TOKEN:
+                self.is_full = True
+            if result is not AddResult.CONTINUE:
+                self._record_stop(now, result, request, adder, was_picked=was_picked)
+                return picked
+        if num_seen < self._queue.num_candidates:
+            self._record_pass(now, Stop.POLICY)
+        return picked
+
+    def _pass_over(self, now: float, request: Request, kind: EventKind, why: str) -> None:
+        self._note(now, request, kind, why)
+        self._queue.passed_over(request)
+
+    def _admit(self, request: Request, now: float) -> None:
+        """Give a picked request its row."""
+        self._history.admitted(
+            request.id,
+            request.cached_len,
+            request.fill_len,
+            _piece(request),
+            now,
+            self._planner.num_steps,
+        )
+        if request.admitted_s < 0:
+            request.admitted_s = now
+            self._limits.admitted(request, now)
+            request.cached_tokens = request.cached_len
+            self._counters.num_prompt_tokens += request.prompt_len
+            self._counters.num_cached_tokens += request.cached_len
+        self._kv.take_row(request)
+        self._queue.admit(request)
+        request.state = RequestState.PREFILLING
+        for feature in self._hooks.of(request):
+            feature.enter_row(request)
+
+    # History
+
+    def _record_stop(
+        self,
+        now: float,
+        result: AddResult,
+        request: Request,
+        adder: PrefillAdder,
+        *,
+        was_picked: bool,
+    ) -> None:
+        """Write down why the walk ended, in the numbers of the moment at which it did."""
+        if was_picked:
+            self._record_pass(now, Stop.BUDGET if result is AddResult.OTHER else Stop.NO_TOKEN)
+            return
+        shortage = adder.shortage
+        assert shortage is not None, "a request was refused without a reason"
+        self._record_pass(now, STOPS[shortage.lack], request, shortage)
+
+    def _record_pass(
+        self,
+        now: float,
+        stop: Stop,
+        last: Request | None = None,
+        shortage: Shortage | None = None,
+    ) -> None:
+        """The walk over the queue ends, for what the request `last` lacks, if there is one."""
+        id = -1 if last is None else last.id
+        step = self._planner.num_steps
+        if shortage is None:
+            self._history.record_pass(now, step, stop, id)
+            return
+        self._history.record_pass(
+            now,
+            step,
+            stop,
+            id,
+            needed=shortage.needed,
+            available=shortage.available,
+            free=shortage.free,
+        )
+
+    def _note(self, now: float, request: Request, kind: EventKind, detail: str) -> None:
+        self._history.note(request.id, Event(now, self._planner.num_steps, kind, detail))
+
+
+def lacking(shortage: Shortage | None) -> str:
+    """Why an open prompt does not go on."""
+    assert shortage is not None, "a request was refused without a reason"
+    needed = shortage.needed
+    available = shortage.available
+    match shortage.lack:
+        case Lack.MEMORY:
+            return (
+                f"no KV memory to go on: {needed:,} tokens are needed, {available:,} are available"
+            )
+        case Lack.TIME:
+            return (
+                "no time to go on: the next tokens of running requests are due; "
+                f"it has {needed:,} to compute"
+            )
+        case _:
+            return (
+                f"the step has no tokens left to go on: {available:,} of the {needed:,} "
+                "that it has to compute"
+            )
+
+
+def _piece(request: Request) -> str:
+    """The part of its prompt that the planned step computes."""
+    return f"computes {request.kv_len:,} to {request.extend_end:,} of {request.fill_len:,}"
