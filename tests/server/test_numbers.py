@@ -19,6 +19,7 @@ import weft
 from tests.server.real_engine import RealServer, serving
 from weft.config.limits import Limits
 from weft.config.numbers import NUMBERS, QUERIES, shown
+from weft.messages.calls import ControlRequest
 from weft.messages.sampling import NUMERIC, InvalidParam, SamplingParams
 from weft.server.admin import weights
 from weft.server.app import OPERATIONS, Operation
@@ -161,6 +162,9 @@ def places(body: type[msgspec.Struct]) -> list[Place]:
             case inspected.StructType() if kind.cls.__name__ not in structs:
                 inner = path if shape == "one" else (*path, 0)
                 for field in kind.fields:
+                    # The number of a call is the server's own, and in no document.
+                    if field.name == "call" and issubclass(kind.cls, ControlRequest):
+                        continue
                     walk(
                         field.type,
                         (*inner, field.encode_name),
