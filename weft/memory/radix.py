@@ -134,7 +134,14 @@ class RadixCache:
         return Place(node if length else None, length, is_end=True)
 
     def pages_of(self, handle: Node | None) -> IntArray:
-        pieces = [node.pages for node in path_up(handle)]
+        # Written out instead of `path_up`: every match comes here.
+        pieces = []
+        node = handle
+        above = None if node is None else node.parent
+        while node is not None and above is not None:
+            pieces.append(node.pages)
+            node = above
+            above = node.parent
         if not pieces:
             return NO_PAGES
         if len(pieces) == 1:
@@ -162,16 +169,16 @@ class RadixCache:
         return Inserted(handle, end // TOKEN_BYTES, present // TOKEN_BYTES)
 
     def lock(self, handle: Node | None) -> None:
-        self._count(handle, locks=1)
+        self._count(handle, 1, 0)
 
     def unlock(self, handle: Node | None) -> None:
-        self._count(handle, locks=-1)
+        self._count(handle, -1, 0)
 
     def pin(self, handle: Node | None) -> None:
-        self._count(handle, pins=1)
+        self._count(handle, 0, 1)
 
     def unpin(self, handle: Node | None) -> None:
-        self._count(handle, pins=-1)
+        self._count(handle, 0, -1)
 
     def unshared_pages(self, handle: Node | None) -> int:
         num_bytes = 0
@@ -192,8 +199,8 @@ class RadixCache:
         while missing > 0:
             used, _, node = heapq.heappop(self._heap)
             node.is_queued = False
-            if not node.is_free_leaf:
-                continue  # it comes back when it is one again
+            if node.children or node.locks or node.pins:
+                continue  # it comes back when it is a free leaf again
             if node.used != used:
                 self._queue(node)  # used since: back in at its true age
                 continue
@@ -366,7 +373,7 @@ class RadixCache:
             node.is_queued = True
             heapq.heappush(self._heap, (node.used, node.serial, node))
 
-    def _count(self, handle: Node | None, *, locks: int = 0, pins: int = 0) -> None:
+    def _count(self, handle: Node | None, locks: int, pins: int) -> None:
         """Change the counts of a path, and the three sums with them.
 
         A page counts as protected if its node is locked, else as pinned, else as evictable. So
@@ -376,17 +383,18 @@ class RadixCache:
         pinned = 0
         # Written out instead of `path_up`: it runs twice for each request and decode page.
         node = handle
-        while node is not None and node.parent is not None:
+        parent = None if node is None else node.parent
+        while node is not None and parent is not None:
             num_bytes = len(node.pages)
             if not node.locks:
                 if node.pins:
                     pinned -= num_bytes
                 else:
                     evictable -= num_bytes
-            node.locks += locks
-            node.pins += pins
-            assert node.locks >= 0, "unlocked more often than locked"
-            assert node.pins >= 0, "unpinned more often than pinned"
+            if locks:
+                node.locks += locks
+            else:
+                node.pins += pins
             if not node.locks:
                 if node.pins:
                     pinned += num_bytes
@@ -394,10 +402,16 @@ class RadixCache:
                     evictable += num_bytes
                     if not node.children:
                         self._queue(node)
-            node = node.parent
-        self.evictable_pages += evictable // PAGE_BYTES
-        self.pinned_pages += pinned // PAGE_BYTES
-        self.protected_pages -= (evictable + pinned) // PAGE_BYTES
+            node = parent
+            parent = node.parent
+        # No node has lower counts than one below it: the lowest is the first to go wrong.
+        if handle is not None:
+            assert handle.locks >= 0, "unlocked more often than locked"
+            assert handle.pins >= 0, "unpinned more often than pinned"
+        if evictable or pinned:
+            self.evictable_pages += evictable // PAGE_BYTES
+            self.pinned_pages += pinned // PAGE_BYTES
+            self.protected_pages -= (evictable + pinned) // PAGE_BYTES
 
     def _trim(self, leaf: Node, num_pages: int) -> None:
         """Keep the first `num_pages` pages of a leaf."""
@@ -413,7 +427,7 @@ class RadixCache:
         del parent.children[leaf.key[: self._step]]
         for listener in self.listeners:
             listener.removed(leaf)
-        if not parent.is_free_leaf:
+        if parent.children or parent.locks or parent.pins:
             return
         if isinstance(parent, RootNode):
             self._roots.pop(parent.namespace, None)
