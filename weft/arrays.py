@@ -1,4 +1,5 @@
-"""Types of arrays, and arithmetic on them that more than one room needs. It knows nothing of requests or tensors."""
+"""Types of arrays, and arithmetic on them that more than one room needs. It knows nothing of
+requests or tensors."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from tests.scheduler.world import EOS, VOCAB, World
 from weft.assemble.build import scheduler_settings
 from weft.config.engine import EngineConfig
 from weft.messages.requests import Abort
-from weft.scheduler.policies.fair import Fair, Turn, Walk
+from weft.scheduler.policies.fair import Fair, TenantTurn, Walk
 from weft.scheduler.scheduler import Scheduler
 from weft.scheduler.settings import SchedulerSettings
 from weft.scheduler.waiting_table import WaitingTable
@@ -350,7 +350,7 @@ class PlainWalk:
 
     def next(
         self, served: list[float], since_oldest: list[int], *, may_leave_due: bool
-    ) -> tuple[int, Turn]:
+    ) -> tuple[int, TenantTurn]:
         oldest: dict[int, int] = {}
         for place, (tenant, _) in self.left.items():
             oldest.setdefault(tenant, place)
@@ -371,7 +371,7 @@ class PlainWalk:
             if self.left[rival][1] > self.left[place][1]:
                 place = rival
         tenant = self.left[place][0]
-        return place, Turn(is_due=tenant == due, is_oldest=tenant in wants)
+        return place, TenantTurn(is_due=tenant == due, is_oldest=tenant in wants)
 
     def _longest(self, places: list[int]) -> int:
         return max(places, key=lambda place: self.left[place][1])

@@ -331,7 +331,7 @@ def test_a_control_message_switches_the_policy_of_those_that_wait() -> None:
         scheduler = world.scheduler
 
     reply = HANDLERS[SetPolicy](Engine(), SetPolicy(call=1, policy="shortest-prefill-first"))  # type: ignore[arg-type]
-    assert reply == SetPolicyReply(call=1, success=True, before="fcfs")
+    assert reply == SetPolicyReply(success=True, before="fcfs")
     assert order(world) == [ids[1], ids[2], ids[0]]
     bad = HANDLERS[SetPolicy](Engine(), SetPolicy(call=2, policy="magic"))  # type: ignore[arg-type]
     assert isinstance(bad, SetPolicyReply)

@@ -5,6 +5,7 @@ python -m tests.shape.request_path [--chat] [--stream] [--list]
 
 from __future__ import annotations
 
+import argparse
 import sys
 import threading
 from collections import defaultdict
@@ -56,9 +57,14 @@ def chat(stream: bool = False) -> tuple[str, dict[str, Any]]:
 
 
 def main() -> None:
-    make = chat if "--chat" in sys.argv else completion
-    found = entered(*make("--stream" in sys.argv))
-    if "--list" in sys.argv:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--chat", action="store_true", help="a chat request")
+    parser.add_argument("--stream", action="store_true", help="a streamed answer")
+    parser.add_argument("--list", action="store_true", help="print every file")
+    asked = parser.parse_args()
+    make = chat if asked.chat else completion
+    found = entered(*make(asked.stream))
+    if asked.list:
         for file in sorted(found):
             print(f"{file:48} {len(found[file]):3} functions")
     print(f"{len(found)} files, {sum(map(len, found.values()))} functions")

@@ -327,7 +327,8 @@ class RadixCache:
         return node, length
 
     def _hang_leaf(self, parent: Node, key: bytes, pages: IntArray) -> Node:
-        """Put a new leaf below `parent`. It takes the first of `pages`, one for each page of key."""
+        """Put a new leaf below `parent`. It takes the first of `pages`, one for each page of
+        key."""
         num_pages = len(key) // self._step
         packed = np.ascontiguousarray(pages[:num_pages], dtype=np.int32).tobytes()
         assert len(packed) == num_pages * PAGE_BYTES, "fewer pages than the sequence has"

@@ -1,7 +1,8 @@
 """Which slot holds each token of each running request (SGLang: ReqToTokenPool).
 
-The runner keeps a copy of this table on its device and follows it from the plans. What a plan does not say by itself
-(a cached prefix, duplicates re-pointed to the tree's pages) is logged here until the next plan takes it along.
+The runner keeps a copy of this table on its device and follows it from the plans. What a plan does
+not say by itself (a cached prefix, duplicates re-pointed to the tree's pages) is logged here until
+the next plan takes it along.
 """
 
 from __future__ import annotations

@@ -172,9 +172,11 @@ class PrefillAdder:
         return AddResult.CONTINUE
 
     def add_chunked_req(self, request: Request) -> Request | None:
-        """Go on with the open chunk as far as the budgets allow. Returns it while its prompt is unfinished.
+        """Go on with the open chunk as far as the budgets allow. Returns it while its prompt is
+        unfinished.
 
-        Where memory allows no progress it is left out of the batch and waits for running requests to end.
+        Where memory allows no progress it is left out of the batch and waits for running requests
+        to end.
         """
         assert self.rem_chunk_tokens is not None
         rest = request.remaining_prefill
@@ -233,7 +235,8 @@ class PrefillAdder:
         if cut <= 0:
             self.shortage = self._cut_short(extend, limit, self.rem_step_tokens)
             return AddResult.OTHER
-        # At most one prompt is open. A cut by time leaves tokens over, so the walk may come here again.
+        # At most one prompt is open. A cut by time leaves tokens over, so the walk may come here
+        # again.
         if has_chunked_req or self.new_chunked_req is not None:
             self.shortage = Shortage(Lack.OPEN_PROMPT, extend, limit)
             return AddResult.OTHER

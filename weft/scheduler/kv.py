@@ -233,7 +233,8 @@ class KvMemory:
 
     @property
     def imbalance(self) -> int:
-        """free + quarantined + cached + owned - all: pages counted twice, or, below 0, not at all."""
+        """free + quarantined + cached + owned - all: pages counted twice, or, below 0, not at
+        all."""
         allocator = self.allocator
         cache = self.cache
         cached = cache.evictable_pages + cache.pinned_pages + cache.protected_pages

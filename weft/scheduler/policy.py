@@ -111,7 +111,8 @@ class Policy:
         self.subtree_counts: SubtreeCounts | None = None
 
     def key(self, table: WaitingTable, indices: IntArray, now: float) -> DoubleArray | LongArray:
-        """A number [n] for each of `indices` [n]: the lowest goes first, equal ones as they came."""
+        """A number [n] for each of `indices` [n]: the lowest goes first, equal ones as they
+        came."""
         raise NotImplementedError
 
     def order(self, table: WaitingTable, indices: IntArray, now: float) -> Iterator[Request]:
@@ -200,7 +201,8 @@ class DepthFirst(Policy):
 
 
 class Static(Policy):
-    """Static batching: no request joins a batch that decodes; all wait for its slowest. A baseline."""
+    """Static batching: no request joins a batch that decodes; all wait for its slowest. A
+    baseline."""
 
     ages = False
 

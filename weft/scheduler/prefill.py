@@ -20,8 +20,8 @@ from weft.scheduler.admission import (
     expected_tokens,
 )
 from weft.scheduler.batch import NO_ROWS, Batch, RunningBatch
-from weft.scheduler.counters import Counters
 from weft.scheduler.feature import FeatureHooks
+from weft.scheduler.history.counters import Counters
 from weft.scheduler.history.request_history import Event, EventKind, RequestHistory, Stop
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.limits.request_limits import RequestLimits

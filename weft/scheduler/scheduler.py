@@ -33,8 +33,8 @@ from weft.plan.step import Result
 from weft.scheduler.admission import NewTokenRatio
 from weft.scheduler.batch import Batch, RunningBatch
 from weft.scheduler.commit import End, commit
-from weft.scheduler.counters import Counters
 from weft.scheduler.feature import Feature, FeatureHooks, StepEffects
+from weft.scheduler.history.counters import Counters
 from weft.scheduler.history.request_history import RequestHistory, Stop
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.limits.deadlines import Deadlines

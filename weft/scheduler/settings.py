@@ -1,4 +1,5 @@
-"""What the scheduler needs to know, as plain numbers. Made from the engine's settings by `assemble/build.py`."""
+"""What the scheduler needs to know, as plain numbers. Made from the engine's settings by
+`assemble/build.py`."""
 
 from __future__ import annotations
 
@@ -68,9 +69,11 @@ class SchedulerSettings:
     def __post_init__(self) -> None:
         if self.chunked_prefill_size is not None and self.chunked_prefill_size < self.page_size:
             raise ValueError(
-                f"chunked_prefill_size is {self.chunked_prefill_size}; it must be at least page_size ({self.page_size})"
+                f"chunked_prefill_size is {self.chunked_prefill_size}; "
+                f"it must be at least page_size ({self.page_size})"
             )
         if self.chunked_prefill_size is not None and self.max_prefill_tokens < self.page_size:
             raise ValueError(
-                f"max_prefill_tokens is {self.max_prefill_tokens}; it must be at least page_size ({self.page_size})"
+                f"max_prefill_tokens is {self.max_prefill_tokens}; "
+                f"it must be at least page_size ({self.page_size})"
             )

@@ -1,5 +1,5 @@
-"""`Ops` by the CPU kernels. Activations are float32; the functions add operations to the program that
-is being recorded, and norms and sums become part of products (`../fusion.py`)."""
+"""`Ops` by the CPU kernels. Activations are float32; the functions add operations to the program
+that is being recorded, and norms and sums become part of products (`../fusion.py`)."""
 
 from __future__ import annotations
 

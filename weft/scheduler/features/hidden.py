@@ -22,7 +22,8 @@ MESSAGE_VALUES = 1 << 22  # in one message
 
 
 class HiddenStatesFeature(Feature):
-    """Keeps, by request, up to which position states have come, and up to which they are asked for."""
+    """Keeps, by request, up to which position states have come, and up to which they are asked
+    for."""
 
     sampling_fields = ("hidden_states",)
 
@@ -95,7 +96,8 @@ class HiddenStatesFeature(Feature):
 
 
 def _messages(id: int, start: int, states: FloatArray) -> list[HiddenStatesPiece]:
-    """The states [n, H] of the tokens from position `start` on, in messages that a channel takes."""
+    """The states [n, H] of the tokens from position `start` on, in messages that a channel
+    takes."""
     length = max(1, MESSAGE_VALUES // states.shape[1])
     messages = []
     for begin in range(0, len(states), length):

@@ -22,7 +22,7 @@ from weft.scheduler.feature import Feature
 from weft.scheduler.features.turns import (
     Dropped,
     Session,
-    Turn,
+    SessionTurn,
     TurnRefused,
     session_name,
     shared_len,
@@ -36,8 +36,8 @@ class Begun(NamedTuple):
     """A request that may become a turn."""
 
     message: GenerateRequest  # with the whole prompt
-    turn: Turn
-    replaced: list[Turn]  # that it makes the session forget
+    turn: SessionTurn
+    replaced: list[SessionTurn]  # that it makes the session forget
 
 
 class Sessions(Feature):
@@ -48,7 +48,7 @@ class Sessions(Feature):
     def __init__(self, limits: SessionLimits) -> None:
         self._limits = limits
         self.by_name: dict[str, Session] = {}  # open sessions
-        self._by_id: dict[int, Turn] = {}  # turns by the number of their request
+        self._by_id: dict[int, SessionTurn] = {}  # turns by the number of their request
         self.due_s = math.inf  # no session is idle for too long before that
 
     def __len__(self) -> int:
@@ -163,7 +163,7 @@ class Sessions(Feature):
                 input_ids=history + own,
                 sampling=msgspec.structs.replace(message.sampling, max_new_tokens=max_new),
             ),
-            Turn(message.id, message.rid, session, parent, start, own, max_new),
+            SessionTurn(message.id, message.rid, session, parent, start, own, max_new),
             replaced,
         )
 
@@ -232,14 +232,14 @@ class Sessions(Feature):
 
     # Inside
 
-    def _give(self, turn: Turn, tokens: bytes) -> None:
+    def _give(self, turn: SessionTurn, tokens: bytes) -> None:
         """The turn has these tokens of its own, and is charged for no more."""
         turn.tokens = tokens
         num_tokens = len(tokens) // TOKEN_BYTES
         turn.session.num_tokens += num_tokens - turn.num_charged
         turn.num_charged = num_tokens
 
-    def _forget(self, turn: Turn) -> None:
+    def _forget(self, turn: SessionTurn) -> None:
         """Take a turn out of its session; an open one is charged until its request has ended."""
         session = turn.session
         if not turn.is_forgotten:
@@ -267,7 +267,7 @@ class Sessions(Feature):
         del self.by_name[session.name]
 
 
-def _replaced(session: Session, parent: Turn | None) -> list[Turn]:
+def _replaced(session: Session, parent: SessionTurn | None) -> list[SessionTurn]:
     """What is forgotten when a request goes on behind `parent`, or begins anew: children after
     their parents.
     """

@@ -26,7 +26,7 @@ class TurnRefused(Exception):
         self.refusal = Refusal(message, status)
 
 
-class Turn:
+class SessionTurn:
     """A request of a session, from its arrival on."""
 
     __slots__ = (
@@ -39,7 +39,7 @@ class Turn:
         id: int,
         name: str,
         session: Session,
-        parent: Turn | None,
+        parent: SessionTurn | None,
         start: int,
         tokens: bytes,
         max_new: int,
@@ -48,7 +48,7 @@ class Turn:
         self.name = name  # its rid
         self.session = session
         self.parent = parent
-        self.children: list[Turn] = []
+        self.children: list[SessionTurn] = []
         self.start = start  # tokens that it shares with its parent
         self.tokens = (
             tokens  # int32, packed: its own, behind those; the output comes in when it has ended
@@ -66,7 +66,7 @@ class Turn:
     def history(self, end: int) -> bytes:
         """The first `end` tokens of the conversation up to here, packed."""
         pieces = []
-        turn: Turn | None = self
+        turn: SessionTurn | None = self
         while turn is not None and end:
             if end > turn.start:
                 pieces.append(turn.tokens[: (end - turn.start) * TOKEN_BYTES])
@@ -75,7 +75,7 @@ class Turn:
         pieces.reverse()
         return b"".join(pieces)
 
-    def followers(self) -> Iterator[Turn]:
+    def followers(self) -> Iterator[SessionTurn]:
         """All turns below this one."""
         stack = list(self.children)
         while stack:
@@ -107,8 +107,8 @@ class Session:
         self.capacity = capacity  # tokens of all its turns together
         self.timeout_s = timeout_s  # 0: never
         self.used_s = now
-        self.turns: dict[str, Turn] = {}  # by name, without forgotten ones
-        self.last: Turn | None = None  # that ended last
+        self.turns: dict[str, SessionTurn] = {}  # by name, without forgotten ones
+        self.last: SessionTurn | None = None  # that ended last
         self.num_tokens = 0  # charged by its turns
         self.num_open = 0  # turns whose request has not ended, forgotten ones, too
         self.num_turns = 0  # that there ever were
@@ -116,7 +116,7 @@ class Session:
         self.pin: Pin | None = None  # on the KV of `last`
         self.dropped: Dropped | None = None  # that KV, since the last turn began
 
-    def parent_of(self, params: SessionParams) -> Turn | None:
+    def parent_of(self, params: SessionParams) -> SessionTurn | None:
         """The turn that a request continues.
 
         Raises TurnRefused if there is none such, or it has not ended.
@@ -147,7 +147,7 @@ class Session:
         return turn
 
 
-def shared_len(parent: Turn | None, params: SessionParams) -> int:
+def shared_len(parent: SessionTurn | None, params: SessionParams) -> int:
     """How many tokens of its parent's conversation a turn keeps.
 
     Raises TurnRefused if there are not so many.

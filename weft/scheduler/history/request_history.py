@@ -1,10 +1,11 @@
 """What was decided about each request, and why: the history that explains the scheduler.
 
-Two kinds of entries. An *event* concerns one request (arrived, admitted, first token, retracted, finished). A *pass* is
-one walk over the queue that left requests waiting, or that could not begin: it is written once, with what stopped it,
-and equal ones in succession are counted, not repeated. Walks are numbered. Why a request waited follows from the passes
-between its arrival and its admission, but for those walks in which it was held or deferred itself, so that a thousand
-waiting requests cost no more than one. `service/insight.py` tells it in words.
+Two kinds of entries. An *event* concerns one request (arrived, admitted, first token, retracted,
+finished). A *pass* is one walk over the queue that left requests waiting, or that could not begin:
+it is written once, with what stopped it, and equal ones in succession are counted, not repeated.
+Walks are numbered. Why a request waited follows from the passes between its arrival and its
+admission, but for those walks in which it was held or deferred itself, so that a thousand waiting
+requests cost no more than one. `engine/explain.py` tells it in words.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class EventKind(Enum):
     CHUNK = "chunk"  # another piece of its prompt
     STALLED = "stalled"  # its open prompt gets no piece of this step
     DEFERRED = "deferred"  # its new prefix is being computed by another request of the pass
-    WAITING_REASON = "held"  # a part of the scheduler lets it wait, or the input is blocked, or generation paused
+    # a part of the scheduler lets it wait, or the input is blocked, or generation paused
+    WAITING_REASON = "held"
     RELEASED = "released"  # of the last two
     FIRST_TOKEN = "first token"
     RETRACTED = "retracted"
@@ -43,7 +45,8 @@ _REPEATED = PASSED_OVER | {EventKind.CHUNK, EventKind.STALLED}  # successive one
 
 
 class Event(NamedTuple):
-    """Something that happened to a request, or did so `times` times in succession; then `detail` is of the last."""
+    """Something that happened to a request, or did so `times` times in succession; then `detail` is
+    of the last."""
 
     time_s: float
     step: int
@@ -97,7 +100,8 @@ class SchedulingPass:
         self.id = id  # the request at which it stopped, or -1
         self.needed = 0  # tokens that this one needed: of memory, or of the step's budget
         self.available = 0  # and that there were
-        self.free = 0  # tokens of memory that were free or evictable, some of them kept for running requests
+        # tokens of memory that were free or evictable, some of them kept for running requests
+        self.free = 0
         self.times = 0
 
 
@@ -243,7 +247,8 @@ class RequestHistory:
     def admitted(
         self, id: int, found: int, fill_len: int, piece: str, now: float, step: int
     ) -> None:
-        """`found` of the `fill_len` tokens that it has are cached; `piece` says what the step computes of the rest."""
+        """`found` of the `fill_len` tokens that it has are cached; `piece` says what the step
+        computes of the rest."""
         trace = self._open[id]
         trace.stops_waiting(now, self.num_walks)
         if trace.admitted_s == NEVER:
@@ -253,7 +258,10 @@ class RequestHistory:
         else:
             trace.refound_tokens += found
             trace.recomputed_tokens += fill_len - found
-            detail = f"again: of its {fill_len:,} tokens {found:,} are still cached, {fill_len - found:,} to compute"
+            detail = (
+                f"again: of its {fill_len:,} tokens {found:,} are still cached, "
+                f"{fill_len - found:,} to compute"
+            )
         trace.add(Event(now, step, EventKind.ADMITTED, detail), self.num_walks)
 
     def first_token(self, id: int, now: float, step: int) -> None:
@@ -306,8 +314,8 @@ class RequestHistory:
         available: int = 0,
         free: int = 0,
     ) -> None:
-        """Write that the present walk left requests waiting. One that did not begin, because nothing has changed since
-        the batch was full, counts with the pass that filled it."""
+        """Write that the present walk left requests waiting. One that did not begin, because
+        nothing has changed since the batch was full, counts with the pass that filled it."""
         last = self._passes[-1] if self._passes else None
         is_same = last is not None and (
             (stop is Stop.FULL and last.stop in _FILLED) or (stop is last.stop and id == last.id)

@@ -1,8 +1,9 @@
-"""Requests that take too long: ended wherever they are, by what the clock says when the next step is chosen.
+"""Requests that take too long: ended wherever they are, by what the clock says when the next step
+is chosen.
 
-Three limits: a request's own (`timeout_ms`, from its arrival), and for all the longest wait for the first admission
-(`max_queue_s`) and the longest run from there on (`max_run_s`). A request that is taken back to the queue has begun:
-only its own limit and `max_run_s` count then.
+Three limits: a request's own (`timeout_ms`, from its arrival), and for all the longest wait for the
+first admission (`max_queue_s`) and the longest run from there on (`max_run_s`). A request that is
+taken back to the queue has begun: only its own limit and `max_run_s` count then.
 """
 
 from __future__ import annotations
@@ -76,11 +77,13 @@ class Deadlines:
 
     @property
     def next_s(self) -> float:
-        """When to look again; infinite if there is no deadline. May be that of a request which has ended."""
+        """When to look again; infinite if there is no deadline. May be that of a request which has
+        ended."""
         return self._heap[0].when_s if self._heap else math.inf
 
     def expired(self, requests: Mapping[int, Request], now: float) -> Iterator[Expired]:
-        """The requests among the open ones whose time is over. The caller ends each before it takes the next."""
+        """The requests among the open ones whose time is over. The caller ends each before it takes
+        the next."""
         heap = self._heap
         while heap and heap[0].when_s <= now:
             entry = heap[0]
@@ -94,7 +97,8 @@ class Deadlines:
 
     @staticmethod
     def _late(entry: Entry, requests: Mapping[int, Request]) -> Expired | None:
-        """Whom a deadline that has passed ends; nobody if the request has ended, or has done what was asked in time."""
+        """Whom a deadline that has passed ends; nobody if the request has ended, or has done what
+        was asked in time."""
         request = requests.get(entry.id)
         if request is None or request.arrival_order != entry.arrival_order:
             return None
@@ -116,4 +120,5 @@ def _message(entry: Entry, has_run: bool) -> str:
         case Limit.RUN:
             return f"the request ran for {entry.span_s:g} s, as long as --max-run-s allows"
         case Limit.OWN:
-            return f"the request has not {'ended' if has_run else 'begun'} within its timeout of {entry.span_s:g} s"
+            missing = "ended" if has_run else "begun"
+            return f"the request has not {missing} within its timeout of {entry.span_s:g} s"

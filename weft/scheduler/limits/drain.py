@@ -1,7 +1,7 @@
 """How fast the queue drains, and so when somebody whom it has refused should come again.
 
-Measured by the admissions of the last half minute; the time is an argument, so that the same course of things tells
-the same.
+Measured by the admissions of the last half minute; the time is an argument, so that the same course
+of things tells the same.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Drain:
     def retry_after_s(self, num_waiting: int, now: float) -> int:
         """Seconds after which those that wait now will have got a row, if it goes on as it does.
 
-        At least a second, and at most a minute; so much, too, if nobody got a row for a while. Before the first one has
-        there is nothing to go by: a second.
+        At least a second, and at most a minute; so much, too, if nobody got a row for a while.
+        Before the first one has there is nothing to go by: a second.
         """
         admitted = self._admitted
         while admitted and admitted[0] < now - WINDOW_S:

@@ -1,4 +1,5 @@
-"""Requests that are refused on arrival, because they could never run. (The queue's limits are in `queue.py`.)"""
+"""Requests that are refused on arrival, because they could never run. (The queue's limits are in
+`queue.py`.)"""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ def refusal(
     new = 1 if message.sampling.max_new_tokens is None else message.sampling.max_new_tokens
     if len(prompt) + new > max_len:
         return Refusal(
-            f"the prompt has {len(prompt):,} tokens and {new:,} are to be generated; together at most {max_len:,} fit",
+            f"the prompt has {len(prompt):,} tokens and {new:,} are to be generated; "
+            f"together at most {max_len:,} fit",
             400,
         )
     why_not = _out_of_range(message) or _misuse(message, settings)
@@ -42,8 +44,10 @@ def refusal(
 
 
 def _out_of_range(message: GenerateRequest) -> str:
-    """Which number of a request no column of the scheduler may hold, if one does not fit. Clients hear of it before,
-    with all other numbers."""
+    """Why a number of the request fits no column of the scheduler; empty if all fit.
+
+    The front checks the same ranges before, so a client usually hears of it there.
+    """
     sampling = message.sampling
     for name, value in (
         ("priority", message.priority),
@@ -56,7 +60,10 @@ def _out_of_range(message: GenerateRequest) -> str:
 
 
 def _misuse(message: GenerateRequest, settings: SchedulerSettings) -> str | None:
-    """Tokens are asked of a model that generates none, or vectors of one that makes none, or of another form."""
+    """Why the model cannot give what the request asks for; None if it can.
+
+    A model may generate no tokens, make no vectors, or make vectors of another form.
+    """
     limits, asked = settings.pooling, message.pooling
     wants_tokens = message.sampling.max_new_tokens != 0
     if limits is not None and wants_tokens:
@@ -67,7 +74,10 @@ def _misuse(message: GenerateRequest, settings: SchedulerSettings) -> str | None
         )
         return f"this model generates no tokens; it makes {gives}"
     if limits is not None and (message.vectors or _wants_states(message)):
-        return "this model serves neither input embeddings nor hidden states nor log probabilities of prompts"
+        return (
+            "this model serves neither input embeddings nor hidden states "
+            "nor log probabilities of prompts"
+        )
     if asked is None:
         return None
     if wants_tokens:
@@ -79,10 +89,15 @@ def _misuse(message: GenerateRequest, settings: SchedulerSettings) -> str | None
         if limits is not None:
             return "label tokens are for a model that generates; this one does not"
         if bad:
-            return f"label_token_ids has token id {bad[0]}; 0 to {settings.vocab_size - 1:,} are allowed"
-        return f"label_token_ids has {len(asked.label_ids):,} ids; at most {MAX_LABEL_IDS:,} are allowed"
+            highest = settings.vocab_size - 1
+            return f"label_token_ids has token id {bad[0]}; 0 to {highest:,} are allowed"
+        num_ids = len(asked.label_ids)
+        return f"label_token_ids has {num_ids:,} ids; at most {MAX_LABEL_IDS:,} are allowed"
     if limits is None:
-        return "this model generates tokens; it makes vectors if the server is started with --task embed"
+        return (
+            "this model generates tokens; "
+            "it makes vectors if the server is started with --task embed"
+        )
     return _form(message, asked, limits)
 
 

@@ -1,1 +1,2 @@
-"""How long a step takes, and how much a step may hold so that it does not take longer than allowed."""
+"""How long a step takes, and how much a step may hold so that it does not take longer than
+allowed."""

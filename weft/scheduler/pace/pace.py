@@ -1,8 +1,8 @@
 """How much of a prompt a step may compute while others wait for their next token.
 
-Between two steps of the running requests, prompts get what is left of the bound, cut to measure by what steps cost
-(`step_cost.py`); then the running requests have their turn. The shortest piece of a prompt that is worth a step may
-always run between two turns, so prompts are not starved either.
+Between two steps of the running requests, prompts get what is left of the bound, cut to measure by
+what steps cost (`step_cost.py`); then the running requests have their turn. The shortest piece of a
+prompt that is worth a step may always run between two turns, so prompts are not starved either.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ MIN_TOKENS = 16  # of a prompt, worth a step
 
 
 class StepBudget:
-    """What the prompts of one step may take. `min_tokens`: so many are allowed to the first in any case."""
+    """What the prompts of one step may take. `min_tokens`: so many are allowed to the first in any
+    case."""
 
     def __init__(
         self, left_s: float, rates: tuple[float, float], max_tokens: int, min_tokens: int
@@ -31,7 +32,8 @@ class StepBudget:
         self._min_tokens = min_tokens
 
     def limit(self, start: int) -> int:
-        """How many tokens behind `start` others fit: b·n + c·(start·n + n²/2) <= the seconds left."""
+        """How many tokens behind `start` others fit: b·n + c·(start·n + n²/2) <= the seconds
+        left."""
         fits = float(self._max_tokens)
         linear, pair_s, left_s = (
             self._token_s + self._pair_s * start,
@@ -53,8 +55,8 @@ class StepBudget:
 
 
 class Pace:
-    """Keeps the time between two tokens of a running request below `max_step_s`, as far as a single step allows. With 0
-    it bounds nothing and costs nothing."""
+    """Keeps the time between two tokens of a running request below `max_step_s`, as far as a single
+    step allows. With 0 it bounds nothing and costs nothing."""
 
     def __init__(
         self, max_step_s: float, page_size: int, columns: Columns, running: RunningBatch
@@ -94,7 +96,8 @@ class Pace:
         return budget is not None and budget.limit(0) < self._min_tokens
 
     def budget(self, *, mixes: bool) -> StepBudget | None:
-        """What prompts may take of the next step; None: anything. `mixes`: the running requests are in that step."""
+        """What prompts may take of the next step; None: anything. `mixes`: the running requests are
+        in that step."""
         load = self._waiting_load() if self._max_step_s else None
         if load is None or not load.tokens:
             return None

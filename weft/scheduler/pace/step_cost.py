@@ -1,10 +1,12 @@
-"""The cost model of a step: how long it takes, by what it has to do. Learnt online, or fitted to a file of measurements.
+"""The cost model of a step: how long it takes, by what it has to do. Learnt online, or fitted to a
+file of measurements.
 
     seconds = step + token · tokens + pair · pairs + context · context + sample · samples
 
-`tokens` are those that the step computes, `pairs` those of a token and one that it attends to, `context` the KV entries
-that attention reads, `samples` the tokens that are chosen. The scheduler learns the first three terms while steps run
-(`CostEstimator`); the simulator fits or is given four of them (`weft/sim/cost.py`). Knows nothing of requests.
+`tokens` are those that the step computes, `pairs` those of a token and one that it attends to,
+`context` the KV entries that attention reads, `samples` the tokens that are chosen. The scheduler
+learns the first three terms while steps run (`CostEstimator`); the simulator fits or is given four
+of them (`weft/sim/cost.py`). Knows nothing of requests.
 
 Plain Python floats and no library: a replay on another machine must come to the same numbers.
 """
@@ -23,7 +25,8 @@ from weft.plan.step import Plan
 Matrix = list[list[float]]
 
 FORGET = 0.98  # weight of a measurement after another one of its kind
-# A step that takes longer than this multiple of what was expected counts as that: something else disturbed it.
+# A step that takes longer than this multiple of what was expected counts as that: something else
+# disturbed it.
 MAX_SURPRISE = 4.0
 MIN_STEP_S = 1e-4
 
@@ -68,7 +71,8 @@ class CostModel(NamedTuple):
 
 
 class NormalEquations:
-    """Those of weighted least squares: matrix [N, N] @ x = vector [N]. Older rows may weigh less and less."""
+    """Those of weighted least squares: matrix [N, N] @ x = vector [N]. Older rows may weigh less
+    and less."""
 
     def __init__(self, size: int, forget: float = 1.0) -> None:
         self.matrix: Matrix = [[0.0] * size for _ in range(size)]
@@ -84,8 +88,8 @@ class NormalEquations:
 
 
 class CostEstimator:
-    """Learns the terms of step, tokens and pairs. Steps with prompts and decode steps are forgotten apart: a thousand
-    decode steps teach nothing of prompts."""
+    """Learns the terms of step, tokens and pairs. Steps with prompts and decode steps are forgotten
+    apart: a thousand decode steps teach nothing of prompts."""
 
     # Step, tokens and pairs in units of this size differ little from each other in number.
     UNITS = (1.0, 256.0, 65_536.0)
@@ -142,7 +146,8 @@ def _sum(one: Sequence[float], other: Sequence[float]) -> list[float]:
 def solve_not_negative(matrix: Matrix, vector: Sequence[float]) -> list[float]:
     """The x >= 0 [N] that minimises x·matrix·x / 2 - vector·x.
 
-    With three or four unknowns each subset of them can be tried: the best one whose solution is positive is the answer.
+    With three or four unknowns each subset of them can be tried: the best one whose solution is
+    positive is the answer.
     """
     num_unknowns = len(vector)
     best = [0.0] * num_unknowns

@@ -1,1 +1,2 @@
-"""The larger policies. Each is a `Policy` (see `scheduler/policy.py`) and stands in `POLICIES` there."""
+"""The larger policies. Each is a `Policy` (see `scheduler/policy.py`) and stands in `POLICIES`
+there."""

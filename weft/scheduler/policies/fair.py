@@ -112,7 +112,9 @@ class Fair(Policy):
         self._waiting: set[int] = set()  # arrivals of requests that have not run under this policy
         self._floor = 0.0  # the least counter of tenants that wait, as of the last look
         self._since_due = 0  # admissions since the last of the tenant whose turn it was
-        self._turns: dict[int, Turn] = {}  # why the last order named a request, by its arrival
+        self._turns: dict[
+            int, TenantTurn
+        ] = {}  # why the last order named a request, by its arrival
         self._passed_over: Request | None = None  # the last named one, if it cannot be admitted
         # By row.
         self._tenant_of: LongArray = np.zeros(num_rows, dtype=np.int64)
@@ -254,7 +256,8 @@ class Fair(Policy):
         return served
 
     def _unpaid(self, rows: IntArray) -> DoubleArray:
-        """By tenant, what `rows` have generated under it; it is paid when a request leaves its row."""
+        """By tenant, what `rows` have generated under it; it is paid when a request leaves its
+        row."""
         tenants = self._tenant_of[rows]
         generated = self.context.columns.known_len[rows] - self._first_len[rows]
         cost = generated * DECODE_COST / self._tenants.weight[tenants]
@@ -263,14 +266,14 @@ class Fair(Policy):
         return sums.astype(np.float64, copy=False)
 
 
-class Turn(NamedTuple):
+class TenantTurn(NamedTuple):
     """Why a request was named next."""
 
     is_due: bool  # its tenant was the least served
     is_oldest: bool  # it was overdue, and its tenant's turn for such a one had come
 
 
-NO_TURN = Turn(is_due=False, is_oldest=False)
+NO_TURN = TenantTurn(is_due=False, is_oldest=False)
 
 
 class Walk:
@@ -306,7 +309,7 @@ class Walk:
         self._oldest: LongArray = np.full(len(service), num)
         self._oldest[self._tenants[::-1]] = np.arange(num - 1, -1, -1)
 
-    def next(self, *, may_leave_due: bool) -> tuple[int, Turn]:
+    def next(self, *, may_leave_due: bool) -> tuple[int, TenantTurn]:
         """The position of the next request.
 
         `may_leave_due`: for its cached prefix, another tenant's may go before that of the tenant
@@ -328,7 +331,7 @@ class Walk:
             if self._cached[rival] > self._cached[position]:
                 position = rival
         tenant = int(self._tenants[position])
-        return position, Turn(is_due=tenant == due, is_oldest=bool(wants_oldest[tenant]))
+        return position, TenantTurn(is_due=tenant == due, is_oldest=bool(wants_oldest[tenant]))
 
     def take(self, position: int) -> int:
         """The request at this position is not left any more. Returns its tenant."""
