@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
+from operator import attrgetter
 from typing import ClassVar, TypeAlias
 
 import msgspec
@@ -110,10 +111,52 @@ class Feature:
         """
 
 
-# Name and default of a field of a message, and the feature that another value turns on.
-Trigger: TypeAlias = tuple[str, object, Feature]
 Prepare: TypeAlias = Callable[[Batch, Columns, StepInputs], None]
 Commit: TypeAlias = Callable[[Batch, Columns, Result, StepEffects], None]
+
+
+class Triggers:
+    """The fields of one kind of message that turn features on, by another value than their default.
+
+    Most messages have the defaults in all of them. One comparison finds that out, and no field is
+    looked at by itself.
+    """
+
+    def __init__(self, kind: type[msgspec.Struct]) -> None:
+        self._fields = {field.name: field for field in msgspec.structs.fields(kind)}
+        self._triggers: list[tuple[str, object, Feature]] = []
+        self._defaults: tuple[object, ...] = ()
+        self._read: Callable[[object], object] = _nothing
+
+    def add(self, names: Iterable[str], feature: Feature) -> None:
+        """Another value than the default of one of these fields turns the feature on."""
+        for name in names:
+            field = self._fields[name]
+            default = field.default
+            if field.default_factory is not msgspec.NODEFAULT:
+                default = field.default_factory()
+            self._triggers.append((name, default, feature))
+        if not self._triggers:
+            return
+        all_names = [name for name, _, _ in self._triggers]
+        all_defaults = [default for _, default, _ in self._triggers]
+        # The first stands there twice: of a single name, attrgetter would give no tuple.
+        self._read = attrgetter(*all_names, all_names[0])
+        self._defaults = (*all_defaults, all_defaults[0])
+
+    def turned_on(self, message: msgspec.Struct) -> list[Feature]:
+        """The features that the message turns on, one for each field that does."""
+        if self._read(message) == self._defaults:
+            return []
+        return [
+            feature
+            for name, default, feature in self._triggers
+            if getattr(message, name) != default
+        ]
+
+
+def _nothing(message: object) -> tuple[object, ...]:
+    return ()
 
 
 class FeatureHooks:
@@ -127,8 +170,8 @@ class FeatureHooks:
         self._features: list[Feature] = []
         self._num_users: dict[Feature, int] = {}
         self._by_id: dict[int, tuple[Feature, ...]] = {}  # of the open requests that use some
-        self._sampling_fields: list[Trigger] = []
-        self._request_fields: list[Trigger] = []
+        self._by_sampling = Triggers(SamplingParams)
+        self._by_request = Triggers(GenerateRequest)
         self._of_all: list[Feature] = []  # used by every request
         self.prepare: list[Prepare] = []
         self.commit: list[Commit] = []
@@ -139,21 +182,18 @@ class FeatureHooks:
         """Offer a feature to the requests that arrive from now on."""
         self._features.append(feature)
         self._num_users[feature] = 0
-        self._sampling_fields += _triggers(SamplingParams, feature.sampling_fields, feature)
-        self._request_fields += _triggers(GenerateRequest, feature.request_fields, feature)
+        self._by_sampling.add(feature.sampling_fields, feature)
+        self._by_request.add(feature.request_fields, feature)
         if not (feature.sampling_fields or feature.request_fields):
             self._of_all.append(feature)
 
     def used_by(self, message: GenerateRequest) -> tuple[Feature, ...]:
         """The features that a request uses, in the order of the features."""
-        used = list(self._of_all)
-        sampling = message.sampling
-        for name, default, feature in self._sampling_fields:
-            if getattr(sampling, name) != default:
-                used.append(feature)
-        for name, default, feature in self._request_fields:
-            if getattr(message, name) != default:
-                used.append(feature)
+        used = [
+            *self._of_all,
+            *self._by_sampling.turned_on(message.sampling),
+            *self._by_request.turned_on(message),
+        ]
         if not used:
             return ()
         return tuple(feature for feature in self._features if feature in used)
@@ -208,16 +248,3 @@ class FeatureHooks:
                 self.prepare.append(feature.prepare)
             if kind.commit is not Feature.commit:
                 self.commit.append(feature.commit)
-
-
-def _triggers(kind: type[msgspec.Struct], names: Iterable[str], feature: Feature) -> list[Trigger]:
-    """The named fields of a message, whose values turn the feature on."""
-    triggers: list[Trigger] = []
-    fields = {field.name: field for field in msgspec.structs.fields(kind)}
-    for name in names:
-        field = fields[name]
-        default = field.default
-        if field.default_factory is not msgspec.NODEFAULT:
-            default = field.default_factory()
-        triggers.append((name, default, feature))
-    return triggers

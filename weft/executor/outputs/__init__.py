@@ -1,1 +1,1 @@
-"""What a step computes besides tokens: a file for each kind, and the table of them in `aux.py`."""
+"""What a step computes besides tokens: a file for each kind, and their table, `aux_outputs.py`."""

@@ -8,7 +8,7 @@ these among torch's.
 Requests are served meanwhile. Before the first recording torch imports its compiler, which takes
 seconds on a busy machine: a thread of its own does that. Recording slows steps down a little; when
 it ends, torch holds everything up for about 10 µs for each event (weft-nano has 1,600 in a step);
-the rest is done by a process of its own (`profile_report.py`). Recording ends by itself after
+the rest is done by a process of its own (`report.py`). Recording ends by itself after
 `MAX_PROFILED_STEPS`: all events are kept in memory until then.
 """
 
