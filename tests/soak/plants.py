@@ -73,10 +73,10 @@ def pages_exchanged(every: Every) -> None:
     take_row = KvMemory.take_row
 
     def taken(self: KvMemory, request: Any) -> None:
-        if len(request.prefix_pages) > 1 and every():
-            pages = request.prefix_pages.copy()
+        if len(request.prefix.pages) > 1 and every():
+            pages = request.prefix.pages.copy()
             pages[[0, 1]] = pages[[1, 0]]
-            request.prefix_pages = pages
+            request.prefix = request.prefix._replace(pages=pages)
         take_row(self, request)
 
     KvMemory.take_row = taken  # type: ignore[method-assign]
