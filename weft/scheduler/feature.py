@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
+from functools import cache
 from operator import attrgetter
 from typing import ClassVar, TypeAlias
 
@@ -122,31 +123,26 @@ class Triggers:
     looked at by itself.
     """
 
-    def __init__(self, kind: type[msgspec.Struct]) -> None:
-        self._fields = {field.name: field for field in msgspec.structs.fields(kind)}
+    def __init__(self) -> None:
         self._triggers: list[tuple[str, object, Feature]] = []
+        self._names: tuple[str, ...] = ()
         self._defaults: tuple[object, ...] = ()
-        self._read: Callable[[object], object] = _nothing
 
-    def add(self, names: Iterable[str], feature: Feature) -> None:
-        """Another value than the default of one of these fields turns the feature on."""
+    def add(self, kind: type[msgspec.Struct], names: Iterable[str], feature: Feature) -> None:
+        """Another value than the default of one of these fields of `kind` turns the feature on."""
+        fields = {field.name: field for field in msgspec.structs.fields(kind)}
         for name in names:
-            field = self._fields[name]
+            field = fields[name]
             default = field.default
             if field.default_factory is not msgspec.NODEFAULT:
                 default = field.default_factory()
             self._triggers.append((name, default, feature))
-        if not self._triggers:
-            return
-        all_names = [name for name, _, _ in self._triggers]
-        all_defaults = [default for _, default, _ in self._triggers]
-        # The first stands there twice: of a single name, attrgetter would give no tuple.
-        self._read = attrgetter(*all_names, all_names[0])
-        self._defaults = (*all_defaults, all_defaults[0])
+        self._names = tuple(name for name, _, _ in self._triggers)
+        self._defaults = tuple(default for _, default, _ in self._triggers)
 
     def turned_on(self, message: msgspec.Struct) -> list[Feature]:
         """The features that the message turns on, one for each field that does."""
-        if self._read(message) == self._defaults:
+        if not self._names or _reader(self._names)(message) == self._defaults:
             return []
         return [
             feature
@@ -155,8 +151,14 @@ class Triggers:
         ]
 
 
-def _nothing(message: object) -> tuple[object, ...]:
-    return ()
+@cache
+def _reader(names: tuple[str, ...]) -> Callable[[object], tuple[object, ...]]:
+    """A function that reads these attributes at once. It is kept here, because an engine's state,
+    which journals write down, holds values alone.
+    """
+    if len(names) == 1:
+        return lambda message: (getattr(message, names[0]),)
+    return attrgetter(*names)
 
 
 class FeatureHooks:
@@ -170,8 +172,8 @@ class FeatureHooks:
         self._features: list[Feature] = []
         self._num_users: dict[Feature, int] = {}
         self._by_id: dict[int, tuple[Feature, ...]] = {}  # of the open requests that use some
-        self._by_sampling = Triggers(SamplingParams)
-        self._by_request = Triggers(GenerateRequest)
+        self._by_sampling = Triggers()
+        self._by_request = Triggers()
         self._of_all: list[Feature] = []  # used by every request
         self.prepare: list[Prepare] = []
         self.commit: list[Commit] = []
@@ -182,8 +184,8 @@ class FeatureHooks:
         """Offer a feature to the requests that arrive from now on."""
         self._features.append(feature)
         self._num_users[feature] = 0
-        self._by_sampling.add(feature.sampling_fields, feature)
-        self._by_request.add(feature.request_fields, feature)
+        self._by_sampling.add(SamplingParams, feature.sampling_fields, feature)
+        self._by_request.add(GenerateRequest, feature.request_fields, feature)
         if not (feature.sampling_fields or feature.request_fields):
             self._of_all.append(feature)
 

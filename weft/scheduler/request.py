@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from weft.arrays import BoolArray, FloatArray, IntArray, LongArray
@@ -91,6 +92,9 @@ class Request:
         goes_first: bool = False,
     ) -> None:
         prompt_len = len(message.input_ids) // TOKEN_BYTES
+        if message.vectors:
+            # Their feature keeps them; here they would be held twice, and written into journals.
+            message = msgspec.structs.replace(message, vectors=b"")
         self.spec = RequestSpec(message, prompt_len, seed, arrival_order, arrival_s, goes_first)
         self.id = message.id
         # int32 [fill_len]: the prompt, and after a retraction the output so far.
