@@ -15,6 +15,8 @@ BoolArray: TypeAlias = NDArray[np.bool_]
 
 Ints = TypeVar("Ints", IntArray, LongArray)
 
+GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)  # what splitmix64 steps by
+
 
 def consecutive(starts: Ints, lens: IntArray | LongArray) -> Ints:
     """Ranges, one after the other: `starts[i]`, `starts[i] + 1`, ... with `lens[i]` numbers each.
@@ -28,3 +30,14 @@ def consecutive(starts: Ints, lens: IntArray | LongArray) -> Ints:
     offsets = np.repeat(starts - (ends - lens.astype(starts.dtype)), lens)
     numbers: Ints = offsets + np.arange(len(offsets), dtype=starts.dtype)
     return numbers
+
+
+def splitmix64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """A number that looks random for each of `x` [n], always the same one; overflow is wanted.
+
+    Source: splitmix64, Steele et al. 2014.
+    """
+    x = x + GOLDEN_GAMMA
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

@@ -19,6 +19,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from generated import write_or_check
+
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
@@ -394,21 +396,5 @@ def _text(x: float, y: float, text: str, size: float, colour: str, anchor: str) 
 PICTURES = {"house.svg": house, "steps.svg": steps}
 
 
-def main() -> int:
-    stale = []
-    for name, draw in PICTURES.items():
-        path = IMAGES / name
-        text = "\n".join(draw()) + "\n"
-        if path.exists() and path.read_text("utf-8") == text:
-            continue
-        stale.append(str(path.relative_to(ROOT)))
-        if "--check" not in sys.argv:
-            path.write_text(text, "utf-8")
-    if stale and "--check" in sys.argv:
-        print("not up to date: " + ", ".join(stale) + " (python docs/generate/pictures.py)")
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check("pictures.py", IMAGES, PICTURES))

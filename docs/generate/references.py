@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from generated import write_or_check
+
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
@@ -212,21 +214,5 @@ WRITERS: dict[str, Callable[[], Iterator[str]]] = {
 }
 
 
-def main() -> int:
-    stale = []
-    for name, write in WRITERS.items():
-        path = PAGES / name
-        text = "\n".join(line.rstrip() for line in write()) + "\n"
-        if path.exists() and path.read_text("utf-8") == text:
-            continue
-        stale.append(str(path.relative_to(ROOT)))
-        if "--check" not in sys.argv:
-            path.write_text(text, "utf-8")
-    if stale and "--check" in sys.argv:
-        print("not up to date: " + ", ".join(stale) + " (python docs/generate/references.py)")
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check("references.py", PAGES, WRITERS))

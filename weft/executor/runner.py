@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from weft.arrays import IntArray
+from weft.arrays import IntArray, consecutive
 from weft.executor.backend import AttentionBackend
 from weft.executor.device import DeviceOutput, StepDevice
 from weft.executor.inputs import DeviceRowTable, Inputs
@@ -218,8 +218,7 @@ class EncoderRunner:
         assert not plan.starts.any(), "an encoder gets whole prompts"
         assert not plan.samples.any(), "an encoder generates nothing"
         asked = find(plan.outputs, PoolingRequest)
-        ends = np.cumsum(plan.lens, dtype=np.int64)
-        positions = np.arange(plan.num_tokens) - np.repeat(ends - plan.lens, plan.lens)
+        positions = consecutive(np.zeros(len(plan.lens), np.int64), plan.lens)
         types = np.zeros(plan.num_tokens, np.int32)
         if asked is not None and asked.types is not None:
             types = asked.types

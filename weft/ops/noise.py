@@ -12,6 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from weft.arrays import splitmix64
+
 MASK_32 = 0xFFFFFFFF
 TINY = 2.0**-31  # the hash gives 31 bits
 
@@ -20,7 +22,7 @@ def row_keys(seeds: NDArray[np.int64], positions: NDArray[np.int32]) -> NDArray[
     """Two 32-bit keys for each (seed, position): [n], [n] -> [n, 2]. Source: splitmix64, Steele et
     al. 2014."""
     with np.errstate(over="ignore"):
-        x = _splitmix(_splitmix(seeds.astype(np.uint64)) ^ positions.astype(np.uint64))
+        x = splitmix64(splitmix64(seeds.astype(np.uint64)) ^ positions.astype(np.uint64))
     return (
         np.stack((x & np.uint64(MASK_32), x >> np.uint64(32)), axis=1)
         .astype(np.uint32)
@@ -71,10 +73,3 @@ def _shifted(x: Tensor, bits: int) -> Tensor:
 def _signed(value: int) -> int:
     """The int32 with the bits of a uint32."""
     return value - (1 << 32) if value >> 31 else value
-
-
-def _splitmix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    x = x + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))

@@ -10,17 +10,15 @@ another.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from weft.arrays import FloatArray, IntArray
 from weft.ops.noise import gumbel, row_keys
-
-FloatArray: TypeAlias = NDArray[np.float32]
-IntArray: TypeAlias = NDArray[np.int32]
 
 # Logits that are drawn from together: they stay in the cache from one operation to the next.
 BLOCK_SIZE = 1 << 19

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from weft.arrays import BoolArray, IntArray, LongArray
+from weft.arrays import GOLDEN_GAMMA, BoolArray, IntArray, LongArray, splitmix64
 from weft.memory.index.prefix_index import PrefixIndex
 from weft.memory.index.subtree_counts import SubtreeCounts
 from weft.scheduler.batch import RunningBatch
@@ -173,11 +173,8 @@ class Random(Policy):
 
     def key(self, table: WaitingTable, indices: IntArray, now: float) -> LongArray:
         seed = np.uint64(self.context.settings.seed % 2**32 << 32)
-        z = table.arrival_order[indices].astype(np.uint64) + seed
-        z = (z + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)  # splitmix64
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return (z ^ (z >> np.uint64(31))).view(np.int64)
+        numbers = table.arrival_order[indices].astype(np.uint64) + seed
+        return splitmix64(numbers * GOLDEN_GAMMA).view(np.int64)
 
 
 class DepthFirst(Policy):
