@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from weft.ops.codes import CodeFormat, Codes
 from weft.ops.elementwise import rms_norm, silu_and_mul
 from weft.ops.protocol import Matrix, Norm
 from weft.ops.quantize import (
@@ -65,6 +66,12 @@ class PlainMatrix:
     ) -> None:
         target = self._part(self._weight, part)[start : start + len(rows)]
         target.copy_(widened(rows, scales))
+
+    def keep_as(self, part: int, format: CodeFormat) -> None:
+        """Codes are widened here."""
+
+    def put_codes(self, part: int, codes: Codes, start: int = 0) -> None:
+        self.put(part, codes.dequantized(), start)
 
     def get(
         self,

@@ -12,6 +12,8 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from weft.ops.codes import CodeFormat, Codes
+
 ROW_STEP = 64  # content of a matrix comes in pieces of this many rows, or multiples of it
 
 
@@ -44,6 +46,22 @@ class Matrix(Protocol):
         They have any float type; or, with float32 `scales` [n], eight bits that are to be
         multiplied by these: int8 or float8_e4m3fn. The matrix may keep them in fewer bits. Its
         tensors stay at their addresses.
+        """
+        ...
+
+    def keep_as(self, part: int, format: CodeFormat) -> None:
+        """Before any content comes: that of this part will come as codes of this format.
+
+        Once all parts have said so, the matrix may decide to keep such codes as they are, unless
+        the user wants another format. Its tensors move then; later content does not move them.
+        """
+        ...
+
+    def put_codes(self, part: int, codes: Codes, start: int = 0) -> None:
+        """Take rows of a part as codes, from row `start` on, a multiple of ROW_STEP.
+
+        What the matrix keeps are these weights exactly if it keeps this format, and otherwise
+        what `put` makes of them.
         """
         ...
 

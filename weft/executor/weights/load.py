@@ -44,12 +44,13 @@ def load_weights(weights: Weights, folder: Path) -> None:
 def randomize(weights: Weights, device: torch.device = CPU) -> None:
     """Weights that are random, but the same each time on this kind of device, which makes them:
     norms 1, all else normal with deviation 0.02."""
-    for name, shape, put, _ in weights:
-        if "norm" in name:
-            put(torch.ones(shape, device=device))
+    for weight in weights:
+        if "norm" in weight.name:
+            weight.put(torch.ones(weight.shape, device=device))
         else:
-            generator = torch.Generator(device).manual_seed(zlib.crc32(name.encode()))
-            put(torch.empty(shape, device=device).normal_(0.0, 0.02, generator=generator))
+            generator = torch.Generator(device).manual_seed(zlib.crc32(weight.name.encode()))
+            values = torch.empty(weight.shape, device=device)
+            weight.put(values.normal_(0.0, 0.02, generator=generator))
 
 
 def save_random(config: ModelConfig, path: Path) -> None:

@@ -39,4 +39,6 @@ def matrix_weight(
         shape,
         partial(matrix.put, 0),
         partial(matrix.get, 0),
+        partial(matrix.keep_as, 0),
+        partial(matrix.put_codes, 0),
     )

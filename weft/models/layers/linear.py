@@ -45,6 +45,8 @@ class Projections:
                 shape=(size, self.in_size),
                 put=partial(self.matrix.put, part),
                 get=partial(self.matrix.get, part),
+                keep_as=partial(self.matrix.keep_as, part),
+                put_codes=partial(self.matrix.put_codes, part),
             )
             if self.bias:
                 yield _bias(f"{prefix}.{name}.bias", self.matrix, part)

@@ -7,6 +7,8 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from torch import Tensor
 
+from weft.ops.codes import CodeFormat, Codes
+
 
 class Put(Protocol):
     def __call__(
@@ -28,6 +30,19 @@ class Get(Protocol):
         ...
 
 
+class KeepAs(Protocol):
+    def __call__(self, format: CodeFormat) -> None:
+        """Before any content comes: it will be codes of this format (`Matrix.keep_as`)."""
+        ...
+
+
+class PutCodes(Protocol):
+    def __call__(self, codes: Codes, start: int = 0) -> None:
+        """Take rows as codes, in pieces of `ROW_STEP` rows or multiples of it
+        (`Matrix.put_codes`)."""
+        ...
+
+
 class Weight(NamedTuple):
     """One tensor of a checkpoint."""
 
@@ -35,6 +50,8 @@ class Weight(NamedTuple):
     shape: tuple[int, ...]
     put: Put
     get: Get
+    keep_as: KeepAs | None = None  # for matrices, as the next one
+    put_codes: PutCodes | None = None
 
 
 Weights: TypeAlias = Iterator[Weight]

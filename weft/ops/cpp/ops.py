@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from weft.ops.codes import CodeFormat, Codes
 from weft.ops.cpp import abi
 from weft.ops.cpp.abi import Epilogue, WeightFormat
 from weft.ops.cpp.library import Library
@@ -105,6 +106,12 @@ class PackedMatrix:
             rows = rows.float()
         rows = rows.contiguous()
         self._library.pack(self._pack_args(part, rows, start))
+
+    def keep_as(self, part: int, format: CodeFormat) -> None:
+        """Codes are widened here."""
+
+    def put_codes(self, part: int, codes: Codes, start: int = 0) -> None:
+        self.put(part, codes.dequantized(), start)
 
     def get(
         self,

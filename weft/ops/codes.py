@@ -1,0 +1,80 @@
+"""Weights as they are stored in few bits: codes, with scales for groups of inputs.
+
+A weight is
+
+    scale * (code - offset) + min     or     scale * table[code] + min
+
+where scale and min belong to an output and a group of neighbouring inputs; there may be no min.
+Knows no file format: whoever reads one gives its tensors this shape, and what keeps matrices
+(`protocol.Matrix`) takes it, as it is where it can.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+COARSE = 256  # inputs that share a coarse scale
+
+# What four bits stand for in formats that have no even steps.
+E2M1_TWICE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+IQ4_NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+
+
+class CodeFormat(NamedTuple):
+    """How the codes of a whole matrix are to be read."""
+
+    bits: int  # 4: codes are 0..15; 8: 0..255
+    group: int  # inputs that share a scale: 16, 32, 64 or 128; 0: all of an output
+    offset: int = 0  # taken off each code, if there is no table
+    table: tuple[int, ...] = ()  # 16 integers that four bits stand for; () where a code is itself
+    has_mins: bool = False
+    scale_type: torch.dtype = torch.float32  # or float16, bfloat16: holds every scale and min
+    is_coarse: bool = False  # scales and mins have a coarse factor, and are int8 below it
+
+
+class Scales(NamedTuple):
+    """One number for each output and group: `fine`, or `fine` times `coarse` in float32."""
+
+    fine: Tensor  # [n, groups] float16, bfloat16 or float32; int8 where there is a coarse factor
+    coarse: Tensor | None = None  # [n, ceil(in / COARSE)] float16
+
+    def values(self, group: int) -> Tensor:
+        """[n, groups] float32"""
+        fine = self.fine.float()
+        if self.coarse is None:
+            return fine
+        factors = self.coarse.float().repeat_interleave(COARSE // group, dim=1)
+        return fine * factors[:, : fine.shape[1]]
+
+
+class Codes(NamedTuple):
+    """Rows of a matrix."""
+
+    format: CodeFormat
+    values: Tensor  # [n, in] uint8
+    scales: Scales
+    mins: Scales | None = None
+
+    def dequantized(self) -> Tensor:
+        """[n, in] float32: each weight computed in float32, from left to right."""
+        format = self.format
+        in_size = self.values.shape[1]
+        if format.table:
+            table = torch.tensor(format.table, dtype=torch.float32, device=self.values.device)
+            steps = table[self.values.int()]
+        else:
+            steps = self.values.float() - format.offset
+        weights = steps * self._by_input(self.scales, in_size)
+        if self.mins is not None:
+            weights += self._by_input(self.mins, in_size)
+        return weights
+
+    def _by_input(self, scales: Scales, in_size: int) -> Tensor:
+        """[n, groups] -> [n, in], or [n, 1] where all inputs share one."""
+        group = self.format.group
+        if group == 0:
+            return scales.values(in_size)
+        return scales.values(group).repeat_interleave(group, dim=1)[:, :in_size]
