@@ -12,6 +12,7 @@ from tests.scheduler.test_scheduler import Patience, settings
 from tests.scheduler.world import World
 from weft.engine import explain as insight
 from weft.messages.control import Explanation
+from weft.scheduler import policies
 from weft.scheduler.history.request_history import (
     MAX_EVENTS,
     MAX_FINISHED,
@@ -20,7 +21,6 @@ from weft.scheduler.history.request_history import (
     Stop,
 )
 from weft.scheduler.limits.deadlines import Deadlines
-from weft.scheduler.policy import POLICIES
 from weft.scheduler.request import Request
 
 KEPT = " (of 40 free; others are promised to running requests)"
@@ -162,7 +162,7 @@ def test_the_queue_and_its_rows_are_listed_in_order() -> None:
     assert status.max_queued_requests == 4_096
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", policies.names())
 def test_looking_on_changes_no_decision(policy: str) -> None:
     plain, watched = (World(settings(policy=policy, num_pages=90, aging_s=6.0)) for _ in range(2))
     for world in (plain, watched):

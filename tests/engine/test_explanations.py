@@ -21,11 +21,11 @@ from weft.arrays import IntArray
 from weft.engine import explain as insight
 from weft.memory.allocator import num_pages_for
 from weft.messages.control import Explanation, RequestRow
+from weft.scheduler import policies
 from weft.scheduler.admission import AddResult, Lack, PrefillAdder
 from weft.scheduler.batch import NO_ROWS, Batch
 from weft.scheduler.history.request_history import MAX_EVENTS, MAX_PASSES, Event, EventKind, Stop
 from weft.scheduler.pace.pace import StepBudget
-from weft.scheduler.policy import POLICIES
 from weft.scheduler.prefill import PrefillScheduler, lacking
 from weft.scheduler.request import NO_ROW, Request
 from weft.scheduler.scheduler import Scheduler
@@ -176,7 +176,7 @@ class Watched(RecordedWorld):
 def run_watched(seed: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Counter[str], Counter[Lack]]:
     """The reasons that were told in a random world, and what was lacking where requests were refused."""
     rng = random.Random(f"explanations {seed}")
-    chosen = replace(random_settings(rng), policy=list(POLICIES)[seed % len(POLICIES)])
+    chosen = replace(random_settings(rng), policy=policies.names()[seed % len(policies.names())])
     with monkeypatch.context() as patch:
         witness = Witness(patch)
         world = Watched(chosen, depth=rng.choice([0, 1, 2]))

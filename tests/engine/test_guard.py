@@ -34,9 +34,9 @@ from weft.messages.requests import Abort, BatchGenerate, GenerateRequest
 from weft.messages.sampling import Grammar
 from weft.messages.sessions import OpenSession, SessionParams
 from weft.messages.status import Stats
+from weft.scheduler import policies
 from weft.scheduler.feature import Feature
 from weft.scheduler.policies.fair import Fair
-from weft.scheduler.policy import POLICIES
 
 # These stand around the guard.
 SPARED = frozenset({"submit", "repair_if_in_doubt", "take_faults", "is_in_doubt"})
@@ -140,7 +140,7 @@ def test_a_fault_anywhere_in_taking_requests_in_ends_only_those_that_are_not_in(
         )
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", policies.names())
 def test_a_number_that_no_column_holds_ends_its_own_request(policy: str) -> None:
     world = busy(policy)
     for wrong in (

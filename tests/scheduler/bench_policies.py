@@ -16,7 +16,7 @@ import numpy as np
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
 from weft.plan.step import Result
-from weft.scheduler.policy import POLICIES
+from weft.scheduler import policies
 from weft.scheduler.scheduler import Scheduler
 from weft.scheduler.settings import SchedulerSettings
 
@@ -99,7 +99,7 @@ class Scene:
 def main() -> None:
     print(f"{'':24}{'order':>10}{'worst':>10}{'arrival':>10}{'pass':>10}{'worst':>10}")
     for num_waiting in (1_000, 10_000):
-        for policy in POLICIES:
+        for policy in policies.names():
             scene = Scene(policy, num_waiting)
             scene.run()
             order, arrival, whole = (scene.times[name] for name in ("order", "arrival", "pass"))

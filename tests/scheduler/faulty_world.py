@@ -74,6 +74,7 @@ CORE = (
     "scheduler.kv",
     "scheduler.pace.pace",
     "scheduler.planner",
+    "scheduler.policies",
     "scheduler.policy",
     "scheduler.outbox",
     "scheduler.prefill",

@@ -13,8 +13,8 @@ from tests.scheduler.world import EOS, VOCAB
 from weft.messages.control import SetPolicy
 from weft.messages.requests import Abort
 from weft.plan.step import Plan
+from weft.scheduler import policies
 from weft.scheduler.pace.step_cost import StepLoad
-from weft.scheduler.policy import POLICIES
 from weft.scheduler.settings import SchedulerSettings
 
 
@@ -32,7 +32,7 @@ def random_settings(rng: random.Random) -> SchedulerSettings:
         vocab_size=VOCAB,
         eos_token_ids=(EOS,),
         prefix_cache=rng.random() < 0.8,
-        policy=rng.choice(list(POLICIES)),
+        policy=rng.choice(policies.names()),
         aging_s=rng.choice([0.0, 5.0, 50.0]),
         low_priority_first=rng.random() < 0.2,
         preemption_threshold=rng.choice([0, 1, 10]),
@@ -64,7 +64,7 @@ def timed_settings(rng: random.Random) -> SchedulerSettings:
         vocab_size=VOCAB,
         eos_token_ids=(EOS,),
         prefix_cache=rng.random() < 0.8,
-        policy=rng.choice(list(POLICIES)),
+        policy=rng.choice(policies.names()),
         aging_s=rng.choice([0.0, 0.5]),
         preemption_threshold=rng.choice([0, 1, 10]),
         max_step_s=rng.choice([0.01, 0.02, 0.04]),
@@ -268,7 +268,7 @@ def drive(
         if rng.random() < 0.001:
             world.abort(Abort(all=True))
         if switches and rng.random() < 0.1:
-            world.tell(SetPolicy(call=0, policy=rng.choice(list(POLICIES))))
+            world.tell(SetPolicy(call=0, policy=rng.choice(policies.names())))
         world.step()
         check_step(world)
         assert world.num_steps < 500 * num_requests, "no end in sight"

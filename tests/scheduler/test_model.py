@@ -13,8 +13,8 @@ from tests.scheduler.model import Model, Moody
 from tests.scheduler.random_worlds import drive, random_settings
 from tests.scheduler.world import EOS, VOCAB, World
 from weft.messages.control import SetPolicy
+from weft.scheduler import policies
 from weft.scheduler.features.prompt_logprobs import PromptLogprobsFeature
-from weft.scheduler.policy import POLICIES
 from weft.scheduler.settings import SchedulerSettings
 
 NUM_SMALL = 60
@@ -39,7 +39,7 @@ def tiny_settings(rng: random.Random) -> SchedulerSettings:
         vocab_size=VOCAB,
         eos_token_ids=(EOS,),
         prefix_cache=rng.random() < 0.8,
-        policy=rng.choice(["priority", "priority", *POLICIES]),
+        policy=rng.choice(["priority", "priority", *policies.names()]),
         aging_s=rng.choice([0.0, 8.0]),
         low_priority_first=rng.random() < 0.3,
         preemption_threshold=rng.choice([0, 1]),

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +18,9 @@ from weft.config.options import SettingsError, options_of
 from weft.config.pairs import parse_tenant_weights
 from weft.engine.control.handlers import HANDLERS
 from weft.messages.control import SetPolicy, SetPolicyReply
-from weft.scheduler.policy import POLICIES, TURNS, UnknownPolicy
+from weft.scheduler import policies
+from weft.scheduler.policies import UnknownPolicy
+from weft.scheduler.policy import TURNS
 from weft.scheduler.request import Request, RequestState
 
 Key = Callable[[World, Request], float]
@@ -77,7 +82,7 @@ def test_the_order_is_that_of_a_sort_which_looks_every_prefix_up(policy: str, se
         assert [id for id in order(world) if id in ids] == [request.id for request in by_twin]
 
 
-@pytest.mark.parametrize("policy", list(POLICIES))
+@pytest.mark.parametrize("policy", policies.names())
 def test_every_policy_looks_at_each_waiting_request_once(policy: str) -> None:
     world = busy_world(policy, aging_s=30.0)
     while policy == "static" and not order(world):
@@ -159,7 +164,7 @@ def test_without_aging_endless_competition_starves(policy: str) -> None:
     assert world.request(victim).admitted_s < 0
 
 
-@pytest.mark.parametrize("policy", list(POLICIES))
+@pytest.mark.parametrize("policy", policies.names())
 @pytest.mark.parametrize("seed", range(2))
 def test_who_is_overdue_is_admitted_after_at_most_four_times_as_many_as_are_older(
     policy: str, seed: int
@@ -308,14 +313,34 @@ def test_weights_of_tenants_are_read_and_mistakes_are_named() -> None:
 # Choosing and switching
 
 
+def test_policies_are_sorted_and_each_module_of_the_folder_is_one() -> None:
+    folder = Path(policies.__file__).parent
+    modules = {path.stem for path in folder.glob("*.py")} - {"__init__"}
+    assert policies.names() == tuple(sorted(name.replace("_", "-") for name in modules))
+    for name in policies.names():
+        policy = World(settings(policy=name)).scheduler.waiting_queue.policy
+        assert type(policy).__module__ == f"weft.scheduler.policies.{name.replace('-', '_')}"
+
+
+def test_listing_the_policies_imports_none() -> None:
+    code = (
+        "import sys\n"
+        "from weft.scheduler.policies import names\n"
+        "assert 'fair' in names()\n"
+        "print(*(name for name in sys.modules if name in ('numpy', 'weft.scheduler.policy')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
 def test_the_command_line_offers_every_policy() -> None:
     (option,) = [option for option in options_of(EngineConfig) if option.name == "schedule_policy"]
-    assert option.choices == tuple(POLICIES)
+    assert option.choices == policies.names()
 
 
 def test_an_unknown_policy_is_refused_and_the_known_ones_are_named() -> None:
     world = World(settings())
-    with pytest.raises(UnknownPolicy, match=r"'magic'.*fcfs, lpm"):
+    with pytest.raises(UnknownPolicy, match=r"'magic'.*dfs-weight, fair, fcfs, hrrn"):
         world.scheduler.set_policy("magic")
     assert world.scheduler.settings.policy == "fcfs"
 

@@ -33,8 +33,8 @@ from weft.config.options import (
 )
 from weft.journal.file import MAGIC, JournalError, JournalReader
 from weft.journal.replay import BadJournal
+from weft.scheduler import policies
 from weft.scheduler.pace.step_cost import CostModel
-from weft.scheduler.policy import POLICIES
 from weft.scheduler.settings import SchedulerSettings
 from weft.sim.changes import changes
 from weft.sim.changes import describe as describe_changes
@@ -66,7 +66,7 @@ DEFAULTS: dict[str, Value] = {
 FIXED: dict[str, Any] = {"vocab_size": VOCAB_SIZE, "eos_token_ids": (EOS,)}
 HELP = {
     "num_pages": "pages of the KV cache",
-    "policy": "order of waiting requests: " + ", ".join(POLICIES),
+    "policy": "order of waiting requests: " + ", ".join(policies.names()),
 }
 
 
@@ -221,10 +221,11 @@ def _variants(base: dict[str, Value], text: str, options: Sequence[Option]) -> l
 
 
 def _settings(values: dict[str, Any]) -> SchedulerSettings:
-    if values["policy"] not in POLICIES:
+    known = policies.names()
+    if values["policy"] not in known:
         raise SettingsError(
-            f"there is no policy {values['policy']!r}{did_you_mean(values['policy'], POLICIES)} "
-            f"(there are {', '.join(POLICIES)})"
+            f"there is no policy {values['policy']!r}{did_you_mean(values['policy'], known)} "
+            f"(there are {', '.join(known)})"
         )
     if values["chunked_prefill_size"] <= 0:
         values = values | {"chunked_prefill_size": None}

@@ -228,18 +228,7 @@ class EngineConfig:
         "order of waiting requests",
         group="scheduling",
         everyday=True,
-        choices=(
-            "fcfs",
-            "lpm",
-            "dfs-weight",
-            "shortest-prefill-first",
-            "hrrn",
-            "lof",
-            "random",
-            "static",
-            "priority",
-            "fair",
-        ),
+        choices="weft.scheduler.policies:names",
         elsewhere=("scheduling_policy",),
     )
     aging_s: float = option(

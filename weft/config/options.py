@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import importlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral
@@ -55,7 +56,7 @@ def option(
     *,
     group: str,
     everyday: bool = False,
-    choices: tuple[str, ...] = (),
+    choices: tuple[str, ...] | str = (),
     low: float | None = None,
     high: float | None = None,
     elsewhere: tuple[str, ...] = (),
@@ -65,6 +66,8 @@ def option(
 
     `everyday` options stand in the short `--help`; numbers lie in `low`..`high`; `elsewhere` are
     the names of the same thing in other engines, so that an error can point from there to here.
+    `choices` are words, or "package.module:function" that returns them: a package above this one
+    then says what there is, and it is imported only when the choices are asked for.
     """
     spec = Option("", default, help, group, everyday, choices, low, high, elsewhere)
     return field(default=default, metadata={"option": spec})
@@ -77,10 +80,19 @@ class Option:
     help: str
     group: str
     everyday: bool
-    choices: tuple[str, ...]
+    source: tuple[str, ...] | str  # of the choices: these, or the name of a function
     low: float | None
     high: float | None
     elsewhere: tuple[str, ...]
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The words that are allowed; none if any value is."""
+        if not isinstance(self.source, str):
+            return self.source
+        module, _, function = self.source.partition(":")
+        words: tuple[str, ...] = getattr(importlib.import_module(module), function)()
+        return words
 
     @property
     def flag(self) -> str:

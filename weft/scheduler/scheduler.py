@@ -43,7 +43,8 @@ from weft.scheduler.limits.request_limits import RequestLimits
 from weft.scheduler.outbox import Outbox
 from weft.scheduler.pace.pace import Pace
 from weft.scheduler.planner import Planner
-from weft.scheduler.policy import PolicyContext, make_policy
+from weft.scheduler.policies import make_policy
+from weft.scheduler.policy import PolicyContext
 from weft.scheduler.prefill import PrefillScheduler
 from weft.scheduler.queue import WaitingQueue
 from weft.scheduler.request import (

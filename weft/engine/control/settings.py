@@ -25,7 +25,7 @@ from weft.messages.control import (
     SlowDownReply,
 )
 from weft.observe import log
-from weft.scheduler.policy import POLICIES
+from weft.scheduler import policies
 from weft.scheduler.settings import SchedulerSettings
 
 LOG_LEVEL = "log_level"  # the one that is no setting of the scheduler
@@ -85,7 +85,7 @@ def _whole(low: Bound, high: Bound | None = None) -> Check:
 
 
 CHANGEABLE = {
-    "schedule_policy": Changeable("policy", _one_of(*POLICIES)),
+    "schedule_policy": Changeable("policy", _one_of(*policies.names())),
     "schedule_conservativeness": Changeable("schedule_conservativeness", _conservativeness),
     "max_running_requests": Changeable(
         "max_running_requests",

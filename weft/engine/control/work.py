@@ -27,7 +27,7 @@ from weft.messages.sessions import (
     OpenSession,
     OpenSessionReply,
 )
-from weft.scheduler.policy import UnknownPolicy
+from weft.scheduler.policies import UnknownPolicy
 from weft.scheduler.request import matching_ids
 
 # ---- requests

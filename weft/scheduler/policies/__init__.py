@@ -1,2 +1,37 @@
-"""The larger policies. Each is a `Policy` (see `scheduler/policy.py`) and stands in `POLICIES`
-there."""
+"""Every module of this package is a scheduling policy: `dfs_weight.py` is the policy "dfs-weight".
+
+A module sets `POLICY` to its class, a `Policy` (see `scheduler/policy.py`). Nothing else lists the
+policies: the option `--schedule-policy`, the requests that switch the policy, `weft sim` and their
+error messages take the names from here. Names come from the package's files, and no module is
+imported before its policy is used, so that the help of the command line stays quick.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from weft.scheduler.policy import Policy, PolicyContext
+
+
+class UnknownPolicy(ValueError):
+    """There is no policy of that name; the message says which there are."""
+
+
+@functools.cache
+def names() -> tuple[str, ...]:
+    """The names of all policies, sorted."""
+    modules = [module.name for module in pkgutil.iter_modules(__path__)]
+    return tuple(sorted(name.replace("_", "-") for name in modules))
+
+
+def make_policy(name: str, context: PolicyContext) -> Policy:
+    """A new policy of that name. Raises UnknownPolicy."""
+    if name not in names():
+        raise UnknownPolicy(f"there is no policy {name!r}; there are {', '.join(names())}")
+    module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
+    policy: Policy = module.POLICY(context)
+    return policy

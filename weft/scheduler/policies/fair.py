@@ -364,3 +364,6 @@ class Walk:
     def _longest(self, chosen: BoolArray) -> int:
         """The longest cached prefix of those `chosen` [n] that are left, the first of equals."""
         return int(np.argmax(np.where(chosen, self._cached, -1)))
+
+
+POLICY = Fair

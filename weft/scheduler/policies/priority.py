@@ -12,12 +12,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from weft.arrays import BoolArray, IntArray, LongArray
-from weft.scheduler.policy import Policy, PolicyContext
+from weft.scheduler.policy import KeyPolicy, PolicyContext
 from weft.scheduler.request import Request
 from weft.scheduler.waiting_table import WaitingTable
 
 
-class Priority(Policy):
+class Priority(KeyPolicy):
     def __init__(self, context: PolicyContext) -> None:
         super().__init__(context)
         self.classes = self
@@ -48,3 +48,6 @@ class Priority(Policy):
         ranks = self.context.columns.priority[rows] * self._sign
         is_far: BoolArray = ranks - self.rank(waiting) > self.context.settings.preemption_threshold
         return is_far
+
+
+POLICY = Priority

@@ -1,0 +1,17 @@
+"""Longest prefix match first, so that the cache is used before its pages are evicted."""
+
+from __future__ import annotations
+
+from weft.arrays import IntArray, LongArray
+from weft.scheduler.policy import KeyPolicy
+from weft.scheduler.waiting_table import WaitingTable
+
+
+class LongestPrefix(KeyPolicy):
+    reads_cache = True
+
+    def key(self, table: WaitingTable, indices: IntArray, now: float) -> LongArray:
+        return -table.cached_len[indices]
+
+
+POLICY = LongestPrefix

@@ -1,0 +1,17 @@
+"""Fewest tokens to compute first: the shortest mean wait for a first token."""
+
+from __future__ import annotations
+
+from weft.arrays import IntArray, LongArray
+from weft.scheduler.policy import KeyPolicy
+from weft.scheduler.waiting_table import WaitingTable
+
+
+class ShortestPrefill(KeyPolicy):
+    reads_cache = True
+
+    def key(self, table: WaitingTable, indices: IntArray, now: float) -> LongArray:
+        return table.fill_len[indices] - table.cached_len[indices]
+
+
+POLICY = ShortestPrefill
