@@ -20,7 +20,7 @@ def make_completion(params: SamplingParams, *, stream_interval: int = 1) -> Comp
         rid="r",
         prompt_len=1,
         params=params,
-        latency=METRICS.latency(0),
+        latency=METRICS.completions.latencies[0],
         stream_interval=stream_interval,
     )
     generation = Generation(stream=True, on_close=lambda generation: None)

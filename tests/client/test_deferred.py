@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from tests.client.test_client import READY, World
+from weft.client.engine_state import DeferredRequests
 from weft.client.generation import Generation
-from weft.client.open_completions import DeferredRequests
 from weft.messages.replies import Finish
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams

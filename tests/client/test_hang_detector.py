@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.client.hang_detector import BUSY_TICKS, HANG_AFTER_S, TICK_S, HangDetector
+from weft.client.engine_state import BUSY_TICKS, HANG_AFTER_S, TICK_S, HangDetector
 from weft.messages.status import Heartbeat
 
 TICKS = int(HANG_AFTER_S / TICK_S)

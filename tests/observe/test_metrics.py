@@ -11,13 +11,14 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from weft.observe.compat import SYSTEMS
-from weft.observe.histogram import Histogram
-from weft.observe.metrics import MAX_PRIORITIES, Metrics
+from weft.observe.metrics import MAX_PRIORITIES, CompletionMetrics, Histogram, Metrics
 
 ROOT = Path(__file__).parents[2]
 STAGES = {"dispatch": 0.001, "queue": 0.2, "prefill": 0.3, "decode": 1.5}
 NUMBERS = {
     "num_running": 3,
+    "num_waiting": 0,
+    "total_retractions": 0,
     "kv_used": 20,
     "kv_evictable": 30,
     "kv_tokens": 100,
@@ -29,23 +30,43 @@ def filled(compat: str = "none") -> Metrics:
     """Metrics after a request, so that each has a value."""
     metrics = Metrics("m", compat)
     metrics.engine.set(
-        NUMBERS | {"total_cached_tokens": 10, "total_generated_tokens": 4, "busy_s": 1.5}
+        NUMBERS | {"total_cached_tokens": 10, "total_generated_tokens": 4, "busy_s": 1.5},
+        now=0.0,
     )
     metrics.started([("weights", 0.5)], page_size=16, num_pages=6)
-    metrics.began(2, 100)
-    metrics.latency(0).first_token.observe_one(0.5, "r-1")
-    metrics.latency(0).e2e.observe_one(2.0, "r-1")
-    metrics.latency(0).queue.observe_one(0.2, "r-1")
-    metrics.latency(0).gaps += [0.01, 0.02]
-    metrics.end_step()
-    metrics.finished("stop", 200, prompt_tokens=30, cached_tokens=10, num_tokens=4)
-    metrics.finished("abort", 503, prompt_tokens=30, cached_tokens=0, num_tokens=0)
-    metrics.staged(STAGES, 4, "r-1")
+    fill_completions(metrics.completions)
     metrics.refused("max_n")
-    metrics.http_began("/generate", "POST")
-    metrics.http_ended("/generate", 200, 2.1)
+    metrics.http.active.inc()
+    metrics.http.requests.labels("/generate", "POST").inc()
+    metrics.http.responses.labels("/generate", "200").inc()
+    metrics.http.seconds.of("/generate").observe_one(2.1)
     metrics.unknown_fields(1)
     return metrics
+
+
+def fill_completions(completions: CompletionMetrics) -> None:
+    """One that stopped, and one that was aborted with an error before it had a token."""
+    completions.params_n.observe_one(2)
+    completions.params_max_tokens.observe_one(100)
+    latency = completions.latencies[0]
+    latency.first_token.observe_one(0.5, "r-1")
+    latency.e2e.observe_one(2.0, "r-1")
+    latency.queue.observe_one(0.2, "r-1")
+    latency.gaps.extend([0.01, 0.02])
+    completions.latencies.count_gaps()
+    completions.ended.labels("m", "stop").inc()
+    completions.ended.labels("m", "abort").inc()
+    completions.aborted.labels("m").inc()
+    completions.failed.labels("m", "503").inc()
+    for _ in range(2):
+        completions.prompt_tokens.observe_one(30)
+    completions.uncached_tokens.observe_one(20)
+    completions.uncached_tokens.observe_one(30)
+    completions.generation_tokens.observe_one(4)
+    for stage, seconds in STAGES.items():
+        completions.stages[stage].observe_one(seconds, "r-1")
+    completions.inference.observe_one(1.8, "r-1")
+    completions.time_per_token.observe_one(0.5, "r-1")
 
 
 def values(metrics: Metrics) -> dict[str, float]:
@@ -136,12 +157,12 @@ def test_exemplar_lies_in_its_bucket_and_a_long_name_is_none() -> None:
 
 def test_priorities_have_latencies_of_their_own_up_to_a_bound() -> None:
     metrics = Metrics("m")
-    metrics.latency(5).gaps.append(1.0)
-    metrics.end_step()
+    metrics.completions.latencies[5].gaps.append(1.0)
+    metrics.completions.latencies.count_gaps()
     assert values(metrics)["weft:inter_token_latency_seconds_sum model_name=m priority=5"] == 1.0
     for priority in range(1_000, 3_000):
-        metrics.latency(priority).gaps.append(0.5)
-    metrics.end_step()
+        metrics.completions.latencies[priority].gaps.append(0.5)
+    metrics.completions.latencies.count_gaps()
     text = metrics.render().decode()
     priorities = set(
         re.findall(r'weft:inter_token_latency_seconds_count{.*priority="([^"]*)"', text)

@@ -54,7 +54,9 @@ class Stream:
                 self.completion.push_logprobs(told)
             if number == num_tokens - 1:
                 self.completion.finish(Finish(id=1, reason="length"))
-            yield self.reply.events(self.completion.take())
+            delta = self.completion.take()
+            assert delta is not None
+            yield self.reply.events(delta)
 
 
 def told(event: bytes) -> dict:

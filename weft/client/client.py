@@ -22,10 +22,14 @@ import numpy as np
 
 from weft.client.calls import CALL_TIMEOUT_S, EngineFault, PendingCalls
 from weft.client.completion_metrics import CompletionRecorder
-from weft.client.engine_state import EngineState, EngineUnavailable
+from weft.client.engine_state import (
+    HANG_AFTER_S,
+    EngineState,
+    EngineUnavailable,
+    HangDetector,
+    OpenCompletions,
+)
 from weft.client.generation import Completion, CompletionSpec, Generation
-from weft.client.hang_detector import HANG_AFTER_S, HangDetector
-from weft.client.open_completions import OpenCompletions
 from weft.client.prompt import Prompt, batch_requests, make_requests
 from weft.messages.calls import ControlReply, ControlRequest
 from weft.messages.codec import FromEngine, ToEngine, Unreadable
@@ -123,7 +127,9 @@ class EngineClient:
         generation = Generation(stream=stream, on_close=self._close)
         requests: list[GenerateRequest] = []
         for prompt, of_prompt in made:
-            self.metrics.began(prompt.params.n, of_prompt[0].sampling.max_new_tokens or 0)
+            self.metrics.completions.params_n.observe_one(prompt.params.n)
+            max_tokens = of_prompt[0].sampling.max_new_tokens or 0
+            self.metrics.completions.params_max_tokens.observe_one(max_tokens)
             for request in of_prompt:
                 # In the table before anything is sent: an in-process engine may answer at once.
                 self._open.add(self._completion(request, prompt, generation, stops))
@@ -149,7 +155,7 @@ class EngineClient:
             group=prompt.group,
             prompt_len=len(prompt.ids),
             params=prompt.params,
-            latency=self.metrics.latency(prompt.priority),
+            latency=self.metrics.completions.latencies[prompt.priority],
             num_embed_bytes=len(prompt.vectors),
             stream_interval=min(prompt.stream_interval, self._limits.max_pending_tokens),
             started_s=started_s,
@@ -311,11 +317,11 @@ class EngineClient:
                 self._break_off(completion, exc)
             if completion.stopped_by is not None:
                 stopped.append(completion)
-            elif completion.num_pending > max_pending_tokens and completion.generation.stream:
+            elif len(completion.pending_ids) > max_pending_tokens and completion.generation.stream:
                 self._end_slow(completion)
                 ended.append(completion)
             touched.add(completion.generation)
-        self.metrics.end_step()
+        self.metrics.completions.latencies.count_gaps()
         return stopped
 
     def _abort_stopped(self, stopped: Sequence[Completion]) -> None:
@@ -410,12 +416,12 @@ class EngineClient:
         id = completion.spec.id
         finish = Finish(id=id, reason="error", message=message, status=500)
         self._send(Abort(ids=(id,), message=message))
-        self._open.remove(completion)
         end = completion.break_off(finish, self.state.weight_version)
+        self._open.remove(completion)
         self._recorder.record(completion, end, finish, is_logged=self.log_requests)
 
     def _close(self, generation: Generation) -> None:
-        """The consumer has left: abort what had not ended."""
+        """The consumer has left before the end: abort what has not ended."""
         if self._open.deferred:
             self._open.forget_deferred(generation)
         left: list[int] = []
@@ -425,8 +431,8 @@ class EngineClient:
                 continue
             id = completion.spec.id
             left.append(id)
-            self._open.remove(completion)
             end = completion.break_off(Finish(id=id, reason="abort", message=message))
+            self._open.remove(completion)
             self._recorder.record(completion, end, None, is_logged=self.log_requests)
         if left and self.state.lost is None:
             self._send(Abort(ids=tuple(left), message=message))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from logging import DEBUG
 
 from weft.client.generation import Completion, CompletionEnd
 from weft.messages.replies import Finish
@@ -40,7 +41,7 @@ class CompletionRecorder:
         self._count(completion, end, stages, now)
         if is_logged or end.reason in ("abort", "error"):
             self._log(log.info, completion, end, stages, now)
-        elif log.shows_debug:
+        elif log.is_enabled_for(DEBUG):
             self._log(log.debug, completion, end, stages, now)
         if self._tracer is not None:
             self._tracer.ended(self._trace(completion, end, stages, now))
@@ -52,22 +53,28 @@ class CompletionRecorder:
         stages: dict[str, float],
         now: float,
     ) -> None:
-        rid = completion.spec.rid
-        latency = completion.spec.latency
-        self._metrics.finished(
-            end.reason,
-            end.status,
-            prompt_tokens=end.prompt_tokens,
-            cached_tokens=end.cached_tokens,
-            num_tokens=end.completion_tokens,
-        )
-        latency.e2e.observe_one(now - completion.spec.arrived_s, rid)
+        metrics = self._metrics.completions
+        model_name = self._metrics.model_name
+        spec = completion.spec
+        metrics.ended.labels(model_name, end.reason).inc()
+        if end.reason == "abort":
+            metrics.aborted.labels(model_name).inc()
+        if end.status >= 400:
+            metrics.failed.labels(model_name, str(end.status)).inc()
+        metrics.prompt_tokens.observe_one(end.prompt_tokens)
+        metrics.uncached_tokens.observe_one(end.prompt_tokens - end.cached_tokens)
+        metrics.generation_tokens.observe_one(end.completion_tokens)
+        spec.latency.e2e.observe_one(now - spec.arrived_s, spec.rid)
         if "queue" in stages:
-            latency.queue.observe_one(stages["queue"], rid)
-        if "decode" in stages:
-            of_engine = dict(stages)
-            del of_engine["tokenize"]
-            self._metrics.staged(of_engine, end.completion_tokens, rid)
+            spec.latency.queue.observe_one(stages["queue"], spec.rid)
+        if "decode" not in stages:
+            return  # it has no token
+        for stage, histogram in metrics.stages.items():
+            histogram.observe_one(stages[stage], spec.rid)
+        decode_s = stages["decode"]
+        metrics.inference.observe_one(stages["prefill"] + decode_s, spec.rid)
+        if end.completion_tokens > 1:
+            metrics.time_per_token.observe_one(decode_s / (end.completion_tokens - 1), spec.rid)
 
     def _log(
         self,

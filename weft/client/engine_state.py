@@ -1,21 +1,32 @@
-"""What the front knows of its engine: whether there is one, its latest numbers, its weights.
+"""What the client knows of its engine: whether it is there and answers, its numbers, its open work.
 
-`EngineClient` writes this from the engine's messages; everybody else reads it. Knows nothing of
-requests.
+    EngineState        its description, its latest numbers, its weights
+    HangDetector       whether it hangs, judged from what it sends
+    OpenCompletions    the completions that have not ended
+
+`EngineClient` writes all of this from the engine's messages; all others read it. How a completion
+ends is not known here, nor what follows from a hang: that is for the launcher to decide.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
-from weft.client.hang_detector import HangDetector
-from weft.messages.status import EngineReady, Stats
+from weft.client.generation import Completion, Generation
+from weft.messages.requests import GenerateRequest
+from weft.messages.status import EngineReady, Heartbeat, Stats
 from weft.messages.weights import FIRST_VERSION, WeightsReply
 from weft.observe.metrics import Metrics
-from weft.observe.status import StatusLine
+
+TICK_S = 0.5
+LATE_S = 0.25  # a tick that comes later was held up by a busy machine
+HANG_AFTER_S = 4.0
+BUSY_TICKS = 10
 
 
 class EngineUnavailable(Exception):
@@ -32,7 +43,6 @@ class EngineState:
         self.released: list[str] = []  # memory that the engine has given back: it takes no work
         self.hang_detector = hang_detector
         self._metrics = metrics
-        self._status_line = StatusLine()
         self._waiters: list[asyncio.Future[None]] = []  # for `ready` or `lost`
 
     @property
@@ -75,9 +85,7 @@ class EngineState:
     def record_stats(self, stats: Stats) -> None:
         self.stats = stats
         self.stats_at = time.monotonic()
-        numbers = msgspec.structs.asdict(stats)
-        self._metrics.engine.set(numbers)
-        self._status_line.take(numbers, self.stats_at)
+        self._metrics.engine.set(msgspec.structs.asdict(stats), self.stats_at)
 
     def record_weights(self, reply: WeightsReply) -> None:
         self.weight_version = reply.weight_version
@@ -88,3 +96,167 @@ class EngineState:
             if not waiter.done():
                 waiter.set_result(None)
         self._waiters.clear()
+
+
+# ---- whether it hangs
+
+
+class HangDetector:
+    """Whether the engine hangs, judged from what it sends.
+
+    A thread of the engine sends heartbeats while its steps run, so a long step is no silence.
+
+        silence      nothing has come for `hang_after_s`: its process is stopped, or no thread of
+                     it can run
+        standstill   heartbeats come, but for `hang_after_s` it has been in one step without using
+                     a processor: it waits for something that does not come
+        endless      it has computed one step for `step_timeout_s`
+
+    Time is counted in ticks of our own: while this process did not run itself (a laptop asleep, a
+    debugger), nothing is held against the engine. Where the machine has no processor for it or for
+    us, silence proves little: there `BUSY_TICKS` ticks count as one, so that a hang is still found.
+    """
+
+    def __init__(self, step_timeout_s: float = 0.0, hang_after_s: float = HANG_AFTER_S) -> None:
+        """`step_timeout_s`: the longest step; 0: no bound. `hang_after_s`: the longest silence or
+        standstill."""
+        self._step_timeout_s = step_timeout_s
+        self._hang_after_s = hang_after_s
+        # In ticks; each counts `BUSY_TICKS`, or 1 on a busy machine.
+        self._silence = 0
+        self._last = Heartbeat(step_s=0.0, idle_s=0.0)
+        # Why the engine is taken to hang; empty if it is not. Each request asks for it, so it is
+        # worked out where something changes, which is seldom.
+        self.hang = ""
+
+    def heard(self) -> None:
+        """Something has come from the engine."""
+        if self._silence:
+            self._silence = 0
+            self._judge()
+
+    def beat(self, beat: Heartbeat) -> None:
+        self._last = beat
+        self._judge()
+
+    def tick(self, passed_s: float = TICK_S, *, is_engine_queued: bool = False) -> None:
+        """Another `TICK_S` is over, which took `passed_s`.
+
+        `is_engine_queued`: the engine waits for a processor.
+        """
+        is_busy = is_engine_queued or passed_s > TICK_S + LATE_S
+        self._silence += 1 if is_busy else BUSY_TICKS
+        self._judge()
+
+    def _judge(self) -> None:
+        self.hang = self._find_hang()
+
+    def _find_hang(self) -> str:
+        silent_s = self._silence / BUSY_TICKS * TICK_S
+        if silent_s >= self._hang_after_s:
+            return f"the engine has given no sign of life for {silent_s:.0f} s"
+        beat = self._last
+        if min(beat.idle_s, beat.step_s) >= self._hang_after_s:
+            return f"the engine has stood still in a step for {beat.step_s:.0f} s"
+        if 0 < self._step_timeout_s <= beat.step_s:
+            return f"the engine has computed at one step for {beat.step_s:.0f} s"
+        return ""
+
+
+# ---- its open work
+
+
+class OpenCompletions:
+    """The completions that have not ended: by number, by name, and those that still wait here.
+
+    A request that asks for more completions than its share of the engine's rows sends a part of
+    them; the others wait here in their order, and one follows for each that ends. So a request
+    with thousands of completions does not stand before all others in a queue that goes by arrival.
+    """
+
+    def __init__(self) -> None:
+        self.by_id: dict[int, Completion] = {}
+        self._by_name: dict[str, set[int]] = {}  # of requests and of batches
+        self.deferred: dict[Generation, DeferredRequests] = {}
+
+    def add(self, completion: Completion) -> None:
+        spec = completion.spec
+        self.by_id[spec.id] = completion
+        for name in {spec.rid, spec.group} - {""}:
+            self._by_name.setdefault(name, set()).add(spec.id)
+
+    def remove(self, completion: Completion) -> None:
+        """It has ended. With the last of its generation, so do the requests that still wait."""
+        spec = completion.spec
+        del self.by_id[spec.id]
+        for name in {spec.rid, spec.group} - {""}:
+            ids = self._by_name[name]
+            ids.discard(spec.id)
+            if not ids:
+                del self._by_name[name]
+        if self.deferred and completion.generation.ended:
+            self.forget_deferred(completion.generation)
+
+    def named(self, name: str) -> list[Completion]:
+        """Those whose request or batch has exactly this name."""
+        return [self.by_id[id] for id in self._by_name.get(name, ())]
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.by_id or self._by_name or self.deferred)
+
+    # ---- requests beyond the share of one generation
+
+    def defer(self, generation: Generation, requests: Sequence[GenerateRequest]) -> None:
+        """Keep `requests` until others of the same generation have ended."""
+        self.deferred[generation] = DeferredRequests(requests)
+
+    def drop_deferred(self, completion: Completion) -> bool:
+        """Forget its request. Whether it was still here."""
+        deferred = self.deferred.get(completion.generation)
+        return deferred is not None and deferred.drop(completion.spec.id)
+
+    def forget_deferred(self, generation: Generation | None = None) -> None:
+        """Send no more of a generation, or of any."""
+        if generation is None:
+            self.deferred.clear()
+        else:
+            self.deferred.pop(generation, None)
+
+    def follow(self, ended: Sequence[Completion]) -> list[GenerateRequest]:
+        """The requests that may go to the engine, because it is done with those in `ended`."""
+        following: list[GenerateRequest] = []
+        for completion in ended:
+            deferred = self.deferred.get(completion.generation)
+            request = None if deferred is None else deferred.take()
+            if request is not None:
+                following.append(request)
+        return following
+
+
+class DeferredRequests:
+    """The requests of one generation that the engine has not got yet."""
+
+    def __init__(
+        self,
+        requests: Sequence[GenerateRequest],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._requests = {request.id: request for request in requests}
+        self._clock = clock
+        self._began_s = clock()
+
+    def drop(self, id: int) -> bool:
+        """Forget one. Whether it was here."""
+        return self._requests.pop(id, None) is not None
+
+    def take(self) -> GenerateRequest | None:
+        """The next one. The time that it has waited here is taken from its time."""
+        if not self._requests:
+            return None
+        request = self._requests.pop(next(iter(self._requests)))
+        if request.timeout_ms:
+            waited_ms = int((self._clock() - self._began_s) * 1_000)
+            left_ms = max(request.timeout_ms - waited_ms, 1)  # 0 would mean: never
+            request = replace(request, timeout_ms=left_ms)
+        return request

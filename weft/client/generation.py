@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -78,7 +78,8 @@ class Completion:
 
         push ──▶ detokenizer ──▶ matcher ──▶ texts ──▶ take ──▶ Delta
 
-    `spec` is fixed; everything else is state, which the client alone writes.
+    `spec` is fixed; everything else is state, which the client alone writes. It counts itself
+    among the open completions of its generation.
     """
 
     __slots__ = (
@@ -87,13 +88,13 @@ class Completion:
         "_logprobs",
         "_matcher",
         "_texts",
-        "_token_ids",
         "aux_outputs",
         "end",
         "first_token_at",
         "generation",
         "last_token_at",
         "num_tokens",
+        "pending_ids",
         "spec",
         "stopped_by",
         "warnings",
@@ -109,6 +110,7 @@ class Completion:
         self.spec = spec
         self.generation = generation
         self.num_tokens = 0
+        self.pending_ids: list[int] = []  # tokens that the consumer has not taken
         self.first_token_at = 0.0
         self.last_token_at = 0.0
         self.warnings: list[str] = []  # complete before the first token
@@ -119,29 +121,14 @@ class Completion:
         self._detokenizer = detokenizer
         self._matcher = matcher
         self._texts: list[str] = []
-        self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
         self._end_taken = False
         generation.completions.append(self)
-
-    @property
-    def num_pending(self) -> int:
-        """Tokens that the consumer has not taken."""
-        return len(self._token_ids)
-
-    @property
-    def has_news(self) -> bool:
-        """Whether `take` has enough to say. The first token and the end wait for nothing."""
-        if self.end is not None and not self._end_taken:
-            return True
-        if not self._texts and not self._logprobs:
-            return False
-        num_pending = len(self._token_ids)
-        return num_pending >= self.spec.stream_interval or num_pending == self.num_tokens
+        generation.num_open += 1
 
     def push(self, token: int) -> None:
         """Take a token of the output."""
-        self._token_ids.append(token)
+        self.pending_ids.append(token)
         self.num_tokens += 1
         text = self._detokenizer.push(token)
         if text:
@@ -155,7 +142,7 @@ class Completion:
         if self.spec.params.include_stop:
             self.push(token)
         else:
-            self._token_ids.append(token)
+            self.pending_ids.append(token)
             self.num_tokens += 1
 
     def push_aux_output(self, output: AuxPiece) -> None:
@@ -170,7 +157,7 @@ class Completion:
 
     def push_logprobs(self, logprobs: TokenLogprobs) -> None:
         # Those of tokens behind a stop string have no token here.
-        if len(self._logprobs) < len(self._token_ids):
+        if len(self._logprobs) < len(self.pending_ids):
             self._logprobs.append(logprobs)
 
     def finish(self, finish: Finish, weight_version: str = FIRST_VERSION) -> CompletionEnd:
@@ -213,16 +200,25 @@ class Completion:
             weight_version=weight_version,
             retry_after_s=finish.retry_after_s,
         )
-        self.generation.num_ended += 1
+        self.generation.num_open -= 1
         return self.end
 
-    def take(self) -> Delta:
-        """Everything new. Call it only if `has_news`."""
+    def take(self) -> Delta | None:
+        """Everything new; None if it is not enough for a delta.
+
+        The first token and the end wait for nothing.
+        """
+        token_ids = self.pending_ids
+        if self.end is None or self._end_taken:
+            if not self._texts and not self._logprobs:
+                return None
+            num_pending = len(token_ids)
+            if num_pending < self.spec.stream_interval and num_pending != self.num_tokens:
+                return None
         texts = self._texts
-        token_ids = self._token_ids
         logprobs = self._logprobs
+        self.pending_ids = []
         self._texts = []
-        self._token_ids = []
         self._logprobs = []
         self._end_taken = self.end is not None
         text = texts[0] if len(texts) == 1 else "".join(texts)
@@ -247,41 +243,45 @@ class Generation:
     """
 
     def __init__(self, *, stream: bool, on_close: Callable[[Generation], None]) -> None:
-        """`on_close` is called once, when the consumer leaves."""
+        """`on_close` is called at most once: when the consumer leaves before the end."""
         self.completions: list[Completion] = []  # by choice; each adds itself,
-        self.num_ended = 0  # and counts itself when it ends
+        self.num_open = 0  # and counts itself until it ends
         self.stream = stream
         self.closed = False
         self._on_close = on_close
-        self._waiter: asyncio.Future[None] | None = None
+        self._news = asyncio.Event()  # something may be new: the consumer shall look
+        self._news.set()  # an in-process engine may have answered before the first look
         self._push: Callable[[], bool] | None = None  # takes what is new instead of a task
-        self._looks = True  # whether something may be new
 
     @property
     def ended(self) -> bool:
         """Whether every completion has ended, though perhaps not been taken."""
-        return self.num_ended == len(self.completions)
+        return self.num_open == 0
 
     @property
     def has_ends(self) -> bool:
         """Whether a completion has ended."""
-        return self.num_ended > 0
+        return self.num_open < len(self.completions)
 
     def take(self) -> list[Delta]:
         """What is new now, without waiting."""
-        if self.closed or not (self.stream or self.ended):
-            return []
-        return [completion.take() for completion in self.completions if completion.has_news]
+        deltas: list[Delta] = []
+        if self.closed or (self.num_open and not self.stream):
+            return deltas
+        for completion in self.completions:
+            delta = completion.take()
+            if delta is not None:
+                deltas.append(delta)
+        return deltas
 
     def wake(self) -> None:
-        """Something may be new: let the consumer look."""
+        """Something may be new: let the consumer look, if that is of use."""
         if self._push is not None:
             if self._push():
                 return
             self._push = None
-        self._looks = True
-        if self._waiter is not None and (self.stream or self.ended):
-            self._end_wait()
+        if self.stream or not self.num_open:
+            self._news.set()
 
     async def push_to(self, push: Callable[[], bool]) -> None:
         """Have `push` called where something new comes, instead of waking a task for it.
@@ -291,43 +291,27 @@ class Generation:
         if not push():
             return
         self._push = push
-        self._waiter = asyncio.get_running_loop().create_future()
+        self._news.clear()  # `push` has seen it
         try:
-            await self._waiter
+            await self._news.wait()
         finally:
             self._push = None
-            self._waiter = None
 
     def close(self) -> None:
         """The consumer leaves: abort what is open, forget the rest. A second call does nothing."""
         if not self.closed:
             self.closed = True
-            self._on_close(self)
-            if self._waiter is not None:
-                self._end_wait()
+            if self.num_open:
+                self._on_close(self)
+            self._news.set()
 
-    def _end_wait(self) -> None:
-        assert self._waiter is not None
-        if not self._waiter.done():
-            self._waiter.set_result(None)
-
-    def __aiter__(self) -> Generation:
-        return self
-
-    async def __anext__(self) -> list[Delta]:
-        while True:
-            if self._looks:
-                self._looks = False
-                deltas = self.take()
-                if deltas:
-                    return deltas
-            if self.closed or self.ended:
-                raise StopAsyncIteration
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
+    async def __aiter__(self) -> AsyncIterator[list[Delta]]:
+        while self._news.is_set() or not (self.closed or self.ended):
+            await self._news.wait()
+            self._news.clear()  # before the look: what comes from now on is not missed
+            deltas = self.take()
+            if deltas:
+                yield deltas
 
     def __enter__(self) -> Generation:
         return self

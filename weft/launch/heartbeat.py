@@ -1,5 +1,5 @@
 """The engine's heartbeat: a thread that tells twice a second how long the present step has run, and
-whether the process computes. `weft/client/hang_detector.py` judges it.
+whether the process computes. `weft/client/engine_state.py` judges it.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ import zmq
 
 from weft.assemble.prepare import load_tokenizer
 from weft.client.client import EngineClient
-from weft.client.hang_detector import TICK_S as HANG_TICK_S
+from weft.client.engine_state import TICK_S as HANG_TICK_S
 from weft.config.options import SettingsError
 from weft.launch.context import LaunchContext
 from weft.launch.engine_process import EngineProcess, explain_exit

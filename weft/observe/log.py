@@ -51,14 +51,10 @@ class EventLog:
 
     def __init__(self, component: str) -> None:
         self._logger = logging.getLogger(f"weft.{component}")
-        self._seldom: dict[
-            str, tuple[float, int]
-        ] = {}  # event: when it was last written, how often it came since
-
-    @property
-    def shows_debug(self) -> bool:
-        """Whether `debug` writes anything: ask before making fields that cost time."""
-        return self._logger.isEnabledFor(logging.DEBUG)
+        # Whether a level of `logging` is written: ask before making fields that cost time.
+        self.is_enabled_for = self._logger.isEnabledFor
+        # By event: when it was last written, how often it came since.
+        self._seldom: dict[str, tuple[float, int]] = {}
 
     def debug(self, event: str, **fields: object) -> None:
         self._write(logging.DEBUG, event, fields)

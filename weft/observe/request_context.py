@@ -8,7 +8,6 @@ Nothing else may depend on it: a request is answered the same without.
 
 from __future__ import annotations
 
-import uuid
 from contextvars import ContextVar
 from dataclasses import dataclass
 
@@ -52,7 +51,3 @@ def rename(name: str) -> None:
 def is_safe_name(name: str) -> bool:
     """Whether a name may stand in headers and logs as it is."""
     return bool(name) and name.isascii() and name.isprintable() and " " not in name
-
-
-def new_name() -> str:
-    return uuid.uuid4().hex

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+import uuid
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Protocol
@@ -23,7 +24,7 @@ from weft.config.limits import Limits
 from weft.observe.garbage import Trim
 from weft.observe.log import EventLog
 from weft.observe.metrics import Metrics
-from weft.observe.request_context import RequestContext, current, is_safe_name, new_name
+from weft.observe.request_context import RequestContext, current, is_safe_name
 from weft.observe.survivable import is_survivable
 from weft.server.auth import Access, Caller, Keys, key_fingerprint
 from weft.server.errors import ApiError, error_response
@@ -73,7 +74,9 @@ class RequestMiddleware:
         out = _Outgoing(scope, send, request)
         if access == "admin":
             out.on_status = partial(_audit, scope, headers, method)
-        self._metrics.http_began(route, method)
+        metrics = self._metrics.http
+        metrics.active.inc()
+        metrics.requests.labels(route, method).inc()
         try:
             await self._answer(
                 scope,
@@ -87,7 +90,9 @@ class RequestMiddleware:
                 await self._drain(receive, out)
         finally:
             status = out.status or CLIENT_LEFT
-            self._metrics.http_ended(route, status, time.perf_counter() - request.arrived_s)
+            metrics.active.dec()
+            metrics.responses.labels(route, str(status)).inc()
+            metrics.seconds.of(route).observe_one(time.perf_counter() - request.arrived_s)
             if scope.get("weft.large_body"):
                 self._memory.soon()
             if scope.get("weft.limit"):
@@ -100,7 +105,7 @@ class RequestMiddleware:
         name = headers.get("x-request-id", "")
         if name and len(name) <= self._limits.max_rid_len and is_safe_name(name):
             return name
-        return new_name()
+        return uuid.uuid4().hex
 
     async def _answer(
         self,

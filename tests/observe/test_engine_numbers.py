@@ -1,8 +1,10 @@
+"""The line that a server writes about itself while its engine has work."""
+
 from __future__ import annotations
 
 import io
 
-from weft.observe.status import StatusLine
+from weft.observe.engine_numbers import EngineNumbers
 
 IDLE = {
     **dict.fromkeys(("num_running", "num_waiting", "kv_used", "busy_s", "total_retractions"), 0),
@@ -12,14 +14,14 @@ IDLE = {
 
 
 def test_one_line_in_ten_seconds_while_there_is_work_and_none_without(lines: io.StringIO) -> None:
-    status = StatusLine()
+    engine = EngineNumbers("m")
     for second in range(100):  # one snapshot a second; work from second 20 to 55
         work = {
             "num_running": 2,
             "busy_s": second - 20,
             "total_generated_tokens": 50 * (second - 20),
         }
-        status.take(IDLE | work if 20 <= second < 55 else IDLE | {"busy_s": 35}, float(second))
+        engine.set(IDLE | work if 20 <= second < 55 else IDLE | {"busy_s": 35}, float(second))
     written = lines.getvalue().splitlines()
     assert len(written) == 4  # at 20, 30, 40, 50
     assert all("running=2" in line for line in written)
@@ -27,8 +29,8 @@ def test_one_line_in_ten_seconds_while_there_is_work_and_none_without(lines: io.
 
 
 def test_line_tells_what_runs_how_fast_and_how_full(lines: io.StringIO) -> None:
-    status = StatusLine()
-    status.take(
+    engine = EngineNumbers("m")
+    engine.set(
         IDLE
         | {"num_running": 3, "num_waiting": 4, "kv_used": 250, "busy_s": 2.0}
         | {"total_prompt_tokens": 200, "total_cached_tokens": 50, "total_generated_tokens": 30},

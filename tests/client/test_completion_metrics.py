@@ -1,0 +1,95 @@
+"""What a completion leaves in the metrics when it has ended."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families as parse
+
+from tests.text.tokens import byte_tokenizer
+from weft.client import completion_metrics
+from weft.client.completion_metrics import CompletionRecorder
+from weft.client.generation import Completion, CompletionSpec, Generation
+from weft.messages.replies import Finish
+from weft.messages.sampling import SamplingParams
+from weft.observe.metrics import Metrics
+
+ARRIVED_S = 100.0
+ENDED_S = 104.0
+
+
+def record(metrics: Metrics, finish: Finish, first_token_at: float) -> None:
+    """Record a completion of four tokens, or of none, that arrives and ends at the times above."""
+    spec = CompletionSpec(
+        id=1,
+        choice=0,
+        rid="r",
+        prompt_len=30,
+        params=SamplingParams(),
+        latency=metrics.completions.latencies[0],
+        started_s=ARRIVED_S + 0.25,
+        arrived_s=ARRIVED_S,
+    )
+    generation = Generation(stream=True, on_close=lambda generation: None)
+    completion = Completion(spec, generation, byte_tokenizer().detokenizer())
+    completion.first_token_at = first_token_at
+    if first_token_at:
+        for token in b"text":
+            completion.push(token)
+    end = completion.finish(finish)
+    CompletionRecorder(metrics).record(completion, end, finish, is_logged=False)
+
+
+def sums(metrics: Metrics) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for family in parse(metrics.render().decode()):
+        for sample in family.samples:
+            name = sample.name.removeprefix("weft:")
+            found[f"{name} {sample.labels.get('stage', '')}".strip()] = sample.value
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(completion_metrics.time, "perf_counter", lambda: ENDED_S)
+
+
+def test_stages_and_tokens_of_a_completion_are_counted() -> None:
+    metrics = Metrics("m")
+    finish = Finish(
+        id=1,
+        reason="stop",
+        prompt_tokens=30,
+        completion_tokens=4,
+        cached_tokens=10,
+        queue_s=0.25,
+        prefill_s=0.5,
+    )
+    record(metrics, finish, first_token_at=ARRIVED_S + 2.0)
+    found = sums(metrics)
+    stages = {
+        stage: found[f"per_stage_req_latency_seconds_sum {stage}"]
+        for stage in ("dispatch", "queue", "prefill", "decode")
+    }
+    assert stages == {"dispatch": 1.0, "queue": 0.25, "prefill": 0.5, "decode": 2.0}
+    assert found["request_inference_time_seconds_sum"] == 2.5
+    assert found["request_time_per_output_token_seconds_sum"] == pytest.approx(2.0 / 3)
+    assert found["e2e_request_latency_seconds_sum"] == 4.0
+    assert found["queue_time_seconds_sum"] == 0.25
+    assert found["prompt_tokens_histogram_sum"] == 30
+    assert found["uncached_prompt_tokens_histogram_sum"] == 20
+    assert found["generation_tokens_histogram_sum"] == 4
+    assert found["num_requests_total"] == 1
+
+
+def test_a_completion_that_failed_without_a_token_has_no_stages_of_the_model() -> None:
+    metrics = Metrics("m")
+    finish = Finish(
+        id=1, reason="abort", message="too late", status=503, prompt_tokens=30, queue_s=3.0
+    )
+    record(metrics, finish, first_token_at=0.0)
+    found = sums(metrics)
+    assert found["num_aborted_requests_total"] == 1
+    assert found["num_failed_requests_total"] == 1
+    assert found["queue_time_seconds_sum"] == 3.0
+    assert found["request_inference_time_seconds_count"] == 0
+    assert found["per_stage_req_latency_seconds_count decode"] == 0

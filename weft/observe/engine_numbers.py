@@ -1,0 +1,171 @@
+"""The engine's latest numbers: as metrics, and as the line that a server writes about itself.
+
+The engine counts its own work and sends snapshots, the fields of `Stats`. While it has work, a log
+line says at intervals how much runs and waits, how fast and how full. Knows nothing of requests.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from weft.observe.log import EventLog
+
+PREFIX = "weft:"
+LINE_INTERVAL_S = 10.0  # between two lines about itself
+RATE_INTERVAL_S = 0.5  # the shortest over which a rate is measured
+
+log = EventLog("status")
+
+_GAUGES = {  # name: (field of the engine's snapshot, help)
+    "num_running_reqs": ("num_running", "Requests in the running batch."),
+    "num_queue_reqs": ("num_waiting", "Requests that wait for admission."),
+    "num_used_tokens": ("kv_used", "KV tokens held by requests."),
+    "kv_evictable_tokens": ("kv_evictable", "KV tokens cached and free to evict."),
+    "kv_held_tokens": ("kv_held", "KV tokens cached for sessions until memory is needed."),
+    "kv_quarantined_tokens": (
+        "kv_quarantined",
+        "KV tokens out of circulation after a fault in the books.",
+    ),
+    "max_total_num_tokens": ("kv_tokens", "Size of the KV pool in tokens."),
+    "max_running_reqs": ("max_running_requests", "Requests that may run together."),
+    "num_queue_tokens": (
+        "num_waiting_tokens",
+        "Prompt tokens of requests that wait for their first admission.",
+    ),
+    "num_sessions": ("num_sessions", "Open sessions."),
+    "num_grammar_queue_reqs": ("num_grammar_queue", "Requests whose grammar is being compiled."),
+    "new_token_ratio": (
+        "new_token_ratio",
+        "Part of the promised new tokens that admission reserves.",
+    ),
+}
+_COUNTERS = {
+    "prompt_tokens": ("total_prompt_tokens", "Prompt tokens of admitted requests."),
+    "cached_tokens": ("total_cached_tokens", "Prompt tokens found in the prefix cache."),
+    "prefilled_tokens": (
+        "total_prefilled_tokens",
+        "Tokens computed in prefills, again after a retraction.",
+    ),
+    "generation_tokens": ("total_generated_tokens", "Tokens generated."),
+    "num_retracted_requests": (
+        "total_retractions",
+        "Times that a running request went back to the queue.",
+    ),
+    "evicted_tokens": ("total_evicted_tokens", "KV tokens evicted from the prefix cache."),
+    "engine_steps": ("total_steps", "Steps of the engine."),
+    "engine_prefill_steps": ("total_prefill_steps", "Steps that computed prompts."),
+    "num_queue_full_requests": ("total_queue_full", "Requests refused because the queue was full."),
+    "engine_unknown_messages": (
+        "total_unknown_messages",
+        "Messages to the engine that nobody handles.",
+    ),
+    "engine_duplicate_requests": (
+        "total_duplicate_requests",
+        "Requests with the number of an open one.",
+    ),
+    "engine_failed_messages": (
+        "total_failed_messages",
+        "Messages to the engine whose handling raised.",
+    ),
+    "engine_dropped_messages": (
+        "total_dropped_messages",
+        "Messages to the engine that could not be read.",
+    ),
+    "num_grammar": ("total_grammars", "Grammars that requests have asked for."),
+    "num_grammar_cache_hit": ("total_grammar_hits", "Of these, found in the cache."),
+    "num_grammar_aborted": ("total_grammar_refused", "And invalid, or too much to compile."),
+    "forced_tokens": (
+        "total_forced_tokens",
+        "Of the generated tokens, those about which a grammar left no choice.",
+    ),
+    "kv_faults": ("total_faults", "Faults found in the books of KV memory."),
+    "engine_busy_seconds": ("busy_s", "Time that the engine had work."),
+}
+
+
+class EngineNumbers(Collector):
+    """The engine's last snapshot, by its field names, and what follows from it."""
+
+    def __init__(self, model_name: str) -> None:
+        self._label = (model_name,)
+        self._numbers: Mapping[str, float] = {}
+        self._rate_base = (time.monotonic(), 0.0)  # when, tokens generated
+        self.gen_throughput = 0.0  # tokens per second between the last two snapshots
+        self._line_at = float("-inf")  # when the last line was written,
+        self._line_numbers: Mapping[str, float] = {}  # and the snapshot in it
+
+    def set(self, numbers: Mapping[str, float], now: float) -> None:
+        """The engine has sent a snapshot; `now` is a reading of `time.monotonic`."""
+        self._numbers = numbers
+        then, before = self._rate_base
+        generated = numbers.get("total_generated_tokens", 0.0)
+        if now - then >= RATE_INTERVAL_S:
+            self.gen_throughput = max(generated - before, 0.0) / (now - then)
+            self._rate_base = (now, generated)
+        has_work = numbers.get("num_running") or numbers.get("num_waiting")
+        if has_work and now - self._line_at >= LINE_INTERVAL_S:
+            self._write_line(numbers)
+            self._line_at = now
+            self._line_numbers = numbers
+
+    @property
+    def token_usage(self) -> float:
+        """Part of the KV pool that requests hold, 0 to 1."""
+        return self._numbers.get("kv_used", 0) / max(self._numbers.get("kv_tokens", 0), 1)
+
+    @property
+    def cache_hit_rate(self) -> float:
+        """Part of all prompt tokens that were found in the prefix cache, 0 to 1."""
+        return self._numbers.get("total_cached_tokens", 0) / max(
+            self._numbers.get("total_prompt_tokens", 0), 1
+        )
+
+    @property
+    def available_tokens(self) -> float:
+        """KV tokens that nobody uses, not even the cache."""
+        held = sum(
+            self._numbers.get(name, 0)
+            for name in ("kv_used", "kv_evictable", "kv_held", "kv_quarantined")
+        )
+        return max(self._numbers.get("kv_tokens", 0) - held, 0)
+
+    def _write_line(self, numbers: Mapping[str, float]) -> None:
+        grown = {name: value - self._line_numbers.get(name, 0) for name, value in numbers.items()}
+        busy_s = max(grown["busy_s"], 1e-3)
+        log.info(
+            "working",
+            running=int(numbers["num_running"]),
+            waiting=int(numbers["num_waiting"]),
+            prompt_tokens_per_s=round(grown["total_prompt_tokens"] / busy_s, 1),
+            output_tokens_per_s=round(grown["total_generated_tokens"] / busy_s, 1),
+            kv_used=f"{numbers['kv_used'] / max(numbers['kv_tokens'], 1):.1%}",
+            cache_hits=f"{grown['total_cached_tokens'] / max(grown['total_prompt_tokens'], 1):.1%}",
+            retractions=int(grown["total_retractions"]),
+        )
+
+    def collect(self) -> Iterator[Metric]:
+        gauges = {
+            name: (self._numbers.get(field, 0), help) for name, (field, help) in _GAUGES.items()
+        }
+        gauges["token_usage"] = (self.token_usage, "Part of the KV pool that requests hold.")
+        gauges["kv_available_tokens"] = (
+            self.available_tokens,
+            "KV tokens neither held nor cached.",
+        )
+        gauges["cache_hit_rate"] = (
+            self.cache_hit_rate,
+            "Part of all prompt tokens found in the prefix cache.",
+        )
+        gauges["gen_throughput"] = (self.gen_throughput, "Tokens generated per second.")
+        for name, (value, help) in gauges.items():
+            gauge = GaugeMetricFamily(PREFIX + name, help, labels=["model_name"])
+            gauge.add_metric(self._label, value)
+            yield gauge
+        for name, (field, help) in _COUNTERS.items():
+            counter = CounterMetricFamily(PREFIX + name, help, labels=["model_name"])
+            counter.add_metric(self._label, self._numbers.get(field, 0))
+            yield counter
