@@ -147,7 +147,9 @@ def targets() -> list[Target]:
     for module_name in names:
         module = importlib.import_module(module_name)
         for name, value in vars(module).items():
-            if getattr(value, "__module__", None) != module_name or name.startswith("_"):
+            is_own = getattr(value, "__module__", None) == module_name
+            is_alias = getattr(value, "__name__", name) != name  # as `POLICY` is of a class
+            if not is_own or is_alias or name.startswith("_"):
                 continue
             if inspect.isfunction(value):
                 found.append(Target(module_name, name))
