@@ -110,7 +110,7 @@ def clients(
     body = json.dumps(
         fields | {"max_tokens": tokens, "stream": True, "stream_interval": interval}
     ).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     for _ in range(rounds):
         read_streams(port, head.encode() + body, streams)
         time.sleep(PAUSE_S)
