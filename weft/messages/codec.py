@@ -7,6 +7,7 @@ declares itself (`calls.py`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, Union
 
 import msgspec
@@ -59,15 +60,11 @@ Message: TypeAlias = ToEngine | FromEngine
 TO_ENGINE: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
 FROM_ENGINE: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
 
-_encoder = msgspec.msgpack.Encoder()
+encode: Callable[[Message], bytes] = msgspec.msgpack.Encoder().encode
 
 
 class BadMessage(ValueError):
     """Bytes that are no message of the expected kind."""
-
-
-def encode(message: Message) -> bytes:
-    return _encoder.encode(message)
 
 
 def decode_to_engine(data: bytes) -> ToEngine:

@@ -8,7 +8,7 @@ size of the vocabulary. Journals have its fields under their names.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -30,6 +30,7 @@ from weft.config.numbers import (
     MAX_STOP_TOKEN_IDS,
     NUMBERS,
     TOKEN,
+    Number,
 )
 
 
@@ -182,20 +183,37 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
         The error names the value and what is allowed.
         """
-        self._check_numbers()
-        self._check_logprobs(vocab_size)
+        for name, shown_as, number, default in _NUMBERS:
+            value = getattr(self, name)
+            if value is None or value is default:
+                continue  # most numbers are not given
+            wrong = number.wrong(shown_as, value)
+            if wrong:
+                raise InvalidParam(shown_as, wrong)
+        if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
+            message = (
+                f"min_tokens is {self.min_new_tokens}, above max_tokens ({self.max_new_tokens})"
+            )
+            raise InvalidParam("min_tokens", message)
+        # A plain request gives none of these, and enters none of their checks.
+        if self.logprob_token_ids:
+            self._check_logprobs(vocab_size)
         if self.grammar is not None:
             self.grammar.check()
             if self.grammar.behind is not None:
                 _check_marks(self.grammar.behind, vocab_size)
-        self._check_stops()
-        if len(self.logit_bias) > MAX_LOGIT_BIAS:
-            message = f"{len(self.logit_bias):,} entries; at most {MAX_LOGIT_BIAS:,} are allowed"
-            raise InvalidParam("logit_bias", message)
-        check_token_ids("logit_bias", tuple(self.logit_bias), vocab_size)
-        for token, bias in self.logit_bias.items():
-            check_number("logit_bias", f"logit_bias[{token}]", bias)
-        self._check_choice(vocab_size)
+        if self.stop or self.stop_regex or self.stop_token_ids:
+            self._check_stops()
+        if self.logit_bias:
+            self._check_logit_bias(vocab_size)
+        if self.allowed_token_ids or self.bad_words or self.bad_word_ids:
+            self._check_words(vocab_size)
+        if self.thinking_marks is not None:
+            if not (self.thinking_marks.begin and self.thinking_marks.end):
+                raise InvalidParam("thinking_marks", "a mark of the reasoning has no tokens")
+            _check_marks(self.thinking_marks, vocab_size)
+        if self.processors:
+            self._check_processors()
 
     @property
     def recompute_from(self) -> int | None:
@@ -237,8 +255,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         for token in self.stop_token_ids:
             check_number("stop_token_ids", "stop_token_ids", token)
 
-    def _check_choice(self, vocab_size: int) -> None:
-        """Tokens that may be sampled, and processors of the logits."""
+    def _check_logit_bias(self, vocab_size: int) -> None:
+        if len(self.logit_bias) > MAX_LOGIT_BIAS:
+            message = f"{len(self.logit_bias):,} entries; at most {MAX_LOGIT_BIAS:,} are allowed"
+            raise InvalidParam("logit_bias", message)
+        check_token_ids("logit_bias", tuple(self.logit_bias), vocab_size)
+        for token, bias in self.logit_bias.items():
+            check_number("logit_bias", f"logit_bias[{token}]", bias)
+
+    def _check_words(self, vocab_size: int) -> None:
+        """Tokens that may be sampled, and words that may not come."""
         allowed = self.allowed_token_ids
         if len(allowed) > MAX_ALLOWED_TOKEN_IDS:
             message = f"{len(allowed):,} ids; at most {MAX_ALLOWED_TOKEN_IDS:,} are allowed"
@@ -257,11 +283,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             if not ids:
                 raise InvalidParam("bad_word_ids", "a word has no tokens")
             check_token_ids("bad_word_ids", ids, vocab_size)
-        marks = self.thinking_marks
-        if marks is not None:
-            if not (marks.begin and marks.end):
-                raise InvalidParam("thinking_marks", "a mark of the reasoning has no tokens")
-            _check_marks(marks, vocab_size)
+
+    def _check_processors(self) -> None:
         if len(self.processors) > MAX_PROCESSORS:
             message = (
                 f"{len(self.processors)} logit processors; at most {MAX_PROCESSORS} are allowed"
@@ -272,24 +295,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     def _check_logprobs(self, vocab_size: int) -> None:
         ids = self.logprob_token_ids
-        if ids and self.logprobs is None and self.prompt_logprobs is None:
+        if self.logprobs is None and self.prompt_logprobs is None:
             message = "logprob_token_ids needs logprobs or prompt_logprobs"
             raise InvalidParam("logprob_token_ids", message)
         if len(ids) > MAX_LOGPROB_TOKEN_IDS:
             message = f"{len(ids):,} ids; at most {MAX_LOGPROB_TOKEN_IDS:,} are allowed"
             raise InvalidParam("logprob_token_ids", message)
         check_token_ids("logprob_token_ids", ids, vocab_size)
-
-    def _check_numbers(self) -> None:
-        for name, shown_as in NUMERIC.items():
-            value = getattr(self, name)
-            if value is not None:
-                check_number(name, shown_as, value)
-        if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
-            message = (
-                f"min_tokens is {self.min_new_tokens}, above max_tokens ({self.max_new_tokens})"
-            )
-            raise InvalidParam("min_tokens", message)
 
 
 # Fields of `SamplingParams` that are one number each, and the names under which users know them.
@@ -310,6 +322,27 @@ NUMERIC = {
     "prompt_logprobs_start": "prompt_logprobs_start",
     "thinking_budget": "thinking_budget",
 }
+
+_DEFAULTS = SamplingParams()
+
+
+class _NumericField(NamedTuple):
+    """A field of `SamplingParams` that is one number."""
+
+    name: str
+    shown_as: str
+    number: Number
+    default: Any
+
+
+def _numeric_fields() -> tuple[_NumericField, ...]:
+    fields: list[_NumericField] = []
+    for name, shown_as in NUMERIC.items():
+        fields.append(_NumericField(name, shown_as, NUMBERS[name], getattr(_DEFAULTS, name)))
+    return tuple(fields)
+
+
+_NUMBERS = _numeric_fields()
 
 
 def check_number(name: str, shown_as: str, value: Any) -> None:

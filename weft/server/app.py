@@ -104,7 +104,8 @@ def create_app(
     pages = Pages(origins=origins, hosts=_words(config.allowed_hosts), bound=config.host)
     keys = Keys(digests, pages, open_metrics=config.open_metrics)
     app: ASGIApp = RequestMiddleware(
-        Routes(routes),
+        # Starlette's application is not around it: each piece of an answer would pass through it.
+        Router(routes, redirect_slashes=False),
         keys,
         client.metrics,
         limits,
@@ -153,21 +154,6 @@ def load_template(tokenizer: Tokenizer, config: ServerConfig) -> Renderer | None
     except TemplateError as exc:
         log.warning("no_chat_template", reason=exc)
         return None
-
-
-class Routes:
-    """Finds the handler of a path.
-
-    Starlette's application is not around it: each piece of an answer would have to pass through it.
-    `Endpoint` deals with what handlers raise, and the middleware with what is raised here.
-    """
-
-    def __init__(self, routes: Sequence[Route]) -> None:
-        self._router = Router(routes, redirect_slashes=False)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope["app"] = self  # so that unknown paths and methods raise
-        await self._router(scope, receive, send)
 
 
 class Endpoint:

@@ -24,6 +24,7 @@ from typing import Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.types import Scope
 
 from weft.config.keys import KeyDigests, digest
@@ -67,6 +68,14 @@ class Caller(NamedTuple):
 
 
 NOBODY = Caller()
+
+
+def owner_of(request: Request) -> str:
+    """The name of the key that came with a request; empty for all where no key is asked for.
+
+    Sessions and stored responses belong to it. A client cannot invent a key.
+    """
+    return str(request.scope.get("weft.key", ""))
 
 
 class Keys:

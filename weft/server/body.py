@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Set
+from collections.abc import Callable, Set
 from functools import cache, partial
 from itertools import islice
 from typing import Any, TypeVar
@@ -29,6 +29,7 @@ from weft.server.limits import check_body, require_room
 
 log = EventLog("server")
 T = TypeVar("T", bound=msgspec.Struct)
+json_bytes: Callable[[Any], bytes] = msgspec.json.encode
 
 UNSUPPORTED = frozenset(
     {"suffix", "functions", "function_call", "guided_whitespace_pattern"}
@@ -237,13 +238,9 @@ def _decoder(type: type[T]) -> msgspec.json.Decoder[T]:
     return msgspec.json.Decoder(type)
 
 
-def json_bytes(value: Any) -> bytes:
-    return msgspec.json.encode(value)
-
-
 def json_response(value: Any) -> Response:
     """An answer that is one JSON value."""
-    return Response(msgspec.json.encode(value), media_type="application/json")
+    return Response(json_bytes(value), media_type="application/json")
 
 
 def written(value: Any) -> msgspec.Raw:

@@ -15,6 +15,7 @@ from weft.server.context import ServerContext
 from weft.server.errors import ApiError, failed
 from weft.server.limits import HEALTH_TIMEOUT_S
 from weft.server.operation import get
+from weft.server.submit import require_accepting
 
 
 async def health(context: ServerContext, request: Request) -> ASGIApp:
@@ -29,7 +30,7 @@ async def health(context: ServerContext, request: Request) -> ASGIApp:
 async def ready(context: ServerContext, request: Request) -> ASGIApp:
     """Readiness: 503 before the first token was generated and while the server drains."""
     _ = context.client.engine
-    context.require_accepting()
+    require_accepting(context)
     if released := context.client.state.released:
         raise ApiError(503, f"memory of the engine is released: {', '.join(released)}")
     return Response()

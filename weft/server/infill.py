@@ -19,7 +19,14 @@ from weft.server.context import ServerContext
 from weft.server.errors import ApiError, over
 from weft.server.operation import post
 from weft.server.stream import SSE, Answer, Wire, sse_error
-from weft.server.submit import SampledRequest, encode_texts, prompts, sampling_of, submit
+from weft.server.submit import (
+    SampledRequest,
+    encode_texts,
+    prompts,
+    require_model,
+    sampling_of,
+    submit,
+)
 from weft.text.infill import Infill
 
 LLAMA_EVENTS = Wire(SSE, sse_error, b"")
@@ -42,7 +49,7 @@ class InfillRequest(SampledRequest, kw_only=True):
 
 async def infill(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, InfillRequest)
-    context.require_model(body.model)
+    require_model(context, body.model)
     tokens = infill_tokens(context, "input_suffix")
     files = body.input_extra or []
     if len(files) > context.limits.max_prompts:

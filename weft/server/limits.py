@@ -1,8 +1,8 @@
 """Every limit on what a request may bring, and what is refused because of it.
 
-Three tables hold what `config.limits.Limits` bounds: `BOUNDS` the fields of a body, whatever route
-reads it; `TOTALS` the sums over the prompts of a request, which are known after tokenizing;
-`HEAD_BOUNDS` the head. Beside them stands the room that a process with a limited address space has
+`config.limits.Limits` bounds the fields of a body, whatever route reads it (`BOUNDS`), the sums
+over the prompts of a request, which are known after tokenizing (`TOTALS`), and the head of a
+request. Beside them stands the room that a process with a limited address space has
 (`ulimit -v`): what might not fit is refused before it is begun, because a library that finds no
 memory ends the process. Limits on connections and times are kept where connections are
 (`server/http/protocol.py`). Nothing here knows what a field means.
@@ -187,22 +187,8 @@ class Total(NamedTuple):
     param: str  # field of the body that is to blame
     what: str  # the unit, for the message
     size: Callable[[ServerContext, Sequence[Prompt]], int]  # of the prompts that ask for it
-    # Fields of `SamplingParams` or `Prompt` of which a prompt sets one to ask for it; none: all do.
-    asked_by: tuple[str, ...] = ()
-
-
-def _num_completions(context: ServerContext, prompts: Sequence[Prompt]) -> int:
-    num = 0
-    for prompt in prompts:
-        num += prompt.params.n
-    return num
-
-
-def _num_tokens(context: ServerContext, prompts: Sequence[Prompt]) -> int:
-    num = 0
-    for prompt in prompts:
-        num += len(prompt.ids) * prompt.params.n
-    return num
+    # Fields of `SamplingParams` or `Prompt` of which a prompt sets one to ask for it.
+    asked_by: tuple[str, ...]
 
 
 def _stop_len(context: ServerContext, prompts: Sequence[Prompt]) -> int:
@@ -248,8 +234,6 @@ def _num_embed_values(context: ServerContext, prompts: Sequence[Prompt]) -> int:
 
 
 TOTALS = (
-    Total("max_completions", "n", "completions", _num_completions),
-    Total("max_total_tokens", "prompt", "prompt tokens", _num_tokens),
     Total(
         "max_total_stop_len",
         "stop",
@@ -292,23 +276,35 @@ _NOTHING: tuple[Any, ...] = (None, (), {}, b"")
 
 def check_totals(context: ServerContext, prompts: Sequence[Prompt]) -> None:
     """Raise `ApiError` for the first limit on a request as a whole that `prompts` exceed."""
+    num_completions = 0
+    num_tokens = 0
+    for prompt in prompts:
+        num_completions += prompt.params.n
+        num_tokens += prompt.params.n * len(prompt.ids)
+    limits = context.limits
+    if num_completions > limits.max_completions:
+        raise _exceeded(limits, "max_completions", "n", num_completions, "completions")
+    if num_tokens > limits.max_total_tokens:
+        raise _exceeded(limits, "max_total_tokens", "prompt", num_tokens, "prompt tokens")
     for total in TOTALS:
-        asking = prompts
-        if total.asked_by:
-            asking = []
-            for prompt in prompts:
-                for name in total.asked_by:
-                    holder = prompt if name == "vectors" else prompt.params
-                    if getattr(holder, name) not in _NOTHING:
-                        asking.append(prompt)
-                        break
-            if not asking:
-                continue
+        asking: list[Prompt] = []
+        for prompt in prompts:
+            for name in total.asked_by:
+                holder = prompt if name == "vectors" else prompt.params
+                if getattr(holder, name) not in _NOTHING:
+                    asking.append(prompt)
+                    break
+        if not asking:
+            continue
         size = total.size(context, asking)
-        most = getattr(context.limits, total.limit)
-        if size > most:
-            message = f"the request has {size:,} {total.what} in all; {most:,} are allowed"
-            raise over(total.limit, message, param=total.param)
+        if size > getattr(limits, total.limit):
+            raise _exceeded(limits, total.limit, total.param, size, total.what)
+
+
+def _exceeded(limits: Limits, limit: str, param: str, size: int, what: str) -> ApiError:
+    most = getattr(limits, limit)
+    message = f"the request has {size:,} {what} in all; {most:,} are allowed"
+    return over(limit, message, param=param)
 
 
 def require_embeds_room(context: ServerContext, prompts: Sequence[Prompt]) -> None:
@@ -327,43 +323,22 @@ def require_embeds_room(context: ServerContext, prompts: Sequence[Prompt]) -> No
 # ---- the head of a request
 
 
-class HeadBound(NamedTuple):
-    """One limit on the head of a request."""
-
-    limit: str  # field of `Limits`
-    size: Callable[[Scope], int]
-    status: int
-    message: str  # with the limit's value in place of {}
-
-
-def _url_len(scope: Scope) -> int:
-    return len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"")
-
-
-def _num_headers(scope: Scope) -> int:
-    return len(scope["headers"])
-
-
-def _headers_len(scope: Scope) -> int:
-    num = 0
-    for name, value in scope["headers"]:
-        num += len(name) + len(value)
-    return num
-
-
-HEAD_BOUNDS = (
-    HeadBound("max_url_bytes", _url_len, 414, "the URL is longer than {:,} bytes"),
-    HeadBound("max_headers", _num_headers, 431, "there are more than {} headers"),
-    HeadBound("max_header_bytes", _headers_len, 431, "the headers are larger than {:,} bytes"),
-)
-
-
 def head_refusal(limits: Limits, scope: Scope) -> ApiError | None:
     """Why the head of a request is refused, if it is too large."""
-    for bound in HEAD_BOUNDS:
-        most = getattr(limits, bound.limit)
-        if bound.size(scope) > most:
-            return over(bound.limit, bound.message.format(most), status=bound.status)
+    url_len = len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"")
+    if url_len > limits.max_url_bytes:
+        message = f"the URL is longer than {limits.max_url_bytes:,} bytes"
+        return over("max_url_bytes", message, status=414)
+    headers = scope["headers"]
+    if len(headers) > limits.max_headers:
+        message = f"there are more than {limits.max_headers} headers"
+        return over("max_headers", message, status=431)
+    headers_len = 0
+    for name, value in headers:
+        headers_len += len(name) + len(value)
+    if headers_len > limits.max_header_bytes:
+        message = f"the headers are larger than {limits.max_header_bytes:,} bytes"
+        return over("max_header_bytes", message, status=431)
     return None
 
 

@@ -16,7 +16,8 @@ from weft.client.generation import Generation
 from weft.client.prompt import Prompt, with_reasoning_marks
 from weft.messages.sampling import InvalidParam, SamplingParams
 from weft.observe.request_context import rename
-from weft.server.context import ServerContext, cache_salt_of, tenant_of
+from weft.server.auth import owner_of
+from weft.server.context import ServerContext
 from weft.server.errors import ApiError, over
 from weft.server.fields.numbers import header_number
 from weft.server.fields.sampling import CommonSamplingFields, sampling_params
@@ -24,6 +25,8 @@ from weft.server.fields.session import SessionFields, session_params
 from weft.server.limits import check_totals, require_embeds_room
 
 Side = Literal["left", "right"]
+DEFAULT_MODEL = "default"  # what clients made for SGLang call the model that is served
+KEY_END = "\x1e"  # stands in no name of a key
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -105,6 +108,15 @@ def sampling_of(
         prompt_logprobs=prompt_logprobs,
         **others,
     )
+
+
+def require_model(context: ServerContext, model: str | None) -> None:
+    """Raise `ApiError` 404 unless `model` is the served one, not given, or any name will do."""
+    own_name = context.info.model_name
+    if model in (own_name, None, "", DEFAULT_MODEL) or context.config.any_model_name:
+        return
+    message = f"the model {str(model)[:128]!r} does not exist; this server has {own_name!r}"
+    raise ApiError(404, message, param="model", code="model_not_found")
 
 
 # ---- tokens of prompts
@@ -191,6 +203,40 @@ async def encode_mixed(
 # ---- prompts
 
 
+class Sharing(NamedTuple):
+    """With whom a request shares the engine and the prefix cache."""
+
+    tenant: str  # the policy `fair` serves the request as one of this tenant's
+    cache_salt: str  # of the part of the prefix cache
+
+
+def sharing_of(
+    context: ServerContext,
+    request: Request,
+    *,
+    user: str = "",
+    salt: str | None = None,
+    extra_key: str | None = None,
+) -> Sharing:
+    """A request belongs to the key that it came with, which goes by its name.
+
+    A client gains nothing by names of its own, unless the operator lets the `user` of a request
+    count (`--tenant-by user`). SGLang's `extra_key` does the same as `cache_salt`; a request with
+    both shares the cache with those that have both. If the server isolates keys, a request shares
+    it within its key only.
+    """
+    owner = owner_of(request)
+    tenant = owner
+    if user and context.config.tenant_by != "key":
+        tenant = f"{owner}/{user}" if owner else user
+    cache_salt = salt or ""
+    if extra_key:
+        cache_salt = f"{cache_salt}\x1f{extra_key}"
+    if context.config.isolate_cache_by_key:
+        cache_salt = f"{owner}{KEY_END}{cache_salt}"
+    return Sharing(tenant, cache_salt)
+
+
 def request_name(
     request: Request,
     rid: str | None,
@@ -238,9 +284,14 @@ def prompts(
 
     With a budget of reasoning they differ in where the reasoning begins.
     """
-    salt = cache_salt_of(context, request, body.cache_salt, body.extra_key)
     user = (body.user or "")[: context.limits.max_user_len]
-    tenant = tenant_of(context, request, user)
+    sharing = sharing_of(
+        context,
+        request,
+        user=user,
+        salt=body.cache_salt,
+        extra_key=body.extra_key,
+    )
     session = None
     if body.session_params is not None:
         if body.session_id is not None:
@@ -263,16 +314,23 @@ def prompts(
             ids=prompt_ids,
             params=own_params,
             rid=rid,
-            tenant=tenant,
+            tenant=sharing.tenant,
             user=user,
             priority=body.priority or 0,
-            cache_salt=salt,
+            cache_salt=sharing.cache_salt,
             timeout_ms=timeout,
             session=session,
             stream_interval=interval,
         )
         found.append(prompt)
     return found
+
+
+def require_accepting(context: ServerContext) -> None:
+    """Raise `ApiError` 503 if new work is refused."""
+    if not context.readiness.accepting:
+        what = "shutting down" if context.readiness.draining else "not ready yet"
+        raise ApiError(503, f"the server is {what}", headers={"retry-after": "1"})
 
 
 def submit(
@@ -285,7 +343,7 @@ def submit(
 
     Raises `ApiError`, `InvalidParam` or `ContextExceeded`.
     """
-    context.require_accepting()
+    require_accepting(context)
     check_totals(context, prompts)
     for prompt in prompts:
         if prompt.vectors:

@@ -19,7 +19,7 @@ from weft.server.openai.answers import token_name
 from weft.server.openai.conversation import chat_prompt, chat_text
 from weft.server.openai.models import ChatMessage, ChatRequest
 from weft.server.operation import get, post
-from weft.server.submit import encode_texts
+from weft.server.submit import encode_texts, require_model
 from weft.text.tokenizer import Tokenizer
 
 INLINE_TOKENS = 4_096  # whose names are made on the event loop
@@ -58,7 +58,7 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 
 async def tokenize(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, TokenizeRequest)
-    context.require_model(body.model)
+    require_model(context, body.model)
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "give either prompt or messages", param="prompt")
     if body.messages is not None:
@@ -75,13 +75,13 @@ async def tokenize(context: ServerContext, request: Request) -> ASGIApp:
 async def apply_template(context: ServerContext, request: Request) -> ASGIApp:
     """The prompt that a chat has, as text."""
     body = await read_json(context, request, TemplateRequest)
-    context.require_model(body.model)
+    require_model(context, body.model)
     return json_response({"prompt": await chat_text(context, _as_chat(body, body.messages))})
 
 
 async def detokenize(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, DetokenizeRequest)
-    context.require_model(body.model)
+    require_model(context, body.model)
     kinds = set(map(type, body.tokens))
     if len(kinds) > 1:
         raise ApiError(400, "tokens mixes ids with lists", param="tokens")

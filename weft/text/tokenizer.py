@@ -6,6 +6,7 @@ requests.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,7 @@ from weft.text.turns import Workers
 INLINE_LEN = 2_048
 # Characters that a thread encodes in one turn, unless a single text is longer: about 50 ms.
 SLICE_LEN = 131_072
+_BYTE_TOKEN = re.compile(r"<0x(..)>", re.DOTALL)
 _MARK = "☺"  # a text that merges with none behind it
 _SPECIAL_NAMES = (
     "bos_token",
@@ -397,31 +399,23 @@ class _Pieces(dict[int, bytes]):
         self._skipped = skipped
 
     def __missing__(self, token: int) -> bytes:
-        piece = b""
+        spelled = None
         if token not in self._skipped:
-            piece = self._bytes_of(token)
+            # None, too, where the model's vocabulary is padded beyond the tokenizer's.
+            spelled = self._backend.id_to_token(token)
+        if spelled is None:
+            piece = b""
+        elif self._is_byte_level:
+            try:
+                piece = bytes(map(_BYTE_OF.__getitem__, spelled))
+            except KeyError:
+                piece = spelled.encode()  # an added token is spelled as it is
+        elif self._falls_back and _BYTE_TOKEN.fullmatch(spelled):
+            piece = bytes([int(spelled[3:5], 16)])
+        else:
+            piece = spelled.replace("▁", " ").encode()
         self[token] = piece
         return piece
-
-    def _bytes_of(self, token: int) -> bytes:
-        spelled = self._backend.id_to_token(token)
-        # The model's vocabulary may be padded beyond the tokenizer's.
-        if spelled is None:
-            return b""
-        if self._is_byte_level:
-            try:
-                return bytes(_BYTE_OF[char] for char in spelled)
-            except KeyError:
-                # An added token is spelled as it is.
-                return spelled.encode()
-        if (
-            self._falls_back
-            and len(spelled) == 6
-            and spelled.startswith("<0x")
-            and spelled.endswith(">")
-        ):
-            return bytes([int(spelled[3:5], 16)])
-        return spelled.replace("▁", " ").encode()
 
 
 def _num_chars(one: str | tuple[str, str]) -> int:

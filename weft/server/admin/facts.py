@@ -21,6 +21,7 @@ from weft.server.body import json_response
 from weft.server.context import ServerContext
 from weft.server.openai.models import ModelCard, ModelList
 from weft.server.operation import get
+from weft.server.submit import require_model
 
 METRICS_TYPE = "text/plain; version=0.0.4"
 OPEN_METRICS_TYPE = "application/openmetrics-text; version=1.0.0"
@@ -48,7 +49,7 @@ async def models(context: ServerContext, request: Request) -> ASGIApp:
 async def model(context: ServerContext, request: Request) -> ASGIApp:
     """The served model, under its name."""
     _ = context.client.engine
-    context.require_model(request.path_params["id"])
+    require_model(context, request.path_params["id"])
     return json_response(_model(context))
 
 

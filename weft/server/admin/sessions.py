@@ -16,11 +16,13 @@ from starlette.types import ASGIApp
 from weft.messages.by_name import plain
 from weft.messages.sessions import CloseSession, OpenSession
 from weft.observe.log import EventLog
+from weft.server.auth import owner_of
 from weft.server.body import json_response, read_json
-from weft.server.context import ServerContext, owner_of
+from weft.server.context import ServerContext
 from weft.server.errors import ApiError
 from weft.server.fields.session import checked_session_id
 from weft.server.operation import post
+from weft.server.submit import require_accepting
 
 log = EventLog("sessions")
 
@@ -44,7 +46,7 @@ class CloseSessionBody(msgspec.Struct, kw_only=True):
 async def open_session(context: ServerContext, request: Request) -> ASGIApp:
     """The id of a new session, as a JSON string; 400 says why there is none."""
     body = await read_json(context, request, OpenSessionBody)
-    context.require_accepting()
+    require_accepting(context)
     capacity = _capacity(body)
     id = body.session_id
     if id is None:

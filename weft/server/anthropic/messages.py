@@ -16,6 +16,7 @@ from weft.server.openai.answers import answer_header
 from weft.server.openai.conversation import chat_prompt, start_chat
 from weft.server.operation import post
 from weft.server.stream import Answer
+from weft.server.submit import require_model
 
 
 async def messages(context: ServerContext, request: Request) -> ASGIApp:
@@ -27,7 +28,7 @@ async def messages(context: ServerContext, request: Request) -> ASGIApp:
 
 async def count_tokens(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, CountRequest)
-    context.require_model(body.model)
+    require_model(context, body.model)
     ids = await chat_prompt(context, chat_request(body))
     return json_response(TokenCount(len(ids)))
 

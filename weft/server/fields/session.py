@@ -9,7 +9,8 @@ import msgspec
 from starlette.requests import Request
 
 from weft.messages.sessions import SessionParams
-from weft.server.context import ServerContext, owner_of
+from weft.server.auth import owner_of
+from weft.server.context import ServerContext
 from weft.server.errors import ApiError, over
 
 

@@ -69,6 +69,7 @@ class RequestMiddleware:
         current.set(request)  # for this request alone: each has a task of its own
         scope["weft.rid"] = request.rid
         scope["weft.key"] = caller.key_name
+        scope["app"] = self._app  # so that a router raises for unknown paths and methods
         route, access = self._route_of(scope["path"])
         method = scope["method"] if scope["method"] in _METHODS else "other"
         out = _Outgoing(scope, send, request)

@@ -19,7 +19,7 @@ from weft.server.ollama.models import (
     OllamaShowRequest,
 )
 from weft.server.ollama.reply import OLLAMA_LINES, OllamaReply
-from weft.server.ollama.translate import chat_request, generate_request, require_model
+from weft.server.ollama.translate import chat_request, generate_request, require_tagged_model
 from weft.server.openai.conversation import start_chat
 from weft.server.operation import get, post
 from weft.server.stream import Answer
@@ -30,7 +30,7 @@ OLLAMA_VERSION = "0.12.0"
 
 async def chat(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, OllamaChatRequest)
-    require_model(context, body.model)
+    require_tagged_model(context, body.model)
     if not body.messages:
         return _loaded(context, body, {"message": {"role": "assistant", "content": ""}})
     conversation = await start_chat(context, request, chat_request(body), whole_calls=True)
@@ -40,7 +40,7 @@ async def chat(context: ServerContext, request: Request) -> ASGIApp:
 
 async def generate(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, OllamaGenerateRequest)
-    require_model(context, body.model)
+    require_tagged_model(context, body.model)
     if not body.prompt and not body.suffix:
         return _loaded(context, body, {"response": ""})
     ids: list[int] | None = None
@@ -68,7 +68,7 @@ async def ps(context: ServerContext, request: Request) -> ASGIApp:
 
 async def show(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, OllamaShowRequest)
-    require_model(context, body.model or body.name)
+    require_tagged_model(context, body.model or body.name)
     ready = context.client.state.ready
     makes_vectors = ready is not None and ready.pools is not None
     capabilities = ["embedding" if makes_vectors else "completion"]

@@ -18,11 +18,12 @@ from weft.server.ollama.models import (
     OllamaRequest,
 )
 from weft.server.openai.models import ChatMessage, ChatRequest
+from weft.server.submit import require_model
 
 
-def require_model(context: ServerContext, name: str | None) -> None:
+def require_tagged_model(context: ServerContext, name: str | None) -> None:
     """Names may carry a tag; there is one version of the model here. Raises `ApiError` 404."""
-    context.require_model(name.removesuffix(":latest") if name else name)
+    require_model(context, name.removesuffix(":latest") if name else name)
 
 
 def chat_request(body: OllamaChatRequest) -> ChatRequest:

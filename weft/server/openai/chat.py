@@ -46,7 +46,7 @@ from weft.server.openai.models import (
 from weft.server.openai.tools import call_id
 from weft.server.operation import post
 from weft.server.stream import Answer
-from weft.server.submit import StreamOptions
+from weft.server.submit import StreamOptions, require_model
 from weft.text.parsers.events import AnswerText, CallArguments, CallBegin, Event, ReasoningText
 
 
@@ -59,7 +59,7 @@ async def chat_completions(context: ServerContext, request: Request) -> ASGIApp:
 async def input_tokens(context: ServerContext, request: Request) -> ASGIApp:
     """How many tokens the prompt of such a request would have."""
     body = await read_json(context, request, ChatRequest)
-    context.require_model(body.model)
+    require_model(context, body.model)
     ids = body.input_ids
     if ids is None:
         ids = await chat_prompt(context, body)

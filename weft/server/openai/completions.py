@@ -42,6 +42,7 @@ from weft.server.submit import (
     StreamOptions,
     encode_mixed,
     prompts,
+    require_model,
     sampling_of,
     submit,
     truncation,
@@ -53,7 +54,7 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
 async def completions(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, CompletionRequest)
-    context.require_model(body.model)
+    require_model(context, body.model)
     params = _sampling(context, body)
     cut = truncation(context, body.truncate_prompt_tokens, body.truncation_side)
     longest = context.info.context_length if cut is None else sys.maxsize

@@ -27,7 +27,7 @@ from weft.server.openai.custom_tools import (
 )
 from weft.server.openai.models import ChatMessage, ChatRequest
 from weft.server.openai.tools import NO_TOOLS, ToolUse, strict_tag, tool_use
-from weft.server.submit import encode_texts, prompts, sampling_of, submit, truncation
+from weft.server.submit import encode_texts, prompts, require_model, sampling_of, submit, truncation
 from weft.text.parsers.events import Event
 from weft.text.parsers.formats import FORCED, ReasoningFormat, ToolFormat
 from weft.text.parsers.output import ParsedOutput
@@ -87,7 +87,7 @@ async def start_chat(
     answer tells a forced call that its end has cut off, for its arguments are a text.
     Raises `ApiError` or `InvalidParam`.
     """
-    context.require_model(body.model)
+    require_model(context, body.model)
     use = NO_TOOLS
     if body.tools is not None or body.tool_choice is not None:
         use = tool_use(body.tools, body.tool_choice, parallel=body.parallel_tool_calls is not False)

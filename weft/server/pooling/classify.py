@@ -19,11 +19,12 @@ from weft.server.operation import post
 from weft.server.pooling.embeddings import native, text_or_ids
 from weft.server.pooling.inputs import Vector, answer, encoded, require_pools, split, start, usage
 from weft.server.pooling.models import ClassifyRequest
+from weft.server.submit import require_model
 
 
 async def classify(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, ClassifyRequest)
-    context.require_model(body.model)
+    require_model(context, body.model)
     pools = require_pools(context, "classify", "labels need a model with a classification head")
     if body.input is not None and (body.text is not None or body.input_ids is not None):
         raise ApiError(400, "give input, or text, or input_ids", param="input")

@@ -15,7 +15,7 @@ from weft.messages.requests import PoolingParams
 from weft.server.body import json_response, read_json
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError
-from weft.server.ollama.translate import require_model
+from weft.server.ollama.translate import require_tagged_model
 from weft.server.operation import post
 from weft.server.pooling.inputs import (
     Vector,
@@ -36,6 +36,7 @@ from weft.server.pooling.models import (
     PooledRequest,
     Texts,
 )
+from weft.server.submit import require_model
 from weft.text.tokenizer import Encoded
 
 EMBED = "embeddings need a model that makes vectors"
@@ -43,7 +44,7 @@ EMBED = "embeddings need a model that makes vectors"
 
 async def embeddings(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, EmbeddingRequest)
-    context.require_model(body.model)
+    require_model(context, body.model)
     pools = require_pools(context, "embed", EMBED)
     pooling = PoolingParams(
         normalize=body.normalize,
@@ -75,7 +76,7 @@ async def embeddings(context: ServerContext, request: Request) -> ASGIApp:
 async def encode(context: ServerContext, request: Request) -> ASGIApp:
     """One object, or a list for a list."""
     body = await read_json(context, request, EncodeRequest)
-    context.require_model(body.model)
+    require_model(context, body.model)
     pools = require_pools(context, "embed", "/encode needs a model that makes vectors")
     texts = text_or_ids(body.text, body.input_ids)
     inputs = await encoded(context, split("text", texts), body, param="text")
@@ -93,7 +94,7 @@ async def encode(context: ServerContext, request: Request) -> ASGIApp:
 async def ollama_embed(context: ServerContext, request: Request) -> ASGIApp:
     """An input that is too long is cut, unless `truncate` is false."""
     body = await read_json(context, request, OllamaEmbedRequest)
-    require_model(context, body.model)
+    require_tagged_model(context, body.model)
     pools = require_pools(context, "embed", EMBED)
     began = time.perf_counter()
     texts = body.input if isinstance(body.input, list) else [body.input or ""]
@@ -118,7 +119,7 @@ async def ollama_embed(context: ServerContext, request: Request) -> ASGIApp:
 
 async def ollama_embeddings(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, OllamaEmbeddingsRequest)
-    require_model(context, body.model)
+    require_tagged_model(context, body.model)
     require_pools(context, "embed", EMBED)
     if not body.prompt:
         return json_response({"embedding": []})

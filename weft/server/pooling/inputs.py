@@ -20,11 +20,11 @@ from weft.messages.replies import PooledPiece
 from weft.messages.requests import PoolingParams
 from weft.messages.sampling import SamplingParams
 from weft.messages.status import Pools
-from weft.server.context import ServerContext, cache_salt_of, tenant_of
+from weft.server.context import ServerContext
 from weft.server.errors import ApiError, failed
 from weft.server.pooling.models import PooledRequest, Side, Texts
 from weft.server.stream import Answer
-from weft.server.submit import request_name, submit, timeout_ms
+from weft.server.submit import request_name, sharing_of, submit, timeout_ms
 from weft.text.tokenizer import ContextExceeded, Encoded
 
 NO_TOKENS = SamplingParams(max_new_tokens=0)
@@ -138,8 +138,7 @@ def start(
     with_types = pools is not None and pools.num_token_types > 1
     rid = request_name(request, body.rid, body.request_id)
     user = (body.user or "")[: context.limits.max_user_len]
-    tenant = tenant_of(context, request, user)
-    salt = cache_salt_of(context, request)
+    sharing = sharing_of(context, request, user=user)
     timeout = timeout_ms(context, request, body.timeout_ms)
     prompts = []
     for tokens in inputs:
@@ -150,9 +149,9 @@ def start(
             ids=tokens.ids,
             params=NO_TOKENS,
             rid=rid,
-            tenant=tenant,
+            tenant=sharing.tenant,
             user=user,
-            cache_salt=salt,
+            cache_salt=sharing.cache_salt,
             priority=body.priority or 0,
             timeout_ms=timeout,
             pooling=own_pooling,

@@ -23,12 +23,13 @@ from weft.server.errors import ApiError
 from weft.server.operation import post
 from weft.server.pooling.inputs import Input, Vector, answer, encoded, start, usage
 from weft.server.pooling.models import PooledRequest, RerankRequest, ScoreRequest
+from weft.server.submit import require_model
 from weft.text.tokenizer import Encoded
 
 
 async def rerank(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, RerankRequest)
-    context.require_model(body.model)
+    require_model(context, body.model)
     if not body.documents:
         raise ApiError(400, "documents is empty", param="documents")
     texts = [
@@ -63,7 +64,7 @@ async def rerank(context: ServerContext, request: Request) -> ASGIApp:
 
 async def score(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, ScoreRequest)
-    context.require_model(body.model)
+    require_model(context, body.model)
     if body.label_token_ids is not None:
         return await _score_label_tokens(context, request, body)
     left = _either(body, "text_1", "queries")

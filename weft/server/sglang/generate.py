@@ -18,7 +18,7 @@ from weft.client.generation import Completion
 from weft.client.prompt import Prompt, with_reasoning_marks
 from weft.messages.sampling import SamplingParams
 from weft.server.body import read_json
-from weft.server.context import ServerContext, cache_salt_of, tenant_of
+from weft.server.context import ServerContext
 from weft.server.errors import ApiError, not_supported
 from weft.server.fields.input_embeds import NOT_GIVEN, Embeds, embeds_of
 from weft.server.fields.sampling import CommonSamplingFields, sampling_params
@@ -32,6 +32,8 @@ from weft.server.submit import (
     Truncation,
     encode_mixed,
     request_name,
+    require_model,
+    sharing_of,
     submit,
     timeout_ms,
     truncation,
@@ -82,7 +84,7 @@ class SglangGenerateRequest(msgspec.Struct, kw_only=True):
 
 async def generate(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, SglangGenerateRequest)
-    context.require_model(body.model)
+    require_model(context, body.model)
     embeds = await embeds_of(context, body.input_embeds)
     sources, is_batch = _sources(body, embeds)
     asked = _asked(context, body, len(sources))
@@ -242,8 +244,7 @@ async def _prompts(
     ids = await _encoded(context, sources, asked, cut)
     for own_ids, own in zip(ids, asked, strict=True):
         require_start(own.params, own_ids, behind_history=body.session_params is not None)
-    salt = cache_salt_of(context, request, body.cache_salt, body.extra_key)
-    tenant = tenant_of(context, request, "")
+    sharing = sharing_of(context, request, salt=body.cache_salt, extra_key=body.extra_key)
     timeout = timeout_ms(context, request, body.timeout_ms)
     found = []
     for index, own in enumerate(asked):
@@ -257,9 +258,9 @@ async def _prompts(
             params=params,
             rid=rids[index],
             group=body.rid if isinstance(body.rid, str) else "",
-            tenant=tenant,
+            tenant=sharing.tenant,
             priority=body.priority or 0,
-            cache_salt=salt,
+            cache_salt=sharing.cache_salt,
             timeout_ms=timeout,
             session=sessions[index],
             vectors=vectors[index],

@@ -12,8 +12,9 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from weft.client.generation import Delta
+from weft.server.auth import owner_of
 from weft.server.body import json_response, read_json
-from weft.server.context import ServerContext, owner_of
+from weft.server.context import ServerContext
 from weft.server.errors import ApiError
 from weft.server.openai.conversation import Conversation, chat_prompt, start_chat
 from weft.server.openai.models import ChatMessage, InputTokens
@@ -24,6 +25,7 @@ from weft.server.openai.responses.translate import chat_request, messages
 from weft.server.operation import Operation, get, post
 from weft.server.response_store import Stored
 from weft.server.stream import Answer
+from weft.server.submit import require_model
 
 CANCEL_TIMEOUT_S = 5.0  # for the engine's last word
 
@@ -62,7 +64,7 @@ async def create(context: ServerContext, request: Request) -> ASGIApp:
 async def input_tokens(context: ServerContext, request: Request) -> ASGIApp:
     """How many tokens the prompt of such a response would have."""
     body = await read_json(context, request, ResponsesRequest)
-    context.require_model(body.model)
+    require_model(context, body.model)
     history = [*_previous(context, request, body.previous_response_id), *messages(body.items)]
     ids = await chat_prompt(context, chat_request(body, history, ""))
     return json_response(InputTokens(len(ids)))
