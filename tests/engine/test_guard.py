@@ -166,7 +166,7 @@ def test_a_handler_that_raises_costs_nobody_else_anything(
 ) -> None:
     world = busy()
 
-    def handler(engine: object, message: object) -> None:
+    def handler(*what: object) -> None:
         raise Injected("planted")
 
     if kind is BatchGenerate:
@@ -178,7 +178,11 @@ def test_a_handler_that_raises_costs_nobody_else_anything(
         message = Abort(ids=(0,))
     else:
         message = example_of(kind)
-    monkeypatch.setitem(control.HANDLERS, kind, handler)
+    arrivals = {GenerateRequest: "take_in", BatchGenerate: "take_in_batch"}
+    if kind in arrivals:
+        monkeypatch.setattr(world.engine.services.arrivals, arrivals[kind], handler)
+    else:
+        monkeypatch.setitem(control.HANDLERS, kind, handler)
     with caplog.at_level(logging.ERROR):
         reply = world.tell(message)
     monkeypatch.undo()
@@ -291,8 +295,11 @@ def test_what_fails_beside_a_step_in_every_step_ends_nobody_and_fills_no_log(
 
     world = busy()
     services = world.engine.services
-    service = services.sessions if hook == "after_step" else services.load
-    monkeypatch.setattr(service, hook, fail)
+    if hook == "after_step":
+        monkeypatch.setattr(services.sessions, hook, fail)
+    else:
+        services.core.hooks.attach(services.grammars)
+        monkeypatch.setattr(services.grammars, hook, fail)
     with caplog.at_level(logging.WARNING):
         run_to_the_end(world)
     assert not broken(world)

@@ -95,7 +95,6 @@ SPARED = {
     "weft.scheduler.scheduler.Scheduler.is_in_doubt",
     "weft.scheduler.scheduler.Scheduler.take_faults",
     "weft.scheduler.scheduler.Scheduler.take_output",
-    "weft.engine.kv_audit.KvAuditor.has_work",
     "weft.scheduler.outbox.Outbox.is_empty",
     "weft.scheduler.outbox.Outbox.take_faults",
     "weft.scheduler.outbox.Outbox.take_output",

@@ -88,10 +88,9 @@ def test_a_broken_invariant_leaves_a_journal_that_breaks_it_again(
     free = PageAllocator.free
     with monkeypatch.context() as patch:
         patch.setattr(PageAllocator, "free", lambda self, pages: free(self, pages[pages % 16 != 5]))
-        patch.setattr(
-            "weft.engine.kv_audit.KvAuditor.balance", lambda self: True
-        )  # nobody mends it in time
-        patch.setattr("weft.engine.kv_audit.KvAuditor.is_due", lambda self, now: False)
+        # Nobody mends it in time.
+        patch.setattr("weft.engine.kv_audit.KvAuditor.gap", lambda self: (0, 0))
+        patch.setattr("weft.engine.kv_audit.AUDIT_INTERVAL_S", float("inf"))
         with pytest.raises((AccountingError, OutOfPages)) as broken:
             run_random(8)
         (note,) = broken.value.__notes__

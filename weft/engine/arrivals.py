@@ -13,7 +13,7 @@ from __future__ import annotations
 from weft.engine.core import EngineCore
 from weft.engine.grammar_service import GrammarService
 from weft.engine.session_service import SessionService
-from weft.messages.requests import GenerateRequest
+from weft.messages.requests import BatchGenerate, GenerateRequest
 from weft.observe.survivable import is_survivable
 from weft.scheduler.limits.refusal import Refusal
 
@@ -43,6 +43,12 @@ class Arrivals:
                 self._core.guard.request_failed(message, exc)
             else:
                 self._core.guard.note(type(message).__name__, exc)
+
+    def take_in_batch(self, batch: BatchGenerate, now: float) -> None:
+        """Take in each member by itself: a bad one ends with an error, which the others do not
+        see."""
+        for member in batch.members():
+            self.take_in(member, now)
 
     def _open(self, message: GenerateRequest, now: float, *, is_new: bool) -> None:
         """`is_new`: no open request has its id. Of another one, the scheduler only counts that it

@@ -7,11 +7,12 @@ Knows which hooks there are, and none of the services behind them.
 from __future__ import annotations
 
 from weft.engine.guard import Guard
-from weft.engine.hooks import Hooks
+from weft.engine.hooks import ServiceHooks
 from weft.engine.loop import Loop
 from weft.engine.surroundings import Surroundings
 from weft.messages.codec import FromEngine
 from weft.messages.replies import StepOutput
+from weft.messages.status import Stats
 from weft.scheduler.history.request_history import Event, EventKind
 from weft.scheduler.scheduler import Scheduler
 
@@ -22,7 +23,7 @@ class EngineCore:
     def __init__(self, scheduler: Scheduler, around: Surroundings, depth: int) -> None:
         self.scheduler = scheduler
         self.clock = around.clock
-        self.hooks = Hooks()
+        self.hooks = ServiceHooks()
         self.guard = Guard(scheduler, around.report_failure)
         self.loop = Loop(
             scheduler,
@@ -35,6 +36,16 @@ class EngineCore:
         # What the present step, or the next one, returns. Everything that is to be sent goes
         # through this one list, so that its order is the order in which it came up.
         self.outbox: list[FromEngine] = []
+        # Sent behind all that. It is apart because it says nothing of work: an engine that sends
+        # nothing else may sleep.
+        self.load_report: Stats | None = None
+        # Of the present call of `Engine.step`, or the last one.
+        self.began_s = 0.0
+        self.ended_s = 0.0
+        self.had_work = False  # when it began
+        self.has_sent = False  # it returned something beside the load
+        # A message has come since then, or the step raised: the next one may find something to do.
+        self.has_news = False
 
     @property
     def has_work(self) -> bool:
@@ -55,8 +66,13 @@ class EngineCore:
             self.outbox.append(output)
 
     def take_outbox(self) -> list[FromEngine]:
+        """All that is to be sent, in order. The step returns it."""
         taken = self.outbox
         self.outbox = []
+        self.has_sent = bool(taken)
+        if self.load_report is not None:
+            taken.append(self.load_report)
+            self.load_report = None
         return taken
 
     def settle(self) -> None:

@@ -56,6 +56,7 @@ class DeviceJobs(Service):
     """Attached while there are jobs, or memory is released."""
 
     name = "device jobs"
+    holds_steps = True
 
     def __init__(self, core: EngineCore, runner: Runner, pause: Pause) -> None:
         self._core = core
@@ -81,15 +82,7 @@ class DeviceJobs(Service):
     def submit(self, job: DeviceJob) -> None:
         """Do this behind the jobs that are there. Its answer is sent after a later step."""
         self._jobs.append(job)
-        self._core.hooks.attach(self)
-
-    @property
-    def has_work(self) -> bool:
-        return self.is_busy
-
-    @property
-    def holds_steps(self) -> bool:
-        return True
+        self._core.hooks.begin_work(self)
 
     def wake_at(self) -> float:
         return SOON if self.is_busy else math.inf
@@ -116,6 +109,8 @@ class DeviceJobs(Service):
         self._reply = None
         if reply is not None:
             self._core.send(reply)
+        if not self.is_busy:
+            self._core.hooks.end_work(self)
         if self.is_free:
             self._core.hooks.detach(self)
 

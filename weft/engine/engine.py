@@ -1,5 +1,6 @@
 """The engine: submit messages, step, send what comes out.
 
+    submit(request) ─▶ arrivals ─▶ scheduler
     submit(message) ─▶ a handler ─▶ scheduler and services
     step()          ─▶ before_step ─▶ plan, launch, commit ─▶ after_step ─▶ messages to send
 
@@ -22,6 +23,7 @@ from weft.engine.surroundings import (
 )
 from weft.grammar.protocol import Grammars, NoGrammars
 from weft.messages.codec import FromEngine, ToEngine
+from weft.messages.requests import BatchGenerate, GenerateRequest
 from weft.observe.log import EventLog
 from weft.observe.survivable import is_survivable
 from weft.plan.step import ForwardMode, Runner
@@ -110,7 +112,12 @@ class Engine:
         nothing else (`guard.py`). Raises EngineBroken.
         """
         core = self.core
+        core.has_news = True
         try:
+            # Almost all messages are requests: they need no reply and no table of handlers.
+            if isinstance(message, GenerateRequest):
+                self.services.arrivals.take_in(message, core.clock())
+                return None
             return self._handle(message)
         except EngineBroken:
             raise
@@ -124,7 +131,9 @@ class Engine:
             core.repair_if_in_doubt()
 
     def _handle(self, message: ToEngine) -> FromEngine | None:
-        self.services.idle.wake()
+        if isinstance(message, BatchGenerate):
+            self.services.arrivals.take_in_batch(message, self.core.clock())
+            return None
         handler = HANDLERS.get(type(message))
         if handler is None:
             self.scheduler.counters.num_unknown += 1
@@ -134,7 +143,7 @@ class Engine:
 
     def lose(self, ids: tuple[int, ...], message: str) -> None:
         """A reply that was about the requests `ids` could not be sent: they end with an error."""
-        self.services.idle.wake()
+        self.core.has_news = True
         try:
             self.core.guard.lose(ids, message)
         finally:
@@ -153,24 +162,34 @@ class Engine:
             raise
         except Exception as exc:
             core.loop.begin_anew(exc)
-            self.services.idle.wake()
+            core.has_news = True
         core.repair_if_in_doubt()
         core.send_output(core.scheduler.take_output())
         return core.take_outbox()
 
     def _run_step(self) -> None:
         core = self.core
+        hooks = core.hooks
         guard = core.guard
+        guard.num_turns += 1
+        core.began_s = core.clock()
+        core.had_work = core.loop.has_work
+        if core.has_news:
+            core.has_news = False
+            core.loop.num_stuck = 0  # steps were in vain until now: this one need not be
         # Of a job that ends in `before_step`, the reply goes out before any other step is planned.
-        is_held = core.hooks.holds_steps
-        now = core.clock()
-        guard.begin_step()
-        for service in core.hooks.before_step:
-            guard.run(service, service.before_step, now)
+        is_held = hooks.holds_steps
+        for service in hooks.before_step:
+            try:
+                service.before_step(core.began_s)
+            except Exception as exc:
+                guard.hook_failed(service.name, exc)
         output = core.loop.rest() if is_held else core.loop.step()
         core.repair_if_in_doubt()
         core.send_output(output)
-        guard.end_step()
-        now = core.clock()
-        for service in core.hooks.after_step:
-            guard.run(service, service.after_step, now)
+        core.ended_s = core.clock()
+        for service in hooks.after_step:
+            try:
+                service.after_step(core.ended_s)
+            except Exception as exc:
+                guard.hook_failed(service.name, exc)

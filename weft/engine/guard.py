@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from weft.engine.hooks import Service
 from weft.messages.calls import CallFailed
 from weft.messages.codec import FromEngine, ToEngine
 from weft.messages.control import AuditKv, ExplainRequest, GetInternalState, GetState, ListRequests
@@ -55,8 +54,9 @@ class Guard:
         self._scheduler = scheduler
         self._report = report
         self._failing_hooks: set[str] = set()  # names of services whose hooks have raised before
-        self._failures_in_a_row = 0
-        self._has_failed = False  # the device, since the present step began
+        self.num_turns = 0  # calls of `Engine.step`
+        self._failures_in_a_row = 0  # of the device, with one in each turn
+        self._failed_turn = 0  # the last one with such a failure
 
     # Messages
 
@@ -109,30 +109,19 @@ class Guard:
 
     # Steps
 
-    def begin_step(self) -> None:
-        """A call of `Engine.step` begins."""
-        self._has_failed = False
-
-    def end_step(self) -> None:
-        """The loop has stepped. A row of failures ends with a step without one."""
-        if not self._has_failed:
-            self._failures_in_a_row = 0
-
-    def run(self, service: Service, hook: Callable[[float], None], now: float) -> None:
-        """Call a hook of a service. What it raises ends nothing: calls that wait for it wait on."""
-        try:
-            hook(now)
-        except EngineBroken:
-            raise
-        except Exception as exc:
-            if service.name in self._failing_hooks:
-                self._scheduler.counters.num_failed += 1
-                log.seldom("step_failed", what=service.name, error=type(exc).__name__)
-                return
-            self._failing_hooks.add(service.name)
-            # Only the first time: with each step computed anew, no request would ever end.
-            self._scheduler.doubt()
-            self.note(service.name, exc)
+    def hook_failed(self, name: str, exc: Exception) -> None:
+        """A hook of the service `name` raised `exc`. It ends nothing: calls that wait for the
+        service wait on. Raises EngineBroken if `exc` is that."""
+        if isinstance(exc, EngineBroken):
+            raise exc
+        if name in self._failing_hooks:
+            self._scheduler.counters.num_failed += 1
+            log.seldom("step_failed", what=name, error=type(exc).__name__)
+            return
+        self._failing_hooks.add(name)
+        # Only the first time: with each step computed anew, no request would ever end.
+        self._scheduler.doubt()
+        self.note(name, exc)
 
     def on_fault(self, exc: Exception) -> None:
         """The scheduler raised. This is no failure in a row: a request that brings the fault along
@@ -143,7 +132,10 @@ class Guard:
     def on_failure(self, exc: Exception) -> None:
         """A step failed on the device. Raises EngineBroken if too many did in a row."""
         self._report(exc)
-        self._has_failed = True
+        # A turn without a failure ends the row. Two steps may fail in one turn: both count.
+        if self.num_turns > self._failed_turn + 1:
+            self._failures_in_a_row = 0
+        self._failed_turn = self.num_turns
         self._failures_in_a_row += 1
         if self._failures_in_a_row >= MAX_FAILURES_IN_A_ROW:
             raise EngineBroken(

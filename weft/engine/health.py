@@ -39,14 +39,10 @@ class HealthChecks(Service):
         self._num_results = 0  # of the loop, when the last of them came
         self._has_probe = False  # the probe is open
 
-    @property
-    def has_work(self) -> bool:
-        return bool(self._calls)
-
     def ask(self, call: int, now: float) -> None:
         """Answer this call with the next result of a step."""
         self._calls.append(call)
-        self._core.hooks.attach(self)
+        self._core.hooks.begin_work(self)
         self._num_results = self._core.loop.num_results
         self._open_probe(now)
 

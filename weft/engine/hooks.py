@@ -5,13 +5,14 @@ closes sessions, answers health checks. It overrides the hooks that it needs. It
 when there is something to do and detaches itself afterwards, so a step visits only services with
 work at hand.
 
-    message ─▶ handler ─▶ service ── attach
+    message ─▶ handler ─▶ service ── attach, or begin_work if the engine is to step for it
                              │
         refuses, opened      │  a request arrives
         before_step          │  ┐
         (step of the loop)   │  │ `Engine.step`
         filter_output        │  │
         after_step           │  ┘
+        wake_at              │  the caller of `Engine.step` has nothing to do
                              └─ detach
 
 This module knows no service, and no request.
@@ -38,16 +39,7 @@ class Service:
     """
 
     name = "a service"  # in log lines
-
-    @property
-    def has_work(self) -> bool:
-        """Whether the engine should step without waiting for a message."""
-        return False
-
-    @property
-    def holds_steps(self) -> bool:
-        """Whether no step may be planned while the service is attached."""
-        return False
+    holds_steps = False  # no step may be planned while the service is attached
 
     def wake_at(self) -> float:
         """When a step will find something to do here: a time, `SOON`, or infinite (not before a
@@ -72,7 +64,7 @@ class Service:
         return output
 
 
-class Hooks:
+class ServiceHooks:
     """The attached services by hook. Tuples are replaced, never changed: a service may detach
     itself while it is being asked.
 
@@ -89,6 +81,12 @@ class Hooks:
         self.after_step: tuple[Service, ...] = ()
         self.filter_output: tuple[Service, ...] = ()
         self.holds_steps = False
+        self._working: set[Service] = set()  # attached, and the engine is to step for them
+
+    @property
+    def has_work(self) -> bool:
+        """Whether the engine should step without waiting for a message."""
+        return bool(self._working)
 
     def arrange(self, services: Sequence[Service]) -> None:
         """All services of the engine, in the order in which they are asked. None is attached."""
@@ -101,13 +99,21 @@ class Hooks:
 
     def detach(self, service: Service) -> None:
         """Ask this service no more. Does nothing if it is not attached."""
+        self._working.discard(service)
         if service in self.attached:
             self._replace([other for other in self.attached if other is not service])
 
-    @property
-    def has_work(self) -> bool:
-        """Whether an attached service needs a step."""
-        return any(service.has_work for service in self.attached)
+    # A service says when its work begins and ends, so that no step has to ask.
+
+    def begin_work(self, service: Service) -> None:
+        """Attach this service; the engine steps without waiting for a message until `end_work` or
+        `detach`."""
+        self._working.add(service)
+        self.attach(service)
+
+    def end_work(self, service: Service) -> None:
+        """The service stays attached, and the engine need not step for it."""
+        self._working.discard(service)
 
     def _replace(self, attached: Sequence[Service]) -> None:
         # Made anew on each change, which is rare, so that a step only walks over tuples.

@@ -16,48 +16,41 @@ import math
 
 from weft.engine.core import EngineCore
 from weft.engine.grammar_service import GrammarService
-from weft.engine.hooks import SOON, Service
+from weft.engine.hooks import SOON
 
 SHORTEST_S = 0.001
+NUM_DOUBLINGS = 5  # of a wait that is in vain
 LONGEST_S = 0.02  # between two questions
 
 
-class Idle(Service):
-    """Always attached. It looks at a step when its replies are complete."""
+class Idle:
+    """It is asked by the caller of `Engine.step`, and computes only then: a step does not visit it.
 
-    name = "the wait for work"
+    What it reads is of the last step's end, not of the clock, so a journal need not record when it
+    was asked.
+    """
 
     def __init__(self, core: EngineCore, grammars: GrammarService) -> None:
         self._core = core
         self._grammars = grammars
-        self.wait_s = math.inf  # the caller may sleep so long
         self.min_step_s = 0.0  # the caller lets so much time pass from one step to the next
-        self._patience_s = SHORTEST_S  # until the next question
 
-    def wake(self) -> None:
-        """The next step may find something to do: a message has come."""
-        self.wait_s = 0.0
-        self._patience_s = SHORTEST_S
-
-    def after_step(self, now: float) -> None:
+    @property
+    def wait_s(self) -> float:
+        """The caller may sleep so long; infinite: until a message comes."""
         core = self._core
-        has_work = core.loop.has_work or core.hooks.has_work
-        is_stuck = core.loop.is_stuck and not core.outbox
-        if not has_work:
-            self.wait_s = max(self._wake_at(has_requests=False) - now, 0.0)
-        elif is_stuck:
-            self._wait_for_work(now)
-        else:
-            self.wake()
-
-    def _wait_for_work(self, now: float) -> None:
-        wake_at = self._wake_at(has_requests=True)
+        if core.has_news:
+            return 0.0
+        if not core.loop.has_work and not core.hooks.has_work:
+            return max(self._wake_at(has_requests=False) - core.ended_s, 0.0)
+        if not core.loop.num_stuck or core.has_sent:
+            return 0.0
+        wait_s = max(self._wake_at(has_requests=True) - core.ended_s, SHORTEST_S)
         if not self._must_ask():
-            self.wait_s = max(wake_at - now, SHORTEST_S)
-            return
+            return wait_s
         # Twice as long each time: 1, 2, 4, 8, 16, 20, 20 ... ms.
-        self.wait_s = min(max(wake_at - now, SHORTEST_S), self._patience_s)
-        self._patience_s = min(2 * self._patience_s, LONGEST_S)
+        num_in_vain = min(core.loop.num_stuck - 1, NUM_DOUBLINGS)
+        return min(wait_s, SHORTEST_S * (1 << num_in_vain), LONGEST_S)
 
     def _wake_at(self, *, has_requests: bool) -> float:
         """When something is to be done without a message, as far as that is known."""

@@ -35,17 +35,17 @@ class KvAuditor(Service):
         self._known_gap = (0, 0)  # pages and rows that could not be repaired: reported once
         self._audited_at = 0.0
 
-    @property
-    def has_work(self) -> bool:
-        return bool(self._calls)
-
     def ask(self, call: int) -> None:
         """Answer this call with an audit after the next step."""
         self._calls.append(call)
+        self._core.hooks.begin_work(self)
 
     def after_step(self, now: float) -> None:
-        is_idle = not self._core.loop.has_work
-        if self._calls or not self.balance() or (is_idle and self.is_due(now)):
+        # The sums cost a few microseconds, a look at every page many more: only an idle engine has
+        # the time, and not each time that it becomes idle.
+        is_wrong = self.gap() != self._known_gap
+        is_due = now - self._audited_at >= AUDIT_INTERVAL_S and not self._core.loop.has_work
+        if self._calls or is_wrong or is_due:
             self._audit_and_answer(now)
 
     # The sum of all pages
@@ -54,13 +54,11 @@ class KvAuditor(Service):
     #
     # and of all rows: requests that are not in the queue = rows in use.
 
-    def balance(self) -> bool:
-        """Whether the sums hold: of pages and of rows. Costs a few microseconds."""
-        return self._gap() == self._known_gap
-
-    def is_due(self, now: float) -> bool:
-        """Whether an idle engine should look again."""
-        return now - self._audited_at >= AUDIT_INTERVAL_S
+    def gap(self) -> tuple[int, int]:
+        """Pages and rows that the sums lack; (0, 0) if all are accounted for."""
+        scheduler = self._scheduler
+        num_with_row = len(scheduler.requests) - len(scheduler.waiting_queue)
+        return scheduler.kv.imbalance, num_with_row - scheduler.kv.rows.num_used
 
     def audit(self, now: float) -> list[str]:
         """Look up the owner of every page, repair what is wrong. Returns the faults. No step is in
@@ -74,7 +72,7 @@ class KvAuditor(Service):
             faults = self._repair()
         except AccountingError as exc:  # a page number outside of the pool
             faults = [str(exc)]
-        gap = self._gap()
+        gap = self.gap()
         if gap != self._known_gap:
             pages, rows = gap
             faults.append(f"{pages:+} pages and {rows:+} rows are counted and cannot be found")
@@ -92,6 +90,7 @@ class KvAuditor(Service):
         core.send_output(self._scheduler.take_output())  # requests that a fault has ended
         calls = self._calls
         self._calls = []
+        core.hooks.end_work(self)
         for call in calls:
             core.send(self._reply(call, faults))
 
@@ -109,12 +108,6 @@ class KvAuditor(Service):
             quarantined=len(kv.allocator.quarantined),
             total_faults=self._scheduler.counters.num_faults,
         )
-
-    def _gap(self) -> tuple[int, int]:
-        """Pages and rows that the sums lack; (0, 0) if all are accounted for."""
-        scheduler = self._scheduler
-        num_with_row = len(scheduler.requests) - len(scheduler.waiting_queue)
-        return scheduler.kv.imbalance, num_with_row - scheduler.kv.rows.num_used
 
     def _repair(self) -> list[str]:
         """Quarantine the pages with a fault, and give up what was computed on a page with two

@@ -15,7 +15,7 @@ STATS_INTERVAL_S = 1.0
 
 
 class LoadReporter(Service):
-    """Always attached: the first to see a step begin, the last to see it end."""
+    """Always attached."""
 
     name = "the report of the load"
 
@@ -23,24 +23,19 @@ class LoadReporter(Service):
         self._core = core
         self._sessions = sessions
         self._grammar = grammar
-        self._began_s = 0.0  # the present step
-        self._had_work = False  # when it began
         self._busy_s = 0.0
         self._reported_s = 0.0  # when the last report was sent
 
-    def before_step(self, now: float) -> None:
-        self._began_s = now
-        self._had_work = self._core.loop.has_work
-
     def after_step(self, now: float) -> None:
-        if not self._had_work:
+        core = self._core
+        if not core.had_work:
             return
+        self._busy_s += now - core.began_s
         # Also at the end of work, however soon it comes: the last report says that nothing runs.
-        self._busy_s += now - self._began_s
         is_due = now - self._reported_s >= STATS_INTERVAL_S
-        if is_due or not self._core.loop.has_work:
+        if is_due or not core.loop.has_work:
             self._reported_s = now
-            self._core.send(self.stats())
+            core.load_report = self.stats()
 
     def stats(self) -> Stats:
         """All counters and gauges as they are now."""

@@ -61,8 +61,8 @@ class Loop:
         self._now = 0.0  # when the last step was planned
         self._done_s = 0.0  # when the result of the last step came
         self.num_results = 0  # that have come
-        # The last call of `step` found nothing to plan, and nothing was in flight.
-        self.is_stuck = False
+        # The last calls of `step` that found nothing to plan, and nothing in flight.
+        self.num_stuck = 0
 
     @property
     def has_work(self) -> bool:
@@ -94,7 +94,7 @@ class Loop:
 
     def rest(self) -> StepOutput | None:
         """Plan nothing; end the requests whose deadlines are over. Nothing is in flight."""
-        self.is_stuck = True
+        self.num_stuck += 1
         self._scheduler.expire(self._clock())
         return self._scheduler.take_output()
 
@@ -111,7 +111,7 @@ class Loop:
         """The scheduler raised `exc`, and no request can be named for it: its state is in doubt."""
         self._on_fault(exc)
         self._drain()
-        self.is_stuck = False
+        self.num_stuck = 0
         suspects = self._scheduler.suspects()
         self._scheduler.recompute(suspects, PLAN_FAILED, "a fault was found", in_doubt=True)
 
@@ -119,19 +119,21 @@ class Loop:
         """The scheduler's state is in doubt: something was left half way, and the requests that it
         was about have ended."""
         self._drain()
-        self.is_stuck = False
+        self.num_stuck = 0
         self._scheduler.recompute(set(), "", "a fault was found", in_doubt=True)
 
     def _plan(self) -> Batch | None:
         """Choose the next step. None if there is nothing to run, or nothing before a result is
         known."""
         in_flight = self._in_flight
-        must_wait = any(flight.batch.blocks_overlap for flight in in_flight)
         self._now = self._clock()
-        batch = None
-        if not must_wait:
-            batch = self._scheduler.get_next_batch_to_run(self._now, in_flight=bool(in_flight))
-        self.is_stuck = batch is None and not in_flight
+        # Nothing was planned behind a step that blocks overlap: it is the last one, if any is.
+        if in_flight and in_flight[-1].batch.blocks_overlap:
+            self.num_stuck = 0
+            return None
+        batch = self._scheduler.get_next_batch_to_run(self._now, in_flight=bool(in_flight))
+        is_stuck = batch is None and not in_flight
+        self.num_stuck = self.num_stuck + 1 if is_stuck else 0
         return batch
 
     def _launch(self, batch: Batch) -> bool:

@@ -22,14 +22,11 @@ class Pause(Service):
     """Attached while generation is paused."""
 
     name = "pause"
+    holds_steps = True
 
     def __init__(self, core: EngineCore) -> None:
         self._core = core
         self.mode: PauseMode | None = None  # None: generation goes on
-
-    @property
-    def holds_steps(self) -> bool:
-        return True
 
     def begin(self, mode: PauseMode, now: float) -> None:
         """Pause, or pause in another mode. No step is in flight."""

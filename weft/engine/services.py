@@ -52,11 +52,10 @@ class Services:
         """Arrange the services, and attach those that look at every step."""
         hooks = self.core.hooks
         # Before a step in this order, after it in the opposite one: a job of the device is answered
-        # first, and the load is reported when everything else is sent.
+        # first, and the load is counted when all others have ended what they end.
         hooks.arrange(
             [
                 self.load,
-                self.idle,
                 self.kv_auditor,
                 self.health,
                 self.sessions,
@@ -68,8 +67,8 @@ class Services:
                 self.pause,
             ]
         )
-        for service in (self.load, self.idle, self.kv_auditor):
-            hooks.attach(service)
+        hooks.attach(self.load)
+        hooks.attach(self.kv_auditor)
 
     @property
     def scheduler(self) -> Scheduler:

@@ -20,17 +20,13 @@ class CacheFlushes(Service):
         self._core = core
         self._waiting: list[tuple[float, int]] = []  # deadline and call
 
-    @property
-    def has_work(self) -> bool:
-        return True
-
     def wake_at(self) -> float:
         return min((deadline for deadline, _ in self._waiting), default=math.inf)
 
     def ask(self, call: int, deadline: float) -> None:
         """Flush after the next step if the engine is idle then, else when it is."""
         self._waiting.append((deadline, call))
-        self._core.hooks.attach(self)
+        self._core.hooks.begin_work(self)
 
     def after_step(self, now: float) -> None:
         # One after the other: if a flush raises, the calls behind it wait on, and no call is

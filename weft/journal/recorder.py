@@ -28,11 +28,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 import msgspec
 
-from weft.engine.control.handlers import HANDLERS
 from weft.engine.engine import Engine
 from weft.engine.surroundings import NoProcessors, Profiler
 from weft.grammar.masks import LazyBitmaskRows
@@ -75,6 +74,7 @@ CONTENT = {
     GenerateRequest: ("vectors", b""),
     BatchGenerate: ("vectors", {}),
 }
+TO_ENGINE = frozenset(get_args(ToEngine))
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -154,7 +154,7 @@ class RecordedEngine:
         self._recorder.begin(self._engine, b"")
 
     def submit(self, message: ToEngine) -> FromEngine | None:
-        if type(message) in HANDLERS:  # nothing comes of others, and no reader would know them
+        if type(message) in TO_ENGINE:  # nothing comes of others, and no reader would know them
             self._recorder.write(Submitted(without_content(message)))
         try:
             return self._engine.submit(message)

@@ -147,8 +147,6 @@ def count_unreadable(services: Services, message: UnreadableMessages) -> None:
 
 
 HANDLERS: dict[type, Handler] = {
-    GenerateRequest: work.generate,
-    BatchGenerate: work.batch_generate,
     Abort: work.abort,
     AbortRequest: work.abort_request,
     SetPolicy: work.set_policy,
@@ -193,7 +191,8 @@ def require_all(handlers: Mapping[type, Handler], messages: Collection[type]) ->
         raise IncompleteTable(f"messages without a handler: {', '.join(missing)}")
 
 
-require_all(HANDLERS, get_args(ToEngine))
+# Requests need no table: `Engine.submit` takes them in.
+require_all(HANDLERS, set(get_args(ToEngine)) - {GenerateRequest, BatchGenerate})
 
 
 def answer(services: Services, handler: Handler, message: ToEngine) -> ControlReply | None:

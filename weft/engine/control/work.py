@@ -1,4 +1,4 @@
-"""Handlers of work: requests come in, end, wait and go on.
+"""Handlers of work: requests end, wait and go on. (They come in through `engine/arrivals.py`.)
 
 What becomes of a request inside the scheduler is not known here, nor how a session keeps its turns.
 """
@@ -20,7 +20,7 @@ from weft.messages.control import (
     SetPolicyReply,
     UnblockInput,
 )
-from weft.messages.requests import Abort, BatchGenerate, GenerateRequest
+from weft.messages.requests import Abort
 from weft.messages.sessions import (
     CloseSession,
     CloseSessionReply,
@@ -31,17 +31,6 @@ from weft.scheduler.policies import UnknownPolicy
 from weft.scheduler.request import matching_ids
 
 # ---- requests
-
-
-def generate(services: Services, message: GenerateRequest) -> None:
-    services.arrivals.take_in(message, services.clock())
-
-
-def batch_generate(services: Services, message: BatchGenerate) -> None:
-    """Take in each member by itself: a bad one ends with an error, which the others do not see."""
-    now = services.clock()
-    for member in message.members():
-        services.arrivals.take_in(member, now)
 
 
 def abort(services: Services, message: Abort) -> None:
