@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from weft.assemble.model_folder import model_name
 from weft.config.engine import EngineConfig
 from weft.config.model import ModelConfig
 from weft.config.options import SettingsError
@@ -61,8 +62,7 @@ def build_engine(config: EngineConfig, folder: Path) -> Built:
     written, for logit processors that cannot be loaded, and for a grammar library that is not
     installed.
     """
-    model_name = Path(config.model).name or folder.name
-    model = kept_as(config, ModelConfig.from_folder(folder, model_name))
+    model = kept_as(config, ModelConfig.from_folder(folder, model_name(config, folder)))
     began_s = time.monotonic()
     journal = _journal(config)
     processors = load_processors(config.logit_processors)

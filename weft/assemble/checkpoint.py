@@ -6,14 +6,20 @@ Reads no more than the beginning of each weight, so that a check costs milliseco
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from weft.config.model import BadCheckpoint, ModelNotFound
-from weft.executor.weights.fetch import weight_files
-from weft.executor.weights.safetensors import Content, FileContent, TensorEntry
+import numpy as np
 
-NUM_LOOKED_AT = 64  # values at the beginning of each weight
+from weft.config.model import BadCheckpoint, ModelNotFound
+from weft.executor.weights.contents import labelled, open_contents
+from weft.executor.weights.fetch import weight_files
+from weft.executor.weights.gguf.blocks import BLOCKS, BlockFormat
+from weft.executor.weights.safetensors import Content, TensorEntry
+
+NUM_LOOKED_AT = 64  # values, or blocks, at the beginning of each weight
 
 
 class _Floats(NamedTuple):
@@ -47,34 +53,43 @@ def check_files(folder: Path, *, weights: bool = True) -> None:
             f"{folder} has no tokenizer.json; weft reads tokenizers in this format only"
         )
     if weights:
-        for path in weight_files(folder):
-            with FileContent(path) as content:
+        with ExitStack() as stack:
+            for content in _contents(stack, folder):
                 _check_values(content)
 
 
 def read_headers(folder: Path) -> dict[str, TensorEntry]:
     """All tensors in a folder, by name. Raises ModelError."""
     found: dict[str, TensorEntry] = {}
-    for path in weight_files(folder):
-        with FileContent(path) as content:
+    with ExitStack() as stack:
+        for content in _contents(stack, folder):
             found |= content.entries
     return found
+
+
+def _contents(stack: ExitStack, folder: Path) -> Sequence[Content]:
+    return open_contents(stack, labelled(weight_files(folder)))
 
 
 def _check_values(content: Content) -> None:
     """Raise BadCheckpoint for a weight of NaN or infinite values: every request of such a model
     would fail."""
     for entry in content.entries.values():
-        floats = _FLOATS.get(entry.dtype)
-        if floats is not None and entry.num_bytes and not _has_numbers(content, entry, floats):
+        if entry.num_bytes and not _has_numbers(content, entry):
             raise BadCheckpoint(
                 f"{content.label} is damaged: {entry.name[:200]} holds values "
                 "that are no finite numbers"
             )
 
 
-def _has_numbers(content: Content, entry: TensorEntry, floats: _Floats) -> bool:
-    """Whether a weight begins without NaN, and not with infinite values alone."""
+def _has_numbers(content: Content, entry: TensorEntry) -> bool:
+    """Whether a weight begins without NaN, and not with infinite values alone; true of types that
+    have neither."""
+    if entry.dtype in BLOCKS:
+        return _begins_finite(content, entry, BLOCKS[entry.dtype])
+    floats = _FLOATS.get(entry.dtype)
+    if floats is None:
+        return True
     data = bytearray(min(entry.num_bytes, NUM_LOOKED_AT * floats.num_bytes))
     content.read_into(entry.start, memoryview(data))
     num_infinite = 0
@@ -86,3 +101,10 @@ def _has_numbers(content: Content, entry: TensorEntry, floats: _Floats) -> bool:
             return False
         num_infinite += 1
     return num_infinite < len(values)
+
+
+def _begins_finite(content: Content, entry: TensorEntry, blocks: BlockFormat) -> bool:
+    """Whether the scales of the first blocks are numbers."""
+    data = bytearray(min(entry.num_bytes, NUM_LOOKED_AT * blocks.num_bytes))
+    content.read_into(entry.start, memoryview(data))
+    return blocks.coded(np.frombuffer(data, np.uint8)[None]).is_finite

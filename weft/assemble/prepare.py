@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from weft.assemble.checkpoint import check_files
+from weft.assemble.model_folder import model_folder, model_name
 from weft.config.engine import EngineConfig
 from weft.config.generation import FILE, sampling_defaults
 from weft.config.machine import Machine, probe
 from weft.config.model import BadCheckpoint, ModelConfig, UnsupportedModel, own_code
 from weft.config.resolve import Sizing, kept_as, resolve
-from weft.executor.weights.fetch import local_folder
 from weft.messages.sampling import InvalidParam, SamplingParams
 from weft.observe.log import EventLog
 
@@ -43,9 +43,9 @@ class Prepared(NamedTuple):
 def prepare(config: EngineConfig, machine: Machine | None = None) -> Prepared:
     """Find the model, check its files, and fit it to the machine. Raises SettingsError or
     ModelError."""
-    folder = local_folder(config.model, config.revision)
+    folder = model_folder(config)
     check_files(folder, weights=config.load_format != "dummy")
-    model = ModelConfig.from_folder(folder, Path(config.model).name)
+    model = ModelConfig.from_folder(folder, model_name(config, folder))
     code = own_code(folder)
     if code:
         log.warning(

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from weft.assemble.model_folder import model_folder
 from weft.bench.results import write_json
 from weft.bench.testbed import Testbed
 from weft.config.engine import EngineConfig
 from weft.config.options import Settings, SettingsError, option
 from weft.engine.engine import Engine
-from weft.executor.weights.fetch import local_folder
 from weft.grammar.backends import make_compiler
 from weft.grammar.masks import Words
 from weft.grammar.pool import GrammarPool
@@ -250,7 +250,7 @@ def _pool(testbed: Testbed, config: EngineConfig, *, jump: bool) -> Iterator[Tim
     def compiler() -> Compiler:
         made = make_compiler(
             config.grammar_backend,
-            local_folder(config.model, config.revision) / "tokenizer.json",
+            model_folder(config) / "tokenizer.json",
             testbed.settings.vocab_size,
             testbed.settings.eos_token_ids,
             testbed.threads,

@@ -11,17 +11,16 @@ import itertools
 import time
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from weft.assemble.checkpoint import check_files
+from weft.assemble.model_folder import model_folder, model_name
 from weft.config.engine import EngineConfig
 from weft.config.machine import probe
 from weft.config.model import ModelConfig
 from weft.config.options import SettingsError
 from weft.config.resolve import resolve
 from weft.engine.engine import Engine
-from weft.executor.weights.fetch import local_folder
 from weft.grammar.protocol import Grammars
 from weft.plan.device import DeviceRequest, Pending
 from weft.plan.step import Plan, Result, Runner, Step
@@ -127,10 +126,10 @@ class Testbed:
         """
         from weft.assemble.build import build_engine
 
-        folder = local_folder(config.model, config.revision)
+        folder = model_folder(config)
         if config.load_format != "dummy":
             check_files(folder)
-        model = ModelConfig.from_folder(folder, Path(config.model).name)
+        model = ModelConfig.from_folder(folder, model_name(config, folder))
         resolved = resolve(config, model, probe()).config
         built = build_engine(resolved, folder)
         return cls(

@@ -257,12 +257,12 @@ def model_checks(config: EngineConfig, machine: Machine) -> Iterator[tuple[str, 
     """Each check presupposes those before it;
     where there is no model at all, there is only the first.
     """
+    from weft.assemble.model_folder import model_folder, model_name
     from weft.assemble.prepare import load_tokenizer
-    from weft.executor.weights.fetch import local_folder
 
     try:
-        folder = local_folder(config.model, config.revision)
-        model = ModelConfig.from_folder(folder, Path(config.model).name)
+        folder = model_folder(config)
+        model = ModelConfig.from_folder(folder, model_name(config, folder))
     except ModelError as exc:
         reason = exc
         yield "model", lambda: _raise(reason)

@@ -20,11 +20,18 @@ class EngineConfig:
     # model
     model: str = option(
         "",
-        "model folder or Hugging Face hub id; the bundled weft-nano if not given",
+        "model folder, GGUF file, or Hugging Face hub id (ORG/REPO-GGUF:Q4_K_M for GGUF); "
+        "the bundled weft-nano if not given",
         group="model",
         elsewhere=("model_path",),
     )
     revision: str = option("", "branch, tag or commit on the hub", group="model")
+    tokenizer: str = option(
+        "",
+        "folder or hub id with the tokenizer.json for a GGUF file; its own if not given",
+        group="model",
+        elsewhere=("tokenizer_path",),
+    )
     dtype: str = option(
         "auto",
         "type of weights and computation; auto takes the model's",

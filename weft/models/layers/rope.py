@@ -33,6 +33,8 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
             return plain
         case "linear":
             return plain / rope.factor
+        case "factors":
+            return plain / torch.tensor(rope.factors)
         case "llama3":
             return _llama3(rope, plain)
         case "yarn":

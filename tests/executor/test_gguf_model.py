@@ -1,0 +1,335 @@
+"""GGUF files as models: weights under weft's names, and folders that describe them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.executor.gguf_files import (
+    Stored,
+    plain,
+    random_blocks,
+    write_gguf,
+    write_split,
+)
+from tests.executor.gguf_models import (
+    TEMPLATE,
+    gguf_name,
+    hf_weights,
+    metadata,
+    stored,
+    write_folder,
+)
+from weft.assemble.checkpoint import check_files, read_headers
+from weft.assemble.model_folder import model_folder, model_name
+from weft.assemble.prepare import load_tokenizer, prepare
+from weft.config.engine import EngineConfig
+from weft.config.model import (
+    BadCheckpoint,
+    ModelConfig,
+    ModelError,
+    ModelNotFound,
+    UnsupportedModel,
+)
+from weft.config.options import SettingsError
+from weft.executor.weights.gguf.blocks import BLOCKS
+from weft.executor.weights.load import load_weights
+from weft.executor.weights.root import default_root
+from weft.models.layers.rope import inverse_frequencies
+from weft.models.registry import make_model
+from weft.ops.plain import PlainOps
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def described(path: Path, **settings: Any) -> Path:
+    return model_folder(EngineConfig(model=str(path), **settings))
+
+
+def loaded(folder: Path) -> dict[str, Tensor]:
+    """The weights of a folder in float32, as the plain twin keeps them."""
+    config = ModelConfig.from_folder(folder)
+    model = make_model(config, PlainOps(torch.float32, torch.device("cpu")))
+    load_weights(model.weights(), folder)
+    return {weight.name: weight.get() for weight in model.weights()}
+
+
+def assert_same(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert actual.keys() == expected.keys()
+    for name in expected:
+        assert torch.equal(actual[name], expected[name]), name
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
+def test_a_file_has_the_model_of_its_safetensors(tmp_path: Path, architecture: str) -> None:
+    weights = hf_weights(architecture)
+    file = write_gguf(tmp_path / "tiny.gguf", metadata(architecture), stored(weights, architecture))
+    folder = described(file)
+    check_files(folder)
+    assert_same(loaded(folder), weights)
+    ours = ModelConfig.from_folder(folder, "tiny")
+    theirs = ModelConfig.from_folder(
+        write_folder(tmp_path / "folder", weights, architecture), "tiny"
+    )
+    assert ours.bos_token_id == 256
+    assert ours.eos_token_ids == theirs.eos_token_ids == (257,)
+    for name in ("architecture", "head_dim", "rope", "norm_eps", "qkv_bias", "qk_norm", "dtype"):
+        if name == "norm_eps":
+            assert getattr(ours, name) == pytest.approx(getattr(theirs, name))
+        else:
+            assert getattr(ours, name) == getattr(theirs, name), name
+
+
+def test_parts_and_folders_are_the_same_model(tmp_path: Path) -> None:
+    weights = hf_weights()
+    (tmp_path / "parts").mkdir()
+    paths = write_split(tmp_path / "parts" / "tiny", metadata(), stored(weights), 3)
+    assert paths[0].name == "tiny-00001-of-00003.gguf"
+    for named in (paths[0], paths[2], tmp_path / "parts"):
+        folder = described(named)
+        assert folder.name == "tiny"
+        assert len(list(folder.glob("*.gguf"))) == 3
+        assert_same(loaded(folder), weights)
+    paths[1].unlink()
+    with pytest.raises(ModelNotFound, match="lacks 1 of the 3 files of tiny"):
+        described(paths[0])
+
+
+def test_parts_of_two_models_are_not_one(tmp_path: Path) -> None:
+    weights = stored(hf_weights())
+    first, second = write_split(tmp_path / "tiny", metadata(), weights, 2)
+    folder = described(first)
+    assert folder
+    second.write_bytes(first.read_bytes())
+    with pytest.raises(BadCheckpoint, match=r"is file 0 of its model, not 1"):
+        check_files(folder)
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_blocks_are_widened_exactly(tmp_path: Path, kind: str) -> None:
+    """Of q, too, whose rows are in another order in the file."""
+    size = BLOCKS[kind].size
+    shapes = {"embedding_length": size, "rope__dimension_count": size // 4}
+    weights = hf_weights(hidden_size=size, head_dim=size // 4)
+    tensors = stored(weights)
+    name = "model.layers.1.self_attn.q_proj.weight"
+    tensors[gguf_name(name)] = random_blocks(kind, (size, size))
+    other = "model.embed_tokens.weight"
+    tensors[gguf_name(other)] = random_blocks(kind, (len(weights[other]), size), seed=1)
+    found = loaded(described(write_gguf(tmp_path / "a.gguf", metadata(**shapes), tensors)))
+    rows = widened(tensors[gguf_name(name)]).view(4, size // 8, 2, size)
+    assert torch.equal(found[name], rows.transpose(1, 2).reshape(size, size))
+    assert torch.equal(found[other], widened(tensors[gguf_name(other)]))
+
+
+def widened(stored: Stored) -> Tensor:
+    rows = np.frombuffer(stored.data, np.uint8).reshape(stored.shape[0], -1)
+    return torch.from_numpy(BLOCKS[stored.kind].coded(rows).widened())
+
+
+def test_tied_output_and_factors_of_rotation(tmp_path: Path) -> None:
+    weights = hf_weights(tie_word_embeddings=True)
+    tensors = stored(weights)
+    factors = torch.linspace(1.0, 8.0, 8)
+    tensors["rope_freqs.weight"] = plain(factors)
+    folder = described(write_gguf(tmp_path / "a.gguf", metadata(), tensors))
+    config = ModelConfig.from_folder(folder)
+    assert config.tie_embeddings
+    plain_frequencies = 1.0 / 5_000.0 ** (torch.arange(0, 16, 2) / 16)
+    torch.testing.assert_close(inverse_frequencies(config.rope, 16), plain_frequencies / factors)
+    assert_same(loaded(folder), weights)
+
+
+def test_the_folder_is_made_once_for_each_state_of_a_file(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "a.gguf", metadata(), stored(hf_weights()))
+    folder = described(file)
+    written = (folder / "config.json").stat().st_mtime_ns
+    assert described(file) == folder
+    assert (folder / "config.json").stat().st_mtime_ns == written
+    write_gguf(file, metadata(context_length=128), stored(hf_weights()))
+    assert ModelConfig.from_folder(described(file)).max_position == 128
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "occupied").write_text("")
+    monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "occupied"))
+    folder = described(write_gguf(tmp_path / "a.gguf", metadata(), stored(hf_weights())))
+    assert ModelConfig.from_folder(folder).num_layers == 2
+
+
+def test_names_are_those_of_files_without_their_endings(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "Tiny.Q8_0.gguf", metadata(), stored(hf_weights()))
+    config = EngineConfig(model=str(file))
+    assert model_name(config, model_folder(config)) == "Tiny.Q8_0"
+    assert prepare(config).model.name == "Tiny.Q8_0"
+
+
+def test_new_weights_are_looked_for_beside_the_file(tmp_path: Path) -> None:
+    (tmp_path / "models" / "tiny").mkdir(parents=True)
+    file = write_gguf(tmp_path / "models" / "tiny" / "a.gguf", metadata(), stored(hf_weights()))
+    assert default_root(described(file)) == (tmp_path / "models").resolve()
+
+
+def test_template_and_tokens_come_from_the_metadata(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "a.gguf", metadata(), stored(hf_weights()))
+    tokenizer = load_tokenizer(described(file))
+    assert tokenizer.chat_templates == {"default": TEMPLATE}
+    assert tokenizer.special_tokens == {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
+    assert tokenizer.encode("abc<|im_end|>") == [259, 257]
+
+
+def test_a_tokenizer_beside_the_file_or_named_comes_first(tmp_path: Path) -> None:
+    weights = stored(hf_weights())
+    file = write_gguf(tmp_path / "a.gguf", metadata(), weights)
+    other = json.loads((described(file) / "tokenizer.json").read_text())
+    other["model"]["merges"] = []
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "tokenizer.json").write_text(json.dumps(other))
+    named = load_tokenizer(described(file, tokenizer=str(tmp_path / "other")))
+    assert len(named.encode("abc")) == 3
+    # What it does not say is as the file says.
+    assert named.chat_templates == {"default": TEMPLATE}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(other))
+    assert len(load_tokenizer(described(file)).encode("abc")) == 3
+
+
+def test_a_tokenizer_can_be_named_where_the_files_own_is_not_read(tmp_path: Path) -> None:
+    weights = stored(hf_weights())
+    whole = described(write_gguf(tmp_path / "a.gguf", metadata(), weights))
+    unknown = metadata() | {"tokenizer.ggml.pre": "of-tomorrow"}
+    file = write_gguf(tmp_path / "b.gguf", unknown, weights)
+    with pytest.raises(BadCheckpoint, match=r"'of-tomorrow', which is not read; .*--tokenizer"):
+        described(file)
+    assert load_tokenizer(described(file, tokenizer=str(whole))).vocab_size == 260
+    with pytest.raises(SettingsError, match="--tokenizer: there is no folder"):
+        described(file, tokenizer="/no/such")
+    with pytest.raises(SettingsError, match="for GGUF files"):
+        described(write_folder(tmp_path / "folder", hf_weights()), tokenizer=str(whole))
+
+
+REFUSED = {
+    "another architecture": ({"general.architecture": "mamba"}, "'mamba' is not supported; supp"),
+    "experts": ({"llama.expert_count": 8}, r"expert_count is 8"),
+    "a scale of scores": ({"llama.attention.scale": 0.5}, r"attention.scale is 0.5"),
+    "part of a head rotated": ({"llama.rope.dimension_count": 8}, "rope.dimension_count is 8"),
+    "rotation of long texts": ({"llama.rope.scaling.type": "longrope"}, "'longrope', which is not"),
+    "layers that differ": (
+        {"llama.attention.head_count_kv": np.array([1, 2], dtype=np.int32)},
+        "differs between layers",
+    ),
+    "no size": ({"llama.block_count": None}, "has no llama.block_count"),
+    "a size that is a text": ({"llama.block_count": "two"}, "must be given as int"),
+    "many layers": ({"llama.block_count": 2**31}, "no tensor blk.2147483647"),
+    "no heads": ({"llama.attention.head_count": 0}, "is"),
+    "wide layers": ({"llama.embedding_length": 2**31, "llama.rope.dimension_count": None}, "says"),
+    "wide feed-forward": ({"llama.feed_forward_length": 2**31}, "ffn_gate.weight is"),
+    "no context": ({"llama.context_length": 0}, "must be at least 1"),
+    "an end that is no token": ({"tokenizer.ggml.eos_token_id": 260}, "are in the vocabulary"),
+    "no tokens": ({"tokenizer.ggml.tokens": None}, "has no tokenizer.ggml.tokens"),
+    "tokens that are numbers": ({"tokenizer.ggml.tokens": 3}, "has no tokenizer.ggml.tokens"),
+    "more tokens than rows": (
+        {"tokenizer.ggml.tokens": [str(index) for index in range(500)]},
+        "one number for each",
+    ),
+    "many tokens": (
+        {
+            "tokenizer.ggml.tokens": [*"abc", *(f"x{index}" for index in range(500))],
+            "tokenizer.ggml.token_type": None,
+            "tokenizer.ggml.merges": [],
+        },
+        "its tokenizer has 503 tokens, its embedding 260",
+    ),
+    "another tokenizer": ({"tokenizer.ggml.model": "bert"}, "'bert', which is not read"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_be_computed_is_refused_by_name(tmp_path: Path, what: str) -> None:
+    changes, message = REFUSED[what]
+    values = {**metadata(), **changes}
+    values = {key: value for key, value in values.items() if value is not None}
+    file = write_gguf(tmp_path / "a.gguf", values, stored(hf_weights()))
+    with pytest.raises(ModelError, match=message) as raised:
+        prepare(EngineConfig(model=str(file)))
+    assert "\n" not in str(raised.value)
+
+
+def test_merges_that_make_no_token_are_refused(tmp_path: Path) -> None:
+    values = metadata() | {"tokenizer.ggml.merges": ["a b", "zz zzz"]}
+    file = write_gguf(tmp_path / "a.gguf", values, stored(hf_weights()))
+    with pytest.raises(BadCheckpoint, match="is no tokenizer"):
+        load_tokenizer(described(file))
+
+
+def test_types_that_are_not_read_are_named(tmp_path: Path) -> None:
+    tensors = stored(hf_weights(hidden_size=256, head_dim=64))
+    tensors["blk.0.attn_v.weight"] = Stored("Q2_K", (128, 256), bytes(128 * 84))
+    sizes = {"embedding_length": 256, "rope__dimension_count": 64}
+    folder = described(write_gguf(tmp_path / "a.gguf", metadata(**sizes), tensors))
+    with pytest.raises(BadCheckpoint, match=r"v_proj.weight Q2_K instead of one of .*Q4_K"):
+        loaded(folder)
+
+
+def test_tensors_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    tensors = stored(hf_weights())
+    tensors["blk.0.strange.weight"] = plain(torch.ones(3))
+    del tensors["blk.1.attn_v.weight"]
+    folder = described(write_gguf(tmp_path / "a.gguf", metadata(), tensors))
+    with pytest.raises(BadCheckpoint, match=r"1 missing: .*v_proj.*1 unexpected: blk.0.strange"):
+        loaded(folder)
+
+
+def test_scales_that_are_no_numbers_are_refused_wherever_they_stand(tmp_path: Path) -> None:
+    tensors = stored(hf_weights(hidden_size=32, head_dim=8))
+    good = random_blocks("Q8_0", (260, 32))
+    nan = np.array([np.nan], np.float16).tobytes()
+    sizes = {"embedding_length": 32, "rope__dimension_count": 8}
+    # At the beginning it is seen before anything is loaded.
+    tensors["token_embd.weight"] = good._replace(data=nan + good.data[2:])
+    with pytest.raises(BadCheckpoint, match="values that are no finite numbers"):
+        check_files(described(write_gguf(tmp_path / "a.gguf", metadata(**sizes), tensors)))
+    tensors["token_embd.weight"] = good._replace(data=good.data[:-34] + nan + good.data[-32:])
+    folder = described(write_gguf(tmp_path / "b.gguf", metadata(**sizes), tensors))
+    check_files(folder)
+    with pytest.raises(BadCheckpoint, match=r"embed_tokens.weight has scales that are not finite"):
+        loaded(folder)
+
+
+def test_a_folder_with_several_models_names_them(tmp_path: Path) -> None:
+    for name in ("a.Q4_0.gguf", "a.Q8_0.gguf", "mmproj-a.gguf"):
+        write_gguf(tmp_path / name, metadata(), stored(hf_weights()))
+    with pytest.raises(ModelNotFound, match=r"has 2 models, name one of them: a.Q4_0.gguf, a.Q8"):
+        described(tmp_path)
+
+
+def test_headers_can_be_listed(tmp_path: Path) -> None:
+    weights = hf_weights()
+    folder = described(write_gguf(tmp_path / "a.gguf", metadata(), stored(weights)))
+    shapes = {name: entry.shape for name, entry in read_headers(folder).items()}
+    assert shapes == {name: tuple(tensor.shape) for name, tensor in weights.items()}
+
+
+def test_a_window_of_mistral_is_obeyed(tmp_path: Path) -> None:
+    values = metadata(attention__sliding_window=64)
+    config = ModelConfig.from_folder(
+        described(write_gguf(tmp_path / "a.gguf", values, stored(hf_weights())))
+    )
+    assert (config.architecture, config.sliding_window) == ("MistralForCausalLM", 64)
+
+
+def test_an_encoder_is_refused(tmp_path: Path) -> None:
+    values = metadata() | {"general.architecture": "bert"}
+    with pytest.raises(UnsupportedModel, match="supported are llama, qwen2, qwen3"):
+        described(write_gguf(tmp_path / "a.gguf", values, {}))

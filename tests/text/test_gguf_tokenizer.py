@@ -1,0 +1,339 @@
+"""Tokenizers made from the metadata of GGUF files give what transformers' own give."""
+
+from __future__ import annotations
+
+import json
+import random
+from functools import cache
+from pathlib import Path
+from pydoc_data import topics
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from tests.executor.gguf_files import write_gguf
+from weft.text.gguf_tokenizer import PRE_TOKENIZERS, tokenizer_files
+from weft.text.tokenizer import Tokenizer, TokenizerError
+
+NUM_TEXTS = 10_000
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+CONTROL, USER_DEFINED, BYTE = 3, 4, 6
+
+PIECES = (
+    *("the", "Token", "I'm", "we'LL", "don't", "O'Neil", "'s", "'Ve", "HTTPServer", "snake_case"),
+    *(" ", "  ", "   ", "\t", "\n", "\r\n", "\n\n", " \n ", "\u00a0", "\u2003", "\u200b", "\ufeff"),
+    *("0", "7", "42", "1,234", "2024", "3.14159", "١٢٣", "Ⅷ", "½", "９", "1e-9", "0xFF"),
+    *("é", "e\u0301", "naïve", "ÅÉ", "ß", "ǅ", "Ⅻ", "ﬁ", "İstanbul", "ﷺ", "a\u0303\u0323"),
+    *("你好", "日本語テキスト", "한국어", "привет", "Ελλάδα", "שלום", "مرحبا", "नमस्ते", "ไทย"),
+    *("😀", "👩‍👩‍👧", "🇫🇷", "\U0001f600\U0001f3fd", "𝕏", "\U00020000", "\x00", "\x7f", "\ufffd"),
+    *(
+        "!",
+        "...",
+        "?!",
+        "(",
+        ")]",
+        "{}",
+        "<html>",
+        "//",
+        "/*",
+        "#include",
+        "=>",
+        "--",
+        "$",
+        "%",
+        "`",
+    ),
+    *("def f(x):\n    return x", "print('a')", "<|im_start|>", "<|im_end|>", "<tool>", "▁", "<s>"),
+)
+
+
+@cache
+def texts() -> list[str]:
+    """Mixed strings, the same each time."""
+    rng = random.Random(11)
+    words = "\n".join(topics.topics.values()).split(" ")
+    found = []
+    for _ in range(NUM_TEXTS):
+        parts = []
+        for _ in range(rng.randint(0, 12)):
+            parts.append(rng.choice(PIECES if rng.random() < 0.6 else words))
+            if rng.random() < 0.5:
+                parts.append(" ")
+        found.append("".join(parts))
+    return found
+
+
+@cache
+def trained() -> tuple[list[str], list[str]]:
+    """Tokens and merges of a byte-level vocabulary. Words of several digits are among them."""
+    backend = tokenizers.Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=3_000,
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator([*topics.topics.values(), *texts()], trainer)
+    model = json.loads(backend.to_str())["model"]
+    tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    return tokens, [" ".join(merge) for merge in model["merges"]]
+
+
+def metadata(pre: str, **changes: Any) -> dict[str, Any]:
+    tokens, merges = trained()
+    tokens = [*tokens, "<tool>"]
+    kinds = [CONTROL] * len(SPECIAL) + [1] * (len(tokens) - len(SPECIAL) - 1) + [USER_DEFINED]
+    found: dict[str, Any] = {
+        "general.architecture": "llama",
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": np.array(kinds, dtype=np.int32),
+        "tokenizer.ggml.merges": merges,
+        "tokenizer.ggml.bos_token_id": 0,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.add_bos_token": False,
+    }
+    for key, value in changes.items():
+        found[f"tokenizer.ggml.{key}"] = value
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def made(values: dict[str, Any]) -> tokenizers.Tokenizer:
+    files = tokenizer_files(values, "model.gguf")
+    return tokenizers.Tokenizer.from_str(json.dumps(files["tokenizer.json"]))
+
+
+def ids_of(backend: tokenizers.Tokenizer) -> list[list[int]]:
+    encoded = backend.encode_batch(texts(), add_special_tokens=False)
+    return [encoding.ids for encoding in encoded]
+
+
+def with_added(tokenizer: Any) -> tokenizers.Tokenizer:
+    """A tokenizer of transformers that finds the special tokens in texts."""
+    transformers = pytest.importorskip("transformers")
+    token = transformers.AddedToken
+    tokenizer.add_tokens([token(one, normalized=False, special=True) for one in SPECIAL])
+    tokenizer.add_tokens([token("<tool>", normalized=False)])
+    return tokenizer.backend_tokenizer
+
+
+def published(pre: str, folder: Path) -> tokenizers.Tokenizer:
+    """What the makers of the models publish, with this vocabulary."""
+    transformers = pytest.importorskip("transformers")
+    values = metadata(pre)
+    tokens = values["tokenizer.ggml.tokens"]
+    vocab = {token: index for index, token in enumerate(tokens)}
+    merges = [tuple(merge.split(" ")) for merge in values["tokenizer.ggml.merges"]]
+    if pre == "gpt-2":
+        return with_added(transformers.GPT2Tokenizer(vocab=vocab, merges=merges))
+    if pre in ("qwen2", "deepseek-r1-qwen"):
+        return with_added(transformers.Qwen2Tokenizer(vocab=vocab, merges=merges))
+    if pre == "smollm":  # transformers has no class for it; this is its tokenizer.json
+        backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges))
+        backend.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Digits(individual_digits=True),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+            ]
+        )
+        backend.add_special_tokens(SPECIAL)
+        backend.add_tokens([tokenizers.AddedToken("<tool>", normalized=False)])
+        return backend
+    pytest.importorskip("gguf")
+    write_gguf(folder / "model.gguf", values, {})
+    loaded = transformers.AutoTokenizer.from_pretrained(folder, gguf_file="model.gguf")
+    return loaded.backend_tokenizer
+
+
+@pytest.mark.parametrize("pre", PRE_TOKENIZERS)
+def test_ten_thousand_texts_have_the_tokens_of_transformers(pre: str, tmp_path: Path) -> None:
+    ours = ids_of(made(metadata(pre)))
+    theirs = ids_of(published(pre, tmp_path))
+    for text, own, other in zip(texts(), ours, theirs, strict=True):
+        assert own == other, repr(text)
+
+
+def test_pre_tokenizers_differ() -> None:
+    """So that a wrong one would be seen."""
+    found = {str(ids_of(made(metadata(pre)))) for pre in ("gpt-2", "smollm", "llama-bpe", "qwen2")}
+    assert len(found) == 4
+
+
+@cache
+def pieces() -> dict[str, Any]:
+    """A vocabulary of SentencePiece: byte tokens, then pieces with falling scores."""
+    backend = tokenizers.Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    trainer = trainers.BpeTrainer(vocab_size=2_000, show_progress=False)
+    backend.train_from_iterator([*topics.topics.values(), *texts()[::3]], trainer)
+    model = json.loads(backend.to_str())["model"]
+    joined = {"".join(merge): rank for rank, merge in reversed(list(enumerate(model["merges"])))}
+    by_rank = [one for one in sorted(joined, key=joined.__getitem__) if one not in ("<s>", "</s>")]
+    letters = [token for token in model["vocab"] if len(token) == 1]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    kinds = [2, CONTROL, CONTROL] + [BYTE] * 256
+    tokens += [*by_rank, *letters]
+    kinds += [1] * (len(by_rank) + len(letters))
+    scores = [0.0] * 259 + [-float(rank) for rank in range(len(by_rank) + len(letters))]
+    return {
+        "general.architecture": "llama",
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": np.array(scores, dtype=np.float32),
+        "tokenizer.ggml.token_type": np.array(kinds, dtype=np.int32),
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 0,
+    }
+
+
+def test_sentencepiece_has_the_tokens_of_transformers() -> None:
+    """Of texts that do not begin with a space: SentencePiece puts one before these, too, as its
+    tokenizer.json files do, and transformers' class does not."""
+    transformers = pytest.importorskip("transformers")
+    convert = pytest.importorskip("transformers.convert_slow_tokenizer")
+    values = pieces()
+    vocab = {token: index for index, token in enumerate(values["tokenizer.ggml.tokens"])}
+    normal = {
+        token: score
+        for token, score in zip(vocab, values["tokenizer.ggml.scores"].tolist(), strict=True)
+        if vocab[token] >= 259
+    }
+    merges = convert.generate_merges(vocab, normal)
+    theirs = transformers.LlamaTokenizer(vocab=vocab, merges=merges, legacy=True)
+    own = ids_of(made(values))
+    other = ids_of(theirs.backend_tokenizer)
+    num_compared = 0
+    for text, ours, expected in zip(texts(), own, other, strict=True):
+        if not has_leading_space(text):
+            assert ours == expected, repr(text)
+            num_compared += 1
+    assert num_compared > NUM_TEXTS / 2
+
+
+def has_leading_space(text: str) -> bool:
+    """Whether a part between special tokens begins with a space."""
+    parts = text.replace("</s>", "<s>").replace("<unk>", "<s>").split("<s>")
+    return any(part.startswith((" ", "▁")) for part in parts)
+
+
+def test_sentencepiece_is_that_of_published_files() -> None:
+    """All texts, against the form of Llama 2's tokenizer.json, which transformers reads."""
+    values = pieces()
+    made_json = tokenizer_files(values, "")["tokenizer.json"]
+    model = made_json["model"]
+    backend = tokenizers.Tokenizer(
+        models.BPE(
+            vocab=model["vocab"],
+            merges=[tuple(merge) for merge in model["merges"]],
+            unk_token="<unk>",
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    backend.normalizer = tokenizers.normalizers.Sequence(
+        [tokenizers.normalizers.Prepend("▁"), tokenizers.normalizers.Replace(" ", "▁")]
+    )
+    backend.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    backend.add_special_tokens(["<s>", "</s>"])
+    ours = made(values)
+    assert ids_of(ours) == ids_of(backend)
+    plain = [text for text in texts() if "<s>" not in text][:2_000]
+    for text in plain:
+        ids = ours.encode(text, add_special_tokens=False).ids
+        assert ours.decode(ids) == backend.decode(ids)
+
+
+def test_what_is_encoded_is_decoded() -> None:
+    backend = made(metadata("llama-bpe"))
+    for text in texts()[:2_000]:
+        ids = backend.encode(text, add_special_tokens=False).ids
+        assert backend.decode(ids, skip_special_tokens=False) == text
+
+
+@pytest.mark.parametrize(
+    ("changes", "first", "last"),
+    [
+        ({"pre": "llama-bpe", "add_bos_token": None}, True, False),
+        ({"pre": "qwen2", "add_bos_token": None}, False, False),
+        ({"pre": "llama-bpe", "add_bos_token": False}, False, False),
+        ({"pre": "gpt-2", "add_bos_token": True, "add_eos_token": True}, True, True),
+    ],
+)
+def test_texts_begin_and_end_as_the_file_says(changes: Any, first: bool, last: bool) -> None:
+    backend = made(metadata(**changes))
+    ids = backend.encode("hello").ids
+    assert (ids[0] == 0) == first
+    assert (ids[-1] == 2) == last
+
+
+def test_sentencepiece_begins_texts_unless_the_file_denies_it() -> None:
+    assert made(pieces()).encode("the").ids[0] == 1
+    denied = pieces() | {"tokenizer.ggml.add_bos_token": False}
+    assert made(denied).encode("the").ids[0] != 1
+
+
+def test_named_templates_are_kept() -> None:
+    values = metadata("qwen2") | {
+        "tokenizer.chat_template": "A",
+        "tokenizer.chat_template.tool_use": "B",
+    }
+    config = tokenizer_files(values, "")["tokenizer_config.json"]
+    assert config["chat_template"] == [
+        {"name": "default", "template": "A"},
+        {"name": "tool_use", "template": "B"},
+    ]
+    assert config["eos_token"] == "<|im_end|>"
+
+
+def test_wefts_tokenizer_takes_it(tmp_path: Path) -> None:
+    for name, content in tokenizer_files(metadata("qwen2"), "").items():
+        (tmp_path / name).write_text(json.dumps(content))
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer.eos_token_id == 2
+    assert tokenizer.special_ids == {0, 1, 2}
+    assert tokenizer.decode(tokenizer.encode("naïve 😀")) == "naïve 😀"
+
+
+BAD = {
+    "another kind": ({"model": "t5"}, "'t5', which is not read; read are gpt2 and llama"),
+    "another pre-tokenizer": ({"pre": "default"}, "'default', which is not read; .*--tokenizer"),
+    "no pre-tokenizer": ({"pre": None}, "'default', which is not read"),
+    "no tokens": ({"tokens": None}, r"has no tokenizer\.ggml\.tokens"),
+    "tokens that are a number": ({"tokens": 7}, r"has no tokenizer\.ggml\.tokens"),
+    "no merges": ({"merges": None}, r"has no tokenizer\.ggml\.merges"),
+    "too few kinds": ({"token_type": np.array([1], dtype=np.int32)}, "one number for each"),
+    "kinds that are a text": ({"token_type": "x"}, "one number for each"),
+    "an end that is no token": ({"eos_token_id": 10**6}, "but there are"),
+    "a beginning that is no number": ({"bos_token_id": "x"}, "but there are"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_what_is_not_known_exactly_is_refused_by_name(what: str) -> None:
+    changes, message = BAD[what]
+    with pytest.raises(TokenizerError, match=message) as raised:
+        tokenizer_files(metadata(**{"pre": "qwen2", **changes}), "model.gguf")
+    assert str(raised.value).startswith("model.gguf")
+    assert "\n" not in str(raised.value)
+
+
+def test_scores_that_cannot_be_ordered_are_refused() -> None:
+    scores = pieces()["tokenizer.ggml.scores"].copy()
+    scores[300] = np.nan
+    with pytest.raises(TokenizerError, match="not all numbers"):
+        tokenizer_files(pieces() | {"tokenizer.ggml.scores": scores}, "")
+    with pytest.raises(TokenizerError, match=r"has no tokenizer\.ggml\.scores"):
+        tokenizer_files(pieces() | {"tokenizer.ggml.scores": None}, "")

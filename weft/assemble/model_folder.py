@@ -1,0 +1,211 @@
+"""A model as a folder, whatever it comes as: what a GGUF file says of itself is written down as the
+files that everything else here reads.
+
+    ~/.cache/weft/gguf/3f2a.../SmolLM2-135M-Instruct.Q4_1/
+        config.json  generation_config.json  tokenizer.json  tokenizer_config.json
+        SmolLM2-135M-Instruct.Q4_1.gguf -> the file, or one link for each of its parts
+
+The folder is made once for each state of a file, and takes a few MB. Reads no weights.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from weft.config.engine import EngineConfig
+from weft.config.gguf import GgufModel, hf_config, hf_sampling
+from weft.config.model import BadCheckpoint, ModelConfig, ModelNotFound
+from weft.config.options import SettingsError
+from weft.executor.weights.fetch import DESCRIPTIONS, local_folder, local_path
+from weft.executor.weights.gguf import files
+from weft.executor.weights.gguf.names import ROPE_FACTORS
+from weft.executor.weights.gguf.reader import GgufFile
+
+# What decides about the content of a folder: where it changes, folders are made anew.
+WEFT = Path(__file__).parents[1]
+SOURCES = ("config/gguf.py", "text/gguf_tokenizer.py", "assemble/model_folder.py")
+TOKENIZER = "tokenizer.json"
+# What may describe a tokenizer; a file that lies beside a model's comes before what its metadata
+# says.
+TOKENIZER_FILES = (
+    TOKENIZER,
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+MAX_ROPE_FACTORS = 4_096
+
+
+def model_folder(config: EngineConfig) -> Path:
+    """The folder of the model that the settings name. Raises ModelError and SettingsError."""
+    path = local_path(config.model, config.revision)
+    if path.is_dir():
+        if config.tokenizer:
+            raise SettingsError(
+                "--tokenizer is for GGUF files; a model folder brings its tokenizer"
+            )
+        return path
+    source = path.parent
+    if config.tokenizer:
+        source = tokenizer_folder(config.tokenizer)
+    return described(path, source)
+
+
+def model_name(config: EngineConfig, folder: Path) -> str:
+    """What the model in its folder is called: the last part of what the user called it, without the
+    ending of a file."""
+    name = Path(config.model).name
+    if name.endswith(files.ENDING) or not name:
+        return folder.name
+    return name
+
+
+def tokenizer_folder(name: str) -> Path:
+    """The folder that --tokenizer names. Raises SettingsError."""
+    try:
+        folder = local_folder(name, patterns=DESCRIPTIONS)
+    except ModelNotFound as exc:
+        raise SettingsError(f"--tokenizer: {exc}") from exc
+    if not (folder / TOKENIZER).is_file():
+        raise SettingsError(f"--tokenizer: {folder} has no {TOKENIZER}")
+    return folder
+
+
+def described(path: Path, source: Path) -> Path:
+    """The folder that describes the model of a GGUF file; `source` may have files of a tokenizer.
+
+    Raises ModelError.
+    """
+    parts = {part.name: part.absolute() for part in files.parts(path)}
+    beside = [source / name for name in TOKENIZER_FILES if (source / name).is_file()]
+    folder = _cache() / _digest([*parts.values(), *beside]) / files.stem(path)
+    if (folder / "config.json").is_file():
+        return folder
+    content = dict(_description(path, beside))
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with _beside(folder) as made:
+            _write(made, content, parts)
+            # Another process may have made it meanwhile: then its folder stays.
+            with contextlib.suppress(OSError):
+                made.rename(folder)
+        return folder
+    except OSError:  # the cache cannot be written: a folder of this process's own does as well
+        private = Path(tempfile.mkdtemp(prefix="weft-gguf-"))
+        atexit.register(shutil.rmtree, private, ignore_errors=True)
+        folder = private / files.stem(path)
+        _write(folder, content, parts)
+        return folder
+
+
+def _description(
+    path: Path, beside: Sequence[Path]
+) -> Iterator[tuple[str, bytes | Mapping[str, Any]]]:
+    """The files of the folder: names and contents. Raises ModelError."""
+    first, *others = files.parts(path)
+    with GgufFile(first) as file:
+        metadata = file.header.metadata
+        tensors = dict(file.header.tensors)
+        for part in others:
+            with GgufFile(part) as other:
+                tensors |= other.header.tensors
+        model = GgufModel(str(path), metadata, tensors, _rope_factors(file))
+        config = hf_config(model)
+        # Whether a model of these sizes can be: before anything is written down.
+        ModelConfig.from_hf(config, path.name)
+        yield "config.json", config
+        sampling = hf_sampling(metadata)
+        if sampling:
+            yield "generation_config.json", sampling
+        yield from _tokenizer(metadata, str(path), config["vocab_size"], beside)
+
+
+def _tokenizer(
+    metadata: Mapping[str, Any], label: str, vocab_size: int, beside: Sequence[Path]
+) -> Iterator[tuple[str, bytes | Mapping[str, Any]]]:
+    """The files of the tokenizer: those beside the model, or what its metadata makes."""
+    from weft.text.gguf_tokenizer import tokenizer_config, tokenizer_files
+    from weft.text.tokenizer import TokenizerError
+
+    found: dict[str, bytes | Mapping[str, Any]] = {one.name: one.read_bytes() for one in beside}
+    try:
+        if TOKENIZER not in found:
+            made = tokenizer_files(metadata, label)
+            num_tokens = len(made[TOKENIZER]["model"]["vocab"])
+            if num_tokens > vocab_size:
+                raise BadCheckpoint(
+                    f"{label}: its tokenizer has {num_tokens:,} tokens, its embedding "
+                    f"{vocab_size:,}"
+                )
+            found = {**made, **found}
+        else:
+            found.setdefault("tokenizer_config.json", tokenizer_config(metadata, label))
+    except TokenizerError as exc:
+        raise BadCheckpoint(str(exc)) from exc
+    yield from found.items()
+
+
+def _rope_factors(file: GgufFile) -> list[float]:
+    """What divides the frequencies of rotation; nothing if the file has no such tensor."""
+    entry = file.header.tensors.get(ROPE_FACTORS)
+    if entry is None:
+        return []
+    if entry.dtype != "F32" or entry.num_bytes > 4 * MAX_ROPE_FACTORS:
+        raise BadCheckpoint(f"{file.label}: {ROPE_FACTORS} is {entry.dtype} {list(entry.shape)}")
+    data = bytearray(entry.num_bytes)
+    file.read_into(entry.start, memoryview(data))
+    values = np.frombuffer(data, dtype="<f4")
+    if not (np.isfinite(values) & (values > 0)).all():
+        raise BadCheckpoint(f"{file.label}: {ROPE_FACTORS} has values that are no factors")
+    return [float(value) for value in values]
+
+
+def _write(
+    folder: Path, content: Mapping[str, bytes | Mapping[str, Any]], parts: Mapping[str, Path]
+) -> None:
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for name, part in parts.items():
+        (folder / name).symlink_to(part)
+    for name, values in content.items():
+        data = values
+        if not isinstance(data, bytes):
+            data = json.dumps(values, ensure_ascii=False).encode()
+        (folder / name).write_bytes(data)
+
+
+@contextlib.contextmanager
+def _beside(folder: Path) -> Iterator[Path]:
+    """A new folder that is going to be `folder`; it is gone at the end if it is not."""
+    made = Path(tempfile.mkdtemp(prefix=f".{os.getpid()}-", dir=folder.parent))
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def _cache() -> Path:
+    base = os.environ.get("WEFT_CACHE") or os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "weft" / "gguf"
+
+
+def _digest(paths: Sequence[Path]) -> str:
+    """Of the names, sizes and times of files, and of what reads them."""
+    digest = hashlib.sha256()
+    for source in SOURCES:
+        digest.update((WEFT / source).read_bytes())
+    for path in paths:
+        status = path.stat()
+        digest.update(repr((str(path), status.st_size, status.st_mtime_ns)).encode())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,265 @@
+"""The configuration of a model from the metadata of a GGUF file, said as `config.json` says it.
+
+Knows the keys and what stands for "as usual"; `config/model.py` checks the values. What would be
+computed otherwise than the file wants is refused with its key.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from weft.config.model import BadCheckpoint, UnsupportedModel
+
+T = TypeVar("T")
+
+# GGUF's "llama" is also Mistral, SmolLM, and whatever else computes as Llama does.
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+# Keys of an architecture that change what is computed, and the values that change nothing.
+CHANGES_NOTHING: dict[str, tuple[float, ...]] = {
+    "expert_count": (0,),
+    "logit_scale": (0, 1),
+    "embedding_scale": (0, 1),
+    "residual_scale": (0, 1),
+    "attention.scale": (0,),
+    "attention.clamp_kqv": (0,),
+    "attention.max_alibi_bias": (0,),
+    "attn_logit_softcapping": (0,),
+    "final_logit_softcapping": (0,),
+    "use_parallel_residual": (0,),
+}
+ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
+SAMPLING = {
+    "temp": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
+# The type of computation for the type of most weights; bfloat16 for all others.
+DTYPES = {"F32": "float32", "F16": "float16"}
+
+
+class StoredTensor(Protocol):
+    """What is asked of a tensor of the file."""
+
+    @property
+    def dtype(self) -> str: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def num_bytes(self) -> int: ...
+
+
+class GgufModel(NamedTuple):
+    """A file, or several that are one model."""
+
+    name: str  # for errors
+    metadata: Mapping[str, Any]
+    tensors: Mapping[str, StoredTensor]  # under the names in the file
+    rope_factors: Sequence[float] = ()  # of `rope_freqs.weight`
+
+
+def hf_config(model: GgufModel) -> dict[str, Any]:
+    """What its `config.json` would say. Raises UnsupportedModel and BadCheckpoint."""
+    keys = _Keys(model)
+    keys.require_usual()
+    num_heads = keys.number("attention.head_count", int)
+    hidden_size = keys.number("embedding_length", int)
+    # A number of heads that is none is refused with the other sizes.
+    head_dim = keys.number("attention.key_length", int, hidden_size // max(num_heads, 1))
+    for key in ("attention.value_length", "rope.dimension_count"):
+        other = keys.number(key, int, head_dim)
+        if other != head_dim:
+            raise UnsupportedModel(
+                f"{model.name}: {keys.full(key)} is {other}, but heads have {head_dim} values; "
+                "other values and partly rotated heads are not supported"
+            )
+    found: dict[str, Any] = {
+        "architectures": [ARCHITECTURES[keys.architecture]],
+        "hidden_size": hidden_size,
+        "intermediate_size": keys.number("feed_forward_length", int),
+        "num_hidden_layers": keys.number("block_count", int),
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": keys.number("attention.head_count_kv", int, num_heads),
+        "head_dim": head_dim,
+        "max_position_embeddings": keys.number("context_length", int),
+        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon", float),
+        "rope_parameters": _rope(keys),
+        "tie_word_embeddings": "output.weight" not in model.tensors,
+        "attention_bias": "blk.0.attn_q.bias" in model.tensors,
+        "mlp_bias": "blk.0.ffn_gate.bias" in model.tensors,
+        "dtype": _dtype(model.tensors),
+    }
+    window = keys.number("attention.sliding_window", int, 0)
+    if window and keys.architecture == "llama":
+        found["architectures"] = ["MistralForCausalLM"]
+        found["sliding_window"] = window
+    found["vocab_size"] = _vocab_size(model, found)
+    bos = _token_id(model, "bos_token_id")
+    if bos is not None:
+        found["bos_token_id"] = bos
+    ends = [_token_id(model, key) for key in ENDS]
+    found["eos_token_id"] = sorted({token for token in ends if token is not None})
+    return found
+
+
+def hf_sampling(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """What its `generation_config.json` would say of sampling."""
+    found = {}
+    for key, name in SAMPLING.items():
+        value = metadata.get(f"general.sampling.{key}")
+        if value is not None:
+            found[name] = value
+    return found
+
+
+class _Keys:
+    """The keys of the file's architecture."""
+
+    def __init__(self, model: GgufModel) -> None:
+        """Raises UnsupportedModel for an architecture that weft does not have."""
+        self._model = model
+        architecture = model.metadata.get("general.architecture")
+        if architecture not in ARCHITECTURES:
+            raise UnsupportedModel(
+                f"{model.name}: GGUF of architecture {str(architecture)[:64]!r} is not supported; "
+                f"supported are {', '.join(ARCHITECTURES)}"
+            )
+        self.architecture = str(architecture)
+
+    def full(self, key: str) -> str:
+        return f"{self.architecture}.{key}"
+
+    def number(self, key: str, kind: type[T], default: T | None = None) -> T:
+        """The number of a key; of a list with one for each layer, if all are the same."""
+        value = self._model.metadata.get(self.full(key))
+        if value is None:
+            if default is None:
+                raise BadCheckpoint(f"{self._model.name} has no {self.full(key)} in its metadata")
+            return default
+        if hasattr(value, "tolist"):
+            each = set(value.tolist())
+            if len(each) != 1:
+                raise UnsupportedModel(
+                    f"{self._model.name}: {self.full(key)} differs between layers, "
+                    "which is not supported"
+                )
+            value = each.pop()
+        if kind is float and type(value) is int:
+            value = float(value)
+        if type(value) is not kind:
+            raise BadCheckpoint(
+                f"{self._model.name}: {self.full(key)} is {str(value)[:64]}; "
+                f"it must be given as {kind.__name__}"
+            )
+        return value
+
+    def text(self, key: str, default: str) -> str:
+        value = self._model.metadata.get(self.full(key), default)
+        return str(value)[:64]
+
+    def require_usual(self) -> None:
+        """Raise UnsupportedModel for a key that changes what is computed."""
+        for key, usual in CHANGES_NOTHING.items():
+            value = self._model.metadata.get(self.full(key), usual[0])
+            if value not in usual:
+                raise UnsupportedModel(
+                    f"{self._model.name}: {self.full(key)} is {str(value)[:64]}, "
+                    "which is not supported"
+                )
+
+    @property
+    def rope_factors(self) -> Sequence[float]:
+        return self._model.rope_factors
+
+    @property
+    def label(self) -> str:
+        return self._model.name
+
+
+def _rope(keys: _Keys) -> dict[str, Any]:
+    found: dict[str, Any] = {"rope_theta": keys.number("rope.freq_base", float, 10_000.0)}
+    kind = keys.text("rope.scaling.type", "none")
+    # Old files have the factor alone.
+    factor = keys.number("rope.scale_linear", float, 1.0)
+    if factor != 1.0 and kind == "none":
+        kind = "linear"
+    factor = keys.number("rope.scaling.factor", float, factor)
+    if keys.rope_factors and kind == "none":
+        return found | {"rope_type": "factors", "factors": list(keys.rope_factors)}
+    if kind == "none":
+        return found | {"rope_type": "default"}
+    if kind not in ("linear", "yarn") or keys.rope_factors:
+        raise UnsupportedModel(
+            f"{keys.label}: {keys.full('rope.scaling.type')} is {kind!r}, which is not supported; "
+            "supported are none, linear and yarn"
+        )
+    found |= {"rope_type": kind, "factor": factor}
+    original = keys.number("rope.scaling.original_context_length", int, 0)
+    if original:
+        found["original_max_position_embeddings"] = original
+    return found
+
+
+def _dtype(tensors: Mapping[str, StoredTensor]) -> str:
+    """The type of computation: that of most of the file's bytes."""
+    num_bytes: Counter[str] = Counter()
+    for tensor in tensors.values():
+        if len(tensor.shape) > 1:
+            num_bytes[tensor.dtype] += tensor.num_bytes
+    most = num_bytes.most_common(1)
+    if most:
+        return DTYPES.get(most[0][0], "bfloat16")
+    return "bfloat16"
+
+
+def _vocab_size(model: GgufModel, config: Mapping[str, Any]) -> int:
+    """The rows of the token embedding. Raises BadCheckpoint for sizes in the metadata that its
+    tensors do not have: nothing is to be made in a size that the file only claims."""
+    embedding = _shape(model, "token_embd.weight")
+    hidden_size = config["hidden_size"]
+    q_size = config["num_attention_heads"] * config["head_dim"]
+    kv_size = config["num_key_value_heads"] * config["head_dim"]
+    expected = {
+        "token_embd.weight": (embedding[0], hidden_size),
+        "blk.0.attn_q.weight": (q_size, hidden_size),
+        "blk.0.attn_k.weight": (kv_size, hidden_size),
+        "blk.0.ffn_gate.weight": (config["intermediate_size"], hidden_size),
+    }
+    for name, shape in expected.items():
+        if _shape(model, name) != shape:
+            raise BadCheckpoint(
+                f"{model.name}: {name} is {list(_shape(model, name))}; "
+                f"its metadata says {list(shape)}"
+            )
+    num_layers = config["num_hidden_layers"]
+    _shape(model, f"blk.{num_layers - 1}.attn_norm.weight")
+    return embedding[0]
+
+
+def _shape(model: GgufModel, name: str) -> tuple[int, ...]:
+    if name not in model.tensors:
+        raise BadCheckpoint(f"{model.name} has no tensor {name}, which its metadata implies")
+    return model.tensors[name].shape
+
+
+def _token_id(model: GgufModel, key: str) -> int | None:
+    """The id of a special token, if the file has it, and if it is in the vocabulary."""
+    value = model.metadata.get(f"tokenizer.ggml.{key}")
+    if value is None:
+        return None
+    num_tokens = model.tensors["token_embd.weight"].shape[0]
+    if type(value) is not int or not 0 <= value < num_tokens:
+        raise BadCheckpoint(
+            f"{model.name}: tokenizer.ggml.{key} is {str(value)[:64]}; "
+            f"0 to {num_tokens - 1:,} are in the vocabulary"
+        )
+    return value

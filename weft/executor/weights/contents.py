@@ -1,0 +1,44 @@
+"""Opens the weight files of a model, whatever their format, as content that weights are filled
+from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+from weft.executor.weights.gguf.content import GgufContent, check_split
+from weft.executor.weights.gguf.files import ENDING
+from weft.executor.weights.safetensors import FileContent
+
+
+def labelled(paths: Iterable[Path]) -> dict[str, Path]:
+    """The files by their names for errors: where they lie, or where a GGUF file lies that a folder
+    describes (`assemble/model_folder.py`)."""
+    found = {}
+    for path in paths:
+        label = str(path)
+        if path.name.endswith(ENDING) and path.is_symlink():
+            label = os.readlink(path)
+        found[label] = path
+    return found
+
+
+def open_contents(
+    stack: ExitStack, paths: Mapping[str, Path]
+) -> list[FileContent] | list[GgufContent]:
+    """The files by their names for errors; `stack` closes them. All are of one format.
+
+    Raises BadCheckpoint and UnsupportedModel.
+    """
+    if not any(path.name.endswith(ENDING) for path in paths.values()):
+        return [stack.enter_context(FileContent(path, name)) for name, path in paths.items()]
+    parts: list[GgufContent] = []
+    for name, path in paths.items():
+        metadata = None
+        if parts:
+            metadata = parts[0].header.metadata
+        parts.append(stack.enter_context(GgufContent(path, name, metadata)))
+    check_split(parts)
+    return parts

@@ -1,0 +1,77 @@
+"""Which GGUF files are one model: by their names alone.
+
+A large model comes in parts, model-00001-of-00003.gguf and so on; a folder, and a repository on the
+hub, often has the same model in several types: model.Q4_K_M.gguf, model-Q8_0.gguf.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from weft.config.model import ModelNotFound
+
+ENDING = ".gguf"
+MAX_PARTS = 10_000
+_PART = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.gguf", re.DOTALL)
+_BESIDE = ("mmproj", "imatrix")  # begin the names of files that are no model
+
+
+def parts(path: Path) -> list[Path]:
+    """All files of the model that a file belongs to, in their order. Raises ModelNotFound."""
+    match = _PART.fullmatch(path.name)
+    if match is None:
+        return [path]
+    num_parts = int(match[3])
+    if not 1 <= num_parts <= MAX_PARTS:
+        raise ModelNotFound(f"{path} is said to be one of {num_parts} files")
+    found = [
+        path.with_name(f"{match[1]}-{number:05}-of-{num_parts:05}{ENDING}")
+        for number in range(1, num_parts + 1)
+    ]
+    missing = [one.name for one in found if not one.exists()]
+    if missing:
+        raise ModelNotFound(
+            f"{path.parent} lacks {len(missing)} of the {num_parts} files of {match[1]}: "
+            f"{', '.join(missing[:5])}"
+        )
+    return found
+
+
+def stem(path: Path) -> str:
+    """The name of a model, without the number of a part."""
+    match = _PART.fullmatch(path.name)
+    if match is not None:
+        return match[1]
+    return path.name.removesuffix(ENDING)
+
+
+def models(paths: Iterable[Path]) -> list[Path]:
+    """The first file of each model among the files."""
+    first: dict[str, Path] = {}
+    for path in sorted(paths):
+        if not path.name.startswith(_BESIDE):
+            first.setdefault(stem(path), path)
+    return list(first.values())
+
+
+def only_model(folder: Path, kind: str = "") -> Path:
+    """The first file of the one model in a folder; `kind`: of those that have this type in their
+    names ("Q4_K_M"). Raises ModelNotFound, naming them, if there is none or more than one."""
+    found = models(folder.rglob(f"*{ENDING}") if kind else folder.glob(f"*{ENDING}"))
+    if kind:
+        found = [path for path in found if is_of_kind(stem(path), kind)]
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(path.name for path in found[:8])
+    if found:
+        raise ModelNotFound(f"{folder} has {len(found)} models, name one of them: {names}")
+    what = f"GGUF file of type {kind}" if kind else "GGUF file"
+    raise ModelNotFound(f"{folder} has no {what}")
+
+
+def is_of_kind(name: str, kind: str) -> bool:
+    """Whether a model's name ends with this type of weights, in any case."""
+    ending = re.compile(rf"(^|[-._/]){re.escape(kind)}$", re.IGNORECASE)
+    return ending.search(name) is not None

@@ -1,0 +1,333 @@
+"""The tokenizer of a GGUF file, from its metadata, in the form of Hugging Face's `tokenizer.json`.
+
+A file holds a vocabulary, merges or scores, and the *name* of the expression that splits a text
+into words before they are merged. Only where that expression is known exactly is there a tokenizer;
+everything else is refused by name: one that is nearly right would make answers a little worse, and
+no error. Knows no model and no file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from weft.text.tokenizer import TokenizerError
+
+HINT = "give the tokenizer of the original model with --tokenizer, a folder or hub id"
+
+# How a text is split into words. Sources: the tokenizer.json files of Llama 3, Qwen2 and Mistral
+# Nemo; GPT-2's is that of `ByteLevel` in the library.
+_LLAMA_3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN_2 = _LLAMA_3.replace(r"\p{N}{1,3}", r"\p{N}")
+_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_TEKKEN = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_BYTE_LEVEL = {
+    "type": "ByteLevel",
+    "add_prefix_space": False,
+    "trim_offsets": True,
+    "use_regex": False,
+}
+_GPT_2 = _BYTE_LEVEL | {"use_regex": True}
+_DIGITS = {"type": "Digits", "individual_digits": True}
+
+
+def _split(expression: str) -> list[dict[str, Any]]:
+    splitter = {
+        "type": "Split",
+        "pattern": {"Regex": expression},
+        "behavior": "Isolated",
+        "invert": False,
+    }
+    return [splitter, _BYTE_LEVEL]
+
+
+# By the name that files give under `tokenizer.ggml.pre`.
+PRE_TOKENIZERS: dict[str, list[dict[str, Any]]] = {
+    "gpt-2": [_GPT_2],
+    "smollm": [_DIGITS, _GPT_2],
+    "llama-bpe": _split(_LLAMA_3),
+    "llama3": _split(_LLAMA_3),
+    "llama-v3": _split(_LLAMA_3),
+    "qwen2": _split(_QWEN_2),
+    "deepseek-r1-qwen": _split(_QWEN_2),
+    "tekken": _split(_TEKKEN),
+}
+# A word that is in the vocabulary is not put together from its parts.
+_WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "tekken")
+_COMPOSED = ("qwen2", "deepseek-r1-qwen")  # texts are brought into Unicode's form NFC
+# A text begins with the first token, unless a file denies it.
+_BEGINS = ("llama-bpe", "llama3", "llama-v3", "tekken")
+
+# Kinds of tokens.
+_TEXT = 1
+_CONTROL = 3
+_USER_DEFINED = 4
+_SPECIAL_KEYS = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "unk_token": "unknown_token_id",
+    "pad_token": "padding_token_id",
+}
+_SPACE = "▁"
+_MAX_PIECE_LEN = 128  # characters of a piece of SentencePiece; its own limit is 16, unless set
+
+
+def tokenizer_files(metadata: Mapping[str, Any], label: str) -> dict[str, dict[str, Any]]:
+    """The content of `tokenizer.json` and `tokenizer_config.json`. Raises TokenizerError, whose
+    message begins with `label`."""
+    vocabulary = _Vocabulary(metadata, label)
+    kind = metadata.get("tokenizer.ggml.model")
+    if kind == "gpt2":
+        tokenizer = _byte_level(vocabulary)
+    elif kind == "llama":
+        tokenizer = _sentencepiece(vocabulary)
+    else:
+        raise TokenizerError(
+            f"{label}: its tokenizer is {str(kind)[:64]!r}, which is not read; "
+            f"read are gpt2 and llama; {HINT}"
+        )
+    return {"tokenizer.json": tokenizer, "tokenizer_config.json": tokenizer_config(metadata, label)}
+
+
+def tokenizer_config(metadata: Mapping[str, Any], label: str) -> dict[str, Any]:
+    """Special tokens and chat templates. Raises TokenizerError."""
+    vocabulary = _Vocabulary(metadata, label)
+    found: dict[str, Any] = {}
+    for name, key in _SPECIAL_KEYS.items():
+        token = vocabulary.special(key)
+        if token is not None:
+            found[name] = token
+    template = metadata.get("tokenizer.chat_template")
+    if isinstance(template, str):
+        found["chat_template"] = template
+    prefix = "tokenizer.chat_template."
+    named = [
+        {"name": key.removeprefix(prefix), "template": value}
+        for key, value in metadata.items()
+        if key.startswith(prefix) and isinstance(value, str)
+    ]
+    if named and isinstance(template, str):
+        found["chat_template"] = [{"name": "default", "template": template}, *named]
+    return found
+
+
+class _Vocabulary:
+    """The tokens of a file."""
+
+    def __init__(self, metadata: Mapping[str, Any], label: str) -> None:
+        """Raises TokenizerError unless there are tokens, each once, and everything beside them is
+        as long."""
+        self.label = label
+        self.metadata = metadata
+        self.tokens = self.strings("tokens")
+        self.ids: dict[str, int] = {}
+        for index, token in enumerate(self.tokens):
+            self.ids.setdefault(token, index)
+        self.kinds = self._numbers("token_type", [1] * len(self.tokens))
+
+    def special(self, key: str) -> str | None:
+        """The token whose id a key has, if it has one."""
+        index = self.metadata.get(f"tokenizer.ggml.{key}")
+        if index is None:
+            return None
+        if type(index) is not int or not 0 <= index < len(self.tokens):
+            raise TokenizerError(
+                f"{self.label}: tokenizer.ggml.{key} is {str(index)[:64]}, "
+                f"but there are {len(self.tokens):,} tokens"
+            )
+        return self.tokens[index]
+
+    def strings(self, key: str) -> list[str]:
+        values = self.metadata.get(f"tokenizer.ggml.{key}")
+        if values is None or isinstance(values, str) or not isinstance(values, Iterable):
+            raise TokenizerError(f"{self.label} has no tokenizer.ggml.{key}; {HINT}")
+        found = list(values)
+        if not all(isinstance(value, str) for value in found):
+            raise TokenizerError(f"{self.label}: tokenizer.ggml.{key} are no texts")
+        return found
+
+    def scores(self) -> Sequence[float]:
+        scores = self._numbers("scores", [])
+        # Sorting by numbers that compare with nothing would not end in an order.
+        if any(score != score for score in scores):
+            raise TokenizerError(f"{self.label}: tokenizer.ggml.scores are not all numbers")
+        return scores
+
+    def flag(self, key: str, default: bool) -> bool:
+        return bool(self.metadata.get(f"tokenizer.ggml.{key}", default))
+
+    def added(self) -> list[dict[str, Any]]:
+        """Tokens that are found in a text as a whole."""
+        found = []
+        for index, (token, kind) in enumerate(zip(self.tokens, self.kinds, strict=True)):
+            if kind in (_CONTROL, _USER_DEFINED) and token and self.ids[token] == index:
+                found.append(
+                    {
+                        "id": index,
+                        "content": token,
+                        "single_word": False,
+                        "lstrip": False,
+                        "rstrip": False,
+                        "normalized": False,
+                        "special": kind == _CONTROL,
+                    }
+                )
+        return found
+
+    def closing(self, *, begins: bool) -> dict[str, Any] | None:
+        """What puts the first and last token around a text; `begins`: unless the file denies it."""
+        first = self.special("bos_token_id") if self.flag("add_bos_token", begins) else None
+        last = self.special("eos_token_id") if self.flag("add_eos_token", False) else None
+        if first is None and last is None:
+            return None
+        single = [*_marker(first), {"Sequence": {"id": "A", "type_id": 0}}, *_marker(last)]
+        second = [*_marker(first), {"Sequence": {"id": "B", "type_id": 0}}, *_marker(last)]
+        special = {}
+        for token in (first, last):
+            if token is not None:
+                special[token] = {"id": token, "ids": [self.ids[token]], "tokens": [token]}
+        return {
+            "type": "TemplateProcessing",
+            "single": single,
+            "pair": [*single, *second],
+            "special_tokens": special,
+        }
+
+    def _numbers(self, key: str, default: list[Any]) -> list[Any]:
+        """One number for each token."""
+        values = self.metadata.get(f"tokenizer.ggml.{key}")
+        if values is None:
+            return default
+        found = values.tolist() if hasattr(values, "tolist") else []
+        if not isinstance(found, list) or len(found) != len(self.tokens):
+            raise TokenizerError(
+                f"{self.label}: tokenizer.ggml.{key} does not have one number for each of the "
+                f"{len(self.tokens):,} tokens"
+            )
+        return found
+
+
+def _byte_level(vocabulary: _Vocabulary) -> dict[str, Any]:
+    """Byte-level BPE with the merges of the file."""
+    pre = str(vocabulary.metadata.get("tokenizer.ggml.pre", "default"))
+    if pre not in PRE_TOKENIZERS:
+        raise TokenizerError(
+            f"{vocabulary.label}: its pre-tokenizer is {pre[:64]!r}, which is not read; "
+            f"read are {', '.join(PRE_TOKENIZERS)}; {HINT}"
+        )
+    merges = []
+    for merge in vocabulary.strings("merges"):
+        left, _, right = merge.partition(" ")
+        merges.append([left, right])
+    steps = PRE_TOKENIZERS[pre]
+    pre_tokenizer = steps[0]
+    if len(steps) > 1:
+        pre_tokenizer = {"type": "Sequence", "pretokenizers": steps}
+    return _tokenizer(
+        vocabulary,
+        normalizer={"type": "NFC"} if pre in _COMPOSED else None,
+        pre_tokenizer=pre_tokenizer,
+        closing=vocabulary.closing(begins=pre in _BEGINS),
+        decoder=_GPT_2,
+        model={"merges": merges, "ignore_merges": pre in _WHOLE_WORDS},
+    )
+
+
+def _sentencepiece(vocabulary: _Vocabulary) -> dict[str, Any]:
+    """SentencePiece's BPE. It joins the neighbours whose whole has the highest score; merges in the
+    order of these scores do the same."""
+    replaced = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
+    normalizer: dict[str, Any] = replaced
+    decoders: list[dict[str, Any]] = [
+        {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+    ]
+    if vocabulary.flag("add_space_prefix", True):
+        before = {"type": "Prepend", "prepend": _SPACE}
+        normalizer = {"type": "Sequence", "normalizers": [before, replaced]}
+        decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    model = {
+        "merges": _merges(vocabulary),
+        "ignore_merges": False,
+        "fuse_unk": True,
+        "byte_fallback": True,
+        "unk_token": vocabulary.special("unknown_token_id"),
+    }
+    return _tokenizer(
+        vocabulary,
+        normalizer=normalizer,
+        pre_tokenizer=None,
+        closing=vocabulary.closing(begins=True),
+        decoder={"type": "Sequence", "decoders": decoders},
+        model=model,
+    )
+
+
+def _merges(vocabulary: _Vocabulary) -> list[list[str]]:
+    """All pairs of tokens that make a token, those with the highest score first."""
+    scores = vocabulary.scores()
+    if not scores:
+        raise TokenizerError(f"{vocabulary.label} has no tokenizer.ggml.scores; {HINT}")
+    # Only pieces of text are joined.
+    ids = {
+        token: index for token, index in vocabulary.ids.items() if vocabulary.kinds[index] == _TEXT
+    }
+    found: list[tuple[float, int, int, int, str, str]] = []
+    for token, index in ids.items():
+        if len(token) > _MAX_PIECE_LEN:
+            raise TokenizerError(f"{vocabulary.label} has a token of {len(token):,} characters")
+        for middle in range(1, len(token)):
+            left = token[:middle]
+            right = token[middle:]
+            if left in ids and right in ids:
+                # Where several pairs make one token, SentencePiece takes the leftmost in the text:
+                # of overlapping pairs that is the one with the longer left half.
+                found.append((-scores[index], -middle, -len(right), index, left, right))
+    found.sort()
+    return [[left, right] for *_, left, right in found]
+
+
+def _tokenizer(
+    vocabulary: _Vocabulary,
+    *,
+    normalizer: dict[str, Any] | None,
+    pre_tokenizer: dict[str, Any] | None,
+    closing: dict[str, Any] | None,
+    decoder: dict[str, Any],
+    model: dict[str, Any],
+) -> dict[str, Any]:
+    usual = {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": False,
+        "byte_fallback": False,
+        "vocab": vocabulary.ids,
+    }
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": vocabulary.added(),
+        "normalizer": normalizer,
+        "pre_tokenizer": pre_tokenizer,
+        "post_processor": closing,
+        "decoder": decoder,
+        "model": usual | model,
+    }
+
+
+def _marker(token: str | None) -> list[dict[str, Any]]:
+    if token is None:
+        return []
+    return [{"SpecialToken": {"id": token, "type_id": 0}}]
