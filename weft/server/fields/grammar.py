@@ -27,13 +27,18 @@ class GrammarField(NamedTuple):
     read: Callable[[str, Any], Grammar | None]  # of the name for messages, and the field's value
 
 
-def json_schema(param: str, value: Any, *, strict: bool = False) -> Grammar:
+def json_schema(
+    param: str,
+    value: Any,
+    *,
+    strict: bool = False,
+) -> Grammar:
     """A schema as JSON or as text; true and false are schemas, too."""
     if isinstance(value, str):
         value = _decoded(param, value)
     if not isinstance(value, dict | bool):
         raise _wrong(param, value, "a JSON schema")
-    return Grammar("json_schema", msgspec.json.encode(value).decode(), strict)
+    return Grammar("json_schema", _as_text(value), strict)
 
 
 def json_object(param: str, value: Any) -> Grammar | None:
@@ -51,10 +56,13 @@ def ebnf(param: str, value: Any) -> Grammar:
 
 
 def choice(param: str, value: Any) -> Grammar:
-    is_right = isinstance(value, list) and bool(value)
-    if not is_right or not all(isinstance(text, str) and text for text in value):
-        raise _wrong(param, value, "a list of strings, none of them empty,")
-    return Grammar("choice", msgspec.json.encode(value).decode())
+    needed = "a list of strings, none of them empty,"
+    if not isinstance(value, list) or not value:
+        raise _wrong(param, value, needed)
+    for text in value:
+        if not isinstance(text, str) or not text:
+            raise _wrong(param, value, needed)
+    return Grammar("choice", _as_text(value))
 
 
 class TagStructure(msgspec.Struct, kw_only=True):
@@ -81,21 +89,26 @@ def structural_tag(param: str, value: Any) -> Grammar:
         value = _decoded(param, value)
     if isinstance(value, dict) and "format" in value:
         format = value["format"]
-        if not isinstance(format, dict) or not isinstance(format.get("type"), str):
+        if not _has_type(format):
             raise _wrong(f"{param}.format", format, "an object with a type")
-        return Grammar("structural_tag", msgspec.json.encode({"format": format}).decode())
+        only_format = {"format": format}
+        return Grammar("structural_tag", _as_text(only_format))
     try:
         tag = msgspec.convert(value, StructuralTag)
     except (msgspec.DecodeError, RecursionError) as exc:
-        raise ApiError(400, f"{param} has no structures with triggers: {exc}", param=param) from exc
+        message = f"{param} has no structures with triggers: {exc}"
+        raise ApiError(400, message, param=param) from exc
     triggers = tuple(filter(None, tag.triggers))
-    begins = [structure.begin.startswith(triggers) for structure in tag.structures]
-    if not begins or not all(begins):
+    # Free text ends at a trigger: a structure that begins otherwise would never begin.
+    is_right = bool(tag.structures)
+    for structure in tag.structures:
+        is_right = is_right and structure.begin.startswith(triggers)
+    if not is_right:
         message = (
             f"{param}: there must be a structure, and each must begin with one of the triggers"
         )
         raise ApiError(400, message, param=param)
-    return Grammar("structural_tag", msgspec.json.encode(tag).decode())
+    return Grammar("structural_tag", _as_text(tag))
 
 
 _PLAIN = (
@@ -122,60 +135,80 @@ _INSIDE = (  # of structured_outputs
 GRAMMAR_FIELDS = (*(field.name for field in _PLAIN), "response_format", "structured_outputs")
 
 
+class NamedGrammar(NamedTuple):
+    """A grammar, and the name of the field that gives it."""
+
+    name: str
+    grammar: Grammar
+
+
 def grammar_of(body: msgspec.Struct) -> Grammar | None:
     """The one grammar that the fields of `body` give.
 
     Raises `ApiError` for a wrong one, and if there are two.
     """
-    values = {name: getattr(body, name, None) for name in GRAMMAR_FIELDS}
+    values: dict[str, Any] = {}
+    for name in GRAMMAR_FIELDS:
+        values[name] = getattr(body, name, None)
     found = _found(_PLAIN, values, "")
     if values["response_format"] is not None:
         grammar = _response_format(values["response_format"])
         if grammar is not None:
-            found.append(("response_format", grammar))
+            found.append(NamedGrammar("response_format", grammar))
     if values["structured_outputs"] is not None:
         found += _structured_outputs(values["structured_outputs"])
     if len(found) > 1:
-        names = " and ".join(name for name, _ in found)
+        names = " and ".join(one.name for one in found)
         message = f"{names} are given; only one may say what the answer must be"
-        raise ApiError(400, message, param=found[1][0])
-    return found[0][1] if found else None
+        _, second, *_ = found
+        raise ApiError(400, message, param=second.name)
+    if not found:
+        return None
+    return found[0].grammar
 
 
 def _found(
-    fields: tuple[GrammarField, ...], values: Mapping[str, Any], prefix: str
-) -> list[tuple[str, Grammar]]:
+    fields: tuple[GrammarField, ...],
+    values: Mapping[str, Any],
+    prefix: str,
+) -> list[NamedGrammar]:
     """Names and grammars of those fields that have a value."""
-    found = []
+    found: list[NamedGrammar] = []
     for field in fields:
         value = values.get(field.name)
         if value is None:
             continue
-        grammar = field.read(prefix + field.name, value)
+        name = prefix + field.name
+        grammar = field.read(name, value)
         if grammar is not None:
-            found.append((prefix + field.name, grammar))
+            found.append(NamedGrammar(name, grammar))
     return found
 
 
-def _structured_outputs(outputs: Any) -> list[tuple[str, Grammar]]:
+def _structured_outputs(outputs: Any) -> list[NamedGrammar]:
     name = "structured_outputs"
     if not isinstance(outputs, dict):
         raise _wrong(name, outputs, "an object")
     known = [field.name for field in _INSIDE]
-    given = {key for key, value in outputs.items() if value is not None}
-    unknown = sorted(given - {*known, "strict"})
-    if unknown:
-        message = f"{name} has {unknown[0][:MAX_SHOWN]!r}; there are {', '.join(known)} and strict"
+    for key in sorted(outputs):
+        # null asks for nothing, whatever the name.
+        if outputs[key] is None or key in known or key == "strict":
+            continue
+        message = f"{name} has {key[:MAX_SHOWN]!r}; there are {', '.join(known)} and strict"
         raise ApiError(400, message, param=name)
     found = _found(_INSIDE, outputs, f"{name}.")
     if outputs.get("strict") is not True:
         return found
-    return [(key, msgspec.structs.replace(grammar, strict=True)) for key, grammar in found]
+    strict: list[NamedGrammar] = []
+    for key, grammar in found:
+        of_key = msgspec.structs.replace(grammar, strict=True)
+        strict.append(NamedGrammar(key, of_key))
+    return strict
 
 
 def _response_format(format: Any) -> Grammar | None:
     name = "response_format"
-    if not isinstance(format, dict) or not isinstance(format.get("type"), str):
+    if not _has_type(format):
         raise _wrong(name, format, "an object with a type")
     match format["type"]:
         case "text":
@@ -185,26 +218,42 @@ def _response_format(format: Any) -> Grammar | None:
         case "json_schema":
             # OpenAI has the schema in an object of its own, other servers beside the type.
             inner = format.get("json_schema")
-            holder = inner if isinstance(inner, dict) else format
+            holder = format
+            is_strict = False
+            if isinstance(inner, dict):
+                holder = inner
+                is_strict = inner.get("strict") is True
             param = f"{name}.json_schema.schema"
             schema = holder.get("schema")
             if schema is None:
-                raise ApiError(400, f"{name}.json_schema has no schema", param=param)
-            strict = isinstance(inner, dict) and inner.get("strict") is True
-            return json_schema(param, schema, strict=strict)
+                message = f"{name}.json_schema has no schema"
+                raise ApiError(400, message, param=param)
+            return json_schema(param, schema, strict=is_strict)
         case "structural_tag":
-            tag = {key: value for key, value in format.items() if key != "type"}
+            tag = dict(format)
+            del tag["type"]
             return structural_tag(name, tag)
     kinds = "text, json_object, json_schema and structural_tag"
     message = f"{name}.type is {format['type'][:MAX_SHOWN]!r}; there are {kinds}"
     raise ApiError(400, message, param=f"{name}.type")
 
 
+def _has_type(format: Any) -> bool:
+    if not isinstance(format, dict):
+        return False
+    return isinstance(format.get("type"), str)
+
+
+def _as_text(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
 def _decoded(param: str, text: str) -> Any:
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError) as exc:
-        raise ApiError(400, f"{param} is not valid JSON: {exc}", param=param) from exc
+        message = f"{param} is not valid JSON: {exc}"
+        raise ApiError(400, message, param=param) from exc
 
 
 def _text(param: str, value: Any, what: str) -> str:

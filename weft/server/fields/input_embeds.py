@@ -1,5 +1,6 @@
-"""The field `input_embeds`: one prompt or a batch of them, as nested lists of numbers or as base64
-of float32.
+"""The field `input_embeds`: one prompt or a batch, as nested lists of numbers or base64 of float32.
+
+What the vectors have to be is checked in `client/prompt.py`, for `weft.LLM`, too.
 """
 
 from __future__ import annotations
@@ -47,8 +48,11 @@ def read_embeds(raw: msgspec.Raw, engine: EngineReady) -> Embeds | None:
     text = bytes(raw)
     if text.strip() == b"null":
         return None
+    # The decoder needs one type, and a union of lists of different depth is none: count before.
+    depth = 0
     match = _BRACKETS.match(text)
-    depth = match[0].count(b"[") if match else 0
+    if match is not None:
+        depth = match[0].count(b"[")
     if depth not in _FORMS:
         message = f"{PARAM} is nested {depth} deep; [tokens][size] or a list of those is needed"
         raise InvalidParam(PARAM, message)
@@ -57,7 +61,9 @@ def read_embeds(raw: msgspec.Raw, engine: EngineReady) -> Embeds | None:
     except msgspec.ValidationError as exc:
         raise InvalidParam(PARAM, f"{PARAM}: {exc}") from exc
     is_batch = depth in (1, 3)
-    prompts = value if is_batch else [value]
+    prompts = value
+    if not is_batch:
+        prompts = [value]
     if not prompts:
         raise InvalidParam(PARAM, f"{PARAM} is empty; there is no prompt")
     vectors = [pack_input_embeds(prompt, engine) for prompt in prompts]

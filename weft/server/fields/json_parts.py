@@ -11,9 +11,8 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-CHUNK = (
-    1 << 20
-)  # bytes that are looked at together: the arrays stay small, and so does the time of one step
+# Bytes that are looked at together: the arrays stay small, and so does the time of one step.
+CHUNK = 1 << 20
 _QUOTE = ord('"')
 _BACKSLASH = ord("\\")
 _OPENING = [ord("["), ord("{"), ord(":")]
@@ -27,6 +26,7 @@ def has_more_parts(text: bytes, most: int) -> bool:
 
     Runs on numpy, which lets go of the interpreter.
     """
+    # First with the brackets and colons inside of strings: most texts have few even so.
     at_most = 0
     for chunk in _chunks(text):
         for byte in _OPENING:
@@ -43,8 +43,10 @@ def num_parts(text: bytes) -> int:
         quotes = chunk == _QUOTE
         escaped, num_slashes = _escaped(chunk, num_slashes)
         quotes &= ~escaped
-        inside = np.logical_xor.accumulate(quotes) ^ is_inside  # an opening quote counts as inside
-        num += int(np.count_nonzero(np.isin(chunk, _OPENING) & ~inside))
+        # An opening quote counts as inside, a closing one as outside.
+        inside = np.logical_xor.accumulate(quotes) ^ is_inside
+        opening = np.isin(chunk, _OPENING)
+        num += int(np.count_nonzero(opening & ~inside))
         is_inside = bool(inside[-1])
     return num
 
@@ -52,7 +54,8 @@ def num_parts(text: bytes) -> int:
 def _chunks(text: bytes) -> Iterator[NDArray[np.uint8]]:
     """uint8 [at most CHUNK] at a time."""
     for begin in range(0, len(text), CHUNK):
-        yield np.frombuffer(text, np.uint8, min(CHUNK, len(text) - begin), begin)
+        length = min(CHUNK, len(text) - begin)
+        yield np.frombuffer(text, np.uint8, length, begin)
 
 
 def _escaped(chunk: NDArray[np.uint8], num_before: int) -> tuple[NDArray[np.bool_], int]:
@@ -67,7 +70,9 @@ def _escaped(chunk: NDArray[np.uint8], num_before: int) -> tuple[NDArray[np.bool
     #     byte     a  \  \  \  b
     #     others   0  0  0  0  4
     #     run      0  1  2  3  0     backslashes up to and with it
-    others = np.maximum.accumulate(np.where(slashes, np.int32(-1 - num_before), indices))
+    before_chunk = np.int32(-1 - num_before)
+    others = np.maximum.accumulate(np.where(slashes, before_chunk, indices))
     run = indices - others
-    before = np.concatenate([np.array([num_before], np.int32), run[:-1]])
+    first = np.array([num_before], np.int32)
+    before = np.concatenate([first, run[:-1]])
     return before % 2 == 1, int(run[-1])

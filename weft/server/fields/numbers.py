@@ -1,11 +1,13 @@
-"""Holds the numbers of a request against the one table of ranges (`config/numbers.py`): those of a
-decoded body, whatever it is nested in, and those of a query. Which fields have numbers is read from
-the types of the body.
+"""Holds the numbers of a request against the one table of ranges (`config/numbers.py`).
+
+Those of a decoded body, whatever it is nested in, and those of a query or a header. Which fields
+have numbers is read from the types of the body; what they mean is not known here.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -22,13 +24,18 @@ _REAL = re.compile(r"-?[0-9]{1,20}(\.[0-9]{1,20})?")
 
 
 class Field(NamedTuple):
-    """A field of a body with numbers in it: one, a list, lists of lists, or the values of an
-    object.
-    """
+    """A field of a body with numbers in it: one, lists of them, or the values of an object."""
 
     name: str  # of the attribute
     told: str  # as the client calls it
     number: Number
+
+
+class NestedField(NamedTuple):
+    """A field of a body with other structs in it."""
+
+    name: str  # of the attribute
+    told: str  # as the client calls it
 
 
 def check_numbers(
@@ -51,7 +58,8 @@ def check_numbers(
         if is_plain and number.holds(value):
             continue  # what nearly all are
         if not _is_right(number, value):
-            _refuse(number, where + field.told, where + field.told, value)
+            param = where + field.told
+            _refuse(number, param, param, value)
     for name, told in nested_fields(type(body)):
         value = getattr(body, name)
         if isinstance(value, msgspec.Struct):
@@ -68,17 +76,25 @@ def query_number(request: Request, name: str, default: float) -> float:
     if text is None:
         return default
     number = QUERIES[name]
-    form = _WHOLE if number.kind is int else _REAL
-    value: Any = number.kind(text) if form.fullmatch(text) else text
-    if wrong := number.wrong(name, value):
+    form = _REAL
+    if number.kind is int:
+        form = _WHOLE
+    value: Any = text  # no number: the error repeats it
+    if form.fullmatch(text):
+        value = number.kind(text)
+    wrong = number.wrong(name, value)
+    if wrong:
         raise ApiError(400, wrong, param=name)
     return number.kind(value)
 
 
 def header_number(text: str, name: str, told: str) -> int:
     """The whole number in a header that stands for the field `name`. Raises `ApiError`."""
-    value: Any = int(text) if _WHOLE.fullmatch(text) else text
-    if wrong := NUMBERS[name].wrong(told, value):
+    value: Any = text
+    if _WHOLE.fullmatch(text):
+        value = int(text)
+    wrong = NUMBERS[name].wrong(told, value)
+    if wrong:
         raise ApiError(400, wrong, param=name)
     return int(value)
 
@@ -89,25 +105,29 @@ def numeric_fields(body: type[msgspec.Struct]) -> tuple[Field, ...]:
 
     Raises KeyError for one that the table of ranges lacks.
     """
-    found = []
+    found: list[Field] = []
     for field in _fields(body):
-        kinds = _leaves(field.type)
-        if any(isinstance(kind, inspected.IntType | inspected.FloatType) for kind in kinds):
-            found.append(Field(field.name, field.encode_name, NUMBERS[field.encode_name]))
+        if _has_leaf(field, inspected.IntType | inspected.FloatType):
+            told = field.encode_name
+            found.append(Field(field.name, told, NUMBERS[told]))
     return tuple(found)
 
 
 @cache
-def nested_fields(body: type[msgspec.Struct]) -> tuple[tuple[str, str], ...]:
-    """The fields of a body that may have other structs in them.
+def nested_fields(body: type[msgspec.Struct]) -> tuple[NestedField, ...]:
+    """The fields of a body that may have other structs in them."""
+    found: list[NestedField] = []
+    for field in _fields(body):
+        if _has_leaf(field, inspected.StructType):
+            nested = NestedField(field.name, field.encode_name)
+            found.append(nested)
+    return tuple(found)
 
-    Their names, and how clients call them.
-    """
-    return tuple((one.name, one.encode_name) for one in _fields(body) if _has_struct(one))
 
-
-def _has_struct(field: inspected.Field) -> bool:
-    return any(isinstance(kind, inspected.StructType) for kind in _leaves(field.type))
+def _has_leaf(field: inspected.Field, wanted: Any) -> bool:
+    """Whether a field, its items or its values may be of a `wanted` type."""
+    leaves = _leaves(field.type)
+    return any(isinstance(leaf, wanted) for leaf in leaves)
 
 
 def _fields(body: type[msgspec.Struct]) -> tuple[inspected.Field, ...]:
@@ -138,21 +158,35 @@ def _is_right(number: Number, value: Any) -> bool:
     if isinstance(value, dict):
         value = list(value.values())
     if not isinstance(value, list):
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return not is_number or number.holds(value)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return True
+        return number.holds(value)
     if not value:
         return True
-    try:  # long lists of nothing but numbers, as most are
-        return number.holds(min(value)) and number.holds(max(value))
+    try:
+        # Of long lists of numbers, the ends: if the range holds these, it holds all.
+        if not number.holds(min(value)):
+            return False
+        return number.holds(max(value))
     except TypeError:
+        # Texts, lists, or numbers among other values: one by one.
         return all(_is_right(number, one) for one in value)
 
 
-def _refuse(number: Number, param: str, told: str, value: Any) -> None:
+def _refuse(
+    number: Number,
+    param: str,
+    told: str,
+    value: Any,
+) -> None:
     """Raise `ApiError` for the first number in a value that is out of range."""
-    if isinstance(value, list | dict):
-        entries = value.items() if isinstance(value, dict) else enumerate(value)
-        for key, one in entries:
-            if not _is_right(number, one):
-                _refuse(number, param, f"{told}[{str(key)[:32]}]", one)
-    raise ApiError(400, number.wrong(told, value), param=param)
+    entries: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, dict):
+        entries = value.items()
+    elif isinstance(value, list):
+        entries = enumerate(value)
+    for key, one in entries:
+        if not _is_right(number, one):
+            _refuse(number, param, f"{told}[{str(key)[:32]}]", one)
+    wrong = number.wrong(told, value)
+    raise ApiError(400, wrong, param=param)

@@ -83,15 +83,30 @@ class Spelling(NamedTuple):
     read: Callable[[Any, Any], Any] | None = None  # of body and value; None: the value as it is
 
 
-def _texts(body: Any, value: str | list[str]) -> tuple[str, ...]:
-    return (value,) if isinstance(value, str) else tuple(value)
+class SpelledField(NamedTuple):
+    """A field of a body, and the parameter that it stands for."""
+
+    name: str
+    spelling: Spelling
+
+
+def _texts(
+    body: Any,
+    value: str | list[str],
+) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return (value,)
+    return tuple(value)
 
 
 def _ids(body: Any, value: list[int]) -> tuple[int, ...]:
     return tuple(value)
 
 
-def _logit_bias(body: Any, bias: dict[str, float]) -> dict[int, float]:
+def _logit_bias(
+    body: Any,
+    bias: dict[str, float],
+) -> dict[int, float]:
     """JSON has only text keys: token ids as digits."""
     found: dict[int, float] = {}
     for key, value in bias.items():
@@ -104,7 +119,8 @@ def _logit_bias(body: Any, bias: dict[str, float]) -> dict[int, float]:
 
 def _includes_stop(body: Any, value: bool) -> bool:
     """Either of the two fields is enough."""
-    return any(getattr(body, name, None) for name in _INCLUDES_STOP)
+    given = [getattr(body, name, None) for name in _INCLUDES_STOP]
+    return any(given)
 
 
 def _grammar(body: Any, value: Any) -> Grammar | None:
@@ -178,6 +194,7 @@ def sampling_params(
 
 def copy_sampling(source: msgspec.Struct, target: msgspec.Struct) -> None:
     """Give `target` the sampling fields of `source`, under the names that `target` has for them."""
+    # Of several names for one parameter, the first that `target` has.
     names: dict[str, str] = {}
     for name, spelling in _spellings_of(type(target)):
         names.setdefault(spelling.param, name)
@@ -188,10 +205,15 @@ def copy_sampling(source: msgspec.Struct, target: msgspec.Struct) -> None:
 
 
 @cache
-def _spellings_of(body: type[msgspec.Struct]) -> tuple[tuple[str, Spelling], ...]:
+def _spellings_of(body: type[msgspec.Struct]) -> tuple[SpelledField, ...]:
     """The sampling fields of a body: in the order of the table, and of the body where that ties."""
-    names = body.__struct_fields__
-    return tuple((name, one) for one in SPELLINGS for name in names if name in one.fields)
+    found: list[SpelledField] = []
+    for spelling in SPELLINGS:
+        for name in body.__struct_fields__:
+            if name in spelling.fields:
+                field = SpelledField(name, spelling)
+                found.append(field)
+    return tuple(found)
 
 
 class NamedProcessor(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -204,7 +226,8 @@ class NamedProcessor(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 def processors(body: ExtraSamplingFields) -> tuple[Processor, ...]:
     """The logit processors that a request names. Raises `ApiError`."""
     if body.logits_processors:
-        raise ApiError(400, f"logits_processors: {_NO_CODE}", param="logits_processors")
+        message = f"logits_processors: {_NO_CODE}"
+        raise ApiError(400, message, param="logits_processors")
     named = body.custom_logit_processor
     params = body.custom_params
     if not named:
@@ -212,7 +235,9 @@ def processors(body: ExtraSamplingFields) -> tuple[Processor, ...]:
             message = "custom_params are of no use without custom_logit_processor"
             raise ApiError(400, message, param="custom_params")
         return ()
-    entries = named if isinstance(named, list) else [named]
+    entries = named
+    if not isinstance(named, list):
+        entries = [named]
     found = [_processor(entry) for entry in entries]
     if params in (None, {}):
         return tuple(found)
@@ -236,13 +261,16 @@ def _processor(entry: Any) -> Processor:
         try:
             one = msgspec.convert(entry, NamedProcessor)
         except msgspec.ValidationError as exc:
-            raise ApiError(400, f"{param}: {exc}; there are name and params", param=param) from exc
+            message = f"{param}: {exc}; there are name and params"
+            raise ApiError(400, message, param=param) from exc
         name = one.name
         params = one.params or {}
     if isinstance(name, str) and name.lstrip().startswith("{"):
-        raise ApiError(400, f"{param} is serialised code, and {_NO_CODE}", param=param)
+        message = f"{param} is serialised code, and {_NO_CODE}"
+        raise ApiError(400, message, param=param)
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ApiError(400, f"{param} is {str(name)[:MAX_SHOWN]!r}; a name is needed", param=param)
+        message = f"{param} is {str(name)[:MAX_SHOWN]!r}; a name is needed"
+        raise ApiError(400, message, param=param)
     return Processor(name, params)
 
 
@@ -263,7 +291,9 @@ def thinking_budget(body: ExtraSamplingFields) -> int | None:
 
 
 def thinking_switch(
-    thinking: bool | ThinkingSwitch | None, effort: str | None, budget: int | None
+    thinking: bool | ThinkingSwitch | None,
+    effort: str | None,
+    budget: int | None,
 ) -> bool | None:
     """Whether the model should reason; None if the request does not say it.
 
@@ -278,11 +308,16 @@ def thinking_switch(
     return thinking
 
 
-def soft_budget(thinking: bool | ThinkingSwitch | None, effort: str | None) -> int | None:
+def soft_budget(
+    thinking: bool | ThinkingSwitch | None,
+    effort: str | None,
+) -> int | None:
     """Tokens of reasoning that a switch leaves, for models that reason.
 
     Other models have no use for it.
     """
     if thinking_switch(thinking, effort, None) is False:
         return 0
-    return thinking.budget_tokens if isinstance(thinking, ThinkingSwitch) else None
+    if isinstance(thinking, ThinkingSwitch):
+        return thinking.budget_tokens
+    return None

@@ -25,11 +25,16 @@ class SessionFields(msgspec.Struct, kw_only=True):
 
 
 def session_params(
-    context: ServerContext, request: Request, fields: SessionFields, *, n: int
+    context: ServerContext,
+    request: Request,
+    fields: SessionFields,
+    *,
+    n: int,
 ) -> SessionParams:
     """The session of a request with `n` completions. Raises `ApiError`."""
     if n != 1:
-        raise ApiError(400, f"n is {n}; a request of a session has one completion", param="n")
+        message = f"n is {n}; a request of a session has one completion"
+        raise ApiError(400, message, param="n")
     return SessionParams(
         id=checked_session_id(context, fields.id, "session_params.id"),
         owner=owner_of(request),
@@ -48,5 +53,6 @@ def checked_session_id(context: ServerContext, id: str, param: str) -> str:
         message = f"{param} has {len(id):,} characters; at most {longest:,} are allowed"
         raise over("max_rid_len", message, param=param)
     if not id or not id.isprintable():
-        raise ApiError(400, f"{param} must be 1 to {longest} printable characters", param=param)
+        message = f"{param} must be 1 to {longest} printable characters"
+        raise ApiError(400, message, param=param)
     return id

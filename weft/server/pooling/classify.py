@@ -1,5 +1,6 @@
-"""Which label a text has: `/v1/classify` and `/classify`, in the forms of vLLM (`input`) and SGLang
-(`text`).
+"""Which label a text has: `/v1/classify` and `/classify`.
+
+In the forms of vLLM (`input`) and of SGLang (`text`). How a text becomes scores is not known here.
 """
 
 from __future__ import annotations
@@ -26,25 +27,32 @@ async def classify(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, ClassifyRequest)
     require_model(context, body.model)
     pools = require_pools(context, "classify", "labels need a model with a classification head")
-    if body.input is not None and (body.text is not None or body.input_ids is not None):
-        raise ApiError(400, "give input, or text, or input_ids", param="input")
+    has_native = body.text is not None or body.input_ids is not None
+    if body.input is not None and has_native:
+        message = "give input, or text, or input_ids"
+        raise ApiError(400, message, param="input")
     if body.input is None:
         param = "text"
         texts = text_or_ids(body.text, body.input_ids)
     else:
         param = "input"
         texts = body.input
-    inputs = await encoded(context, split(param, texts), body, param=param)
+    parts = split(param, texts)
+    inputs = await encoded(context, parts, body, param=param)
     activates = body.use_activation
     if activates is None:
         activates = body.activation
-    generation = start(context, request, body, inputs, PoolingParams(normalize=activates))
+    pooling = PoolingParams(normalize=activates)
+    generation = start(context, request, body, inputs, pooling)
     rid = generation.completions[0].spec.rid
 
     def make(vectors: list[Vector], deltas: list[Delta]) -> Any:
         if body.input is None:
             return native(vectors, deltas, texts, rid)
-        data = [_found(index, vector, pools.labels) for index, vector in enumerate(vectors)]
+        data: list[dict[str, Any]] = []
+        for index, vector in enumerate(vectors):
+            found = _found(index, vector, pools.labels)
+            data.append(found)
         return {
             "id": f"classify-{rid}",
             "object": "list",
@@ -57,7 +65,11 @@ async def classify(context: ServerContext, request: Request) -> ASGIApp:
     return answer(generation, param, make)
 
 
-def _found(index: int, scores: Vector, labels: list[str]) -> dict[str, Any]:
+def _found(
+    index: int,
+    scores: Vector,
+    labels: list[str],
+) -> dict[str, Any]:
     return {
         "index": index,
         "label": labels[int(scores.argmax())],

@@ -1,5 +1,7 @@
-"""Vectors of texts: `/v1/embeddings` (OpenAI), `/encode` (SGLang), `/api/embed` and
-`/api/embeddings` (Ollama).
+"""Vectors of texts, in the forms of OpenAI, SGLang and Ollama.
+
+`/v1/embeddings` is OpenAI's, `/encode` SGLang's, `/api/embed` and `/api/embeddings` are Ollama's.
+How a text becomes a vector is not known here.
 """
 
 from __future__ import annotations
@@ -50,7 +52,12 @@ async def embeddings(context: ServerContext, request: Request) -> ASGIApp:
         normalize=body.normalize,
         dimensions=dimensions(pools, body.dimensions),
     )
-    inputs = await encoded(context, split("input", body.input), body, param="input")
+    inputs = await encoded(
+        context,
+        split("input", body.input),
+        body,
+        param="input",
+    )
 
     def make(vectors: list[Vector], deltas: list[Delta]) -> dict[str, Any]:
         data: list[dict[str, Any]] = []
@@ -70,7 +77,8 @@ async def embeddings(context: ServerContext, request: Request) -> ASGIApp:
             "usage": usage(deltas),
         }
 
-    return answer(start(context, request, body, inputs, pooling), "input", make)
+    generation = start(context, request, body, inputs, pooling)
+    return answer(generation, "input", make)
 
 
 async def encode(context: ServerContext, request: Request) -> ASGIApp:
@@ -79,14 +87,20 @@ async def encode(context: ServerContext, request: Request) -> ASGIApp:
     require_model(context, body.model)
     pools = require_pools(context, "embed", "/encode needs a model that makes vectors")
     texts = text_or_ids(body.text, body.input_ids)
-    inputs = await encoded(context, split("text", texts), body, param="text")
+    inputs = await encoded(
+        context,
+        split("text", texts),
+        body,
+        param="text",
+    )
     if body.token_type_ids is not None:
         inputs = _typed(inputs, body.token_type_ids, max(pools.num_token_types, 1))
     pooling = PoolingParams(dimensions=dimensions(pools, body.dimensions))
     generation = start(context, request, body, inputs, pooling)
 
     def make(vectors: list[Vector], deltas: list[Delta]) -> Any:
-        return native(vectors, deltas, texts, generation.completions[0].spec.rid)
+        rid = generation.completions[0].spec.rid
+        return native(vectors, deltas, texts, rid)
 
     return answer(generation, "text", make)
 
@@ -97,24 +111,32 @@ async def ollama_embed(context: ServerContext, request: Request) -> ASGIApp:
     require_tagged_model(context, body.model)
     pools = require_pools(context, "embed", EMBED)
     began = time.perf_counter()
-    texts = body.input if isinstance(body.input, list) else [body.input or ""]
+    if isinstance(body.input, list):
+        texts = body.input
+    else:
+        texts = [body.input or ""]
     name = context.info.model_name
-    if body.input is None or not any(texts):  # what clients send to have a model loaded
+    # Clients send nothing to have a model loaded.
+    if body.input is None or not any(texts):
         return json_response({"model": name, "embeddings": []})
-    plain = PooledRequest(truncate_prompt_tokens=None if body.truncate is False else -1)
+    plain = PooledRequest(truncate_prompt_tokens=-1)
+    if body.truncate is False:
+        plain = PooledRequest()
     inputs = await encoded(context, texts, plain, param="input")
     pooling = PoolingParams(dimensions=dimensions(pools, body.dimensions))
 
     def make(vectors: list[Vector], deltas: list[Delta]) -> dict[str, Any]:
+        passed_s = time.perf_counter() - began
         return {
             "model": name,
             "embeddings": [vector.tolist() for vector in vectors],
-            "total_duration": int((time.perf_counter() - began) * 1e9),
+            "total_duration": int(passed_s * 1e9),
             "load_duration": 0,
             "prompt_eval_count": usage(deltas)["prompt_tokens"],
         }
 
-    return answer(start(context, request, plain, inputs, pooling), "input", make)
+    generation = start(context, request, plain, inputs, pooling)
+    return answer(generation, "input", make)
 
 
 async def ollama_embeddings(context: ServerContext, request: Request) -> ASGIApp:
@@ -126,15 +148,23 @@ async def ollama_embeddings(context: ServerContext, request: Request) -> ASGIApp
     plain = PooledRequest(truncate_prompt_tokens=-1)
     inputs = await encoded(context, [body.prompt], plain, param="prompt")
     generation = start(context, request, plain, inputs, PoolingParams())
-    return answer(generation, "prompt", lambda vectors, deltas: {"embedding": vectors[0].tolist()})
+
+    def make(vectors: list[Vector], deltas: list[Delta]) -> dict[str, Any]:
+        [vector] = vectors
+        return {"embedding": vector.tolist()}
+
+    return answer(generation, "prompt", make)
 
 
 def text_or_ids(text: str | list[str] | None, ids: list[int | list[int]] | None) -> Texts:
     if text is not None and ids is None:
-        return text if isinstance(text, str) else [*text]
+        if isinstance(text, str):
+            return text
+        return [*text]
     if ids is not None and text is None:
         return [*ids]
-    raise ApiError(400, "give either text or input_ids", param="text")
+    message = "give either text or input_ids"
+    raise ApiError(400, message, param="text")
 
 
 def native(
@@ -144,7 +174,7 @@ def native(
     rid: str,
 ) -> Any:
     """SGLang's answer."""
-    answers = []
+    answers: list[dict[str, Any]] = []
     for vector, delta in zip(vectors, deltas, strict=True):
         assert delta.end is not None
         meta = {
@@ -154,8 +184,10 @@ def native(
             "e2e_latency": delta.end.e2e_s,
         }
         answers.append({"embedding": vector.tolist(), "meta_info": meta})
-    is_one = isinstance(texts, str) or isinstance(texts[0], int)
-    return answers[0] if is_one else answers
+    # One text, or its ids: one object.
+    if isinstance(texts, str) or isinstance(texts[0], int):
+        return answers[0]
+    return answers
 
 
 def _typed(
@@ -165,10 +197,15 @@ def _typed(
 ) -> list[Encoded]:
     """The inputs with the kinds of segments of their tokens, of `num_types`. Raises `ApiError`."""
     param = "token_type_ids"
-    lists: list[list[int]] = [item for item in types if not isinstance(item, int)]
-    flat = [item for item in types if isinstance(item, int)]
-    if len(flat) == len(types):
-        lists = [flat]
+    flat: list[int] = []
+    lists: list[list[int]] = []
+    for item in types:
+        if isinstance(item, int):
+            flat.append(item)
+        else:
+            lists.append(item)
+    if not lists:
+        lists = [flat]  # of one input
     if len(lists) != len(inputs):
         message = f"{param} has {len(lists):,} lists for {len(inputs):,} inputs"
         raise ApiError(400, message, param=param)

@@ -30,6 +30,8 @@ from weft.text.tokenizer import ContextExceeded, Encoded
 NO_TOKENS = SamplingParams(max_new_tokens=0)
 Input = str | tuple[str, str] | list[int]  # a text, two of them as a pair, or token ids
 Vector = NDArray[np.float32]
+# Makes an API's answer of the vectors, and of the deltas that they came with.
+MakeAnswer = Callable[[list[Vector], list[Delta]], Any]
 
 
 def require_pools(context: ServerContext, task: str, what: str) -> Pools:
@@ -39,7 +41,8 @@ def require_pools(context: ServerContext, task: str, what: str) -> Pools:
         return pools
     name = context.info.model_name
     if pools is not None:
-        raise ApiError(400, f"{name} is made to {pools.task}; {what}", param="model")
+        message = f"{name} is made to {pools.task}; {what}"
+        raise ApiError(400, message, param="model")
     message = f"{name} generates tokens; {what} (weft serve --task embed makes vectors with it)"
     raise ApiError(400, message, param="model")
 
@@ -55,14 +58,20 @@ def split(param: str, value: Texts) -> list[Input]:
         return [cast(list[int], value)]
     found: list[Input] = [item for item in value if not isinstance(item, int)]
     if len(found) < len(value):
-        raise ApiError(400, f"{param} mixes token ids with texts or lists", param=param)
+        message = f"{param} mixes token ids with texts or lists"
+        raise ApiError(400, message, param=param)
     if not found:
-        raise ApiError(400, f"{param} is empty", param=param)
+        message = f"{param} is empty"
+        raise ApiError(400, message, param=param)
     return found
 
 
 async def encoded(
-    context: ServerContext, inputs: Sequence[Input], body: PooledRequest, *, param: str
+    context: ServerContext,
+    inputs: Sequence[Input],
+    body: PooledRequest,
+    *,
+    param: str,
 ) -> list[Encoded]:
     """The tokens of each input, cut if `body` or the server asks for it.
 
@@ -71,6 +80,7 @@ async def encoded(
     longest = context.client.engine.max_prompt_tokens
     limit = _most_tokens(context, body, longest)
     side = body.truncation_side or "right"
+    # All texts in one call, in the library's threads; inputs that are ids already come between.
     texts = [text for text in inputs if not isinstance(text, list)]
     special = body.add_special_tokens is not False
     found = iter(
@@ -84,13 +94,17 @@ async def encoded(
     every: list[Encoded] = []
     for one in inputs:
         if isinstance(one, list):
-            every.append(Encoded(_cut(one, limit, side), []))
+            ids = _cut(one, limit, side)
+            every.append(Encoded(ids, types=[]))
         else:
             every.append(next(found))
     for index, tokens in enumerate(every):
-        name = param if len(every) == 1 else f"{param}[{index}]"
+        name = param
+        if len(every) > 1:
+            name = f"{param}[{index}]"
         if not tokens.ids:
-            raise ApiError(400, f"{name} has no token", param=param)
+            message = f"{name} has no token"
+            raise ApiError(400, message, param=param)
         if len(tokens.ids) > longest:
             message = f"{name} has {len(tokens.ids):,} tokens; at most {longest:,} are allowed"
             raise ContextExceeded(param, message)
@@ -117,10 +131,16 @@ def _most_tokens(
     return most
 
 
-def _cut(ids: list[int], limit: int | None, side: Side) -> list[int]:
+def _cut(
+    ids: list[int],
+    limit: int | None,
+    side: Side,
+) -> list[int]:
     if limit is None or len(ids) <= limit:
         return ids
-    return ids[:limit] if side == "right" else ids[-limit:]
+    if side == "right":
+        return ids[:limit]
+    return ids[-limit:]
 
 
 # ---- the generation
@@ -144,7 +164,8 @@ def start(
     for tokens in inputs:
         own_pooling = pooling
         if with_types and any(tokens.types):
-            own_pooling = msgspec.structs.replace(pooling, token_type_ids=bytes(tokens.types))
+            types = bytes(tokens.types)
+            own_pooling = msgspec.structs.replace(pooling, token_type_ids=types)
         prompt = Prompt(
             ids=tokens.ids,
             params=NO_TOKENS,
@@ -174,15 +195,14 @@ def dimensions(pools: Pools, asked: int | None) -> int:
 class PooledReply:
     """The `Reply` to a request; `make` makes its answer of the vectors."""
 
-    def __init__(
-        self, generation: Generation, make: Callable[[list[Vector], list[Delta]], Any]
-    ) -> None:
+    def __init__(self, generation: Generation, make: MakeAnswer) -> None:
         self._generation = generation
         self._make = make
 
     def full_body(self, deltas: Sequence[Delta]) -> bytes:
         vectors = [vector_of(completion) for completion in self._generation.completions]
-        return msgspec.json.encode(self._make(vectors, list(deltas)))
+        body = self._make(vectors, list(deltas))
+        return msgspec.json.encode(body)
 
     def events(self, delta: Delta) -> bytes:
         raise AssertionError("vectors are not streamed")
@@ -194,7 +214,7 @@ class PooledReply:
 def answer(
     generation: Generation,
     param: str,
-    make: Callable[[list[Vector], list[Delta]], Any],
+    make: MakeAnswer,
     *,
     first: int = 0,
 ) -> Answer:
@@ -209,20 +229,28 @@ def answer(
             if end is None:
                 continue
             index = delta.choice - first
-            name = f"{param}[{index}]: " if len(deltas) > 1 and index >= 0 else ""
+            name = ""
+            if len(deltas) > 1 and index >= 0:
+                name = f"{param}[{index}]: "
             if end.failed:
                 return failed(end.status, name + end.message, end.retry_after_s)
             if end.reason == "abort":
                 return failed(503, name + end.message)
         return None
 
-    return Answer(generation, PooledReply(generation, make), failure=failure)
+    return Answer(
+        generation,
+        PooledReply(generation, make),
+        failure=failure,
+    )
 
 
 def vector_of(completion: Completion) -> Vector:
     """float32 [size]: the vector or the scores of a completion's prompt."""
-    [vector] = [extra.vector for extra in completion.aux_outputs if isinstance(extra, PooledPiece)]
-    return np.frombuffer(vector, dtype="<f4")
+    for output in completion.aux_outputs:
+        if isinstance(output, PooledPiece):
+            return np.frombuffer(output.vector, dtype="<f4")
+    raise AssertionError(f"completion {completion.spec.id} has ended well, but has no vector")
 
 
 def written(vector: Vector, encoding: str | None) -> list[float] | str:

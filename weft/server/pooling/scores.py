@@ -31,15 +31,25 @@ async def rerank(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, RerankRequest)
     require_model(context, body.model)
     if not body.documents:
-        raise ApiError(400, "documents is empty", param="documents")
-    texts = [
-        document if isinstance(document, str) else document.text for document in body.documents
-    ]
-    pairs = TextPairs(context, [body.query] * len(texts), texts, param="documents")
+        message = "documents is empty"
+        raise ApiError(400, message, param="documents")
+    texts: list[str] = []
+    for document in body.documents:
+        text = document
+        if not isinstance(text, str):
+            text = text.text
+        texts.append(text)
+    pairs = TextPairs(
+        context,
+        [body.query] * len(texts),
+        texts,
+        param="documents",
+    )
     generation = await pairs.start(request, body)
 
     def make(vectors: list[Vector], deltas: list[Delta]) -> dict[str, Any]:
         scores = pairs.scores(vectors)
+        # The sort is stable: equal documents stay in the client's order.
         order = sorted(range(len(texts)), key=lambda index: -scores[index])
         results: list[dict[str, Any]] = []
         for index in order[: body.top_n]:
@@ -106,7 +116,12 @@ class TextPairs:
     """
 
     def __init__(
-        self, context: ServerContext, left: Sequence[str], right: Sequence[str], *, param: str
+        self,
+        context: ServerContext,
+        left: Sequence[str],
+        right: Sequence[str],
+        *,
+        param: str,
     ) -> None:
         self._context = context
         self._left = left
@@ -134,8 +149,12 @@ class TextPairs:
         if not self._is_embedding:
             return [float(vector[0]) for vector in vectors]
         of_query = dict(zip(self._queries, vectors, strict=False))
-        pairs = zip(self._left, vectors[self.first :], strict=True)
-        return [float(np.dot(of_query[query], vector)) for query, vector in pairs]
+        of_right = vectors[self.first :]
+        scores: list[float] = []
+        for query, vector in zip(self._left, of_right, strict=True):
+            product = np.dot(of_query[query], vector)
+            scores.append(float(product))
+        return scores
 
 
 def _scoring_pools(context: ServerContext) -> Pools:
@@ -163,15 +182,20 @@ def _either(body: ScoreRequest, *names: str) -> list[str]:
     [name] = given
     value = getattr(body, name)
     if not value:
-        raise ApiError(400, f"{name} is empty", param=name)
-    return [value] if isinstance(value, str) else list(value)
+        message = f"{name} is empty"
+        raise ApiError(400, message, param=name)
+    if isinstance(value, str):
+        return [value]
+    return list(value)
 
 
 # ---- label tokens
 
 
 async def _score_label_tokens(
-    context: ServerContext, request: Request, body: ScoreRequest
+    context: ServerContext,
+    request: Request,
+    body: ScoreRequest,
 ) -> ASGIApp:
     """Probabilities of the label tokens behind query and item.
 
@@ -181,12 +205,16 @@ async def _score_label_tokens(
     if not labels or body.query is None or not body.items:
         message = "label tokens need query, items and label_token_ids"
         raise ApiError(400, message, param="label_token_ids")
-    items = [body.items] if isinstance(body.items, str) else body.items
+    items = body.items
+    if isinstance(items, str):
+        items = [items]
     inputs = await _query_with_items(context, body, body.query, items)
-    generation = start(context, request, body, inputs, PoolingParams(label_ids=labels))
+    pooling = PoolingParams(label_ids=labels)
+    generation = start(context, request, body, inputs, pooling)
 
     def make(vectors: list[Vector], deltas: list[Delta]) -> dict[str, Any]:
-        scores = [_probabilities(vector, own=bool(body.apply_softmax)) for vector in vectors]
+        own = bool(body.apply_softmax)
+        scores = [_probabilities(vector, own=own) for vector in vectors]
         return {
             "object": "scoring",
             "model": context.info.model_name,
@@ -208,15 +236,21 @@ async def _query_with_items(
     for item in items:
         # Texts and lists of ids are joined alike, but not one with the other.
         if isinstance(query, str) != isinstance(item, str):
-            raise ApiError(400, "query and items must be all texts or all token ids", param="items")
-        parts: Any = (item, query) if body.item_first else (query, item)
-        joined.append(parts[0] + parts[1])
+            message = "query and items must be all texts or all token ids"
+            raise ApiError(400, message, param="items")
+        first: Any = query
+        second: Any = item
+        if body.item_first:
+            first = item
+            second = query
+        joined.append(first + second)
     return await encoded(context, joined, body, param="items")
 
 
 def _probabilities(logprobs: Vector, *, own: bool) -> list[float]:
     """`own`: of these tokens only, so that they sum to 1."""
     if own:
+        # Less the greatest, so that no power overflows.
         values = np.exp(logprobs - logprobs.max())
         values /= values.sum()
     else:
