@@ -286,7 +286,8 @@ def cells() -> list[list[Cell]]:
         chunked_prefill_size=48,
         max_prefill_tokens=48,
         mixed_chunk=True,
-        policy="lpm",
+        schedule_policy="lpm",
+        aging_s=0.0,
     )
     clock = VirtualClock()
     lengths = TrueLengths()

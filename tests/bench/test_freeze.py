@@ -38,8 +38,9 @@ def play(variant: PrefillVariant) -> FreezeRun:
         max_running_requests=8,
         context_length=512,
         vocab_size=100,
-        chunked_prefill_size=variant.chunk,
+        chunked_prefill_size=variant.chunk or -1,
         mixed_chunk=variant.mixed,
+        aging_s=0.0,
     )
 
     def fail(exc: Exception) -> None:

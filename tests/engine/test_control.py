@@ -80,7 +80,7 @@ def same_log_level() -> Iterator[None]:
 
 
 def test_what_can_be_changed_is_told_with_its_values() -> None:
-    desk = Desk(settings(chunked_prefill_size=None, policy="lpm"))
+    desk = Desk(settings(chunked_prefill_size=-1, schedule_policy="lpm"))
     told = desk.state().server_args
     assert set(told) == set(CHANGEABLE)
     assert (
@@ -213,7 +213,7 @@ def test_changing_settings_all_the_time_breaks_nothing_and_is_replayed(seed: int
     base = SchedulerSettings(
         num_pages=60, page_size=2, max_running_requests=6, context_length=60, vocab_size=VOCAB, eos_token_ids=(3,),
         chunked_prefill_size=24,
-    )  # fmt: skip
+    mixed_chunk=False, aging_s=0.0, )  # fmt: skip
     desk = Desk(base, depth=seed % 2)
     choices: dict[str, list[Setting]] = {
         "schedule_policy": ["fcfs", "lpm", "priority", "hrrn", "static"],

@@ -37,6 +37,8 @@ SETTINGS = SchedulerSettings(
     context_length=128,
     vocab_size=VOCAB,
     eos_token_ids=(3,),
+    mixed_chunk=False,
+    aging_s=0.0,
 )
 PROMPT = list(range(10, 31))
 BOTH = ["weights", "kv_cache"]

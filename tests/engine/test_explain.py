@@ -164,7 +164,9 @@ def test_the_queue_and_its_rows_are_listed_in_order() -> None:
 
 @pytest.mark.parametrize("policy", policies.names())
 def test_looking_on_changes_no_decision(policy: str) -> None:
-    plain, watched = (World(settings(policy=policy, num_pages=90, aging_s=6.0)) for _ in range(2))
+    plain, watched = (
+        World(settings(schedule_policy=policy, num_pages=90, aging_s=6.0)) for _ in range(2)
+    )
     for world in (plain, watched):
         for i in range(12):
             world.send(

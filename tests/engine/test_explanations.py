@@ -176,7 +176,9 @@ class Watched(RecordedWorld):
 def run_watched(seed: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Counter[str], Counter[Lack]]:
     """The reasons that were told in a random world, and what was lacking where requests were refused."""
     rng = random.Random(f"explanations {seed}")
-    chosen = replace(random_settings(rng), policy=policies.names()[seed % len(policies.names())])
+    chosen = replace(
+        random_settings(rng), schedule_policy=policies.names()[seed % len(policies.names())]
+    )
     with monkeypatch.context() as patch:
         witness = Witness(patch)
         world = Watched(chosen, depth=rng.choice([0, 1, 2]))
@@ -277,7 +279,7 @@ def test_who_fits_only_without_its_own_prefix_is_told_the_memory_under_the_lock(
 
 
 def test_a_static_batch_is_the_reason_of_those_that_may_not_join_it() -> None:
-    world = World(settings(policy="static", max_running_requests=3))
+    world = World(settings(schedule_policy="static", max_running_requests=3))
     world.send([1, 2], max_new_tokens=9, ignore_eos=True)
     world.step()
     world.step()
@@ -288,7 +290,7 @@ def test_a_static_batch_is_the_reason_of_those_that_may_not_join_it() -> None:
 
 
 def test_time_and_not_memory_is_named_where_a_prompt_does_not_go_on_for_time() -> None:
-    world = Streams(max_step_s=0.02, page_size=16, num_pages=400)
+    world = Streams(max_step_ms=20.0, page_size=16, num_pages=400)
     world.learn()
     for number in range(3):
         world.send([number], max_new_tokens=300, ignore_eos=True)
@@ -332,7 +334,7 @@ def test_an_open_prompt_that_does_not_go_on_is_told_what_was_short(
 
 
 def test_who_waits_for_a_prefix_of_the_same_step_is_told_so() -> None:
-    world = World(settings(chunked_prefill_size=None, max_running_requests=8))
+    world = World(settings(chunked_prefill_size=-1, max_running_requests=8))
     prefix = list(range(60))
     world.send([*prefix, 100], max_new_tokens=9, ignore_eos=True)
     second = world.send([*prefix, 101], max_new_tokens=9, ignore_eos=True)
@@ -342,7 +344,8 @@ def test_who_waits_for_a_prefix_of_the_same_step_is_told_so() -> None:
 
 def test_who_waits_while_running_requests_make_room_is_told_so() -> None:
     world = World(
-        settings(policy="priority", max_running_requests=1, preemption_threshold=0), depth=1
+        settings(schedule_policy="priority", max_running_requests=1, preemption_threshold=0),
+        depth=1,
     )
     world.send([1], max_new_tokens=30, ignore_eos=True)
     for _ in range(4):

@@ -88,7 +88,7 @@ def test_a_held_request_is_explained_obeys_its_deadline_and_can_be_aborted() -> 
     "policy", ["fcfs", "lpm", "lof", "priority", "fair", "hrrn", "static", "dfs-weight"]
 )
 def test_every_policy_leaves_held_requests_alone_and_takes_them_up_again(policy: str) -> None:
-    world = EngineWorld(settings(policy=policy, aging_s=2.0, max_running_requests=2))
+    world = EngineWorld(settings(schedule_policy=policy, aging_s=2.0, max_running_requests=2))
     for i in range(6):
         if i == 3:
             world.tell(BlockInput(call=1))

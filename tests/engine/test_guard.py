@@ -44,7 +44,7 @@ SPARED = frozenset({"submit", "repair_if_in_doubt", "take_faults", "is_in_doubt"
 
 def busy(policy: str = "fcfs") -> EngineWorld:
     """An engine with an open session, two requests that run and one that waits."""
-    limits = settings(policy=policy, max_queue_s=500.0, max_running_requests=3)
+    limits = settings(schedule_policy=policy, max_queue_s=500.0, max_running_requests=3)
     world = EngineWorld(limits, depth=1)
     world.expected_failures = (Injected,)
     world.tell(OpenSession(call=1, session_id="s"))
@@ -222,7 +222,7 @@ def test_a_policy_that_cannot_take_the_queue_over_is_not_switched_to(
         with Places(at, spared=SPARED).watched():
             reply = world.tell(SetPolicy(call=5, policy="dfs-weight"))
         if isinstance(reply, CallFailed):
-            assert world.scheduler.settings.policy == "fair"
+            assert world.scheduler.settings.schedule_policy == "fair"
             assert isinstance(world.scheduler.waiting_queue.policy, Fair)
         run_to_the_end(world)
         assert not broken(world)

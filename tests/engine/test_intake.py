@@ -320,7 +320,9 @@ def test_the_queue_is_limited_in_tokens_too_but_who_waits_alone_may_be_long() ->
 
 
 def test_with_priorities_a_full_queue_refuses_the_worst_that_waits_and_not_the_newcomer() -> None:
-    world = EngineWorld(settings(policy="priority", max_queued_requests=3, max_running_requests=1))
+    world = EngineWorld(
+        settings(schedule_policy="priority", max_queued_requests=3, max_running_requests=1)
+    )
     world.send([1], max_new_tokens=40, ignore_eos=True, priority=9)
     world.step()
     waiting = [
@@ -342,7 +344,7 @@ def test_with_priorities_a_full_queue_refuses_the_worst_that_waits_and_not_the_n
 def test_nobody_is_pushed_out_in_vain() -> None:
     world = EngineWorld(
         settings(
-            policy="priority",
+            schedule_policy="priority",
             max_queued_tokens=100,
             max_running_requests=1,
             context_length=200,
@@ -462,7 +464,7 @@ def test_calls_by_name_do_what_their_messages_do() -> None:
 
     assert call("set_policy", policy="magic")["success"] is False
     assert call("set_policy", policy="lpm")["before"] == "fcfs"
-    assert world.scheduler.settings.policy == "lpm"
+    assert world.scheduler.settings.schedule_policy == "lpm"
     assert call("abort_request")["message"] == "give rid or abort_all"
     world.send([1, 2], max_new_tokens=2)
     assert call("abort_request", rid="r0")["aborted"] == 1

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from weft.journal.earlier import record_of
-from weft.journal.records import CacheFlushed, Record, Submitted
+from weft.journal.records import Began, CacheFlushed, Record, Submitted
 from weft.messages.calls import ControlRequest
 from weft.messages.control import (
     AbortRequest,
@@ -43,6 +43,29 @@ def test_a_field_with_another_name_now_is_read(
     fields: dict[str, Any], message: ControlRequest[Any]
 ) -> None:
     assert read(["m", {**fields, "call": 1}]) == Submitted(message)
+
+
+def test_settings_of_version_3_are_read_by_the_names_of_the_options() -> None:
+    settings = {
+        "num_pages": 9,
+        "page_size": 4,
+        "max_running_requests": 2,
+        "context_length": 30,
+        "vocab_size": 5,
+        "policy": "fair",
+        "max_step_s": 0.05,
+        "tenant_weights": [["a", 2.0], ["b", 0.5]],
+        "chunked_prefill_size": None,
+        "mixed_chunk": False,
+        "aging_s": 0.0,
+    }
+    changed = {**settings, "policy": "lpm", "started_with": settings}
+    began = read(["began", 3, "0.1", 1.0, 0, changed, b""])
+    assert isinstance(began, Began)
+    now = began.settings
+    assert (now.schedule_policy, now.max_step_s, now.chunk_len) == ("lpm", 0.05, None)
+    assert now.tenant_shares == {"a": 2.0, "b": 0.5}
+    assert now.sized_for.schedule_policy == "fair"
 
 
 @pytest.mark.parametrize(

@@ -37,11 +37,12 @@ class Scene:
                 max_running_requests=RUNNING,
                 context_length=4_096,
                 vocab_size=150_000,
-                policy=policy,
+                schedule_policy=policy,
                 aging_s=30.0,
                 max_queued_requests=1_000_000,
                 chunked_prefill_size=8_192,
                 schedule_conservativeness=0.1,
+                mixed_chunk=False,
             )
         )
         self.num_waiting = num_waiting

@@ -275,7 +275,7 @@ class Model:
             self.scheduler.settings,
             self.scheduler._now,
         )
-        key = KEYS.get(settings.policy)
+        key = KEYS.get(settings.schedule_policy)
         if key is None:
             return None
         resumed = sorted(
@@ -287,7 +287,7 @@ class Model:
             key=lambda one: (key(one, len(pages.prefix(one)) * pages.size, now), one.arrival_order)
         )
         goes_first = resumed
-        if settings.policy == "priority":
+        if settings.schedule_policy == "priority":
             sign = 1 if settings.low_priority_first else -1
             fresh = sorted(
                 [*resumed, *queue],
@@ -297,7 +297,9 @@ class Model:
             goes_first = []
         overdue = [one for one in fresh if 0 < settings.aging_s <= now - one.arrival_s]
         overdue.sort(key=lambda one: one.arrival_order)
-        return goes_first + self._in_turns(fresh, [] if settings.policy == "fcfs" else overdue)
+        return goes_first + self._in_turns(
+            fresh, [] if settings.schedule_policy == "fcfs" else overdue
+        )
 
     def _in_turns(self, fresh: list[Request], overdue: list[Request]) -> list[Request]:
         """Every fourth place is for the oldest that is overdue."""
@@ -538,7 +540,7 @@ class Model:
         """Whose place the first that waits takes: of a far lower class, none that waited too long before, and only if
         that is enough."""
         settings, queue = self.scheduler.settings, self.scheduler.waiting_queue
-        if settings.policy != "priority":
+        if settings.schedule_policy != "priority":
             return []
         first = next(iter(queue.order(now)), None)
         if first is None or self.is_held(first):
@@ -644,7 +646,7 @@ class Budget:
         self._available = self.pages.available * self.pages.size
         self._is_alone = not model.running() and scheduler.chunked_req is None
         self._heads: list[tuple[Request, int]] = []  # picked, and where its cached prefix ends
-        self._chunk = settings.chunked_prefill_size
+        self._chunk = settings.chunk_len
         self._input = settings.max_prefill_tokens
         self._now = 0.0  # memory that this step takes
         self._promised = model.promised()

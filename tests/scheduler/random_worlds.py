@@ -32,16 +32,16 @@ def random_settings(rng: random.Random) -> SchedulerSettings:
         vocab_size=VOCAB,
         eos_token_ids=(EOS,),
         prefix_cache=rng.random() < 0.8,
-        policy=rng.choice(policies.names()),
+        schedule_policy=rng.choice(policies.names()),
         aging_s=rng.choice([0.0, 5.0, 50.0]),
         low_priority_first=rng.random() < 0.2,
         preemption_threshold=rng.choice([0, 1, 10]),
-        tenant_weights=(("a", 2.0), ("b", 0.5)),
-        max_step_s=rng.choice([0.0, 0.0, 0.01, 0.05]),
+        tenant_weights="a=2,b=0.5",
+        max_step_ms=rng.choice([0.0, 0.0, 10.0, 50.0]),
         max_prefill_tokens=rng.choice([page_size, 20, 64, 1000])
         if chunk is None
         else max(chunk, 64),
-        chunked_prefill_size=chunk,
+        chunked_prefill_size=chunk or -1,
         mixed_chunk=rng.random() < 0.5,
         max_queued_requests=rng.choice([5, 1000, 1000, 1000]),
         max_queue_s=rng.choice([0.0, 0.0, 0.0, 40.0]),
@@ -64,10 +64,10 @@ def timed_settings(rng: random.Random) -> SchedulerSettings:
         vocab_size=VOCAB,
         eos_token_ids=(EOS,),
         prefix_cache=rng.random() < 0.8,
-        policy=rng.choice(policies.names()),
+        schedule_policy=rng.choice(policies.names()),
         aging_s=rng.choice([0.0, 0.5]),
         preemption_threshold=rng.choice([0, 1, 10]),
-        max_step_s=rng.choice([0.01, 0.02, 0.04]),
+        max_step_ms=rng.choice([10.0, 20.0, 40.0]),
         max_prefill_tokens=rng.choice([128, chunk // 2, chunk, 4 * chunk]),
         chunked_prefill_size=chunk,
         mixed_chunk=rng.random() < 0.5,
@@ -149,18 +149,18 @@ def drive_timed(world: TimedWorld, rng: random.Random, num_requests: int) -> Non
 def check_step(world: RecordedWorld) -> None:
     """A step with prompts keeps to the budgets of tokens, chunks included."""
     settings, batch = world.settings, world.scheduler.last_batch
-    if batch is not None and batch.prefills and settings.chunked_prefill_size is not None:
-        assert batch.plan.num_tokens <= settings.chunked_prefill_size
+    if batch is not None and batch.prefills and settings.chunk_len is not None:
+        assert batch.plan.num_tokens <= settings.chunk_len
         assert batch.plan.num_tokens <= settings.max_prefill_tokens
 
 
 def count_cuts(world: TimedWorld) -> None:
     """Count the steps in which a prompt was cut though its chunk and the step had room for another page."""
     settings, batch = world.settings, world.scheduler.last_batch
-    if batch is None or batch.plan.step == world.last_step or settings.chunked_prefill_size is None:
+    if batch is None or batch.plan.step == world.last_step or settings.chunk_len is None:
         return
     world.last_step = batch.plan.step
-    room = min(settings.chunked_prefill_size, settings.max_prefill_tokens) - batch.plan.num_tokens
+    room = min(settings.chunk_len, settings.max_prefill_tokens) - batch.plan.num_tokens
     is_cut = any(not request.completes for request in batch.prefills)
     pages_left = world.scheduler.kv.available // settings.page_size
     world.num_cut_by_time += is_cut and room >= 2 * settings.page_size and pages_left > 2

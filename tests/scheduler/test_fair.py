@@ -113,7 +113,7 @@ def test_what_two_tenants_are_given_differs_by_no_more_than_the_bound(
     max_new, tenants = 24, [f"t{place}" for place in range(num_tenants)]
     world = World(served_settings(tenant_weights=weights), depth=1)
     assert world.settings.aging_s == EngineConfig().aging_s > 0
-    share = dict.fromkeys(tenants, 1.0) | dict(world.settings.tenant_weights)
+    share = dict.fromkeys(tenants, 1.0) | world.settings.tenant_shares
     lengths = dict.fromkeys(tenants, 300) | {"t0": flood_len}
     bound = 2 * (
         LEAD + max((lengths[tenant] + 2 * ROWS * max_new) / share[tenant] for tenant in tenants)
@@ -138,7 +138,7 @@ def test_what_two_tenants_are_given_differs_by_no_more_than_the_bound(
 def small_world(**changes: object) -> World:
     """Without a cache, so that nobody is ahead for it."""
     values = {
-        "policy": "fair",
+        "schedule_policy": "fair",
         "max_running_requests": 4,
         "prefix_cache": False,
         "aging_s": 30.0,
@@ -204,7 +204,7 @@ def test_aborted_requests_are_forgotten() -> None:
 
 def test_requests_that_are_not_ready_cost_their_tenant_nothing() -> None:
     patience = Patience()
-    world = World(settings(policy="fair", prefix_cache=False), features=(patience,))
+    world = World(settings(schedule_policy="fair", prefix_cache=False), features=(patience,))
     for number in range(800):
         is_early = number < 400  # 200 that are not ready stand before all that are
         tenant = "patient" if is_early or number % 4 == 0 else "other"
@@ -217,7 +217,9 @@ def test_requests_that_are_not_ready_cost_their_tenant_nothing() -> None:
 
 
 def test_who_is_overdue_among_the_requests_of_one_tenant_has_every_fourth_turn_of_it() -> None:
-    world = World(settings(policy="fair", max_running_requests=1, aging_s=10.0, num_pages=190))
+    world = World(
+        settings(schedule_policy="fair", max_running_requests=1, aging_s=10.0, num_pages=190)
+    )
     hot = list(range(100, 140))
     world.send(hot, max_new_tokens=1, tenant="a")
     world.run_dry()
@@ -246,7 +248,7 @@ def test_the_age_of_a_flood_takes_no_turn_from_other_tenants() -> None:
 def warm_world() -> tuple[World, list[int]]:
     """A prefix is cached, and nobody waits."""
     world, hot = (
-        World(settings(policy="fair", max_running_requests=1, num_pages=400)),
+        World(settings(schedule_policy="fair", max_running_requests=1, num_pages=400)),
         list(range(100, 140)),
     )
     world.send(hot, max_new_tokens=1, tenant="first")
@@ -298,9 +300,7 @@ def test_tenants_that_want_nothing_are_forgotten() -> None:
 
 
 def test_who_fills_the_queue_makes_room_for_others_and_no_more_than_is_their_share() -> None:
-    world = small_world(
-        max_running_requests=1, max_queued_requests=12, tenant_weights=(("half", 0.5),)
-    )
+    world = small_world(max_running_requests=1, max_queued_requests=12, tenant_weights="half=0.5")
     flood(world, "running", 1)
     world.step(check=False)  # no row is free
     early = flood(world, "many", 20)

@@ -103,7 +103,7 @@ def test_a_plan_that_fails_once_ends_nobody(depth: int, monkeypatch: pytest.Monk
 def test_a_plan_that_fails_for_one_request_again_and_again_ends_that_request_alone(
     depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = running(depth, policy="fcfs")
+    world = running(depth, schedule_policy="fcfs")
     bad = world.send([250] * 10, max_new_tokens=4, ignore_eos=True)
     extend = KvMemory.extend
 

@@ -184,7 +184,7 @@ def test_a_disk_that_fails_ends_the_journal_and_nothing_else(tmp_path: Path) -> 
     [
         {},
         {"mixed_chunk": True, "page_size": 4, "num_pages": 28, "context_length": 110},
-        {"policy": "lpm"},
+        {"schedule_policy": "lpm"},
     ],
 )
 def test_a_replay_decides_the_same_bit_for_bit(depth: int, changes: dict[str, object]) -> None:

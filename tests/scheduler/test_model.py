@@ -39,14 +39,14 @@ def tiny_settings(rng: random.Random) -> SchedulerSettings:
         vocab_size=VOCAB,
         eos_token_ids=(EOS,),
         prefix_cache=rng.random() < 0.8,
-        policy=rng.choice(["priority", "priority", *policies.names()]),
+        schedule_policy=rng.choice(["priority", "priority", *policies.names()]),
         aging_s=rng.choice([0.0, 8.0]),
         low_priority_first=rng.random() < 0.3,
         preemption_threshold=rng.choice([0, 1]),
         max_prefill_tokens=rng.choice([4, 7, 12, 1000])
         if chunk is None
         else max(chunk, rng.choice([1, 9])),
-        chunked_prefill_size=chunk,
+        chunked_prefill_size=chunk or -1,
         mixed_chunk=rng.random() < 0.6,
         schedule_conservativeness=rng.choice([0.0, 0.0, 0.3, 1.0, 2.0]),
     )
@@ -63,11 +63,11 @@ def crowded_settings(rng: random.Random) -> SchedulerSettings:
         vocab_size=VOCAB,
         eos_token_ids=(EOS,),
         prefix_cache=rng.random() < 0.8,
-        policy=rng.choice(["priority", "priority", "fcfs", "lpm"]),
+        schedule_policy=rng.choice(["priority", "priority", "fcfs", "lpm"]),
         aging_s=rng.choice([0.0, 15.0]),
         low_priority_first=rng.random() < 0.3,
         preemption_threshold=rng.choice([0, 1]),
-        chunked_prefill_size=rng.choice([None, 4, 12, 16]),
+        chunked_prefill_size=rng.choice([-1, 4, 12, 16]),
         mixed_chunk=rng.random() < 0.7,
         schedule_conservativeness=rng.choice([0.0, 0.0, 0.1]),
     )
@@ -95,7 +95,7 @@ def run_small(seed: int) -> Counter[str]:
 @pytest.mark.parametrize("seed", range(20))
 def test_every_pass_decides_as_the_model_says(seed: int) -> None:
     rng = random.Random(f"model {seed}")
-    settings = replace(random_settings(rng), max_step_s=0.0)
+    settings = replace(random_settings(rng), max_step_ms=0.0)
     assert run_beside_model(settings, rng, 40).count["passes"] > 20
 
 
@@ -127,7 +127,7 @@ def test_what_is_not_finite_ends_its_request_and_never_stays_in_the_cache(
     seed: int, depth: int
 ) -> None:
     rng = random.Random(f"poison {seed}")
-    settings = replace(random_settings(rng), prefix_cache=True, max_step_s=0.0)
+    settings = replace(random_settings(rng), prefix_cache=True, max_step_ms=0.0)
     world = World(settings, depth, features=(PromptLogprobsFeature(),))
     world.runner.poison = 20
     drive(world, rng, 40)
@@ -153,6 +153,7 @@ def test_decoding_rows_for_which_there_is_no_memory_do_not_keep_an_open_prompt_f
             chunked_prefill_size=8,
             mixed_chunk=True,
             schedule_conservativeness=0.0,
+            aging_s=0.0,
         )
         world = World(settings)
         model = Model(world).follow()

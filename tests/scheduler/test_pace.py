@@ -113,7 +113,9 @@ def test_a_budget_gives_the_most_tokens_that_fit_into_its_time(start: int) -> No
 def test_streams_do_not_freeze_while_long_prompts_keep_coming(mixed: bool, depth: int) -> None:
     longest = {}
     for bound_s in (0.0, 0.05):
-        world = Streams(depth, max_step_s=bound_s, chunked_prefill_size=1_000, mixed_chunk=mixed)
+        world = Streams(
+            depth, max_step_ms=bound_s * 1_000, chunked_prefill_size=1_000, mixed_chunk=mixed
+        )
         world.learn()
         stream = world.send([1, 2, 3], max_new_tokens=150, ignore_eos=True)
         while not world.outputs[stream]:
@@ -131,7 +133,7 @@ def test_streams_do_not_freeze_while_long_prompts_keep_coming(mixed: bool, depth
 
 
 def test_without_running_requests_prompts_take_whole_steps() -> None:
-    world = Streams(max_step_s=0.02, chunked_prefill_size=1_000)
+    world = Streams(max_step_ms=20.0, chunked_prefill_size=1_000)
     world.learn()
     world.send([7] * 900, max_new_tokens=2, ignore_eos=True)
     steps = world.num_steps
@@ -141,7 +143,7 @@ def test_without_running_requests_prompts_take_whole_steps() -> None:
 
 
 def test_prompts_go_on_however_small_the_bound_is() -> None:
-    world = Streams(max_step_s=1e-6, chunked_prefill_size=1_000)
+    world = Streams(max_step_ms=0.001, chunked_prefill_size=1_000)
     world.learn()
     world.send([1, 2], max_new_tokens=400, ignore_eos=True)
     world.step()
@@ -152,7 +154,7 @@ def test_prompts_go_on_however_small_the_bound_is() -> None:
 
 
 def test_before_anything_is_known_steps_grow_with_what_has_been_measured() -> None:
-    world = Streams(max_step_s=10.0, chunked_prefill_size=1_000)
+    world = Streams(max_step_ms=10000.0, chunked_prefill_size=1_000)
     world.send([1, 2], max_new_tokens=100, ignore_eos=True)
     world.step()
     world.send([7] * 900, max_new_tokens=2, ignore_eos=True)
@@ -166,7 +168,7 @@ def test_before_anything_is_known_steps_grow_with_what_has_been_measured() -> No
 
 def test_nobody_waits_for_a_next_token_whose_last_one_is_on_its_way() -> None:
     """So a prompt is not cut for it."""
-    world = Streams(1, max_step_s=0.02, chunked_prefill_size=1_000)
+    world = Streams(1, max_step_ms=20.0, chunked_prefill_size=1_000)
     world.learn()
     stream = world.send([1, 2], max_new_tokens=5, ignore_eos=True)
     columns = world.scheduler.columns
@@ -185,7 +187,7 @@ def test_nobody_waits_for_a_next_token_whose_last_one_is_on_its_way() -> None:
 def test_between_two_turns_of_those_who_decode_no_prompt_is_cut_into_pieces_that_are_not_worth_a_step() -> (
     None
 ):
-    world = Streams(max_step_s=0.05, chunked_prefill_size=44)  # leaves time for 11 tokens
+    world = Streams(max_step_ms=50.0, chunked_prefill_size=44)  # leaves time for 11 tokens
     world.let_steps_cost(lambda plan: B * plan.num_tokens)  # besides the cost of before
     world.learn()
     world.send([1, 2], max_new_tokens=400, ignore_eos=True)

@@ -51,7 +51,14 @@ def busy_world(policy: str, seed: int = 0, num_waiting: int = 200, **changes: ob
     """Some requests have run, more wait; some prefixes are cached, some are evicted."""
     rng = random.Random(seed)
     world = World(
-        settings(**{"policy": policy, "num_pages": 300, "page_size": rng.choice([1, 4]), **changes})
+        settings(
+            **{
+                "schedule_policy": policy,
+                "num_pages": 300,
+                "page_size": rng.choice([1, 4]),
+                **changes,
+            }
+        )
     )
     families = [[rng.randrange(VOCAB) for _ in range(60)] for _ in range(4)]
     for number in range(num_waiting):
@@ -93,7 +100,7 @@ def test_every_policy_looks_at_each_waiting_request_once(policy: str) -> None:
 
 
 def test_the_heaviest_branch_of_the_tree_goes_first_and_stays_together() -> None:
-    world = World(settings(policy="dfs-weight", max_running_requests=1, page_size=1))
+    world = World(settings(schedule_policy="dfs-weight", max_running_requests=1, page_size=1))
     stems = [[10 + i] * 20 for i in range(3)]
     for stem in stems:
         world.send(stem, max_new_tokens=1)
@@ -110,7 +117,7 @@ def test_the_heaviest_branch_of_the_tree_goes_first_and_stays_together() -> None
 def test_the_random_order_depends_on_the_seed_alone() -> None:
     orders = []
     for seed in (3, 3, 4):
-        world = World(settings(policy="random", seed=seed))
+        world = World(settings(schedule_policy="random", seed=seed))
         for number in range(50):
             world.send([number], max_new_tokens=1)
         orders.append(order(world))
@@ -120,7 +127,7 @@ def test_the_random_order_depends_on_the_seed_alone() -> None:
 
 
 def test_a_static_batch_waits_for_its_slowest_request() -> None:
-    world = World(settings(policy="static", max_running_requests=3))
+    world = World(settings(schedule_policy="static", max_running_requests=3))
     batch = [
         world.send([i, 1], max_new_tokens=n, ignore_eos=True) for i, n in enumerate([2, 4, 12])
     ]
@@ -151,7 +158,10 @@ def lonely(world: World) -> int:
     "policy", ["lpm", "dfs-weight", "shortest-prefill-first", "lof", "priority"]
 )
 def test_without_aging_endless_competition_starves(policy: str) -> None:
-    world, hot = World(settings(policy=policy, max_running_requests=2)), list(range(100, 120))
+    world, hot = (
+        World(settings(schedule_policy=policy, max_running_requests=2)),
+        list(range(100, 120)),
+    )
     world.send(hot, max_new_tokens=1)
     world.run_dry()
     for number in range(4):
@@ -172,7 +182,9 @@ def test_who_is_overdue_is_admitted_after_at_most_four_times_as_many_as_are_olde
     """The bound of every policy: 4 · (older ones that wait + 1) admissions from the moment at which it is overdue."""
     rng = random.Random(seed)
     world = World(
-        settings(policy=policy, max_running_requests=2, aging_s=25.0, preemption_threshold=5)
+        settings(
+            schedule_policy=policy, max_running_requests=2, aging_s=25.0, preemption_threshold=5
+        )
     )
     hot = list(range(100, 120))
     passed: dict[int, int] = {}  # admissions since it was overdue
@@ -219,7 +231,9 @@ def test_who_is_overdue_is_admitted_after_at_most_four_times_as_many_as_are_olde
 def test_a_higher_class_goes_first_and_a_lower_one_if_it_is_to() -> None:
     for low_first in (False, True):
         world = World(
-            settings(policy="priority", max_running_requests=1, low_priority_first=low_first)
+            settings(
+                schedule_policy="priority", max_running_requests=1, low_priority_first=low_first
+            )
         )
         world.send([1], max_new_tokens=3, ignore_eos=True, priority=2)
         world.step()
@@ -237,7 +251,8 @@ def test_a_far_higher_priority_takes_the_place_of_a_running_request_that_goes_on
     depth: int,
 ) -> None:
     world = World(
-        settings(policy="priority", max_running_requests=2, preemption_threshold=10), depth=depth
+        settings(schedule_policy="priority", max_running_requests=2, preemption_threshold=10),
+        depth=depth,
     )
     low = [
         world.send([i, i], max_new_tokens=40, ignore_eos=True, priority=p)
@@ -266,7 +281,9 @@ def test_a_far_higher_priority_takes_the_place_of_a_running_request_that_goes_on
 
 def test_nobody_is_preempted_in_vain() -> None:
     world = World(
-        settings(policy="priority", num_pages=100, context_length=100, preemption_threshold=0)
+        settings(
+            schedule_policy="priority", num_pages=100, context_length=100, preemption_threshold=0
+        )
     )
     world.send([1], max_new_tokens=60, ignore_eos=True, priority=9)
     low = world.send([2], max_new_tokens=25, ignore_eos=True, priority=0)
@@ -284,7 +301,9 @@ def test_nobody_is_preempted_in_vain() -> None:
 
 
 def test_a_long_prompt_of_a_low_class_does_not_hold_the_steps_of_a_high_one() -> None:
-    world = World(settings(policy="priority", chunked_prefill_size=8, preemption_threshold=10))
+    world = World(
+        settings(schedule_policy="priority", chunked_prefill_size=8, preemption_threshold=10)
+    )
     low = world.send([1] * 120, max_new_tokens=3, ignore_eos=True)
     world.step()
     world.step()
@@ -318,7 +337,7 @@ def test_policies_are_sorted_and_each_module_of_the_folder_is_one() -> None:
     modules = {path.stem for path in folder.glob("*.py")} - {"__init__"}
     assert policies.names() == tuple(sorted(name.replace("_", "-") for name in modules))
     for name in policies.names():
-        policy = World(settings(policy=name)).scheduler.waiting_queue.policy
+        policy = World(settings(schedule_policy=name)).scheduler.waiting_queue.policy
         assert type(policy).__module__ == f"weft.scheduler.policies.{name.replace('-', '_')}"
 
 
@@ -342,7 +361,7 @@ def test_an_unknown_policy_is_refused_and_the_known_ones_are_named() -> None:
     world = World(settings())
     with pytest.raises(UnknownPolicy, match=r"'magic'.*dfs-weight, fair, fcfs, hrrn"):
         world.scheduler.set_policy("magic")
-    assert world.scheduler.settings.policy == "fcfs"
+    assert world.scheduler.settings.schedule_policy == "fcfs"
 
 
 def test_a_control_message_switches_the_policy_of_those_that_wait() -> None:
@@ -375,9 +394,7 @@ def test_who_comes_behind_some_that_wait_for_a_prefix_goes_on_and_who_comes_behi
     None
 ):
     for num_alike, is_admitted in [(1 + 63, True), (1 + 64, False)]:
-        world = World(
-            settings(chunked_prefill_size=None, max_running_requests=100, num_pages=9_000)
-        )
+        world = World(settings(chunked_prefill_size=-1, max_running_requests=100, num_pages=9_000))
         prefix = list(range(60))
         for number in range(num_alike):
             world.send([*prefix, number], max_new_tokens=2, ignore_eos=True)

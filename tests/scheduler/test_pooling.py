@@ -29,6 +29,8 @@ def world(limits: PoolingLimits | None, depth: int = 0) -> World:
         context_length=64,
         vocab_size=300,
         pooling=limits,
+        mixed_chunk=False,
+        aging_s=0.0,
     )
     return World(settings, depth, features=(PoolingFeature(),))
 

@@ -42,7 +42,7 @@ def test_the_seed_of_a_request_is_one_of_a_sequence(seed: int, number: int) -> N
 
 @pytest.mark.parametrize("seed", [0, 1, 7, 2**31, 2**32 + 3])
 def test_the_random_order_is_that_of_the_published_generator(seed: int) -> None:
-    world = World(settings(policy="random", seed=seed, max_running_requests=1))
+    world = World(settings(schedule_policy="random", seed=seed, max_running_requests=1))
     for number in range(200):
         world.send([number], max_new_tokens=1)
     keys = [splitmix((number + (seed % 2**32 << 32) + 1) * GOLDEN) for number in range(200)]
@@ -89,7 +89,11 @@ def test_a_full_queue_refuses_the_lowest_class_the_latest_first_or_who_comes(
     rng = random.Random(f"queue {seed}")
     limits = rng.randrange(1, 6), rng.choice([0, 0, 30, 60])
     low_first = rng.random() < 0.5
-    values = {"policy": policy, "max_queued_requests": limits[0], "max_queued_tokens": limits[1]}
+    values = {
+        "schedule_policy": policy,
+        "max_queued_requests": limits[0],
+        "max_queued_tokens": limits[1],
+    }
     world = World(settings(low_priority_first=low_first, max_running_requests=1, **values))
     world.send([1], max_new_tokens=100, ignore_eos=True)  # has the only row
     world.step()
@@ -142,7 +146,7 @@ def test_several_biases_become_one_with_all_their_places(sizes: list[int]) -> No
 def test_a_policy_that_cannot_take_over_leaves_the_one_before_in_its_place(
     before: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = World(settings(policy=before, max_running_requests=1))
+    world = World(settings(schedule_policy=before, max_running_requests=1))
     for number in range(5):
         world.send([number, 7], max_new_tokens=2, tenant=f"t{number % 2}")
     queue, cache = world.scheduler.waiting_queue, world.scheduler.kv.cache
@@ -157,6 +161,6 @@ def test_a_policy_that_cannot_take_over_leaves_the_one_before_in_its_place(
     assert queue.policy is policy
     assert cache.listeners == listeners
     assert list(queue.order(0.0)) == order
-    assert world.scheduler.settings.policy == before
+    assert world.scheduler.settings.schedule_policy == before
     world.run_dry()
     world.check_outputs()

@@ -34,6 +34,8 @@ def settings(**changes: object) -> SchedulerSettings:
         "vocab_size": VOCAB,
         "eos_token_ids": (EOS,),
         "chunked_prefill_size": 64,
+        "mixed_chunk": False,
+        "aging_s": 0.0,
         **changes,
     }
     return SchedulerSettings(**values)  # type: ignore[arg-type]
@@ -177,7 +179,7 @@ def test_a_cached_prefix_is_not_computed_again() -> None:
 
 @pytest.mark.parametrize("policy", ["fcfs", "lpm", "dfs-weight"])
 def test_a_request_that_caches_no_page_leaves_nothing_of_its_salt(policy: str) -> None:
-    world = World(settings(page_size=16, policy=policy, max_queued_requests=1_000))
+    world = World(settings(page_size=16, schedule_policy=policy, max_queued_requests=1_000))
     for i in range(300):
         world.send([1, 2, 3], max_new_tokens=4, salt=f"salt {i}")
     world.run_dry(check=False)
@@ -213,7 +215,7 @@ def test_another_salt_shares_nothing() -> None:
 
 
 def test_requests_that_arrive_together_compute_their_common_prefix_once() -> None:
-    world = Recorder(settings(chunked_prefill_size=None, max_running_requests=9))
+    world = Recorder(settings(chunked_prefill_size=-1, max_running_requests=9))
     prefix = list(range(100, 180))
     for i in range(8):
         world.send([*prefix, i], max_new_tokens=2)
@@ -225,7 +227,7 @@ def test_requests_that_arrive_together_compute_their_common_prefix_once() -> Non
 
 
 def test_longest_prefix_match_goes_first_under_lpm() -> None:
-    world = World(settings(policy="lpm", max_running_requests=1))
+    world = World(settings(schedule_policy="lpm", max_running_requests=1))
     world.send(list(range(100, 140)), max_new_tokens=1)
     world.run_dry()
     cold = world.send([1, 2, 3], max_new_tokens=3, ignore_eos=True)

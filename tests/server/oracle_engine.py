@@ -20,6 +20,8 @@ SETTINGS = SchedulerSettings(
     context_length=CONTEXT,
     vocab_size=READY.vocab_size,
     sessions=SessionLimits(max_sessions=3, max_tokens=1_000),
+    mixed_chunk=False,
+    aging_s=0.0,
 )
 
 

@@ -23,6 +23,8 @@ SETTINGS = SchedulerSettings(
     vocab_size=1_000,
     eos_token_ids=(EOS,),
     chunked_prefill_size=64,
+    mixed_chunk=False,
+    aging_s=0.0,
 )
 COST = CostModel(0.01, 1e-4, 1e-6)
 TRAFFIC = Traffic(

@@ -21,6 +21,8 @@ SETTINGS = SchedulerSettings(
     vocab_size=1_000,
     eos_token_ids=(EOS,),
     chunked_prefill_size=512,
+    mixed_chunk=False,
+    aging_s=0.0,
 )
 STEP = CostModel(1.0, 0.0, 0.0)  # every step takes a second
 
@@ -115,7 +117,7 @@ def test_every_request_gets_its_output_when_memory_is_short(policy: str, overlap
         SETTINGS,
         num_pages=60,
         max_running_requests=32,
-        policy=policy,
+        schedule_policy=policy,
         schedule_conservativeness=0.0,
     )
     record = simulate(settings, CostModel(0.01, 1e-4, 1e-6), arrivals, overlap=overlap)
@@ -143,7 +145,7 @@ def test_long_prompts_that_time_cuts_leave_the_books_in_order(
         context_length=65_536,
         chunked_prefill_size=8_192,
         max_running_requests=64,
-        max_step_s=max_step_s,
+        max_step_ms=max_step_s * 1_000,
         mixed_chunk=mixed,
     )
     record = simulate(settings, PRESETS["gpu"], synthetic(traffic))

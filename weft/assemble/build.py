@@ -21,8 +21,9 @@ from weft.assemble.model_folder import model_name
 from weft.config.engine import EngineConfig
 from weft.config.model import ModelConfig
 from weft.config.options import SettingsError
-from weft.config.pairs import parse_recv_weights, parse_tenant_weights
+from weft.config.pairs import parse_recv_weights
 from weft.config.resolve import count, kept_as, size
+from weft.config.scheduling import scheduling_values
 from weft.engine.engine import Engine
 from weft.executor.build import load_runner
 from weft.executor.logit_processors.load import load_processors
@@ -138,30 +139,15 @@ def _pools(model: ModelConfig) -> Pools | None:
 
 def scheduler_settings(config: EngineConfig, model: ModelConfig) -> SchedulerSettings:
     """What the scheduler needs of the engine's settings and the model."""
-    chunk = config.chunked_prefill_size
     return SchedulerSettings(
+        **scheduling_values(config),
         num_pages=config.kv_tokens // config.page_size,
         page_size=config.page_size,
-        max_running_requests=config.max_running_requests,
         context_length=config.context_length,
         vocab_size=model.vocab_size,
         hidden_size=model.hidden_size,
         eos_token_ids=model.eos_token_ids,
         prefix_cache=config.prefix_cache,
-        policy=config.schedule_policy,
-        aging_s=config.aging_s,
-        low_priority_first=config.low_priority_first,
-        preemption_threshold=config.preemption_threshold,
-        tenant_weights=parse_tenant_weights(config.tenant_weights, "--tenant-weights"),
-        max_step_s=config.max_step_ms / 1_000,
-        max_prefill_tokens=max(config.max_prefill_tokens, config.page_size),
-        chunked_prefill_size=None if chunk < 0 else chunk,
-        mixed_chunk=config.mixed_chunk,
-        max_queued_requests=config.max_queued_requests,
-        max_queued_tokens=config.max_queued_tokens,
-        max_queue_s=config.max_queue_s,
-        max_run_s=config.max_run_s,
-        schedule_conservativeness=config.schedule_conservativeness,
         sessions=SessionLimits(
             max_sessions=config.max_sessions,
             max_per_owner=config.max_sessions_per_key,

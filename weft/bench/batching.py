@@ -207,9 +207,10 @@ def _simulated(
         context_length=longest,
         vocab_size=VOCAB_SIZE,
         eos_token_ids=(EOS,),
-        policy=policy,
+        schedule_policy=policy,
         chunked_prefill_size=2_048,
         mixed_chunk=_mixes(config, policy),
+        aging_s=0.0,
     )
     return BatchingRun.of(simulate(settings, cost, at_once(workload.lengths)))
 
@@ -220,7 +221,7 @@ def _measured(
     """On a loaded model."""
     record = testbed.play(
         at_once(workload.lengths, first_key=testbed.new_key),
-        policy=policy,
+        schedule_policy=policy,
         max_running_requests=min(workload.num_rows, testbed.settings.max_running_requests),
         mixed_chunk=_mixes(config, policy),
     )

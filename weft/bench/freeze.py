@@ -195,7 +195,7 @@ def _play(testbed: Testbed, variant: PrefillVariant, load: FreezeLoad, seed: int
     most = variant.chunk or settings.context_length
     engine = testbed.engine(
         NO_GRAMMARS,
-        chunked_prefill_size=variant.chunk,
+        chunked_prefill_size=variant.chunk or -1,
         mixed_chunk=variant.mixed,
         max_prefill_tokens=max(settings.max_prefill_tokens, most),
     )

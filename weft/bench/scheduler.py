@@ -196,9 +196,11 @@ def _scheduler(
         context_length=2 * PROMPT_LEN + 2 * steps,
         vocab_size=VOCAB_SIZE,
         eos_token_ids=(1,),
-        policy=policy,
+        schedule_policy=policy,
         chunked_prefill_size=4 * PROMPT_LEN,
         max_queued_requests=num_waiting + NUM_RUNNING,
+        mixed_chunk=False,
+        aging_s=0.0,
     )
     engine = Engine(
         settings, NoRunner(), clock=lambda: 0.0, overlap=False, on_failure=lambda exc: None

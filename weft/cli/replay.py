@@ -165,7 +165,7 @@ def _beginning(run: Replay) -> str:
     if version != __version__:
         version += f" (this is {__version__})"
     tokens = began.settings.num_pages * began.settings.page_size
-    policy = began.settings.policy
+    policy = began.settings.schedule_policy
     text = f"recorded {when} by weft {version}: {tokens:,} KV tokens, policy {policy}"
     if began.state:
         num_open = len(run.engine.scheduler.requests)

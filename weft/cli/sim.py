@@ -62,7 +62,10 @@ DEFAULTS: dict[str, Value] = {
     "context_length": 131_072,
     "chunked_prefill_size": 2_048,
     "max_queued_requests": 10_000_000,
+    "mixed_chunk": False,
+    "aging_s": 0.0,
 }
+SHORT_NAMES = {"schedule_policy": "policy"}  # of options that have another name here
 FIXED: dict[str, Any] = {"vocab_size": VOCAB_SIZE, "eos_token_ids": (EOS,)}
 HELP = {
     "num_pages": "pages of the KV cache",
@@ -121,7 +124,8 @@ class SimOptions:
 
 def engine_options(defaults: Mapping[str, Value]) -> type[Config]:
     """The scheduler's settings as options: all that are plain values, those of tomorrow too."""
-    known = {each.name: each.help for each in options_of(EngineConfig)} | HELP
+    known = {SHORT_NAMES.get(each.name, each.name): each.help for each in options_of(EngineConfig)}
+    known |= HELP
     shown = {
         "policy",
         "num_pages",
@@ -132,13 +136,14 @@ def engine_options(defaults: Mapping[str, Value]) -> type[Config]:
     }
     columns: list[tuple[str, type, Any]] = []
     for item in fields(SchedulerSettings):
-        default = defaults.get(item.name, item.default)
-        is_ours = item.name == "seed" or item.name in FIXED
+        name = SHORT_NAMES.get(item.name, item.name)
+        default = defaults.get(name, item.default)
+        is_ours = name == "seed" or name in FIXED
         if is_ours or not isinstance(default, str | int | float | bool):
             continue
-        text = known.get(item.name, item.name.replace("_", " "))
-        column = option(default, text, group="engine", everyday=item.name in shown)
-        columns.append((item.name, type(default), column))
+        text = known.get(name, name.replace("_", " "))
+        column = option(default, text, group="engine", everyday=name in shown)
+        columns.append((name, type(default), column))
     return make_dataclass("EngineOptions", columns, frozen=True, kw_only=True)
 
 
@@ -227,10 +232,9 @@ def _settings(values: dict[str, Any]) -> SchedulerSettings:
             f"there is no policy {values['policy']!r}{did_you_mean(values['policy'], known)} "
             f"(there are {', '.join(known)})"
         )
-    if values["chunked_prefill_size"] <= 0:
-        values = values | {"chunked_prefill_size": None}
+    long_names = {short: name for name, short in SHORT_NAMES.items()}
     try:
-        return SchedulerSettings(**values)
+        return SchedulerSettings(**{long_names.get(name, name): values[name] for name in values})
     except ValueError as exc:
         raise SettingsError(str(exc)) from exc
 
@@ -290,11 +294,11 @@ def _plain(settings: SchedulerSettings) -> dict[str, Value]:
     """A journal's settings as defaults of the options;
     whoever queued too long then was refused, and is not in it.
     """
-    values = {item.name: getattr(settings, item.name) for item in fields(settings)}
-    return values | {
-        "chunked_prefill_size": settings.chunked_prefill_size or -1,
-        "max_queued_requests": DEFAULTS["max_queued_requests"],
-    }
+    values: dict[str, Value] = {}
+    for item in fields(settings):
+        values[SHORT_NAMES.get(item.name, item.name)] = getattr(settings, item.name)
+    values["max_queued_requests"] = DEFAULTS["max_queued_requests"]
+    return values
 
 
 def _print(

@@ -1,5 +1,5 @@
 """Settings of the engine: which model, how it is loaded, how much memory it takes,
-how it schedules.
+how it schedules (`scheduling.py`).
 
 Zero or "auto" stands for a value that `resolve` fills in from the model and the machine.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.config.options import option
+from weft.config.scheduling import SchedulingOptions
 
 # The class of each attention backend for GPUs, besides torch
 # (docs/contribute/attention-backend.md).
@@ -16,7 +17,9 @@ GPU_ATTENTION_BACKENDS = {"triton": "weft.executor.gpu.attention:TritonPaged"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineConfig:
+class ModelOptions:
+    """Which model, how it is loaded, where it computes, and in how much memory."""
+
     # model
     model: str = option(
         "",
@@ -185,81 +188,13 @@ class EngineConfig:
         elsewhere=("disable_radix_cache", "enable_prefix_caching", "no_enable_prefix_caching"),
     )
 
-    # scheduling
-    max_running_requests: int = option(
-        0,
-        "requests that decode together; 0 decides by KV size",
-        group="scheduling",
-        everyday=True,
-        low=0,
-        elsewhere=("max_num_seqs", "parallel"),
-    )
-    max_queued_requests: int = option(
-        4096,
-        "requests that may wait; more are refused with 503",
-        group="scheduling",
-        everyday=True,
-        low=0,
-    )
-    max_queued_tokens: int = option(
-        0,
-        "prompt tokens of requests that wait; more are refused with 503; 0: no limit",
-        group="scheduling",
-        low=0,
-        elsewhere=("max_num_queued_tokens",),
-    )
-    max_queue_s: float = option(
-        0.0,
-        "longest wait of a request for its turn; then it ends with 503; 0: no limit",
-        group="scheduling",
-        low=0.0,
-        elsewhere=("request_timeout",),
-    )
-    max_run_s: float = option(
-        0.0,
-        "longest run of a request after that; then it ends with 408; 0: no limit",
-        group="scheduling",
-        low=0.0,
-    )
-    chunked_prefill_size: int = option(
-        0,
-        "longest piece of a prompt in one step, in tokens; 0 decides by device, -1 never cuts",
-        group="scheduling",
-        everyday=True,
-        low=-1,
-        elsewhere=("max_num_batched_tokens", "long_prefill_token_threshold"),
-    )
-    max_prefill_tokens: int = option(16384, "prompt tokens in one step", group="scheduling", low=1)
-    schedule_policy: str = option(
-        "fcfs",
-        "order of waiting requests",
-        group="scheduling",
-        everyday=True,
-        choices="weft.scheduler.policies:names",
-        elsewhere=("scheduling_policy",),
-    )
-    aging_s: float = option(
-        30.0,
-        "a request that has waited so long gets one turn in four, whatever the policy; 0: never",
-        group="scheduling",
-        low=0.0,
-    )
-    low_priority_first: bool = option(
-        False,
-        "policy priority: lower values go first",
-        group="scheduling",
-        elsewhere=("schedule_low_priority_values_first",),
-    )
-    preemption_threshold: int = option(
-        10,
-        "policy priority: lead above which a waiting request takes the place of a running one",
-        group="scheduling",
-        low=0,
-        elsewhere=("priority_scheduling_preemption_threshold",),
-    )
-    tenant_weights: str = option(
-        "", "policy fair: shares of tenants, alice=2,bob=0.5; others have 1", group="scheduling"
-    )
+
+# Dataclasses take the fields of their last base first: the help has this order.
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig(SchedulingOptions, ModelOptions):
+    """All settings of an engine."""
+
+    # the loop
     recv_interval: int = option(
         1,
         "look for new messages whenever steps have counted so much; 1: at every step",
@@ -272,23 +207,6 @@ class EngineConfig:
         "what a step counts for --recv-interval, by its mode; others count 1",
         group="scheduling",
     )
-    max_step_ms: float = option(
-        0.0,
-        "bound on the time between two tokens of a running request: prompts are cut to fit; 0: "
-        "none",
-        group="scheduling",
-        everyday=True,
-        low=0.0,
-        elsewhere=("prefill_decode_interval",),
-    )
-    mixed_chunk: bool = option(
-        True,
-        "let running requests decode in the same step as a prefill, so that streams go on while "
-        "prompts are computed",
-        group="scheduling",
-        everyday=True,
-        elsewhere=("enable_mixed_chunk",),
-    )
     overlap: bool | None = option(
         None,
         "plan the next step while the device runs this one; on with a GPU, off with a CPU, whose "
@@ -296,13 +214,6 @@ class EngineConfig:
         group="scheduling",
         everyday=True,
         elsewhere=("disable_overlap_schedule", "async_scheduling"),
-    )
-    schedule_conservativeness: float = option(
-        1.0,
-        "above 1 admits fewer requests, below 1 more (and retracts more often)",
-        group="scheduling",
-        low=0.0,
-        high=10.0,
     )
 
     # profile

@@ -56,6 +56,7 @@ def option(
     *,
     group: str,
     everyday: bool = False,
+    changeable: bool = False,
     choices: tuple[str, ...] | str = (),
     low: float | None = None,
     high: float | None = None,
@@ -64,12 +65,13 @@ def option(
     """A dataclass field that users can set; its type is that of `default`, and a switch that is
     left to the machine has the default None.
 
-    `everyday` options stand in the short `--help`; numbers lie in `low`..`high`; `elsewhere` are
-    the names of the same thing in other engines, so that an error can point from there to here.
-    `choices` are words, or "package.module:function" that returns them: a package above this one
-    then says what there is, and it is imported only when the choices are asked for.
+    `everyday` options stand in the short `--help`; `changeable` ones can be changed while the
+    engine runs; numbers lie in `low`..`high`. `choices` are words, or "package.module:function"
+    that returns them: a package above this one then says what there is, and it is imported only
+    when the choices are asked for. `elsewhere` are the names of the same thing in other engines, so
+    that an error can point from there to here.
     """
-    spec = Option("", default, help, group, everyday, choices, low, high, elsewhere)
+    spec = Option("", default, help, group, everyday, changeable, choices, low, high, elsewhere)
     return field(default=default, metadata={"option": spec})
 
 
@@ -80,6 +82,7 @@ class Option:
     help: str
     group: str
     everyday: bool
+    changeable: bool
     source: tuple[str, ...] | str  # of the choices: these, or the name of a function
     low: float | None
     high: float | None

@@ -130,7 +130,11 @@ def resolve(config: EngineConfig, model: ModelConfig, machine: Machine) -> Resol
         page_size=config.page_size or PAGE_SIZE[device],
         overlap=device == "cuda" if config.overlap is None else config.overlap,
     )
-    filled = replace(filled, chunked_prefill_size=_chunk_len(filled, machine))
+    filled = replace(
+        filled,
+        chunked_prefill_size=_chunk_len(filled, machine),
+        max_prefill_tokens=max(config.max_prefill_tokens, filled.page_size),
+    )
     free = machine.free_bytes
     if device == "cuda":
         free = machine.gpus[0].free_bytes

@@ -394,7 +394,8 @@ def _reason(scheduler: Scheduler, one: SchedulingPass, trace: RequestTrace) -> s
         case Stop.DEFERRED:
             return "waits: the prefixes of many others are being computed by requests of this step"
         case Stop.POLICY:
-            return f"waits: the policy {settings.policy} lets nobody join the requests that run"
+            policy = settings.schedule_policy
+            return f"waits: the policy {policy} lets nobody join the requests that run"
         case Stop.TURN:
             return (
                 "waits: running requests have their turn before any more of a prompt "

@@ -8,6 +8,10 @@ under the old ones here. What is decided is the same.
     set_internal_state             settings           server_args
     init_weights_update_group      rank               rank_offset
     rpc                            method, params     a control request of its own
+    (settings of the scheduler)    policy             schedule_policy
+                                   max_step_s         max_step_ms
+                                   tenant_weights     the same as text, alice=2,bob=0.5
+                                   chunked_prefill_size None   -1
 """
 
 from __future__ import annotations
@@ -17,12 +21,14 @@ from typing import Any, cast
 
 import msgspec
 
-from weft.journal.records import CacheFlushed, Record, Submitted
+from weft.journal.records import Began, CacheFlushed, Record, Submitted
 from weft.messages.calls import ControlRequest
 from weft.messages.control import AbortRequest, ExplainRequest, GetState, LogRequestTimes, SetPolicy
 
+SETTINGS = 4  # the place of the settings among the fields of `Began`
 POLLED = "g"  # the barrier of a blocked input was asked. No server had one that was not open
 SUBMITTED = "m"
+BEGAN = "began"
 
 RENAMED = {
     "slow_down": ("step_s", "forward_sleep_time"),
@@ -39,6 +45,9 @@ def record_of(data: bytes) -> Record | None:
     match msgspec.msgpack.decode(data):
         case [tag, _] if tag == POLLED:
             return None
+        case [tag, *began] if tag == BEGAN:
+            began[SETTINGS] = _settings(began[SETTINGS])
+            return msgspec.convert([BEGAN, *began], Began)
         case [tag, {"type": "rpc", "method": str(method), **fields}] if tag == SUBMITTED:
             return _of_call(method, cast(dict[str, Any], fields.get("params", {})))
         case [tag, {"type": str(name), **fields}] if tag == SUBMITTED and name in RENAMED:
@@ -46,6 +55,20 @@ def record_of(data: bytes) -> Record | None:
             fields[now] = fields.pop(before, None)
             return msgspec.convert([SUBMITTED, {"type": name, **fields}], Submitted)
     raise ValueError("it is of no version")
+
+
+def _settings(fields: dict[str, Any]) -> dict[str, Any]:
+    """The scheduler's settings of version 3 and before, by the names of now."""
+    now = dict(fields)
+    now["schedule_policy"] = now.pop("policy")
+    now["max_step_ms"] = round(now.pop("max_step_s") * 1_000, 9)
+    weights = [f"{name}={weight!r}" for name, weight in now["tenant_weights"]]
+    now["tenant_weights"] = ",".join(weights)
+    if now["chunked_prefill_size"] is None:
+        now["chunked_prefill_size"] = -1
+    if now.get("started_with") is not None:
+        now["started_with"] = _settings(now["started_with"])
+    return now
 
 
 def _of_call(method: str, params: dict[str, Any]) -> Record:

@@ -1,8 +1,9 @@
 """The records of the decision journal, in their order of use: `recorder.py` writes them,
 `replay.py` reads them.
 
-`VERSION` says what the fields mean. Version 3 has digests of every operation of a plan; version 2
-had one digest of the sampling alone (`digest.py` computes both).
+`VERSION` says what the fields mean. Version 4 has the settings of the scheduler by the names of its
+options (`earlier.py` reads those of before). Version 3 has digests of every operation of a plan;
+version 2 had one digest of the sampling alone (`digest.py` computes both).
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from weft.plan.outputs import AuxOutput, PooledVectors
 from weft.plan.step import Result, find
 from weft.scheduler.settings import SchedulerSettings
 
-VERSION = 3
-READABLE = (2, 3)
+VERSION = 4
+READABLE = (2, 3, 4)
 
 
 class Began(msgspec.Struct, frozen=True, array_like=True, tag="began"):

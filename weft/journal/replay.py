@@ -196,7 +196,7 @@ class Replay:
 
     def _make_engine(self, began: Began) -> Engine:
         if began.version not in READABLE:
-            versions = " and ".join(map(str, READABLE))
+            versions = ", ".join(map(str, READABLE))
             raise BadJournal(
                 f"its format is {began.version} (weft {began.weft} wrote it); "
                 f"this weft reads {versions}"

@@ -179,7 +179,7 @@ class PrefillScheduler:
             mixed_tokens=self._kv.decode_tokens(decode_rows),
             mixed_kv=self._kv.decode_pages(decode_rows) * settings.page_size,
             max_prefill_tokens=settings.max_prefill_tokens,
-            chunked_prefill_size=settings.chunked_prefill_size,
+            chunked_prefill_size=settings.chunk_len,
             is_alone=not len(self._running) and self.chunked_req is None,
             budget=self._pace.budget(mixes=len(decode_rows) > 0),
         )
@@ -192,10 +192,10 @@ class PrefillScheduler:
     def _rows_to_mix(self) -> IntArray:
         """The decoding rows that join a prefill step, if they are to and memory allows."""
         settings = self.settings
-        if not settings.mixed_chunk or settings.chunked_prefill_size is None:
+        if not settings.mixed_chunk or settings.chunk_len is None:
             return NO_ROWS
         rows = self._kv.columns.unfinished(self._running.rows)
-        budget = min(settings.chunked_prefill_size, settings.max_prefill_tokens)
+        budget = min(settings.chunk_len, settings.max_prefill_tokens)
         if not self._kv.decode_fits(rows):
             return NO_ROWS
         if self._kv.decode_tokens(rows) + settings.page_size > budget:

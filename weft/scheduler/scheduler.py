@@ -72,7 +72,7 @@ class Scheduler:
         self.running_batch = RunningBatch()
         self.pace = Pace(settings.max_step_s, settings.page_size, columns, self.running_batch)
         context = PolicyContext(settings, columns, self.running_batch)
-        policy = make_policy(settings.policy, context)
+        policy = make_policy(settings.schedule_policy, context)
         self.waiting_queue = WaitingQueue(policy, self.kv.cache, settings.aging_s)
         self._planner = Planner(self.kv, self.hooks)
         self.prefills = PrefillScheduler(
@@ -503,7 +503,7 @@ class Scheduler:
         for request in self.requests.values():
             request.forget_kv()
         if in_doubt:
-            policy = make_policy(self.settings.policy, self.waiting_queue.policy.context)
+            policy = make_policy(self.settings.schedule_policy, self.waiting_queue.policy.context)
             self.waiting_queue.begin_anew(policy, self.requests.values())
         else:
             for request in with_row:
@@ -537,14 +537,14 @@ class Scheduler:
     def apply(self, settings: SchedulerSettings) -> None:
         """Go by these settings from the next step on. Requests beyond a lower limit run to their
         end. Raises UnknownPolicy; then nothing has changed."""
-        if settings.policy != self.settings.policy:
-            self.set_policy(settings.policy)
+        if settings.schedule_policy != self.settings.schedule_policy:
+            self.set_policy(settings.schedule_policy)
         self.prefills.apply(settings)
         self.kv.rows.limit = settings.max_running_requests
 
     def set_policy(self, name: str) -> None:
         """Order the waiting requests by this policy from now on. Raises UnknownPolicy."""
-        settings = replace(self.settings, policy=name)
+        settings = replace(self.settings, schedule_policy=name)
         self.waiting_queue.use(make_policy(name, self.waiting_queue.policy.context))
         self.prefills.apply(settings)
 

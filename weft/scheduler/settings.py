@@ -1,14 +1,20 @@
-"""What the scheduler needs to know, as plain numbers. Made from the engine's settings by
-`assemble/build.py`."""
+"""What the scheduler needs to know: its options, the sizes of memory, and facts about the model.
+
+The options are declared in `config/scheduling.py`. `assemble/build.py` makes the settings from the
+engine's, in which no "auto" is left. Knows no device and no file.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from weft.config.pairs import parse_tenant_weights
+from weft.config.scheduling import SchedulingOptions
+
 
 @dataclass(frozen=True, kw_only=True)
 class SessionLimits:
-    """How much of the engine's memory sessions may take, besides KV that gives way."""
+    """How much of the engine's memory sessions may take, besides KV that can be evicted."""
 
     max_sessions: int = 256
     max_per_owner: int = 0  # of one owner that has a name; 0: as many as there may be
@@ -27,35 +33,16 @@ class PoolingLimits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SchedulerSettings:
+class SchedulerSettings(SchedulingOptions):
+    """The options of the scheduler, with values where users may write 0, and what they apply to."""
+
     num_pages: int
     page_size: int
-    max_running_requests: int
     context_length: int  # prompt and output together, in tokens
     vocab_size: int
-    hidden_size: int = 0  # of the vectors that may stand for the tokens of a prompt; 0: none may
+    hidden_size: int = 0  # of the vectors that may be given for tokens of a prompt; 0: none may
     eos_token_ids: tuple[int, ...] = ()
     prefix_cache: bool = True
-    policy: str = "fcfs"
-    aging_s: float = (
-        0.0  # who has waited so long gets turns of its own, whatever the policy; 0: nobody
-    )
-    low_priority_first: bool = False
-    preemption_threshold: int = (
-        10  # lead in priority above which a waiting request takes a running one's place
-    )
-    tenant_weights: tuple[
-        tuple[str, float], ...
-    ] = ()  # name and share, for the policy "fair"; others have 1
-    max_step_s: float = 0.0  # bound on the time between two tokens of a running request; 0: none
-    max_prefill_tokens: int = 16_384
-    chunked_prefill_size: int | None = None  # None: prompts are never cut
-    mixed_chunk: bool = False
-    max_queued_requests: int = 4_096
-    max_queued_tokens: int = 0  # of the prompts of waiting requests; 0: no limit
-    max_queue_s: float = 0.0  # longest wait for the first admission; 0: none
-    max_run_s: float = 0.0  # longest run after it; 0: none
-    schedule_conservativeness: float = 1.0
     sessions: SessionLimits = SessionLimits()
     pooling: PoolingLimits | None = None  # None: the model generates
     seed: int = 0
@@ -66,13 +53,38 @@ class SchedulerSettings:
         """The settings that tables and the device's memory were laid out for."""
         return self.started_with or self
 
+    @property
+    def chunk_len(self) -> int | None:
+        """The longest piece of a prompt in one step, in tokens; None: prompts are never cut."""
+        if self.chunked_prefill_size > 0:
+            return self.chunked_prefill_size
+        return None
+
+    @property
+    def max_step_s(self) -> float:
+        """Bound on the time between two tokens of a running request; 0: none."""
+        return self.max_step_ms / 1_000
+
+    @property
+    def tenant_shares(self) -> dict[str, float]:
+        """Weight by name of tenant. Raises SettingsError."""
+        return dict(parse_tenant_weights(self.tenant_weights, "--tenant-weights"))
+
     def __post_init__(self) -> None:
-        if self.chunked_prefill_size is not None and self.chunked_prefill_size < self.page_size:
+        """Raises ValueError for settings that contradict each other or cannot be read."""
+        if self.max_running_requests < 1:
             raise ValueError(
-                f"chunked_prefill_size is {self.chunked_prefill_size}; "
+                f"max_running_requests is {self.max_running_requests}; it must be at least 1"
+            )
+        parse_tenant_weights(self.tenant_weights, "--tenant-weights")
+        if self.chunk_len is None:
+            return
+        if self.chunk_len < self.page_size:
+            raise ValueError(
+                f"chunked_prefill_size is {self.chunk_len}; "
                 f"it must be at least page_size ({self.page_size})"
             )
-        if self.chunked_prefill_size is not None and self.max_prefill_tokens < self.page_size:
+        if self.max_prefill_tokens < self.page_size:
             raise ValueError(
                 f"max_prefill_tokens is {self.max_prefill_tokens}; "
                 f"it must be at least page_size ({self.page_size})"

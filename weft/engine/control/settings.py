@@ -1,5 +1,6 @@
-"""What can be changed while the engine runs: a line in `CHANGEABLE` each, and anything else is
-refused. The handlers of these requests.
+"""What can be changed while the engine runs: the options that are declared `changeable`
+(`config/scheduling.py`) and the level of the log. Anything else is refused. The handlers of these
+requests.
 
 A change is all or nothing, and takes effect with the next step; what runs goes on. Limits for which
 memory was laid out when the engine started can be lowered, and raised again up to their first
@@ -9,9 +10,11 @@ values.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeAlias
 
+from weft.config.options import Option, options_of
+from weft.config.scheduling import SchedulingOptions
 from weft.engine.services import Services
 from weft.messages.control import (
     ConfigureLogging,
@@ -25,11 +28,9 @@ from weft.messages.control import (
     SlowDownReply,
 )
 from weft.observe import log
-from weft.scheduler import policies
 from weft.scheduler.settings import SchedulerSettings
 
 LOG_LEVEL = "log_level"  # the one that is no setting of the scheduler
-MAX_CONSERVATIVENESS = 10.0
 
 # Of a value and the settings in force: the values there may be, or nothing if this is one of them.
 Check: TypeAlias = Callable[[Setting, SchedulerSettings], str]
@@ -44,13 +45,7 @@ class BadSetting(ValueError):
         self.name = name
 
 
-@dataclass(frozen=True)
-class Changeable:
-    field: str  # of SchedulerSettings
-    expected: Check
-
-
-def _one_of(*names: str) -> Check:
+def _one_of(names: tuple[str, ...]) -> Check:
     return lambda value, settings: "" if value in names else f"one of {', '.join(names)}"
 
 
@@ -58,11 +53,17 @@ def _switch(value: Setting, settings: SchedulerSettings) -> str:
     return "" if isinstance(value, bool) else "true or false"
 
 
-def _conservativeness(value: Setting, settings: SchedulerSettings) -> str:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if is_number and 0 <= float(value or 0) <= MAX_CONSERVATIVENESS:
-        return ""
-    return f"0 to {MAX_CONSERVATIVENESS:g}"
+def _number(low: float, high: float | None) -> Check:
+    """A number from `low` up to `high`."""
+    allowed = f"at least {low:g}" if high is None else f"{low:g} to {high:g}"
+
+    def expected(value: Setting, settings: SchedulerSettings) -> str:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return allowed
+        is_allowed = low <= value and (high is None or value <= high)
+        return "" if is_allowed else allowed
+
+    return expected
 
 
 def _whole(low: Bound, high: Bound | None = None) -> Check:
@@ -84,38 +85,54 @@ def _whole(low: Bound, high: Bound | None = None) -> Check:
     return expected
 
 
-CHANGEABLE = {
-    "schedule_policy": Changeable("policy", _one_of(*policies.names())),
-    "schedule_conservativeness": Changeable("schedule_conservativeness", _conservativeness),
-    "max_running_requests": Changeable(
-        "max_running_requests",
-        _whole(lambda settings: 1, lambda sized_for: sized_for.max_running_requests),
+def _check_of(option: Option) -> Check:
+    """What the declaration of an option allows."""
+    low = option.low or 0
+    if option.choices:
+        return _one_of(option.choices)
+    if option.is_switch:
+        return _switch
+    if isinstance(option.default, float):
+        return _number(low, option.high)
+    assert isinstance(option.default, int), f"{option.name}: a text has no check"
+    return _whole(lambda settings: int(low))
+
+
+# What the declaration does not say: in these, 0 and -1 are words of the command line, and memory
+# was laid out for the values of the start.
+SIZED: dict[str, Check] = {
+    "max_running_requests": _whole(
+        lambda settings: 1, lambda sized_for: sized_for.max_running_requests
     ),
-    "max_queued_requests": Changeable("max_queued_requests", _whole(lambda settings: 0)),
-    "max_queued_tokens": Changeable("max_queued_tokens", _whole(lambda settings: 0)),
-    "max_prefill_tokens": Changeable(
-        "max_prefill_tokens",
-        _whole(lambda settings: settings.page_size, lambda sized_for: sized_for.max_prefill_tokens),
+    "max_prefill_tokens": _whole(
+        lambda settings: settings.page_size, lambda sized_for: sized_for.max_prefill_tokens
     ),
-    "chunked_prefill_size": Changeable(
-        "chunked_prefill_size",
-        _whole(
-            lambda settings: settings.page_size,
-            lambda sized_for: sized_for.chunked_prefill_size or sized_for.context_length,
-        ),
+    "chunked_prefill_size": _whole(
+        lambda settings: settings.page_size,
+        lambda sized_for: sized_for.chunk_len or sized_for.context_length,
     ),
-    "mixed_chunk": Changeable("mixed_chunk", _switch),
-    LOG_LEVEL: Changeable("", _one_of(*log.LEVELS)),
 }
+
+
+def _changeable() -> dict[str, Check]:
+    """The check of each option that can be changed, by name."""
+    checks: dict[str, Check] = {}
+    for option in options_of(SchedulingOptions):
+        if option.changeable:
+            checks[option.name] = SIZED.get(option.name) or _check_of(option)
+    checks[LOG_LEVEL] = _one_of(tuple(log.LEVELS))
+    return checks
+
+
+CHANGEABLE = _changeable()
 
 
 def current(settings: SchedulerSettings) -> dict[str, Setting]:
     """The values in force. A chunked_prefill_size of -1: prompts are never cut."""
     values: dict[str, Setting] = {}
-    for name, one in CHANGEABLE.items():
-        if one.field:
-            values[name] = getattr(settings, one.field)
-    values["chunked_prefill_size"] = settings.chunked_prefill_size or -1
+    for name in CHANGEABLE:
+        if name != LOG_LEVEL:
+            values[name] = getattr(settings, name)
     values[LOG_LEVEL] = log.get_level()
     return values
 
@@ -127,12 +144,11 @@ def checked(settings: SchedulerSettings, asked: Mapping[str, Setting]) -> Schedu
         if name not in CHANGEABLE:
             known = ", ".join(CHANGEABLE)
             raise BadSetting(name, f"{name[:64]!r} cannot be changed while running; {known} can")
-        one = CHANGEABLE[name]
-        expected = one.expected(value, settings)
+        expected = CHANGEABLE[name](value, settings)
         if expected:
             raise BadSetting(name, f"{name} is {str(value)[:64]!r}; {expected} is expected")
-        if one.field:
-            changes[one.field] = value
+        if name != LOG_LEVEL:
+            changes[name] = value
     return replace(settings, **changes, started_with=settings.sized_for)
 
 
@@ -167,7 +183,7 @@ def set_internal_state(services: Services, message: SetInternalState) -> SetInte
 
 def configure_logging(services: Services, message: ConfigureLogging) -> ConfigureLoggingReply:
     before = log.get_level()
-    expected = CHANGEABLE[LOG_LEVEL].expected(message.log_level, services.scheduler.settings)
+    expected = CHANGEABLE[LOG_LEVEL](message.log_level, services.scheduler.settings)
     if expected:
         reason = f"log_level is {message.log_level[:64]!r}; {expected} is expected"
         return ConfigureLoggingReply(success=False, before=before, message=reason)

@@ -48,7 +48,7 @@ def abort_request(services: Services, message: AbortRequest) -> AbortRequestRepl
 
 
 def set_policy(services: Services, message: SetPolicy) -> SetPolicyReply:
-    before = services.scheduler.settings.policy
+    before = services.scheduler.settings.schedule_policy
     try:
         services.scheduler.set_policy(message.policy)
     except UnknownPolicy as exc:

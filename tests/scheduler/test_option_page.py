@@ -1,0 +1,20 @@
+"""docs/contribute/scheduler-option.md, followed in a copy of the tree."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.pages import CONTRIBUTE, copy_tree, follow, run
+
+PAGE = CONTRIBUTE / "scheduler-option.md"
+TEST = "tests/scheduler/test_max_prefill_requests.py"
+
+
+def test_the_page_makes_an_option_that_works_and_touches_two_files(tmp_path: Path) -> None:
+    copy_tree(tmp_path)
+    touched = follow(PAGE, tmp_path)
+    assert touched == ["weft/config/scheduling.py", "weft/scheduler/prefill.py", TEST]
+    imports = "tests/test_imports.py::test_every_import_goes_down"
+    done = run(tmp_path, "-m", "pytest", "-p", "no:cacheprovider", TEST, imports)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout

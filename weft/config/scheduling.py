@@ -1,0 +1,132 @@
+"""The options of the scheduler: each is declared here, once, and used in `weft/scheduler/`.
+
+    SchedulingOptions ─┬─▶ EngineConfig        as users write them; `resolve` fills in the zeros
+                       └─▶ SchedulerSettings   the same fields in the scheduler, with values
+
+A new option is a field here and the line of the scheduler that reads it
+(docs/contribute/scheduler-option.md). `weft sim` has it too, and one that is `changeable` can be
+changed while the engine runs. Knows nothing of how the scheduler uses a value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from weft.config.options import option
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulingOptions:
+    schedule_policy: str = option(
+        "fcfs",
+        "order of waiting requests",
+        group="scheduling",
+        changeable=True,
+        everyday=True,
+        choices="weft.scheduler.policies:names",
+        elsewhere=("scheduling_policy",),
+    )
+    schedule_conservativeness: float = option(
+        1.0,
+        "above 1 admits fewer requests, below 1 more (and retracts more often)",
+        group="scheduling",
+        changeable=True,
+        low=0.0,
+        high=10.0,
+    )
+    max_running_requests: int = option(
+        0,
+        "requests that decode together; 0 decides by KV size",
+        group="scheduling",
+        changeable=True,
+        everyday=True,
+        low=0,
+        elsewhere=("max_num_seqs", "parallel"),
+    )
+    max_queued_requests: int = option(
+        4096,
+        "requests that may wait; more are refused with 503",
+        group="scheduling",
+        changeable=True,
+        everyday=True,
+        low=0,
+    )
+    max_queued_tokens: int = option(
+        0,
+        "prompt tokens of requests that wait; more are refused with 503; 0: no limit",
+        group="scheduling",
+        changeable=True,
+        low=0,
+        elsewhere=("max_num_queued_tokens",),
+    )
+    max_prefill_tokens: int = option(
+        16384, "prompt tokens in one step", group="scheduling", changeable=True, low=1
+    )
+    chunked_prefill_size: int = option(
+        0,
+        "longest piece of a prompt in one step, in tokens; 0 decides by device, -1 never cuts",
+        group="scheduling",
+        changeable=True,
+        everyday=True,
+        low=-1,
+        elsewhere=("max_num_batched_tokens", "long_prefill_token_threshold"),
+    )
+    mixed_chunk: bool = option(
+        True,
+        "let running requests decode in the same step as a prefill, so that streams go on while "
+        "prompts are computed",
+        group="scheduling",
+        changeable=True,
+        everyday=True,
+        elsewhere=("enable_mixed_chunk",),
+    )
+    max_step_ms: float = option(
+        0.0,
+        "bound on the time between two tokens of a running request: prompts are cut to fit; 0: "
+        "none",
+        group="scheduling",
+        everyday=True,
+        low=0.0,
+        elsewhere=("prefill_decode_interval",),
+    )
+    max_queue_s: float = option(
+        0.0,
+        "longest wait of a request for its turn; then it ends with 503; 0: no limit",
+        group="scheduling",
+        low=0.0,
+        elsewhere=("request_timeout",),
+    )
+    max_run_s: float = option(
+        0.0,
+        "longest run of a request after that; then it ends with 408; 0: no limit",
+        group="scheduling",
+        low=0.0,
+    )
+    aging_s: float = option(
+        30.0,
+        "a request that has waited so long gets one turn in four, whatever the policy; 0: never",
+        group="scheduling",
+        low=0.0,
+    )
+    low_priority_first: bool = option(
+        False,
+        "policy priority: lower values go first",
+        group="scheduling",
+        elsewhere=("schedule_low_priority_values_first",),
+    )
+    preemption_threshold: int = option(
+        10,
+        "policy priority: lead above which a waiting request takes the place of a running one",
+        group="scheduling",
+        low=0,
+        elsewhere=("priority_scheduling_preemption_threshold",),
+    )
+    tenant_weights: str = option(
+        "", "policy fair: shares of tenants, alice=2,bob=0.5; others have 1", group="scheduling"
+    )
+
+
+def scheduling_values(config: SchedulingOptions) -> dict[str, Any]:
+    """What `config` says about scheduling, by name, for another class with these options."""
+    return {item.name: getattr(config, item.name) for item in fields(SchedulingOptions)}
