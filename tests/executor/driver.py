@@ -15,7 +15,8 @@ from weft.arrays import IntArray
 from weft.config.engine import EngineConfig
 from weft.config.model import ModelConfig, RopeConfig
 from weft.executor.build import load_runner
-from weft.executor.runner import TorchRunner
+from weft.executor.cpu.fused_step import CpuFusedSteps
+from weft.executor.runner import DecoderSteps, TorchRunner
 from weft.plan.logits import LogitOp, in_order
 from weft.plan.outputs import AuxRequest, SampledLogprobs, SampledLogprobsRequest
 from weft.plan.step import ForwardMode as Mode
@@ -116,6 +117,15 @@ class Driver:
     free: list[int]
     slots: dict[int, list[int]] = field(default_factory=dict)
     writes: list[tuple[int, int, list[int]]] = field(default_factory=list)
+
+    @property
+    def steps(self) -> DecoderSteps:
+        """What computes those steps that are not fused."""
+        steps = self.runner._steps
+        if isinstance(steps, CpuFusedSteps):
+            steps = steps._otherwise
+        assert isinstance(steps, DecoderSteps)
+        return steps
 
     def share(self, source: int, target: int, num: int) -> None:
         """Let row `target` begin with the first `num` tokens that were computed for row `source`."""

@@ -268,7 +268,7 @@ def test_graphs_are_captured_from_the_largest_and_the_smallest_that_fits_is_repl
 
 def test_padding_touches_nothing_but_the_row_of_its_own(driver: Driver) -> None:
     driver.run(*(Turn(row, TEXT[:5]) for row in range(4)))
-    rows, pool = driver.runner._rows, driver.runner._attention._pool  # type: ignore[attr-defined]
+    rows, pool = driver.steps._rows, driver.steps._attention._pool  # type: ignore[attr-defined]
     before = [
         rows.slots.clone(),
         rows.last_tokens.clone(),
@@ -333,7 +333,7 @@ def test_a_row_that_changes_under_a_decode_step_changes_before_the_graph(
         each.run(Turn(1, [LAST_SAMPLED]), Turn(0, [LAST_SAMPLED])) for each in (driver, cpu)
     )
     assert torch.allclose(actual, expected, atol=1e-4)
-    assert driver.runner._rows.slots[1, :8].tolist() == driver.slots[0][:8]
+    assert driver.steps._rows.slots[1, :8].tolist() == driver.slots[0][:8]
 
 
 def test_without_graphs_nothing_is_captured_and_the_result_is_the_same(

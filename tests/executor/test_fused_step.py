@@ -27,7 +27,7 @@ TEXT = [number % 60 + 1 for number in range(100)]  # more tokens than the first 
 def drivers() -> Iterator[list[Driver]]:
     """One that runs whole steps, and one that computes the same step by step."""
     both = [make_driver(kernels="auto") for _ in range(2)]
-    both[1].runner._fused_steps = None
+    both[1].runner._steps = both[1].steps
     yield both
     for driver in both:
         driver.runner.close()
@@ -43,7 +43,7 @@ def launched(driver: Driver, *turns: Turn, **changes: Any) -> Result:
 
 
 def tables(driver: Driver) -> tuple[list[int], list[int]]:
-    rows = driver.runner._rows
+    rows = driver.steps._rows
     return rows.slots.flatten().tolist(), rows.last_tokens.tolist()
 
 
@@ -104,7 +104,7 @@ def test_fused_steps_give_what_those_in_parts_do(drivers):
 
 def test_what_changes_or_tells_the_models_output_is_not_fused(drivers):
     driver = drivers[0]
-    takes = driver.runner._fused_steps.takes
+    takes = driver.runner._steps.takes
     assert takes(plain(driver, Turn(0, [1])))
     assert not takes(driver.plan(Turn(0, [1])))  # log probabilities
 
@@ -112,7 +112,7 @@ def test_what_changes_or_tells_the_models_output_is_not_fused(drivers):
 def test_a_request_that_is_not_finite_is_invalid_alone_in_a_fused_step(drivers):
     driver = drivers[0]
     launched(driver, *(Turn(row, TEXT[:9]) for row in range(3)))
-    driver.runner._attention._pool.k[0][driver.slots[1]] = torch.nan
+    driver.steps._attention._pool.k[0][driver.slots[1]] = torch.nan
     for _ in range(2):
         result = launched(driver, *(Turn(row, [LAST_SAMPLED]) for row in range(3)))
         assert result.invalid is not None

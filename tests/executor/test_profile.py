@@ -1,4 +1,4 @@
-"""The profiler around a runner: a table, a trace, and steps that do not notice."""
+"""The profiler of a runner: a table, a trace, and steps that do not notice."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 
 from tests.executor.driver import MODEL, Driver, Turn, make_driver
 from weft.config.numbers import MAX_PROFILED_STEPS
-from weft.executor.profile.profile import ProfiledRunner, ProfileState, import_compiler
+from weft.executor.profile.profile import ProfileState, RunnerProfiler, import_compiler
 from weft.executor.profile.report import TraceEvent, main, spent_on, tables
 from weft.plan.step import LAST_SAMPLED
 
@@ -32,7 +32,7 @@ HOW: dict[str, Any] = {
 
 
 class Bench:
-    """A small model on a runner that can be profiled."""
+    """A small model, and the profiler of its runner."""
 
     def __init__(
         self,
@@ -41,11 +41,11 @@ class Bench:
         driver: Driver | None = None,
     ) -> None:
         self.driver = driver or make_driver(MODEL)
-        self.profiled = ProfiledRunner(self.driver.runner, root, has_gpu=False, prepare=prepare)
+        self.profiler = RunnerProfiler(self.driver.runner, root, has_gpu=False, prepare=prepare)
         self.num_steps = 0
 
     def start(self, **how: Any) -> str:
-        while (name := self.profiled.start(**{**HOW, **how})) is None:
+        while (name := self.profiler.start(**{**HOW, **how})) is None:
             time.sleep(0.01)
         return name
 
@@ -56,12 +56,12 @@ class Bench:
             token = LAST_SAMPLED if self.num_steps else 5
             plan = self.driver.plan(Turn(0, [token]))
             plan = replace(plan, outputs=())
-            sampled.append(int(self.profiled.launch(plan).result().tokens[0]))
+            sampled.append(int(self.driver.runner.launch(plan).result().tokens[0]))
             self.num_steps += 1
         return sampled
 
     def report(self) -> ProfileState:
-        while (report := self.profiled.stop()).state == "writing":
+        while (report := self.profiler.stop()).state == "writing":
             time.sleep(0.01)
         return report
 
@@ -111,11 +111,11 @@ def test_steps_go_on_while_it_is_prepared(bench: Bench) -> None:
         assert may_end.wait(240)
 
     slow = Bench(None, prepare)
-    assert slow.profiled.start(**HOW) is None
+    assert slow.profiler.start(**HOW) is None
     assert begun.wait(240)
     assert slow.steps(3) == bench.steps(3)
-    assert slow.profiled.start(**HOW) is None
-    assert slow.profiled.stop().state == "none"
+    assert slow.profiler.start(**HOW) is None
+    assert slow.profiler.stop().state == "none"
     may_end.set()
     assert slow.start() == ""
     slow.steps(2)

@@ -60,7 +60,7 @@ def test_each_token_is_told_in_the_light_of_those_before_it(driver):
 
 
 def test_a_block_more_or_less_changes_nothing_and_no_block_is_larger(driver, monkeypatch):
-    wanted, model, lens = whole(0, len(TEXT), 3), driver.runner._model, []
+    wanted, model, lens = whole(0, len(TEXT), 3), driver.steps._model, []
     at_once = told(driver, wanted, Turn(0, TEXT))
     logits = model.logits
     monkeypatch.setattr(model, "logits", lambda hidden: lens.append(len(hidden)) or logits(hidden))

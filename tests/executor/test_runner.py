@@ -23,7 +23,7 @@ def driver() -> Iterator[Driver]:
 
 
 def test_launch_returns_before_the_step_is_done(driver, monkeypatch):
-    gate, model = threading.Event(), driver.runner._model
+    gate, model = threading.Event(), driver.steps._model
     forward = model.forward
     monkeypatch.setattr(model, "forward", lambda *args: gate.wait(240) and forward(*args))
     steps = [driver.launch(Turn(0, TEXT)), driver.launch(Turn(0, [LAST_SAMPLED]))]
@@ -34,7 +34,7 @@ def test_launch_returns_before_the_step_is_done(driver, monkeypatch):
 
 
 def test_all_work_is_done_by_one_thread(driver, monkeypatch):
-    threads, model = set(), driver.runner._model
+    threads, model = set(), driver.steps._model
     forward = model.forward
     monkeypatch.setattr(
         model, "forward", lambda *args: threads.add(threading.get_ident()) or forward(*args)
@@ -91,7 +91,7 @@ def test_penalties_count_the_token_that_only_the_device_knows(driver):
 def test_a_request_that_is_not_finite_is_invalid_alone(driver):
     """Its K and V are NaN, and stay in the cache beside those of the others."""
     driver.run(Turn(0, TEXT[:9]), Turn(1, TEXT[:9]), Turn(2, TEXT[:9]))
-    driver.runner._attention._pool.k[0][driver.slots[1]] = torch.nan
+    driver.steps._attention._pool.k[0][driver.slots[1]] = torch.nan
     steps = [driver.launch(*(Turn(row, [LAST_SAMPLED]) for row in range(3))) for _ in range(3)]
     for step in steps:
         result = step.result()

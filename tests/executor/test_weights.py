@@ -84,7 +84,7 @@ def logits(driver: Driver) -> torch.Tensor:
 
 
 def kept(driver: Driver) -> dict[str, torch.Tensor]:
-    return {weight.name: weight.get() for weight in driver.runner._model.weights()}
+    return {weight.name: weight.get() for weight in driver.steps._model.weights()}
 
 
 def addresses(driver: Driver) -> list[int]:
@@ -556,7 +556,7 @@ def test_pieces_make_the_same_weights_as_the_whole(
         driver = make_driver(odd, folder=tmp_path, **settings)
         found.append(kept(driver))
         rows = [
-            weight.get(64, 130) for weight in driver.runner._model.weights() if weight.name == UP
+            weight.get(64, 130) for weight in driver.steps._model.weights() if weight.name == UP
         ]
         assert torch.equal(rows[0], found[-1][UP][64:130])
         driver.runner.close()

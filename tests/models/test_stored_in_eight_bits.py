@@ -159,7 +159,7 @@ def test_eight_bits_that_are_kept_are_those_that_were_stored(
 ) -> None:
     """Where rows have one scale; a CPU's matrices stand for a GPU's."""
     format = "int8" if "int8" in stored.name else "fp8"
-    layer = drive(stored.folder, quantize=format, dtype="float32").runner._model.layers[0]  # type: ignore[attr-defined]
+    layer = drive(stored.folder, quantize=format, dtype="float32").steps._model.layers[0]  # type: ignore[attr-defined]
     matrix = layer.mlp.gate_up.matrix
     assert isinstance(matrix, QuantizedMatrix)
     up = matrix.values[200:].float()

@@ -28,8 +28,8 @@ from weft.engine.engine import Engine
 from weft.executor.build import load_runner
 from weft.executor.logit_processors.load import load_processors
 from weft.executor.logit_processors.processors import Processors
-from weft.executor.profile.profile import ProfiledRunner
-from weft.executor.runner import EncoderRunner, TorchRunner
+from weft.executor.profile.profile import RunnerProfiler
+from weft.executor.runner import TorchRunner
 from weft.grammar.backends import make_compiler, missing
 from weft.grammar.pool import GrammarPool
 from weft.grammar.protocol import Grammars, NoGrammars
@@ -51,7 +51,7 @@ class Built(NamedTuple):
     """An engine that has generated its first token."""
 
     engine: Engine | RecordedEngine
-    runner: TorchRunner | EncoderRunner
+    runner: TorchRunner
     ready: EngineReady
     wakeup: WakeupPipe  # notified when there is something to do that no message has said
 
@@ -82,8 +82,8 @@ def build_engine(config: EngineConfig, folder: Path) -> Built:
     # The weights are in memory, and so is the KV pool; nothing has been computed yet.
     loaded_s = time.monotonic()
     traces = Path(config.profile_dir) if config.profile_dir else None
-    profiled = ProfiledRunner(runner, traces, has_gpu=config.device == "cuda")
-    engine = _engine(config, model, profiled, journal, grammars, processors)
+    profiler = RunnerProfiler(runner, traces, has_gpu=config.device == "cuda")
+    engine = _engine(config, model, runner, profiler, journal, grammars, processors)
     _warm_up(engine)
     warm_s = time.monotonic()
     # What exists now stays: the garbage collector need not look at it again.
@@ -215,7 +215,8 @@ def _grammars(
 def _engine(
     config: EngineConfig,
     model: ModelConfig,
-    runner: ProfiledRunner,
+    runner: TorchRunner,
+    profiler: RunnerProfiler,
     journal: JournalWriter | None,
     grammars: Grammars,
     processors: Processors,
@@ -232,7 +233,7 @@ def _engine(
         clock=time.monotonic,
         overlap=bool(config.overlap),
         on_failure=_log_failure,
-        profiler=runner,
+        profiler=profiler,
         grammars=grammars,
         processors=processors,
     )

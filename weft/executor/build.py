@@ -12,7 +12,7 @@ from weft.executor.cpu import build as cpu
 from weft.executor.cpu.device import worker_thread
 from weft.executor.gpu import build as gpu
 from weft.executor.logit_processors.processors import Processors
-from weft.executor.runner import EncoderRunner, TorchRunner
+from weft.executor.runner import TorchRunner
 
 
 def load_runner(
@@ -25,7 +25,7 @@ def load_runner(
     max_rows: int,
     context_length: int,
     processors: Processors | None = None,
-) -> TorchRunner | EncoderRunner:
+) -> TorchRunner:
     """Load the model in `folder` and make room for `kv_tokens` slots and `max_rows` requests.
 
     Slots are 0 to kv_tokens - 1, rows 0 to max_rows - 1. Raises `ModelError` if the weights cannot
@@ -50,7 +50,7 @@ def load_runner(
         raise
 
 
-def _build(spec: RunnerSpec) -> TorchRunner | EncoderRunner:
+def _build(spec: RunnerSpec) -> TorchRunner:
     if spec.engine.device == "cuda":
         device = gpu.find_gpu()
         if spec.model.is_encoder:

@@ -7,14 +7,13 @@ Knows neither models nor plans: a step is a function to call, and its output a f
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
-from typing import ParamSpec, Protocol, TypeVar
+from concurrent.futures import Future
+from typing import Protocol, TypeVar
 
 from torch import Tensor
 
 from weft.plan.step import Plan, Result, Step
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -52,24 +51,11 @@ class StepDevice(Protocol):
         ...
 
 
-class CallersThread(Executor):
-    """An executor that computes in the thread that submits.
-
-    To hand a step to another thread and be woken by it costs a tenth of a millisecond. This saves
-    it for steps that are not planned ahead and are computed by our own kernels: these have one
-    team of threads, whichever thread calls, and leave the settings of the caller's thread alone.
-    """
-
-    def submit(
-        self,
-        work: Callable[P, T],
-        /,
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> Future[T]:
-        future: Future[T] = Future()
-        try:
-            future.set_result(work(*args, **kwargs))
-        except Exception as exc:
-            future.set_exception(exc)
-        return future
+def do_here(work: Callable[[], T]) -> Future[T]:
+    """Do `work` in the thread that calls. If it raises, the future's `result` raises the same."""
+    future: Future[T] = Future()
+    try:
+        future.set_result(work())
+    except Exception as exc:
+        future.set_exception(exc)
+    return future

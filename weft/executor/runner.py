@@ -1,4 +1,11 @@
-"""Runs plans on one device: rows and slots in, tokens out. It knows nothing of requests."""
+"""Runs plans on one device: rows and slots in, tokens out. It knows nothing of requests.
+
+    TorchRunner.launch ─▶ StepDevice.launch ─▶ ModelSteps.run ─▶ DeviceOutput ─▶ Result
+                          which thread         what is computed
+
+`DecoderSteps` computes the steps of a model that generates, `EncoderSteps` those of a model without
+KV. A device may put steps of its own before them, as the CPU does (`cpu/fused_step.py`).
+"""
 
 from __future__ import annotations
 
@@ -31,6 +38,53 @@ from weft.plan.step import Plan, Result, Step, find
 T = TypeVar("T")
 
 
+class ModelSteps(Protocol):
+    """Computes the steps of one model, one after the other."""
+
+    def run(self, plan: Plan) -> DeviceOutput: ...
+
+
+class TorchRunner:
+    """The `Runner` of every model: plans in, results out, in the order of launches.
+
+    The arrays of a plan are read when the step runs: they must not change before its result is
+    there.
+    """
+
+    def __init__(
+        self,
+        steps: ModelSteps,
+        *,
+        store: WeightStore,
+        device: StepDevice,
+        kernels: Library | None = None,
+    ) -> None:
+        self.kernels = kernels  # the CPU kernels, if they compute
+        # Called behind each launch. While nobody counts steps, nothing is called: a profiler that
+        # stood around the runner would be on the way of every step.
+        self.on_launch: Callable[[], None] | None = None
+        self._steps = steps
+        self._store = store
+        self._device = device
+
+    def launch(self, plan: Plan) -> Step:
+        step = self._device.launch(self._steps.run, plan)
+        if self.on_launch is not None:
+            self.on_launch()
+        return step
+
+    def control(self, request: DeviceRequest) -> Pending:
+        return self._device.run_exclusive(partial(self._store.do, request))
+
+    def submit(self, work: Callable[[], T]) -> Future[T]:
+        """Do `work` on the thread that runs steps, after the launched steps, before any other."""
+        return self._device.submit(work)
+
+    def close(self) -> None:
+        """Finish what is launched and end the thread."""
+        self._device.close()
+
+
 class DecoderOutput(NamedTuple):
     """The `DeviceOutput` of a model that generates."""
 
@@ -48,16 +102,6 @@ class DecoderOutput(NamedTuple):
         return self.sampled.result(self.outputs)
 
 
-class FusedSteps(Protocol):
-    """Steps that one call computes, from the plan's numbers to the tokens."""
-
-    def takes(self, plan: Plan) -> bool:
-        """Whether `run` can compute this step."""
-        ...
-
-    def run(self, plan: Plan) -> DeviceOutput: ...
-
-
 class CapturedStep(Protocol):
     """Launches that were recorded for steps of up to some size."""
 
@@ -72,13 +116,11 @@ class CapturedSteps(Protocol):
         ...
 
 
-class TorchRunner:
-    """The `Runner` of a model that generates: rows and slots in, tokens out, in the order of
-    launches.
+class DecoderSteps:
+    """The `ModelSteps` of a model that generates.
 
-    It computes with torch, or with programs and kernels behind the same seams. The arrays of a
-    plan are read when the step runs: they must not change before its result is there. A step that
-    raises (its `result` does) leaves its tokens without K and V; later steps are not affected.
+    It computes with torch, or with programs and kernels behind the same seams. A step that raises
+    leaves its tokens without K and V; later steps are not affected.
     """
 
     def __init__(
@@ -88,47 +130,20 @@ class TorchRunner:
         attention: AttentionBackend,
         sampler: SamplerOps,
         rows: DeviceRowTable,
-        store: WeightStore,
-        device: StepDevice,
         graphs: CapturedSteps | None = None,
-        fused_steps: FusedSteps | None = None,
         pooler: Pooler | None = None,
         processors: Processors | None = None,
-        kernels: Library | None = None,
     ) -> None:
-        self.kernels = kernels  # the CPU kernels, if they compute
         self._model = model
         self._attention = attention
         self._sampler = sampler
         self._rows = rows
-        self._store = store
-        self._device = device
+        self._graphs = graphs
         self._pooler = pooler
         self._processors = processors
-        self._graphs = graphs
-        self._fused_steps = fused_steps
-
-    def launch(self, plan: Plan) -> Step:
-        return self._device.launch(self._run, plan)
-
-    def control(self, request: DeviceRequest) -> Pending:
-        return self._device.run_exclusive(partial(self._store.do, request))
-
-    def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Do `work` on the thread that runs steps, after the launched steps, before any other."""
-        return self._device.submit(work)
-
-    def close(self) -> None:
-        """Finish what is launched and end the thread."""
-        self._device.close()
-
-    def _run(self, plan: Plan) -> DeviceOutput:
-        if self._fused_steps is not None and self._fused_steps.takes(plan):
-            return self._fused_steps.run(plan)
-        return self._compute(plan)
 
     @torch.inference_mode()
-    def _compute(self, plan: Plan) -> DecoderOutput:
+    def run(self, plan: Plan) -> DecoderOutput:
         graph = None if self._graphs is None else self._graphs.fitting(plan)
         if graph is not None:
             inputs, hidden = graph.run(plan)
@@ -173,8 +188,8 @@ class EncoderAttention(BidirectionalAttention, Protocol):
         ...
 
 
-class EncoderRunner:
-    """The `Runner` of a model without KV: whole prompts in, one vector for each out.
+class EncoderSteps:
+    """The `ModelSteps` of a model without KV: whole prompts in, one vector for each out.
 
     No request samples. Nothing stays on the device from one step to the next; slots and rows are
     the scheduler's own accounts.
@@ -186,35 +201,15 @@ class EncoderRunner:
         model: EncoderModel,
         attention: EncoderAttention,
         pooler: Pooler,
-        store: WeightStore,
         on_device: torch.device,
-        device: StepDevice,
-        kernels: Library | None = None,
     ) -> None:
-        self.kernels = kernels  # the CPU kernels, if they compute
         self._model = model
         self._attention = attention
         self._pooler = pooler
-        self._store = store
         self._like = torch.empty(0, device=on_device)
-        self._device = device
-
-    def launch(self, plan: Plan) -> Step:
-        return self._device.launch(self._run, plan)
-
-    def control(self, request: DeviceRequest) -> Pending:
-        return self._device.run_exclusive(partial(self._store.do, request))
-
-    def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Do `work` on the thread that runs steps, after the launched steps, before any other."""
-        return self._device.submit(work)
-
-    def close(self) -> None:
-        """Finish what is launched and end the thread."""
-        self._device.close()
 
     @torch.inference_mode()
-    def _run(self, plan: Plan) -> EncoderOutput:
+    def run(self, plan: Plan) -> EncoderOutput:
         assert not plan.starts.any(), "an encoder gets whole prompts"
         assert not plan.samples.any(), "an encoder generates nothing"
         asked = find(plan.outputs, PoolingRequest)

@@ -13,14 +13,14 @@ from weft.executor.assembly import (
     make_weight_store,
 )
 from weft.executor.cpu.attention import CppPaged
-from weft.executor.cpu.device import CpuDevice
+from weft.executor.cpu.device import CpuDevice, InlineCpuDevice
 from weft.executor.cpu.encoder_attention import CppBidirectional
 from weft.executor.cpu.fused_step import CpuFusedSteps
 from weft.executor.cpu.program_model import ProgramEncoder, ProgramModel
-from weft.executor.device import CallersThread
+from weft.executor.device import StepDevice
 from weft.executor.inputs import DeviceRowTable
 from weft.executor.plain import build as plain
-from weft.executor.runner import EncoderRunner, TorchRunner
+from weft.executor.runner import DecoderSteps, EncoderSteps, TorchRunner
 from weft.models.registry import make_encoder, make_model
 from weft.observe.log import EventLog
 from weft.ops.cpp.abi import WeightFormat
@@ -72,35 +72,45 @@ def build_decoder(spec: RunnerSpec) -> TorchRunner:
         spec.model.hidden_size,
     )
     fill_weights(spec, model, CPU)
-    return TorchRunner(
+    steps = DecoderSteps(
         model=model,
         attention=attention,
         sampler=CppSamplerOps(library),
         rows=rows,
-        store=make_weight_store(spec, model, ops.tensors, pool.tensors, CPU),
-        device=_device(spec),
-        fused_steps=CpuFusedSteps(model, rows, library),
         pooler=make_pooler(spec, model, CPU),
         processors=spec.processors,
+    )
+    return TorchRunner(
+        CpuFusedSteps(model, rows, library, otherwise=steps),
+        store=make_weight_store(spec, model, ops.tensors, pool.tensors, CPU),
+        device=_device(spec),
         kernels=library,
     )
 
 
-def build_encoder(spec: RunnerSpec) -> EncoderRunner:
+def build_encoder(spec: RunnerSpec) -> TorchRunner:
     library = find_kernels(spec)
     if library is None:
         return plain.build_encoder(spec, CpuDevice(spec.thread), CPU)
     library.num_threads = spec.engine.threads
     ops = CppEncoderOps(library, _weight_format(spec))
     attention = CppBidirectional(spec.model, ops)
-    model = ProgramEncoder(make_encoder(spec.model, ops), ops, attention)
+    model = ProgramEncoder(
+        make_encoder(spec.model, ops),
+        ops,
+        attention,
+        spec.model.hidden_size,
+    )
     fill_weights(spec, model, CPU)
-    return EncoderRunner(
+    steps = EncoderSteps(
         model=model,
         attention=attention,
         pooler=make_pooler(spec, model, CPU),
-        store=make_weight_store(spec, model, ops.tensors, [], CPU),
         on_device=CPU,
+    )
+    return TorchRunner(
+        steps,
+        store=make_weight_store(spec, model, ops.tensors, [], CPU),
         device=_device(spec),
         kernels=library,
     )
@@ -130,8 +140,8 @@ def _weight_format(spec: RunnerSpec) -> WeightFormat:
     return FORMATS[spec.model.quantize or spec.model.dtype]
 
 
-def _device(spec: RunnerSpec) -> CpuDevice:
+def _device(spec: RunnerSpec) -> StepDevice:
     """Without overlap the caller's thread computes: it would only wait for the other one."""
     if spec.engine.overlap:
         return CpuDevice(spec.thread)
-    return CpuDevice(spec.thread, steps=CallersThread())
+    return InlineCpuDevice(spec.thread)

@@ -19,7 +19,9 @@ import numpy as np
 from torch import Tensor
 
 from weft.executor.cpu.program_model import ProgramModel, SizedProgram
+from weft.executor.device import DeviceOutput
 from weft.executor.inputs import DeviceRowTable
+from weft.executor.runner import ModelSteps
 from weft.ops.cpp import abi
 from weft.ops.cpp.library import Library
 from weft.ops.cpp.program import Program
@@ -61,14 +63,17 @@ class SamplingBuffers:
 
 
 class CpuFusedSteps:
-    """The `FusedSteps` of a model whose programs these kernels run."""
+    """The `ModelSteps` of a model whose programs these kernels run."""
 
     def __init__(
         self,
         model: ProgramModel,
         rows: DeviceRowTable,
         library: Library,
+        otherwise: ModelSteps,
     ) -> None:
+        """`otherwise` computes the steps that these kernels do not."""
+        self._otherwise = otherwise
         self._model = model
         self._rows = rows
         self._library = library
@@ -96,13 +101,17 @@ class CpuFusedSteps:
         )
 
     def takes(self, plan: Plan) -> bool:
-        """Whether a step is of this kind."""
+        """Whether a step is one call of the kernels."""
         if plan.outputs or plan.inputs or not plan.num_tokens:
             return False
+        if not plan.logits:
+            return True
         return all(type(op) is GrammarMask for op in plan.logits)
 
-    def run(self, plan: Plan) -> HostResult:
-        """Compute a step that it takes. Raises MemoryError."""
+    def run(self, plan: Plan) -> DeviceOutput:
+        """Compute a step. Raises MemoryError."""
+        if not self.takes(plan):
+            return self._otherwise.run(plan)
         if plan.table is not None:
             self._rows.write(plan.table)
         step = self._step
@@ -116,8 +125,10 @@ class CpuFusedSteps:
         columns = (plan.rows, plan.starts, plan.lens, plan.samples, plan.tokens, plan.slots)
         num_numbers = 4 * num_requests + 2 * plan.num_tokens
         np.concatenate(columns, out=self._numbers[:num_numbers])
+        self._mask.num_masks = 0
         mask = find(plan.logits, GrammarMask)
-        self._forbid(mask)
+        if mask is not None:
+            self._forbid(mask)
         head = self._greedy
         if not plan.sampling.is_greedy:
             self._set_draws(plan.sampling, num_sampling)
@@ -133,12 +144,9 @@ class CpuFusedSteps:
             result = _with_faults(result, mask)
         return HostResult(result)
 
-    def _forbid(self, mask: GrammarMask | None) -> None:
+    def _forbid(self, mask: GrammarMask) -> None:
         """Let the head forbid the tokens that the mask does not allow."""
         args = self._mask
-        args.num_masks = 0
-        if mask is None:
-            return
         self._words = np.ascontiguousarray(mask.bitmask.words)
         self._masked_rows = mask.index.astype(np.int64)
         num_masks = len(mask.index)
@@ -153,11 +161,11 @@ class CpuFusedSteps:
 
     def _make_room(self, num_tokens: int, num_sampling: int) -> None:
         """Have programs, and memory for their numbers, that are large enough."""
-        body = self._model.body_for(num_tokens)
+        body = self._model.body.for_rows(num_tokens)
         if body is not self._body:
             self._body = body
             self._use_body(body)
-        head = self._model.head_for(num_sampling)
+        head = self._model.head.for_rows(num_sampling)
         if head is not self._head:
             self._head = head
             self._use_head(head)

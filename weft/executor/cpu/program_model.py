@@ -50,6 +50,24 @@ class SizedProgram:
         return self.output[: len(rows)]
 
 
+class GrowingProgram:
+    """The program of one function. It grows: `record` makes one with room for so many rows."""
+
+    def __init__(self, record: Callable[[int], SizedProgram]) -> None:
+        self._record = record
+        self._recorded: SizedProgram | None = None
+
+    def for_rows(self, num_rows: int) -> SizedProgram:
+        """A program with room for `num_rows`."""
+        before = self._recorded
+        if before is not None and num_rows <= before.capacity:
+            return before
+        capacity = FIRST_CAPACITY if before is None else 2 * before.capacity
+        recorded = self._record(max(num_rows, capacity))
+        self._recorded = recorded
+        return recorded
+
+
 class ProgramModel:
     """The `DecoderModel` of the CPU kernels around one that is written against `Ops`."""
 
@@ -63,12 +81,11 @@ class ProgramModel:
         self._model = model
         self._ops = ops
         self._attention = attention
-        # Made once: a step asks for both programs, and finds them recorded.
-        self._record_norm = partial(record_behind, ops, model.normed, hidden_size)
-        self._record_head = partial(record_behind, ops, model.logits, hidden_size)
-        self._body: SizedProgram | None = None
-        self._norm: SizedProgram | None = None
-        self._head: SizedProgram | None = None
+        # From tokens to hidden states. It reads nothing but its step.
+        self.body = GrowingProgram(self._record_body)
+        # From hidden states to logits.
+        self.head = GrowingProgram(partial(record_behind, ops, model.logits, hidden_size))
+        self._norm = GrowingProgram(partial(record_behind, ops, model.normed, hidden_size))
 
     def forward(
         self,
@@ -78,7 +95,7 @@ class ProgramModel:
         vectors: Tensor | None = None,
     ) -> Tensor:
         assert attention is self._attention, "the program was recorded with another attention"
-        body = self.body_for(len(tokens))
+        body = self.body.for_rows(len(tokens))
         step = self._attention.step
         step.num_tokens = len(tokens)
         step.tokens = tokens.data_ptr()
@@ -87,24 +104,13 @@ class ProgramModel:
         return body.output[: len(tokens)]
 
     def normed(self, hidden: Tensor) -> Tensor:
-        self._norm = with_room(self._norm, len(hidden), self._record_norm)
-        return self._norm.run(self._ops.library, hidden)
+        return self._norm.for_rows(len(hidden)).run(self._ops.library, hidden)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return self.head_for(len(hidden)).run(self._ops.library, hidden)
+        return self.head.for_rows(len(hidden)).run(self._ops.library, hidden)
 
     def weights(self) -> Weights:
         return self._model.weights()
-
-    def body_for(self, num_tokens: int) -> SizedProgram:
-        """The program from tokens to hidden states. It reads nothing but its step."""
-        self._body = with_room(self._body, num_tokens, self._record_body)
-        return self._body
-
-    def head_for(self, num_rows: int) -> SizedProgram:
-        """The program from hidden states to logits."""
-        self._head = with_room(self._head, num_rows, self._record_head)
-        return self._head
 
     def _record_body(self, capacity: int) -> SizedProgram:
         self._ops.begin(capacity)
@@ -123,13 +129,17 @@ class ProgramEncoder:
     """The `EncoderModel` of the CPU kernels around one that is written against `EncoderOps`."""
 
     def __init__(
-        self, model: EncoderModel, ops: CppEncoderOps, attention: CppBidirectional
+        self,
+        model: EncoderModel,
+        ops: CppEncoderOps,
+        attention: CppBidirectional,
+        hidden_size: int,
     ) -> None:
         self._model = model
         self._ops = ops
         self._attention = attention
-        self._body: SizedProgram | None = None  # its input: the kinds of segments
-        self._head: SizedProgram | None = None
+        self._body = GrowingProgram(self._record_body)  # its input: the kinds of segments
+        self._head = GrowingProgram(partial(record_behind, ops, model.logits, hidden_size))
 
     def forward(
         self,
@@ -139,8 +149,7 @@ class ProgramEncoder:
         attention: BidirectionalAttention,
     ) -> Tensor:
         assert attention is self._attention, "the program was recorded with another attention"
-        self._body = with_room(self._body, len(tokens), self._record_body)
-        body = self._body
+        body = self._body.for_rows(len(tokens))
         body.input[: len(types)].copy_(types)
         step = self._attention.step
         step.num_tokens = len(tokens)
@@ -153,9 +162,7 @@ class ProgramEncoder:
         return self._model.normed(hidden)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        record = partial(record_behind, self._ops, self._model.logits, hidden.shape[1])
-        self._head = with_room(self._head, len(hidden), record)
-        return self._head.run(self._ops.library, hidden)
+        return self._head.for_rows(len(hidden)).run(self._ops.library, hidden)
 
     def weights(self) -> Weights:
         return self._model.weights()
@@ -177,19 +184,6 @@ class ProgramEncoder:
             types,
             output,
         )
-
-
-def with_room(
-    before: SizedProgram | None,
-    num_rows: int,
-    record: Callable[[int], SizedProgram],
-) -> SizedProgram:
-    """`before` if it has room for `num_rows`, else a program that `record` makes for more."""
-    if before is None:
-        return record(max(num_rows, FIRST_CAPACITY))
-    if num_rows <= before.capacity:
-        return before
-    return record(max(num_rows, 2 * before.capacity))
 
 
 def record_behind(

@@ -27,7 +27,7 @@ from weft.executor.gpu.staging import GpuStager, H2DBuffer
 from weft.executor.inputs import DeviceRowTable
 from weft.executor.kv_pool import KVPool
 from weft.executor.plain import build as plain
-from weft.executor.runner import EncoderRunner, TorchRunner
+from weft.executor.runner import DecoderSteps, TorchRunner
 from weft.models.registry import make_model
 from weft.ops.protocol import Ops
 from weft.ops.sampling import SamplerOps
@@ -109,20 +109,20 @@ def build_decoder(spec: RunnerSpec, gpu: Gpu) -> TorchRunner:
             prompts=prompt_graph_sizes(spec.engine),
         )
         graphs.capture()
-    return TorchRunner(
+    steps = DecoderSteps(
         model=model,
         attention=kernels.attention,
         sampler=kernels.sampler,
         rows=rows,
-        store=make_weight_store(spec, model, kernels.ops.tensors, pool.tensors, gpu.device),
-        device=device,
         graphs=graphs,
         pooler=pooler,
         processors=spec.processors,
     )
+    store = make_weight_store(spec, model, kernels.ops.tensors, pool.tensors, gpu.device)
+    return TorchRunner(steps, store=store, device=device)
 
 
-def build_encoder(spec: RunnerSpec, gpu: Gpu) -> EncoderRunner:
+def build_encoder(spec: RunnerSpec, gpu: Gpu) -> TorchRunner:
     with gpu.stream():
         return plain.build_encoder(spec, GpuDevice(gpu, spec.thread), gpu.device)
 

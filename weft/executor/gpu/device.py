@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from weft.executor.device import CallersThread, DeviceOutput
+from weft.executor.device import DeviceOutput, do_here
 from weft.executor.gpu.gpu import Gpu, GpuEvent
 from weft.plan.step import Plan, Result, Step
 
@@ -44,7 +44,6 @@ class GpuDevice:
     def __init__(self, gpu: Gpu, thread: Executor) -> None:
         self._gpu = gpu
         self._thread = thread
-        self._here = CallersThread()
 
     def launch(self, run: Callable[[Plan], DeviceOutput], plan: Plan) -> Step:
         try:
@@ -57,7 +56,7 @@ class GpuDevice:
             return failed
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
-        return self._here.submit(work)
+        return do_here(work)
 
     def run_exclusive(self, work: Callable[[], T]) -> Future[T]:
         return self._thread.submit(self._synchronized, work)

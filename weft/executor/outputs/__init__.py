@@ -1,1 +1,1 @@
-"""What a step computes besides tokens: a file for each kind, and their table, `aux_outputs.py`."""
+"""What a step computes besides tokens: functions, and their table in `aux_outputs.py`."""

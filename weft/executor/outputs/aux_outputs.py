@@ -1,8 +1,9 @@
 """Auxiliary outputs of a step: the functions that compute them from its hidden states, by the type
 of the request.
 
-To add one: a request and an output in `plan/outputs.py`, a file beside this one, and a line in
-`COMPUTE`. (Log probabilities of sampled tokens are not here: the sampler takes them from the logits
+To add one: a request and an output in `plan/outputs.py`, a function here or in a file beside this
+one, and a line in `COMPUTE`. Knows no request of the scheduler: a request here is about rows of a
+step. (Log probabilities of sampled tokens are not here: the sampler takes them from the logits
 that it has.)
 """
 
@@ -14,11 +15,10 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from weft.executor.outputs.hidden import hidden_states
 from weft.executor.outputs.pooling import Pooler
 from weft.executor.outputs.prompt_logprobs import prompt_logprobs
 from weft.models.registry import DecoderModel
-from weft.ops.sampling import SamplerOps
+from weft.ops.sampling import SamplerOps, on
 from weft.plan.outputs import (
     AuxOutput,
     AuxRequest,
@@ -50,11 +50,21 @@ def pooled_vectors(step: ComputedStep, request: PoolingRequest) -> PooledVectors
 
 
 def logprobs_of_prompts(step: ComputedStep, request: PromptLogprobsRequest) -> PromptLogprobs:
-    return prompt_logprobs(step.model, step.sampler, step.hidden, request)
+    return prompt_logprobs(
+        step.model,
+        step.sampler,
+        step.hidden,
+        request,
+    )
 
 
 def states_of_tokens(step: ComputedStep, request: HiddenStatesRequest) -> TokenStates:
-    return TokenStates(hidden_states(step.model, step.hidden, request))
+    """[N, H] float32 as the final norm leaves them, which transformers calls
+    `last_hidden_state`."""
+    places = on(step.hidden, request.places)
+    states = step.model.normed(step.hidden[places])
+    # A copy: a model may write over its own when it is called again.
+    return TokenStates(states.float().numpy(force=True).copy())
 
 
 Compute: TypeAlias = Callable[[ComputedStep, Any], AuxOutput | None]
@@ -70,8 +80,9 @@ def compute_aux_outputs(step: ComputedStep) -> tuple[AuxOutput, ...]:
     outputs = []
     for request in step.plan.outputs:
         compute = COMPUTE.get(type(request))
-        if compute is not None:
-            output = compute(step, request)
-            if output is not None:
-                outputs.append(output)
+        if compute is None:
+            continue  # the sampler's
+        output = compute(step, request)
+        if output is not None:
+            outputs.append(output)
     return tuple(outputs)

@@ -27,15 +27,24 @@ class Pooler:
     """`normed` and `logits` are the model's; what they return is copied at once."""
 
     def __init__(
-        self, config: ModelConfig, normed: Rows, logits: Rows, max_rows: int, device: torch.device
+        self,
+        config: ModelConfig,
+        normed: Rows,
+        logits: Rows,
+        max_rows: int,
+        device: torch.device,
     ) -> None:
         self._config = config.pooling
         self._normed = normed
         self._logits = logits
-        is_mean = config.pooling is not None and config.pooling.kind == "mean"
+        num_sums = 0
+        if config.pooling is not None and config.pooling.kind == "mean":
+            num_sums = max_rows
         self._sums = torch.zeros(
-            max_rows if is_mean else 0, config.hidden_size, device=device
-        )  # of rows, float32
+            num_sums,
+            config.hidden_size,
+            device=device,
+        )  # [max_rows, H] float32, of the tokens of each row until now
 
     def __call__(self, plan: Plan, request: PoolingRequest, hidden: Tensor) -> FloatArray:
         """The vectors [E, size] of the requests in `request.index` that complete; of others nothing
@@ -44,23 +53,57 @@ class Pooler:
         `hidden` [T, H] are all of the step. A vector is cut, then normalised; scores become
         probabilities.
         """
-        ends = np.cumsum(plan.lens, dtype=np.int64)[request.index]
+        #   hidden   | request 0    | request 1 | ...
+        #             start       end
+        all_ends = np.cumsum(plan.lens, dtype=np.int64)
+        ends = all_ends[request.index]
         starts = ends - plan.lens[request.index]
-        if request.labels is not None:
-            vectors = self._label_logprobs(hidden[on(hidden, ends - 1)], request.labels)
-        elif self._config is None:
-            raise ValueError("this model generates; it was not started for embeddings")
-        elif self._config.kind == "mean":
-            vectors = self._means(plan, request, hidden, starts, ends)
-        else:
-            states = hidden[on(hidden, starts if self._config.kind == "cls" else ends - 1)]
-            vectors = self._logits(states) if self._config.labels else self._normed(states)
+        vectors = self._vectors(
+            plan,
+            request,
+            hidden,
+            starts,
+            ends,
+        )
         finished = self._finished(vectors.float(), request)
         pooled: FloatArray = finished.numpy(force=True)
         return pooled.copy()
 
+    def _vectors(
+        self,
+        plan: Plan,
+        request: PoolingRequest,
+        hidden: Tensor,
+        starts: LongArray,
+        ends: LongArray,
+    ) -> Tensor:
+        """[E, size] as the model gives them. Request i has the tokens from `starts[i]` to
+        `ends[i]`."""
+        config = self._config
+        if request.labels is not None:
+            last = on(hidden, ends - 1)
+            return self._label_logprobs(hidden[last], request.labels)
+        if config is None:
+            raise ValueError("this model generates; it was not started for embeddings")
+        if config.kind == "mean":
+            return self._means(
+                plan,
+                request,
+                hidden,
+                starts,
+                ends,
+            )
+        chosen = ends - 1
+        if config.kind == "cls":
+            chosen = starts
+        states = hidden[on(hidden, chosen)]
+        if config.labels:
+            return self._logits(states)
+        return self._normed(states)
+
     def _label_logprobs(self, states: Tensor, labels: IntArray) -> Tensor:
-        logprobs = self._logits(states).float().log_softmax(-1)
+        logits = self._logits(states).float()
+        logprobs = logits.log_softmax(-1)
         return logprobs.gather(1, on(states, labels))
 
     def _means(
@@ -72,25 +115,40 @@ class Pooler:
         ends: LongArray,
     ) -> Tensor:
         lens = ends - starts
-        states = self._normed(hidden[on(hidden, consecutive(starts, lens))]).float()
+        places = on(hidden, consecutive(starts, lens))
+        states = self._normed(hidden[places]).float()
         rows = on(hidden, plan.rows[request.index])
         before = plan.starts[request.index]
-        sums = self._sums[rows].mul_(on(hidden, before > 0)[:, None])
-        sums.index_add_(0, on(hidden, np.repeat(np.arange(len(lens)), lens)), states)
+        # The sum that a row has is of another request if this prompt begins here: times 0.
+        goes_on = on(hidden, before > 0)
+        sums = self._sums[rows].mul_(goes_on[:, None])
+        owners = np.repeat(np.arange(len(lens)), lens)  # of the states: which request, 0..E-1
+        sums.index_add_(0, on(hidden, owners), states)
         self._sums[rows] = sums
-        return sums / on(hidden, before + lens)[:, None]
+        num_tokens = on(hidden, before + lens)
+        return sums / num_tokens[:, None]
 
     def _finished(self, vectors: Tensor, request: PoolingRequest) -> Tensor:
-        if request.labels is not None or self._config is None:
+        """Cut and normalise embeddings, turn scores into probabilities, where a request wants
+        it."""
+        config = self._config
+        if request.labels is not None or config is None:
             return vectors
-        own = self._config.normalize or self._config.task == "classify"
-        chosen = on(vectors, np.where(request.normalize < 0, own, request.normalize > 0))[:, None]
-        if self._config.task == "classify":
-            return torch.where(chosen, _activated(vectors, self._config.activation), vectors)
-        sizes = np.where(request.dimensions > 0, request.dimensions, vectors.shape[1])
-        kept = torch.arange(vectors.shape[1], device=vectors.device) < on(vectors, sizes)[:, None]
-        vectors = vectors.masked_fill(~kept, 0.0)
-        return torch.where(chosen, F.normalize(vectors, dim=-1), vectors)
+        # Below 0: as the model was made for.
+        default = config.normalize or config.task == "classify"
+        wants = np.where(request.normalize < 0, default, request.normalize > 0)
+        chosen = on(vectors, wants)[:, None]
+        if config.task == "classify":
+            activated = _activated(vectors, config.activation)
+            return torch.where(chosen, activated, vectors)
+        size = vectors.shape[1]
+        sizes = np.where(request.dimensions > 0, request.dimensions, size)
+        columns = torch.arange(size, device=vectors.device)
+        is_kept = columns < on(vectors, sizes)[:, None]
+        # The other dimensions become 0, so that the norm is that of the vector that was cut.
+        vectors = vectors.masked_fill(~is_kept, 0.0)
+        normalized = F.normalize(vectors, dim=-1)
+        return torch.where(chosen, normalized, vectors)
 
 
 def _activated(scores: Tensor, activation: str) -> Tensor:

@@ -7,6 +7,10 @@ prompt.
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -19,59 +23,95 @@ BLOCK_LEN = 128  # rows of logits that are held at a time
 
 
 def prompt_logprobs(
-    model: DecoderModel, sampler: SamplerOps, hidden: Tensor, request: PromptLogprobsRequest
+    model: DecoderModel,
+    sampler: SamplerOps,
+    hidden: Tensor,
+    request: PromptLogprobsRequest,
 ) -> PromptLogprobs:
     """`hidden` [T, H] are those of the step."""
     num_top = int(request.num_top.max(initial=0))
     places = on(hidden, request.places)
     targets = on(hidden, request.targets)
-    ids = on(hidden, np.repeat(request.ids, request.counts, axis=0))
+    # The ids of a request stand beside each of its tokens.
+    all_ids = np.repeat(request.ids, request.counts, axis=0)
+    ids = on(hidden, all_ids)
     blocks = []
     for begin in range(0, len(places), BLOCK_LEN):
         block = slice(begin, begin + BLOCK_LEN)
-        blocks.append(
-            _of_block(
-                sampler, model.logits(hidden[places[block]]), targets[block], ids[block], num_top
-            )
+        logits = model.logits(hidden[places[block]])
+        found = _of_block(
+            sampler,
+            logits,
+            targets[block],
+            ids[block],
+            num_top,
         )
+        blocks.append(found)
     if not blocks:
         return _none(num_top, ids.shape[1])
-    return PromptLogprobs(
-        logprobs=np.concatenate([block.logprobs for block in blocks]),
-        ranks=np.concatenate([block.ranks for block in blocks]),
-        top_ids=np.concatenate([block.top_ids for block in blocks]),
-        top_logprobs=np.concatenate([block.top_logprobs for block in blocks]),
-        id_logprobs=np.concatenate([block.id_logprobs for block in blocks]),
-    )
+    return _joined(blocks)
 
 
 def _of_block(
-    sampler: SamplerOps, logits: Tensor, targets: Tensor, ids: Tensor, num_top: int
+    sampler: SamplerOps,
+    logits: Tensor,
+    targets: Tensor,
+    ids: Tensor,
+    num_top: int,
 ) -> PromptLogprobs:
     """Of logits [n, V], targets [n] and ids [n, M]. A row that is not finite harms no other."""
     rows = torch.arange(len(logits), device=logits.device)
+    chosen = SampledTokens(targets, logits.amax(dim=-1))
+    vocab_size = logits.shape[1]
     found = sampler.logprobs(
-        logits, SampledTokens(targets, logits.amax(dim=-1)), rows, min(num_top, logits.shape[1])
+        logits,
+        chosen,
+        rows,
+        min(num_top, vocab_size),
     )
     own = logits.gather(1, targets[:, None])
+    # The most likely token has rank 1.
     ranks = (logits > own).sum(dim=-1) + 1
+    of_ids = id_logprobs(
+        logits,
+        ids,
+        own[:, 0],
+        found.logprob,
+    )
     return PromptLogprobs(
         logprobs=found.logprob.numpy(force=True),
         ranks=ranks.numpy(force=True).astype(np.int32),
         top_ids=found.top_ids.numpy(force=True),
         top_logprobs=found.top_logprobs.numpy(force=True),
-        id_logprobs=id_logprobs(logits, ids, own[:, 0], found.logprob).numpy(force=True),
+        id_logprobs=of_ids.numpy(force=True),
     )
 
 
-def id_logprobs(logits: Tensor, ids: Tensor, own: Tensor, logprob: Tensor) -> Tensor:
+def id_logprobs(
+    logits: Tensor,
+    ids: Tensor,
+    own: Tensor,
+    logprob: Tensor,
+) -> Tensor:
     """Log probabilities [n, M] of the tokens `ids` [n, M], given logit and log probability [n] of
     one token a row.
     """
-    return logits.gather(1, ids) - (own - logprob)[:, None]
+    # log p(id) = logit(id) - log Z, and log Z is the same for all tokens of a row.
+    log_z = own - logprob
+    return logits.gather(1, ids) - log_z[:, None]
+
+
+def _joined(blocks: Sequence[PromptLogprobs]) -> PromptLogprobs:
+    """One behind the other; field by field."""
+    fields: dict[str, Any] = {}
+    for field in dataclasses.fields(PromptLogprobs):
+        columns = [getattr(block, field.name) for block in blocks]
+        fields[field.name] = np.concatenate(columns)
+    return PromptLogprobs(**fields)
 
 
 def _none(num_top: int, num_ids: int) -> PromptLogprobs:
+    """Of no tokens."""
     return PromptLogprobs(
         logprobs=np.empty(0, np.float32),
         ranks=np.empty(0, np.int32),

@@ -16,7 +16,7 @@ from weft.executor.device import StepDevice
 from weft.executor.inputs import DeviceRowTable
 from weft.executor.plain.attention import TorchPaged
 from weft.executor.plain.encoder_attention import TorchBidirectional
-from weft.executor.runner import EncoderRunner, TorchRunner
+from weft.executor.runner import DecoderSteps, EncoderSteps, TorchRunner
 from weft.models.registry import make_encoder, make_model
 from weft.ops.encoder import PlainEncoderOps
 from weft.ops.plain import PlainOps
@@ -35,31 +35,31 @@ def build_decoder(
     attention = TorchPaged(spec.model, pool)
     model = make_model(spec.model, ops)
     fill_weights(spec, model, on)
-    return TorchRunner(
+    steps = DecoderSteps(
         model=model,
         attention=attention,
         sampler=TorchSamplerOps(),
         rows=rows,
-        store=make_weight_store(spec, model, ops.tensors, pool.tensors, on),
-        device=device,
         pooler=make_pooler(spec, model, on),
         processors=spec.processors,
     )
+    store = make_weight_store(spec, model, ops.tensors, pool.tensors, on)
+    return TorchRunner(steps, store=store, device=device)
 
 
 def build_encoder(
     spec: RunnerSpec,
     device: StepDevice,
     on: torch.device,
-) -> EncoderRunner:
+) -> TorchRunner:
     ops = PlainEncoderOps(spec.dtype, on, spec.model.quantize)
     model = make_encoder(spec.model, ops)
     fill_weights(spec, model, on)
-    return EncoderRunner(
+    steps = EncoderSteps(
         model=model,
         attention=TorchBidirectional(spec.model),
         pooler=make_pooler(spec, model, on),
-        store=make_weight_store(spec, model, ops.tensors, [], on),
         on_device=on,
-        device=device,
     )
+    store = make_weight_store(spec, model, ops.tensors, [], on)
+    return TorchRunner(steps, store=store, device=device)

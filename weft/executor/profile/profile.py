@@ -33,11 +33,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from weft.config.numbers import MAX_PROFILED_STEPS
 from weft.config.process import module_command
-from weft.executor.runner import EncoderRunner, TorchRunner
+from weft.executor.runner import TorchRunner
 from weft.ops.cpp.library import Library
 from weft.ops.cpp.timing import Span, Timings
-from weft.plan.device import DeviceRequest, Pending
-from weft.plan.step import Plan, Step
 
 REPORT = module_command("weft.executor.profile.report")
 REPORT_TIMEOUT_S = 300.0
@@ -62,17 +60,17 @@ class ProfileState:
     message: str = ""
 
 
-class ProfiledRunner:
-    """A runner that can be profiled. `root` is the folder below which traces are written; without
-    it none are.
+class RunnerProfiler:
+    """Profiles the steps of a runner. While it does not record, no step visits it.
 
-    `start` and `stop` are called by who launches; neither waits for the device, nor for
-    `prepare`, which is called once.
+    `root` is the folder below which traces are written; without it none are. `start` and `stop` are
+    called by the thread that launches; neither waits for the device, nor for `prepare`, which is
+    called once.
     """
 
     def __init__(
         self,
-        runner: TorchRunner | EncoderRunner,
+        runner: TorchRunner,
         root: Path | None,
         *,
         has_gpu: bool,
@@ -87,17 +85,6 @@ class ProfiledRunner:
         self._numbers = itertools.count(1)
         self._report = ProfileState("none", message="nothing was recorded yet")
         self._recording: _Recording | None = None
-
-    def launch(self, plan: Plan) -> Step:
-        step = self._runner.launch(plan)
-        if self._recording is not None:
-            self._recording.num_steps += 1
-            if self._recording.num_steps == self._recording.max_steps:
-                self._finish(self._recording)
-        return step
-
-    def control(self, request: DeviceRequest) -> Pending:
-        return self._runner.control(request)
 
     def start(
         self,
@@ -148,6 +135,7 @@ class ProfiledRunner:
         # Torch records the thread on which the profiler was started.
         recording.started = self._runner.submit(recording.begin)
         self._recording = recording
+        self._runner.on_launch = self._count
         return self._name(trace)
 
     def stop(self) -> ProfileState:
@@ -156,9 +144,18 @@ class ProfiledRunner:
             self._finish(self._recording)
         return self._report
 
+    def _count(self) -> None:
+        """A step has been launched."""
+        recording = self._recording
+        assert recording is not None, "a step is counted while nothing is recorded"
+        recording.num_steps += 1
+        if recording.num_steps == recording.max_steps:
+            self._finish(recording)
+
     def _finish(self, recording: _Recording) -> None:
         """Nothing more is recorded than what has been launched."""
         self._recording = None
+        self._runner.on_launch = None
         self._report = ProfileState("writing", recording.num_steps, self._name(recording.trace))
         stopped = self._runner.submit(recording.end)
         writer = threading.Thread(

@@ -28,10 +28,7 @@ class Program:
         self._ops = (Op * len(args))(
             *(Op(KIND_OF[type(one)], ctypes.addressof(one)) for one in args)
         )
-
-    @property
-    def address(self) -> int:
-        return ctypes.addressof(self._ops)
+        self.address = ctypes.addressof(self._ops)  # stays: the array is kept
 
     def run(self, library: Library, step: StepArgs) -> None:
         """Raises MemoryError."""
