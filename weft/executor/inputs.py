@@ -1,4 +1,12 @@
-"""From a Plan to the tensors of a step, with the tables that stay on the device between steps."""
+"""From a Plan to the tensors of a step, with the tables that stay on the device between steps.
+
+Knows no request: rows and slots are numbers that the scheduler has given out.
+
+    tokens      | request 0 | request 1 | ...    [T]
+    starts             s0          s1            cached tokens of each request
+    positions   s0 s0+1 ...  s1 s1+1 ...         [T]
+    table       row x position ─▶ slot           stays on the device
+"""
 
 from __future__ import annotations
 
@@ -79,9 +87,15 @@ class DeviceRowTable:
             self.write(plan.table)
         rows, positions, ends = tokens_of(plan.rows, plan.starts, plan.lens)
         columns = (
-            *(plan.tokens, positions, plan.slots, self.where(rows, positions), rows),
-            *(ends[plan.samples] - 1, plan.rows[plan.samples]),
+            plan.tokens,
+            positions,
+            plan.slots,
+            self.where(rows, positions),
+            rows,
+            ends[plan.samples] - 1,
+            plan.rows[plan.samples],
         )
+        # All columns go to the device in one copy: each copy costs as much as a small kernel.
         layout = None
         draws = None
         if self._stager is None:
@@ -91,19 +105,28 @@ class DeviceRowTable:
         given, places, slots, where, of_row, last, sampling_rows = there
         self._flat_slots.index_copy_(0, where, slots.int())
         tokens = given
+        # A token that was sampled in a step whose result nobody has read yet is known here alone.
         if plan.tokens.min(initial=0) == LAST_SAMPLED:
-            tokens = torch.where(given == LAST_SAMPLED, self.last_tokens.take(of_row), given)
+            sampled = self.last_tokens.take(of_row)
+            tokens = torch.where(given == LAST_SAMPLED, sampled, given)
         last_tokens = tokens.take(last)
         vectors = None
         for op in plan.inputs:
             assert isinstance(op, InputVectors), "an input that this runner does not know"
             tokens, vectors = self._with_vectors(tokens, op)
+        batch = AttentionBatch(
+            rows=plan.rows,
+            starts=plan.starts,
+            lens=plan.lens,
+            positions=places,
+            slots=slots,
+            table=self.slots,
+            layout=layout,
+        )
         return Inputs(
             tokens=tokens,
             positions=places,
-            batch=AttentionBatch(
-                plan.rows, plan.starts, plan.lens, places, slots, self.slots, layout
-            ),
+            batch=batch,
             last=last,
             sampling_rows=sampling_rows,
             last_tokens=last_tokens,
@@ -113,20 +136,26 @@ class DeviceRowTable:
 
     def _with_vectors(self, tokens: Tensor, given: InputVectors) -> tuple[Tensor, Tensor]:
         """The tokens that vectors stand for become their places."""
+        # Vector 0 is token -1, vector 1 is token -2: no id of a vocabulary is below 0.
         places = -1 - np.arange(len(given.index), dtype=np.int64)
         index, places_there = self._to_device(given.index, places)
-        vectors = torch.from_numpy(np.array(given.rows, dtype=np.float32)).to(tokens.device)
+        rows = np.array(given.rows, dtype=np.float32)
+        vectors = torch.from_numpy(rows).to(tokens.device)
         return tokens.index_copy(0, index, places_there), vectors
 
     def write(self, writes: TableWrites) -> None:
         """Change the table. Where two writes meet the later one counts: a scatter has no order, so
         the earlier ones are left out."""
         rows, columns, _ = tokens_of(writes.rows, writes.starts, writes.lens)
-        where, slots = self.where(rows, columns), writes.slots
-        if len(set(writes.rows.tolist())) < len(writes.rows):
+        where = self.where(rows, columns)
+        slots = writes.slots
+        num_rows = len(set(writes.rows.tolist()))
+        if num_rows < len(writes.rows):
+            # `unique` finds the first of equal values: of the reversed ones, the last.
             _, from_end = np.unique(where[::-1], return_index=True)
             keep = len(where) - 1 - from_end
-            where, slots = where[keep], slots[keep]
+            where = where[keep]
+            slots = slots[keep]
         index, values = self._to_device(where, slots)
         self._flat_slots.index_copy_(0, index, values.int())
 
@@ -141,14 +170,17 @@ class DeviceRowTable:
         """As int64, in one transfer."""
         if self._stager is not None:
             return self._stager.to_device(arrays)
-        packed = torch.from_numpy(np.concatenate(arrays, dtype=np.int64)).to(self.slots.device)
-        return packed.split_with_sizes([len(array) for array in arrays])
+        packed = np.concatenate(arrays, dtype=np.int64)
+        there = torch.from_numpy(packed).to(self.slots.device)
+        lens = [len(array) for array in arrays]
+        return there.split_with_sizes(lens)
 
 
 def tokens_of(
     rows: IntArray, starts: IntArray, lens: IntArray
 ) -> tuple[IntArray, IntArray, LongArray]:
     """Row and position of each token, and where the tokens of each request end."""
+    # A step that only decodes, which is most of them, repeats nothing.
     if (lens == 1).all():
         return rows, starts, np.arange(1, len(lens) + 1)
     ends = np.cumsum(lens, dtype=np.int64)

@@ -26,13 +26,17 @@ class KVPool:
         dtype: torch.dtype,
         layer_scales: Sequence[tuple[float, float]] | None = None,
     ) -> None:
-        self.layer_scales = list(layer_scales or [(1.0, 1.0)] * config.num_layers)
+        num_layers = config.num_layers
+        self.layer_scales = list(layer_scales or [(1.0, 1.0)] * num_layers)
         shape = (num_slots, config.num_kv_heads, config.head_dim)
-        num_scaled = config.num_layers if dtype == torch.int8 else 0
-        self.k = [zeros(shape, dtype, device) for _ in range(config.num_layers)]
-        self.v = [zeros(shape, dtype, device) for _ in range(config.num_layers)]
-        self.k_scale = [zeros(shape[:2], torch.float32, device) for _ in range(num_scaled)]
-        self.v_scale = [zeros(shape[:2], torch.float32, device) for _ in range(num_scaled)]
+        self.k = _layers(num_layers, shape, dtype, device)
+        self.v = _layers(num_layers, shape, dtype, device)
+        # Only int8 has a scale for each slot and head; the scales of fp8 are of whole layers.
+        num_scaled = 0
+        if dtype == torch.int8:
+            num_scaled = num_layers
+        self.k_scale = _layers(num_scaled, shape[:2], torch.float32, device)
+        self.v_scale = _layers(num_scaled, shape[:2], torch.float32, device)
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -41,6 +45,16 @@ class KVPool:
     @property
     def num_slots(self) -> int:
         return len(self.k[0])
+
+
+def _layers(
+    num_layers: int,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> list[Tensor]:
+    """A tensor of zeros for each layer."""
+    return [zeros(shape, dtype, device) for _ in range(num_layers)]
 
 
 def zeros(

@@ -144,7 +144,9 @@ class DecoderSteps:
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> DecoderOutput:
-        graph = None if self._graphs is None else self._graphs.fitting(plan)
+        graph = None
+        if self._graphs is not None:
+            graph = self._graphs.fitting(plan)
         if graph is not None:
             inputs, hidden = graph.run(plan)
         else:
@@ -160,10 +162,18 @@ class DecoderSteps:
             outputs = compute_aux_outputs(step)
         if not len(inputs.last):
             return DecoderOutput(None, outputs)
-        logits = self._model.logits(hidden.index_select(0, inputs.last))
+        # Logits only where a token is sampled: the head is the widest matrix of a model.
+        last = hidden.index_select(0, inputs.last)
+        logits = self._model.logits(last)
         sampled = sample(
-            self._sampler, logits, plan, inputs.last_tokens, self._processors, inputs.draws
+            self._sampler,
+            logits,
+            plan,
+            inputs.last_tokens,
+            self._processors,
+            inputs.draws,
         )
+        # The next step may be launched before the scheduler knows these tokens.
         self._rows.last_tokens.index_copy_(0, inputs.sampling_rows, sampled.tokens)
         return DecoderOutput(sampled, outputs)
 
@@ -213,13 +223,20 @@ class EncoderSteps:
         assert not plan.starts.any(), "an encoder gets whole prompts"
         assert not plan.samples.any(), "an encoder generates nothing"
         asked = find(plan.outputs, PoolingRequest)
-        positions = consecutive(np.zeros(len(plan.lens), np.int64), plan.lens)
+        # Positions begin at 0 in each prompt.
+        starts = np.zeros(len(plan.lens), np.int64)
+        positions = consecutive(starts, plan.lens)
         types = np.zeros(plan.num_tokens, np.int32)
         if asked is not None and asked.types is not None:
             types = asked.types
         self._attention.prepare(plan.lens, self._like.device)
-        tokens, where, kinds = (on(self._like, array) for array in (plan.tokens, positions, types))
-        hidden = self._model.forward(tokens, where, kinds, self._attention)
+        hidden = self._model.forward(
+            on(self._like, plan.tokens),
+            on(self._like, positions),
+            on(self._like, types),
+            self._attention,
+        )
         if asked is None:
             return EncoderOutput(())
-        return EncoderOutput((PooledVectors(self._pooler(plan, asked, hidden)),))
+        vectors = self._pooler(plan, asked, hidden)
+        return EncoderOutput((PooledVectors(vectors),))

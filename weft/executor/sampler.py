@@ -50,10 +50,13 @@ def add_bias(step: SamplerStep, bias: LogitBias) -> None:
     index = on(logits, bias.index)
     values = on(logits, bias.values)
     if bias.after is not None:
+        # A bias that holds only behind one token: the last one, which the device alone may know.
         after = on(logits, bias.after)
         applies = (after == ANY) | (after == step.last_tokens[index])
         values = torch.where(applies, values, 0)
-    logits.index_put_((index, on(logits, bias.tokens)), values, accumulate=True)
+    tokens = on(logits, bias.tokens)
+    # Two biases of a request may name the same token: both count.
+    logits.index_put_((index, tokens), values, accumulate=True)
 
 
 def penalize(step: SamplerStep, penalties: Penalties) -> None:
@@ -67,13 +70,17 @@ def call_processor(step: SamplerStep, call: ProcessorCall) -> None:
 
 def allow_tokens(step: SamplerStep, allowed: AllowedTokens) -> None:
     logits = step.logits
-    step.sampler.mask(logits, moved(allowed.words, logits.device), on(logits, allowed.index))
+    words = moved(allowed.words, logits.device)
+    index = on(logits, allowed.index)
+    step.sampler.mask(logits, words, index)
 
 
 def apply_grammar_mask(step: SamplerStep, mask: GrammarMask) -> None:
     logits = step.logits
+    # A thread may still be filling the words while the layers run: this waits for it.
     words = moved(mask.bitmask.words, logits.device)
-    step.sampler.mask(logits, words, on(logits, mask.index))
+    index = on(logits, mask.index)
+    step.sampler.mask(logits, words, index)
     for i, fault in mask.bitmask.faults.items():
         step.faults[int(mask.index[i])] = fault
 
@@ -81,8 +88,9 @@ def apply_grammar_mask(step: SamplerStep, mask: GrammarMask) -> None:
 def fix_tokens(step: SamplerStep, fixed: FixedTokens) -> None:
     logits = step.logits
     rows = on(logits, fixed.index)
+    tokens = on(logits, fixed.tokens)
     logits[rows] = -torch.inf
-    logits[rows, on(logits, fixed.tokens)] = 0
+    logits[rows, tokens] = 0
 
 
 Apply: TypeAlias = Callable[[SamplerStep, Any], None]
@@ -108,18 +116,22 @@ class SamplerOutput(NamedTuple):
         logprobs = None
         if self.logprobs is not None:
             logprobs = tuple(move(tensor) for tensor in self.logprobs)
-        return self._replace(
-            tokens=move(self.tokens), invalid=move(self.invalid), logprobs=logprobs
+        return SamplerOutput(
+            tokens=move(self.tokens),
+            invalid=move(self.invalid),
+            logprobs=logprobs,
+            faults=self.faults,
         )
 
     def result(self, outputs: tuple[AuxOutput, ...] = ()) -> Result:
         """As the scheduler wants it, with what else the step has given."""
+        tokens = self.tokens.numpy(force=True)
         invalid = self.invalid.numpy(force=True)
         if self.logprobs is not None:
             arrays = [tensor.numpy(force=True) for tensor in self.logprobs]
             outputs = (SampledLogprobs(*arrays), *outputs)
         return Result(
-            tokens=self.tokens.numpy(force=True).astype(np.int32),
+            tokens=tokens.astype(np.int32),
             invalid=invalid if invalid.any() else None,
             faults=self.faults,
             outputs=outputs,
@@ -146,9 +158,12 @@ def sample(
         APPLY[type(op)](step, op)
     if step.faults:
         logits[list(step.faults)] = torch.nan  # so that they are invalid, whatever came behind
-    chosen = sampler.tokens(logits, plan.sampling if draws is None else draws)
+    if draws is None:
+        draws = plan.sampling
+    chosen = sampler.tokens(logits, draws)
     # True for infinities and NaN; isfinite takes ten times as long.
-    invalid = chosen.max_logits.sub(chosen.max_logits) != 0
+    largest = chosen.max_logits
+    invalid = largest.sub(largest) != 0
     chosen.tokens.masked_fill_(invalid, 0)
     logprobs = None
     asked = find(plan.outputs, SampledLogprobsRequest)
@@ -158,13 +173,28 @@ def sample(
 
 
 def _logprobs(
-    sampler: SamplerOps, logits: Tensor, chosen: SampledTokens, asked: SampledLogprobsRequest
+    sampler: SamplerOps,
+    logits: Tensor,
+    chosen: SampledTokens,
+    asked: SampledLogprobsRequest,
 ) -> tuple[Tensor, ...]:
-    num_top = min(int(asked.num_top.max(initial=0)), logits.shape[1])
+    """The fields of `SampledLogprobs`, of the requests that asked."""
+    vocab_size = logits.shape[1]
+    # As many for each as the request that wants most gets: the scheduler drops the rest.
+    num_top = min(int(asked.num_top.max(initial=0)), vocab_size)
     rows = on(logits, asked.index)
-    found = sampler.logprobs(logits, chosen, rows, num_top)
+    found = sampler.logprobs(
+        logits,
+        chosen,
+        rows,
+        num_top,
+    )
     if asked.ids is None:
         return found
-    own = logits[rows, chosen.tokens[rows]]
-    of_ids = id_logprobs(logits[rows], on(logits, asked.ids), own, found.logprob)
+    of_ids = id_logprobs(
+        logits[rows],
+        on(logits, asked.ids),
+        logits[rows, chosen.tokens[rows]],
+        found.logprob,
+    )
     return *found, of_ids

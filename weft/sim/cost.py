@@ -37,7 +37,9 @@ def read_cost(text: str) -> CostModel:
         return PRESETS[text]
     try:
         values = [float(word) for word in text.split(",")]
-        if len(values) not in (3, 4) or min(values) < 0 or not sum(values) > 0:
+        is_complete = len(values) in (3, 4)
+        # `not sum > 0` is also true of NaN.
+        if not is_complete or min(values) < 0 or not sum(values) > 0:
             raise ValueError(text)
     except ValueError as exc:
         hint = did_you_mean(text, PRESETS)
@@ -70,7 +72,8 @@ class TrueLengths:
     def add(self, number: int, last_position: int) -> None:
         """The last token of the output of request `number` will stand at this position."""
         while number >= len(self._last):
-            self._last = np.concatenate([self._last, np.full(len(self._last), -1, dtype=np.int32)])
+            more = np.full(len(self._last), -1, dtype=np.int32)
+            self._last = np.concatenate([self._last, more])
         self._last[number] = last_position
 
     def reached(self, numbers: LongArray, positions: IntArray) -> BoolArray:
@@ -146,12 +149,17 @@ class CostRunner:
         self._free_s = 0.0  # when the device has done all that was launched
 
     def launch(self, plan: Plan) -> SimulatedStep:
-        seconds = self._cost.seconds(StepLoad.of(plan))
+        load = StepLoad.of(plan)
+        seconds = self._cost.seconds(load)
         self.meter.add(decode_rows_of(plan), seconds)
-        self._free_s = max(self._free_s, self._clock.now) + seconds
-        ends = self._lengths.reached(plan.sampling.seeds, plan.sampling.positions)
+        # A step begins when the one before it ends, or now if the device has nothing to do.
+        begins_s = max(self._free_s, self._clock.now)
+        self._free_s = begins_s + seconds
+        sampling = plan.sampling
+        ends = self._lengths.reached(sampling.seeds, sampling.positions)
         tokens = np.where(ends, np.int32(EOS), np.int32(FILLER))
-        return SimulatedStep(self._clock, self._free_s, Result(tokens=tokens))
+        result = Result(tokens=tokens)
+        return SimulatedStep(self._clock, self._free_s, result)
 
     def control(self, request: DeviceRequest) -> Pending:
         return NO_DEVICE

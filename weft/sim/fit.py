@@ -54,26 +54,35 @@ def fit(steps: Sequence[StepTime]) -> CostFit:
         raise ValueError("there are no steps to fit the cost model to")
     table = np.array(steps, dtype=np.float64)  # [N, 4]: tokens, context, samples, seconds
     seconds = table[:, 3]
-    loads = np.column_stack([np.ones(len(steps)), table[:, :3]])  # [N, 4]
+    ones = np.ones(len(steps))  # what each step costs, whatever it computes
+    loads = np.column_stack([ones, table[:, :3]])  # [N, 4]
     model = np.full(len(steps), seconds.mean())
     solution = np.zeros(4)
     for _ in range(ROUNDS):
-        solution = _least_squares(loads, seconds, 1 / np.maximum(model, LEAST_S))
+        weights = 1 / np.maximum(model, LEAST_S)
+        solution = _least_squares(loads, seconds, weights)
         model = loads @ solution
+    total_error = model.sum() / seconds.sum() - 1
+    errors = np.abs(model / seconds - 1)
     return CostFit(
         cost=CostModel(*solution.tolist()),
         num_steps=len(steps),
-        total_error=float(model.sum() / seconds.sum() - 1),
-        median_error=float(np.median(np.abs(model / seconds - 1))),
+        total_error=float(total_error),
+        median_error=float(np.median(errors)),
     )
 
 
-def _least_squares(loads: DoubleArray, target: DoubleArray, weights: DoubleArray) -> DoubleArray:
+def _least_squares(
+    loads: DoubleArray,
+    target: DoubleArray,
+    weights: DoubleArray,
+) -> DoubleArray:
     """The x >= 0 [4] that brings loads [N, 4] @ x nearest to target [N],
     by weights [N] of the squares.
     """
     # Columns of like size keep the normal equations well conditioned.
-    scale = np.maximum(np.abs(loads).max(axis=0), 1e-300)
+    largest = np.abs(loads).max(axis=0)
+    scale = np.maximum(largest, 1e-300)
     scaled = loads / scale
     weighted = scaled * weights[:, None]
     matrix = scaled.T @ weighted

@@ -16,6 +16,9 @@ FLUSH_LEN = 1 << 18
 
 
 class Gaps:
+    """Times between tokens, counted by length: bin i has those of about
+    SHORTEST_S * e^(i / BINS_PER_E) seconds."""
+
     def __init__(self) -> None:
         self._counts = np.zeros(NUM_BINS, dtype=np.int64)
         self._pending: list[DoubleArray] = []
@@ -34,15 +37,21 @@ class Gaps:
         total = np.cumsum(self._counts)
         if not total[-1]:
             return float("nan")
-        found = int(np.searchsorted(total, percent / 100 * total[-1]))
-        return SHORTEST_S * float(np.exp((found + 0.5) / BINS_PER_E))
+        wanted = percent / 100 * total[-1]
+        found = int(np.searchsorted(total, wanted))
+        # The middle of the bin.
+        ratio = np.exp((found + 0.5) / BINS_PER_E)
+        return SHORTEST_S * float(ratio)
 
     def _flush(self) -> None:
         if not self._pending:
             return
         gaps = np.concatenate(self._pending)
-        gaps = np.maximum(gaps[~np.isnan(gaps)], SHORTEST_S)
-        bins = np.minimum((np.log(gaps / SHORTEST_S) * BINS_PER_E).astype(np.int64), NUM_BINS - 1)
+        gaps = gaps[~np.isnan(gaps)]
+        gaps = np.maximum(gaps, SHORTEST_S)
+        places = np.log(gaps / SHORTEST_S) * BINS_PER_E
+        bins = places.astype(np.int64)
+        bins = np.minimum(bins, NUM_BINS - 1)
         self._counts += np.bincount(bins, minlength=NUM_BINS)
         self._pending = []
         self._num_pending = 0

@@ -41,10 +41,16 @@ def read_journal(records: Iterable[bytes]) -> Journal:
         finish = tap.finished.get(message.id)
         if finish is None or finish.reason not in ("stop", "length"):
             continue
-        since_begin_s = max(time_s - tap.sent[0][0], 0.0)
-        output_len = finish.completion_tokens
-        arrivals.append(_arrival(since_begin_s, message, output_len, settings.context_length))
-    return Journal(settings, arrivals, len(tap.sent) - len(arrivals))
+        first_s = tap.sent[0][0]
+        arrival = _arrival(
+            max(time_s - first_s, 0.0),
+            message,
+            finish.completion_tokens,
+            settings.context_length,
+        )
+        arrivals.append(arrival)
+    num_left_out = len(tap.sent) - len(arrivals)
+    return Journal(settings, arrivals, num_left_out)
 
 
 class _Tap:
@@ -63,18 +69,21 @@ class _Tap:
     def submit(self, message: ToEngine) -> FromEngine | None:
         reply = self._engine.submit(message)
         # The last reading of the clock was the message's arrival.
-        match message:
-            case GenerateRequest():
-                self.sent.append((self._replay.last_s, message))
-            case BatchGenerate():
-                self.sent += [(self._replay.last_s, member) for member in message.members()]
+        now = self._replay.last_s
+        if isinstance(message, GenerateRequest):
+            self.sent.append((now, message))
+        elif isinstance(message, BatchGenerate):
+            for member in message.members():
+                self.sent.append((now, member))
         return reply
 
     def step(self) -> list[FromEngine]:
         replies = self._engine.step()
         for reply in replies:
-            if isinstance(reply, StepOutput):
-                self.finished.update((finish.id, finish) for finish in reply.finished)
+            if not isinstance(reply, StepOutput):
+                continue
+            for finish in reply.finished:
+                self.finished[finish.id] = finish
         return replies
 
 

@@ -62,14 +62,17 @@ def summarize(record: Record, slo: Slo) -> Summary:
     output = int(record.output_len[done].sum())
     ttft = ttft_of(record)
     e2e = e2e_of(record)
+    is_prompt = ttft <= slo.ttft_s
     # A request of one token has no time between tokens, and keeps any bound on it.
     is_fluent = ~(mean_itl_of(record) > slo.itl_s)
-    num_good = int((done & (ttft <= slo.ttft_s) & is_fluent).sum())
+    num_good = int((done & is_prompt & is_fluent).sum())
+    num_refused = int((record.state == REFUSED).sum())
+    num_cached = int(record.cached_len[done].sum())
     meter = record.meter
     gaps = record.gaps
     return Summary(
         requests=len(record),
-        refused=int((record.state == REFUSED).sum()),
+        refused=num_refused,
         duration_s=duration,
         requests_per_s=num_done / duration,
         output_per_s=output / duration,
@@ -77,7 +80,7 @@ def summarize(record: Record, slo: Slo) -> Summary:
         ttft_s=percentiles(ttft[done]),
         itl_s=(gaps.percentile(50), gaps.percentile(90), gaps.percentile(99)),
         e2e_s=percentiles(e2e[done]),
-        hit_rate=int(record.cached_len[done].sum()) / max(prompt, 1),
+        hit_rate=num_cached / max(prompt, 1),
         retractions=int(record.retractions.sum()),
         evicted_tokens=record.evicted_tokens,
         row_use=meter.mean_rows / max(record.num_rows, 1),
@@ -93,24 +96,29 @@ def _duration_s(record: Record) -> float:
     ends = record.end_s[record.state == DONE]
     if not len(ends):
         return float("nan")
-    return max(float(ends.max() - np.nanmin(record.sent_s)), 1e-9)
+    began_s = np.nanmin(record.sent_s)
+    # Never 0: rates are divided by it.
+    return max(float(ends.max() - began_s), 1e-9)
 
 
 def ttft_of(record: Record) -> DoubleArray:
     """[N] seconds to the first token; to the end, for requests that wanted none."""
     wanted_none = (record.state == DONE) & (record.output_len == 0)
-    return np.where(wanted_none, record.end_s, record.first_s) - record.sent_s
+    first_s = np.where(wanted_none, record.end_s, record.first_s)
+    return first_s - record.sent_s
 
 
 def e2e_of(record: Record) -> DoubleArray:
     """[N] seconds to the last token; NaN for requests that were refused."""
-    return np.where(record.state == DONE, record.end_s - record.sent_s, np.nan)
+    seconds = record.end_s - record.sent_s
+    return np.where(record.state == DONE, seconds, np.nan)
 
 
 def mean_itl_of(record: Record) -> DoubleArray:
     """[N] mean seconds between the tokens of a request; NaN for those of one token."""
-    gaps = (record.output_len - 1).astype(np.float64)
-    return (record.end_s - record.first_s) / np.where(gaps > 0, gaps, np.nan)
+    num_gaps = (record.output_len - 1).astype(np.float64)
+    num_gaps = np.where(num_gaps > 0, num_gaps, np.nan)
+    return (record.end_s - record.first_s) / num_gaps
 
 
 def fairness(record: Record) -> float:
@@ -124,12 +132,16 @@ def fairness(record: Record) -> float:
     if not done.any():
         return float("nan")
     tenants = record.tenant[done]
-    present = np.bincount(tenants, weights=(record.end_s - record.sent_s)[done])
+    seconds = record.end_s - record.sent_s
+    present = np.bincount(tenants, weights=seconds[done])
     tokens = np.bincount(tenants, weights=record.output_len[done])
-    speeds = tokens[present > 0] / present[present > 0]
-    if len(speeds):
-        return float(speeds.sum() ** 2 / (len(speeds) * (speeds**2).sum()))
-    return float("nan")
+    was_here = present > 0
+    speeds = tokens[was_here] / present[was_here]
+    if not len(speeds):
+        return float("nan")
+    square_of_sum = speeds.sum() ** 2
+    sum_of_squares = (speeds**2).sum()
+    return float(square_of_sum / (len(speeds) * sum_of_squares))
 
 
 def percentiles(values: NDArray[np.float64]) -> Percentiles:

@@ -5,9 +5,10 @@ real engine and a real clock the very same run is a measurement.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,7 @@ from weft.sim.gaps import Gaps
 from weft.sim.trace import Arrival, TokenSource
 
 DoubleArray = NDArray[np.float64]
+NumberedArrival: TypeAlias = tuple[int, Arrival]  # with its place in the trace
 
 # Record.state
 OPEN = 0
@@ -103,9 +105,10 @@ class Run:
         self._tenants: dict[str, int] = {}
         self._has_sent = False  # since the last step
         self._due: list[tuple[float, int, Arrival]] = []  # heap: next turns whose time is known
-        self._parked: dict[
-            int, list[tuple[int, Arrival]]
-        ] = {}  # next turns, by the request that they wait for
+        # Next turns, by the request that they wait for.
+        self._parked: dict[int, list[NumberedArrival]] = {}
+        # The next request of the trace that waits for no other.
+        self._next: NumberedArrival | None = None
 
     def play(self, arrivals: Iterable[Arrival]) -> Record:
         """Send everything, and wait for the last token."""
@@ -116,7 +119,8 @@ class Run:
         self._pull(source)
         while True:
             next_s = self._send_due(source)
-            if engine.has_work or self._has_sent:  # what was refused is told by the next step
+            # A refusal is in the next step's output, also of an engine without work.
+            if engine.has_work or self._has_sent:
                 self._has_sent = False
                 for message in engine.step():
                     if type(message) is StepOutput:
@@ -126,40 +130,47 @@ class Run:
             else:
                 return self._record()
 
-    def _send_due(self, source: Iterator[tuple[int, Arrival]]) -> float | None:
+    def _send_due(self, source: Iterator[NumberedArrival]) -> float | None:
         """Send what has arrived by now. Returns when the next request does, if that is known."""
         now = self._clock()
         while True:
-            waiting_s: float | None = None  # when the next request of the trace comes
+            first_s = math.inf  # when the next request of the trace comes
             if self._next is not None:
-                waiting_s = self._began + self._next[1].time_s
-            turn_s: float | None = None  # when the next turn of a chat comes
+                first_s = self._began + self._next[1].time_s
+            turn_s = math.inf  # when the next turn of a chat comes
             if self._due:
                 turn_s = self._due[0][0]
-            is_turn = turn_s is not None and (waiting_s is None or turn_s <= waiting_s)
-            due_s = turn_s if is_turn else waiting_s
-            if due_s is None or due_s > now:
+            due_s = min(turn_s, first_s)
+            if due_s == math.inf:
+                return None
+            if due_s > now:
                 return due_s
-            if is_turn:
-                self._send(*heapq.heappop(self._due))
+            if turn_s <= first_s:
+                _, number, arrival = heapq.heappop(self._due)
+                self._send(turn_s, number, arrival)
             else:
                 assert self._next is not None
                 number, arrival = self._next
-                self._send(due_s, number, arrival)
+                self._send(first_s, number, arrival)
                 self._pull(source)
 
-    def _pull(self, source: Iterator[tuple[int, Arrival]]) -> None:
-        """Find the next arrival that waits for no other."""
-        for number, arrival in source:
-            if arrival.after < 0:
-                self._next: tuple[int, Arrival] | None = (number, arrival)
-                return
-            ended_s = self._columns.ended(arrival.after)
-            if ended_s is None:
-                self._parked.setdefault(arrival.after, []).append((number, arrival))
-            else:
-                heapq.heappush(self._due, (ended_s + arrival.time_s, number, arrival))
+    def _pull(self, source: Iterator[NumberedArrival]) -> None:
+        """Find the next arrival that waits for no other. Put aside those that do."""
         self._next = None
+        for number, arrival in source:
+            before = arrival.after
+            if before < 0:
+                self._next = (number, arrival)
+                return
+            ended_s = self._columns.ended(before)
+            if ended_s is None:
+                self._parked.setdefault(before, []).append((number, arrival))
+            else:
+                self._follow(ended_s, number, arrival)
+
+    def _follow(self, ended_s: float, number: int, arrival: Arrival) -> None:
+        """The request that this one waits for has ended: from then on its time counts."""
+        heapq.heappush(self._due, (ended_s + arrival.time_s, number, arrival))
 
     def _send(self, time_s: float, number: int, arrival: Arrival) -> None:
         packed = self._tokens.pack(arrival.prompt)
@@ -168,16 +179,17 @@ class Run:
         self._columns.enter(number, time_s, prompt_len, tenant)
         if self._lengths is not None:
             self._lengths.add(number, prompt_len + arrival.output_len - 1)
+        sampling = SamplingParams(
+            max_new_tokens=arrival.max_new_tokens,
+            temperature=0.0,
+            seed=number,  # by which the runner knows the request again (`cost.py`)
+            ignore_eos=arrival.ignore_eos,
+        )
         message = GenerateRequest(
             id=number,
             rid=f"#{number}",
             input_ids=packed,
-            sampling=SamplingParams(
-                max_new_tokens=arrival.max_new_tokens,
-                temperature=0.0,
-                seed=number,
-                ignore_eos=arrival.ignore_eos,
-            ),
+            sampling=sampling,
             tenant=arrival.tenant,
             priority=arrival.priority,
             cache_salt=arrival.salt,
@@ -198,21 +210,21 @@ class Run:
         for finish in output.finished:
             columns.finish(finish, now)
             for number, arrival in self._parked.pop(finish.id, ()):
-                heapq.heappush(self._due, (now + arrival.time_s, number, arrival))
+                self._follow(now, number, arrival)
 
     def _record(self) -> Record:
-        c = self._columns
-        n = self._columns.num
+        columns = self._columns
+        sent = slice(columns.num)
         return Record(
-            sent_s=c.sent_s[:n],
-            first_s=c.first_s[:n],
-            end_s=c.end_s[:n],
-            prompt_len=c.prompt_len[:n],
-            output_len=c.output_len[:n],
-            cached_len=c.cached_len[:n],
-            retractions=c.retractions[:n],
-            state=c.state[:n],
-            tenant=c.tenant[:n],
+            sent_s=columns.sent_s[sent],
+            first_s=columns.first_s[sent],
+            end_s=columns.end_s[sent],
+            prompt_len=columns.prompt_len[sent],
+            output_len=columns.output_len[sent],
+            cached_len=columns.cached_len[sent],
+            retractions=columns.retractions[sent],
+            state=columns.state[sent],
+            tenant=columns.tenant[sent],
             gaps=self._gaps,
         )
 
@@ -225,16 +237,16 @@ class _Columns:
 
     def __init__(self) -> None:
         self.num = 0  # requests that were entered, and all with lower numbers
-        self.sent_s: DoubleArray = np.full(0, np.nan)
-        self.first_s: DoubleArray = np.full(0, np.nan)
-        self.last_s: DoubleArray = np.full(0, np.nan)
-        self.end_s: DoubleArray = np.full(0, np.nan)
-        self.prompt_len: LongArray = np.zeros(0, dtype=np.int64)
-        self.output_len: LongArray = np.zeros(0, dtype=np.int64)
-        self.cached_len: LongArray = np.zeros(0, dtype=np.int64)
-        self.retractions: LongArray = np.zeros(0, dtype=np.int64)
-        self.state: LongArray = np.zeros(0, dtype=np.int64)
-        self.tenant: LongArray = np.zeros(0, dtype=np.int64)
+        self.sent_s = _never(0)
+        self.first_s = _never(0)
+        self.last_s = _never(0)
+        self.end_s = _never(0)
+        self.prompt_len = _none(0)
+        self.output_len = _none(0)
+        self.cached_len = _none(0)
+        self.retractions = _none(0)
+        self.state = _none(0)
+        self.tenant = _none(0)
 
     def enter(self, number: int, sent_s: float, prompt_len: int, tenant: int) -> None:
         if number >= len(self.sent_s):
@@ -261,11 +273,20 @@ class _Columns:
     def _grow(self, extra: int) -> None:
         size = max(len(self.sent_s), extra)
         for name in self.TIMES:
-            times = np.concatenate([getattr(self, name), np.full(size, np.nan)])
-            setattr(self, name, times)
+            times = [getattr(self, name), _never(size)]
+            setattr(self, name, np.concatenate(times))
         for name in self.COUNTS:
-            counts = np.concatenate([getattr(self, name), np.zeros(size, dtype=np.int64)])
-            setattr(self, name, counts)
+            counts = [getattr(self, name), _none(size)]
+            setattr(self, name, np.concatenate(counts))
+
+
+def _never(num: int) -> DoubleArray:
+    """Times of what has not happened."""
+    return np.full(num, np.nan)
+
+
+def _none(num: int) -> LongArray:
+    return np.zeros(num, dtype=np.int64)
 
 
 def simulate(
@@ -283,8 +304,15 @@ def simulate(
     clock = VirtualClock()
     lengths = TrueLengths()
     runner = CostRunner(cost, clock, lengths)
-    engine = Engine(settings, runner, clock=clock, overlap=overlap, on_failure=_fail)
-    record = Run(engine, clock, TokenSource(settings.vocab_size), lengths).play(arrivals)
+    engine = Engine(
+        settings,
+        runner,
+        clock=clock,
+        overlap=overlap,
+        on_failure=_fail,
+    )
+    tokens = TokenSource(settings.vocab_size)
+    record = Run(engine, clock, tokens, lengths).play(arrivals)
     record.meter = runner.meter
     record.num_rows = settings.max_running_requests
     stats = engine.scheduler.stats()

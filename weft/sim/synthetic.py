@@ -107,11 +107,10 @@ class Lengths(NamedTuple):
         if kind == "lognormal" and len(values) == 1:
             values.append(DEFAULT_SIGMA)
         expected = {"fixed": 1, "uniform": 2, "lognormal": 2}.get(kind)
-        if (
-            len(values) != expected
-            or values[0] < 1
-            or (kind == "uniform" and values[1] < values[0])
-        ):
+        is_right = len(values) == expected and values[0] >= 1
+        if is_right and kind == "uniform":
+            is_right = values[0] <= values[1]
+        if not is_right:
             raise SettingsError(
                 f"{flag} is {text!r}; N, uniform:LOW:HIGH or lognormal:MEAN[:SIGMA] is expected"
             )
@@ -124,9 +123,12 @@ class Lengths(NamedTuple):
             lengths: list[int] = rng.integers(int(self.first), int(self.second) + 1, n).tolist()
             return lengths
         sigma = self.second
-        drawn = rng.lognormal(np.log(self.first) - sigma**2 / 2, sigma, n)
-        rounded: list[int] = np.maximum(1, np.rint(drawn)).astype(np.int64).tolist()
-        return rounded
+        # The mean of a log-normal distribution is exp(mu + sigma^2 / 2).
+        mu = np.log(self.first) - sigma**2 / 2
+        drawn = rng.lognormal(mu, sigma, n)
+        rounded = np.maximum(1, np.rint(drawn))
+        whole: list[int] = rounded.astype(np.int64).tolist()
+        return whole
 
 
 def synthetic(traffic: Traffic, first_key: int = 0) -> Iterator[Arrival]:
@@ -136,7 +138,8 @@ def synthetic(traffic: Traffic, first_key: int = 0) -> Iterator[Arrival]:
     source = _Source(traffic, first_key)
     number = 0
     while number < traffic.requests:
-        for conversation in source.block(min(BLOCK_LEN, traffic.requests - number)):
+        num_left = traffic.requests - number
+        for conversation in source.block(min(BLOCK_LEN, num_left)):
             previous: Arrival | None = None
             for turn in conversation:
                 if number == traffic.requests:
@@ -151,10 +154,17 @@ def at_once(lengths: Iterable[tuple[int, int]], *, first_key: int = 0) -> list[A
     """Requests that come at once, with exactly these lengths (input,
     output) and nothing in common.
     """
-    return [
-        Arrival(0.0, (Segment(first_key + i, input_len),), output_len, output_len, ignore_eos=True)
-        for i, (input_len, output_len) in enumerate(lengths)
-    ]
+    arrivals = []
+    for key, (input_len, output_len) in enumerate(lengths, first_key):
+        arrival = Arrival(
+            time_s=0.0,
+            prompt=(Segment(key, input_len),),
+            output_len=output_len,
+            max_new_tokens=output_len,
+            ignore_eos=True,
+        )
+        arrivals.append(arrival)
+    return arrivals
 
 
 class _Turn(NamedTuple):
@@ -182,7 +192,8 @@ class _Source:
         """The next n conversations."""
         rng = self._rng
         traffic = self._traffic
-        starts = (self._now + np.cumsum(self._gaps(n))).tolist()
+        since_now = np.cumsum(self._gaps(n))
+        starts = (self._now + since_now).tolist()
         self._now = starts[-1]
         num_turns = rng.integers(1, 2 * traffic.turns, n).tolist()
         total = sum(num_turns)
@@ -194,9 +205,16 @@ class _Source:
         first = 0  # of this conversation's turns, among those of all
         for i in range(n):
             turns = []
+            time_s = starts[i]  # of the first turn; a later one follows an answer
             for j in range(first, first + num_turns[i]):
-                time_s = starts[i] if j == first else thinks[j]
-                turns.append(_Turn(time_s, inputs[j], outputs[j], prefixes[i], tenants[i]))
+                turn = _Turn(
+                    time_s=time_s if j == first else thinks[j],
+                    input_len=inputs[j],
+                    output_len=outputs[j],
+                    prefix=prefixes[i],
+                    tenant=tenants[i],
+                )
+                turns.append(turn)
             yield turns
             first += num_turns[i]
 
@@ -233,7 +251,8 @@ class _Source:
 
 def _zipf(n: int, exponent: float) -> NDArray[np.float64]:
     """[n] cumulative probabilities of Zipf's law."""
-    total = np.cumsum(1 / np.arange(1, n + 1, dtype=np.float64) ** exponent)
+    ranks = np.arange(1, n + 1, dtype=np.float64)
+    total = np.cumsum(1 / ranks**exponent)
     shares: NDArray[np.float64] = total / total[-1:]
     return shares
 

@@ -9,10 +9,11 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Columns as wide as they need be;
     the first is aligned to the left, the others to the right.
     """
-    lines = [list(header), *map(list, rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
-    text = [_line(line, widths) for line in lines]
-    return "\n".join([text[0], "-" * len(text[0]), *text[1:]])
+    lines = [header, *rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    head, *body = (_line(line, widths) for line in lines)
+    rule = "-" * len(head)
+    return "\n".join([head, rule, *body])
 
 
 def number(value: float) -> str:
@@ -29,8 +30,7 @@ def number(value: float) -> str:
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    first, *others = (
-        cell.rjust(width) if i else cell.ljust(width)
-        for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
-    )
-    return "  ".join([first, *others]).rstrip()
+    aligned = [cells[0].ljust(widths[0])]
+    for cell, width in zip(cells[1:], widths[1:], strict=True):
+        aligned.append(cell.rjust(width))
+    return "  ".join(aligned).rstrip()

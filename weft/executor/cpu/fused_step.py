@@ -122,7 +122,14 @@ class CpuFusedSteps:
         step.num_sampling = num_sampling
         self._make_room(plan.num_tokens, num_sampling)
         # One array for the library: a pointer to each would cost an attribute of ctypes a column.
-        columns = (plan.rows, plan.starts, plan.lens, plan.samples, plan.tokens, plan.slots)
+        columns = (
+            plan.rows,
+            plan.starts,
+            plan.lens,
+            plan.samples,
+            plan.tokens,
+            plan.slots,
+        )
         num_numbers = 4 * num_requests + 2 * plan.num_tokens
         np.concatenate(columns, out=self._numbers[:num_numbers])
         self._mask.num_masks = 0
