@@ -2,11 +2,11 @@
 
 from weft import LLM, SamplingParams
 
-PROMPTS = ["import os\n", "class Stack:\n", "def fibonacci(n):\n"]
+PROMPTS = ["Water boils at", "The sun rises in", "def fibonacci(n):\n"]
 
 
 def main() -> None:
-    llm = LLM()  # the bundled model; LLM("Qwen/Qwen3-0.6B") downloads another
+    llm = LLM()  # the default model; LLM("Qwen/Qwen3-0.6B") downloads another
     params = SamplingParams(max_new_tokens=24, temperature=0.0)
     for output in llm.generate(PROMPTS, params):
         print(output.text)

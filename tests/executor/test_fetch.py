@@ -28,7 +28,7 @@ def test_a_folder_is_itself(tmp_path, hub):
 
 
 def test_no_name_is_the_bundled_model(hub):
-    assert local_folder("").parts[-3:] == ("weft", "bundled", "weft-nano")
+    assert local_path("").parts[-3:] == ("weft", "bundled", "weft-nano")
     assert hub == []
 
 

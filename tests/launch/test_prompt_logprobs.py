@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from weft import LLM, SamplingParams
-from weft.executor.weights.fetch import BUNDLED
+from weft.executor.weights.known import BUNDLED
 from weft.llm import Output
 
 TOLERANCE = 1e-3

@@ -101,7 +101,7 @@ class Life:
         self._scale = scale
         self._number = number
         module = ("tests.soak.plants", *plant) if plant else ("weft",)
-        self._server = Server(*OPTIONS, *options, *([model] if model else []), module=module)
+        self._server = Server(*OPTIONS, *options, model or "weft-nano", module=module)
         self._began = time.monotonic()
         self._front = psutil.Process(self._server.process.pid)
         self._port = int(self._server.url.rpartition(":")[2])

@@ -31,6 +31,10 @@ from weft.executor.weights.fetch import DESCRIPTIONS, local_folder, local_path
 from weft.executor.weights.gguf import files
 from weft.executor.weights.gguf.names import ROPE_FACTORS
 from weft.executor.weights.gguf.reader import GgufFile
+from weft.executor.weights.known import SMOLLM2, missing_default, smollm2_file
+from weft.observe.log import EventLog
+
+log = EventLog("serve")
 
 # What decides about the content of a folder: where it changes, folders are made anew.
 WEFT = Path(__file__).parents[1]
@@ -50,6 +54,8 @@ MAX_ROPE_FACTORS = 4_096
 
 def model_folder(config: EngineConfig) -> Path:
     """The folder of the model that the settings name. Raises ModelError and SettingsError."""
+    if not config.model and missing_default():
+        log.warning(missing_default())
     path = local_path(config.model, config.revision)
     if path.is_dir():
         if config.tokenizer:
@@ -64,10 +70,10 @@ def model_folder(config: EngineConfig) -> Path:
 
 
 def model_name(config: EngineConfig, folder: Path) -> str:
-    """What the model in its folder is called: the last part of what the user called it, without the
-    ending of a file."""
+    """What the model in its folder is called: the last part of what the user called it; of a file
+    without its ending, and of a model that weft knows as it is written."""
     name = Path(config.model).name
-    if name.endswith(files.ENDING) or not name:
+    if not name or name.endswith(files.ENDING) or name.lower() == folder.name.lower():
         return folder.name
     return name
 
@@ -90,7 +96,10 @@ def described(path: Path, source: Path) -> Path:
     """
     parts = {part.name: part.absolute() for part in files.parts(path)}
     beside = [source / name for name in TOKENIZER_FILES if (source / name).is_file()]
-    folder = _cache() / _digest([*parts.values(), *beside]) / files.stem(path)
+    name = files.stem(path)
+    if path == smollm2_file():
+        name = SMOLLM2
+    folder = _cache() / _digest([*parts.values(), *beside]) / name
     if (folder / "config.json").is_file():
         return folder
     content = dict(_description(path, beside))
@@ -105,7 +114,7 @@ def described(path: Path, source: Path) -> Path:
     except OSError:  # the cache cannot be written: a folder of this process's own does as well
         private = Path(tempfile.mkdtemp(prefix="weft-gguf-"))
         atexit.register(shutil.rmtree, private, ignore_errors=True)
-        folder = private / files.stem(path)
+        folder = private / name
         _write(folder, content, parts)
         return folder
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from weft.assemble.model_folder import model_folder
 from weft.bench.results import write_json
-from weft.bench.testbed import Testbed
+from weft.bench.testbed import Testbed, with_model
 from weft.config.engine import EngineConfig
 from weft.config.options import Settings, SettingsError, option
 from weft.engine.engine import Engine
@@ -250,7 +250,7 @@ def _pool(testbed: Testbed, config: EngineConfig, *, jump: bool) -> Iterator[Tim
     def compiler() -> Compiler:
         made = make_compiler(
             config.grammar_backend,
-            model_folder(config) / "tokenizer.json",
+            model_folder(with_model(config)) / "tokenizer.json",
             testbed.settings.vocab_size,
             testbed.settings.eos_token_ids,
             testbed.threads,

@@ -21,6 +21,7 @@ from weft.config.model import ModelConfig
 from weft.config.options import SettingsError
 from weft.config.resolve import resolve
 from weft.engine.engine import Engine
+from weft.executor.weights.known import NANO
 from weft.grammar.protocol import Grammars
 from weft.plan.device import DeviceRequest, Pending
 from weft.plan.step import Plan, Result, Runner, Step
@@ -97,6 +98,11 @@ class MeasuredRunner:
         self.steps.append(StepTime(load.tokens, load.context, load.samples, seconds))
 
 
+def with_model(config: EngineConfig) -> EngineConfig:
+    """The settings with the bundled model, if they name none."""
+    return replace(config, model=config.model or NANO)
+
+
 class Testbed:
     """A loaded model, and an engine of its own for each run over it:
     nothing is cached, nothing has been counted.
@@ -121,11 +127,12 @@ class Testbed:
 
     @classmethod
     def of(cls, config: EngineConfig) -> Testbed:
-        """Load a model. With random weights (--load-format dummy) a
-        folder with a config.json will do.
+        """Load a model; the bundled one if none is named, so that figures can be compared. With
+        random weights (--load-format dummy) a folder with a config.json will do.
         """
         from weft.assemble.build import build_engine
 
+        config = with_model(config)
         folder = model_folder(config)
         if config.load_format != "dummy":
             check_files(folder)

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from weft.messages.sampling import SamplingParams
 
 ABOUT = (
-    "Chat in the terminal: with MODEL (the bundled weft-nano if not given), or with a running "
-    "server (--url)."
+    "Chat in the terminal: with MODEL (if not given, SmolLM2-135M-Instruct where it is "
+    "installed, else the bundled weft-nano), or with a running server (--url)."
 )
 COMMANDS = """\
 /clear         begin anew

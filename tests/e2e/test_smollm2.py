@@ -1,0 +1,55 @@
+"""The default model answers sensibly: where its package is installed (scripts/serve fetches it)."""
+
+from __future__ import annotations
+
+import math
+from pydoc_data import topics
+
+import pytest
+
+from tests.e2e.server import Server
+from weft import LLM, SamplingParams
+from weft.executor.weights import known
+
+pytestmark = pytest.mark.skipif(
+    known.smollm2_file() is None, reason=f"{known.SMOLLM2} is not installed: scripts/serve"
+)
+GREEDY = SamplingParams(temperature=0.0, max_new_tokens=32)
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+# Of transformers in float32, on the same widened weights and tokens.
+PERPLEXITY = 11.5666
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM(known.SMOLLM2, kv_tokens=2_048, threads=1)
+
+
+def test_it_answers_a_question_and_ends(llm: LLM) -> None:
+    assert llm.model.name == "SmolLM2-135M-Instruct"
+    [output] = llm.chat(QUESTION, GREEDY)
+    assert "Paris" in output.text
+    assert output.finish_reason == "stop"
+
+
+def test_its_perplexity_is_that_of_transformers(llm: LLM) -> None:
+    text = "\n\n".join(topics.topics[name] for name in sorted(topics.topics))
+    ids = llm.tokenizer.encode(text)[512:1_024]
+    params = SamplingParams(max_new_tokens=1, logprobs=0, prompt_logprobs=0)
+    [output] = llm.generate([ids], params)
+    losses = [-token.logprob for token in output.prompt_logprobs[1:] if token.logprob is not None]
+    assert len(losses) == 511
+    assert math.exp(sum(losses) / len(losses)) == pytest.approx(PERPLEXITY, rel=0.02)
+
+
+def test_a_server_without_a_model_serves_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(known.DEFAULT)
+    server = Server()
+    try:
+        answer = server.post(
+            "/v1/chat/completions", messages=QUESTION, temperature=0, max_tokens=32
+        )
+        assert answer["model"] == "SmolLM2-135M-Instruct"
+        assert "Paris" in answer["choices"][0]["message"]["content"]
+    finally:
+        assert server.stop() == 0
