@@ -157,17 +157,27 @@ def test_weights_are_what_is_stored_times_its_scale(
 def test_eight_bits_that_are_kept_are_those_that_were_stored(
     stored: Stored, drive: Callable[..., Driver]
 ) -> None:
-    """Where rows have one scale; a CPU's matrices stand for a GPU's."""
+    """Where rows have one scale; a CPU's matrices of fp8 stand for a GPU's."""
     format = "int8" if "int8" in stored.name else "fp8"
     layer = drive(stored.folder, quantize=format, dtype="float32").steps._model.layers[0]  # type: ignore[attr-defined]
     matrix = layer.mlp.gate_up.matrix
+    wanted = stored.stands_for[UP]
+    if format == "int8":
+        assert torch.equal(matrix.get(1), wanted)
+        return
     assert isinstance(matrix, QuantizedMatrix)
-    up = matrix.values[200:].float()
-    same = torch.equal(up, stored.tensors[UP].float())
+    same = torch.equal(matrix.values[200:].float(), stored.tensors[UP].float())
     assert same == ("block" not in stored.name)
-    assert (matrix.get(1) - stored.stands_for[UP]).abs().max() < 0.07 * stored.stands_for[
-        UP
-    ].abs().max()
+    assert (matrix.get(1) - wanted).abs().max() < 0.07 * wanted.abs().max()
+
+
+def test_integers_of_eight_bits_are_kept_as_they_were_stored_by_the_kernels(
+    tmp_path: Path, drive: Callable[..., Driver]
+) -> None:
+    stored = Stored("int8, by output", tmp_path)
+    driver = drive(tmp_path, quantize="int8", dtype="float32", kernels="auto")
+    kept = {weight.name: weight.get() for weight in driver.steps._model.weights()}  # type: ignore[attr-defined]
+    assert torch.equal(kept[UP], stored.stands_for[UP])
 
 
 def test_new_weights_may_be_stored_in_eight_bits(

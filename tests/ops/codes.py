@@ -54,6 +54,12 @@ def _scales(
     return Scales(fine.to(format.scale_type))
 
 
+def rows_of(codes: Codes, start: int, stop: int) -> Codes:
+    rows = slice(start, stop)
+    mins = None if codes.mins is None else codes.mins.rows(rows)
+    return Codes(codes.format, codes.values[rows], codes.scales.rows(rows), mins)
+
+
 def expected(codes: Codes) -> NDArray[np.float32]:
     """[n, in], input by input."""
     format = codes.format

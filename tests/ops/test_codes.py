@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.ops.codes import FORMATS, expected, random_codes
-from weft.ops.codes import CodeFormat, Codes
+from tests.ops.codes import FORMATS, expected, random_codes, rows_of
+from weft.ops.codes import CodeFormat
 from weft.ops.plain import PlainMatrix
 
 
@@ -27,8 +27,3 @@ def test_rows_put_as_codes_are_the_weights_that_they_stand_for() -> None:
         matrix.put_codes(1, rows_of(codes, start, stop), start)
     assert torch.equal(matrix.get(0), first.dequantized())
     assert torch.equal(matrix.get(1), codes.dequantized())
-
-
-def rows_of(codes: Codes, start: int, stop: int) -> Codes:
-    scales = codes.scales._replace(fine=codes.scales.fine[start:stop])
-    return codes._replace(values=codes.values[start:stop], scales=scales)

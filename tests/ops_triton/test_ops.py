@@ -35,12 +35,12 @@ def both(format: str) -> tuple[tuple[TritonOps, Matrix], tuple[PlainOps, Matrix]
 
 
 @pytest.mark.parametrize(
-    ("format", "tolerance"), [("", 1e-5), ("int4", 1e-5), ("int8", 0.03), ("fp8", 0.15)]
+    ("format", "tolerance"), [("", 1e-5), ("int4", 0.03), ("int8", 0.03), ("fp8", 0.15)]
 )
 @pytest.mark.parametrize("num", [1, 20])
 def test_products_are_those_of_the_twin(format: str, tolerance: float, num: int) -> None:
-    """Errors relative to the largest output: eight bits round activations, too, where the twin does not, and what the
-    interpreter does to those of fp8 tells `eight_bits.py`."""
+    """Errors relative to the largest output: eight bits round activations, too, row by row where the twin does it 32
+    inputs at a time, four bits round none; and what the interpreter does to those of fp8 tells `eight_bits.py`."""
     (ours, mine), (twin, theirs) = both(format)
     x, norm, before = random(num, IN), Norm(random(IN), 1e-6), random(num, sum(SIZES))
 

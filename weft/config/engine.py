@@ -44,7 +44,7 @@ class ModelOptions:
     )
     quantize: str = option(
         "auto",
-        "keep weights in fewer bits: int8 (one scale per output), int4 (one per 64 inputs) or, "
+        "keep weights in fewer bits: int8, int4 (on a CPU with scales for every 32 inputs) or, "
         "on a GPU, fp8 (one per output); embeddings in int8. auto keeps what is stored in eight "
         "bits, where the device computes with them",
         group="model",

@@ -49,6 +49,10 @@ class Scales(NamedTuple):
         factors = self.coarse.float().repeat_interleave(COARSE // group, dim=1)
         return fine * factors[:, : fine.shape[1]]
 
+    def rows(self, index: Tensor | slice) -> Scales:
+        coarse = None if self.coarse is None else self.coarse[index]
+        return Scales(self.fine[index], coarse)
+
 
 class Codes(NamedTuple):
     """Rows of a matrix."""
@@ -78,3 +82,9 @@ class Codes(NamedTuple):
         if group == 0:
             return scales.values(in_size)
         return scales.values(group).repeat_interleave(group, dim=1)[:, :in_size]
+
+
+def codes_of_int8(rows: Tensor, scales: Tensor) -> Codes:
+    """Rows of signed integers [n, in], with a float32 scale for each [n]."""
+    values = rows.view(torch.uint8) ^ 128
+    return Codes(CodeFormat(8, 0, offset=128), values, Scales(scales[:, None]))

@@ -9,17 +9,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from weft.ops.codes import CodeFormat, Codes
+from weft.ops.codes import COARSE, CodeFormat, Codes, Scales, codes_of_int8
 from weft.ops.elementwise import rms_norm, silu_and_mul
 from weft.ops.protocol import Matrix, Norm
 from weft.ops.quantize import (
-    GROUP,
-    KEPT_IN,
-    QUANTIZE,
+    CODE_FORMATS,
+    FP8,
+    INT8_BY_OUTPUT,
     dequantize,
+    quantize_as,
     quantize_fp8,
+    quantize_int8,
+    round_rows,
     widened,
 )
+
+QUANTIZE = {"int8": quantize_int8, "fp8": quantize_fp8}
+KEPT_IN = {"int8": torch.int8, "fp8": FP8}
 
 
 class PlainMatrix:
@@ -48,6 +54,10 @@ class PlainMatrix:
     def weight(self) -> Tensor:
         """[out, in]"""
         return self._weight
+
+    def rounded(self, x: Tensor) -> Tensor:
+        """x [T, in] as the products of this format see it."""
+        return x
 
     def rows(self, index: Tensor) -> Tensor:
         """index [n] -> [n, in]"""
@@ -94,8 +104,8 @@ class PlainMatrix:
 
 
 class QuantizedMatrix(PlainMatrix):
-    """Kept in few bits: int8, int4 or fp8. What is read as `weight` is widened at each use, which
-    saves memory, not time."""
+    """Kept in eight bits with a scale for each output: int8 or fp8, as a GPU multiplies them. What
+    is read as `weight` is widened at each use."""
 
     def __init__(
         self,
@@ -117,18 +127,23 @@ class QuantizedMatrix(PlainMatrix):
         self._in_size = in_size
         self._dtype = dtype
         num_rows = sum(sizes)
-        scales = (num_rows, -(-in_size // GROUP)) if format == "int4" else (num_rows,)
         self.values = torch.empty(
             num_rows,
             in_size,
             dtype=KEPT_IN[format],
             device=device,
         )
-        self.scales = torch.empty(scales, device=device)
+        self.scales = torch.empty(num_rows, device=device)
 
     @property
     def weight(self) -> Tensor:
         return dequantize(self.values, self.scales).to(self._dtype)
+
+    def rounded(self, x: Tensor) -> Tensor:
+        if self.format != "fp8":
+            return x
+        values, scales = quantize_fp8(x)
+        return dequantize(values, scales).to(x.dtype)
 
     def rows(self, index: Tensor) -> Tensor:
         return dequantize(self.values[index], self.scales[index]).to(self._dtype)
@@ -147,7 +162,7 @@ class QuantizedMatrix(PlainMatrix):
         end = start + len(rows)
         assert end <= self.sizes[part]
         assert rows.shape[1] == self._in_size
-        if scales is None or self.format == "int4" or rows.dtype != self.values.dtype:
+        if scales is None or rows.dtype != self.values.dtype:
             rows = widened(rows, scales).to(self.values.device)
             rows, scales = QUANTIZE[self.format](rows)
         self._part(self.values, part)[start:end].copy_(rows)
@@ -164,10 +179,101 @@ class QuantizedMatrix(PlainMatrix):
         return dequantize(values, scales).to(self._dtype)
 
 
+class CodedMatrix(PlainMatrix):
+    """Kept as codes, int8 or int4, that are widened at each use, which saves memory, not time.
+
+    Codes that come as they are stored are kept so if they have no more bits than asked for.
+    """
+
+    def __init__(
+        self,
+        in_size: int,
+        sizes: tuple[int, ...],
+        bias: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+        format: str,
+    ) -> None:
+        super().__init__(
+            0,
+            sizes,
+            bias,
+            dtype,
+            device,
+        )
+        self.format = format
+        self._in_size = in_size
+        self._dtype = dtype
+        self._parts: list[Codes] = []
+        for size in sizes:
+            self._parts.append(_empty_codes(CODE_FORMATS[format], size, in_size, device))
+        self._has_content = False
+
+    @property
+    def weight(self) -> Tensor:
+        return torch.cat([codes.dequantized() for codes in self._parts]).to(self._dtype)
+
+    def rounded(self, x: Tensor) -> Tensor:
+        return round_rows(x)
+
+    def rows(self, index: Tensor) -> Tensor:
+        if len(self._parts) > 1:
+            return F.embedding(index, self.weight)
+        return _rows_of(self._parts[0], index).dequantized().to(self._dtype)
+
+    @property
+    def tensors(self) -> Sequence[Tensor]:
+        tensors = list(super().tensors)
+        for codes in self._parts:
+            tensors += _tensors_of(codes)
+        return tensors
+
+    def keep_as(self, part: int, format: CodeFormat) -> None:
+        if self._has_content or format.bits > CODE_FORMATS[self.format].bits:
+            return
+        device = self._parts[part].values.device
+        self._parts[part] = _empty_codes(format, self.sizes[part], self._in_size, device)
+
+    def put(
+        self,
+        part: int,
+        rows: Tensor,
+        start: int = 0,
+        scales: Tensor | None = None,
+    ) -> None:
+        format = self._parts[part].format
+        if scales is not None and rows.dtype == torch.int8 and format == INT8_BY_OUTPUT:
+            self.put_codes(part, codes_of_int8(rows, scales), start)
+            return
+        device = self._parts[part].values.device
+        codes = quantize_as(format, widened(rows, scales).to(device))
+        self.put_codes(part, codes, start)
+
+    def put_codes(self, part: int, codes: Codes, start: int = 0) -> None:
+        self._has_content = True
+        kept = self._parts[part]
+        if codes.format != kept.format:
+            self.put(part, codes.dequantized(), start)
+            return
+        end = start + len(codes.values)
+        assert end <= self.sizes[part]
+        for to, come in zip(_tensors_of(kept), _tensors_of(codes), strict=True):
+            to[start:end].copy_(come)
+
+    def get(
+        self,
+        part: int,
+        start: int = 0,
+        stop: int | None = None,
+    ) -> Tensor:
+        rows = _rows_of(self._parts[part], slice(start, stop))
+        return rows.dequantized().to(self._dtype)
+
+
 class PlainOps:
     """Activations have the type of the weights. `format`: int8, int4 or fp8 to quantise weights, ""
-    to keep them as they are. With fp8 the inputs of products are rounded to fp8, too, row by
-    row."""
+    to keep them as they are. With these the inputs of products are rounded to eight bits, too: in
+    groups for codes, row by row for fp8."""
 
     def __init__(
         self,
@@ -178,7 +284,15 @@ class PlainOps:
         self._dtype = dtype
         self._device = device
         self._format = format
-        self.tensors: list[Tensor] = []
+        self._vectors: list[Tensor] = []
+        self._matrices: list[PlainMatrix] = []
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        tensors = list(self._vectors)
+        for matrix in self._matrices:
+            tensors += matrix.tensors
+        return tensors
 
     def vector(self, size: int) -> Tensor:
         values = torch.empty(
@@ -186,7 +300,7 @@ class PlainOps:
             dtype=self._dtype,
             device=self._device,
         )
-        self.tensors.append(values)
+        self._vectors.append(values)
         return values
 
     def matrix(
@@ -201,7 +315,7 @@ class PlainOps:
         matrix = self._matrix(
             in_size, sizes, bias, "int8" if precise and self._format else self._format
         )
-        self.tensors += matrix.tensors
+        self._matrices.append(matrix)
         return matrix
 
     def embed(
@@ -223,10 +337,7 @@ class PlainOps:
 
     def linear(self, x: Tensor, weight: Matrix) -> Tensor:
         matrix = _plain(weight)
-        if matrix.format == "fp8":
-            values, scales = quantize_fp8(x)
-            x = dequantize(values, scales).to(x.dtype)
-        return F.linear(x, matrix.weight, matrix.bias)
+        return F.linear(matrix.rounded(x), matrix.weight, matrix.bias)
 
     def gated(self, x: Tensor, weight: Matrix) -> Tensor:
         return silu_and_mul(self.linear(x, weight))
@@ -244,23 +355,41 @@ class PlainOps:
         bias: bool,
         format: str,
     ) -> PlainMatrix:
-        if format:
-            return QuantizedMatrix(
-                in_size,
-                sizes,
-                bias,
-                self._dtype,
-                self._device,
-                format,
-            )
-        return PlainMatrix(
-            in_size,
-            sizes,
-            bias,
-            self._dtype,
-            self._device,
-        )
+        if not format:
+            return PlainMatrix(in_size, sizes, bias, self._dtype, self._device)
+        kind = CodedMatrix if format in CODE_FORMATS else QuantizedMatrix
+        return kind(in_size, sizes, bias, self._dtype, self._device, format)
 
 
 def _plain(matrix: Matrix) -> PlainMatrix:
     return cast(PlainMatrix, matrix)
+
+
+def _empty_codes(format: CodeFormat, num_rows: int, in_size: int, device: torch.device) -> Codes:
+    values = torch.zeros(num_rows, in_size, dtype=torch.uint8, device=device)
+    num_groups = -(-in_size // (format.group or in_size))
+    scales = []
+    for _ in range(2 if format.has_mins else 1):
+        if format.is_coarse:
+            fine = torch.zeros(num_rows, num_groups, dtype=torch.int8, device=device)
+            num_coarse = -(-in_size // COARSE)
+            coarse = torch.zeros(num_rows, num_coarse, dtype=torch.float16, device=device)
+            scales.append(Scales(fine, coarse))
+        else:
+            shape = (num_rows, num_groups)
+            scales.append(Scales(torch.zeros(shape, dtype=format.scale_type, device=device)))
+    return Codes(format, values, scales[0], scales[1] if format.has_mins else None)
+
+
+def _tensors_of(codes: Codes) -> list[Tensor]:
+    tensors = [codes.values]
+    for scales in (codes.scales, codes.mins):
+        if scales is not None:
+            tensors += [tensor for tensor in scales if tensor is not None]
+    return tensors
+
+
+def _rows_of(codes: Codes, index: Tensor | slice) -> Codes:
+    scales = codes.scales.rows(index)
+    mins = None if codes.mins is None else codes.mins.rows(index)
+    return Codes(codes.format, codes.values[index], scales, mins)

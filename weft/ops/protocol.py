@@ -89,7 +89,10 @@ class Ops(Protocol):
     behind `computed`; the functions here take it either way.
     """
 
-    tensors: list[Tensor]  # all tensors in which weights are kept, for as long as the model lives
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All tensors in which weights are kept, once they have their content."""
+        ...
 
     def vector(self, size: int) -> Tensor:
         """A weight with one dimension, without content yet."""

@@ -1,7 +1,9 @@
-"""Weights in eight and four bits: the plain twins of what `cpp/` packs and `triton/` multiplies.
+"""Weights and activations in eight and four bits: the plain twins of what `cpp/` packs and
+multiplies and `triton/` multiplies.
 
-All are symmetric. Eight bits, integers or floats (e4m3), have one scale for each output; four bits
-one for each group of inputs of each output.
+On a CPU weights are codes (`codes.py`), int8 and int4 of the formats below, and what they are
+multiplied with is rounded to eight bits, 32 inputs at a time. On a GPU int8 and fp8 are symmetric,
+with one scale for each output, and each row of activations has one.
 """
 
 from __future__ import annotations
@@ -9,10 +11,61 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-GROUP = 64  # inputs that share a scale in four bits
+from weft.ops.codes import COARSE, CodeFormat, Codes, Scales
+
+INT8 = CodeFormat(8, 32, offset=128, scale_type=torch.bfloat16)
+INT4 = CodeFormat(4, 32, has_mins=True, scale_type=torch.float16)
+INT8_BY_OUTPUT = CodeFormat(8, 0, offset=128)  # as checkpoints in int8 are stored
+CODE_FORMATS = {"int8": INT8, "int4": INT4}
+
+ROW_GROUP = 32  # inputs of a row of activations that share a scale
+LEAST_PEAK = 1e-36  # below, the inverse of a scale would be infinite
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
 FLOATS_OF_FP8 = torch.arange(256, dtype=torch.uint8).view(FP8).float()  # by their bits
+
+# How many steps the range of a group in four bits may have: with 15 at most, the first of them is
+# the smallest weight; with more, the outermost weights are cut off on both sides.
+STEPS_OF_RANGE = (15, 14, 13, 12, 15.6, 16.3, 17.1, 18)
+MOST_STEPS = 15
+
+
+def round_rows(x: Tensor) -> Tensor:
+    """[T, in] -> the same in steps of 1 / 127 of the largest of each 32, as kernels of codes see
+    it."""
+    size = x.shape[1]
+    groups = _grouped(x, ROW_GROUP)
+    peaks = groups.abs().amax(dim=2, keepdim=True)
+    # A number that is not finite makes its group so.
+    has_range = ~(peaks <= LEAST_PEAK)
+    inverse = torch.where(has_range, 127 / peaks, 0)
+    scales = torch.where(has_range, peaks / 127, 0)
+    rounded = (groups * inverse).round() * scales
+    return rounded.flatten(1)[:, :size].to(x.dtype)
+
+
+def quantize_as(format: CodeFormat, weight: Tensor) -> Codes:
+    """[out, in] floats -> codes that lose little: for `INT8` and `INT4` those that are chosen where
+    the user asks for few bits; for others what suits a weight that comes later, in place of stored
+    ones."""
+    size = weight.shape[1]
+    groups = _grouped(weight, format.group or size)
+    mins = None
+    if format.has_mins and format.bits == 4:
+        scales, mins = _fitted_lines(groups)
+    elif format.has_mins:
+        low = groups.amin(dim=2)
+        scales, mins = (groups.amax(dim=2) - low) / 255, low
+    else:
+        scales = groups.abs().amax(dim=2) / _largest_step(format)
+    kept_scales = _kept(format, scales)
+    kept_mins = None if mins is None else _kept(format, mins)
+    steps = groups
+    if kept_mins is not None:
+        steps = steps - kept_mins.values(format.group or size)[..., None]
+    steps = _over(steps, kept_scales.values(format.group or size)[..., None])
+    codes = _codes_of(format, steps).flatten(1)[:, :size]
+    return Codes(format, codes.contiguous(), kept_scales, kept_mins)
 
 
 def quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -20,7 +73,7 @@ def quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
     times its scale."""
     weight = weight.float()
     scales = weight.abs().amax(dim=1) / 127
-    integers = _rounded(weight, scales[:, None]).clamp_(-127, 127)
+    integers = _over(weight, scales[:, None]).round_().clamp_(-127, 127)
     return integers.to(torch.int8), scales
 
 
@@ -33,35 +86,9 @@ def quantize_fp8(weight: Tensor) -> tuple[Tensor, Tensor]:
     return scaled.clamp_(-FP8_MAX, FP8_MAX).to(FP8), scales
 
 
-def quantize_int4(weight: Tensor, group: int = GROUP) -> tuple[Tensor, Tensor]:
-    """[out, in] -> int8 [out, in] in -8..7 and float32 scales [out, ceil(in / group)].
-
-    The scale of a group is, of a few below and at the largest weight / 7.5, the one with the least
-    squared error.
-    """
-    out_size, in_size = weight.shape
-    padded = torch.nn.functional.pad(weight.float(), (0, -in_size % group)).view(
-        out_size, -1, group
-    )
-    largest = padded.abs().amax(dim=2) / 7.5
-    best = largest
-    least = torch.full_like(largest, torch.inf)
-    for part in (1.0, 0.95, 0.9, 0.85, 0.8, 0.75):
-        scales = largest * part
-        widened_again = _four_bits(padded, scales) * scales[..., None]
-        error = (widened_again - padded).square().sum(dim=2)
-        best = torch.where(error < least, scales, best)
-        least = torch.minimum(error, least)
-    integers = _four_bits(padded, best).to(torch.int8).view(out_size, -1)
-    return integers[:, :in_size].contiguous(), best
-
-
 def dequantize(values: Tensor, scales: Tensor) -> Tensor:
-    """The float32 weight [out, in] that values [out, in] and scales [out] or [out, groups] stand
-    for."""
-    if scales.dim() == 1:
-        return floats(values) * scales[:, None]
-    return values * scales.repeat_interleave(GROUP, dim=1)[:, : values.shape[1]]
+    """The float32 weight [out, in] that values [out, in] and scales [out] stand for."""
+    return floats(values) * scales[:, None]
 
 
 def floats(values: Tensor) -> Tensor:
@@ -78,22 +105,68 @@ def widened(rows: Tensor, scales: Tensor | None) -> Tensor:
     return rows if scales is None else dequantize(rows, scales)
 
 
-QUANTIZE = {
-    "int8": quantize_int8,
-    "int4": quantize_int4,
-    "fp8": quantize_fp8,
-}
-# Integers of four bits take eight in torch.
-KEPT_IN = {
-    "int8": torch.int8,
-    "int4": torch.int8,
-    "fp8": FP8,
-}
+def _grouped(x: Tensor, group: int) -> Tensor:
+    """[n, in] -> [n, groups, group] float32, filled up with zeros"""
+    padded = torch.nn.functional.pad(x.float(), (0, -x.shape[1] % group))
+    return padded.view(len(x), -1, group)
 
 
-def _four_bits(groups: Tensor, scales: Tensor) -> Tensor:
-    return _rounded(groups, scales[..., None]).clamp_(-8, 7)
+def _fitted_lines(groups: Tensor) -> tuple[Tensor, Tensor]:
+    """Scales and mins [n, groups] of four bits: of a few ways to lay the steps over a group, the
+    one that leaves the least squared error once a line is drawn through steps and weights."""
+    group = groups.shape[2]
+    low = groups.amin(dim=2)
+    high = groups.amax(dim=2)
+    middle = (low + high) * 0.5
+    values = groups - middle[..., None]
+    total = values.sum(dim=2)
+    best = torch.full_like(low, -1)
+    scales = torch.zeros_like(low)
+    mins = middle
+    for num_steps in STEPS_OF_RANGE:
+        step = (high - low) / num_steps
+        first = low - middle if num_steps <= MOST_STEPS else step * (-MOST_STEPS / 2)
+        q = _over(values - first[..., None], step[..., None]).round_().clamp_(0, MOST_STEPS)
+        total_q = q.sum(dim=2)
+        products = (q * values).sum(dim=2)
+        spread = group * q.square().sum(dim=2) - total_q * total_q
+        slope = _over(group * products - total_q * total, spread)
+        base = (total - slope * total_q) / group
+        explained = slope * products + base * total
+        is_better = explained > best
+        scales = torch.where(is_better, slope, scales)
+        mins = torch.where(is_better, base + middle, mins)
+        best = torch.maximum(best, explained)
+    return scales, mins
 
 
-def _rounded(x: Tensor, scales: Tensor) -> Tensor:
-    return (x / torch.where(scales == 0, 1.0, scales)).round_()
+def _largest_step(format: CodeFormat) -> float:
+    if format.table:
+        return max(map(abs, format.table))
+    return format.offset - 0.5 if format.bits == 4 else format.offset - 1
+
+
+def _kept(format: CodeFormat, scales: Tensor) -> Scales:
+    """As the format has them."""
+    if not format.is_coarse:
+        return Scales(scales.to(format.scale_type))
+    by_coarse = _grouped(scales, COARSE // format.group)
+    coarse = (by_coarse.abs().amax(dim=2) / 127).half()
+    fine = _over(by_coarse, coarse.float()[..., None]).round().clamp(-127, 127)
+    return Scales(fine.flatten(1)[:, : scales.shape[1]].to(torch.int8), coarse)
+
+
+def _codes_of(format: CodeFormat, steps: Tensor) -> Tensor:
+    if format.table:
+        table = torch.tensor(format.table, dtype=torch.float32, device=steps.device)
+        ordered, places = table.sort()
+        borders = (ordered[1:] + ordered[:-1]) / 2
+        return places[torch.bucketize(steps, borders)].to(torch.uint8)
+    lowest = 1 if format.offset == 128 else 0  # -127..127
+    codes = (steps.round() + format.offset).clamp(lowest, 2**format.bits - 1)
+    return codes.to(torch.uint8)
+
+
+def _over(x: Tensor, scales: Tensor) -> Tensor:
+    """x / scales, and 0 where a scale is 0."""
+    return torch.where(scales > 0, x, 0) / torch.where(scales > 0, scales, 1)

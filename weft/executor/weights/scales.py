@@ -63,6 +63,10 @@ class Scales(NamedTuple):
         """[num of row blocks, num of column blocks] float32. Raises BadCheckpoint."""
         return _read(self.content, self.entry).view(*_grid(self.entry.shape))
 
+    def is_by_row(self, entry: TensorEntry) -> bool:
+        """Whether a row of the weight has one scale."""
+        return self.num_columns >= entry.shape[1]
+
     def of(self, scales: Tensor, start: int, rows: Tensor) -> tuple[Tensor, Tensor | None]:
         """Stored rows from row `start` on with their scales [n]; multiplied by them where a row has
         more than one. `scales` are those that `read` returned."""

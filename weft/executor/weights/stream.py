@@ -29,6 +29,7 @@ from weft.executor.weights.scales import (
 )
 from weft.models.layers.weight import Weight
 from weft.ops.protocol import ROW_STEP
+from weft.ops.quantize import INT8_BY_OUTPUT
 
 PIECE_BYTES = 8 << 20
 DTYPES = FLOATS | EIGHT_BITS
@@ -170,6 +171,10 @@ def put_all(matches: Sequence[WeightMatch]) -> None:
     """Give the model the content. Raises BadCheckpoint if it cannot be read any more, which leaves
     it half changed."""
     buffer = PieceBuffer()
+    for weight, _, entry, scales in matches:
+        if entry.dtype == "I8" and scales is not None and scales.is_by_row(entry):
+            assert weight.keep_as is not None
+            weight.keep_as(INT8_BY_OUTPUT)
     for weight, content, entry, scales in matches:
         whole = None if scales is None else scales.read()
         for start, piece in buffer.pieces(content, entry):

@@ -4,7 +4,7 @@ sides."""
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_float, c_int64, c_void_p
+from ctypes import c_float, c_int64, c_uint8, c_void_p
 from enum import IntEnum
 
 
@@ -32,6 +32,19 @@ class WeightFormat(IntEnum):
     I4 = 3
 
 
+class ScaleType(IntEnum):
+    F32 = 0
+    F16 = 1
+    BF16 = 2
+    COARSE = 3
+
+
+class ContentType(IntEnum):
+    FLOAT = 0
+    BF16 = 1
+    CODES = 2
+
+
 class KvFormat(IntEnum):
     F32 = 0
     BF16 = 1
@@ -50,6 +63,7 @@ class Epilogue(IntEnum):
 
 PANEL = 32  # outputs of a panel
 IN_STEP = 64  # inputs are padded to a multiple of this
+COARSE = 256  # inputs that share a coarse factor
 
 
 class StepArgs(ctypes.Structure):
@@ -105,9 +119,12 @@ class PackedWeight(ctypes.Structure):
         ("out_size", c_int64),
         ("padded_in", c_int64),
         ("group", c_int64),
+        ("scale_type", c_int64),
+        ("has_mins", c_int64),
+        ("offset", c_int64),
+        ("has_table", c_int64),
+        ("table", c_uint8 * 16),
         ("panels", c_void_p),
-        ("scales", c_void_p),
-        ("sums", c_void_p),
     )
 
 
@@ -115,10 +132,14 @@ class PackArgs(ctypes.Structure):
     _fields_ = (
         ("weight", c_void_p),
         ("matrix", c_void_p),
-        ("matrix_is_bf16", c_int64),
+        ("content", c_int64),
         ("num_rows", c_int64),
         ("first_row", c_int64),
         ("interleave", c_int64),
+        ("scales", c_void_p),
+        ("mins", c_void_p),
+        ("coarse", c_void_p),
+        ("coarse_mins", c_void_p),
     )
 
 

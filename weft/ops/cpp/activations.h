@@ -1,9 +1,10 @@
 // The rows that a linear multiplies, made ready: normalised, in the type that its panels want, in the slabs of gemm.h.
 //
 //   data [padded_in / kSlab][rows][kSlab] float, bf16 or bytes; zeros behind the last input
-//   bytes: x = byte * scales[row], with the row's largest |x| at 127; for kI4 also group_sums [padded_in / group][rows]
+//   bytes: x = byte * scale, with a scale for each 32 inputs of a row that puts the largest |x| of them at 127
 #pragma once
 
+#include "codes.h"
 #include "gemm.h"
 #include "norm.h"
 
@@ -16,7 +17,7 @@ WEFT_INLINE ActivationType activation_type(const Weight& w) {
 #if defined(WEFT_BF16)
   if (w.format == kBf16) return kPairs;
 #endif
-  return w.format == kI8 || w.format == kI4 ? kBytes : kFloats;
+  return has_codes(w) ? kBytes : kFloats;
 }
 
 WEFT_INLINE int64_t bytes_of_activation(const Weight& w) {
@@ -24,24 +25,30 @@ WEFT_INLINE int64_t bytes_of_activation(const Weight& w) {
   return type == kFloats ? 4 : type == kPairs ? 2 : 1;
 }
 
+// The last three are for each block of the weight, [padded_in / block][rows], as gemm_codes.h wants them.
 struct Activations {
   char* data;
   int64_t slab_stride;  // elements
-  float* scales;        // [rows]
-  int32_t* group_sums;  // kI4: sum of the bytes of a group times -8, since nibbles stand for nibble - 8
+  float* scales;
+  int32_t* starts;  // sum of the bytes times what the weight's offset takes away
+  float* factors;   // sum of the bytes times their scale, for mins
   int64_t rows;
 };
 
+WEFT_INLINE int64_t blocks_of(const Weight& w) { return has_codes(w) ? w.padded_in / block_of(w) : 0; }
+
 // Bytes that `place_activations` wants, a multiple of 64; not more than LinearArgs.scratch has.
 static int64_t size_of_activations(const Weight& w, int64_t rows) {
-  const int64_t row = w.padded_in * bytes_of_activation(w) + 4 + (w.format == kI4 ? w.padded_in / w.group * 4 : 0);
+  const int64_t row = w.padded_in * bytes_of_activation(w) + blocks_of(w) * 12;
   return ceil_div(rows * row, 64) * 64;
 }
 
 static Activations place_activations(const Weight& w, int64_t rows, void* memory) {
   char* data = static_cast<char*>(memory);
   float* scales = reinterpret_cast<float*>(data + rows * w.padded_in * bytes_of_activation(w));
-  return {data, rows * kSlab, scales, reinterpret_cast<int32_t*>(scales + rows), rows};
+  int32_t* starts = reinterpret_cast<int32_t*>(scales + blocks_of(w) * rows);
+  float* factors = reinterpret_cast<float*>(starts + blocks_of(w) * rows);
+  return {data, rows * kSlab, scales, starts, factors, rows};
 }
 
 // One row on its way: x, or x times factor times the norm's weight.
@@ -75,33 +82,42 @@ static void make_pairs(const InputRow& row, int64_t padded_in, int64_t slab_stri
   }
 }
 
-// Returns the scale: that of a row which is not finite is not finite either.
-static float make_bytes(const InputRow& row, int64_t padded_in, int64_t slab_stride, bool is_unsigned, int8_t* out) {
-  F32 peak = zero(), poison = zero();
-  for (int64_t k = 0; k < padded_in; k += kLanes) {
-    const F32 x = InputRow::at(row, k);
-    peak = larger(peak, magnitude(x));
-    poison = muladd(x, zero(), poison);
-  }
-  const float limit = largest(peak) + sum(poison);
-  const F32 inverse = all(limit > 0 ? 127 / limit : 0);
-  for (int64_t k = 0; k < padded_in; k += kSlab, out += slab_stride) {
-#pragma GCC unroll 16
-    for (int i = 0; i < kSlab; i += kLanes) {
-      store_i8(out + i, mul(InputRow::at(row, k + i), inverse));
-      for (int j = i; j < i + kLanes && is_unsigned; j++) out[j] = int8_t(out[j] ^ 0x80);  // x + 128
-    }
-  }
-  return limit / 127;
+// What one block of a row adds to the sums of its products.
+static void note_block(const Weight& w, const Activations& to, int64_t block, int64_t t, float scale, int32_t total) {
+  const int64_t taken_off = has_low_codes(w) ? 0 : kTakenOff;
+  const int64_t at = block * to.rows + t;
+  to.scales[at] = scale;
+  to.starts[at] = int32_t((taken_off - w.offset) * total);
+  to.factors[at] = scale * float(total);
 }
 
-static void make_group_sums(const Weight& w, const Activations& to, int64_t t) {
-  for (int64_t group = 0; group < w.padded_in / w.group; group++) {
-    const int64_t k = group * w.group;
-    const int8_t* bytes = reinterpret_cast<int8_t*>(to.data) + k / kSlab * to.slab_stride + t * kSlab + k % kSlab;
-    int32_t total = 0;
-    for (int64_t i = 0; i < w.group; i++) total += bytes[i];
-    to.group_sums[group * to.rows + t] = -8 * total;
+// Where a number is not finite, the scale of its block is not, and then no product of the row is.
+static void make_bytes(const Weight& w, const InputRow& row, const Activations& to, int64_t t) {
+  constexpr int kVectors = kRowGroup / kLanes;
+  constexpr float kLeast = 1e-36f;  // below, the inverse of a scale would be infinite
+  for (int64_t k = 0; k < w.padded_in; k += kRowGroup) {
+    F32 x[kVectors];
+    I32 peak = all_i32(0);
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; v++) {
+      x[v] = InputRow::at(row, k + v * kLanes);
+      peak = larger(peak, bits_of_magnitude(x[v]));  // as integers: then infinities and NaN are the largest
+    }
+    const int32_t bits = largest(peak);
+    float limit;
+    memcpy(&limit, &bits, 4);
+    const F32 inverse = all(limit > kLeast ? 127 / limit : 0);
+    int8_t* bytes = reinterpret_cast<int8_t*>(to.data) + k / kSlab * to.slab_stride + t * kSlab + k % kSlab;
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; v++) store_i8(bytes + v * kLanes, mul(x[v], inverse));
+    const float scale = limit > kLeast || limit != limit ? limit / 127 : 0;
+    const int32_t first = sum_of_bytes(bytes), second = sum_of_bytes(bytes + 16);
+    if (block_of(w) == kRowGroup) {
+      note_block(w, to, k / kRowGroup, t, scale, first + second);
+    } else {
+      note_block(w, to, k / 16, t, scale, first);
+      note_block(w, to, k / 16 + 1, t, scale, second);
+    }
   }
 }
 
@@ -113,10 +129,7 @@ static void make_ready(const LinearArgs& args, int64_t t, const Activations& to)
   switch (activation_type(w)) {
     case kFloats: make_floats(row, w.padded_in, to.slab_stride, (float*)to.data + t * kSlab); break;
     case kPairs: make_pairs(row, w.padded_in, to.slab_stride, (bf16*)to.data + t * kSlab); break;
-    case kBytes:
-      const bool is_unsigned = w.format == kI8 && kUnsignedActivations;
-      to.scales[t] = make_bytes(row, w.padded_in, to.slab_stride, is_unsigned, (int8_t*)to.data + t * kSlab);
-      if (w.format == kI4) make_group_sums(w, to, t);
+    case kBytes: make_bytes(w, row, to, t);
   }
 }
 

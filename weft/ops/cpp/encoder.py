@@ -57,7 +57,7 @@ class CppEncoderOps(CppOps):
             self._table_dtype,
             torch.device("cpu"),
         )
-        self.tensors += table.tensors
+        self._matrices.append(table)
         return table
 
     def embed_sum(

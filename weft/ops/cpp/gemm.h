@@ -21,7 +21,6 @@ namespace weft {
 namespace WEFT_NAMESPACE {
 
 constexpr int kSlab = 64;
-constexpr int kVectorsOfPanel = kPanel / kLanes;
 #if defined(WEFT_ISA_AVX512)
 constexpr int kTileRows = 12;  // 12 x 2 sums, 2 registers of B, 1 of A, of 32
 constexpr int kFewRows = 3;    // so few take twice the columns: one sum must not wait for the last one's latency
@@ -49,11 +48,8 @@ struct Product {
 // ---------------------------------------------------------------- one step of k, for each kind of panel
 
 WEFT_INLINE void load_vector(const float* p, F32& x) { x = load(p); }
-WEFT_INLINE void load_vector(const int32_t* p, I32& x) { x = load_i32(p); }
 WEFT_INLINE void store_vector(float* p, F32 x) { store(p, x); }
-WEFT_INLINE void store_vector(int32_t* p, I32 x) { store_i32(p, x); }
 WEFT_INLINE void clear(F32& x) { x = zero(); }
-WEFT_INLINE void clear(I32& x) { x = zero_i32(); }
 
 WEFT_INLINE I32 four_bytes(const void* p) {
   int32_t x;
@@ -157,28 +153,6 @@ struct PairPanel {
   }
 };
 #endif
-
-// A and B bytes as dot4 wants them, B [k / 4][kPanel][4], sums of 32-bit integers (exact for k up to 65,536).
-struct BytePanel {
-  using A = int8_t;
-  using B = int8_t;
-  using C = int32_t;
-  using Sum = I32;
-  static constexpr int kInputs = 4;
-
-  template <int R, int V>
-  WEFT_INLINE void step(Sum (&sums)[R][V], const A* a, const B* b, int64_t panel_stride) {
-    I32 w[V];
-#pragma GCC unroll 4
-    for (int v = 0; v < V; v++) hold(w[v] = load_i32((const int32_t*)(b + vector_at<4>(v, panel_stride))));
-#pragma GCC unroll 12
-    for (int r = 0; r < R; r++) {
-      const I32 x = four_bytes(a + r * kSlab);
-#pragma GCC unroll 4
-      for (int v = 0; v < V; v++) sums[r][v] = dot4(sums[r][v], x, w[v]);
-    }
-  }
-};
 
 // ---------------------------------------------------------------- tiles
 

@@ -14,7 +14,7 @@
 
 #include "activations.h"
 #include "encoder_pointwise.h"
-#include "gemm_i4.h"
+#include "gemm_codes.h"
 
 namespace weft {
 namespace WEFT_NAMESPACE {
@@ -25,6 +25,9 @@ constexpr int64_t kLinearRows = 96;             // of a block at most: their sum
 constexpr int64_t kRowsAhead = 8;               // rows of y are far apart: ask for their lines before writing them
 constexpr int64_t kOwnActivations = 8 * 1024;   // up to so many inputs in all, each thread makes all rows ready itself
 constexpr int64_t kReadAsTheyAre = 2 * kTileRows;  // up to so many rows, panels are read as they are
+constexpr int64_t kFewCodeRows = 2 * kCodeRows;  // the same, for codes of four bits
+constexpr int64_t kBlocksOfPiece = 64;          // of codes, for few rows
+constexpr int64_t kScaleBytes = kBlocksOfPiece * 2 * kPanel * 4;
 
 struct LinearItem {
   int64_t panel;
@@ -64,10 +67,11 @@ static LinearCut cut_work(const LinearArgs& args, int64_t num_rows, int num_thre
   return cut;
 }
 
-// A thread's memory for one item: sums [rows][unit * kPanel] float or int32, and a piece of a panel made ready.
+// A thread's memory for one item: sums [rows][unit * kPanel], and a piece of a panel made ready.
 struct LinearSpace {
   char* sums;
   char* piece;
+  float* scales;  // [kBlocksOfPiece][kPanel], and as many mins
 };
 
 // ---------------------------------------------------------------- products
@@ -122,33 +126,49 @@ static void multiply_as_floats(const Weight& w, const Activations& x, const Line
   }
 }
 
-static void multiply_panel_i4(const Weight& w, const Activations& x, const LinearItem& item, int64_t panel,
-                              const char* b, const char* ahead, const LinearSpace& space, float* sums) {
-  constexpr int64_t kRowBytes = kPanel / 2;
-  for (int64_t r = 0; r < item.num_rows; r++) memset(sums + r * item.num_panels * kPanel, 0, kPanel * 4);
-  const bool direct = item.num_rows <= kReadAsTheyAre;
-  constexpr int64_t kPiece = kPieceBytes / kPanel;
-  for (int64_t k = 0; k < w.padded_in; k += kPiece) {
-    const int64_t num = least(kPiece, w.padded_in - k), group = k / w.group;
-    const NibbleProduct product{
+// Codes are cut into pieces of nearly the same size: what they are made, and their scales, stay in the cache.
+static void multiply_panel_of_codes(const Weight& w, const Activations& x, const LinearItem& item, char* panel,
+                                    const char* ahead, const LinearSpace& space, float* sums) {
+  const int64_t row_bytes = w.format == kI8 ? kPanel : kPanel / 2;  // of one input
+  const int64_t block = block_of(w), head = bytes_of_head(w);
+  const bool few = item.num_rows <= kFewCodeRows;
+  const bool nibbles = w.format == kI4 && !w.has_table && few;
+  const bool as_it_is = w.format == kI8 || nibbles;
+  const int64_t longest = few && as_it_is ? kBlocksOfPiece * block : kPieceBytes / kPanel;
+  const int64_t piece = ceil_div(w.padded_in, ceil_div(w.padded_in, longest) * kInStep) * kInStep;
+  float* const mins = space.scales + kBlocksOfPiece * kPanel;
+  for (int64_t k = 0; k < w.padded_in; k += piece) {
+    const int64_t num = least(piece, w.padded_in - k), first = k / block;
+    const char* codes = panel + head + k * row_bytes;
+    const bool is_last = k + piece >= w.padded_in;
+    const int64_t bytes_ahead = (is_last ? head : 0) + piece * row_bytes;
+    spread_scales(w, panel, k, num, false, space.scales);
+    if (w.has_mins) spread_scales(w, panel, k, num, true, mins);
+    if (!as_it_is) make_bytes_of_nibbles(w, codes, num, space.piece);
+    const CodesProduct product{
         reinterpret_cast<const int8_t*>(x.data) + k / kSlab * x.slab_stride + item.row * kSlab,
         x.slab_stride,
         num,
-        w.group,
-        direct ? b + k * kRowBytes : space.piece,
-        w.scales + (panel * (w.padded_in / w.group) + group) * kPanel,
-        x.group_sums + group * x.rows + item.row,
+        block,
+        as_it_is ? codes : space.piece,
+        space.scales,
+        w.has_mins ? mins : nullptr,
+        x.scales + first * x.rows + item.row,
+        x.starts + first * x.rows + item.row,
+        x.factors + first * x.rows + item.row,
         x.rows,
         sums,
         item.num_panels * kPanel,
-        k + kPiece < w.padded_in ? b + (k + kPiece) * kRowBytes : ahead,
-        ahead_step((direct ? 8 : 4) * kRowBytes, item.num_rows),
+        k > 0,
+        is_last ? ahead : codes + num * row_bytes,
+        0,
     };
-    if (direct) {
-      multiply_i4<false>(product, item.num_rows);
+    if (nibbles) {
+      multiply_codes<NibbleCodes>(product, item.num_rows, bytes_ahead);
+    } else if (kSameDot || has_low_codes(w)) {
+      multiply_codes<ByteCodes<true>>(product, item.num_rows, bytes_ahead);
     } else {
-      make_bytes_of_nibbles(b + k * kRowBytes, num, space.piece);
-      multiply_i4<true>(product, item.num_rows);
+      multiply_codes<ByteCodes<false>>(product, item.num_rows, bytes_ahead);
     }
   }
 }
@@ -157,9 +177,9 @@ static void multiply_item(const Weight& w, const Activations& x, const LinearIte
                           const LinearSpace& space) {
   const int64_t panel_bytes = bytes_of_panel(w);
   // Few rows take the panels of a unit together.
-  const int64_t together = item.num_rows <= kFewRows && w.format != kI4 ? item.num_panels : 1;
+  const int64_t together = item.num_rows <= kFewRows && !has_codes(w) ? item.num_panels : 1;
   for (int64_t i = 0; i < item.num_panels; i += together) {
-    const char* b = static_cast<const char*>(w.panels) + (item.panel + i) * panel_bytes;
+    char* b = static_cast<char*>(w.panels) + (item.panel + i) * panel_bytes;
     const char* ahead = static_cast<const char*>(w.panels) + (next_panel + i) * panel_bytes;
     char* sums = space.sums + i * kPanel * 4;
     switch (w.format) {
@@ -175,8 +195,7 @@ static void multiply_item(const Weight& w, const Activations& x, const LinearIte
         }
 #endif
         break;
-      case kI8: multiply_panel<BytePanel>(w, x, item, b, ahead, (int32_t*)sums, together); break;
-      default: multiply_panel_i4(w, x, item, item.panel + i, b, ahead, space, (float*)sums);
+      default: multiply_panel_of_codes(w, x, item, b, ahead, space, (float*)sums);
     }
   }
 }
@@ -184,17 +203,8 @@ static void multiply_item(const Weight& w, const Activations& x, const LinearIte
 // ---------------------------------------------------------------- epilogue
 
 // W x + bias of one row and kLanes outputs from `output` on, from the sums.
-WEFT_INLINE F32 finished(const LinearArgs& args, const Activations& x, int64_t row, int64_t output, const char* sums) {
-  const Weight& w = *args.weight;
-  F32 value;
-  if (w.format == kI8) {
-    I32 total = load_i32(reinterpret_cast<const int32_t*>(sums));
-    if (kUnsignedActivations) total = sub_i32(total, load_i32(w.sums + output));
-    value = mul(mul(to_f32(total), all(x.scales[row])), load(w.scales + output));
-  } else {
-    value = load(reinterpret_cast<const float*>(sums));
-    if (w.format == kI4) value = mul(value, all(x.scales[row]));
-  }
+WEFT_INLINE F32 finished(const LinearArgs& args, int64_t output, const char* sums) {
+  const F32 value = load(reinterpret_cast<const float*>(sums));
   return args.bias ? add(value, load(args.bias + output)) : value;
 }
 
@@ -208,7 +218,7 @@ WEFT_INLINE void put(float* y, F32 x, int64_t valid) {
   }
 }
 
-static void write_item(const LinearArgs& args, const Activations& x, const LinearItem& item, const LinearSpace& space) {
+static void write_item(const LinearArgs& args, const LinearItem& item, const LinearSpace& space) {
   const int64_t first = item.panel * kPanel, columns = item.num_panels * kPanel;
   const bool gated = args.epilogue == kGatedSilu;
   for (int64_t r = 0; r < item.num_rows; r++) {
@@ -222,8 +232,8 @@ static void write_item(const LinearArgs& args, const Activations& x, const Linea
       const int64_t unit = first / 2, valid = args.weight->out / 2 - unit;
       float* y = args.y + row * args.y_stride + unit;
       for (int64_t i = 0; i < kPanel && i < valid; i += kLanes) {
-        const F32 gate = finished(args, x, row, first + i, sums + i * 4);
-        const F32 up = finished(args, x, row, first + kPanel + i, sums + (kPanel + i) * 4);
+        const F32 gate = finished(args, first + i, sums + i * 4);
+        const F32 up = finished(args, first + kPanel + i, sums + (kPanel + i) * 4);
         put(y + i, mul(silu(gate), up), valid - i);
       }
       continue;
@@ -231,7 +241,7 @@ static void write_item(const LinearArgs& args, const Activations& x, const Linea
     float* y = args.y + row * args.y_stride + first;
     const int64_t valid = args.weight->out - first;
     for (int64_t i = 0; i < columns && i < valid; i += kLanes) {
-      const F32 value = finished(args, x, row, first + i, sums + i * 4);
+      const F32 value = finished(args, first + i, sums + i * 4);
       put(y + i, args.epilogue == kAdd ? add(get(y + i, valid - i), value) : activated(args.epilogue, value), valid - i);
     }
   }
@@ -249,11 +259,12 @@ static void linear(const LinearArgs& args, const Step& step, Team& team) {
 
   const int64_t activation_bytes = own && !as_it_is ? size_of_activations(w, num_rows) : 0;
   const int64_t sums_bytes = ceil_div(num_rows, cut.num_blocks) * cut.unit * kPanel * 4;
-  char* memory = static_cast<char*>(own_memory(kPieceBytes + sums_bytes + activation_bytes));
-  const LinearSpace space{memory + kPieceBytes, memory};
-  Activations x{(char*)args.x, kSlab, nullptr, nullptr, 1};
+  char* memory = static_cast<char*>(own_memory(kPieceBytes + kScaleBytes + sums_bytes + activation_bytes));
+  char* const sums = memory + kPieceBytes + kScaleBytes;
+  const LinearSpace space{sums, memory, reinterpret_cast<float*>(memory + kPieceBytes)};
+  Activations x{(char*)args.x, kSlab, nullptr, nullptr, nullptr, 1};
   if (own && memory && !as_it_is) {
-    x = place_activations(w, num_rows, memory + kPieceBytes + sums_bytes);
+    x = place_activations(w, num_rows, sums + sums_bytes);
     for (int64_t t = 0; t < num_rows; t++) make_ready(args, t, x);
   } else if (!own && !as_it_is) {
     x = place_activations(w, num_rows, args.scratch);
@@ -267,7 +278,7 @@ static void linear(const LinearArgs& args, const Step& step, Team& team) {
     next = team.take();
     const LinearItem item = LinearCut::item(cut, index);
     multiply_item(w, x, item, LinearCut::item(cut, least(next, num_items - 1)).panel, space);
-    write_item(args, x, item, space);
+    write_item(args, item, space);
   }
 }
 

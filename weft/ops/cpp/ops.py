@@ -6,15 +6,16 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from functools import partial
+from itertools import groupby
 from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from weft.ops.codes import CodeFormat, Codes
+from weft.ops.codes import CodeFormat, Codes, codes_of_int8
 from weft.ops.cpp import abi
-from weft.ops.cpp.abi import Epilogue, WeightFormat
+from weft.ops.cpp.abi import ContentType, Epilogue, ScaleType, WeightFormat
 from weft.ops.cpp.library import Library
 from weft.ops.cpp.program import Program, ProgramRecorder
 from weft.ops.fusion import (
@@ -27,18 +28,82 @@ from weft.ops.fusion import (
     tensor_of,
 )
 from weft.ops.protocol import Matrix, Norm
-from weft.ops.quantize import GROUP, widened
+from weft.ops.quantize import INT4, INT8, INT8_BY_OUTPUT, quantize_as, widened
 
-BYTES = {
-    WeightFormat.F32: 4.0,
-    WeightFormat.BF16: 2.0,
-    WeightFormat.I8: 1.0,
-    WeightFormat.I4: 0.5,
+FLOAT_BYTES = {WeightFormat.F32: 4, WeightFormat.BF16: 2}
+SCALE_TYPES = {
+    torch.float32: ScaleType.F32,
+    torch.float16: ScaleType.F16,
+    torch.bfloat16: ScaleType.BF16,
 }
+SCALE_BYTES = {ScaleType.F32: 4, ScaleType.F16: 2, ScaleType.BF16: 2, ScaleType.COARSE: 1}
+CONTENTS = {
+    torch.float32: ContentType.FLOAT,
+    torch.bfloat16: ContentType.BF16,
+    torch.uint8: ContentType.CODES,
+}
+CODES_OF = {WeightFormat.I8: INT8, WeightFormat.I4: INT4}  # where floats are to be quantised
+
+
+class Panels:
+    """Some outputs of a weight, all in one format: a weight of the kernels."""
+
+    def __init__(
+        self,
+        in_size: int,
+        out_size: int,
+        num_panels: int,
+        format: WeightFormat,
+        codes: CodeFormat | None,
+    ) -> None:
+        self.codes = codes
+        self.padded_in = _round_up(in_size, abi.IN_STEP)
+        self.struct = abi.PackedWeight(
+            format=format,
+            in_size=in_size,
+            out_size=out_size,
+            padded_in=self.padded_in,
+        )
+        if codes is None:
+            panel_bytes = self.padded_in * abi.PANEL * FLOAT_BYTES[format]
+        else:
+            self._describe(codes)
+            panel_bytes = self._head_bytes() + self.padded_in * abi.PANEL * codes.bits // 8
+        self.memory = _zeros(num_panels * panel_bytes)
+        self.struct.panels = self.memory.data_ptr()
+
+    @property
+    def address(self) -> int:
+        return ctypes.addressof(self.struct)
+
+    def _describe(self, codes: CodeFormat) -> None:
+        struct = self.struct
+        struct.group = codes.group or self.padded_in
+        struct.scale_type = ScaleType.COARSE if codes.is_coarse else SCALE_TYPES[codes.scale_type]
+        struct.has_mins = codes.has_mins
+        struct.offset = codes.offset
+        if codes.table:
+            # The kernels' table has no number below 0.
+            struct.offset = -min(codes.table)
+            struct.has_table = True
+            struct.table[:] = [value + struct.offset for value in codes.table]
+
+    def _head_bytes(self) -> int:
+        """Scales and mins of a panel, as `program.h` draws them."""
+        struct = self.struct
+        num_kinds = 2 if struct.has_mins else 1
+        num_bytes = -(-self.padded_in // struct.group) * SCALE_BYTES[struct.scale_type]
+        if struct.scale_type == ScaleType.COARSE:
+            num_bytes += 2 * -(-self.padded_in // abi.COARSE)
+        return _round_up(num_bytes * num_kinds * abi.PANEL, 64)
 
 
 class PackedMatrix:
-    """A weight in the panels of `program.h`. Parts of a gated one alternate panel by panel."""
+    """A weight in the panels of `program.h`. Parts of a gated one alternate panel by panel.
+
+    It consists of one or several `Panels`, one below the other: of several if its parts are stored
+    in different formats, and are kept so.
+    """
 
     def __init__(
         self,
@@ -48,45 +113,40 @@ class PackedMatrix:
         bias: bool,
         gated: bool,
         format: WeightFormat,
+        keeps_codes: bool = False,
     ) -> None:
         self.sizes = sizes
         self.out_size = sum(sizes)
+        self.in_size = in_size
         self._library = library
         self._gated = gated
+        self._format = format
+        self._keeps_codes = keeps_codes
+        self._stored: dict[int, CodeFormat] = {}  # by part, what it will come as
+        self._has_content = False
         if gated:
             gate, up = sizes
             assert gate == up, "the parts of a gated weight have one size"
-            num_panels = 2 * -(-gate // abi.PANEL)
-        else:
-            num_panels = -(-self.out_size // abi.PANEL)
-        self.padded_in = -(-in_size // abi.IN_STEP) * abi.IN_STEP
-        num_outputs = num_panels * abi.PANEL
-        self._panels = _zeros(int(num_outputs * self.padded_in * BYTES[format]))
-        num_scales = {
-            WeightFormat.I8: num_outputs,
-            WeightFormat.I4: num_outputs * self.padded_in // GROUP,
-        }
-        self._scales = torch.zeros(num_scales.get(format, 0))
-        self._sums = torch.zeros(num_outputs if format == WeightFormat.I8 else 0, dtype=torch.int32)
+        # The panels of each part, and its first output within them.
+        whole = self._panels(self.out_size, format, CODES_OF.get(format))
+        self._places: list[tuple[Panels, int]] = []
+        for part in range(len(sizes)):
+            self._places.append((whole, sum(sizes[:part])))
+        num_outputs = self._num_panels(self.out_size) * abi.PANEL
         self.bias = torch.zeros(num_outputs) if bias else None
-        self.struct = abi.PackedWeight(
-            format=format,
-            in_size=in_size,
-            out_size=self.out_size,
-            padded_in=self.padded_in,
-            group=GROUP,
-            panels=self._panels.data_ptr(),
-            scales=self._scales.data_ptr(),
-            sums=self._sums.data_ptr(),
-        )
 
     @property
-    def address(self) -> int:
-        return ctypes.addressof(self.struct)
+    def pieces(self) -> list[Panels]:
+        """From the first output to the last."""
+        return list(dict.fromkeys(panels for panels, _ in self._places))
+
+    @property
+    def padded_in(self) -> int:
+        return _round_up(self.in_size, abi.IN_STEP)
 
     @property
     def tensors(self) -> Sequence[Tensor]:
-        tensors = [self._panels, self._scales, self._sums]
+        tensors = [panels.memory for panels in self.pieces]
         if self.bias is not None:
             tensors.append(self.bias)
         return tensors
@@ -99,8 +159,16 @@ class PackedMatrix:
         scales: Tensor | None = None,
     ) -> None:
         assert start + len(rows) <= self.sizes[part]
+        assert rows.shape[1] == self.in_size
+        self._has_content = True
+        panels, _ = self._places[part]
+        if scales is not None and rows.dtype == torch.int8 and panels.codes == INT8_BY_OUTPUT:
+            self.put_codes(part, codes_of_int8(rows, scales), start)
+            return
         rows = widened(rows, scales)
-        assert rows.shape[1] == self.struct.in_size
+        if panels.codes not in (None, INT8, INT4):
+            self.put_codes(part, quantize_as(panels.codes, rows), start)
+            return
         # The kernels pack rows of bfloat16 and of float32.
         if rows.dtype != torch.bfloat16:
             rows = rows.float()
@@ -108,10 +176,48 @@ class PackedMatrix:
         self._library.pack(self._pack_args(part, rows, start))
 
     def keep_as(self, part: int, format: CodeFormat) -> None:
-        """Codes are widened here."""
+        """Codes are kept as they come if these are wanted, or have no more bits than asked for; a
+        gate and its up only if they are stored alike."""
+        if self._has_content or not self._takes(format):
+            return
+        self._stored[part] = format
+        formats = set(self._stored.values())
+        if len(self._stored) < len(self.sizes) or (self._gated and len(formats) > 1):
+            return
+        self._places = []
+        for part_format, parts in groupby(range(len(self.sizes)), self._stored.__getitem__):
+            sizes = [self.sizes[each] for each in parts]
+            weight_format = WeightFormat.I4 if part_format.bits == 4 else WeightFormat.I8
+            panels = self._panels(sum(sizes), weight_format, part_format)
+            for index in range(len(sizes)):
+                self._places.append((panels, sum(sizes[:index])))
+
+    def _takes(self, format: CodeFormat) -> bool:
+        asked = CODES_OF.get(self._format)
+        if asked is None:
+            return self._keeps_codes and _is_kept(format)
+        return format.bits <= asked.bits and _is_kept(format)
 
     def put_codes(self, part: int, codes: Codes, start: int = 0) -> None:
-        self.put(part, codes.dequantized(), start)
+        self._has_content = True
+        panels, _ = self._places[part]
+        if panels.codes != codes.format:
+            self.put(part, codes.dequantized(), start)
+            return
+        args = self._pack_args(part, codes.values.contiguous(), start)
+        kept: list[Tensor] = []
+        for scales, name in ((codes.scales, "scales"), (codes.mins, "mins")):
+            if scales is None:
+                continue
+            fine = (
+                scales.fine if codes.format.is_coarse else scales.fine.to(codes.format.scale_type)
+            )
+            kept.append(fine.contiguous())
+            setattr(args, name, kept[-1].data_ptr())
+            if scales.coarse is not None:
+                kept.append(scales.coarse.contiguous())
+                setattr(args, "coarse_mins" if name == "mins" else "coarse", kept[-1].data_ptr())
+        self._library.pack(args)
 
     def get(
         self,
@@ -120,7 +226,7 @@ class PackedMatrix:
         stop: int | None = None,
     ) -> Tensor:
         num_rows = len(range(self.sizes[part])[start:stop])
-        rows = torch.empty(num_rows, self.struct.in_size)
+        rows = torch.empty(num_rows, self.in_size)
         self._library.unpack(self._pack_args(part, rows, start))
         return rows
 
@@ -140,22 +246,31 @@ class PackedMatrix:
             return bias.view(-1, 2, abi.PANEL)[:, part]
         return bias[: self.out_size].split_with_sizes(self.sizes)[part]
 
+    def _num_panels(self, out_size: int) -> int:
+        if self._gated:
+            return 2 * -(-out_size // 2 // abi.PANEL)
+        return -(-out_size // abi.PANEL)
+
+    def _panels(self, out_size: int, format: WeightFormat, codes: CodeFormat | None) -> Panels:
+        return Panels(self.in_size, out_size, self._num_panels(out_size), format, codes)
+
     def _pack_args(
         self,
         part: int,
         rows: Tensor,
         start: int,
     ) -> abi.PackArgs:
+        panels, first = self._places[part]
         if self._gated:
             # Panels of the two parts alternate: panel 2 j is the gate's, panel 2 j + 1 the up's.
             panel, within = divmod(start, abi.PANEL)
             first_row = (2 * panel + part) * abi.PANEL + within
         else:
-            first_row = sum(self.sizes[:part]) + start
+            first_row = first + start
         return abi.PackArgs(
-            weight=self.address,
+            weight=panels.address,
             matrix=rows.data_ptr(),
-            matrix_is_bf16=rows.dtype == torch.bfloat16,
+            content=CONTENTS[rows.dtype],
             num_rows=len(rows),
             first_row=first_row,
             interleave=2 if self._gated else 1,
@@ -165,12 +280,28 @@ class PackedMatrix:
 class CppOps:
     """Records into `recorder`; `recording` begins, `finish` ends a program."""
 
-    def __init__(self, library: Library, format: WeightFormat) -> None:
-        """`format` of the weights; what must be precise gets at least eight bits."""
+    def __init__(
+        self,
+        library: Library,
+        format: WeightFormat,
+        *,
+        keeps_codes: bool = False,
+    ) -> None:
+        """`format` of the weights; what must be precise gets at least eight bits. `keeps_codes`:
+        weights that are stored as codes are kept so, though `format` is one of floats."""
         self.library = library
-        self.tensors: list[Tensor] = []
+        self._keeps_codes = keeps_codes
+        self._vectors: list[Tensor] = []
+        self._matrices: list[Matrix] = []
         self._format = format
         self._recorder: ProgramRecorder | None = None
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        tensors = list(self._vectors)
+        for matrix in self._matrices:
+            tensors += matrix.tensors
+        return tensors
 
     @property
     def recorder(self) -> ProgramRecorder:
@@ -187,8 +318,8 @@ class CppOps:
         return program
 
     def vector(self, size: int) -> Tensor:
-        self.tensors.append(torch.empty(size))
-        return self.tensors[-1]
+        self._vectors.append(torch.empty(size))
+        return self._vectors[-1]
 
     def matrix(
         self,
@@ -207,8 +338,9 @@ class CppOps:
             bias,
             gated,
             format,
+            self._keeps_codes,
         )
-        self.tensors += packed.tensors
+        self._matrices.append(packed)
         return packed
 
     def embed(
@@ -219,8 +351,9 @@ class CppOps:
     ) -> Tensor:
         """Recorded once for steps with and without vectors: those are the step's."""
         packed = cast(PackedMatrix, table)
-        out = self.recorder.buffer(packed.struct.in_size)
-        self.recorder.add(abi.EmbedArgs(weight=packed.address, out=out.data_ptr()))
+        (panels,) = packed.pieces
+        out = self.recorder.buffer(packed.in_size)
+        self.recorder.add(abi.EmbedArgs(weight=panels.address, out=out.data_ptr()))
         return activation(Value(out))
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
@@ -250,24 +383,26 @@ class CppOps:
     def record_linear(
         self, source: Source, packed: PackedMatrix, y: Tensor, epilogue: Epilogue
     ) -> None:
-        """y = epilogue(W norm(x) + bias), as one operation."""
+        """y = epilogue(W norm(x) + bias), as one operation for each of the weight's pieces."""
         x = source.x
-        args = abi.LinearArgs(
-            weight=packed.address,
-            x=x.data_ptr(),
-            x_stride=x.stride(0),
-            epilogue=epilogue,
-            y=y.data_ptr(),
-            y_stride=y.stride(0),
-        )
-        if source.norm is not None:
-            args.norm_weight = source.norm.weight.data_ptr()
-            args.eps = source.norm.eps
-        if packed.bias is not None:
-            args.bias = packed.bias.data_ptr()
-        bytes_per_token = 4 * packed.padded_in + 64 + 4 * packed.padded_in // GROUP
-        self.recorder.needs_scratch(args, self.recorder.capacity * bytes_per_token)
-        self.recorder.add(args)
+        column = 0
+        for panels in packed.pieces:
+            args = abi.LinearArgs(
+                weight=panels.address,
+                x=x.data_ptr(),
+                x_stride=x.stride(0),
+                epilogue=epilogue,
+                y=y[:, column:].data_ptr(),
+                y_stride=y.stride(0),
+            )
+            if source.norm is not None:
+                args.norm_weight = source.norm.weight.data_ptr()
+                args.eps = source.norm.eps
+            if packed.bias is not None:
+                args.bias = packed.bias[column:].data_ptr()
+            self.recorder.needs_scratch(args, self.recorder.capacity * (4 * packed.padded_in + 64))
+            self.recorder.add(args)
+            column += panels.struct.out_size
 
     def _record_product(
         self, packed: PackedMatrix, x: Tensor, norm: Norm | None, add: Tensor | None
@@ -303,6 +438,17 @@ class CppOps:
         )
         self.recorder.add(args)
         return out
+
+
+def _is_kept(format: CodeFormat) -> bool:
+    """Whether the kernels read these codes."""
+    has_group = format.group in (0, 16) or format.group % abi.PANEL == 0
+    is_narrow = not format.is_coarse or 0 < format.group <= abi.COARSE
+    return has_group and is_narrow and (format.bits == 4 or not format.table)
+
+
+def _round_up(size: int, step: int) -> int:
+    return -(-size // step) * step
 
 
 def _zeros(num_bytes: int) -> Tensor:

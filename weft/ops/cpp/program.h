@@ -88,35 +88,53 @@ struct FusedStep {
 //
 //   kF32   [panel][in][kPanel] float
 //   kBf16  [panel][in / 2][kPanel][2]: neighbouring inputs are together, as dot_pairs wants them
-//   kI8    [panel][in / 4][kPanel][4] signed bytes; w = byte * scales[out]
-//   kI4    [panel][in / 8][kPanel][4] bytes: the low half holds inputs 8 i .. 8 i + 3, the high half 8 i + 4 .. 8 i + 7,
-//          each 0..15; w = (nibble - 8) * scales[panel][in / group][kPanel]
+//   kI8    [panel] a head, then [in / 4][kPanel][4] codes 0..255
+//   kI4    [panel] a head, then [in / 8][kPanel][4] bytes: the low half holds inputs 8 i .. 8 i + 3, the high half
+//          8 i + 4 .. 8 i + 7, codes 0..15 or places in a table of codes
+//
+// In the last two, w = scale * (code - offset) + min, with a scale (and maybe a min) for each output and group of inputs.
+// These stand in the head of the panel, which is filled up to a multiple of 64 bytes, m = 2 with mins, else 1:
+//
+//   kScaleF32, F16, Bf16   [groups][m][kPanel]
+//   kScaleCoarse           [in / kCoarse][m][kPanel] half floats, then [groups][m][kPanel] signed bytes: their product
 enum WeightFormat : int64_t { kF32 = 0, kBf16 = 1, kI8 = 2, kI4 = 3 };
+enum ScaleType : int64_t { kScaleF32 = 0, kScaleF16 = 1, kScaleBf16 = 2, kScaleCoarse = 3 };
 
-constexpr int kPanel = 32;   // outputs of a panel
-constexpr int kInStep = 64;  // inputs are padded to a multiple of this; also of `group`
+constexpr int kPanel = 32;    // outputs of a panel
+constexpr int kInStep = 64;   // inputs are padded to a multiple of this
+constexpr int kCoarse = 256;  // inputs that share a coarse factor
 
 struct Weight {
   int64_t format;
   int64_t in;
   int64_t out;
   int64_t padded_in;
-  int64_t group;  // kI4: inputs that share a scale, 32 or 64
+  int64_t group;  // inputs that share a scale: 16, a multiple of 32, or padded_in
+  int64_t scale_type;
+  int64_t has_mins;
+  int64_t offset;
+  int64_t has_table;  // kI4
+  uint8_t table[16];
   void* panels;
-  float* scales;  // kI8 [padded out]; kI4 [panel][padded_in / group][kPanel]
-  int32_t* sums;  // kI8 [padded out]: sum of the bytes of each output times 128, for kernels with unsigned activations
 };
 
-// Rows of a plain matrix into (or out of) a weight, quantised as its format says. All of the weight's memory is zero
-// before the first rows come. Row 0 goes to output first_row, the next ones behind it; if `interleave` is 2, every other
-// panel is left out: gate u of a gated weight is output u / kPanel * 2 kPanel + u % kPanel, its up kPanel more.
+enum ContentType : int64_t { kFloatContent = 0, kBf16Content = 1, kCodeContent = 2 };
+
+// Rows of a plain matrix into (or out of) a weight: as floats, quantised as its format says; or as the codes that it
+// keeps, with their scales. All of the weight's memory is zero before the first rows come. Row 0 goes to output
+// first_row, the next ones behind it; if `interleave` is 2, every other panel is left out: gate u of a gated weight is
+// output u / kPanel * 2 kPanel + u % kPanel, its up kPanel more.
 struct PackArgs {
   const Weight* weight;
-  void* matrix;  // [num_rows, in] float or bf16, read by kPackWeight, written (as float) by kUnpackWeight
-  int64_t matrix_is_bf16;
+  void* matrix;  // [num_rows, in] float, bf16 or bytes, read by kPackWeight, written (as float) by kUnpackWeight
+  int64_t content;
   int64_t num_rows;
   int64_t first_row;
-  int64_t interleave;  // 1 or 2
+  int64_t interleave;       // 1 or 2
+  const void* scales;       // of codes: [num_rows, in / group], of the weight's type; signed bytes with coarse ones
+  const void* mins;         // the same, or null
+  const void* coarse;       // [num_rows, in / kCoarse] half floats, or null
+  const void* coarse_mins;
 };
 
 // out[t] = row tokens[t] of the weight, as float; a vector of the step where tokens[t] is below 0. Reads Step.tokens.
@@ -147,7 +165,7 @@ enum Epilogue : int64_t {
 };
 
 // y = epilogue(W norm(x) + bias) for the num_tokens rows of x. Exactly `out` columns of y (gated: out / 2) are written,
-// for kAdd also read; y must not overlap x. kI8 and kI4 take x (after the norm) in 8 bits, the largest of a row at 127.
+// for kAdd also read; y must not overlap x. kI8 and kI4 take x (after the norm) in 8 bits, the largest of each 32 at 127.
 struct LinearArgs {
   const Weight* weight;
   const float* x;
@@ -158,7 +176,7 @@ struct LinearArgs {
   int64_t epilogue;
   float* y;
   int64_t y_stride;
-  void* scratch;  // max_tokens * (4 padded_in + 64 + 4 padded_in / group) bytes, shared by all threads, 64-byte aligned
+  void* scratch;  // max_tokens * (4 padded_in + 64) bytes, shared by all threads, 64-byte aligned
 };
 
 // ---------------------------------------------------------------- attention

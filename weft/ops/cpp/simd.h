@@ -42,6 +42,50 @@ WEFT_INLINE bf16 to_bf16(float value) {
   return bf16((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
+// Of a half float, exactly.
+WEFT_INLINE float half_to_float(uint16_t x) {
+  const uint32_t sign = uint32_t(x & 0x8000) << 16, rest = x & 0x7fff;
+  if (rest < 0x400) {  // below the normal ones: a multiple of 2^-24
+    const float value = float(rest) * 5.9604644775390625e-8f;
+    return sign ? -value : value;
+  }
+  const uint32_t bits = sign | (rest >= 0x7c00 ? rest << 13 | 0x7f800000 : (rest << 13) + 0x38000000);
+  float value;
+  memcpy(&value, &bits, 4);
+  return value;
+}
+
+// Nearest, ties to even; a NaN stays one.
+WEFT_INLINE uint16_t to_half(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, 4);
+  const uint16_t sign = uint16_t(bits >> 16 & 0x8000);
+  bits &= 0x7fffffff;
+  if (bits > 0x7f800000) return uint16_t(sign | 0x7e00);
+  if (bits >= 0x477ff000) return uint16_t(sign | 0x7c00);  // 65,520 and more
+  if (bits < 0x38800000) {  // below the normal ones: a multiple of 2^-24, to which adding 0.5 rounds
+    float size;
+    memcpy(&size, &bits, 4);
+    size += 0.5f;
+    memcpy(&bits, &size, 4);
+    return uint16_t(sign | (bits - 0x3f000000));
+  }
+  return uint16_t(sign | ((bits - 0x38000000 + 0xfff + (bits >> 13 & 1)) >> 13));
+}
+
+// Sum of 16 signed bytes.
+WEFT_INLINE int32_t sum_of_bytes(const int8_t* p) {
+#if defined(WEFT_ISA_AVX512) || defined(WEFT_ISA_AVX2)
+  const __m128i raised = _mm_xor_si128(_mm_loadu_si128((const __m128i*)p), _mm_set1_epi8(-128));
+  const __m128i halves = _mm_sad_epu8(raised, _mm_setzero_si128());
+  return _mm_cvtsi128_si32(halves) + _mm_extract_epi16(halves, 4) - 16 * 128;
+#else
+  int32_t total = 0;
+  for (int i = 0; i < 16; i++) total += p[i];
+  return total;
+#endif
+}
+
 #if defined(WEFT_ISA_AVX512)
 // ---------------------------------------------------------------- 16 lanes
 
@@ -96,6 +140,11 @@ WEFT_INLINE void store_bf16(bf16* p, F32 x) {
 WEFT_INLINE F32 load_i8(const int8_t* p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
 }
+WEFT_INLINE F32 load_f16(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
+// Nearest, ties to even.
+WEFT_INLINE void store_f16(uint16_t* p, F32 x) {
+  _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
 // Round to nearest, limit to -128..127.
 WEFT_INLINE void store_i8(int8_t* p, F32 x) {
   _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x)));
@@ -109,8 +158,14 @@ WEFT_INLINE I32 zero_i32() { return _mm512_setzero_si512(); }
 WEFT_INLINE I32 all_i32(int32_t x) { return _mm512_set1_epi32(x); }
 WEFT_INLINE I32 load_i32(const int32_t* p) { return _mm512_loadu_si512(p); }
 WEFT_INLINE void store_i32(int32_t* p, I32 x) { _mm512_storeu_si512(p, x); }
-WEFT_INLINE I32 sub_i32(I32 a, I32 b) { return _mm512_sub_epi32(a, b); }
+WEFT_INLINE I32 larger(I32 a, I32 b) { return _mm512_max_epi32(a, b); }
+WEFT_INLINE I32 bits_of_magnitude(F32 a) { return _mm512_castps_si512(magnitude(a)); }
+WEFT_INLINE int32_t largest(I32 a) { return _mm512_reduce_max_epi32(a); }
 WEFT_INLINE F32 to_f32(I32 a) { return _mm512_cvtepi32_ps(a); }
+// a where x < y, else b.
+WEFT_INLINE F32 where_less(F32 x, F32 y, F32 a, F32 b) {
+  return _mm512_mask_mov_ps(b, _mm512_cmp_ps_mask(x, y, _CMP_LT_OQ), a);
+}
 
 // ---------------------------------------------------------------- 8 lanes
 #elif defined(WEFT_ISA_AVX2)
@@ -179,6 +234,10 @@ WEFT_INLINE void store_bf16(bf16* p, F32 x) {
 WEFT_INLINE F32 load_i8(const int8_t* p) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
 }
+WEFT_INLINE F32 load_f16(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
+WEFT_INLINE void store_f16(uint16_t* p, F32 x) {
+  _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
 WEFT_INLINE void store_i8(int8_t* p, F32 x) {
   __m256i rounded = _mm256_cvtps_epi32(x);
   __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(rounded), _mm256_extracti128_si256(rounded, 1));
@@ -195,8 +254,15 @@ WEFT_INLINE I32 zero_i32() { return _mm256_setzero_si256(); }
 WEFT_INLINE I32 all_i32(int32_t x) { return _mm256_set1_epi32(x); }
 WEFT_INLINE I32 load_i32(const int32_t* p) { return _mm256_loadu_si256((const __m256i*)p); }
 WEFT_INLINE void store_i32(int32_t* p, I32 x) { _mm256_storeu_si256((__m256i*)p, x); }
-WEFT_INLINE I32 sub_i32(I32 a, I32 b) { return _mm256_sub_epi32(a, b); }
+WEFT_INLINE I32 larger(I32 a, I32 b) { return _mm256_max_epi32(a, b); }
+WEFT_INLINE I32 bits_of_magnitude(F32 a) { return _mm256_castps_si256(magnitude(a)); }
+WEFT_INLINE int32_t largest(I32 a) {
+  __m128i x = _mm_max_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+  x = _mm_max_epi32(x, _mm_shuffle_epi32(x, 0x4e));
+  return _mm_cvtsi128_si32(_mm_max_epi32(x, _mm_shuffle_epi32(x, 0xb1)));
+}
 WEFT_INLINE F32 to_f32(I32 a) { return _mm256_cvtepi32_ps(a); }
+WEFT_INLINE F32 where_less(F32 x, F32 y, F32 a, F32 b) { return _mm256_blendv_ps(b, a, _mm256_cmp_ps(x, y, _CMP_LT_OQ)); }
 
 // ---------------------------------------------------------------- 4 lanes
 #else
@@ -260,6 +326,12 @@ WEFT_INLINE void store_bf16(bf16* p, F32 x) {
   for (int i = 0; i < 4; i++) p[i] = to_bf16(x[i]);
 }
 WEFT_INLINE F32 load_i8(const int8_t* p) { return F32{float(p[0]), float(p[1]), float(p[2]), float(p[3])}; }
+WEFT_INLINE F32 load_f16(const uint16_t* p) {
+  return F32{half_to_float(p[0]), half_to_float(p[1]), half_to_float(p[2]), half_to_float(p[3])};
+}
+WEFT_INLINE void store_f16(uint16_t* p, F32 x) {
+  for (int i = 0; i < 4; i++) p[i] = to_half(x[i]);
+}
 WEFT_INLINE void store_i8(int8_t* p, F32 x) {
   for (int i = 0; i < 4; i++) {
     float y = __builtin_rintf(x[i]);
@@ -283,8 +355,14 @@ WEFT_INLINE I32 load_i32(const int32_t* p) {
   return x;
 }
 WEFT_INLINE void store_i32(int32_t* p, I32 x) { memcpy(p, &x, sizeof x); }
-WEFT_INLINE I32 sub_i32(I32 a, I32 b) { return a - b; }
+WEFT_INLINE I32 larger(I32 a, I32 b) { return a > b ? a : b; }
+WEFT_INLINE I32 bits_of_magnitude(F32 a) { return (I32)magnitude(a); }
+WEFT_INLINE int32_t largest(I32 a) {
+  int32_t x = a[0] > a[1] ? a[0] : a[1], y = a[2] > a[3] ? a[2] : a[3];
+  return x > y ? x : y;
+}
 WEFT_INLINE F32 to_f32(I32 a) { return __builtin_convertvector(a, F32); }
+WEFT_INLINE F32 where_less(F32 x, F32 y, F32 a, F32 b) { return x < y ? a : b; }
 
 #endif
 
@@ -302,42 +380,47 @@ WEFT_INLINE F32 dot_pairs(F32 acc, Pairs a, Pairs b) {
 }
 #endif
 
-// Sums of four products of bytes in each lane: `activation` holds 4 bytes a lane, `weight` 4 signed bytes a lane.
-// kUnsignedActivations: the activations of `dot4` are x + 128 as unsigned bytes; else x in -127..127, and the weights too.
+// Sums of four products of bytes in each lane: `activation` holds 4 signed bytes a lane, -127..127, `code` 4 unsigned
+// ones, 0..255. `dot4_low` is for codes of at most 128, where fewer instructions do. `dot4` takes kTakenOff off each
+// code, where that is cheaper than not to.
 #if defined(WEFT_ISA_AVX512) && defined(WEFT_VNNI)
-constexpr bool kUnsignedActivations = true;
-WEFT_INLINE I32 dot4(I32 acc, I32 activation, I32 weight) { return _mm512_dpbusd_epi32(acc, activation, weight); }
-// `weight` is unsigned, 0..15; `activation` signed.
-WEFT_INLINE I32 dot4_nibbles(I32 acc, I32 activation, I32 weight) { return _mm512_dpbusd_epi32(acc, weight, activation); }
+constexpr int kTakenOff = 0;
+constexpr bool kSameDot = true;  // of low codes and of all
+WEFT_INLINE I32 dot4(I32 acc, I32 activation, I32 code) { return _mm512_dpbusd_epi32(acc, code, activation); }
+WEFT_INLINE I32 dot4_low(I32 acc, I32 activation, I32 code) { return dot4(acc, activation, code); }
 #elif defined(WEFT_ISA_AVX512)
-constexpr bool kUnsignedActivations = true;
-WEFT_INLINE I32 dot4(I32 acc, I32 activation, I32 weight) {
+constexpr int kTakenOff = 0;
+constexpr bool kSameDot = false;
+WEFT_INLINE I32 dot4(I32 acc, I32 activation, I32 code) {
   const __m512i low = _mm512_set1_epi16(0xff);  // even and odd bytes as 16 bit, so that nothing saturates
-  __m512i a = _mm512_and_si512(activation, low), b = _mm512_srai_epi16(_mm512_slli_epi16(weight, 8), 8);
-  __m512i c = _mm512_srli_epi16(activation, 8), d = _mm512_srai_epi16(weight, 8);
+  __m512i a = _mm512_srai_epi16(_mm512_slli_epi16(activation, 8), 8), b = _mm512_and_si512(code, low);
+  __m512i c = _mm512_srai_epi16(activation, 8), d = _mm512_srli_epi16(code, 8);
   return _mm512_add_epi32(acc, _mm512_add_epi32(_mm512_madd_epi16(a, b), _mm512_madd_epi16(c, d)));
 }
-WEFT_INLINE I32 dot4_nibbles(I32 acc, I32 activation, I32 weight) {
-  __m512i words = _mm512_maddubs_epi16(weight, activation);  // at most 2 * 15 * 127
+WEFT_INLINE I32 dot4_low(I32 acc, I32 activation, I32 code) {
+  __m512i words = _mm512_maddubs_epi16(code, activation);  // at most 2 * 128 * 127
   return _mm512_add_epi32(acc, _mm512_madd_epi16(words, _mm512_set1_epi16(1)));
 }
 #elif defined(WEFT_ISA_AVX2)
-constexpr bool kUnsignedActivations = false;
-WEFT_INLINE I32 dot4(I32 acc, I32 activation, I32 weight) {
+constexpr int kTakenOff = 128;
+constexpr bool kSameDot = false;
+WEFT_INLINE I32 dot4(I32 acc, I32 activation, I32 code) {
+  const __m256i weight = _mm256_xor_si256(code, _mm256_set1_epi8(-128));  // signed: its size is at most 128
   __m256i words = _mm256_maddubs_epi16(_mm256_sign_epi8(weight, weight), _mm256_sign_epi8(activation, weight));
-  return _mm256_add_epi32(acc, _mm256_madd_epi16(words, _mm256_set1_epi16(1)));  // at most 2 * 127 * 127: no saturation
+  return _mm256_add_epi32(acc, _mm256_madd_epi16(words, _mm256_set1_epi16(1)));
 }
-WEFT_INLINE I32 dot4_nibbles(I32 acc, I32 activation, I32 weight) {
-  __m256i words = _mm256_maddubs_epi16(weight, activation);
+WEFT_INLINE I32 dot4_low(I32 acc, I32 activation, I32 code) {
+  __m256i words = _mm256_maddubs_epi16(code, activation);
   return _mm256_add_epi32(acc, _mm256_madd_epi16(words, _mm256_set1_epi16(1)));
 }
 #else
-constexpr bool kUnsignedActivations = false;
-WEFT_INLINE I32 dot4(I32 acc, I32 activation, I32 weight) {
-  for (int k = 0; k < 4; k++) acc += ((activation << (24 - 8 * k)) >> 24) * ((weight << (24 - 8 * k)) >> 24);
+constexpr int kTakenOff = 0;
+constexpr bool kSameDot = true;
+WEFT_INLINE I32 dot4(I32 acc, I32 activation, I32 code) {
+  for (int k = 0; k < 4; k++) acc += ((activation << (24 - 8 * k)) >> 24) * ((code >> (8 * k)) & 255);
   return acc;
 }
-WEFT_INLINE I32 dot4_nibbles(I32 acc, I32 activation, I32 weight) { return dot4(acc, activation, weight); }
+WEFT_INLINE I32 dot4_low(I32 acc, I32 activation, I32 code) { return dot4(acc, activation, code); }
 #endif
 
 // The low and high halves of bytes, 0..15 each.
@@ -357,6 +440,21 @@ WEFT_INLINE I32 high_nibbles(I32 bytes) {
   return _mm256_and_si256(_mm256_srli_epi16(bytes, 4), _mm256_set1_epi8(15));
 #else
   return (I32)((U32)bytes >> 4) & 0x0f0f0f0f;
+#endif
+}
+
+// What bytes 0..15 stand for in a table of 16.
+WEFT_INLINE I32 look_up(const uint8_t* table, I32 places) {
+#if defined(WEFT_ISA_AVX512)
+  return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)table)), places);
+#elif defined(WEFT_ISA_AVX2)
+  return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table)), places);
+#else
+  uint8_t bytes[16];
+  memcpy(bytes, &places, 16);
+  for (int i = 0; i < 16; i++) bytes[i] = table[bytes[i]];
+  memcpy(&places, bytes, 16);
+  return places;
 #endif
 }
 

@@ -7,6 +7,8 @@
 //   interleave 2, panel:     .. | 1: 8 .. 31  |    3     |  5 ..
 #pragma once
 
+#include "quantise.h"
+
 namespace weft {
 namespace WEFT_NAMESPACE {
 
@@ -32,14 +34,18 @@ WEFT_INLINE int64_t bytes_of_panel(const Weight& w) {
   switch (w.format) {
     case kF32: return w.padded_in * kPanel * 4;
     case kBf16: return w.padded_in * kPanel * 2;
-    case kI8: return w.padded_in * kPanel;
-    default: return w.padded_in * kPanel / 2;
+    case kI8: return bytes_of_head(w) + w.padded_in * kPanel;
+    default: return bytes_of_head(w) + w.padded_in * kPanel / 2;
   }
+}
+
+WEFT_INLINE char* panel_of(const Weight& w, int64_t panel) {
+  return static_cast<char*>(w.panels) + panel * bytes_of_panel(w);
 }
 
 // Where the elements of an output lie from input k on, a multiple of 8; the output is `column` of the panel.
 WEFT_INLINE char* place_in_panel(const Weight& w, int64_t panel, int64_t column, int64_t k) {
-  char* start = static_cast<char*>(w.panels) + panel * bytes_of_panel(w);
+  char* start = panel_of(w, panel) + bytes_of_head(w);
   switch (w.format) {
     case kF32: return start + (k * kPanel + column) * 4;
     case kBf16: return start + (k * kPanel + column * 2) * 2;
@@ -48,16 +54,12 @@ WEFT_INLINE char* place_in_panel(const Weight& w, int64_t panel, int64_t column,
   }
 }
 
-WEFT_INLINE float& group_scale(const Weight& w, int64_t panel, int64_t column, int64_t k) {
-  return w.scales[(panel * (w.padded_in / w.group) + k / w.group) * kPanel + column];
-}
-
 // ---------------------------------------------------------------- packing
 
 // Elements k .. k + kInStep of a row of the matrix as floats, zeros behind its end.
 static void read_row(const PackArgs& args, int64_t row, int64_t k, float* out) {
   const int64_t in = args.weight->in, num = least(kInStep, in - k);
-  if (args.matrix_is_bf16) {
+  if (args.content == kBf16Content) {
     const bf16* from = static_cast<const bf16*>(args.matrix) + row * in + k;
     for (int64_t i = 0; i < num; i++) out[i] = to_float(from[i]);
   } else {
@@ -76,94 +78,90 @@ static void write_bf16(const Weight& w, int64_t panel, int64_t column, int64_t k
   for (int i = 0; i < kInStep; i++) to[i / 2 * 2 * kPanel + i % 2] = to_bf16(x[i]);
 }
 
-// Returns the sum of the bytes.
-static int32_t write_i8(const Weight& w, int64_t panel, int64_t column, int64_t k, const float* x, float inverse) {
-  int8_t bytes[kInStep];
-  for (int i = 0; i < kInStep; i += kLanes) store_i8(bytes + i, mul(load(x + i), all(inverse)));
+static void write_codes(const Weight& w, int64_t panel, int64_t column, int64_t k, const uint8_t* codes) {
   char* to = place_in_panel(w, panel, column, k);
-  int32_t total = 0;
-  for (int i = 0; i < kInStep; i += 4) {
-    memcpy(to + i * kPanel, bytes + i, 4);
-    total += bytes[i] + bytes[i + 1] + bytes[i + 2] + bytes[i + 3];
+  if (w.format == kI8) {
+    for (int i = 0; i < kInStep; i += 4) memcpy(to + i * kPanel, codes + i, 4);
+    return;
   }
-  return total;
-}
-
-WEFT_INLINE F32 quantise_i4(F32 x, F32 inverse_scale) {
-  return smaller(larger(round_nearest(mul(x, inverse_scale)), all(-8)), all(7));
-}
-
-// Which scale loses least for a group x[size]. For each of some first scales, which put the largest element at one of
-// `ends`, x is rounded to q; the best scale for this q is sum(x q) / sum(q q), and then the squared error is
-// sum(x x) - sum(x q)^2 / sum(q q). Gives the scale, and the inverse of the first scale, by which q is found again.
-static void choose_scale_i4(const float* x, int64_t size, float* scale, float* inverse_first) {
-  const float ends[] = {-9, -8.5f, -8, -7.5f, -7, -6.5f, -6, 8, 7.5f, 7, 6.5f, 6};
-  float extreme = 0, best = 0;
-  for (int64_t i = 0; i < size; i++) extreme = __builtin_fabsf(x[i]) > __builtin_fabsf(extreme) ? x[i] : extreme;
-  *scale = *inverse_first = 0;
-  if (extreme == 0) return;
-  for (float end : ends) {
-    const F32 inverse = all(end / extreme);
-    F32 products = zero(), squares = zero();
-    for (int64_t i = 0; i < size; i += kLanes) {
-      const F32 value = load(x + i), q = quantise_i4(value, inverse);
-      products = muladd(value, q, products);
-      squares = muladd(q, q, squares);
-    }
-    const float xq = sum(products), qq = sum(squares), explained = xq * xq / qq;
-    if (explained > best) {
-      best = explained;
-      *scale = xq / qq;
-      *inverse_first = end / extreme;
-    }
-  }
-}
-
-static void write_i4(const Weight& w, int64_t panel, int64_t column, int64_t k, const float* x) {
-  int8_t q[kInStep];
-  for (int64_t start = 0; start < kInStep; start += w.group) {
-    float inverse;
-    choose_scale_i4(x + start, w.group, &group_scale(w, panel, column, k + start), &inverse);
-    for (int64_t i = start; i < start + w.group; i += kLanes) {
-      store_i8(q + i, add(quantise_i4(load(x + i), all(inverse)), all(8)));
-    }
-  }
-  char* to = place_in_panel(w, panel, column, k);
   for (int i = 0; i < kInStep; i += 8) {
-    for (int j = 0; j < 4; j++) to[i / 2 * kPanel + j] = char(q[i + j] | q[i + 4 + j] << 4);
+    for (int j = 0; j < 4; j++) to[i / 2 * kPanel + j] = char(codes[i + j] | codes[i + 4 + j] << 4);
+  }
+}
+
+// Quantise the rows of a strip: all of them for kInStep inputs (or for a group, if it is larger) at once.
+static void quantise_strip(const PackArgs& args, const Strip& strip) {
+  const Weight& w = *args.weight;
+  float x[kInStep];
+  uint8_t codes[kInStep];
+  Quantiser quantiser(w);
+  for (int64_t k = 0; k < w.padded_in; k += kInStep) {
+    for (int64_t i = 0; i < strip.count; i++) {
+      read_row(args, strip.row + i, k, x);
+      for (int64_t j = 0; j < kInStep; j++) quantiser.x[j][i] = x[j];
+    }
+    quantiser.run();
+    for (int64_t start = 0; start < kInStep; start += w.group) {
+      quantiser.write_scales(panel_of(w, strip.panel), (k + start) / w.group, start / w.group, strip.column, strip.count);
+    }
+    for (int64_t i = 0; i < strip.count; i++) {
+      for (int64_t j = 0; j < kInStep; j++) codes[j] = quantiser.codes[j][i];
+      write_codes(w, strip.panel, strip.column + i, k, codes);
+    }
+  }
+}
+
+// What stands for a row in one of the arrays of scales, [num_rows, num] elements of `bytes` each.
+static void copy_scales(const void* from, int64_t row, int64_t num, int64_t bytes, char* to, int64_t stride) {
+  const char* element = static_cast<const char*>(from) + row * num * bytes;
+  for (int64_t i = 0; i < num; i++) memcpy(to + i * stride, element + i * bytes, bytes);
+}
+
+static void copy_codes(const PackArgs& args, const Strip& strip) {
+  const Weight& w = *args.weight;
+  char* const panel = panel_of(w, strip.panel);
+  const int64_t kinds = w.has_mins ? 2 : 1, bytes = bytes_of_scale(w);
+  const int64_t groups = ceil_div(w.in, w.group), coarse_groups = ceil_div(w.in, kCoarse);
+  for (int64_t i = 0; i < strip.count; i++) {
+    const int64_t row = strip.row + i, column = strip.column + i;
+    for (int64_t kind = 0; kind < kinds; kind++) {
+      copy_scales(kind ? args.mins : args.scales, row, groups, bytes,
+                  place_of_scale(w, panel, 0, kind) + column * bytes, kinds * kPanel * bytes);
+      if (w.scale_type != kScaleCoarse) continue;
+      copy_scales(kind ? args.coarse_mins : args.coarse, row, coarse_groups, 2,
+                  place_of_coarse(w, panel, 0, kind) + column * 2, kinds * kPanel * 2);
+    }
+  }
+  uint8_t codes[kInStep];
+  for (int64_t k = 0; k < w.padded_in; k += kInStep) {
+    for (int64_t i = 0; i < strip.count; i++) {
+      const int64_t num = least(kInStep, w.in - k);
+      memset(codes, 0, kInStep);
+      memcpy(codes, static_cast<const uint8_t*>(args.matrix) + (strip.row + i) * w.in + k, num);
+      write_codes(w, strip.panel, strip.column + i, k, codes);
+    }
+  }
+}
+
+static void copy_floats(const PackArgs& args, const Strip& strip) {
+  const Weight& w = *args.weight;
+  float x[kInStep];
+  for (int64_t k = 0; k < w.padded_in; k += kInStep) {  // all rows of a slab before the next: it stays in the cache
+    for (int64_t i = 0; i < strip.count; i++) {
+      read_row(args, strip.row + i, k, x);
+      if (w.format == kF32) {
+        write_f32(w, strip.panel, strip.column + i, k, x);
+      } else {
+        write_bf16(w, strip.panel, strip.column + i, k, x);
+      }
+    }
   }
 }
 
 static void pack_strip(const PackArgs& args, const Strip& strip) {
-  const Weight& w = *args.weight;
-  float x[kInStep];
-  float inverse_scales[kPanel];
-  int32_t totals[kPanel] = {};
-  for (int64_t i = 0; i < strip.count && w.format == kI8; i++) {
-    F32 peak = zero();
-    for (int64_t k = 0; k < w.padded_in; k += kInStep) {
-      read_row(args, strip.row + i, k, x);
-      for (int j = 0; j < kInStep; j += kLanes) peak = larger(peak, magnitude(load(x + j)));
-    }
-    const float limit = largest(peak);
-    w.scales[strip.panel * kPanel + strip.column + i] = limit / 127;
-    inverse_scales[i] = limit > 0 ? 127 / limit : 0;
-  }
-  for (int64_t k = 0; k < w.padded_in; k += kInStep) {  // all rows of a slab before the next: it stays in the cache
-    for (int64_t i = 0; i < strip.count; i++) {
-      const int64_t column = strip.column + i;
-      read_row(args, strip.row + i, k, x);
-      switch (w.format) {
-        case kF32: write_f32(w, strip.panel, column, k, x); break;
-        case kBf16: write_bf16(w, strip.panel, column, k, x); break;
-        case kI8: totals[i] += write_i8(w, strip.panel, column, k, x, inverse_scales[i]); break;
-        default: write_i4(w, strip.panel, column, k, x);
-      }
-    }
-  }
-  for (int64_t i = 0; i < strip.count && w.format == kI8; i++) {
-    w.sums[strip.panel * kPanel + strip.column + i] = totals[i] * 128;
-  }
+  if (args.content == kCodeContent) return copy_codes(args, strip);
+  if (has_codes(*args.weight)) return quantise_strip(args, strip);
+  copy_floats(args, strip);
 }
 
 static void pack_weight(const PackArgs& args, const Step&, Team& team) {
@@ -173,10 +171,22 @@ static void pack_weight(const PackArgs& args, const Step&, Team& team) {
 
 // ---------------------------------------------------------------- reading
 
+// What the codes of an output say, the first of which are at `from`.
+WEFT_INLINE int code_at(const Weight& w, const char* from, int64_t i) {
+  if (w.format == kI8) return uint8_t(from[i / 4 * 4 * kPanel + i % 4]);
+  const int both = uint8_t(from[i / 8 * 4 * kPanel + i % 4]), code = i / 4 % 2 ? both >> 4 : both & 15;
+  return w.has_table ? w.table[code] : code;
+}
+
+// By itself: else a product and this sum would become one instruction, which rounds once.
+static __attribute__((noinline)) void add_to_all(float* values, int64_t num, float value) {
+  for (int64_t i = 0; i < num; i++) values[i] += value;
+}
+
 // Inputs k .. k + num of an output, as floats; k a multiple of kInStep.
 static void read_output(const Weight& w, int64_t panel, int64_t column, int64_t k, int64_t num, float* out) {
   const char* from = place_in_panel(w, panel, column, k);
-  const int64_t output = panel * kPanel + column;
+  char* const start = panel_of(w, panel);
   switch (w.format) {
     case kF32:
       for (int64_t i = 0; i < num; i++) out[i] = ((const float*)from)[i * kPanel];
@@ -184,13 +194,13 @@ static void read_output(const Weight& w, int64_t panel, int64_t column, int64_t 
     case kBf16:
       for (int64_t i = 0; i < num; i++) out[i] = to_float(((const bf16*)from)[i / 2 * 2 * kPanel + i % 2]);
       break;
-    case kI8:
-      for (int64_t i = 0; i < num; i++) out[i] = int8_t(from[i / 4 * 4 * kPanel + i % 4]) * w.scales[output];
-      break;
     default:
-      for (int64_t i = 0; i < num; i++) {
-        const int byte = uint8_t(from[i / 8 * 4 * kPanel + i % 4]), nibble = i / 4 % 2 ? byte >> 4 : byte & 15;
-        out[i] = float(nibble - 8) * group_scale(w, panel, column, k + i);
+      for (int64_t i = 0, end; i < num; i = end) {
+        end = least(((k + i) / w.group + 1) * w.group - k, num);
+        const float scale = scale_of(w, start, column, k + i, false);
+        const float least_weight = w.has_mins ? scale_of(w, start, column, k + i, true) : 0;
+        for (int64_t j = i; j < end; j++) out[j] = float(code_at(w, from, j) - w.offset) * scale;
+        if (w.has_mins) add_to_all(out + i, end - i, least_weight);
       }
   }
 }

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from weft.ops.fusion import Normed, Product, Source, Value, activation, source_of, tensor_of
-from weft.ops.plain import PlainMatrix, QuantizedMatrix
+from weft.ops.plain import CodedMatrix, PlainMatrix, QuantizedMatrix
 from weft.ops.protocol import Matrix, Norm
 from weft.ops.quantize import FP8
 from weft.ops.triton.elementwise import quantize_rows, rms_norm, scaled, silu_and_mul
@@ -49,11 +49,19 @@ class TritonOps:
         self._format = format
         self._one = torch.ones(1, 1, device=device)  # a scale
         self._scales_rows = _scales_rows(device)
-        self.tensors: list[Tensor] = []
+        self._vectors: list[Tensor] = []
+        self._matrices: list[PlainMatrix] = []
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        tensors = list(self._vectors)
+        for matrix in self._matrices:
+            tensors += matrix.tensors
+        return tensors
 
     def vector(self, size: int) -> Tensor:
         values = torch.empty(size, dtype=self._dtype, device=self._device)
-        self.tensors.append(values)
+        self._vectors.append(values)
         return values
 
     def matrix(
@@ -67,7 +75,7 @@ class TritonOps:
     ) -> Matrix:
         format = "int8" if precise and self._format else self._format
         matrix = self._matrix(in_size, sizes, bias, format)
-        self.tensors += matrix.tensors
+        self._matrices.append(matrix)
         return matrix
 
     def embed(
@@ -107,14 +115,16 @@ class TritonOps:
         format: str,
     ) -> PlainMatrix:
         is_aligned = not in_size % STEP and not sum(sizes) % STEP
-        if format == "int4" or (format and is_aligned):
+        if format == "int4":
+            return CodedMatrix(in_size, sizes, bias, self._dtype, self._device, format)
+        if format and is_aligned:
             return QuantizedMatrix(in_size, sizes, bias, self._dtype, self._device, format)
         return PlainMatrix(in_size, sizes, bias, self._dtype, self._device)
 
     def _product(
         self, matrix: PlainMatrix, x: Tensor, norm: Norm | None, add: Tensor | None
     ) -> Tensor:
-        if isinstance(matrix, QuantizedMatrix) and matrix.format != "int4":
+        if isinstance(matrix, QuantizedMatrix):
             return self._eight_bits(matrix, Source(x, norm), add)
         if norm is not None:
             x = rms_norm(x, norm)

@@ -1,0 +1,115 @@
+// Panels of codes: where their scales stand (program.h draws it), reading them one by one, and a piece of them at once.
+#pragma once
+
+#include "program.h"
+#include "simd.h"
+
+namespace weft {
+namespace WEFT_NAMESPACE {
+
+constexpr int kVectorsOfPanel = kPanel / kLanes;
+constexpr int kRowGroup = 32;  // inputs of a row that share a scale
+
+WEFT_INLINE bool has_codes(const Weight& w) { return w.format == kI8 || w.format == kI4; }
+
+// Inputs that share both a scale of the weight and one of the rows.
+WEFT_INLINE int64_t block_of(const Weight& w) { return least(w.group, kRowGroup); }
+
+// Scales of one output.
+WEFT_INLINE int64_t groups_of(const Weight& w) { return ceil_div(w.padded_in, w.group); }
+WEFT_INLINE int64_t coarse_groups_of(const Weight& w) {
+  return w.scale_type == kScaleCoarse ? ceil_div(w.padded_in, kCoarse) : 0;
+}
+WEFT_INLINE int64_t bytes_of_scale(const Weight& w) {
+  return w.scale_type == kScaleF32 ? 4 : w.scale_type == kScaleCoarse ? 1 : 2;
+}
+
+// Where scale (or min) `group` of the first output of a panel stands.
+WEFT_INLINE char* place_of_scale(const Weight& w, char* panel, int64_t group, bool is_min) {
+  const int64_t kinds = w.has_mins ? 2 : 1;
+  char* fine = panel + coarse_groups_of(w) * kinds * kPanel * 2;
+  return fine + (group * kinds + is_min) * kPanel * bytes_of_scale(w);
+}
+
+WEFT_INLINE char* place_of_coarse(const Weight& w, char* panel, int64_t group, bool is_min) {
+  return panel + (group * (w.has_mins ? 2 : 1) + is_min) * kPanel * 2;
+}
+
+WEFT_INLINE int64_t bytes_of_head(const Weight& w) {
+  if (!has_codes(w)) return 0;
+  const int64_t end = place_of_scale(w, nullptr, groups_of(w), false) - static_cast<char*>(nullptr);
+  return ceil_div(end, 64) * 64;
+}
+
+// The scale (or min) of an output for input k.
+static float scale_of(const Weight& w, char* panel, int64_t column, int64_t k, bool is_min) {
+  const char* place = place_of_scale(w, panel, k / w.group, is_min);
+  switch (w.scale_type) {
+    case kScaleF32: return ((const float*)place)[column];
+    case kScaleF16: return half_to_float(((const uint16_t*)place)[column]);
+    case kScaleBf16: return to_float(((const bf16*)place)[column]);
+  }
+  const char* coarse = place_of_coarse(w, panel, k / kCoarse, is_min);
+  return ((const int8_t*)place)[column] * half_to_float(((const uint16_t*)coarse)[column]);
+}
+
+// kLanes scales from a column on.
+template <int64_t kType>
+WEFT_INLINE F32 scales_at(const char* place, const char* coarse, int column) {
+  if constexpr (kType == kScaleF32) return load((const float*)place + column);
+  if constexpr (kType == kScaleF16) return load_f16((const uint16_t*)place + column);
+  if constexpr (kType == kScaleBf16) return load_bf16((const bf16*)place + column);
+  if constexpr (kType == kScaleCoarse) {
+    return mul(load_i8((const int8_t*)place + column), load_f16((const uint16_t*)coarse + column));
+  }
+}
+
+template <int64_t kType>
+static void spread_scales_of(const Weight& w, char* panel, int64_t k, int64_t num, bool is_min, float* out) {
+  const int64_t block = block_of(w);
+  for (int64_t i = k; i < k + num; i += block, out += kPanel) {
+    const char* place = place_of_scale(w, panel, i / w.group, is_min);
+    const char* coarse = place_of_coarse(w, panel, i / kCoarse, is_min);
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectorsOfPanel; v++) {
+      store(out + v * kLanes, scales_at<kType>(place, coarse, v * kLanes));
+    }
+  }
+}
+
+// Those of inputs k .. k + num as floats, one row for each block: out[num / block][kPanel].
+static void spread_scales(const Weight& w, char* panel, int64_t k, int64_t num, bool is_min, float* out) {
+  switch (w.scale_type) {
+    case kScaleF32: return spread_scales_of<kScaleF32>(w, panel, k, num, is_min, out);
+    case kScaleF16: return spread_scales_of<kScaleF16>(w, panel, k, num, is_min, out);
+    case kScaleBf16: return spread_scales_of<kScaleBf16>(w, panel, k, num, is_min, out);
+    default: return spread_scales_of<kScaleCoarse>(w, panel, k, num, is_min, out);
+  }
+}
+
+// [k / 8][kPanel][4] nibbles -> [k / 4][kPanel][4] bytes: what they stand for, if there is a table.
+static void make_bytes_of_nibbles(const Weight& w, const char* nibbles, int64_t k, char* bytes) {
+  for (int64_t i = 0; i < k; i += 8, nibbles += 4 * kPanel, bytes += 8 * kPanel) {
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectorsOfPanel; v++) {
+      const I32 both = load_i32((const int32_t*)nibbles + v * kLanes);
+      I32 low = low_nibbles(both), high = high_nibbles(both);
+      if (w.has_table) {
+        low = look_up(w.table, low);
+        high = look_up(w.table, high);
+      }
+      store_i32((int32_t*)bytes + v * kLanes, low);
+      store_i32((int32_t*)bytes + kPanel + v * kLanes, high);
+    }
+  }
+}
+
+// Whether no code is above 128.
+WEFT_INLINE bool has_low_codes(const Weight& w) {
+  bool is_low = w.format == kI4;
+  for (int i = 0; i < 16 && w.has_table; i++) is_low &= w.table[i] <= 128;
+  return is_low;
+}
+
+}  // namespace WEFT_NAMESPACE
+}  // namespace weft

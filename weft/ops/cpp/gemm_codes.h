@@ -1,0 +1,196 @@
+// Products of rows of signed bytes with panels of codes, where each block of inputs has scales.
+//
+//   C[r][c] += x_scale[r] * scale[c] * (sum of a * code - offset * sum of a)  +  x_scale[r] * (sum of a) * min[c]
+//              `--------------------'   `----------------------------------'     `---------------------'
+//                of block and row               integers, exact                   `x_factors`; 0 without mins
+//
+// A block is the 32 inputs that share a scale of the rows, or 16 where groups of weights are so small. The sums begin
+// with what the offset takes away (`x_starts`). Every element of C is one sum over blocks in rising order, whatever the
+// number of rows: C stays in registers while a tile goes through a piece of k, and cutting k into pieces with `add` does
+// not change it.
+#pragma once
+
+#include "gemm.h"
+
+namespace weft {
+namespace WEFT_NAMESPACE {
+
+#if defined(WEFT_ISA_AVX512)
+constexpr int kCodeRows = 6;  // 6 x 2 sums and as many of C, 4 registers of B, 1 of A, of 32
+#else
+constexpr int kCodeRows = 3;
+#endif
+
+struct CodesProduct {
+  const int8_t* a;
+  int64_t slab_stride;
+  int64_t k;
+  int64_t block;
+  const char* b;
+  const float* scales;      // [k / block][kPanel]
+  const float* mins;        // the same, or null
+  const float* x_scales;    // [k / block][x_stride], as the next two
+  const int32_t* x_starts;
+  const float* x_factors;
+  int64_t x_stride;
+  float* c;
+  int64_t c_stride;
+  bool add;
+  const char* ahead;
+  int64_t ahead_step;
+};
+
+// ---------------------------------------------------------------- one step of k, for each kind of codes
+
+// B [k / 8][kPanel][4] of two codes each.
+struct NibbleCodes {
+  static constexpr int kInputs = 8;
+
+  template <int R, int V>
+  WEFT_INLINE void step(I32 (&sums)[R][V], const int8_t* a, const char* b) {
+    I32 w[V];
+#pragma GCC unroll 4
+    for (int v = 0; v < V; v++) hold(w[v] = load_i32((const int32_t*)(b + 4 * v * kLanes)));
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; half++) {
+      I32 codes[V];
+#pragma GCC unroll 4
+      for (int v = 0; v < V; v++) codes[v] = half ? high_nibbles(w[v]) : low_nibbles(w[v]);
+#pragma GCC unroll 6
+      for (int r = 0; r < R; r++) {
+        const I32 x = four_bytes(a + r * kSlab + 4 * half);
+#pragma GCC unroll 4
+        for (int v = 0; v < V; v++) sums[r][v] = dot4_low(sums[r][v], x, codes[v]);
+      }
+    }
+  }
+};
+
+// B [k / 4][kPanel][4]; `kLow`: no code is above 128.
+template <bool kLow>
+struct ByteCodes {
+  static constexpr int kInputs = 4;
+
+  template <int R, int V>
+  WEFT_INLINE void step(I32 (&sums)[R][V], const int8_t* a, const char* b) {
+    I32 w[V];
+#pragma GCC unroll 4
+    for (int v = 0; v < V; v++) hold(w[v] = load_i32((const int32_t*)(b + 4 * v * kLanes)));
+#pragma GCC unroll 6
+    for (int r = 0; r < R; r++) {
+      const I32 x = four_bytes(a + r * kSlab);
+#pragma GCC unroll 4
+      for (int v = 0; v < V; v++) {
+        sums[r][v] = kLow ? dot4_low(sums[r][v], x, w[v]) : dot4(sums[r][v], x, w[v]);
+      }
+    }
+  }
+};
+
+// ---------------------------------------------------------------- tiles
+
+// What a block's sums of integers add to C.
+template <int R, int V>
+WEFT_INLINE void add_block(const CodesProduct& p, int64_t index, I32 (&sums)[R][V], F32 (&c)[R][V]) {
+  const float* x_scales = p.x_scales + index * p.x_stride;
+  const float* scales = p.scales + index * kPanel;
+  F32 w[V];
+#pragma GCC unroll 4
+  for (int v = 0; v < V; v++) w[v] = load(scales + v * kLanes);
+#pragma GCC unroll 6
+  for (int r = 0; r < R; r++) {
+    const F32 x = all(x_scales[r]);
+#pragma GCC unroll 4
+    for (int v = 0; v < V; v++) c[r][v] = muladd(to_f32(sums[r][v]), mul(x, w[v]), c[r][v]);
+  }
+  if (!p.mins) return;
+  const float* x_factors = p.x_factors + index * p.x_stride;
+  const float* mins = p.mins + index * kPanel;
+#pragma GCC unroll 4
+  for (int v = 0; v < V; v++) w[v] = load(mins + v * kLanes);
+#pragma GCC unroll 6
+  for (int r = 0; r < R; r++) {
+    const F32 x = all(x_factors[r]);
+#pragma GCC unroll 4
+    for (int v = 0; v < V; v++) c[r][v] = muladd(x, w[v], c[r][v]);
+  }
+}
+
+// R rows and V vectors of columns.
+template <class Kind, int R, int V>
+static __attribute__((noinline)) void tile_codes(const CodesProduct& p) {
+  F32 c[R][V];
+#pragma GCC unroll 6
+  for (int r = 0; r < R; r++) {
+#pragma GCC unroll 4
+    for (int v = 0; v < V; v++) c[r][v] = p.add ? load(p.c + r * p.c_stride + v * kLanes) : zero();
+  }
+  const char* b = p.b;
+  const char* ahead = p.ahead;
+  for (int64_t k = 0, index = 0; k < p.k; k += p.block, index++) {
+    const int8_t* a = p.a + k / kSlab * p.slab_stride + k % kSlab;
+    const int32_t* x_starts = p.x_starts + index * p.x_stride;
+    I32 sums[R][V];
+#pragma GCC unroll 6
+    for (int r = 0; r < R; r++) {
+#pragma GCC unroll 4
+      for (int v = 0; v < V; v++) sums[r][v] = all_i32(x_starts[r]);
+    }
+    for (int64_t i = 0; i < p.block; i += Kind::kInputs) {
+      for (int64_t line = 0; line < p.ahead_step; line += 64) __builtin_prefetch(ahead + line, 0, 2);
+      ahead += p.ahead_step;
+      Kind::template step<R, V>(sums, a + i, b);
+      b += 4 * kPanel;
+    }
+    add_block<R, V>(p, index, sums, c);
+  }
+#pragma GCC unroll 6
+  for (int r = 0; r < R; r++) {
+#pragma GCC unroll 4
+    for (int v = 0; v < V; v++) store(p.c + r * p.c_stride + v * kLanes, c[r][v]);
+  }
+}
+
+template <class Kind, int R>
+static void tile_codes_of(int64_t rows, const CodesProduct& p) {
+  if (rows == R) {
+    tile_codes<Kind, R, kTileVectors>(p);
+  } else if constexpr (R > 1) {
+    tile_codes_of<Kind, R - 1>(rows, p);
+  }
+}
+
+// Rows are cut into passes as `pass_start` cuts them, of up to kCodeRows.
+WEFT_INLINE int64_t code_passes_of(int64_t rows) { return ceil_div(rows, kCodeRows); }
+
+// Bytes to ask for with each step of k, so that all `bytes` are there after all passes.
+template <class Kind>
+WEFT_INLINE int64_t ahead_step_of_codes(int64_t bytes, int64_t k, int64_t rows) {
+  return ceil_div(bytes, k / Kind::kInputs * code_passes_of(rows) * (kVectorsOfPanel / kTileVectors));
+}
+
+// The product with one panel, for any number of rows. `p.ahead` are `bytes_ahead` that are wanted next.
+template <class Kind>
+static void multiply_codes(CodesProduct p, int64_t rows, int64_t bytes_ahead) {
+  const CodesProduct whole = p;
+  const int64_t passes = code_passes_of(rows);
+  p.ahead_step = ahead_step_of_codes<Kind>(bytes_ahead, p.k, rows);
+  for (int v = 0; v < kVectorsOfPanel; v += kTileVectors) {
+    p.b = whole.b + 4 * v * kLanes;
+    p.scales = whole.scales + v * kLanes;
+    if (whole.mins) p.mins = whole.mins + v * kLanes;
+    for (int64_t pass = 0; pass < passes; pass++) {
+      const int64_t row = rows * pass / passes;
+      p.a = whole.a + row * kSlab;
+      p.x_scales = whole.x_scales + row;
+      p.x_starts = whole.x_starts + row;
+      p.x_factors = whole.x_factors + row;
+      p.c = whole.c + row * p.c_stride + v * kLanes;
+      tile_codes_of<Kind, kCodeRows>(rows * (pass + 1) / passes - row, p);
+      p.ahead += p.ahead_step * (p.k / Kind::kInputs);
+    }
+  }
+}
+
+}  // namespace WEFT_NAMESPACE
+}  // namespace weft
