@@ -36,8 +36,10 @@ _encode = msgspec.msgpack.Encoder(order="deterministic").encode
 def digest(value: Any, crc: int = 0) -> int:
     """CRC-32 of a dataclass, array, tuple of these, or plain value, behind those of `crc`."""
     if isinstance(value, np.ndarray):
+        # Equal bytes of another type or shape are another value.
         head = f"{value.dtype.str}{value.shape}".encode()
-        return zlib.crc32(np.ascontiguousarray(value).data, zlib.crc32(head, crc))
+        crc = zlib.crc32(head, crc)
+        return zlib.crc32(np.ascontiguousarray(value).data, crc)
     if isinstance(value, tuple):
         crc = zlib.crc32(b"%d" % len(value), crc)
         for one in value:
@@ -59,8 +61,19 @@ def _recorded_fields(kind: type) -> tuple[str, ...]:
 
 def launched(plan: Plan, version: int) -> Launched:
     """The record of a batch, with the digests of that version of the journal."""
-    table = plan.table
-    is_old = version == 2
+    table = 0
+    if plan.table is not None:
+        writes = plan.table
+        table = _crc(writes.rows, writes.starts, writes.lens, writes.slots)
+    # Version 2 has one digest of the sampling and of all operations together.
+    logits = 0
+    outputs = 0
+    if version == 2:
+        sampling = _sampling_of_version_2(plan)
+    else:
+        sampling = digest(plan.sampling)
+        logits = digest(plan.logits)
+        outputs = digest(plan.outputs)
     return Launched(
         step=plan.step,
         mode=plan.mode,
@@ -72,19 +85,21 @@ def launched(plan: Plan, version: int) -> Launched:
         tokens=_crc(plan.tokens),
         slots=_crc(plan.slots),
         samples=_crc(plan.samples),
-        table=0 if table is None else _crc(table.rows, table.starts, table.lens, table.slots),
-        sampling=_sampling_of_version_2(plan) if is_old else digest(plan.sampling),
-        logits=0 if is_old else digest(plan.logits),
-        outputs=0 if is_old else digest(plan.outputs),
+        table=table,
+        sampling=sampling,
+        logits=logits,
+        outputs=outputs,
     )
 
 
 def answered(output: StepOutput) -> Answered:
     """The record of what went out, without log probabilities."""
-    content = zlib.crc32(output.tokens, zlib.crc32(output.ids))
+    content = zlib.crc32(output.ids)
+    content = zlib.crc32(output.tokens, content)
     if output.finished:
         content = zlib.crc32(_encode(output.finished), content)
-    return Answered(len(output.tokens) // 4, len(output.finished), content)
+    num_tokens = len(output.tokens) // 4
+    return Answered(num_tokens, len(output.finished), content)
 
 
 def _crc(*arrays: IntArray | LongArray | FloatArray | BoolArray) -> int:
@@ -140,8 +155,10 @@ def _joined_biases(biases: list[LogitBias]) -> int:
     values = np.concatenate([bias.values for bias in biases])
     if all(bias.after is None for bias in biases):
         return _crc(index, tokens, values)
-    after = []
+    all_after = []
     for bias in biases:
-        anything = np.full(len(bias.index), ANY, dtype=np.int32)
-        after.append(anything if bias.after is None else bias.after)
-    return _crc(index, tokens, values, np.concatenate(after))
+        after = bias.after
+        if after is None:
+            after = np.full(len(bias.index), ANY, dtype=np.int32)
+        all_after.append(after)
+    return _crc(index, tokens, values, np.concatenate(all_after))

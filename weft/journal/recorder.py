@@ -154,7 +154,8 @@ class RecordedEngine:
         self._recorder.begin(self._engine, b"")
 
     def submit(self, message: ToEngine) -> FromEngine | None:
-        if type(message) in TO_ENGINE:  # nothing comes of others, and no reader would know them
+        # Nothing comes of others, and no reader would know them.
+        if type(message) in TO_ENGINE:
             self._recorder.write(Submitted(without_content(message)))
         try:
             return self._engine.submit(message)
@@ -179,13 +180,15 @@ class RecordedEngine:
             self.broke(exc)
             raise
         for reply in replies:
-            if isinstance(reply, StepOutput) and (reply.ids or reply.finished or not reply.aux):
-                recorder.write(answered(reply))  # what the device alone knows is not in the journal
+            if not isinstance(reply, StepOutput):
+                continue
+            # An output of `aux` alone is what the device alone knows: it is not in the journal.
+            if reply.ids or reply.finished or not reply.aux:
+                recorder.write(answered(reply))
         if not self._engine.has_work:
             recorder.flush()  # it may be long until the next step
-        if (
-            recorder.is_full and not self._engine.services.device_jobs.is_busy
-        ):  # such work cannot be taken up elsewhere; it ends soon
+        # Work of the device cannot be taken up by another engine; it ends soon.
+        if recorder.is_full and not self._engine.services.device_jobs.is_busy:
             self._go_on_in_another_file()
         return replies
 
@@ -275,12 +278,17 @@ class RecordedGrammars:
         self._grammars.cancel(id)
 
     def take(self) -> list[CompileResult]:
-        verdicts = self._grammars.take()
-        for one in verdicts:
-            self._recorder.write(
-                Readied(one.id, one.warnings, one.message, one.status, one.compile_s)
+        results = self._grammars.take()
+        for one in results:
+            record = Readied(
+                one.id,
+                one.warnings,
+                one.message,
+                one.status,
+                one.compile_s,
             )
-        return verdicts
+            self._recorder.write(record)
+        return results
 
     def advance(
         self, constraints: Sequence[Constraint], tokens: Sequence[int], room: Sequence[int]
@@ -372,15 +380,13 @@ class Outside:
         self._names = {id(part): [name] for name, part in surroundings(engine).items()}
 
     def name_of(self, thing: Any) -> Name | None:
-        match thing:
-            case _RecordedStep():
-                return ["step", thing.number]
-            case Constraint():
-                return ["constraint"]
-            case (
-                LazyBitmaskRows() | InputVectors()
-            ):  # of a step that has been launched: nobody looks at them any more
-                return ["nothing"]
+        if isinstance(thing, _RecordedStep):
+            return ["step", thing.number]
+        if isinstance(thing, Constraint):
+            return ["constraint"]
+        # Of a step that has been launched: nothing reads them any more.
+        if isinstance(thing, LazyBitmaskRows | InputVectors):
+            return ["nothing"]
         return self._names.get(id(thing))
 
 
@@ -395,8 +401,10 @@ def surroundings(engine: Engine) -> dict[str, object]:
 
 def without_content(message: ToEngine) -> ToEngine:
     """The message without what is large and decides nothing."""
-    field, empty = CONTENT.get(type(message), ("", None))
-    return msgspec.structs.replace(message, **{field: empty}) if field else message
+    if type(message) not in CONTENT:
+        return message
+    field, empty = CONTENT[type(message)]
+    return msgspec.structs.replace(message, **{field: empty})
 
 
 def describe(exc: Exception) -> str:

@@ -50,6 +50,7 @@ from weft.plan.step import Plan, Result, Step
 
 R = TypeVar("R", bound=msgspec.Struct)
 MAX_SHOWN = 12  # values of an array
+_NUMBERS = ("step", "mode", "num_rows", "num_tokens", "num_finished")  # all others are digests
 _ARRAYS = ("rows", "starts", "lens", "tokens", "slots", "samples")
 
 
@@ -176,23 +177,26 @@ class Replay:
 
     def _compare(self, recorded: msgspec.Struct, now: msgspec.Struct, plan: Plan | None) -> None:
         for field in recorded.__struct_fields__:
-            was, value = getattr(recorded, field), getattr(now, field)
-            if was != value:
-                shown = f"{value}"
-                if field not in ("step", "mode", "num_rows", "num_tokens", "num_finished"):
-                    was, shown = f"CRC {was:08x}", f"CRC {value:08x}"
-                if plan is not None and field in _ARRAYS:
-                    values = getattr(plan, field).tolist()
-                    more = ", ..." if len(values) > MAX_SHOWN else ""
-                    shown += f" [{', '.join(map(str, values[:MAX_SHOWN]))}{more}]"
-                step = self.step if plan is not None else self.step - 1
-                raise _Halt(Difference(step, field, f"{was}", shown))
+            was = getattr(recorded, field)
+            value = getattr(now, field)
+            if was == value:
+                continue
+            shown = _shown(field, value)
+            if plan is not None and field in _ARRAYS:
+                shown += f" {_first_values(getattr(plan, field))}"
+            # A plan is compared before its step is counted, an answer behind it.
+            step = self.step - 1
+            if plan is not None:
+                step = self.step
+            raise _Halt(Difference(step, field, _shown(field, was), shown))
 
     def _unlike(self, record: Record | None, now: str) -> Difference | None:
         """The difference between what comes next in the journal and what happens now; None at the
         journal's end.
         """
-        return None if record is None else Difference(self.step, "next event", _told(record), now)
+        return (
+            None if record is None else Difference(self.step, "next event", _in_words(record), now)
+        )
 
     def _make_engine(self, began: Began) -> Engine:
         if began.version not in READABLE:
@@ -251,9 +255,10 @@ class Replay:
 
 
 class _NoMatcher:
-    """Nobody asks it: what became of its tokens is recorded."""
+    """It is never asked: what became of its tokens is recorded."""
 
-    error, is_complete = "", False
+    error = ""
+    is_complete = False
 
     def fork(self) -> GrammarMatcher:
         return self
@@ -283,21 +288,23 @@ class _Grammars:
         pass
 
     def take(self) -> list[CompileResult]:
-        verdicts = []
+        results = []
         while isinstance(record := self._script.peek(), Readied):
             self._script.take()
-            constraint = None if record.message else _constraint()
-            verdicts.append(
-                CompileResult(
-                    record.id,
-                    constraint,
-                    record.warnings,
-                    record.message,
-                    record.status,
-                    record.compile_s,
-                )
+            # With a message, the grammar was refused.
+            constraint = None
+            if not record.message:
+                constraint = _constraint()
+            result = CompileResult(
+                record.id,
+                constraint,
+                record.warnings,
+                record.message,
+                record.status,
+                record.compile_s,
             )
-        return verdicts
+            results.append(result)
+        return results
 
     def advance(
         self, constraints: Sequence[Constraint], tokens: Sequence[int], room: Sequence[int]
@@ -324,11 +331,12 @@ class _Runner:
         self._replay = replay
 
     def launch(self, plan: Plan) -> Step:
+        replay = self._replay
         recorded = self._script.expect(
-            Launched, self._replay, f"launches a batch of {len(plan.rows)} rows"
+            Launched, replay, f"launches a batch of {len(plan.rows)} rows"
         )
-        self._replay.last_plan = plan
-        self._replay._compare(recorded, launched(plan, self._replay.began.version), plan)
+        replay.last_plan = plan
+        replay._compare(recorded, launched(plan, replay.began.version), plan)
         failed = self._script.peek()
         if isinstance(failed, Failed) and failed.at_launch:
             raise RecordedFailure(self._script.expect(Failed, self._replay, "").message)
@@ -435,7 +443,22 @@ def num_requests(message: ToEngine) -> int:
     return 0
 
 
-def _told(record: Record) -> str:
+def _shown(field: str, value: int) -> str:
+    """A value of a record: a number as it is, or a digest."""
+    if field in _NUMBERS:
+        return f"{value}"
+    return f"CRC {value:08x}"
+
+
+def _first_values(array: Any) -> str:
+    values = array.tolist()
+    text = ", ".join(map(str, values[:MAX_SHOWN]))
+    if len(values) > MAX_SHOWN:
+        text += ", ..."
+    return f"[{text}]"
+
+
+def _in_words(record: Record) -> str:
     """A record in words."""
     match record:
         case Submitted(message):

@@ -124,21 +124,26 @@ class _Taker:
     def all_of(self, engine: object) -> bytes:
         root = self._number(engine)
         written: list[list[Any]] = []
-        while len(written) < len(self._found):  # writing one finds others
-            written.append(self._thing(self._found[len(written)]))
+        # Writing one thing finds others: no recursion, so a long list of nodes needs no deep stack.
+        while len(written) < len(self._found):
+            thing = self._found[len(written)]
+            written.append(self._thing(thing))
         classes = [[_class_name(kind), names] for kind, names in self._classes]
-        return msgspec.msgpack.encode({"classes": classes, "things": written, "engine": root})
+        tree = {"classes": classes, "things": written, "engine": root}
+        return msgspec.msgpack.encode(tree)
 
     def _number(self, thing: Any) -> int:
         number = self._numbers.get(id(thing))
         if number is None:
-            number = self._numbers[id(thing)] = len(self._found)
+            number = len(self._found)
+            self._numbers[id(thing)] = number
             self._found.append(thing)
         return number
 
     def _value(self, value: Any) -> Any:
         kind = type(value)
-        if kind in ATOMS or (kind is bytes and len(value) <= SHORT_BYTES):
+        is_short = kind is bytes and len(value) <= SHORT_BYTES
+        if kind in ATOMS or is_short:
             return value
         name = self._name_of(value)
         if name is not None:
@@ -162,9 +167,10 @@ class _Taker:
         kind = type(thing)
         if kind is list:
             return [Kind.LIST, self._values(thing)]
-        if kind is dict or kind is OrderedDict:
-            pairs = [self._values(thing.keys()), self._values(thing.values())]
-            return [Kind.DICT if kind is dict else Kind.ORDERED, pairs]
+        if kind is dict:
+            return [Kind.DICT, self._pairs(thing)]
+        if kind is OrderedDict:
+            return [Kind.ORDERED, self._pairs(thing)]
         if kind is set or kind is frozenset:
             return [Kind.SET, self._values(thing)]
         if kind is deque:
@@ -174,38 +180,50 @@ class _Taker:
         if kind is np.ndarray:
             return self._array(thing)
         if isinstance(thing, msgspec.Struct):
-            return [Kind.MESSAGE, [_class_name(kind), msgspec.msgpack.encode(thing)]]
+            message = msgspec.msgpack.encode(thing)
+            return [Kind.MESSAGE, [_class_name(kind), message]]
         return self._instance(thing)
+
+    def _pairs(self, pairs: dict[Any, Any]) -> list[list[Any]]:
+        return [self._values(pairs.keys()), self._values(pairs.values())]
 
     def _array(self, array: Any) -> list[Any]:
         if array.dtype == object:
-            return [Kind.OBJECTS, [array.shape, self._values(array.ravel().tolist())]]
+            values = self._values(array.ravel().tolist())
+            return [Kind.OBJECTS, [array.shape, values]]
         kept = array
-        if array.ndim == 2:  # a table of rows that are mostly not used to their end
+        # A table of rows, few of which are used to their end: the columns behind are zeros.
+        if array.ndim == 2:
             used = np.flatnonzero(array.any(axis=0))
-            kept = array[:, : int(used[-1]) + 1 if len(used) else 0]
-        return [
-            Kind.ARRAY,
-            [array.dtype.str, array.shape, kept.shape, np.ascontiguousarray(kept).tobytes()],
-        ]
+            num_used = 0
+            if len(used):
+                num_used = int(used[-1]) + 1
+            kept = array[:, :num_used]
+        data = np.ascontiguousarray(kept).tobytes()
+        return [Kind.ARRAY, [array.dtype.str, array.shape, kept.shape, data]]
 
     def _instance(self, thing: Any) -> list[Any]:
         kind = type(thing)
         slots = self._slots.get(kind)
         if slots is None:
-            slots = self._slots[kind] = _slots_of(kind)
-        own = getattr(thing, "__dict__", None)
-        names = slots if own is None else (*slots, *own)
+            slots = _slots_of(kind)
+            self._slots[kind] = slots
+        # Objects of one class may have different attributes: each set of them counts as a class.
+        names = (*slots, *getattr(thing, "__dict__", ()))
         number = self._classes.get((kind, names))
         if number is None:
             if not _class_name(kind).startswith(PACKAGES):
                 raise SnapshotError(f"an object of {_class_name(kind)} is part of the state")
-            number = self._classes[kind, names] = len(self._classes)
-        values = [getattr(thing, name, _MISSING) for name in names]
-        return [
-            INSTANCE + number,
-            [[Is.UNSET] if one is _MISSING else self._value(one) for one in values],
-        ]
+            number = len(self._classes)
+            self._classes[kind, names] = number
+        written = []
+        for name in names:
+            value = getattr(thing, name, _MISSING)
+            if value is _MISSING:
+                written.append([Is.UNSET])
+            else:
+                written.append(self._value(value))
+        return [INSTANCE + number, written]
 
 
 class _Restorer:
@@ -222,7 +240,10 @@ class _Restorer:
 
     def into(self, engine: object) -> None:
         for number, (kind, content) in enumerate(self._written):
-            self._things.append(engine if number == self._root else self._empty(kind, content))
+            if number == self._root:
+                self._things.append(engine)
+            else:
+                self._things.append(self._empty(kind, content))
         pairs = list(zip(self._things, self._written, strict=True))
         for thing, (kind, content) in pairs:
             self._fill(thing, kind, content)
@@ -264,9 +285,11 @@ class _Restorer:
 
     def _fill(self, thing: Any, kind: int, content: Any) -> None:
         if kind >= INSTANCE:
-            for name, value in zip(self._classes[kind - INSTANCE][1], content, strict=True):
+            _, names = self._classes[kind - INSTANCE]
+            for name, value in zip(names, content, strict=True):
                 if value != [Is.UNSET]:
-                    object.__setattr__(thing, name, self._value(value))  # of frozen ones, too
+                    # Of frozen dataclasses, too.
+                    object.__setattr__(thing, name, self._value(value))
         elif kind == Kind.LIST:
             thing.extend(map(self._value, content))
         elif kind == Kind.DEQUE:
@@ -278,7 +301,8 @@ class _Restorer:
 
     def _hash(self, thing: Any, kind: int, content: Any) -> None:
         if kind in (Kind.DICT, Kind.ORDERED):
-            for key, value in zip(*content, strict=True):
+            keys, values = content
+            for key, value in zip(keys, values, strict=True):
                 thing[self._value(key)] = self._value(value)
         elif kind == Kind.SET:
             thing.update(map(self._value, content))
@@ -315,9 +339,11 @@ class _Restorer:
             thing: Any = importlib.import_module(module)
             for part in path.split("."):
                 thing = getattr(thing, part)
+            # Also a name that another module has imported is not the name of a class.
             if not isinstance(thing, type) or _class_name(thing) != name:
                 raise ValueError(f"{name!r:.80} is no class")
-            found = self._kinds[name] = thing
+            found = thing
+            self._kinds[name] = found
         return found
 
 
@@ -330,5 +356,8 @@ def _slots_of(kind: type) -> tuple[str, ...]:
     found: list[str] = []
     for one in kind.__mro__:
         slots = one.__dict__.get("__slots__", ())
-        found += [slots] if isinstance(slots, str) else [*slots]
+        # A class with one slot may give its name alone.
+        if isinstance(slots, str):
+            slots = (slots,)
+        found += slots
     return tuple(name for name in found if name not in ("__dict__", "__weakref__"))
