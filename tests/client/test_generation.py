@@ -80,6 +80,6 @@ def test_what_takes_the_news_by_itself_is_called_where_they_come_until_it_says_n
             generation.wake()
         assert found == ["a", "b"]  # and no task has run
         await pushing
-        return await anext(aiter(generation))
+        return await anext(generation)
 
     assert [delta.text for delta in asyncio.run(go())] == ["c"]

@@ -96,7 +96,8 @@ def status(config: ServerConfig, client: str = "127.0.0.1", **headers: str) -> i
         | {name.replace("_", "-"): text for name, text in headers.items()}
     )
     keys = Keys(digests, Pages(origins=["https://panel.example"]))
-    refusal = keys.refusal({"client": (client, 1)}, named, "admin", keys.caller(named))
+    scope = {"client": (client, 1)}
+    refusal = keys.refusal(scope, named, "admin", keys.caller(scope, named))
     return 200 if refusal is None else refusal.status
 
 
@@ -186,7 +187,7 @@ def test_every_key_is_compared_whichever_is_right(monkeypatch: pytest.MonkeyPatc
     )
     for key in ("a", "c", "d", "x"):
         compared.clear()
-        keys.caller(Headers({"x-api-key": key}))
+        keys.caller({}, Headers({"x-api-key": key}))
         assert len(compared) == 4
 
 

@@ -156,7 +156,8 @@ def refusal(
 ) -> int:
     """The status of what is refused, 200 of what is let in."""
     given = Headers({"host": "127.0.0.1:30000"} | headers)
-    found = keys.refusal({"client": (client, 1), **scope}, given, access, keys.caller(given))
+    scope = {"client": (client, 1), **scope}
+    found = keys.refusal(scope, given, access, keys.caller(scope, given))
     return 200 if found is None else found.status
 
 
@@ -245,9 +246,9 @@ def test_a_unix_socket_is_local_unless_a_proxy_uses_it() -> None:
     keys = Keys(KeyDigests(), Pages(hosts=["*"]))
     local = {"client": None, "http_version": "1.1"}
     direct = Headers({"host": "anything"})
-    assert keys.refusal(local, direct, "admin", keys.caller(direct)) is None
+    assert keys.refusal(local, direct, "admin", keys.caller(local, direct)) is None
     by_proxy = Headers({"host": "anything", "via": "1.1 proxy"})
-    forwarded = keys.refusal(local, by_proxy, "admin", keys.caller(by_proxy))
+    forwarded = keys.refusal(local, by_proxy, "admin", keys.caller(local, by_proxy))
     assert forwarded is not None
 
 

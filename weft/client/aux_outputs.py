@@ -114,8 +114,15 @@ def _tokens(piece: PromptLogprobsPiece) -> list[PromptToken]:
         if math.isnan(logprobs[i]):
             found.append(PromptToken(token))
             continue
-        top = list(zip(top_ids[i], top_logprobs[i], strict=True))
-        found.append(PromptToken(token, logprobs[i], ranks[i], top, of_ids[i]))
+        top = zip(top_ids[i], top_logprobs[i], strict=True)
+        own = PromptToken(
+            token=token,
+            logprob=logprobs[i],
+            rank=ranks[i],
+            top=list(top),
+            of_ids=of_ids[i],
+        )
+        found.append(own)
     return found
 
 

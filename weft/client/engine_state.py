@@ -85,7 +85,8 @@ class EngineState:
     def record_stats(self, stats: Stats) -> None:
         self.stats = stats
         self.stats_at = time.monotonic()
-        self._metrics.engine.set(msgspec.structs.asdict(stats), self.stats_at)
+        numbers = msgspec.structs.asdict(stats)
+        self._metrics.engine.set(numbers, self.stats_at)
 
     def record_weights(self, reply: WeightsReply) -> None:
         self.weight_version = reply.weight_version
@@ -199,7 +200,8 @@ class OpenCompletions:
 
     def named(self, name: str) -> list[Completion]:
         """Those whose request or batch has exactly this name."""
-        return [self.by_id[id] for id in self._by_name.get(name, ())]
+        ids = self._by_name.get(name, ())
+        return [self.by_id[id] for id in ids]
 
     @property
     def is_empty(self) -> bool:
@@ -228,7 +230,9 @@ class OpenCompletions:
         following: list[GenerateRequest] = []
         for completion in ended:
             deferred = self.deferred.get(completion.generation)
-            request = None if deferred is None else deferred.take()
+            if deferred is None:
+                continue
+            request = deferred.take()
             if request is not None:
                 following.append(request)
         return following
@@ -254,9 +258,11 @@ class DeferredRequests:
         """The next one. The time that it has waited here is taken from its time."""
         if not self._requests:
             return None
-        request = self._requests.pop(next(iter(self._requests)))
+        first_id = next(iter(self._requests))
+        request = self._requests.pop(first_id)
         if request.timeout_ms:
-            waited_ms = int((self._clock() - self._began_s) * 1_000)
+            waited_s = self._clock() - self._began_s
+            waited_ms = int(waited_s * 1_000)
             left_ms = max(request.timeout_ms - waited_ms, 1)  # 0 would mean: never
             request = replace(request, timeout_ms=left_ms)
         return request

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -305,13 +305,17 @@ class Generation:
                 self._on_close(self)
             self._news.set()
 
-    async def __aiter__(self) -> AsyncIterator[list[Delta]]:
-        while self._news.is_set() or not (self.closed or self.ended):
+    def __aiter__(self) -> Generation:
+        return self
+
+    async def __anext__(self) -> list[Delta]:
+        while self._news.is_set() or (self.num_open and not self.closed):
             await self._news.wait()
             self._news.clear()  # before the look: what comes from now on is not missed
             deltas = self.take()
             if deltas:
-                yield deltas
+                return deltas
+        raise StopAsyncIteration
 
     def __enter__(self) -> Generation:
         return self

@@ -78,11 +78,14 @@ def make_requests(
     up by one for each request, so that they differ. Raises `InvalidParam`.
     """
     params = _check(prompt, engine, tokenizer, clamps=clamps)
+    sampling = params
+    if params.n != 1:
+        sampling = replace(params, n=1)
     first = GenerateRequest(
         id=next(numbers),
         rid=prompt.rid,
         input_ids=_pack_ids(prompt.ids, engine.vocab_size),
-        sampling=params if params.n == 1 else replace(params, n=1),
+        sampling=sampling,
         tenant=prompt.tenant,
         user=prompt.user,
         priority=prompt.priority,
@@ -97,11 +100,11 @@ def make_requests(
     )
     requests = [first]
     for index in range(1, params.n):
-        sampling = first.sampling
-        if sampling.seed is not None:
-            seed = (sampling.seed + index + 2**63) % 2**64 - 2**63  # stays within 64 bits
+        if params.seed is not None:
+            seed = (params.seed + index + 2**63) % 2**64 - 2**63  # stays within 64 bits
             sampling = replace(sampling, seed=seed)
-        requests.append(replace(first, id=next(numbers), sampling=sampling))
+        following = replace(first, id=next(numbers), sampling=sampling)
+        requests.append(following)
     return requests
 
 
@@ -192,7 +195,10 @@ def _pack_ids(ids: Sequence[int], vocab_size: int) -> bytes:
         wide = np.asarray(ids)
     except (ValueError, OverflowError):  # nested lists, or an integer beyond those of numpy
         wide = np.empty(0)
-    if wide.dtype.kind not in "iu" or int(wide.min()) < 0 or int(wide.max()) >= vocab_size:
+    is_right = wide.dtype.kind in "iu"
+    if is_right:
+        is_right = int(wide.min()) >= 0 and int(wide.max()) < vocab_size
+    if not is_right:
         check_token_ids("prompt", ids, vocab_size)  # names the first that is wrong
     return wide.astype(np.int32).tobytes()
 
@@ -285,8 +291,10 @@ def with_reasoning_marks(
         budget = None if marks is None else params.thinking_budget
         return replace(params, thinking_budget=budget, thinking_marks=marks)
     prompt_end = tokenizer.decode(list(prompt[-TAIL_LEN:]), skip_special_tokens=False)
-    begin, end = tokenizer.encode_all([format.begin, format.end], add_special_tokens=False)
-    marks = ThinkingMarks(tuple(begin), tuple(end), format.is_open(prompt_end))
+    texts = [format.begin, format.end]
+    begin, end = tokenizer.encode_all(texts, add_special_tokens=False)
+    is_open = format.is_open(prompt_end)
+    marks = ThinkingMarks(tuple(begin), tuple(end), is_open)
     return replace(params, thinking_marks=marks)
 
 
@@ -301,7 +309,10 @@ def pack_input_embeds(values: Any, engine: EngineReady) -> bytes:
     in the type that the model computes in.
     """
     size = engine.hidden_size
-    rows = _decode_rows(values, size) if isinstance(values, str) else _read_rows(values)
+    if isinstance(values, str):
+        rows = _decode_rows(values, size)
+    else:
+        rows = _read_rows(values)
     if rows.ndim != 2 or rows.shape[1] != size or not len(rows):
         raise InvalidParam(
             PARAM, f"{PARAM} has the shape {list(rows.shape)}; [tokens, {size:,}] is needed"

@@ -62,12 +62,12 @@ _HOST = re.compile(r"[\w.:\[\]-]*")
 class Caller(NamedTuple):
     """The sender of a request, as its key identifies it."""
 
+    # With whom the request shares in what has to be shared: a name for the key, where keys are
+    # asked for, else the address of the client.
+    tenant: str = ""
     key_name: str = ""  # of the key that came, if it is one of those that are accepted
     is_user: bool = False
     is_admin: bool = False
-
-
-NOBODY = Caller()
 
 
 def owner_of(request: Request) -> str:
@@ -93,16 +93,20 @@ class Keys:
         self._open = {"open", "metrics"} if open_metrics else {"open"}
         self._has_keys = bool(digests.user or digests.admin)
 
-    def caller(self, headers: Headers) -> Caller:
+    def caller(self, scope: Scope, headers: Headers) -> Caller:
+        client = scope.get("client")
+        address = client[0] if client else ""
         if not self._has_keys:
-            return NOBODY
+            return Caller(address)
         key = digest(_key_of(headers))
         # Both groups are compared to their ends, whatever is found.
         is_user = _is_among(key, self._digests.user)
         is_admin = _is_among(key, self._digests.admin)
-        if not is_user and not is_admin:
-            return NOBODY
-        return Caller(self._digests.name(key), is_user, is_admin)
+        name = ""
+        if is_user or is_admin:
+            name = self._digests.name(key)
+        tenant = name if self._digests.user else address
+        return Caller(tenant, name, is_user, is_admin)
 
     def refusal(
         self, scope: Scope, headers: Headers, access: Access, caller: Caller
@@ -126,16 +130,6 @@ class Keys:
         if access == "admin":
             return self._admin_refusal(scope, headers, caller)
         return None
-
-    def tenant(self, scope: Scope, caller: Caller) -> str:
-        """With whom a request shares in what has to be shared.
-
-        A name for the key, where keys are asked for, else the address of the client.
-        """
-        if self._digests.user:
-            return caller.key_name
-        client = scope.get("client")
-        return client[0] if client else ""
 
     def _admin_refusal(
         self,

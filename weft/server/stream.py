@@ -92,15 +92,15 @@ class Answer:
         self._broken: BaseException | None = None  # what writing a piece has raised
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._generation:
-            watcher = asyncio.create_task(_close_when_gone(receive, self._generation))
-            try:
-                if self._generation.stream:
-                    await self._stream(scope, receive, send)
-                else:
-                    await self._send_full_body(scope, receive, send)
-            finally:
-                watcher.cancel()
+        watcher = asyncio.create_task(_close_when_gone(receive, self._generation))
+        try:
+            if self._generation.stream:
+                await self._stream(scope, receive, send)
+            else:
+                await self._send_full_body(scope, receive, send)
+        finally:
+            watcher.cancel()
+            self._generation.close()
 
     # ---- one body
 

@@ -103,7 +103,8 @@ class WindowDetokenizer:
             piece = self._pieces[token]
             if piece:
                 found.append(token)
-                if len(found) >= NUM_CONTEXT and not _continues(piece):
+                # A byte from 0x80 to 0xBF goes on with the character of the token before.
+                if len(found) >= NUM_CONTEXT and not 0x80 <= piece[0] < 0xC0:
                     break
         return found[::-1]
 
@@ -135,13 +136,11 @@ def begun_character(pieces: Mapping[int, bytes], ids: Sequence[int]) -> bytes:
     tail = b""
     for token in islice(reversed(ids), MAX_LOOK_BACK):
         tail = pieces[token] + tail
-        if len(tail) >= MAX_BEGUN_LEN or (tail and not _continues(tail)):
+        if len(tail) >= MAX_BEGUN_LEN:
+            break
+        # A byte from 0x80 to 0xBF goes on with a character that an earlier token has begun.
+        if tail and not 0x80 <= tail[0] < 0xC0:
             break
     tail = tail[-MAX_BEGUN_LEN:]
     _, used = utf_8_decode(tail, "replace", False)
     return tail[used:]
-
-
-def _continues(piece: bytes) -> bool:
-    """Whether it begins in the middle of a character."""
-    return 0x80 <= piece[0] < 0xC0

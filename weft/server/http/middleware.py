@@ -59,12 +59,12 @@ class RequestMiddleware:
             await _refuse_other(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        caller = self._keys.caller(headers)
+        caller = self._keys.caller(scope, headers)
         request = RequestContext(
             self._name(headers),
             time.perf_counter(),
             headers.get("traceparent", ""),
-            self._keys.tenant(scope, caller),
+            caller.tenant,
         )
         current.set(request)  # for this request alone: each has a task of its own
         scope["weft.rid"] = request.rid
