@@ -37,14 +37,16 @@ def unlocked_tokens(scheduler: Scheduler, request: Request | None = None) -> int
     """Tokens of the pool that nobody needs now; with a `request`, as if it had locked its prefix."""
     kv = scheduler.kv
     locked = set()
-    users = [one for one in scheduler.requests.values() if one.row != NO_ROW or one.is_locked]
+    users = [
+        one for one in scheduler.requests.values() if one.row != NO_ROW or one.prefix.is_locked
+    ]
     if request is not None:
         users.append(request)
     num_own = 0
     for user in users:
         if user.row != NO_ROW:
-            num_own += num_pages_for(kv.num_computed(user) - user.cached_len, kv.page_size)
-        node = user.handle if kv.cache.shares else None
+            num_own += num_pages_for(kv.num_computed(user) - user.prefix.length, kv.page_size)
+        node = user.prefix.handle if kv.cache.shares else None
         while node is not None and node.key:
             locked.add((id(node), len(node.key)))
             node = node.parent

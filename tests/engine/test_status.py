@@ -53,13 +53,15 @@ class Watched(EngineWorld):
         assert status.waiting_queue_size == len(waiting)
         assert status.held_requests == len(held)
         assert [one for one in waiting if self.scheduler.waiting_queue.is_blocked(one)] == held
-        assert status.queued_tokens == sum(one.prompt_len for one in waiting if not one.retractions)
+        assert status.queued_tokens == sum(
+            one.spec.prompt_len for one in waiting if not one.retractions
+        )
         assert status.running_batch_size == sum(
             one.state is RequestState.DECODING for one in requests
         )
         assert status.prefilling == sum(one.state is RequestState.PREFILLING for one in requests)
         unfinished = [
-            one.rid for one in requests if one.row != NO_ROW and one.kv_len < one.fill_len
+            one.message.rid for one in requests if one.row != NO_ROW and one.kv_len < one.fill_len
         ]
         assert status.chunked_rid == (unfinished[0] if unfinished else None)
         assert (

@@ -66,7 +66,7 @@ class Pages:
         self.with_row = [
             request for request in scheduler.requests.values() if request.row != NO_ROW
         ]
-        self.paths = {request.id: self.path(request.handle) for request in self.with_row}
+        self.paths = {request.id: self.path(request.prefix.handle) for request in self.with_row}
         self.locked = set().union(*self.paths.values()) if self.paths else set()
         own = sum(len(self.own(request)) for request in self.with_row)
         usable = self._kv.allocator.num_pages - len(self._kv.allocator.quarantined)
@@ -225,7 +225,7 @@ class Model:
         queue = self.scheduler.waiting_queue
         for request in admitted:
             if request.admitted_s < 0:
-                self.totals["prompt_tokens"] += request.prompt_len
+                self.totals["prompt_tokens"] += request.spec.prompt_len
                 self.totals["cached_tokens"] += starts[request.id]
                 self.cached[request.id] = starts[request.id]
                 self.admitted_s[request.id] = self.world.time
@@ -248,7 +248,7 @@ class Model:
             return
         for request in Pages(self.world).with_row:
             computed = min(request.kv_len, request.fill_len) // self.scheduler.settings.page_size
-            assert request.cached_len // self.scheduler.settings.page_size >= computed
+            assert request.prefix.length // self.scheduler.settings.page_size >= computed
 
     def check_counters(self) -> None:
         """The world is at its end."""
@@ -279,24 +279,31 @@ class Model:
         if key is None:
             return None
         resumed = sorted(
-            (one for one in queue if one.retractions), key=lambda one: one.arrival_order
+            (one for one in queue if one.retractions), key=lambda one: one.spec.arrival_order
         )
         fresh = [one for one in queue if not one.retractions]
         pages = Pages(self.world)
         fresh.sort(
-            key=lambda one: (key(one, len(pages.prefix(one)) * pages.size, now), one.arrival_order)
+            key=lambda one: (
+                key(one, len(pages.prefix(one)) * pages.size, now),
+                one.spec.arrival_order,
+            )
         )
         goes_first = resumed
         if settings.schedule_policy == "priority":
             sign = 1 if settings.low_priority_first else -1
             fresh = sorted(
                 [*resumed, *queue],
-                key=lambda one: (sign * one.priority, not one.retractions, one.arrival_order),
+                key=lambda one: (
+                    sign * one.message.priority,
+                    not one.retractions,
+                    one.spec.arrival_order,
+                ),
             )
             fresh = list(dict.fromkeys(fresh))
             goes_first = []
-        overdue = [one for one in fresh if 0 < settings.aging_s <= now - one.arrival_s]
-        overdue.sort(key=lambda one: one.arrival_order)
+        overdue = [one for one in fresh if 0 < settings.aging_s <= now - one.spec.arrival_s]
+        overdue.sort(key=lambda one: one.spec.arrival_order)
         return goes_first + self._in_turns(
             fresh, [] if settings.schedule_policy == "fcfs" else overdue
         )
@@ -385,13 +392,13 @@ class Model:
 
     def expected_output(self, request: Request, ratio: float) -> float:
         left = self._left_of(request)
-        return left if request.sampling.ignore_eos else left * ratio
+        return left if request.message.sampling.ignore_eos else left * ratio
 
     def promised(self) -> float:
         """Tokens that running requests are expected to generate yet: all, of those that end of themselves a part."""
         running = self.running()
-        surely = sum(self._left_of(one) for one in running if one.sampling.ignore_eos)
-        perhaps = sum(self._left_of(one) for one in running if not one.sampling.ignore_eos)
+        surely = sum(self._left_of(one) for one in running if one.message.sampling.ignore_eos)
+        perhaps = sum(self._left_of(one) for one in running if not one.message.sampling.ignore_eos)
         return surely + perhaps * self.ratio()
 
     def _left_of(self, request: Request) -> int:
@@ -465,7 +472,7 @@ class Model:
         assert sorted(taken_back) == sorted(victims)
         self.count["retracted"] += len(victims)
         done = sum(self.scheduler.columns.num_output(one.row) for one in kept)
-        allowed = sum(one.max_len - one.prompt_len for one in kept)
+        allowed = sum(one.max_len - one.spec.prompt_len for one in kept)
         expected = min(1.0, (done + STEPS_AFTER_RETRACTION * len(kept)) / (allowed + 1))
         assert self.scheduler.new_token_ratio.current == expected
         if chunk is not None and chunk.row == NO_ROW:
@@ -509,14 +516,14 @@ class Model:
             freed = len(self.freed(request, pages, gone)) * pages.size
             gained = min(freed, missing)
             if not gained:
-                return (-rank(request), math.inf, freed, -request.arrival_order)
+                return (-rank(request), math.inf, freed, -request.spec.arrival_order)
             cannot_stay = pages.computed(request) % pages.size
             lost = gained + cannot_stay + PREFILL_STEP_COST
             return (
                 -rank(request),
                 lost / gained * (1 + request.retractions),
                 freed,
-                -request.arrival_order,
+                -request.spec.arrival_order,
             )
 
         return min(requests, key=cost)
@@ -549,8 +556,9 @@ class Model:
         below = [
             one
             for one in ([chunk] if chunk is not None else self.running())
-            if sign * one.priority - sign * first.priority > settings.preemption_threshold
-            and not 0 < settings.aging_s <= now - one.arrival_s
+            if sign * one.message.priority - sign * first.message.priority
+            > settings.preemption_threshold
+            and not 0 < settings.aging_s <= now - one.spec.arrival_s
         ]
         if chunk is not None:
             return [one.id for one in below]
@@ -576,8 +584,10 @@ KEYS: dict[str, Callable[[Request, int, float], float]] = {
     "fcfs": lambda request, cached, now: 0,
     "lpm": lambda request, cached, now: -cached,
     "shortest-prefill-first": lambda request, cached, now: request.fill_len - cached,
-    "hrrn": lambda request, cached, now: (request.arrival_s - now) / (request.fill_len - cached),
-    "lof": lambda request, cached, now: request.prompt_len - request.max_len,
+    "hrrn": lambda request, cached, now: (
+        (request.spec.arrival_s - now) / (request.fill_len - cached)
+    ),
+    "lof": lambda request, cached, now: request.spec.prompt_len - request.max_len,
     "priority": lambda request, cached, now: 0,
 }  # of a waiting request with so many cached tokens; the lowest goes first
 
@@ -680,7 +690,7 @@ class Budget:
     def go_on(self, request: Request) -> None:
         """The open prompt: as much as there is room for."""
         assert self._chunk is not None
-        self._heads.append((request, request.cached_len))
+        self._heads.append((request, request.prefix.length))
         rest, room = request.fill_len - request.kv_len, min(self._chunk, self._input)
         if rest <= room and self.pages.up(rest) <= self._left_now:
             self._take(request, request.kv_len, rest, self._new(request))
@@ -701,8 +711,8 @@ class Budget:
         return any(
             head_start == start
             and head.fill_len >= end
-            and head.spec.message.cache_salt == request.spec.message.cache_salt
-            and head.shares_kv
+            and head.message.cache_salt == request.message.cache_salt
+            and head.message.shares_kv
             and head.packed[: 4 * end] == request.packed[: 4 * end]
             for head, head_start in self._heads
         )

@@ -97,7 +97,7 @@ def test_memory_is_tested_again_when_the_prefix_is_locked() -> None:
     # 10 free + 20 evictable = 30: 2 + 1 + 15 fit. Locked, the prefix cannot be evicted: 10 are left.
     adder = make_adder(kv)
     assert adder.add_one_req(request, has_chunked_req=False) is AddResult.NO_TOKEN
-    assert not request.is_locked
+    assert not request.prefix.is_locked
     assert kv.cache.protected_pages == 0
 
 
@@ -114,7 +114,7 @@ def test_a_prompt_is_cut_down_to_whole_pages() -> None:
     assert adder.rem_chunk_tokens == 2
     third = make_request(kv, 9, 5, first=200)
     assert adder.add_one_req(third, has_chunked_req=True) is AddResult.OTHER
-    assert not third.is_locked
+    assert not third.prefix.is_locked
 
 
 def test_there_is_never_a_second_open_prompt() -> None:
@@ -141,7 +141,7 @@ def test_whatever_cuts_a_prompt_no_other_is_cut_in_the_same_step(cut_by: str) ->
     assert (adder.new_chunked_req, first.extend_len) == (first, 24)
     assert adder.add_one_req(second, has_chunked_req=False) is AddResult.OTHER
     assert adder.new_chunked_req is first
-    assert not second.is_locked
+    assert not second.prefix.is_locked
     result = adder.add_one_req(short, has_chunked_req=False)
     assert (result is AddResult.CONTINUE) == (cut_by == "time"), (
         "a short prompt fits whole where time is left"

@@ -102,7 +102,9 @@ def test_a_row_goes_on_with_the_pages_that_another_has_put_into_the_cache_meanwh
     kv = world.scheduler.kv
     used = [kv.rows.slots[world.request(id).row, :20].tolist() for id in ids]
     assert (
-        used[0] == used[1] == slots_of(kv.cache.pages_of(world.request(ids[0]).handle), 4).tolist()
+        used[0]
+        == used[1]
+        == slots_of(kv.cache.pages_of(world.request(ids[0]).prefix.handle), 4).tolist()
     )
     world.run_dry()
     world.check_outputs()

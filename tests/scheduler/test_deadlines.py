@@ -148,7 +148,7 @@ def test_whoever_comes_is_admitted_or_is_taken_out_again_those_end_whose_time_is
         now = 0.5 * number
         request = waiting_request(number, now, rng.choice([0, 3_000, 12_000]))
         requests[number] = request
-        deadlines.arrived(request, request.timeout_ms)
+        deadlines.arrived(request, request.message.timeout_ms)
         if rng.random() < 0.2:
             deadlines.forget(requests.pop(number))
         for one in rng.sample(list(requests.values()), min(len(requests), 2)):

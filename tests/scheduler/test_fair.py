@@ -82,7 +82,7 @@ class Crowd:
         self._heads = [[self._rng.randrange(VOCAB) for _ in range(num_shared)] for _ in lengths]
 
     def fill_up(self) -> None:
-        waiting = [request.tenant for request in self.world.scheduler.waiting_queue]
+        waiting = [request.message.tenant for request in self.world.scheduler.waiting_queue]
         for place, (tenant, depth) in enumerate(self.depths.items()):
             for _ in range(depth - waiting.count(tenant)):
                 self._send(tenant, self._heads[place] if place % 2 else [])
@@ -152,7 +152,7 @@ def differs_by(world: World, tenants: tuple[str, str], num_steps: int) -> int:
     before = [given(world, tenant) for tenant in tenants]
     for _ in range(num_steps):
         world.step(check=False)
-    waiting = {request.tenant for request in world.scheduler.waiting_queue}
+    waiting = {request.message.tenant for request in world.scheduler.waiting_queue}
     assert waiting >= set(tenants)
     grown = [given(world, tenant) - was for tenant, was in zip(tenants, before, strict=True)]
     assert sum(grown) > 500
@@ -241,7 +241,7 @@ def test_the_age_of_a_flood_takes_no_turn_from_other_tenants() -> None:
     flood(world, "old", 50, max_new=1)
     world.time += 100.0
     flood(world, "new", 50, max_new=1)
-    order = [request.tenant for request in world.scheduler.waiting_queue.order(world.time)]
+    order = [request.message.tenant for request in world.scheduler.waiting_queue.order(world.time)]
     assert order[:20].count("old") == 10
 
 
@@ -260,7 +260,7 @@ def test_the_cache_may_put_a_tenant_ahead_by_the_lead_and_no_more() -> None:
     world, hot = warm_world()
     lead = 0
     for number in range(2_600):
-        waiting = [request.tenant for request in world.scheduler.waiting_queue]
+        waiting = [request.message.tenant for request in world.scheduler.waiting_queue]
         if waiting.count("cold") < 3:
             world.send([number % VOCAB, 7], max_new_tokens=1, tenant="cold")
         if waiting.count("warm") < 3:
@@ -308,7 +308,7 @@ def test_who_fills_the_queue_makes_room_for_others_and_no_more_than_is_their_sha
     assert refused == early[12:]
     few = flood(world, "few", 9)
     half = flood(world, "half", 9)
-    waiting = [request.tenant for request in world.scheduler.waiting_queue]
+    waiting = [request.message.tenant for request in world.scheduler.waiting_queue]
     assert {tenant: waiting.count(tenant) for tenant in ("many", "few", "half")} == {
         "many": 5,
         "few": 5,
@@ -337,7 +337,7 @@ def test_a_new_tenant_begins_beside_the_least_served_however_few_requests_of_it_
     for _ in range(60):
         world.step(check=False)  # what generates is served more and more
     flood(world, "late", 1)
-    order = [request.tenant for request in world.scheduler.waiting_queue.order(world.time)]
+    order = [request.message.tenant for request in world.scheduler.waiting_queue.order(world.time)]
     assert order[:3] == ["single", "late", "busy"]
 
 

@@ -32,14 +32,14 @@ def cached(world: World, request: Request) -> int:
 
 
 TWINS: dict[str, Key] = {
-    "fcfs": lambda world, request: request.arrival_order,
+    "fcfs": lambda world, request: request.spec.arrival_order,
     "lpm": lambda world, request: -cached(world, request),
     "shortest-prefill-first": lambda world, request: request.fill_len - cached(world, request),
     "hrrn": lambda world, request: (
-        (request.arrival_s - world.time) / (request.fill_len - cached(world, request))
+        (request.spec.arrival_s - world.time) / (request.fill_len - cached(world, request))
     ),
-    "lof": lambda world, request: -(request.max_len - request.prompt_len),
-    "priority": lambda world, request: -request.priority,
+    "lof": lambda world, request: -(request.max_len - request.spec.prompt_len),
+    "priority": lambda world, request: -request.message.priority,
 }
 
 
@@ -82,7 +82,7 @@ def test_the_order_is_that_of_a_sort_which_looks_every_prefix_up(policy: str, se
         world.step()
         fresh = [request for request in world.scheduler.waiting_queue if not request.retractions]
         by_twin = sorted(
-            fresh, key=lambda request: (TWINS[policy](world, request), request.arrival_order)
+            fresh, key=lambda request: (TWINS[policy](world, request), request.spec.arrival_order)
         )
         assert len(by_twin) > 100
         ids = {request.id for request in fresh}
@@ -197,9 +197,9 @@ def test_who_is_overdue_is_admitted_after_at_most_four_times_as_many_as_are_olde
             lonely(world)
         waiting = {r.id: r for r in world.scheduler.waiting_queue if r.admitted_s < 0}
         for id, request in waiting.items():
-            if id not in bound and world.time + 1 - request.arrival_s >= 25.0:
+            if id not in bound and world.time + 1 - request.spec.arrival_s >= 25.0:
                 older = sum(
-                    other.arrival_order < request.arrival_order
+                    other.spec.arrival_order < request.spec.arrival_order
                     for other in world.scheduler.waiting_queue
                 )
                 bound[id], passed[id] = TURNS * (older + 1), 0

@@ -31,13 +31,13 @@ def compare(
     """`notes` are the cached length and the tag of each, by its number."""
     lines = waiting.indices()
     assert list(waiting) == [waiting.request_at(line) for line in lines.tolist()] == expected
-    assert waiting.arrival_order[lines].tolist() == [one.arrival_order for one in expected]
-    assert waiting.arrival_s[lines].tolist() == [one.arrival_s for one in expected]
+    assert waiting.arrival_order[lines].tolist() == [one.spec.arrival_order for one in expected]
+    assert waiting.arrival_s[lines].tolist() == [one.spec.arrival_s for one in expected]
     assert waiting.fill_len[lines].tolist() == [one.fill_len for one in expected]
     assert waiting.max_len[lines].tolist() == [one.max_len for one in expected]
-    assert waiting.priority[lines].tolist() == [one.priority for one in expected]
+    assert waiting.priority[lines].tolist() == [one.message.priority for one in expected]
     found = zip(waiting.cached_len[lines].tolist(), waiting.tag[lines].tolist(), strict=True)
-    assert list(found) == [notes[one.arrival_order] for one in expected]
+    assert list(found) == [notes[one.spec.arrival_order] for one in expected]
 
 
 @pytest.mark.parametrize("seed", range(4))

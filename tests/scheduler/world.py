@@ -194,7 +194,7 @@ class World:
         assert len({r.row for r in with_row}) == len(with_row)
         waiting = list(scheduler.waiting_queue)
         assert len(waiting) + len(with_row) == len(scheduler.requests)
-        assert all(r.state is RequestState.WAITING and not r.is_locked for r in waiting)
+        assert all(r.state is RequestState.WAITING and not r.prefix.is_locked for r in waiting)
         index = scheduler.waiting_queue.policy.prefix_index
         if index is not None:
             for request in waiting:
@@ -202,7 +202,7 @@ class World:
                     not request.retractions and request.admitted_s < 0 and request.id >= 0
                 ):  # below 0: of the engine
                     usable = request.packed[: request.reusable_len * 4]
-                    assert index.length(request.arrival_order) == kv.cache.peek(
+                    assert index.length(request.spec.arrival_order) == kv.cache.peek(
                         request.cache_key(usable)
                     )
         open_prompts = [
@@ -211,7 +211,7 @@ class World:
         assert open_prompts == ([scheduler.chunked_req] if scheduler.chunked_req else [])
         locked = set()
         for request in with_row:
-            node = request.handle if kv.cache.shares else None
+            node = request.prefix.handle if kv.cache.shares else None
             while node is not None and node.key:
                 locked.add(id(node))
                 node = node.parent

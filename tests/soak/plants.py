@@ -88,7 +88,7 @@ def token_changed_by_retraction(every: Every) -> None:
 
     def taken(self: Scheduler, request: Any, *why: str) -> None:
         known = int(self.columns.known_len[request.row])
-        if known > request.prompt_len and every():
+        if known > request.spec.prompt_len and every():
             self.columns.tokens[request.row, known - 1] ^= 1
         take_back(self, request, *why)
 
@@ -100,7 +100,7 @@ def token_lost_by_retraction(every: Every) -> None:
     take_back = Scheduler.retract
 
     def taken(self: Scheduler, request: Any, *why: str) -> None:
-        if self.columns.known_len[request.row] > request.prompt_len and every():
+        if self.columns.known_len[request.row] > request.spec.prompt_len and every():
             self.columns.known_len[request.row] -= 1
         take_back(self, request, *why)
 

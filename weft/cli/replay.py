@@ -109,7 +109,7 @@ def describe_step(run: Replay) -> Iterator[str]:
     rows = zip(plan.rows.tolist(), plan.starts.tolist(), plan.lens.tolist(), strict=True)
     for row, start, length in rows:
         request = scheduler.columns.requests[row]
-        name = request.rid if request else "ended"
+        name = request.message.rid if request else "ended"
         yield f"  {name:<24} tokens {start} to {start + length}"
     status = insight.get_queue_status(scheduler)
     num_running = status.prefilling + status.running_batch_size
@@ -121,7 +121,7 @@ def describe_step(run: Replay) -> Iterator[str]:
         first = next(iter(insight.list_waiting(scheduler, run.last_s)))
         explained = insight.explain(scheduler, first.id, run.last_s)
         if explained is not None:
-            yield f"next in the queue: {first.rid}; {explained.timeline[-1].what}"
+            yield f"next in the queue: {first.message.rid}; {explained.timeline[-1].what}"
 
 
 def describe_requests(run: Replay, rid: str) -> Iterator[str]:

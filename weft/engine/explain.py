@@ -48,7 +48,7 @@ def get_queue_status(scheduler: Scheduler, num_sessions: int = 0) -> QueueStatus
         max_queued_requests=scheduler.settings.max_queued_requests,
         max_running_requests=scheduler.settings.max_running_requests,
         batch_is_full=scheduler.batch_is_full,
-        chunked_rid=None if chunked is None else chunked.rid,
+        chunked_rid=None if chunked is None else chunked.message.rid,
         free_tokens=scheduler.kv.available,
         sessions=num_sessions,
         queued_tokens=queue.num_tokens,
@@ -71,7 +71,7 @@ def list_requests(
     whose grammar is being compiled.
     """
     running = [request for request in scheduler.requests.values() if request.row != NO_ROW]
-    running.sort(key=lambda request: request.arrival_order)
+    running.sort(key=lambda request: request.spec.arrival_order)
     rows = [_row(scheduler, request, None, now) for request in running[:limit]]
     for position, request in enumerate(list_waiting(scheduler, now)):
         if len(rows) == limit:
@@ -151,16 +151,16 @@ def log_request_processing_time(scheduler: Scheduler, id: int, now: float) -> No
 def _row(scheduler: Scheduler, request: Request, position: int | None, now: float) -> RequestRow:
     return RequestRow(
         id=request.id,
-        rid=request.rid,
+        rid=request.message.rid,
         state=request.state.value,
         position=position,
-        age_s=now - request.arrival_s,
-        prompt_tokens=request.prompt_len,
+        age_s=now - request.spec.arrival_s,
+        prompt_tokens=request.spec.prompt_len,
         output_tokens=_num_output(scheduler, request),
         cached_tokens=request.cached_tokens,
-        priority=request.priority,
-        tenant=request.tenant,
-        user=request.user,
+        priority=request.message.priority,
+        tenant=request.message.tenant,
+        user=request.message.user,
         timeout_s=_time_left(scheduler, request, now),
         retractions=request.retractions,
         why=why(scheduler, request),
@@ -203,7 +203,7 @@ def why(scheduler: Scheduler, request: Request) -> str:
 
 def _num_output(scheduler: Scheduler, request: Request) -> int:
     if request.row == NO_ROW:
-        return request.fill_len - request.prompt_len
+        return request.fill_len - request.spec.prompt_len
     return scheduler.columns.num_output(request.row)
 
 
@@ -225,7 +225,7 @@ def _explain(scheduler: Scheduler, trace: RequestTrace, now: float) -> Explanati
         timeline=_timeline(scheduler, trace),
     )
     request = scheduler.requests.get(trace.id)
-    if request is None or request.arrival_order != trace.arrival_order:
+    if request is None or request.spec.arrival_order != trace.arrival_order:
         return explanation  # it has ended; another request may have its id
     return msgspec.structs.replace(
         explanation,

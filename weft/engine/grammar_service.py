@@ -49,5 +49,5 @@ class GrammarService(Service):
 
     def _refuse(self, result: CompileResult) -> None:
         scheduler = self._core.scheduler
-        log.info("refused", rid=scheduler.requests[result.id].rid, reason=result.message)
+        log.info("refused", rid=scheduler.requests[result.id].message.rid, reason=result.message)
         scheduler.abort(Abort(ids=(result.id,), message=result.message, status=result.status))

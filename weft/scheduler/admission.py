@@ -326,12 +326,12 @@ class PrefixSharing:
 
     def picked(self, request: Request) -> None:
         head = self._head(request, request.fill_len)
-        if request.shares_kv and len(head.tokens) == self._span:
+        if request.message.shares_kv and len(head.tokens) == self._span:
             self._heads.add(head)
 
     def _head(self, request: Request, length: int) -> Head:
         """Where the cached prefix ends, and what comes after it of the first `length` tokens."""
         key = request.cache_key(request.packed)
-        start = request.cached_len * TOKEN_BYTES
+        start = request.prefix.length * TOKEN_BYTES
         end = min(start + self._span, length * TOKEN_BYTES)
-        return Head(key.namespace, request.handle, key.tokens[start:end])
+        return Head(key.namespace, request.prefix.handle, key.tokens[start:end])

@@ -117,7 +117,7 @@ def _stopped(columns: Columns, rows: IntArray, tokens: IntArray, is_eos: BoolArr
     if special.any():
         for i in np.flatnonzero(special).tolist():
             request = columns.requests[rows[i]]
-            stopped[i] |= int(tokens[i]) in request.sampling.stop_token_ids
+            stopped[i] |= int(tokens[i]) in request.message.sampling.stop_token_ids
     return stopped
 
 
@@ -148,7 +148,7 @@ def _append(
     for row, tokens in forced:
         if row in found and found[row].matched is not None:
             continue  # a token before has stopped it
-        stops = set(columns.requests[row].sampling.stop_token_ids)
+        stops = set(columns.requests[row].message.sampling.stop_token_ids)
         for token in tokens:
             columns.tokens[row, columns.known_len[row]] = token
             columns.known_len[row] += 1

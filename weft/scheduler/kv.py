@@ -146,7 +146,7 @@ class KvMemory:
         What another request has put there meanwhile is used instead of the row's own pages, which
         are freed.
         """
-        before = request.cached_len
+        before = request.prefix.length
         inserted = self._insert(request)
         if inserted.present > before:
             pages = self.cache.pages_of(inserted.handle)
@@ -219,7 +219,7 @@ class KvMemory:
 
     def owned_pages(self, request: Request) -> IntArray:
         """Pages that a request with a row owns besides the cache's."""
-        return self._pages(request.row, request.cached_len, self.num_computed(request))
+        return self._pages(request.row, request.prefix.length, self.num_computed(request))
 
     @property
     def num_owned(self) -> int:
@@ -245,8 +245,8 @@ class KvMemory:
 
     def _insert(self, request: Request) -> Inserted:
         """Offer the computed tokens whose ids are known to the cache; free the row's duplicates."""
-        before = request.cached_len
-        if not request.shares_kv:
+        before = request.prefix.length
+        if not request.message.shares_kv:
             return Inserted(request.prefix.handle, before, before)
         row = request.row
         page_size = self.page_size

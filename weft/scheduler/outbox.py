@@ -6,7 +6,7 @@ request ends all the same. It knows messages, never requests or memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import msgspec
@@ -21,6 +21,7 @@ class Outbox:
         self.faults: list[Exception] = []  # that were raised, and end nothing
         # Something was left half way: accounting is to begin anew before the next step.
         self.is_in_doubt = False
+        self._blamed: set[int] = set()  # open requests with a fault while they were planned for
 
     @property
     def is_empty(self) -> bool:
@@ -30,6 +31,7 @@ class Outbox:
         self._output = output
 
     def finish(self, finish: Finish) -> None:
+        self._blamed.discard(finish.id)
         self._finished.append(finish)
 
     def has_ended(self, id: int) -> bool:
@@ -60,6 +62,13 @@ class Outbox:
         except Exception as exc:
             self.faults.append(exc)
             self.is_in_doubt = True
+
+    def blame(self, ids: Sequence[int]) -> set[int]:
+        """A fault was found while these were planned for. Returns those for which it is not the
+        first."""
+        repeated = self._blamed.intersection(ids)
+        self._blamed.update(ids)
+        return repeated
 
     @contextmanager
     def whole(self) -> Iterator[None]:

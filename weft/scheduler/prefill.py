@@ -249,7 +249,7 @@ class PrefillScheduler:
         """Give a picked request its row."""
         self._history.admitted(
             request.id,
-            request.cached_len,
+            request.prefix.length,
             request.fill_len,
             _piece(request),
             now,
@@ -258,9 +258,9 @@ class PrefillScheduler:
         if request.admitted_s < 0:
             request.admitted_s = now
             self._limits.admitted(request, now)
-            request.cached_tokens = request.cached_len
-            self._counters.num_prompt_tokens += request.prompt_len
-            self._counters.num_cached_tokens += request.cached_len
+            request.cached_tokens = request.prefix.length
+            self._counters.num_prompt_tokens += request.spec.prompt_len
+            self._counters.num_cached_tokens += request.prefix.length
         self._kv.take_row(request)
         self._queue.admit(request)
         request.state = RequestState.PREFILLING

@@ -83,7 +83,7 @@ class ArrivalGate:
         self._blocked_from = None
 
     def lets_pass(self, request: Request) -> bool:
-        return self._blocked_from is None or request.arrival_order < self._blocked_from
+        return self._blocked_from is None or request.spec.arrival_order < self._blocked_from
 
     def passing(self, table: WaitingTable, indices: IntArray) -> IntArray:
         """Those of `indices` [n], which rise by arrival, that are not blocked."""
@@ -152,8 +152,8 @@ class WaitingQueue:
         self._resumed = []
         self._turns = AgingTurns()
         self.num_tokens = 0
-        for request in sorted(requests, key=lambda one: one.arrival_order):
-            if request.admitted_s >= 0 or request.goes_first:
+        for request in sorted(requests, key=lambda one: one.spec.arrival_order):
+            if request.admitted_s >= 0 or request.spec.goes_first:
                 self._resumed.append(request)
             else:
                 self._waiting.append(request)
@@ -198,7 +198,7 @@ class WaitingQueue:
 
     def resume(self, request: Request) -> None:
         """Take a retracted request in, at the position that its arrival gives it."""
-        insort(self._resumed, request, key=lambda other: other.arrival_order)
+        insort(self._resumed, request, key=lambda other: other.spec.arrival_order)
 
     def admit(self, request: Request) -> None:
         """The request has got a row: it waits no more."""
@@ -230,7 +230,7 @@ class WaitingQueue:
         return 0 if classes is None else classes.rank(request)
 
     def is_overdue(self, request: Request, now: float) -> bool:
-        return 0 < self._aging_s <= now - request.arrival_s
+        return 0 < self._aging_s <= now - request.spec.arrival_s
 
     # Blocking
 
@@ -292,7 +292,9 @@ class WaitingQueue:
             return
         rank = policy.classes.rank
         ranked = heapq.merge(sorted(self._resumed, key=rank), fresh, key=rank)
-        overdue = heapq.merge(self._overdue_resumed(now), oldest, key=lambda one: one.arrival_order)
+        overdue = heapq.merge(
+            self._overdue_resumed(now), oldest, key=lambda one: one.spec.arrival_order
+        )
         yield from self._turns.interleave(overdue, ranked)
 
     def _overdue_resumed(self, now: float) -> Iterator[Request]:
@@ -318,7 +320,7 @@ class WaitingQueue:
     def _tell_arrival(self, request: Request) -> None:
         follower = self.policy.follower
         if follower is not None:
-            self._waiting.set_tag(request.arrival_order, follower.arrived(request))
+            self._waiting.set_tag(request.spec.arrival_order, follower.arrived(request))
 
     def _start_index(self) -> None:
         """Keep the cached lengths of all waiting requests true, if the policy reads them."""
@@ -341,8 +343,8 @@ class WaitingQueue:
 
     def _index(self, index: PrefixIndex, request: Request) -> None:
         key = request.cache_key(request.packed)
-        length = index.add(request.arrival_order, key, request.reusable_len * TOKEN_BYTES)
-        self._waiting.set_cached_len(request.arrival_order, length)
+        length = index.add(request.spec.arrival_order, key, request.reusable_len * TOKEN_BYTES)
+        self._waiting.set_cached_len(request.spec.arrival_order, length)
 
     def _displaced(self, newcomer: Request) -> Iterator[Request]:
         displacement = self.policy.displacement
@@ -368,7 +370,7 @@ class WaitingQueue:
         self._waiting.remove(request)
         self.num_tokens -= request.fill_len
         if self.policy.prefix_index is not None:
-            self.policy.prefix_index.remove(request.arrival_order)
+            self.policy.prefix_index.remove(request.spec.arrival_order)
         return True
 
 

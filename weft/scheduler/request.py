@@ -16,11 +16,10 @@ import numpy as np
 
 from weft.arrays import BoolArray, FloatArray, IntArray, LongArray
 from weft.memory.prefix_cache import NO_PAGES, TOKEN_BYTES, CacheKey, Handle
-from weft.messages.requests import Abort, GenerateRequest, PoolingParams
+from weft.messages.requests import Abort, GenerateRequest
 from weft.messages.sampling import SamplingParams
 
 NO_ROW = -1
-NO_LIMIT = 2**31  # above every position
 
 
 class RequestState(Enum):
@@ -31,9 +30,8 @@ class RequestState(Enum):
 
 
 class RequestSpec(NamedTuple):
-    """What a request is, from its arrival to its end. Nothing of it changes."""
+    """What follows from a request's arrival. It does not change until the request's end."""
 
-    message: GenerateRequest
     prompt_len: int
     seed: int
     arrival_order: int  # number of its arrival: the order of first come, first served
@@ -54,7 +52,7 @@ NO_PREFIX = CachedPrefix(None, 0, NO_PAGES, is_locked=False)
 
 
 class Request:
-    """A request from arrival to its final reply: its frozen spec, and how far it has come.
+    """A request from arrival to its final reply: what it asked for, and how far it has come.
 
     The tokens of a request without a row are in `packed`; those of one with a row are in
     `Columns.tokens`. Positions count from the first token of the prompt:
@@ -71,7 +69,7 @@ class Request:
         "id",
         "kv_len",
         "max_len",
-        "num_faults",
+        "message",
         "packed",
         "prefix",
         "reported_len",
@@ -95,7 +93,8 @@ class Request:
         if message.vectors:
             # Their feature keeps them; here they would be held twice, and written into journals.
             message = msgspec.structs.replace(message, vectors=b"")
-        self.spec = RequestSpec(message, prompt_len, seed, arrival_order, arrival_s, goes_first)
+        self.message = message
+        self.spec = RequestSpec(prompt_len, seed, arrival_order, arrival_s, goes_first)
         self.id = message.id
         # int32 [fill_len]: the prompt, and after a retraction the output so far.
         self.packed = message.input_ids
@@ -111,78 +110,13 @@ class Request:
         self.admitted_s = -1.0  # when it first got a row
         self.cached_tokens = 0  # of the prompt, found in the cache at first admission
         self.retractions = 0
-        self.num_faults = 0  # of the scheduler, while it planned for this request
 
     # What it is
 
     @property
-    def rid(self) -> str:
-        return self.spec.message.rid
-
-    @property
-    def batch_id(self) -> str:
-        """A second name, shared by the members of a batch."""
-        return self.spec.message.group
-
-    @property
-    def tenant(self) -> str:
-        return self.spec.message.tenant
-
-    @property
-    def user(self) -> str:
-        return self.spec.message.user
-
-    @property
-    def timeout_ms(self) -> int:
-        return self.spec.message.timeout_ms
-
-    @property
-    def priority(self) -> int:
-        return self.spec.message.priority
-
-    @property
-    def sampling(self) -> SamplingParams:
-        return self.spec.message.sampling
-
-    @property
-    def pooling(self) -> PoolingParams | None:
-        return self.spec.message.pooling
-
-    @property
-    def shares_kv(self) -> bool:
-        """False: its ids mean nothing; the prefix cache gives and gets nothing."""
-        return self.spec.message.shares_kv
-
-    @property
-    def recompute_from(self) -> int:
-        """Tokens from this position on are computed, though the cache may have them."""
-        position = self.spec.message.recompute_from
-        return NO_LIMIT if position is None else position
-
-    @property
-    def prompt_len(self) -> int:
-        return self.spec.prompt_len
-
-    @property
-    def seed(self) -> int:
-        return self.spec.seed
-
-    @property
-    def arrival_order(self) -> int:
-        return self.spec.arrival_order
-
-    @property
-    def arrival_s(self) -> float:
-        return self.spec.arrival_s
-
-    @property
-    def goes_first(self) -> bool:
-        return self.spec.goes_first
-
-    @property
     def wants_tokens(self) -> bool:
         """False: it ends as soon as its prompt is computed (SGLang: is_prefill_only)."""
-        return self.max_len > self.prompt_len
+        return self.max_len > self.spec.prompt_len
 
     # Its key in the prefix cache
 
@@ -193,7 +127,7 @@ class Request:
         prompt would put its hash in the place of its tokens, an adapter its name into the
         namespace.
         """
-        return CacheKey(self.spec.message.cache_salt, token_ids)
+        return CacheKey(self.message.cache_salt, token_ids)
 
     @property
     def reusable_len(self) -> int:
@@ -202,27 +136,16 @@ class Request:
         Whoever asked for the outputs of prompt tokens (`recompute_from`) needs them computed,
         until all of them were reported.
         """
-        if not self.shares_kv:
+        message = self.message
+        if not message.shares_kv:
             return 0
         usable_len = self.fill_len - 1
-        if self.reported_len >= self.prompt_len:
+        recompute_from = message.recompute_from
+        if recompute_from is None or self.reported_len >= self.spec.prompt_len:
             return usable_len
-        return min(usable_len, max(self.recompute_from, self.reported_len))
+        return min(usable_len, max(recompute_from, self.reported_len))
 
     # How far it has come
-
-    @property
-    def handle(self) -> Handle:
-        return self.prefix.handle
-
-    @property
-    def is_locked(self) -> bool:
-        return self.prefix.is_locked
-
-    @property
-    def cached_len(self) -> int:
-        """Tokens that the prefix cache owns."""
-        return self.prefix.length
 
     @property
     def remaining_prefill(self) -> int:
@@ -261,7 +184,7 @@ def matching_ids(requests: Mapping[int, Request], abort: Abort) -> list[int]:
     found = list(abort.ids)
     if names:
         for id, request in requests.items():
-            if request.rid in names or request.batch_id in names:
+            if request.message.rid in names or request.message.group in names:
                 found.append(id)
     return found
 
@@ -347,8 +270,8 @@ class Columns:
     def fill(self, request: Request) -> None:
         """Enter a request that has just got its row. Its cached prefix has K and V already."""
         row = request.row
-        sampling = request.sampling
-        cached_len = request.cached_len
+        sampling = request.message.sampling
+        cached_len = request.prefix.length
         fill_len = request.fill_len
         self.tokens[row, :fill_len] = np.frombuffer(request.packed, dtype=np.int32)
         self.ids[row] = request.id
@@ -356,12 +279,12 @@ class Columns:
         self.known_len[row] = fill_len
         self.kv_len[row] = cached_len
         self.cached_len[row] = cached_len
-        self.prompt_len[row] = request.prompt_len
-        self.priority[row] = request.priority
+        self.prompt_len[row] = request.spec.prompt_len
+        self.priority[row] = request.message.priority
         self.max_len[row] = request.max_len
         self.stops_at_eos[row] = not sampling.ignore_eos
         self.has_stop_ids[row] = bool(sampling.stop_token_ids)
-        self.sampling.fill(row, sampling, request.seed)
+        self.sampling.fill(row, sampling, request.spec.seed)
         self.requests[row] = request
 
     def clear(self, row: int) -> None:

@@ -85,15 +85,15 @@ def cheapest(requests: Iterable[Request], kv: KvMemory, missing: int, rank: Rank
     def key(request: Request) -> tuple[int, float, int, int]:
         freed = freed_tokens(kv, request)
         cost = _cost(kv, request, min(freed, missing))
-        return -rank(request), cost, freed, -request.arrival_order
+        return -rank(request), cost, freed, -request.spec.arrival_order
 
     return min(requests, key=key)
 
 
 def freed_tokens(kv: KvMemory, request: Request) -> int:
     """Tokens of memory that become available if this request is retracted."""
-    own = num_pages_for(kv.num_computed(request) - request.cached_len, kv.page_size)
-    return (own + kv.cache.unshared_pages(request.handle)) * kv.page_size
+    own = num_pages_for(kv.num_computed(request) - request.prefix.length, kv.page_size)
+    return (own + kv.cache.unshared_pages(request.prefix.handle)) * kv.page_size
 
 
 def careful_ratio(ratio: float, retractions: int) -> float:

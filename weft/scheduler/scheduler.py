@@ -146,7 +146,7 @@ class Scheduler:
 
     def _enter(self, request: Request, message: GenerateRequest) -> None:
         """Open a request: all of it, or, if anything raises, nothing."""
-        join = self.waiting_queue.resume if request.goes_first else self.waiting_queue.append
+        join = self.waiting_queue.resume if request.spec.goes_first else self.waiting_queue.append
         try:
             join(request)
             self.deadlines.arrived(request, message.timeout_ms)
@@ -316,7 +316,7 @@ class Scheduler:
                 self.kv.share(request)
                 is_open = request is self.chunked_req
                 assert request.is_prefilled != is_open, (
-                    f"{request.rid} has {request.kv_len} of its {request.fill_len} tokens, "
+                    f"{request.message.rid} has {request.kv_len} of its {request.fill_len} tokens, "
                     f"and is {'' if is_open else 'not '}the open chunk"
                 )
                 if request.is_prefilled:
@@ -460,13 +460,8 @@ class Scheduler:
         """
         seen = self.prefills.seen
         requests = self.requests.values()
-        concerned = [one for one in requests if one.row != NO_ROW or one.id in seen]
-        suspects = set()
-        for request in concerned or requests:
-            request.num_faults += 1
-            if request.num_faults > 1:
-                suspects.add(request.id)
-        return suspects
+        concerned = [one.id for one in requests if one.row != NO_ROW or one.id in seen]
+        return self.outbox.blame(concerned or list(self.requests))
 
     def recompute(
         self, failed: set[int], message: str, why: str, *, in_doubt: bool = False
@@ -634,7 +629,7 @@ class Scheduler:
         owned = {}
         for request in self.requests.values():
             if request.row != NO_ROW:
-                name = f"{request.rid} (request {request.id})"
+                name = f"{request.message.rid} (request {request.id})"
                 owned[name] = self.kv.owned_pages(request)
         return owned
 

@@ -67,7 +67,7 @@ class WaitingTable:
         return (request for request in self._requests[: self._end] if request is not None)
 
     def __contains__(self, request: Request) -> bool:
-        return request.arrival_order in self._index
+        return request.spec.arrival_order in self._index
 
     def append(self, request: Request) -> None:
         if self._end == len(self.is_used):
@@ -75,19 +75,19 @@ class WaitingTable:
         index = self._end
         # The index counts only when every number has its place: one that a column cannot hold
         # leaves no trace.
-        self.arrival_order[index] = request.arrival_order
-        self.arrival_s[index] = request.arrival_s
+        self.arrival_order[index] = request.spec.arrival_order
+        self.arrival_s[index] = request.spec.arrival_s
         self.fill_len[index] = request.fill_len
         self.cached_len[index] = 0
         self.max_len[index] = request.max_len
-        self.priority[index] = request.priority
+        self.priority[index] = request.message.priority
         self._requests[index] = request
-        self._index[request.arrival_order] = index
+        self._index[request.spec.arrival_order] = index
         self.is_used[index] = True
         self._end += 1
 
     def remove(self, request: Request) -> None:
-        index = self._index.pop(request.arrival_order)
+        index = self._index.pop(request.spec.arrival_order)
         self._requests[index] = None
         self.is_used[index] = False
 

@@ -24,7 +24,7 @@ class AllowedTokensFeature(Feature):
         self._masks: dict[int, IntArray] = {}  # [W] by row
 
     def enter_row(self, request: Request) -> None:
-        self._masks[request.row] = self._packed(request.sampling.allowed_token_ids)
+        self._masks[request.row] = self._packed(request.message.sampling.allowed_token_ids)
 
     def prepare(self, batch: Batch, columns: Columns, step: StepInputs) -> None:
         found = batch.sampling_in(self._masks)

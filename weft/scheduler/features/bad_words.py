@@ -57,7 +57,7 @@ class BadWordsFeature(Feature):
         self._words: dict[int, _Words] = {}
 
     def enter_row(self, request: Request) -> None:
-        self._words[request.row] = _Words(request.sampling.bad_word_ids)
+        self._words[request.row] = _Words(request.message.sampling.bad_word_ids)
 
     def prepare(self, batch: Batch, columns: Columns, step: StepInputs) -> None:
         index: list[int] = []

@@ -30,7 +30,7 @@ class LogitBiasFeature(Feature):
         self._ending: dict[int, tuple[IntArray, int]] = {}
 
     def enter_row(self, request: Request) -> None:
-        sampling = request.sampling
+        sampling = request.message.sampling
         if sampling.logit_bias:
             tokens = np.fromiter(sampling.logit_bias, dtype=np.int32)
             values = np.fromiter(sampling.logit_bias.values(), dtype=np.float32)
@@ -41,7 +41,10 @@ class LogitBiasFeature(Feature):
                 ending.update(self._eos)
             if ending:
                 tokens = np.array(sorted(ending), dtype=np.int32)
-                self._ending[request.row] = tokens, request.prompt_len + sampling.min_new_tokens
+                self._ending[request.row] = (
+                    tokens,
+                    request.spec.prompt_len + sampling.min_new_tokens,
+                )
 
     def prepare(self, batch: Batch, columns: Columns, step: StepInputs) -> None:
         biases: list[LogitBias] = []

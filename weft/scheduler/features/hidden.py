@@ -87,7 +87,7 @@ class HiddenStatesFeature(Feature):
 
     def _num_asked(self, request: Request, batch: Batch, i: int) -> int:
         """Of how many of its last tokens in the step the states are asked for."""
-        if request.sampling.hidden_states == "last":
+        if request.message.sampling.hidden_states == "last":
             is_last = i >= len(batch.prefills) or request.completes
             return int(is_last)
         length = int(batch.lens[i])

@@ -23,10 +23,10 @@ class LogprobsFeature(Feature):
         self._ids: dict[int, tuple[int, ...]] = {}  # of the rows that ask for some
 
     def enter_row(self, request: Request) -> None:
-        assert request.sampling.logprobs is not None
-        self._num_top[request.row] = request.sampling.logprobs
-        if request.sampling.logprob_token_ids:
-            self._ids[request.row] = request.sampling.logprob_token_ids
+        assert request.message.sampling.logprobs is not None
+        self._num_top[request.row] = request.message.sampling.logprobs
+        if request.message.sampling.logprob_token_ids:
+            self._ids[request.row] = request.message.sampling.logprob_token_ids
 
     def prepare(self, batch: Batch, columns: Columns, step: StepInputs) -> None:
         found = batch.sampling_in(self._num_top)

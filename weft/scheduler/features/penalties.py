@@ -23,14 +23,14 @@ class PenaltiesFeature(Feature):
         self._begins: dict[int, int] = {}
 
     def enter_row(self, request: Request) -> None:
-        sampling = request.sampling
+        sampling = request.message.sampling
         self._by_row[request.row] = (
             sampling.frequency_penalty,
             sampling.presence_penalty,
             sampling.repetition_penalty,
         )
         # The ids of a prompt of vectors mean nothing.
-        self._begins[request.row] = 0 if request.shares_kv else request.prompt_len
+        self._begins[request.row] = 0 if request.message.shares_kv else request.spec.prompt_len
 
     def prepare(self, batch: Batch, columns: Columns, step: StepInputs) -> None:
         found = batch.sampling_in(self._by_row)

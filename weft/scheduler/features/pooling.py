@@ -28,10 +28,10 @@ class PoolingFeature(Feature):
         completes: list[bool] = []
         params: list[PoolingParams] = []
         for i, request in enumerate(batch.prefills):
-            if request.pooling is not None:
+            if request.message.pooling is not None:
                 index.append(i)
                 completes.append(request.completes)
-                params.append(request.pooling)
+                params.append(request.message.pooling)
         if not index:
             return
         step.outputs.append(
@@ -55,8 +55,10 @@ class PoolingFeature(Feature):
             if not asked.completes[place] or batch.epochs[i] != columns.epoch[row]:
                 continue  # a middle chunk, or a request that has left
             request: Request = columns.requests[row]
-            assert request.pooling is not None
-            size = request.pooling.dimensions or len(request.pooling.label_ids) or None
+            assert request.message.pooling is not None
+            size = (
+                request.message.pooling.dimensions or len(request.message.pooling.label_ids) or None
+            )
             vector = output.vectors[place, :size]
             if np.isfinite(vector).all():
                 packed = vector.astype(np.float32).tobytes()
@@ -79,7 +81,7 @@ def _types(prefills: list[Request]) -> IntArray | None:
     types: list[bytes] = []
     has_types = False
     for request in prefills:
-        own = b"" if request.pooling is None else request.pooling.token_type_ids
+        own = b"" if request.message.pooling is None else request.message.pooling.token_type_ids
         has_types = has_types or bool(own)
         types.append(own or bytes(request.fill_len))
     if not has_types:

@@ -48,7 +48,7 @@ class ProcessorsFeature(Feature):
         return None
 
     def enter_row(self, request: Request) -> None:
-        self._by_row[request.row] = request.sampling.processors
+        self._by_row[request.row] = request.message.sampling.processors
 
     def prepare(self, batch: Batch, columns: Columns, step: StepInputs) -> None:
         found = batch.sampling_in(self._by_row)

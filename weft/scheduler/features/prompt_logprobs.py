@@ -29,7 +29,7 @@ class PromptLogprobsFeature(Feature):
     def prepare(self, batch: Batch, columns: Columns, step: StepInputs) -> None:
         pieces: list[tuple[int, _Piece]] = []
         for i, request in enumerate(batch.prefills):
-            if request.sampling.prompt_logprobs is not None:
+            if request.message.sampling.prompt_logprobs is not None:
                 piece = _piece(batch, i)
                 if piece is not None:
                     pieces.append((i, piece))
@@ -73,7 +73,7 @@ def _request(
     places: list[IntArray] = []
     targets: list[IntArray] = []
     for i, (low, high, _) in pieces:
-        sampling = batch.prefills[i].sampling
+        sampling = batch.prefills[i].message.sampling
         index.append(i)
         counts.append(high - low)
         num_top.append(sampling.prompt_logprobs or 0)
@@ -107,12 +107,12 @@ def _piece(batch: Batch, i: int) -> _Piece | None:
     given    |            low ...... high |
     """
     request = batch.prefills[i]
-    first = request.sampling.prompt_logprobs_start
+    first = request.message.sampling.prompt_logprobs_start
     start = int(batch.starts[i])
     end = start + int(batch.lens[i])
     low = max(start, first, request.reported_len) + 1
-    high = max(low, min(end + 1, request.prompt_len))
-    has_first = start <= first < min(end, request.prompt_len) and request.reported_len <= first
+    high = max(low, min(end + 1, request.spec.prompt_len))
+    has_first = start <= first < min(end, request.spec.prompt_len) and request.reported_len <= first
     if not has_first and low == high:
         return None
     return _Piece(low, high, has_first)
@@ -128,8 +128,8 @@ def _message(
 ) -> PromptLogprobsPiece:
     """`places`: of the piece's tokens among those of the output."""
     request = batch.prefills[i]
-    num_top = min(request.sampling.prompt_logprobs or 0, output.top_ids.shape[1])
-    num_ids = len(request.sampling.logprob_token_ids)
+    num_top = min(request.message.sampling.prompt_logprobs or 0, output.top_ids.shape[1])
+    num_ids = len(request.message.sampling.logprob_token_ids)
     head = int(piece.has_first)
     tokens = columns.tokens[request.row, piece.low - head : piece.high]
     return PromptLogprobsPiece(

@@ -32,7 +32,7 @@ class ThinkingBudgetFeature(Feature):
         self._budgets: dict[int, tuple[int, ThinkingMarks]] = {}
 
     def enter_row(self, request: Request) -> None:
-        sampling = request.sampling
+        sampling = request.message.sampling
         if sampling.thinking_budget is not None and sampling.thinking_marks is not None:
             self._budgets[request.row] = sampling.thinking_budget, sampling.thinking_marks
 

@@ -1,8 +1,8 @@
 """Input embeddings: vectors that the model reads instead of the embeddings of a prompt's tokens.
 
 They come with the request, and are kept until it has ended, because a retracted request is computed
-anew. The ids of such a prompt mean nothing (`Request.shares_kv`): the prefix cache gives no KV for
-it, and takes none.
+anew. The ids of such a prompt mean nothing (`GenerateRequest.shares_kv`): the prefix cache gives no
+KV for it, and takes none.
 """
 
 from __future__ import annotations

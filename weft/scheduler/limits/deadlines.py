@@ -52,9 +52,9 @@ class Deadlines:
 
     def arrived(self, request: Request, timeout_ms: int) -> None:
         if timeout_ms:
-            self._push(request.arrival_s, request, Limit.OWN, timeout_ms / 1_000)
+            self._push(request.spec.arrival_s, request, Limit.OWN, timeout_ms / 1_000)
         if self._max_queue_s < math.inf:
-            self._push(request.arrival_s, request, Limit.QUEUE, self._max_queue_s)
+            self._push(request.spec.arrival_s, request, Limit.QUEUE, self._max_queue_s)
 
     def admitted(self, request: Request) -> None:
         """For the first time."""
@@ -63,17 +63,19 @@ class Deadlines:
 
     def forget(self, request: Request) -> None:
         """The request did not come after all."""
-        self._heap = [entry for entry in self._heap if entry.arrival_order != request.arrival_order]
+        self._heap = [
+            entry for entry in self._heap if entry.arrival_order != request.spec.arrival_order
+        ]
         heapq.heapify(self._heap)
 
     def end_s(self, request: Request) -> float:
         """When an open request is ended, as far as that is known; infinite if nothing ends it."""
-        own_s = request.timeout_ms / 1_000 if request.timeout_ms else math.inf
+        own_s = request.message.timeout_ms / 1_000 if request.message.timeout_ms else math.inf
         if request.admitted_s < 0:
-            limit_s = request.arrival_s + self._max_queue_s
+            limit_s = request.spec.arrival_s + self._max_queue_s
         else:
             limit_s = request.admitted_s + self._max_run_s
-        return min(request.arrival_s + own_s, limit_s)
+        return min(request.spec.arrival_s + own_s, limit_s)
 
     @property
     def next_s(self) -> float:
@@ -100,7 +102,7 @@ class Deadlines:
         """Whom a deadline that has passed ends; nobody if the request has ended, or has done what
         was asked in time."""
         request = requests.get(entry.id)
-        if request is None or request.arrival_order != entry.arrival_order:
+        if request is None or request.spec.arrival_order != entry.arrival_order:
             return None
         has_run = request.admitted_s >= 0
         if entry.limit is Limit.QUEUE and has_run:
@@ -109,7 +111,8 @@ class Deadlines:
 
     def _push(self, from_s: float, request: Request, limit: Limit, span_s: float) -> None:
         heapq.heappush(
-            self._heap, Entry(from_s + span_s, request.arrival_order, request.id, limit, span_s)
+            self._heap,
+            Entry(from_s + span_s, request.spec.arrival_order, request.id, limit, span_s),
         )
 
 

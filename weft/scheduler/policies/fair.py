@@ -125,8 +125,8 @@ class Fair(Policy):
 
     def arrived(self, request: Request) -> int:
         tenants = self._tenants
-        tenant = self._number(request.tenant)
-        arrival_order = request.arrival_order
+        tenant = self._number(request.message.tenant)
+        arrival_order = request.spec.arrival_order
         if not tenants.num_waiting[tenant]:
             behind = self._least() - self._served()[tenant]
             tenants.service[tenant] += max(behind, 0.0)
@@ -136,10 +136,10 @@ class Fair(Policy):
         return tenant
 
     def dropped(self, request: Request) -> None:
-        if request.arrival_order not in self._waiting:
+        if request.spec.arrival_order not in self._waiting:
             return
-        self._waiting.remove(request.arrival_order)
-        tenant = self._tenants.number_of(request.tenant)
+        self._waiting.remove(request.spec.arrival_order)
+        tenant = self._tenants.number_of(request.message.tenant)
         assert tenant is not None
         self._tenants.num_waiting[tenant] -= 1
 
@@ -148,10 +148,10 @@ class Fair(Policy):
 
     def admitted(self, request: Request) -> None:
         row = request.row
-        tenant = self._number(request.tenant)
+        tenant = self._number(request.message.tenant)
         # A retracted request does not count again: to compute anew what it had is no service.
-        if request.arrival_order in self._waiting:
-            self._waiting.remove(request.arrival_order)
+        if request.spec.arrival_order in self._waiting:
+            self._waiting.remove(request.spec.arrival_order)
             self._charge_admission(request, tenant)
         self._tenants.num_rows[tenant] += 1
         self._tenant_of[row] = tenant
@@ -160,9 +160,9 @@ class Fair(Policy):
     def _charge_admission(self, request: Request, tenant: int) -> None:
         tenants = self._tenants
         tenants.num_waiting[tenant] -= 1
-        num_computed = request.fill_len - request.cached_len
+        num_computed = request.fill_len - request.prefix.length
         tenants.service[tenant] += num_computed / tenants.weight[tenant]
-        turn = self._turns.get(request.arrival_order, NO_TURN)
+        turn = self._turns.get(request.spec.arrival_order, NO_TURN)
         self._since_due = 0 if turn.is_due else self._since_due + 1
         if turn.is_oldest:
             tenants.since_oldest[tenant] = 0
@@ -184,7 +184,7 @@ class Fair(Policy):
         """The latest of the tenant that has most waiting for its weight, while another has more
         than the newcomer's."""
         tenants: LongArray = table.tag[indices]  # a copy: those that have gone are NO_TENANT
-        own = self._number(newcomer.tenant)
+        own = self._number(newcomer.message.tenant)
         num_left = np.bincount(tenants, minlength=len(self._tenants))
         while True:
             load = num_left / self._tenants.weight
@@ -213,7 +213,7 @@ class Fair(Policy):
         for _ in range(len(indices)):
             position, turn = walk.next(may_leave_due=since_due < TURNS - 1)
             request = table.request_at(int(indices[position]))
-            self._turns[request.arrival_order] = turn
+            self._turns[request.spec.arrival_order] = turn
             self._passed_over = None
             yield request
             tenant = walk.take(position)

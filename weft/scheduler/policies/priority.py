@@ -28,13 +28,13 @@ class Priority(KeyPolicy):
         return table.priority[indices] * self._sign
 
     def rank(self, request: Request) -> int:
-        return request.priority * self._sign
+        return request.message.priority * self._sign
 
     def displaced(
         self, table: WaitingTable, indices: IntArray, newcomer: Request
     ) -> Iterator[Request]:
         """Those of a lower class: the lowest, and among these the latest first."""
-        ranks = self.key(table, indices, newcomer.arrival_s)
+        ranks = self.key(table, indices, newcomer.spec.arrival_s)
         own_rank = self.rank(newcomer)
         while True:
             # The last of equals: argmax finds the first of the reversed ones.
