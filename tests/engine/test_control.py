@@ -199,7 +199,7 @@ def test_chunks_get_shorter_while_a_prompt_is_open() -> None:
     desk = Desk(settings(chunked_prefill_size=64))
     id = desk.send([i % VOCAB for i in range(150)], max_new_tokens=2, ignore_eos=True)
     desk.step()
-    assert desk.scheduler.chunked_req is not None
+    assert desk.scheduler.prefills.chunked_req is not None
     desk.change(chunked_prefill_size=10)
     desk.step()
     assert desk.request(id).kv_len == 64 + 10

@@ -58,8 +58,8 @@ def expected_of_running(scheduler: Scheduler, ratio: float) -> float:
     """What those that decode may generate yet: all of it where they ignore the end token, else in part."""
     whole, parts = 0, 0
     for row in scheduler.running_batch.rows:
-        request = scheduler.columns.requests[row]
-        left = request.max_len - int(scheduler.columns.seq_len[row])
+        request = scheduler.kv.columns.requests[row]
+        left = request.max_len - int(scheduler.kv.columns.seq_len[row])
         left = min(max(left, 0), MOST_NEW)
         if request.sampling.ignore_eos:
             whole += left
@@ -76,12 +76,12 @@ class Witness:
         self.scheduler: Scheduler | None = None
         self.decode_rows: IntArray = NO_ROWS  # that the step decodes besides
         add_one, make = PrefillAdder.add_one_req, PrefillScheduler._new_adder
-        prefill = Scheduler.get_new_batch_prefill
+        plan = Scheduler.get_next_batch_to_run
         witness = self
 
-        def begins(scheduler: Scheduler) -> Batch | None:
+        def begins(scheduler: Scheduler, now: float, *, in_flight: bool) -> Batch | None:
             witness.scheduler = scheduler
-            return prefill(scheduler)
+            return plan(scheduler, now, in_flight=in_flight)
 
         def make_adder(
             prefills: PrefillScheduler, decode_rows: IntArray, now: float
@@ -98,7 +98,7 @@ class Witness:
             return result
 
         monkeypatch.setattr(PrefillAdder, "add_one_req", watched)
-        monkeypatch.setattr(Scheduler, "get_new_batch_prefill", begins)
+        monkeypatch.setattr(Scheduler, "get_next_batch_to_run", begins)
         monkeypatch.setattr(PrefillScheduler, "_new_adder", make_adder)
 
     def numbers(self, adder: PrefillAdder, request: Request) -> tuple[int, set[int]]:
@@ -112,15 +112,15 @@ class Witness:
             return num_pages_for(num_tokens, page_size) * page_size + page_size + new
 
         retractions = scheduler.waiting_queue.retractions_of_first(scheduler._now)
-        ratio = scheduler.new_token_ratio.current
+        ratio = scheduler.prefills.new_token_ratio.current
         if retractions:
             ratio = min(1.0, max(ratio, 1 / 16) * 2.0**retractions)
-        columns = scheduler.columns
+        columns = scheduler.kv.columns
         promised = expected_of_running(scheduler, ratio)
         for row in self.decode_rows:
             num_new = num_pages_for(int(columns.seq_len[row]), page_size)
             promised += (num_new - num_pages_for(int(columns.kv_len[row]), page_size)) * page_size
-        is_alone = not len(scheduler.running_batch) and scheduler.chunked_req is None
+        is_alone = not len(scheduler.running_batch.rows) and scheduler.prefills.chunked_req is None
         for place, one in enumerate(adder.can_run):
             is_whole = one.extend_end == one.fill_len
             with_output = is_whole and not (place == 0 and is_alone and one.row == NO_ROW)
@@ -395,7 +395,7 @@ def test_a_story_that_is_cut_says_so_and_how_much_is_left_out() -> None:
     for number in range(100, 170):  # each a reason of its own: another request is first
         world.scheduler.history.begin_walk()
         world.scheduler.history.record_pass(
-            world.time, world.scheduler.num_steps, Stop.NO_TOKEN, number
+            world.time, world.scheduler.planner.num_steps, Stop.NO_TOKEN, number
         )
     timeline = told(world, waiting).timeline
     (cut,) = [entry for entry in timeline if entry.what.startswith("left out here")]
@@ -409,7 +409,7 @@ def test_a_story_that_is_cut_says_so_and_how_much_is_left_out() -> None:
     for number in range(MAX_PASSES):
         world.scheduler.history.begin_walk()
         world.scheduler.history.record_pass(
-            world.time, world.scheduler.num_steps, Stop.NO_TOKEN, number + 1_000
+            world.time, world.scheduler.planner.num_steps, Stop.NO_TOKEN, number + 1_000
         )
     assert any(
         "that are not remembered any more" in entry.what for entry in told(world, waiting).timeline

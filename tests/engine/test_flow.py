@@ -335,5 +335,5 @@ def test_an_engine_that_starts_over_has_forgotten_what_it_did(depth: int) -> Non
     world.engine.start_over()
     assert world.engine.scheduler.stats().kv_evictable == 0
     assert world.engine.scheduler.stats().total_requests == 0
-    assert world.engine.scheduler.num_steps == 0
+    assert world.engine.scheduler.planner.num_steps == 0
     assert world.engine.scheduler.history.trace(0) is None

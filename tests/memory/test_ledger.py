@@ -132,7 +132,7 @@ def test_pages_that_a_row_has_forgotten_are_missed_when_it_is_given_up_not_when_
 ):
     world = Serving(prefix_cache=False)
     first = world.request(0)
-    world.scheduler.columns.kv_len[first.row] -= 4  # as if less had been computed
+    world.scheduler.kv.columns.kv_len[first.row] -= 4  # as if less had been computed
     world.abort(Abort(ids=(0,)))
     world.step()
     stats = world.scheduler.stats()
@@ -163,7 +163,7 @@ def test_a_page_that_is_freed_while_somebody_has_it_is_given_to_nobody_else(
 
 def test_requests_that_were_given_the_same_page_end_and_others_are_computed_anew() -> None:
     world = Serving()
-    columns, kv = world.scheduler.columns, world.scheduler.kv
+    columns, kv = world.scheduler.kv.columns, world.scheduler.kv
     first, second = world.request(0), world.request(1)
     mine = int(kv.owned_pages(first)[-1])
     at = int(columns.seq_len[second.row]) - 2
@@ -194,7 +194,7 @@ def test_what_fits_no_more_after_a_loss_is_refused_or_ended() -> None:
     kv = world.scheduler.kv
     kv.allocator.alloc(8)
     world.step()
-    assert world.scheduler.max_len == 52
+    assert world.scheduler.limits.max_len == 52
     world.run_dry()
     assert world.finished[long].completion_tokens == 12
     refused = world.send(list(range(100, 140)), max_new_tokens=18)

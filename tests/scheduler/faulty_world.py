@@ -92,24 +92,9 @@ CORE = (
 # These stand around the guard, or are what it asks.
 SPARED = {
     "weft.scheduler.scheduler.Scheduler.has_work",
-    "weft.scheduler.scheduler.Scheduler.is_in_doubt",
-    "weft.scheduler.scheduler.Scheduler.take_faults",
-    "weft.scheduler.scheduler.Scheduler.take_output",
     "weft.scheduler.outbox.Outbox.is_empty",
     "weft.scheduler.outbox.Outbox.take_faults",
     "weft.scheduler.outbox.Outbox.take_output",
-}
-# Attributes of a part, read through the whole: they compute nothing.
-PLAIN = {
-    f"weft.scheduler.request.Request.{name}"
-    for name in (
-        *("arrival_order", "arrival_s", "batch_id", "cached_len", "goes_first", "handle"),
-        *("is_locked", "pooling", "priority", "prompt_len", "rid", "sampling", "seed"),
-        *("shares_kv", "tenant", "timeout_ms", "user"),
-    )
-} | {
-    f"weft.scheduler.scheduler.Scheduler.{name}"
-    for name in ("batch_is_full", "chunked_req", "columns", "deadlines", "max_len", "settings")
 }
 # What it returns is what is told: where that is lost, nothing can be done.
 NEVER_LATE = {"weft.scheduler.scheduler.Scheduler.process_batch_result"}
@@ -162,7 +147,7 @@ def targets() -> list[Target]:
                     if isinstance(member, property | staticmethod | classmethod)
                     or inspect.isfunction(member)
                 ]
-    return [target for target in found if str(target) not in SPARED | PLAIN]
+    return [target for target in found if str(target) not in SPARED]
 
 
 @contextmanager
@@ -256,7 +241,7 @@ class FaultyWorld(EngineWorld):
         launch = self.runner.launch
 
         def noted(plan: Plan) -> OracleStep:
-            ids = set(self.engine.scheduler.columns.ids[plan.rows].tolist())
+            ids = set(self.engine.scheduler.kv.columns.ids[plan.rows].tolist())
             self.recent.append(ids)
             if plan.step in fail_steps:
                 self.failed_steps |= ids

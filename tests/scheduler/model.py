@@ -130,7 +130,7 @@ class Model:
     def follow(self) -> Model:
         """From now on compare every decision of the world's scheduler."""
         scheduler = self.scheduler
-        self._wrap(scheduler, "get_new_batch_prefill", self._compare_pass)
+        self._wrap(scheduler.prefills, "next_batch", self._compare_pass)
         self._wrap(scheduler, "update_running_batch", self._compare_decode)
         self._wrap(scheduler.prefills, "victims", self._compare_victims)
         self._wrap(scheduler, "merge_last_batch", self._check_merged)
@@ -167,10 +167,10 @@ class Model:
 
     # A pass over the queue
 
-    def _compare_pass(self, real: Callable[[], Batch | None]) -> Batch | None:
+    def _compare_pass(self, real: Callable[[float], Batch | None], now: float) -> Batch | None:
         scheduler = self.scheduler
         self._is_full &= not self._something_left()
-        assert scheduler.batch_is_full == self._is_full, (
+        assert scheduler.prefills.is_full == self._is_full, (
             "the batch is taken for full, or not, without a reason"
         )
         self.follower.compare(scheduler)
@@ -181,7 +181,7 @@ class Model:
         admitted = [scheduler.requests[id] for id in expected.admitted]
         self._count(expected, admitted)
         self._looked_at = 0
-        batch = real()
+        batch = real(now)
         if order is None:  # nor does the model know who had an overdue one's turn
             self._since_turn = scheduler.waiting_queue._turns.num_since
         self.count["passes"] += 1
@@ -192,12 +192,12 @@ class Model:
         assert pieces == expected.pieces
         if batch is not None:
             rows = batch.rows[len(batch.prefills) :]
-            assert [scheduler.columns.requests[row].id for row in rows] == expected.decodes
-        open_id = scheduler.chunked_req.id if scheduler.chunked_req else None
+            assert [scheduler.kv.columns.requests[row].id for row in rows] == expected.decodes
+        open_id = scheduler.prefills.chunked_req.id if scheduler.prefills.chunked_req else None
         assert open_id == expected.open_id
         assert self._looked_at == expected.looked_at
         self._is_full = expected.is_full
-        assert scheduler.batch_is_full == self._is_full
+        assert scheduler.prefills.is_full == self._is_full
         return batch
 
     def _follow_switch(self, real: Callable[[str], None], name: str) -> None:
@@ -215,7 +215,7 @@ class Model:
     def _something_left(self) -> bool:
         """Whether a row was given up, or another policy chosen, since the last look."""
         before = self._given_up, self._policy
-        self._given_up = int(self.scheduler.columns.epoch.sum())
+        self._given_up = int(self.scheduler.kv.columns.epoch.sum())
         self._policy = self.scheduler.waiting_queue.policy
         return before != (self._given_up, self._policy)
 
@@ -338,7 +338,7 @@ class Model:
     def expected_pass(self) -> SchedulingPass:
         scheduler, settings = self.scheduler, self.scheduler.settings
         queue = scheduler.waiting_queue
-        open_chunk = scheduler.chunked_req
+        open_chunk = scheduler.prefills.chunked_req
         found = SchedulingPass(is_full=self._is_full, open_id=open_chunk.id if open_chunk else None)
         free_rows = max(settings.max_running_requests - len(Pages(self.world).with_row), 0)
         if open_chunk is None:
@@ -383,7 +383,7 @@ class Model:
 
     def ratio(self) -> float:
         """The part of their outputs that running requests are expected to use."""
-        now = self.scheduler.new_token_ratio.current
+        now = self.scheduler.prefills.new_token_ratio.current
         queue = self.scheduler.waiting_queue
         first = next(iter(queue.order(self.scheduler._now)), None)
         if first is None or not first.retractions:
@@ -402,29 +402,29 @@ class Model:
         return surely + perhaps * self.ratio()
 
     def _left_of(self, request: Request) -> int:
-        left = request.max_len - int(self.scheduler.columns.seq_len[request.row])
+        left = request.max_len - int(self.scheduler.kv.columns.seq_len[request.row])
         return max(0, min(left, LONGEST_EXPECTED))
 
     def running(self) -> list[Request]:
         return [
-            self.scheduler.columns.requests[row]
+            self.scheduler.kv.columns.requests[row]
             for row in self.scheduler.running_batch.rows.tolist()
         ]
 
     def unfinished(self) -> list[Request]:
         """Those that need another step."""
-        columns = self.scheduler.columns
+        columns = self.scheduler.kv.columns
         return [
             request for request in self.running() if columns.seq_len[request.row] < request.max_len
         ]
 
     def decode_tokens(self, requests: list[Request]) -> int:
-        columns = self.scheduler.columns
+        columns = self.scheduler.kv.columns
         return sum(int(columns.seq_len[one.row] - columns.kv_len[one.row]) for one in requests)
 
     def decode_pages(self, requests: list[Request], size: int) -> int:
         """Pages that a decode step begins."""
-        columns = self.scheduler.columns
+        columns = self.scheduler.kv.columns
         places = (
             range(int(columns.kv_len[one.row]), int(columns.seq_len[one.row])) for one in requests
         )
@@ -436,14 +436,14 @@ class Model:
         self, real: Callable[..., Batch | None], *, in_flight: bool
     ) -> Batch | None:
         scheduler, pages = self.scheduler, Pages(self.world)
-        requests, ratio = self.unfinished(), scheduler.new_token_ratio
+        requests, ratio = self.unfinished(), scheduler.prefills.new_token_ratio
         before = ratio.current
         fits = self.decode_pages(requests, pages.size) <= pages.available
         is_idle = not self.running()
         victims: list[int] = []
         if requests and not fits and not in_flight:
             victims = self._expected_victims(requests)
-        chunk = scheduler.chunked_req
+        chunk = scheduler.prefills.chunked_req
         batch = real(in_flight=in_flight)
         if not requests:
             assert batch is None
@@ -471,10 +471,10 @@ class Model:
         taken_back = [one.id for one in requests if one.state is RequestState.WAITING]
         assert sorted(taken_back) == sorted(victims)
         self.count["retracted"] += len(victims)
-        done = sum(self.scheduler.columns.num_output(one.row) for one in kept)
+        done = sum(self.scheduler.kv.columns.num_output(one.row) for one in kept)
         allowed = sum(one.max_len - one.spec.prompt_len for one in kept)
         expected = min(1.0, (done + STEPS_AFTER_RETRACTION * len(kept)) / (allowed + 1))
-        assert self.scheduler.new_token_ratio.current == expected
+        assert self.scheduler.prefills.new_token_ratio.current == expected
         if chunk is not None and chunk.row == NO_ROW:
             assert len(kept) == 1, "the open chunk goes only for the last"
 
@@ -536,8 +536,8 @@ class Model:
         now: float,
     ) -> list[Request]:
         scheduler = self.scheduler
-        ratio = scheduler.new_token_ratio.current
-        expected = self._expected_preempted(now, scheduler.chunked_req, ratio)
+        ratio = scheduler.prefills.new_token_ratio.current
+        expected = self._expected_preempted(now, scheduler.prefills.chunked_req, ratio)
         victims = real(now)
         assert [one.id for one in victims] == expected
         self.count["preempted"] += len(victims)
@@ -654,7 +654,7 @@ class Budget:
         self.pages = Pages(model.world)
         self._locked = set(self.pages.locked)
         self._available = self.pages.available * self.pages.size
-        self._is_alone = not model.running() and scheduler.chunked_req is None
+        self._is_alone = not model.running() and scheduler.prefills.chunked_req is None
         self._heads: list[tuple[Request, int]] = []  # picked, and where its cached prefix ends
         self._chunk = settings.chunk_len
         self._input = settings.max_prefill_tokens

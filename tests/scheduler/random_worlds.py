@@ -113,7 +113,7 @@ def run_timed(seed: int, num_requests: int = 24, *, puts_aside: bool = False) ->
 def drive_timed(world: TimedWorld, rng: random.Random, num_requests: int) -> None:
     """Send long prompts while others stream, and look that all ends well."""
     families = [[rng.randrange(VOCAB) for _ in range(1_000)] for _ in range(2)]
-    longest = world.scheduler.max_len - 1
+    longest = world.scheduler.limits.max_len - 1
     crowd = rng.choice([3, 12])
     while len(world.sent) < num_requests or world.has_work:
         if (
@@ -128,7 +128,7 @@ def drive_timed(world: TimedWorld, rng: random.Random, num_requests: int) -> Non
                 world.send(
                     prompt,
                     max_new_tokens=max(
-                        1, min(rng.choice([1, 8, 60]), world.scheduler.max_len - len(prompt))
+                        1, min(rng.choice([1, 8, 60]), world.scheduler.limits.max_len - len(prompt))
                     ),
                     ignore_eos=True,
                     salt=rng.choice(["", "", "", "other"]),
@@ -244,11 +244,11 @@ def drive(
             and rng.random() < 0.4
         ):
             for _ in range(rng.choice([1, 1, 2, 8])):
-                longest = world.scheduler.max_len * rng.choice([1, 1, 2, 4]) // 4
+                longest = world.scheduler.limits.max_len * rng.choice([1, 1, 2, 4]) // 4
                 prompt = random_prompt(rng, families, longest)
                 max_new = rng.choice([None, 1, 2, 8, 20, 30, 40])
                 if max_new is not None and rng.random() < 0.95:
-                    max_new = max(1, min(max_new, world.scheduler.max_len - len(prompt)))
+                    max_new = max(1, min(max_new, world.scheduler.limits.max_len - len(prompt)))
                 world.send(
                     prompt,
                     **prompt_wishes(wishes, len(prompt)),

@@ -109,7 +109,7 @@ class RecordedWorld(World):
             assert replay.first_step == step
             assert replay.run(), replay.difference
             step = replay.step
-        assert step == self.scheduler.num_steps
+        assert step == self.scheduler.planner.num_steps
         assert replay.engine.scheduler.stats() == self.scheduler.stats()
         return replay
 

@@ -25,7 +25,7 @@ def numbers_of(columns: Columns, row: int) -> dict[str, Any]:
 
 def test_a_row_that_is_given_up_is_as_it_was_at_the_beginning() -> None:
     world = World(settings())
-    columns = world.scheduler.columns
+    columns = world.scheduler.kv.columns
     before = numbers_of(columns, 0)
     id = world.send(
         [5, 6, 7],
@@ -67,7 +67,7 @@ def test_a_request_finds_in_its_row_what_it_would_find_in_a_new_one() -> None:
         world.step()
         row = world.request(id).row
         assert row != NO_ROW
-        numbers = numbers_of(world.scheduler.columns, row)
+        numbers = numbers_of(world.scheduler.kv.columns, row)
         del numbers["ids"], numbers["requests"]
         found.append(numbers)
         world.run_dry()

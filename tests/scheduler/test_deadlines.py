@@ -27,7 +27,7 @@ def test_a_request_that_runs_too_long_ends_with_408_in_every_state(state: str, d
     other = world.send(list(range(50, 55)), max_new_tokens=20, ignore_eos=True)
     if state == "mid-chunk":
         world.step()
-        assert world.scheduler.chunked_req is world.request(id)
+        assert world.scheduler.prefills.chunked_req is world.request(id)
         world.time = 8.5
     elif state == "retracted":
         steps(world, 6)
@@ -121,7 +121,7 @@ def test_deadlines_of_ended_requests_are_forgotten() -> None:
     for _ in range(3 * MAX_STALE):
         world.abort(Abort(ids=(world.send([1], timeout_ms=10**9),)))
         world.step(check=False)
-    assert len(world.scheduler.deadlines._heap) <= MAX_STALE + 1
+    assert len(world.scheduler.limits.deadlines._heap) <= MAX_STALE + 1
 
 
 def waiting_request(number: int, now: float, timeout_ms: int) -> Request:

@@ -25,7 +25,7 @@ from weft.engine.guard import MAX_FAILURES_IN_A_ROW, EngineBroken
 from weft.messages.requests import Abort
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.planner import Planner
-from weft.scheduler.scheduler import Scheduler
+from weft.scheduler.prefill import PrefillScheduler
 
 NUM_GROUPS = 16
 # What no load calls: of policies and caches that have nothing to do with pages, or for people who look on.
@@ -168,7 +168,7 @@ def test_who_took_over_a_row_does_not_pay_for_the_step_of_its_former_owner() -> 
     world = EngineWorld(settings(max_running_requests=1), depth=1, fail_steps={2})
     first = world.send([1, 2, 3], max_new_tokens=30, ignore_eos=True)
     second = world.send([4, 5, 6], max_new_tokens=3, ignore_eos=True)
-    while world.scheduler.num_steps < 3:
+    while world.scheduler.planner.num_steps < 3:
         world.step()
     world.abort(Abort(ids=(first,)))
     end_well(world)
@@ -217,7 +217,7 @@ def test_the_books_are_rebuilt_also_where_rebuilding_them_raises(
         return call
 
     with replaced(target, fails_once), monkeypatch.context() as patch:  # type: ignore[arg-type]
-        patch.setattr(Scheduler, "get_new_batch_prefill", _raise)
+        patch.setattr(PrefillScheduler, "next_batch", _raise)
         world.step()
     assert len(calls) == 2
     end_well(world)

@@ -114,7 +114,7 @@ def check(world: World) -> None:
         params, finish = request.sampling, world.finished[id]
         assert params.grammar is not None
         stops = set(params.stop_token_ids) | (set() if params.ignore_eos else {EOS})
-        max_new = params.max_new_tokens or world.scheduler.max_len - len(world.prompts[id])
+        max_new = params.max_new_tokens or world.scheduler.limits.max_len - len(world.prompts[id])
         wanted = expected(world.prompts[id], params.grammar.text, max_new, stops)
         assert world.outputs[id] == wanted[: len(world.outputs[id])], f"request {id}"
         if finish.reason in ("stop", "length"):
@@ -136,12 +136,12 @@ def test_at_random_forced_tokens_keep_every_invariant_and_are_replayed_bit_for_b
         world.let_steps_cost(lambda plan: 0.001 + 0.0005 * plan.num_tokens)
     families = [[rng.randrange(VOCAB) for _ in range(60)] for _ in range(3)]
     for number in range(40):
-        prompt = random_prompt(rng, families, world.scheduler.max_len - 2)
+        prompt = random_prompt(rng, families, world.scheduler.limits.max_len - 2)
         world.send(
             prompt,
             **whimsical(f"{seed}.{number}"),
             max_new_tokens=rng.choice(
-                [None, rng.randrange(1, world.scheduler.max_len - len(prompt) + 1)]
+                [None, rng.randrange(1, world.scheduler.limits.max_len - len(prompt) + 1)]
             ),
             ignore_eos=rng.random() < 0.5,
             stop_token_ids=(7,) if rng.random() < 0.2 else (),

@@ -171,7 +171,7 @@ def test_nobody_waits_for_a_next_token_whose_last_one_is_on_its_way() -> None:
     world = Streams(1, max_step_ms=20.0, chunked_prefill_size=1_000)
     world.learn()
     stream = world.send([1, 2], max_new_tokens=5, ignore_eos=True)
-    columns = world.scheduler.columns
+    columns = world.scheduler.kv.columns
     while (
         not world.scheduler.requests[stream].row >= 0
         or columns.seq_len[world.request(stream).row] < 7

@@ -102,7 +102,7 @@ def test_a_full_queue_refuses_the_lowest_class_the_latest_first_or_who_comes(
         priority, tokens = rng.randrange(3), rng.randrange(1, 40)
         world.send([1] * tokens, max_new_tokens=1, priority=priority)
         refused = queue.come(id, priority if low_first else -priority, tokens)
-        output = world.scheduler.take_output()
+        output = world.scheduler.outbox.take_output()
         told = {finish.id for finish in output.finished} if output else set()
         assert told == refused
         assert all(finish.status == 503 for finish in (output.finished if output else ()))
@@ -111,7 +111,7 @@ def test_a_full_queue_refuses_the_lowest_class_the_latest_first_or_who_comes(
             queue.waiting = [one for one in queue.waiting if one is not gone]
             if gone[0] >= 0:
                 world.scheduler._finish(world.request(gone[0]), "abort")
-                world.scheduler.take_output()
+                world.scheduler.outbox.take_output()
     assert world.scheduler.counters.num_queue_full > 5
     assert world.scheduler.waiting_queue.num_tokens == sum(tokens for _, _, tokens in queue.waiting)
 

@@ -86,10 +86,11 @@ class FlowWorld(RecordedWorld):
         while len(self.sent) < num_requests:
             for _ in range(rng.choice([0, 0, 1, 2, 5])):
                 prompt = random_prompt(
-                    rng, families, self.scheduler.max_len * rng.choice([1, 2, 4]) // 4
+                    rng, families, self.scheduler.limits.max_len * rng.choice([1, 2, 4]) // 4
                 )
                 max_new = max(
-                    1, min(rng.choice([1, 2, 8, 20, 30]), self.scheduler.max_len - len(prompt))
+                    1,
+                    min(rng.choice([1, 2, 8, 20, 30]), self.scheduler.limits.max_len - len(prompt)),
                 )
                 user, priority = rng.choice("aabc"), rng.choice([0, 0, 1, 20])
                 timeout_ms = rng.choice([0, 0, 0, 0, 0, 9_000, 40_000])

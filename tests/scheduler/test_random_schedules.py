@@ -59,7 +59,7 @@ def test_the_timed_schedules_reach_what_they_are_meant_to() -> None:
 @pytest.mark.parametrize("seed", range(300, 307))
 def test_a_journal_may_be_put_aside_at_any_step_and_each_file_is_replayed_alone(seed: int) -> None:
     world = run_random(seed, 12, switches=seed % 4 == 0, puts_aside=True)
-    assert len(world.records.parts) >= world.scheduler.num_steps
+    assert len(world.records.parts) >= world.scheduler.planner.num_steps
     world.replay(check=True)
 
 
@@ -75,7 +75,7 @@ def test_a_journal_is_put_aside_in_the_midst_of_what_there_is() -> None:
             engine = Replay(records).engine
             scheduler = engine.scheduler
             met["requests"] += bool(scheduler.requests)
-            met["an open chunk"] += scheduler.chunked_req is not None
+            met["an open chunk"] += scheduler.prefills.chunked_req is not None
             met["a step in flight"] += bool(engine.core.loop._in_flight)
             met["a queue"] += bool(scheduler.waiting_queue)
             met["a session"] += bool(len(engine.services.sessions.feature))

@@ -297,7 +297,7 @@ def test_an_open_chunk_gives_way_to_the_last_running_request() -> None:
 
 def test_the_new_token_ratio_falls_rises_and_is_reset() -> None:
     world = World(settings(num_pages=100, context_length=100, schedule_conservativeness=0.5))
-    ratio = world.scheduler.new_token_ratio
+    ratio = world.scheduler.prefills.new_token_ratio
     assert ratio.init == pytest.approx(0.35)
     world.send([1], max_new_tokens=20, ignore_eos=True)
     world.step()
@@ -313,7 +313,7 @@ def test_the_new_token_ratio_falls_rises_and_is_reset() -> None:
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_pages_for_the_next_decode_step_follow_the_known_rule(page_size: int) -> None:
     world = World(settings(page_size=page_size, num_pages=100))
-    columns, kv = world.scheduler.columns, world.scheduler.kv
+    columns, kv = world.scheduler.kv.columns, world.scheduler.kv
     columns.seq_len[:] = [5, 6, 8, 9]
     columns.kv_len[:] = columns.seq_len - 1  # K and V of the last token are still to be written
     rows = np.arange(4, dtype=np.int32)
@@ -428,7 +428,7 @@ def test_abort_ends_a_request_in_every_state(state: str, depth: int) -> None:
     id = world.send(list(range(20)), max_new_tokens=10, ignore_eos=True)
     if state == "mid-chunk":
         world.step()
-        assert world.scheduler.chunked_req is world.request(id)
+        assert world.scheduler.prefills.chunked_req is world.request(id)
     elif state == "prefilled":
         for _ in range(3):
             world.step()
@@ -622,7 +622,7 @@ def test_a_step_may_give_a_request_several_tokens() -> None:
     world.check_idle()
     world.check_outputs()
     most = max(len(world.outputs[id]) for id in ids)
-    assert world.scheduler.num_steps <= most // 2 + 2
+    assert world.scheduler.planner.num_steps <= most // 2 + 2
 
 
 def test_stop_token_ids_end_a_request_and_are_named() -> None:

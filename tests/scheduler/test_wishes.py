@@ -122,9 +122,12 @@ def test_only_steps_that_the_next_one_depends_on_are_awaited() -> None:
         obey(world.runner)
         world.send(PROMPT, **{**FREE, "max_new_tokens": 8, **sampling})
         while world.has_work:
-            before = world.scheduler.num_steps
+            before = world.scheduler.planner.num_steps
             world.step()
-            if world.scheduler.num_steps > before and world.scheduler.last_batch is not None:
+            if (
+                world.scheduler.planner.num_steps > before
+                and world.scheduler.last_batch is not None
+            ):
                 found.append(world.scheduler.last_batch.blocks_overlap)
         return found
 

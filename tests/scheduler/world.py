@@ -183,7 +183,7 @@ class World:
     def check(self) -> None:
         """Design.md section 6, 1 to 5."""
         scheduler, kv = self.scheduler, self.scheduler.kv
-        for fault in scheduler.take_faults():  # where no engine has taken them
+        for fault in scheduler.outbox.take_faults():  # where no engine has taken them
             self.failed(fault)
         scheduler.audit()
         kv.cache.check()
@@ -208,7 +208,9 @@ class World:
         open_prompts = [
             r for r in with_row if r.state is RequestState.PREFILLING and r.kv_len < r.fill_len
         ]
-        assert open_prompts == ([scheduler.chunked_req] if scheduler.chunked_req else [])
+        assert open_prompts == (
+            [scheduler.prefills.chunked_req] if scheduler.prefills.chunked_req else []
+        )
         locked = set()
         for request in with_row:
             node = request.prefix.handle if kv.cache.shares else None
@@ -229,8 +231,8 @@ class World:
         kv = self.scheduler.kv
         self.cache_check.check(kv.cache)
         assert not self.scheduler.requests
-        assert not len(self.scheduler.running_batch)
-        assert self.scheduler.chunked_req is None
+        assert not len(self.scheduler.running_batch.rows)
+        assert self.scheduler.prefills.chunked_req is None
         assert kv.cache.protected_pages == 0
         assert kv.rows.num_free == kv.rows.num_rows
         assert kv.available == kv.capacity
@@ -241,7 +243,7 @@ class World:
             finish = self.finished[id]
             prompt = self.prompts[id]
             max_new = request.sampling.max_new_tokens
-            max_new = self.scheduler.max_len - len(prompt) if max_new is None else max_new
+            max_new = self.scheduler.limits.max_len - len(prompt) if max_new is None else max_new
             eos = set(request.sampling.stop_token_ids) | (
                 set() if request.sampling.ignore_eos else {EOS}
             )

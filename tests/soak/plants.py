@@ -87,9 +87,9 @@ def token_changed_by_retraction(every: Every) -> None:
     take_back = Scheduler.retract
 
     def taken(self: Scheduler, request: Any, *why: str) -> None:
-        known = int(self.columns.known_len[request.row])
+        known = int(self.kv.columns.known_len[request.row])
         if known > request.spec.prompt_len and every():
-            self.columns.tokens[request.row, known - 1] ^= 1
+            self.kv.columns.tokens[request.row, known - 1] ^= 1
         take_back(self, request, *why)
 
     Scheduler.retract = taken  # type: ignore[method-assign]
@@ -100,8 +100,8 @@ def token_lost_by_retraction(every: Every) -> None:
     take_back = Scheduler.retract
 
     def taken(self: Scheduler, request: Any, *why: str) -> None:
-        if self.columns.known_len[request.row] > request.spec.prompt_len and every():
-            self.columns.known_len[request.row] -= 1
+        if self.kv.columns.known_len[request.row] > request.spec.prompt_len and every():
+            self.kv.columns.known_len[request.row] -= 1
         take_back(self, request, *why)
 
     Scheduler.retract = taken  # type: ignore[method-assign]

@@ -105,7 +105,7 @@ def _ready(
     startup: list[tuple[str, str, float]],
 ) -> EngineReady:
     """What the front has to know of a loaded model. `startup`: stages with their seconds."""
-    max_len = engine.scheduler.max_len
+    max_len = engine.scheduler.limits.max_len
     generates = model.pooling is None
     return EngineReady(
         dtype=model.dtype,

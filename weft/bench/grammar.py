@@ -212,7 +212,7 @@ def _run(
     return GrammarRun(
         wall_s=time.perf_counter() - began_s,
         cpu_s=time.process_time() - began_cpu_s,
-        num_steps=engine.scheduler.num_steps,
+        num_steps=engine.scheduler.planner.num_steps,
         grammar_s=grammars.seconds,
         masks_s=sum(timed.mask_seconds),
         num_tokens=num_tokens,

@@ -179,7 +179,7 @@ class Testbed:
             longest = int((record.prompt_len + record.output_len).max())
             raise SettingsError(
                 "requests were refused: prompt and completion together may have "
-                f"{engine.scheduler.max_len:,} tokens here (--context-length, --kv-tokens); "
+                f"{engine.scheduler.limits.max_len:,} tokens here (--context-length, --kv-tokens); "
                 f"a prompt has {longest:,}"
             )
         record.meter = runner.meter

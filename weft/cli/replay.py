@@ -108,7 +108,7 @@ def describe_step(run: Replay) -> Iterator[str]:
     yield f"step {plan.step}: {mode}, {len(plan.rows)} requests, {plan.num_tokens} tokens"
     rows = zip(plan.rows.tolist(), plan.starts.tolist(), plan.lens.tolist(), strict=True)
     for row, start, length in rows:
-        request = scheduler.columns.requests[row]
+        request = scheduler.kv.columns.requests[row]
         name = request.message.rid if request else "ended"
         yield f"  {name:<24} tokens {start} to {start + length}"
     status = insight.get_queue_status(scheduler)

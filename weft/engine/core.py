@@ -83,12 +83,12 @@ class EngineCore:
     def repair_if_in_doubt(self) -> None:
         """Compute anew if something was left half way; report what was raised when a request
         ended."""
-        if self.scheduler.is_in_doubt:
+        if self.scheduler.outbox.is_in_doubt:
             self.loop.repair()
-        for fault in self.scheduler.take_faults():
+        for fault in self.scheduler.outbox.take_faults():
             self.guard.on_fault(fault)
 
     def note(self, id: int, kind: EventKind, detail: str, now: float) -> None:
         """Write an event into the history of a request."""
-        event = Event(now, self.scheduler.num_steps, kind, detail)
+        event = Event(now, self.scheduler.planner.num_steps, kind, detail)
         self.scheduler.history.note(id, event)

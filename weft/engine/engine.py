@@ -164,7 +164,7 @@ class Engine:
             core.loop.begin_anew(exc)
             core.has_news = True
         core.repair_if_in_doubt()
-        core.send_output(core.scheduler.take_output())
+        core.send_output(core.scheduler.outbox.take_output())
         return core.take_outbox()
 
     def _run_step(self) -> None:

@@ -38,8 +38,8 @@ log = EventLog("scheduler")
 def get_queue_status(scheduler: Scheduler, num_sessions: int = 0) -> QueueStatus:
     """The queue and the batch in numbers."""
     queue = scheduler.waiting_queue
-    chunked = scheduler.chunked_req
-    num_decoding = len(scheduler.running_batch)
+    chunked = scheduler.prefills.chunked_req
+    num_decoding = len(scheduler.running_batch.rows)
     num_with_row = len(scheduler.requests) - len(queue)
     return QueueStatus(
         waiting_queue_size=len(queue),
@@ -47,7 +47,7 @@ def get_queue_status(scheduler: Scheduler, num_sessions: int = 0) -> QueueStatus
         prefilling=num_with_row - num_decoding,
         max_queued_requests=scheduler.settings.max_queued_requests,
         max_running_requests=scheduler.settings.max_running_requests,
-        batch_is_full=scheduler.batch_is_full,
+        batch_is_full=scheduler.prefills.is_full,
         chunked_rid=None if chunked is None else chunked.message.rid,
         free_tokens=scheduler.kv.available,
         sessions=num_sessions,
@@ -169,7 +169,7 @@ def _row(scheduler: Scheduler, request: Request, position: int | None, now: floa
 
 def _time_left(scheduler: Scheduler, request: Request, now: float) -> float | None:
     """Seconds until its deadline; None if it has none."""
-    end_s = scheduler.deadlines.end_s(request)
+    end_s = scheduler.limits.deadlines.end_s(request)
     return None if end_s == math.inf else end_s - now
 
 
@@ -204,7 +204,7 @@ def why(scheduler: Scheduler, request: Request) -> str:
 def _num_output(scheduler: Scheduler, request: Request) -> int:
     if request.row == NO_ROW:
         return request.fill_len - request.spec.prompt_len
-    return scheduler.columns.num_output(request.row)
+    return scheduler.kv.columns.num_output(request.row)
 
 
 def _explain(scheduler: Scheduler, trace: RequestTrace, now: float) -> Explanation:

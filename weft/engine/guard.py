@@ -78,7 +78,7 @@ class Guard:
     def request_failed(self, message: GenerateRequest, exc: BaseException) -> None:
         """A request could not be opened because of `exc`: end it. No other request has its id."""
         self.note(type(message).__name__, exc)
-        if not self._scheduler.has_ended(message.id):
+        if not self._scheduler.outbox.has_ended(message.id):
             self._scheduler.fail(message.id, describe_failure("this request", exc))
 
     def lose(self, ids: tuple[int, ...], message: str) -> None:
@@ -98,7 +98,7 @@ class Guard:
         """End the requests that are neither open nor ended."""
         scheduler = self._scheduler
         for message in messages:
-            if message.id not in scheduler.requests and not scheduler.has_ended(message.id):
+            if message.id not in scheduler.requests and not scheduler.outbox.has_ended(message.id):
                 scheduler.fail(message.id, describe_failure("this request", exc))
 
     def _end_matching(self, message: Abort, exc: BaseException) -> None:
@@ -120,7 +120,7 @@ class Guard:
             return
         self._failing_hooks.add(name)
         # Only the first time: with each step computed anew, no request would ever end.
-        self._scheduler.doubt()
+        self._scheduler.outbox.doubt()
         self.note(name, exc)
 
     def on_fault(self, exc: Exception) -> None:

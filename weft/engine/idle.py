@@ -57,7 +57,7 @@ class Idle:
         wake_at = math.inf
         # The heap of deadlines may still have those of requests that have ended.
         if has_requests:
-            wake_at = self._core.scheduler.deadlines.next_s
+            wake_at = self._core.scheduler.limits.deadlines.next_s
         for service in self._core.hooks.attached:
             at = service.wake_at()
             if at != SOON:

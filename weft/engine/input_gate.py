@@ -41,11 +41,11 @@ class InputGate(Service):
         scheduler = self._core.scheduler
         for request in scheduler.waiting_queue.blocked():
             scheduler.history.waits_no_more(
-                request.id, "the input is open again", now, scheduler.num_steps
+                request.id, "the input is open again", now, scheduler.planner.num_steps
             )
         scheduler.waiting_queue.unblock()
 
     def opened(self, message: GenerateRequest, now: float) -> None:
         """The history of a request says why it waits."""
         scheduler = self._core.scheduler
-        scheduler.history.waits_for(message.id, WHY, now, scheduler.num_steps)
+        scheduler.history.waits_for(message.id, WHY, now, scheduler.planner.num_steps)

@@ -87,7 +87,7 @@ class KvAuditor(Service):
         core.settle()
         core.repair_if_in_doubt()
         faults = self.audit(now)
-        core.send_output(self._scheduler.take_output())  # requests that a fault has ended
+        core.send_output(self._scheduler.outbox.take_output())  # requests that a fault has ended
         calls = self._calls
         self._calls = []
         core.hooks.end_work(self)

@@ -73,30 +73,30 @@ class Loop:
         """Launch the next step, if there is one, and commit the oldest when enough are in
         flight."""
         scheduler = self._scheduler
-        if scheduler.is_in_doubt:
+        if scheduler.outbox.is_in_doubt:
             self.repair()
         try:
             batch = self._plan()
         except Exception as exc:
             self.begin_anew(exc)
-            return scheduler.take_output()
+            return scheduler.outbox.take_output()
         # Planning ends requests whose time is over; what raised on the way was kept for this
         # moment.
-        if scheduler.is_in_doubt:
+        if scheduler.outbox.is_in_doubt:
             self.repair()
-            return scheduler.take_output()
+            return scheduler.outbox.take_output()
         if batch is not None and not self._launch(batch):
-            return scheduler.take_output()
+            return scheduler.outbox.take_output()
         in_flight = self._in_flight
         if len(in_flight) > self._depth or (batch is None and in_flight):
             return self._commit(in_flight.popleft())
-        return scheduler.take_output()
+        return scheduler.outbox.take_output()
 
     def rest(self) -> StepOutput | None:
         """Plan nothing; end the requests whose deadlines are over. Nothing is in flight."""
         self.num_stuck += 1
         self._scheduler.expire(self._clock())
-        return self._scheduler.take_output()
+        return self._scheduler.outbox.take_output()
 
     def settle(self) -> list[StepOutput]:
         """Wait for everything in flight and commit it."""
@@ -154,7 +154,7 @@ class Loop:
             result = flight.step.result()
         except Exception as exc:
             self._give_up(batch, exc)
-            return scheduler.take_output()
+            return scheduler.outbox.take_output()
         self.num_results += 1
         # The device computes one step after the other: this one began when the one before was done.
         began_s = max(flight.launched_s, self._done_s)
@@ -167,7 +167,7 @@ class Loop:
             self._drain()
             failed = scheduler.open_ids(batch)
             scheduler.recompute(failed, RESULT_FAILED, "a fault was found", in_doubt=True)
-            return scheduler.take_output()
+            return scheduler.outbox.take_output()
 
     def _give_up(self, batch: Batch, exc: Exception) -> None:
         """The device failed on a step: its requests end."""

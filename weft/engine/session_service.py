@@ -63,7 +63,9 @@ class SessionService(Service):
         self._begun = None
         self._close_late(now)
         try:
-            self._begun = self.feature.begin(message, message.session, self._core.scheduler.max_len)
+            self._begun = self.feature.begin(
+                message, message.session, self._core.scheduler.limits.max_len
+            )
         except TurnRefused as exc:
             return exc.refusal
         return None
@@ -91,7 +93,7 @@ class SessionService(Service):
         self._close_late(now)
         scheduler = self._core.scheduler
         for lost in scheduler.kv.pins.take_lost():
-            self.feature.dropped(Dropped(lost, scheduler.num_steps, now))
+            self.feature.dropped(Dropped(lost, scheduler.planner.num_steps, now))
         if not len(self.feature):
             self._core.hooks.detach(self)
 

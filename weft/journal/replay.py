@@ -113,7 +113,7 @@ class Replay:
     @property
     def step(self) -> int:
         """The number of the next step."""
-        return self.engine.scheduler.num_steps
+        return self.engine.scheduler.planner.num_steps
 
     @property
     def num_steps(self) -> int:

@@ -23,9 +23,6 @@ class RunningBatch:
     def __init__(self) -> None:
         self.rows: IntArray = NO_ROWS  # [n]
 
-    def __len__(self) -> int:
-        return len(self.rows)
-
     def merge(self, rows: list[int]) -> None:
         if rows:
             self.rows = np.concatenate([self.rows, np.array(rows, dtype=np.int32)])

@@ -39,7 +39,8 @@ class Outbox:
         return any(finish.id == id for finish in self._finished)
 
     def take_output(self) -> StepOutput | None:
-        """Tokens of the last result, and final words, also those that no result brought."""
+        """Tokens of the last result, and final words, also those that no result brought (of
+        refused and aborted requests)."""
         output = self._output or StepOutput()
         finished = self._finished
         self._output = None
@@ -51,6 +52,8 @@ class Outbox:
         return None
 
     def take_faults(self) -> list[Exception]:
+        """Exceptions since the last call that ended no request: of hooks that heard of an end, and
+        of a recomputation. All requests concerned have ended, or are computed anew."""
         faults = self.faults
         self.faults = []
         return faults
@@ -69,6 +72,10 @@ class Outbox:
         repeated = self._blamed.intersection(ids)
         self._blamed.update(ids)
         return repeated
+
+    def doubt(self) -> None:
+        """Another room was left half way while it used what is accounted for here."""
+        self.is_in_doubt = True
 
     @contextmanager
     def whole(self) -> Iterator[None]:

@@ -57,7 +57,7 @@ class PrefillScheduler:
         history: RequestHistory,
         counters: Counters,
     ) -> None:
-        self.settings = settings
+        self._settings = settings
         self._kv = kv
         self._queue = queue
         self._running = running
@@ -69,14 +69,14 @@ class PrefillScheduler:
         self._counters = counters
         self.chunked_req: Request | None = None  # the one whose prompt is partly computed
         self.is_full = False  # nothing can be admitted before something ends
-        self.ratio = NewTokenRatio(settings.schedule_conservativeness)
+        self.new_token_ratio = NewTokenRatio(settings.schedule_conservativeness)
         self.seen: set[int] = set()  # requests that the last pass over the queue has looked at
 
     def apply(self, settings: SchedulerSettings) -> None:
         """Go by these settings from the next pass on."""
-        if settings.schedule_conservativeness != self.settings.schedule_conservativeness:
-            self.ratio = NewTokenRatio(settings.schedule_conservativeness)
-        self.settings = settings
+        if settings.schedule_conservativeness != self._settings.schedule_conservativeness:
+            self.new_token_ratio = NewTokenRatio(settings.schedule_conservativeness)
+        self._settings = settings
         self.is_full = False  # there may be room now, or another first one may fit
 
     def reset(self) -> None:
@@ -96,6 +96,9 @@ class PrefillScheduler:
         Returns a batch with prefills, or None if nothing can run. The open chunk goes first, also
         when the batch is full: it has its row, and only its progress gives it back.
         """
+        if self._pace.decode_is_due():
+            self.record_no_walk(now, Stop.TURN)
+            return None
         self._history.begin_walk()
         if self.chunked_req is None and not self._may_walk(now):
             return None
@@ -145,7 +148,9 @@ class PrefillScheduler:
         if self.chunked_req is not None:
             return below
         adder = self._new_adder(NO_ROWS, now)
-        return victims_for(first, below, self._kv, adder, self.ratio.current, classes.rank)
+        return victims_for(
+            first, below, self._kv, adder, self.new_token_ratio.current, classes.rank
+        )
 
     def record_no_walk(self, now: float, stop: Stop) -> None:
         """No request is looked at before the next step, though some wait."""
@@ -172,7 +177,7 @@ class PrefillScheduler:
             self._note(now, request, EventKind.STALLED, lacking(adder.shortage))
 
     def _new_adder(self, decode_rows: IntArray, now: float) -> PrefillAdder:
-        settings = self.settings
+        settings = self._settings
         return PrefillAdder(
             self._kv,
             reserved=self._expected_tokens(now),
@@ -180,18 +185,18 @@ class PrefillScheduler:
             mixed_kv=self._kv.decode_pages(decode_rows) * settings.page_size,
             max_prefill_tokens=settings.max_prefill_tokens,
             chunked_prefill_size=settings.chunk_len,
-            is_alone=not len(self._running) and self.chunked_req is None,
+            is_alone=not len(self._running.rows) and self.chunked_req is None,
             budget=self._pace.budget(mixes=len(decode_rows) > 0),
         )
 
     def _expected_tokens(self, now: float) -> float:
         """Tokens that the running requests are expected to generate yet."""
-        ratio = careful_ratio(self.ratio.current, self._queue.retractions_of_first(now))
+        ratio = careful_ratio(self.new_token_ratio.current, self._queue.retractions_of_first(now))
         return expected_tokens(self._kv.columns, self._running.rows, ratio)
 
     def _rows_to_mix(self) -> IntArray:
         """The decoding rows that join a prefill step, if they are to and memory allows."""
-        settings = self.settings
+        settings = self._settings
         if not settings.mixed_chunk or settings.chunk_len is None:
             return NO_ROWS
         rows = self._kv.columns.unfinished(self._running.rows)

@@ -30,14 +30,12 @@ from weft.messages.replies import Finish, FinishReason, StepOutput
 from weft.messages.requests import Abort, GenerateRequest
 from weft.messages.status import Stats
 from weft.plan.step import Result
-from weft.scheduler.admission import NewTokenRatio
 from weft.scheduler.batch import Batch, RunningBatch
 from weft.scheduler.commit import End, commit
 from weft.scheduler.feature import Feature, FeatureHooks, StepEffects
 from weft.scheduler.history.counters import Counters
 from weft.scheduler.history.request_history import RequestHistory, Stop
 from weft.scheduler.kv import KvMemory
-from weft.scheduler.limits.deadlines import Deadlines
 from weft.scheduler.limits.refusal import QUEUE_IS_FULL, Refusal
 from weft.scheduler.limits.request_limits import RequestLimits
 from weft.scheduler.outbox import Outbox
@@ -60,7 +58,10 @@ from weft.scheduler.settings import SchedulerSettings
 
 
 class Scheduler:
+    """`settings` change by `apply` and `set_policy`."""
+
     def __init__(self, settings: SchedulerSettings, features: Sequence[Feature] = ()) -> None:
+        self.settings = settings
         self.kv = _make_memory(settings)
         columns = self.kv.columns
         self.counters = Counters()
@@ -74,7 +75,7 @@ class Scheduler:
         context = PolicyContext(settings, columns, self.running_batch)
         policy = make_policy(settings.schedule_policy, context)
         self.waiting_queue = WaitingQueue(policy, self.kv.cache, settings.aging_s)
-        self._planner = Planner(self.kv, self.hooks)
+        self.planner = Planner(self.kv, self.hooks)
         self.prefills = PrefillScheduler(
             settings,
             kv=self.kv,
@@ -83,7 +84,7 @@ class Scheduler:
             hooks=self.hooks,
             pace=self.pace,
             limits=self.limits,
-            planner=self._planner,
+            planner=self.planner,
             history=self.history,
             counters=self.counters,
         )
@@ -115,7 +116,13 @@ class Scheduler:
         prompt_len = len(message.input_ids) // TOKEN_BYTES
         num_waiting = len(self.waiting_queue)
         self.history.arrived(
-            message.id, message.rid, arrival_order, prompt_len, num_waiting, now, self.num_steps
+            message.id,
+            message.rid,
+            arrival_order,
+            prompt_len,
+            num_waiting,
+            now,
+            self.planner.num_steps,
         )
         refused = refused or self.limits.refusal(message, self.settings)
         if refused is not None:
@@ -139,7 +146,7 @@ class Scheduler:
 
     def _refuse(self, message: GenerateRequest, refused: Refusal) -> None:
         why = refused.message
-        self.history.finished(message.id, f"refused: {why}", 0, self._now, self.num_steps)
+        self.history.finished(message.id, f"refused: {why}", 0, self._now, self.planner.num_steps)
         self.outbox.finish(
             Finish(id=message.id, reason="error", message=why, status=refused.status)
         )
@@ -149,11 +156,11 @@ class Scheduler:
         join = self.waiting_queue.resume if request.spec.goes_first else self.waiting_queue.append
         try:
             join(request)
-            self.deadlines.arrived(request, message.timeout_ms)
+            self.limits.deadlines.arrived(request, message.timeout_ms)
         except BaseException:
             if request in self.waiting_queue:
                 self.waiting_queue.remove(request)
-            self.deadlines.forget(request)
+            self.limits.deadlines.forget(request)
             raise
         self.requests[request.id] = request
         self.hooks.subscribe(message)
@@ -162,7 +169,7 @@ class Scheduler:
         """A request has joined the queue: end those that have to go because it is too long."""
         # Rows that the next pass gives away: as many requests do not stay in the queue.
         rows_to_give = self.kv.rows.num_free
-        if self.batch_is_full or self.waiting_queue.blocks_arrivals:
+        if self.prefills.is_full or self.waiting_queue.blocks_arrivals:
             rows_to_give = 0
         max_requests = self.settings.max_queued_requests + rows_to_give
         max_tokens = self.settings.max_queued_tokens
@@ -179,7 +186,7 @@ class Scheduler:
             self._finish(request, "error", message=message, status=status, keep=False)
             return
         if self.history.is_open(id):
-            self.history.finished(id, f"error: {message}", 0, self._now, self.num_steps)
+            self.history.finished(id, f"error: {message}", 0, self._now, self.planner.num_steps)
         self.outbox.finish(Finish(id=id, reason="error", message=message, status=status))
 
     def abort(self, message: Abort) -> None:
@@ -193,7 +200,7 @@ class Scheduler:
     def expire(self, now: float) -> None:
         """End the requests whose time is over."""
         self._now = now
-        for late in self.deadlines.expired(self.requests, now):
+        for late in self.limits.deadlines.expired(self.requests, now):
             self._finish(late.request, "abort", message=late.message, status=late.status)
 
     def _finish(
@@ -214,7 +221,7 @@ class Scheduler:
         has_row = request.row != NO_ROW
         known_len = request.fill_len
         if has_row:
-            known_len = int(self.columns.known_len[request.row])
+            known_len = int(self.kv.columns.known_len[request.row])
         finish = Finish(
             id=request.id,
             reason=reason,
@@ -250,7 +257,9 @@ class Scheduler:
             detail = f"{finish.reason}, {num_output:,} tokens"
             if finish.message:
                 detail += f": {finish.message}"
-            trace = self.history.finished(request.id, detail, num_output, self._now, self.num_steps)
+            trace = self.history.finished(
+                request.id, detail, num_output, self._now, self.planner.num_steps
+            )
             prefill_s = trace.prefill_s
             num_waiting = len(self.waiting_queue)
             retry_after_s = self.limits.retry_after_s(finish.status, num_waiting, self._now)
@@ -262,8 +271,8 @@ class Scheduler:
     def _release_row(self, request: Request, *, keep: bool = True) -> None:
         """Take a request out of its row, and so out of the batch, with all tokens known of it."""
         with self.outbox.whole():
-            known_len = int(self.columns.known_len[request.row])
-            request.packed = self.columns.packed(request.row, known_len)
+            known_len = int(self.kv.columns.known_len[request.row])
+            request.packed = self.kv.columns.packed(request.row, known_len)
             for feature in self.hooks.of(request):
                 self.outbox.attempt(feature.release, request)
             self.outbox.attempt(self.waiting_queue.left, request)
@@ -284,15 +293,11 @@ class Scheduler:
         self.merge_last_batch()
         victims = self.prefills.victims(now)
         if victims and in_flight:
-            self._record_no_walk(Stop.ROOM)
+            self.prefills.record_no_walk(now, Stop.ROOM)
             return None
         for victim in victims:
             self.retract(victim, "a request of a far higher priority takes its place")
-        batch = None
-        if self.pace.decode_is_due():
-            self._record_no_walk(Stop.TURN)
-        else:
-            batch = self.get_new_batch_prefill()
+        batch = self.prefills.next_batch(now)
         if batch is None:
             batch = self.update_running_batch(in_flight=in_flight)
         self.last_batch = batch
@@ -314,7 +319,7 @@ class Scheduler:
                 if request.state is not RequestState.PREFILLING:
                     continue  # it has ended meanwhile
                 self.kv.share(request)
-                is_open = request is self.chunked_req
+                is_open = request is self.prefills.chunked_req
                 assert request.is_prefilled != is_open, (
                     f"{request.message.rid} has {request.kv_len} of its {request.fill_len} tokens, "
                     f"and is {'' if is_open else 'not '}the open chunk"
@@ -325,29 +330,25 @@ class Scheduler:
             self.running_batch.merge(joining)
             self.last_batch = None
 
-    def get_new_batch_prefill(self) -> Batch | None:
-        """The next step, if it computes prompts (and perhaps decodes with them)."""
-        return self.prefills.next_batch(self._now)
-
     def update_running_batch(self, *, in_flight: bool) -> Batch | None:
         """The next step, if it only decodes.
 
         It retracts if the step does not fit in memory, once no result is outstanding.
         """
-        rows = self.columns.unfinished(self.running_batch.rows)
+        rows = self.kv.columns.unfinished(self.running_batch.rows)
         if not len(rows):
-            if not len(self.running_batch):
-                self.new_token_ratio.reset()
+            if not len(self.running_batch.rows):
+                self.prefills.new_token_ratio.reset()
                 # Nothing that could end would open admission again.
                 self.prefills.is_full = False
             return None
         if self.kv.decode_fits(rows):
-            self.new_token_ratio.decay()
+            self.prefills.new_token_ratio.decay()
         elif in_flight:
             return None
         else:
             rows = self._retract_until_fits(rows)
-        return self._planner.make_batch([], rows)
+        return self.planner.make_batch([], rows)
 
     def _retract_until_fits(self, rows: IntArray) -> IntArray:
         """Retract requests until the others can decode for a while. Returns the others.
@@ -356,9 +357,9 @@ class Scheduler:
         """
         kept = retract_until_fits(self.kv, rows, self.waiting_queue.rank, self.retract)
         if not self.kv.decode_fits(kept):
-            assert self.chunked_req is not None, "a request that fits alone has no memory"
-            self.retract(self.chunked_req)
-        self.new_token_ratio.learn(self.columns, kept)
+            assert self.prefills.chunked_req is not None, "a request that fits alone has no memory"
+            self.retract(self.prefills.chunked_req)
+        self.prefills.new_token_ratio.learn(self.kv.columns, kept)
         return kept
 
     def retract(self, request: Request, why: str = "no KV memory for the next step") -> None:
@@ -367,9 +368,9 @@ class Scheduler:
         What is computed goes into the cache, so that resuming is a hit while space lasts; the
         output so far becomes part of what is prefilled.
         """
-        known_len = int(self.columns.known_len[request.row])
+        known_len = int(self.kv.columns.known_len[request.row])
         detail = f"{why}; {known_len:,} tokens to be found again"
-        self.history.retracted(request.id, detail, self._now, self.num_steps)
+        self.history.retracted(request.id, detail, self._now, self.planner.num_steps)
         self._release_row(request)
         request.fill_len = known_len
         request.state = RequestState.WAITING
@@ -387,9 +388,9 @@ class Scheduler:
             self._now = now
         effects = StepEffects()
         for take in self.hooks.commit:
-            take(batch, self.columns, result, effects)
+            take(batch, self.kv.columns, result, effects)
         is_eos = self.limits.is_eos
-        outcome = commit(self.columns, batch, result, is_eos, effects.ends, effects.forced)
+        outcome = commit(self.kv.columns, batch, result, is_eos, effects.ends, effects.forced)
         # From here on the tokens are known, so they must be reported whatever raises.
         self.outbox.put(
             StepOutput(
@@ -401,15 +402,15 @@ class Scheduler:
         )
         self.counters.num_generated_tokens += len(outcome.tokens)
         for request in batch.prefills:
-            if request.row != NO_ROW and self.columns.num_output(request.row):
+            if request.row != NO_ROW and self.kv.columns.num_output(request.row):
                 self.history.first_token(request.id, self._now, batch.plan.step)
         for end in outcome.ends:
             self.outbox.attempt(self._end, end)
-        return self.take_output()
+        return self.outbox.take_output()
 
     def _end(self, end: End) -> None:
         """End a request with its last token."""
-        request = self.columns.requests[end.row]
+        request = self.kv.columns.requests[end.row]
         if end.reason != "error":
             self._finish(request, end.reason, matched=end.matched)
             return
@@ -417,30 +418,7 @@ class Scheduler:
         status = 400 if end.message.startswith(NOT_FOLLOWED) else 500
         self._finish(request, "error", message=end.message, status=status, keep=False)
 
-    def take_output(self) -> StepOutput | None:
-        """Tokens of the last result, and final words, also those that no result brought (of
-        refused and aborted requests)."""
-        return self.outbox.take_output()
-
-    def has_ended(self, id: int) -> bool:
-        """Whether the final word on this request is among those that are still to be said."""
-        return self.outbox.has_ended(id)
-
     # Faults
-
-    def take_faults(self) -> list[Exception]:
-        """Exceptions since the last call that ended no request: of hooks that heard of an end, and
-        of a recomputation. All requests concerned have ended, or are computed anew."""
-        return self.outbox.take_faults()
-
-    @property
-    def is_in_doubt(self) -> bool:
-        """Something was left half way: accounting is to begin anew before the next step."""
-        return self.outbox.is_in_doubt
-
-    def doubt(self) -> None:
-        """Another room was left half way while it used what is accounted for here."""
-        self.outbox.is_in_doubt = True
 
     def process_batch_failure(self, batch: Batch, message: str) -> None:
         """A step failed on the device: its requests end with an error. No step is in flight."""
@@ -448,8 +426,8 @@ class Scheduler:
 
     def open_ids(self, batch: Batch) -> set[int]:
         """The requests of a batch that are still open."""
-        is_live = self.columns.epoch[batch.rows] == batch.epochs
-        return set(self.columns.ids[batch.rows[is_live]].tolist())
+        is_live = self.kv.columns.epoch[batch.rows] == batch.epochs
+        return set(self.kv.columns.ids[batch.rows[is_live]].tolist())
 
     def suspects(self) -> set[int]:
         """The requests to end after a fault in planning: those for which it is not the first.
@@ -509,12 +487,12 @@ class Scheduler:
         for request in with_row:
             if request.id in self.requests:
                 detail = f"{why}: all is computed anew"
-                self.history.retracted(request.id, detail, self._now, self.num_steps)
+                self.history.retracted(request.id, detail, self._now, self.planner.num_steps)
 
     def shrink(self) -> None:
         """KV memory was lost: requests end earlier, and those that could never run end now."""
         self.limits.shrink(self.settings.context_length, self.kv.capacity)
-        max_len = self.max_len
+        max_len = self.limits.max_len
         too_long = set()
         for request in self.requests.values():
             if request.fill_len >= max_len:
@@ -525,7 +503,7 @@ class Scheduler:
         for request in self.requests.values():
             request.max_len = min(request.max_len, max_len)
             if request.row != NO_ROW:
-                self.columns.max_len[request.row] = request.max_len
+                self.kv.columns.max_len[request.row] = request.max_len
 
     # Settings and cache
 
@@ -534,6 +512,7 @@ class Scheduler:
         end. Raises UnknownPolicy; then nothing has changed."""
         if settings.schedule_policy != self.settings.schedule_policy:
             self.set_policy(settings.schedule_policy)
+        self.settings = settings
         self.prefills.apply(settings)
         self.kv.rows.limit = settings.max_running_requests
 
@@ -541,6 +520,7 @@ class Scheduler:
         """Order the waiting requests by this policy from now on. Raises UnknownPolicy."""
         settings = replace(self.settings, schedule_policy=name)
         self.waiting_queue.use(make_policy(name, self.waiting_queue.policy.context))
+        self.settings = settings
         self.prefills.apply(settings)
 
     def flush_cache(self) -> bool:
@@ -555,51 +535,12 @@ class Scheduler:
 
     def note_device_is_busy(self) -> None:
         """No step is planned: the device does something else, or its memory is released."""
-        self._record_no_walk(Stop.DEVICE)
-
-    def _record_no_walk(self, stop: Stop) -> None:
-        self.prefills.record_no_walk(self._now, stop)
-
-    @property
-    def settings(self) -> SchedulerSettings:
-        return self.prefills.settings
-
-    @property
-    def columns(self) -> Columns:
-        return self.kv.columns
-
-    @property
-    def deadlines(self) -> Deadlines:
-        return self.limits.deadlines
-
-    @property
-    def max_len(self) -> int:
-        """Prompt and output of one request together, in tokens."""
-        return self.limits.max_len
-
-    @property
-    def chunked_req(self) -> Request | None:
-        """The request whose prompt is partly computed."""
-        return self.prefills.chunked_req
-
-    @property
-    def batch_is_full(self) -> bool:
-        """Nothing can be admitted before something ends."""
-        return self.prefills.is_full
-
-    @property
-    def new_token_ratio(self) -> NewTokenRatio:
-        return self.prefills.ratio
+        self.prefills.record_no_walk(self._now, Stop.DEVICE)
 
     @property
     def has_work(self) -> bool:
         """Whether a request is open, or a final word is still to be said."""
         return bool(self.requests) or not self.outbox.is_empty
-
-    @property
-    def num_steps(self) -> int:
-        """Steps that have been planned: the number of the next one."""
-        return self._planner.num_steps
 
     def stats(self) -> Stats:
         kv = self.kv
@@ -612,8 +553,8 @@ class Scheduler:
             kv_used=kv.capacity - kv.available,
             kv_evictable=kv.cache.evictable_pages * page_size,
             kv_held=kv.cache.pinned_pages * page_size,
-            new_token_ratio=self.new_token_ratio.current,
-            batch_is_full=self.batch_is_full,
+            new_token_ratio=self.prefills.new_token_ratio.current,
+            batch_is_full=self.prefills.is_full,
             total_evicted_tokens=kv.cache.total_evicted_pages * page_size,
             kv_quarantined=len(kv.allocator.quarantined) * page_size,
             **self.counters.totals(),

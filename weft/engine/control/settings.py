@@ -156,7 +156,7 @@ def checked(settings: SchedulerSettings, asked: Mapping[str, Setting]) -> Schedu
 
 
 def get_internal_state(services: Services, message: GetInternalState) -> GetInternalStateReply:
-    ratio = services.scheduler.new_token_ratio
+    ratio = services.scheduler.prefills.new_token_ratio
     state: dict[str, Setting] = {
         "init_new_token_ratio": ratio.init,
         "min_new_token_ratio": ratio.min,
