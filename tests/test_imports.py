@@ -228,7 +228,7 @@ def test_check_finds(module: str, source: str) -> None:
     ("module", "source"),
     [
         ("scheduler.loop", "from weft.plan.step import Plan"),
-        ("memory.radix", "from weft.memory.rows import RowTable\nimport numpy"),
+        ("memory.radix", "from weft.memory.allocator import RowTable\nimport numpy"),
         ("server", "from weft.version import __version__"),
         ("cli.main", "from weft.engine.loop import Loop"),
     ],

@@ -13,14 +13,14 @@ from tests.scheduler.world import World
 from weft.engine import explain as insight
 from weft.messages.control import Explanation
 from weft.scheduler import policies
-from weft.scheduler.history.request_history import (
+from weft.scheduler.history import (
     MAX_EVENTS,
     MAX_FINISHED,
     MAX_PASSES,
     RequestHistory,
     Stop,
 )
-from weft.scheduler.limits.deadlines import Deadlines
+from weft.scheduler.limits import Deadlines
 from weft.scheduler.request import Request
 
 KEPT = " (of 40 free; others are promised to running requests)"

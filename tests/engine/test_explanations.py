@@ -24,7 +24,7 @@ from weft.messages.control import Explanation, RequestRow
 from weft.scheduler import policies
 from weft.scheduler.admission import AddResult, Lack, PrefillAdder
 from weft.scheduler.batch import NO_ROWS, Batch
-from weft.scheduler.history.request_history import MAX_EVENTS, MAX_PASSES, Event, EventKind, Stop
+from weft.scheduler.history import MAX_EVENTS, MAX_PASSES, Event, EventKind, Stop
 from weft.scheduler.pace.pace import StepBudget
 from weft.scheduler.prefill import PrefillScheduler, lacking
 from weft.scheduler.request import NO_ROW, Request

@@ -5,10 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.memory.accounting.audit import AccountingError, audit
-from weft.memory.allocator import OutOfPages, PageAllocator, num_pages_for, slots_of
+from weft.memory.allocator import OutOfPages, PageAllocator, RowTable, num_pages_for, slots_of
+from weft.memory.audit import AccountingError, audit
 from weft.memory.prefix_cache import NoPrefixCache
-from weft.memory.rows import RowTable
 
 
 def test_slots_of_pages_are_in_order() -> None:

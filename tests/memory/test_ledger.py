@@ -8,9 +8,8 @@ import pytest
 from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.test_scheduler import settings
 from weft.journal.replay import Replay
-from weft.memory.accounting.audit import AccountingError, audit, find_faults
-from weft.memory.accounting.ledger import PageLedger
 from weft.memory.allocator import PageAllocator
+from weft.memory.audit import AccountingError, audit, find_faults
 from weft.memory.prefix_cache import CacheKey, NoPrefixCache
 from weft.memory.radix import RadixCache
 from weft.messages.control import AuditKv, AuditReply
@@ -33,11 +32,13 @@ def test_a_quarantined_page_is_never_given_again() -> None:
     assert sorted(allocator.alloc(4).tolist()) == [0, 2, 3, 4]
 
 
-def test_the_ledger_remembers_whom_a_page_was_given_to_last() -> None:
-    ledger = PageLedger(5)
-    ledger.record(pages(0, 1, 2), 7)
-    ledger.record(pages(2, 4), np.array([8, 9]))
-    assert ledger.last_owner.tolist() == [7, 7, 8, -1, 9]
+def test_the_allocator_remembers_whom_a_page_was_given_to_last() -> None:
+    allocator = PageAllocator(5, 1)
+    first = allocator.alloc(3, 7)
+    allocator.free(first)
+    second = allocator.alloc(2, np.array([8, 9]))
+    assert allocator.last_owner[second].tolist() == [8, 9]
+    assert sorted(allocator.last_owner.tolist()) == [-1, -1, 7, 8, 9]
 
 
 def test_a_fault_names_the_page_and_all_its_owners() -> None:

@@ -34,7 +34,6 @@ ROOT = Path(__file__).parents[2]
 STORE = ROOT / ".pytest_cache" / "mutation"
 DEFAULT_PATHS = [
     "weft/scheduler/*.py",
-    "weft/scheduler/limits",
     "weft/scheduler/pace",
     "weft/scheduler/policies",
     "weft/memory",

@@ -52,7 +52,7 @@ def test_each_place_that_counts_is_changed_in_every_way_once() -> None:
     )
 
 
-@pytest.mark.parametrize("path", ["weft/scheduler/admission.py", "weft/memory/rows.py"])
+@pytest.mark.parametrize("path", ["weft/scheduler/admission.py", "weft/memory/allocator.py"])
 def test_every_mutant_is_another_program(path: str) -> None:
     source = (ROOT / path).read_text()
     for mutant in mutants_of(path, source):

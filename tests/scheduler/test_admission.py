@@ -7,10 +7,9 @@ import random
 import numpy as np
 import pytest
 
-from weft.memory.allocator import PageAllocator
+from weft.memory.allocator import PageAllocator, RowTable
 from weft.memory.prefix_cache import NO_PAGES, CacheKey
 from weft.memory.radix import RadixCache
-from weft.memory.rows import RowTable
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
 from weft.scheduler.admission import CLIP_MAX_NEW_TOKENS, AddResult, PrefillAdder

@@ -10,7 +10,7 @@ from tests.scheduler.test_scheduler import Patience, settings
 from tests.scheduler.world import World
 from weft.messages.requests import Abort, GenerateRequest
 from weft.messages.sampling import SamplingParams
-from weft.scheduler.limits.deadlines import MAX_STALE, Deadlines
+from weft.scheduler.limits import MAX_STALE, Deadlines
 from weft.scheduler.request import Request, RequestState
 
 
@@ -148,7 +148,7 @@ def test_whoever_comes_is_admitted_or_is_taken_out_again_those_end_whose_time_is
         now = 0.5 * number
         request = waiting_request(number, now, rng.choice([0, 3_000, 12_000]))
         requests[number] = request
-        deadlines.arrived(request, request.message.timeout_ms)
+        deadlines.arrived(request)
         if rng.random() < 0.2:
             deadlines.forget(requests.pop(number))
         for one in rng.sample(list(requests.values()), min(len(requests), 2)):

@@ -252,7 +252,7 @@ def test_a_replay_stops_at_the_first_decision_that_differs(
     elif field == "num_tokens":
         monkeypatch.setattr(PrefillAdder, "_floor", lambda self, n: min(n, 15))
     elif field == "rows":
-        monkeypatch.setattr("weft.memory.rows.RowTable.alloc", lambda self: self._free.pop(0))
+        monkeypatch.setattr("weft.memory.allocator.RowTable.alloc", lambda self: self._free.pop(0))
     else:
         monkeypatch.setattr(
             PrefillAdder, "_fits", lambda self, extend, reserve: self._is_alone and not self.can_run

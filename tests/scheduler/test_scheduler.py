@@ -20,7 +20,7 @@ from weft.scheduler.feature import Admission, Feature
 from weft.scheduler.features.bias import LogitBiasFeature
 from weft.scheduler.features.logprobs import LogprobsFeature
 from weft.scheduler.features.penalties import PenaltiesFeature
-from weft.scheduler.limits.drain import Drain
+from weft.scheduler.limits import QueueDrain
 from weft.scheduler.request import Request, RequestState
 from weft.scheduler.settings import SchedulerSettings
 
@@ -397,7 +397,7 @@ def test_who_is_refused_hears_how_long_the_queue_takes_to_drain() -> None:
 
 
 def test_the_time_to_come_again_is_bounded_and_follows_from_the_admissions() -> None:
-    drain = Drain()
+    drain = QueueDrain()
     assert drain.retry_after_s(100, 0.0) == 1, "nothing is known yet"
     for second in range(20):
         drain.admitted(float(second))

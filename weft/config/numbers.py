@@ -3,7 +3,7 @@
 All APIs, `weft.LLM` and the engine look a number up here by the name of its field, so a field that
 several of them have goes equally far everywhere. Where: `server/fields/numbers.py` (bodies and
 queries), `messages/sampling.py` (whoever generates, `weft.LLM` among them),
-`scheduler/limits/refusal.py` (what ends up in a column of the scheduler), `server/openapi.py` (the
+`scheduler/limits.py` (what ends up in a column of the scheduler), `server/openapi.py` (the
 document). How many or how long something may be stands in `limits.py`;
 the highest of these are here, too.
 """

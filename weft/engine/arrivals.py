@@ -15,7 +15,7 @@ from weft.engine.grammar_service import GrammarService
 from weft.engine.session_service import SessionService
 from weft.messages.requests import BatchGenerate, GenerateRequest
 from weft.observe.survivable import is_survivable
-from weft.scheduler.limits.refusal import Refusal
+from weft.scheduler.limits import Refusal
 
 
 class Arrivals:

@@ -13,7 +13,7 @@ from weft.engine.surroundings import Surroundings
 from weft.messages.codec import FromEngine
 from weft.messages.replies import StepOutput
 from weft.messages.status import Stats
-from weft.scheduler.history.request_history import Event, EventKind
+from weft.scheduler.history import Event, EventKind
 from weft.scheduler.scheduler import Scheduler
 
 

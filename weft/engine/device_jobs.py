@@ -23,7 +23,7 @@ from weft.messages.weights import FIRST_VERSION
 from weft.observe.log import EventLog
 from weft.plan.device import DeviceReply, DeviceRequest, Done, Pending
 from weft.plan.step import Runner
-from weft.scheduler.limits.refusal import Refusal
+from weft.scheduler.limits import Refusal
 
 WHY = "memory of the engine is released until POST /resume_memory_occupation"
 

@@ -15,7 +15,7 @@ import numpy as np
 from weft.engine import input_gate
 from weft.messages.control import Explanation, QueueStatus, RequestRow, StageTimes, TimelineEntry
 from weft.observe.log import EventLog
-from weft.scheduler.history.request_history import (
+from weft.scheduler.history import (
     MAX_EVENTS,
     NEVER,
     PASSED_OVER,

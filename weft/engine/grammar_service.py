@@ -10,7 +10,7 @@ from weft.messages.replies import RequestWarning, StepOutput
 from weft.messages.requests import Abort, GenerateRequest
 from weft.observe.log import EventLog
 from weft.scheduler.features.grammar import GrammarFeature
-from weft.scheduler.history.request_history import EventKind
+from weft.scheduler.history import EventKind
 
 log = EventLog("grammar")
 

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 
 from weft.messages.replies import StepOutput
 from weft.messages.requests import GenerateRequest
-from weft.scheduler.limits.refusal import Refusal
+from weft.scheduler.limits import Refusal
 
 SOON = -math.inf  # `wake_at` of a service that must be asked again to find out
 

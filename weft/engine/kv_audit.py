@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from weft.engine.core import EngineCore
 from weft.engine.hooks import Service
-from weft.memory.accounting.audit import FREE, AccountingError, Fault, find_faults
-from weft.memory.accounting.ledger import NOBODY
+from weft.memory.allocator import NOBODY
+from weft.memory.audit import FREE, AccountingError, Fault, find_faults
 from weft.messages.control import AuditReply
 from weft.observe.log import EventLog
 from weft.scheduler.request import NO_ROW
@@ -152,7 +152,7 @@ class KvAuditor(Service):
     def _report(self, fault: Fault) -> str:
         """The fault, and what is known of the page's last owner."""
         scheduler = self._scheduler
-        id = int(scheduler.kv.ledger.last_owner[fault.page])
+        id = int(scheduler.kv.allocator.last_owner[fault.page])
         if id == NOBODY:
             return str(fault)
         trace = scheduler.history.trace(id)

@@ -12,7 +12,7 @@ from weft.engine.core import EngineCore
 from weft.engine.hooks import Service
 from weft.messages.control import PauseMode
 from weft.messages.requests import Abort, GenerateRequest
-from weft.scheduler.history.request_history import EventKind
+from weft.scheduler.history import EventKind
 from weft.scheduler.request import NO_ROW
 
 WHY = "generation is paused until POST /continue_generation"

@@ -15,8 +15,8 @@ from weft.messages.sessions import (
 from weft.observe.log import EventLog
 from weft.scheduler.features.sessions import Begun, Sessions
 from weft.scheduler.features.turns import Dropped, TurnRefused, session_name
-from weft.scheduler.history.request_history import EventKind
-from weft.scheduler.limits.refusal import Refusal
+from weft.scheduler.history import EventKind
+from weft.scheduler.limits import Refusal
 
 log = EventLog("sessions")
 

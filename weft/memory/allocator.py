@@ -1,11 +1,19 @@
-"""Hands out pages of KV slots (SGLang: TokenToKVPoolAllocator, and its paged twin; a page of one
-slot is no special case). Knows nothing of the owner of a page: `accounting/audit.py` does."""
+"""Hands out what a running request takes: a row, and pages of KV slots.
+
+`PageAllocator` is SGLang's TokenToKVPoolAllocator and its paged twin (a page of one slot is no
+special case), `RowTable` is ReqToTokenPool. They know owners by number, for the report of a fault;
+whether each page has exactly one is checked in `audit.py`.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
-from weft.arrays import BoolArray, IntArray
+from weft.arrays import BoolArray, IntArray, LongArray
+
+NOBODY = -1  # the owner of a page that was never given away
+
+Write = tuple[int, int, IntArray]  # row, first position, slots
 
 
 class OutOfPages(Exception):
@@ -29,13 +37,20 @@ class PageAllocator:
         self.num_free = num_pages
         self.quarantined: set[int] = set()  # pages that have no owner and are given to none
         self._is_bad: BoolArray | None = None  # [num_pages], once there is one
+        # [num_pages] the owner that each page was given to last: a fault is reported with a name.
+        self.last_owner: LongArray = np.full(num_pages, NOBODY)
 
-    def alloc(self, n: int) -> IntArray:
-        """Take n pages [n]. Raises OutOfPages if fewer are free; then nothing has been taken."""
+    def alloc(self, n: int, owners: int | LongArray = NOBODY) -> IntArray:
+        """Take n pages [n] for one owner, or for one each.
+
+        Raises OutOfPages if fewer are free; then nothing has been taken.
+        """
         if n > self.num_free:
             raise OutOfPages(f"{n} pages asked for, {self.num_free} of {self.num_pages} are free")
         self.num_free -= n
-        return self._free[self.num_free : self.num_free + n].copy()
+        pages = self._free[self.num_free : self.num_free + n].copy()
+        self.last_owner[pages] = owners
+        return pages
 
     def free(self, pages: IntArray) -> None:
         """Return pages [n]. Each must have been taken, and not been returned since."""
@@ -75,6 +90,57 @@ class PageAllocator:
     def free_pages(self) -> IntArray:
         """The free pages [num_free], for the audit."""
         return self._free[: self.num_free].copy()
+
+
+class RowTable:
+    """Which slot holds each token of each running request, and the rows that are free.
+
+    The runner keeps a copy of this table on its device and follows it from the plans. What a plan
+    does not say by itself (a cached prefix, duplicates re-pointed to the tree's pages) is logged
+    here until the next plan takes it along.
+
+    `limit` rows may be in use. It may be changed; rows in use above it are used to their end.
+    """
+
+    def __init__(self, num_rows: int, max_len: int, limit: int | None = None) -> None:
+        self.num_rows = num_rows
+        self.limit = num_rows if limit is None else limit
+        self.max_len = max_len
+        self.slots: IntArray = np.zeros((num_rows, max_len), dtype=np.int32)  # [row, position]
+        self.reset()
+
+    def reset(self) -> None:
+        """Free every row, whatever its owner, and drop the log for the runner."""
+        self._free = list(range(self.num_rows - 1, -1, -1))
+        self._writes: list[Write] = []
+
+    @property
+    def num_used(self) -> int:
+        return self.num_rows - len(self._free)
+
+    @property
+    def num_free(self) -> int:
+        """Rows that may be taken now."""
+        return max(self.limit - self.num_used, 0)
+
+    def alloc(self) -> int:
+        """Take a row. The caller has looked at `num_free`."""
+        return self._free.pop()
+
+    def free(self, row: int) -> None:
+        assert row not in self._free, "a row was freed twice"
+        self._free.append(row)
+
+    def point(self, row: int, start: int, slots: IntArray) -> None:
+        """Put `slots` [n] into a row from position `start` on, and log that for the next plan."""
+        self.slots[row, start : start + len(slots)] = slots
+        self._writes.append((row, start, slots))
+
+    def take_writes(self) -> list[Write]:
+        """The writes of `point` since the last call, in order."""
+        writes = self._writes
+        self._writes = []
+        return writes
 
 
 def _all_pages(num_pages: int) -> IntArray:

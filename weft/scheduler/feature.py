@@ -33,7 +33,7 @@ from weft.plan.step import Result
 from weft.scheduler.batch import Batch
 from weft.scheduler.commit import End, Forced
 from weft.scheduler.kv import KvMemory
-from weft.scheduler.limits.refusal import Refusal
+from weft.scheduler.limits import Refusal
 from weft.scheduler.request import Columns, Request
 
 

@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.arrays import IntArray
-from weft.memory.accounting.ledger import PageLedger
-from weft.memory.allocator import PageAllocator, num_pages_for, slots_of
+from weft.arrays import IntArray, LongArray
+from weft.memory.allocator import PageAllocator, RowTable, num_pages_for, slots_of
 from weft.memory.pins import Pins
 from weft.memory.prefix_cache import NO_PAGES, Inserted, PrefixCache
-from weft.memory.rows import RowTable
 from weft.plan.step import TableWrites
 from weft.scheduler.request import NO_PREFIX, NO_ROW, CachedPrefix, Columns, Request
 
@@ -32,7 +30,6 @@ class KvMemory:
         self.cache = cache
         self.columns = columns
         self.pins = Pins(cache)
-        self.ledger = PageLedger(allocator.num_pages)
         self.page_size = allocator.page_size
 
     @property
@@ -88,8 +85,7 @@ class KvMemory:
         pages.
         """
         assert request.kv_len % self.page_size == 0
-        pages = self._alloc(num_pages_for(request.extend_len, self.page_size))
-        self.ledger.record(pages, request.id)
+        pages = self._alloc(num_pages_for(request.extend_len, self.page_size), request.id)
         slots = slots_of(pages, self.page_size)[: request.extend_len]
         self.rows.slots[request.row, request.kv_len : request.extend_end] = slots
         return slots
@@ -124,9 +120,8 @@ class KvMemory:
         first = positions - in_page
         begins_page = in_page == 0
         slots = self.rows.slots
-        pages = self._alloc(int(np.count_nonzero(begins_page)))
         new_rows = rows[begins_page]
-        self.ledger.record(pages, self.columns.ids[new_rows])
+        pages = self._alloc(len(new_rows), self.columns.ids[new_rows])
         slots[new_rows, first[begins_page]] = pages * self.page_size
         taken: IntArray = slots[rows, first] + in_page
         slots[rows, positions] = taken
@@ -268,8 +263,8 @@ class KvMemory:
         """The pages of positions start..end of a row; start is on a page border."""
         return self.rows.slots[row, start : end : self.page_size] // self.page_size
 
-    def _alloc(self, num_pages: int) -> IntArray:
-        """Allocate pages, evicting what the free ones lack.
+    def _alloc(self, num_pages: int, owners: int | LongArray) -> IntArray:
+        """Allocate pages for requests, by their ids, evicting what the free ones lack.
 
         Admission and decode checks have made sure that it fits.
         """
@@ -277,4 +272,4 @@ class KvMemory:
         if missing > 0:
             self.pins.unpin_for(missing)
             self.allocator.free(self.cache.evict(missing))
-        return self.allocator.alloc(num_pages)
+        return self.allocator.alloc(num_pages, owners)

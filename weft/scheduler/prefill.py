@@ -21,10 +21,9 @@ from weft.scheduler.admission import (
 )
 from weft.scheduler.batch import NO_ROWS, Batch, RunningBatch
 from weft.scheduler.feature import FeatureHooks
-from weft.scheduler.history.counters import Counters
-from weft.scheduler.history.request_history import Event, EventKind, RequestHistory, Stop
+from weft.scheduler.history import Counters, Event, EventKind, RequestHistory, Stop
 from weft.scheduler.kv import KvMemory
-from weft.scheduler.limits.request_limits import RequestLimits
+from weft.scheduler.limits import RequestLimits
 from weft.scheduler.pace.pace import Pace
 from weft.scheduler.planner import Planner
 from weft.scheduler.queue import WaitingQueue

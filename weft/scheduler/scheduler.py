@@ -21,11 +21,10 @@ import msgspec
 
 from weft.arrays import IntArray
 from weft.grammar.protocol import NOT_FOLLOWED
-from weft.memory.accounting.audit import audit
-from weft.memory.allocator import PageAllocator
+from weft.memory.allocator import PageAllocator, RowTable
+from weft.memory.audit import audit
 from weft.memory.prefix_cache import TOKEN_BYTES, NoPrefixCache, PrefixCache
 from weft.memory.radix import RadixCache
-from weft.memory.rows import RowTable
 from weft.messages.replies import Finish, FinishReason, StepOutput
 from weft.messages.requests import Abort, GenerateRequest
 from weft.messages.status import Stats
@@ -33,11 +32,9 @@ from weft.plan.step import Result
 from weft.scheduler.batch import Batch, RunningBatch
 from weft.scheduler.commit import End, commit
 from weft.scheduler.feature import Feature, FeatureHooks, StepEffects
-from weft.scheduler.history.counters import Counters
-from weft.scheduler.history.request_history import RequestHistory, Stop
+from weft.scheduler.history import Counters, RequestHistory, Stop
 from weft.scheduler.kv import KvMemory
-from weft.scheduler.limits.refusal import QUEUE_IS_FULL, Refusal
-from weft.scheduler.limits.request_limits import RequestLimits
+from weft.scheduler.limits import QUEUE_IS_FULL, Refusal, RequestLimits
 from weft.scheduler.outbox import Outbox
 from weft.scheduler.pace.pace import Pace
 from weft.scheduler.planner import Planner
@@ -156,7 +153,7 @@ class Scheduler:
         join = self.waiting_queue.resume if request.spec.goes_first else self.waiting_queue.append
         try:
             join(request)
-            self.limits.deadlines.arrived(request, message.timeout_ms)
+            self.limits.deadlines.arrived(request)
         except BaseException:
             if request in self.waiting_queue:
                 self.waiting_queue.remove(request)
@@ -261,8 +258,10 @@ class Scheduler:
                 request.id, detail, num_output, self._now, self.planner.num_steps
             )
             prefill_s = trace.prefill_s
-            num_waiting = len(self.waiting_queue)
-            retry_after_s = self.limits.retry_after_s(finish.status, num_waiting, self._now)
+            # Only those that the queue refused, or kept too long, need to know when to come again.
+            if finish.status == QUEUE_IS_FULL.status:
+                num_waiting = len(self.waiting_queue)
+                retry_after_s = self.limits.retry_after_s(num_waiting, self._now)
         finally:
             self.outbox.finish(
                 msgspec.structs.replace(finish, prefill_s=prefill_s, retry_after_s=retry_after_s)

@@ -16,7 +16,7 @@ from weft.messages.sampling import Processor
 from weft.plan.logits import ProcessorCall
 from weft.scheduler.batch import Batch
 from weft.scheduler.feature import Feature, StepInputs
-from weft.scheduler.limits.refusal import Refusal
+from weft.scheduler.limits import Refusal
 from weft.scheduler.request import Columns, Request
 
 

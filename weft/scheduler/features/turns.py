@@ -15,7 +15,7 @@ from typing import NamedTuple
 from weft.memory.pins import LostPin, Pin
 from weft.memory.prefix_cache import TOKEN_BYTES
 from weft.messages.sessions import SessionParams
-from weft.scheduler.limits.refusal import Refusal
+from weft.scheduler.limits import Refusal
 
 
 class TurnRefused(Exception):

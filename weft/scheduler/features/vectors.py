@@ -16,7 +16,7 @@ from weft.plan.inputs import InputVectors
 from weft.scheduler.batch import Batch
 from weft.scheduler.feature import Feature, StepInputs
 from weft.scheduler.kv import KvMemory
-from weft.scheduler.limits.refusal import Refusal
+from weft.scheduler.limits import Refusal
 from weft.scheduler.request import Columns, Request
 
 

@@ -1,11 +1,13 @@
-"""What was decided about each request, and why: the history that explains the scheduler.
+"""What has happened: numbers that only grow (`Counters`), and what was decided about each request,
+and why (`RequestHistory`).
 
-Two kinds of entries. An *event* concerns one request (arrived, admitted, first token, retracted,
-finished). A *pass* is one walk over the queue that left requests waiting, or that could not begin:
-it is written once, with what stopped it, and equal ones in succession are counted, not repeated.
-Walks are numbered. Why a request waited follows from the passes between its arrival and its
-admission, but for those walks in which it was held or deferred itself, so that a thousand waiting
-requests cost no more than one. `engine/explain.py` tells it in words.
+The history explains the scheduler. It has two kinds of entries. An *event* concerns one request
+(arrived, admitted, first token, retracted, finished). A *pass* is one walk over the queue that left
+requests waiting, or that could not begin: it is written once, with what stopped it, and equal ones
+in succession are counted, not repeated. Walks are numbered. Why a request waited follows from the
+passes between its arrival and its admission, but for those walks in which it was held or deferred
+itself, so that a thousand waiting requests cost no more than one. `engine/explain.py` puts it into
+words.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict, deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
@@ -20,6 +23,47 @@ MAX_EVENTS = 64  # of one request; the first and the latest are kept
 MAX_FINISHED = 1_024  # requests that are remembered after their end
 MAX_PASSES = 2_048
 NEVER = -1.0
+
+
+@dataclass
+class Counters:
+    """What has happened since the start."""
+
+    num_steps: int = 0
+    num_prefill_steps: int = 0
+    num_requests: int = 0  # that arrived; also the number of the next one
+    num_duplicates: int = 0  # messages with the number of an open request
+    num_unknown: int = 0  # messages that nobody handles
+    num_unreadable: int = 0  # messages that could not be read
+    num_failed: int = 0  # messages whose handling raised, and what else failed between two steps
+    num_queue_full: int = 0  # requests refused because the queue was full
+    num_aborted: int = 0
+    num_prompt_tokens: int = 0  # of admitted requests
+    num_cached_tokens: int = 0  # of these, found in the prefix cache
+    num_prefilled_tokens: int = 0  # computed, retracted requests counted again
+    num_generated_tokens: int = 0
+    num_retractions: int = 0
+    num_faults: int = 0  # found in the books of memory, or raised by the scheduler
+
+    def totals(self) -> dict[str, int]:
+        """By the names that they have in `Stats`."""
+        return {
+            "total_steps": self.num_steps,
+            "total_prefill_steps": self.num_prefill_steps,
+            "total_prompt_tokens": self.num_prompt_tokens,
+            "total_cached_tokens": self.num_cached_tokens,
+            "total_prefilled_tokens": self.num_prefilled_tokens,
+            "total_generated_tokens": self.num_generated_tokens,
+            "total_retractions": self.num_retractions,
+            "total_requests": self.num_requests,
+            "total_aborted": self.num_aborted,
+            "total_faults": self.num_faults,
+            "total_queue_full": self.num_queue_full,
+            "total_dropped_messages": self.num_unreadable,
+            "total_unknown_messages": self.num_unknown,
+            "total_failed_messages": self.num_failed,
+            "total_duplicate_requests": self.num_duplicates,
+        }
 
 
 class EventKind(Enum):

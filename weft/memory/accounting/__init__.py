@@ -1,1 +1,0 @@
-"""Looking after the books: who owns each page, and whether the sums hold."""

@@ -1,1 +1,0 @@
-"""What was decided about each request, and why."""

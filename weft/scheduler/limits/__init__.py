@@ -1,1 +1,0 @@
-"""What ends or refuses a request: deadlines, sizes, a server that is closing."""
