@@ -45,7 +45,8 @@ def unlocked_tokens(scheduler: Scheduler, request: Request | None = None) -> int
     num_own = 0
     for user in users:
         if user.row != NO_ROW:
-            num_own += num_pages_for(kv.num_computed(user) - user.prefix.length, kv.page_size)
+            num_computed = int(kv.columns.kv_len[user.row])
+            num_own += num_pages_for(num_computed - user.prefix.length, kv.page_size)
         node = user.prefix.handle if kv.cache.shares else None
         while node is not None and node.key:
             locked.add((id(node), len(node.key)))

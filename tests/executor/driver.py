@@ -74,7 +74,7 @@ def asking(plan: Plan, *ops: LogitOp | AuxRequest, **columns: Any) -> Plan:
     return replace(
         plan,
         sampling=sampling(plan.sampling.positions, **columns),
-        logits=in_order([op for op in ops if isinstance(op, LogitOp)]),
+        logits=tuple(in_order([op for op in ops if isinstance(op, LogitOp)])),
         outputs=tuple(op for op in ops if isinstance(op, AuxRequest)),
     )
 

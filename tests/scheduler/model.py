@@ -183,7 +183,8 @@ class Model:
         self._looked_at = 0
         batch = real(now)
         if order is None:  # nor does the model know who had an overdue one's turn
-            self._since_turn = scheduler.waiting_queue._turns.num_since
+            turns = scheduler.waiting_queue._turns
+            self._since_turn = 0 if turns is None else turns.num_since
         self.count["passes"] += 1
         self.count["open prompts"] += expected.open_id is not None
         self.count["mixed"] += bool(expected.decodes)
@@ -365,17 +366,22 @@ class Model:
                 found.is_full = True
                 return
             if self.is_held(request):
-                queue.passed_over(request)
+                self._pass_over(request)
                 continue
             found.looked_at += 1
             if budget.is_computed_by_another(request):
-                queue.passed_over(request)
+                self._pass_over(request)
                 num_deferred += 1
                 if num_deferred == MOST_DEFERRED:
                     return
                 continue
             if not budget.add(request):
                 return
+
+    def _pass_over(self, request: Request) -> None:
+        follower = self.scheduler.waiting_queue.policy.follower
+        if follower is not None:
+            follower.passed_over(request)
 
     def is_held(self, request: Request) -> bool:
         """Whether a part lets it wait."""

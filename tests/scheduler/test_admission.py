@@ -67,8 +67,7 @@ def test_what_is_taken_is_charged_in_whole_pages() -> None:
     assert adder.add_one_req(make_request(kv, 10, 20), has_chunked_req=False) is AddResult.CONTINUE
     assert adder.rem_total_tokens == 400 - (12 + 4 + 20)
     assert adder.cur_rem_tokens == 400 - 12
-    assert adder.rem_input_tokens == 1000 - 12
-    assert adder.rem_chunk_tokens == 64 - 12
+    assert adder.rem_step_tokens == 64 - 12
 
 
 def test_expected_output_is_clipped() -> None:
@@ -81,8 +80,7 @@ def test_expected_output_is_clipped() -> None:
 def test_mixed_decode_tokens_count_against_every_budget() -> None:
     kv = make_kv(num_pages=100, page_size=4)
     adder = make_adder(kv, mixed_tokens=3, mixed_kv=8, reserved=10.0, chunked_prefill_size=64)
-    assert adder.rem_input_tokens == 997
-    assert adder.rem_chunk_tokens == 61
+    assert adder.rem_step_tokens == 61
     assert adder.rem_total_tokens == 400 - 18
     assert adder.cur_rem_tokens == 400 - 8
 
@@ -110,7 +108,7 @@ def test_a_prompt_is_cut_down_to_whole_pages() -> None:
     )  # 30 - 12 = 18 -> 16
     assert second.extend_len == 16
     assert adder.new_chunked_req is second
-    assert adder.rem_chunk_tokens == 2
+    assert adder.rem_step_tokens == 2
     third = make_request(kv, 9, 5, first=200)
     assert adder.add_one_req(third, has_chunked_req=True) is AddResult.OTHER
     assert not third.prefix.is_locked

@@ -248,7 +248,7 @@ def test_a_replay_stops_at_the_first_decision_that_differs(
     world = busy_world()
     if field == "slots":
         alloc = PageAllocator.alloc
-        monkeypatch.setattr(PageAllocator, "alloc", lambda self, n: alloc(self, n)[::-1])
+        monkeypatch.setattr(PageAllocator, "alloc", lambda self, n, ids: alloc(self, n, ids)[::-1])
     elif field == "num_tokens":
         monkeypatch.setattr(PrefillAdder, "_floor", lambda self, n: min(n, 15))
     elif field == "rows":

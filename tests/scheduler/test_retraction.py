@@ -9,8 +9,9 @@ import pytest
 
 from tests.scheduler.test_scheduler import settings
 from tests.scheduler.world import World
+from weft.scheduler.admission import careful_ratio
 from weft.scheduler.request import RequestState
-from weft.scheduler.retraction import careful_ratio, cheapest, freed_tokens
+from weft.scheduler.retraction import cheapest, freed_tokens
 
 
 def decoding(world: World, *ids: int) -> None:

@@ -15,6 +15,7 @@ from weft.engine.grammar_service import GrammarService
 from weft.engine.session_service import SessionService
 from weft.messages.requests import BatchGenerate, GenerateRequest
 from weft.observe.survivable import is_survivable
+from weft.scheduler.feature import Feature
 from weft.scheduler.limits import Refusal
 
 
@@ -54,24 +55,29 @@ class Arrivals:
         """`is_new`: no open request has its id. Of another one, the scheduler only counts that it
         came."""
         scheduler = self._core.scheduler
-        # Also for a refused request: the scheduler says its final word, and its history has it.
-        refusal = self._refusal(message, now)
+        features = scheduler.hooks.used_by(message)
+        refusal = self._refusal(message, features, now)
         if refusal is None and message.session is not None:
-            scheduler.add_request(self._sessions.with_history(message), now)
+            opened = self._sessions.with_history(message)
         else:
-            scheduler.add_request(message, now, refusal)
+            opened = message
+        # Also a refused request: the scheduler says its final word, and its history has it.
+        scheduler.add_request(opened, now, refusal, features=features)
         if is_new and message.id in scheduler.requests:
             self._opened(message, now)
 
-    def _refusal(self, message: GenerateRequest, now: float) -> Refusal | None:
+    def _refusal(
+        self, message: GenerateRequest, features: tuple[Feature, ...], now: float
+    ) -> Refusal | None:
         """Why a request cannot be opened; None if only the scheduler can say."""
         for service in self._core.hooks.refuses:
             refusal = service.refuses(message, now)
             if refusal is not None:
                 return refusal
-        refusal = self._core.scheduler.hooks.refusal(message)
-        if refusal is not None:
-            return refusal
+        for feature in features:
+            refusal = feature.refusal(message)
+            if refusal is not None:
+                return refusal
         if message.session is not None:
             return self._sessions.begin_turn(message, now)
         return None

@@ -85,8 +85,9 @@ class EngineCore:
         ended."""
         if self.scheduler.outbox.is_in_doubt:
             self.loop.repair()
-        for fault in self.scheduler.outbox.take_faults():
-            self.guard.on_fault(fault)
+        if self.scheduler.outbox.faults:
+            for fault in self.scheduler.outbox.take_faults():
+                self.guard.on_fault(fault)
 
     def note(self, id: int, kind: EventKind, detail: str, now: float) -> None:
         """Write an event into the history of a request."""

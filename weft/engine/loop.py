@@ -160,7 +160,8 @@ class Loop:
         began_s = max(flight.launched_s, self._done_s)
         self._done_s = self._clock()
         try:
-            scheduler.pace.observe(batch, self._done_s - began_s)
+            if scheduler.pace is not None:
+                scheduler.pace.observe(batch, self._done_s - began_s)
             return scheduler.process_batch_result(batch, result, self._done_s)
         except Exception as exc:
             self._on_fault(exc)

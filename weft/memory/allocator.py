@@ -112,7 +112,8 @@ class RowTable:
     def reset(self) -> None:
         """Free every row, whatever its owner, and drop the log for the runner."""
         self._free = list(range(self.num_rows - 1, -1, -1))
-        self._writes: list[Write] = []
+        # Of `point`, until the next plan takes them along.
+        self.writes: list[Write] = []
 
     @property
     def num_used(self) -> int:
@@ -121,7 +122,8 @@ class RowTable:
     @property
     def num_free(self) -> int:
         """Rows that may be taken now."""
-        return max(self.limit - self.num_used, 0)
+        num_used = self.num_rows - len(self._free)
+        return max(self.limit - num_used, 0)
 
     def alloc(self) -> int:
         """Take a row. The caller has looked at `num_free`."""
@@ -134,12 +136,12 @@ class RowTable:
     def point(self, row: int, start: int, slots: IntArray) -> None:
         """Put `slots` [n] into a row from position `start` on, and log that for the next plan."""
         self.slots[row, start : start + len(slots)] = slots
-        self._writes.append((row, start, slots))
+        self.writes.append((row, start, slots))
 
     def take_writes(self) -> list[Write]:
         """The writes of `point` since the last call, in order."""
-        writes = self._writes
-        self._writes = []
+        writes = self.writes
+        self.writes = []
         return writes
 
 

@@ -32,10 +32,6 @@ class CacheKey(NamedTuple):
     namespace: str
     tokens: bytes  # TOKEN_BYTES for each token
 
-    def cut(self, num_tokens: int) -> CacheKey:
-        """The key of the first `num_tokens` tokens."""
-        return CacheKey(self.namespace, self.tokens[: num_tokens * TOKEN_BYTES])
-
 
 class Match(NamedTuple):
     """The longest cached prefix of a sequence, in whole pages."""

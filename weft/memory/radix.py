@@ -106,7 +106,8 @@ class RadixCache:
         root = self._roots.get(key.namespace)
         if root is None:
             return Match(None, 0, NO_PAGES)
-        node, length = self._walk(root, key.tokens)
+        tokens = key.tokens
+        node, length = self._walk(root, tokens, len(tokens) // self._step * self._step)
         if node is root:
             return Match(None, 0, NO_PAGES)
         return Match(node, length // TOKEN_BYTES, self.pages_of(node))
@@ -157,9 +158,9 @@ class RadixCache:
         | has been cached | becomes a new leaf | no whole page, ignored |
         """
         namespace, tokens = key
-        end = self._aligned(tokens)
+        end = len(tokens) // self._step * self._step
         root = self._roots.get(namespace) or RootNode(namespace)
-        node, present = self._walk(root, tokens)
+        node, present = self._walk(root, tokens, end)
         if present < end:
             # From now on the root has a child. A root without one is not kept: a client that
             # invents a new namespace for each request would fill the memory with them.
@@ -168,17 +169,76 @@ class RadixCache:
         handle = None if node is root else node
         return Inserted(handle, end // TOKEN_BYTES, present // TOKEN_BYTES)
 
+    # A page counts as protected if its node is locked, else as pinned, else as evictable.
+    # `lock` and `unlock` are written out instead of one loop over `path_up`: they run twice for
+    # each request.
+
     def lock(self, handle: Node | None) -> None:
-        self._count(handle, 1, 0)
+        if handle is None:
+            return
+        evictable = 0  # bytes of page numbers that were evictable
+        pinned = 0
+        node = handle
+        parent = node.parent
+        while parent is not None:
+            if not node.locks:
+                if node.pins:
+                    pinned += len(node.pages)
+                else:
+                    evictable += len(node.pages)
+            node.locks += 1
+            node = parent
+            parent = node.parent
+        if evictable or pinned:
+            self.evictable_pages -= evictable // PAGE_BYTES
+            self.pinned_pages -= pinned // PAGE_BYTES
+            self.protected_pages += (evictable + pinned) // PAGE_BYTES
 
     def unlock(self, handle: Node | None) -> None:
-        self._count(handle, -1, 0)
+        if handle is None:
+            return
+        evictable = 0  # bytes of page numbers that become evictable
+        pinned = 0
+        node = handle
+        parent = node.parent
+        while parent is not None:
+            node.locks -= 1
+            if not node.locks:
+                if node.pins:
+                    pinned += len(node.pages)
+                else:
+                    evictable += len(node.pages)
+                    if not node.children:
+                        self._queue(node)
+            node = parent
+            parent = node.parent
+        # No node has lower counts than one below it: the lowest is the first to go wrong.
+        assert handle.locks >= 0, "unlocked more often than locked"
+        if evictable or pinned:
+            self.evictable_pages += evictable // PAGE_BYTES
+            self.pinned_pages += pinned // PAGE_BYTES
+            self.protected_pages -= (evictable + pinned) // PAGE_BYTES
 
     def pin(self, handle: Node | None) -> None:
-        self._count(handle, 0, 1)
+        num_bytes = 0  # of page numbers that were evictable
+        for node in path_up(handle):
+            if not node.pins and not node.locks:
+                num_bytes += len(node.pages)
+            node.pins += 1
+        self.evictable_pages -= num_bytes // PAGE_BYTES
+        self.pinned_pages += num_bytes // PAGE_BYTES
 
     def unpin(self, handle: Node | None) -> None:
-        self._count(handle, 0, -1)
+        num_bytes = 0  # of page numbers that become evictable
+        for node in path_up(handle):
+            node.pins -= 1
+            assert node.pins >= 0, "unpinned more often than pinned"
+            if not node.pins and not node.locks:
+                num_bytes += len(node.pages)
+                if not node.children:
+                    self._queue(node)
+        self.evictable_pages += num_bytes // PAGE_BYTES
+        self.pinned_pages -= num_bytes // PAGE_BYTES
 
     def unshared_pages(self, handle: Node | None) -> int:
         num_bytes = 0
@@ -297,18 +357,15 @@ class RadixCache:
 
     # Inside
 
-    def _aligned(self, tokens: bytes) -> int:
-        return len(tokens) // self._step * self._step
-
-    def _walk(self, root: Node, tokens: bytes) -> tuple[Node, int]:
-        """Follow `tokens` down from a root, as used now; split the last node where they part.
+    def _walk(self, root: Node, tokens: bytes, end: int) -> tuple[Node, int]:
+        """Follow the first `end` bytes of `tokens`, whole pages, down from a root, as used now;
+        split the last node where they part.
 
         Returns the node where the shared part ends, and its length in bytes.
         """
         self._clock += 1
         now = self._clock
         step = self._step
-        end = self._aligned(tokens)
         node = root
         length = 0
         root.used = now
@@ -373,46 +430,6 @@ class RadixCache:
         if not node.is_queued:
             node.is_queued = True
             heapq.heappush(self._heap, (node.used, node.serial, node))
-
-    def _count(self, handle: Node | None, locks: int, pins: int) -> None:
-        """Change the counts of a path, and the three sums with them.
-
-        A page counts as protected if its node is locked, else as pinned, else as evictable. So
-        what a node loses in one sum it gains in another; only protected <-> protected is no move.
-        """
-        evictable = 0  # bytes of page numbers that count as evictable now, less those that did
-        pinned = 0
-        # Written out instead of `path_up`: it runs twice for each request and decode page.
-        node = handle
-        parent = None if node is None else node.parent
-        while node is not None and parent is not None:
-            num_bytes = len(node.pages)
-            if not node.locks:
-                if node.pins:
-                    pinned -= num_bytes
-                else:
-                    evictable -= num_bytes
-            if locks:
-                node.locks += locks
-            else:
-                node.pins += pins
-            if not node.locks:
-                if node.pins:
-                    pinned += num_bytes
-                else:
-                    evictable += num_bytes
-                    if not node.children:
-                        self._queue(node)
-            node = parent
-            parent = node.parent
-        # No node has lower counts than one below it: the lowest is the first to go wrong.
-        if handle is not None:
-            assert handle.locks >= 0, "unlocked more often than locked"
-            assert handle.pins >= 0, "unpinned more often than pinned"
-        if evictable or pinned:
-            self.evictable_pages += evictable // PAGE_BYTES
-            self.pinned_pages += pinned // PAGE_BYTES
-            self.protected_pages -= (evictable + pinned) // PAGE_BYTES
 
     def _trim(self, leaf: Node, num_pages: int) -> None:
         """Keep the first `num_pages` pages of a leaf."""

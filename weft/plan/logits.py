@@ -130,9 +130,9 @@ ORDER: tuple[type[LogitOp], ...] = (
 _RANKS = {kind: rank for rank, kind in enumerate(ORDER)}
 
 
-def in_order(ops: Sequence[LogitOp]) -> tuple[LogitOp, ...]:
+def in_order(ops: Sequence[LogitOp]) -> list[LogitOp]:
     """The operations in the order in which a runner makes them.
 
     Raises KeyError for a type that is not in `ORDER`.
     """
-    return tuple(sorted(ops, key=lambda op: _RANKS[type(op)]))
+    return sorted(ops, key=lambda op: _RANKS[type(op)])

@@ -1,10 +1,11 @@
 """Which waiting requests a prefill batch takes: the budgets of one pass (SGLang: PrefillAdder).
 
 Three budgets: memory (`rem_total_tokens`, `cur_rem_tokens`), the tokens of one step
-(`rem_input_tokens`), and the length of a chunk (`rem_chunk_tokens`). Memory is promised with
-foresight: each request will also need pages for what it is going to generate. For the running ones
-that is an expectation, the sum of min(tokens left, CLIP_MAX_NEW_TOKENS) * new_token_ratio; a decode
-step for which it turns out too small retracts. Admission knows no queue and no policy.
+(`max_prefill_tokens`) and the length of a chunk; `rem_step_tokens` is what is left of the shorter
+of these two. Memory is promised with foresight: each request will also need pages for what it is
+going to generate. For the running ones that is an expectation, the sum of min(tokens left,
+CLIP_MAX_NEW_TOKENS) * new_token_ratio; a decode step for which it turns out too small retracts.
+Admission knows no queue and no policy.
 
     KV pool:  | running and locked | promised to running | promised here | rem_total_tokens |
                                    |<------------------ available -------------------------->|
@@ -19,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.arrays import IntArray
+from weft.memory.allocator import num_pages_for
 from weft.memory.prefix_cache import TOKEN_BYTES, Handle, PrefixCache
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.pace.pace import StepBudget
@@ -29,6 +31,7 @@ INIT_RATIO = 0.7
 MIN_FACTOR = 0.14
 DECAY_STEPS = 600
 RETRACT_DECODE_STEPS = 20  # after a retraction there should be memory for as many steps
+MIN_CAREFUL_RATIO = 1 / 16
 
 
 class NewTokenRatio:
@@ -80,6 +83,14 @@ def expected_tokens(columns: Columns, rows: IntArray, ratio: float) -> float:
     return int(left.sum()) - at_eos + at_eos * ratio
 
 
+def careful_ratio(ratio: float, retractions: int) -> float:
+    """The part of their outputs for which running requests need memory before one resumes that
+    was retracted so often: the usual, twice that, four times..., soon all."""
+    if not retractions:
+        return ratio
+    return min(1.0, max(ratio, MIN_CAREFUL_RATIO) * 2.0**retractions)
+
+
 class AddResult(Enum):
     CONTINUE = "continue"  # there is room for more
     NO_TOKEN = "no_token"  # memory is used up
@@ -126,20 +137,23 @@ class PrefillAdder:
         kv: KvMemory,
         *,
         reserved: float,
-        mixed_tokens: int,
-        mixed_kv: int,
         max_prefill_tokens: int,
         chunked_prefill_size: int | None,
         is_alone: bool,
+        mixed_tokens: int = 0,
+        mixed_kv: int = 0,
         budget: StepBudget | None = None,
     ) -> None:
         self._kv = kv
+        self._page_size = kv.page_size
         self._total_offset = mixed_kv + reserved
         self._current_offset = mixed_kv
-        self.rem_input_tokens = max_prefill_tokens - mixed_tokens
-        self.rem_chunk_tokens: int | None = None
+        # Prompts are cut only if a chunk has a length; then the shorter of the two budgets counts.
+        self._may_cut = chunked_prefill_size is not None
+        step_tokens = max_prefill_tokens
         if chunked_prefill_size is not None:
-            self.rem_chunk_tokens = chunked_prefill_size - mixed_tokens
+            step_tokens = min(chunked_prefill_size, max_prefill_tokens)
+        self.rem_step_tokens = step_tokens - mixed_tokens
         self._is_alone = is_alone
         self._budget = budget
         self.can_run: list[Request] = []
@@ -157,20 +171,6 @@ class PrefillAdder:
         """Memory left for this very step."""
         return self._kv.available - self._current_offset
 
-    @property
-    def rem_step_tokens(self) -> int:
-        """Left of the tokens of this step."""
-        if self.rem_chunk_tokens is None:
-            return self.rem_input_tokens
-        return min(self.rem_chunk_tokens, self.rem_input_tokens)
-
-    def budget_state(self) -> AddResult:
-        if self.rem_total_tokens <= 0:  # what this very step takes is less than that
-            return AddResult.NO_TOKEN
-        if self.rem_step_tokens <= 0:
-            return AddResult.OTHER
-        return AddResult.CONTINUE
-
     def add_chunked_req(self, request: Request) -> Request | None:
         """Go on with the open chunk as far as the budgets allow. Returns it while its prompt is
         unfinished.
@@ -178,21 +178,21 @@ class PrefillAdder:
         Where memory allows no progress it is left out of the batch and waits for running requests
         to end.
         """
-        assert self.rem_chunk_tokens is not None
+        assert self._may_cut
         rest = request.remaining_prefill
-        limit = self._timely(request, self.rem_step_tokens)
-        if rest <= limit and self._kv.ceil(rest) <= self.cur_rem_tokens:
+        limit = self._step_limit(request)
+        if rest <= limit and self._pages_of(rest) <= self.cur_rem_tokens:
             self._take(request, rest, reserve=self._expected_new(request))
             return None
         cut = self._floor(min(limit, self.cur_rem_tokens))
         if 0 < cut < rest:
             self._take(request, cut, reserve=0)
         elif self._floor(limit) <= 0 and rest > limit:
-            self.shortage = self._cut_short(rest, limit, self.rem_step_tokens)
+            self.shortage = self._cut_short(rest, limit)
         else:
             available = max(self.cur_rem_tokens, 0)
             free = self._kv.available
-            self.shortage = Shortage(Lack.MEMORY, self._kv.page_size, available, free)
+            self.shortage = Shortage(Lack.MEMORY, self._page_size, available, free)
         return request
 
     def add_one_req(self, request: Request, *, has_chunked_req: bool) -> AddResult:
@@ -202,16 +202,22 @@ class PrefillAdder:
         makes the prefix unevictable.
         """
         extend = request.remaining_prefill
+        reserve = 0
         # A request that runs alone may use all there is: that it fits was made sure at arrival.
-        reserve = 0 if self._is_alone and not self.can_run else self._expected_new(request)
+        if not self._is_alone or self.can_run:
+            reserve = self._expected_new(request)
         if not self._fits(extend, reserve):
             return self._no_token(extend, reserve)
         self._kv.lock(request)
-        result = self._add_locked(request, extend, reserve, has_chunked_req)
-        if result is not None:
+        refused = self._add_locked(request, extend, reserve, has_chunked_req)
+        if refused is not None:
             self._kv.unlock(request)
-            return result
-        return self.budget_state()
+            return refused
+        if self.rem_total_tokens <= 0:  # what this very step takes is less than that
+            return AddResult.NO_TOKEN
+        if self.rem_step_tokens <= 0:
+            return AddResult.OTHER
+        return AddResult.CONTINUE
 
     def _add_locked(
         self, request: Request, extend: int, reserve: int, has_chunked_req: bool
@@ -219,21 +225,21 @@ class PrefillAdder:
         """Take the request, or say why not."""
         if not self._fits(extend, reserve):
             return self._no_token(extend, reserve)
-        if self.rem_chunk_tokens is None:
+        if not self._may_cut:
             # Without chunks a prompt runs whole: the first of a batch may exceed the step's budget.
-            charged = self._kv.ceil(extend)
-            if self.can_run and charged > self.rem_input_tokens:
-                self.shortage = Shortage(Lack.TOKENS, charged, max(self.rem_input_tokens, 0))
+            charged = self._pages_of(extend)
+            if self.can_run and charged > self.rem_step_tokens:
+                self.shortage = Shortage(Lack.TOKENS, charged, max(self.rem_step_tokens, 0))
                 return AddResult.OTHER
             self._take(request, extend, reserve)
             return None
-        limit = self._timely(request, self.rem_step_tokens)
+        limit = self._step_limit(request)
         if extend <= limit:
             self._take(request, extend, reserve)
             return None
         cut = self._floor(limit)
         if cut <= 0:
-            self.shortage = self._cut_short(extend, limit, self.rem_step_tokens)
+            self.shortage = self._cut_short(extend, limit)
             return AddResult.OTHER
         # At most one prompt is open. A cut by time leaves tokens over, so the walk may come here
         # again.
@@ -246,52 +252,54 @@ class PrefillAdder:
 
     def _no_token(self, extend: int, reserve: int) -> AddResult:
         """Note how much memory was there. Called before the lock is given back: that changes it."""
-        needed = self._kv.ceil(extend)
+        needed = self._pages_of(extend)
         if reserve or not self._is_alone or self.can_run:
             # One token is left over: what runs must be able to go on.
-            needed += self._kv.page_size + reserve + 1
+            needed += self._page_size + reserve + 1
         available = max(math.floor(self.rem_total_tokens), 0)
         self.shortage = Shortage(Lack.MEMORY, needed, available, self._kv.available)
         return AddResult.NO_TOKEN
 
-    def _cut_short(self, extend: int, limit: int, rem_tokens: int) -> Shortage:
+    def _cut_short(self, extend: int, limit: int) -> Shortage:
         """Not a page of a prompt fits into the step: for time, if its tokens allowed more."""
-        lack = Lack.TIME if limit < rem_tokens else Lack.TOKENS
+        lack = Lack.TIME if limit < self.rem_step_tokens else Lack.TOKENS
         return Shortage(lack, extend, max(limit, 0))
 
     def needed_tokens(self, request: Request) -> int:
         """Memory that a request needs to be admitted while others run."""
-        own = self._kv.ceil(request.remaining_prefill)
-        return own + self._kv.page_size + self._expected_new(request)
+        own = self._pages_of(request.remaining_prefill)
+        return own + self._page_size + self._expected_new(request)
 
     def _fits(self, extend: int, reserve: int) -> bool:
-        charged = self._kv.ceil(extend)
+        charged = self._pages_of(extend)
         if not reserve and self._is_alone and not self.can_run:
             return charged <= self.rem_total_tokens
         # Besides its tokens a page of slack: the last one may be begun and not full.
-        return charged + self._kv.page_size + reserve < self.rem_total_tokens
+        return charged + self._page_size + reserve < self.rem_total_tokens
 
     def _take(self, request: Request, extend: int, reserve: int) -> None:
-        charged = self._kv.ceil(extend)
-        self._total_offset += charged + self._kv.page_size + reserve
+        charged = self._pages_of(extend)
+        self._total_offset += charged + self._page_size + reserve
         self._current_offset += charged
-        self.rem_input_tokens -= charged
-        if self.rem_chunk_tokens is not None:
-            self.rem_chunk_tokens -= charged
+        self.rem_step_tokens -= charged
         if self._budget is not None:
             self._budget.spend(request.kv_len, extend)
         self.input_tokens += extend
         request.extend_end = request.kv_len + extend
         self.can_run.append(request)
 
-    def _timely(self, request: Request, limit: int) -> int:
-        """As many of the next `limit` tokens of a prompt as there is time for."""
+    def _step_limit(self, request: Request) -> int:
+        """As many of the next tokens of a prompt as the step has room and time for."""
         if self._budget is None:
-            return limit
-        return min(limit, self._budget.limit(request.kv_len))
+            return self.rem_step_tokens
+        return min(self.rem_step_tokens, self._budget.limit(request.kv_len))
+
+    def _pages_of(self, num_tokens: int) -> int:
+        """Tokens that the pages for `num_tokens` have room for."""
+        return num_pages_for(num_tokens, self._page_size) * self._page_size
 
     def _floor(self, num_tokens: int) -> int:
-        return num_tokens // self._kv.page_size * self._kv.page_size
+        return num_tokens // self._page_size * self._page_size
 
     @staticmethod
     def _expected_new(request: Request) -> int:
@@ -319,14 +327,17 @@ class PrefixSharing:
 
     def defers(self, request: Request) -> bool:
         """Whether a picked request computes the beginning of what this one lacks."""
-        if not self._shares or self._head(request, request.reusable_len) not in self._heads:
+        # Before the first is picked there is nothing to wait for.
+        if not self._heads or self._head(request, request.reusable_len) not in self._heads:
             return False
         self.num_deferred += 1
         return True
 
     def picked(self, request: Request) -> None:
+        if not self._shares or not request.message.shares_kv:
+            return
         head = self._head(request, request.fill_len)
-        if request.message.shares_kv and len(head.tokens) == self._span:
+        if len(head.tokens) == self._span:
             self._heads.add(head)
 
     def _head(self, request: Request, length: int) -> Head:

@@ -64,10 +64,13 @@ class Batch:
         self.epochs: IntArray = columns.epoch[rows]  # [R]
         self.sample_rows: IntArray = rows[samples]  # [S]
         self.sample_epochs: IntArray = self.epochs[samples]  # [S]
-        silent = [one.row for one in prefills if one.completes and not one.wants_tokens]
-        self.prompt_only_rows = [
-            (row, int(columns.epoch[row])) for row in silent
-        ]  # rows that end here, without a token
+        # Rows that end here, without a token, and their epochs.
+        self.prompt_only_rows: list[tuple[int, int]] = []
+        for request in prefills:
+            if request.wants_tokens or not request.completes:
+                continue
+            epoch = int(columns.epoch[request.row])
+            self.prompt_only_rows.append((request.row, epoch))
         self.blocks_overlap = False  # nothing is planned behind it before its result is known
         self.plan: Plan
 

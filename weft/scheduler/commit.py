@@ -58,7 +58,8 @@ def commit(
     the last of the `forced` tokens, if there are some). An end by a stop token goes before them,
     and they go before an end by length.
     """
-    _note_reported(batch)
+    if batch.prefills:
+        _note_reported(batch)
     live = batch.is_live(columns)
     errors: list[End] = []
     if result.invalid is not None:
@@ -71,7 +72,9 @@ def commit(
     known += 1
     columns.known_len[rows] = known
 
-    found = {end.row: end for end in others}
+    found: dict[int, End] = {}
+    for end in others:
+        found[end.row] = end
     for row, epoch in batch.prompt_only_rows:
         if columns.epoch[row] == epoch:
             found.setdefault(row, End(row, "length"))
@@ -85,7 +88,9 @@ def commit(
             found.setdefault(row, End(row, "length"))
 
     ids: LongArray = columns.ids[rows]
-    more = [*_behind_first(columns, batch, result, live), *forced]
+    more: Sequence[Forced] = forced
+    if result.counts is not None:
+        more = [*_behind_first(columns, batch, result, result.counts, live), *forced]
     if more:
         more_rows, more_tokens = _append(columns, more, is_eos, found)
         ids = np.concatenate([ids, columns.ids[more_rows]])
@@ -95,7 +100,7 @@ def commit(
 
 def _note_reported(batch: Batch) -> None:
     """Outputs for prompts have gone out as far as this step has computed the prompts."""
-    ends = (batch.starts + batch.lens).tolist() if batch.prefills else []
+    ends = (batch.starts + batch.lens).tolist()
     for request, end in zip(batch.prefills, ends, strict=False):
         request.reported_len = max(request.reported_len, end)
 
@@ -121,15 +126,18 @@ def _stopped(columns: Columns, rows: IntArray, tokens: IntArray, is_eos: BoolArr
     return stopped
 
 
-def _behind_first(columns: Columns, batch: Batch, result: Result, live: BoolArray) -> list[Forced]:
-    """The tokens that a step gave to `live` [S] requests behind their first one."""
-    if result.counts is None:
-        return []
+def _behind_first(
+    columns: Columns, batch: Batch, result: Result, counts: IntArray, live: BoolArray
+) -> list[Forced]:
+    """The tokens that a step gave to `live` [S] requests behind their first one. It gave `counts`
+    [S] tokens to each."""
     more = []
-    ends = np.cumsum(result.counts).tolist()
-    for i, (end, count) in enumerate(zip(ends, result.counts.tolist(), strict=True)):
+    ends = np.cumsum(counts).tolist()
+    for i, (end, count) in enumerate(zip(ends, counts.tolist(), strict=True)):
+        if not live[i]:
+            continue
         row = int(batch.sample_rows[i])
-        room = int(columns.max_len[row] - columns.known_len[row]) if live[i] else 0
+        room = int(columns.max_len[row] - columns.known_len[row])
         tokens = result.tokens[end - count + 1 : end][:room].tolist()
         if tokens:
             more.append(Forced(row, tuple(tokens)))

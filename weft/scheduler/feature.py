@@ -27,7 +27,7 @@ from weft.messages.replies import AuxPiece, FinishReason, TokenLogprobs
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
 from weft.plan.inputs import InputOp
-from weft.plan.logits import LogitOp
+from weft.plan.logits import LogitOp, in_order
 from weft.plan.outputs import AuxRequest
 from weft.plan.step import Result
 from weft.scheduler.batch import Batch
@@ -43,7 +43,7 @@ class Admission(Enum):
 
 
 class StepInputs:
-    """What features add to the plan of one step, in any order."""
+    """What features add to the plan of one step, in any order; `FeatureHooks` sorts it."""
 
     __slots__ = ("blocks_overlap", "inputs", "logits", "outputs")
 
@@ -65,6 +65,11 @@ class StepEffects:
         self.aux: list[AuxPiece] = []
         self.ends: list[End] = []
         self.forced: list[Forced] = []
+
+
+# Of a step that no feature has a part in. They are shared and stay empty.
+NO_INPUTS = StepInputs()
+NO_EFFECTS = StepEffects()
 
 
 class Feature:
@@ -164,8 +169,8 @@ def _reader(names: tuple[str, ...]) -> Callable[[object], tuple[object, ...]]:
 class FeatureHooks:
     """All features, and the hooks of those that an open request uses.
 
-    `prepare` and `commit` are called once for each step, in the order of the features. The other
-    moments belong to one request, and only the features that it uses (`of`) hear of them.
+    Of `prepare` and `commit`, the features in use hear once for each step, in their order. The
+    other moments belong to one request, and only the features that it uses (`of`) hear of them.
     """
 
     def __init__(self, features: Sequence[Feature]) -> None:
@@ -175,8 +180,8 @@ class FeatureHooks:
         self._by_sampling = Triggers()
         self._by_request = Triggers()
         self._of_all: list[Feature] = []  # used by every request
-        self.prepare: list[Prepare] = []
-        self.commit: list[Commit] = []
+        self._prepare: list[Prepare] = []
+        self._commit: list[Commit] = []
         for feature in features:
             self.add(feature)
 
@@ -200,28 +205,39 @@ class FeatureHooks:
             return ()
         return tuple(feature for feature in self._features if feature in used)
 
-    def refusal(self, message: GenerateRequest) -> Refusal | None:
-        """Why a request cannot run, as the first of its features says; None if none objects."""
-        for feature in self.used_by(message):
-            refused = feature.refusal(message)
-            if refused is not None:
-                return refused
-        return None
-
     def of(self, request: Request) -> tuple[Feature, ...]:
         """The features that an open request uses."""
         return self._by_id.get(request.id, ())
 
     def may_run(self, request: Request) -> bool:
         """Whether all features of a waiting request let it be admitted now."""
-        return all(feature.admit(request) is Admission.READY for feature in self.of(request))
+        used = self._by_id.get(request.id)
+        if used is None:
+            return True
+        return all(feature.admit(request) is Admission.READY for feature in used)
 
-    def subscribe(self, message: GenerateRequest) -> None:
-        """The request is open: its features take part in the steps."""
-        used = self.used_by(message)
-        if not used:
-            return
-        self._by_id[message.id] = used
+    def prepare(self, batch: Batch, columns: Columns) -> StepInputs:
+        """What the features in use add to the plan of a batch."""
+        if not self._prepare:
+            return NO_INPUTS
+        step = StepInputs()
+        for prepare in self._prepare:
+            prepare(batch, columns, step)
+        step.logits = in_order(step.logits)
+        return step
+
+    def commit(self, batch: Batch, columns: Columns, result: Result) -> StepEffects:
+        """What the features in use make of a result."""
+        if not self._commit:
+            return NO_EFFECTS
+        effects = StepEffects()
+        for commit in self._commit:
+            commit(batch, columns, result, effects)
+        return effects
+
+    def subscribe(self, id: int, used: tuple[Feature, ...]) -> None:
+        """A request is open: the features that it uses take part in the steps."""
+        self._by_id[id] = used
         for feature in used:
             self._num_users[feature] += 1
             if self._num_users[feature] == 1:
@@ -240,13 +256,13 @@ class FeatureHooks:
         return used
 
     def _list_hooks(self) -> None:
-        self.prepare = []
-        self.commit = []
+        self._prepare = []
+        self._commit = []
         for feature in self._features:
             if not self._num_users[feature]:
                 continue
             kind = type(feature)
             if kind.prepare is not Feature.prepare:
-                self.prepare.append(feature.prepare)
+                self._prepare.append(feature.prepare)
             if kind.commit is not Feature.commit:
-                self.commit.append(feature.commit)
+                self._commit.append(feature.commit)

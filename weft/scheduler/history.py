@@ -289,16 +289,18 @@ class RequestHistory:
         self._open[id].add(event, self.num_walks)
 
     def admitted(
-        self, id: int, found: int, fill_len: int, piece: str, now: float, step: int
+        self, id: int, found: int, fill_len: int, extend_end: int, now: float, step: int
     ) -> None:
-        """`found` of the `fill_len` tokens that it has are cached; `piece` says what the step
-        computes of the rest."""
+        """`found` of the `fill_len` tokens that it has are cached; the step computes those behind
+        them, up to `extend_end`."""
         trace = self._open[id]
         trace.stops_waiting(now, self.num_walks)
         if trace.admitted_s == NEVER:
             trace.admitted_s = now
             trace.cached_tokens = found
-            detail = f"{found:,} tokens cached, {piece}"
+            detail = (
+                f"{found:,} tokens cached, computes {found:,} to {extend_end:,} of {fill_len:,}"
+            )
         else:
             trace.refound_tokens += found
             trace.recomputed_tokens += fill_len - found

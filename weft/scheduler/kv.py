@@ -14,7 +14,7 @@ import numpy as np
 from weft.arrays import IntArray, LongArray
 from weft.memory.allocator import PageAllocator, RowTable, num_pages_for, slots_of
 from weft.memory.pins import Pins
-from weft.memory.prefix_cache import NO_PAGES, Inserted, PrefixCache
+from weft.memory.prefix_cache import NO_PAGES, TOKEN_BYTES, Inserted, PrefixCache
 from weft.plan.step import TableWrites
 from weft.scheduler.request import NO_PREFIX, NO_ROW, CachedPrefix, Columns, Request
 
@@ -44,28 +44,26 @@ class KvMemory:
         num_pages = self.allocator.num_free + cache.evictable_pages + cache.pinned_pages
         return num_pages * self.page_size
 
-    def ceil(self, num_tokens: int) -> int:
-        """Tokens that the pages for `num_tokens` have room for."""
-        return num_pages_for(num_tokens, self.page_size) * self.page_size
-
     # A waiting request
 
     def match(self, request: Request) -> None:
         """Find the cached prefix of a waiting request."""
-        key = request.cache_key(request.packed)
-        handle, length, pages = self.cache.match(key.cut(request.reusable_len))
+        reusable = request.packed[: request.reusable_len * TOKEN_BYTES]
+        handle, length, pages = self.cache.match(request.cache_key(reusable))
         request.prefix = CachedPrefix(handle, length, pages, is_locked=False)
         request.kv_len = length
 
     def lock(self, request: Request) -> None:
         """Keep the matched prefix from eviction."""
-        self.cache.lock(request.prefix.handle)
-        request.prefix = request.prefix._replace(is_locked=True)
+        handle, length, pages, _ = request.prefix
+        self.cache.lock(handle)
+        request.prefix = CachedPrefix(handle, length, pages, is_locked=True)
 
     def unlock(self, request: Request) -> None:
-        if request.prefix.is_locked:
-            self.cache.unlock(request.prefix.handle)
-            request.prefix = request.prefix._replace(is_locked=False)
+        handle, length, pages, is_locked = request.prefix
+        if is_locked:
+            self.cache.unlock(handle)
+            request.prefix = CachedPrefix(handle, length, pages, is_locked=False)
 
     # A request with a row
 
@@ -73,10 +71,11 @@ class KvMemory:
         """Give a locked request a row that begins with its cached prefix."""
         request.row = self.rows.alloc()
         self.columns.fill(request)
-        prefix = request.prefix
-        if prefix.length:
-            self.rows.point(request.row, 0, slots_of(prefix.pages, self.page_size))
-        request.prefix = prefix._replace(pages=NO_PAGES)
+        handle, length, pages, is_locked = request.prefix
+        if length:
+            self.rows.point(request.row, 0, slots_of(pages, self.page_size))
+            # From here on the row has the slots; the pages would only be kept twice.
+            request.prefix = CachedPrefix(handle, length, NO_PAGES, is_locked)
 
     def extend(self, request: Request) -> IntArray:
         """Allocate the slots [extend_len] of the tokens that the planned step computes.
@@ -84,10 +83,13 @@ class KvMemory:
         A prefill starts on a page border: cached prefixes and all chunks but the last are whole
         pages.
         """
-        assert request.kv_len % self.page_size == 0
-        pages = self._alloc(num_pages_for(request.extend_len, self.page_size), request.id)
-        slots = slots_of(pages, self.page_size)[: request.extend_len]
-        self.rows.slots[request.row, request.kv_len : request.extend_end] = slots
+        page_size = self.page_size
+        start = request.kv_len
+        extend_len = request.extend_end - start
+        assert start % page_size == 0
+        pages = self._alloc(num_pages_for(extend_len, page_size), request.id)
+        slots = slots_of(pages, page_size)[:extend_len]
+        self.rows.slots[request.row, start : request.extend_end] = slots
         return slots
 
     def decode_tokens(self, rows: IntArray) -> int:
@@ -127,10 +129,6 @@ class KvMemory:
         slots[rows, positions] = taken
         return taken
 
-    def num_computed(self, request: Request) -> int:
-        """Tokens of a row that have K and V, or get them from a launched step."""
-        return int(self.columns.kv_len[request.row])
-
     def share(self, request: Request) -> None:
         """Put the computed tokens of a row into the cache, as far as they fill pages, and keep
         them locked there (SGLang: cache_unfinished_req).
@@ -147,9 +145,11 @@ class KvMemory:
             pages = self.cache.pages_of(inserted.handle)
             theirs = pages[before // self.page_size : inserted.present // self.page_size]
             self.rows.point(request.row, before, slots_of(theirs, self.page_size))
+        # The new path first: it has the old one in it, which must not become evictable between.
         self.cache.lock(inserted.handle)
         self.unlock(request)
-        self._set_prefix(request, inserted, is_locked=True)
+        request.prefix = CachedPrefix(inserted.handle, inserted.length, NO_PAGES, is_locked=True)
+        self.columns.cached_len[request.row] = inserted.length
 
     def release(self, request: Request, *, keep: bool = True) -> None:
         """Take row and pages from a request (SGLang: cache_finished_req).
@@ -160,7 +160,8 @@ class KvMemory:
         if keep:
             inserted = self._insert(request)
             # Its lock is still on the old handle: the new length alone counts until it is freed.
-            request.prefix = request.prefix._replace(length=inserted.length)
+            handle, _, pages, is_locked = request.prefix
+            request.prefix = CachedPrefix(handle, inserted.length, pages, is_locked)
             self.columns.cached_len[request.row] = inserted.length
         self.allocator.free(self.owned_pages(request))
         self.unlock(request)
@@ -199,10 +200,9 @@ class KvMemory:
 
     def take_writes(self) -> TableWrites | None:
         """The changes of rows that the next plan takes to the runner."""
-        writes = self.rows.take_writes()
-        if not writes:
+        if not self.rows.writes:
             return None
-        rows, starts, slots = zip(*writes, strict=True)
+        rows, starts, slots = zip(*self.rows.take_writes(), strict=True)
         return TableWrites(
             rows=np.array(rows, dtype=np.int32),
             starts=np.array(starts, dtype=np.int32),
@@ -214,7 +214,8 @@ class KvMemory:
 
     def owned_pages(self, request: Request) -> IntArray:
         """Pages that a request with a row owns besides the cache's."""
-        return self._pages(request.row, request.prefix.length, self.num_computed(request))
+        num_computed = int(self.columns.kv_len[request.row])
+        return self._pages(request.row, request.prefix.length, num_computed)
 
     @property
     def num_owned(self) -> int:
@@ -246,7 +247,7 @@ class KvMemory:
         row = request.row
         page_size = self.page_size
         # A launched step computes one token whose id is not known yet: no key can have it.
-        num_tokens = min(self.num_computed(request), int(self.columns.known_len[row]))
+        num_tokens = min(int(self.columns.kv_len[row]), int(self.columns.known_len[row]))
         num_tokens = num_tokens // page_size * page_size
         pages = self._pages(row, 0, num_tokens)
         key = request.cache_key(self.columns.packed(row, num_tokens))
@@ -254,10 +255,6 @@ class KvMemory:
         if inserted.present > before:
             self.allocator.free(pages[before // page_size : inserted.present // page_size])
         return inserted
-
-    def _set_prefix(self, request: Request, inserted: Inserted, *, is_locked: bool) -> None:
-        request.prefix = CachedPrefix(inserted.handle, inserted.length, NO_PAGES, is_locked)
-        self.columns.cached_len[request.row] = inserted.length
 
     def _pages(self, row: int, start: int, end: int) -> IntArray:
         """The pages of positions start..end of a row; start is on a page border."""

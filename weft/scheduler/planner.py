@@ -2,7 +2,7 @@
 is sampled.
 
 It decides nothing: which requests run, and how far, has been chosen before. What optional features
-add to a plan comes from their hooks, and is put in order here.
+add to a plan comes from their hooks.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.arrays import BoolArray, IntArray, consecutive
-from weft.plan.logits import in_order
 from weft.plan.step import LAST_SAMPLED, ForwardMode, Plan, Sampling
 from weft.scheduler.batch import NO_ROWS, Batch
-from weft.scheduler.feature import FeatureHooks, StepInputs
+from weft.scheduler.feature import FeatureHooks
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.request import Request
 
@@ -116,9 +115,7 @@ class Planner:
         batch = Batch(
             mode, prefills, work.rows, work.starts, work.lens, work.samples, self._columns
         )
-        step = StepInputs()
-        for prepare in self._hooks.prepare:
-            prepare(batch, self._columns, step)
+        step = self._hooks.prepare(batch, self._columns)
         batch.blocks_overlap = step.blocks_overlap
         ends = work.starts + work.lens
         batch.plan = Plan(
@@ -133,7 +130,7 @@ class Planner:
             sampling=self._sampling(batch.sample_rows, positions=ends[work.samples]),
             table=self._kv.take_writes(),
             inputs=tuple(step.inputs),
-            logits=in_order(step.logits),
+            logits=tuple(step.logits),
             outputs=tuple(step.outputs),
         )
         self.num_steps += 1

@@ -17,6 +17,7 @@ from weft.scheduler.admission import (
     PrefillAdder,
     PrefixSharing,
     Shortage,
+    careful_ratio,
     expected_tokens,
 )
 from weft.scheduler.batch import NO_ROWS, Batch, RunningBatch
@@ -28,7 +29,7 @@ from weft.scheduler.pace.pace import Pace
 from weft.scheduler.planner import Planner
 from weft.scheduler.queue import WaitingQueue
 from weft.scheduler.request import Request, RequestState
-from weft.scheduler.retraction import careful_ratio, victims_for
+from weft.scheduler.retraction import victims_for
 from weft.scheduler.settings import SchedulerSettings
 
 STOPS = {
@@ -40,7 +41,10 @@ STOPS = {
 
 
 class PrefillScheduler:
-    """Admits waiting requests. Its own state is what the next pass has to know of those before."""
+    """Admits waiting requests. Its own state is what the next pass has to know of those before.
+
+    `pace` says how long a step may take; None: as long as it takes.
+    """
 
     def __init__(
         self,
@@ -50,7 +54,7 @@ class PrefillScheduler:
         queue: WaitingQueue,
         running: RunningBatch,
         hooks: FeatureHooks,
-        pace: Pace,
+        pace: Pace | None,
         limits: RequestLimits,
         planner: Planner,
         history: RequestHistory,
@@ -95,7 +99,7 @@ class PrefillScheduler:
         Returns a batch with prefills, or None if nothing can run. The open chunk goes first, also
         when the batch is full: it has its row, and only its progress gives it back.
         """
-        if self._pace.decode_is_due():
+        if self._pace is not None and self._pace.decode_is_due():
             self.record_no_walk(now, Stop.TURN)
             return None
         self._history.begin_walk()
@@ -171,27 +175,29 @@ class PrefillScheduler:
     def _continue_chunk(self, request: Request, adder: PrefillAdder, now: float) -> None:
         self.chunked_req = adder.add_chunked_req(request)
         if adder.can_run:
-            self._note(now, request, EventKind.CHUNK, _piece(request))
+            piece = f"{request.kv_len:,} to {request.extend_end:,} of {request.fill_len:,}"
+            self._note(now, request, EventKind.CHUNK, f"computes {piece}")
         else:
             self._note(now, request, EventKind.STALLED, lacking(adder.shortage))
 
     def _new_adder(self, decode_rows: IntArray, now: float) -> PrefillAdder:
         settings = self._settings
+        kv = self._kv
+        running_rows = self._running.rows
+        mixes = len(decode_rows) > 0
+        ratio = self.new_token_ratio.current
+        if self._queue.resumed:
+            ratio = careful_ratio(ratio, self._queue.retractions_of_first(now))
         return PrefillAdder(
-            self._kv,
-            reserved=self._expected_tokens(now),
-            mixed_tokens=self._kv.decode_tokens(decode_rows),
-            mixed_kv=self._kv.decode_pages(decode_rows) * settings.page_size,
+            kv,
+            reserved=expected_tokens(kv.columns, running_rows, ratio),
             max_prefill_tokens=settings.max_prefill_tokens,
             chunked_prefill_size=settings.chunk_len,
-            is_alone=not len(self._running.rows) and self.chunked_req is None,
-            budget=self._pace.budget(mixes=len(decode_rows) > 0),
+            is_alone=not len(running_rows) and self.chunked_req is None,
+            mixed_tokens=kv.decode_tokens(decode_rows) if mixes else 0,
+            mixed_kv=kv.decode_pages(decode_rows) * settings.page_size if mixes else 0,
+            budget=None if self._pace is None else self._pace.budget(mixes=mixes),
         )
-
-    def _expected_tokens(self, now: float) -> float:
-        """Tokens that the running requests are expected to generate yet."""
-        ratio = careful_ratio(self.new_token_ratio.current, self._queue.retractions_of_first(now))
-        return expected_tokens(self._kv.columns, self._running.rows, ratio)
 
     def _rows_to_mix(self) -> IntArray:
         """The decoding rows that join a prefill step, if they are to and memory allows."""
@@ -247,24 +253,26 @@ class PrefillScheduler:
 
     def _pass_over(self, now: float, request: Request, kind: EventKind, why: str) -> None:
         self._note(now, request, kind, why)
-        self._queue.passed_over(request)
+        follower = self._queue.policy.follower
+        if follower is not None:
+            follower.passed_over(request)
 
     def _admit(self, request: Request, now: float) -> None:
-        """Give a picked request its row."""
+        cached_len = request.prefix.length
         self._history.admitted(
             request.id,
-            request.prefix.length,
+            cached_len,
             request.fill_len,
-            _piece(request),
+            request.extend_end,
             now,
             self._planner.num_steps,
         )
         if request.admitted_s < 0:
             request.admitted_s = now
             self._limits.admitted(request, now)
-            request.cached_tokens = request.prefix.length
+            request.cached_tokens = cached_len
             self._counters.num_prompt_tokens += request.spec.prompt_len
-            self._counters.num_cached_tokens += request.prefix.length
+            self._counters.num_cached_tokens += cached_len
         self._kv.take_row(request)
         self._queue.admit(request)
         request.state = RequestState.PREFILLING
@@ -337,8 +345,3 @@ def lacking(shortage: Shortage | None) -> str:
                 f"the step has no tokens left to go on: {available:,} of the {needed:,} "
                 "that it has to compute"
             )
-
-
-def _piece(request: Request) -> str:
-    """The part of its prompt that the planned step computes."""
-    return f"computes {request.kv_len:,} to {request.extend_end:,} of {request.fill_len:,}"

@@ -11,13 +11,14 @@ from __future__ import annotations
 import heapq
 from bisect import insort
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
 import numpy as np
 
 from weft.arrays import IntArray
 from weft.memory.index.prefix_index import PrefixIndex
 from weft.memory.prefix_cache import TOKEN_BYTES, PrefixCache
-from weft.scheduler.policy import TURNS, Policy
+from weft.scheduler.policy import TURNS, Policy, RequestClasses, RequestFollower
 from weft.scheduler.request import Request
 from weft.scheduler.waiting_table import WaitingTable
 
@@ -65,65 +66,48 @@ class AgingTurns:
 
 
 class ArrivalGate:
-    """Blocks requests that arrive from some moment on: they stand in the queue, unlooked at."""
+    """Blocks the requests that arrive from some moment on: they stand in the queue, unlooked at."""
 
-    def __init__(self) -> None:
-        self._blocked_from: int | None = None  # arrival order of the first that is blocked
-
-    @property
-    def is_closed(self) -> bool:
-        return self._blocked_from is not None
-
-    def close(self, arrival_order: int) -> None:
-        """Block from this arrival on. A gate that is closed already stays where it is."""
-        if self._blocked_from is None:
-            self._blocked_from = arrival_order
-
-    def open(self) -> None:
-        self._blocked_from = None
+    def __init__(self, arrival_order: int) -> None:
+        self._blocked_from = arrival_order  # of the first that is blocked
 
     def lets_pass(self, request: Request) -> bool:
-        return self._blocked_from is None or request.spec.arrival_order < self._blocked_from
+        return request.spec.arrival_order < self._blocked_from
 
     def passing(self, table: WaitingTable, indices: IntArray) -> IntArray:
         """Those of `indices` [n], which rise by arrival, that are not blocked."""
-        if self._blocked_from is None:
-            return indices
         end = np.searchsorted(table.arrival_order[indices], self._blocked_from)
         return indices[: int(end)]
 
-    def filtered(self, requests: Iterator[Request]) -> Iterator[Request]:
-        if self._blocked_from is None:
-            return requests
-        return filter(self.lets_pass, requests)
-
 
 class WaitingQueue:
-    """Requests with `aging_s` seconds of waiting are overdue; 0: never."""
+    """Requests with `aging_s` seconds of waiting are overdue; 0: never.
+
+    What is off costs nothing: without `aging_s` there are no turns, and without a blocked input no
+    gate.
+    """
 
     def __init__(self, policy: Policy, cache: PrefixCache, aging_s: float = 0.0) -> None:
         self._cache = cache
         self._aging_s = aging_s
         self._waiting = WaitingTable()  # those that never ran
-        self._resumed: list[Request] = []  # retracted ones: few, sorted by arrival
-        self._turns = AgingTurns()
-        self._gate = ArrivalGate()
+        self.resumed: list[Request] = []  # retracted ones: few, sorted by arrival
+        self._turns = AgingTurns() if aging_s else None
+        self._gate: ArrivalGate | None = None  # while it blocks
         self.num_tokens = 0  # of the prompts of all that never ran
         self.policy = policy
         self._start_policy()
 
     def __len__(self) -> int:
-        return len(self._waiting) + len(self._resumed)
+        return len(self._waiting) + len(self.resumed)
 
     def __iter__(self) -> Iterator[Request]:
         """As they came; those that were retracted before all others."""
-        yield from self._resumed
+        yield from self.resumed
         yield from self._waiting
 
     def retractions_of_first(self, now: float) -> int:
         """How often the first of all was retracted."""
-        if not self._resumed:
-            return 0
         first = next(self.order(now), None)
         return 0 if first is None else first.retractions
 
@@ -149,12 +133,12 @@ class WaitingQueue:
         Reads nothing that a fault may have spoilt; who is blocked, stays so.
         """
         self._waiting = WaitingTable()
-        self._resumed = []
-        self._turns = AgingTurns()
+        self.resumed = []
+        self._turns = AgingTurns() if self._aging_s else None
         self.num_tokens = 0
         for request in sorted(requests, key=lambda one: one.spec.arrival_order):
             if request.admitted_s >= 0 or request.spec.goes_first:
-                self._resumed.append(request)
+                self.resumed.append(request)
             else:
                 self._waiting.append(request)
                 self.num_tokens += request.fill_len
@@ -169,7 +153,8 @@ class WaitingQueue:
             self._waiting.append(request)
             if self.policy.prefix_index is not None:
                 self._index(self.policy.prefix_index, request)
-            self._tell_arrival(request)
+            if self.policy.follower is not None:
+                self._introduce(self.policy.follower, request)
         except BaseException:
             self._forget(request)
             raise
@@ -198,31 +183,23 @@ class WaitingQueue:
 
     def resume(self, request: Request) -> None:
         """Take a retracted request in, at the position that its arrival gives it."""
-        insort(self._resumed, request, key=lambda other: other.spec.arrival_order)
+        insort(self.resumed, request, key=lambda other: other.spec.arrival_order)
 
     def admit(self, request: Request) -> None:
         """The request has got a row: it waits no more."""
         never_ran = self._take_out(request)
-        # Without classes a resumed request goes before all turns; with them it takes one.
-        self._turns.admitted(request, counts=never_ran or self.policy.classes is not None)
-        if self.policy.follower is not None:
-            self.policy.follower.admitted(request)
+        policy = self.policy
+        if self._turns is not None:
+            # Without classes a resumed request goes before all turns; with them it takes one.
+            self._turns.admitted(request, counts=never_ran or policy.classes is not None)
+        if policy.follower is not None:
+            policy.follower.admitted(request)
 
     def remove(self, request: Request) -> None:
         """The request ends while it waits."""
         never_ran = self._take_out(request)
         if never_ran and self.policy.follower is not None:
             self.policy.follower.dropped(request)
-
-    def passed_over(self, request: Request) -> None:
-        """The request that `order` gave last cannot be admitted now; the walk goes on."""
-        if self.policy.follower is not None:
-            self.policy.follower.passed_over(request)
-
-    def left(self, request: Request) -> None:
-        """A request that was admitted gives up its row."""
-        if self.policy.follower is not None:
-            self.policy.follower.left(request)
 
     def rank(self, request: Request) -> int:
         """Class of a request under the policy; 0 if it has none. Lower ones go first."""
@@ -235,34 +212,39 @@ class WaitingQueue:
     # Blocking
 
     def block(self, arrival_order: int) -> None:
-        """Do not look at requests that never ran, from this arrival on."""
-        self._gate.close(arrival_order)
+        """Do not look at requests that never ran, from this arrival on.
+
+        A queue that blocks already goes on as it does.
+        """
+        if self._gate is None:
+            self._gate = ArrivalGate(arrival_order)
 
     def unblock(self) -> None:
         """Look at all requests again: blocked ones have kept the position of their arrival."""
-        self._gate.open()
+        self._gate = None
 
     def blocked(self) -> Iterator[Request]:
         """The requests that are blocked, as they came."""
-        if self._gate.is_closed:
-            for request in self._waiting:
-                if not self._gate.lets_pass(request):
-                    yield request
+        for request in self._waiting:
+            if self.is_blocked(request):
+                yield request
 
     def is_blocked(self, request: Request) -> bool:
-        return not self._gate.lets_pass(request) and request in self._waiting
+        if self._gate is None or self._gate.lets_pass(request):
+            return False
+        return request in self._waiting
 
     @property
     def blocks_arrivals(self) -> bool:
         """Whether requests that come now are blocked."""
-        return self._gate.is_closed
+        return self._gate is not None
 
     @property
     def has_candidates(self) -> bool:
         """Whether there is a request to look at."""
-        if self._resumed:
+        if self.resumed:
             return True
-        if not self._gate.is_closed:
+        if self._gate is None:
             return len(self._waiting) > 0
         first = next(iter(self._waiting), None)
         return first is not None and self._gate.lets_pass(first)
@@ -270,41 +252,59 @@ class WaitingQueue:
     @property
     def num_candidates(self) -> int:
         """Requests to look at."""
-        return len(self._resumed) + len(self._candidates())
+        if self._gate is None:
+            return len(self)
+        return len(self.resumed) + len(self._candidates())
 
     def _candidates(self) -> IntArray:
         """The indices [n] of requests that never ran and are not blocked, by arrival."""
-        return self._gate.passing(self._waiting, self._waiting.indices())
+        indices = self._waiting.indices()
+        if self._gate is None:
+            return indices
+        return self._gate.passing(self._waiting, indices)
 
     # The order
 
     def order(self, now: float) -> Iterator[Request]:
         """The waiting requests, best first. Lazy: it may be left at any request."""
         policy = self.policy
-        table = self._waiting
         indices = self._candidates()
-        # A policy may walk the tree, and find there requests that are not in `indices`.
-        fresh = self._gate.filtered(policy.order(table, indices, now))
-        oldest = map(table.request_at, indices[: self._num_overdue(indices, now)])
-        if policy.classes is None:
-            yield from self._resumed
-            yield from self._turns.interleave(oldest, fresh)
-            return
-        rank = policy.classes.rank
-        ranked = heapq.merge(sorted(self._resumed, key=rank), fresh, key=rank)
+        fresh = policy.order(self._waiting, indices, now)
+        if self._gate is not None:
+            # A policy may walk the tree, and find there requests that are not in `indices`.
+            fresh = filter(self._gate.lets_pass, fresh)
+        if policy.classes is not None:
+            return self._order_by_class(policy.classes, fresh, indices, now)
+        if self._turns is not None:
+            fresh = self._turns.interleave(self._oldest(indices, now), fresh)
+        return chain(self.resumed, fresh)
+
+    def _order_by_class(
+        self, classes: RequestClasses, fresh: Iterator[Request], indices: IntArray, now: float
+    ) -> Iterator[Request]:
+        """Resumed requests go first in their class; one that is overdue goes before all classes."""
+        resumed = sorted(self.resumed, key=classes.rank)
+        ranked = heapq.merge(resumed, fresh, key=classes.rank)
+        if self._turns is None:
+            return ranked
+        oldest = self._oldest(indices, now)
         overdue = heapq.merge(
             self._overdue_resumed(now), oldest, key=lambda one: one.spec.arrival_order
         )
-        yield from self._turns.interleave(overdue, ranked)
+        return self._turns.interleave(overdue, ranked)
+
+    def _oldest(self, indices: IntArray, now: float) -> Iterator[Request]:
+        """The overdue ones of the requests at `indices`, which rise by arrival."""
+        return map(self._waiting.request_at, indices[: self._num_overdue(indices, now)])
 
     def _overdue_resumed(self, now: float) -> Iterator[Request]:
-        for request in self._resumed:
+        for request in self.resumed:
             if self.is_overdue(request, now):
                 yield request
 
     def _num_overdue(self, indices: IntArray, now: float) -> int:
         """As many of the first of `indices`, which rise by arrival, have waited too long."""
-        if not self._aging_s or not self.policy.ages:
+        if not self.policy.ages:
             return 0
         last_s = now - self._aging_s
         return int(np.searchsorted(self._waiting.arrival_s[indices], last_s, side="right"))
@@ -314,13 +314,14 @@ class WaitingQueue:
     def _start_policy(self) -> None:
         """Introduce the waiting requests to a policy that has seen none of them."""
         self._start_index()
-        for request in self._waiting:
-            self._tell_arrival(request)
-
-    def _tell_arrival(self, request: Request) -> None:
         follower = self.policy.follower
         if follower is not None:
-            self._waiting.set_tag(request.spec.arrival_order, follower.arrived(request))
+            for request in self._waiting:
+                self._introduce(follower, request)
+
+    def _introduce(self, follower: RequestFollower, request: Request) -> None:
+        """A request begins to wait, for a policy that keeps an account."""
+        self._waiting.set_tag(request.spec.arrival_order, follower.arrived(request))
 
     def _start_index(self) -> None:
         """Keep the cached lengths of all waiting requests true, if the policy reads them."""
@@ -355,8 +356,7 @@ class WaitingQueue:
     def _forget(self, request: Request) -> None:
         """The request could not be appended: nothing is left of what that has done."""
         self.num_tokens -= request.fill_len
-        if request in self._waiting:
-            self._waiting.remove(request)
+        self._waiting.discard(request)
         if self.policy.follower is not None:
             self.policy.follower.dropped(request)
         self.stop_index()
@@ -364,10 +364,9 @@ class WaitingQueue:
 
     def _take_out(self, request: Request) -> bool:
         """Returns whether it had never run."""
-        if request not in self._waiting:
-            self._resumed.remove(request)
+        if not self._waiting.discard(request):
+            self.resumed.remove(request)
             return False
-        self._waiting.remove(request)
         self.num_tokens -= request.fill_len
         if self.policy.prefix_index is not None:
             self.policy.prefix_index.remove(request.spec.arrival_order)

@@ -8,7 +8,7 @@ The cheapest gives all that is missing at once; a request that was hit before co
 among equals it is the one that has least to lose, then the one that came last.
 
 Against thrashing: a request that resumes is admitted the more carefully the more often it was
-retracted, until all that run are promised all that they may generate (`careful_ratio`).
+retracted, until all that run are promised all that they may generate (`admission.careful_ratio`).
 
 These functions choose; `Scheduler.retract` does it.
 """
@@ -27,7 +27,6 @@ from weft.scheduler.kv import KvMemory
 from weft.scheduler.request import Request
 
 RESUME_COST = 32  # of a victim, in tokens, besides those that it must compute again: a prefill step
-MIN_RATIO = 1 / 16
 
 Rank = Callable[[Request], int]  # requests of a higher one are retracted before those of a lower
 
@@ -92,23 +91,16 @@ def cheapest(requests: Iterable[Request], kv: KvMemory, missing: int, rank: Rank
 
 def freed_tokens(kv: KvMemory, request: Request) -> int:
     """Tokens of memory that become available if this request is retracted."""
-    own = num_pages_for(kv.num_computed(request) - request.prefix.length, kv.page_size)
+    num_computed = int(kv.columns.kv_len[request.row])
+    own = num_pages_for(num_computed - request.prefix.length, kv.page_size)
     return (own + kv.cache.unshared_pages(request.prefix.handle)) * kv.page_size
-
-
-def careful_ratio(ratio: float, retractions: int) -> float:
-    """The part of their outputs for which running requests need memory before one resumes that
-    was retracted so often: the usual, twice that, four times..., soon all."""
-    if not retractions:
-        return ratio
-    return min(1.0, max(ratio, MIN_RATIO) * 2.0**retractions)
 
 
 def _cost(kv: KvMemory, request: Request, gained: int) -> float:
     """Tokens lost per token gained."""
     if not gained:
         return math.inf
-    partial_page = kv.num_computed(request) % kv.page_size  # cannot stay in the cache
+    partial_page = int(kv.columns.kv_len[request.row]) % kv.page_size  # cannot stay in the cache
     lost = gained + partial_page + RESUME_COST
     return lost / gained * (1 + request.retractions)
 

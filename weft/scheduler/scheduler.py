@@ -31,7 +31,7 @@ from weft.messages.status import Stats
 from weft.plan.step import Result
 from weft.scheduler.batch import Batch, RunningBatch
 from weft.scheduler.commit import End, commit
-from weft.scheduler.feature import Feature, FeatureHooks, StepEffects
+from weft.scheduler.feature import Feature, FeatureHooks
 from weft.scheduler.history import Counters, RequestHistory, Stop
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.limits import QUEUE_IS_FULL, Refusal, RequestLimits
@@ -68,7 +68,9 @@ class Scheduler:
         self.limits = RequestLimits(settings, self.kv.capacity)
         self.requests: dict[int, Request] = {}  # every open request, by id
         self.running_batch = RunningBatch()
-        self.pace = Pace(settings.max_step_s, settings.page_size, columns, self.running_batch)
+        self.pace: Pace | None = None  # how long a step may take; None: as long as it takes
+        if settings.max_step_s:
+            self.pace = Pace(settings.max_step_s, settings.page_size, columns, self.running_batch)
         context = PolicyContext(settings, columns, self.running_batch)
         policy = make_policy(settings.schedule_policy, context)
         self.waiting_queue = WaitingQueue(policy, self.kv.cache, settings.aging_s)
@@ -97,12 +99,14 @@ class Scheduler:
         now: float,
         refused: Refusal | None = None,
         *,
+        features: tuple[Feature, ...] | None = None,
         first: bool = False,
     ) -> None:
         """Queue a request. With `first` it goes before all others, whatever the limits.
 
         A request that was refused or can never run ends here with an error, and so do those that
-        have to go because the queue overflows.
+        have to go because the queue overflows. `features` are those that it uses, if the caller
+        has looked them up (`FeatureHooks.used_by`).
         """
         self._now = now
         if message.id in self.requests:
@@ -134,11 +138,13 @@ class Scheduler:
             arrival_s=now,
             goes_first=first,
         )
-        self._enter(request, message)
+        if features is None:
+            features = self.hooks.used_by(message)
+        self._enter(request, features)
         if not first:
             self._end_overflow(request)
-        if request.id in self.requests:
-            for feature in self.hooks.of(request):
+        if features and request.id in self.requests:
+            for feature in features:
                 feature.arrive(message)
 
     def _refuse(self, message: GenerateRequest, refused: Refusal) -> None:
@@ -148,7 +154,7 @@ class Scheduler:
             Finish(id=message.id, reason="error", message=why, status=refused.status)
         )
 
-    def _enter(self, request: Request, message: GenerateRequest) -> None:
+    def _enter(self, request: Request, features: tuple[Feature, ...]) -> None:
         """Open a request: all of it, or, if anything raises, nothing."""
         join = self.waiting_queue.resume if request.spec.goes_first else self.waiting_queue.append
         try:
@@ -160,17 +166,20 @@ class Scheduler:
             self.limits.deadlines.forget(request)
             raise
         self.requests[request.id] = request
-        self.hooks.subscribe(message)
+        if features:
+            self.hooks.subscribe(request.id, features)
 
     def _end_overflow(self, newcomer: Request) -> None:
         """A request has joined the queue: end those that have to go because it is too long."""
-        # Rows that the next pass gives away: as many requests do not stay in the queue.
-        rows_to_give = self.kv.rows.num_free
-        if self.prefills.is_full or self.waiting_queue.blocks_arrivals:
-            rows_to_give = 0
-        max_requests = self.settings.max_queued_requests + rows_to_give
+        queue = self.waiting_queue
+        max_requests = self.settings.max_queued_requests
         max_tokens = self.settings.max_queued_tokens
-        for loser in self.waiting_queue.overflow(newcomer, max_requests, max_tokens):
+        if len(queue) <= max_requests and not max_tokens:
+            return
+        # Rows that the next pass gives away: as many requests do not stay in the queue.
+        if not self.prefills.is_full and not queue.blocks_arrivals:
+            max_requests += self.kv.rows.num_free
+        for loser in queue.overflow(newcomer, max_requests, max_tokens):
             self.counters.num_queue_full += 1
             self._finish(loser, "error", message=QUEUE_IS_FULL.message, status=QUEUE_IS_FULL.status)
 
@@ -274,7 +283,9 @@ class Scheduler:
             request.packed = self.kv.columns.packed(request.row, known_len)
             for feature in self.hooks.of(request):
                 self.outbox.attempt(feature.release, request)
-            self.outbox.attempt(self.waiting_queue.left, request)
+            follower = self.waiting_queue.policy.follower
+            if follower is not None:
+                self.outbox.attempt(follower.left, request)
             self.prefills.row_released(request)
             self.running_batch.remove(request.row)
             self.kv.release(request, keep=keep)
@@ -290,21 +301,31 @@ class Scheduler:
         self.prefills.seen.clear()
         self.expire(now)
         self.merge_last_batch()
-        victims = self.prefills.victims(now)
-        if victims and in_flight:
-            self.prefills.record_no_walk(now, Stop.ROOM)
+        if self.waiting_queue.policy.classes is not None and not self._make_room(in_flight):
             return None
-        for victim in victims:
-            self.retract(victim, "a request of a far higher priority takes its place")
         batch = self.prefills.next_batch(now)
         if batch is None:
             batch = self.update_running_batch(in_flight=in_flight)
         self.last_batch = batch
         if batch is not None:
-            self.pace.planned(batch)
+            if self.pace is not None:
+                self.pace.planned(batch)
             self.counters.num_steps += 1
             self.counters.num_prefill_steps += bool(batch.prefills)
         return batch
+
+    def _make_room(self, in_flight: bool) -> bool:
+        """Retract the requests whose place a waiting one of a far higher class takes.
+
+        Returns False if the result of a step must be known before that.
+        """
+        victims = self.prefills.victims(self._now)
+        if victims and in_flight:
+            self.prefills.record_no_walk(self._now, Stop.ROOM)
+            return False
+        for victim in victims:
+            self.retract(victim, "a request of a far higher priority takes its place")
+        return True
 
     def merge_last_batch(self) -> None:
         """Share what the last step prefilled; prompts that are done join the running batch."""
@@ -385,11 +406,10 @@ class Scheduler:
         """Take in what a step sampled. Returns the reply to the front, if there is one."""
         if now is not None:
             self._now = now
-        effects = StepEffects()
-        for take in self.hooks.commit:
-            take(batch, self.kv.columns, result, effects)
+        columns = self.kv.columns
+        effects = self.hooks.commit(batch, columns, result)
         is_eos = self.limits.is_eos
-        outcome = commit(self.kv.columns, batch, result, is_eos, effects.ends, effects.forced)
+        outcome = commit(columns, batch, result, is_eos, effects.ends, effects.forced)
         # From here on the tokens are known, so they must be reported whatever raises.
         self.outbox.put(
             StepOutput(
@@ -401,7 +421,8 @@ class Scheduler:
         )
         self.counters.num_generated_tokens += len(outcome.tokens)
         for request in batch.prefills:
-            if request.row != NO_ROW and self.kv.columns.num_output(request.row):
+            row = request.row
+            if row != NO_ROW and columns.known_len[row] > columns.prompt_len[row]:
                 self.history.first_token(request.id, self._now, batch.plan.step)
         for end in outcome.ends:
             self.outbox.attempt(self._end, end)
@@ -466,8 +487,9 @@ class Scheduler:
         for request in with_row:
             for feature in self.hooks.of(request):
                 self.outbox.attempt(feature.release, request)
-            if not in_doubt:
-                self.waiting_queue.left(request)
+            follower = self.waiting_queue.policy.follower
+            if follower is not None and not in_doubt:
+                follower.left(request)
         if in_doubt:
             self.waiting_queue.stop_index()  # it is made anew below
         self.running_batch.reset()

@@ -73,23 +73,28 @@ class WaitingTable:
         if self._end == len(self.is_used):
             self._make_room()
         index = self._end
+        arrival_order = request.spec.arrival_order
         # The index counts only when every number has its place: one that a column cannot hold
         # leaves no trace.
-        self.arrival_order[index] = request.spec.arrival_order
+        self.arrival_order[index] = arrival_order
         self.arrival_s[index] = request.spec.arrival_s
         self.fill_len[index] = request.fill_len
         self.cached_len[index] = 0
         self.max_len[index] = request.max_len
         self.priority[index] = request.message.priority
         self._requests[index] = request
-        self._index[request.spec.arrival_order] = index
+        self._index[arrival_order] = index
         self.is_used[index] = True
         self._end += 1
 
-    def remove(self, request: Request) -> None:
-        index = self._index.pop(request.spec.arrival_order)
+    def discard(self, request: Request) -> bool:
+        """Take a request out. Returns whether it was in."""
+        index = self._index.pop(request.spec.arrival_order, None)
+        if index is None:
+            return False
         self._requests[index] = None
         self.is_used[index] = False
+        return True
 
     def set_cached_len(self, arrival_order: int, length: int) -> None:
         self.cached_len[self._index[arrival_order]] = length

@@ -56,7 +56,7 @@ class StepBudget:
 
 class Pace:
     """Keeps the time between two tokens of a running request below `max_step_s`, as far as a single
-    step allows. With 0 it bounds nothing and costs nothing."""
+    step allows."""
 
     def __init__(
         self, max_step_s: float, page_size: int, columns: Columns, running: RunningBatch
@@ -73,14 +73,11 @@ class Pace:
 
     def observe(self, batch: Batch, seconds: float) -> None:
         """A step has taken so long on the device."""
-        if self._max_step_s:
-            self.cost.observe(StepLoad.of(batch.plan), seconds, has_prefill=bool(batch.prefills))
-            self._largest = max(self._largest, batch.plan.num_tokens)
+        self.cost.observe(StepLoad.of(batch.plan), seconds, has_prefill=bool(batch.prefills))
+        self._largest = max(self._largest, batch.plan.num_tokens)
 
     def planned(self, batch: Batch) -> None:
         """This is the next step."""
-        if not self._max_step_s:
-            return
         if len(batch.rows) > len(batch.prefills) or not self._waiting_load().tokens:
             self._since_s = 0.0
         else:
@@ -98,8 +95,8 @@ class Pace:
     def budget(self, *, mixes: bool) -> StepBudget | None:
         """What prompts may take of the next step; None: anything. `mixes`: the running requests are
         in that step."""
-        load = self._waiting_load() if self._max_step_s else None
-        if load is None or not load.tokens:
+        load = self._waiting_load()
+        if not load.tokens:
             return None
         max_tokens = 2 * self._largest
         min_tokens = 0 if self._since_s else self._min_tokens
