@@ -233,7 +233,7 @@ def test_a_request_that_is_refused_has_a_story_of_two_entries() -> None:
 def test_a_request_that_could_not_be_opened_has_ended_with_its_error_and_no_token(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fails(self: Deadlines, request: Request, timeout_ms: int) -> None:
+    def fails(self: Deadlines, request: Request) -> None:
         raise Injected("planted")
 
     world = World(settings())
@@ -294,7 +294,7 @@ def test_the_reasons_of_a_request_are_those_of_the_walks_that_left_it_waiting(se
             admitted = rng.sample(looked_at, min(len(looked_at), rng.randrange(2)))
             history.record_pass(now, step, Stop.NO_TOKEN, 10_000 + number)
             for id in admitted:
-                history.admitted(id, 0, 5, "", now, step)
+                history.admitted(id, 0, 5, 5, now, step)
             plain.walk(10_000 + number, admitted)
             for id in admitted:
                 del plain.waiting[id]

@@ -24,7 +24,7 @@ from weft.messages.control import Explanation, RequestRow
 from weft.scheduler import policies
 from weft.scheduler.admission import AddResult, Lack, PrefillAdder
 from weft.scheduler.batch import NO_ROWS, Batch
-from weft.scheduler.history import MAX_EVENTS, MAX_PASSES, Event, EventKind, Stop
+from weft.scheduler.history import MAX_EVENTS, MAX_PASSES, EventKind, Stop
 from weft.scheduler.pace.pace import StepBudget
 from weft.scheduler.prefill import PrefillScheduler, lacking
 from weft.scheduler.request import NO_ROW, Request
@@ -62,7 +62,7 @@ def expected_of_running(scheduler: Scheduler, ratio: float) -> float:
         request = scheduler.kv.columns.requests[row]
         left = request.max_len - int(scheduler.kv.columns.seq_len[row])
         left = min(max(left, 0), MOST_NEW)
-        if request.sampling.ignore_eos:
+        if request.message.sampling.ignore_eos:
             whole += left
         else:
             parts += left
@@ -422,7 +422,7 @@ def test_events_that_are_dropped_from_a_long_story_leave_a_mark() -> None:
     id = world.send([1], max_new_tokens=9, ignore_eos=True)
     history = world.scheduler.history
     for number in range(MAX_EVENTS + 9):
-        history.note(id, Event(world.time, number, EventKind.GRAMMAR, f"{number}"))
+        history.note(id, EventKind.GRAMMAR, f"{number}", world.time, number)
     assert any(entry.what == "left out here: 10 events" for entry in told(world, id).timeline)
 
 

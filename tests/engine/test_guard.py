@@ -205,10 +205,10 @@ def test_a_number_that_is_taken_stays_its_owners_when_its_double_fails(
 ) -> None:
     world = busy()
 
-    def refusal(message: GenerateRequest) -> None:
+    def used_by(message: GenerateRequest) -> None:
         raise Injected("planted")
 
-    monkeypatch.setattr(world.scheduler.hooks, "refusal", refusal)
+    monkeypatch.setattr(world.scheduler.hooks, "used_by", used_by)
     world.tell(request(0, [5, 6, 7], max_new_tokens=3))
     run_to_the_end(world)
     assert not broken(world)

@@ -97,6 +97,11 @@ SPARED = {
 }
 # What it returns is what is told: where that is lost, nothing can be done.
 NEVER_LATE = {"weft.scheduler.scheduler.Scheduler.process_batch_result"}
+# All else rests on these: a final word that is not put down is lost, and an end that is not tried.
+NEVER_EARLY = {
+    "weft.scheduler.outbox.Outbox.attempt",
+    "weft.scheduler.outbox.Outbox.finish",
+}
 
 
 class Target(NamedTuple):
@@ -115,6 +120,14 @@ class Fault(NamedTuple):
     target: Target
     at: int
     is_late: bool
+
+
+def drawn_lateness(rng: random.Random, target: Target) -> bool:
+    """Whether a fault of this target comes when it has done all; drawn where both are possible."""
+    is_late = rng.random() < 0.5
+    if str(target) in NEVER_EARLY:
+        return True
+    return is_late and str(target) not in NEVER_LATE
 
 
 def targets() -> list[Target]:

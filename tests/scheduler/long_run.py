@@ -15,7 +15,7 @@ import random
 import time
 from collections import Counter
 
-from tests.scheduler.faulty_world import NEVER_LATE, NUM_WORLDS, Fault, counted, run_with
+from tests.scheduler.faulty_world import NUM_WORLDS, Fault, counted, drawn_lateness, run_with
 from tests.scheduler.random_worlds import run_random, run_timed
 
 PER_TIMED_WORLD = 40  # requests: their prompts are long
@@ -77,7 +77,7 @@ def plant_faults(num_faults: int, seed: int) -> None:
         number = rng.randrange(NUM_WORLDS)
         calls = counted(number)
         target = rng.choice(sorted(calls))
-        is_late = rng.random() < 0.5 and str(target) not in NEVER_LATE
+        is_late = drawn_lateness(rng, target)
         fault = Fault(target, rng.randint(1, calls[target]), is_late)
         try:
             run_with(fault, number)

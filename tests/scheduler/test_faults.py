@@ -10,12 +10,12 @@ import pytest
 from tests.engine.engine_world import EngineWorld
 from tests.faults import Injected
 from tests.scheduler.faulty_world import (
-    NEVER_LATE,
     NUM_WORLDS,
     Fault,
     FaultyWorld,
     Target,
     counted,
+    drawn_lateness,
     replaced,
     run_with,
     targets,
@@ -41,7 +41,7 @@ def sample(group: int) -> Iterator[tuple[Fault, int]]:
         if worlds:
             number = rng.choice(worlds)
             at = rng.randint(1, counted(number)[target])
-            is_late = rng.random() < 0.5 and str(target) not in NEVER_LATE
+            is_late = drawn_lateness(rng, target)
             yield Fault(target, at, is_late), number
 
 

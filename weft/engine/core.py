@@ -13,7 +13,7 @@ from weft.engine.surroundings import Surroundings
 from weft.messages.codec import FromEngine
 from weft.messages.replies import StepOutput
 from weft.messages.status import Stats
-from weft.scheduler.history import Event, EventKind
+from weft.scheduler.history import EventKind
 from weft.scheduler.scheduler import Scheduler
 
 
@@ -91,5 +91,5 @@ class EngineCore:
 
     def note(self, id: int, kind: EventKind, detail: str, now: float) -> None:
         """Write an event into the history of a request."""
-        event = Event(now, self.scheduler.planner.num_steps, kind, detail)
-        self.scheduler.history.note(id, event)
+        step = self.scheduler.planner.num_steps
+        self.scheduler.history.note(id, kind, detail, now, step)

@@ -213,10 +213,8 @@ class RequestTrace:
         self.num_events_dropped = 0  # from the middle
         self.num_waits_dropped = 0  # from the middle
 
-    def add(self, event: Event, walk: int = 0) -> None:
-        """Write an event; `walk` is the last that has begun."""
+    def add(self, event: Event) -> None:
         events = self.events
-        event = event._replace(first_walk=walk, last_walk=walk)
         if events and event.kind in _REPEATED and events[-1].kind is event.kind:
             last = events[-1]
             events[-1] = event._replace(
@@ -275,18 +273,17 @@ class RequestHistory:
         now: float,
         step: int,
     ) -> None:
-        trace = self._open[id] = RequestTrace(
-            id, rid, arrival_order, prompt_tokens, now, step, self.num_walks
-        )
-        others = f"; {num_before:,} before it in the queue" if num_before else ""
-        trace.add(
-            Event(now, step, EventKind.ARRIVED, f"{prompt_tokens:,} prompt tokens{others}"),
-            self.num_walks,
-        )
+        walk = self.num_walks
+        trace = RequestTrace(id, rid, arrival_order, prompt_tokens, now, step, walk)
+        self._open[id] = trace
+        detail = f"{prompt_tokens:,} prompt tokens"
+        if num_before:
+            detail += f"; {num_before:,} before it in the queue"
+        trace.add(self._event(now, step, EventKind.ARRIVED, detail))
 
-    def note(self, id: int, event: Event) -> None:
+    def note(self, id: int, kind: EventKind, detail: str, now: float, step: int) -> None:
         """Write an event of an open request."""
-        self._open[id].add(event, self.num_walks)
+        self._open[id].add(self._event(now, step, kind, detail))
 
     def admitted(
         self, id: int, found: int, fill_len: int, extend_end: int, now: float, step: int
@@ -308,7 +305,7 @@ class RequestHistory:
                 f"again: of its {fill_len:,} tokens {found:,} are still cached, "
                 f"{fill_len - found:,} to compute"
             )
-        trace.add(Event(now, step, EventKind.ADMITTED, detail), self.num_walks)
+        trace.add(self._event(now, step, EventKind.ADMITTED, detail))
 
     def first_token(self, id: int, now: float, step: int) -> None:
         """There are tokens; the first time counts."""
@@ -316,24 +313,24 @@ class RequestHistory:
         if trace.first_token_s != NEVER:
             return
         trace.first_token_s = now
-        trace.add(Event(now, step, EventKind.FIRST_TOKEN, ""), self.num_walks)
+        trace.add(self._event(now, step, EventKind.FIRST_TOKEN, ""))
 
     def retracted(self, id: int, detail: str, now: float, step: int) -> None:
         trace = self._open[id]
         trace.num_retractions += 1
         trace.waits_again(now, step, self.num_walks)
-        trace.add(Event(now, step, EventKind.RETRACTED, detail), self.num_walks)
+        trace.add(self._event(now, step, EventKind.RETRACTED, detail))
 
     def waits_for(self, id: int, detail: str, now: float, step: int) -> None:
         """Nobody looks at it until it is released: no pass is the reason why it waits."""
         trace = self._open[id]
         trace.stops_waiting(now, self.num_walks + 1)
-        trace.add(Event(now, step, EventKind.WAITING_REASON, detail), self.num_walks)
+        trace.add(self._event(now, step, EventKind.WAITING_REASON, detail))
 
     def waits_no_more(self, id: int, detail: str, now: float, step: int) -> None:
         trace = self._open[id]
         trace.waits_again(now, step, self.num_walks)
-        trace.add(Event(now, step, EventKind.RELEASED, detail), self.num_walks)
+        trace.add(self._event(now, step, EventKind.RELEASED, detail))
 
     def finished(
         self, id: int, detail: str, output_tokens: int, now: float, step: int
@@ -342,7 +339,7 @@ class RequestHistory:
         trace.stops_waiting(now, self.num_walks + 1)
         trace.finished_s = now
         trace.output_tokens = output_tokens
-        trace.add(Event(now, step, EventKind.FINISHED, detail), self.num_walks)
+        trace.add(self._event(now, step, EventKind.FINISHED, detail))
         self._finished[id] = trace
         self._finished.move_to_end(id)
         if len(self._finished) > MAX_FINISHED:
@@ -375,6 +372,10 @@ class RequestHistory:
         if stop is not Stop.FULL:
             last.needed, last.available, last.free = needed, available, free
         last.times += 1
+
+    def _event(self, now: float, step: int, kind: EventKind, detail: str) -> Event:
+        walk = self.num_walks
+        return Event(now, step, kind, detail, first_walk=walk, last_walk=walk)
 
     # Read by whoever explains
 

@@ -22,7 +22,7 @@ from weft.scheduler.admission import (
 )
 from weft.scheduler.batch import NO_ROWS, Batch, RunningBatch
 from weft.scheduler.feature import FeatureHooks
-from weft.scheduler.history import Counters, Event, EventKind, RequestHistory, Stop
+from weft.scheduler.history import Counters, EventKind, RequestHistory, Stop
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.limits import RequestLimits
 from weft.scheduler.pace.pace import Pace
@@ -205,6 +205,8 @@ class PrefillScheduler:
         if not settings.mixed_chunk or settings.chunk_len is None:
             return NO_ROWS
         rows = self._kv.columns.unfinished(self._running.rows)
+        if not len(rows):
+            return NO_ROWS
         budget = min(settings.chunk_len, settings.max_prefill_tokens)
         if not self._kv.decode_fits(rows):
             return NO_ROWS
@@ -322,7 +324,7 @@ class PrefillScheduler:
         )
 
     def _note(self, now: float, request: Request, kind: EventKind, detail: str) -> None:
-        self._history.note(request.id, Event(now, self._planner.num_steps, kind, detail))
+        self._history.note(request.id, kind, detail, now, self._planner.num_steps)
 
 
 def lacking(shortage: Shortage | None) -> str:

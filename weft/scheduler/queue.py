@@ -57,6 +57,10 @@ class AgingTurns:
                 num_since += 1
                 yield request
 
+    def forget_turns(self) -> None:
+        """Another policy makes the next order."""
+        self._turns = set()
+
     def admitted(self, request: Request, *, counts: bool) -> None:
         """A request got a row. `counts`: it did so in its turn, not because it was retracted."""
         if request.id in self._turns:
@@ -126,6 +130,8 @@ class WaitingQueue:
                 self._cache.listeners.append(before.prefix_index)
             self._waiting.restore(columns)
             raise
+        if self._turns is not None:
+            self._turns.forget_turns()
 
     def begin_anew(self, policy: Policy, requests: Iterable[Request]) -> None:
         """Let these wait, and no others, in the order of a policy that has seen none of them.
@@ -275,7 +281,7 @@ class WaitingQueue:
             fresh = filter(self._gate.lets_pass, fresh)
         if policy.classes is not None:
             return self._order_by_class(policy.classes, fresh, indices, now)
-        if self._turns is not None:
+        if self._turns is not None and policy.ages:
             fresh = self._turns.interleave(self._oldest(indices, now), fresh)
         return chain(self.resumed, fresh)
 

@@ -17,7 +17,6 @@ import numpy as np
 from weft.arrays import BoolArray, FloatArray, IntArray, LongArray
 from weft.memory.prefix_cache import NO_PAGES, TOKEN_BYTES, CacheKey, Handle
 from weft.messages.requests import Abort, GenerateRequest
-from weft.messages.sampling import SamplingParams
 
 NO_ROW = -1
 
@@ -209,13 +208,6 @@ class SamplingColumns:
         self.min_p: FloatArray = np.zeros(num_rows, dtype=np.float32)
         self.seed: LongArray = np.zeros(num_rows, dtype=np.int64)
 
-    def fill(self, row: int, sampling: SamplingParams, seed: int) -> None:
-        self.temperature[row] = sampling.temperature
-        self.top_p[row] = sampling.top_p
-        self.top_k[row] = max(sampling.top_k, 0)
-        self.min_p[row] = sampling.min_p
-        self.seed[row] = seed
-
 
 class Columns:
     """The numbers of requests that have a row, indexed by row. Only the scheduler writes them.
@@ -284,7 +276,12 @@ class Columns:
         self.max_len[row] = request.max_len
         self.stops_at_eos[row] = not sampling.ignore_eos
         self.has_stop_ids[row] = bool(sampling.stop_token_ids)
-        self.sampling.fill(row, sampling, request.spec.seed)
+        own = self.sampling
+        own.temperature[row] = sampling.temperature
+        own.top_p[row] = sampling.top_p
+        own.top_k[row] = max(sampling.top_k, 0)
+        own.min_p[row] = sampling.min_p
+        own.seed[row] = request.spec.seed
         self.requests[row] = request
 
     def clear(self, row: int) -> None:

@@ -533,16 +533,16 @@ class Scheduler:
         end. Raises UnknownPolicy; then nothing has changed."""
         if settings.schedule_policy != self.settings.schedule_policy:
             self.set_policy(settings.schedule_policy)
-        self.settings = settings
         self.prefills.apply(settings)
+        self.settings = settings
         self.kv.rows.limit = settings.max_running_requests
 
     def set_policy(self, name: str) -> None:
         """Order the waiting requests by this policy from now on. Raises UnknownPolicy."""
         settings = replace(self.settings, schedule_policy=name)
         self.waiting_queue.use(make_policy(name, self.waiting_queue.policy.context))
-        self.settings = settings
         self.prefills.apply(settings)
+        self.settings = settings
 
     def flush_cache(self) -> bool:
         """Empty the prefix cache. Only while no request has a row."""
