@@ -31,10 +31,8 @@ def lens(world: EngineWorld, id: int) -> list[int]:
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
-@pytest.mark.parametrize("chunk", [None, 16])
-def test_a_request_for_no_token_ends_when_its_prompt_is_computed(
-    depth: int, chunk: int | None
-) -> None:
+@pytest.mark.parametrize("chunk", [-1, 16])
+def test_a_request_for_no_token_ends_when_its_prompt_is_computed(depth: int, chunk: int) -> None:
     one = world(depth, chunked_prefill_size=chunk)
     silent, other = (
         one.send(PROMPT, max_new_tokens=0),

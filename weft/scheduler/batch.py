@@ -7,6 +7,7 @@ afterwards; the running batch is an array of rows.)
 from __future__ import annotations
 
 from collections.abc import Container
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -34,6 +35,14 @@ class RunningBatch:
     def remove(self, row: int) -> None:
         """Take a row out, if it is in."""
         self.rows = self.rows[self.rows != row]
+
+
+@dataclass(frozen=True, slots=True)
+class SampledRows:
+    """Some of the requests that sample in a step: n of the S."""
+
+    index: IntArray  # [n] which of them, 0..S-1
+    rows: list[int]  # [n]
 
 
 class Batch:
@@ -74,15 +83,15 @@ class Batch:
         self.blocks_overlap = False  # nothing is planned behind it before its result is known
         self.plan: Plan
 
-    def sampling_in(self, rows: Container[int]) -> list[tuple[int, int]]:
-        """Those of the sampling requests whose row is one of `rows`: number (0..S-1) and row of
-        each.
-        """
-        found = []
-        for index, row in enumerate(self.sample_rows.tolist()):
+    def sampling_in(self, rows: Container[int]) -> SampledRows:
+        """Those of the sampling requests whose row is one of `rows`."""
+        index: list[int] = []
+        found: list[int] = []
+        for i, row in enumerate(self.sample_rows.tolist()):
             if row in rows:
-                found.append((index, row))
-        return found
+                index.append(i)
+                found.append(row)
+        return SampledRows(np.array(index, dtype=np.int32), found)
 
     def is_live(self, columns: Columns) -> BoolArray:
         """[S] whether each sampling request still has its row."""

@@ -35,7 +35,9 @@ class KvMemory:
     @property
     def capacity(self) -> int:
         """Tokens that the pool has room for, without pages that are out of circulation."""
-        return (self.allocator.num_pages - len(self.allocator.quarantined)) * self.page_size
+        allocator = self.allocator
+        num_pages = allocator.num_pages - len(allocator.quarantined)
+        return num_pages * self.page_size
 
     @property
     def available(self) -> int:
@@ -94,7 +96,8 @@ class KvMemory:
 
     def decode_tokens(self, rows: IntArray) -> int:
         """Tokens that the next decode step of `rows` computes."""
-        return int((self.columns.seq_len[rows] - self.columns.kv_len[rows]).sum())
+        num_tokens = self.columns.seq_len[rows] - self.columns.kv_len[rows]
+        return int(num_tokens.sum())
 
     def decode_pages(self, rows: IntArray) -> int:
         """New pages that the next decode step of `rows` takes: for each token that begins one.
@@ -102,14 +105,18 @@ class KvMemory:
         page size 4, row with kv_len 6 and seq_len 9:   0 1 2 3 | 4 5 . . | .
                                       ceil(9/4) - ceil(6/4) = 3 - 2 = 1 page for token 8
         """
+        page_size = self.page_size
         ends = self.columns.seq_len[rows]
         starts = self.columns.kv_len[rows]
-        # -(-n // size) is n / size rounded up.
-        return int((-(-ends // self.page_size) + -starts // self.page_size).sum())
+        # -(-n // size) is n / size rounded up; so this is minus the pages that there are.
+        num_pages = -(-ends // page_size)
+        num_pages += -starts // page_size
+        return int(num_pages.sum())
 
     def decode_fits(self, rows: IntArray) -> bool:
         """Whether there is memory for the next decode step of `rows`."""
-        return self.decode_pages(rows) * self.page_size <= self.available
+        needed = self.decode_pages(rows) * self.page_size
+        return needed <= self.available
 
     def extend_running(self, rows: IntArray, positions: IntArray) -> IntArray:
         """Allocate the slots [T] of T tokens of decoding rows.
@@ -122,6 +129,7 @@ class KvMemory:
         first = positions - in_page
         begins_page = in_page == 0
         slots = self.rows.slots
+        # Pages first: every other token finds its page in the row, also one that begins here.
         new_rows = rows[begins_page]
         pages = self._alloc(len(new_rows), self.columns.ids[new_rows])
         slots[new_rows, first[begins_page]] = pages * self.page_size
@@ -139,12 +147,14 @@ class KvMemory:
         What another request has put there meanwhile is used instead of the row's own pages, which
         are freed.
         """
+        page_size = self.page_size
         before = request.prefix.length
         inserted = self._insert(request)
-        if inserted.present > before:
+        present = inserted.present
+        if present > before:
             pages = self.cache.pages_of(inserted.handle)
-            theirs = pages[before // self.page_size : inserted.present // self.page_size]
-            self.rows.point(request.row, before, slots_of(theirs, self.page_size))
+            theirs = pages[before // page_size : present // page_size]
+            self.rows.point(request.row, before, slots_of(theirs, page_size))
         # The new path first: it has the old one in it, which must not become evictable between.
         self.cache.lock(inserted.handle)
         self.unlock(request)
@@ -202,11 +212,19 @@ class KvMemory:
         """The changes of rows that the next plan takes to the runner."""
         if not self.rows.writes:
             return None
-        rows, starts, slots = zip(*self.rows.take_writes(), strict=True)
+        rows: list[int] = []
+        starts: list[int] = []
+        lens: list[int] = []
+        slots: list[IntArray] = []
+        for row, start, pointed in self.rows.take_writes():
+            rows.append(row)
+            starts.append(start)
+            lens.append(len(pointed))
+            slots.append(pointed)
         return TableWrites(
             rows=np.array(rows, dtype=np.int32),
             starts=np.array(starts, dtype=np.int32),
-            lens=np.array([len(s) for s in slots], dtype=np.int32),
+            lens=np.array(lens, dtype=np.int32),
             slots=np.concatenate(slots),
         )
 
@@ -246,19 +264,24 @@ class KvMemory:
             return Inserted(request.prefix.handle, before, before)
         row = request.row
         page_size = self.page_size
+        columns = self.columns
         # A launched step computes one token whose id is not known yet: no key can have it.
-        num_tokens = min(int(self.columns.kv_len[row]), int(self.columns.known_len[row]))
-        num_tokens = num_tokens // page_size * page_size
+        num_tokens = min(int(columns.kv_len[row]), int(columns.known_len[row]))
+        num_tokens -= num_tokens % page_size
         pages = self._pages(row, 0, num_tokens)
-        key = request.cache_key(self.columns.packed(row, num_tokens))
+        key = request.cache_key(columns.packed(row, num_tokens))
         inserted = self.cache.insert(key, pages)
-        if inserted.present > before:
-            self.allocator.free(pages[before // page_size : inserted.present // page_size])
+        present = inserted.present
+        if present > before:
+            # Another request has put the same tokens there meanwhile: its pages are used.
+            self.allocator.free(pages[before // page_size : present // page_size])
         return inserted
 
     def _pages(self, row: int, start: int, end: int) -> IntArray:
         """The pages of positions start..end of a row; start is on a page border."""
-        return self.rows.slots[row, start : end : self.page_size] // self.page_size
+        # The first slot of each page says which page it is.
+        first_slots = self.rows.slots[row, start : end : self.page_size]
+        return first_slots // self.page_size
 
     def _alloc(self, num_pages: int, owners: int | LongArray) -> IntArray:
         """Allocate pages for requests, by their ids, evicting what the free ones lack.

@@ -39,9 +39,12 @@ def retract_until_fits(
     Returns the others. The last one is kept, also without room.
     """
     kept = rows
-    while len(kept) > 1 and (len(kept) == len(rows) or _missing(kv, kept) > 0):
-        missing = max(_missing(kv, kept), kv.page_size)
-        victim = cheapest((kv.columns.requests[row] for row in kept), kv, missing, rank)
+    while len(kept) > 1:
+        missing = _missing(kv, kept)
+        if missing <= 0 and len(kept) < len(rows):
+            break
+        requests = kv.columns.requests[kept]
+        victim = cheapest(requests, kv, max(missing, kv.page_size), rank)
         kept = kept[kept != victim.row]
         retract(victim)
     return kept
@@ -69,9 +72,11 @@ def victims_for(
     while lacking >= 0 or kv.rows.num_used - len(victims) >= kv.rows.limit:
         if not rest:
             return []
-        victim = cheapest(rest, kv, max(int(lacking), kv.page_size), rank)
+        missing = max(int(lacking), kv.page_size)
+        victim = cheapest(rest, kv, missing, rank)
         rest.remove(victim)
         victims.append(victim)
+        # It frees what it has, and what was kept for its output.
         row = np.array([victim.row], dtype=np.int32)
         lacking -= freed_tokens(kv, victim)
         lacking -= expected_tokens(kv.columns, row, ratio)
@@ -84,7 +89,8 @@ def cheapest(requests: Iterable[Request], kv: KvMemory, missing: int, rank: Rank
     def key(request: Request) -> tuple[int, float, int, int]:
         freed = freed_tokens(kv, request)
         cost = _cost(kv, request, min(freed, missing))
-        return -rank(request), cost, freed, -request.spec.arrival_order
+        came_last = -request.spec.arrival_order
+        return -rank(request), cost, freed, came_last
 
     return min(requests, key=key)
 
@@ -93,14 +99,17 @@ def freed_tokens(kv: KvMemory, request: Request) -> int:
     """Tokens of memory that become available if this request is retracted."""
     num_computed = int(kv.columns.kv_len[request.row])
     own = num_pages_for(num_computed - request.prefix.length, kv.page_size)
-    return (own + kv.cache.unshared_pages(request.prefix.handle)) * kv.page_size
+    # What it shares with others stays locked by them.
+    unshared = kv.cache.unshared_pages(request.prefix.handle)
+    return (own + unshared) * kv.page_size
 
 
 def _cost(kv: KvMemory, request: Request, gained: int) -> float:
     """Tokens lost per token gained."""
     if not gained:
         return math.inf
-    partial_page = int(kv.columns.kv_len[request.row]) % kv.page_size  # cannot stay in the cache
+    num_computed = int(kv.columns.kv_len[request.row])
+    partial_page = num_computed % kv.page_size  # cannot stay in the cache
     lost = gained + partial_page + RESUME_COST
     return lost / gained * (1 + request.retractions)
 

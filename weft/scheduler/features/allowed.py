@@ -24,19 +24,21 @@ class AllowedTokensFeature(Feature):
         self._masks: dict[int, IntArray] = {}  # [W] by row
 
     def enter_row(self, request: Request) -> None:
-        self._masks[request.row] = self._packed(request.message.sampling.allowed_token_ids)
+        allowed = request.message.sampling.allowed_token_ids
+        self._masks[request.row] = self._packed(allowed)
 
     def prepare(self, batch: Batch, columns: Columns, step: StepInputs) -> None:
         found = batch.sampling_in(self._masks)
-        if found:
-            index = [i for i, _ in found]
-            words = [self._masks[row] for _, row in found]
-            step.logits.append(AllowedTokens(np.array(index, dtype=np.int32), np.stack(words)))
+        if not found.rows:
+            return
+        masks = [self._masks[row] for row in found.rows]
+        step.logits.append(AllowedTokens(found.index, np.stack(masks)))
 
     def release(self, request: Request) -> None:
         self._masks.pop(request.row, None)
 
     def _packed(self, ids: tuple[int, ...]) -> IntArray:
+        # Bit t % 32 of word t // 32 is token t, as the sampler reads them.
         bits = np.zeros(32 * self._num_words, dtype=np.bool_)
         bits[list(ids)] = True
         words: IntArray = np.packbits(bits, bitorder="little").view(np.int32)

@@ -13,6 +13,8 @@ alone.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from weft.plan.logits import ANY, LogitBias
@@ -21,31 +23,46 @@ from weft.scheduler.feature import Feature, StepInputs
 from weft.scheduler.request import Columns, Request
 
 
+class Pair(NamedTuple):
+    """A token that may not follow another."""
+
+    after: int  # ANY: it may follow none
+    token: int
+
+
 class _Words:
     """The words of one request, by what must stand before their last two tokens."""
 
     def __init__(self, words: tuple[tuple[int, ...], ...]) -> None:
         self.longest = max(map(len, words))
-        self._first = [(ANY, word[0]) for word in words if len(word) == 1]
-        self._second = self._first + [(word[0], word[1]) for word in words if len(word) == 2]
+        self._first: list[Pair] = []
+        self._second: list[Pair] = []
+        # Words of three tokens or more, by the last one before the pair.
         self._longer: dict[int, list[tuple[int, ...]]] = {}
         for word in words:
-            if len(word) > 2:
-                self._longer.setdefault(word[-3], []).append(word)
+            if len(word) == 1:
+                self._first.append(Pair(ANY, word[0]))
+            elif len(word) == 2:
+                self._second.append(Pair(*word))
+            else:
+                same_start = self._longer.setdefault(word[-3], [])
+                same_start.append(word)
 
-    def forbidden(self, output: list[int], *, has_last: bool) -> list[tuple[int, int]]:
-        """Pairs (after which token, which one).
+    def forbidden(self, output: list[int], *, has_last: bool) -> list[Pair]:
+        """What the device may not sample.
 
         `output` lacks its last token; without `has_last` there is none.
         """
         if not has_last:
             return self._first
+        found = [*self._first, *self._second]
         if not output:
-            return self._second
-        # Words whose tokens before the last two are those that the output ends with.
-        longer = self._longer.get(output[-1], ())
-        begun = [word for word in longer if tuple(output[2 - len(word) :]) == word[:-2]]
-        return self._second + [(word[-2], word[-1]) for word in begun]
+            return found
+        for word in self._longer.get(output[-1], ()):
+            before = word[:-2]
+            if tuple(output[-len(before) :]) == before:
+                found.append(Pair(word[-2], word[-1]))
+        return found
 
 
 class BadWordsFeature(Feature):
@@ -57,34 +74,38 @@ class BadWordsFeature(Feature):
         self._words: dict[int, _Words] = {}
 
     def enter_row(self, request: Request) -> None:
-        self._words[request.row] = _Words(request.message.sampling.bad_word_ids)
+        words = request.message.sampling.bad_word_ids
+        self._words[request.row] = _Words(words)
 
     def prepare(self, batch: Batch, columns: Columns, step: StepInputs) -> None:
-        index: list[int] = []
-        pairs: list[tuple[int, int]] = []
-        for i, row in batch.sampling_in(self._words):
+        found = batch.sampling_in(self._words)
+        counts: list[int] = []
+        pairs: list[Pair] = []
+        for row in found.rows:
             forbidden = self._forbidden(row, columns)
-            index += [i] * len(forbidden)
+            counts.append(len(forbidden))
             pairs += forbidden
         if not pairs:
             return
-        after, tokens = np.array(pairs, dtype=np.int32).T
+        packed = np.array(pairs, dtype=np.int32)  # [pairs, 2]
         step.logits.append(
             LogitBias(
-                index=np.array(index, dtype=np.int32),
-                tokens=tokens,
+                index=np.repeat(found.index, counts),
+                tokens=packed[:, 1],
                 values=np.full(len(pairs), -np.inf, dtype=np.float32),
-                after=after,
+                after=packed[:, 0],
             )
         )
 
     def release(self, request: Request) -> None:
         self._words.pop(request.row, None)
 
-    def _forbidden(self, row: int, columns: Columns) -> list[tuple[int, int]]:
+    def _forbidden(self, row: int, columns: Columns) -> list[Pair]:
         words = self._words[row]
         begin = int(columns.prompt_len[row])
         last = int(columns.seq_len[row]) - 2  # position of the output's last token
+        # More of the output than the longest word has cannot matter.
         start = max(begin, last - words.longest)
-        output = columns.tokens[row, start : max(begin, last)].tolist()
+        end = max(begin, last)
+        output = columns.tokens[row, start:end].tolist()
         return words.forbidden(output, has_last=last >= begin)

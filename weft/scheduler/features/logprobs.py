@@ -23,23 +23,24 @@ class LogprobsFeature(Feature):
         self._ids: dict[int, tuple[int, ...]] = {}  # of the rows that ask for some
 
     def enter_row(self, request: Request) -> None:
-        assert request.message.sampling.logprobs is not None
-        self._num_top[request.row] = request.message.sampling.logprobs
-        if request.message.sampling.logprob_token_ids:
-            self._ids[request.row] = request.message.sampling.logprob_token_ids
+        sampling = request.message.sampling
+        assert sampling.logprobs is not None
+        self._num_top[request.row] = sampling.logprobs
+        if sampling.logprob_token_ids:
+            self._ids[request.row] = sampling.logprob_token_ids
 
     def prepare(self, batch: Batch, columns: Columns, step: StepInputs) -> None:
         found = batch.sampling_in(self._num_top)
-        if not found:
+        if not found.rows:
             return
-        rows = [row for _, row in found]
         ids = None
         if self._ids:
-            ids = padded([self._ids.get(row, ()) for row in rows])
+            ids = padded([self._ids.get(row, ()) for row in found.rows])
+        num_top = [self._num_top[row] for row in found.rows]
         step.outputs.append(
             SampledLogprobsRequest(
-                index=np.array([i for i, _ in found], dtype=np.int32),
-                num_top=np.array([self._num_top[row] for row in rows], dtype=np.int32),
+                index=found.index,
+                num_top=np.array(num_top, dtype=np.int32),
                 ids=ids,
             )
         )

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.arrays import IntArray
+from weft.arrays import FloatArray, IntArray
 from weft.plan.logits import Penalties
-from weft.scheduler.batch import Batch
+from weft.scheduler.batch import Batch, SampledRows
 from weft.scheduler.feature import Feature, StepInputs
 from weft.scheduler.request import Columns, Request
 
@@ -34,29 +34,31 @@ class PenaltiesFeature(Feature):
 
     def prepare(self, batch: Batch, columns: Columns, step: StepInputs) -> None:
         found = batch.sampling_in(self._by_row)
-        if found:
-            index = np.array([i for i, _ in found], dtype=np.int32)
-            step.logits.append(self._penalties(index, [row for _, row in found], columns))
+        if found.rows:
+            step.logits.append(self._penalties(found, columns))
 
     def release(self, request: Request) -> None:
         self._by_row.pop(request.row, None)
         self._begins.pop(request.row, None)
 
-    def _penalties(self, index: IntArray, rows: list[int], columns: Columns) -> Penalties:
-        histories = [
-            columns.tokens[row, self._begins[row] : columns.known_len[row]] for row in rows
-        ]
-        offsets = np.zeros(len(rows) + 1, dtype=np.int32)
-        offsets[1:] = np.cumsum([len(history) for history in histories])
-        begins = np.array([self._begins[row] for row in rows], dtype=np.int32)
-        frequency, presence, repetition = np.array(
-            [self._by_row[row] for row in rows], dtype=np.float32
-        ).T
+    def _penalties(self, found: SampledRows, columns: Columns) -> Penalties:
+        rows = found.rows
+        begins: IntArray = np.zeros(len(rows), dtype=np.int32)
+        offsets: IntArray = np.zeros(len(rows) + 1, dtype=np.int32)
+        penalties: FloatArray = np.zeros((len(rows), 3), dtype=np.float32)
+        histories: list[IntArray] = []
+        for place, row in enumerate(rows):
+            begin = self._begins[row]
+            history = columns.tokens[row, begin : columns.known_len[row]]
+            histories.append(history)
+            begins[place] = begin
+            offsets[place + 1] = offsets[place] + len(history)
+            penalties[place] = self._by_row[row]
         return Penalties(
-            index=index,
-            frequency=frequency,
-            presence=presence,
-            repetition=repetition,
+            index=found.index,
+            frequency=penalties[:, 0],
+            presence=penalties[:, 1],
+            repetition=penalties[:, 2],
             history=np.concatenate(histories),
             offsets=offsets,
             output_starts=offsets[:-1] + columns.prompt_len[rows] - begins,

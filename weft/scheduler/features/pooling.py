@@ -28,10 +28,11 @@ class PoolingFeature(Feature):
         completes: list[bool] = []
         params: list[PoolingParams] = []
         for i, request in enumerate(batch.prefills):
-            if request.message.pooling is not None:
+            pooling = request.message.pooling
+            if pooling is not None:
                 index.append(i)
                 completes.append(request.completes)
-                params.append(request.message.pooling)
+                params.append(pooling)
         if not index:
             return
         step.outputs.append(
@@ -55,10 +56,9 @@ class PoolingFeature(Feature):
             if not asked.completes[place] or batch.epochs[i] != columns.epoch[row]:
                 continue  # a middle chunk, or a request that has left
             request: Request = columns.requests[row]
-            assert request.message.pooling is not None
-            size = (
-                request.message.pooling.dimensions or len(request.message.pooling.label_ids) or None
-            )
+            pooling = request.message.pooling
+            assert pooling is not None
+            size = pooling.dimensions or len(pooling.label_ids) or None
             vector = output.vectors[place, :size]
             if np.isfinite(vector).all():
                 packed = vector.astype(np.float32).tobytes()
@@ -81,7 +81,10 @@ def _types(prefills: list[Request]) -> IntArray | None:
     types: list[bytes] = []
     has_types = False
     for request in prefills:
-        own = b"" if request.message.pooling is None else request.message.pooling.token_type_ids
+        pooling = request.message.pooling
+        own = b""
+        if pooling is not None:
+            own = pooling.token_type_ids
         has_types = has_types or bool(own)
         types.append(own or bytes(request.fill_len))
     if not has_types:

@@ -11,10 +11,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from weft.arrays import IntArray
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import Processor
 from weft.plan.logits import ProcessorCall
-from weft.scheduler.batch import Batch
+from weft.scheduler.batch import Batch, SampledRows
 from weft.scheduler.feature import Feature, StepInputs
 from weft.scheduler.limits import Refusal
 from weft.scheduler.request import Columns, Request
@@ -52,34 +53,54 @@ class ProcessorsFeature(Feature):
 
     def prepare(self, batch: Batch, columns: Columns, step: StepInputs) -> None:
         found = batch.sampling_in(self._by_row)
-        if found:
+        if found.rows:
             step.blocks_overlap = True
             step.logits += self._calls(found, columns)
 
     def release(self, request: Request) -> None:
         self._by_row.pop(request.row, None)
 
-    def _calls(self, found: list[tuple[int, int]], columns: Columns) -> list[ProcessorCall]:
+    def _calls(self, found: SampledRows, columns: Columns) -> list[ProcessorCall]:
         """First the first ones of all requests, those of one name together; then the second ones;
         ...
         """
-        tokens = {}
-        for _, row in found:
+        tokens: dict[int, IntArray] = {}
+        longest = 0
+        for row in found.rows:
             tokens[row] = columns.tokens[row, : columns.seq_len[row] - 1].copy()
+            longest = max(longest, len(self._by_row[row]))
         calls: list[ProcessorCall] = []
-        for place in range(max(len(self._by_row[row]) for _, row in found)):
-            by_name: dict[str, list[tuple[int, int]]] = {}
-            for i, row in found:
-                if place < len(self._by_row[row]):
-                    by_name.setdefault(self._by_row[row][place].name, []).append((i, row))
-            for name, own in by_name.items():
-                calls.append(
-                    ProcessorCall(
-                        name=name,
-                        index=np.array([i for i, _ in own], dtype=np.int32),
-                        params=tuple(self._by_row[row][place].params for _, row in own),
-                        tokens=tuple(tokens[row] for _, row in own),
-                        prompt_lens=tuple(int(columns.prompt_len[row]) for _, row in own),
-                    )
-                )
+        for place in range(longest):
+            by_name: dict[str, _Callers] = {}
+            for i, row in zip(found.index.tolist(), found.rows, strict=True):
+                processors = self._by_row[row]
+                if place >= len(processors):
+                    continue
+                processor = processors[place]
+                callers = by_name.setdefault(processor.name, _Callers())
+                callers.index.append(i)
+                callers.params.append(processor.params)
+                callers.tokens.append(tokens[row])
+                callers.prompt_lens.append(int(columns.prompt_len[row]))
+            for name, callers in by_name.items():
+                calls.append(callers.call(name))
         return calls
+
+
+class _Callers:
+    """The requests of one step that call the same processor."""
+
+    def __init__(self) -> None:
+        self.index: list[int] = []
+        self.params: list[Mapping[str, Any]] = []
+        self.tokens: list[IntArray] = []
+        self.prompt_lens: list[int] = []
+
+    def call(self, name: str) -> ProcessorCall:
+        return ProcessorCall(
+            name=name,
+            index=np.array(self.index, dtype=np.int32),
+            params=tuple(self.params),
+            tokens=tuple(self.tokens),
+            prompt_lens=tuple(self.prompt_lens),
+        )

@@ -29,10 +29,11 @@ class PromptLogprobsFeature(Feature):
     def prepare(self, batch: Batch, columns: Columns, step: StepInputs) -> None:
         pieces: list[tuple[int, _Piece]] = []
         for i, request in enumerate(batch.prefills):
-            if request.message.sampling.prompt_logprobs is not None:
-                piece = _piece(batch, i)
-                if piece is not None:
-                    pieces.append((i, piece))
+            if request.message.sampling.prompt_logprobs is None:
+                continue
+            piece = _piece(batch, i)
+            if piece is not None:
+                pieces.append((i, piece))
         if pieces:
             step.outputs.append(_request(batch, columns, pieces))
 
@@ -110,9 +111,13 @@ def _piece(batch: Batch, i: int) -> _Piece | None:
     first = request.message.sampling.prompt_logprobs_start
     start = int(batch.starts[i])
     end = start + int(batch.lens[i])
-    low = max(start, first, request.reported_len) + 1
-    high = max(low, min(end + 1, request.spec.prompt_len))
-    has_first = start <= first < min(end, request.spec.prompt_len) and request.reported_len <= first
+    prompt_len = request.spec.prompt_len
+    reported_len = request.reported_len
+    low = max(start, first, reported_len) + 1
+    high = max(low, min(end + 1, prompt_len))
+    is_here = start <= first < min(end, prompt_len)
+    # What has gone out before a retraction does not go out again.
+    has_first = is_here and reported_len <= first
     if not has_first and low == high:
         return None
     return _Piece(low, high, has_first)
@@ -128,8 +133,9 @@ def _message(
 ) -> PromptLogprobsPiece:
     """`places`: of the piece's tokens among those of the output."""
     request = batch.prefills[i]
-    num_top = min(request.message.sampling.prompt_logprobs or 0, output.top_ids.shape[1])
-    num_ids = len(request.message.sampling.logprob_token_ids)
+    sampling = request.message.sampling
+    num_top = min(sampling.prompt_logprobs or 0, output.top_ids.shape[1])
+    num_ids = len(sampling.logprob_token_ids)
     head = int(piece.has_first)
     tokens = columns.tokens[request.row, piece.low - head : piece.high]
     return PromptLogprobsPiece(
@@ -149,6 +155,7 @@ def _with_head(values: IntArray | FloatArray, head: int) -> IntArray | FloatArra
     """The values, behind a line of NaN (floats) or zeros (ints) if there is a `head`."""
     if not head:
         return values
-    nothing = np.float32(np.nan) if values.dtype.kind == "f" else np.int32(0)
-    first = np.full((1, *values.shape[1:]), nothing)
+    first = np.zeros((1, *values.shape[1:]), dtype=values.dtype)
+    if values.dtype.kind == "f":
+        first[:] = np.nan
     return np.concatenate([first, values])

@@ -39,7 +39,8 @@ class ThinkingBudgetFeature(Feature):
     def prepare(self, batch: Batch, columns: Columns, step: StepInputs) -> None:
         index: list[int] = []
         tokens: list[int] = []
-        for i, row in batch.sampling_in(self._budgets):
+        found = batch.sampling_in(self._budgets)
+        for i, row in zip(found.index.tolist(), found.rows, strict=True):
             budget, marks = self._budgets[row]
             begin = int(columns.prompt_len[row])
             end = int(columns.seq_len[row]) - 1
@@ -57,7 +58,10 @@ class ThinkingBudgetFeature(Feature):
                 tokens.append(token)
         if index:
             step.logits.append(
-                FixedTokens(np.array(index, dtype=np.int32), np.array(tokens, dtype=np.int32))
+                FixedTokens(
+                    index=np.array(index, dtype=np.int32),
+                    tokens=np.array(tokens, dtype=np.int32),
+                )
             )
 
     def release(self, request: Request) -> None:
