@@ -164,8 +164,11 @@ def workloads(mix: str = "uniform", scale: float = 1.0, seed: int = 0) -> list[B
     rng = random.Random(seed)
 
     def lengths(num: int, draw: Draw) -> tuple[tuple[int, int], ...]:
-        outputs = [min(max(draw(rng), SHORTEST), LONGEST) for _ in range(num)]
-        return tuple((INPUT_LEN, max(2, round(output * scale))) for output in outputs)
+        pairs: list[tuple[int, int]] = []
+        for _ in range(num):
+            output = min(max(draw(rng), SHORTEST), LONGEST)
+            pairs.append((INPUT_LEN, max(2, round(output * scale))))
+        return tuple(pairs)
 
     return [
         BatchingWorkload("uniform lengths", 16, lengths(192, _middle), 1.5),

@@ -123,12 +123,13 @@ def bench_freeze(settings: Settings) -> int:
     for seed in range(1, options.rounds + 1):
         for variant in order.sample(variants, len(variants)):
             runs[variant].append(_play(testbed, variant, load, seed))
-    found = {variant: figures(played) for variant, played in runs.items()}
+    found: dict[PrefillVariant, FreezeFigures] = {}
+    results: list[dict[str, object]] = []
+    for variant, played in runs.items():
+        one = figures(played)
+        found[variant] = one
+        results.append({"variant": variant.name, **variant._asdict(), **one._asdict()})
     print(_table(found))
-    results = [
-        {"variant": variant.name, **variant._asdict(), **one._asdict()}
-        for variant, one in found.items()
-    ]
     write_json(options.json, "freeze", {"engine": testbed.summary, **load._asdict()}, results)
     return 0
 

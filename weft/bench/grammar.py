@@ -142,7 +142,6 @@ def bench_grammar(settings: Settings) -> int:
         runs = _measure(kinds, options.repeats)
     size = f"{options.streams} requests, {options.output_len:,} tokens out of each"
     print(f"{testbed.summary}, {size}")
-    figures = {kind: _figures(runs[kind], runs["free"], options.streams) for kind in kinds}
     header = [
         "",
         "output tok/s",
@@ -152,9 +151,13 @@ def bench_grammar(settings: Settings) -> int:
         "µs a request and step: grammar",
         "masks",
     ]
-    rows = [[kind, *map(number, one.values())] for kind, one in figures.items()]
+    rows: list[list[str]] = []
+    results: list[dict[str, Any]] = []
+    for kind in kinds:
+        figures = _figures(runs[kind], runs["free"], options.streams)
+        rows.append([kind, *map(number, figures.values())])
+        results.append({"kind": kind, **figures})
     print(table(header, rows))
-    results: list[dict[str, Any]] = [{"kind": kind, **one} for kind, one in figures.items()]
     write_json(options.json, "grammar", {"model": testbed.summary}, results)
     return 0
 
@@ -176,7 +179,9 @@ def _measure(
 
 def _figures(runs: list[GrammarRun], free: list[GrammarRun], streams: int) -> dict[str, float]:
     """Medians. The ratio is that of the runs of one turn."""
-    ratios = [base.wall_s / run.wall_s for run, base in zip(runs, free, strict=True)]
+    ratios: list[float] = []
+    for run, base in zip(runs, free, strict=True):
+        ratios.append(base.wall_s / run.wall_s)
 
     def median(value: Callable[[GrammarRun], float]) -> float:
         return statistics.median(map(value, runs))

@@ -77,10 +77,8 @@ def bench_offline(settings: Settings) -> int:
     config = settings.make(EngineConfig)
     if options.workload:
         return _bench_workloads(options, config)
-    loads = [
-        StreamLoad(num_streams, options.input_len, options.output_len)
-        for num_streams in _counts(options.streams)
-    ]
+    counts = _counts(options.streams)
+    loads = [StreamLoad(num, options.input_len, options.output_len) for num in counts]
     testbed = Testbed.of(config)
     speeds = measure(loads, lambda load: _play(testbed, load), repeats=options.repeats)
     print(f"{testbed.summary}, {options.input_len:,} tokens in and {options.output_len:,} out")
@@ -196,10 +194,12 @@ def _arrivals(workload: Workload, first_key: int) -> list[Arrival]:
     """
     arrivals = []
     for own_key, request in enumerate(workload.requests, first_key + 1):
-        segments = [Segment(first_key, request.shared_len), Segment(own_key, request.own_len)]
+        prompt = [Segment(own_key, request.own_len)] if request.own_len else []
+        if request.shared_len:
+            prompt.insert(0, Segment(first_key, request.shared_len))
         arrival = Arrival(
             time_s=0.0,
-            prompt=tuple(segment for segment in segments if segment.length),
+            prompt=tuple(prompt),
             output_len=request.output_len,
             max_new_tokens=request.output_len,
             ignore_eos=True,

@@ -24,8 +24,8 @@ CALIBRATION: list[list[tuple[int, int]]] = [
     [(512, 32)],
     [(32, 48)] * 4,
     [(256, 48)] * 4,
-    [(16 * i, 8 * i) for i in range(1, 17)],
-    [(24 * i, 40) for i in range(1, 33)],
+    list(zip(range(16, 272, 16), range(8, 136, 8), strict=True)),
+    list(zip(range(24, 792, 24), [40] * 32, strict=True)),
 ]
 
 

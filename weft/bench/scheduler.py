@@ -89,6 +89,7 @@ def bench_scheduler(settings: Settings) -> int:
     options = settings.make(SchedulerBenchOptions)
     figures = measure(steps=options.steps, sequences=options.sequences)
     rows = []
+    results = []
     for figure in figures:
         row = [
             figure.name,
@@ -99,8 +100,8 @@ def bench_scheduler(settings: Settings) -> int:
             "met" if figure.is_met else "missed",
         ]
         rows.append(row)
+        results.append(figure._asdict() | {"is_met": figure.is_met})
     print(table(["", "median", "p5-p95", "", "goal", ""], rows))
-    results = [figure._asdict() | {"is_met": figure.is_met} for figure in figures]
     write_json(options.json, "scheduler", {}, results)
     return 0
 
@@ -231,13 +232,14 @@ def tree_figures(num_sequences: int) -> Iterator[OverheadFigure]:
     sequences = _sequences(rng, num_sequences)
     pages: IntArray = np.arange(num_sequences * TREE_LEN, dtype=np.int32)
     cache = RadixCache(page_size=1)
-    offers = [
-        (CacheKey("", sequence), pages[i * TREE_LEN : (i + 1) * TREE_LEN])
-        for i, sequence in enumerate(sequences)
-    ]
+    offers: list[tuple[CacheKey, IntArray]] = []
+    for i, sequence in enumerate(sequences):
+        own_pages = pages[i * TREE_LEN : (i + 1) * TREE_LEN]
+        offers.append((CacheKey("", sequence), own_pages))
     _settle()
     inserts = _timed(lambda offer: cache.insert(*offer), offers)
-    probes = [CacheKey("", sequences[i]) for i in rng.integers(num_sequences, size=10_000).tolist()]
+    drawn = rng.integers(num_sequences, size=10_000).tolist()
+    probes = [CacheKey("", sequences[i]) for i in drawn]
     matches = _timed(lambda probe: cache.match(probe), probes)
     nodes = [cache.match(probe).handle for probe in probes]
 
@@ -247,7 +249,7 @@ def tree_figures(num_sequences: int) -> Iterator[OverheadFigure]:
 
     locks = _timed(lock_and_unlock, nodes)
     rounds = min(20, cache.evictable_pages // EVICTED_PAGES)
-    evictions = [_seconds(lambda: cache.evict(EVICTED_PAGES)) for _ in range(rounds)]
+    evictions = [_seconds(partial(cache.evict, EVICTED_PAGES)) for _ in range(rounds)]
     yield OverheadFigure.of("tree: full-hit match", "us", US, matches, 3)
     yield OverheadFigure.of("tree: insert", "us", US, inserts, 5)
     yield OverheadFigure.of("tree: lock + unlock", "us", US, locks, 1)

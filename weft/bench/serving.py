@@ -144,15 +144,15 @@ def bench_serving(settings: Settings) -> int:
         return 1
     times = _percentiles(outcome)
     _print(outcome, times)
+    named: dict[str, dict[str, float]] = {}
+    for name, values in times.items():
+        named[name] = dict(zip(("p50", "p90", "p99"), values, strict=True))
     results = {
         "requests_per_s": outcome.requests_per_s,
         "output_per_s": outcome.output_per_s,
         "total_s": outcome.total_s,
         "num_failed": len(failed),
-        "percentiles": {
-            name: dict(zip(("p50", "p90", "p99"), values, strict=True))
-            for name, values in times.items()
-        },
+        "percentiles": named,
     }
     write_json(options.json, "serving", asdict(load), results)
     if failed:
@@ -185,13 +185,17 @@ def _load(options: ServingOptions) -> ServingLoad:
 def _percentiles(outcome: ServingRun) -> dict[str, list[float]]:
     """p50, p90 and p99 in milliseconds, by the name of a time."""
     answered = outcome.answered
+    first_s: list[float] = []
     gaps_s: list[float] = []
+    end_s: list[float] = []
     for call in answered:
+        first_s.append(call.ttft_s)
         gaps_s += call.itl_s
+        end_s.append(call.e2e_s)
     return {
-        "TTFT ms": percentiles([call.ttft_s for call in answered]),
+        "TTFT ms": percentiles(first_s),
         "ITL ms": percentiles(gaps_s),
-        "E2E ms": percentiles([call.e2e_s for call in answered]),
+        "E2E ms": percentiles(end_s),
     }
 
 
@@ -200,7 +204,9 @@ def _print(outcome: ServingRun, times: dict[str, list[float]]) -> None:
     per_s = number(outcome.requests_per_s)
     print(f"{num_answered:,} requests in {outcome.total_s:.1f} s: {per_s} a second")
     print(f"{number(outcome.output_per_s)} output tokens a second")
-    rows = [[name, *map(number, values)] for name, values in times.items()]
+    rows: list[list[str]] = []
+    for name, values in times.items():
+        rows.append([name, *map(number, values)])
     print(table(["", "p50", "p90", "p99"], rows))
 
 
@@ -227,7 +233,8 @@ async def run(server: HttpClient, load: ServingLoad) -> ServingRun:
         async with gate:
             return await _call(server, body)
 
-    tasks = [asyncio.create_task(one(body)) async for body in _paced(bodies, load.rate, rng)]
+    paced = _paced(bodies, load.rate, rng)
+    tasks = [asyncio.create_task(one(body)) async for body in paced]
     calls = await asyncio.gather(*tasks)
     return ServingRun(calls=calls, total_s=time.perf_counter() - began)
 

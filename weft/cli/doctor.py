@@ -305,8 +305,14 @@ def _weights(folder: Path, model: ModelConfig) -> str:
     found = {in_base(name): tensor.shape for name, tensor in read_headers(folder).items()}
     empty = make_model(model, PlainOps(torch.bfloat16, torch.device("meta")))
     wanted = {weight.name: weight.shape for weight in empty.weights()}
-    missing = [name for name in wanted if in_base(name) not in found]
-    misshapen = [name for name, shape in wanted.items() if found.get(in_base(name), shape) != shape]
+    missing: list[str] = []
+    misshapen: list[str] = []
+    for name, shape in wanted.items():
+        stored = in_base(name)
+        if stored not in found:
+            missing.append(name)
+        elif found[stored] != shape:
+            misshapen.append(name)
     if missing:
         raise SettingsError(f"{_tensors(missing)} missing: {_some(missing)}")
     if misshapen:

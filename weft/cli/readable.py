@@ -43,12 +43,17 @@ def _is_flat(value: Any) -> bool:
 
 
 def _columns(rows: list[dict[str, Any]], indent: str) -> Iterator[str]:
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    cells_of = [[_plain(row.get(name)) for name in names] for row in rows]
-    table = [names, *cells_of]
+    names: dict[str, None] = {}  # of all rows, in the order in which they come
+    for row in rows:
+        names |= dict.fromkeys(row)
+
+    def cells_of(row: dict[str, Any]) -> list[str]:
+        return [_plain(row.get(name)) for name in names]
+
+    table = [list(names), *map(cells_of, rows)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for line in table:
-        cells = [f"{cell:{width}}" for cell, width in zip(line, widths, strict=True)]
+        cells = map(str.ljust, line, widths)
         yield indent + "  ".join(cells).rstrip()
 
 

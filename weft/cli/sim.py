@@ -124,7 +124,9 @@ class SimOptions:
 
 def engine_options(defaults: Mapping[str, Value]) -> type[Config]:
     """The scheduler's settings as options: all that are plain values, those of tomorrow too."""
-    known = {SHORT_NAMES.get(each.name, each.name): each.help for each in options_of(EngineConfig)}
+    known: dict[str, str] = {}
+    for each in options_of(EngineConfig):
+        known[SHORT_NAMES.get(each.name, each.name)] = each.help
     known |= HELP
     shown = {
         "policy",
@@ -232,9 +234,11 @@ def _settings(values: dict[str, Any]) -> SchedulerSettings:
             f"there is no policy {values['policy']!r}{did_you_mean(values['policy'], known)} "
             f"(there are {', '.join(known)})"
         )
-    long_names = {short: name for name, short in SHORT_NAMES.items()}
+    named = dict(values)
+    for name, short in SHORT_NAMES.items():
+        named[name] = named.pop(short)
     try:
-        return SchedulerSettings(**{long_names.get(name, name): values[name] for name in values})
+        return SchedulerSettings(**named)
     except ValueError as exc:
         raise SettingsError(str(exc)) from exc
 
@@ -323,15 +327,14 @@ def _write_json(
     runs = []
     for variant, record, summary in zip(variants, records, summaries, strict=True):
         found = changes(records[0], record)
-        runs.append(
-            {
-                "name": variant.name,
-                "settings": asdict(variant.settings),
-                "figures": summary.to_dict(),
-                "against_first": found._asdict()
-                | {"worst": [change._asdict() for change in found.worst]},
-            }
-        )
+        worst = [change._asdict() for change in found.worst]
+        run = {
+            "name": variant.name,
+            "settings": asdict(variant.settings),
+            "figures": summary.to_dict(),
+            "against_first": found._asdict() | {"worst": worst},
+        }
+        runs.append(run)
     try:
         with open(options.json, "w", encoding="utf-8") as file:
             json.dump({"cost": cost._asdict(), "runs": runs}, file, indent=1)
