@@ -45,6 +45,7 @@ MAX_SHOWN = 40  # characters of a wrong value that are repeated
 
 class Number(NamedTuple):
     """The range of a number, with both ends.
+
     `also` are values outside of it that mean something of their own.
     """
 
@@ -63,7 +64,9 @@ class Number(NamedTuple):
         words = f"{_plain(self.low)} to {_plain(self.high)} are allowed"
         if self.low == self.high:
             words = f"only {_plain(self.low)} is allowed"
-        return words + "".join(f", or {value}" for value in self.also)
+        for value in self.also:
+            words += f", or {value}"
+        return words
 
     def holds(self, value: float) -> bool:
         """Whether the range has this number. NaN is in no range."""
@@ -78,12 +81,12 @@ class Number(NamedTuple):
         return self
 
     def wrong(self, name: str, value: Any) -> str:
-        """What is wrong with the value of the field `name`, and what is allowed;
-        nothing if it is right.
+        """What is wrong with the value of the field `name`, and what is allowed.
+
+        Nothing if it is right.
         """
-        if (type(value) is int or (type(value) is float and self.kind is float)) and self.holds(
-            value
-        ):
+        is_plain = type(value) is int or (type(value) is float and self.kind is float)
+        if is_plain and self.holds(value):
             return ""  # what nearly all are
         needed = numbers.Real
         if self.kind is int:
@@ -213,7 +216,9 @@ def shown(value: Any) -> str:
     """A wrong value as errors repeat it: not all of a long one."""
     if isinstance(value, int) and value.bit_length() > 4_000:  # Python would refuse to write it
         return f"a number of {value.bit_length():,} bits"
-    text = repr(value) if isinstance(value, str) else str(value)
+    text = str(value)
+    if isinstance(value, str):
+        text = repr(value)  # in quotes
     if len(text) <= MAX_SHOWN:
         return text
     return text[:MAX_SHOWN] + "..."

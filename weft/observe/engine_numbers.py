@@ -103,6 +103,7 @@ class EngineNumbers(Collector):
         self._numbers = numbers
         then, before = self._rate_base
         generated = numbers.get("total_generated_tokens", 0.0)
+        # Snapshots may come close to one another: of a few tokens there is no rate.
         if now - then >= RATE_INTERVAL_S:
             self.gen_throughput = max(generated - before, 0.0) / (now - then)
             self._rate_base = (now, generated)
@@ -134,7 +135,10 @@ class EngineNumbers(Collector):
         return max(self._numbers.get("kv_tokens", 0) - held, 0)
 
     def _write_line(self, numbers: Mapping[str, float]) -> None:
-        grown = {name: value - self._line_numbers.get(name, 0) for name, value in numbers.items()}
+        # Rates are of the time with work since the last line: a quiet hour does not thin them.
+        grown: dict[str, float] = {}
+        for name, value in numbers.items():
+            grown[name] = value - self._line_numbers.get(name, 0)
         busy_s = max(grown["busy_s"], 1e-3)
         log.info(
             "working",
@@ -148,24 +152,22 @@ class EngineNumbers(Collector):
         )
 
     def collect(self) -> Iterator[Metric]:
-        gauges = {
-            name: (self._numbers.get(field, 0), help) for name, (field, help) in _GAUGES.items()
-        }
-        gauges["token_usage"] = (self.token_usage, "Part of the KV pool that requests hold.")
-        gauges["kv_available_tokens"] = (
-            self.available_tokens,
-            "KV tokens neither held nor cached.",
-        )
-        gauges["cache_hit_rate"] = (
-            self.cache_hit_rate,
-            "Part of all prompt tokens found in the prefix cache.",
-        )
-        gauges["gen_throughput"] = (self.gen_throughput, "Tokens generated per second.")
-        for name, (value, help) in gauges.items():
-            gauge = GaugeMetricFamily(PREFIX + name, help, labels=["model_name"])
-            gauge.add_metric(self._label, value)
-            yield gauge
+        for name, (field, help) in _GAUGES.items():
+            yield self._gauge(name, self._numbers.get(field, 0), help)
+        usage = "Part of the KV pool that requests hold."
+        yield self._gauge("token_usage", self.token_usage, usage)
+        available = "KV tokens neither held nor cached."
+        yield self._gauge("kv_available_tokens", self.available_tokens, available)
+        hits = "Part of all prompt tokens found in the prefix cache."
+        yield self._gauge("cache_hit_rate", self.cache_hit_rate, hits)
+        throughput = "Tokens generated per second."
+        yield self._gauge("gen_throughput", self.gen_throughput, throughput)
         for name, (field, help) in _COUNTERS.items():
             counter = CounterMetricFamily(PREFIX + name, help, labels=["model_name"])
             counter.add_metric(self._label, self._numbers.get(field, 0))
             yield counter
+
+    def _gauge(self, name: str, value: float, help: str) -> Metric:
+        gauge = GaugeMetricFamily(PREFIX + name, help, labels=["model_name"])
+        gauge.add_metric(self._label, value)
+        return gauge

@@ -32,7 +32,7 @@ def rid() -> str:
 
 
 def tenant() -> str:
-    """Who asked for what is being worked on; empty if nobody did over HTTP."""
+    """Who asked for what is being worked on; empty if it did not come over HTTP."""
     call = current.get()
     if call is None:
         return ""
@@ -41,6 +41,7 @@ def tenant() -> str:
 
 def rename(name: str) -> None:
     """The request has named itself in its body.
+
     A name that no header could carry is not taken over.
     """
     call = current.get()
