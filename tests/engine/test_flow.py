@@ -21,6 +21,7 @@ from weft.messages.control import (
     HealthCheck,
     HealthCheckReply,
     InputReply,
+    ListRequests,
     PauseGeneration,
     UnblockInput,
 )
@@ -322,6 +323,39 @@ def test_a_request_that_a_part_holds_does_not_keep_the_engine_busy() -> None:
     world.run_dry()
     assert world.engine.wait_s == math.inf
     world.check_idle()
+
+
+def test_questions_become_rare_and_a_message_makes_them_frequent_again() -> None:
+    world = EngineWorld(settings())
+    world.tick_s = 0.001
+    part = Slow()
+    world.scheduler.hooks.add(part)
+    world.send([1, 2], max_new_tokens=2)
+    waits = []
+    for _ in range(8):
+        world.step(check=False)
+        waits.append(round(1e3 * world.engine.wait_s))
+    assert waits == [1, 2, 4, 8, 16, 20, 20, 20]
+    world.tell(ListRequests(call=1))
+    assert world.engine.wait_s == 0
+    world.step(check=False)
+    assert round(1e3 * world.engine.wait_s) == 1
+    part.is_over = True
+    world.run_dry()
+
+
+def test_a_plain_step_visits_the_audit_and_the_load_and_no_other_service() -> None:
+    world = EngineWorld(settings())
+    world.send([1, 2, 3], max_new_tokens=8)
+    world.step()
+    hooks = world.engine.core.hooks
+    assert {service.name for service in hooks.attached} == {
+        "the audit of KV memory",
+        "the report of the load",
+    }
+    assert not hooks.has_work
+    assert hooks.before_step == hooks.refuses == hooks.opened == hooks.filter_output == ()
+    world.run_dry()
 
 
 # Beginning anew

@@ -152,6 +152,20 @@ def test_a_device_that_takes_no_step_any_more_ends_the_engine(
         world.step()
 
 
+def test_failures_with_a_good_step_between_them_do_not_end_the_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = running()
+    for _ in range(2 * MAX_FAILURES_IN_A_ROW):
+        with monkeypatch.context() as patch:
+            patch.setattr(world.runner, "launch", _raise)
+            for _ in range(MAX_FAILURES_IN_A_ROW - 1):
+                world.send([1, 2, 3], max_new_tokens=3)
+                world.step()
+        world.step()
+    end_well(world)
+
+
 def test_a_step_that_the_device_does_not_take_ends_its_requests_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

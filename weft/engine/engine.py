@@ -103,7 +103,9 @@ class Engine:
     def last_mode(self) -> ForwardMode | None:
         """What the last step ran, if there was one and there is work."""
         batch = self.scheduler.last_batch
-        return batch.mode if batch is not None and self.has_work else None
+        if batch is None or not self.has_work:
+            return None
+        return batch.mode
 
     def submit(self, message: ToEngine) -> FromEngine | None:
         """Take a message in. Returns the reply if there is one at once.

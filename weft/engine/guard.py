@@ -163,7 +163,9 @@ def replace_unsent(
     if isinstance(reply, StepOutput):
         ended = {finish.id for finish in reply.finished}
         still_open = ids_of(reply) - ended
-    lose(tuple(sorted(still_open)), describe_failure("this request's output", exc))
+    # For these the scheduler says the final word. Of those that have ended it knows nothing more.
+    why = describe_failure("this request's output", exc)
+    lose(tuple(sorted(still_open)), why)
     if isinstance(reply, StepOutput):
         return _final_words(sorted(ended), describe_failure("the answer", exc))
     call = getattr(reply, "call", None)
@@ -176,7 +178,15 @@ def _final_words(ids: Sequence[int], message: str) -> list[FromEngine]:
     """One output that ends these requests with an error; nothing if there are none."""
     if not ids:
         return []
-    finished = [Finish(id=id, reason="error", message=message, status=500) for id in ids]
+    finished = []
+    for id in ids:
+        finish = Finish(
+            id=id,
+            reason="error",
+            message=message,
+            status=500,
+        )
+        finished.append(finish)
     return [StepOutput(finished=finished)]
 
 

@@ -117,7 +117,8 @@ class ServiceHooks:
 
     def _replace(self, attached: Sequence[Service]) -> None:
         # Made anew on each change, which is rare, so that a step only walks over tuples.
-        self.attached = tuple(service for service in self._services if service in attached)
+        in_order = [service for service in self._services if service in attached]
+        self.attached = tuple(in_order)
         self.refuses = self._overriding("refuses")
         self.opened = self._overriding("opened")
         self.before_step = self._overriding("before_step")
@@ -128,6 +129,9 @@ class ServiceHooks:
     def _overriding(self, hook: str) -> tuple[Service, ...]:
         """The attached services with a hook of their own of this name."""
         empty = getattr(Service, hook)
-        return tuple(
-            service for service in self.attached if getattr(type(service), hook) is not empty
-        )
+        found = []
+        for service in self.attached:
+            own = getattr(type(service), hook)
+            if own is not empty:
+                found.append(service)
+        return tuple(found)

@@ -18,9 +18,8 @@ from weft.observe.log import EventLog
 from weft.plan.logits import ProcessorCall
 
 MAX_MESSAGE_LEN = 300
-BLOCK_SIZE = (
-    1 << 22
-)  # logits that are changed in one call: a copy of more is slow to be had from the system
+# Logits that are changed in one call: memory for a copy of more is slow to be had from the system.
+BLOCK_SIZE = 1 << 22
 
 log = EventLog("processors")
 T = TypeVar("T")
@@ -55,12 +54,23 @@ class Processors:
         Returns the errors by row; a row with an error is as it was before.
         """
         asked: dict[int, Asked] = {}
-        requests = zip(call.index.tolist(), call.params, call.tokens, call.prompt_lens, strict=True)
+        requests = zip(
+            call.index.tolist(),
+            call.params,
+            call.tokens,
+            call.prompt_lens,
+            strict=True,
+        )
         for row, params, tokens, prompt_len in requests:
-            if row not in without:
-                asked[row] = Asked(params, tokens[:prompt_len], tokens[prompt_len:])
+            if row in without:
+                continue
+            prompt = tokens[:prompt_len]
+            output = tokens[prompt_len:]
+            asked[row] = Asked(params, prompt, output)
+        vocab_size = logits.shape[1]
+        num_rows = max(1, BLOCK_SIZE // vocab_size)
         faults: dict[int, str] = {}
-        for block in _batched(asked.items(), max(1, BLOCK_SIZE // logits.shape[1])):
+        for block in _batched(asked.items(), num_rows):
             faults |= self._apply(call.name, logits, dict(block))
         return faults
 
@@ -71,20 +81,29 @@ class Processors:
             self._by_name[name].apply(changed, list(asked.values()))
         except Exception as exc:
             if len(asked) > 1:
-                alone = (self._apply(name, logits, {row: one}) for row, one in asked.items())
-                return {row: fault for faults in alone for row, fault in faults.items()}
+                return self._apply_to_each(name, logits, asked)
             log.seldom("processor_failed", name=name, error=_named(exc))
-            return {row: f"logit processor {name!r} failed: {_named(exc)}" for row in asked}
+            return dict.fromkeys(asked, f"logit processor {name!r} failed: {_named(exc)}")
         usable = _is_usable(changed)
         if bool(usable.all()):
             logits[rows] = changed
             return {}
         logits[rows[usable]] = changed[usable]
+        # Of the rows that cannot be used now, some could not be used before either.
         spoiled = rows[~usable]
-        spoiled = spoiled[_is_usable(logits[spoiled])]  # others were so before
+        spoiled = spoiled[_is_usable(logits[spoiled])]
         message = f"logit processor {name!r} has left NaN, an infinite logit, or no token at all"
         log.seldom("processor_failed", name=name, error="no finite logit is left")
         return dict.fromkeys(spoiled.tolist(), message)
+
+    def _apply_to_each(
+        self, name: str, logits: Tensor, asked: Mapping[int, Asked]
+    ) -> dict[int, str]:
+        """The call for all rows raised: find out which row made it raise."""
+        faults: dict[int, str] = {}
+        for row, one in asked.items():
+            faults |= self._apply(name, logits, {row: one})
+        return faults
 
 
 def _batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
