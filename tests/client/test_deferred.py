@@ -46,6 +46,19 @@ def test_a_request_has_its_share_of_rows_and_one_follows_for_each_that_ends(worl
     assert generation.ended
 
 
+def test_nothing_is_kept_of_a_request_that_has_ended_though_its_consumer_stays(
+    world: World,
+) -> None:
+    generation = world.submit(n=10, stream=False)
+    num_seen = 0
+    while not generation.ended:
+        sent = world.requests[num_seen:]
+        num_seen = len(world.requests)
+        end(world, *[request.id for request in sent])
+    assert world.client._open.is_empty
+    assert not generation.closed
+
+
 def test_at_no_time_has_the_engine_more_of_one_request_than_its_share(world: World) -> None:
     generation = world.submit(n=20, stream=False)
     there: set[int] = set()
