@@ -11,7 +11,13 @@ from tests.text.template_families import LLAMA_3_2
 from weft.config.options import options_of
 from weft.config.server import ServerConfig
 from weft.text.parsers.events import AnswerText, CallArguments, CallBegin, Event, ReasoningText
-from weft.text.parsers.formats import REASONING_FORMATS, TOOL_FORMATS, find_formats
+from weft.text.parsers.formats import (
+    REASONING_ALIASES,
+    REASONING_FORMATS,
+    TOOL_ALIASES,
+    TOOL_FORMATS,
+    find_formats,
+)
 from weft.text.parsers.output import ParsedOutput, Parser
 
 NAMES = frozenset({"f", "g"})
@@ -287,5 +293,20 @@ def test_formats_are_found_in_templates_and_named_in_the_settings() -> None:
         REASONING_FORMATS["kimi"],
     )
     choices = {option.name: option.choices for option in options_of(ServerConfig)}
-    assert choices["tool_call_parser"] == ("auto", "none", *TOOL_FORMATS)
-    assert choices["reasoning_parser"] == ("auto", "none", *REASONING_FORMATS)
+    assert {"auto", "none", *TOOL_FORMATS, *TOOL_ALIASES} == {*choices["tool_call_parser"]}
+    assert {"auto", "none", *REASONING_FORMATS, *REASONING_ALIASES} == {
+        *choices["reasoning_parser"]
+    }
+
+
+def test_names_of_other_engines_mean_formats_that_there_are() -> None:
+    assert {*TOOL_ALIASES.values()} <= {*TOOL_FORMATS}
+    assert {*REASONING_ALIASES.values()} <= {*REASONING_FORMATS}
+    assert not TOOL_ALIASES.keys() & TOOL_FORMATS.keys()
+    assert not REASONING_ALIASES.keys() & REASONING_FORMATS.keys()
+    assert find_formats("gpt-oss", "openai_gptoss", []) == (
+        TOOL_FORMATS["gpt_oss"],
+        REASONING_FORMATS["gpt_oss"],
+    )
+    with pytest.raises(KeyError):
+        find_formats("gpt", "auto", [])

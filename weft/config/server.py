@@ -110,14 +110,14 @@ class ServerConfig:
         "auto",
         "how the model writes tool calls; auto looks into its chat template (docs/guides/tools.md)",
         group="server",
-        choices=("auto", "none", "hermes", "llama3", "mistral", "deepseek", "pythonic"),
+        choices="weft.text.parsers.formats:tool_parser_names",
     )
     reasoning_parser: str = option(
         "auto",
         "how the model marks its reasoning; auto looks into its chat template "
         "(docs/guides/tools.md)",
         group="server",
-        choices=("auto", "none", "deepseek_r1", "qwen3", "mistral", "kimi"),
+        choices="weft.text.parsers.formats:reasoning_parser_names",
     )
     grammar_in_reasoning: bool = option(
         False,

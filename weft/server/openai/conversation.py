@@ -201,8 +201,8 @@ def _behind_reasoning(
     if format.is_closed(prompt_end):
         return params
     begin = context.tokenizer.encode(format.begin, add_special_tokens=False)
-    end = context.tokenizer.encode(format.end, add_special_tokens=False)
-    marks = ThinkingMarks(tuple(begin), tuple(end), format.is_open(prompt_end))
+    end = context.tokenizer.encode(format.answer or format.end, add_special_tokens=False)
+    marks = ThinkingMarks(tuple(begin), tuple(end), format.delays_answer(prompt_end))
     return _with_grammar(params, msgspec.structs.replace(grammar, behind=marks))
 
 
@@ -370,6 +370,7 @@ def _output(
             parsing.use.names,
             eager=parsing.eager,
             tells_cut=parsing.tells_cut,
+            schemas=parsing.use.schemas,
         )
     return ParsedOutput(
         reasoning,

@@ -7,7 +7,8 @@ from __future__ import annotations
 import re
 import secrets
 import string
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from weft.server.errors import ApiError
@@ -15,6 +16,7 @@ from weft.server.openai.custom_tools import as_functions, is_custom
 
 MAX_DESCRIBED = 64  # characters of a wrong value that are repeated in a message
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
+NO_SCHEMAS: Mapping[str, dict[str, Any]] = MappingProxyType({})
 _ALPHABET = string.ascii_letters + string.digits
 
 
@@ -28,6 +30,8 @@ class ToolUse(NamedTuple):
     arguments: dict[str, dict[str, Any]] | None = None
     # Those of the names whose calls are told as calls of custom tools.
     custom: frozenset[str] = frozenset()
+    # Schemas of arguments by name, for formats that write values without types.
+    schemas: Mapping[str, dict[str, Any]] = NO_SCHEMAS
 
 
 NO_TOOLS = ToolUse()
@@ -57,6 +61,7 @@ def tool_use(
             one_call=not parallel,
             arguments=_strict_arguments(functions),
             custom=custom & functions.keys(),
+            schemas={name: _parameters(function) for name, function in functions.items()},
         )
     chosen = functions
     if choice != "required":

@@ -6,7 +6,7 @@ text from elsewhere, such as `/generate`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -20,7 +20,12 @@ from weft.server.openai.chat import answer_of, function_calls
 from weft.server.openai.models import ChatAnswer
 from weft.server.openai.tools import tool_use
 from weft.server.operation import post
-from weft.text.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
+from weft.text.parsers.formats import (
+    reasoning_format,
+    reasoning_parser_names,
+    tool_format,
+    tool_parser_names,
+)
 from weft.text.parsers.output import ParsedOutput
 
 INLINE_LEN = 10_000  # characters; more of them are looked through in a thread
@@ -44,11 +49,16 @@ class SeparateBody(msgspec.Struct, kw_only=True):
 
 async def parse_function_call(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, ParseCallsBody)
-    format = _chosen(TOOL_FORMATS, body.tool_call_parser, context.formats.tools, "tool_call_parser")
-    names = tool_use(body.tools, "auto", parallel=True).names
-    answer = await _parsed(
-        context, body.text, ParsedOutput(None, format.parser(names, eager=False))
+    format = _chosen(
+        tool_format,
+        tool_parser_names(),
+        body.tool_call_parser,
+        context.formats.tools,
+        "tool_call_parser",
     )
+    use = tool_use(body.tools, "auto", parallel=True)
+    parser = format.parser(use.names, eager=False, schemas=use.schemas)
+    answer = await _parsed(context, body.text, ParsedOutput(None, parser))
     calls: list[dict[str, Any]] = []
     for index, call in enumerate(function_calls(answer)):
         function = call.function
@@ -65,7 +75,11 @@ async def parse_function_call(context: ServerContext, request: Request) -> ASGIA
 async def separate_reasoning(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, SeparateBody)
     format = _chosen(
-        REASONING_FORMATS, body.reasoning_parser, context.formats.reasoning, "reasoning_parser"
+        reasoning_format,
+        reasoning_parser_names(),
+        body.reasoning_parser,
+        context.formats.reasoning,
+        "reasoning_parser",
     )
     answer = await _parsed(context, body.text, ParsedOutput(format.parser("", eager=False), None))
     return json_response(
@@ -93,7 +107,8 @@ async def _parsed(
 
 
 def _chosen(
-    formats: Mapping[str, T],
+    find: Callable[[str], T],
+    names: Sequence[str],
     name: str | None,
     own: T | None,
     param: str,
@@ -102,10 +117,13 @@ def _chosen(
     found = own
     what = "is not known for this model, and must be named"
     if name not in (None, "auto"):
-        found = formats.get(name or "")
+        found = None
+        if name in names and name != "none":
+            found = find(name)
         what = f"is {name!r:.64}, which is not one that there is"
     if found is None:
-        raise ApiError(400, f"{param} {what}: {', '.join(formats)}", param=param)
+        known = [one for one in names if one not in ("auto", "none")]
+        raise ApiError(400, f"{param} {what}: {', '.join(known)}", param=param)
     return found
 
 

@@ -1,10 +1,12 @@
-"""Calls written in JSON, read from a `Stream`: what most formats have in common.
+"""Calls in JSON, and calls between marks, read from a `Stream`: what formats have in common.
 
-Knows nothing of the marks around a call: those are the formats' own (`readers.py`).
+Which marks stand around a call is the formats' own business (`readers.py`, `xml_calls.py`).
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -76,6 +78,41 @@ def json_array(stream: Stream) -> Reading[bool]:
             return True
 
 
+def section(
+    stream: Stream,
+    read_call: Callable[[Stream], Reading[bool]],
+    *,
+    begins: tuple[str, ...],
+    call_begin: str = "",
+    ends: tuple[str, ...],
+) -> Reading[None]:
+    """Text, and in it calls one behind the other between one of `begins` and one of `ends`.
+
+    Each call stands behind `call_begin`, where there is one; then it may stand alone, too.
+    """
+    markers = begins
+    if call_begin:
+        markers = (*begins, call_begin)
+    while True:
+        marker = yield from stream.text_until(*markers)
+        if not marker:
+            return
+        if marker != call_begin:
+            yield from stream.skip_space()
+            if not (yield from stream.accept(call_begin)):
+                continue
+        # What was consumed without being settled is given back by `text_until`.
+        while (yield from read_call(stream)):
+            yield from stream.skip_space()
+            stream.settle()
+            if (yield from stream.accept_one(*ends)):
+                yield from stream.skip_space()
+                stream.settle()
+                break
+            if not (yield from stream.accept(call_begin)):
+                break
+
+
 def whole_call(stream: Stream, name: str, arguments: str) -> bool:
     """A call that is known at once. False if `arguments` are no JSON object that can be read."""
     if not is_object(arguments):
@@ -88,7 +125,20 @@ def whole_call(stream: Stream, name: str, arguments: str) -> bool:
 
 def is_object(text: str) -> bool:
     """Whether it is a JSON object that can be read."""
-    return isinstance(_decoded(text), dict)
+    return isinstance(decoded(text), dict)
+
+
+def escaped(text: str) -> str:
+    """A piece of a JSON string."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def decoded(text: str) -> Any:
+    """The value of a JSON text; None if it has none."""
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return None
 
 
 def _max_len(stream: Stream) -> int:
@@ -112,6 +162,10 @@ class StreamedCall:
         elif arguments:
             self._stream.tell(CallArguments(self._index, arguments))
 
+    def as_arguments(self, text: str) -> CallArguments:
+        """A piece of a string in the arguments of a call that is told as it comes."""
+        return CallArguments(self._index, escaped(text))
+
     def close(self) -> bool:
         """The call has ended. False if it cannot be told after all.
 
@@ -120,7 +174,7 @@ class StreamedCall:
         if self._stream.eager:
             return True
         arguments = "".join(self._pieces)
-        if _decoded(arguments) is None:
+        if decoded(arguments) is None:
             return False
         self._begin()
         self._stream.tell(CallArguments(self._index, arguments))
@@ -225,7 +279,7 @@ class _CallReader:
         value = "".join(self._pieces)
         self._pieces = []
         if key == "name":
-            name = _decoded(value)
+            name = decoded(value)
             self._name = name if isinstance(name, str) else None
             self.failed = self._name not in self._stream.names
         elif key in _ARGUMENT_KEYS:
@@ -239,15 +293,7 @@ def _as_object(value: str) -> str | None:
         return value
     if value == "null":
         return "{}"
-    inner = _decoded(value)
+    inner = decoded(value)
     if isinstance(inner, str):
         return inner  # `whole_call` looks into it
     return None
-
-
-def _decoded(text: str) -> Any:
-    """The value of a JSON text; None if it has none."""
-    try:
-        return msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
-        return None

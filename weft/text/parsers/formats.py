@@ -1,18 +1,19 @@
 """Which format a model writes its calls and its reasoning in: by name, or by its chat template.
 
-A new family is a reader (`readers.py`) and a line in a table here.
+A new family is a reader (`readers.py`) and a line in a table here. What users of SGLang and vLLM
+call a format is another name of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from weft.text.parsers import readers
+from weft.text.parsers import gemma, harmony, readers, xml_calls
 from weft.text.parsers.output import Parser
 from weft.text.parsers.pythonic import pythonic
-from weft.text.parsers.stream import Reading, Stream
+from weft.text.parsers.stream import NO_SCHEMAS, Reading, Schema, Stream
 
 
 class ToolFormat(NamedTuple):
@@ -31,8 +32,23 @@ class ToolFormat(NamedTuple):
         """Whether the source of chat templates shows that calls are written like this."""
         return any(mark and mark in source for mark in (self.mark, self.other_mark))
 
-    def parser(self, names: Set[str], *, eager: bool, tells_cut: bool = False) -> Parser:
-        return Parser(self.read, Stream(names, eager=eager, tells_cut=tells_cut))
+    def parser(
+        self,
+        names: Set[str],
+        *,
+        eager: bool,
+        tells_cut: bool = False,
+        schemas: Mapping[str, Schema] = NO_SCHEMAS,
+    ) -> Parser:
+        """`names`: of the tools that can be called; `schemas`: of their arguments, by name."""
+        stream = Stream(names, eager=eager, tells_cut=tells_cut, schemas=schemas)
+        return Parser(self.read, stream)
+
+
+class ReasoningReader(Protocol):
+    """`inside`: the prompt has opened the reasoning."""
+
+    def __call__(self, stream: Stream, begin: str, end: str, *, inside: bool) -> Reading[None]: ...
 
 
 class ReasoningFormat(NamedTuple):
@@ -41,11 +57,20 @@ class ReasoningFormat(NamedTuple):
     begin: str
     end: str
     always: bool = False  # it reasons though neither it nor its template opens the reasoning
+    read: ReasoningReader = readers.reasoning
+    # A chat template with all these texts is of this format; none if no text shows it.
+    marks: tuple[str, ...] = ()
+    # What is written before the answer, if more than `end`: the answer may begin without reasoning.
+    answer: str = ""
+
+    def is_marked(self, source: str) -> bool:
+        """Whether the source of chat templates shows that reasoning is written like this."""
+        return bool(self.marks) and all(mark in source for mark in self.marks)
 
     def parser(self, prompt_end: str, *, eager: bool) -> Parser:
         """`prompt_end`: the prompt's last characters, which may open or close the reasoning."""
         inside = self.is_open(prompt_end)
-        read = partial(readers.reasoning, begin=self.begin, end=self.end, inside=inside)
+        read = partial(self.read, begin=self.begin, end=self.end, inside=inside)
         return Parser(read, Stream(eager=eager))
 
     def is_open(self, prompt_end: str) -> bool:
@@ -56,10 +81,18 @@ class ReasoningFormat(NamedTuple):
 
     def is_closed(self, prompt_end: str) -> bool:
         """Whether the prompt has ended the reasoning: there is none in the output."""
-        return prompt_end.rstrip().endswith(self.end)
+        return prompt_end.rstrip().endswith(self.answer or self.end)
+
+    def delays_answer(self, prompt_end: str) -> bool:
+        """Whether the output does not begin with the answer, but with reasoning or `answer`."""
+        return bool(self.answer) or self.is_open(prompt_end)
 
 
+# In the order in which templates are looked at: the marks of some stand in templates of others.
 TOOL_FORMATS = {
+    "seed_oss": ToolFormat(xml_calls.seed_oss, mark=xml_calls.SEED_BEGIN),
+    "qwen3_coder": ToolFormat(xml_calls.qwen3_coder, mark=xml_calls.QWEN_FUNCTION),
+    "glm45": ToolFormat(xml_calls.glm45, mark=xml_calls.GLM_KEY),
     "hermes": ToolFormat(
         readers.hermes,
         mark="<tool_call>",
@@ -72,18 +105,120 @@ TOOL_FORMATS = {
     ),
     "mistral": ToolFormat(readers.mistral, mark=readers.MISTRAL_MARKER, id_len=9),
     "deepseek": ToolFormat(readers.deepseek, mark=readers.DEEPSEEK_CALL_BEGIN),
+    "minimax_m2": ToolFormat(xml_calls.minimax_m2, mark=xml_calls.MINIMAX_BEGIN),
+    "minimax_m1": ToolFormat(readers.minimax_m1, mark="<tool_calls>"),
+    "kimi_k2": ToolFormat(
+        readers.kimi_k2,
+        mark=readers.KIMI_CALL_BEGIN,
+        other_mark="<|im_system|>tool_declare",  # the first templates show no calls
+    ),
+    "gpt_oss": ToolFormat(harmony.calls, mark=harmony.FINAL, other_mark="<|channel|>commentary"),
+    "functiongemma": ToolFormat(
+        partial(gemma.gemma, marks=gemma.FUNCTION_GEMMA),
+        mark=gemma.FUNCTION_GEMMA.begin,
+    ),
+    "gemma4": ToolFormat(partial(gemma.gemma, marks=gemma.GEMMA4), mark=gemma.GEMMA4.begin),
+    "phi4": ToolFormat(readers.phi4, mark="<|/tool|>", other_mark="functools["),
+    "granite": ToolFormat(readers.granite, mark="<|tool_call|> followed by a JSON list"),
+    "granite_20b": ToolFormat(readers.granite_20b, mark="<function_call>"),
     "pythonic": ToolFormat(pythonic),
 }
 FORCED = ToolFormat(readers.forced)
 
+# In the order in which templates are looked at, as above.
 REASONING_FORMATS = {
+    "gpt_oss": ReasoningFormat(
+        harmony.ANALYSIS,
+        harmony.END,
+        read=harmony.messages,
+        marks=("<|channel|>analysis",),
+        answer=harmony.FINAL,
+    ),
+    "seed_oss": ReasoningFormat("<seed:think>", "</seed:think>", marks=("</seed:think>",)),
+    "gemma4": ReasoningFormat("<|channel>thought", "<channel|>", marks=("<|channel>thought",)),
+    "granite": ReasoningFormat(
+        readers.GRANITE_BEGINS[0],
+        readers.GRANITE_ENDS[0],
+        read=readers.granite_reasoning,
+        marks=(readers.GRANITE_ENDS[0],),
+    ),
+    "granite_33": ReasoningFormat(
+        "<think>",
+        "</think>",
+        read=readers.granite_reasoning,
+        marks=("<think></think>", "<response></response>"),
+    ),
+    "kimi_k2": ReasoningFormat(
+        "<think>",
+        "</think>",
+        read=readers.kimi_k2_reasoning,
+        marks=("</think>", readers.KIMI_SECTION_BEGIN),
+    ),
     "deepseek_r1": ReasoningFormat("<think>", "</think>", always=True),
-    "qwen3": ReasoningFormat("<think>", "</think>"),
-    "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
-    "kimi": ReasoningFormat("◁think▷", "◁/think▷"),
+    "qwen3": ReasoningFormat("<think>", "</think>", marks=("</think>",)),
+    "mistral": ReasoningFormat("[THINK]", "[/THINK]", marks=("[/THINK]",)),
+    "kimi": ReasoningFormat("◁think▷", "◁/think▷", marks=("◁/think▷",)),
 }
-# The formats that a template can show, in the order in which they are looked for.
-_FOUND_REASONING = ("qwen3", "mistral", "kimi")
+
+# The names that SGLang and vLLM have for these formats.
+TOOL_ALIASES = {
+    "qwen": "hermes",
+    "qwen25": "hermes",
+    "granite4": "hermes",
+    "qwen3_xml": "qwen3_coder",
+    "step3p5": "qwen3_coder",
+    "glm": "glm45",
+    "glm47": "glm45",
+    "gpt-oss": "gpt_oss",
+    "openai": "gpt_oss",
+    "minimax": "minimax_m1",
+    "minimax-m2": "minimax_m2",
+    "phi4_mini_json": "phi4",
+    "granite-20b-fc": "granite_20b",
+    "llama3_json": "llama3",
+    "llama4_json": "llama3",
+    "llama4_pythonic": "pythonic",
+    "deepseekv3": "deepseek",
+    "deepseekv31": "deepseek",
+    "deepseek_v3": "deepseek",
+    "deepseek_v31": "deepseek",
+}
+REASONING_ALIASES = {
+    "gpt-oss": "gpt_oss",
+    "openai_gptoss": "gpt_oss",
+    "deepseek-r1": "deepseek_r1",
+    "deepseek-v3": "qwen3",
+    "deepseek_v3": "qwen3",
+    "glm45": "qwen3",
+    "glm47": "qwen3",
+    "qwen3-thinking": "deepseek_r1",
+    "minimax": "deepseek_r1",  # the template opens the reasoning, and the model closes it
+    "minimax_m2": "deepseek_r1",
+    "step3": "deepseek_r1",
+    "step3p5": "deepseek_r1",
+    "interns1": "qwen3",
+    "olmo3": "qwen3",
+}
+
+
+def tool_format(name: str) -> ToolFormat:
+    """By a name of ours or of another engine. Raises KeyError."""
+    return TOOL_FORMATS[TOOL_ALIASES.get(name, name)]
+
+
+def reasoning_format(name: str) -> ReasoningFormat:
+    """By a name of ours or of another engine. Raises KeyError."""
+    return REASONING_FORMATS[REASONING_ALIASES.get(name, name)]
+
+
+def tool_parser_names() -> tuple[str, ...]:
+    """What `--tool-call-parser` may be."""
+    return ("auto", "none", *sorted(TOOL_FORMATS), *sorted(TOOL_ALIASES))
+
+
+def reasoning_parser_names() -> tuple[str, ...]:
+    """What `--reasoning-parser` may be."""
+    return ("auto", "none", *sorted(REASONING_FORMATS), *sorted(REASONING_ALIASES))
 
 
 class Formats(NamedTuple):
@@ -104,8 +239,8 @@ def find_formats(tools: str, reasoning: str, templates: Iterable[str]) -> Format
     if reasoning == "auto":
         reasoning = _shown_reasoning(source)
     return Formats(
-        tools=None if tools == "none" else TOOL_FORMATS[tools],
-        reasoning=None if reasoning == "none" else REASONING_FORMATS[reasoning],
+        tools=None if tools == "none" else tool_format(tools),
+        reasoning=None if reasoning == "none" else reasoning_format(reasoning),
     )
 
 
@@ -117,7 +252,7 @@ def _shown_tools(source: str) -> str:
 
 
 def _shown_reasoning(source: str) -> str:
-    for name in _FOUND_REASONING:
-        if REASONING_FORMATS[name].end in source:
+    for name, format in REASONING_FORMATS.items():
+        if format.is_marked(source):
             return name
     return "none"

@@ -3,12 +3,15 @@
 A reader is a few straight lines over a `Stream`: it tells plain text, consumes markers, and leaves
 the calls to `calls.py`. `settle` says that what was consumed is understood and no part of the
 answer; everything else that was consumed comes back as text. Calls in Python's syntax are in
-`pythonic.py`; which model uses which reader is in `formats.py`.
+`pythonic.py`, those in XML in `xml_calls.py`, Gemma's in `gemma.py`, and gpt-oss's messages in
+`harmony.py`; which model uses which reader is in `formats.py`.
 """
 
 from __future__ import annotations
 
-from weft.text.parsers.calls import json_arguments, json_array, json_call
+import re
+
+from weft.text.parsers.calls import json_arguments, json_array, json_call, section
 from weft.text.parsers.events import ReasoningText
 from weft.text.parsers.stream import Reading, Stream
 
@@ -21,6 +24,13 @@ DEEPSEEK_CALLS_END = "<｜tool▁calls▁end｜>"
 DEEPSEEK_CALL_BEGIN = "<｜tool▁call▁begin｜>"
 DEEPSEEK_CALL_END = "<｜tool▁call▁end｜>"
 DEEPSEEK_SEPARATOR = "<｜tool▁sep｜>"
+KIMI_CALL_BEGIN = "<|tool_call_begin|>"
+KIMI_SECTION_BEGIN = "<|tool_calls_section_begin|>"
+PHI4_BEGIN = "<|tool_call|>"
+_KIMI_NUMBER = re.compile(r":[0-9]+$")
+# Granite 3.2 writes these lines, now and then with the contraction, and 3.3 the tags.
+GRANITE_BEGINS = ("Here is my thought process:", "Here's my thought process:", "<think>")
+GRANITE_ENDS = ("Here is my response:", "Here's my response:", "</think>")
 
 
 def hermes(stream: Stream) -> Reading[None]:
@@ -124,6 +134,87 @@ def _deepseek_call(stream: Stream) -> Reading[bool]:
     return True
 
 
+def kimi_k2(stream: Stream) -> Reading[None]:
+    """Calls in a section of their own, each with a number behind its name: Kimi K2.
+
+    <|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0
+    <|tool_call_argument_begin|>{"city": "Oslo"}<|tool_call_end|><|tool_calls_section_end|>
+    """
+    yield from section(
+        stream,
+        _kimi_call,
+        begins=(KIMI_SECTION_BEGIN, "<|tool_call_section_begin|>"),
+        call_begin=KIMI_CALL_BEGIN,
+        ends=("<|tool_calls_section_end|>", "<|tool_call_section_end|>"),
+    )
+
+
+def _kimi_call(stream: Stream) -> Reading[bool]:
+    head = yield from stream.read_until("<|tool_call_argument_begin|>")
+    if head is None:
+        return False
+    name = _KIMI_NUMBER.sub("", head.strip()).removeprefix("functions.")
+    if not (yield from json_arguments(stream, name)):
+        return False
+    yield from stream.skip_space()
+    yield from stream.accept("<|tool_call_end|>")
+    return True
+
+
+def minimax_m1(stream: Stream) -> Reading[None]:
+    """Calls as JSON objects, one a line, between a pair of tags: MiniMax M1.
+
+    <tool_calls>
+    {"name": "weather", "arguments": {"city": "Oslo"}}
+    </tool_calls>
+    """
+    yield from section(stream, json_call, begins=("<tool_calls>",), ends=("</tool_calls>",))
+
+
+def granite(stream: Stream) -> Reading[None]:
+    """A list of calls behind a token, or as the whole answer: Granite 3.0 to 3.3.
+
+    <|tool_call|>[{"name": "weather", "arguments": {"city": "Oslo"}}]
+    """
+    found = (yield from stream.skip_space()) == "["
+    while found or (yield from stream.text_until("<|tool_call|>", "<tool_call>")):
+        found = False
+        yield from stream.skip_space()
+        if (yield from json_array(stream)):
+            yield from stream.skip_space()
+            stream.settle()
+
+
+def granite_20b(stream: Stream) -> Reading[None]:
+    """JSON objects, each behind a tag: Granite 20B Functioncalling.
+
+    <function_call> {"name": "weather", "arguments": {"city": "Oslo"}}
+    """
+    while (yield from stream.text_until("<function_call>")):
+        yield from stream.skip_space()
+        if (yield from json_call(stream)):
+            yield from stream.skip_space()
+            stream.settle()
+
+
+def phi4(stream: Stream) -> Reading[None]:
+    """Calls between tags, or a list of them behind a word: Phi-4-mini, with either template.
+
+    <|tool_call|>{"name": "weather", "arguments": {"city": "Oslo"}}<|/tool_call|>
+    functools[{"name": "weather", "arguments": {"city": "Oslo"}}]
+    """
+    while (yield from stream.text_until(PHI4_BEGIN, "functools")):
+        if (yield from stream.skip_space()) == "[":
+            found = yield from json_array(stream)
+        else:
+            found = yield from json_call(stream)
+        if found:
+            yield from stream.skip_space()
+            yield from stream.accept("<|/tool_call|>")
+            yield from stream.skip_space()
+            stream.settle()
+
+
 def forced(stream: Stream) -> Reading[None]:
     """A JSON list of calls, where a schema allowed nothing else."""
     yield from stream.skip_space()
@@ -152,3 +243,41 @@ def reasoning(stream: Stream, begin: str, end: str, *, inside: bool) -> Reading[
     if (yield from stream.text_until(end, kind=ReasoningText)):
         yield from stream.skip_space()
         stream.settle()
+
+
+def kimi_k2_reasoning(stream: Stream, begin: str, end: str, *, inside: bool) -> Reading[None]:
+    """The same, but calls may begin without an end of the reasoning: Kimi K2 Thinking."""
+    yield from stream.skip_space()
+    opened = yield from stream.accept(begin)
+    if not opened and not inside:
+        return
+    yield from stream.skip_space()
+    stream.settle()
+    marker = yield from stream.text_until(end, KIMI_SECTION_BEGIN, kind=ReasoningText)
+    if marker == end:
+        yield from stream.skip_space()
+        stream.settle()
+
+
+def granite_reasoning(stream: Stream, begin: str, end: str, *, inside: bool) -> Reading[None]:
+    """Reasoning behind a line of words, or between tags as the answer is, too: Granite 3.2 and 3.3.
+
+    Here is my thought process: ... Here is my response: ...
+    <think>...</think><response>...</response>
+    """
+    yield from stream.skip_space()
+    opened = yield from stream.accept_one(*GRANITE_BEGINS)
+    if not opened and not inside:
+        return
+    yield from stream.skip_space()
+    stream.settle()
+    if not (yield from stream.text_until(*GRANITE_ENDS, kind=ReasoningText)):
+        return
+    yield from stream.skip_space()
+    stream.settle()
+    if not (yield from stream.accept("<response>")):
+        return
+    yield from stream.skip_space()
+    stream.settle()
+    yield from stream.text_until("</response>")
+    stream.settle()

@@ -16,17 +16,21 @@ is told as far as it has come.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Set
+from collections.abc import Callable, Generator, Mapping, Set
 from functools import cache
-from typing import Protocol, TypeVar
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from weft.text.parsers.events import AnswerText, Event
 
 MAX_HELD = 65_536  # characters of a call that are kept until its name and arguments are known
 MAX_NAME_LEN = 256
 _NOT_SPACE = re.compile(r"\S")
+_NAME = re.compile(r"[A-Za-z0-9_.\-]*")
 
 T = TypeVar("T")
+Schema = Mapping[str, Any]
+NO_SCHEMAS: Mapping[str, Schema] = MappingProxyType({})
 Reading = Generator[None, None, T]
 
 
@@ -44,6 +48,13 @@ class Scanner(Protocol):
         ...
 
 
+class Taken(NamedTuple):
+    """What `take_until` has consumed."""
+
+    text: str
+    marker: str  # "" if the text has ended before it
+
+
 class Stream:
     """The text of one completion."""
 
@@ -53,9 +64,11 @@ class Stream:
         *,
         eager: bool,
         tells_cut: bool = False,
+        schemas: Mapping[str, Schema] = NO_SCHEMAS,
     ) -> None:
-        """`names`: of the tools that can be called."""
+        """`names`: of the tools that can be called; `schemas`: of their arguments, by name."""
         self.names = names
+        self.schemas = schemas
         self.num_calls = 0
         self.eager = eager
         self.tells_cut = tells_cut
@@ -88,14 +101,22 @@ class Stream:
 
     # ---- the format's side
 
+    @property
+    def ended(self) -> bool:
+        """Whether no text will come: what fails now fails because the text is cut off."""
+        return self._ended
+
     def settle(self) -> None:
         """What was consumed since the last call or text is understood: no part of the answer."""
         self._taken.clear()
 
-    def give_up(self) -> None:
-        """It was not what it seemed: it is text."""
-        self._tell(AnswerText, "".join(self._taken))
+    def give_up(self, keep: str = "") -> None:
+        """It was not what it seemed: it is text, but for `keep` at its end, which stays taken."""
+        taken = "".join(self._taken)
+        self._tell(AnswerText, taken.removesuffix(keep))
         self._taken.clear()
+        if keep:
+            self._taken.append(keep)
 
     def text_until(self, *markers: str, kind: Callable[[str], Event] = AnswerText) -> Reading[str]:
         """Tell the text before the first of `markers`; consume that marker and return it.
@@ -103,23 +124,39 @@ class Stream:
         Returns "" at the end of the text. What was consumed before and not settled is text, too.
         """
         self.give_up()
-        pattern, longest = _alternation(markers)
         while True:
-            match = pattern.search(self._buffer, self._position)
-            if match is not None:
-                self._tell(kind, self._buffer[self._position : match.start()])
-                self._position = match.end()
-                self._taken.append(match[0])
-                return match[0]
-            # The end of the buffer may be the beginning of a marker: it waits for more.
-            held = 0
-            if not self._ended:
-                held = _possible_beginning(self._buffer, markers, longest)
-            border = max(len(self._buffer) - held, self._position)
+            match, border = self._search(markers)
             self._tell(kind, self._buffer[self._position : border])
             self._position = border
+            if match is not None:
+                self._take(match.end())
+                return match[0]
             if not (yield from self._more()):
+                self._tell(kind, self._rest())  # it was no beginning of a marker
                 return ""
+
+    def take_until(self, *markers: str, limit: int = MAX_HELD) -> Reading[Taken | None]:
+        """Consume the text before the first of `markers`, and that marker.
+
+        Returns None if there are more than `limit` characters before it.
+        """
+        pieces: list[str] = []
+        size = 0
+        while True:
+            match, border = self._search(markers)
+            piece = self._buffer[self._position : border]
+            pieces.append(piece)
+            size += len(piece)
+            self._take(border)
+            if size > limit:
+                return None
+            if match is not None:
+                self._take(match.end())
+                return Taken("".join(pieces), match[0])
+            if not (yield from self._more()):
+                rest = self._buffer[self._position :]
+                self._take(len(self._buffer))
+                return Taken("".join(pieces) + rest, "")
 
     def skip_space(self) -> Reading[str]:
         """Consume white space. Returns the character behind it, "" at the end of the text."""
@@ -142,6 +179,24 @@ class Stream:
                 return True
             if not literal.startswith(there) or not (yield from self._more()):
                 return False
+
+    def accept_one(self, *literals: str) -> Reading[bool]:
+        """Consume the first of `literals` that comes next, if one does."""
+        for literal in literals:
+            if (yield from self.accept(literal)):
+                return True
+        return False
+
+    def read_name(self) -> Reading[str]:
+        """Consume the characters of a tool's name, `MAX_NAME_LEN` at most. Returns them."""
+        while True:
+            limit = self._position + MAX_NAME_LEN
+            match = _NAME.match(self._buffer, self._position, limit)
+            assert match is not None
+            is_whole = match.end() < len(self._buffer)
+            if is_whole or not (yield from self._more()):
+                self._take(match.end())
+                return match[0]
 
     def read_until(self, marker: str) -> Reading[str | None]:
         """Consume up to `marker` and the marker. Returns the text before it.
@@ -192,6 +247,20 @@ class Stream:
         self._events.append(event)
 
     # ---- inside
+
+    def _search(self, markers: tuple[str, ...]) -> tuple[re.Match[str] | None, int]:
+        """The first of `markers` in what is left, and where the text before it ends.
+
+        Without one, the end of the buffer may be its beginning: that waits for more.
+        """
+        pattern, longest = _alternation(markers)
+        match = pattern.search(self._buffer, self._position)
+        if match is not None:
+            return match, match.start()
+        held = 0
+        if not self._ended:
+            held = _possible_beginning(self._buffer, markers, longest)
+        return None, max(len(self._buffer) - held, self._position)
 
     def _more(self) -> Reading[bool]:
         """Wait for more text. False if there will be none."""
