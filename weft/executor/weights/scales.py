@@ -51,7 +51,7 @@ VALUES = (
 StoredTensor = tuple[Content, TensorEntry]
 
 
-class Scales(NamedTuple):
+class StoredScales(NamedTuple):
     """Those of one weight."""
 
     content: Content
@@ -78,7 +78,7 @@ class Scales(NamedTuple):
         return floats(rows) * by_column[:, : rows.shape[1]], None
 
 
-def scales_of(entry: TensorEntry, stored: Mapping[str, StoredTensor]) -> Scales:
+def scales_of(entry: TensorEntry, stored: Mapping[str, StoredTensor]) -> StoredScales:
     """The scales of a stored weight. Raises BadCheckpoint, saying what is wrong with them."""
     for ending in ENDINGS:
         if entry.name + ending in stored:
@@ -93,7 +93,7 @@ def scales_of(entry: TensorEntry, stored: Mapping[str, StoredTensor]) -> Scales:
         num_rows = _num_sharing(entry.shape[0], grid[0])
         num_columns = _num_sharing(entry.shape[1], grid[1])
         if num_rows and num_columns:
-            return Scales(content, found, num_rows, num_columns)
+            return StoredScales(content, found, num_rows, num_columns)
     raise BadCheckpoint(f"{found.name} {list(found.shape)} for {list(entry.shape)}")
 
 

@@ -22,7 +22,7 @@ from weft.executor.weights.scales import (
     BESIDE,
     EIGHT_BITS,
     FLOATS,
-    Scales,
+    StoredScales,
     StoredTensor,
     is_of_a_weight,
     scales_of,
@@ -66,7 +66,7 @@ class WeightMatch(NamedTuple):
     weight: Weight
     content: Content
     entry: TensorEntry
-    scales: Scales | None = None  # if it is stored in eight bits
+    scales: StoredScales | None = None  # if it is stored in eight bits
 
 
 class Mismatch:
