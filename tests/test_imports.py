@@ -39,6 +39,7 @@ ALLOWED = {
         "assemble",
         "executor",
         "sim",
+        "text",
         "server",
         "engine",
         "scheduler",

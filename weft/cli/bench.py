@@ -13,6 +13,7 @@ from weft.bench.freeze import FreezeOptions, bench_freeze
 from weft.bench.grammar import GrammarOptions, bench_grammar
 from weft.bench.offline import OfflineOptions, bench_offline
 from weft.bench.prediction import PredictionOptions, bench_prediction
+from weft.bench.quality import QualityOptions, bench_quality
 from weft.bench.scheduler import SchedulerBenchOptions, bench_scheduler
 from weft.bench.serving import ServingOptions, bench_serving
 from weft.bench.shape import ShapeOptions, bench_shape
@@ -63,6 +64,12 @@ BENCHES = {
         bench_grammar,
         "What structured output costs: free, under masks, with jumps.",
         (GrammarOptions, EngineConfig),
+        positional="model",
+    ),
+    "quality": Benchmark(
+        bench_quality,
+        "What fewer bits cost: perplexity, divergence, same likeliest tokens.",
+        (QualityOptions, EngineConfig),
         positional="model",
     ),
     "shape": Benchmark(
