@@ -38,11 +38,16 @@ from weft.config.model import (
     UnsupportedModel,
 )
 from weft.config.options import SettingsError
+from weft.config.resolve import kept_as
 from weft.executor.weights.gguf.blocks import BLOCKS
+from weft.executor.weights.gguf.codes import codes_of
 from weft.executor.weights.load import load_weights
 from weft.executor.weights.root import default_root
 from weft.models.layers.rope import inverse_frequencies
 from weft.models.registry import make_model
+from weft.ops.cpp.abi import WeightFormat
+from weft.ops.cpp.library import Unavailable, load
+from weft.ops.cpp.ops import CppOps
 from weft.ops.plain import PlainOps
 
 
@@ -132,9 +137,61 @@ def test_blocks_are_widened_exactly(tmp_path: Path, kind: str) -> None:
     assert torch.equal(found[other], widened(tensors[gguf_name(other)]))
 
 
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_the_kernels_keep_codes_as_they_are_stored(tmp_path: Path, kind: str) -> None:
+    """Nothing is lost, and nothing is widened: q, k and v are of two types here."""
+    try:
+        library = load("")
+    except Unavailable as exc:
+        pytest.skip(str(exc))
+    size = BLOCKS[kind].size
+    shapes = {"embedding_length": size, "rope__dimension_count": size // 4}
+    weights = hf_weights(hidden_size=size, head_dim=size // 4)
+    tensors = stored(weights)
+    for name in ("token_embd", "output", "blk.0.attn_output", "blk.1.ffn_gate", "blk.1.ffn_up"):
+        shape = tensors[f"{name}.weight"].shape
+        tensors[f"{name}.weight"] = random_blocks(kind, (shape[0], shape[1]), seed=len(name))
+    for name in ("attn_q", "attn_k", "attn_v"):
+        shape = tensors[f"blk.0.{name}.weight"].shape
+        type_of_v = "Q8_0" if name == "attn_v" else kind
+        tensors[f"blk.0.{name}.weight"] = random_blocks(type_of_v, (shape[0], shape[1]))
+    folder = described(write_gguf(tmp_path / "a.gguf", metadata(**shapes), tensors))
+    expected = loaded(folder)
+    ops = CppOps(library, WeightFormat.BF16, keeps_codes=True)
+    model = make_model(ModelConfig.from_folder(folder), ops)
+    load_weights(model.weights(), folder)
+    kept = {weight.name: weight.get() for weight in model.weights()}
+    coded = [name for name in kept if tensors[gguf_name(name)].kind in BLOCKS]
+    assert len(coded) == 8
+    for name in coded:
+        assert torch.equal(kept[name], expected[name]), name
+
+
+def test_codes_are_kept_unless_the_user_or_the_device_wants_otherwise(tmp_path: Path) -> None:
+    weights = hf_weights(hidden_size=32, head_dim=8)
+    tensors = stored(weights)
+    tensors["output.weight"] = random_blocks("Q4_0", (260, 32))
+    tensors["token_embd.weight"] = random_blocks("Q8_0", (260, 32))
+    values = metadata(embedding_length=32, rope__dimension_count=8)
+    file = write_gguf(tmp_path / "a.gguf", values, tensors)
+    asked = {"auto": True, "none": False, "int8": False}
+    for quantize, is_kept in asked.items():
+        model = kept(str(file), quantize=quantize)
+        assert model.keeps_codes == is_kept
+        assert model.stored_types == "Q8_0, Q4_0"
+    assert not kept(str(file), kernels="torch").keeps_codes
+    assert kept(str(file)).weights_bytes < kept(str(file), quantize="none").weights_bytes
+
+
+def kept(model: str, **settings: Any) -> ModelConfig:
+    """The model as an engine with these settings would keep it."""
+    prepared = prepare(EngineConfig(model=model, kv_tokens=256, **settings))
+    return kept_as(prepared.config, prepared.model)
+
+
 def widened(stored: Stored) -> Tensor:
     rows = np.frombuffer(stored.data, np.uint8).reshape(stored.shape[0], -1)
-    return torch.from_numpy(BLOCKS[stored.kind].coded(rows).widened())
+    return codes_of(stored.kind, rows).dequantized()
 
 
 def test_tied_output_and_factors_of_rotation(tmp_path: Path) -> None:

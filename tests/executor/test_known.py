@@ -12,6 +12,7 @@ from tests.executor.gguf_files import write_gguf
 from tests.executor.gguf_models import hf_weights, metadata, stored
 from weft.assemble import model_folder
 from weft.config.engine import EngineConfig
+from weft.config.generation import sampling_defaults
 from weft.config.model import ModelNotFound
 from weft.executor.weights import known
 from weft.executor.weights.fetch import local_path
@@ -47,6 +48,7 @@ def test_smollm2_is_the_default_where_it_is_installed(installed: Path) -> None:
     config = EngineConfig()
     folder = model_folder.model_folder(config)
     assert model_folder.model_name(config, folder) == "SmolLM2-135M-Instruct"
+    assert sampling_defaults("auto", folder) == {"temperature": 0.2, "top_p": 0.9}
 
 
 @pytest.mark.usefixtures("not_installed")

@@ -92,10 +92,20 @@ def build_engine(config: EngineConfig, folder: Path) -> Built:
     if model.pooling is None:
         warm_up = "2 tokens"
     startup = [
-        ("weights", f"{size(model.weights_bytes)} loaded", loaded_s - began_s),
+        ("weights", _kept(model), loaded_s - began_s),
         ("warm-up", warm_up, warm_s - loaded_s),
     ]
     return Built(engine, runner, _ready(config, model, engine, startup), wakeup)
+
+
+def _kept(model: ModelConfig) -> str:
+    """What the weights are kept in, and how many bytes that is."""
+    text = f"{size(model.weights_bytes)} loaded"
+    if model.keeps_codes:
+        return f"{model.stored_types} as stored, {text}"
+    if model.stored_types:
+        return f"{model.stored_types} kept as {model.quantize or model.dtype}, {text}"
+    return text
 
 
 def _ready(

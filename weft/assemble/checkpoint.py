@@ -107,4 +107,4 @@ def _begins_finite(content: Content, entry: TensorEntry, blocks: BlockFormat) ->
     """Whether the scales of the first blocks are numbers."""
     data = bytearray(min(entry.num_bytes, NUM_LOOKED_AT * blocks.num_bytes))
     content.read_into(entry.start, memoryview(data))
-    return blocks.coded(np.frombuffer(data, np.uint8)[None]).is_finite
+    return blocks.parts(np.frombuffer(data, np.uint8)[None]).is_finite

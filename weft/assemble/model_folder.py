@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from weft.config.engine import EngineConfig
+from weft.config.generation import FILE
 from weft.config.gguf import GgufModel, hf_config, hf_sampling
 from weft.config.model import BadCheckpoint, ModelConfig, ModelNotFound
 from weft.config.options import SettingsError
@@ -31,14 +32,19 @@ from weft.executor.weights.fetch import DESCRIPTIONS, local_folder, local_path
 from weft.executor.weights.gguf import files
 from weft.executor.weights.gguf.names import ROPE_FACTORS
 from weft.executor.weights.gguf.reader import GgufFile
-from weft.executor.weights.known import SMOLLM2, missing_default, smollm2_file
+from weft.executor.weights.known import SAMPLING, SMOLLM2, missing_default, smollm2_file
 from weft.observe.log import EventLog
 
 log = EventLog("serve")
 
 # What decides about the content of a folder: where it changes, folders are made anew.
 WEFT = Path(__file__).parents[1]
-SOURCES = ("config/gguf.py", "text/gguf_tokenizer.py", "assemble/model_folder.py")
+SOURCES = (
+    "config/gguf.py",
+    "text/gguf_tokenizer.py",
+    "assemble/model_folder.py",
+    "executor/weights/known.py",
+)
 TOKENIZER = "tokenizer.json"
 # What may describe a tokenizer; a file that lies beside a model's comes before what its metadata
 # says.
@@ -103,6 +109,8 @@ def described(path: Path, source: Path) -> Path:
     if (folder / "config.json").is_file():
         return folder
     content = dict(_description(path, beside))
+    if name == SMOLLM2:
+        content.setdefault(FILE, SAMPLING)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with _beside(folder) as made:
@@ -137,7 +145,7 @@ def _description(
         yield "config.json", config
         sampling = hf_sampling(metadata)
         if sampling:
-            yield "generation_config.json", sampling
+            yield FILE, sampling
         yield from _tokenizer(metadata, str(path), config["vocab_size"], beside)
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from weft.config.engine import EngineConfig
+from weft.config.gpu import STORED
 from weft.config.machine import Machine, probe
 from weft.config.model import ModelConfig, ModelError
 from weft.config.options import Command, SettingsError, asked_help
@@ -284,7 +285,9 @@ def _raise(exc: Exception) -> str:
 
 def _architecture(model: ModelConfig) -> str:
     stored = model.dtype
-    if model.stored_as:
+    if model.stored_types:
+        stored += f", weights in {model.stored_types}"
+    elif model.stored_as:
         stored += f", large matrices in {model.stored_as}"
     heads = f"{model.num_heads}/{model.num_kv_heads} heads of {model.head_dim}"
     return (
@@ -352,7 +355,9 @@ def _fit(config: EngineConfig, model: ModelConfig, machine: Machine) -> str:
     resolved = resolve(config, model, machine)
     chosen = resolved.config
     types = chosen.dtype
-    if chosen.quantize != "none":
+    if chosen.quantize == STORED:
+        types += ", weights as stored"
+    elif chosen.quantize != "none":
         types += f", weights in {chosen.quantize}"
     running = f"at most {chosen.max_running_requests} requests together"
     text = f"on {chosen.device} in {types}: KV cache {resolved.sizing}; {running}"

@@ -6,6 +6,7 @@ computed otherwise than the file wants is refused with its key.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -40,6 +41,20 @@ SAMPLING = {
     "top_k": "top_k",
     "min_p": "min_p",
     "penalty_repeat": "repetition_penalty",
+}
+# Bits of a weight with its scales where codes are kept. Those of 5 and 6 bits are kept in 8.
+KEPT_BITS = {
+    "Q4_0": 4.5,
+    "Q4_1": 5.0,
+    "Q4_K": 4.625,
+    "IQ4_NL": 4.5,
+    "IQ4_XS": 4.3125,
+    "MXFP4": 5.0,
+    "Q5_0": 8.5,
+    "Q5_1": 9.0,
+    "Q5_K": 8.625,
+    "Q6_K": 8.5625,
+    "Q8_0": 8.5,
 }
 # The type of computation for the type of most weights; bfloat16 for all others.
 DTYPES = {"F32": "float32", "F16": "float16"}
@@ -98,6 +113,13 @@ def hf_config(model: GgufModel) -> dict[str, Any]:
         "mlp_bias": "blk.0.ffn_gate.bias" in model.tensors,
         "dtype": _dtype(model.tensors),
     }
+    types = _code_types(model.tensors)
+    if types:
+        found["quantization_config"] = {
+            "quant_method": "gguf",
+            "types": ", ".join(types),
+            "kept_bytes": _kept_bytes(model.tensors),
+        }
     window = keys.number("attention.sliding_window", int, 0)
     if window and keys.architecture == "llama":
         found["architectures"] = ["MistralForCausalLM"]
@@ -219,6 +241,24 @@ def _dtype(tensors: Mapping[str, StoredTensor]) -> str:
     if most:
         return DTYPES.get(most[0][0], "bfloat16")
     return "bfloat16"
+
+
+def _code_types(tensors: Mapping[str, StoredTensor]) -> list[str]:
+    """The types of weights that are codes, that of most bytes first."""
+    num_bytes: Counter[str] = Counter()
+    for tensor in tensors.values():
+        if tensor.dtype in KEPT_BITS:
+            num_bytes[tensor.dtype] += tensor.num_bytes
+    return [name for name, _ in num_bytes.most_common()]
+
+
+def _kept_bytes(tensors: Mapping[str, StoredTensor]) -> int:
+    """What matrices take where codes are kept."""
+    total = 0.0
+    for tensor in tensors.values():
+        if len(tensor.shape) > 1:
+            total += math.prod(tensor.shape) * KEPT_BITS.get(tensor.dtype, 16) / 8
+    return int(total)
 
 
 def _vocab_size(model: GgufModel, config: Mapping[str, Any]) -> int:

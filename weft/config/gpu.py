@@ -8,6 +8,7 @@ from weft.config.engine import EngineConfig
 from weft.config.machine import GpuCard
 from weft.config.model import ModelConfig
 from weft.config.options import SettingsError
+from weft.config.quantized import CODES
 
 CHUNK_LENS = (
     (60e9, 8192),
@@ -58,8 +59,13 @@ def has_fp8(gpu: GpuCard) -> bool:
     return gpu.capability == (0, 0) or gpu.capability >= FP8_CAPABILITY
 
 
+STORED = "stored"  # what `--quantize auto` becomes where codes are kept
+
+
 def quantize_by_default(model: ModelConfig, device: str, gpus: Sequence[GpuCard]) -> str:
     """What `--quantize auto` is: what the weights are stored in, if the device computes with it."""
+    if model.stored_as == CODES:
+        return STORED if device == "cpu" else "none"
     if model.stored_as == "fp8" and (device == "cpu" or not has_fp8(gpus[0])):
         return "none"
     return model.stored_as or "none"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from weft.config.pooling import BadPooling, PoolingConfig, classifier, sentence_layout
-from weft.config.quantized import READ, UnreadFormat, stored_as
+from weft.config.quantized import CODES, READ, UnreadFormat, stored_as
 from weft.config.turn_end import turn_end_id
 
 T = TypeVar("T")
@@ -78,7 +78,12 @@ class ModelConfig:
     dtype: str  # of weights and KV: as stored, until another is chosen
     kv_dtype: str = ""  # of KV, where it is another: also int8, float8_e4m3fn
     quantize: str = ""  # bits that weights are kept in, where they are fewer: int8, int4, fp8
-    stored_as: str = ""  # bits that they are stored in, if these can be kept: int8, fp8
+    # Bits that they are stored in, if these can be kept: int8, fp8; or codes, with scales of
+    # groups.
+    stored_as: str = ""
+    stored_types: str = ""  # codes: the names of their types, for people,
+    stored_bytes: int = 0  # and the bytes of all weights where codes are kept
+    keeps_codes: bool = False  # whether they are
     tie_embeddings: bool = False
     qkv_bias: bool = False
     o_bias: bool = False
@@ -116,6 +121,8 @@ class ModelConfig:
     @property
     def weights_bytes(self) -> int:
         """Bytes of the weights as they are kept, without biases, norms and scales."""
+        if self.keeps_codes:
+            return self.stored_bytes
         embeddings = self._num_embedding_parameters
         layers = self._num_layer_parameters
         if self.is_encoder and self.quantize:
@@ -194,6 +201,7 @@ class ModelConfig:
             raise UnsupportedModel(
                 f"{name} is quantised in a format that is not read: {exc}. Read are {READ}"
             ) from exc
+        quantization = _get(config, "quantization_config", dict, {})
         activations = ENCODER_ACTIVATIONS if family.is_encoder else ("silu",)
         if (activation := _get(config, "hidden_act", str, activations[0])) not in activations:
             allowed = (
@@ -228,6 +236,8 @@ class ModelConfig:
             rope=rope,
             dtype=_dtype(config),
             stored_as=stored,
+            stored_types=_get(quantization, "types", str, "") if stored == CODES else "",
+            stored_bytes=_get(quantization, "kept_bytes", int, 0) if stored == CODES else 0,
             tie_embeddings=family.is_encoder or _get(config, "tie_word_embeddings", bool, False),
             qkv_bias=family.qkv_bias or attention_bias,
             o_bias=family.is_encoder or attention_bias,

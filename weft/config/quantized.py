@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 BLOCK = 128  # outputs, or inputs, that share a scale
+CODES = "codes"  # what weights are stored as that have scales of small groups
 
 READ = (
     "fp8 and int8 of compressed-tensors, and fp8 of fp8, fbgemm_fp8 and modelopt, with a scale "
@@ -33,7 +34,8 @@ class UnreadFormat(ValueError):
 
 def stored_as(config: Mapping[str, Any], other: Mapping[str, Any] | None = None) -> str:
     """In what the large matrices are stored: fp8 or int8, with scales of whole matrices or of
-    outputs; else "", also where smaller blocks have scales or several formats stand side by side.
+    outputs; codes, with scales of small groups; else "", also where smaller blocks have scales or
+    several formats stand side by side.
 
     `config` is `config.json`, `other` the `hf_quant_config.json` of older checkpoints.
     Raises UnreadFormat.
@@ -62,6 +64,8 @@ def _kinds(config: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]
             yield _modelopt(
                 found.get("quant_algo") or found.get("quantization", {}).get("quant_algo")
             )
+        case "gguf":  # in no config.json but ours (`config/gguf.py`)
+            yield CODES
         case "compressed-tensors":
             yield from _compressed_tensors(found)
         case method:

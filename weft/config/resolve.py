@@ -21,6 +21,7 @@ from weft.config.engine import EngineConfig
 from weft.config.gpu import (
     MAX_RUNNING,
     SMALL_CHUNK_LEN,
+    STORED,
     check_device,
     chunk_len,
     graph_bytes,
@@ -119,7 +120,10 @@ def resolve(config: EngineConfig, model: ModelConfig, machine: Machine) -> Resol
     check_device(config, device, machine.gpus)
     config = replace(config, task=_task(config.task, model))
     if config.quantize == "auto":
-        config = replace(config, quantize=quantize_by_default(model, device, machine.gpus))
+        quantize = quantize_by_default(model, device, machine.gpus)
+        if quantize == STORED and config.kernels == "torch":
+            quantize = "none"  # torch widens codes
+        config = replace(config, quantize=quantize)
     model = kept_as(config, replace(model, dtype=_dtype(config.dtype, model.dtype, device)))
     filled = replace(
         config,
@@ -170,7 +174,8 @@ def kept_as(config: EngineConfig, model: ModelConfig) -> ModelConfig:
         pooling=pooling,
         dtype=model.dtype if config.dtype == "auto" else config.dtype,
         kv_dtype=KV_DTYPES[config.kv_dtype],
-        quantize="" if config.quantize in ("auto", "none") else config.quantize,
+        quantize="" if config.quantize in ("auto", "none", STORED) else config.quantize,
+        keeps_codes=config.quantize == STORED,
     )
 
 

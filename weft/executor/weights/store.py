@@ -57,7 +57,8 @@ from weft.plan.device import (
 MAX_GROUPS = 8
 MAX_VALUES = 4_000_000  # of a weight that are told
 MAY_DIFFER = (  # of the config
-    *("name", "dtype", "kv_dtype", "quantize", "stored_as"),
+    *("name", "dtype", "kv_dtype", "quantize", "keeps_codes"),
+    *("stored_as", "stored_types", "stored_bytes"),
     *("max_position", "bos_token_id", "eos_token_ids", "pooling"),
 )
 

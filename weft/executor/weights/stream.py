@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from weft.config.model import BadCheckpoint
-from weft.executor.weights.gguf.blocks import BLOCKS
+from weft.executor.weights.gguf.codes import FORMATS as CODE_FORMATS
+from weft.executor.weights.gguf.codes import BadScales, codes_of
 from weft.executor.weights.safetensors import ITEM_BYTES, Content, TensorEntry
 from weft.executor.weights.scales import (
     BESIDE,
@@ -28,6 +29,7 @@ from weft.executor.weights.scales import (
     scales_of,
 )
 from weft.models.layers.weight import Weight
+from weft.ops.codes import CodeFormat, Codes
 from weft.ops.protocol import ROW_STEP
 from weft.ops.quantize import INT8_BY_OUTPUT
 
@@ -158,10 +160,10 @@ def _match(
         except BadCheckpoint as exc:
             problems.mistyped.append(str(exc))
             return None
-    if entry.dtype not in FLOATS and entry.dtype not in BLOCKS:
+    if entry.dtype not in FLOATS and entry.dtype not in CODE_FORMATS:
         read = list(FLOATS)
         if entry.dtype not in ITEM_BYTES:  # no type of safetensors
-            read += BLOCKS
+            read += CODE_FORMATS
         problems.mistyped.append(f"{weight.name} {entry.dtype} instead of one of {', '.join(read)}")
         return None
     return WeightMatch(weight, content, entry)
@@ -172,13 +174,15 @@ def put_all(matches: Sequence[WeightMatch]) -> None:
     it half changed."""
     buffer = PieceBuffer()
     for weight, _, entry, scales in matches:
-        if entry.dtype == "I8" and scales is not None and scales.is_by_row(entry):
-            assert weight.keep_as is not None
-            weight.keep_as(INT8_BY_OUTPUT)
+        format = _stored_format(entry, scales)
+        if format is not None and weight.keep_as is not None:
+            weight.keep_as(format)
     for weight, content, entry, scales in matches:
         whole = None if scales is None else scales.read()
         for start, piece in buffer.pieces(content, entry):
-            if scales is None or whole is None:
+            if entry.dtype in CODE_FORMATS:
+                _put_codes(weight, _codes(content, entry, piece), start)
+            elif scales is None or whole is None:
                 weight.put(piece, start)
             else:
                 rows, by_row = scales.of(whole, start, piece)
@@ -203,7 +207,9 @@ def require_finite(matches: Iterable[WeightMatch]) -> None:
         if scales is not None and not is_finite(scales.read()):
             raise BadCheckpoint(f"{scales.entry.name} has values that are not finite")
         for _, piece in buffer.pieces(content, entry):
-            if not is_finite(piece):
+            if entry.dtype in CODE_FORMATS:
+                _codes(content, entry, piece)
+            elif not is_finite(piece):
                 raise BadCheckpoint(f"{entry.name} has values that are not finite")
 
 
@@ -228,8 +234,8 @@ class PieceBuffer:
         self._bytes = torch.empty(0, dtype=torch.uint8)
 
     def pieces(self, content: Content, entry: TensorEntry) -> Iterator[tuple[int, Tensor]]:
-        """First row and content of each piece of a tensor, in its own type; a piece lives until the
-        caller asks for the next.
+        """First row and content of each piece of a tensor, in its own type, blocks of GGUF as rows
+        of bytes; a piece lives until the caller asks for the next.
 
         Matrices come in whole multiples of `ROW_STEP` rows, all other tensors in one piece.
         """
@@ -248,11 +254,11 @@ class PieceBuffer:
             stored = self._room(num * row_bytes)
             content.read_into(entry.start + start * row_bytes, stored.numpy().data)
             shape = (num, *entry.shape[1:]) if is_matrix else entry.shape
-            if entry.dtype in BLOCKS:
-                piece = _widened(content, entry, stored.view(num, row_bytes)).view(shape)
+            if entry.dtype in CODE_FORMATS:
+                yield start, stored.view(num, row_bytes)
             else:
                 piece = stored.view(DTYPES[entry.dtype]).view(shape)
-            yield start, _in_halves(piece, entry.paired_rows)
+                yield start, _in_halves(piece, entry.paired_rows)
 
     def _room(self, num_bytes: int) -> Tensor:
         if num_bytes > len(self._bytes):
@@ -260,12 +266,30 @@ class PieceBuffer:
         return self._bytes[:num_bytes]
 
 
-def _widened(content: Content, entry: TensorEntry, stored: Tensor) -> Tensor:
-    """Rows of blocks [n, bytes] as float32 [n, in]. Raises BadCheckpoint."""
-    coded = BLOCKS[entry.dtype].coded(stored.numpy())
-    if not coded.is_finite:
-        raise BadCheckpoint(f"{content.label}: {entry.name} has scales that are not finite")
-    return torch.from_numpy(coded.widened())
+def _stored_format(entry: TensorEntry, scales: StoredScales | None) -> CodeFormat | None:
+    """The codes that a tensor is stored as, if it is: a matrix may keep these."""
+    if entry.dtype == "I8" and scales is not None and scales.is_by_row(entry):
+        return INT8_BY_OUTPUT
+    return CODE_FORMATS.get(entry.dtype)
+
+
+def _codes(content: Content, entry: TensorEntry, stored: Tensor) -> Codes:
+    """Rows of blocks [n, bytes] as codes [n, in]. Raises BadCheckpoint."""
+    rows = _in_halves(stored, entry.paired_rows)
+    try:
+        return codes_of(entry.dtype, rows.numpy())
+    except BadScales as exc:
+        raise BadCheckpoint(
+            f"{content.label}: {entry.name} has scales that are not finite"
+        ) from exc
+
+
+def _put_codes(weight: Weight, codes: Codes, start: int) -> None:
+    """Vectors take no codes."""
+    if weight.put_codes is None:
+        weight.put(codes.dequantized().view(weight.shape), start)
+    else:
+        weight.put_codes(codes, start)
 
 
 def _in_halves(piece: Tensor, paired_rows: int) -> Tensor:
