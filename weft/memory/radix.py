@@ -158,14 +158,16 @@ class RadixCache:
         | has been cached | becomes a new leaf | no whole page, ignored |
         """
         namespace, tokens = key
-        end = len(tokens) // self._step * self._step
+        step = self._step
+        end = len(tokens) // step * step
         root = self._roots.get(namespace) or RootNode(namespace)
         node, present = self._walk(root, tokens, end)
         if present < end:
             # From now on the root has a child. A root without one is not kept: a client that
             # invents a new namespace for each request would fill the memory with them.
             self._roots[namespace] = root
-            node = self._hang_leaf(node, tokens[present:end], pages[present // self._step :])
+            own_pages = pages[present // step : end // step]
+            node = self._hang_leaf(node, tokens[present:end], own_pages)
         handle = None if node is root else node
         return Inserted(handle, end // TOKEN_BYTES, present // TOKEN_BYTES)
 
@@ -384,13 +386,14 @@ class RadixCache:
         return node, length
 
     def _hang_leaf(self, parent: Node, key: bytes, pages: IntArray) -> Node:
-        """Put a new leaf below `parent`. It takes the first of `pages`, one for each page of
-        key."""
-        num_pages = len(key) // self._step
-        packed = np.ascontiguousarray(pages[:num_pages], dtype=np.int32).tobytes()
-        assert len(packed) == num_pages * PAGE_BYTES, "fewer pages than the sequence has"
-        leaf = self._new_node(key, packed, parent)
-        parent.children[key[: self._step]] = leaf
+        """Put a new leaf with `pages`, one for each page of its key, below `parent`."""
+        step = self._step
+        packed = np.ascontiguousarray(pages, dtype=INT32).tobytes()
+        num_pages = len(packed) // PAGE_BYTES
+        assert num_pages == len(key) // step, "fewer pages than the sequence has"
+        self._serial += 1
+        leaf = Node(key, packed, parent, self._clock, self._serial)
+        parent.children[key[:step]] = leaf
         self.evictable_pages += num_pages
         self._queue(leaf)
         for listener in self.listeners:
@@ -409,7 +412,8 @@ class RadixCache:
         assert parent is not None
         step = self._step
         cut_pages = cut // step * PAGE_BYTES
-        upper = self._new_node(node.key[:cut], node.pages[:cut_pages], parent)
+        self._serial += 1
+        upper = Node(node.key[:cut], node.pages[:cut_pages], parent, self._clock, self._serial)
         upper.used = node.used
         upper.locks = node.locks
         upper.pins = node.pins
@@ -421,10 +425,6 @@ class RadixCache:
         for listener in self.listeners:
             listener.split(upper, node)
         return upper
-
-    def _new_node(self, key: bytes, pages: bytes, parent: Node) -> Node:
-        self._serial += 1
-        return Node(key, pages, parent, self._clock, self._serial)
 
     def _queue(self, node: Node) -> None:
         if not node.is_queued:
