@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from weft.memory.accounting.audit import AccountingError, audit
 from weft.memory.allocator import OutOfPages, PageAllocator, RowTable, num_pages_for, slots_of
-from weft.memory.audit import AccountingError, audit
 from weft.memory.prefix_cache import NoPrefixCache
 
 

@@ -8,8 +8,8 @@ import pytest
 from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.test_scheduler import settings
 from weft.journal.replay import Replay
+from weft.memory.accounting.audit import AccountingError, audit, find_faults
 from weft.memory.allocator import PageAllocator
-from weft.memory.audit import AccountingError, audit, find_faults
 from weft.memory.prefix_cache import CacheKey, NoPrefixCache
 from weft.memory.radix import RadixCache
 from weft.messages.control import AuditKv, AuditReply

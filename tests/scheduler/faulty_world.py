@@ -68,7 +68,6 @@ CONTROL: list[ToEngine] = [
 CORE = (
     "scheduler.admission",
     "scheduler.batch",
-    "scheduler.commit",
     "scheduler.limits",
     "scheduler.history",
     "scheduler.kv",

@@ -10,8 +10,8 @@ import pytest
 from tests.scheduler.random_worlds import run_random, run_timed
 from weft.cli.main import main
 from weft.journal.replay import Replay
+from weft.memory.accounting.audit import AccountingError
 from weft.memory.allocator import OutOfPages, PageAllocator
-from weft.memory.audit import AccountingError
 
 
 @pytest.mark.parametrize("seed", range(120))

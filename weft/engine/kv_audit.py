@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from weft.engine.core import EngineCore
 from weft.engine.hooks import Service
+from weft.memory.accounting.audit import FREE, AccountingError, Fault, find_faults
 from weft.memory.allocator import NOBODY
-from weft.memory.audit import FREE, AccountingError, Fault, find_faults
 from weft.messages.control import AuditReply
 from weft.observe.log import EventLog
 from weft.scheduler.request import NO_ROW

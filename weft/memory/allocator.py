@@ -2,7 +2,7 @@
 
 `PageAllocator` is SGLang's TokenToKVPoolAllocator and its paged twin (a page of one slot is no
 special case), `RowTable` is ReqToTokenPool. They know owners by number, for the report of a fault;
-whether each page has exactly one is checked in `audit.py`.
+whether each page has exactly one is checked in `accounting/audit.py`.
 """
 
 from __future__ import annotations

@@ -1,18 +1,22 @@
-"""The batch of one step, and the set of requests that decode.
+"""The batch of one step: what it runs, and how its result gets into the columns (`commit`).
 
-(SGLang has one ScheduleBatch for both. Here a Batch is what one step runs and is never changed
-afterwards; the running batch is an array of rows.)
+SGLang has one ScheduleBatch for a step and for the requests that decode. Here a Batch is what one
+step runs and is never changed afterwards, and the running batch is an array of rows. `commit`
+appends tokens and finds the requests that end with them; it gives up no row and says no final word:
+the scheduler does that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from weft.arrays import BoolArray, IntArray
-from weft.plan.step import ForwardMode, Plan
+from weft.arrays import BoolArray, IntArray, LongArray
+from weft.messages.replies import FinishReason
+from weft.plan.step import ForwardMode, Plan, Result
 from weft.scheduler.request import Columns, Request
 
 NO_ROWS = np.empty(0, dtype=np.int32)
@@ -97,3 +101,164 @@ class Batch:
         """[S] whether each sampling request still has its row."""
         live: BoolArray = columns.epoch[self.sample_rows] == self.sample_epochs
         return live
+
+
+# The result of a step
+
+
+class End(NamedTuple):
+    """A request that its last token ended."""
+
+    row: int
+    reason: FinishReason
+    matched: int | None = None  # the token that stopped it
+    message: str = ""  # why, for an error
+
+
+class Forced(NamedTuple):
+    """Tokens that follow a row's sampled one because nothing else may: they need not be sampled,
+    and are computed together in the row's next step. No step is in flight behind the one that
+    sampled."""
+
+    row: int
+    tokens: tuple[int, ...]  # no more than `Columns.max_len` allows
+
+
+class Outcome(NamedTuple):
+    ids: LongArray  # [n] Request.id
+    tokens: IntArray  # [n]
+    ends: list[End]
+
+
+def commit(
+    columns: Columns,
+    batch: Batch,
+    result: Result,
+    is_eos: BoolArray,
+    others: Sequence[End] = (),
+    forced: Sequence[Forced] = (),
+) -> Outcome:
+    """Append the tokens of requests that still have their row, and say which of these end.
+
+    `is_eos` [vocab_size] marks the model's end-of-sequence tokens. A request whose logits were not
+    finite gets no token and ends with an error. `others` are ends that features have found (with
+    the last of the `forced` tokens, if there are some). An end by a stop token goes before them,
+    and they go before an end by length.
+    """
+    if batch.prefills:
+        _note_reported(batch)
+    live = batch.is_live(columns)
+    errors: list[End] = []
+    if result.invalid is not None:
+        errors = _errors(batch, result, live & result.invalid)
+        live &= ~result.invalid
+    rows: IntArray = batch.sample_rows[live]
+    tokens: IntArray = result.first_tokens[live]
+    known = columns.known_len[rows]
+    columns.tokens[rows, known] = tokens
+    known += 1
+    columns.known_len[rows] = known
+
+    # By row; a later one of the same row only counts where none was found before.
+    found: dict[int, End] = {}
+    for end in others:
+        found[end.row] = end
+    for row, epoch in batch.prompt_only_rows:
+        if columns.epoch[row] == epoch:
+            found.setdefault(row, End(row, "length"))
+    stopped = _stopped(columns, rows, tokens, is_eos)
+    ended = stopped | (known >= columns.max_len[rows])
+    for i in np.flatnonzero(ended).tolist():
+        row = int(rows[i])
+        if stopped[i]:
+            found[row] = End(row, "stop", int(tokens[i]))
+        else:
+            found.setdefault(row, End(row, "length"))
+
+    ids: LongArray = columns.ids[rows]
+    more: Sequence[Forced] = forced
+    if result.counts is not None:
+        more = [*_behind_first(columns, batch, result, result.counts, live), *forced]
+    if more:
+        more_rows, more_tokens = _append(columns, more, is_eos, found)
+        ids = np.concatenate([ids, columns.ids[more_rows]])
+        tokens = np.concatenate([tokens, more_tokens])
+    return Outcome(ids, tokens, [*errors, *found.values()])
+
+
+def _note_reported(batch: Batch) -> None:
+    """Outputs for prompts have gone out as far as this step has computed the prompts."""
+    ends = (batch.starts + batch.lens).tolist()
+    for request, end in zip(batch.prefills, ends, strict=False):
+        request.reported_len = max(request.reported_len, end)
+
+
+def _errors(batch: Batch, result: Result, invalid: BoolArray) -> list[End]:
+    """The ends of the sampling requests that are `invalid` [S]."""
+    faults = dict(result.faults)
+    ends = []
+    for i in np.flatnonzero(invalid).tolist():
+        row = int(batch.sample_rows[i])
+        message = faults.get(i, "the model's output was not finite")
+        ends.append(End(row, "error", message=message))
+    return ends
+
+
+def _stopped(columns: Columns, rows: IntArray, tokens: IntArray, is_eos: BoolArray) -> BoolArray:
+    """[n] whether the token that each of the rows [n] got stops its request."""
+    stopped: BoolArray = is_eos[tokens] & columns.stops_at_eos[rows]
+    special = columns.has_stop_ids[rows]
+    # Few requests have stop tokens of their own.
+    if special.any():
+        for i in np.flatnonzero(special).tolist():
+            request: Request = columns.requests[rows[i]]
+            stop_ids = request.message.sampling.stop_token_ids
+            stopped[i] |= int(tokens[i]) in stop_ids
+    return stopped
+
+
+def _behind_first(
+    columns: Columns, batch: Batch, result: Result, counts: IntArray, live: BoolArray
+) -> list[Forced]:
+    """The tokens that a step gave to `live` [S] requests behind their first one. It gave `counts`
+    [S] tokens to each."""
+    more = []
+    ends = np.cumsum(counts).tolist()
+    for i, (end, count) in enumerate(zip(ends, counts.tolist(), strict=True)):
+        if not live[i]:
+            continue
+        row = int(batch.sample_rows[i])
+        room = int(columns.max_len[row] - columns.known_len[row])
+        behind_first = result.tokens[end - count + 1 : end]
+        tokens = behind_first[:room].tolist()
+        if tokens:
+            more.append(Forced(row, tuple(tokens)))
+    return more
+
+
+def _append(
+    columns: Columns, forced: Sequence[Forced], is_eos: BoolArray, found: dict[int, End]
+) -> tuple[IntArray, IntArray]:
+    """Append forced tokens, each row's up to one that stops it, and add to the ends `found`.
+
+    Returns rows, tokens.
+    """
+    rows: list[int] = []
+    appended: list[int] = []
+    for row, tokens in forced:
+        if row in found and found[row].matched is not None:
+            continue  # a token before has stopped it
+        request: Request = columns.requests[row]
+        stops = set(request.message.sampling.stop_token_ids)
+        for token in tokens:
+            columns.tokens[row, columns.known_len[row]] = token
+            columns.known_len[row] += 1
+            rows.append(row)
+            appended.append(token)
+            if token in stops or (is_eos[token] and columns.stops_at_eos[row]):
+                found[row] = End(row, "stop", token)
+                break
+        columns.seq_len[row] = columns.known_len[row]
+        if columns.known_len[row] >= columns.max_len[row]:
+            found.setdefault(row, End(row, "length"))
+    return np.array(rows, dtype=np.int32), np.array(appended, dtype=np.int32)

@@ -30,8 +30,7 @@ from weft.plan.inputs import InputOp
 from weft.plan.logits import LogitOp, in_order
 from weft.plan.outputs import AuxRequest
 from weft.plan.step import Result
-from weft.scheduler.batch import Batch
-from weft.scheduler.commit import End, Forced
+from weft.scheduler.batch import Batch, End, Forced
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.limits import Refusal
 from weft.scheduler.request import Columns, Request

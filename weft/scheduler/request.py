@@ -220,7 +220,7 @@ class Columns:
     `seq_len` counts every token up to the last one, known or still on the device. The first
     `kv_len` of them have K and V in the cache, or get them from a launched step. The usual decode
     row has one pending token, the one sampled last; a row may have more: forced (jump-forward)
-    tokens (`Forced` in `commit.py`). While a prompt is computed, `seq_len` is that of the prompt.
+    tokens (`Forced` in `batch.py`). While a prompt is computed, `seq_len` is that of the prompt.
 
     A free row is all zeros but for its epoch, so a request finds nothing of the row's last owner.
     """

@@ -21,16 +21,15 @@ import msgspec
 
 from weft.arrays import IntArray
 from weft.grammar.protocol import NOT_FOLLOWED
+from weft.memory.accounting.audit import audit
 from weft.memory.allocator import PageAllocator, RowTable
-from weft.memory.audit import audit
 from weft.memory.prefix_cache import TOKEN_BYTES, NoPrefixCache, PrefixCache
 from weft.memory.radix import RadixCache
 from weft.messages.replies import Finish, FinishReason, StepOutput
 from weft.messages.requests import Abort, GenerateRequest
 from weft.messages.status import Stats
 from weft.plan.step import Result
-from weft.scheduler.batch import Batch, RunningBatch
-from weft.scheduler.commit import End, commit
+from weft.scheduler.batch import Batch, End, RunningBatch, commit
 from weft.scheduler.feature import Feature, FeatureHooks
 from weft.scheduler.history import Counters, RequestHistory, Stop
 from weft.scheduler.kv import KvMemory

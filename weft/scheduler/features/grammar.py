@@ -24,8 +24,7 @@ from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams, ThinkingMarks
 from weft.plan.logits import GrammarMask
 from weft.plan.step import Result
-from weft.scheduler.batch import Batch
-from weft.scheduler.commit import End, Forced
+from weft.scheduler.batch import Batch, End, Forced
 from weft.scheduler.feature import Admission, Feature, StepEffects, StepInputs
 from weft.scheduler.features.bias import forbidden, joined
 from weft.scheduler.kv import KvMemory

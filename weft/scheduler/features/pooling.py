@@ -12,8 +12,7 @@ from weft.messages.replies import PooledPiece
 from weft.messages.requests import PoolingParams
 from weft.plan.outputs import PooledVectors, PoolingRequest
 from weft.plan.step import Result, find
-from weft.scheduler.batch import Batch
-from weft.scheduler.commit import End
+from weft.scheduler.batch import Batch, End
 from weft.scheduler.feature import Feature, StepEffects, StepInputs
 from weft.scheduler.request import Columns, Request
 
