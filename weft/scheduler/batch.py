@@ -55,8 +55,17 @@ class Batch:
     """
 
     __slots__ = (
-        *("mode", "plan", "prefills", "rows", "starts", "lens", "epochs"),
-        *("sample_epochs", "sample_rows", "prompt_only_rows", "blocks_overlap"),
+        "blocks_overlap",
+        "epochs",
+        "lens",
+        "mode",
+        "plan",
+        "prefills",
+        "prompt_only_rows",
+        "rows",
+        "sample_epochs",
+        "sample_rows",
+        "starts",
     )
 
     def __init__(

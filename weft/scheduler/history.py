@@ -132,14 +132,27 @@ class SchedulingPass:
     """One or more successive walks that ended alike. Numbers are those of the last one."""
 
     __slots__ = (
-        *("first_s", "last_s", "first_step", "last_step", "first_walk", "last_walk", "times"),
-        *("stop", "id", "needed", "available", "free"),
+        "available",
+        "first_s",
+        "first_step",
+        "first_walk",
+        "free",
+        "id",
+        "last_s",
+        "last_step",
+        "last_walk",
+        "needed",
+        "stop",
+        "times",
     )
 
     def __init__(self, time_s: float, step: int, walk: int, stop: Stop, id: int) -> None:
-        self.first_s = self.last_s = time_s
-        self.first_step = self.last_step = step
-        self.first_walk = self.last_walk = walk
+        self.first_s = time_s
+        self.last_s = time_s
+        self.first_step = step
+        self.last_step = step
+        self.first_walk = walk
+        self.last_walk = walk
         self.stop = stop
         self.id = id  # the request at which it stopped, or -1
         self.needed = 0  # tokens that this one needed: of memory, or of the step's budget
@@ -147,6 +160,12 @@ class SchedulingPass:
         # tokens of memory that were free or evictable, some of them kept for running requests
         self.free = 0
         self.times = 0
+
+    def goes_on(self, stop: Stop, id: int) -> bool:
+        """Whether the next walk ended as this one did."""
+        if stop is Stop.FULL and self.stop in _FILLED:
+            return True
+        return stop is self.stop and id == self.id
 
 
 class Wait(NamedTuple):
@@ -167,24 +186,23 @@ class RequestTrace:
     """All that is remembered of one request. Times are NEVER if it has not come to that."""
 
     __slots__ = (
-        *(
-            "id",
-            "rid",
-            "arrival_order",
-            "events",
-            "waits",
-            "prompt_tokens",
-            "output_tokens",
-            "cached_tokens",
-        ),
-        *("arrived_s", "admitted_s", "first_token_s", "finished_s"),
-        *(
-            "num_retractions",
-            "recomputed_tokens",
-            "refound_tokens",
-            "num_events_dropped",
-            "num_waits_dropped",
-        ),
+        "admitted_s",
+        "arrival_order",
+        "arrived_s",
+        "cached_tokens",
+        "events",
+        "finished_s",
+        "first_token_s",
+        "id",
+        "num_events_dropped",
+        "num_retractions",
+        "num_waits_dropped",
+        "output_tokens",
+        "prompt_tokens",
+        "recomputed_tokens",
+        "refound_tokens",
+        "rid",
+        "waits",
     )
 
     def __init__(
@@ -206,7 +224,9 @@ class RequestTrace:
         self.output_tokens = 0  # at its end
         self.cached_tokens = 0  # of the prompt, found at first admission
         self.arrived_s = now
-        self.admitted_s = self.first_token_s = self.finished_s = NEVER
+        self.admitted_s = NEVER
+        self.first_token_s = NEVER
+        self.finished_s = NEVER
         self.num_retractions = 0
         self.recomputed_tokens = 0  # that had been computed before a retraction
         self.refound_tokens = 0  # that had, and were still in the cache
@@ -359,18 +379,19 @@ class RequestHistory:
     ) -> None:
         """Write that the present walk left requests waiting. One that did not begin, because
         nothing has changed since the batch was full, counts with the pass that filled it."""
-        last = self._passes[-1] if self._passes else None
-        is_same = last is not None and (
-            (stop is Stop.FULL and last.stop in _FILLED) or (stop is last.stop and id == last.id)
-        )
-        if last is None or not is_same:
+        last = self.last_pass
+        if last is None or not last.goes_on(stop, id):
             if len(self._passes) == MAX_PASSES:
                 self.forgotten_until = self._passes[0].last_walk
             last = SchedulingPass(time_s, step, self.num_walks, stop, id)
             self._passes.append(last)
-        last.last_s, last.last_step, last.last_walk = time_s, step, self.num_walks
+        last.last_s = time_s
+        last.last_step = step
+        last.last_walk = self.num_walks
         if stop is not Stop.FULL:
-            last.needed, last.available, last.free = needed, available, free
+            last.needed = needed
+            last.available = available
+            last.free = free
         last.times += 1
 
     def _event(self, now: float, step: int, kind: EventKind, detail: str) -> Event:

@@ -13,9 +13,8 @@ from weft.scheduler.batch import Batch, RunningBatch
 from weft.scheduler.pace.step_cost import CostEstimator, StepLoad
 from weft.scheduler.request import Columns
 
-FIRST_TOKENS = (
-    64  # of a step, as long as nothing is known; then at most twice what has been measured
-)
+# Of a step, as long as nothing is known; then at most twice what has been measured.
+FIRST_TOKENS = 64
 MIN_TOKENS = 16  # of a prompt, worth a step
 
 
@@ -35,21 +34,20 @@ class StepBudget:
         """How many tokens behind `start` others fit: b·n + c·(start·n + n²/2) <= the seconds
         left."""
         fits = float(self._max_tokens)
-        linear, pair_s, left_s = (
-            self._token_s + self._pair_s * start,
-            self._pair_s,
-            max(self._left_s, 0.0),
-        )
+        pair_s = self._pair_s
+        left_s = max(self._left_s, 0.0)
+        linear = self._token_s + pair_s * start  # b + c·start
         if pair_s > 0:
-            fits = min(fits, (math.sqrt(linear * linear + 2 * pair_s * left_s) - linear) / pair_s)
+            root = math.sqrt(linear * linear + 2 * pair_s * left_s)
+            fits = min(fits, (root - linear) / pair_s)
         elif linear > 0:
             fits = min(fits, left_s / linear)
         return max(int(fits), self._min_tokens)
 
     def spend(self, start: int, num_tokens: int) -> None:
-        self._left_s -= self._token_s * num_tokens + self._pair_s * num_tokens * (
-            start + num_tokens / 2
-        )
+        linear_s = self._token_s * num_tokens
+        pairs_s = self._pair_s * num_tokens * (start + num_tokens / 2)
+        self._left_s -= linear_s + pairs_s
         self._max_tokens -= num_tokens
         self._min_tokens = 0
 
@@ -67,9 +65,8 @@ class Pace:
         self._columns = columns
         self._running = running
         self._largest = FIRST_TOKENS // 2  # tokens of a measured step
-        self._since_s = (
-            0.0  # what the steps take that were planned since the running requests' last one
-        )
+        # What the steps take that were planned since the running requests' last one.
+        self._since_s = 0.0
 
     def observe(self, batch: Batch, seconds: float) -> None:
         """A step has taken so long on the device."""
@@ -78,12 +75,13 @@ class Pace:
 
     def planned(self, batch: Batch) -> None:
         """This is the next step."""
-        if len(batch.rows) > len(batch.prefills) or not self._waiting_load().tokens:
+        has_decodes = len(batch.rows) > len(batch.prefills)
+        if has_decodes or not self._waiting_load().tokens:
             self._since_s = 0.0
+        elif self.cost.is_known:
+            self._since_s += self.cost.seconds(StepLoad.of(batch.plan))
         else:
-            self._since_s += (
-                self.cost.seconds(StepLoad.of(batch.plan)) if self.cost.is_known else math.inf
-            )
+            self._since_s = math.inf
 
     def decode_is_due(self) -> bool:
         """Whether the running requests must have their turn before any more of a prompt."""
@@ -101,18 +99,20 @@ class Pace:
         max_tokens = 2 * self._largest
         min_tokens = 0 if self._since_s else self._min_tokens
         if not self.cost.is_known:
-            return StepBudget(
-                0.0 if self._since_s else math.inf, (1.0, 0.0), max_tokens, min_tokens
-            )
+            left_s = 0.0 if self._since_s else math.inf
+            return StepBudget(left_s, (1.0, 0.0), max_tokens, min_tokens)
         cost = self.cost.model()
-        left_s = (
-            self._max_step_s - self._since_s - cost.seconds(load) - (0.0 if mixes else cost.step_s)
-        )
+        left_s = self._max_step_s - self._since_s - cost.seconds(load)
+        if not mixes:
+            # The running requests then have a step of their own, behind this one.
+            left_s -= cost.step_s
         return StepBudget(left_s, (cost.token_s, cost.pair_s), max_tokens, min_tokens)
 
     def _waiting_load(self) -> StepLoad:
         """A step of the requests that wait for their next token."""
-        columns, rows = self._columns, self._running.rows
-        rows = rows[columns.seq_len[rows] < columns.max_len[rows]]
-        lens = columns.seq_len[rows] - columns.kv_len[rows]
-        return StepLoad(int(lens.sum()), int((lens * columns.seq_len[rows]).sum()))
+        columns = self._columns
+        rows = columns.unfinished(self._running.rows)
+        seq_len = columns.seq_len[rows]
+        lens = seq_len - columns.kv_len[rows]
+        pairs = lens * seq_len
+        return StepLoad(int(lens.sum()), int(pairs.sum()))
