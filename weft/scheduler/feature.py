@@ -148,11 +148,12 @@ class Triggers:
         """The features that the message turns on, one for each field that does."""
         if not self._names or _reader(self._names)(message) == self._defaults:
             return []
-        return [
-            feature
-            for name, default, feature in self._triggers
-            if getattr(message, name) != default
-        ]
+        found = []
+        for name, default, feature in self._triggers:
+            value = getattr(message, name)
+            if value != default:
+                found.append(feature)
+        return found
 
 
 @cache
@@ -260,6 +261,7 @@ class FeatureHooks:
         for feature in self._features:
             if not self._num_users[feature]:
                 continue
+            # A moment that a feature does not override is not called.
             kind = type(feature)
             if kind.prepare is not Feature.prepare:
                 self._prepare.append(feature.prepare)

@@ -41,12 +41,16 @@ def prepare_for_extend(kv: KvMemory, requests: Sequence[Request]) -> StepTokens:
     slots: list[IntArray] = []
     tokens: list[IntArray] = []
     for request in requests:
-        rows.append(request.row)
-        starts.append(request.kv_len)
-        lens.append(request.extend_len)
+        row = request.row
+        start = request.kv_len
+        end = request.extend_end
+        rows.append(row)
+        starts.append(start)
+        lens.append(end - start)
+        # A middle chunk samples nothing, nor does a request that only wants its prompt computed.
         samples.append(request.wants_tokens and request.completes)
         slots.append(kv.extend(request))
-        tokens.append(columns.tokens[request.row, request.kv_len : request.extend_end])
+        tokens.append(columns.tokens[row, start:end])
     step = StepTokens(
         rows=np.array(rows, dtype=np.int32),
         starts=np.array(starts, dtype=np.int32),
@@ -78,6 +82,7 @@ def prepare_for_decode(kv: KvMemory, rows: IntArray) -> StepTokens:
     starts = columns.kv_len[rows]
     ends = columns.seq_len[rows]
     lens: IntArray = ends - starts
+    # The usual case is written apart: it needs no search for the tokens of each row.
     if int(lens.sum()) == len(rows):
         row_of_token = rows
         positions = starts
@@ -97,7 +102,14 @@ def prepare_for_decode(kv: KvMemory, rows: IntArray) -> StepTokens:
 
 def mix_with_running(extend: StepTokens, decode: StepTokens) -> StepTokens:
     """One step of both: prefills first, then the decoding rows."""
-    return StepTokens(*(np.concatenate(pair) for pair in zip(extend, decode, strict=True)))
+    return StepTokens(
+        rows=np.concatenate([extend.rows, decode.rows]),
+        starts=np.concatenate([extend.starts, decode.starts]),
+        lens=np.concatenate([extend.lens, decode.lens]),
+        tokens=np.concatenate([extend.tokens, decode.tokens]),
+        slots=np.concatenate([extend.slots, decode.slots]),
+        samples=np.concatenate([extend.samples, decode.samples]),
+    )
 
 
 class Planner:
@@ -141,8 +153,9 @@ class Planner:
     ) -> tuple[ForwardMode, StepTokens]:
         if not prefills:
             decode = prepare_for_decode(self._kv, decode_rows)
-            has_forced = len(decode.tokens) > len(decode.rows)
-            return ForwardMode.MIXED if has_forced else ForwardMode.DECODE, decode
+            if len(decode.tokens) > len(decode.rows):
+                return ForwardMode.MIXED, decode  # with forced tokens
+            return ForwardMode.DECODE, decode
         extend = prepare_for_extend(self._kv, prefills)
         if not len(decode_rows):
             return ForwardMode.EXTEND, extend
@@ -151,12 +164,12 @@ class Planner:
 
     def _sampling(self, rows: IntArray, positions: IntArray) -> Sampling:
         """How `rows` [S] sample the tokens at `positions` [S] of their sequences."""
-        columns = self._columns
+        columns = self._columns.sampling
         return Sampling(
-            temperature=columns.sampling.temperature[rows],
-            top_p=columns.sampling.top_p[rows],
-            top_k=columns.sampling.top_k[rows],
-            min_p=columns.sampling.min_p[rows],
-            seeds=columns.sampling.seed[rows],
+            temperature=columns.temperature[rows],
+            top_p=columns.top_p[rows],
+            top_k=columns.top_k[rows],
+            min_p=columns.min_p[rows],
+            seeds=columns.seed[rows],
             positions=positions,
         )

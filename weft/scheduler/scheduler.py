@@ -124,15 +124,18 @@ class Scheduler:
             now,
             self.planner.num_steps,
         )
-        refused = refused or self.limits.refusal(message, self.settings)
+        if refused is None:
+            refused = self.limits.refusal(message, self.settings)
         if refused is not None:
             self._refuse(message, refused)
             return
         seed = message.sampling.seed
+        if seed is None:
+            seed = seed_of(self.settings.seed, arrival_order)
         request = Request(
             message,
             max_len=self.limits.max_len_of(message, prompt_len),
-            seed=seed_of(self.settings.seed, arrival_order) if seed is None else seed,
+            seed=seed,
             arrival_order=arrival_order,
             arrival_s=now,
             goes_first=first,
@@ -252,7 +255,8 @@ class Scheduler:
         request.state = RequestState.FINISHED
         del self.requests[request.id]
         features = self.hooks.unsubscribe(request)
-        self.counters.num_aborted += finish.reason == "abort"
+        if finish.reason == "abort":
+            self.counters.num_aborted += 1
         num_output = finish.completion_tokens
         prefill_s = 0.0
         retry_after_s = 0
@@ -310,7 +314,8 @@ class Scheduler:
             if self.pace is not None:
                 self.pace.planned(batch)
             self.counters.num_steps += 1
-            self.counters.num_prefill_steps += bool(batch.prefills)
+            if batch.prefills:
+                self.counters.num_prefill_steps += 1
         return batch
 
     def _make_room(self, in_flight: bool) -> bool:
@@ -339,11 +344,12 @@ class Scheduler:
                     continue  # it has ended meanwhile
                 self.kv.share(request)
                 is_open = request is self.prefills.chunked_req
-                assert request.is_prefilled != is_open, (
+                is_done = request.is_prefilled
+                assert is_done != is_open, (
                     f"{request.message.rid} has {request.kv_len} of its {request.fill_len} tokens, "
                     f"and is {'' if is_open else 'not '}the open chunk"
                 )
-                if request.is_prefilled:
+                if is_done:
                     request.state = RequestState.DECODING
                     joining.append(request.row)
             self.running_batch.merge(joining)

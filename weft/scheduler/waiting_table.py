@@ -64,7 +64,9 @@ class WaitingTable:
         return len(self._index)
 
     def __iter__(self) -> Iterator[Request]:
-        return (request for request in self._requests[: self._end] if request is not None)
+        for request in self._requests[: self._end]:
+            if request is not None:
+                yield request
 
     def __contains__(self, request: Request) -> bool:
         return request.spec.arrival_order in self._index
@@ -113,7 +115,8 @@ class WaitingTable:
 
     def indices(self) -> IntArray:
         """The indices in use [n], in the order of arrival."""
-        return np.flatnonzero(self.is_used[: self._end]).astype(np.int32)
+        is_used = self.is_used[: self._end]
+        return np.flatnonzero(is_used).astype(np.int32)
 
     def request_at(self, index: int) -> Request:
         request = self._requests[index]
@@ -129,14 +132,17 @@ class WaitingTable:
         It sorts the first NUM_HEAD or so, and the rest only if it is looked at.
         """
         if len(indices) > 2 * NUM_HEAD:
-            is_head = key <= np.partition(key, NUM_HEAD)[NUM_HEAD]
+            # As many as it takes, and those that are equal to the last of them.
+            highest = np.partition(key, NUM_HEAD)[NUM_HEAD]
+            is_head = key <= highest
             yield from self._sorted(indices[is_head], key[is_head])
             indices = indices[~is_head]
             key = key[~is_head]
         yield from self._sorted(indices, key)
 
     def _sorted(self, indices: IntArray, key: DoubleArray | LongArray) -> Iterator[Request]:
-        for index in indices[np.argsort(key, kind="stable")].tolist():
+        order = np.argsort(key, kind="stable")  # equal ones as they came
+        for index in indices[order].tolist():
             yield self.request_at(index)
 
     def _make_room(self) -> None:
@@ -144,7 +150,9 @@ class WaitingTable:
         indices = self.indices()
         num_used = len(indices)
         size = len(self.is_used)
-        new_size = size if num_used <= size // 2 else 2 * size
+        new_size = size
+        if num_used > size // 2:
+            new_size = 2 * size
         columns = {}
         for name in COLUMNS:
             column = getattr(self, name)
@@ -155,8 +163,10 @@ class WaitingTable:
         for name, packed in columns.items():
             setattr(self, name, packed)
         requests = [self._requests[index] for index in indices.tolist()]
-        self._requests = requests + [None] * (new_size - num_used)
+        empty = [None] * (new_size - num_used)
+        self._requests = requests + empty
         self._index = {}
-        for index, arrival_order in enumerate(self.arrival_order[:num_used].tolist()):
+        orders = self.arrival_order[:num_used].tolist()
+        for index, arrival_order in enumerate(orders):
             self._index[arrival_order] = index
         self._end = num_used

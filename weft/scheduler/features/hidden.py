@@ -40,17 +40,19 @@ class HiddenStatesFeature(Feature):
         index: list[int] = []
         counts: list[int] = []
         places: list[IntArray] = []
+        rows = batch.rows.tolist()
         ends = np.cumsum(batch.lens).tolist()  # of the requests' tokens in the step
-        for i, (row, end) in enumerate(zip(batch.rows.tolist(), ends, strict=True)):
+        for i, (row, end) in enumerate(zip(rows, ends, strict=True)):
             request = self._rows.get(row)
             if request is None:
                 continue
             count = self._num_asked(request, batch, i)
-            if count > 0:
-                self._asked[request.id] = int(batch.starts[i] + batch.lens[i])
-                index.append(i)
-                counts.append(count)
-                places.append(np.arange(end - count, end, dtype=np.int32))
+            if count <= 0:
+                continue
+            self._asked[request.id] = int(batch.starts[i] + batch.lens[i])
+            index.append(i)
+            counts.append(count)
+            places.append(np.arange(end - count, end, dtype=np.int32))
         if index:
             step.outputs.append(
                 HiddenStatesRequest(
@@ -65,17 +67,20 @@ class HiddenStatesFeature(Feature):
         output = find(result.outputs, TokenStates)
         if request is None:
             return
-        begin = 0
-        for i, count in zip(request.index.tolist(), request.counts.tolist(), strict=True):
-            row = batch.rows[i]
-            if columns.epoch[row] == batch.epochs[i]:
-                id = int(columns.ids[row])
-                end = int(batch.starts[i] + batch.lens[i])
-                self._reported[id] = end
-                if output is not None:
-                    states = output.states[begin : begin + count]
-                    effects.aux += _messages(id, end - count, states)
+        begin = 0  # of the request's states in the output
+        counts = request.counts.tolist()
+        for i, count in zip(request.index.tolist(), counts, strict=True):
+            places = slice(begin, begin + count)
             begin += count
+            row = batch.rows[i]
+            if columns.epoch[row] != batch.epochs[i]:
+                continue  # it has left
+            id = int(columns.ids[row])
+            end = int(batch.starts[i] + batch.lens[i])
+            self._reported[id] = end
+            if output is not None:
+                states = output.states[places]
+                effects.aux += _messages(id, end - count, states)
 
     def release(self, request: Request) -> None:
         """What launched steps would have brought is asked for again."""

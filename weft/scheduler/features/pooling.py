@@ -20,6 +20,8 @@ NOT_FINITE = "the model's output was not finite"
 
 
 class PoolingFeature(Feature):
+    """Asks for the vectors of prompts, and puts each into its request's reply."""
+
     request_fields = ("pooling",)
 
     def prepare(self, batch: Batch, columns: Columns, step: StepInputs) -> None:
@@ -34,14 +36,21 @@ class PoolingFeature(Feature):
                 params.append(pooling)
         if not index:
             return
+        normalize: list[int] = []
+        dimensions: list[int] = []
+        label_ids: list[tuple[int, ...]] = []
+        for one in params:
+            normalize.append(_normalize(one))
+            dimensions.append(one.dimensions)
+            label_ids.append(one.label_ids)
         step.outputs.append(
             PoolingRequest(
                 index=np.array(index, dtype=np.int32),
                 completes=np.array(completes, dtype=np.bool_),
-                normalize=np.array([_normalize(one) for one in params], dtype=np.int32),
-                dimensions=np.array([one.dimensions for one in params], dtype=np.int32),
+                normalize=np.array(normalize, dtype=np.int32),
+                dimensions=np.array(dimensions, dtype=np.int32),
                 types=_types(batch.prefills),
-                labels=_labels([one.label_ids for one in params]),
+                labels=_labels(label_ids),
             )
         )
 
@@ -59,16 +68,18 @@ class PoolingFeature(Feature):
             assert pooling is not None
             size = pooling.dimensions or len(pooling.label_ids) or None
             vector = output.vectors[place, :size]
-            if np.isfinite(vector).all():
-                packed = vector.astype(np.float32).tobytes()
-                effects.aux.append(PooledPiece(id=request.id, vector=packed))
-            else:
+            if not np.isfinite(vector).all():
                 effects.ends.append(End(row, "error", message=NOT_FINITE))
+                continue
+            packed = vector.astype(np.float32).tobytes()
+            effects.aux.append(PooledPiece(id=request.id, vector=packed))
 
 
 def _normalize(params: PoolingParams) -> int:
     """1 yes, 0 no, -1 as the model's makers meant it."""
-    return -1 if params.normalize is None else int(params.normalize)
+    if params.normalize is None:
+        return -1
+    return int(params.normalize)
 
 
 def _types(prefills: list[Request]) -> IntArray | None:

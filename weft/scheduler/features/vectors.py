@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from weft.arrays import FloatArray, IntArray
+from weft.memory.prefix_cache import TOKEN_BYTES
 from weft.messages.replies import FinishReason
 from weft.messages.requests import GenerateRequest
 from weft.plan.inputs import InputVectors
@@ -19,8 +20,12 @@ from weft.scheduler.kv import KvMemory
 from weft.scheduler.limits import Refusal
 from weft.scheduler.request import Columns, Request
 
+VALUE_BYTES = 4  # float32
+
 
 class InputVectorsFeature(Feature):
+    """Keeps the vectors of open requests."""
+
     request_fields = ("vectors",)
 
     def __init__(self, hidden_size: int) -> None:
@@ -29,10 +34,11 @@ class InputVectorsFeature(Feature):
         self.by_id: dict[int, FloatArray] = {}  # [prompt_len, hidden size]
 
     def refusal(self, message: GenerateRequest) -> Refusal | None:
-        num_tokens = len(message.input_ids) // 4
-        num_values = len(message.vectors) // 4
-        if len(message.vectors) == 4 * num_tokens * self._hidden_size:
+        num_tokens = len(message.input_ids) // TOKEN_BYTES
+        needed_bytes = num_tokens * self._hidden_size * VALUE_BYTES
+        if len(message.vectors) == needed_bytes:
             return None
+        num_values = len(message.vectors) // VALUE_BYTES
         needed = f"{num_tokens:,} tokens of {self._hidden_size:,} are needed"
         return Refusal(f"the input embeddings have {num_values:,} values; {needed}", 400)
 
@@ -50,11 +56,17 @@ class InputVectorsFeature(Feature):
             if vectors is not None and start < len(vectors):
                 # After a retraction, tokens of the output follow those of the prompt.
                 piece = vectors[start : start + length]
-                index.append(np.arange(begin, begin + len(piece), dtype=np.int32))
+                end = begin + len(piece)
+                index.append(np.arange(begin, end, dtype=np.int32))
                 rows.append(piece)
             begin += length
         if index:
-            step.inputs.append(InputVectors(np.concatenate(index), np.concatenate(rows)))
+            step.inputs.append(
+                InputVectors(
+                    index=np.concatenate(index),
+                    rows=np.concatenate(rows),
+                )
+            )
 
     def end(self, request: Request, reason: FinishReason, now: float, kv: KvMemory) -> None:
         self.by_id.pop(request.id, None)
