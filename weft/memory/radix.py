@@ -63,11 +63,6 @@ class Node:
         self.pins = 0
         self.is_queued = False  # stands in the eviction heap
 
-    @property
-    def is_free_leaf(self) -> bool:
-        """Whether it can be evicted: no sequence goes on from it, and no owner protects it."""
-        return not (self.children or self.locks or self.pins)
-
 
 class RootNode(Node):
     """The top of one namespace: an empty piece. The tree has it from its first child to its last.
@@ -282,7 +277,7 @@ class RadixCache:
     def forget(self, handle: Node | None) -> IntArray:
         gone: list[Node] = []
         for node in path_up(handle):
-            if not node.is_free_leaf:
+            if node.children or node.locks or node.pins:
                 break
             gone.append(node)
             self._remove(node)

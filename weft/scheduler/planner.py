@@ -43,14 +43,13 @@ def prepare_for_extend(kv: KvMemory, requests: Sequence[Request]) -> StepTokens:
     for request in requests:
         row = request.row
         start = request.kv_len
-        end = request.extend_end
         rows.append(row)
         starts.append(start)
-        lens.append(end - start)
+        lens.append(request.extend_len)
         # A middle chunk samples nothing, nor does a request that only wants its prompt computed.
         samples.append(request.wants_tokens and request.completes)
         slots.append(kv.extend(request))
-        tokens.append(columns.tokens[row, start:end])
+        tokens.append(columns.tokens[row, start : request.extend_end])
     step = StepTokens(
         rows=np.array(rows, dtype=np.int32),
         starts=np.array(starts, dtype=np.int32),
