@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -270,3 +271,35 @@ def test_an_argument_that_comes_twice_is_no_call() -> None:
     text = "<tool_call>f<arg_key>n</arg_key><arg_value>1</arg_value>"
     text += "<arg_key>n</arg_key><arg_value>2</arg_value></tool_call>"
     assert parse(tool_parser("glm45", eager=False), [text]) == [AnswerText(text)]
+
+
+OPENINGS = [
+    ("qwen3_coder", "<tool_call><function=f><parameter=a>"),
+    ("qwen3_coder", "<function=f>"),
+    ("glm45", "<tool_call>f<arg_key>a</arg_key><arg_value>"),
+    ("minimax_m2", '<minimax:tool_call><invoke name="f"><parameter name="'),
+    ("minimax_m1", "<tool_calls>"),
+    ("kimi_k2", '<|tool_call_begin|>f:0<|tool_call_argument_begin|>{"a":'),
+    ("gpt_oss", "<|channel|>commentary to=functions.f"),
+    ("gemma4", "<|tool_call>call:f{a:"),
+    ("granite", '<|tool_call|>[{"name": "f", "arguments": {"a":'),
+    ("phi4", "functools[{"),
+]
+FILLINGS = [
+    *("[", '{"name":', " ", "<", "\n</", "<function=f>", "<parameter=a>1</parameter>", "{a:["),
+    *("<tool_call>", "<|start|>assistant", "<|channel|>analysis<|message|>", "<arg_key>a", '<|"|>'),
+]
+
+
+@pytest.mark.parametrize(("name", "opening"), OPENINGS)
+@pytest.mark.parametrize("filling", FILLINGS)
+def test_hostile_text_costs_time_in_proportion(name: str, opening: str, filling: str) -> None:
+    text = opening + filling * (60_000 // len(filling))
+    began_s = time.thread_time()
+    pieces = cut_at(text, range(0, len(text), 500))
+    assert parse(tool_parser(name, eager=False), pieces) == [AnswerText(text)]
+    parse(tool_parser(name, eager=True), pieces)
+    thoughts = REASONING_FORMATS["gpt_oss"].parser("", eager=True)
+    parse(thoughts, pieces)
+    # Seconds of a processor, of which a hundredth is needed.
+    assert time.thread_time() - began_s < 20

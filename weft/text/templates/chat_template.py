@@ -30,6 +30,12 @@ MAX_WIDTH = 1_000_000  # of what one operation of a template may make: repetitio
 MAX_SOURCE_LEN = 100_000  # characters of a template that a request brings
 MAX_OWN_SOURCE_LEN = 1_000_000  # characters of all templates of a model
 
+# Templates in which a call is written by its id, out of which the model reads the name (Kimi K2).
+_CALLS_BY_ID = "<|tool_call_argument_begin|>"
+_ID_WITH_NAME = re.compile(r"functions\.[^:]+:[0-9]+")
+# Templates that call the reasoning of a message `thinking` (gpt-oss).
+_THINKING = re.compile(r"message\.thinking|[\"']thinking[\"'] in message")
+
 # Names that the template gets from here: arguments of a request may not take them.
 _INTERNAL = frozenset(
     [
@@ -234,6 +240,8 @@ class ChatTemplate:
         conversation = [
             _normalised(used, message, position) for position, message in enumerate(messages)
         ]
+        if used.calls_by_id:
+            _put_names_into_ids(conversation)
         cut = ""
         if continue_final_message:
             cut = _mark_end(conversation)
@@ -272,6 +280,8 @@ class _Compiled(NamedTuple):
     template: jinja2.Template
     content_format: ContentFormat
     knows_developer: bool  # else that role is the system's
+    calls_by_id: bool  # ids of calls must have their names
+    reads_thinking: bool  # a message's reasoning is its `thinking`
 
 
 def _compiled(sources: Mapping[str, str]) -> dict[str, _Compiled]:
@@ -280,7 +290,13 @@ def _compiled(sources: Mapping[str, str]) -> dict[str, _Compiled]:
 
     def compiled(source: str) -> _Compiled:
         found = content_format(environment.parse(source))
-        return _Compiled(environment.from_string(source), found, "developer" in source)
+        return _Compiled(
+            environment.from_string(source),
+            found,
+            knows_developer="developer" in source,
+            calls_by_id=_CALLS_BY_ID in source,
+            reads_thinking=_THINKING.search(source) is not None,
+        )
 
     try:
         return {name: compiled(source) for name, source in sources.items()}
@@ -315,6 +331,10 @@ def _normalised(used: _Compiled, message: Message, position: int) -> Message:
             message["content"] = ""
     if message.get("tool_calls"):
         message["tool_calls"] = [_parsed_call(call) for call in message["tool_calls"]]
+    # Beside a call gpt-oss's template takes content for reasoning, and refuses to have both.
+    has_content = message.get("tool_calls") and message["content"]
+    if used.reads_thinking and message.get("reasoning_content") and not has_content:
+        message.setdefault("thinking", message["reasoning_content"])
     return message
 
 
@@ -347,6 +367,25 @@ def _parsed_call(call: dict[str, Any]) -> dict[str, Any]:
                 "messages.tool_calls",
             ) from exc
     return {**call, "function": function}
+
+
+def _put_names_into_ids(conversation: list[Message]) -> None:
+    """Give calls ids of the form `functions.NAME:NUMBER`, and the same ones to their results.
+
+    Ids that have this form already stay. Numbers count all calls of the conversation.
+    """
+    new_ids: dict[str | None, str] = {}
+    number = 0
+    for message in conversation:
+        for call in message.get("tool_calls") or ():
+            id = call.get("id")
+            if id is None or not _ID_WITH_NAME.fullmatch(id):
+                new_ids[id] = f"functions.{call['function'].get('name')}:{number}"
+                call["id"] = new_ids[id]
+            number += 1
+        if message.get("role") == "tool":
+            id = message.get("tool_call_id")
+            message["tool_call_id"] = new_ids.get(id, id)
 
 
 def _mark_end(conversation: list[Message]) -> str:
