@@ -244,13 +244,16 @@ def _table(comparisons: Sequence[BatchingComparison]) -> str:
     ]
     rows = []
     for each in comparisons:
+        verdict = "missed"
+        if each.is_met:
+            verdict = "met"
         row = [
             each.workload.name,
             number(each.static.output_per_s),
             number(each.continuous.output_per_s),
             f"{each.ratio:.2f} x",
             f"{each.workload.goal:g} x",
-            "met" if each.is_met else "missed",
+            verdict,
             f"{each.static.row_use:.0%}",
             f"{each.continuous.row_use:.0%}",
         ]

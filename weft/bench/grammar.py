@@ -71,7 +71,7 @@ class GrammarRun(NamedTuple):
     cpu_s: float  # of all threads
     num_steps: int
     grammar_s: float  # of the wall's, in which the outputs were followed in their grammars
-    masks_s: float  # in which masks were filled, mostly beside the loop
+    masks_s: float  # in which masks were filled, most of it beside the loop
     num_tokens: int
 
 
@@ -203,6 +203,7 @@ def _run(
     grammars = TimedGrammars(timed.pool)
     engine = testbed.engine(grammars, prefix_cache=False)
     _submit(engine, testbed.settings.vocab_size, options, schema)
+    # Steps are not taken before the grammar is compiled: that time belongs to no request.
     while engine.services.grammars.feature.queue and not timed.pool.has_news:
         time.sleep(0.001)
     timed.mask_seconds.clear()
@@ -212,11 +213,13 @@ def _run(
     while engine.has_work:
         for reply in engine.step():
             if isinstance(reply, StepOutput):
-                num_tokens += len(reply.tokens) // 4
+                num_tokens += len(reply.tokens) // 4  # bytes of an int32
                 _require_length(reply)
+    wall_s = time.perf_counter() - began_s
+    cpu_s = time.process_time() - began_cpu_s
     return GrammarRun(
-        wall_s=time.perf_counter() - began_s,
-        cpu_s=time.process_time() - began_cpu_s,
+        wall_s=wall_s,
+        cpu_s=cpu_s,
         num_steps=engine.scheduler.planner.num_steps,
         grammar_s=grammars.seconds,
         masks_s=sum(timed.mask_seconds),
@@ -227,7 +230,9 @@ def _run(
 def _submit(engine: Engine, vocab_size: int, options: GrammarOptions, schema: str | None) -> None:
     """All requests, each with a prompt of its own."""
     rng = np.random.default_rng(options.streams)
-    grammar = None if schema is None else Grammar("json_schema", schema)
+    grammar = None
+    if schema is not None:
+        grammar = Grammar("json_schema", schema)
     for id in range(options.streams):
         sampling = SamplingParams(
             max_new_tokens=options.output_len,
@@ -236,7 +241,12 @@ def _submit(engine: Engine, vocab_size: int, options: GrammarOptions, schema: st
             grammar=grammar,
         )
         prompt = rng.integers(0, vocab_size, options.input_len, dtype=np.int32)
-        request = GenerateRequest(id=id, rid=f"{id}", input_ids=prompt.tobytes(), sampling=sampling)
+        request = GenerateRequest(
+            id=id,
+            rid=str(id),
+            input_ids=prompt.tobytes(),
+            sampling=sampling,
+        )
         engine.submit(request)
 
 
@@ -252,10 +262,12 @@ def _require_length(output: StepOutput) -> None:
 def _pool(testbed: Testbed, config: EngineConfig, *, jump: bool) -> Iterator[TimedPool]:
     mask_seconds: list[float] = []
 
+    folder = model_folder(with_model(config))
+
     def compiler() -> Compiler:
         made = make_compiler(
             config.grammar_backend,
-            model_folder(with_model(config)) / "tokenizer.json",
+            folder / "tokenizer.json",
             testbed.settings.vocab_size,
             testbed.settings.eos_token_ids,
             testbed.threads,

@@ -77,15 +77,21 @@ def bench_offline(settings: Settings) -> int:
     config = settings.make(EngineConfig)
     if options.workload:
         return _bench_workloads(options, config)
-    counts = _counts(options.streams)
-    loads = [StreamLoad(num, options.input_len, options.output_len) for num in counts]
+    loads = []
+    for num in _counts(options.streams):
+        load = StreamLoad(num, options.input_len, options.output_len)
+        loads.append(load)
     testbed = Testbed.of(config)
     speeds = measure(loads, lambda load: _play(testbed, load), repeats=options.repeats)
     print(f"{testbed.summary}, {options.input_len:,} tokens in and {options.output_len:,} out")
     print(_speed_table(speeds))
     if options.trace:
         write_steps(options.trace, testbed.steps)
-    results = [speed._asdict() | {"load": speed.load._asdict()} for speed in speeds]
+    results = []
+    for speed in speeds:
+        result = speed._asdict()
+        result["load"] = speed.load._asdict()
+        results.append(result)
     write_json(options.json, "offline", {"model": testbed.summary}, results)
     return 0
 
@@ -104,11 +110,14 @@ def measure(
 
 def read_workloads(names: str) -> dict[str, Workload]:
     """The workloads `w1,w3`, or all. Raises SettingsError."""
-    wanted = list(WORKLOADS) if names == "all" else names.split(",")
-    for name in wanted:
+    if names == "all":
+        return dict(WORKLOADS)
+    wanted = {}
+    for name in names.split(","):
         if name not in WORKLOADS:
             raise SettingsError(f"there is no workload {name!r}; there are {', '.join(WORKLOADS)}")
-    return {name: WORKLOADS[name] for name in wanted}
+        wanted[name] = WORKLOADS[name]
+    return wanted
 
 
 def _counts(text: str) -> list[int]:
@@ -124,10 +133,12 @@ def _counts(text: str) -> list[int]:
 
 def _play(testbed: Testbed, load: StreamLoad) -> StreamTimes:
     lengths = [(load.input_len, load.output_len)] * load.num_streams
-    record = testbed.play(at_once(lengths, first_key=testbed.new_key))
+    arrivals = at_once(lengths, first_key=testbed.new_key)
+    record = testbed.play(arrivals)
+    ttft_s = record.first_s - record.sent_s
     return StreamTimes(
         total_s=record.total_s,
-        ttft_s=float(np.median(record.first_s - record.sent_s)),
+        ttft_s=float(np.median(ttft_s)),
         itl_s=record.gaps.percentile(50),
     )
 
@@ -136,10 +147,11 @@ def _speed(load: StreamLoad, times: Sequence[StreamTimes]) -> StreamSpeed:
     output = load.num_streams * load.output_len
     speeds = sorted(output / each.total_s for each in times)
     median = statistics.median(speeds)
+    total_len = load.input_len + load.output_len
     return StreamSpeed(
         load=load,
         output_per_s=median,
-        total_per_s=median * (load.input_len + load.output_len) / load.output_len,
+        total_per_s=median * total_len / load.output_len,
         ttft_s=statistics.median(each.ttft_s for each in times),
         itl_s=statistics.median(each.itl_s for each in times),
         slowest_per_s=speeds[0],
@@ -176,11 +188,16 @@ def _bench_workloads(options: OfflineOptions, config: EngineConfig) -> int:
     seconds: dict[str, list[float]] = {name: [] for name in workloads}
     for turn in range(options.repeats + 1):
         for name, workload in workloads.items():
-            record = testbed.play(_arrivals(workload, testbed.new_key))
+            arrivals = _arrivals(workload, testbed.new_key)
+            record = testbed.play(arrivals)
             if turn:  # the first warms up
                 seconds[name].append(record.total_s)
-    results = [_workload_figures(name, workloads[name], seconds[name]) for name in workloads]
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1_000
+    results = []
+    for name, workload in workloads.items():
+        result = _workload_figures(name, workload, seconds[name])
+        results.append(result)
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    peak = usage.ru_maxrss / 1_000  # Linux counts it in kB
     print(f"{testbed.summary}; peak memory {peak:,.0f} MB")
     print(_workload_table(workloads, results))
     facts = {"model": testbed.summary, "peak_memory_mb": peak}
@@ -194,9 +211,11 @@ def _arrivals(workload: Workload, first_key: int) -> list[Arrival]:
     """
     arrivals = []
     for own_key, request in enumerate(workload.requests, first_key + 1):
-        prompt = [Segment(own_key, request.own_len)] if request.own_len else []
+        prompt = []
         if request.shared_len:
-            prompt.insert(0, Segment(first_key, request.shared_len))
+            prompt.append(Segment(first_key, request.shared_len))
+        if request.own_len:
+            prompt.append(Segment(own_key, request.own_len))
         arrival = Arrival(
             time_s=0.0,
             prompt=tuple(prompt),

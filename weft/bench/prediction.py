@@ -24,8 +24,8 @@ CALIBRATION: list[list[tuple[int, int]]] = [
     [(512, 32)],
     [(32, 48)] * 4,
     [(256, 48)] * 4,
-    list(zip(range(16, 272, 16), range(8, 136, 8), strict=True)),
-    list(zip(range(24, 792, 24), [40] * 32, strict=True)),
+    [(16 * i, 8 * i) for i in range(1, 17)],
+    [(24 * i, 40) for i in range(1, 33)],
 ]
 
 
@@ -50,13 +50,15 @@ class Prediction(NamedTuple):
 
     @property
     def row(self) -> list[str]:
+        error = self.predicted / self.measured - 1
+        error_with_own_cost = self.predicted_with_own_cost / self.measured - 1
         return [
             self.figure,
             number(self.measured),
             number(self.predicted),
-            f"{self.predicted / self.measured - 1:+.1%}",
+            f"{error:+.1%}",
             number(self.predicted_with_own_cost),
-            f"{self.predicted_with_own_cost / self.measured - 1:+.1%}",
+            f"{error_with_own_cost:+.1%}",
         ]
 
 
@@ -69,10 +71,12 @@ def bench_prediction(settings: Settings) -> int:
     """
     options = settings.make(PredictionOptions)
     traffic = settings.make(Traffic)
-    testbed = Testbed.of(settings.make(EngineConfig))
+    config = settings.make(EngineConfig)
+    testbed = Testbed.of(config)
     before = fit(_calibrate(testbed))
     arrivals = _arrivals(traffic, testbed.new_key)
-    measured = summarize(testbed.play(arrivals), Slo())
+    record = testbed.play(arrivals)
+    measured = summarize(record, Slo())
     own = fit(testbed.steps)
     if options.trace:
         write_steps(options.trace, testbed.steps)
@@ -102,7 +106,8 @@ def _calibrate(testbed: Testbed) -> list[StepTime]:
     for _ in range(2):
         testbed.steps = []
         for load in CALIBRATION:
-            testbed.play(at_once(load, first_key=testbed.new_key))
+            arrivals = at_once(load, first_key=testbed.new_key)
+            testbed.play(arrivals)
     measured = testbed.steps
     testbed.steps = []
     return measured
@@ -128,7 +133,16 @@ def _compare(measured: Summary, predicted: Summary, with_own_cost: Summary) -> l
     truth = _figures(measured)
     first = _figures(predicted)
     second = _figures(with_own_cost)
-    return [Prediction(name, truth[name], first[name], second[name]) for name in truth]
+    predictions = []
+    for name in truth:
+        prediction = Prediction(
+            figure=name,
+            measured=truth[name],
+            predicted=first[name],
+            predicted_with_own_cost=second[name],
+        )
+        predictions.append(prediction)
+    return predictions
 
 
 def _figures(summary: Summary) -> dict[str, float]:

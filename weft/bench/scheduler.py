@@ -1,8 +1,8 @@
 """`weft bench scheduler`: what the scheduler itself costs, in real time and without a model.
 
-Two scenes. *Engine*: 256 requests decode and 1,000 wait, each with a prompt of 2,048 tokens.
-*Tree*: 100,000 sequences of 64 tokens, of which one of 64 heads of 32 tokens is shared.
-`docs/performance.md` has what other engines need for the same.
+Two workloads. *Engine*: 256 requests decode and 1,000 wait, each with a prompt of 2,048 tokens.
+*Tree*: 100,000 sequences of 64 tokens, each of which begins with one of 64 heads of 32 tokens.
+`docs/understand/performance.md` has the times of other engines for the same.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ class OverheadFigure(NamedTuple):
         cls, name: str, unit: str, scale: float, samples: Sequence[float], goal: float
     ) -> OverheadFigure:
         """`scale`: units in a second, or in a byte."""
-        p5, median, p95 = (np.percentile(samples, (5, 50, 95)) * scale).tolist()
+        scaled = np.percentile(samples, (5, 50, 95)) * scale
+        p5, median, p95 = scaled.tolist()
         return cls(name, unit, median, p5, p95, goal)
 
 
@@ -91,17 +92,21 @@ def bench_scheduler(settings: Settings) -> int:
     rows = []
     results = []
     for figure in figures:
+        verdict = "missed"
+        if figure.is_met:
+            verdict = "met"
         row = [
             figure.name,
             number(figure.median),
             f"{number(figure.p5)}-{number(figure.p95)}",
             figure.unit,
             number(figure.goal),
-            "met" if figure.is_met else "missed",
+            verdict,
         ]
         rows.append(row)
         results.append(figure._asdict() | {"is_met": figure.is_met})
-    print(table(["", "median", "p5-p95", "", "goal", ""], rows))
+    header = ["", "median", "p5-p95", "", "goal", ""]
+    print(table(header, rows))
     write_json(options.json, "scheduler", {}, results)
     return 0
 
@@ -129,16 +134,23 @@ def engine_figures(page_size: int, steps: int) -> Iterator[OverheadFigure]:
     """
     scheduler = _scheduler(page_size, steps)
     rng = np.random.default_rng(0)
+    # The messages exist before the clock runs: only their arrival is timed.
     messages = [_request(i, rng, steps) for i in range(NUM_RUNNING + NUM_WAITING)]
     _settle()
-    arrivals = [_seconds(partial(scheduler.add_request, message, 0.0)) for message in messages]
+    arrivals = []
+    for message in messages:
+        arrive = partial(scheduler.add_request, message, 0.0)
+        arrivals.append(_seconds(arrive))
     prefills: list[float] = []
     decodes: list[float] = []
     while len(decodes) < steps:
         took, batch = _step(scheduler)
-        if len(batch.prefills) == 4:
+        num_prefills = len(batch.prefills)
+        is_full = len(batch.rows) == NUM_RUNNING
+        # Steps that are neither, such as the last prefill with fewer prompts, are left out.
+        if num_prefills == 4:
             prefills.append(took)
-        elif len(batch.rows) == NUM_RUNNING and not batch.prefills:
+        elif is_full and not num_prefills:
             decodes.append(took)
     at = f"page {page_size}"
     yield OverheadFigure.of(f"decode step, {at}", "ms", MS, decodes, 0.15)
@@ -154,16 +166,19 @@ def order_figure(num_waiting: int) -> OverheadFigure:
     scheduler = _scheduler(1, steps=1, num_waiting=num_waiting, policy="lpm")
     rng = np.random.default_rng(0)
     heads = [_ids(rng, SHARED_LEN) for _ in range(NUM_HEADS)]
+    own_len = PROMPT_LEN - SHARED_LEN
     pages: IntArray = np.arange(PROMPT_LEN, dtype=np.int32)
     for i in range(num_waiting):
-        head = heads[int(rng.integers(NUM_HEADS))]
-        prompt = head + _ids(rng, PROMPT_LEN - SHARED_LEN)
-        scheduler.add_request(_message(i, prompt, max_new=1), 0.0)
+        drawn = int(rng.integers(NUM_HEADS))
+        prompt = heads[drawn] + _ids(rng, own_len)
+        message = _message(i, prompt, max_new=1)
+        scheduler.add_request(message, 0.0)
     samples = []
     _settle()
     for head in heads:
-        ended = head + _ids(rng, PROMPT_LEN - SHARED_LEN)
-        samples.append(_seconds(partial(_order_after, scheduler, ended, pages)))
+        ended = head + _ids(rng, own_len)
+        order = partial(_order_after, scheduler, ended, pages)
+        samples.append(_seconds(order))
     goal = 2.0
     if num_waiting <= 1_000:
         goal = 0.5
@@ -171,8 +186,10 @@ def order_figure(num_waiting: int) -> OverheadFigure:
 
 
 def _order_after(scheduler: Scheduler, ended: bytes, pages: IntArray) -> list[Request]:
-    scheduler.kv.cache.insert(CacheKey("", ended), pages)
-    return list(islice(scheduler.waiting_queue.order(0.0), NUM_ADMITTED))
+    key = CacheKey("", ended)
+    scheduler.kv.cache.insert(key, pages)
+    order = scheduler.waiting_queue.order(0.0)
+    return list(islice(order, NUM_ADMITTED))
 
 
 class NoRunner:
@@ -186,7 +203,10 @@ class NoRunner:
 
 
 def _scheduler(
-    page_size: int, steps: int, num_waiting: int = NUM_WAITING, policy: str = "fcfs"
+    page_size: int,
+    steps: int,
+    num_waiting: int = NUM_WAITING,
+    policy: str = "fcfs",
 ) -> Scheduler:
     """The scheduler with all the features that it has in service."""
     num_tokens = NUM_RUNNING * (PROMPT_LEN + 2 * steps + 64)
@@ -204,7 +224,11 @@ def _scheduler(
         aging_s=0.0,
     )
     engine = Engine(
-        settings, NoRunner(), clock=lambda: 0.0, overlap=False, on_failure=lambda exc: None
+        settings,
+        NoRunner(),
+        clock=lambda: 0.0,
+        overlap=False,
+        on_failure=lambda exc: None,
     )
     return engine.scheduler
 
@@ -217,10 +241,12 @@ def _step(scheduler: Scheduler) -> tuple[float, Batch]:
     batch = scheduler.get_next_batch_to_run(0.0, in_flight=False)
     planned = time.perf_counter()
     assert batch is not None
-    result = Result(tokens=np.full(len(batch.sample_rows), 5, dtype=np.int32))
+    num_samples = len(batch.sample_rows)
+    result = Result(tokens=np.full(num_samples, 5, dtype=np.int32))
     resumed = time.perf_counter()
     scheduler.process_batch_result(batch, result)
-    return planned - began + time.perf_counter() - resumed, batch
+    ended = time.perf_counter()
+    return planned - began + ended - resumed, batch
 
 
 # The tree
@@ -234,14 +260,19 @@ def tree_figures(num_sequences: int) -> Iterator[OverheadFigure]:
     cache = RadixCache(page_size=1)
     offers: list[tuple[CacheKey, IntArray]] = []
     for i, sequence in enumerate(sequences):
-        own_pages = pages[i * TREE_LEN : (i + 1) * TREE_LEN]
-        offers.append((CacheKey("", sequence), own_pages))
+        first = i * TREE_LEN
+        own_pages = pages[first : first + TREE_LEN]
+        key = CacheKey("", sequence)
+        offers.append((key, own_pages))
     _settle()
     inserts = _timed(lambda offer: cache.insert(*offer), offers)
     drawn = rng.integers(num_sequences, size=10_000).tolist()
     probes = [CacheKey("", sequences[i]) for i in drawn]
     matches = _timed(lambda probe: cache.match(probe), probes)
-    nodes = [cache.match(probe).handle for probe in probes]
+    nodes = []
+    for probe in probes:
+        match = cache.match(probe)
+        nodes.append(match.handle)
 
     def lock_and_unlock(node: Node) -> None:
         cache.lock(node)
@@ -249,7 +280,8 @@ def tree_figures(num_sequences: int) -> Iterator[OverheadFigure]:
 
     locks = _timed(lock_and_unlock, nodes)
     rounds = min(20, cache.evictable_pages // EVICTED_PAGES)
-    evictions = [_seconds(partial(cache.evict, EVICTED_PAGES)) for _ in range(rounds)]
+    evict = partial(cache.evict, EVICTED_PAGES)
+    evictions = [_seconds(evict) for _ in range(rounds)]
     yield OverheadFigure.of("tree: full-hit match", "us", US, matches, 3)
     yield OverheadFigure.of("tree: insert", "us", US, inserts, 5)
     yield OverheadFigure.of("tree: lock + unlock", "us", US, locks, 1)
@@ -261,13 +293,15 @@ def tree_figures(num_sequences: int) -> Iterator[OverheadFigure]:
 def _sequences(rng: np.random.Generator, num_sequences: int) -> list[bytes]:
     """Packed token ids: each a head that others have, too, and a tail of its own."""
     heads = [_ids(rng, TREE_SHARED) for _ in range(NUM_HEADS)]
-    tails = _ids(rng, num_sequences * (TREE_LEN - TREE_SHARED))
+    tail_len = TREE_LEN - TREE_SHARED
+    tails = _ids(rng, num_sequences * tail_len)
     tail_bytes = len(tails) // num_sequences
-    owners = rng.integers(NUM_HEADS, size=num_sequences).tolist()
+    drawn = rng.integers(NUM_HEADS, size=num_sequences).tolist()
     sequences = []
-    for i, owner in enumerate(owners):
-        tail = tails[i * tail_bytes : (i + 1) * tail_bytes]
-        sequences.append(heads[owner] + tail)
+    for i, head in enumerate(drawn):
+        begin = i * tail_bytes
+        tail = tails[begin : begin + tail_bytes]
+        sequences.append(heads[head] + tail)
     return sequences
 
 
@@ -296,7 +330,8 @@ def _timed(operation: Callable[[T], object], arguments: Sequence[T]) -> list[flo
         began = time.perf_counter()
         for argument in group:
             operation(argument)
-        samples.append((time.perf_counter() - began) / len(group))
+        seconds = time.perf_counter() - began
+        samples.append(seconds / len(group))
     return samples
 
 
@@ -307,19 +342,26 @@ def _seconds(operation: Callable[[], object]) -> float:
 
 
 def _settle() -> None:
-    """As the engine does when it is ready: what exists is not looked through again."""
+    """As the engine does when it is ready: the collector does not visit existing objects again."""
     gc.collect()
     gc.freeze()
 
 
 def _request(number: int, rng: np.random.Generator, steps: int) -> GenerateRequest:
-    return _message(number, _ids(rng, PROMPT_LEN), max_new=2 * steps)
+    prompt = _ids(rng, PROMPT_LEN)
+    return _message(number, prompt, max_new=2 * steps)
 
 
 def _message(number: int, packed: bytes, *, max_new: int) -> GenerateRequest:
     sampling = SamplingParams(max_new_tokens=max_new, ignore_eos=True)
-    return GenerateRequest(id=number, rid=str(number), input_ids=packed, sampling=sampling)
+    return GenerateRequest(
+        id=number,
+        rid=str(number),
+        input_ids=packed,
+        sampling=sampling,
+    )
 
 
 def _ids(rng: np.random.Generator, length: int) -> bytes:
-    return rng.integers(2, VOCAB_SIZE, length, dtype=np.int32).tobytes()
+    ids = rng.integers(2, VOCAB_SIZE, length, dtype=np.int32)
+    return ids.tobytes()

@@ -34,7 +34,13 @@ class Workload(NamedTuple):
 
 def _mixed(num: int) -> list[RequestShape]:
     rng = random.Random(0)
-    return [RequestShape(0, rng.randint(16, 256), rng.randint(16, 192)) for _ in range(num)]
+    shapes = []
+    for _ in range(num):
+        own_len = rng.randint(16, 256)
+        output_len = rng.randint(16, 192)
+        shape = RequestShape(0, own_len, output_len)
+        shapes.append(shape)
+    return shapes
 
 
 WORKLOADS = {

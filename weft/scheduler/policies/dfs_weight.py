@@ -1,6 +1,6 @@
 """Depth first through the prefix tree, the branch with most waiting requests first.
 
-So neighbours in the tree run together.
+So requests that share a long prefix run together, while the prefix is in the cache.
 """
 
 from __future__ import annotations
@@ -17,12 +17,19 @@ from weft.scheduler.waiting_table import WaitingTable
 class DepthFirst(Policy):
     reads_cache = True
 
-    def order(self, table: WaitingTable, indices: IntArray, now: float) -> Iterator[Request]:
+    def order(
+        self,
+        table: WaitingTable,
+        indices: IntArray,
+        now: float,
+    ) -> Iterator[Request]:
         if self.prefix_index is None or self.subtree_counts is None:
             yield from super().order(table, indices, now)
             return
+        # A request is filed under the node where its cached prefix ends.
         for anchor in self.subtree_counts.heaviest_first():
-            for arrival_order in self.prefix_index.ending_at(anchor):
+            arrival_orders = self.prefix_index.ending_at(anchor)
+            for arrival_order in arrival_orders:
                 yield table.by_arrival(arrival_order)
 
     def new_counts(self) -> SubtreeCounts:

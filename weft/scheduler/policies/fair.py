@@ -1,24 +1,24 @@
 """Fair shares for tenants: the tenant that was served least goes first, weighted.
 
-Each tenant has a counter of the service that it was given: tokens computed of its prompts, and
+Each tenant has a counter of the service that it has received: tokens computed of its prompts, and
 tokens generated, which cost more, divided by its weight. Source: VTC, arXiv:2401.00588. A tenant
 that begins to wait begins at the least counter of those that wait already: it saves up nothing
 while it wants nothing. Among the tenants that are at most `QUANTUM` ahead of the least served one,
-the longest cached prefix goes first: so much unfairness may the cache buy, and no more, and one of
-four turns is always of the least served. Source: D2LPM, arXiv:2501.14312.
+the longest cached prefix goes first: the cache may buy that much unfairness, and no more, and one
+of four turns always belongs to the least served. Source: D2LPM, arXiv:2501.14312.
 
-**Bound.** Two tenants that both have a ready request waiting all the while are given, in any span
-of time, service per weight that differs by at most 2 U, with
+**Bound.** Two tenants that both have a ready request waiting all the while receive, in any span of
+time, service per weight that differs by at most 2 U, with
 
     U = QUANTUM + the larger of the two tenants' (L + DECODE_COST * G) / weight
 
-where L is the longest prompt in tokens, and G the tokens that those requests of one tenant that
-have begun at a time may still generate: at most `max_running_requests` times the longest output,
-and at most the KV pool while none is retracted. For a tenant is admitted only while its counter is
-at most QUANTUM above the least, and until it is admitted again only what had begun adds to it.
+where L is the longest prompt in tokens, and G the tokens that the running requests of one tenant
+may still generate: at most `max_running_requests` times the longest output, and at most the KV pool
+while none is retracted. For a tenant is admitted only while its counter is at most QUANTUM above
+the least, and until its next admission only its running requests add to the counter.
 (VTC has max(L, DECODE_COST * M) for U: no QUANTUM, and a pool of M tokens that has room for all
-that the running requests will ever need.) Nothing else goes before this order but requests that
-resume, which are not paid for again; the age of a request counts among those of one tenant alone.
+that the running requests will ever need.) Only requests that resume go before this order, and they
+are not charged again; the age of a request counts only among the requests of its tenant.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from weft.scheduler.waiting_table import DoubleArray, WaitingTable
 DECODE_COST = 2.0  # of a generated token, in tokens of a prompt
 QUANTUM = 4_096.0  # service by which a tenant may be ahead and still go first for its cached prefix
 NO_TENANT = 0
-TAKEN = -1  # below every cached length: the request at this position is not left
+TAKEN = -1  # below every cached length: the request at this position has been named
 
 
 class Tenants:
     """The accounts of the tenants, by number from 1 on.
 
-    A tenant that waits for nothing, and is not ahead of the others, is forgotten: its number is
-    given to another.
+    A tenant that waits for nothing, and is not ahead of the others, is forgotten, and another
+    tenant gets its number.
     """
 
     def __init__(self, shares: dict[str, float]) -> None:
@@ -82,21 +82,27 @@ class Tenants:
 
     def _forget_idle(self, least: float) -> None:
         """Forget tenants without requests that would be lifted anyway when they come back."""
-        is_idle = (self.num_waiting + self.num_rows == 0) & (self.service <= least)
-        for name, tenant in list(self._numbers.items()):
+        has_nothing = self.num_waiting + self.num_rows == 0
+        is_idle = has_nothing & (self.service <= least)
+        accounts = list(self._numbers.items())
+        for name, tenant in accounts:
             if is_idle[tenant]:
                 del self._numbers[name]
                 self._free.append(tenant)
 
     def _double(self) -> None:
         size = len(self.service)
-        none = np.zeros(size, dtype=np.int64)
-        self.service = np.concatenate([self.service, np.zeros(size)])
-        self.weight = np.concatenate([self.weight, np.ones(size)])
-        self.num_waiting = np.concatenate([self.num_waiting, none])
-        self.num_rows = np.concatenate([self.num_rows, none])
-        self.since_oldest = np.concatenate([self.since_oldest, none])
-        self._free = list(range(2 * size - 1, size - 1, -1))
+        no_service = np.zeros(size)
+        unit_weight = np.ones(size)
+        no_count = np.zeros(size, dtype=np.int64)
+        self.service = np.concatenate([self.service, no_service])
+        self.weight = np.concatenate([self.weight, unit_weight])
+        self.num_waiting = np.concatenate([self.num_waiting, no_count])
+        self.num_rows = np.concatenate([self.num_rows, no_count])
+        self.since_oldest = np.concatenate([self.since_oldest, no_count])
+        # `add` pops from the end, so that the lowest number is used first.
+        new_numbers = range(size, 2 * size)
+        self._free = list(reversed(new_numbers))
 
 
 class Fair(Policy):
@@ -112,9 +118,8 @@ class Fair(Policy):
         self._waiting: set[int] = set()  # arrivals of requests that have not run under this policy
         self._floor = 0.0  # the least counter of tenants that wait, as of the last look
         self._since_due = 0  # admissions since the last of the tenant whose turn it was
-        self._turns: dict[
-            int, TenantTurn
-        ] = {}  # why the last order named a request, by its arrival
+        # Why the last order named a request, by its arrival.
+        self._turns: dict[int, TenantTurn] = {}
         self._passed_over: Request | None = None  # the last named one, if it cannot be admitted
         # By row.
         self._tenant_of: LongArray = np.zeros(num_rows, dtype=np.int64)
@@ -128,7 +133,9 @@ class Fair(Policy):
         tenant = self._number(request.message.tenant)
         arrival_order = request.spec.arrival_order
         if not tenants.num_waiting[tenant]:
-            behind = self._least() - self._served()[tenant]
+            # It begins to wait, so it is lifted to the least: it may not have saved up service.
+            served = self._served()
+            behind = self._least() - served[tenant]
             tenants.service[tenant] += max(behind, 0.0)
         # These two together: `dropped` undoes both, or none.
         tenants.num_waiting[tenant] += 1
@@ -136,9 +143,10 @@ class Fair(Policy):
         return tenant
 
     def dropped(self, request: Request) -> None:
-        if request.spec.arrival_order not in self._waiting:
+        arrival_order = request.spec.arrival_order
+        if arrival_order not in self._waiting:
             return
-        self._waiting.remove(request.spec.arrival_order)
+        self._waiting.remove(arrival_order)
         tenant = self._tenants.number_of(request.message.tenant)
         assert tenant is not None
         self._tenants.num_waiting[tenant] -= 1
@@ -149,9 +157,10 @@ class Fair(Policy):
     def admitted(self, request: Request) -> None:
         row = request.row
         tenant = self._number(request.message.tenant)
+        arrival_order = request.spec.arrival_order
         # A retracted request does not count again: to compute anew what it had is no service.
-        if request.spec.arrival_order in self._waiting:
-            self._waiting.remove(request.spec.arrival_order)
+        if arrival_order in self._waiting:
+            self._waiting.remove(arrival_order)
             self._charge_admission(request, tenant)
         self._tenants.num_rows[tenant] += 1
         self._tenant_of[row] = tenant
@@ -161,9 +170,13 @@ class Fair(Policy):
         tenants = self._tenants
         tenants.num_waiting[tenant] -= 1
         num_computed = request.fill_len - request.prefix.length
-        tenants.service[tenant] += num_computed / tenants.weight[tenant]
+        weight = tenants.weight[tenant]
+        tenants.service[tenant] += num_computed / weight
         turn = self._turns.get(request.spec.arrival_order, NO_TURN)
-        self._since_due = 0 if turn.is_due else self._since_due + 1
+        if turn.is_due:
+            self._since_due = 0
+        else:
+            self._since_due += 1
         if turn.is_oldest:
             tenants.since_oldest[tenant] = 0
         else:
@@ -174,12 +187,17 @@ class Fair(Policy):
         tenant = int(self._tenant_of[row])
         if tenant == NO_TENANT:
             return
-        self._tenants.service += self._unpaid(np.array([row], dtype=np.int32))
+        # One row as an array, because `_unpaid` sums over rows.
+        rows: IntArray = np.array([row], dtype=np.int32)
+        self._tenants.service += self._unpaid(rows)
         self._tenant_of[row] = NO_TENANT
         self._tenants.num_rows[tenant] -= 1
 
     def displaced(
-        self, table: WaitingTable, indices: IntArray, newcomer: Request
+        self,
+        table: WaitingTable,
+        indices: IntArray,
+        newcomer: Request,
     ) -> Iterator[Request]:
         """The latest of the tenant that has most waiting for its weight, while another has more
         than the newcomer's."""
@@ -191,16 +209,26 @@ class Fair(Policy):
             most = int(np.argmax(load))
             if load[most] <= load[own]:
                 return
-            last = len(indices) - 1 - int(np.argmax((tenants == most)[::-1]))
-            yield table.request_at(int(indices[last]))
+            # The last of them: argmax finds the first of the reversed ones.
+            is_theirs = tenants == most
+            from_end = int(np.argmax(is_theirs[::-1]))
+            last = len(indices) - 1 - from_end
+            index = int(indices[last])
+            yield table.request_at(index)
             tenants[last] = NO_TENANT
             num_left[most] -= 1
 
     # The order
 
-    def order(self, table: WaitingTable, indices: IntArray, now: float) -> Iterator[Request]:
-        """As if each that is named were admitted at once, unless it is `passed_over`."""
+    def order(
+        self,
+        table: WaitingTable,
+        indices: IntArray,
+        now: float,
+    ) -> Iterator[Request]:
+        """As if each request that is named were admitted at once, unless it is `passed_over`."""
         self._turns = {}
+        # The walk writes copies of the accounts: a request that it names may not be admitted.
         weight = self._tenants.weight
         walk = Walk(
             table,
@@ -211,8 +239,10 @@ class Fair(Policy):
         )
         since_due = self._since_due
         for _ in range(len(indices)):
-            position, turn = walk.next(may_leave_due=since_due < TURNS - 1)
-            request = table.request_at(int(indices[position]))
+            may_leave_due = since_due < TURNS - 1
+            position, turn = walk.next(may_leave_due=may_leave_due)
+            index = int(indices[position])
+            request = table.request_at(index)
             self._turns[request.spec.arrival_order] = turn
             self._passed_over = None
             yield request
@@ -220,15 +250,24 @@ class Fair(Policy):
             if self._passed_over is request:
                 continue
             walk.service[tenant] += walk.cost[position] / weight[tenant]
-            walk.since_oldest[tenant] = 0 if turn.is_oldest else walk.since_oldest[tenant] + 1
-            since_due = 0 if turn.is_due else since_due + 1
+            if turn.is_oldest:
+                walk.since_oldest[tenant] = 0
+            else:
+                walk.since_oldest[tenant] += 1
+            if turn.is_due:
+                since_due = 0
+            else:
+                since_due += 1
 
     def _num_overdue(self, table: WaitingTable, indices: IntArray, now: float) -> int:
-        """As many of the first of `indices` have waited too long."""
+        """The number of overdue requests; they are the first of `indices`, which are by arrival."""
         aging_s = self.context.settings.aging_s
         if not aging_s:
             return 0
-        return int(np.searchsorted(table.arrival_s[indices], now - aging_s, side="right"))
+        arrivals_s = table.arrival_s[indices]
+        overdue_since_s = now - aging_s
+        num_overdue = np.searchsorted(arrivals_s, overdue_since_s, side="right")
+        return int(num_overdue)
 
     # Service
 
@@ -246,23 +285,36 @@ class Fair(Policy):
         """
         served = self._served()
         waits = self._tenants.num_waiting > 0
-        least = served[waits].min() if waits.any() else served.max()
-        self._floor = max(self._floor, float(least))
+        if waits.any():
+            least = float(served[waits].min())
+        else:
+            least = float(served.max())
+        self._floor = max(self._floor, least)
         return self._floor
 
     def _served(self) -> DoubleArray:
-        """By tenant, the service that it has been given per weight."""
-        served: DoubleArray = self._tenants.service + self._unpaid(self.context.running.rows)
+        """By tenant, the service that it has received per weight."""
+        rows = self.context.running.rows
+        served: DoubleArray = self._tenants.service + self._unpaid(rows)
         return served
 
     def _unpaid(self, rows: IntArray) -> DoubleArray:
-        """By tenant, what `rows` have generated under it; it is paid when a request leaves its
-        row."""
+        """By tenant, the service of the tokens that its requests in `rows` have generated.
+
+        It is added to the account when a request leaves its row, so that a step pays nothing.
+        """
+        known_len = self.context.columns.known_len[rows]
+        generated = known_len - self._first_len[rows]
         tenants = self._tenant_of[rows]
-        generated = self.context.columns.known_len[rows] - self._first_len[rows]
-        cost = generated * DECODE_COST / self._tenants.weight[tenants]
-        cost = np.where(tenants != NO_TENANT, cost, 0.0)
-        sums = np.bincount(tenants, weights=cost, minlength=len(self._tenants))
+        weight = self._tenants.weight[tenants]
+        cost = generated * DECODE_COST / weight
+        has_tenant = tenants != NO_TENANT
+        cost = np.where(has_tenant, cost, 0.0)
+        sums = np.bincount(
+            tenants,
+            weights=cost,
+            minlength=len(self._tenants),
+        )
         return sums.astype(np.float64, copy=False)
 
 
@@ -306,8 +358,9 @@ class Walk:
         self._cached = cached.astype(np.int64)  # [n]; TAKEN: it is not left
         # By tenant, its first position that is left; n: none is. Of several assignments to one
         # tenant the last one stays, so they are made from the last position to the first.
+        positions = np.arange(num)
         self._oldest: LongArray = np.full(len(service), num)
-        self._oldest[self._tenants[::-1]] = np.arange(num - 1, -1, -1)
+        self._oldest[self._tenants[::-1]] = positions[::-1]
 
     def next(self, *, may_leave_due: bool) -> tuple[int, TenantTurn]:
         """The position of the next request.
@@ -319,31 +372,43 @@ class Walk:
         served = np.where(is_left, self.service, np.inf)
         least = served.min()
         is_overdue = self._oldest < self._num_overdue
-        wants_oldest = (self.since_oldest >= TURNS - 1) & is_overdue
+        is_turn_of_oldest = self.since_oldest >= TURNS - 1
+        wants_oldest = is_turn_of_oldest & is_overdue
+        # Of equally served tenants, the one whose request came first.
         ties = np.flatnonzero(served == least)
-        due = int(ties[np.argmin(self._oldest[ties])])
+        first_of_ties = np.argmin(self._oldest[ties])
+        due = int(ties[first_of_ties])
         if wants_oldest[due]:
             position = int(self._oldest[due])
         else:
-            position = self._longest(self._tenants == due)
+            is_of_due = self._tenants == due
+            position = self._longest(is_of_due)
         if may_leave_due:
-            rival = self._rival(served <= least + QUANTUM, wants_oldest)
+            may_go = served <= least + QUANTUM
+            rival = self._rival(may_go, wants_oldest)
             if self._cached[rival] > self._cached[position]:
                 position = rival
         tenant = int(self._tenants[position])
-        return position, TenantTurn(is_due=tenant == due, is_oldest=bool(wants_oldest[tenant]))
+        turn = TenantTurn(
+            is_due=tenant == due,
+            is_oldest=bool(wants_oldest[tenant]),
+        )
+        return position, turn
 
     def take(self, position: int) -> int:
         """The request at this position is not left any more. Returns its tenant."""
         tenant = int(self._tenants[position])
         self._cached[position] = TAKEN
-        if self._oldest[tenant] == position:
-            is_tenants = self._tenants[position:] == tenant
-            later = is_tenants & (self._cached[position:] >= 0)
-            if later.any():
-                self._oldest[tenant] = position + int(np.argmax(later))
-            else:
-                self._oldest[tenant] = len(self._tenants)
+        if self._oldest[tenant] != position:
+            return tenant
+        is_theirs = self._tenants[position:] == tenant
+        is_left = self._cached[position:] >= 0
+        is_next = is_theirs & is_left
+        if is_next.any():
+            distance = int(np.argmax(is_next))
+            self._oldest[tenant] = position + distance
+        else:
+            self._oldest[tenant] = len(self._tenants)
         return tenant
 
     def _rival(self, may_go: BoolArray, wants_oldest: BoolArray) -> int:
@@ -351,19 +416,24 @@ class Walk:
 
         A tenant that wants its oldest offers that one alone.
         """
-        is_free = (may_go & ~wants_oldest)[self._tenants]
+        may_go_freely = may_go & ~wants_oldest
+        is_free = may_go_freely[self._tenants]
         best = self._longest(is_free)
         oldest = self._oldest[may_go & wants_oldest]
         if not len(oldest):
             return best
-        other = int(oldest[np.argmax(self._cached[oldest])])
+        longest_of_oldest = np.argmax(self._cached[oldest])
+        other = int(oldest[longest_of_oldest])
         if not is_free.any():
             return other  # all that may go want their oldest, and `best` is of none of them
-        return best if self._cached[best] >= self._cached[other] else other
+        if self._cached[best] >= self._cached[other]:
+            return best
+        return other
 
     def _longest(self, chosen: BoolArray) -> int:
         """The longest cached prefix of those `chosen` [n] that are left, the first of equals."""
-        return int(np.argmax(np.where(chosen, self._cached, -1)))
+        cached = np.where(chosen, self._cached, TAKEN)
+        return int(np.argmax(cached))
 
 
 POLICY = Fair

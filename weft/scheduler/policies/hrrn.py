@@ -14,8 +14,13 @@ class ResponseRatio(KeyPolicy):
     reads_cache = True
 
     def key(self, table: WaitingTable, indices: IntArray, now: float) -> DoubleArray:
-        work = table.fill_len[indices] - table.cached_len[indices]
-        return (table.arrival_s[indices] - now) / work
+        fill_len = table.fill_len[indices]
+        cached_len = table.cached_len[indices]
+        work = fill_len - cached_len
+        # The lowest key goes first, so it is the negative of the time waited; the 1 that the
+        # ratio adds does not change the order.
+        minus_waited_s = table.arrival_s[indices] - now
+        return minus_waited_s / work
 
 
 POLICY = ResponseRatio

@@ -1,4 +1,4 @@
-"""Longest output first, by what the request allows: so no long output runs alone at a job's end."""
+"""Longest output first, by the limit of each request: no long output runs alone at a job's end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from weft.scheduler.waiting_table import WaitingTable
 
 class LongestOutput(KeyPolicy):
     def key(self, table: WaitingTable, indices: IntArray, now: float) -> LongArray:
-        return table.fill_len[indices] - table.max_len[indices]
+        # The negative of the output length: the lowest key goes first.
+        fill_len = table.fill_len[indices]
+        max_len = table.max_len[indices]
+        return fill_len - max_len
 
 
 POLICY = LongestOutput

@@ -11,7 +11,8 @@ class LongestPrefix(KeyPolicy):
     reads_cache = True
 
     def key(self, table: WaitingTable, indices: IntArray, now: float) -> LongArray:
-        return -table.cached_len[indices]
+        cached_len = table.cached_len[indices]
+        return -cached_len
 
 
 POLICY = LongestPrefix

@@ -1,8 +1,8 @@
 """Classes of requests: the higher priority goes first, and takes the place of running ones that are
 far below it.
 
-Within a class those that were retracted go first, then all as they came. Memory that runs out is
-taken from the lowest class. How room is made for a waiting request is in `retraction.py`.
+Within a class, retracted requests go first, then the others in the order of their arrival. When
+memory runs out, the lowest class loses its rows. `retraction.py` makes room for a waiting request.
 """
 
 from __future__ import annotations
@@ -22,31 +22,43 @@ class Priority(KeyPolicy):
         super().__init__(context)
         self.classes = self
         self.displacement = self
-        self._sign = 1 if context.settings.low_priority_first else -1
+        # The lowest key goes first, so a high priority becomes a low key.
+        self._sign = -1
+        if context.settings.low_priority_first:
+            self._sign = 1
 
     def key(self, table: WaitingTable, indices: IntArray, now: float) -> LongArray:
-        return table.priority[indices] * self._sign
+        priority = table.priority[indices]
+        return priority * self._sign
 
     def rank(self, request: Request) -> int:
         return request.message.priority * self._sign
 
     def displaced(
-        self, table: WaitingTable, indices: IntArray, newcomer: Request
+        self,
+        table: WaitingTable,
+        indices: IntArray,
+        newcomer: Request,
     ) -> Iterator[Request]:
         """Those of a lower class: the lowest, and among these the latest first."""
         ranks = self.key(table, indices, newcomer.spec.arrival_s)
         own_rank = self.rank(newcomer)
         while True:
             # The last of equals: argmax finds the first of the reversed ones.
-            last = len(indices) - 1 - int(np.argmax(ranks[::-1]))
+            from_end = int(np.argmax(ranks[::-1]))
+            last = len(indices) - 1 - from_end
             if ranks[last] <= own_rank:
                 return
-            yield table.request_at(int(indices[last]))
+            index = int(indices[last])
+            yield table.request_at(index)
             ranks[last] = own_rank
 
     def far_below(self, waiting: Request, rows: IntArray) -> BoolArray:
-        ranks = self.context.columns.priority[rows] * self._sign
-        is_far: BoolArray = ranks - self.rank(waiting) > self.context.settings.preemption_threshold
+        priority = self.context.columns.priority[rows]
+        ranks = priority * self._sign
+        distance = ranks - self.rank(waiting)
+        threshold = self.context.settings.preemption_threshold
+        is_far: BoolArray = distance > threshold
         return is_far
 
 

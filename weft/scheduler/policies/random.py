@@ -11,9 +11,13 @@ from weft.scheduler.waiting_table import WaitingTable
 
 class Random(KeyPolicy):
     def key(self, table: WaitingTable, indices: IntArray, now: float) -> LongArray:
-        seed = np.uint64(self.context.settings.seed % 2**32 << 32)
-        numbers = table.arrival_order[indices].astype(np.uint64) + seed
-        return splitmix64(numbers * GOLDEN_GAMMA).view(np.int64)
+        # The seed in the upper half, the arrival in the lower: equal sums need equal seeds.
+        seed = self.context.settings.seed % 2**32
+        upper_half = np.uint64(seed << 32)
+        arrivals = table.arrival_order[indices]
+        numbers = arrivals.astype(np.uint64) + upper_half
+        hashes = splitmix64(numbers * GOLDEN_GAMMA)
+        return hashes.view(np.int64)
 
 
 POLICY = Random

@@ -11,7 +11,9 @@ class ShortestPrefill(KeyPolicy):
     reads_cache = True
 
     def key(self, table: WaitingTable, indices: IntArray, now: float) -> LongArray:
-        return table.fill_len[indices] - table.cached_len[indices]
+        fill_len = table.fill_len[indices]
+        cached_len = table.cached_len[indices]
+        return fill_len - cached_len
 
 
 POLICY = ShortestPrefill

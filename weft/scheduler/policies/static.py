@@ -13,10 +13,19 @@ from weft.scheduler.waiting_table import WaitingTable
 class Static(Policy):
     ages = False
 
-    def order(self, table: WaitingTable, indices: IntArray, now: float) -> Iterator[Request]:
+    def order(
+        self,
+        table: WaitingTable,
+        indices: IntArray,
+        now: float,
+    ) -> Iterator[Request]:
         columns = self.context.columns
         rows = self.context.running.rows
-        if (columns.kv_len[rows] > columns.prompt_len[rows]).any():
+        kv_len = columns.kv_len[rows]
+        prompt_len = columns.prompt_len[rows]
+        # A row beyond its prompt decodes: its batch is closed.
+        is_decoding = kv_len > prompt_len
+        if is_decoding.any():
             return iter(())
         return super().order(table, indices, now)
 
