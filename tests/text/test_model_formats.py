@@ -47,6 +47,12 @@ FRAGMENTS = sorted(
         *(" to=functions.f", "<|message|>", "<|call|>", "<|end|>", "analysis", "final", "<|tool"),
         *("<start_function_call>", "call:f{", "s:<escape>", "<escape>}", "<end_function_call>"),
         *("<|tool_call>", '<|"|>', "<tool_call|>", "<|tool_call|>", "functools", "f", "g", "\n"),
+        *(
+            '<｜DSML｜invoke name="f">',
+            '<｜DSML｜parameter name="n" string="false">',
+            "<｜tool_call",
+        ),
+        *("</｜DSML｜parameter>", "</｜DSML｜invoke>", "<|tool_call_start|>", "[f(s='a')]"),
         *('[{"name": "f", "arguments": {', '{"s": 1}', "}}]", "3", " ", "<", "}", "true", "é"),
     }
 )

@@ -118,6 +118,37 @@ CALLS = [
         [CITY, ("g", {})],
     ),
     Written(
+        "deepseek_v32",
+        'Ok\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="f">\n'
+        '<｜DSML｜parameter name="s" string="true">Oslo</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="n" string="false">3</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="q" string="true">5</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+        '<｜DSML｜invoke name="g">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>',
+        "Ok\n",
+        [("f", {"s": "Oslo", "n": 3, "q": "5"}), ("g", {})],
+    ),
+    Written(
+        "step3",
+        "Ok<｜tool_calls_begin｜>\n<｜tool_call_begin｜>function<｜tool_sep｜>"
+        '<steptml:invoke name="f">\n<steptml:parameter name="s">Oslo</steptml:parameter>\n'
+        '<steptml:parameter name="n">3</steptml:parameter>\n</steptml:invoke><｜tool_call_end｜>\n'
+        "<｜tool_calls_end｜>",
+        "Ok",
+        [CITY],
+    ),
+    Written(
+        "lfm2",
+        'Ok <|tool_call_start|>[f(s="Oslo", n=3), g()]<|tool_call_end|>Bye',
+        "Ok Bye",
+        [CITY, ("g", {})],
+    ),
+    Written(
+        "hunyuan_a13b",
+        '<tool_calls>[{"name": "f", "arguments": {"s": "Oslo", "n": 3}}, {"name": "g"}]</tool_calls>',
+        "",
+        [CITY, ("g", {})],
+    ),
+    Written(
         "kimi_k2",
         "Ok.<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>"
         '{"s": "Oslo", "n": 3}<|tool_call_end|><|tool_call_begin|>g:1<|tool_call_argument_begin|>{}'
@@ -207,6 +238,11 @@ TEXTS = [
     ("glm45", "if a <tool_call and b"),
     ("minimax_m2", '<minimax:tool_call>\n<invoke name="none">\n</invoke>\n</minimax:tool_call>'),
     ("minimax_m1", "<tool_calls>\nnone\n</tool_calls>"),
+    ("deepseek_v32", '<｜DSML｜function_calls>\n<｜DSML｜invoke name="none">\n</｜DSML｜invoke>'),
+    ("step3", "<｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜>none"),
+    ("lfm2", "<|tool_call_start|>[h()]<|tool_call_end|>"),
+    ("lfm2", "[g()]"),
+    ("hunyuan_a13b", "<tool_calls>[]</tool_calls>"),
     ("kimi_k2", "<|tool_calls_section_begin|><|tool_calls_section_end|>"),
     ("kimi_k2", "<|tool_call_begin|>none:0<|tool_call_argument_begin|>{}<|tool_call_end|>"),
     ("gpt_oss", "to=functions of x"),
@@ -293,6 +329,13 @@ THOUGHTS = [
         "",
         "<think>Hm.</think>\n<response>Yes.</response>",
         "Hm.",
+        "Yes.",
+    ),
+    Thought(
+        "hunyuan_a13b",
+        "",
+        "<think>\nHm.\n</think>\n<answer>\nYes.</answer>",
+        "Hm.\n",
         "Yes.",
     ),
     Thought("kimi_k2", "", "<think>Hm.</think>Yes.", "Hm.", "Yes."),

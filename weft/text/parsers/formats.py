@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 from weft.text.parsers import gemma, harmony, readers, xml_calls
 from weft.text.parsers.output import Parser
-from weft.text.parsers.pythonic import pythonic
+from weft.text.parsers.pythonic import LFM2_BEGIN, lfm2, pythonic
 from weft.text.parsers.stream import NO_SCHEMAS, Reading, Schema, Stream
 
 
@@ -106,6 +106,10 @@ TOOL_FORMATS = {
     "mistral": ToolFormat(readers.mistral, mark=readers.MISTRAL_MARKER, id_len=9),
     "deepseek": ToolFormat(readers.deepseek, mark=readers.DEEPSEEK_CALL_BEGIN),
     "minimax_m2": ToolFormat(xml_calls.minimax_m2, mark=xml_calls.MINIMAX_BEGIN),
+    "deepseek_v32": ToolFormat(xml_calls.deepseek_v32, mark=xml_calls.DSML),
+    "step3": ToolFormat(xml_calls.step3, mark=xml_calls.STEP3_CALLS_BEGIN),
+    "lfm2": ToolFormat(lfm2, mark=LFM2_BEGIN, other_mark="<|tool_list_start|>"),
+    "hunyuan_a13b": ToolFormat(readers.hunyuan_a13b),
     "minimax_m1": ToolFormat(readers.minimax_m1, mark="<tool_calls>"),
     "kimi_k2": ToolFormat(
         readers.kimi_k2,
@@ -125,6 +129,12 @@ TOOL_FORMATS = {
 }
 FORCED = ToolFormat(readers.forced)
 
+_granite_reasoning = partial(
+    readers.reasoning_before_tag,
+    tag="response",
+    begins=readers.GRANITE_BEGINS,
+    ends=readers.GRANITE_ENDS,
+)
 # In the order in which templates are looked at, as above.
 REASONING_FORMATS = {
     "gpt_oss": ReasoningFormat(
@@ -139,14 +149,19 @@ REASONING_FORMATS = {
     "granite": ReasoningFormat(
         readers.GRANITE_BEGINS[0],
         readers.GRANITE_ENDS[0],
-        read=readers.granite_reasoning,
+        read=_granite_reasoning,
         marks=(readers.GRANITE_ENDS[0],),
     ),
     "granite_33": ReasoningFormat(
         "<think>",
         "</think>",
-        read=readers.granite_reasoning,
+        read=_granite_reasoning,
         marks=("<think></think>", "<response></response>"),
+    ),
+    "hunyuan_a13b": ReasoningFormat(
+        "<think>",
+        "</think>",
+        read=partial(readers.reasoning_before_tag, tag="answer"),
     ),
     "kimi_k2": ReasoningFormat(
         "<think>",
@@ -178,6 +193,9 @@ TOOL_ALIASES = {
     "llama3_json": "llama3",
     "llama4_json": "llama3",
     "llama4_pythonic": "pythonic",
+    "deepseekv32": "deepseek_v32",
+    "deepseekv4": "deepseek_v32",
+    "deepseek_v4": "deepseek_v32",
     "deepseekv3": "deepseek",
     "deepseekv31": "deepseek",
     "deepseek_v3": "deepseek",

@@ -40,7 +40,7 @@ _HEADER = re.compile(
 )
 
 
-class Header(NamedTuple):
+class MessageHeader(NamedTuple):
     """What is known of a message before its content."""
 
     channel: str  # "" if none is named
@@ -74,7 +74,7 @@ def messages(stream: Stream, begin: str, end: str, *, inside: bool) -> Reading[N
                 if header is not None and not header.recipient:
                     stream.settle()  # cut off before it says anything
                 return
-            if found.marker != MESSAGE:
+            if found.marker != MESSAGE:  # it ends before it has content
                 header = None
         if header is None or header.recipient:
             mark = yield from _content(stream, AnswerText, raw=True)
@@ -122,12 +122,12 @@ def _call(stream: Stream, recipient: str) -> Reading[bool]:
     return (yield from json_arguments(stream, name))
 
 
-def parsed_header(text: str) -> Header | None:
+def parsed_header(text: str) -> MessageHeader | None:
     """The header that is written as `text`, from the mark that begins it; None if it is broken."""
     match = _HEADER.fullmatch(" ".join(text.split()))
     if match is None:
         return None
-    return Header(match["channel"] or "", match["role_to"] or match["channel_to"] or "")
+    return MessageHeader(match["channel"] or "", match["role_to"] or match["channel_to"] or "")
 
 
 def _begins_with_recipient(stream: Stream) -> Reading[bool]:

@@ -1,4 +1,4 @@
-"""Calls as a list of Python calls, with or without text around it: Llama 3.2, Llama 4, ToolACE.
+"""Calls as a list of Python calls: Llama 3.2, Llama 4, ToolACE, and LFM2 between marks of its own.
 
     [weather(city="Oslo", days=3), news()]
 
@@ -18,6 +18,7 @@ from weft.text.parsers.calls import MAX_CALL_LEN, is_object, whole_call
 from weft.text.parsers.stream import Reading, Stream
 
 MAX_DEPTH = 128
+LFM2_BEGIN = "<|tool_call_start|>"
 _NAME = re.compile(r"[A-Za-z_][\w.\-]*", re.ASCII)
 _NAME_CHARS = re.compile(r"[\w.\-\s]*", re.ASCII)
 _PLAIN = re.compile(r"[^\"'\\()\[\]{}]*")
@@ -44,6 +45,25 @@ def pythonic(stream: Stream) -> Reading[None]:
         for name, arguments in calls:
             whole_call(stream, name, arguments)
         if calls:
+            yield from stream.skip_space()
+            stream.settle()
+
+
+def lfm2(stream: Stream) -> Reading[None]:
+    """The same between special tokens: LFM2.
+
+    <|tool_call_start|>[weather(city="Oslo")]<|tool_call_end|>
+    """
+    while (yield from stream.text_until(LFM2_BEGIN)):
+        yield from stream.skip_space()
+        if not (yield from stream.accept("[")):
+            continue
+        calls = yield from _list(stream)
+        for name, arguments in calls:
+            whole_call(stream, name, arguments)
+        if calls:
+            yield from stream.skip_space()
+            yield from stream.accept("<|tool_call_end|>")
             yield from stream.skip_space()
             stream.settle()
 

@@ -171,6 +171,14 @@ def minimax_m1(stream: Stream) -> Reading[None]:
     yield from section(stream, json_call, begins=("<tool_calls>",), ends=("</tool_calls>",))
 
 
+def hunyuan_a13b(stream: Stream) -> Reading[None]:
+    """A list of calls between the same tags: Hunyuan A13B.
+
+    <tool_calls>[{"name": "weather", "arguments": {"city": "Oslo"}}]</tool_calls>
+    """
+    yield from section(stream, json_array, begins=("<tool_calls>",), ends=("</tool_calls>",))
+
+
 def granite(stream: Stream) -> Reading[None]:
     """A list of calls behind a token, or as the whole answer: Granite 3.0 to 3.3.
 
@@ -259,25 +267,35 @@ def kimi_k2_reasoning(stream: Stream, begin: str, end: str, *, inside: bool) -> 
         stream.settle()
 
 
-def granite_reasoning(stream: Stream, begin: str, end: str, *, inside: bool) -> Reading[None]:
-    """Reasoning behind a line of words, or between tags as the answer is, too: Granite 3.2 and 3.3.
+def reasoning_before_tag(
+    stream: Stream,
+    begin: str,
+    end: str,
+    *,
+    inside: bool,
+    tag: str,
+    begins: tuple[str, ...] = (),
+    ends: tuple[str, ...] = (),
+) -> Reading[None]:
+    """The same, and an answer that may stand in a `tag`: Granite 3.2 and 3.3, Hunyuan A13B.
 
-    Here is my thought process: ... Here is my response: ...
     <think>...</think><response>...</response>
+
+    `begins` and `ends` are other words for the marks.
     """
     yield from stream.skip_space()
-    opened = yield from stream.accept_one(*GRANITE_BEGINS)
+    opened = yield from stream.accept_one(begin, *begins)
     if not opened and not inside:
         return
     yield from stream.skip_space()
     stream.settle()
-    if not (yield from stream.text_until(*GRANITE_ENDS, kind=ReasoningText)):
+    if not (yield from stream.text_until(end, *ends, kind=ReasoningText)):
         return
     yield from stream.skip_space()
     stream.settle()
-    if not (yield from stream.accept("<response>")):
+    if not (yield from stream.accept(f"<{tag}>")):
         return
     yield from stream.skip_space()
     stream.settle()
-    yield from stream.text_until("</response>")
+    yield from stream.text_until(f"</{tag}>")
     stream.settle()

@@ -18,6 +18,7 @@ from weft.text.parsers.stream import Schema
 
 MAX_REFS = 16  # references and alternatives that are followed, one behind the other
 _INTEGER = re.compile(r"(-?(?:0|[1-9][0-9]*))(?:\.0+)?")
+# An exponent of four digits is infinite for every reader.
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,3})?")
 # Templates that print values with Python's `str` show models these words.
 _WORDS = {"true": "true", "True": "true", "false": "false", "False": "false"}
@@ -53,12 +54,9 @@ class ArgumentTypes:
         found = _fitting(bare, types)
         if found is not None:
             return found
-        if "string" not in types:
-            # Whatever it is: it fits no type, or none is known.
-            found = _fitting(bare, _ANY)
-            if found is not None:
-                return found
-        return json.dumps(text, ensure_ascii=False)
+        if "string" in types:
+            return json_string(text)
+        return any_json(text)  # it fits no type, or none is known
 
     def _types(self, key: str) -> frozenset[str]:
         """JSON's names of the types that the argument may have; empty if nothing is said."""
@@ -83,6 +81,7 @@ class ArgumentTypes:
             names.add(named)
         elif isinstance(named, list):
             names.update(name for name in named if isinstance(name, str))
+        # Values say their types only where no type is named.
         if not names and isinstance(schema.get("enum"), list):
             names.update(_PYTHON_NAMES.get(type(value), "") for value in schema["enum"])
         if not names and "const" in schema:
@@ -107,6 +106,15 @@ class ArgumentTypes:
                 return None
             found = found.get(part.replace("~1", "/").replace("~0", "~"))
         return found
+
+
+def json_string(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def any_json(text: str) -> str:
+    """The JSON value that `text` is, else a string."""
+    return _fitting(text.strip(), _ANY) or json_string(text)
 
 
 _ANY = frozenset(["null", "boolean", "number", "array", "object"])
@@ -134,6 +142,7 @@ def _structure(text: str) -> str | None:
     """An array or an object, in JSON or in the words of Python; None if it is neither."""
     if decoded(text) is not None:
         return text
+    # The translator of Python's calls reads its literals, with the same bounds.
     call = translated(f"f(x={text})")
     if call is None or not is_object(call[1]):
         return None

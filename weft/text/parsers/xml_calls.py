@@ -1,24 +1,26 @@
-"""Calls written as XML: Qwen 3 Coder, Seed, GLM 4.5 and MiniMax M2. One generator for each.
+"""Calls written as XML: Qwen 3 Coder, Seed, GLM, MiniMax M2, DeepSeek V3.2, Step 3.
 
-Arguments come one by one, without types: `typed_values.py` reads them by the tool's schema. A
-string is told while it is written, since files that models write are strings; other values are told
-when they are complete. What all readers do with broken calls is in `calls.py`.
+Arguments come one by one, most often without types: `typed_values.py` reads them by the tool's
+schema. A string is told while it is written, since files that models write are strings; other
+values are told when they are complete. What all readers do with broken calls is in `calls.py`.
 """
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from typing import NamedTuple
 
 from weft.text.parsers.calls import MAX_CALL_LEN, StreamedCall, section
 from weft.text.parsers.stream import MAX_HELD, Reading, Stream
-from weft.text.parsers.typed_values import ArgumentTypes
+from weft.text.parsers.typed_values import ArgumentTypes, any_json, json_string
 
 QWEN_FUNCTION = "<function="
 SEED_BEGIN = "<seed:tool_call>"
 GLM_KEY = "<arg_key>"
 MINIMAX_BEGIN = "<minimax:tool_call>"
+# DeepSeek's and Step's tokens are written with the vertical bar U+FF5C.
+DSML = "｜DSML｜"
+STEP3_CALLS_BEGIN = "<｜tool_calls_begin｜>"
 
 
 class XmlMarks(NamedTuple):
@@ -31,11 +33,35 @@ class XmlMarks(NamedTuple):
     close: str  # behind the last one
     # A value stands on lines of its own: the line breaks around it are none of it.
     on_lines: bool = False
+    # What says "true" of a string and "false" of JSON, between the key and `value`.
+    is_string: str = ""
+
+
+class ArgumentKey(NamedTuple):
+    """What stands before a value."""
+
+    name: str
+    is_string: bool | None  # None: the schema says it
 
 
 _QWEN = XmlMarks("<parameter=", ">", "", "</parameter>", "</function>", on_lines=True)
 _GLM = XmlMarks(GLM_KEY, "</arg_key>", "<arg_value>", "</arg_value>", "</tool_call>")
 _MINIMAX = XmlMarks('<parameter name="', '">', "", "</parameter>", "</invoke>")
+_DSML = XmlMarks(
+    f'<{DSML}parameter name="',
+    '"',
+    "",
+    f"</{DSML}parameter>",
+    f"</{DSML}invoke>",
+    is_string=' string="',
+)
+_STEP3 = XmlMarks(
+    '<steptml:parameter name="',
+    '">',
+    "",
+    "</steptml:parameter>",
+    "</steptml:invoke>",
+)
 
 
 def qwen3_coder(stream: Stream) -> Reading[None]:
@@ -84,6 +110,53 @@ def minimax_m2(stream: Stream) -> Reading[None]:
     )
 
 
+def deepseek_v32(stream: Stream) -> Reading[None]:
+    """Calls that say of each argument whether it is a string: DeepSeek V3.2, and V4's other tag.
+
+    <｜DSML｜function_calls>
+    <｜DSML｜invoke name="weather">
+    <｜DSML｜parameter name="city" string="true">Oslo</｜DSML｜parameter>
+    </｜DSML｜invoke>
+    </｜DSML｜function_calls>
+    """
+    yield from section(
+        stream,
+        partial(_named_call, name_end='">', marks=_DSML),
+        begins=(f"<{DSML}function_calls>", f"<{DSML}tool_calls>"),
+        call_begin=f'<{DSML}invoke name="',
+        ends=(f"</{DSML}function_calls>", f"</{DSML}tool_calls>"),
+    )
+
+
+def step3(stream: Stream) -> Reading[None]:
+    """Calls in XML, each between special tokens: Step 3.
+
+    <｜tool_calls_begin｜>
+    <｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="weather">
+    <steptml:parameter name="city">Oslo</steptml:parameter>
+    </steptml:invoke><｜tool_call_end｜>
+    <｜tool_calls_end｜>
+    """
+    yield from section(
+        stream,
+        _step3_call,
+        begins=(STEP3_CALLS_BEGIN,),
+        call_begin="<｜tool_call_begin｜>function<｜tool_sep｜>",
+        ends=("<｜tool_calls_end｜>",),
+    )
+
+
+def _step3_call(stream: Stream) -> Reading[bool]:
+    yield from stream.skip_space()
+    if not (yield from stream.accept('<steptml:invoke name="')):
+        return False
+    if not (yield from _named_call(stream, '">', _STEP3)):
+        return False
+    yield from stream.skip_space()
+    yield from stream.accept("<｜tool_call_end｜>")
+    return True
+
+
 def glm45(stream: Stream) -> Reading[None]:
     """A pair of tags for each call, with the name behind the first: GLM 4.5 to 4.7.
 
@@ -118,18 +191,20 @@ def _arguments(stream: Stream, name: str, marks: XmlMarks) -> Reading[bool]:
     call.add("{")
     while True:
         yield from stream.skip_space()
+        # An eager stream has told the call: the tags behind its name are no text any more.
         if stream.eager:
             stream.settle()
         if (yield from stream.accept(marks.close)):
             break
         key = yield from _key(stream, marks)
-        if key is None or key in keys:
+        # A key twice has no JSON that all readers agree on.
+        if key is None or key.name in keys:
             return stream.ended and call.break_off()
         before = ""
         if keys:
             before = ", "
-        call.add(f"{before}{json.dumps(key, ensure_ascii=False)}: ")
-        keys.add(key)
+        call.add(f"{before}{json_string(key.name)}: ")
+        keys.add(key.name)
         if not (yield from _value(stream, call, types, key, marks)):
             return stream.ended and call.break_off()
     call.add("}")
@@ -139,32 +214,45 @@ def _arguments(stream: Stream, name: str, marks: XmlMarks) -> Reading[bool]:
     return True
 
 
-def _key(stream: Stream, marks: XmlMarks) -> Reading[str | None]:
+def _key(stream: Stream, marks: XmlMarks) -> Reading[ArgumentKey | None]:
     """The key of the next argument, with all that is before the value; None if there is none."""
     if not (yield from stream.accept(marks.key)):
         return None
-    key = yield from stream.read_until(marks.key_end)
-    if key is None or not marks.value:
-        return key
-    yield from stream.skip_space()
-    if not (yield from stream.accept(marks.value)):
+    name = yield from stream.read_until(marks.key_end)
+    if name is None:
         return None
-    return key.strip()
+    if marks.is_string:
+        if not (yield from stream.accept(marks.is_string)):
+            return None
+        word = yield from stream.read_until('">')
+        if word not in ("true", "false"):
+            return None
+        return ArgumentKey(name, word == "true")
+    if marks.value:
+        name = name.strip()
+        yield from stream.skip_space()
+        if not (yield from stream.accept(marks.value)):
+            return None
+    return ArgumentKey(name, None)
 
 
 def _value(
     stream: Stream,
     call: StreamedCall,
     types: ArgumentTypes,
-    key: str,
+    key: ArgumentKey,
     marks: XmlMarks,
 ) -> Reading[bool]:
-    """The value of the argument `key`, and the mark behind it. False if it is too long, or cut."""
+    """The value of an argument, and the mark behind it. False if it is too long, or cut."""
     ends: tuple[str, ...] = (marks.value_end,)
     if marks.on_lines:
         ends = ("\n" + marks.value_end, marks.value_end)
         yield from stream.accept("\n")
-    if stream.eager and types.is_text(key):
+    is_string = key.is_string
+    if is_string is None:
+        is_string = types.is_text(key.name)
+    if stream.eager and is_string:
+        # Pieces of a string can be escaped one by one, and need not be kept.
         stream.settle()
         call.add('"')
         if not (yield from stream.text_until(*ends, kind=call.as_arguments)):
@@ -178,7 +266,12 @@ def _value(
     found = yield from stream.take_until(*ends, limit=limit)
     if found is None or not found.marker:
         return False
-    call.add(types.as_json(key, found.text))
+    if is_string:
+        call.add(json_string(found.text))
+    elif key.is_string is None:
+        call.add(types.as_json(key.name, found.text))
+    else:
+        call.add(any_json(found.text))
     if stream.eager:
         stream.settle()
     return True
