@@ -30,7 +30,7 @@ from weft.config.resolve import resolve, size
 from weft.config.server import ServerConfig
 
 ABOUT = (
-    "Check this machine, this installation, and a model (the bundled one if none is named), "
+    "Check this machine, this installation, and a model (the default one if none is named), "
     "without starting it."
 )
 CPU_FEATURES = {  # as the kernel spells it -> what it is good for
