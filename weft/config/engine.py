@@ -24,7 +24,8 @@ class ModelOptions:
     model: str = option(
         "",
         "model folder, GGUF file, or Hugging Face hub id (ORG/REPO-GGUF:Q4_K_M for GGUF); "
-        "if not given, SmolLM2-135M-Instruct where it is installed, else the bundled weft-nano",
+        "if not given, SmolLM2-135M-Instruct where it is installed, else, and for weft bench, the "
+        "bundled weft-nano",
         group="model",
         elsewhere=("model_path",),
     )
