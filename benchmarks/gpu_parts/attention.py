@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from gpu_parts.kernels import MODEL, parts, stream
+from gpu_parts.kernels import MODEL, ROPE, parts, stream
 from gpu_parts.part import Row, Setting
 from gpu_parts.timing import seconds
 from weft.config.model import ModelConfig
@@ -34,7 +34,6 @@ def shapes(setting: Setting) -> Iterator[Row]:
             num_kv_heads=kv_heads,
             head_dim=head_dim,
             max_position=32_768,
-            qk_norm=False,
         )
         for num, cached in setting.pick(
             ((1, 1_024), (1, 16_384), (16, 1_024), (64, 1_024), (256, 1_024)), ((2, 64),)
@@ -103,7 +102,7 @@ class Step:
         )
         width = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
         self._qkv = torch.randn(len(slots), width, device=setting.device, dtype=torch.bfloat16)
-        self._heads = Heads(Rope(model), None, None)
+        self._heads = Heads(Rope(ROPE, model), None, None)
         self._found.attention.prepare(self._batch)
 
     def decodes(self) -> Iterator[tuple[dict[str, object], float]]:

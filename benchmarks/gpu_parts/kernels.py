@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from gpu_parts.part import Row, Setting
+from weft.config.decoder import AttentionSpec, DecoderSpec, LayerSpec, QkNorm, RopeConfig
 from weft.config.engine import EngineConfig
 from weft.config.gpu import FP8_CAPABILITY
-from weft.config.model import ModelConfig, RopeConfig
+from weft.config.model import ModelConfig
 from weft.executor.backend import AttentionBatch
 from weft.executor.gpu.build import GpuKernels, gpu_kernels
 from weft.executor.gpu.cuda import Cuda
@@ -28,6 +29,8 @@ from weft.ops.plain import PlainOps
 from weft.ops.protocol import Norm
 from weft.ops.sampling import StagedSampling, TorchSamplerOps
 
+ROPE = RopeConfig(theta=1e6)
+NORMED = AttentionSpec(rope=ROPE, qk_norm=QkNorm.HEAD)
 MODEL = ModelConfig(
     architecture="Qwen3ForCausalLM",
     name="kernels",
@@ -40,9 +43,8 @@ MODEL = ModelConfig(
     intermediate_size=1_536,
     max_position=8_192,
     norm_eps=1e-6,
-    rope=RopeConfig(theta=1e6),
     dtype="bfloat16",
-    qk_norm=True,
+    decoder=DecoderSpec(layers=(LayerSpec(attention=NORMED),)),
 )
 BOUNDS = {
     "": 1e-2,
@@ -146,11 +148,13 @@ def products(setting: Setting, format: str) -> Iterator[Row]:
         )
 
 
+UNNORMED = DecoderSpec(layers=(LayerSpec(attention=AttentionSpec(rope=ROPE)),))
+SLIDING = DecoderSpec(layers=(LayerSpec(attention=replace(NORMED, window=40)),))
 MODELS = {
     "": MODEL,
     ", heads of 128": replace(MODEL, num_heads=16, num_kv_heads=8, head_dim=128),
-    ", one KV head": replace(MODEL, num_heads=6, num_kv_heads=1, qk_norm=False),
-    ", window": replace(MODEL, sliding_window=40),
+    ", one KV head": replace(MODEL, num_heads=6, num_kv_heads=1, decoder=UNNORMED),
+    ", window": replace(MODEL, decoder=SLIDING),
 }
 STEPS = {  # starts and lens of the requests of a step
     "decode": ([0, 1, 17, 300, 1_000], [1, 1, 1, 1, 1]),
@@ -210,14 +214,15 @@ def one_step(
     width = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     qkv = torch.randn(len(slots), width, device=device, dtype=torch.bfloat16)
     weights = [torch.rand(model.head_dim, device=device, dtype=torch.bfloat16) + 0.5 for _ in "qk"]
-    norms = [Norm(weight, 1e-6) if model.qk_norm else None for weight in weights]
-    rope = Rope(model)
+    is_normed = model.decoder.layer(0).attention.qk_norm is QkNorm.HEAD
+    norms = [Norm(weight, 1e-6) if is_normed else None for weight in weights]
+    rope = Rope(ROPE, model)
     q, k, v = (
         qkv.double()
         .view(len(slots), -1, model.head_dim)
         .split([model.num_heads, *[model.num_kv_heads] * 2], 1)
     )
-    if model.qk_norm:
+    if is_normed:
         q, k = (
             rms_norm(x, weight.double(), 1e-6) for x, weight in zip((q, k), weights, strict=True)
         )

@@ -8,7 +8,7 @@ import pytest
 
 from weft.config.engine import EngineConfig
 from weft.config.machine import GpuCard, Machine
-from weft.config.model import ModelConfig, RopeConfig
+from weft.config.model import ModelConfig
 from weft.config.options import SettingsError
 from weft.config.resolve import CHUNK_LEN, CPU_KV_BYTES, GB, MAX_RUNNING, Resolved, resolve
 
@@ -24,7 +24,6 @@ MODEL = ModelConfig(
     intermediate_size=400,
     max_position=8_192,
     norm_eps=1e-6,
-    rope=RopeConfig(),
     dtype="bfloat16",
 )
 KV_BYTES = 1_000

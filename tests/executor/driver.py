@@ -13,7 +13,7 @@ import torch
 
 from weft.arrays import IntArray
 from weft.config.engine import EngineConfig
-from weft.config.model import ModelConfig, RopeConfig
+from weft.config.model import ModelConfig
 from weft.executor.build import load_runner
 from weft.executor.cpu.fused_step import CpuFusedSteps
 from weft.executor.runner import DecoderSteps, TorchRunner
@@ -37,7 +37,6 @@ MODEL = ModelConfig(
     intermediate_size=24,
     max_position=CONTEXT,
     norm_eps=1e-5,
-    rope=RopeConfig(),
     dtype="float32",
 )
 

@@ -20,7 +20,6 @@ from weft.executor.gpu.build import GpuKernels
 from weft.executor.gpu.layout import StepLayout, Tiling
 from weft.executor.kv_pool import KVPool
 from weft.models.layers.attention import Heads
-from weft.ops.elementwise import apply_rotary, rms_norm, rotary_tables
 from weft.ops.plain import PlainOps
 from weft.ops.sampling import (
     SampledTokens,
@@ -183,10 +182,8 @@ class LaidOutTorch:
         config, layout = self._config, self._layout
         sizes = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
         q, k, v = qkv.view(len(qkv), -1, config.head_dim).split_with_sizes(sizes, 1)
-        if heads.q_norm and heads.k_norm:
-            q, k = rms_norm(q, *heads.q_norm), rms_norm(k, *heads.k_norm)
-        rotation = rotary_tables(*heads.rope.at(layout.positions), qkv.dtype)
-        q, k = apply_rotary(q, *rotation), apply_rotary(k, *rotation)
+        assert heads.rope is not None
+        q, k = heads.prepare(q, k, heads.rope.tables(layout.positions, qkv.dtype))
         keys, values = self._pool.k[layer], self._pool.v[layer]
         for cache, new in ((keys, k), (values, v)):
             self._store(cache, new)

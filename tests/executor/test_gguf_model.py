@@ -88,7 +88,7 @@ def test_a_file_has_the_model_of_its_safetensors(tmp_path: Path, architecture: s
     )
     assert ours.bos_token_id == 256
     assert ours.eos_token_ids == theirs.eos_token_ids == (257,)
-    for name in ("architecture", "head_dim", "rope", "norm_eps", "qkv_bias", "qk_norm", "dtype"):
+    for name in ("architecture", "head_dim", "norm_eps", "decoder", "dtype"):
         if name == "norm_eps":
             assert getattr(ours, name) == pytest.approx(getattr(theirs, name))
         else:
@@ -202,8 +202,10 @@ def test_tied_output_and_factors_of_rotation(tmp_path: Path) -> None:
     folder = described(write_gguf(tmp_path / "a.gguf", metadata(), tensors))
     config = ModelConfig.from_folder(folder)
     assert config.tie_embeddings
+    rope = config.decoder.layer(0).attention.rope
+    assert rope is not None
     plain_frequencies = 1.0 / 5_000.0 ** (torch.arange(0, 16, 2) / 16)
-    torch.testing.assert_close(inverse_frequencies(config.rope, 16), plain_frequencies / factors)
+    torch.testing.assert_close(inverse_frequencies(rope, 16), plain_frequencies / factors)
     assert_same(loaded(folder), weights)
 
 
@@ -383,7 +385,7 @@ def test_a_window_of_mistral_is_obeyed(tmp_path: Path) -> None:
     config = ModelConfig.from_folder(
         described(write_gguf(tmp_path / "a.gguf", values, stored(hf_weights())))
     )
-    assert (config.architecture, config.sliding_window) == ("MistralForCausalLM", 64)
+    assert (config.architecture, config.window(0)) == ("MistralForCausalLM", 64)
 
 
 def test_an_encoder_is_refused(tmp_path: Path) -> None:

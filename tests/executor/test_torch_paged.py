@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.executor.driver import MODEL, ints
+from weft.config.decoder import AttentionSpec, DecoderSpec, LayerSpec, RopeConfig
 from weft.config.engine import EngineConfig
 from weft.executor.backend import AttentionBatch
 from weft.executor.gpu.build import gpu_kernels
@@ -46,7 +47,7 @@ class Scene:
             num_heads=heads,
             num_kv_heads=kv_heads,
             head_dim=8,
-            sliding_window=window,
+            decoder=DecoderSpec(layers=(LayerSpec(attention=AttentionSpec(window=window)),)),
         )
         self.starts, self.lens, self.window = starts, lens, window
         generator = torch.Generator().manual_seed(0)
@@ -82,7 +83,9 @@ class Scene:
             for side in (self.k, self.v)
         ]
         qkv = torch.cat([torch.cat(self.q), torch.cat(new[0]), torch.cat(new[1])], dim=1).flatten(1)
-        return backend.forward(qkv, Heads(Rope(self.config), None, None), 0).view(len(qkv), -1, 8)
+        return backend.forward(qkv, Heads(Rope(RopeConfig(), self.config), None, None), 0).view(
+            len(qkv), -1, 8
+        )
 
     def expected(self) -> np.ndarray:
         sides = zip(self.q, self.k, self.v, strict=True)

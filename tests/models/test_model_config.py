@@ -5,7 +5,8 @@ import math
 
 import pytest
 
-from weft.config.model import FAMILIES, ModelConfig, ModelNotFound, RopeConfig, UnsupportedModel
+from weft.config.decoder import AttentionSpec, DecoderSpec, QkNorm, RopeConfig
+from weft.config.model import FAMILIES, ModelConfig, ModelNotFound, UnsupportedModel
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -28,16 +29,16 @@ def family(name: str, **changes) -> ModelConfig:
     return read(architectures=[f"{name}ForCausalLM"], **changes)
 
 
+def attention(config: ModelConfig) -> AttentionSpec:
+    """That of the first layer."""
+    return config.decoder.layer(0).attention
+
+
 def test_what_is_missing_follows_from_what_is_there():
     config = read()
-    assert (config.head_dim, config.num_kv_heads, config.rope) == (
-        16,
-        4,
-        RopeConfig(theta=10_000.0),
-    )
-    assert not any(
-        (config.qkv_bias, config.o_bias, config.mlp_bias, config.qk_norm, config.tie_embeddings)
-    )
+    assert (config.head_dim, config.num_kv_heads) == (16, 4)
+    assert config.decoder == DecoderSpec()
+    assert not config.tie_embeddings
     assert (config.bos_token_id, config.eos_token_ids) == (None, ())
     assert config.kv_bytes_per_token == 2 * 2 * 4 * 16 * 2
 
@@ -50,25 +51,21 @@ def test_null_is_as_good_as_missing():
 
 
 def test_families_know_their_biases_and_norms():
-    llama = family("Llama", attention_bias=True, mlp_bias=True)
-    assert (llama.qkv_bias, llama.o_bias, llama.mlp_bias) == (True, True, True)
-    mistral = family("Mistral", attention_bias=True)
-    assert (mistral.qkv_bias, mistral.o_bias) == (False, False)
-    qwen2 = family("Qwen2")
-    assert (qwen2.qkv_bias, qwen2.o_bias, qwen2.qk_norm) == (True, False, False)
-    qwen3 = family("Qwen3")
-    assert (qwen3.qkv_bias, qwen3.o_bias, qwen3.qk_norm, qwen3.head_dim) == (
-        False,
-        False,
-        True,
-        128,
-    )
+    llama = family("Llama", attention_bias=True, mlp_bias=True).decoder.layer(0)
+    assert (llama.attention.qkv_bias, llama.attention.out_bias, llama.mlp.bias) == (True,) * 3
+    mistral = attention(family("Mistral", attention_bias=True))
+    assert (mistral.qkv_bias, mistral.out_bias) == (False, False)
+    qwen2 = attention(family("Qwen2"))
+    assert (qwen2.qkv_bias, qwen2.out_bias, qwen2.qk_norm) == (True, False, QkNorm.NONE)
+    qwen3 = attention(family("Qwen3"))
+    assert (qwen3.qkv_bias, qwen3.out_bias, qwen3.qk_norm) == (False, False, QkNorm.HEAD)
+    assert family("Qwen3").head_dim == 128
 
 
 def test_sliding_window_counts_only_where_it_is_used():
-    assert family("Llama", sliding_window=64).sliding_window == 0
+    assert family("Llama", sliding_window=64).window(0) == 0
     assert family("Mistral", sliding_window=64).window(0) == 64
-    assert family("Qwen2", sliding_window=64).sliding_window == 0
+    assert family("Qwen2", sliding_window=64).window(0) == 0
     switched = family("Qwen2", sliding_window=64, use_sliding_window=True, max_window_layers=1)
     assert [switched.window(layer) for layer in range(2)] == [0, 64]
     listed = {"layer_types": ["sliding_attention", "full_attention"]}
@@ -86,7 +83,7 @@ def test_old_and_new_spelling_of_rope_are_the_same():
     old = read(rope_theta=5e5, rope_scaling={"type": "llama3", **scaling})
     new = read(rope_parameters={"rope_type": "llama3", "rope_theta": 5e5, **scaling})
     assert old == new
-    assert new.rope == RopeConfig(
+    assert attention(new).rope == RopeConfig(
         theta=5e5, scaling="llama3", factor=8.0, original_max_position=512
     )
 
@@ -96,9 +93,9 @@ def test_yarn_lengthens_the_context_and_tempers_attention():
         rope_scaling={"type": "yarn", "factor": 4, "original_max_position_embeddings": 2048}
     )
     assert config.max_position == 8192
-    assert config.rope.attention_factor == pytest.approx(0.1 * math.log(4) + 1)
+    assert attention(config).rope.attention_factor == pytest.approx(0.1 * math.log(4) + 1)
     given = read(rope_scaling={"type": "yarn", "factor": 4, "attention_factor": 1.5})
-    assert given.rope.attention_factor == 1.5
+    assert attention(given).rope.attention_factor == 1.5
 
 
 def test_dynamic_rope_is_plain_up_to_the_length_trained_for():

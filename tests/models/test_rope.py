@@ -57,5 +57,7 @@ def test_frequencies_are_those_of_transformers(rope: dict[str, Any], head_dim: i
     )
     inv_freq, attention_factor = ROPE_INIT_FUNCTIONS[rope["rope_type"]](theirs, torch.device("cpu"))
     ours = ModelConfig.from_hf({**theirs.to_dict(), "architectures": ["LlamaForCausalLM"]}, "test")
-    assert torch.allclose(inverse_frequencies(ours.rope, head_dim), inv_freq, rtol=1e-6, atol=0)
-    assert ours.rope.attention_factor == pytest.approx(attention_factor)
+    read = ours.decoder.layer(0).attention.rope
+    assert read is not None
+    assert torch.allclose(inverse_frequencies(read, head_dim), inv_freq, rtol=1e-6, atol=0)
+    assert read.attention_factor == pytest.approx(attention_factor)

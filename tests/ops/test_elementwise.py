@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from weft.ops.elementwise import apply_rotary, rms_norm, rotary_angles, rotary_tables, silu_and_mul
+from weft.ops.elementwise import apply_rotary, gate_and_mul, rms_norm, rotary_angles, rotary_tables
 
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 1e-2}
 DTYPES = pytest.mark.parametrize("dtype", TOLERANCE)
@@ -35,7 +35,7 @@ def test_rms_norm(dtype):
 def test_silu_and_mul(dtype):
     x = random(5, 64, dtype=dtype)
     gate, up = np.split(x.double().numpy(), 2, axis=-1)
-    assert_close(silu_and_mul(x), gate / (1 + np.exp(-gate)) * up)
+    assert_close(gate_and_mul(x, "silu"), gate / (1 + np.exp(-gate)) * up)
 
 
 @DTYPES

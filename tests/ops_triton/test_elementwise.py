@@ -27,7 +27,7 @@ def test_rows_are_normed(size: int, dtype: torch.dtype) -> None:
 def test_the_gate_is_applied(size: int) -> None:
     x = rows(3, 2 * size)
     x[0, 0], x[1, 0] = -85.0, 85.0
-    torch.testing.assert_close(silu_and_mul(x), twin.silu_and_mul(x))
+    torch.testing.assert_close(silu_and_mul(x), twin.gate_and_mul(x, "silu"))
 
 
 @pytest.mark.parametrize("size", SIZES)

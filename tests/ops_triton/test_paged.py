@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.executor.driver import MODEL, ints
+from weft.config.decoder import AttentionSpec, DecoderSpec, LayerSpec, QkNorm
 from weft.config.model import ModelConfig
 from weft.executor.backend import AttentionBackend, AttentionBatch, DeviceLayout
 from weft.executor.gpu.attention import TritonPaged
@@ -23,10 +24,16 @@ from weft.ops.triton.ops import TritonOps
 
 CPU = torch.device("cpu")
 SLOTS, ROWS, CONTEXT = 300, 6, 64
+SLIDING = AttentionSpec(qk_norm=QkNorm.HEAD, window=4, qkv_bias=True, out_bias=True)
+FULL = replace(SLIDING, window=0)
 QWEN = replace(
-    MODEL, num_heads=4, num_kv_heads=2, head_dim=16, hidden_size=48, qk_norm=True, sliding_window=4
+    MODEL,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    hidden_size=48,
+    decoder=DecoderSpec(layers=(LayerSpec(attention=SLIDING), LayerSpec(attention=FULL))),
 )
-QWEN = replace(QWEN, full_attention_layers=(1,), qkv_bias=True, o_bias=True)
 STEPS = [  # requests: row, tokens in the cache, tokens to run
     [(0, 0, 9), (2, 0, 1)],
     [(0, 9, 1), (2, 1, 5), (1, 0, 11)],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from weft.config.engine import EngineConfig
@@ -35,7 +36,7 @@ def load_runner(
     thread = worker_thread(engine.threads)
     spec = RunnerSpec(
         engine=engine,
-        model=kept_as(engine, model),
+        model=replace(kept_as(engine, model), context_length=context_length),
         folder=folder,
         kv_tokens=kv_tokens,
         max_rows=max_rows,

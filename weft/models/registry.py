@@ -1,7 +1,7 @@
 """Which class implements which architecture, and what every model can do.
 
-To add a model: its class and a line here; in `config/model.py` a line of `FAMILIES` for what its
-`config.json` means.
+To add a family of decoders: what its `config.json` means, in `config/families/`. It needs nothing
+here, unless it has a mechanism that `decoder.py` lacks.
 """
 
 from __future__ import annotations
@@ -11,28 +11,31 @@ from typing import Protocol, cast
 
 from torch import Tensor
 
-from weft.config.model import ModelConfig, UnsupportedModel
+from weft.config.model import FAMILIES, ModelConfig, UnsupportedModel
 from weft.models.layers.attention import PagedAttention
 from weft.models.layers.encoder import BidirectionalAttention
 from weft.models.layers.weight import Weights
 from weft.ops.encoder import EncoderOps
 from weft.ops.protocol import Ops
 
-_KINDS = ("Model", "ForSequenceClassification")
-_DECODERS = dict.fromkeys(("Llama", "Mistral", "Qwen2", "Qwen3"), "weft.models.llama:Llama")
-_ENCODERS = {"Bert": "weft.models.bert:Bert"} | dict.fromkeys(
-    ("Roberta", "XLMRoberta"), "weft.models.bert:roberta"
-)
-
-MODELS = {
-    "LlamaForCausalLM": "weft.models.llama:Llama",
-    "MistralForCausalLM": "weft.models.llama:Llama",
-    "Qwen2ForCausalLM": "weft.models.llama:Llama",
-    "Qwen3ForCausalLM": "weft.models.llama:Llama",
-    **{
-        f"{name}{kind}": place for kind in _KINDS for name, place in (_DECODERS | _ENCODERS).items()
-    },
+_DECODER = "weft.models.decoder:Decoder"
+_ENCODERS = {
+    "Bert": "weft.models.bert:Bert",
+    "Roberta": "weft.models.bert:roberta",
+    "XLMRoberta": "weft.models.bert:roberta",
 }
+
+
+def _places() -> dict[str, str]:
+    """Module and name of the class of each architecture that is read."""
+    found = dict.fromkeys(FAMILIES, _DECODER)
+    for name, place in _ENCODERS.items():
+        found[f"{name}Model"] = place
+        found[f"{name}ForSequenceClassification"] = place
+    return found
+
+
+MODELS = _places()
 
 
 class DecoderModel(Protocol):

@@ -49,6 +49,10 @@ class Scales(NamedTuple):
         factors = self.coarse.float().repeat_interleave(COARSE // group, dim=1)
         return fine * factors[:, : fine.shape[1]]
 
+    def of(self, rows: slice) -> Scales:
+        """Those of some outputs."""
+        return Scales(self.fine[rows], None if self.coarse is None else self.coarse[rows])
+
     def rows(self, index: Tensor | slice) -> Scales:
         coarse = None if self.coarse is None else self.coarse[index]
         return Scales(self.fine[index], coarse)
@@ -61,6 +65,13 @@ class Codes(NamedTuple):
     values: Tensor  # [n, in] uint8
     scales: Scales
     mins: Scales | None = None
+
+    def of(self, rows: slice) -> Codes:
+        """Some of the rows."""
+        mins = None
+        if self.mins is not None:
+            mins = self.mins.of(rows)
+        return Codes(self.format, self.values[rows], self.scales.of(rows), mins)
 
     def dequantized(self) -> Tensor:
         """[n, in] float32: each weight computed in float32, from left to right."""

@@ -1,7 +1,9 @@
-"""What stands between the matrix products of a transformer: normalisation, rotary embedding, gated
-activation."""
+"""What stands between the matrix products of a transformer: normalisation, rotary embedding,
+activations."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +19,8 @@ def rms_norm(
 
     x [..., H], weight [H] -> [..., H]. Source: arXiv:1910.07467.
     """
+    if weight.dtype != x.dtype:  # an exact weight
+        return rms_norm(x.float(), weight, eps).to(x.dtype)
     return F.rms_norm(
         x,
         (x.shape[-1],),
@@ -25,10 +29,48 @@ def rms_norm(
     )
 
 
-def silu_and_mul(x: Tensor) -> Tensor:
-    """silu(gate) * up, of the two halves of the last dimension: [..., 2 I] -> [..., I]."""
+def gate_and_mul(x: Tensor, activation: str) -> Tensor:
+    """activation(gate) * up, of the two halves of the last dimension: [..., 2 I] -> [..., I]."""
     gate, up = x.chunk(2, dim=-1)
-    return F.silu(gate).mul_(up)
+    return GATES[activation](gate).mul_(up)
+
+
+def gelu(x: Tensor) -> Tensor:
+    """x Φ(x), exactly. Source: arXiv:1606.08415."""
+    return F.gelu(x)
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """The same by way of tanh, as some models were trained with."""
+    return F.gelu(x, approximate="tanh")
+
+
+def relu2(x: Tensor) -> Tensor:
+    """Source: arXiv:2109.08668."""
+    return torch.relu(x).square()
+
+
+ACTIVATIONS = {
+    "gelu": gelu,
+    "gelu_new": gelu_tanh,
+    "gelu_pytorch_tanh": gelu_tanh,
+    "relu": torch.relu,
+    "relu2": relu2,
+    "tanh": torch.tanh,
+}
+GATES: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu_pytorch_tanh": gelu_tanh,
+}
+
+
+def scaled_logits(logits: Tensor, scale: float, cap: float) -> Tensor:
+    """cap tanh(scale logits / cap); cap 0: scale logits. In place."""
+    if cap:
+        return logits.mul_(scale / cap).tanh_().mul_(cap)
+    if scale != 1:
+        logits.mul_(scale)
+    return logits
 
 
 def rotary_angles(
@@ -63,10 +105,24 @@ def apply_rotary(
     cos: Tensor,
     signed_sin: Tensor,
 ) -> Tensor:
-    """Rotate pairs (i, i + D / 2) of each head: x [T, heads, D] with `rotary_tables`.
+    """Rotate pairs (i, i + D / 2) of each head: x [T, heads, D] with `rotary_tables`; of more
+    values in a head only the first D turn.
 
     Source: arXiv:2104.09864, in the half-split order of Hugging Face checkpoints.
     """
+    size = cos.shape[-1]
+    if size < x.shape[-1]:
+        turned = apply_rotary(x[..., :size], cos, signed_sin)
+        return torch.cat((turned, x[..., size:]), dim=-1)
     first, second = x.chunk(2, dim=-1)
     swapped = torch.cat((second, first), dim=-1)
     return torch.addcmul(x * cos, swapped, signed_sin)
+
+
+def in_halves(x: Tensor, size: int) -> Tensor:
+    """Pairs that lie side by side become pairs (i, i + size / 2), in the first `size` values of
+    each head: x [T, heads, D]. In this order `apply_rotary` turns them; where queries and keys
+    have the same order, their products are the same."""
+    first = x[..., 0:size:2]
+    second = x[..., 1:size:2]
+    return torch.cat((first, second, x[..., size:]), dim=-1)

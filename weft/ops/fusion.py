@@ -8,6 +8,8 @@ model calls them, but where something reads them:
     y = W h         Product: nothing yet
     x = x + y       one operation: x += W norm(x)
 
+In the same way x + s * (W h) and x + norm(y) are one operation each.
+
 `Value`, `Normed` and `Product` stand where models see tensors. A sum overwrites its left side, and
 a later read of that value is an error here, when the model runs or its program is recorded; so no
 model computes with memory that was overwritten. Knows no kernel.
@@ -15,7 +17,6 @@ model computes with memory that was overwritten. Knows no kernel.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple, Protocol, cast
 
 from torch import Tensor
@@ -29,8 +30,20 @@ class FusedProduct(Protocol):
         x: Tensor,
         norm: Norm | None,
         add: Tensor | None,
+        scale: float,
     ) -> Tensor:
-        """(add +) W norm(x) + bias, in the memory of `add` if there is one."""
+        """W norm(x) + bias; or add + scale (W norm(x) + bias), in the memory of `add`."""
+        ...
+
+
+class FusedNorm(Protocol):
+    def __call__(
+        self,
+        x: Tensor,
+        norm: Norm,
+        add: Tensor | None = None,
+    ) -> Tensor:
+        """norm(x); or add + norm(x), in the memory of `add`."""
         ...
 
 
@@ -46,17 +59,20 @@ class Value:
         assert not self._is_overwritten, "this activation was overwritten by a sum"
         return self._tensor
 
-    def __add__(self, product: Product) -> Value:
-        total = product.added_to(self.tensor)
+    def __add__(self, term: Product | Normed) -> Value:
+        total = term.added_to(self.tensor)
         self._is_overwritten = True
         return Value(total)
 
 
 class Normed:
-    """norm(x), computed when it is read by anything but a product."""
+    """norm(x), computed when it is read by anything but a product, or added to an activation."""
 
     def __init__(
-        self, x: Activation, norm: Norm, compute: Callable[[Tensor, Norm], Tensor]
+        self,
+        x: Activation,
+        norm: Norm,
+        compute: FusedNorm,
     ) -> None:
         self.x = x
         self.norm = norm
@@ -69,26 +85,44 @@ class Normed:
             self._tensor = self._compute(tensor_of(self.x), self.norm)
         return self._tensor
 
+    def added_to(self, total: Tensor) -> Tensor:
+        """Add the normed to `total` in place."""
+        return self._compute(tensor_of(self.x), self.norm, total)
+
+    def __radd__(self, tensor: Tensor) -> Value:
+        return Value(self.added_to(tensor))
+
 
 class Product:
-    """W x + bias, computed when it is read or added to another activation."""
+    """W x + bias, computed when it is read or added to another activation; times `scale` where it
+    is added."""
 
-    def __init__(self, x: Activation, compute: FusedProduct) -> None:
+    def __init__(
+        self,
+        x: Activation,
+        compute: FusedProduct,
+        scale: float = 1.0,
+    ) -> None:
         self._x = x
         self._compute = compute
+        self._scale = scale
         self._tensor: Tensor | None = None
 
     @property
     def tensor(self) -> Tensor:
+        assert self._scale == 1, "a product that has a scale can only be added"
         if self._tensor is None:
             source = source_of(self._x)
-            self._tensor = self._compute(source.x, source.norm, None)
+            self._tensor = self._compute(source.x, source.norm, None, 1.0)
         return self._tensor
+
+    def __rmul__(self, scale: float) -> Product:
+        return Product(self._x, self._compute, self._scale * scale)
 
     def added_to(self, total: Tensor) -> Tensor:
         """Add the product to `total` in place."""
         source = source_of(self._x)
-        return self._compute(source.x, source.norm, total)
+        return self._compute(source.x, source.norm, total, self._scale)
 
     def __radd__(self, tensor: Tensor) -> Value:
         return Value(self.added_to(tensor))

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from weft.ops.codes import COARSE, CodeFormat, Codes, Scales, codes_of_int8
-from weft.ops.elementwise import rms_norm, silu_and_mul
-from weft.ops.protocol import Matrix, Norm
+from weft.ops.elementwise import ACTIVATIONS, gate_and_mul, rms_norm, scaled_logits
+from weft.ops.protocol import LayerNorm, Matrix, Norm
 from weft.ops.quantize import (
     CODE_FORMATS,
     FP8,
@@ -294,10 +294,10 @@ class PlainOps:
             tensors += matrix.tensors
         return tensors
 
-    def vector(self, size: int) -> Tensor:
+    def vector(self, size: int, *, exact: bool = False) -> Tensor:
         values = torch.empty(
             size,
-            dtype=self._dtype,
+            dtype=torch.float32 if exact else self._dtype,
             device=self._device,
         )
         self._vectors.append(values)
@@ -323,11 +323,14 @@ class PlainOps:
         tokens: Tensor,
         table: Matrix,
         vectors: Tensor | None = None,
+        scale: float = 1.0,
     ) -> Tensor:
-        if vectors is None:
-            return _plain(table).rows(tokens)
         # A token below 0 looks up row 0, which its vector then replaces.
-        rows = _plain(table).rows(tokens.clamp(min=0))
+        rows = _plain(table).rows(tokens if vectors is None else tokens.clamp(min=0))
+        if scale != 1:
+            rows = rows * scale
+        if vectors is None:
+            return rows
         index = (-1 - tokens).clamp(min=0)
         is_vector = (tokens < 0)[:, None]
         return torch.where(is_vector, vectors[index].to(rows.dtype), rows)
@@ -335,15 +338,35 @@ class PlainOps:
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         return rms_norm(x, *norm)
 
+    def norm_in_place(self, x: Tensor, norm: Norm) -> None:
+        x.copy_(rms_norm(x, *norm))
+
+    def layer_norm(self, x: Tensor, norm: LayerNorm) -> Tensor:
+        return F.layer_norm(x, (x.shape[-1],), *norm)
+
     def linear(self, x: Tensor, weight: Matrix) -> Tensor:
         matrix = _plain(weight)
         return F.linear(matrix.rounded(x), matrix.weight, matrix.bias)
 
-    def gated(self, x: Tensor, weight: Matrix) -> Tensor:
-        return silu_and_mul(self.linear(x, weight))
+    def gated(self, x: Tensor, weight: Matrix, activation: str = "silu") -> Tensor:
+        return gate_and_mul(self.linear(x, weight), activation)
 
-    def logits(self, x: Tensor, weight: Matrix) -> Tensor:
-        return self.linear(x, weight).float()
+    def activated(
+        self,
+        x: Tensor,
+        weight: Matrix,
+        activation: str,
+    ) -> Tensor:
+        return ACTIVATIONS[activation](self.linear(x, weight))
+
+    def logits(
+        self,
+        x: Tensor,
+        weight: Matrix,
+        scale: float = 1.0,
+        cap: float = 0.0,
+    ) -> Tensor:
+        return scaled_logits(self.linear(x, weight).float(), scale, cap)
 
     def computed(self, x: Tensor) -> Tensor:
         return x

@@ -24,6 +24,14 @@ class Norm(NamedTuple):
     eps: float
 
 
+class LayerNorm(NamedTuple):
+    """(x - mean(x)) / deviation(x) * weight + bias. Source: arXiv:1607.06450."""
+
+    weight: Tensor  # [H]
+    bias: Tensor  # [H]
+    eps: float
+
+
 class Matrix(Protocol):
     """A weight W [out, in] with its bias, made of parts [sizes[i], in], one below the other."""
 
@@ -84,9 +92,10 @@ class Ops(Protocol):
     """Activations are [T, size] in the type that suits the device. A function's output may live
     only until the end of the step.
 
-    A model adds with `x + linear(...)`, which may overwrite x. Norms and sums may be computed as
-    part of the products beside them (`fusion.py`), so an activation is a tensor for certain only
-    behind `computed`; the functions here take it either way.
+    A model adds with `x + linear(...)`, `x + s * linear(...)` or `x + norm(...)`, which may
+    overwrite x. Norms and sums may be computed as part of the products beside them (`fusion.py`),
+    so an activation is a tensor for certain only behind `computed`; the functions here take it
+    either way.
     """
 
     @property
@@ -94,8 +103,8 @@ class Ops(Protocol):
         """All tensors in which weights are kept, once they have their content."""
         ...
 
-    def vector(self, size: int) -> Tensor:
-        """A weight with one dimension, without content yet."""
+    def vector(self, size: int, *, exact: bool = False) -> Tensor:
+        """A weight with one dimension, without content yet; `exact`: in float32 for certain."""
         ...
 
     def matrix(
@@ -119,9 +128,10 @@ class Ops(Protocol):
         tokens: Tensor,
         table: Matrix,
         vectors: Tensor | None = None,
+        scale: float = 1.0,
     ) -> Tensor:
-        """tokens [T] -> rows of the table, [T, in]; for a token below 0, row -1 - token of
-        `vectors` [.., in].
+        """tokens [T] -> rows of the table times `scale`, [T, in]; for a token below 0, row
+        -1 - token of `vectors` [.., in], as it is.
 
         `vectors` are float32, and None if no token is below 0.
         """
@@ -129,16 +139,41 @@ class Ops(Protocol):
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor: ...
 
+    def norm_in_place(self, x: Tensor, norm: Norm) -> None:
+        """x, a tensor or a slice of its columns, becomes norm(x)."""
+        ...
+
+    def layer_norm(self, x: Tensor, norm: LayerNorm) -> Tensor:
+        """[T, H] -> [T, H], in float32 inside; never part of a product"""
+        ...
+
     def linear(self, x: Tensor, weight: Matrix) -> Tensor:
         """W x + bias: [T, in] -> [T, out]"""
         ...
 
-    def gated(self, x: Tensor, weight: Matrix) -> Tensor:
-        """silu(G x) * (U x), G and U the parts of the weight: [T, in] -> [T, out / 2]"""
+    def gated(self, x: Tensor, weight: Matrix, activation: str = "silu") -> Tensor:
+        """activation(G x) * (U x), G and U the parts of the weight: [T, in] -> [T, out / 2]; the
+        activation is one of `GATES`"""
         ...
 
-    def logits(self, x: Tensor, weight: Matrix) -> Tensor:
-        """W x in float32, a tensor that the caller may overwrite: [S, in] -> [S, out]"""
+    def activated(
+        self,
+        x: Tensor,
+        weight: Matrix,
+        activation: str,
+    ) -> Tensor:
+        """activation(W x + bias): [T, in] -> [T, out]; the activation is one of `ACTIVATIONS`"""
+        ...
+
+    def logits(
+        self,
+        x: Tensor,
+        weight: Matrix,
+        scale: float = 1.0,
+        cap: float = 0.0,
+    ) -> Tensor:
+        """y = scale W x in float32, or cap tanh(y / cap) unless `cap` is 0; a tensor that the
+        caller may overwrite: [S, in] -> [S, out]"""
         ...
 
     def computed(self, x: Tensor) -> Tensor:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import ctypes
-import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +25,14 @@ FORMATS = {
     torch.bfloat16: KvFormat.BF16,
     torch.int8: KvFormat.I8,
 }
+
+
+class RotaryTable(NamedTuple):
+    """What a rotation does at each position."""
+
+    cos: Tensor  # [context, rotary_dim / 2]
+    sin: Tensor
+    q_scale: Tensor | None  # [context]
 
 
 class CppPaged:
@@ -49,7 +57,7 @@ class CppPaged:
         self._pool = pool
         self._ops = ops
         self._context_length = context_length
-        self._tables: dict[Rope, tuple[Tensor, Tensor]] = {}
+        self._tables: dict[Rope, RotaryTable] = {}
         self._batch: AttentionBatch | None = None  # `step` points to its arrays
         format = FORMATS[dtype]
         self._caches = [self._cache(layer, format) for layer in range(config.num_layers)]
@@ -74,7 +82,6 @@ class CppPaged:
     ) -> Tensor:
         config = self._config
         recorder = self._ops.recorder
-        cos, sin = self._table(heads.rope)
         q_norm = None if heads.q_norm is None else heads.q_norm.weight.data_ptr()
         k_norm = None if heads.k_norm is None else heads.k_norm.weight.data_ptr()
         rotary_store = abi.RotaryStoreArgs(
@@ -85,10 +92,9 @@ class CppPaged:
             q_norm=q_norm,
             k_norm=k_norm,
             eps=config.norm_eps,
-            rotary_dim=2 * cos.shape[1],
-            cos=cos.data_ptr(),
-            sin=sin.data_ptr(),
         )
+        if heads.rope is not None:
+            self._rotate_by(heads.rope, rotary_store)
         recorder.add(rotary_store)
         out = recorder.buffer(config.num_heads * config.head_dim)
         attention = abi.AttentionArgs(
@@ -98,7 +104,7 @@ class CppPaged:
             out=out.data_ptr(),
             heads=config.num_heads,
             window=config.window(layer),
-            scale=1 / math.sqrt(config.head_dim),
+            scale=heads.score_scale(config.head_dim),
         )
         recorder.add(attention)
         return out
@@ -117,7 +123,14 @@ class CppPaged:
             cache.v_scale = pool.v_scale[layer].data_ptr()
         return cache
 
-    def _table(self, rope: Rope) -> tuple[Tensor, Tensor]:
+    def _rotate_by(self, rope: Rope, args: abi.RotaryStoreArgs) -> None:
         if rope not in self._tables:
-            self._tables[rope] = rope.at(torch.arange(self._context_length))
-        return self._tables[rope]
+            positions = torch.arange(self._context_length)
+            self._tables[rope] = RotaryTable(*rope.at(positions), rope.query_scale(positions))
+        table = self._tables[rope]
+        args.rotary_dim = rope.rotary_dim
+        args.cos = table.cos.data_ptr()
+        args.sin = table.sin.data_ptr()
+        args.side_by_side = rope.side_by_side
+        if table.q_scale is not None:
+            args.q_scale = table.q_scale.data_ptr()

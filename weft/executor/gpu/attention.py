@@ -9,7 +9,6 @@ place of the first one.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -85,7 +84,7 @@ class TritonPaged:
         step = self._step
         assert step is not None, "prepare() comes first"
         kv = self._kv[layer]
-        scale = 1 / math.sqrt(self._config.head_dim)
+        scale = heads.score_scale(self._config.head_dim)
         window = self._config.window(layer)
         q = self._store(
             qkv,
@@ -118,7 +117,8 @@ class RotaryStore:
         self._head_dim = config.head_dim
         self._kv = kv
         self._context_length = context_length
-        self._angles: dict[Rope, tuple[Tensor, Tensor]] = {}
+        self._angles: dict[Rope | None, tuple[Tensor, Tensor]] = {}
+        self._orders: dict[Rope, Tensor] = {}  # of a head's values
 
     def __call__(
         self,
@@ -135,6 +135,8 @@ class RotaryStore:
         first call of a kind. Neither can be recorded, so a step runs once before it is captured.
         """
         cos, sin = self._table(heads.rope)
+        if heads.rope is not None:
+            self._put_in_order(qkv, heads.rope)
         rotary_store(
             qkv,
             self._kv[layer],
@@ -147,13 +149,52 @@ class RotaryStore:
             self._num_heads,
         )
         heads_of_all = qkv.view(len(qkv), -1, self._head_dim)
-        return heads_of_all[:, : self._num_heads]
+        q = heads_of_all[:, : self._num_heads]
+        q_scale = None
+        if heads.rope is not None:
+            q_scale = heads.rope.query_scale(positions)
+        if q_scale is not None:
+            q.mul_(q_scale[:, None, None].to(q.dtype))
+        return q
 
-    def _table(self, rope: Rope) -> tuple[Tensor, Tensor]:
+    def _table(self, rope: Rope | None) -> tuple[Tensor, Tensor]:
+        """Cosine and sine for all pairs of a head; those that do not turn have the angle 0."""
         if rope not in self._angles:
             positions = torch.arange(self._context_length, device=self._kv[0].k.device)
-            self._angles[rope] = rope.at(positions)
+            cos = torch.ones(len(positions), self._head_dim // 2, device=positions.device)
+            sin = torch.zeros_like(cos)
+            if rope is not None:
+                num_pairs = rope.rotary_dim // 2
+                cos[:, :num_pairs], sin[:, :num_pairs] = rope.at(positions)
+            self._angles[rope] = (cos, sin)
         return self._angles[rope]
+
+    def _put_in_order(self, qkv: Tensor, rope: Rope) -> None:
+        """Where pairs are others than (i, i + D / 2), put the values of queries and keys so that
+        they are: scores stay the same. That is one pass over them which other models do not
+        need."""
+        is_usual = rope.rotary_dim == self._head_dim and not rope.side_by_side
+        if is_usual:
+            return
+        if rope not in self._orders:
+            order = _order_of_pairs(self._head_dim, rope)
+            self._orders[rope] = order.to(qkv.device)
+        kv_heads = self._kv[0].k.shape[1]
+        turned = qkv.view(len(qkv), -1, self._head_dim)[:, : self._num_heads + kv_heads]
+        turned.copy_(turned[..., self._orders[rope]])
+
+
+def _order_of_pairs(head_dim: int, rope: Rope) -> Tensor:
+    """The first of all pairs, then the second: pairs that turn, then the others. [head_dim]"""
+    turning = torch.arange(rope.rotary_dim)
+    first = turning[: rope.rotary_dim // 2]
+    second = turning[rope.rotary_dim // 2 :]
+    if rope.side_by_side:
+        first = turning[0::2]
+        second = turning[1::2]
+    others = torch.arange(rope.rotary_dim, head_dim)
+    middle = len(others) // 2
+    return torch.cat((first, others[:middle], second, others[middle:]))
 
 
 def _lay_out(batch: AttentionBatch, tiling: Tiling) -> DeviceLayout:

@@ -22,12 +22,7 @@ from weft.config.model import ModelConfig
 from weft.executor.backend import AttentionBatch
 from weft.executor.kv_pool import KVPool
 from weft.models.layers.attention import Heads
-from weft.models.layers.rope import Rope
-from weft.ops.elementwise import (
-    apply_rotary,
-    rms_norm,
-    rotary_tables,
-)
+from weft.models.layers.rope import Rope, RotaryTables
 
 # Queries of one request that share a call; keys behind the last of them are left out.
 QUERY_BLOCK = 128
@@ -78,7 +73,7 @@ class TorchPaged:
         self._work: dict[int, WindowWork] = {}  # by window
         self._slots = torch.empty(0)
         self._positions = torch.empty(0)
-        self._rotations: dict[Rope, tuple[Tensor, Tensor]] = {}  # of this step
+        self._rotations: dict[Rope, RotaryTables] = {}  # of this step
 
     def prepare(self, batch: AttentionBatch) -> None:
         self._slots = batch.slots
@@ -113,6 +108,7 @@ class TorchPaged:
                 k,
                 v,
                 group.mask,
+                heads.scale or None,
             )
         causal = self._masks[window]
         for start, stop, slots in work.extends:
@@ -124,6 +120,7 @@ class TorchPaged:
                 v,
                 causal,
                 out[start:stop],
+                heads.scale or None,
             )
         return out.flatten(1).to(qkv.dtype)
 
@@ -131,14 +128,14 @@ class TorchPaged:
         """q, k and v [T, heads, D], queries and keys normed and rotated."""
         by_head = qkv.view(len(qkv), -1, self._head_dim)
         q, k, v = by_head.split_with_sizes(self._head_counts, 1)
-        if heads.q_norm and heads.k_norm:
-            q = rms_norm(q, *heads.q_norm)
-            k = rms_norm(k, *heads.k_norm)
-        if heads.rope not in self._rotations:
-            cos, sin = heads.rope.at(self._positions)
-            self._rotations[heads.rope] = rotary_tables(cos, sin, qkv.dtype)
-        cos, signed_sin = self._rotations[heads.rope]
-        return apply_rotary(q, cos, signed_sin), apply_rotary(k, cos, signed_sin), v
+        rope = heads.rope
+        tables = None
+        if rope is not None:
+            if rope not in self._rotations:
+                self._rotations[rope] = rope.tables(self._positions, qkv.dtype)
+            tables = self._rotations[rope]
+        q, k = heads.prepare(q, k, tables)
+        return q, k, v
 
     def _decode_groups(self, batch: AttentionBatch, window: int) -> Iterator[DecodeGroup]:
         """Cut the requests with one token, shortest first, where padding or the group would become
@@ -264,6 +261,7 @@ def _decode(
     k: Tensor,
     v: Tensor,
     mask: Tensor | None,
+    scale: float | None,
 ) -> Tensor:
     """q [G, heads, D], k and v [G * L, kv_heads, D] -> [G, heads, D].
 
@@ -285,6 +283,7 @@ def _decode(
         k,
         v,
         attn_mask=mask,
+        scale=scale,
     )
     return out.reshape(num, heads, head_dim)
 
@@ -295,6 +294,7 @@ def _extend(
     v: Tensor,
     mask: CausalMask,
     out: Tensor,
+    scale: float | None,
 ) -> None:
     """q [n, heads, D], k and v [L, kv_heads, D] -> out [n, heads, D]; the last query stands at the
     last key."""
@@ -312,5 +312,6 @@ def _extend(
             v[:, :, seen],
             attn_mask=mask.corner(end - begin, seen.stop - seen.start),
             enable_gqa=q.shape[1] != k.shape[1],
+            scale=scale,
         )
         out[begin:end] = block[0].transpose(0, 1)

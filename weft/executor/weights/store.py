@@ -59,7 +59,7 @@ MAX_VALUES = 4_000_000  # of a weight that are told
 MAY_DIFFER = (  # of the config
     *("name", "dtype", "kv_dtype", "quantize", "keeps_codes"),
     *("stored_as", "stored_types", "stored_bytes"),
-    *("max_position", "bos_token_id", "eos_token_ids", "pooling"),
+    *("max_position", "context_length", "bos_token_id", "eos_token_ids", "pooling"),
 )
 
 log = EventLog("engine")

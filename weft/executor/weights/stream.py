@@ -48,6 +48,13 @@ IGNORED = (
     "embeddings.position_ids",
     *BESIDE,
 )
+# Beginnings of those of the other parts of a model that is served for its text.
+OTHER_PARTS = (
+    "vision_tower.",
+    "visual.",
+    "multi_modal_projector.",
+    "mtp.",
+)
 # Tensors that not every use of a checkpoint needs.
 HEADS = (
     "lm_head.weight",
@@ -56,6 +63,9 @@ HEADS = (
 )
 # The name of a base model inside of a larger one; by itself it has none.
 BASES = (
+    "model.language_model.",
+    "language_model.model.",
+    "language_model.",
     "model.",
     "bert.",
     "roberta.",
@@ -130,7 +140,8 @@ def matched(
                     found[weight.name] = match
                 continue
             is_scale = is_of_a_weight(in_base(name), (*by_base, *HEADS))
-            if not name.endswith(ignored) and not is_scale:
+            is_other = in_base(name).startswith(OTHER_PARTS)
+            if not name.endswith(ignored) and not is_scale and not is_other:
                 problems.unexpected.append(name)
     if whole:
         known = found.keys() | problems.known()

@@ -3,24 +3,46 @@ behind `PagedAttention`."""
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from weft.config.decoder import NormKind, QkNorm
 from weft.config.model import ModelConfig
 from weft.models.layers.linear import Linear
 from weft.models.layers.norm import RmsNorm
-from weft.models.layers.rope import Rope
+from weft.models.layers.rope import Rope, RotaryTables
 from weft.models.layers.weight import Weights
+from weft.ops.elementwise import rms_norm
 from weft.ops.protocol import Norm, Ops
 
 
 class Heads(NamedTuple):
     """The work on queries and keys between the projections and attention."""
 
-    rope: Rope
+    rope: Rope | None  # None: they have no positions
     q_norm: Norm | None  # over each head
     k_norm: Norm | None
+    scale: float = 0.0  # of scores; 0: 1 / sqrt(D)
+
+    def score_scale(self, head_dim: int) -> float:
+        return self.scale or 1 / math.sqrt(head_dim)
+
+    def prepare(
+        self,
+        q: Tensor,
+        k: Tensor,
+        tables: RotaryTables | None,
+    ) -> tuple[Tensor, Tensor]:
+        """q and k [T, heads, D], normed and rotated, in torch. `tables` are those of `rope` for
+        this step."""
+        if self.q_norm is not None and self.k_norm is not None:
+            q = rms_norm(q, *self.q_norm)
+            k = rms_norm(k, *self.k_norm)
+        if self.rope is None or tables is None:
+            return q, k
+        return self.rope.rotate(q, k, tables)
 
 
 class PagedAttention(Protocol):
@@ -36,7 +58,7 @@ class PagedAttention(Protocol):
 
         qkv [T, (heads + 2 kv_heads) D] (may be overwritten) -> [T, heads D]. The tokens of each
         request see its cached tokens, and those of this step up to themselves, within the layer's
-        window. The scale is 1 / sqrt(D).
+        window.
         """
         ...
 
@@ -48,46 +70,64 @@ class Attention:
         self,
         config: ModelConfig,
         layer: int,
-        rope: Rope,
+        rope: Rope | None,
         ops: Ops,
     ) -> None:
+        spec = config.decoder.layer(layer).attention
+        names = config.decoder.names
         q_size = config.num_heads * config.head_dim
         kv_size = config.num_kv_heads * config.head_dim
-        projections = {
-            "q_proj": q_size,
-            "k_proj": kv_size,
-            "v_proj": kv_size,
-        }
+        sizes: tuple[int, ...] = (q_size, kv_size, kv_size)
+        if len(names.qkv) == 1:
+            sizes = (sum(sizes),)
+        projections = dict(zip(names.qkv, sizes, strict=True))
         self._ops = ops
+        self._names = names
+        self._ends = (q_size, q_size + kv_size)  # of queries and keys in a row of qkv
         self._layer = layer
         self.qkv = Linear(
             config.hidden_size,
             projections,
-            config.qkv_bias,
+            spec.qkv_bias,
             ops,
         )
         self.out = Linear(
             q_size,
-            {"o_proj": config.hidden_size},
-            config.o_bias,
+            {names.out: config.hidden_size},
+            spec.out_bias,
             ops,
         )
         self.q_norm: RmsNorm | None = None
         self.k_norm: RmsNorm | None = None
-        self._heads = Heads(rope, None, None)
-        if config.qk_norm:
-            self.q_norm = RmsNorm(config.head_dim, config.norm_eps, ops)
-            self.k_norm = RmsNorm(config.head_dim, config.norm_eps, ops)
-            self._heads = Heads(rope, self.q_norm.norm, self.k_norm.norm)
+        self._heads = Heads(rope, None, None, spec.scale)
+        self._norms_whole = spec.qk_norm is QkNorm.WHOLE
+        if spec.qk_norm is QkNorm.NONE:
+            return
+        plus_one = config.decoder.norm is NormKind.RMS_PLUS_ONE
+
+        def norm(size: int) -> RmsNorm:
+            return RmsNorm(size, config.norm_eps, ops, plus_one=plus_one)
+
+        if self._norms_whole:
+            self.q_norm = norm(q_size)
+            self.k_norm = norm(kv_size)
+            return
+        self.q_norm = norm(config.head_dim)
+        self.k_norm = norm(config.head_dim)
+        self._heads = Heads(rope, self.q_norm.norm, self.k_norm.norm, spec.scale)
 
     def __call__(self, x: Tensor, attention: PagedAttention) -> Tensor:
         """[T, hidden] -> [T, hidden]"""
         qkv = self._ops.computed(self.qkv(x))
+        if self._norms_whole and self.q_norm is not None and self.k_norm is not None:
+            q_end, k_end = self._ends
+            self._ops.norm_in_place(qkv[:, :q_end], self.q_norm.norm)
+            self._ops.norm_in_place(qkv[:, q_end:k_end], self.k_norm.norm)
         return self.out(attention.forward(qkv, self._heads, self._layer))
 
     def weights(self, prefix: str) -> Weights:
         yield from self.qkv.weights(prefix)
         yield from self.out.weights(prefix)
         if self.q_norm is not None and self.k_norm is not None:
-            yield from self.q_norm.weights(f"{prefix}.q_norm")
-            yield from self.k_norm.weights(f"{prefix}.k_norm")
+            yield from self.q_norm.weights(f"{prefix}.{self._names.q_norm}")
+            yield from self.k_norm.weights(f"{prefix}.{self._names.k_norm}")

@@ -16,14 +16,23 @@ class Embedding:
         vocab_size: int,
         hidden_size: int,
         ops: Ops,
+        *,
+        scale: float = 1.0,
     ) -> None:
         self._ops = ops
+        self._scale = scale
         self.shape = (vocab_size, hidden_size)
         self.matrix: Matrix = ops.matrix(hidden_size, (vocab_size,), precise=True)
 
     def __call__(self, tokens: Tensor, vectors: Tensor | None = None) -> Tensor:
-        """tokens [T] -> [T, hidden]; a token below 0 is row -1 - token of `vectors`"""
-        return self._ops.embed(tokens, self.matrix, vectors)
+        """tokens [T] -> [T, hidden], times the scale; a token below 0 is row -1 - token of
+        `vectors`, as it is"""
+        return self._ops.embed(
+            tokens,
+            self.matrix,
+            vectors,
+            self._scale,
+        )
 
     def weights(self, prefix: str) -> Weights:
         yield matrix_weight(prefix, self.shape, self.matrix)

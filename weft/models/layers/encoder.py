@@ -11,7 +11,8 @@ from weft.config.model import ModelConfig
 from weft.models.layers.embedding import Embedding
 from weft.models.layers.linear import Linear
 from weft.models.layers.weight import Weights, vector
-from weft.ops.encoder import EncoderOps, LayerNorm, Tables
+from weft.ops.encoder import EncoderOps, Tables
+from weft.ops.protocol import LayerNorm
 
 
 class BidirectionalAttention(Protocol):

@@ -12,7 +12,7 @@ from weft.ops.protocol import Matrix, Ops
 
 
 class LmHead:
-    """W x. `name` is that of W in checkpoints, "" if the embedding has it."""
+    """scale W x, capped. `name` is that of W in checkpoints, "" if the embedding has it."""
 
     def __init__(
         self,
@@ -20,15 +20,25 @@ class LmHead:
         shape: tuple[int, int],
         name: str,
         ops: Ops,
+        *,
+        scale: float = 1.0,
+        cap: float = 0.0,
     ) -> None:
         self._ops = ops
         self._name = name
+        self._scale = scale
+        self._cap = cap
         self.matrix = matrix
         self.shape = shape
 
     def __call__(self, x: Tensor) -> Tensor:
         """[S, hidden] -> [S, vocab or labels], float32"""
-        return self._ops.logits(x, self.matrix)
+        return self._ops.logits(
+            x,
+            self.matrix,
+            self._scale,
+            self._cap,
+        )
 
     def weights(self) -> Weights:
         if self._name:
@@ -41,24 +51,25 @@ def make_head(
     ops: Ops,
 ) -> LmHead | None:
     """The head that a decoder of this configuration has."""
-    name = "lm_head"
-    num_outputs = config.vocab_size
+    spec = config.decoder
     if config.pooling is not None:
-        name = "score"
-        num_outputs = len(config.pooling.labels)
-    elif config.tie_embeddings:
+        num_labels = len(config.pooling.labels)
+        if not num_labels:
+            return None
         return LmHead(
-            embedding.matrix,
-            embedding.shape,
-            "",
+            ops.matrix(config.hidden_size, (num_labels,), precise=True),
+            (num_labels, config.hidden_size),
+            "score",
             ops,
         )
-    if not num_outputs:
-        return None
-    matrix = ops.matrix(config.hidden_size, (num_outputs,), precise=True)
+    matrix = embedding.matrix
+    if not config.tie_embeddings:
+        matrix = ops.matrix(config.hidden_size, (config.vocab_size,), precise=True)
     return LmHead(
         matrix,
-        (num_outputs, config.hidden_size),
-        name,
+        (config.vocab_size, config.hidden_size),
+        "" if config.tie_embeddings else "lm_head",
         ops,
+        scale=spec.logit_scale,
+        cap=spec.logit_cap,
     )

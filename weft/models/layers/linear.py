@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from weft.models.layers.weight import Weight, Weights
+from weft.ops.codes import CodeFormat, Codes
 from weft.ops.protocol import Matrix, Ops
+
+GATE_UP = ("gate", "up")
 
 
 class Projections:
@@ -71,29 +75,99 @@ class Linear(Projections):
 
 
 class GatedLinear(Projections):
-    """silu(gate) * up, for the two projections `gate` and `up` of size `size`."""
+    """activation(gate) * up, for two projections of size `size`. `names` are those of gate and up,
+    or the one of a tensor that holds both."""
 
     def __init__(
         self,
         in_size: int,
-        gate: str,
-        up: str,
+        names: tuple[str, ...],
         size: int,
         bias: bool,
         ops: Ops,
+        *,
+        activation: str = "silu",
     ) -> None:
         super().__init__(
             in_size,
-            {gate: size, up: size},
+            dict.fromkeys(GATE_UP, size),
             bias,
             ops,
             gated=True,
         )
+        self.names = names
         self._ops = ops
+        self._activation = activation
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, in_size] -> [T, size]"""
-        return self._ops.gated(x, self.matrix)
+        return self._ops.gated(x, self.matrix, self._activation)
+
+    def weights(self, prefix: str) -> Weights:
+        if len(self.names) > 1:
+            yield from super().weights(prefix)
+            return
+        assert not self.bias, "gate and up in one tensor have no bias"
+        yield _stacked(f"{prefix}.{self.names[0]}.weight", self.matrix, self.in_size)
+
+
+def _stacked(name: str, matrix: Matrix, in_size: int) -> Weight:
+    """One tensor that holds all parts of a matrix, one below the other."""
+    begins = [sum(matrix.sizes[:part]) for part in range(len(matrix.sizes))]
+
+    def pieces(start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """The part, and its first and last row, of each part that has some of these rows."""
+        for part, (begin, size) in enumerate(zip(begins, matrix.sizes, strict=True)):
+            first = max(start - begin, 0)
+            last = min(stop - begin, size)
+            if first < last:
+                yield part, first, last
+
+    def here(
+        part: int,
+        first: int,
+        last: int,
+        start: int,
+    ) -> slice:
+        """Where these rows of a part stand in content that begins at row `start`."""
+        begin = begins[part] - start
+        return slice(begin + first, begin + last)
+
+    def put(
+        content: Tensor,
+        start: int = 0,
+        scales: Tensor | None = None,
+    ) -> None:
+        for part, first, last in pieces(start, start + len(content)):
+            rows = here(part, first, last, start)
+            matrix.put(
+                part,
+                content[rows],
+                first,
+                None if scales is None else scales[rows],
+            )
+
+    def get(start: int = 0, stop: int | None = None) -> Tensor:
+        stop = sum(matrix.sizes) if stop is None else stop
+        found = [matrix.get(part, first, last) for part, first, last in pieces(start, stop)]
+        return torch.cat(found)
+
+    def keep_as(format: CodeFormat) -> None:
+        for part in range(len(matrix.sizes)):
+            matrix.keep_as(part, format)
+
+    def put_codes(codes: Codes, start: int = 0) -> None:
+        for part, first, last in pieces(start, start + len(codes.values)):
+            matrix.put_codes(part, codes.of(here(part, first, last, start)), first)
+
+    return Weight(
+        name,
+        (sum(matrix.sizes), in_size),
+        put,
+        get,
+        keep_as,
+        put_codes,
+    )
 
 
 def _bias(

@@ -1,9 +1,10 @@
-"""The gated feed-forward part of a layer."""
+"""The feed-forward part of a layer, with a gate or without."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
+from weft.config.decoder import MlpSpec
 from weft.config.model import ModelConfig
 from weft.models.layers.linear import GatedLinear, Linear
 from weft.models.layers.weight import Weights
@@ -11,23 +12,29 @@ from weft.ops.protocol import Ops
 
 
 class GatedMLP:
-    """down(silu(gate(x)) * up(x)). Source: arXiv:2002.05202."""
+    """down(activation(gate(x)) * up(x)). Source: arXiv:2002.05202."""
 
-    def __init__(self, config: ModelConfig, ops: Ops) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        spec: MlpSpec,
+        ops: Ops,
+    ) -> None:
         hidden = config.hidden_size
         inner = config.intermediate_size
+        names = config.decoder.names
         self.gate_up = GatedLinear(
             hidden,
-            "gate_proj",
-            "up_proj",
+            names.gate_up,
             inner,
-            config.mlp_bias,
+            spec.bias,
             ops,
+            activation=spec.activation,
         )
         self.down = Linear(
             inner,
-            {"down_proj": hidden},
-            config.mlp_bias,
+            {names.down: hidden},
+            spec.bias,
             ops,
         )
 
@@ -38,3 +45,45 @@ class GatedMLP:
     def weights(self, prefix: str) -> Weights:
         yield from self.gate_up.weights(prefix)
         yield from self.down.weights(prefix)
+
+
+class PlainMLP:
+    """down(activation(up(x)))"""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        spec: MlpSpec,
+        ops: Ops,
+    ) -> None:
+        hidden = config.hidden_size
+        inner = config.intermediate_size
+        names = config.decoder.names
+        self._ops = ops
+        self._activation = spec.activation
+        self.up = Linear(
+            hidden,
+            {names.gate_up[-1]: inner},
+            spec.bias,
+            ops,
+        )
+        self.down = Linear(
+            inner,
+            {names.down: hidden},
+            spec.bias,
+            ops,
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, hidden] -> [T, hidden]"""
+        return self.down(self._ops.activated(x, self.up.matrix, self._activation))
+
+    def weights(self, prefix: str) -> Weights:
+        yield from self.up.weights(prefix)
+        yield from self.down.weights(prefix)
+
+
+def make_mlp(config: ModelConfig, spec: MlpSpec, ops: Ops) -> GatedMLP | PlainMLP:
+    if spec.is_gated:
+        return GatedMLP(config, spec, ops)
+    return PlainMLP(config, spec, ops)

@@ -1,28 +1,80 @@
-"""RMS normalisation."""
+"""Norms: by the root of the mean square, or by mean and deviation."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
+from weft.config.decoder import NormKind
+from weft.config.model import ModelConfig
 from weft.models.layers.weight import Weights, vector
+from weft.ops.protocol import LayerNorm as LayerNormWeights
 from weft.ops.protocol import Norm, Ops
 
 
 class RmsNorm:
-    """x / rms(x) * weight, over the last dimension."""
+    """x / rms(x) * weight, over the last dimension. Some checkpoints hold weight - 1; the sum is
+    kept in float32, since 1 + w would lose bits of w in fewer."""
 
     def __init__(
         self,
         size: int,
         eps: float,
         ops: Ops,
+        *,
+        plus_one: bool = False,
     ) -> None:
         self._ops = ops
-        self.norm = Norm(ops.vector(size), eps)
+        self._plus = 1.0 if plus_one else 0.0
+        self.norm = Norm(ops.vector(size, exact=plus_one), eps)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, size] -> [T, size]"""
         return self._ops.norm(x, self.norm)
 
     def weights(self, prefix: str) -> Weights:
+        yield vector(f"{prefix}.weight", self.norm.weight, plus=self._plus)
+
+
+class LayerNorm:
+    """(x - mean(x)) / deviation(x) * weight + bias, over the last dimension."""
+
+    def __init__(
+        self,
+        size: int,
+        eps: float,
+        ops: Ops,
+        *,
+        has_bias: bool,
+    ) -> None:
+        self._ops = ops
+        self._has_bias = has_bias
+        self.norm = LayerNormWeights(ops.vector(size), ops.vector(size), eps)
+        if not has_bias:
+            self.norm.bias.zero_()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, size] -> [T, size]"""
+        return self._ops.layer_norm(x, self.norm)
+
+    def weights(self, prefix: str) -> Weights:
         yield vector(f"{prefix}.weight", self.norm.weight)
+        if self._has_bias:
+            yield vector(f"{prefix}.bias", self.norm.bias)
+
+
+def make_norm(config: ModelConfig, size: int, ops: Ops) -> RmsNorm | LayerNorm:
+    """A norm of the decoder's kind."""
+    kind = config.decoder.norm
+    if kind.has_mean:
+        return LayerNorm(
+            size,
+            config.norm_eps,
+            ops,
+            has_bias=kind is NormKind.LAYER_BIAS,
+        )
+    return RmsNorm(
+        size,
+        config.norm_eps,
+        ops,
+        plus_one=kind is NormKind.RMS_PLUS_ONE,
+    )

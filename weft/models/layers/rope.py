@@ -4,30 +4,71 @@ for."""
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from weft.config.model import ModelConfig, RopeConfig
-from weft.ops.elementwise import rotary_angles
+from weft.config.decoder import RopeConfig
+from weft.config.model import ModelConfig
+from weft.ops.elementwise import apply_rotary, in_halves, rotary_angles, rotary_tables
+
+
+class RotaryTables(NamedTuple):
+    """What a rotation does to the tokens of a step."""
+
+    cos: Tensor  # [T, 1, rotary_dim]
+    signed_sin: Tensor
+    q_scale: Tensor | None  # [T]
 
 
 class Rope:
     """The angles that rotate queries and keys."""
 
-    def __init__(self, config: ModelConfig) -> None:
-        self._inv_freq = inverse_frequencies(config.rope, config.head_dim)  # [head_dim / 2]
-        self._scale = config.rope.attention_factor
+    def __init__(self, rope: RopeConfig, config: ModelConfig) -> None:
+        context_length = config.context_length or config.max_position
+        # [rotary_dim / 2]
+        self._inv_freq = inverse_frequencies(rope, config.head_dim, context_length)
+        self._scale = rope.attention_factor
+        self._query_growth = rope.query_growth
+        self._original_max_position = rope.original_max_position
+        self.rotary_dim = 2 * len(self._inv_freq)  # of a head's values, the first ones turn
+        self.side_by_side = rope.side_by_side
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """positions [T] -> cos and sin, float32 [T, head_dim / 2]"""
+        """positions [T] -> cos and sin, float32 [T, rotary_dim / 2]"""
         self._inv_freq = self._inv_freq.to(positions.device)
         return rotary_angles(positions, self._inv_freq, self._scale)
 
+    def tables(self, positions: Tensor, dtype: torch.dtype) -> RotaryTables:
+        """What `rotate` needs for tokens at these positions [T]."""
+        cos, signed_sin = rotary_tables(*self.at(positions), dtype)
+        return RotaryTables(cos, signed_sin, self.query_scale(positions))
 
-def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
-    """Radians per position for each pair of a head, float32 [head_dim / 2]."""
-    plain = 1.0 / rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+    def rotate(self, q: Tensor, k: Tensor, tables: RotaryTables) -> tuple[Tensor, Tensor]:
+        """q and k [T, heads, D], rotated; in torch, and in halves where pairs were side by side."""
+        if self.side_by_side:
+            q = in_halves(q, self.rotary_dim)
+            k = in_halves(k, self.rotary_dim)
+        q = apply_rotary(q, tables.cos, tables.signed_sin)
+        k = apply_rotary(k, tables.cos, tables.signed_sin)
+        if tables.q_scale is not None:
+            q = q * tables.q_scale[:, None, None].to(q.dtype)
+        return q, k
+
+    def query_scale(self, positions: Tensor) -> Tensor | None:
+        """What queries at these positions are multiplied by, float32 [T]; None: nothing."""
+        if not self._query_growth:
+            return None
+        lengths = torch.floor(positions.float() / self._original_max_position)
+        return 1 + self._query_growth * torch.log1p(lengths)
+
+
+def inverse_frequencies(rope: RopeConfig, head_dim: int, context_length: int = 0) -> Tensor:
+    """Radians per position for each pair of a head, float32 [rotary_dim / 2]. Contexts have up to
+    `context_length` tokens."""
+    size = int(head_dim * rope.share)
+    plain = 1.0 / rope.theta ** (torch.arange(0, size, 2, dtype=torch.float32) / size)
     match rope.scaling:
         case "default":
             return plain
@@ -39,6 +80,10 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
             return _llama3(rope, plain)
         case "yarn":
             return _yarn(rope, plain)
+        case "longrope":
+            # One choice for all tokens: with another one, what is cached would be wrong.
+            is_long = context_length > rope.original_max_position
+            return plain / torch.tensor(rope.factors if is_long else rope.short_factors)
     raise AssertionError(f"rope scaling {rope.scaling!r}")
 
 

@@ -57,8 +57,8 @@ class Weight(NamedTuple):
 Weights: TypeAlias = Iterator[Weight]
 
 
-def vector(name: str, values: Tensor) -> Weight:
-    """A weight that is kept as it comes."""
+def vector(name: str, values: Tensor, *, plus: float = 0.0) -> Weight:
+    """A weight that is kept as it comes, or with a number added to it."""
 
     def put(
         content: Tensor,
@@ -66,10 +66,13 @@ def vector(name: str, values: Tensor) -> Weight:
         scales: Tensor | None = None,
     ) -> None:
         assert scales is None
-        values[start : start + len(content)].copy_(content)
+        target = values[start : start + len(content)]
+        target.copy_(content)
+        if plus:
+            target.add_(plus)
 
     def get(start: int = 0, stop: int | None = None) -> Tensor:
-        return values[start:stop].clone()
+        return values[start:stop] - plus if plus else values[start:stop].clone()
 
     return Weight(
         name,

@@ -23,6 +23,7 @@ class OpKind(IntEnum):
     PENALISE = 11
     EMBED_SUM = 12
     LAYER_NORM = 13
+    SCALE_LOGITS = 14
 
 
 class WeightFormat(IntEnum):
@@ -59,6 +60,9 @@ class Epilogue(IntEnum):
     GELU_TANH = 4
     RELU = 5
     TANH = 6
+    RELU2 = 7
+    GATED_GELU_TANH = 8
+    ADD_SCALED = 9
 
 
 PANEL = 32  # outputs of a panel
@@ -144,7 +148,7 @@ class PackArgs(ctypes.Structure):
 
 
 class EmbedArgs(ctypes.Structure):
-    _fields_ = (("weight", c_void_p), ("out", c_void_p))
+    _fields_ = (("weight", c_void_p), ("out", c_void_p), ("scale", c_float))
 
 
 class NormArgs(ctypes.Structure):
@@ -156,6 +160,7 @@ class NormArgs(ctypes.Structure):
         ("x_stride", c_int64),
         ("out_stride", c_int64),
         ("eps", c_float),
+        ("add_scale", c_float),
     )
 
 
@@ -171,6 +176,7 @@ class LinearArgs(ctypes.Structure):
         ("y", c_void_p),
         ("y_stride", c_int64),
         ("scratch", c_void_p),
+        ("scale", c_float),
     )
 
 
@@ -199,6 +205,8 @@ class RotaryStoreArgs(ctypes.Structure):
         ("rotary_dim", c_int64),
         ("cos", c_void_p),
         ("sin", c_void_p),
+        ("side_by_side", c_int64),
+        ("q_scale", c_void_p),
     )
 
 
@@ -241,6 +249,16 @@ class EmbedSumArgs(ctypes.Structure):
         ("size", c_int64),
         ("norm", LayerNormWeights),
         ("out", c_void_p),
+    )
+
+
+class ScaleLogitsArgs(ctypes.Structure):
+    _fields_ = (
+        ("logits", c_void_p),
+        ("vocab_size", c_int64),
+        ("stride", c_int64),
+        ("scale", c_float),
+        ("cap", c_float),
     )
 
 
@@ -326,7 +344,7 @@ STRUCTURES: tuple[type[ctypes.Structure], ...] = (
         DrawArgs,
         LogprobsArgs,
     ),
-    *(FusedStep, LayerNormArgs, EmbedSumArgs),
+    *(FusedStep, LayerNormArgs, EmbedSumArgs, ScaleLogitsArgs),
 )
 KIND_OF = {
     EmbedArgs: OpKind.EMBED,
@@ -341,4 +359,5 @@ KIND_OF = {
     PenaltiesArgs: OpKind.PENALISE,
     EmbedSumArgs: OpKind.EMBED_SUM,
     LayerNormArgs: OpKind.LAYER_NORM,
+    ScaleLogitsArgs: OpKind.SCALE_LOGITS,
 }

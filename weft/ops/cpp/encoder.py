@@ -9,21 +9,13 @@ from torch import Tensor
 
 from weft.ops import fusion
 from weft.ops.cpp import abi
-from weft.ops.cpp.abi import Epilogue, WeightFormat
+from weft.ops.cpp.abi import WeightFormat
 from weft.ops.cpp.library import Library
-from weft.ops.cpp.ops import CppOps, PackedMatrix
-from weft.ops.encoder import LayerNorm, Tables
-from weft.ops.fusion import Value, source_of, tensor_of
+from weft.ops.cpp.ops import CppOps, layer_norm_weights
+from weft.ops.encoder import Tables
+from weft.ops.fusion import Value
 from weft.ops.plain import PlainMatrix
-from weft.ops.protocol import Matrix
-
-EPILOGUES = {
-    "gelu": Epilogue.GELU,
-    "gelu_new": Epilogue.GELU_TANH,
-    "gelu_pytorch_tanh": Epilogue.GELU_TANH,
-    "relu": Epilogue.RELU,
-    "tanh": Epilogue.TANH,
-}
+from weft.ops.protocol import LayerNorm, Matrix
 
 
 class CppEncoderOps(CppOps):
@@ -76,43 +68,8 @@ class CppEncoderOps(CppOps):
             kind_ids=kinds.data_ptr(),
             first_position=tables.first_position,
             size=words.shape[1],
-            norm=_weights(norm),
+            norm=layer_norm_weights(norm),
             out=out.data_ptr(),
         )
         self.recorder.add(args)
         return fusion.activation(Value(out))
-
-    def layer_norm(self, x: Tensor, norm: LayerNorm) -> Tensor:
-        source = tensor_of(x)
-        size = source.shape[1]
-        out = self.recorder.buffer(size)
-        args = abi.LayerNormArgs(
-            x=source.data_ptr(),
-            out=out.data_ptr(),
-            size=size,
-            x_stride=source.stride(0),
-            out_stride=out.stride(0),
-            norm=_weights(norm),
-        )
-        self.recorder.add(args)
-        return fusion.activation(Value(out))
-
-    def activated(
-        self,
-        x: Tensor,
-        weight: Matrix,
-        activation: str,
-    ) -> Tensor:
-        packed = cast(PackedMatrix, weight)
-        y = self.recorder.buffer(packed.out_size)
-        self.record_linear(
-            source_of(x),
-            packed,
-            y,
-            EPILOGUES[activation],
-        )
-        return fusion.activation(Value(y))
-
-
-def _weights(norm: LayerNorm) -> abi.LayerNormWeights:
-    return abi.LayerNormWeights(norm.weight.data_ptr(), norm.bias.data_ptr(), norm.eps)

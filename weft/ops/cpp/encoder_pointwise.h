@@ -1,4 +1,4 @@
-// Activations without a gate, which a linear applies to what it writes. What is not a number stays so: `larger` and
+// Activations that a linear applies to what it writes, and the cap of logits. What is not a number stays so: `larger` and
 // `smaller` then return their second argument.
 #pragma once
 
@@ -44,8 +44,27 @@ WEFT_INLINE F32 activated(int64_t epilogue, F32 x) {
     case kGelu: return gelu(x);
     case kGeluTanh: return gelu_by_tanh(x);
     case kRelu: return larger(zero(), x);
+    case kRelu2: {
+      const F32 positive = larger(zero(), x);
+      return mul(positive, positive);
+    }
     case kTanh: return hyperbolic_tangent(x);
     default: return x;
+  }
+}
+
+static void scale_logits(const ScaleLogitsArgs& args, const Step& step, Team& team) {
+  constexpr int64_t kPiece = 8192;
+  const int64_t pieces = ceil_div(args.vocab_size, kPiece);
+  const F32 inner = all(args.cap == 0 ? args.scale : args.scale / args.cap), cap = all(args.cap);
+  for (int64_t index; (index = team.take()) < step.num_tokens * pieces;) {
+    const int64_t first = index % pieces * kPiece, end = least(first + kPiece, args.vocab_size);
+    float* row = args.logits + index / pieces * args.stride;
+    for (int64_t i = first; i < end; i += kLanes) {
+      const int n = int(least(end - i, kLanes));
+      const F32 scaled = mul(load(row + i, n), inner);
+      store(row + i, args.cap == 0 ? scaled : mul(cap, hyperbolic_tangent(scaled)), n);
+    }
   }
 }
 

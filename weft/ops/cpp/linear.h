@@ -51,12 +51,14 @@ struct LinearCut {
   }
 };
 
+WEFT_INLINE bool is_gated(const LinearArgs& args) { return args.epilogue == kGatedSilu || args.epilogue == kGatedGeluTanh; }
+
 static LinearCut cut_work(const LinearArgs& args, int64_t num_rows, int num_threads) {
   const Weight& w = *args.weight;
   LinearCut cut;
-  cut.num_panels = args.epilogue == kGatedSilu ? 2 * ceil_div(w.out / 2, kPanel) : ceil_div(w.out, kPanel);
+  cut.num_panels = is_gated(args) ? 2 * ceil_div(w.out / 2, kPanel) : ceil_div(w.out, kPanel);
   const bool pairs = num_rows <= kFewRows && cut.num_panels >= 8 * num_threads;
-  cut.unit = args.epilogue == kGatedSilu || pairs ? 2 : 1;
+  cut.unit = is_gated(args) || pairs ? 2 : 1;
   cut.num_units = ceil_div(cut.num_panels, cut.unit);
   cut.num_rows = num_rows;
   const int64_t rows_in_cache = kBlockBytes / (w.padded_in * bytes_of_activation(w));
@@ -220,7 +222,7 @@ WEFT_INLINE void put(float* y, F32 x, int64_t valid) {
 
 static void write_item(const LinearArgs& args, const LinearItem& item, const LinearSpace& space) {
   const int64_t first = item.panel * kPanel, columns = item.num_panels * kPanel;
-  const bool gated = args.epilogue == kGatedSilu;
+  const bool gated = is_gated(args);
   for (int64_t r = 0; r < item.num_rows; r++) {
     const int64_t row = item.row + r;
     const char* sums = space.sums + r * columns * 4;
@@ -234,7 +236,7 @@ static void write_item(const LinearArgs& args, const LinearItem& item, const Lin
       for (int64_t i = 0; i < kPanel && i < valid; i += kLanes) {
         const F32 gate = finished(args, first + i, sums + i * 4);
         const F32 up = finished(args, first + kPanel + i, sums + (kPanel + i) * 4);
-        put(y + i, mul(silu(gate), up), valid - i);
+        put(y + i, mul(args.epilogue == kGatedSilu ? silu(gate) : gelu_by_tanh(gate), up), valid - i);
       }
       continue;
     }
@@ -242,7 +244,11 @@ static void write_item(const LinearArgs& args, const LinearItem& item, const Lin
     const int64_t valid = args.weight->out - first;
     for (int64_t i = 0; i < columns && i < valid; i += kLanes) {
       const F32 value = finished(args, first + i, sums + i * 4);
-      put(y + i, args.epilogue == kAdd ? add(get(y + i, valid - i), value) : activated(args.epilogue, value), valid - i);
+      switch (args.epilogue) {
+        case kAdd: put(y + i, add(get(y + i, valid - i), value), valid - i); break;
+        case kAddScaled: put(y + i, muladd(value, all(args.scale), get(y + i, valid - i)), valid - i); break;
+        default: put(y + i, activated(args.epilogue, value), valid - i);
+      }
     }
   }
 }

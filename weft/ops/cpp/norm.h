@@ -27,13 +27,16 @@ static float inverse_rms(const float* x, int64_t size, float eps) {
 }
 
 static void norm(const NormArgs& args, const Step& step, Team& team) {
+  const bool adds = args.add_scale != 0;
+  const F32 scale = all(args.add_scale);
   for (int64_t t; (t = team.take()) < step.num_tokens;) {
     const float* x = args.x + t * args.x_stride;
     float* out = args.out + t * args.out_stride;
     const F32 factor = all(inverse_rms(x, args.size, args.eps));
     for (int64_t i = 0; i < args.size; i += kLanes) {
       const int n = int(least(args.size - i, kLanes));
-      store(out + i, mul(mul(load(x + i, n), factor), load(args.weight + i, n)), n);
+      const F32 normed = mul(mul(load(x + i, n), factor), load(args.weight + i, n));
+      store(out + i, adds ? muladd(normed, scale, load(out + i, n)) : normed, n);
     }
   }
 }

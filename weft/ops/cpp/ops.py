@@ -23,11 +23,11 @@ from weft.ops.fusion import (
     Product,
     Source,
     Value,
-    activation,
     source_of,
     tensor_of,
 )
-from weft.ops.protocol import Matrix, Norm
+from weft.ops.fusion import activation as activation_of
+from weft.ops.protocol import LayerNorm, Matrix, Norm
 from weft.ops.quantize import INT4, INT8, INT8_BY_OUTPUT, quantize_as, widened
 
 FLOAT_BYTES = {WeightFormat.F32: 4, WeightFormat.BF16: 2}
@@ -96,6 +96,17 @@ class Panels:
         if struct.scale_type == ScaleType.COARSE:
             num_bytes += 2 * -(-self.padded_in // abi.COARSE)
         return _round_up(num_bytes * num_kinds * abi.PANEL, 64)
+
+
+EPILOGUES = {
+    "gelu": Epilogue.GELU,
+    "gelu_new": Epilogue.GELU_TANH,
+    "gelu_pytorch_tanh": Epilogue.GELU_TANH,
+    "relu": Epilogue.RELU,
+    "relu2": Epilogue.RELU2,
+    "tanh": Epilogue.TANH,
+}
+GATES = {"silu": Epilogue.GATED_SILU, "gelu_pytorch_tanh": Epilogue.GATED_GELU_TANH}
 
 
 class PackedMatrix:
@@ -317,7 +328,7 @@ class CppOps:
         self._recorder = None
         return program
 
-    def vector(self, size: int) -> Tensor:
+    def vector(self, size: int, *, exact: bool = False) -> Tensor:
         self._vectors.append(torch.empty(size))
         return self._vectors[-1]
 
@@ -348,42 +359,102 @@ class CppOps:
         tokens: Tensor,
         table: Matrix,
         vectors: Tensor | None = None,
+        scale: float = 1.0,
     ) -> Tensor:
         """Recorded once for steps with and without vectors: those are the step's."""
         packed = cast(PackedMatrix, table)
         (panels,) = packed.pieces
         out = self.recorder.buffer(packed.in_size)
-        self.recorder.add(abi.EmbedArgs(weight=panels.address, out=out.data_ptr()))
-        return activation(Value(out))
+        args = abi.EmbedArgs(weight=panels.address, out=out.data_ptr())
+        if scale != 1:
+            args.scale = scale
+        self.recorder.add(args)
+        return activation_of(Value(out))
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
-        return activation(Normed(x, norm, self._record_norm))
+        return activation_of(Normed(x, norm, self._record_norm))
+
+    def norm_in_place(self, x: Tensor, norm: Norm) -> None:
+        self._norm_into(x, norm, x)
 
     def linear(self, x: Tensor, weight: Matrix) -> Tensor:
         record = partial(self._record_product, cast(PackedMatrix, weight))
-        return activation(Product(x, record))
+        return activation_of(Product(x, record))
 
-    def gated(self, x: Tensor, weight: Matrix) -> Tensor:
+    def layer_norm(self, x: Tensor, norm: LayerNorm) -> Tensor:
+        source = tensor_of(x)
+        size = source.shape[1]
+        out = self.recorder.buffer(size)
+        args = abi.LayerNormArgs(
+            x=source.data_ptr(),
+            out=out.data_ptr(),
+            size=size,
+            x_stride=source.stride(0),
+            out_stride=out.stride(0),
+            norm=layer_norm_weights(norm),
+        )
+        self.recorder.add(args)
+        return activation_of(Value(out))
+
+    def gated(self, x: Tensor, weight: Matrix, activation: str = "silu") -> Tensor:
         packed = cast(PackedMatrix, weight)
         y = self.recorder.buffer(packed.sizes[0])
         self.record_linear(
             source_of(x),
             packed,
             y,
-            Epilogue.GATED_SILU,
+            GATES[activation],
         )
-        return activation(Value(y))
+        return activation_of(Value(y))
 
-    def logits(self, x: Tensor, weight: Matrix) -> Tensor:
-        return self.computed(self.linear(x, weight))
+    def activated(
+        self,
+        x: Tensor,
+        weight: Matrix,
+        activation: str,
+    ) -> Tensor:
+        packed = cast(PackedMatrix, weight)
+        y = self.recorder.buffer(packed.out_size)
+        self.record_linear(
+            source_of(x),
+            packed,
+            y,
+            EPILOGUES[activation],
+        )
+        return activation_of(Value(y))
+
+    def logits(
+        self,
+        x: Tensor,
+        weight: Matrix,
+        scale: float = 1.0,
+        cap: float = 0.0,
+    ) -> Tensor:
+        logits = self.computed(self.linear(x, weight))
+        if scale != 1 or cap:
+            args = abi.ScaleLogitsArgs(
+                logits=logits.data_ptr(),
+                vocab_size=logits.shape[1],
+                stride=logits.stride(0),
+                scale=scale,
+                cap=cap,
+            )
+            self.recorder.add(args)
+        return logits
 
     def computed(self, x: Tensor) -> Tensor:
         return tensor_of(x)
 
     def record_linear(
-        self, source: Source, packed: PackedMatrix, y: Tensor, epilogue: Epilogue
+        self,
+        source: Source,
+        packed: PackedMatrix,
+        y: Tensor,
+        epilogue: Epilogue,
+        scale: float = 1.0,
     ) -> None:
-        """y = epilogue(W norm(x) + bias), as one operation for each of the weight's pieces."""
+        """y = epilogue(W norm(x) + bias), as one operation for each of the weight's pieces;
+        `scale` is for ADD_SCALED."""
         x = source.x
         column = 0
         for panels in packed.pieces:
@@ -394,6 +465,7 @@ class CppOps:
                 epilogue=epilogue,
                 y=y[:, column:].data_ptr(),
                 y_stride=y.stride(0),
+                scale=scale,
             )
             if source.norm is not None:
                 args.norm_weight = source.norm.weight.data_ptr()
@@ -405,14 +477,20 @@ class CppOps:
             column += panels.struct.out_size
 
     def _record_product(
-        self, packed: PackedMatrix, x: Tensor, norm: Norm | None, add: Tensor | None
+        self,
+        packed: PackedMatrix,
+        x: Tensor,
+        norm: Norm | None,
+        add: Tensor | None,
+        scale: float,
     ) -> Tensor:
         if add is not None:
             self.record_linear(
                 Source(x, norm),
                 packed,
                 add,
-                Epilogue.ADD,
+                Epilogue.ADD if scale == 1 else Epilogue.ADD_SCALED,
+                scale,
             )
             return add
         y = self.recorder.buffer(packed.out_size)
@@ -424,20 +502,36 @@ class CppOps:
         )
         return y
 
-    def _record_norm(self, x: Tensor, norm: Norm) -> Tensor:
-        size = x.shape[1]
-        out = self.recorder.buffer(size)
+    def _record_norm(self, x: Tensor, norm: Norm, add: Tensor | None = None) -> Tensor:
+        if add is not None:
+            self._norm_into(x, norm, add, add_scale=1.0)
+            return add
+        out = self.recorder.buffer(x.shape[1])
+        self._norm_into(x, norm, out)
+        return out
+
+    def _norm_into(
+        self,
+        x: Tensor,
+        norm: Norm,
+        out: Tensor,
+        add_scale: float = 0.0,
+    ) -> None:
         args = abi.NormArgs(
             x=x.data_ptr(),
             weight=norm.weight.data_ptr(),
             out=out.data_ptr(),
-            size=size,
+            size=x.shape[1],
             x_stride=x.stride(0),
             out_stride=out.stride(0),
             eps=norm.eps,
+            add_scale=add_scale,
         )
         self.recorder.add(args)
-        return out
+
+
+def layer_norm_weights(norm: LayerNorm) -> abi.LayerNormWeights:
+    return abi.LayerNormWeights(norm.weight.data_ptr(), norm.bias.data_ptr(), norm.eps)
 
 
 def _is_kept(format: CodeFormat) -> bool:

@@ -40,7 +40,8 @@ enum OpKind : int64_t {
   kPenalise = 11,
   kEmbedSum = 12,
   kLayerNorm = 13,
-  kNumOps = 14,
+  kScaleLogits = 14,
+  kNumOps = 15,
 };
 
 struct Op {
@@ -137,13 +138,15 @@ struct PackArgs {
   const void* coarse_mins;
 };
 
-// out[t] = row tokens[t] of the weight, as float; a vector of the step where tokens[t] is below 0. Reads Step.tokens.
+// out[t] = row tokens[t] of the weight, as float, times scale; a vector of the step, as it is, where tokens[t] is below 0.
+// Reads Step.tokens.
 struct EmbedArgs {
   const Weight* weight;
-  float* out;  // [T, in]
+  float* out;   // [T, in]
+  float scale;  // 0 is the same as 1
 };
 
-// out = x / rms(x) * weight, over rows of `size`.
+// out = x / rms(x) * weight, over rows of `size`; out may be x. Or out += add_scale times that, if add_scale is not 0.
 struct NormArgs {
   const float* x;
   const float* weight;
@@ -152,6 +155,7 @@ struct NormArgs {
   int64_t x_stride;
   int64_t out_stride;
   float eps;
+  float add_scale;
 };
 
 enum Epilogue : int64_t {
@@ -162,10 +166,14 @@ enum Epilogue : int64_t {
   kGeluTanh = 4,
   kRelu = 5,
   kTanh = 6,
+  kRelu2 = 7,          // relu(x)^2
+  kGatedGeluTanh = 8,  // as kGatedSilu, with another activation of the gate
+  kAddScaled = 9,      // y += scale (W x + bias)
 };
 
 // y = epilogue(W norm(x) + bias) for the num_tokens rows of x. Exactly `out` columns of y (gated: out / 2) are written,
-// for kAdd also read; y must not overlap x. kI8 and kI4 take x (after the norm) in 8 bits, the largest of each 32 at 127.
+// for kAdd and kAddScaled also read; y must not overlap x. kI8 and kI4 take x (after the norm) in 8 bits, the largest of
+// each 32 at 127.
 struct LinearArgs {
   const Weight* weight;
   const float* x;
@@ -177,6 +185,7 @@ struct LinearArgs {
   float* y;
   int64_t y_stride;
   void* scratch;  // max_tokens * (4 padded_in + 64) bytes, shared by all threads, 64-byte aligned
+  float scale;    // kAddScaled
 };
 
 // ---------------------------------------------------------------- attention
@@ -196,7 +205,7 @@ struct KvCache {
 };
 
 // Each row of qkv is [heads + 2 kv_heads, head_dim]. Normalise the heads of q and k (if there are weights for it), rotate
-// them in the half-split order, write q back and k and v to the cache at Step.slots.
+// them, write q back (times its position's q_scale) and k and v to the cache at Step.slots.
 struct RotaryStoreArgs {
   const KvCache* cache;
   float* qkv;  // [T, qkv_stride]
@@ -208,6 +217,8 @@ struct RotaryStoreArgs {
   int64_t rotary_dim;  // the first rotary_dim of head_dim are rotated
   const float* cos;    // [positions, rotary_dim / 2]
   const float* sin;
+  int64_t side_by_side;  // 1: pairs are (2 i, 2 i + 1); 0: (i, i + rotary_dim / 2)
+  const float* q_scale;  // [positions], or null
 };
 
 // Attention of each token of the step to the cached tokens of its request and those of the step up to itself, or to all
@@ -256,6 +267,15 @@ struct EmbedSumArgs {
 };
 
 // ---------------------------------------------------------------- sampling; rows of logits [S, stride], S = num_tokens
+
+// logits = cap tanh(scale logits / cap), in place; cap 0: scale logits.
+struct ScaleLogitsArgs {
+  float* logits;
+  int64_t vocab_size;
+  int64_t stride;
+  float scale;
+  float cap;
+};
 
 // For each row its largest logit and the first token that has it. A NaN is larger than all.
 struct ArgmaxArgs {

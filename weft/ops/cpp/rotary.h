@@ -31,6 +31,19 @@ static void rotate_head(float* x, const float* cos, const float* sin, int64_t ha
   }
 }
 
+// Pairs (2 i, 2 i + 1) are.
+static void rotate_neighbours(float* x, const float* cos, const float* sin, int64_t half) {
+  for (int64_t i = 0; i < half; i++) {
+    const float a = x[2 * i], b = x[2 * i + 1];
+    x[2 * i] = a * cos[i] - b * sin[i];
+    x[2 * i + 1] = b * cos[i] + a * sin[i];
+  }
+}
+
+static void scale_head(float* x, int64_t dim, float scale) {
+  for (int64_t i = 0; i < dim; i++) x[i] *= scale;
+}
+
 // One head of K or V into its slot.
 static void store_head(const KvCache& cache, void* data, float* scales, int64_t slot, int64_t head, const float* x) {
   const int64_t at = slot * cache.kv_heads + head, first = at * cache.head_dim;
@@ -51,7 +64,12 @@ static void rotary_store_token(const RotaryStoreArgs& args, const Step& step, in
     const bool is_key = head >= args.heads;
     const float* norm = is_key ? args.k_norm : args.q_norm;
     if (norm) norm_head(x, norm, dim, args.eps);
-    rotate_head(x, cos, sin, half);
+    if (args.side_by_side) {
+      rotate_neighbours(x, cos, sin, half);
+    } else {
+      rotate_head(x, cos, sin, half);
+    }
+    if (args.q_scale && !is_key) scale_head(x, dim, args.q_scale[step.positions[token]]);
     if (is_key) store_head(cache, cache.k, cache.k_scale, slot, head - args.heads, x);
   }
   for (int64_t head = 0; head < cache.kv_heads; head++, x += dim) {

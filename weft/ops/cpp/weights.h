@@ -238,6 +238,9 @@ static void embed(const EmbedArgs& args, const Step& step, Team& team) {
     for (int64_t done = 0; done < num; done += kInStep) {
       read_output(w, panel, column, k + done, least(kInStep, num - done), args.out + token * w.in + k + done);
     }
+    if (args.scale == 0) continue;
+    float* row = args.out + token * w.in + k;
+    for (int64_t i = 0; i < num; i++) row[i] *= args.scale;
   }
 }
 

@@ -15,9 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from weft.ops.fusion import Normed, Product, Source, Value, activation, source_of, tensor_of
+from weft.ops.elementwise import ACTIVATIONS, gate_and_mul, scaled_logits
+from weft.ops.fusion import Normed, Product, Source, Value, source_of, tensor_of
+from weft.ops.fusion import activation as activation_of
 from weft.ops.plain import CodedMatrix, PlainMatrix, QuantizedMatrix
-from weft.ops.protocol import Matrix, Norm
+from weft.ops.protocol import LayerNorm, Matrix, Norm
 from weft.ops.quantize import FP8
 from weft.ops.triton.elementwise import quantize_rows, rms_norm, scaled, silu_and_mul
 
@@ -59,8 +61,9 @@ class TritonOps:
             tensors += matrix.tensors
         return tensors
 
-    def vector(self, size: int) -> Tensor:
-        values = torch.empty(size, dtype=self._dtype, device=self._device)
+    def vector(self, size: int, *, exact: bool = False) -> Tensor:
+        dtype = torch.float32 if exact else self._dtype
+        values = torch.empty(size, dtype=dtype, device=self._device)
         self._vectors.append(values)
         return values
 
@@ -83,26 +86,52 @@ class TritonOps:
         tokens: Tensor,
         table: Matrix,
         vectors: Tensor | None = None,
+        scale: float = 1.0,
     ) -> Tensor:
+        rows = _ours(table).rows(tokens if vectors is None else tokens.clamp(min=0))
+        if scale != 1:
+            rows = rows * scale
         if vectors is None:
-            return activation(Value(_ours(table).rows(tokens)))
-        rows = _ours(table).rows(tokens.clamp(min=0))
+            return activation_of(Value(rows))
         replaced = vectors[(-1 - tokens).clamp(min=0)].to(rows.dtype)
-        return activation(Value(torch.where((tokens < 0)[:, None], replaced, rows)))
+        return activation_of(Value(torch.where((tokens < 0)[:, None], replaced, rows)))
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
-        return activation(Normed(x, norm, rms_norm))
+        return activation_of(Normed(x, norm, _norm))
+
+    def norm_in_place(self, x: Tensor, norm: Norm) -> None:
+        x.copy_(rms_norm(x.contiguous(), norm))
+
+    def layer_norm(self, x: Tensor, norm: LayerNorm) -> Tensor:
+        source = tensor_of(x)
+        return activation_of(Value(F.layer_norm(source, (source.shape[-1],), *norm)))
 
     def linear(self, x: Tensor, weight: Matrix) -> Tensor:
-        return activation(Product(x, partial(self._product, _ours(weight))))
+        return activation_of(Product(x, partial(self._product, _ours(weight))))
 
-    def gated(self, x: Tensor, weight: Matrix) -> Tensor:
+    def gated(self, x: Tensor, weight: Matrix, activation: str = "silu") -> Tensor:
         source = source_of(x)
-        both = self._product(_ours(weight), source.x, source.norm, None)
-        return activation(Value(silu_and_mul(both)))
+        both = self._product(_ours(weight), source.x, source.norm, None, 1.0)
+        if activation == "silu":
+            return activation_of(Value(silu_and_mul(both)))
+        return activation_of(Value(gate_and_mul(both, activation)))
 
-    def logits(self, x: Tensor, weight: Matrix) -> Tensor:
-        return self.computed(self.linear(x, weight)).float()
+    def activated(
+        self,
+        x: Tensor,
+        weight: Matrix,
+        activation: str,
+    ) -> Tensor:
+        return activation_of(Value(ACTIVATIONS[activation](self.computed(self.linear(x, weight)))))
+
+    def logits(
+        self,
+        x: Tensor,
+        weight: Matrix,
+        scale: float = 1.0,
+        cap: float = 0.0,
+    ) -> Tensor:
+        return scaled_logits(self.computed(self.linear(x, weight)).float(), scale, cap)
 
     def computed(self, x: Tensor) -> Tensor:
         return tensor_of(x)
@@ -122,8 +151,15 @@ class TritonOps:
         return PlainMatrix(in_size, sizes, bias, self._dtype, self._device)
 
     def _product(
-        self, matrix: PlainMatrix, x: Tensor, norm: Norm | None, add: Tensor | None
+        self,
+        matrix: PlainMatrix,
+        x: Tensor,
+        norm: Norm | None,
+        add: Tensor | None,
+        scale: float,
     ) -> Tensor:
+        if add is not None and scale != 1:
+            return add.add_(self._product(matrix, x, norm, None, 1.0), alpha=scale)
         if isinstance(matrix, QuantizedMatrix):
             return self._eight_bits(matrix, Source(x, norm), add)
         if norm is not None:
@@ -159,6 +195,12 @@ class TritonOps:
                 device=x.device,
             )
         return scaled(sums, scales, weight.scales, weight.bias, out, add is not None)
+
+
+def _norm(x: Tensor, norm: Norm, add: Tensor | None = None) -> Tensor:
+    if add is None:
+        return rms_norm(x, norm)
+    return add.add_(rms_norm(x, norm))
 
 
 def _scales_rows(device: torch.device) -> bool:

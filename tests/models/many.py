@@ -1,0 +1,176 @@
+"""Tiny random checkpoints of the families beyond `reference.py`, as transformers writes them: four
+layers, and windows of 16 tokens where the family has windows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+
+VOCAB = 512
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+TYPES = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
+WINDOWS = {"sliding_window": 16, "layer_types": TYPES}
+# The lists for long contexts are meant for all that is longer than the original.
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 10_000.0,
+    "short_factor": [1.0 + 0.1 * i for i in range(8)],
+    "long_factor": [2.0 + 0.5 * i for i in range(8)],
+    "original_max_position_embeddings": 8,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+LINEAR = {"rope_type": "linear", "rope_theta": 1_000.0, "factor": 8.0}
+PLAIN = {"rope_type": "default", "rope_theta": 100.0}
+PARTIAL = {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5}
+GROWING = {**YARN, "llama_4_scaling_beta": 0.3, "mscale": 1.0, "mscale_all_dim": 1.0}
+FACTORS = {
+    "embedding_multiplier": 3.0,
+    "logits_scaling": 4.0,
+    "residual_multiplier": 0.3,
+    "attention_multiplier": 0.11,
+}
+GRANITE4 = {
+    **FACTORS,
+    "num_local_experts": 0,
+    "num_experts_per_tok": 0,
+    "shared_intermediate_size": 96,
+    "layer_types": ["full_attention"] * 4,
+}
+VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+
+# name -> architecture in transformers without "ForCausalLM", what differs from SHAPE
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "smollm3": ("SmolLM3", {"no_rope_layers": [1, 0, 1, 1]}),
+    "smollm3-window": (
+        "SmolLM3",
+        {"no_rope_layers": [1, 0, 1, 0], "use_sliding_window": True, "sliding_window": 16},
+    ),
+    "phi3": ("Phi3", {"rope_parameters": {**PLAIN, "partial_rotary_factor": 0.75}}),
+    "phi3-window": ("Phi3", {"sliding_window": 16}),
+    "phi3-longrope": ("Phi3", {"rope_parameters": LONG, "original_max_position_embeddings": 8}),
+    "granite": ("Granite", {**FACTORS, "tie_word_embeddings": True}),
+    "granite4": ("GraniteMoeHybrid", {**GRANITE4, "position_embedding_type": "rope"}),
+    "granite4-nope": ("GraniteMoeHybrid", GRANITE4),
+    "olmo2": ("Olmo2", {}),
+    "olmo3": (
+        "Olmo3",
+        {**WINDOWS, "rope_parameters": {"sliding_attention": PLAIN, "full_attention": YARN}},
+    ),
+    "gemma": ("Gemma", {"head_dim": 32, "num_key_value_heads": 1}),
+    "gemma3": (
+        "Gemma3",
+        {
+            **WINDOWS,
+            "head_dim": 32,
+            "query_pre_attn_scalar": 24,
+            "final_logit_softcapping": 3.0,
+            "rope_parameters": {"sliding_attention": PLAIN, "full_attention": LINEAR},
+        },
+    ),
+    "glm": ("Glm", {"head_dim": 16, "rope_parameters": PARTIAL}),
+    "glm4": ("Glm4", {"head_dim": 16, "rope_parameters": PARTIAL}),
+    "exaone4": ("Exaone4", {**WINDOWS, "sliding_window_pattern": 2}),
+    "exaone4-full": ("Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 4}),
+    "cohere": ("Cohere", {"logit_scale": 0.25}),
+    "cohere2": ("Cohere2", {**WINDOWS, "logit_scale": 0.25}),
+    "ministral": ("Ministral", {**WINDOWS, "head_dim": 32}),
+    "ministral3": ("Ministral3", {"head_dim": 32, "rope_parameters": GROWING}),
+    "starcoder2": ("Starcoder2", {"sliding_window": 16}),
+    "seed-oss": ("SeedOss", {"head_dim": 32}),
+    "ernie4.5": ("Ernie4_5", {"head_dim": 32}),
+    "helium": ("Helium", {"head_dim": 16}),
+    "arcee": ("Arcee", {"mlp_bias": True}),
+    "stablelm": ("StableLm", {"use_qkv_bias": True, "rope_parameters": PARTIAL}),
+    "stablelm-parallel": (
+        "StableLm",
+        {
+            "use_parallel_residual": True,
+            "rope_parameters": {**PARTIAL, "partial_rotary_factor": 0.25},
+        },
+    ),
+}
+
+
+class Checkpoint(NamedTuple):
+    """A saved model, and the same in transformers."""
+
+    folder: Path
+    model: Any
+
+    def logits(self, tokens: list[int]) -> torch.Tensor:
+        """Logits after each of the tokens: [T, VOCAB]."""
+        with torch.inference_mode():
+            return self.model(input_ids=torch.tensor([tokens])).logits[0].float()
+
+
+def make_checkpoint(name: str, folder: Path) -> Checkpoint:
+    kind, changes = FAMILIES[name]
+    config = getattr(transformers, f"{kind}Config" if kind != "Gemma3" else "Gemma3TextConfig")(
+        **{**SHAPE, **changes}, attn_implementation="eager"
+    )
+    return saved(getattr(transformers, f"{kind}ForCausalLM")(config), folder)
+
+
+def saved(model: Any, folder: Path) -> Checkpoint:
+    """The model with random weights, which are the same each time."""
+    model.eval()
+    generator = torch.Generator().manual_seed(11)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if "norm" in name:
+                parameter.add_(0.2 * noise)  # around 1, or around 0 where 1 is added
+            else:
+                # Eight bits may not decide which token comes next: layers add less than tokens.
+                parameter.copy_((0.3 if "embed" in name or "lm_head" in name else 0.08) * noise)
+    model.save_pretrained(folder)
+    return Checkpoint(folder, model)
+
+
+# name -> architecture without "ForConditionalGeneration", the family of its text part and what
+# differs from that
+SEEING: dict[str, tuple[str, str, str, dict[str, Any]]] = {
+    "gemma3": ("Gemma3", "gemma3", "gemma3_text", {"final_logit_softcapping": None}),
+    "mistral3": ("Mistral3", "ministral", "mistral", {"layer_types": None, "sliding_window": None}),
+    "ministral3": ("Mistral3", "ministral3", "ministral3", {"tie_word_embeddings": True}),
+}
+
+
+def make_seeing(name: str, folder: Path) -> Checkpoint:
+    """A model of text and images."""
+    kind, text, text_type, changes = SEEING[name]
+    text_config = {**SHAPE, **FAMILIES[text][1], **changes, "model_type": text_type}
+    vision_type = "siglip_vision_model" if kind == "Gemma3" else "pixtral"
+    config = getattr(transformers, f"{kind}Config")(
+        text_config=text_config,
+        vision_config={**VISION, "model_type": vision_type},
+        tie_word_embeddings=name != "mistral3",
+        attn_implementation="eager",
+    )
+    return saved(getattr(transformers, f"{kind}ForConditionalGeneration")(config), folder)

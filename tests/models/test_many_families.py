@@ -1,0 +1,99 @@
+"""Every family gives what transformers gives: prompts, chunks, single tokens, greedy continuations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.executor.driver import Driver, Turn, make_driver
+from tests.models.many import FAMILIES, SEEING, VOCAB, Checkpoint, make_checkpoint, make_seeing
+from weft.config.model import ModelConfig
+
+TOLERANCE = 2e-4  # of log probabilities, float32
+NUM_GREEDY = 24
+
+Drive = Callable[..., Driver]
+
+
+@pytest.fixture(scope="module", params=list(FAMILIES))
+def checkpoint(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Checkpoint:
+    return make_checkpoint(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture
+def drive() -> Iterator[Drive]:
+    drivers: list[Driver] = []
+
+    def load(folder: Path, **settings: Any) -> Driver:
+        drivers.append(make_driver(ModelConfig.from_folder(folder), folder, **settings))
+        return drivers[-1]
+
+    yield load
+    for driver in drivers:
+        driver.runner.close()
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    return np.random.default_rng(seed).integers(0, VOCAB, length).tolist()
+
+
+def assert_equal(actual: torch.Tensor, logits: torch.Tensor) -> None:
+    torch.testing.assert_close(actual, logits.log_softmax(-1), atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("kernels", ["torch", "auto"])
+def test_logits_and_greedy_tokens_are_those_of_transformers(
+    checkpoint: Checkpoint, drive: Drive, kernels: str
+) -> None:
+    driver = drive(checkpoint.folder, kernels=kernels)
+    first, second = prompt(1, 53), prompt(2, 40)
+    expected = checkpoint.logits(first)
+    # One prompt in chunks, beside another one that comes whole.
+    begun = driver.run(Turn(0, first[:19]), Turn(1, second))
+    assert_equal(begun[0], expected[18])
+    assert_equal(begun[1], checkpoint.logits(second)[-1])
+    # Then tokens one by one, beside the rest of the chunks.
+    assert_equal(driver.run(Turn(0, first[19:20]))[0], expected[19])
+    assert_equal(driver.run(Turn(0, first[20:41]))[0], expected[40])
+    for index in range(41, 53):
+        logprobs = driver.run(Turn(0, first[index : index + 1]))[0]
+        assert_equal(logprobs, expected[index])
+    written: list[int] = []
+    for _ in range(NUM_GREEDY):
+        written.append(int(logprobs.argmax()))
+        logprobs = driver.run(Turn(0, written[-1:]))[0]
+    theirs = checkpoint.logits(first + written)[len(first) - 1 : -1].argmax(-1)
+    assert written == theirs.tolist()
+
+
+@pytest.mark.parametrize("kernels", ["torch", "auto"])
+def test_weights_in_eight_bits_choose_nearly_the_same_tokens(
+    checkpoint: Checkpoint, drive: Drive, kernels: str
+) -> None:
+    driver = drive(checkpoint.folder, kernels=kernels, quantize="int8")
+    tokens = prompt(3, 120)
+    driver.run(Turn(0, tokens[:20]))
+    found = [driver.run(Turn(0, [token]))[0].argmax() for token in tokens[20:]]
+    expected = checkpoint.logits(tokens)[20:].argmax(-1)
+    same = (torch.stack(found) == expected).float().mean()
+    assert same >= 0.9
+
+
+@pytest.mark.parametrize("name", SEEING)
+def test_the_text_part_of_a_model_that_sees_is_served(
+    drive: Drive, tmp_path: Path, name: str
+) -> None:
+    checkpoint = make_seeing(name, tmp_path)
+    tokens = prompt(5, 40)
+    expected = checkpoint.logits(tokens)
+    for kernels in ("torch", "auto"):
+        driver = drive(checkpoint.folder, kernels=kernels)
+        assert_equal(driver.run(Turn(0, tokens[:33]))[0], expected[32])
+        assert_equal(driver.run(Turn(0, tokens[33:]))[0], expected[39])

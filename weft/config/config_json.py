@@ -1,0 +1,73 @@
+"""Reads values of a `config.json` one by one: each has a type and a range, and null is as good as
+missing. Knows no model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from weft.config.model_errors import UnsupportedModel
+
+T = TypeVar("T")
+
+
+def get(config: Mapping[str, Any], key: str, kind: type[T], default: T | None = None) -> T:
+    """The value of a key, which null and absence leave to the default;
+    without a default it must be there.
+    """
+    value = config.get(key)
+    if value is None:
+        if default is None:
+            raise UnsupportedModel(f"config.json has no {key!r}")
+        return default
+    if kind is float and type(value) is int:
+        value = float(value) if abs(value) < 2**1_000 else math.inf
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise UnsupportedModel(f"{key} is {value!r}; config.json must give it as {kind.__name__}")
+    return value
+
+
+def size(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    value = get(config, key, int, default)
+    if value < 1:
+        raise UnsupportedModel(f"{key} is {value}; it must be at least 1")
+    return value
+
+
+def number(
+    config: Mapping[str, Any],
+    key: str,
+    default: float | None = None,
+    *,
+    low: float = -math.inf,
+    above: float = -math.inf,
+) -> float:
+    """A finite number that is at least `low` and greater than `above`."""
+    value = get(config, key, float, default)
+    if not (math.isfinite(value) and value >= low and value > above):
+        allowed = f"greater than {above:g}" if math.isfinite(above) else f"at least {low:g}"
+        raise UnsupportedModel(f"{key} is {value:g}; it must be a number {allowed}")
+    return value
+
+
+def token_ids(config: Mapping[str, Any], key: str) -> tuple[int, ...]:
+    """The ids of a key that holds none, one or several."""
+    value = config.get(key)
+    if value is None:
+        ids = []
+    elif isinstance(value, list):
+        ids = value
+    else:
+        ids = [value]
+    if not all(isinstance(token, int) for token in ids):
+        raise UnsupportedModel(f"{key} is {value!r}; a token id or a list of them is expected")
+    return tuple(ids)
+
+
+def require(config: Mapping[str, Any], key: str, *allowed: Any) -> None:
+    """Refuse a value that would change what is computed; null and absence are fine."""
+    value = config.get(key)
+    if value is not None and value not in allowed:
+        names = " or ".join(map(repr, allowed))
+        raise UnsupportedModel(f"{key} is {str(value)[:64]}; only {names} is supported")

@@ -1,0 +1,120 @@
+"""What a decoder is made of, said in mechanisms and not in names of families.
+
+    DecoderSpec ─ LayerSpec ─┬─ AttentionSpec ─ RopeConfig
+                             └─ MlpSpec
+
+`config/families/` reads these from a `config.json`; `models/decoder.py` computes them. Sizes that
+all layers share are in `ModelConfig`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeConfig:
+    """Rotary position embedding: base, the part of a head that turns, and the scaling of
+    frequencies."""
+
+    theta: float = 10_000.0
+    scaling: str = "default"  # default, linear, llama3, yarn, longrope, factors
+    factor: float = 1.0
+    original_max_position: int = 0  # llama3, yarn, longrope
+    low_freq_factor: float = 1.0  # llama3
+    high_freq_factor: float = 4.0  # llama3
+    attention_factor: float = 1.0  # yarn, longrope
+    beta_fast: float = 32.0  # yarn
+    beta_slow: float = 1.0  # yarn
+    factors: tuple[float, ...] = ()  # factors: one for each pair of a head, as GGUF has them;
+    # longrope: those of contexts that are longer than the original
+    short_factors: tuple[float, ...] = ()  # longrope: those of all others
+    share: float = 1.0  # of a head's values, from the first on, that turn
+    side_by_side: bool = False  # pairs are (2 i, 2 i + 1), not (i, i + half)
+    # Queries grow by 1 + query_growth ln(1 + position // original_max_position).
+    query_growth: float = 0.0
+
+
+class NormKind(Enum):
+    RMS = "x / rms(x) * weight"
+    RMS_PLUS_ONE = "x / rms(x) * (1 + weight)"
+    LAYER = "(x - mean) / deviation * weight"
+    LAYER_BIAS = "(x - mean) / deviation * weight + bias"
+
+    @property
+    def has_mean(self) -> bool:
+        return self in (NormKind.LAYER, NormKind.LAYER_BIAS)
+
+
+class NormPlace(Enum):
+    """Where a layer norms, f being attention or the feed-forward part."""
+
+    PRE = "x + f(norm(x))"
+    POST = "x + norm(f(x))"
+    BOTH = "x + norm(f(norm(x)))"
+    PARALLEL = "x + attention(norm(x)) + mlp(norm(x)), one norm for both"
+
+
+class QkNorm(Enum):
+    NONE = "none"
+    HEAD = "each head by itself"
+    WHOLE = "all heads of the queries, and all of the keys, as one vector"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionSpec:
+    window: int = 0  # tokens that a token sees, itself included; 0: all
+    rope: RopeConfig | None = RopeConfig()  # None: queries and keys have no positions
+    scale: float = 0.0  # of scores; 0: 1 / sqrt(head_dim)
+    qk_norm: QkNorm = QkNorm.NONE
+    qkv_bias: bool = False
+    out_bias: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class MlpSpec:
+    activation: str = "silu"  # one of ops.elementwise.ACTIVATIONS
+    is_gated: bool = True  # down(activation(gate) * up); else down(activation(up))
+    bias: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerSpec:
+    attention: AttentionSpec = AttentionSpec()
+    mlp: MlpSpec = MlpSpec()
+    norms: NormPlace = NormPlace.PRE
+    residual_scale: float = 1.0  # of what attention and the feed-forward part add
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorNames:
+    """What checkpoints call the tensors. Those of a layer stand below `model.layers.N.`; several
+    parts under one name are one tensor, one part below the other."""
+
+    attention: str = "self_attn"
+    qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")  # or one name
+    out: str = "o_proj"
+    q_norm: str = "q_norm"
+    k_norm: str = "k_norm"
+    mlp: str = "mlp"
+    gate_up: tuple[str, ...] = ("gate_proj", "up_proj")  # or one name; without a gate: of up
+    down: str = "down_proj"
+    attention_norm: str = "input_layernorm"
+    attention_post_norm: str = "post_attention_layernorm"
+    mlp_norm: str = "post_attention_layernorm"
+    mlp_post_norm: str = "post_feedforward_layernorm"
+    norm: str = "model.norm"  # the last one
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderSpec:
+    layers: tuple[LayerSpec, ...] = (LayerSpec(),)  # fewer than the model has: they repeat
+    norm: NormKind = NormKind.RMS  # of all norms
+    names: TensorNames = TensorNames()
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_cap: float = 0.0  # logits are cap * tanh(logits / cap); 0: they are as they are
+
+    def layer(self, index: int) -> LayerSpec:
+        return self.layers[index % len(self.layers)]

@@ -1,0 +1,73 @@
+"""OLMo 2 and 3: norms behind attention and the feed-forward part, and over all queries and all keys
+at once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from weft.config.config_json import get, number
+from weft.config.decoder import (
+    AttentionSpec,
+    DecoderSpec,
+    LayerSpec,
+    MlpSpec,
+    NormPlace,
+    QkNorm,
+    RopeConfig,
+)
+from weft.config.families.family import (
+    SLIDING,
+    Config,
+    Family,
+    activation,
+    every,
+    flag,
+    layer_types,
+    window,
+)
+from weft.config.families.rope import read_rope, rope_by_type, rope_of
+
+OLMO3_THETA = 500_000.0
+
+
+def _layer(config: Config, rope: RopeConfig) -> LayerSpec:
+    bias = flag(config, "attention_bias")
+    return LayerSpec(
+        attention=AttentionSpec(
+            rope=rope,
+            qk_norm=QkNorm.WHOLE,
+            qkv_bias=bias,
+            out_bias=bias,
+        ),
+        mlp=MlpSpec(activation=activation(config)),
+        norms=NormPlace.POST,
+    )
+
+
+def _olmo2(config: Config) -> DecoderSpec:
+    return DecoderSpec(layers=(_layer(config, read_rope(config)),))
+
+
+def _olmo3(config: Config) -> DecoderSpec:
+    layers = []
+    for kind in layer_types(config, every(4)):
+        layer = _layer(config, _olmo3_rope(config, kind))
+        attention = replace(layer.attention, window=window(config, kind))
+        layers.append(replace(layer, attention=attention))
+    return DecoderSpec(layers=tuple(layers))
+
+
+def _olmo3_rope(config: Config, kind: str) -> RopeConfig:
+    """Older files have a scaling for the layers that see everything only."""
+    if "rope_parameters" in config:
+        return rope_by_type(config, kind, OLMO3_THETA)
+    theta = number(config, "rope_theta", OLMO3_THETA, above=0.0)
+    if kind == SLIDING:
+        return rope_of(config, {}, theta=theta)
+    return rope_of(config, get(config, "rope_scaling", dict, {}), theta=theta)
+
+
+FAMILIES = {
+    "Olmo2": Family(read=_olmo2),
+    "Olmo3": Family(read=_olmo3, defaults={"sliding_window": 4_096}),
+}

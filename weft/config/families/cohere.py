@@ -1,0 +1,68 @@
+"""Command R and its successors: one norm by mean and deviation for attention and feed-forward part,
+which stand side by side. In Command R7B and A, layers that see everything have no positions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from weft.config.config_json import get, require
+from weft.config.decoder import (
+    AttentionSpec,
+    DecoderSpec,
+    LayerSpec,
+    MlpSpec,
+    NormKind,
+    NormPlace,
+)
+from weft.config.families.family import (
+    FULL,
+    Config,
+    Family,
+    activation,
+    every,
+    flag,
+    layer_types,
+    scale,
+    window,
+)
+from weft.config.families.rope import read_rope
+
+
+def _cohere(config: Config) -> DecoderSpec:
+    require(config, "use_qk_norm", False)
+    bias = flag(config, "attention_bias")
+    layer = LayerSpec(
+        attention=AttentionSpec(
+            rope=read_rope(config, theta=500_000.0, side_by_side=True),
+            qkv_bias=bias,
+            out_bias=bias,
+        ),
+        mlp=MlpSpec(activation=activation(config)),
+        norms=NormPlace.PARALLEL,
+    )
+    return DecoderSpec(
+        layers=(layer,),
+        norm=NormKind.LAYER,
+        logit_scale=scale(config, "logit_scale", 0.0625),
+    )
+
+
+def _cohere2(config: Config) -> DecoderSpec:
+    spec = _cohere({"rope_theta": 10_000.0, **config})
+    sliding = spec.layer(0)
+    full = replace(sliding, attention=replace(sliding.attention, rope=None))
+    sliding = replace(sliding, attention=replace(sliding.attention, window=window(config)))
+    kinds = layer_types(config, every(get(config, "sliding_window_pattern", int, 4)))
+    layers = [full if kind == FULL else sliding for kind in kinds]
+    return replace(spec, layers=tuple(layers))
+
+
+_TIED = {"tie_word_embeddings": True}
+FAMILIES = {
+    "Cohere": Family(read=_cohere, defaults=_TIED, norm_eps_key="layer_norm_eps"),
+    "Cohere2": Family(
+        read=_cohere2,
+        defaults={"sliding_window": 4_096, **_TIED},
+        norm_eps_key="layer_norm_eps",
+    ),
+}

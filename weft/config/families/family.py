@@ -1,0 +1,86 @@
+"""What a family is, and what the readers of several families share: activations, biases, kinds of
+layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from weft.config.config_json import get, number, size
+from weft.config.decoder import DecoderSpec
+from weft.config.model_errors import UnsupportedModel
+
+FULL = "full_attention"
+SLIDING = "sliding_attention"
+
+Config = Mapping[str, Any]  # a `config.json`
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """What an architecture means beyond the keys of its `config.json`."""
+
+    read: Callable[[Config], DecoderSpec] | None = None  # None: an encoder
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # of keys that a file may leave out
+    aliases: Mapping[str, str] = field(default_factory=dict)  # keys that it has under another name
+    norm_eps_key: str = "rms_norm_eps"
+    positions_begin_after_padding: bool = False  # the first token's is "pad_token_id" + 1
+    task: str = "generate"  # what the architecture is for: its head, or that it has none
+
+    @property
+    def is_encoder(self) -> bool:
+        return self.read is None
+
+
+def activation(config: Config, allowed: Sequence[str] = ("silu",), key: str = "hidden_act") -> str:
+    """The activation of the feed-forward part, which must be one of `allowed`; the first is that
+    of a file without the key."""
+    name = get(config, key, str, allowed[0])
+    if name not in allowed:
+        verb = "are" if len(allowed) > 1 else "is"
+        names = ", ".join(map(repr, allowed))
+        raise UnsupportedModel(f"{key} is {name!r}; only {names} {verb} supported")
+    return name
+
+
+def flag(config: Config, key: str, default: bool = False) -> bool:
+    return get(config, key, bool, default)
+
+
+def scale(config: Config, key: str, default: float = 1.0) -> float:
+    return number(config, key, default, above=0.0)
+
+
+def layer_types(config: Config, default: Callable[[int], str]) -> list[str]:
+    """FULL or SLIDING for each layer; `default` says it where the file does not."""
+    num_layers = size(config, "num_hidden_layers")
+    types: list[str] = get(config, "layer_types", list, [])
+    if not types:
+        return [default(layer) for layer in range(num_layers)]
+    if len(types) < num_layers:
+        raise UnsupportedModel(f"layer_types has {len(types)} layers of {num_layers}")
+    for kind in types:
+        if kind not in (FULL, SLIDING):
+            raise UnsupportedModel(
+                f"layer_types has {str(kind)[:64]!r}; only {FULL!r} and {SLIDING!r} are supported"
+            )
+    return types[:num_layers]
+
+
+def every(period: int) -> Callable[[int], str]:
+    """Of so many layers the last sees everything."""
+
+    def kind(layer: int) -> str:
+        if (layer + 1) % period:
+            return SLIDING
+        return FULL
+
+    return kind
+
+
+def window(config: Config, kind: str = SLIDING) -> int:
+    """The window of a layer of this kind; 0: it sees all tokens."""
+    if kind == FULL:
+        return 0
+    return max(get(config, "sliding_window", int, 0), 0)

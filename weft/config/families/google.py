@@ -1,0 +1,124 @@
+"""Gemma: norms times (1 + weight), embeddings times the root of their size, gates by gelu.
+
+Gemma 2 caps the scores of attention, which is not implemented; Gemma 3n and 4 have inputs for each
+layer, and layers that share K and V.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from weft.config.config_json import get, number, require, size
+from weft.config.decoder import (
+    AttentionSpec,
+    DecoderSpec,
+    LayerSpec,
+    MlpSpec,
+    NormKind,
+    NormPlace,
+    QkNorm,
+    RopeConfig,
+    TensorNames,
+)
+from weft.config.families.family import (
+    SLIDING,
+    Config,
+    Family,
+    activation,
+    every,
+    flag,
+    layer_types,
+    window,
+)
+from weft.config.families.rope import read_rope, rope_by_type, rope_of
+
+GELU = "gelu_pytorch_tanh"
+
+
+def _gemma(config: Config) -> DecoderSpec:
+    # The first releases say "gelu" and mean the other one.
+    activation(config, (GELU, "gelu"))
+    bias = flag(config, "attention_bias")
+    layer = LayerSpec(
+        attention=AttentionSpec(
+            rope=read_rope(config),
+            qkv_bias=bias,
+            out_bias=bias,
+        ),
+        mlp=MlpSpec(activation=GELU),
+    )
+    return DecoderSpec(
+        layers=(layer,),
+        norm=NormKind.RMS_PLUS_ONE,
+        embedding_scale=math.sqrt(size(config, "hidden_size")),
+    )
+
+
+def _gemma3(config: Config) -> DecoderSpec:
+    require(config, "attn_logit_softcapping", 0)
+    bias = flag(config, "attention_bias")
+    layer = LayerSpec(
+        attention=AttentionSpec(
+            scale=number(config, "query_pre_attn_scalar", 256.0, above=0.0) ** -0.5,
+            qk_norm=QkNorm.HEAD,
+            qkv_bias=bias,
+            out_bias=bias,
+        ),
+        mlp=MlpSpec(activation=activation(config, (GELU,), "hidden_activation")),
+        norms=NormPlace.BOTH,
+    )
+
+    def of(kind: str) -> LayerSpec:
+        attention = replace(
+            layer.attention,
+            window=window(config, kind),
+            rope=_gemma3_rope(config, kind),
+        )
+        return replace(layer, attention=attention)
+
+    kinds = layer_types(config, every(get(config, "sliding_window_pattern", int, 6)))
+    return DecoderSpec(
+        layers=tuple(map(of, kinds)),
+        norm=NormKind.RMS_PLUS_ONE,
+        names=TensorNames(mlp_norm="pre_feedforward_layernorm"),
+        embedding_scale=math.sqrt(size(config, "hidden_size")),
+        logit_cap=number(config, "final_logit_softcapping", 0.0, low=0.0),
+    )
+
+
+def _gemma3_rope(config: Config, kind: str) -> RopeConfig:
+    """Layers that see everything have longer waves than those with a window. Older files have a
+    scaling for the former only."""
+    if "rope_parameters" in config:
+        return rope_by_type(config, kind, 10_000.0 if kind == SLIDING else 1e6)
+    if kind == SLIDING:
+        theta = number(config, "rope_local_base_freq", 10_000.0, above=0.0)
+        return rope_of(config, {}, theta=theta)
+    scaling = get(config, "rope_scaling", dict, {})
+    return rope_of(config, scaling, theta=number(config, "rope_theta", 1e6, above=0.0))
+
+
+_GEMMA3 = Family(
+    read=_gemma3,
+    defaults={
+        "vocab_size": 262_208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 131_072,
+        "sliding_window": 4_096,
+        "tie_word_embeddings": True,
+        "bos_token_id": 2,
+        "eos_token_id": 1,
+    },
+)
+FAMILIES = {
+    "Gemma": Family(read=_gemma, defaults={"head_dim": 256, "tie_word_embeddings": True}),
+}
+ARCHITECTURES = {
+    "Gemma3ForCausalLM": _GEMMA3,
+    "Gemma3ForConditionalGeneration": _GEMMA3,  # its text part
+    "Gemma3TextModel": replace(_GEMMA3, task="embed"),
+}

@@ -1,0 +1,61 @@
+"""Mistral, Ministral and Ministral 3, whose queries grow with their position; also the text part of
+models that see (Mistral Small 3.1, Ministral 3)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from weft.config.config_json import get
+from weft.config.decoder import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec
+from weft.config.families.family import (
+    FULL,
+    SLIDING,
+    Config,
+    Family,
+    activation,
+    layer_types,
+    window,
+)
+from weft.config.families.rope import read_rope
+
+
+def _mistral(config: Config) -> DecoderSpec:
+    layer = LayerSpec(
+        attention=AttentionSpec(rope=read_rope(config), window=window(config)),
+        mlp=MlpSpec(activation=activation(config)),
+    )
+    return DecoderSpec(layers=(layer,))
+
+
+def _ministral(config: Config) -> DecoderSpec:
+    like = _mistral(config).layer(0)
+    layers = []
+    for kind in layer_types(config, lambda _: SLIDING if window(config) else FULL):
+        attention = replace(like.attention, window=window(config, kind))
+        layers.append(replace(like, attention=attention))
+    return DecoderSpec(layers=tuple(layers))
+
+
+def _ministral3(config: Config) -> DecoderSpec:
+    layer = _mistral(config).layer(0)
+    rope = layer.attention.rope
+    assert rope is not None
+    growth = get(get(config, "rope_parameters", dict, {}), "llama_4_scaling_beta", float, 0.0)
+    attention = replace(layer.attention, rope=replace(rope, query_growth=growth))
+    return DecoderSpec(layers=(replace(layer, attention=attention),))
+
+
+def _mistral3(config: Config) -> DecoderSpec:
+    """Text and images: which text model is in it, its own configuration says."""
+    if get(get(config, "text_config", dict), "model_type", str, "mistral") == "ministral3":
+        return _ministral3(config)
+    return _mistral(config)
+
+
+_MISTRAL3 = Family(read=_mistral3, defaults={"head_dim": 128})
+FAMILIES = {
+    "Mistral": Family(read=_mistral),
+    "Ministral": Family(read=_ministral),
+    "Ministral3": Family(read=_ministral3, defaults={"head_dim": 128}),
+}
+ARCHITECTURES = {"Mistral3ForConditionalGeneration": _MISTRAL3}

@@ -1,0 +1,185 @@
+"""Makers of one family each: Hugging Face (SmolLM3), LG (EXAONE 4), BigCode (StarCoder 2),
+ByteDance (Seed-OSS), Baidu (ERNIE 4.5), Arcee, Kyutai (Helium), Stability (StableLM)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from weft.config.config_json import get, require, size
+from weft.config.decoder import (
+    AttentionSpec,
+    DecoderSpec,
+    LayerSpec,
+    MlpSpec,
+    NormKind,
+    NormPlace,
+    QkNorm,
+    TensorNames,
+)
+from weft.config.families.family import (
+    FULL,
+    SLIDING,
+    Config,
+    Family,
+    activation,
+    every,
+    flag,
+    layer_types,
+    window,
+)
+from weft.config.families.meta import read_llama
+from weft.config.families.rope import read_rope
+
+
+def _smollm3(config: Config) -> DecoderSpec:
+    """`no_rope_layers` has a 1 for each layer that rotates, a 0 for each that does not; these may
+    have a window."""
+    num_layers = size(config, "num_hidden_layers")
+    rotates = get(config, "no_rope_layers", list, [])
+    if not rotates:
+        interval = size(config, "no_rope_layer_interval", 4)
+        rotates = [(layer + 1) % interval for layer in range(num_layers)]
+    has_window = flag(config, "use_sliding_window")
+
+    def kind_of(layer: int) -> str:
+        return FULL if rotates[layer] else SLIDING
+
+    like = read_llama(config).layer(0)
+    layers = []
+    for layer, kind in enumerate(layer_types(config, kind_of)):
+        attention = replace(
+            like.attention,
+            rope=like.attention.rope if rotates[layer] else None,
+            window=window(config, kind) if has_window else 0,
+        )
+        layers.append(replace(like, attention=attention))
+    return DecoderSpec(layers=tuple(layers))
+
+
+def _exaone4(config: Config) -> DecoderSpec:
+    """Where some layers have a window, only those rotate."""
+    full = LayerSpec(
+        attention=AttentionSpec(rope=read_rope(config), qk_norm=QkNorm.HEAD),
+        mlp=MlpSpec(activation=activation(config)),
+        norms=NormPlace.POST,
+    )
+    width = window(config)
+    if not width:
+        return DecoderSpec(layers=(full,))
+    sliding = replace(full, attention=replace(full.attention, window=width))
+    unrotated = replace(full, attention=replace(full.attention, rope=None))
+    pattern = config.get("sliding_window_pattern")
+    period = 4
+    if isinstance(pattern, str | int):
+        period = pattern if isinstance(pattern, int) else len(pattern)
+    layers = [unrotated if kind == FULL else sliding for kind in layer_types(config, every(period))]
+    return DecoderSpec(layers=tuple(layers))
+
+
+def _starcoder2(config: Config) -> DecoderSpec:
+    bias = flag(config, "use_bias", True)
+    layer = LayerSpec(
+        attention=AttentionSpec(
+            rope=read_rope(config),
+            window=window(config),
+            qkv_bias=bias,
+            out_bias=bias,
+        ),
+        mlp=MlpSpec(
+            activation=activation(config, ("gelu_pytorch_tanh",)),
+            is_gated=False,
+            bias=bias,
+        ),
+    )
+    return DecoderSpec(
+        layers=(layer,),
+        norm=NormKind.LAYER_BIAS,
+        names=TensorNames(gate_up=("c_fc",), down="c_proj"),
+    )
+
+
+def _seed_oss(config: Config) -> DecoderSpec:
+    layer = LayerSpec(
+        attention=AttentionSpec(
+            rope=read_rope(config),
+            qkv_bias=flag(config, "attention_bias", True),
+            out_bias=flag(config, "attention_out_bias"),
+        ),
+        mlp=MlpSpec(activation=activation(config), bias=flag(config, "mlp_bias")),
+    )
+    return DecoderSpec(layers=(layer,))
+
+
+def _ernie(config: Config) -> DecoderSpec:
+    bias = flag(config, "use_bias")
+    layer = LayerSpec(
+        attention=AttentionSpec(
+            rope=read_rope(config, theta=500_000.0, side_by_side=True),
+            qkv_bias=bias,
+            out_bias=bias,
+        ),
+        mlp=MlpSpec(activation=activation(config), bias=bias),
+    )
+    return DecoderSpec(layers=(layer,))
+
+
+def _helium(config: Config) -> DecoderSpec:
+    layer = LayerSpec(
+        attention=AttentionSpec(
+            rope=read_rope(config, theta=100_000.0, side_by_side=True),
+            qkv_bias=flag(config, "attention_bias"),
+        ),
+        mlp=MlpSpec(activation=activation(config), bias=flag(config, "mlp_bias")),
+    )
+    return DecoderSpec(layers=(layer,))
+
+
+def _arcee(config: Config) -> DecoderSpec:
+    bias = flag(config, "attention_bias")
+    layer = LayerSpec(
+        attention=AttentionSpec(
+            rope=read_rope(config),
+            qkv_bias=bias,
+            out_bias=bias,
+        ),
+        mlp=MlpSpec(
+            activation=activation(config, ("relu2",)),
+            is_gated=False,
+            bias=flag(config, "mlp_bias"),
+        ),
+    )
+    return DecoderSpec(layers=(layer,), names=TensorNames(gate_up=("up_proj",)))
+
+
+def _stablelm(config: Config) -> DecoderSpec:
+    require(config, "qk_layernorm", False)
+    is_parallel = flag(config, "use_parallel_residual")
+    layer = LayerSpec(
+        attention=AttentionSpec(
+            rope=read_rope(config, is_partial=True),
+            qkv_bias=flag(config, "use_qkv_bias"),
+        ),
+        mlp=MlpSpec(activation=activation(config)),
+        norms=NormPlace.PARALLEL if is_parallel else NormPlace.PRE,
+    )
+    return DecoderSpec(layers=(layer,), norm=NormKind.LAYER_BIAS)
+
+
+FAMILIES = {
+    "SmolLM3": Family(read=_smollm3, defaults={"tie_word_embeddings": True}),
+    "Exaone4": Family(read=_exaone4),
+    "Starcoder2": Family(
+        read=_starcoder2,
+        defaults={"tie_word_embeddings": True},
+        norm_eps_key="norm_epsilon",
+    ),
+    "SeedOss": Family(read=_seed_oss, defaults={"head_dim": 128}),
+    "Ernie4_5": Family(read=_ernie, defaults={"head_dim": 128, "tie_word_embeddings": True}),
+    "Helium": Family(read=_helium, defaults={"head_dim": 128}),
+    "Arcee": Family(read=_arcee),
+    "StableLm": Family(
+        read=_stablelm,
+        defaults={"partial_rotary_factor": 0.25},
+        norm_eps_key="layer_norm_eps",
+    ),
+}

@@ -1,0 +1,51 @@
+"""Qwen 2 and 3: some of their checkpoints use a window from a layer on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from weft.config.config_json import get, size
+from weft.config.decoder import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec, QkNorm
+from weft.config.families.family import FULL, Config, Family, activation, flag, window
+from weft.config.families.rope import read_rope
+
+
+def _qwen2(config: Config) -> DecoderSpec:
+    attention = AttentionSpec(rope=read_rope(config), qkv_bias=True)
+    return _layers(config, attention)
+
+
+def _qwen3(config: Config) -> DecoderSpec:
+    bias = flag(config, "attention_bias")
+    attention = AttentionSpec(
+        rope=read_rope(config),
+        qk_norm=QkNorm.HEAD,
+        qkv_bias=bias,
+        out_bias=bias,
+    )
+    return _layers(config, attention)
+
+
+def _layers(config: Config, attention: AttentionSpec) -> DecoderSpec:
+    """`attention` is that of layers which see everything."""
+    full = LayerSpec(attention=attention, mlp=MlpSpec(activation=activation(config)))
+    width = window(config)
+    if not flag(config, "use_sliding_window") or not width:
+        return DecoderSpec(layers=(full,))
+    sliding = replace(full, attention=replace(attention, window=width))
+    num_layers = size(config, "num_hidden_layers")
+    types = get(config, "layer_types", list, [])
+    first_sliding = get(config, "max_window_layers", int, 28)
+    layers = []
+    for index in range(num_layers):
+        is_full = index < first_sliding
+        if types:
+            is_full = index < len(types) and types[index] == FULL
+        layers.append(full if is_full else sliding)
+    return DecoderSpec(layers=tuple(layers))
+
+
+FAMILIES = {
+    "Qwen2": Family(read=_qwen2),
+    "Qwen3": Family(read=_qwen3, defaults={"head_dim": 128}),
+}

@@ -1,0 +1,170 @@
+"""Reads the rotary embedding of a `config.json`: `rope_parameters` (transformers 5), or
+`rope_theta` and `rope_scaling`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from weft.config.config_json import get, number, size
+from weft.config.decoder import RopeConfig
+from weft.config.families.family import Config
+from weft.config.model_errors import UnsupportedModel
+
+ROPE_SCALINGS = ("default", "linear", "dynamic", "llama3", "yarn")
+THETA = 10_000.0
+
+
+def read_rope(
+    config: Config,
+    *,
+    theta: float = THETA,
+    is_partial: bool = False,
+    side_by_side: bool = False,
+) -> RopeConfig:
+    """The rotation of a model whose layers share one. `theta` is that of a file without one;
+    `is_partial`: the family obeys "partial_rotary_factor"."""
+    values = {**get(config, "rope_scaling", dict, {}), **get(config, "rope_parameters", dict, {})}
+    return rope_of(
+        config,
+        values,
+        theta=number(config, "rope_theta", theta, above=0.0),
+        is_partial=is_partial,
+        side_by_side=side_by_side,
+    )
+
+
+def rope_by_type(config: Config, kind: str, theta: float) -> RopeConfig:
+    """The rotation of the layers of one kind: `rope_parameters` may have a part for each."""
+    parameters = get(config, "rope_parameters", dict, {})
+    return rope_of(config, get(parameters, kind, dict, {}), theta=theta)
+
+
+def rope_of(
+    config: Config,
+    values: Mapping[str, Any],
+    *,
+    theta: float,
+    is_partial: bool = False,
+    side_by_side: bool = False,
+) -> RopeConfig:
+    """`values` are those of the rotation, `theta` its base if these have none."""
+    max_position = size(config, "max_position_embeddings")
+    theta = number(values, "rope_theta", theta, above=0.0)
+    kind = get(values, "rope_type", str, get(values, "type", str, "default"))
+    if kind == "factors":  # in no config.json but ours (`config/gguf.py`)
+        return RopeConfig(theta=theta, scaling=kind, factors=tuple(values["factors"]))
+    if kind not in ROPE_SCALINGS:
+        raise UnsupportedModel(
+            f"rope type {kind!r} is not supported; supported are {', '.join(ROPE_SCALINGS)}"
+        )
+    share = rotated_share(config, values)
+    if share != 1.0 and not is_partial:
+        raise UnsupportedModel(
+            "partial_rotary_factor is not 1; partly rotated heads are not supported"
+        )
+    if kind in (
+        "default",
+        "dynamic",
+    ):  # dynamic changes nothing up to max_position, and beyond it nobody gets
+        return RopeConfig(theta=theta, share=share, side_by_side=side_by_side)
+    factor = number(values, "factor", above=0.0)
+    original = size(values, "original_max_position_embeddings", max_position)
+    original = size(config, "original_max_position_embeddings", original)
+    if kind == "llama3":
+        return RopeConfig(
+            theta=theta,
+            scaling=kind,
+            factor=factor,
+            original_max_position=original,
+            low_freq_factor=get(values, "low_freq_factor", float),
+            high_freq_factor=get(values, "high_freq_factor", float),
+            share=share,
+            side_by_side=side_by_side,
+        )
+    if kind == "yarn":
+        if not get(values, "truncate", bool, True):
+            raise UnsupportedModel("rope type 'yarn' with truncate false is not supported")
+        return RopeConfig(
+            theta=theta,
+            scaling=kind,
+            factor=factor,
+            original_max_position=original,
+            attention_factor=_yarn_attention_factor(values, factor),
+            beta_fast=get(values, "beta_fast", float, 32.0),
+            beta_slow=get(values, "beta_slow", float, 1.0),
+            share=share,
+            side_by_side=side_by_side,
+        )
+    return RopeConfig(
+        theta=theta,
+        scaling=kind,
+        factor=factor,
+        share=share,
+        side_by_side=side_by_side,
+    )
+
+
+def rotated_share(config: Config, values: Mapping[str, Any]) -> float:
+    share = get(config, "partial_rotary_factor", float, 1.0)
+    share = get(values, "partial_rotary_factor", float, share)
+    if not 0 < share <= 1:
+        raise UnsupportedModel(
+            f"partial_rotary_factor is {share:g}; it must be more than 0 and at most 1"
+        )
+    return share
+
+
+def longrope(config: Config, values: Mapping[str, Any]) -> RopeConfig:
+    """Frequencies that were searched for, one set for short contexts and one for long ones.
+    Source: arXiv:2402.13753."""
+    max_position = size(config, "max_position_embeddings")
+    original = size(values, "original_max_position_embeddings", max_position)
+    original = size(config, "original_max_position_embeddings", original)
+    factor = number(values, "factor", max_position / original, above=0.0)
+    attention_factor = 1.0
+    if factor > 1:
+        attention_factor = math.sqrt(1 + math.log(factor) / math.log(original))
+    share = rotated_share(config, values)
+    return RopeConfig(
+        theta=number(values, "rope_theta", get(config, "rope_theta", float, THETA), above=0.0),
+        scaling="longrope",
+        factor=factor,
+        original_max_position=original,
+        attention_factor=get(values, "attention_factor", float, attention_factor),
+        factors=_factors(config, values, "long_factor", share),
+        short_factors=_factors(config, values, "short_factor", share),
+        share=share,
+    )
+
+
+def _factors(
+    config: Config,
+    values: Mapping[str, Any],
+    key: str,
+    share: float,
+) -> tuple[float, ...]:
+    heads = size(config, "num_attention_heads")
+    head_dim = size(config, "head_dim", size(config, "hidden_size") // heads)
+    num_pairs = int(head_dim * share) // 2
+    factors = get(values, key, list)
+    if len(factors) != num_pairs or not all(isinstance(one, int | float) for one in factors):
+        raise UnsupportedModel(f"{key} must hold {num_pairs} numbers, one for each pair of a head")
+    return tuple(map(float, factors))
+
+
+def _yarn_attention_factor(values: Mapping[str, Any], factor: float) -> float:
+    """Source: YaRN, arXiv:2309.00071, section 3.4; `mscale` is DeepSeek's refinement of it."""
+
+    def temperature(scale: float) -> float:
+        if factor > 1:
+            return 0.1 * scale * math.log(factor) + 1.0
+        return 1.0
+
+    mscale = get(values, "mscale", float, 0.0)
+    mscale_all = get(values, "mscale_all_dim", float, 0.0)
+    default = temperature(1.0)
+    if mscale and mscale_all:
+        default = temperature(mscale) / temperature(mscale_all)
+    return get(values, "attention_factor", float, default)

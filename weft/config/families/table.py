@@ -1,0 +1,48 @@
+"""All architectures that are read, by their name in `config.json`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from weft.config.families import (
+    allenai,
+    cohere,
+    google,
+    ibm,
+    meta,
+    microsoft,
+    mistral,
+    others,
+    qwen,
+    zhipu,
+)
+from weft.config.families.family import Family
+
+ENCODER_ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
+
+DECODERS: dict[str, Family] = {
+    **meta.FAMILIES,
+    **mistral.FAMILIES,
+    **qwen.FAMILIES,
+    **google.FAMILIES,
+    **microsoft.FAMILIES,
+    **ibm.FAMILIES,
+    **allenai.FAMILIES,
+    **cohere.FAMILIES,
+    **zhipu.FAMILIES,
+    **others.FAMILIES,
+}
+_BERT = Family(norm_eps_key="layer_norm_eps")
+_ROBERTA = replace(_BERT, positions_begin_after_padding=True)
+ENCODERS = {"Bert": _BERT, "Roberta": _ROBERTA, "XLMRoberta": _ROBERTA}
+
+
+def _architectures() -> dict[str, Family]:
+    found = {f"{name}ForCausalLM": family for name, family in DECODERS.items()}
+    for kind, task in (("Model", "embed"), ("ForSequenceClassification", "classify")):
+        for name, family in (DECODERS | ENCODERS).items():
+            found[f"{name}{kind}"] = replace(family, task=task)
+    return {**found, **google.ARCHITECTURES, **mistral.ARCHITECTURES}
+
+
+FAMILIES = _architectures()

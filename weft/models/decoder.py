@@ -1,0 +1,149 @@
+"""A decoder of the mechanisms that its `DecoderSpec` names. Every family of decoders is this class;
+what differs is in `config/families/`, and how it is computed in `layers/`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from weft.config.decoder import NormPlace, RopeConfig
+from weft.config.model import ModelConfig
+from weft.models.layers.attention import Attention, PagedAttention
+from weft.models.layers.embedding import Embedding
+from weft.models.layers.head import make_head
+from weft.models.layers.mlp import make_mlp
+from weft.models.layers.norm import LayerNorm, RmsNorm, make_norm
+from weft.models.layers.rope import Rope
+from weft.models.layers.weight import Weights
+from weft.ops.protocol import Ops
+
+
+class Block:
+    """x + scale · post(f(pre(x))): f is attention or the feed-forward part, and either norm may be
+    missing."""
+
+    def __init__(
+        self,
+        pre: RmsNorm | LayerNorm | None,
+        post: RmsNorm | LayerNorm | None,
+        scale: float,
+    ) -> None:
+        self.pre = pre
+        self.post = post
+        self._scale = scale
+
+    def input(self, x: Tensor) -> Tensor:
+        """[T, hidden] -> [T, hidden], what f reads"""
+        if self.pre is None:
+            return x
+        return self.pre(x)
+
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
+        """The residual stream x with the output y of f."""
+        if self.post is not None:
+            y = self.post(y)
+        if self._scale == 1:
+            return x + y
+        return x + self._scale * y
+
+
+class DecoderLayer:
+    """Attention, then the feed-forward part; or both side by side."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layer: int,
+        rope: Rope | None,
+        ops: Ops,
+    ) -> None:
+        spec = config.decoder.layer(layer)
+        self._names = config.decoder.names
+        self._ops = ops
+        self._is_parallel = spec.norms is NormPlace.PARALLEL
+        pre_norms = spec.norms is not NormPlace.POST
+        post_norms = spec.norms in (NormPlace.POST, NormPlace.BOTH)
+
+        def norm(is_there: bool) -> RmsNorm | LayerNorm | None:
+            return make_norm(config, config.hidden_size, ops) if is_there else None
+
+        scale = spec.residual_scale
+        self.mix = Block(norm(pre_norms), norm(post_norms), scale)
+        self.feed = Block(norm(pre_norms and not self._is_parallel), norm(post_norms), scale)
+        self.attention = Attention(config, layer, rope, ops)
+        self.mlp = make_mlp(config, spec.mlp, ops)
+
+    def __call__(self, x: Tensor, attention: PagedAttention) -> Tensor:
+        """[T, hidden] -> [T, hidden]"""
+        if self._is_parallel:
+            # Computed now: the first sum overwrites x.
+            normed = self._ops.computed(self.mix.input(x))
+            mixed = self.attention(normed, attention)
+            return self.feed.add(self.mix.add(x, mixed), self.mlp(normed))
+        x = self.mix.add(x, self.attention(self.mix.input(x), attention))
+        return self.feed.add(x, self.mlp(self.feed.input(x)))
+
+    def weights(self, prefix: str) -> Weights:
+        names = self._names
+        if self.mix.pre is not None:
+            yield from self.mix.pre.weights(f"{prefix}.{names.attention_norm}")
+        yield from self.attention.weights(f"{prefix}.{names.attention}")
+        if self.mix.post is not None:
+            yield from self.mix.post.weights(f"{prefix}.{names.attention_post_norm}")
+        if self.feed.pre is not None:
+            yield from self.feed.pre.weights(f"{prefix}.{names.mlp_norm}")
+        yield from self.mlp.weights(f"{prefix}.{names.mlp}")
+        if self.feed.post is not None:
+            yield from self.feed.post.weights(f"{prefix}.{names.mlp_post_norm}")
+
+
+class Decoder:
+    def __init__(self, config: ModelConfig, ops: Ops) -> None:
+        spec = config.decoder
+        self._ops = ops
+        self._norm_name = spec.names.norm
+        self.embedding = Embedding(
+            config.vocab_size,
+            config.hidden_size,
+            ops,
+            # Models are trained with the factor as their type has it.
+            scale=float(torch.tensor(spec.embedding_scale, dtype=getattr(torch, config.dtype))),
+        )
+        # Layers that rotate alike share the table of angles.
+        ropes: dict[RopeConfig, Rope] = {}
+        self.layers: list[DecoderLayer] = []
+        for layer in range(config.num_layers):
+            rope = None
+            rotation = spec.layer(layer).attention.rope
+            if rotation is not None:
+                rope = ropes.setdefault(rotation, Rope(rotation, config))
+            self.layers.append(DecoderLayer(config, layer, rope, ops))
+        self.norm = make_norm(config, config.hidden_size, ops)
+        self.head = make_head(config, self.embedding, ops)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        attention: PagedAttention,
+        vectors: Tensor | None = None,
+    ) -> Tensor:
+        x = self.embedding(tokens, vectors)
+        for layer in self.layers:
+            x = layer(x, attention)
+        return self._ops.computed(x)
+
+    def normed(self, hidden: Tensor) -> Tensor:
+        return self._ops.computed(self.norm(hidden))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        assert self.head is not None, "this model has neither logits nor labels"
+        return self.head(self.norm(hidden))
+
+    def weights(self) -> Weights:
+        yield from self.embedding.weights("model.embed_tokens")
+        for index, layer in enumerate(self.layers):
+            yield from layer.weights(f"model.layers.{index}")
+        yield from self.norm.weights(self._norm_name)
+        if self.head is not None:
+            yield from self.head.weights()
