@@ -9,8 +9,9 @@ all layers share are in `ModelConfig`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,3 +119,18 @@ class DecoderSpec:
 
     def layer(self, index: int) -> LayerSpec:
         return self.layers[index % len(self.layers)]
+
+
+def first_difference(one: Any, other: Any, name: str = "layers") -> tuple[str, Any, Any]:
+    """The first field in which two descriptions differ: its name, and both values."""
+    if isinstance(one, tuple) and isinstance(other, tuple) and len(one) == len(other):
+        for mine, theirs in zip(one, other, strict=True):
+            if mine != theirs:
+                return first_difference(mine, theirs, name)
+    if type(one) is type(other) and isinstance(one, DecoderSpec | LayerSpec | AttentionSpec):
+        for each in fields(one):
+            mine = getattr(one, each.name)
+            theirs = getattr(other, each.name)
+            if mine != theirs:
+                return first_difference(mine, theirs, each.name)
+    return name, one, other

@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from weft.config.decoder import first_difference
 from weft.config.model import BadCheckpoint, ModelConfig, ModelError
 from weft.executor.weights import release
 from weft.executor.weights.contents import open_contents
@@ -267,9 +268,11 @@ class WeightStore:
         if other:
             theirs = getattr(config, other[0])
             ours = getattr(self._memory.config, other[0])
+            name = other[0]
+            if name == "decoder":
+                name, theirs, ours = first_difference(theirs, ours)
             raise BadCheckpoint(
-                f"the config.json in {folder} is of another model: "
-                f"{other[0]} is {theirs}, not {ours}"
+                f"the config.json in {folder} is of another model: {name} is {theirs}, not {ours}"
             )
 
     # Groups
