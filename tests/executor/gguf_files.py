@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -102,6 +103,28 @@ def write_split(
         chosen = {name: tensors[name] for name in names[part::num_parts]}
         paths.append(write_gguf(path.with_name(name), own, chosen))
     return paths
+
+
+EXTREMES = (0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1)
+
+
+def damaged(data: bytes, rng: random.Random) -> bytes:
+    """The file with a few of its bytes changed, cut off, doubled, or overwritten by a number."""
+    changed = bytearray(data)
+    for _ in range(rng.randint(1, 3)):
+        place = rng.randrange(len(changed) or 1)
+        match rng.randrange(5):
+            case 0:
+                del changed[place:]
+            case 1:
+                changed[place : place + 1] = bytes([rng.randrange(256)])
+            case 2:
+                changed[place : place + 8] = struct.pack("<Q", rng.choice(EXTREMES))
+            case 3:
+                changed[place : place + 4] = struct.pack("<I", rng.choice(EXTREMES) % 2**32)
+            case 4:
+                changed[place:place] = changed[place : place + rng.randint(1, 40)]
+    return bytes(changed)
 
 
 def _text(text: str) -> bytes:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.executor.driver import make_driver
 from tests.executor.gguf_files import (
     Stored,
     plain,
@@ -49,6 +50,7 @@ from weft.ops.cpp.abi import WeightFormat
 from weft.ops.cpp.library import Unavailable, load
 from weft.ops.cpp.ops import CppOps
 from weft.ops.plain import PlainOps
+from weft.plan.device import GetWeight, ReleaseMemory, ResumeMemory, UpdateFromDisk
 
 
 @pytest.fixture(autouse=True)
@@ -378,6 +380,26 @@ def test_headers_can_be_listed(tmp_path: Path) -> None:
     folder = described(write_gguf(tmp_path / "a.gguf", metadata(), stored(weights)))
     shapes = {name: entry.shape for name, entry in read_headers(folder).items()}
     assert shapes == {name: tuple(tensor.shape) for name, tensor in weights.items()}
+
+
+def test_new_weights_may_come_from_a_file(tmp_path: Path) -> None:
+    """Also where the file is a link to one with another name, as the hub's are."""
+    weights = hf_weights()
+    model = ModelConfig.from_folder(write_folder(tmp_path / "old", weights), "tiny")
+    driver = make_driver(model, tmp_path / "old")
+    (tmp_path / "new").mkdir()
+    doubled = {name: 2 * tensor for name, tensor in weights.items()}
+    write_gguf(tmp_path / "digest", metadata(), stored(doubled))
+    (tmp_path / "new" / "a.gguf").symlink_to("../digest")
+    reply = driver.runner.control(UpdateFromDisk("new")).result()
+    assert reply.ok, reply.message
+    name = "model.layers.1.self_attn.q_proj.weight"
+    value = driver.runner.control(GetWeight(name, 64)).result()
+    found = np.frombuffer(value.values, np.float32).reshape(value.shape)
+    assert (found == doubled[name].numpy()).all()
+    driver.runner.control(ReleaseMemory(("weights",))).result()
+    assert driver.runner.control(ResumeMemory(("weights",))).result().is_reloaded
+    driver.runner.close()
 
 
 def test_a_window_of_mistral_is_obeyed(tmp_path: Path) -> None:

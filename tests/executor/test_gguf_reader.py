@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.executor.gguf_files import Stored, gguf_bytes, plain, random_blocks, write_gguf
+from tests.executor.gguf_files import Stored, damaged, gguf_bytes, plain, random_blocks, write_gguf
 from weft.config.model import BadCheckpoint, ModelError, UnsupportedModel
 from weft.executor.weights.gguf.reader import MAX_HEADER_BYTES, GgufFile
 
@@ -151,28 +151,6 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
         GgufFile(tmp_path)
     with pytest.raises(BadCheckpoint, match="cannot be opened"):
         GgufFile(tmp_path / "none.gguf")
-
-
-EXTREMES = (0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1)
-
-
-def damaged(data: bytes, rng: random.Random) -> bytes:
-    """The file with a few of its bytes changed, cut off, doubled, or overwritten by a number."""
-    changed = bytearray(data)
-    for _ in range(rng.randint(1, 3)):
-        place = rng.randrange(len(changed) or 1)
-        match rng.randrange(5):
-            case 0:
-                del changed[place:]
-            case 1:
-                changed[place : place + 1] = bytes([rng.randrange(256)])
-            case 2:
-                changed[place : place + 8] = struct.pack("<Q", rng.choice(EXTREMES))
-            case 3:
-                changed[place : place + 4] = struct.pack("<I", rng.choice(EXTREMES) % 2**32)
-            case 4:
-                changed[place:place] = changed[place : place + rng.randint(1, 40)]
-    return bytes(changed)
 
 
 def test_whatever_is_damaged_is_read_or_refused_in_bounded_memory(tmp_path: Path) -> None:

@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.executor.gguf_files import gguf_bytes, random_blocks, write_gguf
+from tests.executor.gguf_files import damaged, gguf_bytes, random_blocks, write_gguf
 from tests.executor.gguf_models import hf_weights, metadata, stored, write_folder
-from tests.executor.test_gguf_reader import damaged
 from weft import LLM, SamplingParams
 from weft.assemble.model_folder import model_folder
 from weft.assemble.prepare import load_template, load_tokenizer, prepare

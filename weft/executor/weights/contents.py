@@ -20,7 +20,10 @@ def labelled(paths: Iterable[Path]) -> dict[str, Path]:
     for path in paths:
         label = str(path)
         if path.name.endswith(ENDING) and path.is_symlink():
-            label = os.readlink(path)
+            target = os.readlink(path)
+            # On the hub's own links, names are digests.
+            if target.endswith(ENDING):
+                label = target
         found[label] = path
     return found
 
@@ -32,7 +35,8 @@ def open_contents(
 
     Raises BadCheckpoint and UnsupportedModel.
     """
-    if not any(path.name.endswith(ENDING) for path in paths.values()):
+    # A file on the hub is a link to one with another name.
+    if not any(name.endswith(ENDING) for name in paths):
         return [stack.enter_context(FileContent(path, name)) for name, path in paths.items()]
     parts: list[GgufContent] = []
     for name, path in paths.items():
