@@ -156,3 +156,16 @@ def test_an_unknown_parser_is_refused_with_those_that_there_are() -> None:
         options["tool_call_parser"].from_text("kimi_k9", "--tool-call-parser")
     with pytest.raises(SettingsError, match=r"'none9'; one of .*granite.*qwen3"):
         options["reasoning_parser"].from_text("none9", "--reasoning-parser")
+
+
+def test_a_budget_of_gpt_oss_ends_its_message_of_reasoning(
+    servers: dict[str, RunningServer],
+) -> None:
+    server = servers["gpt-oss"]
+    server.reset()
+    say(server, f"{FINAL}Yes.")
+    body = {"messages": HI, "thinking_budget": 100}
+    httpx.post(f"{server.url}/v1/chat/completions", json=body)
+    [request] = server.engine.seen
+    marks = ThinkingMarks(tuple(ANALYSIS.encode()), tuple(b"<|end|>"), is_open=False)
+    assert request.sampling.thinking_marks == marks

@@ -35,7 +35,8 @@ from weft.text.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
 from weft.text.parsers.output import ParsedOutput, Parser
 from weft.text.parsers.typed_values import ArgumentTypes
 
-NEW = sorted({written.format for written in CALLS})
+FORMATS = sorted(TOOL_FORMATS)
+DROPS_MARKS = {"deepseek"}  # those around calls, also where there are none
 # Pieces of marks, out of which texts are put together that begin calls and do not end them.
 FRAGMENTS = sorted(
     {
@@ -53,6 +54,9 @@ FRAGMENTS = sorted(
             "<｜tool_call",
         ),
         *("</｜DSML｜parameter>", "</｜DSML｜invoke>", "<|tool_call_start|>", "[f(s='a')]"),
+        *("[TOOL_CALLS]", "f[ARGS]", '{"name": "f"}', "<|python_tag|>", ";", "[g()]", "<think>"),
+        *("</think>", "<response>", "</response>", "<seed:tool_call>", "<function_call>"),
+        *("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>f<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
         *('[{"name": "f", "arguments": {', '{"s": 1}', "}}]", "3", " ", "<", "}", "true", "é"),
     }
 )
@@ -96,7 +100,7 @@ def test_of_a_call_that_is_cut_off_a_stream_has_told_what_came(
 
 
 @pytest.mark.parametrize("eager", [False, True])
-@pytest.mark.parametrize("name", NEW)
+@pytest.mark.parametrize("name", FORMATS)
 @seed(1)
 @settings(max_examples=150, deadline=None, database=None)
 @given(text=texts, places=places)
@@ -105,12 +109,14 @@ def test_any_text_gives_the_same_events_wherever_it_is_cut(
 ) -> None:
     whole = parse(tool_parser(name, eager=eager), [text])
     assert parse(tool_parser(name, eager=eager), cut_at(text, places)) == whole
-    for _, arguments in argument_texts(whole):
-        if not eager:
-            assert isinstance(json.loads(arguments), dict)
+    found = argument_texts(whole)
+    if not eager:
+        assert all(isinstance(json.loads(arguments), dict) for _, arguments in found)
+    if not found and name not in DROPS_MARKS:
+        assert answer_text(whole) == text
 
 
-@pytest.mark.parametrize("name", NEW)
+@pytest.mark.parametrize("name", [name for name in FORMATS if name not in DROPS_MARKS])
 @seed(2)
 @settings(max_examples=100, deadline=None, database=None)
 @given(text=texts, places=places)
