@@ -183,8 +183,12 @@ class _Vocabulary:
 
     def closing(self, *, begins: bool) -> dict[str, Any] | None:
         """What puts the first and last token around a text; `begins`: unless the file denies it."""
-        first = self.special("bos_token_id") if self.flag("add_bos_token", begins) else None
-        last = self.special("eos_token_id") if self.flag("add_eos_token", False) else None
+        first = None
+        if self.flag("add_bos_token", begins):
+            first = self.special("bos_token_id")
+        last = None
+        if self.flag("add_eos_token", False):
+            last = self.special("eos_token_id")
         if first is None and last is None:
             return None
         single = [*_marker(first), {"Sequence": {"id": "A", "type_id": 0}}, *_marker(last)]

@@ -15,6 +15,14 @@ from numpy.typing import NDArray
 Bytes = NDArray[np.uint8]
 
 NUM_K_GROUPS = 8  # groups of 32 in a block of 256
+# All in the type of the bytes, so that nothing is widened on the way.
+FOUR = np.uint8(4)
+SIX = np.uint8(6)
+ONE_BIT = np.uint8(0x01)
+TWO_BITS = np.uint8(0x03)
+LOW_BITS = np.uint8(0x0F)
+SIX_BITS = np.uint8(0x3F)
+SIGN = np.uint8(0x80)
 
 
 class BlockParts(NamedTuple):
@@ -29,12 +37,21 @@ class BlockParts(NamedTuple):
 
     def by_row(self, num_rows: int) -> BlockParts:
         """The same for rows of as many blocks each."""
+
+        def joined(array: NDArray[Any]) -> NDArray[Any]:
+            return np.ascontiguousarray(array).reshape(num_rows, -1)
+
+        def joined_if_any(array: NDArray[Any] | None) -> NDArray[Any] | None:
+            if array is None:
+                return None
+            return joined(array)
+
         return BlockParts(
-            values=_rows(self.values, num_rows),
-            fine=_rows(self.fine, num_rows),
-            coarse=None if self.coarse is None else _rows(self.coarse, num_rows),
-            fine_mins=None if self.fine_mins is None else _rows(self.fine_mins, num_rows),
-            coarse_mins=None if self.coarse_mins is None else _rows(self.coarse_mins, num_rows),
+            values=joined(self.values),
+            fine=joined(self.fine),
+            coarse=joined_if_any(self.coarse),
+            fine_mins=joined_if_any(self.fine_mins),
+            coarse_mins=joined_if_any(self.coarse_mins),
         )
 
     @property
@@ -58,37 +75,56 @@ class BlockFormat(NamedTuple):
 
 
 def _q4_0(blocks: Bytes) -> BlockParts:
-    return BlockParts(_nibbles(blocks[:, 2:]), _half(blocks, 0))
+    return BlockParts(
+        values=_nibbles(blocks[:, 2:]),
+        fine=_half(blocks, 0),
+    )
 
 
 def _q4_1(blocks: Bytes) -> BlockParts:
-    return BlockParts(_nibbles(blocks[:, 4:]), _half(blocks, 0), fine_mins=_half(blocks, 2))
+    return BlockParts(
+        values=_nibbles(blocks[:, 4:]),
+        fine=_half(blocks, 0),
+        fine_mins=_half(blocks, 2),
+    )
 
 
 def _q5_0(blocks: Bytes) -> BlockParts:
-    return BlockParts(_five_bits(blocks[:, 2:6], blocks[:, 6:]), _half(blocks, 0))
+    return BlockParts(
+        values=_five_bits(blocks[:, 2:6], blocks[:, 6:]),
+        fine=_half(blocks, 0),
+    )
 
 
 def _q5_1(blocks: Bytes) -> BlockParts:
-    values = _five_bits(blocks[:, 4:8], blocks[:, 8:])
-    return BlockParts(values, _half(blocks, 0), fine_mins=_half(blocks, 2))
+    return BlockParts(
+        values=_five_bits(blocks[:, 4:8], blocks[:, 8:]),
+        fine=_half(blocks, 0),
+        fine_mins=_half(blocks, 2),
+    )
 
 
 def _q8_0(blocks: Bytes) -> BlockParts:
     # Signed, -128..127, as 0..255.
-    return BlockParts(blocks[:, 2:] ^ np.uint8(128), _half(blocks, 0))
+    return BlockParts(
+        values=blocks[:, 2:] ^ SIGN,
+        fine=_half(blocks, 0),
+    )
 
 
 def _q4_k(blocks: Bytes) -> BlockParts:
-    return _with_k_scales(blocks, _k_nibbles(blocks[:, 16:]))
+    values = _k_nibbles(blocks[:, 16:])
+    return _with_k_scales(blocks, values)
 
 
 def _q5_k(blocks: Bytes) -> BlockParts:
     low = _k_nibbles(blocks[:, 48:])
     # Bit g of byte i is the fifth bit of weight i of group g.
-    shifts = np.arange(NUM_K_GROUPS, dtype=np.uint8)[:, None]
-    high = (blocks[:, None, 16:48] >> shifts) & np.uint8(1)
-    return _with_k_scales(blocks, low | (high << np.uint8(4)).reshape(low.shape))
+    shifts = np.arange(NUM_K_GROUPS, dtype=np.uint8)
+    packed = blocks[:, None, 16:48]
+    fifth = (packed >> shifts[:, None]) & ONE_BIT
+    above = fifth << FOUR
+    return _with_k_scales(blocks, low | above.reshape(low.shape))
 
 
 def _q6_k(blocks: Bytes) -> BlockParts:
@@ -96,59 +132,76 @@ def _q6_k(blocks: Bytes) -> BlockParts:
     # Each half of a block:   ql [64]: 32 x (low of 1st, of 3rd quarter), 32 x (2nd, 4th)
     #                         qh [32]: two bits each for the 1st, 2nd, 3rd and 4th quarter
     ql = blocks[:, :128].reshape(num, 2, 1, 64)
-    low = np.concatenate([ql & np.uint8(0x0F), ql >> np.uint8(4)], axis=2)
+    low = np.concatenate([ql & LOW_BITS, ql >> FOUR], axis=2)
     qh = blocks[:, 128:192].reshape(num, 2, 1, 32)
-    shifts = np.array([0, 2, 4, 6], dtype=np.uint8)[:, None]
-    high = (qh >> shifts) & np.uint8(3)
-    values = low.reshape(num, 256) | (high << np.uint8(4)).reshape(num, 256)
-    return BlockParts(values, blocks[:, 192:208].view(np.int8), _half(blocks, 208))
+    shifts = np.array([0, 2, 4, 6], dtype=np.uint8)
+    high = (qh >> shifts[:, None]) & TWO_BITS
+    above = high << FOUR
+    return BlockParts(
+        values=low.reshape(num, 256) | above.reshape(num, 256),
+        fine=blocks[:, 192:208].view(np.int8),
+        coarse=_half(blocks, 208),
+    )
 
 
 def _iq4_nl(blocks: Bytes) -> BlockParts:
-    return BlockParts(_nibbles(blocks[:, 2:]), _half(blocks, 0))
+    return BlockParts(
+        values=_nibbles(blocks[:, 2:]),
+        fine=_half(blocks, 0),
+    )
 
 
 def _iq4_xs(blocks: Bytes) -> BlockParts:
     num = len(blocks)
-    high_bits = blocks[:, 2:4].copy().view(np.uint16)  # two for each group
+    # Six bits for each group: two of a 16-bit word, four of a nibble; 32 is taken off.
+    word = blocks[:, 2:4].copy().view(np.uint16)
     shifts = np.arange(0, 2 * NUM_K_GROUPS, 2, dtype=np.uint16)
-    high = ((high_bits >> shifts) & np.uint16(3)).astype(np.uint8)
+    high = (word >> shifts) & np.uint16(3)
+    above = high.astype(np.uint8) << FOUR
     pairs = blocks[:, 4:8]
-    low = np.stack([pairs & np.uint8(0x0F), pairs >> np.uint8(4)], axis=2)
-    steps = low.reshape(num, NUM_K_GROUPS) | (high << np.uint8(4))
-    values = _nibbles(blocks[:, 8:].reshape(-1, 16)).reshape(num, 256)
-    return BlockParts(values, steps.view(np.int8) - np.int8(32), _half(blocks, 0))
+    low = np.stack([pairs & LOW_BITS, pairs >> FOUR], axis=2)
+    steps = low.reshape(num, NUM_K_GROUPS) | above
+    values = _nibbles(blocks[:, 8:].reshape(-1, 16))
+    return BlockParts(
+        values=values.reshape(num, 256),
+        fine=steps.view(np.int8) - np.int8(32),
+        coarse=_half(blocks, 0),
+    )
 
 
 def _mxfp4(blocks: Bytes) -> BlockParts:
     # 2^(e - 128): half of the format's 2^(e - 127), for the table has twice its values.
-    scales = np.ldexp(np.float32(1), blocks[:, :1].astype(np.int32) - 128)
-    return BlockParts(_nibbles(blocks[:, 1:]), scales.astype(np.float32))
-
-
-def _rows(array: NDArray[Any], num_rows: int) -> NDArray[Any]:
-    return np.ascontiguousarray(array).reshape(num_rows, -1)
+    exponents = blocks[:, :1].astype(np.int32) - 128
+    scales = np.ldexp(np.float32(1), exponents)
+    return BlockParts(
+        values=_nibbles(blocks[:, 1:]),
+        fine=scales.astype(np.float32),
+    )
 
 
 def _half(blocks: Bytes, start: int) -> NDArray[np.float16]:
     """The float16 at a byte of each block, [blocks, 1]."""
-    return blocks[:, start : start + 2].copy().view(np.float16)
+    pair = blocks[:, start : start + 2]
+    return pair.copy().view(np.float16)
 
 
 def _nibbles(packed: Bytes) -> Bytes:
     """[n, bytes] -> [n, 2 * bytes]: the low four bits of all bytes, then the high ones."""
-    return np.concatenate([packed & np.uint8(0x0F), packed >> np.uint8(4)], axis=1)
+    low = packed & LOW_BITS
+    high = packed >> FOUR
+    return np.concatenate([low, high], axis=1)
 
 
 def _five_bits(high: Bytes, packed: Bytes) -> Bytes:
     """Bit i of `high` [n, 4] above the four bits of weight i."""
-    bits = np.unpackbits(np.ascontiguousarray(high), axis=1, bitorder="little")
-    return _nibbles(packed) | (bits << np.uint8(4))
+    fifth = np.unpackbits(np.ascontiguousarray(high), axis=1, bitorder="little")
+    return _nibbles(packed) | (fifth << FOUR)
 
 
 def _k_nibbles(packed: Bytes) -> Bytes:
     """[n, 128] -> [n, 256]: 32 bytes hold 32 weights in their low, 32 in their high bits."""
-    return _nibbles(packed.reshape(-1, 32)).reshape(len(packed), 256)
+    values = _nibbles(packed.reshape(-1, 32))
+    return values.reshape(len(packed), 256)
 
 
 def _with_k_scales(blocks: Bytes, values: Bytes) -> BlockParts:
@@ -161,19 +214,12 @@ def _with_k_scales(blocks: Bytes, values: Bytes) -> BlockParts:
     first = blocks[:, 4:8]
     second = blocks[:, 8:12]
     third = blocks[:, 12:16]
-    high_of_scales = (first >> np.uint8(6)) << np.uint8(4)
-    high_of_minimums = (second >> np.uint8(6)) << np.uint8(4)
-    six_bits = np.uint8(63)
-    scales = np.concatenate(
-        [first & six_bits, (third & np.uint8(0x0F)) | high_of_scales],
-        axis=1,
-    )
-    minimums = np.concatenate(
-        [second & six_bits, (third >> np.uint8(4)) | high_of_minimums],
-        axis=1,
-    )
+    later_scales = (third & LOW_BITS) | (first >> SIX << FOUR)
+    later_minimums = (third >> FOUR) | (second >> SIX << FOUR)
+    scales = np.concatenate([first & SIX_BITS, later_scales], axis=1)
+    minimums = np.concatenate([second & SIX_BITS, later_minimums], axis=1)
     return BlockParts(
-        values,
+        values=values,
         fine=scales.view(np.int8),
         coarse=_half(blocks, 0),
         # Minimums are taken off.
