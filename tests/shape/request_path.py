@@ -60,12 +60,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--chat", action="store_true", help="a chat request")
     parser.add_argument("--stream", action="store_true", help="a streamed answer")
-    parser.add_argument("--list", action="store_true", help="print every file")
+    parser.add_argument("--list", action="store_true", help="print every file, in the order of first entry")
     asked = parser.parse_args()
     make = chat if asked.chat else completion
     found = entered(*make(asked.stream))
     if asked.list:
-        for file in sorted(found):
+        for file in found:
             print(f"{file:48} {len(found[file]):3} functions")
     print(f"{len(found)} files, {sum(map(len, found.values()))} functions")
 
