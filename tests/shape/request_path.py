@@ -60,7 +60,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--chat", action="store_true", help="a chat request")
     parser.add_argument("--stream", action="store_true", help="a streamed answer")
-    parser.add_argument("--list", action="store_true", help="print every file, in the order of first entry")
+    parser.add_argument(
+        "--list", action="store_true", help="print every file, in the order of first entry"
+    )
     asked = parser.parse_args()
     make = chat if asked.chat else completion
     found = entered(*make(asked.stream))
