@@ -7,6 +7,7 @@ import json
 import random
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,13 +16,16 @@ import torch
 from tests.executor.gguf_files import damaged, gguf_bytes, random_blocks, write_gguf
 from tests.executor.gguf_models import hf_weights, metadata, stored, write_folder
 from weft import LLM, SamplingParams
+from weft.assemble.build import build_engine
 from weft.assemble.model_folder import model_folder
 from weft.assemble.prepare import load_template, load_tokenizer, prepare
 from weft.cli.main import main
 from weft.config.engine import EngineConfig
 from weft.config.model import ModelConfig, ModelError
+from weft.executor.cpu import build
 from weft.executor.weights.load import load_weights
 from weft.models.registry import make_model
+from weft.ops.cpp.library import Library, Unavailable, load
 from weft.ops.plain import PlainOps
 
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=24, ignore_eos=True)
@@ -70,6 +74,36 @@ def test_codes_give_nearly_the_logits_of_their_widened_weights(tmp_path: Path) -
     assert found[0] == pytest.approx(found[1], abs=0.1)
 
 
+def test_the_start_says_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = stored(hf_weights(hidden_size=32, head_dim=8))
+    tensors["token_embd.weight"] = random_blocks("Q8_0", (260, 32))
+    values = metadata(embedding_length=32, rope__dimension_count=8)
+    path = write_gguf(tmp_path / "tiny.gguf", values, tensors)
+
+    def said(**settings: Any) -> str:
+        prepared = prepare(EngineConfig(model=str(path), **SMALL, **settings))
+        built = build_engine(prepared.config, prepared.folder)
+        return built.ready.startup[0][1]
+
+    if find_library() is not None:
+        assert said().startswith("Q8_0 as stored, ")
+    for settings in ({"quantize": "none"}, {"kernels": "torch"}, {"attention_backend": "torch"}):
+        assert said(**settings).startswith("Q8_0 kept as float32, ")
+
+    def unavailable(name: str) -> Library:
+        raise Unavailable("there is no compiler")
+
+    monkeypatch.setattr(build, "load", unavailable)
+    assert said().startswith("Q8_0 kept as float32, ")
+
+
+def find_library() -> Library | None:
+    try:
+        return load("")
+    except Unavailable:
+        return None
+
+
 def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     assert main(argv) == 2
     captured = capsys.readouterr()
@@ -109,7 +143,7 @@ def test_doctor_describes_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[s
     said = capsys.readouterr().out
     assert "tiny in " in said
     assert "weights in Q8_0" in said
-    assert "weights as stored" in said
+    assert "as stored" in said
     assert "template works" in said
 
 

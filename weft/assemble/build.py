@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -91,6 +92,8 @@ def build_engine(config: EngineConfig, folder: Path) -> Built:
     warm_up = "a prompt"
     if model.pooling is None:
         warm_up = "2 tokens"
+    if runner.kernels is None:  # torch computes, and widens codes
+        model = replace(model, keeps_codes=False)
     startup = [
         ("weights", _kept(model), loaded_s - began_s),
         ("warm-up", warm_up, warm_s - loaded_s),

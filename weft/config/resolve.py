@@ -121,7 +121,7 @@ def resolve(config: EngineConfig, model: ModelConfig, machine: Machine) -> Resol
     config = replace(config, task=_task(config.task, model))
     if config.quantize == "auto":
         quantize = quantize_by_default(model, device, machine.gpus)
-        if quantize == STORED and config.kernels == "torch":
+        if quantize == STORED and _computes_by_torch(config):
             quantize = "none"  # torch widens codes
         config = replace(config, quantize=quantize)
     model = kept_as(config, replace(model, dtype=_dtype(config.dtype, model.dtype, device)))
@@ -264,6 +264,12 @@ def _device(asked: str, machine: Machine) -> str:
             return "cuda"
         return "cpu"
     return asked
+
+
+def _computes_by_torch(config: EngineConfig) -> bool:
+    """Whether the user wants what our CPU kernels do not do."""
+    has_kernels = config.kernels != "torch" and config.attention_backend == "auto"
+    return not has_kernels or config.dtype == "float16"
 
 
 def _dtype(asked: str, stored: str, device: str) -> str:
