@@ -55,6 +55,7 @@ GRANITE4 = {
     "shared_intermediate_size": 96,
     "layer_types": ["full_attention"] * 4,
 }
+MROPE = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [4, 2, 2]}
 VISION = {
     "hidden_size": 32,
     "intermediate_size": 32,
@@ -159,18 +160,25 @@ SEEING: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "gemma3": ("Gemma3", "gemma3", "gemma3_text", {"final_logit_softcapping": None}),
     "mistral3": ("Mistral3", "ministral", "mistral", {"layer_types": None, "sliding_window": None}),
     "ministral3": ("Mistral3", "ministral3", "ministral3", {"tie_word_embeddings": True}),
+    "qwen2-vl": ("Qwen2VL", "", "qwen2_vl_text", {"rope_parameters": MROPE}),
+    "qwen2.5-vl": ("Qwen2_5_VL", "", "qwen2_5_vl_text", {"rope_parameters": MROPE}),
+    "qwen3-vl": ("Qwen3VL", "", "qwen3_vl_text", {"rope_parameters": MROPE, "head_dim": 16}),
 }
 
 
 def make_seeing(name: str, folder: Path) -> Checkpoint:
     """A model of text and images."""
     kind, text, text_type, changes = SEEING[name]
-    text_config = {**SHAPE, **FAMILIES[text][1], **changes, "model_type": text_type}
-    vision_type = "siglip_vision_model" if kind == "Gemma3" else "pixtral"
+    like = FAMILIES[text][1] if text else {}
+    text_config = {**SHAPE, **like, **changes, "model_type": text_type}
+    vision_type = {"Gemma3": "siglip_vision_model", "Mistral3": "pixtral"}.get(kind)
+    vision = {"depth": 1, "embed_dim": 32, "out_hidden_size": 64, "num_heads": 2}
+    if vision_type is not None:
+        vision = {**VISION, "model_type": vision_type}
     config = getattr(transformers, f"{kind}Config")(
         text_config=text_config,
-        vision_config={**VISION, "model_type": vision_type},
-        tie_word_embeddings=name != "mistral3",
+        vision_config=vision,
+        tie_word_embeddings=name in ("gemma3", "ministral3"),
         attn_implementation="eager",
     )
     return saved(getattr(transformers, f"{kind}ForConditionalGeneration")(config), folder)

@@ -1,7 +1,9 @@
-"""Qwen 2 and 3: some of their checkpoints use a window from a layer on."""
+"""Qwen 2 and 3, and the text part of those that also see. Some of their checkpoints use a window
+from a layer on."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from weft.config.config_json import get, size
@@ -45,7 +47,28 @@ def _layers(config: Config, attention: AttentionSpec) -> DecoderSpec:
     return DecoderSpec(layers=tuple(layers))
 
 
+def _of_text(read: Callable[[Config], DecoderSpec]) -> Callable[[Config], DecoderSpec]:
+    """The reader of a model that also sees. Its positions have three parts (mrope), which are equal
+    in text: then it rotates as others do."""
+
+    def read_text(config: Config) -> DecoderSpec:
+        text = dict(config)
+        for key in ("rope_scaling", "rope_parameters"):
+            values = get(config, key, dict, {})
+            if "mrope" in (values.get("type"), values.get("rope_type")):
+                text[key] = {"rope_type": "default", "rope_theta": values.get("rope_theta")}
+        return read(text)
+
+    return read_text
+
+
 FAMILIES = {
     "Qwen2": Family(read=_qwen2),
     "Qwen3": Family(read=_qwen3, defaults={"head_dim": 128}),
+}
+_QWEN2_VL = Family(read=_of_text(_qwen2))
+ARCHITECTURES = {
+    "Qwen2VLForConditionalGeneration": _QWEN2_VL,
+    "Qwen2_5_VLForConditionalGeneration": _QWEN2_VL,
+    "Qwen3VLForConditionalGeneration": Family(read=_of_text(_qwen3), defaults={"head_dim": 128}),
 }

@@ -42,7 +42,9 @@ def _architectures() -> dict[str, Family]:
     for kind, task in (("Model", "embed"), ("ForSequenceClassification", "classify")):
         for name, family in (DECODERS | ENCODERS).items():
             found[f"{name}{kind}"] = replace(family, task=task)
-    return {**found, **google.ARCHITECTURES, **mistral.ARCHITECTURES}
+    for maker in (qwen, google, mistral):
+        found.update(maker.ARCHITECTURES)
+    return found
 
 
 FAMILIES = _architectures()
