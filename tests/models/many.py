@@ -84,6 +84,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {**WINDOWS, "rope_parameters": {"sliding_attention": PLAIN, "full_attention": YARN}},
     ),
     "gemma": ("Gemma", {"head_dim": 32, "num_key_value_heads": 1}),
+    "gemma2": (
+        "Gemma2",
+        {
+            **WINDOWS,
+            "head_dim": 32,
+            "query_pre_attn_scalar": 24,
+            "attn_logit_softcapping": 0.5,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
     "gemma3": (
         "Gemma3",
         {

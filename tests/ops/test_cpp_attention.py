@@ -30,6 +30,7 @@ class Cached:
     kv_heads: int = 2
     head_dim: int = 64
     window: int = 0
+    cap: float = 0.0
     page_size: int = 16
     seed: int = 0
     k: Tensor = field(init=False)
@@ -90,6 +91,7 @@ class Cached:
             lens,
             window=self.window,
             scale=self.scale,
+            cap=self.cap,
         )
         return out.flatten(1)
 
@@ -122,6 +124,7 @@ class Cached:
             self.heads,
             self.window,
             self.scale,
+            cap=self.cap,
         )
         arrays = [torch.tensor(starts).int(), torch.tensor(lens).int()]
         step = abi.StepArgs(
@@ -158,6 +161,11 @@ def test_single_tokens_see_all_that_is_cached(kernels: Library, format: KvFormat
 @pytest.mark.parametrize("format", FORMATS)
 def test_prompts_and_single_tokens_share_a_step(kernels: Library, format: KvFormat) -> None:
     assert_right(kernels, Cached([300, 0, 700, 31, 250], [1, 130, 3, 290, 20], format))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_capped_scores_are_those_of_the_twin(kernels: Library, format: KvFormat) -> None:
+    assert_right(kernels, Cached([300, 0, 700, 31], [1, 130, 3, 30], format, cap=0.7))
 
 
 @pytest.mark.parametrize("format", FORMATS)

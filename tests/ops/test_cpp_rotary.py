@@ -36,6 +36,8 @@ class Case:
         angles = torch.arange(100)[:, None] * torch.rand(rotary_dim // 2, generator=random)
         self.cos, self.sin = angles.cos().contiguous(), angles.sin().contiguous()
         self.rotary_dim = rotary_dim
+        self.side_by_side = False
+        self.q_scale: Tensor | None = None
         shape = (NUM_SLOTS, KV_HEADS, head_dim)
         self.k, self.v = (torch.full(shape, 77, dtype=DTYPES[format]) for _ in "kv")
         self.k_scale, self.v_scale = (
@@ -64,7 +66,8 @@ class Case:
         norms = [w.data_ptr() for w in self.norms] or [0, 0]  # null: no norm
         args = abi.RotaryStoreArgs(
             ctypes.addressof(cache), qkv.data_ptr(), size + 3, HEADS, *norms, self.eps, self.rotary_dim,
-            self.cos.data_ptr(), self.sin.data_ptr(),
+            self.cos.data_ptr(), self.sin.data_ptr(), self.side_by_side,
+            None if self.q_scale is None else self.q_scale.data_ptr(),
         )  # fmt: skip
         step = abi.StepArgs(
             num_tokens=num_tokens, positions=self.positions.data_ptr(), slots=self.slots.data_ptr()
@@ -144,3 +147,21 @@ def test_no_tokens_are_no_work(kernels: Library) -> None:
     case = Case(0, 64, 64, KvFormat.F32, norm=True)
     case.run(kernels)
     assert (case.k == 77).all()
+
+
+def test_pairs_side_by_side_and_queries_that_grow(kernels: Library) -> None:
+    case = Case(13, 80, 32, KvFormat.F32, norm=True)
+    case.side_by_side = True
+    case.q_scale = torch.linspace(1, 2, 100)
+    turned = case.expected()[:2]
+    # Half-split pairs of values that were put in halves, put back.
+    order = torch.cat((torch.arange(0, 32, 2), torch.arange(1, 32, 2), torch.arange(32, 80)))
+    back = torch.argsort(order)
+    plain = Case(13, 80, 32, KvFormat.F32, norm=True)
+    plain.qkv = case.qkv[..., order]
+    plain.norms = [weight[order] for weight in case.norms]
+    q, k, _ = plain.expected()
+    scale = case.q_scale[case.positions].double()[:, None, None]
+    assert not torch.allclose(q[..., back], turned[0])
+    torch.testing.assert_close(case.run(kernels).double(), q[..., back] * scale, rtol=0, atol=2e-5)
+    torch.testing.assert_close(case.k[case.slots].double(), k[..., back], rtol=0, atol=2e-5)

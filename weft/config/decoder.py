@@ -68,6 +68,7 @@ class AttentionSpec:
     window: int = 0  # tokens that a token sees, itself included; 0: all
     rope: RopeConfig | None = RopeConfig()  # None: queries and keys have no positions
     scale: float = 0.0  # of scores; 0: 1 / sqrt(head_dim)
+    score_cap: float = 0.0  # scores are cap * tanh(scores / cap); 0: they are as they are
     qk_norm: QkNorm = QkNorm.NONE
     qkv_bias: bool = False
     out_bias: bool = False

@@ -1,7 +1,7 @@
 """Gemma: norms times (1 + weight), embeddings times the root of their size, gates by gelu.
 
-Gemma 2 caps the scores of attention, which is not implemented; Gemma 3n and 4 have inputs for each
-layer, and layers that share K and V.
+Gemma 2 caps the scores of attention. Gemma 3n and 4, which are not implemented, have inputs for
+each layer, and layers that share K and V.
 """
 
 from __future__ import annotations
@@ -52,6 +52,30 @@ def _gemma(config: Config) -> DecoderSpec:
         layers=(layer,),
         norm=NormKind.RMS_PLUS_ONE,
         embedding_scale=math.sqrt(size(config, "hidden_size")),
+    )
+
+
+def _gemma2(config: Config) -> DecoderSpec:
+    bias = flag(config, "attention_bias")
+    full = LayerSpec(
+        attention=AttentionSpec(
+            rope=read_rope(config),
+            scale=number(config, "query_pre_attn_scalar", 256.0, above=0.0) ** -0.5,
+            score_cap=number(config, "attn_logit_softcapping", 0.0, low=0.0),
+            qkv_bias=bias,
+            out_bias=bias,
+        ),
+        mlp=MlpSpec(activation=activation(config, (GELU,), "hidden_activation")),
+        norms=NormPlace.BOTH,
+    )
+    sliding = replace(full, attention=replace(full.attention, window=window(config)))
+    kinds = layer_types(config, every(2))
+    return DecoderSpec(
+        layers=tuple(sliding if kind == SLIDING else full for kind in kinds),
+        norm=NormKind.RMS_PLUS_ONE,
+        names=TensorNames(mlp_norm="pre_feedforward_layernorm"),
+        embedding_scale=math.sqrt(size(config, "hidden_size")),
+        logit_cap=number(config, "final_logit_softcapping", 0.0, low=0.0),
     )
 
 
@@ -116,6 +140,10 @@ _GEMMA3 = Family(
 )
 FAMILIES = {
     "Gemma": Family(read=_gemma, defaults={"head_dim": 256, "tie_word_embeddings": True}),
+    "Gemma2": Family(
+        read=_gemma2,
+        defaults={"head_dim": 256, "sliding_window": 4_096, "tie_word_embeddings": True},
+    ),
 }
 ARCHITECTURES = {
     "Gemma3ForCausalLM": _GEMMA3,

@@ -105,6 +105,7 @@ class CppPaged:
             heads=config.num_heads,
             window=config.window(layer),
             scale=heads.score_scale(config.head_dim),
+            cap=heads.cap,
         )
         recorder.add(attention)
         return out

@@ -48,6 +48,8 @@ class TritonPaged:
             raise ValueError(
                 f"the Triton kernels cannot keep KV in {_name(dtype)}; they can in {names}"
             )
+        if any(layer.attention.score_cap for layer in config.decoder.layers):
+            raise ValueError("the Triton kernels do not cap scores; --attention-backend torch does")
         group = config.num_heads // config.num_kv_heads
         self.tiling = Tiling(
             num_heads=config.num_heads,

@@ -108,7 +108,7 @@ class TorchPaged:
                 k,
                 v,
                 group.mask,
-                heads.scale or None,
+                heads,
             )
         causal = self._masks[window]
         for start, stop, slots in work.extends:
@@ -120,7 +120,7 @@ class TorchPaged:
                 v,
                 causal,
                 out[start:stop],
-                heads.scale or None,
+                heads,
             )
         return out.flatten(1).to(qkv.dtype)
 
@@ -261,31 +261,31 @@ def _decode(
     k: Tensor,
     v: Tensor,
     mask: Tensor | None,
-    scale: float | None,
+    heads: Heads,
 ) -> Tensor:
     """q [G, heads, D], k and v [G * L, kv_heads, D] -> [G, heads, D].
 
     The queries that share a KV head stand where torch expects those of successive tokens: none of
     them is hidden from another's keys.
     """
-    num, heads, head_dim = q.shape
+    num, num_heads, head_dim = q.shape
     kv_heads = k.shape[1]
     grouped = q.reshape(
         num,
         kv_heads,
-        heads // kv_heads,
+        num_heads // kv_heads,
         head_dim,
     )
     k = k.view(num, -1, kv_heads, head_dim).transpose(1, 2)
     v = v.view(num, -1, kv_heads, head_dim).transpose(1, 2)
-    out = F.scaled_dot_product_attention(
+    out = _attend(
         grouped,
         k,
         v,
-        attn_mask=mask,
-        scale=scale,
+        mask,
+        heads,
     )
-    return out.reshape(num, heads, head_dim)
+    return out.reshape(num, num_heads, head_dim)
 
 
 def _extend(
@@ -294,7 +294,7 @@ def _extend(
     v: Tensor,
     mask: CausalMask,
     out: Tensor,
-    scale: float | None,
+    heads: Heads,
 ) -> None:
     """q [n, heads, D], k and v [L, kv_heads, D] -> out [n, heads, D]; the last query stands at the
     last key."""
@@ -306,12 +306,42 @@ def _extend(
     for begin in range(0, num, QUERY_BLOCK):
         end = min(begin + QUERY_BLOCK, num)
         seen = slice(mask.first_seen(num_cached + begin), num_cached + end)
-        block = F.scaled_dot_product_attention(
+        block = _attend(
             q[:, :, begin:end],
             k[:, :, seen],
             v[:, :, seen],
-            attn_mask=mask.corner(end - begin, seen.stop - seen.start),
-            enable_gqa=q.shape[1] != k.shape[1],
-            scale=scale,
+            mask.corner(end - begin, seen.stop - seen.start),
+            heads,
         )
         out[begin:end] = block[0].transpose(0, 1)
+
+
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    heads: Heads,
+) -> Tensor:
+    """q [.., heads, n, D], k and v [.., kv_heads, L, D] -> as q; `mask` says what is seen, or is
+    added to scores."""
+    if not heads.cap:
+        return F.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=mask,
+            scale=heads.scale or None,
+            enable_gqa=q.shape[1] != k.shape[1],
+        )
+    # torch's own function has no cap.
+    group = q.shape[1] // k.shape[1]
+    keys = k.repeat_interleave(group, dim=1).float()
+    values = v.repeat_interleave(group, dim=1).float()
+    scores = q.float() @ keys.transpose(-1, -2) * heads.score_scale(q.shape[-1])
+    scores = torch.tanh(scores / heads.cap) * heads.cap
+    if mask is not None and mask.dtype == torch.bool:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    elif mask is not None:
+        scores = scores + mask
+    return (scores.softmax(-1) @ values).to(q.dtype)

@@ -25,6 +25,7 @@ class Heads(NamedTuple):
     q_norm: Norm | None  # over each head
     k_norm: Norm | None
     scale: float = 0.0  # of scores; 0: 1 / sqrt(D)
+    cap: float = 0.0  # of scores; 0: none
 
     def score_scale(self, head_dim: int) -> float:
         return self.scale or 1 / math.sqrt(head_dim)
@@ -99,7 +100,7 @@ class Attention:
         )
         self.q_norm: RmsNorm | None = None
         self.k_norm: RmsNorm | None = None
-        self._heads = Heads(rope, None, None, spec.scale)
+        self._heads = Heads(rope, None, None, spec.scale, spec.score_cap)
         self._norms_whole = spec.qk_norm is QkNorm.WHOLE
         if spec.qk_norm is QkNorm.NONE:
             return
@@ -114,7 +115,10 @@ class Attention:
             return
         self.q_norm = norm(config.head_dim)
         self.k_norm = norm(config.head_dim)
-        self._heads = Heads(rope, self.q_norm.norm, self.k_norm.norm, spec.scale)
+        self._heads = self._heads._replace(
+            q_norm=self.q_norm.norm,
+            k_norm=self.k_norm.norm,
+        )
 
     def __call__(self, x: Tensor, attention: PagedAttention) -> Tensor:
         """[T, hidden] -> [T, hidden]"""

@@ -220,6 +220,7 @@ class AttentionArgs(ctypes.Structure):
         ("window", c_int64),
         ("scale", c_float),
         ("bidirectional", c_int64),
+        ("cap", c_float),
     )
 
 

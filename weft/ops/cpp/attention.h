@@ -260,7 +260,7 @@ struct Attention {
       float* to = next + i * state;
       memset(to, 0, dims * sizeof(float));
       softmax<Kv>(scores + at, weights + at, rows * kSlab, slabs, seen_by(block, row, segment), k_scales + scales,
-                  v_scales + scales, to[dims], to[dims + 1]);
+                  v_scales + scales, args.cap * kLog2E, to[dims], to[dims + 1]);
     }
     for (int64_t slab = slabs.first; slab < slabs.last; slab += kSlab) {
       const Range keys = {most(seen.first - slab, 0) / Kv::kFactors * Kv::kFactors,
@@ -323,7 +323,7 @@ struct Attention {
       float* to = next + row * state;
       const Range mine = seen_by(block, first + row, segment);
       softmax<Kv>(scores + row * kSlab, weights + row * kSlab, rows * kSlab, slabs, mine, k_scales + head * kSegment,
-                  v_scales + head * kSegment, to[dims], to[dims + 1]);
+                  v_scales + head * kSegment, args.cap * kLog2E, to[dims], to[dims + 1]);
     }
     const Range keys = {slabs.first, ceil_div(seen.last, Kv::kFactors) * Kv::kFactors};
     packed_values<Kv>(weights, keys, rows, dims, v_panels, upcoming, next, state);

@@ -65,21 +65,46 @@ WEFT_INLINE void weigh_slab(const float* p, typename Kv::Factor* to, const float
   }
 }
 
+// A slab of scores, times the scales of the keys: cap tanh(score / cap).
+template <class Kv>
+static __attribute__((noinline)) void cap_slab(float* p, const float* k_scales, float cap) {
+  for (int i = 0; i < kSlab; i += kLanes) {
+    F32 x = load(p + i);
+    if (Kv::kHasScales) x = mul(x, load(k_scales + i));
+    store(p + i, mul(all(cap), hyperbolic_tangent(mul(x, all(1 / cap)))));
+  }
+}
+
+// The scales of keys where scores have been multiplied with them.
+struct Ones {
+  float values[kSlab];
+  constexpr Ones() : values() {
+    for (int i = 0; i < kSlab; i++) values[i] = 1;
+  }
+};
+static constexpr Ones kOnes;
+
 // Weights of one query: scores -> weights, both of the slabs that `slabs` (multiples of kSlab) names. The query sees
 // the keys `seen`; the weights of others are 0, whatever their scores are. With scales, those of keys multiply the
-// scores and those of values the weights. Returns the largest score and the sum of the weights without scales.
+// scores and those of values the weights. `cap` limits scores, 0 does not. Returns the largest score and the sum of the
+// weights without scales.
 template <class Kv>
 static void softmax(float* scores, typename Kv::Factor* weights, int64_t slab_stride, Range slabs, Range seen,
-                    const float* k_scales, const float* v_scales, float& peak, float& total) {
+                    const float* k_scales, const float* v_scales, float cap, float& peak, float& total) {
   F32 tops[kChains], sums[kChains];
   for (int i = 0; i < kChains; i++) tops[i] = all(kNothingSeen), sums[i] = zero();
   for (int64_t slab = slabs.first; slab < slabs.last; slab += kSlab) {
     float* p = scores + slab / kSlab * slab_stride;
     const Range here = {seen.first - slab, seen.last - slab};
+    const float* scales = k_scales + slab;
+    if (cap != 0) {
+      cap_slab<Kv>(p, scales, cap);
+      scales = kOnes.values;
+    }
     if (here.first <= 0 && here.last >= kSlab) {
-      limit_slab<Kv, true>(p, k_scales + slab, here, tops);
+      limit_slab<Kv, true>(p, scales, here, tops);
     } else {
-      limit_slab<Kv, false>(p, k_scales + slab, here, tops);
+      limit_slab<Kv, false>(p, scales, here, tops);
     }
   }
   peak = largest(larger(larger(tops[0], tops[1]), larger(tops[2], tops[3])));

@@ -232,6 +232,7 @@ struct AttentionArgs {
   int64_t window;  // tokens that a query sees, itself included; 0: all
   float scale;
   int64_t bidirectional;  // 1: queries see what is behind them, too; there is no window then
+  float cap;              // scores become cap tanh(score / cap); 0: they stay
 };
 
 // ---------------------------------------------------------------- encoders
