@@ -440,3 +440,35 @@ def test_a_row_of_zeros_and_a_step_without_tokens_are_fine(kernels, format):
     packed = Packed(kernels, [random(40, 64)], format)
     assert (packed.linear(torch.zeros(2, 64)) == 0).all()
     assert packed.linear(torch.zeros(0, 64)).shape == (0, 40)
+
+
+@pytest.mark.parametrize("format", [WeightFormat.I8, WeightFormat.I4])
+def test_two_inputs_that_are_fifty_times_as_large_spoil_no_other_group(kernels, format):
+    """The error over the part of the result that the other inputs make, against a rounding of the row as a whole."""
+    weight, x = random(96, 1024), random(20, 1024)
+    x[:, [100, 700]] *= 50
+    packed = Packed(kernels, [weight], format)
+    kept = packed.unpacked()[0].double()
+    exact = x.double() @ kept.T
+    scales = x.abs().amax(dim=1, keepdim=True) / 127
+    by_row = ((x / scales).round() * scales).double() @ kept.T
+    others = x.clone()
+    others[:, [100, 700]] = 0
+    signal = (others.double() @ kept.T).square().mean().sqrt()
+    error = (packed.linear(x) - exact).square().mean().sqrt() / signal
+    assert error < 0.05
+    assert error < 0.4 * (by_row - exact).square().mean().sqrt() / signal
+
+
+@pytest.mark.parametrize("format", ALL)
+def test_linear_is_the_plain_twin_for_random_sizes(kernels, format):
+    generator = torch.Generator().manual_seed(11)
+    for _ in range(6):
+        in_size, out_size, num_tokens = torch.randint(1, 700, (3,), generator=generator).tolist()
+        packed = Packed(kernels, [random(out_size, in_size)], format)
+        x = random(num_tokens, in_size)
+        together = packed.linear(x, threads=2)
+        assert close(together, packed.expected(x), packed), (in_size, out_size, num_tokens)
+        middle = num_tokens // 2
+        alone = packed.linear(x[middle : middle + 1], threads=1)
+        assert torch.equal(alone, together[middle : middle + 1]), (in_size, out_size, num_tokens)

@@ -39,7 +39,7 @@ def round_rows(x: Tensor) -> Tensor:
     # A number that is not finite makes its group so.
     has_range = ~(peaks <= LEAST_PEAK)
     inverse = torch.where(has_range, 127 / peaks, 0)
-    scales = torch.where(has_range, peaks / 127, 0)
+    scales = torch.where(has_range, peaks * (1 / 127), 0)
     rounded = (groups * inverse).round() * scales
     return rounded.flatten(1)[:, :size].to(x.dtype)
 

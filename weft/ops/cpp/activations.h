@@ -82,12 +82,10 @@ static void make_pairs(const InputRow& row, int64_t padded_in, int64_t slab_stri
   }
 }
 
-// What one block of a row adds to the sums of its products.
-static void note_block(const Weight& w, const Activations& to, int64_t block, int64_t t, float scale, int32_t total) {
-  const int64_t taken_off = has_low_codes(w) ? 0 : kTakenOff;
-  const int64_t at = block * to.rows + t;
+// What one block of a row adds to the sums of its products; the kernels take `offset` off each code.
+WEFT_INLINE void note_block(const Activations& to, int64_t at, int32_t offset, float scale, int32_t total) {
   to.scales[at] = scale;
-  to.starts[at] = int32_t((taken_off - w.offset) * total);
+  to.starts[at] = -offset * total;
   to.factors[at] = scale * float(total);
 }
 
@@ -95,6 +93,10 @@ static void note_block(const Weight& w, const Activations& to, int64_t block, in
 static void make_bytes(const Weight& w, const InputRow& row, const Activations& to, int64_t t) {
   constexpr int kVectors = kRowGroup / kLanes;
   constexpr float kLeast = 1e-36f;  // below, the inverse of a scale would be infinite
+  constexpr float kStep = 1 / 127.0f;
+  const bool is_whole = block_of(w) == kRowGroup;
+  const int32_t offset = int32_t(w.offset) - (has_low_codes(w) ? 0 : kTakenOff);
+  int64_t at = t;
   for (int64_t k = 0; k < w.padded_in; k += kRowGroup) {
     F32 x[kVectors];
     I32 peak = all_i32(0);
@@ -110,14 +112,13 @@ static void make_bytes(const Weight& w, const InputRow& row, const Activations& 
     int8_t* bytes = reinterpret_cast<int8_t*>(to.data) + k / kSlab * to.slab_stride + t * kSlab + k % kSlab;
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; v++) store_i8(bytes + v * kLanes, mul(x[v], inverse));
-    const float scale = limit > kLeast || limit != limit ? limit / 127 : 0;
+    const float scale = limit <= kLeast ? 0 : limit * kStep;
     const int32_t first = sum_of_bytes(bytes), second = sum_of_bytes(bytes + 16);
-    if (block_of(w) == kRowGroup) {
-      note_block(w, to, k / kRowGroup, t, scale, first + second);
-    } else {
-      note_block(w, to, k / 16, t, scale, first);
-      note_block(w, to, k / 16 + 1, t, scale, second);
-    }
+    note_block(to, at, offset, scale, is_whole ? first + second : first);
+    at += to.rows;
+    if (is_whole) continue;
+    note_block(to, at, offset, scale, second);
+    at += to.rows;
   }
 }
 

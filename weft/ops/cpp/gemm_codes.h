@@ -10,6 +10,7 @@
 // not change it.
 #pragma once
 
+#include "codes.h"
 #include "gemm.h"
 
 namespace weft {
@@ -101,7 +102,10 @@ WEFT_INLINE void add_block(const CodesProduct& p, int64_t index, I32 (&sums)[R][
   for (int r = 0; r < R; r++) {
     const F32 x = all(x_scales[r]);
 #pragma GCC unroll 4
-    for (int v = 0; v < V; v++) c[r][v] = muladd(to_f32(sums[r][v]), mul(x, w[v]), c[r][v]);
+    for (int v = 0; v < V; v++) {
+      hold(sums[r][v]);  // else GCC copies all sums to registers of another type, and back, at every step of k
+      c[r][v] = muladd(to_f32(sums[r][v]), mul(x, w[v]), c[r][v]);
+    }
   }
   if (!p.mins) return;
   const float* x_factors = p.x_factors + index * p.x_stride;
@@ -116,8 +120,9 @@ WEFT_INLINE void add_block(const CodesProduct& p, int64_t index, I32 (&sums)[R][
   }
 }
 
-// R rows and V vectors of columns.
-template <class Kind, int R, int V>
+// R rows and V vectors of columns, in blocks of kBlock inputs. What a block does has no loop at run time: one that ends
+// after so few steps would be mispredicted too often.
+template <class Kind, int kBlock, int R, int V>
 static __attribute__((noinline)) void tile_codes(const CodesProduct& p) {
   F32 c[R][V];
 #pragma GCC unroll 6
@@ -127,7 +132,8 @@ static __attribute__((noinline)) void tile_codes(const CodesProduct& p) {
   }
   const char* b = p.b;
   const char* ahead = p.ahead;
-  for (int64_t k = 0, index = 0; k < p.k; k += p.block, index++) {
+  for (int64_t k = 0, index = 0; k < p.k; k += kBlock, index++) {
+    for (const char* end = ahead + p.ahead_step; ahead < end; ahead += 64) __builtin_prefetch(ahead, 0, 2);
     const int8_t* a = p.a + k / kSlab * p.slab_stride + k % kSlab;
     const int32_t* x_starts = p.x_starts + index * p.x_stride;
     I32 sums[R][V];
@@ -136,9 +142,8 @@ static __attribute__((noinline)) void tile_codes(const CodesProduct& p) {
 #pragma GCC unroll 4
       for (int v = 0; v < V; v++) sums[r][v] = all_i32(x_starts[r]);
     }
-    for (int64_t i = 0; i < p.block; i += Kind::kInputs) {
-      for (int64_t line = 0; line < p.ahead_step; line += 64) __builtin_prefetch(ahead + line, 0, 2);
-      ahead += p.ahead_step;
+#pragma GCC unroll 8
+    for (int i = 0; i < kBlock; i += Kind::kInputs) {
       Kind::template step<R, V>(sums, a + i, b);
       b += 4 * kPanel;
     }
@@ -154,7 +159,11 @@ static __attribute__((noinline)) void tile_codes(const CodesProduct& p) {
 template <class Kind, int R>
 static void tile_codes_of(int64_t rows, const CodesProduct& p) {
   if (rows == R) {
-    tile_codes<Kind, R, kTileVectors>(p);
+    if (p.block == kRowGroup) {
+      tile_codes<Kind, kRowGroup, R, kTileVectors>(p);
+    } else {
+      tile_codes<Kind, kRowGroup / 2, R, kTileVectors>(p);
+    }
   } else if constexpr (R > 1) {
     tile_codes_of<Kind, R - 1>(rows, p);
   }
@@ -163,10 +172,10 @@ static void tile_codes_of(int64_t rows, const CodesProduct& p) {
 // Rows are cut into passes as `pass_start` cuts them, of up to kCodeRows.
 WEFT_INLINE int64_t code_passes_of(int64_t rows) { return ceil_div(rows, kCodeRows); }
 
-// Bytes to ask for with each step of k, so that all `bytes` are there after all passes.
-template <class Kind>
-WEFT_INLINE int64_t ahead_step_of_codes(int64_t bytes, int64_t k, int64_t rows) {
-  return ceil_div(bytes, k / Kind::kInputs * code_passes_of(rows) * (kVectorsOfPanel / kTileVectors));
+// Bytes to ask for with each block, whole lines, so that all `bytes` are there after all passes.
+WEFT_INLINE int64_t ahead_step_of_codes(int64_t bytes, int64_t num_blocks, int64_t rows) {
+  const int64_t times = num_blocks * code_passes_of(rows) * (kVectorsOfPanel / kTileVectors);
+  return ceil_div(bytes, times * 64) * 64;
 }
 
 // The product with one panel, for any number of rows. `p.ahead` are `bytes_ahead` that are wanted next.
@@ -174,7 +183,9 @@ template <class Kind>
 static void multiply_codes(CodesProduct p, int64_t rows, int64_t bytes_ahead) {
   const CodesProduct whole = p;
   const int64_t passes = code_passes_of(rows);
-  p.ahead_step = ahead_step_of_codes<Kind>(bytes_ahead, p.k, rows);
+  const int64_t num_blocks = p.k / p.block;
+  const char* const end = p.ahead + bytes_ahead;
+  p.ahead_step = ahead_step_of_codes(bytes_ahead, num_blocks, rows);
   for (int v = 0; v < kVectorsOfPanel; v += kTileVectors) {
     p.b = whole.b + 4 * v * kLanes;
     p.scales = whole.scales + v * kLanes;
@@ -187,7 +198,8 @@ static void multiply_codes(CodesProduct p, int64_t rows, int64_t bytes_ahead) {
       p.x_factors = whole.x_factors + row;
       p.c = whole.c + row * p.c_stride + v * kLanes;
       tile_codes_of<Kind, kCodeRows>(rows * (pass + 1) / passes - row, p);
-      p.ahead += p.ahead_step * (p.k / Kind::kInputs);
+      p.ahead += p.ahead_step * num_blocks;
+      if (p.ahead >= end) p.ahead_step = 0;
     }
   }
 }

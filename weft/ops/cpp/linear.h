@@ -25,7 +25,8 @@ constexpr int64_t kLinearRows = 96;             // of a block at most: their sum
 constexpr int64_t kRowsAhead = 8;               // rows of y are far apart: ask for their lines before writing them
 constexpr int64_t kOwnActivations = 8 * 1024;   // up to so many inputs in all, each thread makes all rows ready itself
 constexpr int64_t kReadAsTheyAre = 2 * kTileRows;  // up to so many rows, panels are read as they are
-constexpr int64_t kFewCodeRows = 2 * kCodeRows;  // the same, for codes of four bits
+constexpr int64_t kLinearCodeRows = 256;         // with codes: their sums stay in registers through a piece
+constexpr int64_t kFewCodeRows = 4 * kCodeRows;  // up to so many rows, panels of four bits are read as they are
 constexpr int64_t kBlocksOfPiece = 64;          // of codes, for few rows
 constexpr int64_t kScaleBytes = kBlocksOfPiece * 2 * kPanel * 4;
 
@@ -62,7 +63,7 @@ static LinearCut cut_work(const LinearArgs& args, int64_t num_rows, int num_thre
   cut.num_units = ceil_div(cut.num_panels, cut.unit);
   cut.num_rows = num_rows;
   const int64_t rows_in_cache = kBlockBytes / (w.padded_in * bytes_of_activation(w));
-  const int64_t rows_of_block = least(most(rows_in_cache, 4 * kTileRows), kLinearRows);
+  const int64_t rows_of_block = least(most(rows_in_cache, 4 * kTileRows), has_codes(w) ? kLinearCodeRows : kLinearRows);
   const int64_t for_cache = ceil_div(num_rows, rows_of_block);
   const int64_t for_threads = least(ceil_div(4 * num_threads, cut.num_units), ceil_div(num_rows, 4 * kTileRows));
   cut.num_blocks = most(for_cache, for_threads);
