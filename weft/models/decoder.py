@@ -12,7 +12,7 @@ from weft.models.layers.attention import Attention, PagedAttention
 from weft.models.layers.embedding import Embedding
 from weft.models.layers.head import make_head
 from weft.models.layers.mlp import make_mlp
-from weft.models.layers.norm import LayerNorm, RmsNorm, make_norm
+from weft.models.layers.norm import CenteredNorm, RmsNorm, make_norm
 from weft.models.layers.rope import Rope
 from weft.models.layers.weight import Weights
 from weft.ops.protocol import Ops
@@ -24,8 +24,8 @@ class Block:
 
     def __init__(
         self,
-        pre: RmsNorm | LayerNorm | None,
-        post: RmsNorm | LayerNorm | None,
+        pre: RmsNorm | CenteredNorm | None,
+        post: RmsNorm | CenteredNorm | None,
         scale: float,
     ) -> None:
         self.pre = pre
@@ -64,7 +64,7 @@ class DecoderLayer:
         pre_norms = spec.norms is not NormPlace.POST
         post_norms = spec.norms in (NormPlace.POST, NormPlace.BOTH)
 
-        def norm(is_there: bool) -> RmsNorm | LayerNorm | None:
+        def norm(is_there: bool) -> RmsNorm | CenteredNorm | None:
             return make_norm(config, config.hidden_size, ops) if is_there else None
 
         scale = spec.residual_scale

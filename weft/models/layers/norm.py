@@ -7,8 +7,7 @@ from torch import Tensor
 from weft.config.decoder import NormKind
 from weft.config.model import ModelConfig
 from weft.models.layers.weight import Weights, vector
-from weft.ops.protocol import LayerNorm as LayerNormWeights
-from weft.ops.protocol import Norm, Ops
+from weft.ops.protocol import LayerNorm, Norm, Ops
 
 
 class RmsNorm:
@@ -35,7 +34,7 @@ class RmsNorm:
         yield vector(f"{prefix}.weight", self.norm.weight, plus=self._plus)
 
 
-class LayerNorm:
+class CenteredNorm:
     """(x - mean(x)) / deviation(x) * weight + bias, over the last dimension."""
 
     def __init__(
@@ -48,7 +47,7 @@ class LayerNorm:
     ) -> None:
         self._ops = ops
         self._has_bias = has_bias
-        self.norm = LayerNormWeights(ops.vector(size), ops.vector(size), eps)
+        self.norm = LayerNorm(ops.vector(size), ops.vector(size), eps)
         if not has_bias:
             self.norm.bias.zero_()
 
@@ -62,11 +61,11 @@ class LayerNorm:
             yield vector(f"{prefix}.bias", self.norm.bias)
 
 
-def make_norm(config: ModelConfig, size: int, ops: Ops) -> RmsNorm | LayerNorm:
+def make_norm(config: ModelConfig, size: int, ops: Ops) -> RmsNorm | CenteredNorm:
     """A norm of the decoder's kind."""
     kind = config.decoder.norm
     if kind.has_mean:
-        return LayerNorm(
+        return CenteredNorm(
             size,
             config.norm_eps,
             ops,
