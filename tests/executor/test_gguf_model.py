@@ -211,6 +211,14 @@ def test_tied_output_and_factors_of_rotation(tmp_path: Path) -> None:
     assert_same(loaded(folder), weights)
 
 
+@pytest.mark.parametrize("factors", [torch.ones(7), torch.zeros(8), torch.full((8,), torch.nan)])
+def test_factors_of_rotation_that_are_none_are_refused(tmp_path: Path, factors: Tensor) -> None:
+    tensors = stored(hf_weights())
+    tensors["rope_freqs.weight"] = plain(factors)
+    with pytest.raises(BadCheckpoint, match=r"rope_freqs\.weight has"):
+        described(write_gguf(tmp_path / "a.gguf", metadata(), tensors))
+
+
 def test_the_folder_is_made_once_for_each_state_of_a_file(tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "a.gguf", metadata(), stored(hf_weights()))
     folder = described(file)

@@ -97,6 +97,11 @@ def hf_config(model: GgufModel) -> dict[str, Any]:
                 f"{model.name}: {keys.full(key)} is {other}, but heads have {head_dim} values; "
                 "other values and partly rotated heads are not supported"
             )
+    if model.rope_factors and 2 * len(model.rope_factors) != head_dim:
+        raise BadCheckpoint(
+            f"{model.name}: rope_freqs.weight has {len(model.rope_factors)} values; "
+            f"heads of {head_dim} need {head_dim // 2}"
+        )
     found: dict[str, Any] = {
         "architectures": [ARCHITECTURES[keys.architecture]],
         "hidden_size": hidden_size,
