@@ -23,6 +23,7 @@ class Naming(NamedTuple):
     classifier: tuple[str, str]
 
 
+# BERT's checkpoints call the first projection of the classifier a pooler, inside of the base model.
 BERT = Naming("bert", ("bert.pooler", "dense"), ("", "classifier"))
 ROBERTA = Naming("roberta", ("classifier", "dense"), ("classifier", "out_proj"))
 
@@ -118,5 +119,6 @@ def roberta(config: ModelConfig, ops: EncoderOps) -> Bert:
 
 def _below(part: str, projection: Linear) -> Weights:
     """The weights of a projection; those of a part without a name have no dot before theirs."""
+    # `Linear.weights` writes a dot between prefix and name, and the prefix may be empty here.
     for weight in projection.weights(part):
         yield weight._replace(name=weight.name.lstrip("."))

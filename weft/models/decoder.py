@@ -42,6 +42,7 @@ class Block:
         """The residual stream x with the output y of f."""
         if self.post is not None:
             y = self.post(y)
+        # A plain sum: the product that makes y may add itself to x, without a pass of its own.
         if self._scale == 1:
             return x + y
         return x + self._scale * y
@@ -61,6 +62,7 @@ class DecoderLayer:
         self._names = config.decoder.names
         self._ops = ops
         self._is_parallel = spec.norms is NormPlace.PARALLEL
+        # Side by side, both parts read the same normed x: one norm serves both.
         pre_norms = spec.norms is not NormPlace.POST
         post_norms = spec.norms in (NormPlace.POST, NormPlace.BOTH)
 
@@ -137,6 +139,7 @@ class Decoder:
         return self._ops.computed(self.norm(hidden))
 
     def logits(self, hidden: Tensor) -> Tensor:
+        # The final norm runs here and not in `forward`, because only the last tokens need it.
         assert self.head is not None, "this model has neither logits nor labels"
         return self.head(self.norm(hidden))
 

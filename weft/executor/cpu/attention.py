@@ -58,7 +58,8 @@ class CppPaged:
         self._ops = ops
         self._context_length = context_length
         self._tables: dict[Rope, RotaryTable] = {}
-        self._batch: AttentionBatch | None = None  # `step` points to its arrays
+        # `step` and the caches hold plain addresses: these attributes keep the memory alive.
+        self._batch: AttentionBatch | None = None
         format = FORMATS[dtype]
         self._caches = [self._cache(layer, format) for layer in range(config.num_layers)]
 
@@ -125,6 +126,8 @@ class CppPaged:
         return cache
 
     def _rotate_by(self, rope: Rope, args: abi.RotaryStoreArgs) -> None:
+        # For all positions at once: a step then looks angles up instead of computing sines, and
+        # programs keep the address of the table.
         if rope not in self._tables:
             positions = torch.arange(self._context_length)
             self._tables[rope] = RotaryTable(*rope.at(positions), rope.query_scale(positions))

@@ -130,6 +130,7 @@ def find_kernels(spec: RunnerSpec) -> Library | None:
     try:
         return load("" if engine.kernels == "auto" else engine.kernels)
     except Unavailable as exc:
+        # A choice by name is a promise about speed; "auto" only wants an engine that starts.
         if engine.kernels != "auto":
             raise KernelsUnavailable(f"--kernels is {engine.kernels}, but {exc}") from exc
         log.warning(f"torch computes, several times slower than our own kernels would: {exc}")

@@ -50,6 +50,7 @@ class InlineCpuDevice:
         try:
             step.set_result(run(plan).result())
         except Exception as exc:
+            # As from another thread: the loop learns of a failed step where it takes its result.
             step.set_exception(exc)
         return step
 

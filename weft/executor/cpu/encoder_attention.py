@@ -60,6 +60,7 @@ class CppBidirectional:
             v=qkv[:, 2 * size :].data_ptr(),
             stride=qkv.stride(0),
         )
+        # One cache for each layer that is recorded: k and v lie in the layer's own buffer.
         self._caches.append(cache)
         recorder = self._ops.recorder
         out = recorder.buffer(size)

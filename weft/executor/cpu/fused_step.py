@@ -169,6 +169,7 @@ class CpuFusedSteps:
     def _make_room(self, num_tokens: int, num_sampling: int) -> None:
         """Have programs, and memory for their numbers, that are large enough."""
         body = self._model.body.for_rows(num_tokens)
+        # Programs grow when a step is larger than all before it: their addresses change then.
         if body is not self._body:
             self._body = body
             self._use_body(body)

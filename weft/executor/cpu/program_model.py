@@ -62,6 +62,7 @@ class GrowingProgram:
         before = self._recorded
         if before is not None and num_rows <= before.capacity:
             return before
+        # Doubling bounds the number of recordings by the logarithm of the largest step.
         capacity = FIRST_CAPACITY if before is None else 2 * before.capacity
         recorded = self._record(max(num_rows, capacity))
         self._recorded = recorded

@@ -96,6 +96,7 @@ class TritonPaged:
             step.out_slots,
         )
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        # Lengths of layouts are on the host, and fixed by the size of a graph: to ask is allowed.
         if len(step.tile_req):
             extend(q, kv, step, out, scale, window)
         if len(step.decode_req):
@@ -152,6 +153,8 @@ class RotaryStore:
         )
         heads_of_all = qkv.view(len(qkv), -1, self._head_dim)
         q = heads_of_all[:, : self._num_heads]
+        # Only models whose queries grow with the position need this pass, so the kernel has no such
+        # factor.
         q_scale = None
         if heads.rope is not None:
             q_scale = heads.rope.query_scale(positions)

@@ -99,6 +99,7 @@ def build_decoder(spec: RunnerSpec, gpu: Gpu) -> TorchRunner:
         )
         fill_weights(spec, model, gpu.device)
         pooler = make_pooler(spec, model, gpu.device)
+    # Graphs come after the weights: a capture runs the step and keeps the addresses of all tensors.
     graphs = None
     if spec.engine.cuda_graph:
         parts = GraphParts(model, kernels.attention, rows, stager)

@@ -47,6 +47,7 @@ class Cuda:
 
     def capture(self, work: Callable[[], T]) -> tuple[GpuGraph, T]:
         graph: Any = cuda.CUDAGraph()
+        # "thread_local": other threads may call CUDA meanwhile, such as one that pins memory.
         capturing = cuda.graph(
             graph,
             pool=self._pool,

@@ -51,6 +51,7 @@ class GpuDevice:
                 output = run(plan).moved(self._to_host)
                 return StepInFlight(output, self._gpu.record())
         except Exception as exc:
+            # The loop learns of a failed launch where it learns of a failed step: at the result.
             failed: Future[Result] = Future()
             failed.set_exception(exc)
             return failed
@@ -74,6 +75,7 @@ class GpuDevice:
                 self._gpu.synchronize()
 
     def _to_host(self, tensor: Tensor) -> Tensor:
+        # New memory each time, not a ring: results of several steps may wait to be read.
         target = self._gpu.pinned(tuple(tensor.shape), tensor.dtype)
         self._gpu.copy(target, tensor)
         return target

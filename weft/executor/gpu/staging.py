@@ -54,8 +54,10 @@ class H2DBuffer:
         turn = self._turn
         self._turn = (turn + 1) % RING
         copied = self._copied[turn]
+        # That copy is RING steps old, so this waits only if the host runs far ahead of the device.
         if copied is not None:
             copied.synchronize()
+        # A larger buffer may replace this one, since its last copy is through.
         if total > len(self._buffers[turn]):
             self._buffers[turn] = self._gpu.pinned((2 * total,), torch.int32)
         host = self._buffers[turn][:total]
@@ -140,6 +142,7 @@ def as_indices(
     skip: int = 0,
 ) -> list[Tensor]:
     """The arrays behind the first `skip` as int64, torch's type of indices, by one operation."""
+    # One conversion of the whole piece, then views: a launch for each array would cost more.
     begins, end = offsets(lens)
     return split(packed[begins[skip] : end].long(), lens[skip:])
 

@@ -66,7 +66,8 @@ class TorchPaged:
         self._head_counts = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
         self._head_dim = config.head_dim
         self._windows = [config.window(layer) for layer in range(config.num_layers)]
-        self._group_tokens = GROUP_BYTES // (keys[0].numel() * keys.element_size())
+        token_bytes = keys[0].numel() * keys.element_size()
+        self._group_tokens = GROUP_BYTES // token_bytes
         self._masks: dict[int, CausalMask] = {}  # by window
         for window in self._windows:
             self._masks[window] = CausalMask(window, keys.dtype, keys.device)
@@ -93,6 +94,7 @@ class TorchPaged:
         q, k, v = self._rotated(qkv, heads)
         keys = self._pool.k[layer]
         values = self._pool.v[layer]
+        # Stored before they are read: tokens of one prompt see each other through the cache.
         keys.index_copy_(0, self._slots, k.to(keys.dtype))
         values.index_copy_(0, self._slots, v.to(values.dtype))
         q = q.to(keys.dtype)
@@ -112,14 +114,15 @@ class TorchPaged:
             )
         causal = self._masks[window]
         for start, stop, slots in work.extends:
+            here = slice(start, stop)
             k = keys.index_select(0, slots)
             v = values.index_select(0, slots)
             _extend(
-                q[start:stop],
+                q[here],
                 k,
                 v,
                 causal,
-                out[start:stop],
+                out[here],
                 heads,
             )
         return out.flatten(1).to(qkv.dtype)
@@ -147,15 +150,19 @@ class TorchPaged:
         if window:
             first = np.maximum(stops - window, 0)
         lens = stops - first
+        # Neighbours in rising order differ least, so groups of them need least padding.
         order = np.argsort(lens, kind="stable")
         decodes = decodes[order]
         first = first[order]
         lens = lens[order]
-        tokens = (np.cumsum(batch.lens) - 1)[decodes]
+        last_tokens = np.cumsum(batch.lens) - 1
+        tokens = last_tokens[decodes]
         for begin, end in _cut(lens, self._group_tokens):
             here = slice(begin, end)
             offsets = np.arange(lens[end - 1])  # [L]
             inside = offsets < lens[here, None]  # [G, L]
+            # Padding repeats a slot of the request itself: V of another request may not be finite,
+            # and 0 times NaN is NaN.
             begins = first[here, None]
             columns = np.where(inside, begins + offsets, begins)
             mask = None
@@ -205,12 +212,15 @@ class CausalMask:
         """[num_queries, num_keys], a view"""
         if num_keys > self._mask.shape[1]:
             self._mask = self._make(2 * num_keys)
-        return self._mask[QUERY_BLOCK - num_queries :, self._mask.shape[1] - num_keys :]
+        first_row = QUERY_BLOCK - num_queries
+        first_column = self._mask.shape[1] - num_keys
+        return self._mask[first_row:, first_column:]
 
     def _make(self, num_keys: int) -> Tensor:
         device = self._mask.device
         queries = torch.arange(num_keys - QUERY_BLOCK, num_keys, device=device)[:, None]
-        distance = queries - torch.arange(num_keys, device=device)
+        keys = torch.arange(num_keys, device=device)
+        distance = queries - keys
         hidden = distance < 0
         if self._window:
             hidden |= distance >= self._window
@@ -251,7 +261,8 @@ def _lookup(
     columns: IntArray,
 ) -> Tensor:
     """The slots at table[rows, columns], in one row."""
-    places = rows.astype(np.int64) * batch.table.shape[1] + columns
+    context_length = batch.table.shape[1]
+    places = rows.astype(np.int64) * context_length + columns
     index = torch.from_numpy(places.ravel()).to(batch.table.device)
     return batch.table.view(-1)[index].long()
 
@@ -276,8 +287,9 @@ def _decode(
         num_heads // kv_heads,
         head_dim,
     )
-    k = k.view(num, -1, kv_heads, head_dim).transpose(1, 2)
-    v = v.view(num, -1, kv_heads, head_dim).transpose(1, 2)
+    shape = (num, -1, kv_heads, head_dim)
+    k = k.view(shape).transpose(1, 2)
+    v = v.view(shape).transpose(1, 2)
     out = _attend(
         grouped,
         k,
@@ -305,7 +317,8 @@ def _extend(
     v = v.transpose(0, 1)[None]
     for begin in range(0, num, QUERY_BLOCK):
         end = min(begin + QUERY_BLOCK, num)
-        seen = slice(mask.first_seen(num_cached + begin), num_cached + end)
+        first_seen = mask.first_seen(num_cached + begin)
+        seen = slice(first_seen, num_cached + end)
         block = _attend(
             q[:, :, begin:end],
             k[:, :, seen],

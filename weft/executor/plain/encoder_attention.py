@@ -70,6 +70,7 @@ class TorchBidirectional:
             )
             mask = None if inside is None else inside[:, None, None]
             attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2)
+            # Places of padding repeat the first token's: written, they would overwrite its output.
             if inside is None:
                 out[places] = attended
             else:

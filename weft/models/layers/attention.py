@@ -79,6 +79,7 @@ class Attention:
         q_size = config.num_heads * config.head_dim
         kv_size = config.num_kv_heads * config.head_dim
         sizes: tuple[int, ...] = (q_size, kv_size, kv_size)
+        # Some checkpoints hold queries, keys and values in one tensor: for us it is one projection.
         if len(names.qkv) == 1:
             sizes = (sum(sizes),)
         projections = dict(zip(names.qkv, sizes, strict=True))
@@ -109,6 +110,8 @@ class Attention:
         def norm(size: int) -> RmsNorm:
             return RmsNorm(size, config.norm_eps, ops, plus_one=plus_one)
 
+        # A norm over all heads together needs a whole row, so it runs before attention; attention
+        # itself does a norm over each head, in the pass in which it rotates.
         if self._norms_whole:
             self.q_norm = norm(q_size)
             self.k_norm = norm(kv_size)

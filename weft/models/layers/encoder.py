@@ -119,6 +119,7 @@ class EncoderLayer:
 
     def __call__(self, x: Tensor, attention: BidirectionalAttention) -> Tensor:
         """[T, hidden] -> [T, hidden]"""
+        # The sums stand where the kernels expect them: a product adds its output to x itself.
         x = self.out_norm(x + self._attend(x, attention))
         return self.down_norm(x + self._feed_forward(x))
 

@@ -53,6 +53,7 @@ def make_head(
     """The head that a decoder of this configuration has."""
     spec = config.decoder
     if config.pooling is not None:
+        # A model that makes vectors: its checkpoint may have no matrix for the vocabulary.
         num_labels = len(config.pooling.labels)
         if not num_labels:
             return None
@@ -62,6 +63,7 @@ def make_head(
             "score",
             ops,
         )
+    # `precise`: logits decide between tokens, so this matrix keeps more bits than the others.
     matrix = embedding.matrix
     if not config.tie_embeddings:
         matrix = ops.matrix(config.hidden_size, (config.vocab_size,), precise=True)

@@ -88,6 +88,8 @@ class GatedLinear(Projections):
         *,
         activation: str = "silu",
     ) -> None:
+        # Two parts also where a checkpoint has one tensor: the kernel reads gate and up of the same
+        # output together, so the matrix has to know which is which.
         super().__init__(
             in_size,
             dict.fromkeys(GATE_UP, size),
@@ -138,6 +140,7 @@ def _stacked(name: str, matrix: Matrix, in_size: int) -> Weight:
         start: int = 0,
         scales: Tensor | None = None,
     ) -> None:
+        # A piece of the tensor may end in the midst of a part, or hold rows of two.
         for part, first, last in pieces(start, start + len(content)):
             rows = here(part, first, last, start)
             matrix.put(
@@ -182,6 +185,7 @@ def _bias(
         start: int = 0,
         scales: Tensor | None = None,
     ) -> None:
+        # Checkpoints quantise matrices only, and a loader cuts only matrices into pieces.
         assert start == 0
         assert scales is None
         matrix.put_bias(part, content)

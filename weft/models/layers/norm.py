@@ -48,6 +48,7 @@ class CenteredNorm:
         self._ops = ops
         self._has_bias = has_bias
         self.norm = LayerNorm(ops.vector(size), ops.vector(size), eps)
+        # The kernels always add a bias; without one in the checkpoint, they add zeros.
         if not has_bias:
             self.norm.bias.zero_()
 

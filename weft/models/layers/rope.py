@@ -26,6 +26,7 @@ class Rope:
     """The angles that rotate queries and keys."""
 
     def __init__(self, rope: RopeConfig, config: ModelConfig) -> None:
+        # The length that is served decides, because longrope has factors for short contexts.
         context_length = config.context_length or config.max_position
         # [rotary_dim / 2]
         self._inv_freq = inverse_frequencies(rope, config.head_dim, context_length)
@@ -37,6 +38,7 @@ class Rope:
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """positions [T] -> cos and sin, float32 [T, rotary_dim / 2]"""
+        # Made on the CPU, because the device is not known before; moved once, at the first step.
         self._inv_freq = self._inv_freq.to(positions.device)
         return rotary_angles(positions, self._inv_freq, self._scale)
 
@@ -47,6 +49,7 @@ class Rope:
 
     def rotate(self, q: Tensor, k: Tensor, tables: RotaryTables) -> tuple[Tensor, Tensor]:
         """q and k [T, heads, D], rotated; in torch, and in halves where pairs were side by side."""
+        # The order of values within a head changes no score, as long as q and k share it.
         if self.side_by_side:
             q = in_halves(q, self.rotary_dim)
             k = in_halves(k, self.rotary_dim)
@@ -90,6 +93,8 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int, context_length: int = 0
 def _llama3(rope: RopeConfig, plain: Tensor) -> Tensor:
     """Long waves are stretched, short ones kept, those between mixed. Source: the Llama 3.1
     reference code."""
+    # A pair that turns often within the trained length tells near tokens apart, and must not be
+    # stretched; one that turns less than once would meet angles that training never had.
     waves = rope.original_max_position * plain / (2 * math.pi)  # in the length trained for
     kept = (waves - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
     return torch.lerp(plain / rope.factor, plain, kept.clamp(0, 1))

@@ -114,7 +114,8 @@ class Fair(Policy):
         self.displacement = self
         self.follower = self
         num_rows = len(context.columns.seq_len)
-        self._tenants = Tenants(context.settings.tenant_shares)
+        shares = context.settings.tenant_shares
+        self._tenants = Tenants(shares)
         self._waiting: set[int] = set()  # arrivals of requests that have not run under this policy
         self._floor = 0.0  # the least counter of tenants that wait, as of the last look
         self._since_due = 0  # admissions since the last of the tenant whose turn it was
