@@ -70,6 +70,8 @@ CASES = {
     "qwen3-mean": Case("Qwen3Model", {}, "mean"),
     "qwen3-labels": Case("Qwen3ForSequenceClassification", {"num_labels": 4}),
     "llama-score": Case("LlamaForSequenceClassification", {"num_labels": 1}),
+    "gemma2-labels": Case("Gemma2ForSequenceClassification", {"num_labels": 3, "head_dim": 16}),
+    "glm4-mean": Case("Glm4Model", {}, "mean"),
 }
 ENCODERS = [name for name in CASES if "ert" in name]
 

@@ -10,7 +10,16 @@ import torch
 from torch import Tensor
 
 from tests.executor.driver import MODEL, ints
-from weft.config.decoder import AttentionSpec, DecoderSpec, LayerSpec, QkNorm
+from weft.config.decoder import (
+    AttentionSpec,
+    DecoderSpec,
+    LayerSpec,
+    MlpSpec,
+    NormKind,
+    NormPlace,
+    QkNorm,
+    RopeConfig,
+)
 from weft.config.model import ModelConfig
 from weft.executor.backend import AttentionBackend, AttentionBatch, DeviceLayout
 from weft.executor.gpu.attention import TritonPaged
@@ -34,6 +43,37 @@ QWEN = replace(
     hidden_size=48,
     decoder=DecoderSpec(layers=(LayerSpec(attention=SLIDING), LayerSpec(attention=FULL))),
 )
+GELU = MlpSpec(activation="gelu_pytorch_tanh")
+TURNED = RopeConfig(share=0.5, side_by_side=True, query_growth=0.3, original_max_position=8)
+BOTH = LayerSpec(
+    attention=AttentionSpec(rope=TURNED, scale=0.3),
+    mlp=GELU,
+    norms=NormPlace.BOTH,
+)
+POST = LayerSpec(
+    attention=AttentionSpec(rope=None, qk_norm=QkNorm.WHOLE, window=4),
+    norms=NormPlace.POST,
+)
+PARALLEL = LayerSpec(
+    attention=AttentionSpec(rope=RopeConfig(side_by_side=True)),
+    mlp=MlpSpec(activation="relu2", is_gated=False, bias=True),
+    norms=NormPlace.PARALLEL,
+    residual_scale=0.4,
+)
+DECODERS = {
+    "norms of heads, biases, and a window in one layer of two": QWEN.decoder,
+    "norms of outputs, heads that turn in part, a layer without positions": DecoderSpec(
+        layers=(BOTH, POST),
+        norm=NormKind.RMS_PLUS_ONE,
+        embedding_scale=3.0,
+        logit_cap=2.0,
+    ),
+    "norms with a mean, blocks side by side": DecoderSpec(
+        layers=(PARALLEL,),
+        norm=NormKind.LAYER_BIAS,
+        logit_scale=0.5,
+    ),
+}
 STEPS = [  # requests: row, tokens in the cache, tokens to run
     [(0, 0, 9), (2, 0, 1)],
     [(0, 9, 1), (2, 1, 5), (1, 0, 11)],
@@ -71,14 +111,23 @@ def run(
 
 
 @pytest.mark.parametrize("laid_out", [False, True])
+@pytest.mark.parametrize("decoder", DECODERS.values(), ids=list(DECODERS))
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")  # of what stands in padding
-def test_a_model_computes_what_it_computes_in_torch(laid_out: bool) -> None:
-    """With norms of heads, biases, and a window in one layer of two."""
-    pools = [KVPool(QWEN, SLOTS, CPU, torch.float32) for _ in "ab"]
-    ours = run(QWEN, TritonOps(torch.float32, CPU), TritonPaged(QWEN, pools[0], CONTEXT), laid_out)
-    twin = run(QWEN, PlainOps(torch.float32, CPU), TorchPaged(QWEN, pools[1]))
+def test_a_model_computes_what_it_computes_in_torch(decoder: DecoderSpec, laid_out: bool) -> None:
+    config = replace(QWEN, decoder=decoder)
+    pools = [KVPool(config, SLOTS, CPU, torch.float32) for _ in "ab"]
+    paged = TritonPaged(config, pools[0], CONTEXT)
+    ours = run(config, TritonOps(torch.float32, CPU), paged, laid_out)
+    twin = run(config, PlainOps(torch.float32, CPU), TorchPaged(config, pools[1]))
     for got, want in zip(ours, twin, strict=True):
         torch.testing.assert_close(got, want, rtol=0, atol=2e-5)
+
+
+def test_a_cap_of_scores_is_refused() -> None:
+    capped = LayerSpec(attention=AttentionSpec(score_cap=50.0))
+    config = replace(MODEL, decoder=DecoderSpec(layers=(capped,)))
+    with pytest.raises(ValueError, match="do not cap scores"):
+        TritonPaged(config, KVPool(config, SLOTS, CPU, torch.float32), CONTEXT)
 
 
 def test_kv_in_a_type_that_is_not_read_is_refused() -> None:

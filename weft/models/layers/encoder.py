@@ -10,9 +10,9 @@ from torch import Tensor
 from weft.config.model import ModelConfig
 from weft.models.layers.embedding import Embedding
 from weft.models.layers.linear import Linear
-from weft.models.layers.weight import Weights, vector
+from weft.models.layers.norm import CenteredNorm
+from weft.models.layers.weight import Weights
 from weft.ops.encoder import EncoderOps, Tables
-from weft.ops.protocol import LayerNorm
 
 
 class BidirectionalAttention(Protocol):
@@ -24,24 +24,13 @@ class BidirectionalAttention(Protocol):
         ...
 
 
-class EncoderNorm:
-    """Layer normalisation, with a mean and a bias."""
-
-    def __init__(self, config: ModelConfig, ops: EncoderOps) -> None:
-        self._ops = ops
-        self.norm = LayerNorm(
-            weight=ops.vector(config.hidden_size),
-            bias=ops.vector(config.hidden_size),
-            eps=config.norm_eps,
-        )
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """[T, hidden] -> [T, hidden]"""
-        return self._ops.layer_norm(x, self.norm)
-
-    def weights(self, prefix: str) -> Weights:
-        yield vector(f"{prefix}.weight", self.norm.weight)
-        yield vector(f"{prefix}.bias", self.norm.bias)
+def encoder_norm(config: ModelConfig, ops: EncoderOps) -> CenteredNorm:
+    return CenteredNorm(
+        config.hidden_size,
+        config.norm_eps,
+        ops,
+        has_bias=True,
+    )
 
 
 class Embeddings:
@@ -52,7 +41,7 @@ class Embeddings:
         self.words = Embedding(config.vocab_size, config.hidden_size, ops)
         self.positions = Embedding(config.num_positions, config.hidden_size, ops)
         self.types = Embedding(config.num_token_types, config.hidden_size, ops)
-        self.norm = EncoderNorm(config, ops)
+        self.norm = encoder_norm(config, ops)
         self._tables = Tables(
             words=self.words.matrix,
             kinds=self.types.matrix,
@@ -102,7 +91,7 @@ class EncoderLayer:
             True,
             ops,
         )
-        self.out_norm = EncoderNorm(config, ops)
+        self.out_norm = encoder_norm(config, ops)
         self.up = Linear(
             hidden,
             {"dense": inner},
@@ -115,7 +104,7 @@ class EncoderLayer:
             True,
             ops,
         )
-        self.down_norm = EncoderNorm(config, ops)
+        self.down_norm = encoder_norm(config, ops)
 
     def __call__(self, x: Tensor, attention: BidirectionalAttention) -> Tensor:
         """[T, hidden] -> [T, hidden]"""
