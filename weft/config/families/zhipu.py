@@ -41,7 +41,6 @@ def _glm4(config: Config) -> DecoderSpec:
 _DEFAULTS = {
     "head_dim": 128,
     "partial_rotary_factor": 0.5,
-    "eos_token_id": [151_329, 151_336, 151_338],
 }
 FAMILIES = {
     "Glm": Family(read=_glm, defaults=_DEFAULTS),

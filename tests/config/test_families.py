@@ -1,0 +1,142 @@
+"""What files of different ages and makers mean, and what is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from weft.config.decoder import AttentionSpec, NormPlace, RopeConfig
+from weft.config.model import ModelConfig, UnsupportedModel
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 1000,
+    "hidden_size": 64,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "intermediate_size": 96,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-5,
+    "layer_norm_eps": 1e-5,
+}
+
+
+def read(architecture: str, **changes: Any) -> ModelConfig:
+    config = {**SHAPE, "architectures": [architecture], **changes}
+    return ModelConfig.from_hf(config, "test")
+
+
+def attention(config: ModelConfig, layer: int = 0) -> AttentionSpec:
+    return config.decoder.layer(layer).attention
+
+
+def rope(config: ModelConfig, layer: int = 0) -> RopeConfig:
+    found = attention(config, layer).rope
+    assert found is not None
+    return found
+
+
+def test_the_first_files_of_gemma_3_say_little() -> None:
+    text = {
+        "hidden_size": 2560,
+        "intermediate_size": 10_240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 7,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    }
+    outer = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text}
+    config = ModelConfig.from_hf({**outer, "torch_dtype": "bfloat16"}, "test")
+    assert (config.num_heads, config.num_kv_heads, config.head_dim) == (8, 4, 256)
+    assert (config.vocab_size, config.tie_embeddings, config.dtype) == (262_208, True, "bfloat16")
+    assert [config.window(layer) for layer in range(7)] == [1024] * 5 + [0, 1024]
+    assert rope(config, 0) == RopeConfig(theta=10_000.0)
+    assert rope(config, 5) == RopeConfig(theta=1e6, scaling="linear", factor=8.0)
+    assert config.decoder.layer(0).norms is NormPlace.BOTH
+
+
+def test_scaling_of_olmo_3_is_that_of_layers_that_see_everything() -> None:
+    scaling = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 512}
+    config = read("Olmo3ForCausalLM", rope_theta=5e5, rope_scaling=scaling)
+    assert [config.window(layer) for layer in range(4)] == [4096, 4096, 4096, 0]
+    assert rope(config, 0) == RopeConfig(theta=5e5)
+    assert rope(config, 3).scaling == "yarn"
+    assert config.max_position == 4096
+
+
+def test_only_layers_with_a_window_rotate_in_exaone_4_and_command_r7b() -> None:
+    exaone = read("Exaone4ForCausalLM", sliding_window=16, sliding_window_pattern="LLG")
+    cohere = read("Cohere2ForCausalLM", sliding_window=16, sliding_window_pattern=3)
+    for config in (exaone, cohere):
+        assert [config.window(layer) for layer in range(6)] == [16, 16, 0, 16, 16, 0]
+        assert [attention(config, layer).rope is None for layer in (0, 2)] == [False, True]
+
+
+def test_every_fourth_layer_of_smollm3_does_not_rotate() -> None:
+    config = read("SmolLM3ForCausalLM")
+    unrotated = [attention(config, layer).rope is None for layer in range(6)]
+    assert unrotated == [False, False, False, True, False, False]
+
+
+def test_half_of_a_head_turns_where_glm_says_nothing() -> None:
+    config = read("Glm4ForCausalLM", head_dim=16)
+    assert (rope(config).share, rope(config).side_by_side) == (0.5, True)
+
+
+def test_the_first_files_of_phi_3_call_longrope_su() -> None:
+    factors = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
+    changes = {"original_max_position_embeddings": 512}
+    config = read("Phi3ForCausalLM", rope_scaling={"type": "su", **factors}, **changes)
+    assert (rope(config).scaling, rope(config).original_max_position) == ("longrope", 512)
+    assert rope(config).attention_factor == pytest.approx((1 + 2 / 9) ** 0.5)
+
+
+def test_vision_models_of_qwen_rotate_text_as_others() -> None:
+    mrope = {"type": "mrope", "mrope_section": [4, 2, 2]}
+    config = read("Qwen2_5_VLForConditionalGeneration", rope_theta=1e6, rope_scaling=mrope)
+    assert rope(config) == RopeConfig(theta=1e6)
+    assert attention(config).qkv_bias
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "message"),
+    [
+        (
+            "MinistralForCausalLM",
+            {"layer_types": ["chunked_attention"] * 6},
+            "layer_types has 'chunked_attention'; only 'full_attention'",
+        ),
+        ("Olmo3ForCausalLM", {"layer_types": ["full_attention"]}, "1 layers of 6"),
+        (
+            "GraniteMoeHybridForCausalLM",
+            {
+                "num_local_experts": 0,
+                "shared_intermediate_size": 96,
+                "layer_types": ["mamba", "attention"],
+            },
+            "layer_types has 'mamba'; of Granite 4 only",
+        ),
+        (
+            "GraniteMoeHybridForCausalLM",
+            {"num_local_experts": 64, "shared_intermediate_size": 96},
+            "num_local_experts is 64; only 0 is supported",
+        ),
+        ("CohereForCausalLM", {"use_qk_norm": True}, "use_qk_norm is True; only False"),
+        ("StableLmForCausalLM", {"qk_layernorm": True}, "qk_layernorm is True"),
+        ("Gemma3ForCausalLM", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50"),
+        ("Gemma3nForCausalLM", {}, r"\['Gemma3nForCausalLM'\] is not supported; supported are"),
+        ("Phi3ForCausalLM", {"rope_scaling": {"type": "longrope"}}, "no 'long_factor'"),
+        (
+            "Phi3ForCausalLM",
+            {"rope_scaling": {"type": "longrope", "long_factor": [1.0]}},
+            "long_factor must hold 8 numbers",
+        ),
+        ("ArceeForCausalLM", {"hidden_act": "silu"}, "hidden_act is 'silu'; only 'relu2'"),
+        ("GlmForCausalLM", {"partial_rotary_factor": 1.5}, "it must be more than 0"),
+    ],
+)
+def test_what_is_not_read_is_refused_by_name(
+    architecture: str, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UnsupportedModel, match=message):
+        read(architecture, **changes)
