@@ -117,6 +117,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "ernie4.5": ("Ernie4_5", {"head_dim": 32}),
     "helium": ("Helium", {"head_dim": 16}),
     "arcee": ("Arcee", {"mlp_bias": True}),
+    "nemotron": ("Nemotron", {"head_dim": 16, "rope_parameters": PARTIAL}),
     "stablelm": ("StableLm", {"use_qkv_bias": True, "rope_parameters": PARTIAL}),
     "stablelm-parallel": (
         "StableLm",

@@ -42,10 +42,11 @@ class NormKind(Enum):
     RMS_PLUS_ONE = "x / rms(x) * (1 + weight)"
     LAYER = "(x - mean) / deviation * weight"
     LAYER_BIAS = "(x - mean) / deviation * weight + bias"
+    LAYER_PLUS_ONE_BIAS = "(x - mean) / deviation * (1 + weight) + bias"
 
     @property
     def has_mean(self) -> bool:
-        return self in (NormKind.LAYER, NormKind.LAYER_BIAS)
+        return self in (NormKind.LAYER, NormKind.LAYER_BIAS, NormKind.LAYER_PLUS_ONE_BIAS)
 
 
 class NormPlace(Enum):

@@ -1,5 +1,6 @@
 """Makers of one family each: Hugging Face (SmolLM3), LG (EXAONE 4), BigCode (StarCoder 2),
-ByteDance (Seed-OSS), Baidu (ERNIE 4.5), Arcee, Kyutai (Helium), Stability (StableLM)."""
+ByteDance (Seed-OSS), Baidu (ERNIE 4.5), Arcee, NVIDIA (Nemotron), Kyutai (Helium),
+Stability (StableLM)."""
 
 from __future__ import annotations
 
@@ -165,6 +166,27 @@ def _stablelm(config: Config) -> DecoderSpec:
     return DecoderSpec(layers=(layer,), norm=NormKind.LAYER_BIAS)
 
 
+def _nemotron(config: Config) -> DecoderSpec:
+    bias = flag(config, "attention_bias")
+    layer = LayerSpec(
+        attention=AttentionSpec(
+            rope=read_rope(config, is_partial=True),
+            qkv_bias=bias,
+            out_bias=bias,
+        ),
+        mlp=MlpSpec(
+            activation=activation(config, ("relu2",)),
+            is_gated=False,
+            bias=flag(config, "mlp_bias"),
+        ),
+    )
+    return DecoderSpec(
+        layers=(layer,),
+        norm=NormKind.LAYER_PLUS_ONE_BIAS,
+        names=TensorNames(gate_up=("up_proj",)),
+    )
+
+
 FAMILIES = {
     "SmolLM3": Family(read=_smollm3, defaults={"tie_word_embeddings": True}),
     "Exaone4": Family(read=_exaone4),
@@ -177,6 +199,11 @@ FAMILIES = {
     "Ernie4_5": Family(read=_ernie, defaults={"head_dim": 128, "tie_word_embeddings": True}),
     "Helium": Family(read=_helium, defaults={"head_dim": 128}),
     "Arcee": Family(read=_arcee),
+    "Nemotron": Family(
+        read=_nemotron,
+        defaults={"partial_rotary_factor": 0.5},
+        norm_eps_key="norm_eps",
+    ),
     "StableLm": Family(
         read=_stablelm,
         defaults={"partial_rotary_factor": 0.25},

@@ -44,9 +44,11 @@ class CenteredNorm:
         ops: Ops,
         *,
         has_bias: bool,
+        plus_one: bool = False,
     ) -> None:
         self._ops = ops
         self._has_bias = has_bias
+        self._plus = 1.0 if plus_one else 0.0
         self.norm = LayerNorm(ops.vector(size), ops.vector(size), eps)
         # The kernels always add a bias; without one in the checkpoint, they add zeros.
         if not has_bias:
@@ -57,7 +59,7 @@ class CenteredNorm:
         return self._ops.layer_norm(x, self.norm)
 
     def weights(self, prefix: str) -> Weights:
-        yield vector(f"{prefix}.weight", self.norm.weight)
+        yield vector(f"{prefix}.weight", self.norm.weight, plus=self._plus)
         if self._has_bias:
             yield vector(f"{prefix}.bias", self.norm.bias)
 
@@ -70,7 +72,8 @@ def make_norm(config: ModelConfig, size: int, ops: Ops) -> RmsNorm | CenteredNor
             size,
             config.norm_eps,
             ops,
-            has_bias=kind is NormKind.LAYER_BIAS,
+            has_bias=kind is not NormKind.LAYER,
+            plus_one=kind is NormKind.LAYER_PLUS_ONE_BIAS,
         )
     return RmsNorm(
         size,
