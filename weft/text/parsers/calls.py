@@ -9,8 +9,6 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-
 from weft.text.parsers.events import CallArguments, CallBegin
 from weft.text.parsers.json_scan import JsonScanner
 from weft.text.parsers.stream import MAX_HELD, Reading, Stream
@@ -135,6 +133,9 @@ def escaped(text: str) -> str:
 
 def decoded(text: str) -> Any:
     """The value of a JSON text; None if it has none."""
+    # Not at the top: the help of the command line names the formats, and needs no decoder.
+    import msgspec
+
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
