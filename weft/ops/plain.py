@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import cast
 
@@ -270,10 +271,9 @@ class CodedMatrix(PlainMatrix):
         return rows.dequantized().to(self._dtype)
 
 
-class PlainOps:
-    """Activations have the type of the weights. `format`: int8, int4 or fp8 to quantise weights, ""
-    to keep them as they are. With these the inputs of products are rounded to eight bits, too: in
-    groups for codes, row by row for fp8."""
+class TorchWeights(ABC):
+    """The vectors and matrices of a model, each in the kind that a subclass makes. `format` of the
+    matrices: int8, int4 or fp8, or "" for the type of the model."""
 
     def __init__(
         self,
@@ -295,11 +295,8 @@ class PlainOps:
         return tensors
 
     def vector(self, size: int, *, exact: bool = False) -> Tensor:
-        values = torch.empty(
-            size,
-            dtype=torch.float32 if exact else self._dtype,
-            device=self._device,
-        )
+        dtype = torch.float32 if exact else self._dtype
+        values = torch.empty(size, dtype=dtype, device=self._device)
         self._vectors.append(values)
         return values
 
@@ -312,11 +309,43 @@ class PlainOps:
         gated: bool = False,
         precise: bool = False,
     ) -> Matrix:
-        matrix = self._matrix(
-            in_size, sizes, bias, "int8" if precise and self._format else self._format
-        )
+        format = "int8" if precise and self._format else self._format
+        matrix = self._matrix(in_size, sizes, bias, format)
         self._matrices.append(matrix)
         return matrix
+
+    @abstractmethod
+    def _matrix(
+        self,
+        in_size: int,
+        sizes: tuple[int, ...],
+        bias: bool,
+        format: str,
+    ) -> PlainMatrix: ...
+
+
+def embedded(
+    table: PlainMatrix,
+    tokens: Tensor,
+    vectors: Tensor | None,
+    scale: float,
+) -> Tensor:
+    """`Ops.embed` by a table that torch reads."""
+    # A token below 0 looks up row 0, which its vector then replaces.
+    rows = table.rows(tokens if vectors is None else tokens.clamp(min=0))
+    if scale != 1:
+        rows = rows * scale
+    if vectors is None:
+        return rows
+    index = (-1 - tokens).clamp(min=0)
+    is_vector = (tokens < 0)[:, None]
+    return torch.where(is_vector, vectors[index].to(rows.dtype), rows)
+
+
+class PlainOps(TorchWeights):
+    """Activations have the type of the weights. `format`: int8, int4 or fp8 to quantise weights, ""
+    to keep them as they are. With these the inputs of products are rounded to eight bits, too: in
+    groups for codes, row by row for fp8."""
 
     def embed(
         self,
@@ -325,15 +354,7 @@ class PlainOps:
         vectors: Tensor | None = None,
         scale: float = 1.0,
     ) -> Tensor:
-        # A token below 0 looks up row 0, which its vector then replaces.
-        rows = _plain(table).rows(tokens if vectors is None else tokens.clamp(min=0))
-        if scale != 1:
-            rows = rows * scale
-        if vectors is None:
-            return rows
-        index = (-1 - tokens).clamp(min=0)
-        is_vector = (tokens < 0)[:, None]
-        return torch.where(is_vector, vectors[index].to(rows.dtype), rows)
+        return embedded(_plain(table), tokens, vectors, scale)
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         return rms_norm(x, *norm)

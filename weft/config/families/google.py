@@ -70,13 +70,7 @@ def _gemma2(config: Config) -> DecoderSpec:
     )
     sliding = replace(full, attention=replace(full.attention, window=window(config)))
     kinds = layer_types(config, every(2))
-    return DecoderSpec(
-        layers=tuple(sliding if kind == SLIDING else full for kind in kinds),
-        norm=NormKind.RMS_PLUS_ONE,
-        names=TensorNames(mlp_norm="pre_feedforward_layernorm"),
-        embedding_scale=math.sqrt(size(config, "hidden_size")),
-        logit_cap=number(config, "final_logit_softcapping", 0.0, low=0.0),
-    )
+    return _with_two_norms(config, tuple(sliding if kind == SLIDING else full for kind in kinds))
 
 
 def _gemma3(config: Config) -> DecoderSpec:
@@ -102,8 +96,13 @@ def _gemma3(config: Config) -> DecoderSpec:
         return replace(layer, attention=attention)
 
     kinds = layer_types(config, every(get(config, "sliding_window_pattern", int, 6)))
+    return _with_two_norms(config, tuple(map(of, kinds)))
+
+
+def _with_two_norms(config: Config, layers: tuple[LayerSpec, ...]) -> DecoderSpec:
+    """Gemma 2 and 3: a norm before and behind each part of a layer, and a cap of logits."""
     return DecoderSpec(
-        layers=tuple(map(of, kinds)),
+        layers=layers,
         norm=NormKind.RMS_PLUS_ONE,
         names=TensorNames(mlp_norm="pre_feedforward_layernorm"),
         embedding_scale=math.sqrt(size(config, "hidden_size")),

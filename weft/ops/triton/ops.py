@@ -18,7 +18,13 @@ from torch import Tensor
 from weft.ops.elementwise import ACTIVATIONS, gate_and_mul, scaled_logits
 from weft.ops.fusion import Normed, Product, Source, Value, source_of, tensor_of
 from weft.ops.fusion import activation as activation_of
-from weft.ops.plain import CodedMatrix, PlainMatrix, QuantizedMatrix
+from weft.ops.plain import (
+    CodedMatrix,
+    PlainMatrix,
+    QuantizedMatrix,
+    TorchWeights,
+    embedded,
+)
 from weft.ops.protocol import LayerNorm, Matrix, Norm
 from weft.ops.quantize import FP8
 from weft.ops.triton.elementwise import quantize_rows, rms_norm, scaled, silu_and_mul
@@ -28,7 +34,7 @@ STEP = 16
 LEAST_ROWS = 32  # torch's product of int8 wants more than 16 on a GPU
 
 
-class TritonOps:
+class TritonOps(TorchWeights):
     """Activations have the type of the model.
 
     `format` of the weights: "" as they are, fp8, int8, or int4, which is widened at each use and so
@@ -46,40 +52,9 @@ class TritonOps:
             raise ValueError(
                 f"weights cannot be kept in {format}; they can in {', '.join(FORMATS[1:])}"
             )
-        self._dtype = dtype
-        self._device = device
-        self._format = format
+        super().__init__(dtype, device, format)
         self._one = torch.ones(1, 1, device=device)  # a scale
         self._scales_rows = _scales_rows(device)
-        self._vectors: list[Tensor] = []
-        self._matrices: list[PlainMatrix] = []
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        tensors = list(self._vectors)
-        for matrix in self._matrices:
-            tensors += matrix.tensors
-        return tensors
-
-    def vector(self, size: int, *, exact: bool = False) -> Tensor:
-        dtype = torch.float32 if exact else self._dtype
-        values = torch.empty(size, dtype=dtype, device=self._device)
-        self._vectors.append(values)
-        return values
-
-    def matrix(
-        self,
-        in_size: int,
-        sizes: tuple[int, ...],
-        *,
-        bias: bool = False,
-        gated: bool = False,
-        precise: bool = False,
-    ) -> Matrix:
-        format = "int8" if precise and self._format else self._format
-        matrix = self._matrix(in_size, sizes, bias, format)
-        self._matrices.append(matrix)
-        return matrix
 
     def embed(
         self,
@@ -88,13 +63,7 @@ class TritonOps:
         vectors: Tensor | None = None,
         scale: float = 1.0,
     ) -> Tensor:
-        rows = _ours(table).rows(tokens if vectors is None else tokens.clamp(min=0))
-        if scale != 1:
-            rows = rows * scale
-        if vectors is None:
-            return activation_of(Value(rows))
-        replaced = vectors[(-1 - tokens).clamp(min=0)].to(rows.dtype)
-        return activation_of(Value(torch.where((tokens < 0)[:, None], replaced, rows)))
+        return activation_of(Value(embedded(_ours(table), tokens, vectors, scale)))
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         return activation_of(Normed(x, norm, _norm))
